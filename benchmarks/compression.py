@@ -6,13 +6,11 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rxloop.context.composition import ChainedCompressor
-from rxloop.context.compressing import Compression, LastCut
+from rxloop.context.compression import Compression, LastCut
+from rxloop.context.compressors import ChainedCompressor, SlidingWindowCompressor, TokenBudgetCompressor
 from rxloop.context.semantic import SemanticCompressor
-from rxloop.context.sliding_window import SlidingWindowCompressor
-from rxloop.context.token_budget import TokenBudgetCompressor
+from rxloop.pipeline.interfaces import Compressor
 from rxloop.pipeline.requests import ToolDefinition
-from rxloop.pipeline.seams import Compressor
 from rxloop.protocol.messages import Message, ToolCall
 
 Chat = dict[str, Any]

@@ -14,8 +14,8 @@ from reactivex import Observable
 from rxloop import Agent, ContentCompleteEvent, ContentDeltaEvent, Event, Limits, MemoryEventLog, op, tool
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.protocol.messages import ToolCall
-from rxloop.providers.reading._text import text_delta
-from rxloop.stream.bridges import Push, from_task
+from rxloop.providers.codecs.text import text_delta
+from rxloop.stream.sources import Push, from_task
 
 ROUNDS, TOKENS, CALLS = 9, (2_000, 12_000), (20, 120)
 

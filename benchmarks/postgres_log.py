@@ -107,7 +107,7 @@ async def read(log: PostgresEventLog, prefix: str, followed: int) -> None:
             elif isinstance(event, CustomEvent):
                 waited.append((time.monotonic() - event.data["at"]) * 1_000)
 
-    await log.runs(limit=1)
+    await log.list_runs(limit=1)
     spare_loaded()
     readers = [asyncio.create_task(reader(number)) for number in range(READERS)]
     await all_here.wait()

@@ -15,21 +15,21 @@ from typing import TYPE_CHECKING
 from rxloop import Message, ToolCall
 from rxloop.pipeline.requests import ModelRequest, ToolDefinition
 from rxloop.providers import PRESETS
-from rxloop.providers.anthropic._wire import MessagesWire
-from rxloop.providers.chat._wire import ChatWire
-from rxloop.providers.google._wire import GeminiWire
-from rxloop.providers.responses._wire import ResponsesWire
+from rxloop.providers.codecs.anthropic import AnthropicCodec
+from rxloop.providers.codecs.chat import ChatCodec
+from rxloop.providers.codecs.gemini import GeminiCodec
+from rxloop.providers.codecs.responses import ResponsesCodec
 from rxloop.state.history import History
 
 if TYPE_CHECKING:
-    from rxloop.providers.wire import MakesWire
+    from rxloop.providers.codecs import CodecFactory
 
-WIRES: dict[str, tuple[MakesWire, str, str]] = {
-    "openai_chat": (ChatWire, "gpt-4o", "openai"),
-    "mistral over chat": (ChatWire, "m", "mistral"),
-    "anthropic_messages": (MessagesWire, "claude-sonnet-4-5", "anthropic"),
-    "google_gemini": (GeminiWire, "gemini-3-flash-preview", "google"),
-    "openai_responses": (ResponsesWire, "gpt-5", "openai_responses"),
+WIRES: dict[str, tuple[CodecFactory, str, str]] = {
+    "openai_chat": (ChatCodec, "gpt-4o", "openai"),
+    "mistral over chat": (ChatCodec, "m", "mistral"),
+    "anthropic_messages": (AnthropicCodec, "claude-sonnet-4-5", "anthropic"),
+    "google_gemini": (GeminiCodec, "gemini-3-flash-preview", "google"),
+    "openai_responses": (ResponsesCodec, "gpt-5", "openai_responses"),
 }
 LOOK = ToolDefinition("look", "Look.", {"type": "object", "properties": {"at": {"type": "string"}}})
 
@@ -41,7 +41,7 @@ def step(number: int) -> list[Message]:
     return [*said, Message.assistant(f"I look at {number}.", tool_calls=[call]), Message.tool(call.id, "words " * 20)]
 
 
-def measured(make: MakesWire, model: str, preset: str, messages: int, requests: int) -> float:
+def measured(make: CodecFactory, model: str, preset: str, messages: int, requests: int) -> float:
     """The CPU time of one request, in milliseconds."""
     wire = make(model, PRESETS[preset], stream=True)
     wire.url("https://api.example.com/v1")

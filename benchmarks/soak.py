@@ -31,11 +31,11 @@ from tables import table
 from run import child
 from rxloop import Agent, Event, Limits, MemoryEventLog, Message, ModelRequest, Result, Run, RunContext, openai_chat
 from rxloop.run.attempt import Attempt
+from rxloop.run.log_writer import LogWriter
 from rxloop.run.ownership import RunHold
 from rxloop.stream.hub import Hub
 from rxloop.stream.scope import Scope
 from rxloop.stream.stream import Stream
-from rxloop.stream.writer import LogWriter
 
 BATCHES = 24
 AT_ONCE = 8

@@ -13,11 +13,11 @@ from typing import Any
 
 from rxloop import (
     Agent,
+    ArtifactStore,
     Limits,
-    MemorySessionStore,
+    MemoryArtifacts,
     RunContext,
-    SessionStore,
-    SqliteSessionStore,
+    SqliteArtifacts,
     Stage,
     StageManager,
     StrategyDefinition,
@@ -36,7 +36,7 @@ def thought(number: int) -> dict[str, Any]:
     return {"thought": f"{number}: {TEXT}", "thoughtNumber": number, "totalThoughts": 10**6, "nextThoughtNeeded": True}
 
 
-async def cost(make: Callable[[], SessionStore]) -> None:
+async def cost(make: Callable[[], ArtifactStore]) -> None:
     """CPU and wall time of a thought, in sessions of several lengths."""
     for length in LENGTHS:
         walls: list[float] = []
@@ -65,7 +65,7 @@ async def cost_of_a_stage() -> None:
         stages=[Stage(name="draft", next="check"), Stage(name="check", next=["draft", "end"]), Stage(name="end")],
     )
     for length in LENGTHS:
-        sessions = ThinkingSessions(max_thoughts=10**6)
+        sessions = ThinkingSessions(MemoryArtifacts(), max_thoughts=10**6)
         tool = strategic_thinking(definition, session_id="s", sessions=sessions, loop_cap=10**6)
         await tool.call(thought(1), RunContext())
         for number in range(length):
@@ -101,10 +101,10 @@ async def text_for_the_model() -> None:
 
 async def main() -> None:
     """Print it all."""
-    await cost(MemorySessionStore)
+    await cost(MemoryArtifacts)
     with tempfile.TemporaryDirectory() as folder:
         files = iter(Path(folder) / f"{number}.db" for number in range(1_000))
-        await cost(lambda: SqliteSessionStore(next(files)))
+        await cost(lambda: SqliteArtifacts(next(files)))
     await cost_of_a_stage()
     await text_for_the_model()
 

@@ -23,8 +23,8 @@ from reactivex import Observable
 from rxloop import Agent, ContentCompleteEvent, Event, PostgresEventLog, Runtime
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.protocol.events import State
-from rxloop.stream.bridges import Push, from_task
-from rxloop.workers import PostgresQueue, work
+from rxloop.runtime import PostgresQueue, work
+from rxloop.stream.sources import Push, from_task
 
 WORKERS, CONCURRENCY, LIMIT = ("ab", "ab"), 32, 4
 """The agents of each worker, by their letters, and what holds for all of them."""
@@ -105,7 +105,7 @@ async def in_state(runtime: Runtime, wanted: int, owner: str, *states: State) ->
 
 async def count(runtime: Runtime, owner: str, *states: State) -> int:
     """How many runs of an owner have one of these states."""
-    return len([each for each in await runtime.log.runs(states=states) if each.owner == owner])
+    return len([each for each in await runtime.log.list_runs(states=states) if each.owner == owner])
 
 
 def told(seconds: Sequence[float]) -> str:
@@ -158,7 +158,7 @@ async def enqueue(address: str) -> None:
 
     async def ring(number: int) -> None:
         async with room:
-            await queue.ring(f"{number}", tenant="a")
+            await queue.enqueue(f"{number}", tenant="a")
 
     at = time.perf_counter()
     await asyncio.gather(*map(ring, range(RUNG)))

@@ -7,7 +7,7 @@ import asyncio
 from rxloop import Agent, MessageAddedEvent, StageEvent, ThoughtStreamEvent, op
 from rxloop.strategies import Reasoning, Reply, strategy
 from rxloop.testing import demo_model
-from rxloop.thinking.flow import Stage, StrategyDefinition, normalise
+from rxloop.thinking.stages import Stage, StrategyDefinition, normalise
 
 STAGES = StrategyDefinition(
     name="second_opinion",

@@ -97,7 +97,7 @@ async def login(name: Annotated[str, Form()], password: Annotated[str, Form()]) 
 @site.get("/questions")
 async def questions(user: Annotated[str, Depends(user_of)]) -> int:
     """How often the user has asked: the log knows, so nothing else has to."""
-    return len(await runtime.log.runs(owner=user))
+    return len(await runtime.log.list_runs(owner=user))
 
 
 site.mount("/agents", agents)

@@ -18,7 +18,7 @@ from reactivex.subject import Subject
 
 from rxloop import Agent, MemoryEventLog, ModelRequest, Result, merge, op
 from rxloop.operators import Stats
-from rxloop.providers.scripted import Turn
+from rxloop.providers.script import Turn
 from rxloop.testing import ScriptedModel, frames, turn
 
 T = TypeVar("T")

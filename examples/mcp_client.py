@@ -18,7 +18,7 @@ except ImportError as error:
 from pydantic import BaseModel
 
 from rxloop import Agent
-from rxloop.eventlog import MemoryEventLog
+from rxloop.storage import MemoryEventLog
 from rxloop.testing import ScriptedModel, call
 from rxloop.tools.mcp import mcp
 

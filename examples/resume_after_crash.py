@@ -67,7 +67,7 @@ async def then(folder: Path) -> None:
     """Resume unfinished runs, as a service does when it starts."""
     async with accountant(folder, killed=False) as agent:
         assert isinstance(agent.log, SqliteEventLog)
-        for record in await agent.log.runs(unfinished=True):
+        for record in await agent.log.list_runs(unfinished=True):
             print(f"\nthe run was left at event {record.seq}; it goes on")
             run = agent.resume(record.task_id)
             run.pipe(op.of_type(ToolStartEvent, ToolCompleteEvent)).subscribe(show)

@@ -49,7 +49,7 @@ async def main() -> None:
         run.pipe(op.usage()).subscribe(usage)
         run.pipe(op.of_type(LLMCallEvent)).subscribe(calls.append)
         run.pipe(op.thought_graph(), rx.last()).subscribe(graphs.append)
-        run.pipe(op.token_rate(), rx.filter(lambda rate: rate > 0), rx.take_last(1)).subscribe(rates.append)
+        run.pipe(op.stats(), rx.map(lambda stats: stats.tokens_per_second), rx.last()).subscribe(rates.append)
 
         # A view to iterate over.
         async for event in run.pipe(op.of_type(ToolStartEvent, ToolCompleteEvent)):

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from rxloop import Agent, Result, SqliteSessionStore, ThinkingSessions, sequential_thinking
+from rxloop import Agent, Result, SqliteArtifacts, ThinkingSessions, sequential_thinking
 from rxloop.testing import ScriptedModel, call
 
 NAMES = ("architect", "tester", "writer")
@@ -37,12 +37,12 @@ async def think(name: str, sessions: ThinkingSessions) -> Result:
 
 async def main(path: Path) -> None:
     """Run all three, and read their sessions as another process would."""
-    sessions = ThinkingSessions(SqliteSessionStore(path))
+    sessions = ThinkingSessions(SqliteArtifacts(path))
     for result in await asyncio.gather(*(think(name, sessions) for name in NAMES)):
         print(result.output, f"({len(result.thoughts)} thoughts on its stream)")
     await sessions.aclose()
 
-    again = ThinkingSessions(SqliteSessionStore(path))
+    again = ThinkingSessions(SqliteArtifacts(path))
     for session in await again.all_sessions():
         assert len(session) == STEPS
         assert all(session.session_id in thought.thought for thought in session.thoughts)

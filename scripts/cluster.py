@@ -48,7 +48,7 @@ class Process:
         self.since = time.monotonic()
 
     async def start(self) -> None:
-        from bound import BOUND
+        from support.processes.bound_processes import BOUND
 
         self.since = time.monotonic()
         with self._log.open("ab") as log:
@@ -280,7 +280,7 @@ def _told(console: Console, cluster: Cluster, load: Load) -> bool:
 
 
 def main() -> int:
-    from postgres import PostgresServer, startable
+    from support.postgres.server import PostgresServer, startable
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=120, help="how long runs are started")

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-import bound
-from bound import state_of
+from support.processes import bound_processes
+from support.processes.bound_processes import state_of
 
-pytestmark = pytest.mark.skipif(not bound.BOUND, reason="setpriv is not installed (Debian: util-linux)")
+pytestmark = pytest.mark.skipif(not bound_processes.BOUND, reason="setpriv is not installed (Debian: util-linux)")
 
 STARTER = """
 import asyncio, signal, subprocess
-from bound import started
+from support.processes.bound_processes import started
 
 command = ["sh", "-c", "echo bound; exec sleep 600"]
 
@@ -38,7 +38,7 @@ signal.pause()
 
 async def test_processes_that_a_test_has_started_end_with_it_though_it_is_killed_and_they_are_frozen() -> None:
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", STARTER, stdout=asyncio.subprocess.PIPE, cwd=Path(bound.__file__).parent
+        sys.executable, "-c", STARTER, stdout=asyncio.subprocess.PIPE, cwd=Path(__file__).parent
     )
     assert process.stdout is not None
     *pids, first, second = (await process.stdout.readline()).split()

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from run_document import python_blocks
+from support.run_document import python_blocks
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 EXAMPLES = sorted({ROOT / "examples/kitchen_sink.py", *(ROOT / "examples").glob("*.py")})
-RUNNER = ROOT / "tests/run_document.py"
+RUNNER = ROOT / "tests/support/run_document.py"
 
 
 def by_path(path: Path) -> str:

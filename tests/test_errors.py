@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import pickle
+import re
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from runs import outcome
 from rxloop import Agent, Limits, RxloopError, errors, tool
 from rxloop.errors import ProviderError, RateLimited, RunError
 from rxloop.protocol.events import CustomEvent
 from rxloop.testing import ScriptedModel, call
+from support.runs import outcome
 
 EVENT = CustomEvent(name="x", data={"a": [1]})
 FIELDS: dict[str, Any] = {
@@ -51,6 +53,18 @@ def made(cls: type[RxloopError]) -> RxloopError:
                 if not missing:
                     return cls("a_reason", "what happened")  # type: ignore[call-arg]
                 fields |= {name: FIELDS[name] for name in missing}
+
+
+def test_the_document_shows_the_tree_of_the_classes() -> None:
+    page = (Path(__file__).parents[1] / "docs/errors.md").read_text(encoding="utf-8")
+    shown: set[tuple[str, str]] = set()
+    above: list[str] = ["RxloopError"]
+    for margin, name in re.findall(r"^([ │├└─]+)(\w+)", page.partition("RxloopWarning\n")[0], re.MULTILINE):
+        depth = len(margin) // 5
+        shown.add((above[depth - 1], name))
+        above[depth:] = [name]
+    own = [cls for cls in classes() if cls is not RxloopError and cls.__module__ == "rxloop.errors"]
+    assert shown == {(cls.__bases__[0].__name__, cls.__name__) for cls in own}
 
 
 def _name(cls: type[RxloopError]) -> str:

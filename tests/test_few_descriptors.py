@@ -9,18 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from rxloop.demo.offline import OfflineModel
+from rxloop.testing import OfflineModel
+from support.offline_server import serve_offline
 
-CROWD = Path(__file__).with_name("crowd.py")
+CROWD = Path(__file__).parent / "support/processes/crowd.py"
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="descriptors are counted in /proc")
 
 
 @pytest.mark.parametrize("transport", ["httpx", "aiohttp"])
 async def test_two_hundred_runs_with_64_descriptors(transport: str, tmp_path: Path) -> None:
-    async with OfflineModel(delay=0.02) as model:
+    with serve_offline(OfflineModel(delay=0.02)) as url:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-W", "error", CROWD, model.base_url, transport, tmp_path, stdout=asyncio.subprocess.PIPE
+            sys.executable, "-W", "error", CROWD, url, transport, tmp_path, stdout=asyncio.subprocess.PIPE
         )
         async with asyncio.timeout(60):
             out, _ = await process.communicate()

@@ -30,8 +30,8 @@ def test_it(slow): assert not "this"
 def test_a_test_that_hangs_is_ended(source: str, tmp_path: Path) -> None:
     (tmp_path / "test_hangs.py").write_text(source + "def test_behind_it(): pass\n")
     (tmp_path / "conftest.py").write_text(
-        f"import sys; sys.path.insert(0, {str(HERE)!r})\nimport hanging\n"
-        "hanging._AGAIN = 0.5\npytest_plugins = ['hanging']\n"
+        f"import sys; sys.path.insert(0, {str(HERE)!r})\nfrom support import hanging\n"
+        "hanging._AGAIN = 0.5\npytest_plugins = ['support.hanging']\n"
     )
     options = ["-p", "no:xdist", "-p", "no:cacheprovider", "-o", "timeout=1"]
     command = [sys.executable, "-m", "pytest", *options, str(tmp_path)]

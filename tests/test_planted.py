@@ -40,8 +40,8 @@ from rxloop.providers import Retry, anthropic_messages, fallback, google_gemini,
 from rxloop.run.handle import Run
 from rxloop.run.result import Result
 from rxloop.testing import ScriptedModel, call
-from rxloop.tools import Toolset
-from servers import Reply, serving
+from rxloop.tools import AgentTools
+from support.http_server import Reply, serving
 
 MARK = "PLANTED"
 METADATA = {"tenant": MARK, "public": {"title": "Oslo"}}
@@ -167,7 +167,7 @@ async def test_a_call_of_a_tool_that_is_not_there_names_no_hidden_one(caplog: py
 
 
 def test_no_hidden_tool_was_meant() -> None:
-    text = Toolset(TOOLS).why_not(f"peek-{MARK}s", [each.definition.name for each in TOOLS])
+    text = AgentTools(TOOLS).why_not(f"peek-{MARK}s", [each.definition.name for each in TOOLS])
     assert MARK not in text.replace(f"peek-{MARK}s", "")
 
 

@@ -115,7 +115,7 @@ def test_program_3_the_client_leaves_and_the_run_is_cancelled() -> None:
                     break
             await frames_read.aclose()  # type: ignore[attr-defined]
             assert model.open == 0
-            assert [record.state for record in await log.runs()] == ["canceled"]
+            assert [record.state for record in await log.list_runs()] == ["canceled"]
 
         time.run(client())
 
@@ -139,7 +139,7 @@ async def test_program_4_several_views_of_one_run_one_model_request() -> None:
     async with Agent(model, tools=[weather]).run("Plan a weekend in Oslo.") as run:
         run.pipe(op.thoughts(min_confidence=0.5)).subscribe(lambda t: out.append(f"thought: {t.content}"))
         run.pipe(op.usage()).subscribe(lambda u: out.append(f"tokens: {u.output_tokens}"))
-        run.pipe(op.token_rate(), rx.filter(lambda r: r < 5)).subscribe(lambda r: out.append("slow"))
+        run.pipe(op.stats(), rx.filter(lambda s: s.tokens_per_second < 5)).subscribe(lambda s: out.append("slow"))
         async for event in run.pipe(op.of_type(ToolStartEvent, ToolCompleteEvent)):
             match event:
                 case ToolStartEvent(call=call_):

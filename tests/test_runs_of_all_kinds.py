@@ -6,18 +6,18 @@ import asyncio
 
 from hypothesis import given, settings
 
-from families import check_attempts
-from misbehaving import PLANTED
-from runs_of_all_kinds import NAME, AnyRun, any_run
 from rxloop import Runtime
 from rxloop.testing import virtual_time
+from support.misbehaving import PLANTED
+from support.nested_agents import check_attempts
+from support.runs_of_all_kinds import NAME, AnyRun, any_run
 
 
 async def played(kind: AnyRun) -> None:
     log = kind.log()
     async with Runtime({NAME: kind.agent()}, log=log) as runtime:
         task_id = await asyncio.wait_for(kind.play(runtime), 60)
-        assert (await runtime.record(task_id)).state in ("completed", "failed", "canceled")
+        assert (await runtime.get_record(task_id)).state in ("completed", "failed", "canceled")
     events = await log.read(task_id)
     check_attempts(events)
     shown = [event.to_json(public=True) for event in events if event.for_clients() is not None]

@@ -142,7 +142,7 @@ def test_a_diagram_that_cannot_be_read_fails_the_build(tmp_path: Path) -> None:
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "*.db"))
     for name in ("mkdocs.yml", "CONTRIBUTING.md", "CHANGELOG.md"):
         shutil.copy(ROOT / name, tmp_path)
-    operator = tmp_path / "src/rxloop/operators/views/of_type.py"
+    operator = tmp_path / "src/rxloop/operators/views/filters.py"
     operator.write_text(
         operator.read_text(encoding="utf-8").replace("--S--------C--|", "--S--------C--|-"), encoding="utf-8"
     )

@@ -31,20 +31,20 @@ class Group:
 
 
 LAYOUT = (
-    ("Agents and runs", ("agent", "run", "recorded", "protocol.settings", "stream", "state")),
+    ("Agents and runs", ("agents", "run", "recorded", "protocol.settings", "stream", "state")),
     ("Messages", ("protocol.messages", "protocol.parts")),
     ("Events", ("protocol",)),
     ("Requests", ("pipeline.requests", "pipeline.run_context")),
     ("Errors", ("errors",)),
-    ("Seams", ("pipeline",)),
+    ("Interfaces", ("pipeline", "support.tasks")),
     ("Tools", ("tools",)),
     ("Providers", ("providers",)),
     ("Context", ("context",)),
-    ("Thinking", ("thoughts", "thinking.sessions", "thinking.flow")),
+    ("Thinking", ("thinking.graph", "thinking.sessions", "thinking.stages")),
     ("Strategies", ("strategies",)),
-    ("Event logs", ("eventlog",)),
+    ("Event logs", ("storage",)),
     ("Testing", ("testing",)),
-    ("Experiments", ("runtime.experiments", "runtime.experiments.score")),
+    ("Experiments", ("evals", "evals.score")),
     ("Many runs", ("runtime",)),
 )
 """The pages and the modules whose names they have. A public name that belongs nowhere fails the build."""

@@ -12,7 +12,12 @@ import_later(__name__, "op")
 # The list of the public names: type checkers read it, and `import_later` does.
 if TYPE_CHECKING:
     from rxloop._version import __version__ as __version__
-    from rxloop.agent import Agent as Agent
+    from rxloop.agents.agent import Agent as Agent
+    from rxloop.agents.batch import Outcome as Outcome
+    from rxloop.agents.cold_run import ColdRun as ColdRun
+    from rxloop.agents.options import ForkOptions as ForkOptions
+    from rxloop.agents.options import ResumeOptions as ResumeOptions
+    from rxloop.agents.options import RunOptions as RunOptions
     from rxloop.context import ChainedCompressor as ChainedCompressor
     from rxloop.context import CompositeWorkspace as CompositeWorkspace
     from rxloop.context import FolderWorkspace as FolderWorkspace
@@ -81,20 +86,33 @@ if TYPE_CHECKING:
     from rxloop.errors import UnknownRun as UnknownRun
     from rxloop.errors import UnknownSession as UnknownSession
     from rxloop.errors import UnpricedModel as UnpricedModel
-    from rxloop.eventlog import MemoryEventLog as MemoryEventLog
-    from rxloop.eventlog.folder_artifacts import FolderArtifacts as FolderArtifacts
-    from rxloop.eventlog.memory_artifacts import MemoryArtifacts as MemoryArtifacts
-    from rxloop.eventlog.opening import open_log as open_log
-    from rxloop.eventlog.postgres import PostgresEventLog as PostgresEventLog
-    from rxloop.eventlog.postgres_artifacts import PostgresArtifacts as PostgresArtifacts
-    from rxloop.eventlog.postgres_sessions import PostgresSessionStore as PostgresSessionStore
-    from rxloop.eventlog.sqlite import SqliteEventLog as SqliteEventLog
-    from rxloop.eventlog.sqlite_artifacts import SqliteArtifacts as SqliteArtifacts
-    from rxloop.eventlog.sqlite_sessions import SqliteSessionStore as SqliteSessionStore
+    from rxloop.evals import score as score
+    from rxloop.evals.case import Case as Case
+    from rxloop.evals.experiment import Experiment as Experiment
+    from rxloop.evals.experiment import experiment as experiment
+    from rxloop.evals.report import Comparison as Comparison
+    from rxloop.evals.report import Report as Report
+    from rxloop.evals.report import compare as compare
+    from rxloop.evals.runner import Variant as Variant
+    from rxloop.evals.scorer import Score as Score
+    from rxloop.evals.scorer import Scorer as Scorer
+    from rxloop.evals.trials import Trial as Trial
+    from rxloop.pipeline.artifact_rules import ArtifactChunk as ArtifactChunk
+    from rxloop.pipeline.artifact_rules import ArtifactRecord as ArtifactRecord
     from rxloop.pipeline.artifacts import Artifacts as Artifacts
+    from rxloop.pipeline.artifacts import ArtifactStore as ArtifactStore
     from rxloop.pipeline.artifacts import Draft as Draft
     from rxloop.pipeline.artifacts import RunArtifacts as RunArtifacts
-    from rxloop.pipeline.logs import EventLog as EventLog
+    from rxloop.pipeline.event_log import EventLog as EventLog
+    from rxloop.pipeline.interfaces import Budget as Budget
+    from rxloop.pipeline.interfaces import Compressor as Compressor
+    from rxloop.pipeline.interfaces import Provider as Provider
+    from rxloop.pipeline.interfaces import TokenCounter as TokenCounter
+    from rxloop.pipeline.interfaces import Tool as Tool
+    from rxloop.pipeline.interfaces import Toolset as Toolset
+    from rxloop.pipeline.interfaces import Workspace as Workspace
+    from rxloop.pipeline.interfaces import WorkspacePart as WorkspacePart
+    from rxloop.pipeline.records import RunRecord as RunRecord
     from rxloop.pipeline.requests import IterationEnd as IterationEnd
     from rxloop.pipeline.requests import ModelRequest as ModelRequest
     from rxloop.pipeline.requests import Operator as Operator
@@ -104,28 +122,14 @@ if TYPE_CHECKING:
     from rxloop.pipeline.requests import ToolDefinition as ToolDefinition
     from rxloop.pipeline.requests import ToolRequest as ToolRequest
     from rxloop.pipeline.run_context import RunContext as RunContext
-    from rxloop.pipeline.seams import ArtifactStore as ArtifactStore
-    from rxloop.pipeline.seams import Budget as Budget
-    from rxloop.pipeline.seams import Clock as Clock
-    from rxloop.pipeline.seams import Compressor as Compressor
-    from rxloop.pipeline.seams import Provider as Provider
-    from rxloop.pipeline.seams import SessionStore as SessionStore
-    from rxloop.pipeline.seams import TokenCounter as TokenCounter
-    from rxloop.pipeline.seams import Tool as Tool
-    from rxloop.pipeline.seams import ToolProvider as ToolProvider
-    from rxloop.pipeline.seams import Workspace as Workspace
-    from rxloop.pipeline.values import ArtifactChunk as ArtifactChunk
-    from rxloop.pipeline.values import ArtifactRecord as ArtifactRecord
-    from rxloop.pipeline.values import RunRecord as RunRecord
-    from rxloop.pipeline.values import SessionChange as SessionChange
-    from rxloop.pipeline.values import SessionRecord as SessionRecord
-    from rxloop.pipeline.values import WorkspacePart as WorkspacePart
+    from rxloop.protocol.commands import PendingInput as PendingInput
     from rxloop.protocol.envelope import Event as Event
     from rxloop.protocol.envelope import UnknownEvent as UnknownEvent
     from rxloop.protocol.events import AnyEvent as AnyEvent
     from rxloop.protocol.events import external as external
     from rxloop.protocol.events import from_json as from_json
     from rxloop.protocol.events import protocol_schema as protocol_schema
+    from rxloop.protocol.ids import derive_id as derive_id
     from rxloop.protocol.messages import Citation as Citation
     from rxloop.protocol.messages import ErrorInfo as ErrorInfo
     from rxloop.protocol.messages import FilePart as FilePart
@@ -135,7 +139,6 @@ if TYPE_CHECKING:
     from rxloop.protocol.messages import TextPart as TextPart
     from rxloop.protocol.messages import ToolCall as ToolCall
     from rxloop.protocol.messages import Usage as Usage
-    from rxloop.protocol.questions import PendingInput as PendingInput
     from rxloop.protocol.run_events import ArtifactUpdateEvent as ArtifactUpdateEvent
     from rxloop.protocol.run_events import AuthRequiredEvent as AuthRequiredEvent
     from rxloop.protocol.run_events import CheckpointEvent as CheckpointEvent
@@ -182,52 +185,43 @@ if TYPE_CHECKING:
     from rxloop.recorded.diff import RunDiff as RunDiff
     from rxloop.recorded.diff import RunSide as RunSide
     from rxloop.recorded.diff import diff as diff
+    from rxloop.recorded.follow import RecordedStream as RecordedStream
     from rxloop.recorded.follow import follow as follow
-    from rxloop.recorded.history import history as history
     from rxloop.recorded.replay import Replay as Replay
+    from rxloop.recorded.replay import history as history
     from rxloop.recorded.replay import replay as replay
-    from rxloop.recorded.stream import RecordedStream as RecordedStream
-    from rxloop.run.batch import Outcome as Outcome
-    from rxloop.run.cold import ColdRun as ColdRun
     from rxloop.run.handle import Run as Run
-    from rxloop.run.ids import id_of_key as id_of_key
-    from rxloop.run.options import ForkOptions as ForkOptions
-    from rxloop.run.options import ResumeOptions as ResumeOptions
-    from rxloop.run.options import RunOptions as RunOptions
-    from rxloop.run.options import Steer as Steer
     from rxloop.run.result import Result as Result
-    from rxloop.runtime.experiments import score as score
-    from rxloop.runtime.experiments.case import Case as Case
-    from rxloop.runtime.experiments.comparison import Comparison as Comparison
-    from rxloop.runtime.experiments.comparison import compare as compare
-    from rxloop.runtime.experiments.experiment import Experiment as Experiment
-    from rxloop.runtime.experiments.experiment import experiment as experiment
-    from rxloop.runtime.experiments.plan import Variant as Variant
-    from rxloop.runtime.experiments.report import Report as Report
-    from rxloop.runtime.experiments.scorer import Score as Score
-    from rxloop.runtime.experiments.scorer import Scorer as Scorer
-    from rxloop.runtime.experiments.trials import Trial as Trial
+    from rxloop.run.spec import Steer as Steer
     from rxloop.runtime.runtime import Runtime as Runtime
-    from rxloop.state.compression import CompressionTotals as CompressionTotals
     from rxloop.state.fold import fold as fold
+    from rxloop.state.run_state import CompressionTotals as CompressionTotals
     from rxloop.state.run_state import RunState as RunState
-    from rxloop.stream.bridges import Push as Push
-    from rxloop.stream.bridges import emit as emit
-    from rxloop.stream.bridges import from_task as from_task
-    from rxloop.stream.merge import merge as merge
-    from rxloop.stream.scheduler import timers as timers
+    from rxloop.storage import MemoryEventLog as MemoryEventLog
+    from rxloop.storage.folder_artifacts import FolderArtifacts as FolderArtifacts
+    from rxloop.storage.memory_artifacts import MemoryArtifacts as MemoryArtifacts
+    from rxloop.storage.opening import open_log as open_log
+    from rxloop.storage.postgres_artifacts import PostgresArtifacts as PostgresArtifacts
+    from rxloop.storage.postgres_log import PostgresEventLog as PostgresEventLog
+    from rxloop.storage.sqlite_artifacts import SqliteArtifacts as SqliteArtifacts
+    from rxloop.storage.sqlite_log import SqliteEventLog as SqliteEventLog
+    from rxloop.stream.readers import merge as merge
+    from rxloop.stream.rx import timers as timers
+    from rxloop.stream.sources import Push as Push
+    from rxloop.stream.sources import emit as emit
+    from rxloop.stream.sources import from_task as from_task
     from rxloop.stream.stream import Stream as Stream
-    from rxloop.thinking.flow import STRATEGIES as STRATEGIES
-    from rxloop.thinking.flow import Stage as Stage
-    from rxloop.thinking.flow import StageManager as StageManager
-    from rxloop.thinking.flow import StrategyDefinition as StrategyDefinition
-    from rxloop.thinking.sessions import MemorySessionStore as MemorySessionStore
+    from rxloop.support.tasks import Clock as Clock
+    from rxloop.thinking.graph.thought_graph import ThoughtGraph as ThoughtGraph
     from rxloop.thinking.sessions import SequentialThought as SequentialThought
     from rxloop.thinking.sessions import Session as Session
     from rxloop.thinking.sessions import ThinkingSessions as ThinkingSessions
     from rxloop.thinking.sessions import ThoughtInput as ThoughtInput
     from rxloop.thinking.sessions import ThoughtResult as ThoughtResult
-    from rxloop.thoughts.graph import ThoughtGraph as ThoughtGraph
+    from rxloop.thinking.stages import STRATEGIES as STRATEGIES
+    from rxloop.thinking.stages import Stage as Stage
+    from rxloop.thinking.stages import StageManager as StageManager
+    from rxloop.thinking.stages import StrategyDefinition as StrategyDefinition
     from rxloop.tools import Thoughts as Thoughts
     from rxloop.tools import ToolResult as ToolResult
     from rxloop.tools import tool as tool

@@ -1,136 +1,88 @@
-"""Every error that rxloop raises, as one tree.
-
-RxloopError
- ├── ConfigurationError      a setting, an argument or an environment variable is wrong or missing
- ├── PipelineError           the operators of a loop do not add up to a loop, or one of them is broken
- ├── InvalidEvent            something was published that the run cannot take; nothing happened
- ├── ToolError               raised by tools: its text is the result that the model reads
- ├── InvalidOutput           the model's answer does not fit the output type, however often it was asked
- ├── InvalidInput            an answer to `ctx.ask` that does not fit what was asked
- │    └── NotAsked           the run does not wait for such an answer, or has another one
- ├── SlowReader              a reader with overflow="error" fell behind
- ├── EventLogError           the event log failed
- │    ├── ConflictError      another writer appended to the same run
- │    │    ├── Fenced        the turn of the conversation belongs to somebody else now
- │    │    └── RunExists     a new run has the id of one that the log holds
- │    ├── LogUnreachable     the log was asked again and again, and did not answer
- │    ├── LogWentBack        the log lacks an event that it has shown: it was restored, or failed over
- │    └── UnknownRun         the log has no such run
- ├── SessionError            a thinking session refused a thought, or could not be used; `code` says why
- │    ├── InvalidThought     a thought does not fit; nothing was stored
- │    ├── UnknownSession     there is no session of that id, for this owner
- │    ├── SessionFull        a limit of the session, or of its owner, is reached
- │    └── SessionConflict    another writer changed the session first
- ├── ArtifactError           an artifact cannot be written or read; nothing was written
- │    ├── ArtifactExists     there is one of that id, and it was not to be begun anew
- │    └── UnknownArtifact    the conversation has no artifact of that id
- ├── ContextBusy             the conversation has a run that has not ended
- ├── RunOver                 something was to be said to a run whose end is decided; it was not said
- ├── RuntimeClosed           a runtime takes nothing new: it drains, or is not entered
- ├── QueueFull               too many runs wait for a worker
- ├── ProviderError           a model call failed; `code` and `retryable` say how
- │    ├── AuthenticationError
- │    ├── PermissionDenied
- │    ├── UnknownModel
- │    ├── BadRequest
- │    │    ├── ContextLengthExceeded
- │    │    └── ContentFiltered
- │    ├── RateLimited
- │    ├── Overloaded
- │    ├── ServerError
- │    ├── ProviderTimeout
- │    ├── ProviderConnectionError
- │    └── ProviderProtocolError
- ├── StrategyError           a reasoning strategy cannot do what it was asked to
- │    ├── StageRefused       the stage cannot follow the current one
- │    │    └── StageChoiceRequired    several stages may follow, and none was named
- │    ├── BranchRefused      the branch is not there, not open any more, or not ready
- │    ├── PlanRefused        a plan of tool calls cannot be carried out
- │    └── NoAnswers          a vote without a single vote
- ├── GrammarError            a stream of events breaks a rule of the protocol; raised by `op.grammar`
- ├── RecordingMismatch       a run is not what was recorded; raised by `op.compare`
- ├── NotFinished             the output of a run that waits for input was read
- ├── ScoreMissing            an experiment has no mean, since a scorer failed or gave no value
- ├── ApiError                a server with the HTTP API refused a request, or cannot be reached
- └── AttemptError            an attempt ended without an answer; carries the partial `result`
-      ├── LimitReached
-      ├── RunError
-      └── RunCancelled
-
-And what it only warns of:
-
-RxloopWarning
- └── UnpricedModel           the price of a model is not known, and its tokens are left out of a cost
-"""
+"""Exceptions and warnings of rxloop. docs/errors.md shows their hierarchy."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copyreg import __newobj__  # pyright: ignore[reportAttributeAccessIssue, reportUnknownVariableType]
-from typing import TYPE_CHECKING, Any, ClassVar
-
-if TYPE_CHECKING:
-    from rxloop.protocol.envelope import Event
+from typing import Any, ClassVar, Literal, Protocol
 
 
 class RxloopError(Exception):
-    """The root of everything that rxloop raises. Errors go through pickle, and so from one process to another."""
+    """Base class of all exceptions of rxloop. They can be pickled and sent to other processes."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Not by the constructor, whose arguments differ: what it made of them is restored.
+        # Restore the attributes without the constructor, whose arguments differ between the classes.
         return __newobj__, (type(self), *self.args), vars(self)  # pyright: ignore[reportUnknownVariableType]
 
 
 class RxloopWarning(UserWarning):
-    """The root of what rxloop warns of, by `warnings.warn`."""
+    """Base class of all warnings that rxloop issues with `warnings.warn`."""
 
 
 class UnpricedModel(RxloopWarning):
-    """The price of a model is not known: its tokens are left out of a cost."""
+    """Warning that the price of a model is unknown, so a cost does not include its tokens."""
 
 
 class ConfigurationError(RxloopError, ValueError):
-    """A setting, an argument or an environment variable is wrong or missing."""
+    """Invalid or missing setting, argument or environment variable."""
 
 
 class PipelineError(RxloopError):
-    """The operators of a loop do not add up to a loop, or one of them is broken: the run cannot come to its end."""
+    """Invalid loop: its operators do not form a complete loop, or one of them violates its contract."""
 
 
 class InvalidEvent(RxloopError, ValueError):
-    """Something was published that cannot come now, or cannot be written as JSON; nothing else happened."""
+    """Rejected event, because it is not allowed now or cannot be encoded as JSON. Nothing was published."""
 
 
 class ToolError(RxloopError):
-    """Raise this in a tool: the text is the result that the model reads."""
+    """Failure of a tool, to be raised in its code. The message becomes the result for the model.
+
+    Attributes:
+        value: JSON value for programs, or a `ToolResult`. The model receives it after the message.
+        parts: `ImagePart` and `FilePart` objects for the model, as in a result.
+    """
+
+    # Defaults for subclasses that do not call `__init__`.
+    value: Any = None
+    parts: Sequence[Any] | None = ()
+
+    def __init__(self, *args: object, value: Any = None, parts: Sequence[Any] | None = ()) -> None:
+        super().__init__(*args)
+        self.value = value
+        self.parts = parts
 
 
 class Paused(BaseException):
-    """Unwinds a tool or a guard that waits for an answer; not an `Exception`, which tools may catch."""
+    """Signal that a tool or guard waits for an answer. It is not an `Exception`, so that tools do not catch it."""
 
 
 class InvalidInput(RxloopError, ValueError):
-    """An answer to a question does not fit what was asked."""
+    """Answer that does not match its question."""
 
 
 class NotAsked(InvalidInput):
-    """The run does not wait for such an answer, or has another one already."""
+    """Answer to a question that the run did not ask or that already has another answer."""
 
 
 class InvalidOutput(RxloopError):
-    """The answer does not fit the agent's `output_type`, and the retries are used up."""
+    """Answer that does not match the agent's `output_type` after all retries."""
+
+
+class IncompleteOutput(InvalidOutput):
+    """Incomplete answer. `code` is `refused`, `content_filter`, `truncated` or `incomplete`."""
+
+    def __init__(self, message: str, *, code: str) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class SlowReader(RxloopError):
-    """A reader whose overflow policy is "error" fell behind by more than its buffer."""
+    """Overflow of the buffer of a slow reader with the policy "error"."""
 
 
 class EventLogError(RxloopError):
-    """The event log could not read or write.
-
-    Attributes:
-        retryable: Whether the same call may succeed in a moment.
-    """
+    """Failed read or write of the event log. If `retryable` is True, the same call may succeed later."""
 
     retryable: bool = True
 
@@ -140,51 +92,43 @@ class EventLogError(RxloopError):
 
 
 class ConflictError(EventLogError):
-    """Another writer appended to the same run first."""
+    """Rejected write, because another writer has appended to the same run."""
 
     retryable = False
 
 
 class Fenced(ConflictError):
-    """The turn of the conversation belongs to somebody else now, who goes on with the run; nothing was written."""
+    """Rejected write, because another process now holds the lease of the conversation. Nothing was written."""
 
 
 class RunExists(ConflictError):
-    """A new run was to begin under the id of one that the log holds already; nothing was written."""
+    """Rejected new run, because the log already contains a run with its id. Nothing was written."""
 
 
 class LogUnreachable(EventLogError):
-    """The log was asked again for as long as that makes sense, and did not answer; whether it wrote is not known."""
+    """Timeout after repeated calls to the log. The last write may or may not have succeeded."""
 
 
 class LogWentBack(EventLogError):
-    """The log lacks an event that it has shown, or has another one in its place, as after a restore or a failover."""
+    """Rollback of the log, for example after a failover: an event is missing or replaced. Read the run again."""
 
     retryable = False
 
 
 class UnknownRun(EventLogError, LookupError):
-    """The log holds no run with that id."""
+    """Unknown run id. The log contains no run with this id."""
 
     retryable = False
 
 
 class SessionError(RxloopError):
-    """A thinking session refused a thought, or could not be used.
-
-    Attributes:
-        code: A stable name of the reason for programs, such as `unknown_session`.
-    """
+    """Failed operation of a thinking session. `code` is a stable name for the reason, such as `unknown_session`."""
 
     code: str = "session"
 
 
 class InvalidThought(SessionError, ValueError):
-    """A thought does not fit, and nothing was stored.
-
-    Attributes:
-        fields: What is wrong, by field, in the names of the wire.
-    """
+    """Invalid thought. Nothing was stored. `fields` maps the wire names of invalid fields to messages."""
 
     def __init__(self, message: str, fields: Mapping[str, str] | None = None, *, code: str = "invalid_thought") -> None:
         super().__init__(message)
@@ -193,13 +137,13 @@ class InvalidThought(SessionError, ValueError):
 
 
 class UnknownSession(SessionError, LookupError):
-    """There is no session of that id, for this owner."""
+    """Unknown session id. This owner has no session with this id."""
 
     code = "unknown_session"
 
 
 class SessionFull(SessionError):
-    """A limit of the session, or of its owner, is reached; nothing was stored."""
+    """Rejected thought or session, because a limit of the session or its owner is reached. Nothing was stored."""
 
     def __init__(self, message: str, *, code: str) -> None:
         super().__init__(message)
@@ -207,48 +151,48 @@ class SessionFull(SessionError):
 
 
 class SessionConflict(SessionError):
-    """Another writer changed the session first."""
+    """Rejected change, because another writer has changed the session. Read it again and retry."""
 
     code = "conflict"
 
 
 class ArtifactError(RxloopError):
-    """An artifact cannot be written or read: its id, its range, its version or its store does not allow it."""
+    """Failed read or write of an artifact, because of its id, range, version or store."""
 
 
 class ArtifactExists(ArtifactError):
-    """The conversation has an artifact of that id, and it was not to be begun anew; nothing was written."""
+    """Rejected new artifact, because its id exists. Append to it, use another id, or pass `override=True`."""
 
 
 class UnknownArtifact(ArtifactError, LookupError):
-    """The conversation has no artifact of that id, or not in that version."""
+    """Unknown artifact id or version in this conversation."""
 
 
 class ContextBusy(RxloopError):
-    """A run was started in a conversation in which another run has not ended yet."""
+    """Rejected run, because another run of the conversation has not ended."""
 
 
 class RunOver(RxloopError):
-    """Something was to be said to a run whose end is decided, or that nobody goes on with: it was not said."""
+    """Rejected command to a run that has ended or cannot continue. Start a new run in its conversation."""
 
 
 class RuntimeClosed(RxloopError):
-    """A runtime takes nothing new: it drains, or is not entered."""
+    """Rejected call to a runtime that is draining or not entered."""
 
 
 class QueueFull(RxloopError):
-    """Too many runs wait for a worker, so that a new one is not started; try again later."""
+    """Rejected run, because too many runs wait for a worker. Try again later."""
 
 
 class ProviderError(RxloopError):
-    """A model call failed.
+    """Failed model call.
 
     Attributes:
-        code: A stable name of the failure for programs, such as `rate_limited`.
-        retryable: Whether sending the same request again makes sense.
-        status: The HTTP status, where there was an answer.
-        retry_after: The seconds that the vendor asked to wait, where it said so.
-        request_id: The id by which the vendor finds the request again, where it sent one.
+        code: Stable name of the failure, such as `rate_limited`.
+        retryable: True if the same request may succeed later.
+        status: HTTP status code of the response, if any.
+        retry_after: Delay in seconds that the vendor requested, if any.
+        request_id: Id of the request at the vendor, if any.
     """
 
     code: ClassVar[str] = "provider"
@@ -269,100 +213,113 @@ class ProviderError(RxloopError):
 
 
 class AuthenticationError(ProviderError):
-    """The key is missing, wrong or expired (HTTP 401)."""
+    """Missing, wrong or expired API key (HTTP 401)."""
 
     code = "authentication"
 
 
 class PermissionDenied(ProviderError):
-    """The key may not do this (HTTP 403)."""
+    """API key without permission for this request (HTTP 403)."""
 
     code = "permission"
 
 
 class UnknownModel(ProviderError):
-    """The endpoint does not know the model, or the address is wrong (HTTP 404)."""
+    """Unknown model or wrong endpoint URL (HTTP 404)."""
 
     code = "unknown_model"
 
 
 class BadRequest(ProviderError):
-    """The vendor refused the request as it is (other HTTP 4xx)."""
+    """Request that the vendor rejected as invalid (other HTTP 4xx)."""
 
     code = "bad_request"
 
 
 class ContextLengthExceeded(BadRequest):
-    """The request is longer than the context window of the model."""
+    """Request that exceeds the context window of the model."""
 
     code = "context_length"
 
 
+class MediaRefused(BadRequest):
+    """Request with an image or a file that the vendor refused.
+
+    Attributes:
+        scope: Refused media if the vendor named none: those that are new to the model, the older ones, or all.
+        path: Path of the refused part in the request, if the vendor named it.
+        media: Fingerprints of the media at this path.
+        otherwise: Error to raise instead if the request contains no media.
+    """
+
+    code = "media_refused"
+    scope: Literal["newest", "older", "all"] = "newest"
+    path: str = ""
+    media: tuple[str, ...] = ()
+    otherwise: ProviderError | None = None
+
+
 class ContentFiltered(BadRequest):
-    """The vendor's content filter refused the request."""
+    """Request that the vendor's content filter refused."""
 
     code = "content_filter"
 
 
 class RateLimited(ProviderError):
-    """Too many requests (HTTP 429); `retry_after` has the wait if the vendor named one."""
+    """Rate limit of the vendor (HTTP 429). Wait for `retry_after` seconds if it is set."""
 
     code = "rate_limited"
     retryable = True
 
 
 class Overloaded(ProviderError):
-    """The vendor has no room at the moment (HTTP 503, 529)."""
+    """Temporary overload of the vendor (HTTP 503 or 529)."""
 
     code = "overloaded"
     retryable = True
 
 
 class ServerError(ProviderError):
-    """The vendor failed (other HTTP 5xx)."""
+    """Internal error of the vendor (other HTTP 5xx)."""
 
     code = "server"
     retryable = True
 
 
 class ProviderTimeout(ProviderError):
-    """No connection, no answer or no further bytes within the time allowed."""
+    """Timeout while connecting, waiting for a response or reading it."""
 
     code = "timeout"
     retryable = True
 
 
 class ProviderConnectionError(ProviderError):
-    """The connection could not be made or broke before the answer was complete."""
+    """Connection that failed or broke before the answer was complete."""
 
     code = "connection"
     retryable = True
 
 
 class ProviderProtocolError(ProviderError):
-    """The vendor answered with something that is not the protocol."""
+    """Response that violates the vendor's protocol."""
 
     code = "protocol"
 
 
 class StrategyError(RxloopError):
-    """A reasoning strategy cannot do what it was asked to; nothing has changed.
-
-    Attributes:
-        code: A stable name of the reason for programs, such as `stage_refused`.
-    """
+    """Rejected step of a strategy. Its state is unchanged. `code` is a stable name, such as `stage_refused`."""
 
     code: ClassVar[str] = "strategy"
 
 
 class StageRefused(StrategyError):
-    """A stage cannot follow the current one.
+    """Rejected change to a stage that cannot follow the current stage.
 
     Attributes:
-        strategy: The strategy.
-        stage: The current stage, in which the flow remains.
-        target: The stage that was asked for, where one was.
-        allowed: The stages that may follow, in the order of the strategy.
+        strategy: Name of the strategy.
+        stage: Current stage, which does not change.
+        target: Requested stage, if any.
+        allowed: Stages that may follow, in the order of the strategy.
     """
 
     code = "stage_refused"
@@ -378,39 +335,50 @@ class StageRefused(StrategyError):
 
 
 class StageChoiceRequired(StageRefused):
-    """Several stages may follow the current one, and none was named; `allowed` has the choices."""
+    """Change without a target although several stages may follow. Choose one from `allowed`."""
 
     code = "stage_choice_required"
 
 
 class BranchRefused(StrategyError):
-    """A branch is not there, not open any more, or not ready for what was asked."""
+    """Rejected operation on a branch that is missing, closed or not ready."""
 
     code = "branch_refused"
 
 
 class PlanRefused(StrategyError):
-    """A plan of tool calls cannot be carried out: it has no steps, a cycle, or a reference to nothing."""
+    """Plan of tool calls that cannot be executed, for example because of a cycle or an unknown reference."""
 
     code = "plan_refused"
 
 
 class NoAnswers(StrategyError):
-    """A vote in which nobody voted: every path failed."""
+    """Vote without answers, because every path failed."""
 
     code = "no_answers"
 
 
+class EventLike(Protocol):
+    """Interface of an event in an error. `rxloop.protocol` defines the class."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def seq(self) -> int: ...
+    @property
+    def step(self) -> str | None: ...
+
+
 class GrammarError(RxloopError):
-    """A stream of events breaks a rule of the protocol.
+    """Event stream that violates a rule of the protocol.
 
     Attributes:
-        rule: A stable name of the rule for programs, such as `seq` or `call-twice`.
-        event: The event that breaks it; None where the stream ended too early.
-        other: The event before it that it does not fit, where there is one.
+        rule: Stable name of the rule, such as `seq` or `call-twice`.
+        event: Event that violates the rule, or None if the stream ended too early.
+        other: Earlier event that conflicts with `event`, if any.
     """
 
-    def __init__(self, message: str, *, rule: str, event: Event | None, other: Event | None) -> None:
+    def __init__(self, message: str, *, rule: str, event: EventLike | None, other: EventLike | None) -> None:
         super().__init__(message)
         self.rule = rule
         self.event = event
@@ -418,15 +386,15 @@ class GrammarError(RxloopError):
 
 
 class RecordingMismatch(RxloopError, AssertionError):
-    """A run is not what was recorded; an `AssertionError` too, because tests compare.
+    """Difference between a run and its recording. It is also an `AssertionError`, for use in tests.
 
     Attributes:
-        place: How many of the events that count were the same.
-        expected: The recorded event; None where the recording had ended.
-        happened: The event that came; None where the stream had ended.
+        place: Number of equal events before the difference.
+        expected: Recorded event, or None if the recording has ended.
+        happened: Event of the run, or None if the stream has ended.
     """
 
-    def __init__(self, message: str, *, place: int, expected: Event | None, happened: Event | None) -> None:
+    def __init__(self, message: str, *, place: int, expected: EventLike | None, happened: EventLike | None) -> None:
         super().__init__(message)
         self.place = place
         self.expected = expected
@@ -434,21 +402,21 @@ class RecordingMismatch(RxloopError, AssertionError):
 
 
 class ScoreMissing(RxloopError):
-    """A mean was asked for, and the scorer failed for a trial, or there is no value to average."""
+    """Mean that cannot be computed, because the scorer failed in a trial or returned no value."""
 
 
 class NotFinished(RxloopError):
-    """The output was read of a run that waits for input; `result.pending` says for what."""
+    """Access to the output of an unfinished run. `result.pending` lists the questions that it waits for."""
 
 
 class ApiError(RxloopError):
-    """A server with the HTTP API refused a request of `rxloop.client`, or cannot be reached.
+    """Failed request of `rxloop.client` to the HTTP API.
 
     Attributes:
-        code: A stable name of the reason for programs, such as `not_found`; `connection` where there was no answer.
-        status: The HTTP status, where there was an answer.
-        fields: What is wrong with which field, where the server said so.
-        retry_after: The seconds that the server asked to wait, where it said so.
+        code: Stable name of the reason, such as `not_found`, or `connection` if there was no response.
+        status: HTTP status code of the response, if any.
+        fields: Messages by name of the invalid field, if the server sent them.
+        retry_after: Delay in seconds that the server requested, if any.
     """
 
     def __init__(
@@ -466,11 +434,11 @@ class ApiError(RxloopError):
 
 
 class AttemptError(RxloopError):
-    """An attempt of a run ended without an answer.
+    """Attempt of a run that ended without an answer.
 
     Attributes:
-        code: What ended it, such as `max_iterations`, `rate_limited` or `canceled`.
-        result: The partial `Result`: the messages, thoughts and usage so far.
+        code: Cause of the end, such as `max_iterations`, `rate_limited` or `canceled`.
+        result: Partial `Result` with the messages, thoughts and usage so far.
     """
 
     def __init__(self, message: str, *, code: str, result: Any) -> None:
@@ -483,26 +451,26 @@ class AttemptError(RxloopError):
         return f"{type(self).__name__}({str(self)!r}, code={self.code!r}{where})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        import pickle  # here, since importing rxloop is quicker without it
+        import pickle  # imported here, because `import rxloop` is faster without it
 
         fields = dict(vars(self))
         try:
             pickle.dumps(self.result)
-        except Exception:  # an output of the user's own, say: an error that cannot be read breaks a process pool
+        except Exception:  # for example a custom output: an error that cannot be unpickled breaks a process pool
             fields["result"] = None
         return __newobj__, (type(self), *self.args), fields  # pyright: ignore[reportUnknownVariableType]
 
 
 class LimitReached(AttemptError):
-    """A limit of the run ended it: `max_iterations`, `tool_failures`, `tokens`, `timeout` or `attempts`."""
+    """Attempt ended by a limit: `max_iterations`, `tool_failures`, `tokens`, `timeout` or `attempts`."""
 
 
 class RunError(AttemptError):
-    """The provider, the pipeline, the tool machinery or the log failed; `result.error.retryable` says if it may pass.
+    """Failure of the provider, the pipeline, the tool executor or the log; see `result.error.retryable`.
 
-    With the codes `log` and `conflict` the run has not ended: its log is out of reach, or another process goes on.
+    With the codes `log` and `conflict`, the run has not ended: its log is unreachable or another process owns the run.
     """
 
 
 class RunCancelled(AttemptError):
-    """The run was cancelled; it can be resumed if it has a log."""
+    """Cancelled run. It can be resumed if it has a log."""

@@ -37,7 +37,7 @@ class ScriptedModels:
         return self.made[-1]
 
     def recorded(self, path: Any, **options: Any) -> ScriptedModel:
-        """A model that answers as it did in a recorded run; the arguments are those of `rxloop.testing.recorded`."""
+        """A model that answers as it did in a recorded run; the arguments are those of `rxloop.testing.recordings`."""
         from rxloop.testing import recorded
 
         self.made.append(recorded(path, **options))
@@ -81,19 +81,14 @@ def virtual_time(request: pytest.FixtureRequest) -> Iterator[VirtualTime]:
 
 
 @pytest.fixture
-def offline_model() -> Iterator[OfflineModel]:
-    """An `OfflineModel` that listens on localhost, in a thread, while the test runs.
+def offline_model() -> OfflineModel:
+    """An `OfflineModel`, which answers by rules.
 
-    `offline_model.provider()` talks to it over a real socket; `offline_model.requests` has what it was asked.
+    `offline_model.provider()` is a model for agents; `offline_model.requests` has the bodies of its requests.
     """
-    from rxloop.testing import OfflineModel, serve_in_thread
+    from rxloop.testing import OfflineModel
 
-    model = OfflineModel()
-    stop = serve_in_thread(model)
-    try:
-        yield model
-    finally:
-        stop()
+    return OfflineModel()
 
 
 @pytest.fixture

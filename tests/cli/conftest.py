@@ -5,22 +5,26 @@ from pathlib import Path
 
 import pytest
 
-from commands import Place, rule
-from rxloop.demo.offline import serve_in_thread
 from rxloop.testing import OfflineModel
+from support.commands import Place, rule
+from support.offline_server import serve_offline
 
 
 @pytest.fixture(scope="session")
-def offline() -> Iterator[OfflineModel]:
-    """An offline model in a thread of its own."""
-    model = OfflineModel(rules=[rule])
-    stop = serve_in_thread(model)
-    yield model
-    stop()
+def offline() -> OfflineModel:
+    """An offline model that knows what these tests ask."""
+    return OfflineModel(rules=[rule])
+
+
+@pytest.fixture(scope="session")
+def offline_url(offline: OfflineModel) -> Iterator[str]:
+    """The address at which it is served."""
+    with serve_offline(offline) as url:
+        yield url
 
 
 @pytest.fixture
-def place(offline: OfflineModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+def place(offline_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     """A folder of its own for the command, which is the current one."""
     monkeypatch.chdir(tmp_path)
-    return Place(tmp_path, offline.base_url)
+    return Place(tmp_path, offline_url)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, Field, TypeAdapter
 
 from rxloop import PendingInput
-from rxloop.cli.answers import example, read_answer
+from rxloop.cli.live_run import example, read_answer
 from rxloop.errors import ConfigurationError
 
 

@@ -11,7 +11,7 @@ import orjson
 import pytest
 from typing_extensions import override
 
-from commands import Place
+from support.commands import Place
 
 
 class Vendor(ThreadingHTTPServer):

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from rxloop.cli.app import COMMANDS, app
+from rxloop.cli.app import app
+from rxloop.cli.commands import COMMANDS
 
 TEXT = (Path(__file__).parents[2] / "docs/command.md").read_text(encoding="utf-8")
 BLOCKS = "\n".join(re.findall(r"```bash\n(.*?)```", TEXT, re.DOTALL))

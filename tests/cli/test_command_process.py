@@ -17,8 +17,8 @@ from typing import IO
 import orjson
 import pytest
 
-from commands import SOURCE, Place
-from terminals import LIMIT, Terminal
+from support.commands import SOURCE, Place
+from support.terminals import LIMIT, Terminal
 
 
 def until(read: Callable[[], bytes], wanted: str) -> str:
@@ -42,10 +42,12 @@ def python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=LIMIT)
 
 
-@pytest.mark.parametrize("missing", ["typer", "rich", "platformdirs"])
-def test_without_the_extra_the_command_names_it(missing: str) -> None:
+@pytest.mark.parametrize(
+    ("missing", "command"), [("typer", "runs"), ("rich", "runs"), ("platformdirs", "runs"), ("packaging", "doctor")]
+)
+def test_without_the_extra_the_command_names_it(missing: str, command: str) -> None:
     code = f"import sys; sys.modules[{missing!r}] = None; from rxloop.cli import main; main()"
-    done = python(code, "runs")
+    done = python(code, command)
     assert done.returncode == 1
     assert done.stderr == f'The command needs {missing}, which is not installed: pip install "rxloop[cli]"\n'
 

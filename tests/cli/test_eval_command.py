@@ -9,8 +9,8 @@ import sys
 import orjson
 import pytest
 
-from commands import Place
 from rxloop import Report
+from support.commands import Place
 
 EVALS = """
 import os

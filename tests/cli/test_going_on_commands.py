@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from commands import Place
 from rxloop.testing import OfflineModel
+from support.commands import Place
 
 
 @pytest.fixture(autouse=True)
@@ -65,10 +65,10 @@ def test_a_wrong_answer_is_one_line_and_changes_nothing(waiting: Place, given: s
     assert waiting.rows()[0]["attempt"] == 1
 
 
-def test_a_run_that_found_no_model_goes_on_when_there_is_one(place: Place, offline: OfflineModel) -> None:
+def test_a_run_that_found_no_model_goes_on_when_there_is_one(place: Place, offline_url: str) -> None:
     place.run("run", "2 + 2", "--base-url", "http://127.0.0.1:9/v1", code=1)
     assert place.rows()[0]["state"] == "failed"
-    done = place.run("resume", "last", "--base-url", offline.base_url)
+    done = place.run("resume", "last", "--base-url", offline_url)
     assert "4" in done.stdout
     assert "is over" not in done.stderr
     assert [(row["state"], row["attempt"]) for row in place.rows()] == [("completed", 2)]

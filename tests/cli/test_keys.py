@@ -5,13 +5,11 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from commands import Place
-from rxloop.cli import doctor, models
-from rxloop.cli.finding import Finding, Grade
-from rxloop.cli.keys import how_to_get_in, key_state, key_variable
-from rxloop.cli.network import _answered
+from rxloop.cli.commands import doctor, models
+from rxloop.cli.model_access import Finding, Grade, _answered, how_to_get_in, key_state, key_variable
 from rxloop.providers import Preset
-from rxloop.providers.clouds import vertex_url
+from rxloop.providers.vendors.urls import vertex_url
+from support.commands import Place
 
 
 def preset(**fields: object) -> Preset:

@@ -13,11 +13,11 @@ from typing import Any
 import orjson
 import pytest
 
-from commands import Place
 from rxloop.demo.conversation import Conversation, Reply
-from rxloop.demo.offline import serve_in_thread
 from rxloop.testing import OfflineModel
-from terminals import Terminal
+from support.commands import Place
+from support.offline_server import serve_offline
+from support.terminals import Terminal
 
 
 def echo(conversation: Conversation) -> Reply:
@@ -30,10 +30,9 @@ def echo(conversation: Conversation) -> Reply:
 def echoing(place: Place) -> Any:
     """An offline model of its own, that the command asks."""
     model = OfflineModel(rules=[echo])
-    stop = serve_in_thread(model)
-    place.env["RXLOOP_MODEL"] = f"{model.base_url}#demo"
-    yield model
-    stop()
+    with serve_offline(model) as url:
+        place.env["RXLOOP_MODEL"] = f"{url}#demo"
+        yield model
 
 
 def written(path: Path, *lines: Any) -> str:

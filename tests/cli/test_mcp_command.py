@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from mcp.client.stdio import stdio_client
 
-from commands import SOURCE, Place
 from mcp import Client, StdioServerParameters
+from support.commands import SOURCE, Place
 
 LIMIT = 30
 

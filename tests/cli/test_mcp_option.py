@@ -8,18 +8,18 @@ from pathlib import Path
 import orjson
 import pytest
 
-from commands import Place
-from rxloop.cli.agent_options import AgentOptions
+from rxloop.cli.agent_loader import AgentOptions
 from rxloop.errors import ConfigurationError
-from rxloop.tools.mcp._options import Http, Stdio
+from rxloop.tools.mcp.options import Http, Stdio
+from support.commands import Place
 
-SHOP = Path(__file__).parents[1] / "tools/mcp/shop.py"
+SHOP = Path(__file__).parents[1] / "support/mcp_servers/shop.py"
 
 
 def test_a_server_is_a_command_a_url_or_a_file(tmp_path: Path) -> None:
     file = tmp_path / "mcp.json"
     file.write_text('{"mcpServers": {"a": {"command": "x"}, "b": {"url": "https://b.example/mcp"}}}')
-    given = AgentOptions(mcp=("npx -y 'some server'", "https://c.example/mcp", str(file)))
+    given = AgentOptions(mcp=["npx -y 'some server'", "https://c.example/mcp", str(file)])
     servers = given._servers()
     places = [getattr(server, "place", None) for server in servers]
     assert places == [
@@ -30,9 +30,9 @@ def test_a_server_is_a_command_a_url_or_a_file(tmp_path: Path) -> None:
     ]
     assert "--mcp https://c.example/mcp" in given.flags()
     with pytest.raises(ConfigurationError, match="is not a command"):
-        AgentOptions(mcp=("npx 'x",))._servers()
+        AgentOptions(mcp=["npx 'x"])._servers()
     with pytest.raises(ConfigurationError, match="--mcp does not go with --agent"):
-        AgentOptions(agent="a:b", mcp=("x",)).make()
+        AgentOptions(agent="a:b", mcp=["x"]).make()
 
 
 def test_its_tools_are_offered(place: Place) -> None:

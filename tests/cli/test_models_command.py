@@ -5,8 +5,8 @@ from __future__ import annotations
 import orjson
 import pytest
 
-from commands import Place
 from rxloop.providers import CATALOG, PRESETS, resolve_model
+from support.commands import Place
 
 SECRET = "sk-very-secret"
 PLACES = {"azure", "azure_responses", "bedrock", "vertex", "vertex_anthropic"}

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from families import editor, researcher, search, tokens
-from runs import collect
+import asyncio
+
+from rxloop import SqliteEventLog
 from rxloop.cli.options import ThoughtLevel
 from rxloop.cli.render import describe
 from rxloop.testing import call
+from support.commands import Place
+from support.nested_agents import editor, researcher, search, tokens
+from support.runs import collect
 
 
 async def test_each_line_names_the_agents_down_to_the_one_it_is_of() -> None:
@@ -27,3 +31,18 @@ async def test_each_line_names_the_agents_down_to_the_one_it_is_of() -> None:
         "~ middle completed",
         "← research M.",
     ]
+
+
+def test_import_takes_over_a_run_with_nested_agents(place: Place) -> None:
+    async def write() -> None:
+        inner = researcher(name="inner")
+        turns = [[call("inner", prompt="deeper")], tokens("M.")]
+        middle = researcher(*turns, name="middle", tools=[inner.as_tool(), search])
+        log = SqliteEventLog(place.database)
+        await editor(middle.as_tool("research"), log=log).run("q")
+        await log.aclose()
+
+    asyncio.run(write())
+    lines = place.run("export", "last", "--full").stdout
+    place.run("import", "-", "--db", "other.db", given=lines)
+    assert place.run("export", "last", "--full", "--db", "other.db").stdout == lines

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from commands import Place
+from support.commands import Place
 
 pytestmark = pytest.mark.service("postgres")
 

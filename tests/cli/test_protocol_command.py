@@ -6,10 +6,10 @@ import orjson
 import pytest
 from jsonschema import Draft202012Validator
 
-from commands import Place
 from rxloop import ToolCompleteEvent, protocol_schema
 from rxloop.protocol.envelope import EVENT_TYPES
 from rxloop.protocol.messages import ToolCall
+from support.commands import Place
 
 
 def test_every_kind_is_listed_with_how_it_is_kept_and_for_whom(place: Place) -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 import orjson
 import pytest
 
-from commands import Place
 from rxloop import ConfigurationError, Event
-from rxloop.cli.transfer import read_runs
+from rxloop.cli.commands.transfer import read_runs
+from support.commands import Place
 
 WEATHER = ("run", "Compare the weather in Oslo and Bergen.", "--tools", "kit:get_weather")
 

@@ -8,9 +8,9 @@ import sys
 import orjson
 import pytest
 
-from commands import Place
 from rxloop import Event, StageEvent, StatusUpdateEvent, TaskEvent
 from rxloop.testing import OfflineModel
+from support.commands import Place
 
 WEATHER = ("run", "Compare the weather in Oslo and Bergen.", "--tools", "kit:get_weather")
 MAKERS = """
@@ -80,14 +80,14 @@ def test_an_empty_question_is_wrong_usage(place: Place) -> None:
     assert "the question is empty" in place.run("run", given=" \n", code=2).stderr
 
 
-def test_the_runs_model_is_an_address_where_one_is_given(place: Place, offline: OfflineModel) -> None:
-    place.run("run", "2 + 2", "--base-url", offline.base_url, "--model", "qwen3:8b")
-    assert place.rows()[0]["model"] == f"{offline.base_url}#qwen3:8b"
+def test_the_runs_model_is_an_address_where_one_is_given(place: Place, offline: OfflineModel, offline_url: str) -> None:
+    place.run("run", "2 + 2", "--base-url", offline_url, "--model", "qwen3:8b")
+    assert place.rows()[0]["model"] == f"{offline_url}#qwen3:8b"
     assert offline.requests[-1]["model"] == "qwen3:8b"
 
 
-def test_a_preset_keeps_its_ways_at_another_address(place: Place, offline: OfflineModel) -> None:
-    place.run("run", "2 + 2", "--base-url", offline.base_url, "--model", "zai:glm-4.7", ZAI_API_KEY="k")
+def test_a_preset_keeps_its_ways_at_another_address(place: Place, offline: OfflineModel, offline_url: str) -> None:
+    place.run("run", "2 + 2", "--base-url", offline_url, "--model", "zai:glm-4.7", ZAI_API_KEY="k")
     assert place.rows()[0]["model"] == "zai:glm-4.7"
     assert offline.requests[-1]["model"] == "glm-4.7"
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commands import Place
 from rxloop import ConfigurationError, EventLogError, MemoryEventLog, StatusUpdateEvent, TaskEvent, UnknownRun
-from rxloop.cli.runs import ago
-from rxloop.cli.store import find_context, find_run, first_event, opened, short_ids
+from rxloop.cli.commands.inspect import ago
+from rxloop.cli.database import find_context, find_run, first_event, opened, short_ids
+from support.commands import Place
 
 
 def begun(task_id: str, context_id: str = "c", created: int = 0) -> TaskEvent:

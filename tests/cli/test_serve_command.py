@@ -16,11 +16,11 @@ import orjson
 import pytest
 from openai import OpenAI
 
-from commands import Place
 from rxloop import ConfigurationError, MemoryEventLog
-from rxloop.cli.serving.keys import read_keys
-from rxloop.cli.serving.runtime import runtime_of
-from terminals import LIMIT
+from rxloop.cli.service.credentials import read_keys
+from rxloop.cli.service.runtime_loader import runtime_of
+from support.commands import Place
+from support.terminals import LIMIT
 
 KEY, OTHER = "ann-has-this-secret", "bob-has-another-one"
 AGENTS = """

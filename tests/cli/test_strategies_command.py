@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from rxloop.cli.app import app
-from rxloop.thinking.flow import STAGE_TABLES, StrategyDefinition
+from rxloop.thinking.stages import STAGE_TABLES, StrategyDefinition
 
 
 def rxloop(*arguments: str) -> tuple[int, str]:

@@ -10,14 +10,14 @@ import orjson
 import pytest
 from rich.text import Text
 
-from commands import Place
 from rxloop import Event, MessageAddedEvent, PendingInput, StatusUpdateEvent
 from rxloop.cli.options import ThoughtLevel
 from rxloop.cli.render import describe, ending, question
-from rxloop.cli.visible import shown
+from rxloop.cli.terminal import shown
 from rxloop.protocol.envelope import EVENT_TYPES
 from rxloop.protocol.messages import ErrorInfo, FilePart, ImagePart
-from rxloop.thoughts.drawing import UNSEEN, visible
+from rxloop.support.text import INVISIBLE, to_visible
+from support.commands import Place
 
 EVIL = (
     "a\x1b]52;c;ZXZpbA==\x07b\x1b]0;title\x1b\\c\x1b[2J\x9b31md\x08\x7f\x85e"
@@ -43,6 +43,8 @@ def spoilt(name: str, annotation: Any) -> Any:
         return {key: spoilt(key, field.annotation) for key, field in annotation.model_fields.items()}
     if origin is list or origin is tuple:
         return [spoilt(name, args[0])]
+    if origin is dict and args[1] is str:
+        return {EVIL: EVIL}
     if origin is dict or annotation is Any:
         return {EVIL: [EVIL]}
     if origin is not None and str in args:
@@ -155,8 +157,8 @@ def test_escapes_keep_the_colours_of_what_is_around_them() -> None:
 def test_plain_text_stays_the_same_object() -> None:
     text = Text("né → 👩‍🚀\n\tx", "red")
     assert shown(text) is text
-    assert visible("né → 👩‍🚀\n\tx") == "né → 👩‍🚀\n\tx"
-    assert UNSEEN.pattern == BAD.pattern
+    assert to_visible("né → 👩‍🚀\n\tx") == "né → 👩‍🚀\n\tx"
+    assert INVISIBLE.pattern == BAD.pattern
 
 
 def test_no_text_from_outside_can_forge_a_line_of_the_command() -> None:

@@ -14,8 +14,8 @@ import httpx
 import orjson
 import pytest
 
-from commands import Place
-from terminals import LIMIT
+from support.commands import Place
+from support.terminals import LIMIT
 
 AGENTS = """
 import gc
@@ -27,7 +27,7 @@ weather = Agent(ScriptedModel(lambda request: str(gc.get_freeze_count())), name=
 """
 RUNTIME = """
 from rxloop import PostgresEventLog, Runtime
-from rxloop.workers import PostgresQueue
+from rxloop.runtime import PostgresQueue
 
 DSN = "postgresql://localhost:1/app"
 runtime = Runtime({"weather": weather}, log=PostgresEventLog(DSN), queue=PostgresQueue(DSN), works=True)

@@ -13,7 +13,6 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from replicas import free_port, replica
 from rxloop import (
     Agent,
     ApiError,
@@ -27,7 +26,8 @@ from rxloop import (
 )
 from rxloop.client import Client
 from rxloop.testing import ScriptedModel, call, frames
-from serving import serving
+from support.api_server import serving
+from support.processes.replicas import free_port, replica
 
 
 @tool(approve=True)

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
-from histories import call, long_history, turn
 from rxloop.context import blocks_of, problems_of, repaired
 from rxloop.protocol.messages import Message
+from support.histories import call, long_history, turn
 
 
 def test_an_assistant_message_with_its_calls_and_all_their_results_is_one_block() -> None:

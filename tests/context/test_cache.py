@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from rxloop.context._cache import LONGEST, MOST, for_short_texts
+from rxloop.context.counting import LONGEST, MOST, for_short_texts
 
 
 def test_a_short_text_is_worked_out_once_and_a_long_one_is_not_kept() -> None:

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from histories import call, compressed, long_history, turn
 from rxloop.context import (
     Compression,
     LastCut,
@@ -14,9 +13,10 @@ from rxloop.context import (
     TokenBudgetCompressor,
     TokenEstimator,
 )
-from rxloop.pipeline.seams import Budget, Compressor
+from rxloop.pipeline.interfaces import Budget, Compressor
 from rxloop.protocol.messages import FilePart, ImagePart, Message, TextPart
 from rxloop.state.history import History
+from support.histories import call, compressed, long_history, turn
 
 counter = TokenEstimator()
 

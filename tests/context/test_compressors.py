@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from histories import budget, call, compressed, every_compressor, long_history, turn
 from rxloop.context import (
     ChainedCompressor,
     Compression,
@@ -16,8 +15,9 @@ from rxloop.context import (
     problems_of,
 )
 from rxloop.errors import ConfigurationError
-from rxloop.pipeline.seams import Compressor
+from rxloop.pipeline.interfaces import Compressor
 from rxloop.protocol.messages import ImagePart, Message, TextPart
+from support.histories import budget, call, compressed, every_compressor, long_history, turn
 
 Make = Callable[[int], Compressor]
 counter = TokenEstimator()

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from rxloop.context import FolderWorkspace, folder
-from rxloop.context.workspace import parts_of
-from rxloop.stream import below
+from rxloop.context import FolderWorkspace
+from rxloop.context import workspaces as folder
+from rxloop.context.workspaces import parts_of
+from rxloop.support import safe_files as below
 
 needs_unix = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes and handles of folders are of Unix")
 

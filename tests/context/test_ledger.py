@@ -4,11 +4,12 @@ import gc
 
 import pytest
 
-from histories import call, long_history, turn
-from rxloop.context import FactLedger, facts, ledger
+from rxloop.context import FactLedger, facts
+from rxloop.context import fact_ledger as ledger
 from rxloop.context.counting import text_tokens
-from rxloop.context.ledger import ledger_of
+from rxloop.context.fact_ledger import ledger_of
 from rxloop.protocol.messages import Message
+from support.histories import call, long_history, turn
 
 
 def test_it_holds_each_value_once_with_the_word_that_named_it_last() -> None:

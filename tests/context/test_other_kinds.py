@@ -7,7 +7,6 @@ from random import Random
 
 import pytest
 
-from histories import call, compressed, turn
 from rxloop.context import (
     LastCut,
     SemanticCompressor,
@@ -15,8 +14,9 @@ from rxloop.context import (
     TokenBudgetCompressor,
     TokenEstimator,
 )
-from rxloop.pipeline.seams import Compressor
+from rxloop.pipeline.interfaces import Compressor
 from rxloop.protocol.messages import Message
+from support.histories import call, compressed, turn
 
 counter = TokenEstimator()
 Kind = tuple[list[Message], list[str]]

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from histories import Words, compressed, every_compressor, histories
 from rxloop.context import (
     Compressed,
     LastCut,
@@ -14,8 +13,9 @@ from rxloop.context import (
     blocks_of,
     problems_of,
 )
-from rxloop.pipeline.seams import Compressor, TokenCounter
+from rxloop.pipeline.interfaces import Compressor, TokenCounter
 from rxloop.protocol.messages import Message
+from support.histories import Words, compressed, every_compressor, histories
 
 # 2,000 with RXLOOP_EXAMPLES=2000.
 quickly = settings(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rxloop.context import CompositeWorkspace, FolderWorkspace, Scratchpad, TextWorkspace
-from rxloop.context.workspace import parts_of
+from rxloop.context.workspaces import parts_of
 from rxloop.errors import ConfigurationError
 
 

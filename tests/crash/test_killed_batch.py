@@ -12,10 +12,10 @@ from pathlib import Path
 import orjson
 import pytest
 
-from commands import Place
 from rxloop.demo.conversation import Conversation, Reply
-from rxloop.demo.offline import serve_in_thread
 from rxloop.testing import OfflineModel
+from support.commands import Place
+from support.offline_server import serve_offline
 
 # More of them take minutes: RXLOOP_DOCUMENTS=2000 is what a release is measured by.
 DOCUMENTS = int(os.environ.get("RXLOOP_DOCUMENTS", "200"))
@@ -49,14 +49,13 @@ def test_each_document_is_answered_once_and_few_are_asked_again(tmp_path: Path, 
     print("seed", seed)
     server = Server()
     model = OfflineModel(rules=[server.reply], delay=0.002)
-    stop = serve_in_thread(model)
-    place = Place(tmp_path, model.base_url)
     documents = [f"Square {number}, please." for number in range(DOCUMENTS)]
     (tmp_path / "in.jsonl").write_bytes(b"".join(orjson.dumps(document) + b"\n" for document in documents))
     command = ("map", "in.jsonl", "--out", "out.jsonl", "--concurrency", str(concurrency))
     # So that each of them is killed in the middle of its work, and not at its beginning.
     moments = sorted(random.Random(seed).sample(range(DOCUMENTS // 10, DOCUMENTS), KILLS))
-    try:
+    with serve_offline(model) as url:
+        place = Place(tmp_path, url)
         for moment in moments:
             server.at = max(moment, server.asked.total() + 1)
             server.process = place.process(*command)
@@ -66,8 +65,6 @@ def test_each_document_is_answered_once_and_few_are_asked_again(tmp_path: Path, 
         last = place.process(*command)
         _, said = last.communicate(timeout=500)
         assert last.returncode == 0, said.decode()
-    finally:
-        stop()
 
     answers = [orjson.loads(line) for line in (tmp_path / "out.jsonl").read_bytes().splitlines()]
     assert Counter(line["key"] for line in answers) == Counter(documents)

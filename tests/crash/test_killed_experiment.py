@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from crash.experimenter import CASES, CONCURRENCY, VARIANTS
 from rxloop import ContentCompleteEvent, Report, SqliteEventLog
+from support.crash.experimenter import CASES, CONCURRENCY, VARIANTS
 
-EXPERIMENTER = Path(__file__).with_name("experimenter.py")
+EXPERIMENTER = Path(__file__).parents[1] / "support/crash/experimenter.py"
 TRIALS = CASES * len(VARIANTS)
 
 
@@ -41,7 +41,7 @@ async def test_an_experiment_that_is_killed_three_times_asks_nobody_twice_who_ha
         async with aclosing(SqliteEventLog(tmp_path / "runs.db")) as log:
             answered = {
                 (record.task_id, event.step)
-                for record in await log.runs()
+                for record in await log.list_runs()
                 for event in await log.read(record.task_id)
                 if isinstance(event, ContentCompleteEvent)
             }

@@ -13,9 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from crash.family import SUM
-from crash.test_kill import Nursery, folder, left_behind, lines
-from families import check_attempts, used
 from rxloop import (
     ContentCompleteEvent,
     Event,
@@ -25,8 +22,12 @@ from rxloop import (
     StatusUpdateEvent,
     ToolCompleteEvent,
 )
+from support.crash.family import SUM
+from support.crash.killed_runs import Nursery, folder, left_behind, lines
+from support.nested_agents import check_attempts, used
 
-FAMILY = Path(__file__).with_name("family.py")
+TESTS = Path(__file__).parents[1]
+FAMILY = TESTS / "support/crash/family.py"
 # More of them take minutes: RXLOOP_KILLS=200 is what a release is measured by.
 KILLS = int(os.environ.get("RXLOOP_KILLS", "6"))
 
@@ -76,7 +77,7 @@ def check(events: Sequence[Event], effects: list[str]) -> None:
 async def test_a_run_with_nested_agents_goes_on_to_the_same_answer(tmp_path: Path) -> None:
     # L89, L117
     pipe = asyncio.subprocess.PIPE
-    environment = {**os.environ, "PYTHONPATH": str(FAMILY.parent.parent)}
+    environment = {**os.environ, "PYTHONPATH": str(TESTS)}
     process = await asyncio.create_subprocess_exec(
         sys.executable, str(FAMILY), stdin=pipe, stdout=pipe, env=environment
     )

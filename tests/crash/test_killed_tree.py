@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from crash.grower import CALLS, STRATEGY, says
-from reasoning import is_legal, thoughts_of, walk
 from rxloop import Agent, ContentCompleteEvent, SqliteEventLog
 from rxloop.testing import ScriptedModel
+from support.crash.grower import CALLS, STRATEGY, says
+from support.reasoning import is_legal, thoughts_of, walk
 
-GROWER = Path(__file__).with_name("grower.py")
+GROWER = Path(__file__).parents[1] / "support/crash/grower.py"
 
 
 async def killed(db: Path, number: int) -> None:
@@ -30,7 +30,7 @@ async def test_it_does_not_ask_again_what_it_had_been_told(number: int, tmp_path
     db = tmp_path / "runs.db"
     await killed(db, number)
     async with aclosing(SqliteEventLog(db)) as log:
-        (record,) = await log.runs(unfinished=True)
+        (record,) = await log.list_runs(unfinished=True)
         before = await log.read(record.task_id)
         told = {event.step for event in before if isinstance(event, ContentCompleteEvent)}
         model = ScriptedModel(*[says] * CALLS)

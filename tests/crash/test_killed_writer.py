@@ -11,18 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from crash.filer import CHUNKS, stores
 from rxloop import ArtifactUpdateEvent
-from rxloop.run.ids import new_id
+from rxloop.protocol.ids import make_id
+from support.crash.filer import CHUNKS, stores
 
-FILER = Path(__file__).with_name("filer.py")
+FILER = Path(__file__).parents[1] / "support/crash/filer.py"
 ROUNDS = int(os.environ.get("RXLOOP_KILLS", "12")) // 12
 
 
 @pytest.mark.parametrize("kind", ["folder", "sqlite"])
 @pytest.mark.parametrize("number", range(ROUNDS))
 def test_a_run_that_is_killed_while_it_writes_writes_every_chunk_once(kind: str, number: int, tmp_path: Path) -> None:
-    task_id, kills, randomly = new_id(), 0, random.Random(f"{kind} {number}")
+    task_id, kills, randomly = make_id(), 0, random.Random(f"{kind} {number}")
     while True:
         command = [sys.executable, str(FILER), str(tmp_path), kind, task_id]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -41,7 +41,7 @@ def test_a_run_that_is_killed_while_it_writes_writes_every_chunk_once(kind: str,
     async def look() -> None:
         log, store = stores(tmp_path, kind)
         expected = [f"line {n}\n" for n in range(CHUNKS)]
-        [record] = await log.runs()
+        [record] = await log.list_runs()
         content = await store.read(record.context_id, "report.md")
         assert content.decode().splitlines(keepends=True) == expected
         told = [event for event in await log.read(task_id) if isinstance(event, ArtifactUpdateEvent)]

@@ -22,13 +22,13 @@ from typing import Any
 
 import pytest
 
-from bound import BOUND
-from crash.replica import LEASE
 from rxloop import Event, RunRecord, SqliteEventLog, StatusUpdateEvent
 from rxloop.protocol.events import InputReceivedEvent, MessageAddedEvent, ToolStartEvent
 from rxloop.state.fold import fold_all
+from support.crash.replica import LEASE
+from support.processes.bound_processes import BOUND
 
-REPLICA = Path(__file__).with_name("replica.py")
+REPLICA = Path(__file__).parents[1] / "support/crash/replica.py"
 FIRST = int(os.environ.get("RXLOOP_FIRST", "1"))
 TRIALS = int(os.environ.get("RXLOOP_INTERLEAVINGS", "3"))
 ACTIONS = 60
@@ -221,20 +221,20 @@ class Trial:
         await order
 
     async def _settle_all(self) -> None:
-        while unfinished := [r.task_id for r in await self.log.runs(unfinished=True) if r.state != "canceled"]:
+        while unfinished := [r.task_id for r in await self.log.list_runs(unfinished=True) if r.state != "canceled"]:
             await asyncio.gather(
                 *(replica.order("settle", task=run) for run in unfinished for replica in self.replicas)
             )
             for run in unfinished:
                 inputs = dict.fromkeys(await self._questions(run), True)
                 said = await self.replicas[0].order("answer", task=run, inputs=inputs) if inputs else None
-                if said is not None and "has let the question go" in said.get("why", ""):
+                if said is not None and "dropped its questions" in said.get("why", ""):
                     await self.replicas[0].order("cancel", task=run)
 
     async def tell(self) -> None:
         """Print which runs are not over, and the letters to them."""
-        for record in await self.log.runs(unfinished=True):
-            print(record, await self.log.mail(record.task_id))
+        for record in await self.log.list_runs(unfinished=True):
+            print(record, await self.log.read_commands(record.task_id))
 
     async def aclose(self) -> None:
         for order in self.orders:
@@ -246,7 +246,7 @@ class Trial:
     # -- the judge
 
     async def judge(self) -> None:
-        records = await self.log.runs()
+        records = await self.log.list_runs()
         assert self.there <= {record.task_id for record in records}
         texts: Counter[str] = Counter()
         started: Counter[str] = Counter()

@@ -1,17 +1,17 @@
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
 
-from rxloop.demo.offline import serve_in_thread
-from rxloop.errors import RxloopError
+from rxloop import Agent
+from rxloop.demo.offline import BASE_URL
+from rxloop.pipeline.interfaces import Provider
 from rxloop.pipeline.requests import ModelRequest, ToolDefinition
-from rxloop.pipeline.seams import Provider
 from rxloop.protocol.events import ContentCompleteEvent, Event, ToolCallDeltaEvent, UsageEvent
 from rxloop.protocol.messages import Message
 from rxloop.testing import Conversation, OfflineModel, Reply, demo_model
@@ -22,15 +22,19 @@ WEATHER = {
 }
 
 
+def client_of(model: OfflineModel) -> httpx.AsyncClient:
+    """A client whose requests the model answers."""
+    return httpx.AsyncClient(base_url=BASE_URL, transport=httpx.MockTransport(model.handle))
+
+
 @pytest.fixture
-async def offline() -> AsyncIterator[OfflineModel]:
-    async with OfflineModel() as model:
-        yield model
+def offline() -> OfflineModel:
+    return OfflineModel()
 
 
 @pytest.fixture
 async def client(offline: OfflineModel) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=offline.base_url) as client:
+    async with client_of(offline) as client:
         yield client
 
 
@@ -47,13 +51,6 @@ async def chunks(client: httpx.AsyncClient, asked: dict[str, Any]) -> list[dict[
         lines = [line.removeprefix("data: ") async for line in response.aiter_lines() if line]
     assert lines.pop() == "[DONE]"
     return [json.loads(line) for line in lines]
-
-
-async def until(condition: Any) -> None:
-    """Wait for what a server in the same loop is about to do."""
-    async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0)
 
 
 async def test_a_stream_comes_word_by_word_with_the_usage_last(client: httpx.AsyncClient) -> None:
@@ -95,11 +92,11 @@ async def test_calls_at_once_have_their_arguments(client: httpx.AsyncClient) -> 
     assert answer["choices"][0]["message"]["content"] is None
 
 
-async def test_own_rules_go_first_and_may_reason(offline: OfflineModel) -> None:
+async def test_own_rules_go_first_and_may_reason() -> None:
     def rule(conversation: Conversation) -> Reply | None:
         return Reply("Aye.", reasoning="I think so.") if "captain" in conversation.question else None
 
-    async with OfflineModel([rule]) as model, httpx.AsyncClient(base_url=model.base_url) as client:
+    async with client_of(OfflineModel([rule])) as client:
         parts = await chunks(client, body("Yes, captain?", stream=True))
         deltas = [part["choices"][0]["delta"] for part in parts if part["choices"]]
         assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "I think so."
@@ -132,7 +129,6 @@ async def test_a_bad_request_is_refused_in_json(
     response = await client.request(method, path, content=content)
     assert response.status_code == status
     assert response.json()["error"]["message"]
-    # The connection lives on.
     assert (await client.get("/models")).status_code == 200
 
 
@@ -140,7 +136,7 @@ async def test_a_rule_that_raises_is_a_server_error_that_names_it() -> None:
     def rule(conversation: Conversation) -> Reply | None:
         raise RuntimeError("broken rule")
 
-    async with OfflineModel([rule]) as model, httpx.AsyncClient(base_url=model.base_url) as client:
+    async with client_of(OfflineModel([rule])) as client:
         response = await client.post("/chat/completions", json=body("Hi"))
         assert response.status_code == 500
         assert "RuntimeError: broken rule" in response.json()["error"]["message"]
@@ -155,64 +151,14 @@ async def test_a_body_in_chunks_is_read(client: httpx.AsyncClient) -> None:
     assert answer["choices"][0]["message"]["content"] == "2 + 2 is 4."
 
 
-async def raw(offline: OfflineModel, data: bytes) -> bytes:
-    """What comes back on one connection until it is closed."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", httpx.URL(offline.base_url).port)
-    writer.write(data)
-    try:
-        async with asyncio.timeout(5):
-            return await reader.read()
-    finally:
-        writer.close()
-        await writer.wait_closed()
-
-
-GET = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n"
-
-
-async def test_a_connection_is_kept_until_it_is_to_be_closed(offline: OfflineModel) -> None:
-    answer = await raw(offline, GET + b"\r\n" + GET + b"\r\n" + GET + b"Connection: close\r\n\r\n")
-    assert answer.count(b"HTTP/1.1 200 OK") == 3
-    assert answer.count(b"keep-alive") == 2
-
-
-@pytest.mark.parametrize(
-    ("data", "status"),
-    [
-        (b"hello\r\n\r\n", b"400"),
-        (GET + b"Content-Length: many\r\n\r\n", b"400"),
-        (GET + b"Content-Length: 99999999999\r\n\r\n", b"413"),
-        (GET + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", b"400"),
-        (b"GET /" + b"a" * 70_000, b"413"),
-    ],
-)
-async def test_what_is_no_http_is_refused_and_the_connection_closed(
-    offline: OfflineModel, data: bytes, status: bytes
-) -> None:
-    assert (await raw(offline, data)).startswith(b"HTTP/1.1 " + status)
-
-
 async def test_a_client_that_leaves_ends_its_stream_at_once() -> None:
-    async with OfflineModel(delay=3600) as model, httpx.AsyncClient(base_url=model.base_url) as client:
+    model = OfflineModel(delay=3600)
+    async with client_of(model) as client:
         async with client.stream("POST", "/chat/completions", json=body("Hi", stream=True)) as response:
             await anext(response.aiter_bytes())
             assert model.open == 1
-        await until(lambda: model.open == 0)
+        assert model.open == 0
         assert (await client.get("/models")).status_code == 200
-
-
-async def test_closing_cuts_off_open_streams() -> None:
-    model = OfflineModel(delay=3600)
-    async with model, httpx.AsyncClient(base_url=model.base_url) as client:
-        async with client.stream("POST", "/chat/completions", json=body("Hi", stream=True)) as response:
-            stream = response.aiter_bytes()
-            await anext(stream)
-            await model.aclose()
-            assert model.open == 0
-            with pytest.raises(httpx.RemoteProtocolError):
-                await anext(stream)
-    with pytest.raises(RxloopError, match="not running"):
-        _ = model.base_url
 
 
 async def test_the_provider_reads_what_the_server_writes(offline: OfflineModel) -> None:
@@ -261,15 +207,24 @@ async def test_a_demo_without_a_key_says_so_and_answers_offline(
     assert answer.content == "6 * 7 is 42."
 
 
-def test_a_server_in_a_thread_can_be_stopped_and_its_failure_is_raised() -> None:
-    model = OfflineModel()
-    stop = serve_in_thread(model)
-    port = httpx.URL(model.base_url).port
-    assert httpx.get(f"{model.base_url}/models").status_code == 200
-    assert port is not None
-    with pytest.raises(OSError, match="in use"):
-        serve_in_thread(OfflineModel(port=port))
-    stop()
-    with pytest.raises(RxloopError, match="not running"):
-        _ = model.base_url
-    stop()
+def test_one_provider_works_in_several_event_loops_and_threads() -> None:
+    offline = OfflineModel(delay=0.01)
+    agent = Agent(offline.provider())
+    assert [agent.run_sync("What is 6 * 7?").output for _ in range(2)] == ["6 * 7 is 42."] * 2
+    with ThreadPoolExecutor() as threads:
+        runs = [threads.submit(agent.run_sync, "What is 6 * 7?") for _ in range(2)]
+        assert [run.result().output for run in runs] == ["6 * 7 is 42."] * 2
+    assert len(offline.requests) == 4
+    assert offline.open == 0
+
+
+async def test_deltas_arrive_one_by_one_while_the_answer_is_written() -> None:
+    offline = OfflineModel(delay=0.01)
+    open_streams = [offline.open async for _ in Agent(offline.provider()).run("What is 17 * 23?").text()]
+    assert open_streams == [1] * 5
+
+
+def test_a_client_that_waits_for_the_whole_answer_may_be_synchronous() -> None:
+    with httpx.Client(base_url=BASE_URL, transport=httpx.MockTransport(OfflineModel().handle)) as client:
+        answer = client.post("/chat/completions", json=body("What is 6 * 7?")).json()
+    assert answer["choices"][0]["message"]["content"] == "6 * 7 is 42."

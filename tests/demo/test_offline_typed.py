@@ -32,7 +32,8 @@ class Odd(BaseModel):
 @pytest.mark.parametrize("mode", MODES)
 async def test_it_knows_the_capital_of_norway(mode: Any) -> None:
     # Program 12
-    async with OfflineModel() as offline, Agent(offline.provider(), output_type=City, output_mode=mode) as agent:
+    offline = OfflineModel()
+    async with Agent(offline.provider(), output_type=City, output_mode=mode) as agent:
         run = agent.run("The capital of Norway")
         grown = [city async for city in run.pipe(op.partial(City))]
         assert (await run).output == City(name="Oslo", population=717_710)
@@ -44,7 +45,8 @@ async def test_it_knows_the_capital_of_norway(mode: Any) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 async def test_what_it_does_not_know_fits_and_says_that_it_is_offline(mode: Any) -> None:
-    async with OfflineModel() as offline, Agent(offline.provider(), output_type=Odd, output_mode=mode) as agent:
+    offline = OfflineModel()
+    async with Agent(offline.provider(), output_type=Odd, output_mode=mode) as agent:
         odd = (await agent.run("How odd is it?")).output
         await agent.model.aclose()
     assert (odd.kind, odd.size, odd.share, odd.open, odd.twin, odd.notes) == ("a", 7, 1.0, False, None, [])
@@ -60,8 +62,7 @@ async def test_it_asks_the_tools_first() -> None:
         """The weather."""
         return f"7 °C in {city}"
 
-    async with OfflineModel() as offline:
-        model = offline.provider()
-        result = await Agent(model, tools=[get_weather], output_type=Weather).run("What is the weather in Oslo?")
-        await model.aclose()
+    model = OfflineModel().provider()
+    result = await Agent(model, tools=[get_weather], output_type=Weather).run("What is the weather in Oslo?")
+    await model.aclose()
     assert "7 °C" in result.output.summary

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rxloop.demo.reading import (
+from rxloop.demo.question_parser import (
     Temperature,
     cities_in,
     evaluate,

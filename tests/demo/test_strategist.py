@@ -4,13 +4,13 @@ from contextlib import aclosing
 
 import pytest
 
-from reasoning import is_legal, walk
-from runs import collect
 from rxloop import Agent, Limits
-from rxloop.demo.reading import evaluate
+from rxloop.demo.question_parser import evaluate
 from rxloop.strategies import by_name, tree_of_thoughts
 from rxloop.testing import OfflineModel
-from rxloop.thinking.flow import STAGE_TABLES
+from rxloop.thinking.stages import STAGE_TABLES
+from support.reasoning import is_legal, walk
+from support.runs import collect
 
 
 async def calculate(expression: str) -> float:
@@ -24,7 +24,7 @@ async def calculate(expression: str) -> float:
     [("What is 17 * 24 + 5?", "413"), ("What is 3 + 4?", "7"), ("What is (2 - 8) * (7 - 3) / 2?", "-12")],
 )
 async def test_it_works_out_a_sum_by_each_of_them(name: str, question: str, result: str) -> None:
-    async with OfflineModel() as offline, aclosing(offline.provider()) as model:
+    async with aclosing(OfflineModel().provider()) as model:
         agent = Agent(model, tools=[calculate], strategy=name)
         run = agent.run(question, limits=Limits(iterations=50))
         events = await collect(run)
@@ -34,13 +34,13 @@ async def test_it_works_out_a_sum_by_each_of_them(name: str, question: str, resu
 
 @pytest.mark.parametrize("strategy", [tree_of_thoughts(evaluate="vote"), by_name("react"), by_name("self_ask")])
 async def test_it_does_so_without_tools_too_and_when_it_has_to_vote(strategy: object) -> None:
-    async with OfflineModel() as offline, aclosing(offline.provider()) as model:
+    async with aclosing(OfflineModel().provider()) as model:
         result = await Agent(model, strategy=strategy).run("What is 17 * 24 + 5?")  # pyright: ignore[reportArgumentType]
     assert "413" in result.output
 
 
 async def test_what_is_no_sum_is_left_to_the_other_rules() -> None:
-    async with OfflineModel() as offline, aclosing(offline.provider()) as model:
+    async with aclosing(OfflineModel().provider()) as model:
         for question in ("Who are you?", "What is 1 / 0?"):
             result = await Agent(model, strategy="chain_of_thought").run(question)
             assert "offline model" in result.output

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from services import CLIENTS, NODE
-from serving import listening
+from support.api_server import listening
+from support.processes.services import CLIENTS, NODE
 
 EXAMPLE = Path(__file__).parents[2] / "examples/agui_bank.py"
 

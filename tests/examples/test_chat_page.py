@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from browser import Browser, browser
 from rxloop import Agent, tool
 from rxloop.testing import ScriptedModel, call, frames
-from serving import listening
+from support.api_server import listening
+from support.browser import Browser, browser
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

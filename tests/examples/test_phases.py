@@ -27,8 +27,8 @@ def example() -> Any:
 async def test_each_phase_is_a_run_whose_answer_the_next_one_reads(example: Any) -> None:
     log, model = MemoryEventLog(), example.offline_model()
     results = await example.machine(model, log)
-    assert [run.task_id for run in await log.runs(context_id="move")] == [result.task_id for result in results]
-    assert [run.state for run in await log.runs(context_id="move")] == ["completed"] * 3
+    assert [run.task_id for run in await log.list_runs(context_id="move")] == [result.task_id for result in results]
+    assert [run.state for run in await log.list_runs(context_id="move")] == ["completed"] * 3
     read = [message.text for message in model.requests[-1].messages]
     assert [result.output in read for result in results] == [True, True, False]
     assert "warning" not in "".join(read)

@@ -6,17 +6,21 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import httpx
 import pytest
+from typing_extensions import override
 
 from mcp import Client
 from rxloop.errors import ConfigurationError
 from rxloop.mcp.sequential_thinking import connection_sessions, sequential_thinking_server
 from rxloop.mcp.transports import _line, _Lines, serve_http
-from rxloop.thinking.sessions import MemorySessionStore, ThinkingSessions
+from rxloop.pipeline.artifact_rules import ArtifactRecord
+from rxloop.storage import MemoryArtifacts
+from rxloop.thinking.sessions import ThinkingSessions
+from rxloop.thinking.sessions.session_artifacts import CONTEXT
 
 CALL = {"thought": "So.", "nextThoughtNeeded": True, "thoughtNumber": 1, "totalThoughts": 3}
 HEADERS = {"accept": "application/json, text/event-stream"}
@@ -53,16 +57,18 @@ async def test_each_client_has_a_session_of_its_own(mode: str) -> None:
         assert result.is_error
 
 
-class Watched(MemorySessionStore):
+class Watched(MemoryArtifacts):
     """A store that tells when sessions are removed."""
 
     def __init__(self) -> None:
         super().__init__()
         self.removed = asyncio.Event()
 
-    async def delete(self, sessions: Sequence[tuple[str, str]]) -> None:
-        await super().delete(sessions)
+    @override
+    async def delete(self, context_id: str, artifact_id: str, *, expected: ArtifactRecord | None = None) -> bool:
+        deleted = await super().delete(context_id, artifact_id, expected=expected)
         self.removed.set()
+        return deleted
 
 
 async def test_the_session_of_a_client_that_left_is_freed() -> None:
@@ -72,12 +78,12 @@ async def test_the_session_of_a_client_that_left_is_freed() -> None:
         async with Client(url) as other:
             await think(one)
             await think(other)
-            assert len(await store.records()) == 2
+            assert len(await store.list(CONTEXT)) == 2
         async with asyncio.timeout(5):
             await store.removed.wait()
-        assert len(await store.records()) == 1
+        assert len(await store.list(CONTEXT)) == 1
         assert (await think(one))["thoughtHistoryLength"] == 2
-    assert not await store.records()
+    assert not await store.list(CONTEXT)
 
 
 async def test_a_client_that_is_silent_for_too_long_has_left() -> None:
@@ -90,10 +96,10 @@ async def test_a_client_that_is_silent_for_too_long_has_left() -> None:
         await client.post(url, headers=own, json={"jsonrpc": "2.0", "method": "notifications/initialized"})
         asked = {"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": call}
         assert (await client.post(url, headers=own, json=asked)).status_code == 200
-        assert len(await store.records()) == 1
+        assert len(await store.list(CONTEXT)) == 1
         async with asyncio.timeout(10):
             await store.removed.wait()
-        assert await store.records() == []
+        assert await store.list(CONTEXT) == []
         assert (await client.post(url, headers=own, json=asked)).status_code == 404
 
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
+from typing_extensions import override
 
 from mcp import Client
 from rxloop.mcp.sequential_thinking import connection_sessions, sequential_thinking_server
-from rxloop.pipeline.values import SessionChange
-from rxloop.thinking.sessions import MemorySessionStore, ThinkingSessions, ThoughtResult
-from thinking_calls import history, refused, said, texts, think, thought
+from rxloop.pipeline.artifact_rules import ArtifactChunk
+from rxloop.storage import MemoryArtifacts
+from rxloop.thinking.sessions import ThinkingSessions, ThoughtResult
+from support.thinking_calls import history, refused, said, texts, think, thought
 
 OFFICIAL = ["thoughtNumber", "totalThoughts", "nextThoughtNeeded", "branches", "thoughtHistoryLength"]
 REQUIRED = ["thought", "nextThoughtNeeded", "thoughtNumber", "totalThoughts"]
@@ -158,7 +159,7 @@ async def test_a_thought_may_be_long_and_not_endless() -> None:
 
 
 async def test_a_full_session_says_so_and_can_be_cleared() -> None:
-    async with Client(sequential_thinking_server(ThinkingSessions(max_thoughts=2))) as client:
+    async with Client(sequential_thinking_server(ThinkingSessions(MemoryArtifacts(), max_thoughts=2))) as client:
         await think(client, thought(1), thought(2))
         # T47
         assert (await refused(client, thought(3)))["code"] == "max_thoughts"
@@ -194,17 +195,17 @@ async def test_an_id_that_nobody_gave_out_is_refused() -> None:
         assert (await history(client))["thoughtHistoryLength"] == 0
 
 
-async def test_a_thought_may_clear_the_session_and_the_old_id_leads_to_the_new_one() -> None:
+async def test_a_thought_may_clear_the_session_whose_id_stays() -> None:
     async with Client(sequential_thinking_server()) as client:
         old = await think(client, thought(1), thought(2))
         # T28, T30
         new = await think(client, thought(1, clearSession=True))
-        assert new["thoughtHistoryLength"] == 1
-        assert new["sessionId"] != old["sessionId"]
-        assert (await think(client, thought(2)))["sessionId"] == new["sessionId"]
+        assert (new["thoughtHistoryLength"], new["sessionId"]) == (1, old["sessionId"])
+        assert (await think(client, thought(2)))["thoughtHistoryLength"] == 2
         # T31
         led = await think(client, thought(3, sessionId=old["sessionId"]))
-        assert (led["thoughtHistoryLength"], led["sessionId"]) == (3, new["sessionId"])
+        assert (led["thoughtHistoryLength"], led["sessionId"]) == (3, old["sessionId"])
+        assert [each["code"] for each in led["warnings"]] == ["repetition"]
 
 
 async def test_clearing_forgets_the_thoughts_and_twice_is_as_once() -> None:
@@ -226,13 +227,14 @@ async def test_parallel_calls_keep_their_order() -> None:
         assert texts(await history(client)) == [str(number) for number in range(1, 21)]
 
 
-class Slow(MemorySessionStore):
+class Slow(MemoryArtifacts):
     """A store that takes its time to write."""
 
-    async def commit(self, changes: Sequence[SessionChange]) -> None:
+    @override
+    async def append(self, context_id: str, artifact_id: str, data: bytes, **options: Any) -> ArtifactChunk:
         for _ in range(20):
             await asyncio.sleep(0)
-        await super().commit(changes)
+        return await super().append(context_id, artifact_id, data, **options)
 
 
 async def test_who_reads_sees_what_was_sent_before() -> None:
@@ -243,15 +245,16 @@ async def test_who_reads_sees_what_was_sent_before() -> None:
         assert (await told)["thoughtHistoryLength"] == 1
 
 
-class Breaking(MemorySessionStore):
+class Breaking(MemoryArtifacts):
     """A store that fails when it is told to."""
 
     broken = False
 
-    async def commit(self, changes: Sequence[SessionChange]) -> None:
+    @override
+    async def append(self, context_id: str, artifact_id: str, data: bytes, **options: Any) -> ArtifactChunk:
         if self.broken:
             raise RuntimeError("the disk is gone")
-        await super().commit(changes)
+        return await super().append(context_id, artifact_id, data, **options)
 
 
 async def test_a_crash_is_an_answer_and_the_server_goes_on() -> None:
@@ -271,8 +274,8 @@ async def test_the_session_of_a_closed_connection_is_freed(mode: Mode) -> None:
     async with Client(sequential_thinking_server(sessions), mode=mode) as client:
         await think(client, thought(1))
         await think(client, thought(1, clearSession=True))
-        assert await sessions.store.records()
-    assert not await sessions.store.records()
+        assert await sessions.all_sessions()
+    assert not await sessions.all_sessions()
 
 
 async def test_a_named_session_is_one_for_all_connections_and_stays() -> None:
@@ -301,14 +304,3 @@ async def test_a_log_that_fails_costs_no_thought() -> None:
 
     async with Client(sequential_thinking_server(log=broken)) as client:
         assert (await think(client, thought(1), thought(2)))["thoughtHistoryLength"] == 2
-
-
-async def test_who_sends_the_old_id_after_clearing_hears_of_it() -> None:
-    async with Client(sequential_thinking_server()) as client:
-        # T31
-        old = await think(client, thought(1))
-        await client.call_tool("clear_thinking", {})
-        told = await think(client, thought(1, sessionId=old["sessionId"]))
-        assert [each["code"] for each in told["warnings"]] == ["session_cleared"]
-        assert (told["thoughtHistoryLength"], told["sessionId"] == old["sessionId"]) == (1, False)
-        assert "warnings" not in await think(client, thought(2))

@@ -12,7 +12,7 @@ from mcp_types import TextResourceContents
 
 from mcp import Client
 from rxloop.mcp.sequential_thinking import sequential_thinking_server
-from thinking_calls import history, refused, texts, think, thought
+from support.thinking_calls import history, refused, texts, think, thought
 
 
 async def branched(client: Client) -> None:

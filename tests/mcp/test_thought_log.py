@@ -12,11 +12,12 @@ from rich.console import Console
 
 from rxloop.mcp import thought_log
 from rxloop.mcp.thought_log import ThoughtLog, box, logs_thoughts
+from rxloop.storage import MemoryArtifacts
 from rxloop.thinking.sessions import ThinkingSessions, ThoughtResult
 
 
 async def results(*thoughts: dict[str, Any]) -> list[ThoughtResult]:
-    sessions = ThinkingSessions(max_length=1_000_000)
+    sessions = ThinkingSessions(MemoryArtifacts(), max_length=1_000_000)
     basis = {"thought": "So.", "nextThoughtNeeded": True, "thoughtNumber": 2, "totalThoughts": 3}
     return [await sessions.think({**basis, **each}, session_id="s") for each in thoughts]
 

@@ -15,11 +15,11 @@ import reactivex as rx
 from reactivex import Observable
 from reactivex import operators as ops
 
-from run_checks import finals
 from rxloop import Agent, CustomEvent, Event, ModelRequest, Operator, Signal, emit, op
 from rxloop.protocol.events import ContentDeltaEvent, LLMCallEvent
 from rxloop.testing import ScriptedModel, frames, turn, virtual_time
-from rxloop.testing.clock import current_time
+from rxloop.testing.virtual_time import current_time
+from support.run_checks import finals
 
 Made = list[tuple[int, Any]]
 """What a stock operator made, and at which millisecond."""

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from runs import collect
 from rxloop import Agent, RunContext, RxloopError, ToolCompleteEvent, tool
-from rxloop.pipeline.asked import Asked
+from rxloop.pipeline.ask import Asked
 from rxloop.testing import ScriptedModel, call
+from support.runs import collect
 
 
 async def done(made: Any) -> tuple[ToolCompleteEvent, ScriptedModel]:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
 
-from rxloop.pipeline.closing import close_iterator
+from rxloop.support.tasks import close_iterator
 
 
 async def test_a_generator_that_somebody_still_holds_is_closed_at_once() -> None:

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
-from rxloop.pipeline.json_schema import misfit
-from rxloop.pipeline.schema_flaws import flaw
+from rxloop.support.json_schema import find_flaw, find_misfit
 
 
 class Colour(Enum):
@@ -60,13 +59,13 @@ def schema(kind: Any) -> dict[str, Any]:
 )
 def test_it_says_what_is_wrong_and_where(kind: Any, value: Any, says: str) -> None:
     # L104
-    assert misfit(value, schema(kind)) == says
+    assert find_misfit(value, schema(kind)) == says
 
 
 @pytest.mark.parametrize("value", [0, False, "", None, [], {}])
 def test_without_a_schema_everything_fits(value: Any) -> None:
     # L96
-    assert misfit(value, {}) is None
+    assert find_misfit(value, {}) is None
 
 
 values = st.recursive(
@@ -83,9 +82,9 @@ def test_it_agrees_with_pydantic_about_json(kind: Any, value: Any) -> None:
     try:
         adapter.validate_json(adapter_json(value), strict=True)
     except ValidationError:
-        assert misfit(value, schema(kind)) is not None
+        assert find_misfit(value, schema(kind)) is not None
     else:
-        assert misfit(value, schema(kind)) is None
+        assert find_misfit(value, schema(kind)) is None
 
 
 def adapter_json(value: Any) -> bytes:
@@ -94,7 +93,7 @@ def adapter_json(value: Any) -> bytes:
 
 
 def test_a_model_is_read_as_the_json_that_it_is() -> None:
-    assert misfit(Trip(to=Place(name="Oslo"), days=3), schema(Trip)) is None
+    assert find_misfit(Trip(to=Place(name="Oslo"), days=3), schema(Trip)) is None
 
 
 @pytest.mark.parametrize(
@@ -112,8 +111,8 @@ def test_a_model_is_read_as_the_json_that_it_is() -> None:
     ],
 )
 def test_what_others_write_is_understood(schema: dict[str, Any], value: Any, says: str) -> None:  # L106
-    assert flaw(schema, None) is None
-    assert misfit(value, schema) == says
+    assert find_flaw(schema, None) is None
+    assert find_misfit(value, schema) == says
 
 
 @pytest.mark.parametrize(
@@ -129,7 +128,7 @@ def test_what_others_write_is_understood(schema: dict[str, Any], value: Any, say
     ],
 )
 def test_what_is_not_looked_at_is_taken_as_kept(schema: dict[str, Any], value: Any) -> None:
-    assert misfit(value, schema) is None
+    assert find_misfit(value, schema) is None
 
 
 def test_a_schema_of_a_stranger_cannot_hold_up_the_process() -> None:  # L106
@@ -139,11 +138,11 @@ def test_a_schema_of_a_stranger_cannot_hold_up_the_process() -> None:  # L106
     itself = {"$ref": "#/$defs/a", "$defs": {"a": {"allOf": [{"$ref": "#/$defs/a"}]}}}
     backtracks = {"pattern": "^(a+)+$"}
     for schema in (bomb, itself, backtracks):
-        assert flaw(schema) is None
+        assert find_flaw(schema) is None
     begun = thread_time()
-    assert "takes too long" in str(misfit({}, bomb))
-    assert "too deep" in str(misfit({}, itself))
-    assert misfit("a" * 100_000 + "!", backtracks) is not None
+    assert "takes too long" in str(find_misfit({}, bomb))
+    assert "too deep" in str(find_misfit({}, itself))
+    assert find_misfit("a" * 100_000 + "!", backtracks) is not None
     assert thread_time() - begun < 5
 
 
@@ -173,22 +172,22 @@ STATES = ".{0,2000}x.{0,2000}y"
 def test_a_check_ends_in_time_whatever_a_schema_asks_for(  # L106
     schema: dict[str, Any], value: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rxloop.pipeline.json_schema._SECONDS", 0.2)
-    assert flaw(schema, None) is None
+    monkeypatch.setattr("rxloop.support.json_schema._SECONDS", 0.2)
+    assert find_flaw(schema, None) is None
     begun = thread_time()
-    assert "takes too long" in str(misfit(value, schema))
+    assert "takes too long" in str(find_misfit(value, schema))
     assert thread_time() - begun < 1
 
 
 def test_a_pattern_of_many_states_is_looked_for_in_what_is_short() -> None:
-    assert misfit("ab" * 500, {"pattern": STATES}) is not None
-    assert misfit("axby", {"pattern": STATES}) is None
+    assert find_misfit("ab" * 500, {"pattern": STATES}) is not None
+    assert find_misfit("axby", {"pattern": STATES}) is None
 
 
 def test_references_are_followed_to_their_end() -> None:  # L106
     schema = {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"type": "integer"}}}
-    assert misfit("x", schema) == "the value is to be a JSON integer, not 'x'"
-    assert "too deep" in str(misfit("x", {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}))
+    assert find_misfit("x", schema) == "the value is to be a JSON integer, not 'x'"
+    assert "too deep" in str(find_misfit("x", {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}))
 
 
 def test_it_agrees_with_jsonschema_about_what_it_looks_at() -> None:
@@ -206,4 +205,4 @@ def test_it_agrees_with_jsonschema_about_what_it_looks_at() -> None:
     for schema in shapes:
         validator = library.Draft202012Validator(schema)
         for value in some:
-            assert (misfit(value, schema) is None) == validator.is_valid(value), (schema, value)
+            assert (find_misfit(value, schema) is None) == validator.is_valid(value), (schema, value)

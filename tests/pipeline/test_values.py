@@ -1,6 +1,6 @@
 """What passes through the seams."""
 
-from rxloop.pipeline.values import RunRecord
+from rxloop.pipeline.records import RunRecord
 from rxloop.protocol.messages import ErrorInfo
 
 MARK = "PLANTED"

@@ -45,7 +45,7 @@ from rxloop.protocol.events import (
     protocol_schema,
 )
 from rxloop.protocol.messages import Citation, ErrorInfo, FilePart, ImagePart, Message, TextPart, ToolCall, Usage
-from rxloop.providers.reading._text import text_delta
+from rxloop.providers.codecs.text import text_delta
 
 KINDS: dict[str, type[Event]] = {cls.model_fields["kind"].default: cls for cls in get_args(get_args(AnyEvent)[0])}
 CALL = ToolCall(id="0", name="get_weather", arguments={"city": "Oslo", "days": [1, 2]}, raw='{"city": "Oslo"}')

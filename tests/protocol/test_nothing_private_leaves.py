@@ -12,7 +12,7 @@ from rxloop.protocol.events import (
     PendingInput,
 )
 from rxloop.protocol.messages import Citation, Content, ErrorInfo, FilePart, ImagePart, Message, ToolCall, Usage
-from rxloop.stream.sse import frame
+from rxloop.stream.readers import frame
 
 MARK = "PLANTED"
 HIDDEN = ToolCall(id=f"{MARK}-id", name=f"{MARK}_tool", arguments={MARK: MARK}, raw=MARK, error=MARK, hidden=True)

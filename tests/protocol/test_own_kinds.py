@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from rxloop.operators.views._comparing import fact, line
+from rxloop.operators.views.compare import fact, line
 from rxloop.protocol.envelope import EVENT_TYPES, Event
 from rxloop.testing.marbles import letter, marbles
 

@@ -28,10 +28,9 @@ from rxloop import (
     ToolCompleteEvent,
 )
 from rxloop.protocol.envelope import EVENT_TYPES
-from rxloop.protocol.events import UsageEvent
-from rxloop.protocol.frozen import EMPTY_DICT, FrozenDict, FrozenList, thawed
-from rxloop.protocol.settle import settle
-from rxloop.protocol.storable import DEPTH, readable, storable
+from rxloop.protocol.events import UsageEvent, normalise
+from rxloop.protocol.json_data import DEPTH, readable, storable
+from rxloop.protocol.model import EMPTY_DICT, FrozenDict, FrozenList, thawed
 
 
 class Color(Enum):
@@ -169,7 +168,7 @@ def test_what_is_frozen_already_is_not_walked_again() -> None:
     value = storable({"a": [1]}, "data")
     assert storable(value, "data") is value
     event = CustomEvent(name="x", data=value)
-    settle(event)
+    normalise(event)
     assert event.data is value
 
 
@@ -202,7 +201,7 @@ ANY_TEXT = st.text(st.characters(exclude_categories=()))
 @given(JSON | ANY_TEXT)
 def test_an_event_with_any_data_can_be_written_and_is_read_back_as_it_is(data: Any) -> None:
     event = CustomEvent(name="x", data=data)
-    settle(event)
+    normalise(event)
     assert Event.from_json(event.to_json()) == event
     assert orjson.loads(event.to_json(public=True))["data"] == event.data  # type: ignore[attr-defined]
 
@@ -212,7 +211,7 @@ def test_no_text_of_an_event_keeps_half_a_character(text: str) -> None:
     event = ToolCompleteEvent(
         call=ToolCall(id=text, name=text, raw=text), success=False, error=text, content=text, step="1"
     )
-    settle(event)
+    normalise(event)
     assert Event.from_json(event.to_json()) == event
     assert event.content == event.call.name == event.call.raw == readable(text)
 
@@ -220,7 +219,7 @@ def test_no_text_of_an_event_keeps_half_a_character(text: str) -> None:
 def test_settling_leaves_the_objects_of_others_as_they_are() -> None:
     message = Message(role="assistant", content="a\udcff", provider_state={"signed": {"a": [1]}})
     event = TaskEvent(messages=[message], model="m", agent_name="a")
-    settle(event)
+    normalise(event)
     assert event.messages[0].content == "a\ufffd"
     assert isinstance(event.messages[0].provider_state, FrozenDict)
     assert message.content == "a\udcff"
@@ -229,7 +228,7 @@ def test_settling_leaves_the_objects_of_others_as_they_are() -> None:
 
 def test_the_lists_of_an_event_are_frozen_with_what_is_in_them() -> None:
     event = ContentCompleteEvent(tool_calls=[ToolCall(id="1", name="f", arguments={"a": {"b": 1}})])
-    settle(event)
+    normalise(event)
     for change in (
         event.tool_calls.clear,
         event.tool_calls[0].arguments.clear,
@@ -262,10 +261,10 @@ def test_the_lists_of_an_event_are_frozen_with_what_is_in_them() -> None:
 )
 def test_a_field_that_could_not_be_read_again_is_named(event: Event, said: str | None) -> None:
     if said is None:
-        settle(event)
+        normalise(event)
         return
     with pytest.raises(InvalidEvent, match=said):
-        settle(event)
+        normalise(event)
 
 
 class Measured(Event):
@@ -287,18 +286,18 @@ for _kind in ("test-measured", "test-odd"):
 def test_an_event_of_ones_own_kind_is_tried_where_its_types_are_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(EVENT_TYPES, "test-measured", Measured)
     event = Measured(at=datetime(2025, 1, 2, tzinfo=UTC), made_by=Point(1.0))
-    settle(event)
+    normalise(event)
     assert Event.from_json(event.to_json()) == event
     with pytest.raises(InvalidEvent, match="an event of kind 'test-odd' cannot be written"):
-        settle(Odd(what=int))
+        normalise(Odd(what=int))
 
 
 def test_a_copy_of_a_call_that_stood_in_an_event_is_looked_at_anew() -> None:
     event = ContentCompleteEvent(tool_calls=[ToolCall(id="1", name="f", arguments={"a": [1]})])
-    settle(event)
+    normalise(event)
     call = event.tool_calls[0].model_copy(update={"arguments": {"a": ["\udcff"]}})
     copied = ContentCompleteEvent(tool_calls=[call])
-    settle(copied)
+    normalise(copied)
     assert copied.tool_calls[0].arguments == {"a": ["\ufffd"]}
     with pytest.raises(TypeError, match="events do not change"):
         copied.tool_calls[0].arguments["a"].clear()
@@ -310,7 +309,7 @@ class Step(StrEnum):
 
 @pytest.mark.parametrize("step", [Step.FIRST, ["first"], 1])
 def test_an_id_that_is_like_one_that_was_settled_has_to_be_a_text(step: Any) -> None:
-    settle(CustomEvent(name="x", step="first").model_copy(update={"metadata": EMPTY_DICT}))
+    normalise(CustomEvent(name="x", step="first").model_copy(update={"metadata": EMPTY_DICT}))
     event = CustomEvent(name="x").model_copy(update={"step": step, "metadata": EMPTY_DICT})
     with pytest.raises(InvalidEvent, match=r"custom: step: .+ is not a NoneType or str"):
-        settle(event)
+        normalise(event)

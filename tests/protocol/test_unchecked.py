@@ -16,7 +16,7 @@ from rxloop.protocol.events import (
     UsageEvent,
 )
 from rxloop.protocol.messages import Message, ToolCall, Usage
-from rxloop.protocol.unchecked import unchecked
+from rxloop.protocol.model import unchecked
 
 CALL = ToolCall(id="c", name="add", arguments={"a": 1}, raw='{"a":1}')
 MADE: list[tuple[type[Any], dict[str, Any]]] = [

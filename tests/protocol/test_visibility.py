@@ -33,7 +33,7 @@ from rxloop.protocol.events import (
     external,
 )
 from rxloop.protocol.messages import ErrorInfo, Message, ToolCall, Wire
-from rxloop.stream.sse import frame
+from rxloop.stream.readers import frame
 
 MARK = "PLANTED"
 SHOWN = ToolCall(id="1", name="look", arguments={"at": "sky"})
@@ -74,7 +74,7 @@ PRIVATE = {
     "tools-unavailable": {"reason"},
     "input-received": {"value"},
     "auth-required": {"call", "index"},
-    "llm-failed": {"error", "retryable", "retry_in", "status", "tries"},
+    "llm-failed": {"error", "retryable", "retry_in", "status", "tries", "refused"},
     "llm-notice": {"code", "message"},
     "subtask": {"hidden_calls"},
     "tool-voided": {"call", "index"},

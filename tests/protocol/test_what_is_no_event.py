@@ -10,7 +10,6 @@ import orjson
 import pytest
 from reactivex import operators as rx
 
-from runs import collect
 from rxloop import (
     Agent,
     ConfigurationError,
@@ -31,9 +30,10 @@ from rxloop.errors import InvalidEvent
 from rxloop.operators import on
 from rxloop.protocol.envelope import EVENT_TYPES, UnknownEvent
 from rxloop.protocol.events import StatusUpdateEvent, ThoughtStreamEvent, ToolCompleteEvent, ToolStartEvent
-from rxloop.stream.bridges import emit
+from rxloop.stream.sources import emit
 from rxloop.testing import ScriptedModel, call
-from servers import Reply, chat, delta, say, serving, sse
+from support.http_server import Reply, chat, delta, say, serving, sse
+from support.runs import collect
 
 
 def nested(depth: int) -> Any:

@@ -6,8 +6,8 @@ from typing import get_args
 import pytest
 import pytest_asyncio
 
-from rxloop.providers.transport._pool import TRANSPORT_ENV, Transport
-from servers import Server, serving
+from rxloop.providers.transport import TRANSPORT_ENV, Transport
+from support.http_server import Server, serving
 
 
 @pytest_asyncio.fixture

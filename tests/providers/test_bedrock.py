@@ -5,16 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import quote
 
 import orjson
 import pytest
 
-from aws_events import chunk, message
-from recorded import CORPUS, body, needs_recordings, recording
 from rxloop import errors
-from rxloop.providers import Retry, anthropic_messages
-from rxloop.providers.transport._sse import SSEDecoder
-from servers import REQUEST, Answer, Reply, Server, collect, text
+from rxloop.protocol.settings import ModelSettings
+from rxloop.providers import HTTPModel, Retry, anthropic_messages, find_model, find_price, resolve_model
+from rxloop.providers.transport.sse import SSEDecoder
+from support.http_server import REQUEST, Answer, Reply, Server, collect, text
+from support.vendors.aws_events import chunk, message
+from support.vendors.recorded import CORPUS, body, needs_recordings, recording
 
 pytestmark = pytest.mark.usefixtures("transport")
 MODEL = "anthropic.claude-sonnet-4-5-20250929-v1:0"
@@ -155,3 +157,43 @@ async def test_amazon_s_own_signature_is_that_of_what_comes(server: Server) -> N
     again.context["timestamp"] = got.headers["x-amz-date"]
     expected = signer.signature(signer.string_to_sign(again, signer.canonical_request(again)), again)
     assert told.endswith(f"Signature={expected}")
+
+
+PROFILE = "arn:aws:bedrock:eu-north-1:123456789012:application-inference-profile/a1b2c3d4e5f6"
+
+
+# P33
+@pytest.mark.parametrize("underlying", [MODEL, "claude-sonnet-4-5", f"eu.{MODEL}"])
+@pytest.mark.parametrize("in_string", [True, False])
+async def test_an_application_profile_is_treated_as_the_model_that_is_named(
+    server: Server, underlying: str, in_string: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.answer(framed([orjson.dumps(event) for event in EVENTS]))
+    options: Any = {"api_key": "key", "retry": Retry(attempts=1), "base_url": server.base_url}
+    if in_string:
+        model = resolve_model(f"bedrock:{PROFILE}#{underlying}", **options)
+        assert isinstance(model, HTTPModel)
+    else:
+        model = anthropic_messages(PROFILE, preset="bedrock", underlying_model=underlying, **options)
+    known = anthropic_messages(MODEL, preset="bedrock", **options)
+    request = REQUEST.replace(settings=ModelSettings(reasoning_effort="high"))
+    answer = await collect(model.call(request))
+    await collect(known.call(request))
+    assert text(answer) == "Hello"
+    profiled, direct = server.requests
+    assert profiled.path.endswith(f"/model/{quote(PROFILE, safe=':@')}/invoke-with-response-stream")
+    assert profiled.body == direct.body
+    assert model.name == f"bedrock:{PROFILE}#{underlying}"
+    assert find_price(model.name) == find_price(known.name) is not None
+    found = find_model(model.name)
+    assert found is not None
+    assert found == find_model(known.name)
+    assert "underlying_model" not in caplog.text
+    for each in (model, known):
+        await each.aclose()
+
+
+# P33
+def test_an_application_profile_without_its_model_is_warned_about(caplog: pytest.LogCaptureFixture) -> None:
+    anthropic_messages(PROFILE, preset="bedrock", api_key="key")
+    assert "pass underlying_model=" in caplog.text

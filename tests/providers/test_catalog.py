@@ -5,9 +5,9 @@ import pytest
 from rxloop.protocol.events import Event, UsageEvent
 from rxloop.protocol.messages import Usage
 from rxloop.providers import CATALOG, PRESETS, PRICES, KnownModel, Price, find_model, find_price
-from rxloop.providers.failures._errors import Endpoint
-from rxloop.providers.prices import LONG_KEPT, long_kept
-from rxloop.providers.reading._draft import Draft
+from rxloop.providers.catalog import LONG_KEPT, long_kept
+from rxloop.providers.codecs.draft import MessageDraft
+from rxloop.providers.failures import Endpoint
 
 MILLION = 1_000_000
 WITHOUT = {"openrouter", "huggingface", "ollama", "llama_cpp"}
@@ -117,7 +117,7 @@ def test_the_sum_of_several_calls_is_not_taken_for_a_long_one() -> None:
 @pytest.mark.parametrize(("said", "metadata"), [(700, {LONG_KEPT: 700}), (0, {}), (None, {}), ("many", {})])
 def test_a_wire_can_say_how_much_is_to_be_kept_for_long(said: object, metadata: dict[str, int]) -> None:
     events: list[Event] = []
-    draft = Draft(events.append, "1", Endpoint("m", "http://host/v1"))
+    draft = MessageDraft(events.append, "1", Endpoint("m", "http://host/v1"))
     draft.usage(input=1000, output=1, cache_write=900, cache_write_long=said)
     draft.finish("stop", "end_turn")
     draft.complete("any")

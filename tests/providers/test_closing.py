@@ -9,7 +9,7 @@ import pytest
 
 from rxloop import Agent
 from rxloop.providers import HTTPModel, fallback, hedge, limited, routed
-from servers import Server, chat, say
+from support.http_server import Server, chat, say
 
 Made = Callable[[Any], Any]
 COMBINED = pytest.mark.parametrize(

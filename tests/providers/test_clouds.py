@@ -4,7 +4,7 @@ import pytest
 
 from rxloop.errors import ConfigurationError
 from rxloop.providers import bedrock_url, vertex_url
-from rxloop.providers.clouds import vertex_anthropic_url
+from rxloop.providers.vendors.urls import vertex_anthropic_url
 
 NAMES = ("GOOGLE_CLOUD_PROJECT", "GOOGLE_CLOUD_LOCATION", "AWS_REGION", "AWS_DEFAULT_REGION")
 

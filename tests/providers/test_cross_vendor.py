@@ -10,12 +10,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from other_vendors import LOOK, OTHERS, sent
-from recorded import names, needs_recordings
-from recorded_histories import history_of
-from recorded_ways import EVERY_WAY
 from rxloop.protocol.messages import Message
-from vendor_rules import JUDGES
+from support.vendors.other_vendors import LOOK, OTHERS, sent
+from support.vendors.recorded import names, needs_recordings
+from support.vendors.recorded_histories import history_of
+from support.vendors.recorded_ways import EVERY_WAY
+from support.vendors.vendor_rules import JUDGES
 
 
 @needs_recordings

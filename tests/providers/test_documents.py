@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rxloop.providers._documents import check_document
-from rxloop.providers.bounds import Bounds, OutOfBounds
+from rxloop.providers.bounds import Bounds, OutOfBounds, check_document
 
 JSON = st.recursive(
     st.none() | st.integers(0, 9) | st.text('ab"\\\\[]{},', max_size=8),

@@ -6,13 +6,13 @@ import pytest
 from reactivex import operators as ops
 from reactivex.testing import TestScheduler
 
-from cold import Cold, fails, on_error, on_next, says, short
 from rxloop import Agent, errors
 from rxloop.errors import ConfigurationError
-from rxloop.pipeline.seams import Provider
+from rxloop.pipeline.interfaces import Provider
 from rxloop.protocol.events import ContentDeltaEvent, LLMFailedEvent, UsageEvent
 from rxloop.providers import Retry, fallback, openai_chat
-from servers import REQUEST, Reply, Server, chat, collect, say, serving, text
+from support.http_server import REQUEST, Reply, Server, chat, collect, say, serving, text
+from support.virtual_models import Cold, fails, on_error, on_next, says, short
 
 
 def seen(*answers: list[Any], disposed: int = 1000) -> tuple[list[tuple[int, str]], list[Cold]]:

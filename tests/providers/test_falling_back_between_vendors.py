@@ -9,14 +9,14 @@ from typing import Any
 import orjson
 import pytest
 
-from bank import crashed
-from claude import block, call, end, start
 from rxloop import Agent, AnyEvent, Event, MemoryEventLog, op, replay, tool
 from rxloop.context import SlidingWindowCompressor
 from rxloop.protocol.events import LLMFailedEvent, LLMNoticeEvent, ToolCompleteEvent
 from rxloop.providers import Fallback, Retry, anthropic_messages, fallback, google_gemini, openai_responses
-from servers import Reply, Server, serving
-from vendor_rules import judge_gemini, judge_messages, judge_responses
+from support.bank import crashed
+from support.http_server import Reply, Server, serving
+from support.vendors.claude import block, call, end, start
+from support.vendors.vendor_rules import judge_gemini, judge_messages, judge_responses
 
 SIGNED = {"claude": "c2lnbmVkQ2xhdWRl", "gemini": "c2lnbmVkR2VtaW5p", "gpt": "c2lnbmVkR1BU"}
 OVERLOADED = Reply(

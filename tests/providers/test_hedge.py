@@ -7,13 +7,13 @@ import pytest
 from reactivex import operators as ops
 from reactivex.testing import TestScheduler
 
-from cold import Cold, fails, on_completed, on_error, on_next, says, short
 from rxloop import Agent, errors
 from rxloop.errors import ConfigurationError
 from rxloop.protocol.events import ContentDeltaEvent, LLMFailedEvent, UsageEvent
 from rxloop.protocol.messages import ErrorInfo
 from rxloop.providers import hedge
-from servers import REQUEST, Reply, Server, active, chat, collect, say, serving, text
+from support.http_server import REQUEST, Reply, Server, active, chat, collect, say, serving, text
+from support.virtual_models import Cold, fails, on_completed, on_error, on_next, says, short
 
 
 def seen(

@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rxloop import Agent, Limits, MemoryEventLog, Message, ModelRequest, Signal, op, tool
-from rxloop.pipeline.seams import Budget
+from rxloop.pipeline.interfaces import Budget
 from rxloop.protocol.messages import ToolCall
 from rxloop.providers import PRESETS
-from rxloop.providers.chat._encode import RequestEncoder
+from rxloop.providers.codecs.chat.request import RequestEncoder
 from rxloop.testing import ScriptedModel, call, turn, virtual_time
-from wires import unheard
+from support.vendors.codecs import unheard
 
 ENCODER = RequestEncoder("m", PRESETS["openai"], stream=True)
 Make = Callable[[Random, Sequence[Message]], Any]

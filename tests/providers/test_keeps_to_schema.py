@@ -6,7 +6,7 @@ import pytest
 from pydantic import BaseModel
 
 from rxloop import Agent
-from rxloop.pipeline.seams import Provider
+from rxloop.pipeline.interfaces import Provider
 from rxloop.providers import PRESETS, fallback, hedge, limited, openai_chat, routed
 from rxloop.testing import ScriptedModel
 

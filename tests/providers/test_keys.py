@@ -15,7 +15,7 @@ from rxloop.pipeline.requests import ModelRequest
 from rxloop.protocol.messages import Message
 from rxloop.protocol.settings import ModelSettings
 from rxloop.providers import PRESETS, Preset, Retry, Timeouts, openai_chat
-from servers import REQUEST, Answer, Reply, Server, collect, say
+from support.http_server import REQUEST, Answer, Reply, Server, collect, say
 
 pytestmark = pytest.mark.usefixtures("transport")
 SECRET = "top-secret-token-123"

@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 from reactivex.testing import TestScheduler
 
-from cold import Cold, fails, says, short
 from rxloop import Agent, errors
 from rxloop.errors import ConfigurationError
 from rxloop.providers import limited
-from rxloop.providers.scripted import ScriptedModel, frames
+from rxloop.providers.script import ScriptedModel, frames
 from rxloop.testing import virtual_time
-from rxloop.testing.virtual_loop import NothingLeft
-from servers import REQUEST, Server, chat, collect, say
+from rxloop.testing.virtual_time import NothingLeft
+from support.http_server import REQUEST, Server, chat, collect, say
+from support.virtual_models import Cold, fails, says, short
 
 
 class Calls:

@@ -10,13 +10,13 @@ import pytest
 from rxloop import op
 from rxloop.protocol.events import Event, LLMCallEvent, UsageEvent
 from rxloop.providers import PRESETS
-from rxloop.providers.anthropic._wire import MessagesWire
-from rxloop.providers.failures._errors import Endpoint
-from rxloop.providers.prices import long_kept
-from rxloop.providers.reading._draft import Draft
-from rxloop.providers.responses._wire import ResponsesWire
-from rxloop.providers.wire import MakesWire
-from rxloop.stream.bridges import emit
+from rxloop.providers.catalog import long_kept
+from rxloop.providers.codecs import CodecFactory
+from rxloop.providers.codecs.anthropic import AnthropicCodec
+from rxloop.providers.codecs.draft import MessageDraft
+from rxloop.providers.codecs.responses import ResponsesCodec
+from rxloop.providers.failures import Endpoint
+from rxloop.stream.sources import emit
 
 MILLION = 1_000_000
 CLAUDE = {
@@ -48,10 +48,10 @@ GPT = {
 }
 
 
-def counted(wire: MakesWire, answer: dict[str, Any]) -> UsageEvent:
+def counted(wire: CodecFactory, answer: dict[str, Any]) -> UsageEvent:
     events: list[Event] = []
     speaking = wire("m", PRESETS["openai"], stream=False)
-    reading = speaking.reader(Draft(events.append, "1", Endpoint("m", "http://host/v1")))
+    reading = speaking.reader(MessageDraft(events.append, "1", Endpoint("m", "http://host/v1")))
     reading.whole(orjson.dumps(answer))
     reading.complete()
     [usage] = [each for each in events if isinstance(each, UsageEvent)]
@@ -67,8 +67,8 @@ def cost(model: str, usage: UsageEvent) -> float:
     return sums[-1] * MILLION
 
 
-@pytest.mark.parametrize(("wire", "answer"), [(MessagesWire, CLAUDE), (ResponsesWire, GPT)])
-def test_all_input_is_counted_once_and_its_parts_are_told_apart(wire: MakesWire, answer: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("wire", "answer"), [(AnthropicCodec, CLAUDE), (ResponsesCodec, GPT)])
+def test_all_input_is_counted_once_and_its_parts_are_told_apart(wire: CodecFactory, answer: dict[str, Any]) -> None:
     usage = counted(wire, answer)
     assert (usage.input_tokens, usage.cached_tokens, usage.cache_write_tokens) == (100_000, 40_000, 50_000)
     assert long_kept(usage) == 30_000
@@ -76,6 +76,6 @@ def test_all_input_is_counted_once_and_its_parts_are_told_apart(wire: MakesWire,
 
 def test_the_cost_is_that_of_the_price_lists() -> None:
     claude = 10_000 * 5 + 40_000 * 0.5 + 20_000 * 6.25 + 30_000 * 10 + 1_000 * 25
-    assert cost("anthropic:claude-opus-4-6", counted(MessagesWire, CLAUDE)) == pytest.approx(claude)
+    assert cost("anthropic:claude-opus-4-6", counted(AnthropicCodec, CLAUDE)) == pytest.approx(claude)
     gpt = 10_000 * 2 + 40_000 * 0.1 + 20_000 * 2.5 + 30_000 * 5 + 1_000 * 10
-    assert cost("openai_responses:gpt-6.2-sol", counted(ResponsesWire, GPT)) == pytest.approx(gpt)
+    assert cost("openai_responses:gpt-6.2-sol", counted(ResponsesCodec, GPT)) == pytest.approx(gpt)

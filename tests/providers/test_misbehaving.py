@@ -25,8 +25,8 @@ from rxloop.errors import (
     ServerError,
 )
 from rxloop.protocol.events import Event, LLMFailedEvent
-from rxloop.providers import Retry, Timeouts, openai_chat
-from servers import REQUEST, Answer, Reply, Server, active, chat, collect, delta, say, sse, text
+from rxloop.providers import Retry, Timeouts, limited, openai_chat
+from support.http_server import REQUEST, Answer, Reply, Server, active, chat, collect, delta, say, sse, text
 
 pytestmark = pytest.mark.usefixtures("transport")
 
@@ -268,6 +268,20 @@ async def test_a_wait_that_is_too_long_is_left_to_the_caller(server: Server) -> 
     answer = await collect(provider.call(REQUEST))
     assert isinstance(answer.error, RateLimited)
     assert answer.error.retry_after == 3600
+    assert len(server.requests) == 1
+    await provider.aclose()
+
+
+# P30
+@pytest.mark.parametrize("total", [None, 10])
+async def test_a_wait_beyond_the_total_time_fails_at_once_and_is_named(server: Server, total: float | None) -> None:
+    server.answer(Reply([BUSY], 429, {"x-ratelimit-reset-tokens": "6m0s"}, "application/json"))
+    provider = limited(chat(server, timeout=Timeouts(total=total), retry=Retry(longest=60 if total is None else 999)))
+    async with asyncio.timeout(5):
+        answer = await collect(provider.call(REQUEST))
+    assert isinstance(answer.error, RateLimited)
+    assert answer.error.retry_after == 360
+    assert "retry after 360 s" in str(answer.error)
     assert len(server.requests) == 1
     await provider.aclose()
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from rxloop.errors import BadRequest, ConfigurationError, ProviderTimeout, RateLimited
+from rxloop.pipeline.interfaces import Provider
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.pipeline.run_context import RunContext
-from rxloop.pipeline.seams import Provider
 from rxloop.protocol.messages import Message
 from rxloop.providers import (
     PRESETS,
@@ -22,9 +22,9 @@ from rxloop.providers import (
     resolve_model,
     routed,
 )
-from rxloop.providers._secrets import shown_address
 from rxloop.providers.retry import Retry
-from rxloop.providers.vendors._model_names import names_of
+from rxloop.providers.vendors.model_names import names_of
+from rxloop.support.redaction import display_url
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_a_model_string_that_is_a_member_of_an_enumeration_is_the_model_of_its_t
 
 
 def test_a_key_in_the_address_of_a_model_string_is_not_shown() -> None:
-    shown = shown_address("openai_responses:https://u:secret@host/v1?key=secret#m")
+    shown = display_url("openai_responses:https://u:secret@host/v1?key=secret#m")
     assert shown == "openai_responses:https://host/v1#m"
     assert resolve_model("openai_responses:https://u:secret@host/v1?key=secret#m").name == shown
 

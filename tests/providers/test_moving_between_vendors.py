@@ -10,14 +10,14 @@ import orjson
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from messages_of import message_of
-from other_vendors import LOOK, OTHERS, sent
 from rxloop.protocol.events import ContentCompleteEvent, Event
 from rxloop.protocol.messages import FilePart, ImagePart, Message, TextPart
-from rxloop.providers.failures._errors import Endpoint
-from rxloop.providers.reading._draft import Draft
-from rxloop.providers.wire import Wire
-from vendor_rules import Json
+from rxloop.providers.codecs import Codec
+from rxloop.providers.codecs.draft import MessageDraft
+from rxloop.providers.failures import Endpoint
+from support.vendors.messages_of import message_of
+from support.vendors.other_vendors import LOOK, OTHERS, sent
+from support.vendors.vendor_rules import Json
 
 MARK = "SIGNED"
 PNG = ImagePart(data=b"\x89PNG", media_type="image/png")
@@ -138,10 +138,10 @@ SAYS: dict[str, Callable[[Sequence[Piece], str], Json]] = {
 }
 
 
-def answered(wire: Wire, answer: Json) -> Message:
+def answered(wire: Codec, answer: Json) -> Message:
     """The message of the model that an answer amounts to."""
     events: list[Event] = []
-    reader = wire.reader(Draft(events.append, "1", Endpoint("m", "http://x")))
+    reader = wire.reader(MessageDraft(events.append, "1", Endpoint("m", "http://x")))
     reader.whole(orjson.dumps(answer))
     reader.complete()
     assert isinstance(events[-1], ContentCompleteEvent)

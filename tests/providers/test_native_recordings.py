@@ -11,9 +11,6 @@ from typing import Any
 import orjson
 import pytest
 
-from native import NATIVE, Native
-from recorded import Vendor, names, needs_recordings, oracle, recording, replaying
-from recorded_ways import EVERY_WAY, SHAPES, ways
 from rxloop.errors import AuthenticationError, BadRequest, ProviderError, RateLimited, UnknownModel
 from rxloop.protocol.events import (
     ContentCompleteEvent,
@@ -23,8 +20,11 @@ from rxloop.protocol.events import (
     ToolCallDeltaEvent,
     UsageEvent,
 )
-from rxloop.providers.transport._pool import Transport
-from servers import REQUEST, Answer, collect
+from rxloop.providers.transport import Transport
+from support.http_server import REQUEST, Answer, collect
+from support.vendors.native import NATIVE, Native
+from support.vendors.recorded import Vendor, names, needs_recordings, oracle, recording, replaying
+from support.vendors.recorded_ways import EVERY_WAY, SHAPES, ways
 
 KINDS: dict[int, type[ProviderError]] = {
     400: BadRequest,

@@ -19,7 +19,7 @@ from rxloop.errors import (
 from rxloop.protocol.events import ContentCompleteEvent, ContentDeltaEvent, Event, UsageEvent
 from rxloop.protocol.settings import ModelSettings
 from rxloop.providers import Preset, Retry, Timeouts, openai_chat
-from servers import REQUEST, Reply, Server, active, chat, collect, delta, say, sse, text
+from support.http_server import REQUEST, Reply, Server, active, chat, collect, delta, say, sse, text
 
 pytestmark = pytest.mark.usefixtures("transport")
 

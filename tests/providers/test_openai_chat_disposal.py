@@ -13,7 +13,7 @@ from rxloop.pipeline.run_context import RunContext
 from rxloop.protocol.events import ContentCompleteEvent, ContentDeltaEvent, Event
 from rxloop.providers import Retry
 from rxloop.stream.scope import Scope
-from servers import REQUEST, Reply, Server, active, chat, collect, delta, say, sse, text
+from support.http_server import REQUEST, Reply, Server, active, chat, collect, delta, say, sse, text
 
 pytestmark = pytest.mark.usefixtures("transport")
 

@@ -9,8 +9,8 @@ from rxloop.pipeline.requests import ModelRequest, ToolDefinition
 from rxloop.protocol.messages import Message, ToolCall
 from rxloop.protocol.settings import ModelSettings
 from rxloop.providers import PRESETS, HTTPModel, Preset, openai_chat, resolve_model
-from rxloop.providers.vendors._openai_urls import chat_url, responses_url
-from servers import REQUEST, Server, collect, say
+from rxloop.providers.vendors.urls import chat_url, responses_url
+from support.http_server import REQUEST, Server, collect, say
 
 ALL = sorted(PRESETS)
 CHAT = [name for name in ALL if PRESETS[name].wire in ("openai", "openai_chat")]

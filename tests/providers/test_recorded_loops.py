@@ -10,8 +10,6 @@ from typing import Any
 import orjson
 import pytest
 
-from graphs import rebuilds
-from recorded import Vendor, choice, loops, needs_recordings, oracle, outline, recording, replaying
 from rxloop import Agent, Limits, Message, SqliteEventLog, op, replay
 from rxloop.errors import LimitReached, RunError
 from rxloop.pipeline.requests import ToolDefinition
@@ -19,7 +17,9 @@ from rxloop.pipeline.run_context import RunContext
 from rxloop.protocol.messages import ImagePart, Part, TextPart, ToolCall
 from rxloop.run.result import Result
 from rxloop.testing import ScriptedModel
-from timelines import values
+from support.graphs import rebuilds
+from support.timelines import values
+from support.vendors.recorded import Vendor, choice, loops, needs_recordings, oracle, outline, recording, replaying
 
 pytestmark = needs_recordings
 LOOPS = loops()
@@ -216,7 +216,8 @@ async def test_a_recorded_loop_makes_the_same_requests_and_ends_the_same(who: st
     assert len(deviating) <= 1
 
 
-async def test_an_error_in_the_middle_of_the_recorded_answer_ends_the_run_and_what_followed_goes_on_by_hand() -> None:
+async def test_a_recorded_call_that_the_vendor_could_not_read_is_requested_again_with_the_reason() -> None:
+    # P10
     names = [name for name in LOOPS if breaks(name)]
     assert names
     async with replaying() as vendor:
@@ -224,9 +225,13 @@ async def test_an_error_in_the_middle_of_the_recorded_answer_ends_the_run_and_wh
             loop = LOOPS[name]["loops"][0]
             initial = [message(each) for each in loop["initial_messages"]]
             found = await drive(vendor, name, initial, loop["tool_results"], 0)
-            assert isinstance(found.error, RunError)
-            assert (found.problems, len(found.requests), found.left) == ([], 1, loop["tool_results"])
-            # Its client took the broken answer for a call with wrong arguments, and told the model so.
+            assert (found.error, said(found.result)) == (None, expected(name))
+            note = found.requests[1]["messages"][-1]
+            assert note["role"] == "user"
+            assert "did not match schema" in note["content"]
+            # The recorded client executed the unreadable call. Its result is not needed here.
+            assert found.left == loop["tool_results"][:1]
+            # The history of that client continues as recorded.
             then = [message(each) for each in recording(name)["exchanges"][1]["request"]["body"]["messages"]]
             found = await drive(vendor, name, then, loop["tool_results"][1:], 1)
             assert (found.error, found.problems, found.left) == (None, [], [])

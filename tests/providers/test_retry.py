@@ -8,8 +8,6 @@ from reactivex import operators as ops
 from reactivex.disposable import Disposable
 from reactivex.testing import TestScheduler
 
-from cold import Cold, fails, on_error, on_next, says, short
-from runs import letters, outcome
 from rxloop import Agent, RunError
 from rxloop.errors import BadRequest, ContextLengthExceeded, Overloaded, ProviderTimeout, RateLimited, ServerError
 from rxloop.pipeline.requests import ModelRequest
@@ -23,9 +21,11 @@ from rxloop.protocol.events import (
 )
 from rxloop.protocol.messages import ErrorInfo
 from rxloop.providers import Retry, retrying
-from rxloop.stream.bridges import emit
+from rxloop.stream.sources import emit
 from rxloop.testing import virtual_time
-from servers import REQUEST, Reply, Server, chat, collect, say, text
+from support.http_server import REQUEST, Reply, Server, chat, collect, say, text
+from support.runs import letters, outcome
+from support.virtual_models import Cold, fails, on_error, on_next, says, short
 
 POLICY = Retry(attempts=3, first=20, longest=100, jitter=0)
 

@@ -6,8 +6,8 @@ import pytest
 from reactivex import abc
 
 from rxloop.errors import ConfigurationError, ProviderError, RateLimited
+from rxloop.pipeline.interfaces import Provider
 from rxloop.pipeline.requests import ModelRequest, ToolDefinition
-from rxloop.pipeline.seams import Provider
 from rxloop.protocol.events import (
     ContentCompleteEvent,
     ContentDeltaEvent,
@@ -18,7 +18,7 @@ from rxloop.protocol.events import (
     UsageEvent,
 )
 from rxloop.protocol.messages import Message, Usage
-from rxloop.providers.scripted import ScriptedModel, ScriptExhausted, call, frames, turn
+from rxloop.providers.script import ScriptedModel, ScriptExhausted, call, frames, turn
 from rxloop.testing import assert_marbles, virtual_time
 
 REQUEST = ModelRequest(messages=[Message.user("Weather?")])

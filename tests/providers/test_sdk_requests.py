@@ -26,7 +26,7 @@ from rxloop.providers import (
     openai_responses,
     vertex_url,
 )
-from servers import REQUEST, Received, Server, collect, say
+from support.http_server import REQUEST, Received, Server, collect, say
 
 pytestmark = [
     pytest.mark.usefixtures("transport"),

@@ -13,10 +13,10 @@ import pytest
 
 from rxloop import Agent, Preset
 from rxloop.errors import ConfigurationError, RunError
-from rxloop.eventlog import MemoryEventLog
 from rxloop.providers import fallback, hedge, limited, openai_chat
-from rxloop.providers._secrets import redacted, secrets_of, shown_address
-from servers import REQUEST, Reply, Server, chat, collect, delta, sse
+from rxloop.storage import MemoryEventLog
+from rxloop.support.redaction import display_url, find_secrets, redact_secrets
+from support.http_server import REQUEST, Reply, Server, chat, collect, delta, sse
 
 pytestmark = pytest.mark.usefixtures("transport")
 
@@ -150,7 +150,7 @@ def test_an_address_that_is_none_is_told_without_what_is_secret_in_it(monkeypatc
     ],
 )
 def test_what_looks_like_a_key_is_no_more_repeated(text: str) -> None:
-    shown = redacted(text)
+    shown = redact_secrets(text)
     for part in ("abcdefgh", "name:word", "abc123def456", "1234567890", "eyJhbGci"):
         assert part not in shown
 
@@ -166,15 +166,15 @@ def test_what_looks_like_a_key_is_no_more_repeated(text: str) -> None:
     ],
 )
 def test_other_words_stay_as_they_are(text: str) -> None:
-    assert redacted(text, ["key1"]) == text
+    assert redact_secrets(text, ["key1"]) == text
 
 
 def test_a_short_secret_is_found_as_a_word_alone() -> None:
-    assert redacted("abcd, abcdef; abcd", ["abcd"]) == "[redacted], abcdef; [redacted]"
+    assert redact_secrets("abcd, abcdef; abcd", ["abcd"]) == "[redacted], abcdef; [redacted]"
 
 
 def test_the_secrets_of_a_request_are_in_its_address_and_its_headers() -> None:
-    found = secrets_of("http://u:pw%2F12@h/v1?key=abcd&api-version=2024-10-21", {"authorization": "Bearer k3y-k3y"})
+    found = find_secrets("http://u:pw%2F12@h/v1?key=abcd&api-version=2024-10-21", {"authorization": "Bearer k3y-k3y"})
     assert {"pw/12", "u:pw/12", "abcd", "k3y-k3y"} <= set(found)
     assert "2024-10-21" not in found
 
@@ -188,4 +188,4 @@ def test_the_secrets_of_a_request_are_in_its_address_and_its_headers() -> None:
     ],
 )
 def test_an_address_is_shown_without_its_secrets(url: str, shown: str) -> None:
-    assert shown_address(url) == shown
+    assert display_url(url) == shown

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rxloop.providers.reading._fields import own_tools
+from rxloop.providers.codecs.fields import own_tools
 
 CLAUDES: list[dict[str, Any]] = [
     {"type": "web_search_20250305", "name": "web_search"},

@@ -7,15 +7,13 @@ from typing import Any
 import orjson
 import pytest
 
-import claude
-import gemini
-import responses
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.protocol.messages import Message
 from rxloop.protocol.settings import ModelSettings
 from rxloop.providers import PRESETS
-from rxloop.providers.chat._wire import ChatWire
-from rxloop.providers.vendors._presets import CUSTOM
+from rxloop.providers.codecs.chat import ChatCodec
+from rxloop.providers.vendors.presets import CUSTOM
+from support.vendors import claude, gemini, responses
 
 GOOGLES = {"googleSearch": {}}
 THEIRS: dict[str, Any] = {"type": "web_search", "name": "web_search"}
@@ -59,7 +57,7 @@ def test_a_chat_endpoint_that_has_a_name_is_sent_no_tool_of_another_vendor(named
     claudes: dict[str, Any] = {"type": "web_search_20250305", "name": "web_search"}
     told: list[str] = []
     # An address of one's own may be a gateway that knows the tools of any vendor.
-    wire = ChatWire("m", PRESETS["zai"] if named else CUSTOM, stream=True)
+    wire = ChatCodec("m", PRESETS["zai"] if named else CUSTOM, stream=True)
     for _ in range(2):
         encoded = wire.encode(request(GOOGLES, claudes, THEIRS), lambda code, text: told.append(text))
         assert orjson.loads(encoded)["tools"] == ([THEIRS] if named else [GOOGLES, claudes, THEIRS])

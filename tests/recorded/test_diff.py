@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from runs import outcome
 from rxloop import (
     Agent,
     ContentCompleteEvent,
@@ -23,6 +22,7 @@ from rxloop import (
     tool,
 )
 from rxloop.testing import ScriptedModel, call, turn, virtual_time
+from support.runs import outcome
 
 
 @tool

@@ -9,8 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from run_checks import settled
-from runs import collect
 from rxloop import (
     Agent,
     ConfigurationError,
@@ -28,6 +26,8 @@ from rxloop import (
     tool,
 )
 from rxloop.testing import ScriptedModel, call, frames, virtual_time
+from support.run_checks import settled
+from support.runs import collect
 
 
 def event(seq: int, attempt: int = 1, *, of: type[Event] = CustomEvent, **fields: Any) -> Event:

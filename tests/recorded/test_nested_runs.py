@@ -7,11 +7,11 @@ import random
 from pathlib import Path
 from typing import Any
 
-from families import check_attempts, editor, of, researcher, tokens
-from runs import collect, shape
 from rxloop import Agent, MemoryEventLog, RunContext, SqliteEventLog, diff, follow, history, replay, tool
-from rxloop.providers.scripted import ScriptedModel
+from rxloop.providers.script import ScriptedModel
 from rxloop.testing import call
+from support.nested_agents import check_attempts, editor, of, researcher, tokens
+from support.runs import collect, shape
 
 
 @tool
@@ -75,7 +75,7 @@ async def test_followers_get_the_events_of_nested_runs_and_the_history_does_not(
         "tool: A capital.",
         "assistant: A page.",
     ]
-    (record,) = await log.runs()
+    (record,) = await log.list_runs()
     assert (record.state, record.usage) == ("completed", (await run).usage)
     await log.aclose()
 

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reactivex import operators as ops
 
-from runs import collect, outcome, shape, well_formed
 from rxloop import (
     Agent,
     ConfigurationError,
@@ -32,6 +31,7 @@ from rxloop import (
 )
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.testing import ScriptedModel, call, frames, turn, virtual_time
+from support.runs import collect, outcome, shape, well_formed
 
 
 @tool
@@ -382,5 +382,5 @@ def test_the_fold_of_a_fork_is_its_live_state_too(
 
 
 async def read(log: MemoryEventLog, context_id: str) -> list[Event]:
-    records = await log.runs(context_id=context_id)
+    records = await log.list_runs(context_id=context_id)
     return [event for record in records for event in await log.read(record.task_id)]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from fork_shop import Shop
-from machines import Machines, two_machines
-from payments import Payments
+from support.fork_shop import Shop
+from support.payments import Payments
+from support.processes.machines import Machines, two_machines
 
 
 @pytest.fixture

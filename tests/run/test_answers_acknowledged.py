@@ -22,7 +22,7 @@ from rxloop import (
     tool,
 )
 from rxloop.errors import ContextBusy, EventLogError, NotAsked
-from rxloop.protocol.mail import AnswerMail, CancelMail, Mail, SayMail
+from rxloop.protocol.commands import AnswerCommand, CancelCommand, Command, MessageCommand
 from rxloop.testing import ScriptedModel, call
 
 ANSWER = {"1.0.1": True}
@@ -54,12 +54,12 @@ def agent(log: Log, *turns: Any, **options: Any) -> Agent[None, str]:
 async def waiting(log: Log, context_id: str = "c") -> str:
     """A run of a conversation that waits for an approval."""
     asking = agent(log, call("pay", amount=5))
-    return (await asking.settle((await asking.submit("Pay", context_id=context_id)).task_id)).task_id
+    return (await asking.execute((await asking.submit("Pay", context_id=context_id)).task_id)).task_id
 
 
 async def taken(log: Log, task_id: str) -> bool:
     """Whether a run takes an answer when somebody settles it."""
-    await agent(log, "Paid.").settle(task_id)
+    await agent(log, "Paid.").execute(task_id)
     return any(isinstance(event, InputReceivedEvent) for event in await log.read(task_id))
 
 
@@ -93,8 +93,8 @@ async def test_a_run_that_is_begun_with_a_cancel_in_its_mail_lets_no_question_go
     asked = await waiting(log)
     later = await agent(log).submit("And now?", context_id="c")
     # A worker takes it up at the moment in which somebody cancels it.
-    await log.send(later.task_id, CancelMail())
-    assert (await agent(log, "Never.").settle(later.task_id)).state == "canceled"
+    await log.send_command(later.task_id, CancelCommand())
+    assert (await agent(log, "Never.").execute(later.task_id)).state == "canceled"
     await agent(log).answer(asked, ANSWER)
     assert await taken(log, asked)
 
@@ -102,8 +102,8 @@ async def test_a_run_that_is_begun_with_a_cancel_in_its_mail_lets_no_question_go
 async def test_a_run_that_goes_on_after_it_was_cancelled_lets_the_question_go(log: Log) -> None:
     asked = await waiting(log)
     later = await agent(log).submit("And now?", context_id="c")
-    await log.send(later.task_id, CancelMail())
-    assert (await agent(log, "Never.").settle(later.task_id)).state == "canceled"
+    await log.send_command(later.task_id, CancelCommand())
+    assert (await agent(log, "Never.").execute(later.task_id)).state == "canceled"
     assert (await agent(log, "Well.").resume(later.task_id)).output == "Well."
     with pytest.raises(NotAsked, match=later.task_id):
         await agent(log).answer(asked, ANSWER)
@@ -117,7 +117,7 @@ async def test_a_run_that_is_cancelled_before_it_begins_is_never_seen_under_way(
 
     async def noted(task_id: str, events: Sequence[Event], **options: Any) -> None:
         await append(task_id, events, **options)
-        states.append((await log.record(task_id)).state)
+        states.append((await log.get_record(task_id)).state)
 
     monkeypatch.setattr(log, "append", noted)
     await agent(log).cancel(later.task_id)
@@ -144,22 +144,22 @@ async def test_an_answer_is_told_that_it_is_too_late_once_a_later_run_is_about_t
     later = agent(log, "Fine.").run("Never mind", context_id="c")
     assert (await later).output == "Fine."
     assert (told[0] == "acknowledged") == await taken(log, asked)
-    assert f"the later run {later.task_id} of the conversation c has let the question go" in told[0]
+    assert f"the later run {later.task_id} of the conversation c dropped its questions" in told[0]
 
 
 async def test_a_later_run_gives_way_to_an_answer_that_comes_just_before_it_lets_the_question_go(
     log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = await waiting(log)
-    send = log.send
+    send = log.send_command
 
-    async def late(task_id: str, mail: Mail) -> int:
+    async def late(task_id: str, mail: Command) -> int:
         # The later run has looked at the mail, and is about to write that it lets the question go.
-        monkeypatch.setattr(log, "send", send)
+        monkeypatch.setattr(log, "send_command", send)
         await agent(log).answer(asked, ANSWER)
         return await send(task_id, mail)
 
-    monkeypatch.setattr(log, "send", late)
+    monkeypatch.setattr(log, "send_command", late)
     with pytest.raises(ContextBusy, match=f"{asked}.* has got its answer"):
         await agent(log, "Never.").run("Never mind", context_id="c")
     assert await taken(log, asked)
@@ -179,26 +179,26 @@ async def test_a_question_that_a_run_lets_go_which_dies_before_it_begins_is_answ
         for _ in range(2):
             with pytest.raises(Exception, match="the disk is gone"):
                 await agent(log, "Never.").resume(later.task_id)
-    assert len(await log.mail(asked)) == 1
+    assert len(await log.read_commands(asked)) == 1
     with pytest.raises(NotAsked, match=later.task_id):
         await agent(log).answer(asked, ANSWER)
     assert not await taken(log, asked)
     assert (await agent(log, "Paid.").resume(asked, inputs=ANSWER)).output == "Paid."
-    assert (await agent(log, "Well.").settle(later.task_id)).state == "completed"
+    assert (await agent(log, "Well.").execute(later.task_id)).state == "completed"
 
 
 async def test_an_answer_before_the_word_that_its_question_is_let_go_counts_and_one_behind_it_does_not(
     log: Log,
 ) -> None:
     answered, late = await waiting(log, "c"), await waiting(log, "d")
-    word = SayMail(messages=[], lets_go="later")
+    word = MessageCommand(messages=[], lets_go="later")
     await agent(log).answer(answered, ANSWER)
-    await log.send(answered, word)
+    await log.send_command(answered, word)
     # Once more, as somebody does who did not hear that it had arrived.
     await agent(log).answer(answered, ANSWER)
     assert await taken(log, answered)
-    await log.send(late, word)
-    await log.send(late, AnswerMail(inputs=ANSWER))
+    await log.send_command(late, word)
+    await log.send_command(late, AnswerCommand(inputs=ANSWER))
     assert not await taken(log, late)
 
 
@@ -206,7 +206,7 @@ async def test_only_the_run_before_it_is_told_by_a_later_one_that_its_question_i
     first = await waiting(log)
     second = await agent(log, call("pay", amount=6)).run("Pay another", context_id="c")
     await agent(log, "Fine.").run("Never mind", context_id="c")
-    assert [len(await log.mail(task_id)) for task_id in (first, second.task_id)] == [1, 1]
+    assert [len(await log.read_commands(task_id)) for task_id in (first, second.task_id)] == [1, 1]
 
 
 @pytest.mark.parametrize("asked_its_model", [False, True])

@@ -27,8 +27,7 @@ from rxloop import (
 )
 from rxloop.errors import ArtifactError, ArtifactExists, ConfigurationError, UnknownArtifact
 from rxloop.pipeline import artifacts as front
-from rxloop.pipeline.artifacts import RunArtifacts, Writer, Writes
-from rxloop.pipeline.seams import ArtifactStore
+from rxloop.pipeline.artifacts import ArtifactStore, RunArtifacts, Writer, Writes
 from rxloop.protocol.events import Event
 from rxloop.testing import ScriptedModel, call, turn
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from bank import Bank
-from runs import first_events, outcome
 from rxloop import Agent, LimitReached, Limits, MemoryEventLog, RunContext, RunError, ToolCompleteEvent, tool
 from rxloop.errors import Overloaded
 from rxloop.testing import ScriptedModel, call
+from support.bank import Bank
+from support.runs import first_events, outcome
 
 
 async def crashes(log: MemoryEventLog, task_id: str, limits: Limits, model: ScriptedModel) -> MemoryEventLog:
@@ -38,7 +38,7 @@ async def test_one_attempt_too_many_ends_the_run_and_asks_nobody(begun: tuple[Me
         await Agent(model, log=log).resume(task_id)
     assert (caught.value.code, caught.value.result.state) == ("attempts", "failed")
     assert [event.attempt for event in await log.read(task_id)][-1] == 4
-    assert (await log.runs())[0].finished
+    assert (await log.list_runs())[0].finished
 
 
 async def test_there_may_be_no_such_limit(begun: tuple[MemoryEventLog, str]) -> None:

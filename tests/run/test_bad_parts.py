@@ -7,8 +7,6 @@ from typing import Any, Self
 import pytest
 from reactivex import Observable
 
-from plain_tools import look, plain
-from runs import outcome
 from rxloop import (
     Agent,
     ConfigurationError,
@@ -25,6 +23,8 @@ from rxloop.pipeline import log_retry
 from rxloop.pipeline.requests import IterationEnd, Operator, Signal, ToolRequest
 from rxloop.protocol.messages import ToolCall
 from rxloop.testing import ScriptedModel, call, turn
+from support.plain_tools import look, plain
+from support.runs import outcome
 
 # -- what belongs to an agent
 
@@ -96,7 +96,7 @@ async def test_a_family_may_give_plain_functions() -> None:
 class Unhashable(MemoryEventLog):
     """A log that can be no key of a dict."""
 
-    path: str = "runs"
+    path: str = "list_runs"
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ async def test_a_log_need_not_be_hashable() -> None:
 async def test_two_equal_logs_are_two_logs() -> None:
     @dataclass(unsafe_hash=True)
     class Equal(MemoryEventLog):
-        path: str = "runs"
+        path: str = "list_runs"
 
         def __post_init__(self) -> None:
             super().__init__()
@@ -127,7 +127,7 @@ async def test_two_equal_logs_are_two_logs() -> None:
         assert (await Agent(ScriptedModel("two"), log=other).run("Hi", context_id="c")).output == "two"
 
 
-@pytest.mark.parametrize("broken", ["runs", "read"])
+@pytest.mark.parametrize("broken", ["list_runs", "read"])
 async def test_a_log_that_cannot_be_read_is_an_error_of_the_log(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_retry, "PATIENCE", 0)
     log = MemoryEventLog()

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from machines import Machine, two_machines
-from run_checks import finals, nothing_left
 from rxloop import Agent, ToolStartEvent, tool
 from rxloop.testing import ScriptedModel, call, virtual_time
+from support.processes.machines import Machine, two_machines
+from support.run_checks import finals, nothing_left
 
 COPIES = 3
 RUNS = 6
@@ -30,7 +30,7 @@ class BadQueue:
         self.delivered = 0
         self.acknowledged: dict[str, int] = {}
 
-    def ring(self, task_id: str) -> None:
+    def enqueue(self, task_id: str) -> None:
         """Put a job in, three times."""
         for _ in range(COPIES):
             self._jobs.put_nowait(task_id)
@@ -41,7 +41,7 @@ class BadQueue:
             task_id = await self._jobs.get()
             self.delivered += 1
             manner = self._random.choice(("good", "lost", "zombie", "cut"))
-            job = asyncio.ensure_future(agent.settle(task_id))
+            job = asyncio.ensure_future(agent.execute(task_id))
             if manner == "cut":
                 await asyncio.wait([job], timeout=self._random.random() * 90)
                 job.cancel()
@@ -91,7 +91,7 @@ def test_a_queue_with_bad_manners_changes_nothing(seed: int) -> None:
             for number in range(RUNS):
                 agent = workers[0].agent()
                 records.append(await agent.submit(str(number), context_id=f"c{number % 3}"))
-                queue.ring(records[-1].task_id)
+                queue.enqueue(records[-1].task_id)
             agents = [
                 Agent(ScriptedModel(*[script] * 500), tools=worker.tools, log=worker.log)
                 for worker in workers

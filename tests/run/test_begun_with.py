@@ -8,7 +8,6 @@ from typing import Any
 import orjson
 import pytest
 
-from runs import first_events
 from rxloop import (
     Agent,
     ConfigurationError,
@@ -21,6 +20,7 @@ from rxloop import (
 )
 from rxloop.strategies import react
 from rxloop.testing import ScriptedModel, call, frames, virtual_time
+from support.runs import first_events
 
 
 async def begun(log: MemoryEventLog, **options: Any) -> str:
@@ -61,7 +61,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ModelRequest]]:
 
         return ScriptedModel(answer, answer)
 
-    monkeypatch.setattr("rxloop.providers.models.resolve_model", make)
+    monkeypatch.setattr("rxloop.providers.factories.resolve_model", make)
     return requests
 
 
@@ -199,7 +199,7 @@ async def test_a_run_is_given_up_though_its_model_is_gone(log: MemoryEventLog) -
         await agent.resume(task_id).begin()
     await agent.cancel(task_id, "not needed")
 
-    assert (await later.runs())[0].state == "canceled"
+    assert (await later.list_runs())[0].state == "canceled"
 
 
 async def test_a_fork_keeps_its_own_options(log: MemoryEventLog) -> None:

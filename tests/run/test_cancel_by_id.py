@@ -8,9 +8,6 @@ from typing import Any
 
 import pytest
 
-from bank import Bank, crashed
-from run_checks import finals, nothing_left
-from runs import collect, outcome
 from rxloop import (
     Agent,
     ConflictError,
@@ -28,10 +25,13 @@ from rxloop.errors import (
     ConfigurationError,
     InvalidInput,
 )
-from rxloop.protocol.mail import Mail
-from rxloop.state.batch import CANCELED_CALL, INTERRUPTED
+from rxloop.protocol.commands import Command
 from rxloop.state.fold import fold_all
+from rxloop.state.history import CANCELED_CALL, INTERRUPTED
 from rxloop.testing import ScriptedModel, call, virtual_time
+from support.bank import Bank, crashed
+from support.run_checks import finals, nothing_left
+from support.runs import collect, outcome
 
 
 async def test_a_run_that_waits_for_an_answer_can_be_cancelled() -> None:
@@ -73,7 +73,7 @@ async def test_a_run_that_a_crash_left_can_be_cancelled_and_no_model_is_asked() 
     assert (state.state, state.batch) == ("canceled", None)
 
 
-async def test_a_run_that_goes_on_in_this_process_is_cancelled_there_whatever_agent_made_it() -> None:
+async def test_a_run_in_this_process_is_cancelled_there_by_another_agent_of_its_log() -> None:
     @tool
     async def slow() -> str:
         """Never comes back."""
@@ -84,7 +84,7 @@ async def test_a_run_that_goes_on_in_this_process_is_cancelled_there_whatever_ag
     run = bank.agent(call("slow"), tools=[slow]).run("Go")
     async for event in run:
         if isinstance(event, ToolStartEvent):
-            await Bank().agent().cancel(run.task_id, "enough")
+            await bank.agent().cancel(run.task_id, "enough")
     with pytest.raises(RunCancelled, match="enough"):
         await run
     assert len(finals(await bank.log.read(run.task_id))) == 1
@@ -130,14 +130,14 @@ async def test_one_that_somebody_else_cancels_at_the_same_moment_has_one_end() -
     left = await crashed(bank.log, done.task_id, ToolStartEvent)
 
     class Quicker(MemoryEventLog):
-        async def send(self, task_id: str, mail: Mail) -> int:
-            number = await super().send(task_id, mail)
+        async def send_command(self, task_id: str, command: Command) -> int:
+            number = await super().send_command(task_id, command)
             if len(sent) == 0:
-                sent.append(mail)
+                sent.append(command)
                 await bank.agent(log=self).cancel(task_id, "first")
             return number
 
-    sent: list[Mail] = []
+    sent: list[Command] = []
     log = Quicker()
     log._runs = left._runs
     await bank.agent(log=log).cancel(done.task_id, "second")

@@ -9,9 +9,6 @@ from typing import Any
 import orjson
 import pytest
 
-from bank import crashed
-from run_checks import nothing_left
-from runs import collect, first_events, shape, well_formed
 from rxloop import (
     Agent,
     InputReceivedEvent,
@@ -31,6 +28,9 @@ from rxloop import (
     tool,
 )
 from rxloop.testing import ScriptedModel, call, virtual_time
+from support.bank import crashed
+from support.run_checks import nothing_left
+from support.runs import collect, first_events, shape, well_formed
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 SHOWN = {"type": "object", "properties": {"shown": {"type": "boolean"}}, "required": ["shown"]}
@@ -177,7 +177,7 @@ async def test_definitions_of_a_run_are_there_where_it_is_resumed(tmp_path: Path
         with pytest.raises(InvalidInput, match="lacks 'shown'"):
             await second.resume(waiting.task_id, inputs={"1.0.1": {}})
         await second.answer(waiting.task_id, {"1.1.1": "Bergen"})
-        record = await second.settle(waiting.task_id)
+        record = await second.execute(waiting.task_id)
         assert record.state == "input-required"
         result = await second.resume(waiting.task_id, inputs={"1.0.1": {"shown": True}})
 
@@ -196,9 +196,9 @@ async def test_other_definitions_may_be_given_with_the_resumption(log: MemoryEve
 async def test_a_submitted_run_has_them(log: MemoryEventLog) -> None:  # L105
     worker = agent(log, call("locate"), "There.")
     record = await worker.submit("Where?", client_tools=[LOCATE])
-    assert (await worker.settle(record.task_id)).state == "input-required"
+    assert (await worker.execute(record.task_id)).state == "input-required"
     await worker.answer(record.task_id, {"1.0.1": "Oslo"})
-    assert (await worker.settle(record.task_id)).state == "completed"
+    assert (await worker.execute(record.task_id)).state == "completed"
 
 
 async def test_a_run_of_a_runtime_has_them(log: MemoryEventLog) -> None:  # L106
@@ -207,7 +207,7 @@ async def test_a_run_of_a_runtime_has_them(log: MemoryEventLog) -> None:  # L106
         async for event in runtime.follow(record.task_id):
             if isinstance(event, InputRequiredEvent):
                 await runtime.answer(record.task_id, {event.input_id: "Oslo"})
-        assert (await runtime.record(record.task_id)).state == "completed"
+        assert (await runtime.get_record(record.task_id)).state == "completed"
 
 
 @pytest.mark.parametrize("kind", [ToolStartEvent, InputRequiredEvent])
@@ -347,7 +347,7 @@ async def test_a_new_message_lets_the_calls_go(log: MemoryEventLog) -> None:  # 
 
     assert well_formed(result.messages)
     assert results(result.messages) == ["The call was cancelled before it had a result."] * 2
-    with pytest.raises(InvalidInput, match="has let the question go"):
+    with pytest.raises(InvalidInput, match="dropped its questions"):
         await asking.resume(waiting.task_id, inputs={"1.1.1": "Oslo"})
 
 

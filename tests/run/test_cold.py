@@ -11,12 +11,12 @@ import reactivex as rx
 from reactivex import operators as ops
 from reactivex.subject import Subject
 
-from run_checks import Recorder, finals, nothing_left, settled, until
 from rxloop import Agent, ColdRun, Limits, ModelRequest, RunContext, merge, op, tool
 from rxloop.errors import ConfigurationError, LimitReached, RunCancelled, RunError, ServerError
 from rxloop.protocol.events import StatusUpdateEvent
 from rxloop.testing import ScriptedModel, call, frames, turn, virtual_time
-from servers import chat, say, serving
+from support.http_server import chat, say, serving
+from support.run_checks import Recorder, finals, nothing_left, settled, until
 
 
 def question(request: ModelRequest) -> str:

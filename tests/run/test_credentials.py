@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-from bank import crashed
-from runs import collect, first_events, outcome
 from rxloop import (
     Agent,
     AuthRequiredEvent,
@@ -33,6 +31,8 @@ from rxloop import (
 from rxloop.errors import RxloopError
 from rxloop.protocol.events import InputRequiredEvent
 from rxloop.testing import ScriptedModel, call
+from support.bank import crashed
+from support.runs import collect, first_events, outcome
 
 TOKEN = "PLANTED-token-77"
 URL = "https://github.com/login/device"
@@ -280,13 +280,13 @@ async def test_mail_does_not_take_a_credential_in_clear(hub: Hub, log: MemoryEve
     with pytest.raises(InvalidInput, match="which no log is to keep") as raised:
         await agent.answer(waiting.task_id, {"1.0.1": TOKEN, "1.1.1": "ciphertext"})
     assert TOKEN not in "".join(traceback.format_exception(raised.value))
-    assert list(await log.mail(waiting.task_id)) == []
+    assert list(await log.read_commands(waiting.task_id)) == []
 
     with pytest.raises(InvalidInput, match="is to be ciphertext") as raised:
         await agent.answer(waiting.task_id, {"1.1.1": {"token": TOKEN}})
     assert TOKEN not in str(raised.value)
     await agent.answer(waiting.task_id, {"1.1.1": b"\x01\x02", "1.0.1": None})
-    assert (await agent.settle(waiting.task_id)).state == "completed"
+    assert (await agent.execute(waiting.task_id)).state == "completed"
     assert hub.tokens == ["AQI="]
     received = [event for event in await log.read(waiting.task_id) if isinstance(event, InputReceivedEvent)]
     assert [event.value for event in received] == [None, None]
@@ -300,7 +300,7 @@ async def test_a_runtime_goes_on_with_a_credential_itself(hub: Hub, log: MemoryE
             kinds.append(event.kind)
             if isinstance(event, StatusUpdateEvent) and event.state == "input-required":
                 await runtime.answer(record.task_id, {"1.0.1": TOKEN, "1.1.1": True})
-        assert (await runtime.record(record.task_id)).state == "completed"
+        assert (await runtime.get_record(record.task_id)).state == "completed"
         assert hub.tokens == [TOKEN]
         assert kinds.count("tool-complete") == 2
         with pytest.raises(InvalidInput, match="waits for nothing"):
@@ -408,7 +408,10 @@ async def test_a_credential_and_the_deps_are_nowhere(
         assert hub.tokens == [TOKEN]
         recorded = await log.read(run.task_id)
         seen += [recorded, b"".join(event.to_json() for event in recorded), await collect(replay(log, run.task_id))]
-        seen += [b"".join([frame async for frame in follow(log, run.task_id).sse()]), await log.mail(run.task_id)]
+        seen += [
+            b"".join([frame async for frame in follow(log, run.task_id).sse()]),
+            await log.read_commands(run.task_id),
+        ]
         files = b"".join(file.read_bytes() for file in tmp_path.iterdir())
 
     texts = (

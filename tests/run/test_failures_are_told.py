@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from reactivex import operators as rx
 
-from run_checks import until
-from runs import collect
 from rxloop import Agent, LimitReached, Limits, MemoryEventLog, Run, RunError, ToolError, op, tool
 from rxloop.errors import Overloaded
 from rxloop.testing import ScriptedModel, call, turn
+from support.run_checks import until
+from support.runs import collect
 
 
 @tool

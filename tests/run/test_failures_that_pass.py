@@ -6,9 +6,6 @@ import asyncio
 
 import pytest
 
-from bank import Bank
-from run_checks import finals
-from runs import collect, outcome
 from rxloop import (
     Agent,
     RunError,
@@ -21,8 +18,11 @@ from rxloop.errors import (
     RateLimited,
 )
 from rxloop.pipeline.requests import ModelRequest
-from rxloop.state.batch import NEVER_BEGAN
+from rxloop.state.history import NEVER_BEGAN
 from rxloop.testing import ScriptedModel, call, virtual_time
+from support.bank import Bank
+from support.run_checks import finals
+from support.runs import collect, outcome
 
 
 @pytest.mark.parametrize("error", [Overloaded("503"), RateLimited("429"), ProviderConnectionError("broken")])
@@ -42,7 +42,7 @@ async def test_a_run_that_failed_by_something_that_passes_goes_on(error: Excepti
     assert caught.value.result.error is not None
     assert caught.value.result.error.retryable
     # Nobody takes it up by itself.
-    assert await bank.log.runs(unfinished=True) == []
+    assert await bank.log.list_runs(unfinished=True) == []
 
     again = bank.agent("done", tools=[step]).resume(run.task_id)
     events = await collect(again)

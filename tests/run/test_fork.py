@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 
-from fork_shop import Shop, seq_of
-from runs import collect, letters, outcome, shape, well_formed
 from rxloop import (
     Agent,
     ConfigurationError,
@@ -31,7 +29,9 @@ from rxloop import (
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.state.run_state import RunState
 from rxloop.testing import ScriptedModel, call, virtual_time
-from two_lines import both
+from support.fork_shop import Shop, seq_of
+from support.runs import collect, letters, outcome, shape, well_formed
+from support.two_lines import both
 
 
 def same(event: Event, other: Event) -> bool:
@@ -333,7 +333,7 @@ async def test_a_cancelled_fork_has_an_end_like_any_run(shop: Shop) -> None:
         await run
     # It had not begun: nothing of it is on the stream or in the log.
     assert letters(await collect(run)) == "F"
-    assert [record.task_id for record in await shop.log.runs()] == [parent]
+    assert [record.task_id for record in await shop.log.list_runs()] == [parent]
 
 
 async def test_what_cannot_be_forked_is_refused(shop: Shop) -> None:

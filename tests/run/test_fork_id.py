@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rxloop import Agent, ConfigurationError, MemoryEventLog, RunExists, id_of_key
+from rxloop import Agent, ConfigurationError, MemoryEventLog, RunExists, derive_id
 from rxloop.testing import ScriptedModel
 
 
@@ -12,7 +12,7 @@ async def test_a_fork_has_the_id_that_it_was_given_and_there_is_one_of_it() -> N
     log, model = MemoryEventLog(), ScriptedModel("One.", "Two.", "Three.")
     agent = Agent(model, log=log)
     first = await agent.run("Count.")
-    fork_id = id_of_key("fork", "1")
+    fork_id = derive_id("fork", "1")
     fork = await agent.fork(first.task_id, at=1, fork_id=fork_id)
     assert (fork.task_id, fork.content) == (fork_id, "Two.")
     with pytest.raises(RunExists, match=fork_id):

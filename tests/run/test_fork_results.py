@@ -2,14 +2,14 @@
 
 import pytest
 
-from fork_shop import Shop, seq_of
-from runs import collect
 from rxloop import (
     ConfigurationError,
     ToolCompleteEvent,
     ToolError,
 )
 from rxloop.testing import call
+from support.fork_shop import Shop, seq_of
+from support.runs import collect
 
 
 async def test_another_result_is_what_the_model_reads(shop: Shop) -> None:
@@ -62,7 +62,7 @@ async def test_a_call_that_is_not_there_is_refused_with_those_that_are(shop: Sho
         await shop.agent().fork(parent, at, results={"q": 1})
     with pytest.raises(ConfigurationError, match=r"no call 'p' up to event 2; its calls are none"):
         await shop.agent().fork(parent, 2, results={"p": 1})
-    assert len(await shop.log.runs()) == 1
+    assert len(await shop.log.list_runs()) == 1
 
 
 async def test_of_calls_with_one_id_each_is_named_by_its_slot(shop: Shop) -> None:

@@ -24,7 +24,7 @@ from rxloop import (
     op,
 )
 from rxloop.strategies import chain_of_thought
-from rxloop.stream.bridges import emit
+from rxloop.stream.sources import emit
 from rxloop.testing import ScriptedModel
 
 
@@ -140,7 +140,7 @@ async def test_a_strategy_that_feeds_the_loop_itself_may_be_made_of_the_same_ope
     def once(pipeline: Operator) -> Operator:
         def send(request: RunRequest) -> Observable[Signal]:
             ctx = request.ctx.bind(step="1")
-            made: Any = ctx.host.request(ctx, 1, 0)
+            made: Any = ctx.host.build_request(ctx, 1, 0)
             return emit(made, IterationEnd(1, ctx))
 
         return op.compose(op.answering(RunRequest, send), pipeline)
@@ -158,4 +158,4 @@ def test_a_view_in_the_loop_is_refused_by_its_name(name: str) -> None:
 
 def test_no_operator_of_the_loop_is_taken_for_a_view() -> None:
     merged: Any = operators.merge(rx.empty())
-    Agent(ScriptedModel("Hi."), loop=[op.idle_timeout(5), merged, *op.standard()])
+    Agent(ScriptedModel("Hi."), loop=[merged, *op.standard()])

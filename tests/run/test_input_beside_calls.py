@@ -3,10 +3,10 @@
 from collections.abc import AsyncIterator
 from typing import Any
 
-from runs import collect, first_events
 from rxloop import Agent, MemoryEventLog, RunContext, StatusUpdateEvent, op, tool
 from rxloop.pipeline.requests import ModelRequest, Signal
 from rxloop.testing import ScriptedModel, call
+from support.runs import collect, first_events
 
 
 @op.on(ModelRequest)

@@ -1,4 +1,4 @@
-"""`run.say(..., interrupt=True)`: the answer that is being written is cut off, and what there is of it stays."""
+"""`run.send(..., interrupt=True)`: the answer that is being written is cut off, and what there is of it stays."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 from reactivex import Observable, abc
 from reactivex import operators as ops
 
-from runs import collect, first_events, letters, shape
 from rxloop import (
     Agent,
     ContentCompleteEvent,
@@ -30,8 +29,9 @@ from rxloop import (
 )
 from rxloop.protocol.messages import ToolCall
 from rxloop.state.fold import fold_all
-from rxloop.stream.bridges import Push, from_task
+from rxloop.stream.sources import Push, from_task
 from rxloop.testing import ScriptedModel, call, frames, virtual_time
+from support.runs import collect, first_events, letters, shape
 
 
 @tool
@@ -81,7 +81,7 @@ def interrupted(model: Any, *, at: float, **options: Any) -> list[Event]:
         async def main() -> list[Event]:
             run.start()
             await asyncio.sleep(at)
-            run.say("In short.", interrupt=True)
+            run.send("In short.", interrupt=True)
             events = await collect(run)
             assert fold_all(await log.read(run.task_id)).messages == (await run).messages
             assert [event async for event in run.pipe(op.grammar())]
@@ -203,7 +203,7 @@ def test_each_of_several_answers_can_be_cut_off() -> None:
             run.start()
             for n in "123":
                 await asyncio.sleep(0.1)
-                run.say(n, interrupt=True)
+                run.send(n, interrupt=True)
             result = await run
             assert [message.text for message in result.messages] == ["Go", "a", "1", "b", "2", "c", "3", "d"]
 
@@ -218,7 +218,7 @@ def test_a_reader_of_the_answer_may_cut_it_off_at_the_piece_that_it_reads() -> N
 
         def on_next(event: Event) -> None:
             if isinstance(event, ContentDeltaEvent) and event.delta == "two":
-                run.say("Stop!", interrupt=True)
+                run.send("Stop!", interrupt=True)
             said.append(event)
 
         async def main() -> None:
@@ -243,7 +243,7 @@ def test_an_answer_that_comes_all_at_once_is_complete_before_it_can_be_cut_off()
 
         def on_next(event: Event) -> None:
             if isinstance(event, ContentDeltaEvent) and event.delta == "Blue.":
-                run.say("Another one.", interrupt=True)
+                run.send("Another one.", interrupt=True)
 
         async def main() -> None:
             run.events.subscribe(on_next)
@@ -260,7 +260,7 @@ def test_the_limits_hold() -> None:
         async def main() -> None:
             run.start()
             await asyncio.sleep(0.1)
-            run.say("On!", interrupt=True)
+            run.send("On!", interrupt=True)
             with pytest.raises(LimitReached) as caught:
                 await run
             assert caught.value.result.content == "a"
@@ -298,7 +298,7 @@ async def test_a_run_is_resumed_behind_an_interrupted_answer() -> None:
     log = MemoryEventLog()
     run: Run[str] = Agent(ScriptedModel(frames("-a---", 0.001), "b"), log=log).run("Go").start()
     await anext(aiter(run.text()))
-    run.say("On!", interrupt=True)
+    run.send("On!", interrupt=True)
     await run
     place = next(e.seq for e in await log.read(run.task_id) if isinstance(e, ContentCompleteEvent))
     again = await Agent(ScriptedModel("c"), log=await first_events(log, run.task_id, place)).resume(run.task_id)

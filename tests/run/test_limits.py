@@ -4,8 +4,6 @@ import asyncio
 
 import pytest
 
-from run_checks import check_envelopes
-from runs import collect, outcome, repeated, well_formed
 from rxloop import (
     Agent,
     LimitReached,
@@ -16,7 +14,9 @@ from rxloop import (
     tool,
 )
 from rxloop.testing import ScriptedModel, call, turn, virtual_time
-from stepping import fails, step, think
+from support.run_checks import check_envelopes
+from support.runs import collect, outcome, repeated, well_formed
+from support.step_tools import fails, step, think
 
 
 @pytest.mark.parametrize("most", [1, 2, 5])

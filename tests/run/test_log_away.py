@@ -8,9 +8,6 @@ from typing import Any
 
 import pytest
 
-from bank import Bank
-from run_checks import finals, nothing_left
-from runs import collect, shape
 from rxloop import (
     Agent,
     Event,
@@ -23,8 +20,11 @@ from rxloop import (
     tool,
 )
 from rxloop.pipeline import log_retry
-from rxloop.state.batch import INTERRUPTED
+from rxloop.state.history import INTERRUPTED
 from rxloop.testing import ScriptedModel, call, virtual_time
+from support.bank import Bank
+from support.run_checks import finals, nothing_left
+from support.runs import collect, shape
 
 
 class Away(MemoryEventLog):
@@ -81,9 +81,9 @@ class Unreadable(MemoryEventLog):
         self._ask()
         return await super().read(task_id, after_seq=after_seq, deltas=deltas)
 
-    async def runs(self, **options: Any) -> Any:
+    async def list_runs(self, **options: Any) -> Any:
         self._ask()
-        return await super().runs(**options)
+        return await super().list_runs(**options)
 
 
 GOES_ON: dict[str, Callable[[Agent[None, str], Result[str]], Run[str]]] = {
@@ -123,7 +123,7 @@ def test_a_log_that_cannot_be_read_for_long_refuses_in_the_end_and_nothing_was_d
             time.run(GOES_ON[way](bank.agent("Done."), waiting))
         assert log_retry.PATIENCE - 3 < time.now - begun < log_retry.PATIENCE + 3
         log.away = False
-        assert len(time.run(log.runs())) == 1
+        assert len(time.run(log.list_runs())) == 1
         assert bank.paid == []
 
 

@@ -9,8 +9,6 @@ import reactivex as rx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from run_checks import check_envelopes
-from runs import collect, letters, outcome, repeated, shape, well_formed
 from rxloop import (
     Agent,
     AttemptError,
@@ -39,10 +37,12 @@ from rxloop import (
 )
 from rxloop.errors import Overloaded
 from rxloop.pipeline.requests import ModelRequest, Signal
-from rxloop.state.batch import INTERRUPTED
 from rxloop.state.fold import fold_all
+from rxloop.state.history import INTERRUPTED
 from rxloop.testing import ScriptedModel, assert_marbles, call, frames, turn, virtual_time
-from stepping import fails, step, think
+from support.run_checks import check_envelopes
+from support.runs import collect, letters, outcome, repeated, shape, well_formed
+from support.step_tools import fails, step, think
 
 
 async def test_every_event_of_a_run_has_its_envelope_and_its_number() -> None:  # L1, L3, L4
@@ -120,7 +120,7 @@ async def test_the_events_of_a_nested_run_pass_and_count_for_nothing() -> None: 
     assert {(event.task_id, event.agent_path) for event in theirs} == {("child", ("child",))}
     assert shape(result.messages) == ["user: Hi", "assistant: delegates", "tool: ok", "assistant: done"]
     assert result.output == "done"
-    (record,) = await log.runs()
+    (record,) = await log.list_runs()
     assert record.state == "completed"
 
 

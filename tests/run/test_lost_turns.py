@@ -9,15 +9,25 @@ from typing import Any, Literal
 
 import pytest
 
-from machines import Machine, states, two_machines
-from run_checks import nothing_left
 from rxloop import Agent, RunContext, RxloopError, tool
 from rxloop.errors import UnknownRun
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.testing import ScriptedModel, call, virtual_time
+from support.processes.machines import Machine, states, two_machines
+from support.run_checks import nothing_left
 
 Kind = Literal["run", "chosen", "submitted", "answered", "cancelled", "released"]
-_ASKED = ("append", "read", "runs", "record", "take_turn", "has_turn", "give_turn_back", "mail", "send")
+_ASKED = (
+    "append",
+    "read",
+    "list_runs",
+    "get_record",
+    "acquire_lease",
+    "has_lease",
+    "release_lease",
+    "read_commands",
+    "send_command",
+)
 TASK, YES = "7f6f5a3e-0000-4000-8000-000000000001", {"1.0.1": True}
 _PLACES = 40
 """More than any of them has."""
@@ -87,14 +97,14 @@ async def _play(kind: Kind, place: int, patch: pytest.MonkeyPatch, taken: bool) 
     if kind not in ("run", "chosen"):
         await others.submit("Go", task_id=TASK, context_id="c")
     if kind == "answered":
-        await others.settle(TASK)
+        await others.execute(TASK)
         await others.answer(TASK, YES)
 
     async def take() -> None:
         # A run that is new may not be in the log yet.
         with suppress(UnknownRun):
             if taken:
-                await others.settle(TASK)
+                await others.execute(TASK)
 
     loser = Loser(a, patch, place, take)
     acknowledged = True
@@ -103,12 +113,12 @@ async def _play(kind: Kind, place: int, patch: pytest.MonkeyPatch, taken: bool) 
     except RxloopError:
         acknowledged = False
     patch.undo()
-    for record in await b.log.runs(unfinished=True):
-        if record.state != "canceled" and (await others.settle(record.task_id)).state == "input-required":
+    for record in await b.log.list_runs(unfinished=True):
+        if record.state != "canceled" and (await others.execute(record.task_id)).state == "input-required":
             await others.answer(record.task_id, YES)
-            await others.settle(record.task_id)
+            await others.execute(record.task_id)
     where = f"{kind}, lost at {place}, {taken=}"
-    for record in await b.log.runs():
+    for record in await b.log.list_runs():
         ends = await states(b, record.task_id)
         assert ends[-1] == ("canceled" if kind == "cancelled" and acknowledged else "completed"), (where, ends)
         assert "failed" not in ends, (where, ends)
@@ -131,4 +141,4 @@ async def _act(kind: Kind, agent: Agent[None, str]) -> None:
         case "released":
             await (await agent.resume(TASK).begin()).release()
         case _:
-            await agent.settle(TASK)
+            await agent.execute(TASK)

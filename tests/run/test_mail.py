@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-from machines import Machines, states, two_machines
-from run_checks import finals, nothing_left, until
 from rxloop import (
     Agent,
     ConflictError,
@@ -20,16 +18,15 @@ from rxloop import (
 )
 from rxloop.errors import ConfigurationError, RunOver
 from rxloop.pipeline.log_retry import PATIENCE
-from rxloop.protocol.mail import AnswerMail, CancelMail, Mail, SayMail
-from rxloop.run import by_id
+from rxloop.protocol.commands import AnswerCommand, CancelCommand, Command, MessageCommand
 from rxloop.testing import ScriptedModel, call, frames, virtual_time
-from waiting import mail_of, waiting
+from support.processes.machines import Machines, states, two_machines
+from support.run_checks import finals, nothing_left, until
+from support.waiting_runs import read_commands, waiting
 
 
 @pytest.fixture
-def machines(monkeypatch: pytest.MonkeyPatch) -> Machines:
-    # They are in one process here, in which a run is found without any mail.
-    monkeypatch.setattr(by_id, "alive", lambda task_id: None)
+def machines() -> Machines:
     return two_machines()
 
 
@@ -58,7 +55,7 @@ async def test_a_run_that_waits_is_cancelled_by_whoever_asks(machines: Machines)
     task_id = await waiting(a)
     await b.agent().cancel(task_id)
     assert await states(a, task_id) == ["input-required", "canceled"]
-    assert await mail_of(a, task_id) == 1
+    assert await read_commands(a, task_id) == 1
 
 
 async def test_a_run_whose_machine_died_is_cancelled_by_whoever_asks(machines: Machines) -> None:
@@ -75,7 +72,7 @@ async def test_a_submitted_run_is_cancelled_before_anybody_begins_it(machines: M
     a, b = machines
     record = await a.agent().submit("Go")
     await b.agent().cancel(record.task_id)
-    assert (await a.agent().settle(record.task_id)).state == "canceled"
+    assert (await a.agent().execute(record.task_id)).state == "canceled"
 
 
 def test_a_cancel_that_nobody_takes_is_told_after_a_while_and_counts_later(machines: Machines) -> None:
@@ -91,7 +88,7 @@ def test_a_cancel_that_nobody_takes_is_told_after_a_while_and_counts_later(machi
                 await b.agent().cancel(run.task_id)
             assert PATIENCE <= time.now - begun <= PATIENCE + 1
             await run.release()
-            assert (await b.agent().settle(run.task_id)).state == "canceled"
+            assert (await b.agent().execute(run.task_id)).state == "canceled"
 
         time.run(main())
 
@@ -99,34 +96,38 @@ def test_a_cancel_that_nobody_takes_is_told_after_a_while_and_counts_later(machi
 async def test_a_cancel_that_came_twice_does_not_end_what_somebody_resumes_later(machines: Machines) -> None:
     a, b = machines
     task_id = await waiting(a)
-    await a.log.send(task_id, CancelMail(reason="first"))
-    await b.agent().settle(task_id)
-    await a.log.send(task_id, CancelMail(reason="late"))
-    assert (await b.agent().settle(task_id)).state == "canceled"
+    await a.log.send_command(task_id, CancelCommand(reason="first"))
+    await b.agent().execute(task_id)
+    await a.log.send_command(task_id, CancelCommand(reason="late"))
+    assert (await b.agent().execute(task_id)).state == "canceled"
 
     assert (await b.agent("Go on").resume(task_id)).output == "Go on"
-    assert await mail_of(a, task_id) == 2
+    assert await read_commands(a, task_id) == 2
 
 
 async def test_a_letter_is_taken_once_however_many_attempts_come_after_it(machines: Machines) -> None:
     a, b = machines
     task_id = await waiting(a)
     await b.agent().cancel(task_id)
-    await a.log.send(task_id, SayMail(messages=[Message.user("On")]))
+    await a.log.send_command(task_id, MessageCommand(messages=[Message.user("On")]))
     resumed = await a.agent(frames("-never")).resume(task_id).begin()
     await resumed.release()
 
-    assert (await b.agent("done").settle(task_id)).state == "completed"
+    assert (await b.agent("done").execute(task_id)).state == "completed"
     assert len([e for e in await a.log.read(task_id) if isinstance(e, MessageAddedEvent)]) == 1
 
 
 async def test_a_cancel_goes_before_the_answers_and_messages_beside_it(machines: Machines) -> None:
     a, b = machines
     task_id = await waiting(a)
-    for letter in (AnswerMail(inputs={"1.0.1": True}), CancelMail(), SayMail(messages=[Message.user("Hm")])):
-        await a.log.send(task_id, letter)
-    assert (await b.agent().settle(task_id)).state == "canceled"
-    assert (await mail_of(a, task_id), b.paid) == (3, [])
+    for letter in (
+        AnswerCommand(inputs={"1.0.1": True}),
+        CancelCommand(),
+        MessageCommand(messages=[Message.user("Hm")]),
+    ):
+        await a.log.send_command(task_id, letter)
+    assert (await b.agent().execute(task_id)).state == "canceled"
+    assert (await read_commands(a, task_id), b.paid) == (3, [])
 
 
 # -- say
@@ -139,7 +140,7 @@ def test_a_message_enters_the_history_of_a_run_that_goes_on_elsewhere(machines: 
         async def main() -> None:
             run = await a.agent(call("work"), "done").run("Go").begin()
             await until(lambda: a.begun)
-            await b.agent().say(run.task_id, "Only half of it")
+            await b.agent().send(run.task_id, "Only half of it")
             result = await run
             assert [message.text for message in result.messages][-2:] == ["Only half of it", "done"]
             [said] = [e for e in await b.log.read(run.task_id) if isinstance(e, MessageAddedEvent)]
@@ -155,7 +156,7 @@ def test_a_message_may_cut_off_the_answer_that_is_being_written(machines: Machin
         async def main() -> None:
             run = await a.agent(frames("Well---", frame=1), "Sorry").run("Go").begin()
             await asyncio.sleep(2)
-            await b.agent().say(run.task_id, "Stop", interrupt=True)
+            await b.agent().send(run.task_id, "Stop", interrupt=True)
             result = await run
             assert [message.text for message in result.messages][-2:] == ["Stop", "Sorry"]
 
@@ -165,8 +166,8 @@ def test_a_message_may_cut_off_the_answer_that_is_being_written(machines: Machin
 async def test_a_message_to_a_run_that_waits_comes_with_its_next_attempt(machines: Machines) -> None:
     a, b = machines
     task_id = await waiting(a)
-    await a.agent().say(task_id, "In euros, please")
-    assert (await b.agent().settle(task_id)).state == "input-required"
+    await a.agent().send(task_id, "In euros, please")
+    assert (await b.agent().execute(task_id)).state == "input-required"
     result = await b.agent("paid").resume(task_id, inputs={"1.0.1": True})
     assert [message.text for message in result.messages][-2:] == ["In euros, please", "paid"]
 
@@ -175,7 +176,7 @@ async def test_a_message_that_was_sent_twice_enters_the_history_once(machines: M
     a, b = machines
     task_id = await waiting(a)
     for _ in range(2):
-        await a.agent().say(task_id, Message.user("Once", message_id="m1"))
+        await a.agent().send(task_id, Message.user("Once", message_id="m1"))
     await b.agent("paid").resume(task_id, inputs={"1.0.1": True})
     assert len([e for e in await a.log.read(task_id) if isinstance(e, MessageAddedEvent)]) == 1
 
@@ -185,9 +186,9 @@ async def test_nothing_can_be_said_to_a_run_that_is_over(machines: Machines) -> 
     run = a.agent("done").run("Go")
     await run
     with pytest.raises(RunOver, match="is completed"):
-        await a.agent().say(run.task_id, "Wait")
+        await a.agent().send(run.task_id, "Wait")
     with pytest.raises(ConfigurationError, match="of the user or the system"):
-        await a.agent().say(run.task_id, Message(role="assistant", content="I said"))
+        await a.agent().send(run.task_id, Message(role="assistant", content="I said"))
 
 
 def test_a_message_that_comes_while_the_end_is_being_written_is_refused_and_not_lost(machines: Machines) -> None:
@@ -206,7 +207,7 @@ def test_a_message_that_comes_while_the_end_is_being_written_is_refused_and_not_
             run = a.agent("done").run("Go").start()
             await asyncio.sleep(0.5)
             with pytest.raises(RunOver, match="came to its end meanwhile"):
-                await b.agent().say(run.task_id, "Wait")
+                await b.agent().send(run.task_id, "Wait")
             assert (await run).output == "done"
 
         time.run(main())
@@ -219,7 +220,7 @@ def test_a_message_is_taken_when_say_returns(machines: Machines) -> None:
         async def main() -> None:
             run = a.agent(call("work"), "done").run("Go").start()
             await asyncio.sleep(1)
-            await b.agent().say(run.task_id, "Quick")
+            await b.agent().send(run.task_id, "Quick")
             assert [event.kind for event in await a.log.read(run.task_id)][-1] == "message-added"
             assert time.now < 1.5
             await run
@@ -232,24 +233,24 @@ async def test_nothing_can_be_said_to_a_run_that_was_cancelled_until_it_is_resum
     task_id = await waiting(a)
     await a.agent().cancel(task_id)
     with pytest.raises(RunOver, match=r"is canceled.*resume it"):
-        await a.agent().say(task_id, "Wait")
+        await a.agent().send(task_id, "Wait")
 
 
 async def test_nothing_can_be_said_to_a_run_whose_question_was_dropped(machines: Machines) -> None:
     a, _ = machines
     task_id = await waiting(a)
-    context_id = (await a.log.record(task_id)).context_id
+    context_id = (await a.log.get_record(task_id)).context_id
     await a.agent("done").run("Never mind", context_id=context_id)
     with pytest.raises(RunOver, match="dropped its question"):
-        await a.agent().say(task_id, "Wait")
+        await a.agent().send(task_id, "Wait")
 
 
 async def test_a_steer_is_for_steering_and_not_for_say(machines: Machines) -> None:
     a, _ = machines
     task_id = await waiting(a)
     steer: Any = Steer("Stop", interrupt=True)
-    with pytest.raises(ConfigurationError, match=r"the message is Steer.*use say\(text, interrupt=True\)"):
-        await a.agent().say(task_id, steer)
+    with pytest.raises(ConfigurationError, match=r"the message is Steer.*use send\(text, interrupt=True\)"):
+        await a.agent().send(task_id, steer)
 
 
 def test_mail_that_comes_while_a_run_is_taken_up_is_taken(machines: Machines) -> None:
@@ -259,16 +260,16 @@ def test_mail_that_comes_while_a_run_is_taken_up_is_taken(machines: Machines) ->
         async def main() -> None:
             task_id = await waiting(a)
             await a.agent().answer(task_id, {"1.0.1": True})
-            take = b.log.mail
+            take = b.log.read_commands
 
             async def slow(task_id: str, *, after: int = 0) -> Any:
                 found = await take(task_id, after=after)
                 if not after:
                     # It is sent right after the mail was read.
-                    await a.log.send(task_id, CancelMail())
+                    await a.log.send_command(task_id, CancelCommand())
                 return found
 
-            b.log.mail = slow  # type: ignore[method-assign]
+            b.log.read_commands = slow  # type: ignore[method-assign]
             with pytest.raises(RunCancelled):
                 await b.agent(frames("-never")).resume(task_id)
 
@@ -277,12 +278,12 @@ def test_mail_that_comes_while_a_run_is_taken_up_is_taken(machines: Machines) ->
 
 async def test_who_speaks_to_a_run_that_ends_meanwhile_is_told() -> None:
     class Log(MemoryEventLog):
-        async def send(self, task_id: str, mail: Mail) -> int:
-            await agent.settle(task_id)
-            return await super().send(task_id, mail)
+        async def send_command(self, task_id: str, command: Command) -> int:
+            await agent.execute(task_id)
+            return await super().send_command(task_id, command)
 
     log = Log()
     agent = Agent(ScriptedModel("Done."), log=log)
     record = await agent.submit("Go")
     with pytest.raises(RunOver, match="came to its end meanwhile"):
-        await agent.say(record.task_id, "And more")
+        await agent.send(record.task_id, "And more")

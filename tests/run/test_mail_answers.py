@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from machines import Machines, two_machines
-from run_checks import settled, until
 from rxloop import (
     Agent,
     InputReceivedEvent,
@@ -17,16 +15,15 @@ from rxloop import (
     tool,
 )
 from rxloop.errors import InvalidInput
-from rxloop.protocol.mail import AnswerMail, Mail
-from rxloop.run import by_id
+from rxloop.protocol.commands import AnswerCommand, Command
 from rxloop.testing import ScriptedModel, call, virtual_time
-from waiting import mail_of, waiting
+from support.processes.machines import Machines, two_machines
+from support.run_checks import settled, until
+from support.waiting_runs import read_commands, waiting
 
 
 @pytest.fixture
-def machines(monkeypatch: pytest.MonkeyPatch) -> Machines:
-    # They are in one process here, in which a run is found without any mail.
-    monkeypatch.setattr(by_id, "alive", lambda task_id: None)
+def machines() -> Machines:
     return two_machines()
 
 
@@ -34,7 +31,7 @@ async def test_an_answer_is_taken_by_whoever_settles_next(machines: Machines) ->
     a, b = machines
     task_id = await waiting(a)
     await a.agent().answer(task_id, {"1.0.1": True})
-    record = await b.agent("paid").settle(task_id)
+    record = await b.agent("paid").execute(task_id)
     [received] = [e for e in await a.log.read(task_id) if isinstance(e, InputReceivedEvent)]
     assert (record.state, received.metadata, b.paid) == ("completed", {"mail_id": 1}, [5])
 
@@ -74,7 +71,7 @@ async def test_an_answer_to_a_question_that_was_let_go_is_refused(machines: Mach
     a, _ = machines
     task_id = await waiting(a, context_id="c")
     await a.agent("Fine.").run("Never mind", context_id="c")
-    with pytest.raises(InvalidInput, match="has let the question go"):
+    with pytest.raises(InvalidInput, match="dropped its questions"):
         await a.agent().answer(task_id, {"1.0.1": True})
 
 
@@ -82,9 +79,9 @@ async def test_an_answer_in_the_mail_of_a_run_whose_question_was_let_go_is_no_an
     a, _ = machines
     task_id = await waiting(a, context_id="c")
     await a.agent("Fine.").run("Never mind", context_id="c")
-    await a.log.send(task_id, AnswerMail(inputs={"1.0.1": True}))
+    await a.log.send_command(task_id, AnswerCommand(inputs={"1.0.1": True}))
     for answer in (True, False):
-        with pytest.raises(InvalidInput, match="has let the question go"):
+        with pytest.raises(InvalidInput, match="dropped its questions"):
             await a.agent().answer(task_id, {"1.0.1": answer})
 
 
@@ -93,18 +90,18 @@ async def test_of_two_answers_at_the_same_moment_the_first_one_counts_and_the_ot
 ) -> None:
     a, b = machines
     task_id = await waiting(a)
-    send = b.log.send
+    send = b.log.send_command
 
-    async def late(task_id: str, mail: Mail) -> int:
+    async def late(task_id: str, mail: Command) -> int:
         # Both have found the question open.
-        await a.log.send(task_id, AnswerMail(inputs={"1.0.1": True}))
+        await a.log.send_command(task_id, AnswerCommand(inputs={"1.0.1": True}))
         return await send(task_id, mail)
 
-    monkeypatch.setattr(b.log, "send", late)
+    monkeypatch.setattr(b.log, "send_command", late)
     with pytest.raises(InvalidInput, match="has its answer already: True, which False cannot replace"):
         await b.agent().answer(task_id, {"1.0.1": False})
     await a.agent().answer(task_id, {"1.0.1": True})
-    assert (await b.agent("paid").settle(task_id)).state == "completed"
+    assert (await b.agent("paid").execute(task_id)).state == "completed"
     assert b.paid == [5]
 
 
@@ -123,7 +120,7 @@ async def test_of_contradicting_answers_at_once_over_a_file_one_is_accepted_and_
     agents = [Agent(ScriptedModel(), tools=[pay], log=log) for log in logs]
     for number in range(8):
         asking = Agent(ScriptedModel(call("pay", to=str(number)), "done"), tools=[pay], log=logs[0])
-        record = await asking.settle((await asking.submit("Pay")).task_id)
+        record = await asking.execute((await asking.submit("Pay")).task_id)
         answers = [bool(place % 2) for place in range(len(agents))]
         told = await asyncio.gather(
             *(agent.answer(record.task_id, {"1.0.1": yes}) for agent, yes in zip(agents, answers, strict=True)),
@@ -132,7 +129,7 @@ async def test_of_contradicting_answers_at_once_over_a_file_one_is_accepted_and_
         accepted = {yes for yes, refusal in zip(answers, told, strict=True) if refusal is None}
         assert len(accepted) == 1, told
         assert all(refusal is None or isinstance(refusal, InvalidInput) for refusal in told)
-        await asking.settle(record.task_id)
+        await asking.execute(record.task_id)
         assert (str(number) in paid) == accepted.pop()
     for log in logs:
         await log.aclose()
@@ -143,14 +140,14 @@ async def test_an_answer_that_the_other_one_was_quicker_to_be_taken_for_is_told_
 ) -> None:
     a, b = machines
     task_id = await waiting(a)
-    send = b.log.send
+    send = b.log.send_command
 
-    async def late(task_id: str, mail: Mail) -> int:
-        await a.log.send(task_id, AnswerMail(inputs={"1.0.1": True}))
-        await a.agent("paid").settle(task_id)
+    async def late(task_id: str, mail: Command) -> int:
+        await a.log.send_command(task_id, AnswerCommand(inputs={"1.0.1": True}))
+        await a.agent("paid").execute(task_id)
         return await send(task_id, mail)
 
-    monkeypatch.setattr(b.log, "send", late)
+    monkeypatch.setattr(b.log, "send_command", late)
     with pytest.raises(InvalidInput, match="has its answer already"):
         await b.agent().answer(task_id, {"1.0.1": False})
 
@@ -160,14 +157,14 @@ async def test_an_answer_to_a_question_that_is_let_go_at_the_same_moment_is_told
 ) -> None:
     a, b = machines
     task_id = await waiting(a, context_id="c")
-    send = b.log.send
+    send = b.log.send_command
 
-    async def late(task_id: str, mail: Mail) -> int:
+    async def late(task_id: str, mail: Command) -> int:
         await a.agent("Fine.").run("Never mind", context_id="c")
         return await send(task_id, mail)
 
-    monkeypatch.setattr(b.log, "send", late)
-    with pytest.raises(InvalidInput, match="has let the question go"):
+    monkeypatch.setattr(b.log, "send_command", late)
+    with pytest.raises(InvalidInput, match="dropped its questions"):
         await b.agent().answer(task_id, {"1.0.1": True})
 
 
@@ -176,18 +173,18 @@ async def test_wrong_letters_are_passed_over_and_never_come_again(
 ) -> None:
     a, b = machines
     task_id = await waiting(a)
-    await a.log.send(task_id, AnswerMail(inputs={"1.0.1": "perhaps", "nothing": 1}))
-    assert (await b.agent().settle(task_id)).state == "input-required"
+    await a.log.send_command(task_id, AnswerCommand(inputs={"1.0.1": "perhaps", "nothing": 1}))
+    assert (await b.agent().execute(task_id)).state == "input-required"
     assert caplog.text == ""
 
-    await a.log.send(task_id, AnswerMail(inputs={"1.0.1": True}))
-    await a.log.send(task_id, AnswerMail(inputs={"1.0.1": False}))
-    assert (await b.agent("paid").settle(task_id)).state == "completed"
-    assert (b.paid, await mail_of(a, task_id)) == ([5], 3)
+    await a.log.send_command(task_id, AnswerCommand(inputs={"1.0.1": True}))
+    await a.log.send_command(task_id, AnswerCommand(inputs={"1.0.1": False}))
+    assert (await b.agent("paid").execute(task_id)).state == "completed"
+    assert (b.paid, await read_commands(a, task_id)) == ([5], 3)
     assert [text.split(" ")[1] for text in caplog.messages if "comes to nothing" in text] == ["1", "1", "3"]
 
 
-def test_an_answer_waits_for_the_pause_and_whoever_settles_takes_it_then(machines: Machines) -> None:
+def test_an_answer_starts_its_call_while_another_call_is_at_work(machines: Machines) -> None:
     a, b = machines
     with virtual_time() as time:
 
@@ -195,17 +192,19 @@ def test_an_answer_waits_for_the_pause_and_whoever_settles_takes_it_then(machine
             # The question is asked while the other tool works for a minute.
             submitted = await a.agent().submit("Go")
             asking = a.agent([call("pay", amount=5), call("work")], "paid")
-            settling = asyncio.ensure_future(asking.settle(submitted.task_id))
+            settling = asyncio.ensure_future(asking.execute(submitted.task_id))
             await until(lambda: a.begun)
             await settled()
             await asyncio.sleep(1)
             await b.agent().answer(submitted.task_id, {"1.0.1": True})
-            await b.agent().say(submitted.task_id, "Thank you")
+            await b.agent().send(submitted.task_id, "Thank you")
+            await until(lambda: a.paid)
+            assert time.now < 60
             record = await settling
-            assert (record.state, record.attempt, a.paid, time.now) == ("completed", 2, [5], 60)
+            assert (record.state, record.attempt, a.paid, time.now) == ("completed", 1, [5], 60)
             events = await b.log.read(submitted.task_id)
             assert [e.metadata for e in events if e.metadata] == [{"mail_id": 1}, {"mail_id": 2}]
             [said] = [e for e in events if isinstance(e, MessageAddedEvent)]
-            assert (said.attempt, said.content) == (2, "Thank you")
+            assert (said.attempt, said.content) == (1, "Thank you")
 
         time.run(main())

@@ -7,10 +7,10 @@ from typing import Any, cast
 
 import pytest
 
-from bank import crashed
-from runs import collect, shape, well_formed
 from rxloop import Agent, MemoryEventLog, Message, ToolCompleteEvent, ToolResult, op, tool
 from rxloop.testing import ScriptedModel, call
+from support.bank import crashed
+from support.runs import collect, shape, well_formed
 
 
 @tool

@@ -7,9 +7,6 @@ from typing import Any
 
 import pytest
 
-from families import checked, editor, in_virtual_time, of, researcher, tokens, used
-from run_checks import nothing_left
-from runs import outcome, shape
 from rxloop import (
     Agent,
     Limits,
@@ -23,6 +20,9 @@ from rxloop import (
 )
 from rxloop.errors import LimitReached
 from rxloop.testing import ScriptedModel, call, frames
+from support.nested_agents import checked, editor, in_virtual_time, of, researcher, tokens, used
+from support.run_checks import nothing_left
+from support.runs import outcome, shape
 
 
 @tool

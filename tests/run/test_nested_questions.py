@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-from families import check_attempts, checked, editor, in_virtual_time, of, researcher, tokens, used
-from runs import collect, outcome, shape
 from rxloop import (
     Agent,
     InputReceivedEvent,
@@ -23,8 +21,10 @@ from rxloop import (
     fold,
     tool,
 )
-from rxloop.run.open_work import canceled_call
+from rxloop.run.ends import canceled_call
 from rxloop.testing import call
+from support.nested_agents import check_attempts, checked, editor, in_virtual_time, of, researcher, tokens, used
+from support.runs import collect, outcome, shape
 
 PAID: list[Any] = []
 
@@ -175,7 +175,15 @@ async def test_a_nested_run_that_is_cancelled_at_its_question_asks_no_more() -> 
     async def never(question: Any) -> Any:
         await asyncio.Event().wait()
 
-    run = editor(asking().as_tool("research", timeout=3)).run("q", on_input=never)
+    nested = asking().as_tool("research")
+
+    @tool
+    async def research(prompt: str, ctx: RunContext[Any]) -> Any:
+        """Give the nested run a limit that goes on while a person is asked."""
+        async with asyncio.timeout(3):
+            return await nested.call({"prompt": prompt}, ctx)
+
+    run = editor(research).run("q", on_input=never)
     events = await checked(run)
     result = await run
     assert result.output == "A page."

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from families import check_attempts, checked, editor, in_virtual_time, of, researcher, search, tokens, used
-from runs import collect
 from rxloop import Agent, MemoryEventLog, RunContext, StatusUpdateEvent, ToolCompleteEvent, Usage, tool
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.strategies import StrategyRun, strategy
 from rxloop.testing import ScriptedModel, call, turn
+from support.nested_agents import check_attempts, checked, editor, in_virtual_time, of, researcher, search, tokens, used
+from support.runs import collect
 
 DONE: list[str] = []
 

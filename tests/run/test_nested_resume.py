@@ -6,10 +6,11 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from families import check_attempts, of, used
-from runs import collect
+import pytest
+
 from rxloop import (
     Agent,
+    ContentCompleteEvent,
     Event,
     LLMCallEvent,
     MemoryEventLog,
@@ -24,7 +25,11 @@ from rxloop import (
     tool,
 )
 from rxloop.pipeline.requests import ModelRequest
+from rxloop.run.nested import NestedRecorder
 from rxloop.testing import ScriptedModel, call, turn
+from rxloop.thinking.graph.thought_graph import ThoughtGraph
+from support.nested_agents import check_attempts, of, used
+from support.runs import collect
 
 
 class Family:
@@ -79,6 +84,10 @@ async def recorded() -> tuple[str, Sequence[Event]]:
     (question,) = (await run).pending
     await agent.resume(run.task_id, inputs={question.input_id: True})
     return run.task_id, await log.read(run.task_id)
+
+
+def agree(_: object) -> bool:
+    return True
 
 
 async def finish(agent: Agent, task_id: str) -> Result[Any]:
@@ -149,6 +158,41 @@ async def test_a_nested_run_goes_on_where_it_stood() -> None:
     assert [event.resumed for event in statuses] == [False, True, False]
     assert clerk[0].attempt == 1
     assert clerk[-1].attempt == 2
+
+
+@pytest.mark.parametrize("fork", [False, True])
+async def test_resumed_and_forked_runs_have_the_thought_graph_of_all_events(fork: bool) -> None:
+    task_id, events = await recorded()
+    for cut in range(1, len(events)):
+        log = MemoryEventLog()
+        await log.append(task_id, events if fork else events[:cut], expected_seq=0)
+        agent = Family().agent(log)
+        run = agent.fork(task_id, at=cut, on_input=agree) if fork else agent.resume(task_id, on_input=agree)
+        await collect(run)
+        calls = (await run).thoughts.calls
+        assert calls == ThoughtGraph.of(await log.read(run.task_id)).calls, cut
+        assert len(calls) == 6
+
+
+@pytest.mark.parametrize("cut", [False, True])
+async def test_a_nested_run_has_the_thought_graph_of_its_own_events(cut: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs: dict[str, ThoughtGraph] = {}
+    begin = NestedRecorder.__init__
+
+    def spy(recorder: NestedRecorder, run: Any, events: Sequence[Event]) -> None:
+        begin(recorder, run, events)
+        graphs[recorder.task_id] = recorder.graph
+
+    task_id, events = await recorded()
+    held = events[: len(events) // 2] if cut else events[:1]
+    log = MemoryEventLog()
+    await log.append(task_id, held, expected_seq=0)
+    monkeypatch.setattr(NestedRecorder, "__init__", spy)
+    await finish(Family().agent(log), task_id)
+    found = {call.id for graph in graphs.values() for call in graph.calls}
+    own = [event for event in held if event.agent_path and isinstance(event, ContentCompleteEvent)]
+    assert found == {call.id for event in own for call in event.tool_calls}
+    assert bool(found) == cut
 
 
 async def test_a_nested_run_that_had_ended_is_not_begun_again() -> None:

@@ -9,11 +9,11 @@ from typing import Any, Literal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from families import check, check_attempts, used
-from runs import collect, outcome
 from rxloop import Agent, MemoryEventLog, RunContext, Usage, tool
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.testing import ScriptedModel, call, turn, virtual_time
+from support.nested_agents import check, check_attempts, used
+from support.runs import collect, outcome
 
 Deed = Literal["look", "ask", "fail", "hang", "refuse"]
 

@@ -16,9 +16,6 @@ from reactivex import operators as ops
 from reactivex.disposable import Disposable
 from reactivex.scheduler import NewThreadScheduler
 
-from endings import failure, look, script, with_operator
-from misbehaving import PLANTED, Bad, Program, elsewhere, raising, troubled
-from run_checks import Recorder, finals, other_tasks, settled
 from rxloop import (
     Agent,
     AttemptError,
@@ -42,8 +39,11 @@ from rxloop import (
     tool,
 )
 from rxloop.providers import hedge
-from rxloop.stream.bridges import from_task
+from rxloop.stream.sources import from_task
 from rxloop.testing import ScriptedModel, call
+from support.endings import failure, look, script, with_operator
+from support.misbehaving import PLANTED, Bad, Program, elsewhere, raising, troubled
+from support.run_checks import Recorder, finals, other_tasks, settled
 
 MOMENTS = ["together", "subscribed", "item", "completed"]
 

@@ -16,15 +16,15 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.responses import StreamingResponse
 
-from run_checks import assert_ended, assert_numbered, finals, kinds, other_tasks, settled, until
 from rxloop import Agent, RunContext, tool
 from rxloop.errors import ProviderError, RunCancelled, RunError
 from rxloop.protocol.events import Event
 from rxloop.providers import openai_chat
 from rxloop.run.handle import Run
-from rxloop.stream.sse import HEARTBEAT
+from rxloop.stream.readers import HEARTBEAT
 from rxloop.testing import ScriptedModel, call, frames
-from servers import Reply, Server, connections, say, serving
+from support.http_server import Reply, Server, connections, say, serving
+from support.run_checks import assert_ended, assert_numbered, finals, kinds, other_tasks, settled, until
 
 RUNS = 1_000
 AT_ONCE = 100

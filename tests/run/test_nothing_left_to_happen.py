@@ -15,9 +15,6 @@ from reactivex import operators as ops
 from reactivex.disposable import Disposable
 from reactivex.scheduler.eventloop import AsyncIOScheduler
 
-from endings import failure, look, script, with_operator
-from misbehaving import fine
-from run_checks import settled
 from rxloop import (
     Agent,
     ContentCompleteEvent,
@@ -34,6 +31,9 @@ from rxloop.providers import Retry, retrying
 from rxloop.strategies import Reasoning, strategy
 from rxloop.stream import watchdog
 from rxloop.testing import ScriptedModel, virtual_time
+from support.endings import failure, look, script, with_operator
+from support.misbehaving import fine
+from support.run_checks import settled
 
 
 def swallowing(source: Observable[Signal]) -> Observable[Signal]:

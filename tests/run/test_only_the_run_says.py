@@ -8,8 +8,6 @@ from typing import Any
 from reactivex import Observable
 from reactivex import operators as ops
 
-from endings import failure, with_operator
-from run_checks import Recorder, finals
 from rxloop import (
     Agent,
     Event,
@@ -24,8 +22,10 @@ from rxloop import (
 )
 from rxloop.errors import NoAnswers, PlanRefused
 from rxloop.strategies import Reasoning, strategy
-from rxloop.stream.bridges import from_task
+from rxloop.stream.sources import from_task
 from rxloop.testing import ScriptedModel, call
+from support.endings import failure, with_operator
+from support.run_checks import Recorder, finals
 
 
 async def test_an_end_or_a_second_beginning_is_refused_to_who_emits_it() -> None:  # L4

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from runs import collect
 from rxloop import (
     Agent,
     CustomEvent,
@@ -19,6 +18,7 @@ from rxloop import (
 )
 from rxloop.pipeline.requests import IterationEnd, ModelRequest, Signal
 from rxloop.testing import ScriptedModel, call
+from support.runs import collect
 
 
 async def test_the_events_of_a_nested_run_are_told_and_leave_the_run_alone() -> None:

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 import rxloop
-from runs import outcome
 from rxloop import Agent, ContextBusy, MemoryEventLog, RunContext, tool
 from rxloop.run.life import Life, Phase
 from rxloop.testing import ScriptedModel, call
+from support.runs import outcome
 
 
 @pytest.fixture

@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 
-from bank import Bank, crashed
-from runs import collect, first_events, outcome
 from rxloop import (
     InputReceivedEvent,
     RunContext,
@@ -21,6 +19,8 @@ from rxloop.errors import (
 )
 from rxloop.protocol.messages import Message
 from rxloop.testing import call
+from support.bank import Bank, crashed
+from support.runs import collect, first_events, outcome
 
 
 async def test_a_run_that_was_killed_at_its_question_goes_up_to_it_and_pauses() -> None:

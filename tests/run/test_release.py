@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from run_checks import finals, kinds, nothing_left, until
-from runs import collect
 from rxloop import Agent, MemoryEventLog, RunCancelled, RunError, StatusUpdateEvent, ToolStartEvent, follow, tool
 from rxloop.errors import ConfigurationError
 from rxloop.protocol.events import ContentCompleteEvent, ToolCompleteEvent
-from rxloop.state.batch import INTERRUPTED
+from rxloop.state.history import INTERRUPTED
 from rxloop.testing import ScriptedModel, call, frames, virtual_time
+from support.run_checks import finals, kinds, nothing_left, until
+from support.runs import collect
 
 
 class Shop:
@@ -52,7 +52,7 @@ def test_a_released_run_has_no_end_in_the_log_and_its_readers_are_told() -> None
         time.at(0.5, lambda: asyncio.ensure_future(run.release()))
         live = time.run(collect(run))
         held = time.run(shop.log.read(run.task_id))
-        [record] = time.run(shop.log.runs())
+        [record] = time.run(shop.log.list_runs())
 
     assert finals(held) == []
     assert kinds(held)[-1] == "tool-start"
@@ -159,7 +159,7 @@ def test_a_deploy_releases_every_run_of_an_agent() -> None:
             await nothing_left()
 
         time.run(main())
-        records = time.run(shop.log.runs())
+        records = time.run(shop.log.list_runs())
 
     assert [record.state for record in records] == ["working", "working"]
     assert shop.paid == ["begun", "done"]
@@ -201,7 +201,7 @@ async def test_a_run_that_was_released_before_the_log_has_it_was_never_there() -
 
     with pytest.raises(RunCancelled, match="before it began"):
         await waiting
-    assert len(await shop.log.runs()) == 1
+    assert len(await shop.log.list_runs()) == 1
     await blocking.release()
     await nothing_left()
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from runs import collect, first_events, letters, outcome, shape, well_formed
 from rxloop import (
     Agent,
     ConfigurationError,
@@ -29,9 +28,10 @@ from rxloop import (
     tool,
 )
 from rxloop.pipeline.requests import ModelRequest, Signal
-from rxloop.state.batch import INTERRUPTED
+from rxloop.state.history import INTERRUPTED
 from rxloop.testing import ScriptedModel, call, turn, virtual_time
-from two_lines import both
+from support.runs import collect, first_events, letters, outcome, shape, well_formed
+from support.two_lines import both
 
 
 class World:

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from runs import first_events
 from rxloop import (
     Agent,
     InputReceivedEvent,
@@ -14,8 +13,9 @@ from rxloop import (
     tool,
 )
 from rxloop.errors import InvalidInput
-from rxloop.state.batch import INTERRUPTED
+from rxloop.state.history import INTERRUPTED
 from rxloop.testing import ScriptedModel, call
+from support.runs import first_events
 
 
 class Asking:

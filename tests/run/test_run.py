@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from run_checks import Recorder, assert_ended, assert_numbered, kinds, nothing_left, until
 from rxloop import Agent, op
 from rxloop.errors import (
     RateLimited,
@@ -14,10 +13,11 @@ from rxloop.errors import (
     RunError,
     RxloopError,
 )
-from rxloop.eventlog import MemoryEventLog
 from rxloop.pipeline.requests import ModelRequest
+from rxloop.storage import MemoryEventLog
 from rxloop.testing import ScriptedModel, call, frames
-from summing import add
+from support.run_checks import Recorder, assert_ended, assert_numbered, kinds, nothing_left, until
+from support.summing import add
 
 VARIABLE: ContextVar[str] = ContextVar("VARIABLE", default="nothing")
 

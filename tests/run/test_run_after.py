@@ -4,9 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from run_checks import Recorder, events_of
 from rxloop import Agent, RunContext, external, follow, replay, tool
-from rxloop.eventlog import MemoryEventLog
 from rxloop.protocol.events import (
     ContentDeltaEvent,
     CustomEvent,
@@ -14,8 +12,10 @@ from rxloop.protocol.events import (
     GapEvent,
     TaskEvent,
 )
+from rxloop.storage import MemoryEventLog
 from rxloop.testing import ScriptedModel, call, frames, virtual_time
-from summing import add, two_steps
+from support.run_checks import Recorder, events_of
+from support.summing import add, two_steps
 
 
 async def test_a_reader_that_comes_back_gets_what_it_has_not() -> None:  # L132

@@ -8,11 +8,11 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from cancelling import endless, watched
-from run_checks import Recorder, assert_ended, finals, kinds, nothing_left, other_tasks, settled, until
 from rxloop import Agent, tool
 from rxloop.errors import RunCancelled, RxloopError
 from rxloop.testing import ScriptedModel, call, frames
+from support.cancelling import endless, watched
+from support.run_checks import Recorder, assert_ended, finals, kinds, nothing_left, other_tasks, settled, until
 
 
 async def test_cancelling_the_awaiter_cancels_the_run_and_waits_for_its_end() -> None:

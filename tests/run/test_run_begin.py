@@ -82,8 +82,6 @@ async def test_a_run_that_is_over_is_accepted_and_gives_its_end() -> None:
 
 async def test_a_log_that_cannot_be_written_is_told() -> None:
     class Broken(MemoryEventLog):
-        append_now = None
-
         async def append(self, *args: object, **options: object) -> None:
             raise EventLogError("the disk is full", retryable=False)
 

@@ -10,8 +10,14 @@ from hypothesis import strategies as st
 from reactivex import Observable, abc
 from reactivex.disposable import Disposable
 
-from cancelling import assert_answered, cancelled, endless, quick, waits
-from run_checks import (
+from rxloop import Agent, Limits, RunContext, op, tool
+from rxloop.errors import LimitReached, RunCancelled, UnknownRun
+from rxloop.pipeline.requests import ModelRequest, Signal
+from rxloop.protocol.events import ContentCompleteEvent, Event, ToolCompleteEvent
+from rxloop.storage import MemoryEventLog
+from rxloop.testing import ScriptedModel, call, frames, turn, virtual_time
+from support.cancelling import assert_answered, cancelled, endless, quick, waits
+from support.run_checks import (
     Recorder,
     assert_ended,
     assert_numbered,
@@ -22,14 +28,8 @@ from run_checks import (
     settled,
     until,
 )
-from runs import outcome
-from rxloop import Agent, Limits, RunContext, op, tool
-from rxloop.errors import LimitReached, RunCancelled, UnknownRun
-from rxloop.eventlog import MemoryEventLog
-from rxloop.pipeline.requests import ModelRequest, Signal
-from rxloop.protocol.events import ContentCompleteEvent, Event, ToolCompleteEvent
-from rxloop.testing import ScriptedModel, call, frames, turn, virtual_time
-from slow_log import SlowLog
+from support.runs import outcome
+from support.slow_log import SlowLog
 
 
 async def test_before_the_start() -> None:
@@ -96,16 +96,16 @@ class StuckLog(MemoryEventLog):
             finally:
                 self.hanging -= 1
 
-    async def runs(self, **options: Any) -> Any:
-        await self._hang("runs")
-        return await super().runs(**options)
+    async def list_runs(self, **options: Any) -> Any:
+        await self._hang("list_runs")
+        return await super().list_runs(**options)
 
     async def read(self, task_id: str, *, after_seq: int = 0, deltas: bool = False) -> Any:
         await self._hang("read")
         return await super().read(task_id, after_seq=after_seq)
 
 
-@pytest.mark.parametrize("where", ["runs", "read"])
+@pytest.mark.parametrize("where", ["list_runs", "read"])
 async def test_while_the_conversation_is_loaded(where: str) -> None:
     log = StuckLog()
     model = ScriptedModel("Hi.", "Hi again.", "And again.")
@@ -146,7 +146,7 @@ async def test_while_it_waits_for_its_turn(how: str) -> None:
         await agent.resume(run.task_id)
     first.cancel()
     await outcome(first)
-    assert [record.task_id for record in await log.runs()] == [first.task_id]
+    assert [record.task_id for record in await log.list_runs()] == [first.task_id]
     last = await agent.run("3", context_id="c")
     assert [message.text for message in last.messages if message.role == "user"] == ["1", "3"]
     await nothing_left()
@@ -164,7 +164,7 @@ async def test_while_a_fork_reads_the_run_that_it_is_made_of() -> None:
     with pytest.raises(RunCancelled):
         await run
     assert kinds(recorder.events) == ["status-update"]
-    assert (log.hanging, [record.task_id for record in await log.runs()]) == (0, [parent.task_id])
+    assert (log.hanging, [record.task_id for record in await log.list_runs()]) == (0, [parent.task_id])
     await nothing_left()
 
 

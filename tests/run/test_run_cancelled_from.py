@@ -7,8 +7,13 @@ from typing import Any
 
 import pytest
 
-from cancelling import assert_answered, cancelled, endless, quick, waits
-from run_checks import (
+from rxloop import Agent, RunContext, tool
+from rxloop.errors import RunCancelled
+from rxloop.protocol.events import CustomEvent, Event, ToolCompleteEvent
+from rxloop.storage import MemoryEventLog
+from rxloop.testing import ScriptedModel, call, frames, virtual_time
+from support.cancelling import assert_answered, cancelled, endless, quick, waits
+from support.run_checks import (
     Recorder,
     assert_ended,
     finals,
@@ -16,11 +21,6 @@ from run_checks import (
     settled,
     until,
 )
-from rxloop import Agent, RunContext, tool
-from rxloop.errors import RunCancelled
-from rxloop.eventlog import MemoryEventLog
-from rxloop.protocol.events import CustomEvent, Event, ToolCompleteEvent
-from rxloop.testing import ScriptedModel, call, frames, virtual_time
 
 
 async def test_from_another_thread() -> None:
@@ -245,7 +245,7 @@ async def test_a_cancelled_run_in_a_conversation_leaves_no_open_call_in_its_hist
     messages = list(model.requests[1].messages)
     assert_answered(messages)
     assert [message.role for message in messages] == ["user", "assistant", "tool", "tool", "user"]
-    [record, _] = await log.runs(context_id="c")
+    [record, _] = await log.list_runs(context_id="c")
     assert record.state == "canceled"
 
 

@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 
-from cancelling import cancelled
-from run_checks import (
+from rxloop import Agent, RunContext, op, tool
+from rxloop.providers import openai_chat
+from rxloop.storage import MemoryEventLog
+from rxloop.testing import ScriptedModel, call
+from support.cancelling import cancelled
+from support.http_server import connections, say, serving
+from support.run_checks import (
     Recorder,
     kinds,
     other_tasks,
     settled,
     until,
 )
-from rxloop import Agent, RunContext, op, tool
-from rxloop.eventlog import MemoryEventLog
-from rxloop.providers import openai_chat
-from rxloop.testing import ScriptedModel, call
-from servers import connections, say, serving
 
 LEAVINGS = {
     "in the model": "run = Agent(ScriptedModel(frames('-a-', frame=0.001))).run('Go.')",
@@ -36,7 +36,7 @@ PROGRAM = """
 import asyncio, gc, logging, sys
 logging.basicConfig(level=logging.WARNING)
 from rxloop import Agent, tool
-from rxloop.eventlog import MemoryEventLog
+from rxloop.storage import MemoryEventLog
 from rxloop.testing import ScriptedModel, call, frames
 
 class SlowLog(MemoryEventLog):
@@ -112,7 +112,7 @@ def test_a_run_that_the_closing_loop_ended_can_be_resumed() -> None:
     agent = Agent(ScriptedModel(call("once"), "Hi."), tools=[once], log=log)
     run = agent.run("Go.")
     asyncio.run(closing(run, log))
-    [record] = asyncio.run(log.runs())
+    [record] = asyncio.run(log.list_runs())
     assert record.state == "canceled"
     assert asyncio.run(agent.resume(run.task_id).result()).output == "Hi."
 

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from reactivex import operators as ops
 
-from run_checks import Recorder, assert_ended, assert_numbered, durable, events_of, kinds, nothing_left, places, until
 from rxloop import Agent, RunContext, op, tool
 from rxloop.errors import (
     EventLogError,
@@ -18,7 +17,6 @@ from rxloop.errors import (
     RateLimited,
     RunError,
 )
-from rxloop.eventlog import MemoryEventLog
 from rxloop.pipeline import log_retry
 from rxloop.pipeline.requests import Signal
 from rxloop.protocol.events import (
@@ -30,9 +28,21 @@ from rxloop.protocol.events import (
 )
 from rxloop.protocol.messages import Usage
 from rxloop.protocol.settings import Limits
+from rxloop.storage import MemoryEventLog
 from rxloop.testing import ScriptedModel, call, frames, turn, virtual_time
-from slow_log import SlowLog
-from summing import add, broken, two_steps
+from support.run_checks import (
+    Recorder,
+    assert_ended,
+    assert_numbered,
+    durable,
+    events_of,
+    kinds,
+    nothing_left,
+    places,
+    until,
+)
+from support.slow_log import SlowLog
+from support.summing import add, broken, two_steps
 
 
 async def test_every_event_is_numbered_and_stamped() -> None:  # L1, L2

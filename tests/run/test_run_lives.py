@@ -18,8 +18,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from run_checks import nothing_left
-from runs import well_formed
 from rxloop import (
     Agent,
     AttemptError,
@@ -42,6 +40,8 @@ from rxloop.protocol.events import ends_attempt
 from rxloop.state.fold import fold_all
 from rxloop.state.run_state import RunState
 from rxloop.testing import ScriptedModel, call, virtual_time
+from support.run_checks import nothing_left
+from support.runs import well_formed
 
 LIVES = int(os.environ.get("RXLOOP_LIVES", "40"))
 ROUNDS = 3

@@ -8,11 +8,21 @@ from typing import Any
 
 import pytest
 
-from cancelling import ended, endless, first_of, watched
-from run_checks import Recorder, assert_ended, events_of, finals, kinds, nothing_left, other_tasks, settled, until
 from rxloop import Agent, RunContext, op, tool
 from rxloop.protocol.events import Event
 from rxloop.testing import ScriptedModel, call, frames
+from support.cancelling import ended, endless, first_of, watched
+from support.run_checks import (
+    Recorder,
+    assert_ended,
+    events_of,
+    finals,
+    kinds,
+    nothing_left,
+    other_tasks,
+    settled,
+    until,
+)
 
 
 async def test_making_a_run_starts_nothing() -> None:

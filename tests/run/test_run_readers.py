@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reactivex import operators as ops
 
-from run_checks import Recorder, assert_ended, assert_numbered, durable, events_of, kinds, places
 from rxloop import Agent, RunContext, op, tool
 from rxloop.errors import (
     ConfigurationError,
@@ -29,7 +28,8 @@ from rxloop.protocol.events import (
 from rxloop.protocol.messages import Usage
 from rxloop.protocol.settings import Limits
 from rxloop.testing import ScriptedModel, call, frames, turn, virtual_time
-from summing import add, progressing, two_steps
+from support.run_checks import Recorder, assert_ended, assert_numbered, durable, events_of, kinds, places
+from support.summing import add, progressing, two_steps
 
 VARIABLE: ContextVar[str] = ContextVar("VARIABLE", default="nothing")
 

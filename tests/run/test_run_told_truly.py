@@ -8,9 +8,6 @@ from typing import Any
 
 import pytest
 
-from bank import Bank, crashed
-from run_checks import finals, nothing_left, settled
-from runs import collect, outcome
 from rxloop import (
     Agent,
     ConflictError,
@@ -29,8 +26,11 @@ from rxloop import (
     op,
     tool,
 )
-from rxloop.state.batch import CANCELED_CALL, INTERRUPTED, NEVER_BEGAN
+from rxloop.state.history import CANCELED_CALL, INTERRUPTED, NEVER_BEGAN
 from rxloop.testing import ScriptedModel, call, virtual_time
+from support.bank import Bank, crashed
+from support.run_checks import finals, nothing_left, settled
+from support.runs import collect, outcome
 
 # -- a cancel before the first event
 
@@ -48,7 +48,7 @@ async def test_a_cancel_right_after_a_resume_is_in_the_log() -> None:
         await run
     last = await bank.last(done.task_id)
     assert (last.state, last.attempt, bank.paid) == ("canceled", 2, [])
-    assert [record.state for record in await bank.log.runs(unfinished=True)] == ["canceled"]
+    assert [record.state for record in await bank.log.list_runs(unfinished=True)] == ["canceled"]
     await nothing_left()
 
 

@@ -9,22 +9,23 @@ from typing import Any
 
 import pytest
 
-from machines import Machines, states
-from run_checks import finals, nothing_left, until
-from runs import collect
 from rxloop import Agent, Event, Limits, MemoryEventLog, UnknownRun, follow
-from rxloop.errors import ConfigurationError, LogUnreachable, RunOver, RxloopError
+from rxloop.errors import LogUnreachable, RunOver, RxloopError
 from rxloop.pipeline import log_retry
+from rxloop.pipeline.event_log import EventLog
 from rxloop.testing import ScriptedModel, call, frames, virtual_time
+from support.processes.machines import Machines, states
+from support.run_checks import finals, nothing_left, until
+from support.runs import collect
 
 
 @pytest.mark.parametrize("ending", ["done", RuntimeError("broken"), call("pay", amount=5)])
 async def test_a_run_that_is_at_rest_is_left_as_it_is(machines: Machines, ending: Any) -> None:
     a, b = machines
-    record = await a.agent(ending).settle((await a.agent().submit("Go")).task_id)
+    record = await a.agent(ending).execute((await a.agent().submit("Go")).task_id)
     held = await a.log.read(record.task_id)
 
-    assert await b.agent().settle(record.task_id) == record
+    assert await b.agent().execute(record.task_id) == record
     assert record.state == {"str": "completed", "RuntimeError": "failed"}.get(type(ending).__name__, "input-required")
     assert await a.log.read(record.task_id) == held
     assert b.log.taken == []
@@ -34,7 +35,7 @@ async def test_a_run_that_was_cancelled_is_at_rest(machines: Machines) -> None:
     a, b = machines
     record = await a.agent().submit("Go")
     await a.agent().cancel(record.task_id)
-    assert (await b.agent().settle(record.task_id)).state == "canceled"
+    assert (await b.agent().execute(record.task_id)).state == "canceled"
 
 
 def test_any_number_settle_a_run_and_it_is_carried_out_once(machines: Machines) -> None:
@@ -44,7 +45,7 @@ def test_any_number_settle_a_run_and_it_is_carried_out_once(machines: Machines) 
         async def main() -> None:
             record = await a.agent().submit("Go")
             agents = [machine.agent(call("work"), "done") for machine in (a, b, a, b)]
-            records = await asyncio.gather(*(agent.settle(record.task_id) for agent in agents))
+            records = await asyncio.gather(*(agent.execute(record.task_id) for agent in agents))
             assert [record.state for record in records] == ["completed"] * 4
             assert (a.begun + b.begun, time.now) == (1, 60)
             assert await states(a, record.task_id) == ["completed"]
@@ -59,7 +60,7 @@ def test_settling_a_run_that_somebody_carries_out_waits_for_its_end(machines: Ma
 
         async def main() -> None:
             run = await a.agent(call("work"), "done").run("Go").begin()
-            record = await b.agent().settle(run.task_id)
+            record = await b.agent().execute(run.task_id)
             assert (record.state, time.now, b.begun) == ("completed", 60, 0)
             await run
 
@@ -75,7 +76,7 @@ def test_the_time_for_which_others_go_on_is_none_of_ones_own(machines: Machines)
             first = await a.agent(call("work"), call("work"), "done").run("Go", context_id="c").begin()
             second = await b.agent().submit("And now?", context_id="d", limits=limits)
             turn = await b.agent(frames("-never")).run("Hold", context_id="d").begin()
-            settling = asyncio.ensure_future(a.agent("second").settle(second.task_id))
+            settling = asyncio.ensure_future(a.agent("second").execute(second.task_id))
             await first
             await turn.aclose()
             assert ((await settling).state, time.now > 100) == ("completed", True)
@@ -90,7 +91,7 @@ def test_a_run_whose_machine_died_is_taken_over(machines: Machines) -> None:
         async def main() -> None:
             run = await a.agent(call("work"), "done").run("Go", context_id="c").begin()
             await until(lambda: a.begun)
-            settling = asyncio.ensure_future(b.agent("mine").settle(run.task_id))
+            settling = asyncio.ensure_future(b.agent("mine").execute(run.task_id))
             await asyncio.sleep(3)
             assert b.log.taken == []
             lost = a.log.freezes("c")
@@ -109,10 +110,10 @@ def test_who_is_fenced_while_settling_settles_on_and_finds_the_end(machines: Mac
 
         async def main() -> None:
             submitted = await a.agent().submit("Go", context_id="c")
-            first = asyncio.ensure_future(a.agent(call("work"), "done").settle(submitted.task_id))
+            first = asyncio.ensure_future(a.agent(call("work"), "done").execute(submitted.task_id))
             await until(lambda: a.begun)
             lost = a.log.freezes("c")
-            second = await b.agent("mine").settle(submitted.task_id)
+            second = await b.agent("mine").execute(submitted.task_id)
             lost()
             assert await first == second
             assert (second.state, a.cut) == ("completed", 1)
@@ -126,14 +127,14 @@ def test_who_is_cancelled_while_settling_releases_the_run(machines: Machines) ->
 
         async def main() -> None:
             submitted = await a.agent().submit("Go")
-            settling = asyncio.ensure_future(a.agent(call("work"), "never").settle(submitted.task_id))
+            settling = asyncio.ensure_future(a.agent(call("work"), "never").execute(submitted.task_id))
             await until(lambda: a.begun)
             settling.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await settling
             assert a.log.shared.turns == {}
             assert await states(a, submitted.task_id) == []
-            assert (await b.agent("done").settle(submitted.task_id)).state == "completed"
+            assert (await b.agent("done").execute(submitted.task_id)).state == "completed"
             await nothing_left()
 
         time.run(main())
@@ -145,7 +146,7 @@ def test_who_is_cancelled_while_it_waits_for_the_turn_leaves_nothing(machines: M
 
         async def main() -> None:
             run = await a.agent(call("work"), "done").run("Go").begin()
-            settling = asyncio.ensure_future(b.agent().settle(run.task_id))
+            settling = asyncio.ensure_future(b.agent().execute(run.task_id))
             await asyncio.sleep(2)
             settling.cancel()
             await asyncio.wait([settling])
@@ -162,10 +163,10 @@ def test_an_earlier_run_of_the_conversation_goes_first(machines: Machines) -> No
         async def main() -> None:
             first = await a.agent().submit("one", context_id="c")
             second = await a.agent().submit("two", context_id="c")
-            later = asyncio.ensure_future(b.agent("second").settle(second.task_id))
+            later = asyncio.ensure_future(b.agent("second").execute(second.task_id))
             await asyncio.sleep(5)
             assert await states(b, second.task_id) == []
-            await a.agent("first").settle(first.task_id)
+            await a.agent("first").execute(first.task_id)
             assert (await later).state == "completed"
             assert time.now <= 5.5
             result = await b.agent().resume(second.task_id)
@@ -187,18 +188,18 @@ def test_however_many_wait_in_a_conversation_one_looks_for_all_of_them(
 
         return count
 
-    for name in ("read", "runs", "follow", "mail", "record"):
+    for name in ("read", "list_runs", "follow", "read_commands", "get_record"):
         monkeypatch.setattr(b.log, name, counted(name, getattr(b.log, name)))
     with virtual_time() as time:
 
         async def main() -> None:
             first = await a.agent(call("work"), "first").run("one", context_id="c").begin()
             waiting = [await a.agent().submit(str(number), context_id="c") for number in range(20)]
-            settling = [asyncio.ensure_future(b.agent("done").settle(record.task_id)) for record in waiting]
+            settling = [asyncio.ensure_future(b.agent("done").execute(record.task_id)) for record in waiting]
             await asyncio.sleep(2)
             asked.clear()
             await asyncio.sleep(50)
-            assert asked == {"runs": 100, "follow": 100}
+            assert asked == {"list_runs": 100, "follow": 100}
 
             # One that somebody else ends in the queue waits no longer.
             await a.agent().cancel(waiting[10].task_id)
@@ -229,14 +230,14 @@ def test_a_log_that_fails_while_runs_wait_in_a_conversation_is_told_to_all_of_th
         async def main() -> None:
             async with a.agent(call("work"), "first").run("one", context_id="c"):
                 waiting = [await a.agent().submit(str(number), context_id="c") for number in range(3)]
-                settling = [asyncio.ensure_future(b.agent("done").settle(record.task_id)) for record in waiting]
+                settling = [asyncio.ensure_future(b.agent("done").execute(record.task_id)) for record in waiting]
                 await asyncio.sleep(2)
                 with monkeypatch.context() as patched:
-                    patched.setattr(b.log, "runs", away)
+                    patched.setattr(b.log, "list_runs", away)
                     told = await asyncio.gather(*settling, return_exceptions=True)
                 assert [type(error) for error in told] == [LogUnreachable] * 3
             await b.agent().cancel(waiting[0].task_id)
-            assert (await b.agent("done").settle(waiting[1].task_id)).state == "completed"
+            assert (await b.agent("done").execute(waiting[1].task_id)).state == "completed"
             await nothing_left()
 
         time.run(main())
@@ -244,7 +245,7 @@ def test_a_log_that_fails_while_runs_wait_in_a_conversation_is_told_to_all_of_th
 
 async def test_on_input_is_asked_once(machines: Machines) -> None:
     a, b = machines
-    waiting = await a.agent(call("pay", amount=5)).settle((await a.agent().submit("Pay")).task_id)
+    waiting = await a.agent(call("pay", amount=5)).execute((await a.agent().submit("Pay")).task_id)
     asked: list[str] = []
 
     def no_answer(question: Any) -> Any:
@@ -253,9 +254,9 @@ async def test_on_input_is_asked_once(machines: Machines) -> None:
         asked.append(question.input_id)
         raise Paused
 
-    assert (await b.agent().settle(waiting.task_id, on_input=no_answer)).state == "input-required"
+    assert (await b.agent().execute(waiting.task_id, on_input=no_answer)).state == "input-required"
     assert asked == ["1.0.1"]
-    assert (await b.agent("paid").settle(waiting.task_id, on_input=lambda question: True)).state == "completed"
+    assert (await b.agent("paid").execute(waiting.task_id, on_input=lambda question: True)).state == "completed"
     assert b.paid == [5]
 
 
@@ -267,7 +268,7 @@ async def test_a_tool_that_settles_its_own_run_is_refused(machines: Machines) ->
     @tool
     async def settles(ctx: RunContext[Any]) -> str:
         """Settles."""
-        await a.agent().settle(ctx.task_id)
+        await a.agent().execute(ctx.task_id)
         return "never"
 
     a.tools.append(settles)
@@ -277,7 +278,7 @@ async def test_a_tool_that_settles_its_own_run_is_refused(machines: Machines) ->
 
 async def test_an_unknown_run_cannot_be_settled(machines: Machines) -> None:
     with pytest.raises(UnknownRun):
-        await machines[0].agent().settle("nowhere")
+        await machines[0].agent().execute("nowhere")
 
 
 async def test_a_log_that_cannot_be_reached_is_told_to_who_settles(
@@ -293,20 +294,20 @@ async def test_a_log_that_cannot_be_reached_is_told_to_who_settles(
     with monkeypatch.context() as patched:
         patched.setattr(a.log, "append", away)
         with pytest.raises(LogUnreachable, match="the server restarts"):
-            await a.agent("done").settle(record.task_id)
-    assert (await b.agent("done").settle(record.task_id)).state == "completed"
+            await a.agent("done").execute(record.task_id)
+    assert (await b.agent("done").execute(record.task_id)).state == "completed"
 
 
 async def test_an_agent_that_is_closed_settles_nothing(machines: Machines) -> None:
     a, b = machines
     agent = a.agent(frames("-never"))
     record = await a.agent().submit("Go")
-    settling = asyncio.ensure_future(agent.settle(record.task_id))
+    settling = asyncio.ensure_future(agent.execute(record.task_id))
     await until(lambda: a.log.taken)
     await agent.aclose(release=1)
     with pytest.raises(RxloopError, match="is closed"):
         await settling
-    assert (await b.agent("done").settle(record.task_id)).state == "completed"
+    assert (await b.agent("done").execute(record.task_id)).state == "completed"
 
 
 def test_a_follower_sees_the_whole_run_whoever_carries_it_out(machines: Machines) -> None:
@@ -316,10 +317,10 @@ def test_a_follower_sees_the_whole_run_whoever_carries_it_out(machines: Machines
         async def main() -> list[Event]:
             record = await a.agent().submit("Go")
             following = asyncio.ensure_future(collect(follow(a.log, record.task_id, until="end")))
-            first = asyncio.ensure_future(a.agent(call("work"), "never").settle(record.task_id))
+            first = asyncio.ensure_future(a.agent(call("work"), "never").execute(record.task_id))
             await until(lambda: a.begun)
             first.cancel()
-            await b.agent("done").settle(record.task_id)
+            await b.agent("done").execute(record.task_id)
             events = await following
             assert list(await a.log.read(record.task_id)) == events
             return events
@@ -327,38 +328,31 @@ def test_a_follower_sees_the_whole_run_whoever_carries_it_out(machines: Machines
         assert [event.attempt for event in finals(time.run(main()))] == [2]
 
 
-async def test_one_process_settles_on_a_log_without_turns_and_mail() -> None:
-    class Plain:
-        """An event log with what it must have, and nothing more."""
-
-        keeps_deltas = False
-
-        def __init__(self) -> None:
-            log = MemoryEventLog()
-            self.append, self.read, self.follow = log.append, log.read, log.follow
-            self.runs, self.record, self.aclose = log.runs, log.record, log.aclose
-
-    log = Plain()
+async def test_one_process_settles_and_sends_on_a_log_with_six_methods() -> None:
+    memory = MemoryEventLog()
+    six = {name: getattr(memory, name) for name in EventLog.__abstractmethods__}
+    methods = {name: staticmethod(method) for name, method in six.items()}
+    log: Any = type("Plain", (EventLog,), methods)()
     record = await Agent(ScriptedModel(), log=log).submit("Go")
     agents = [Agent(ScriptedModel("done"), log=log) for _ in range(3)]
-    records = await asyncio.gather(*(agent.settle(record.task_id) for agent in agents))
+    records = await asyncio.gather(*(agent.execute(record.task_id) for agent in agents))
     assert [record.state for record in records] == ["completed"] * 3
     with pytest.raises(RunOver, match="is completed"):
-        await agents[0].say(record.task_id, "Hello")
+        await agents[0].send(record.task_id, "Hello")
     waiting = await agents[0].submit("Go")
-    with pytest.raises(ConfigurationError, match="has no mail"):
-        await agents[0].say(waiting.task_id, "Hello")
+    await agents[0].send(waiting.task_id, "Hello")
+    assert [command.kind for _, command in await log.read_commands(waiting.task_id)] == ["say"]
 
 
 async def test_a_run_that_is_cancelled_while_somebody_is_about_to_settle_it_stays_so() -> None:
     class Log(MemoryEventLog):
         cancels: Any = None
 
-        async def runs(self, **options: Any) -> Any:
+        async def list_runs(self, **options: Any) -> Any:
             cancels, self.cancels = self.cancels, None
             if cancels is not None:
                 await cancels()  # after the state of the run was read, and before its attempt begins
-            return await super().runs(**options)
+            return await super().list_runs(**options)
 
     log = Log()
     model = ScriptedModel("Never asked.")
@@ -366,7 +360,7 @@ async def test_a_run_that_is_cancelled_while_somebody_is_about_to_settle_it_stay
     record = await agent.submit("Go")
     log.cancels = lambda: agent.cancel(record.task_id, "never mind")
 
-    assert (await agent.settle(record.task_id)).state == "canceled"
+    assert (await agent.execute(record.task_id)).state == "canceled"
     assert model.requests == []
     assert [event.state for event in finals(await log.read(record.task_id))] == ["canceled"]
     await nothing_left()

@@ -4,8 +4,6 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-from payments import Payments
-from runs import collect
 from rxloop import (
     Agent,
     Event,
@@ -17,6 +15,8 @@ from rxloop import (
 )
 from rxloop.pipeline.requests import Signal, ToolRequest
 from rxloop.testing import ScriptedModel, call
+from support.payments import Payments
+from support.runs import collect
 
 
 def seen(events: list[Event], kind: type[Event]) -> int:

@@ -13,7 +13,6 @@ import reactivex.operators as rx
 from pydantic import BaseModel
 from reactivex import Observable
 
-from runs import collect, first_events, letters, outcome, shape
 from rxloop import (
     Agent,
     CheckpointEvent,
@@ -40,6 +39,7 @@ from rxloop import (
 from rxloop.run.steering import say
 from rxloop.state.fold import fold_all
 from rxloop.testing import ScriptedModel, call, frames, turn, virtual_time
+from support.runs import collect, first_events, letters, outcome, shape
 
 
 @tool
@@ -54,7 +54,7 @@ def say_at(run: Run[Any], fits: Callable[[Event], bool], *said: Any, **options: 
 
     def on_next(event: Event) -> None:
         if waiting and fits(event):
-            run.say(waiting.pop(0), **options)
+            run.send(waiting.pop(0), **options)
 
     run.events.subscribe(on_next)
 
@@ -92,7 +92,7 @@ def test_what_is_said_while_the_model_writes_comes_after_its_message() -> None:
         async def main() -> None:
             run.start()
             await asyncio.sleep(0.06)
-            run.say("In short.")
+            run.send("In short.")
             assert run._attempt.state().held  # pyright: ignore[reportPrivateUsage]
             result = await run
             assert shape(result.messages)[1:] == [
@@ -125,7 +125,7 @@ async def test_a_tool_steers_its_own_run() -> None:
     @tool
     async def remember() -> str:
         """Remember something."""
-        runs[0].say("By the way, it is Monday.")
+        runs[0].send("By the way, it is Monday.")
         return "done"
 
     model = ScriptedModel(call("remember"), "Monday.")
@@ -143,7 +143,7 @@ def test_several_messages_enter_in_order_under_ids_of_their_own() -> None:
         async def main() -> None:
             run.start()
             await asyncio.sleep(0.01)
-            run.say(["one", Message.system("two"), Message.user("three").model_copy(update={"message_id": "mine"})])
+            run.send(["one", Message.system("two"), Message.user("three").model_copy(update={"message_id": "mine"})])
             result = await run
             assert shape(result.messages)[2:5] == ["user: one", "system: two", "user: three"]
             assert result.messages[4].message_id == "mine"
@@ -154,7 +154,7 @@ def test_several_messages_enter_in_order_under_ids_of_their_own() -> None:
 async def test_what_is_said_before_the_run_begins_follows_its_prompt() -> None:
     model = ScriptedModel("Hi")
     run = Agent(model).run("Hello")
-    run.say("And be brief.")
+    run.send("And be brief.")
 
     assert not run.started
     assert letters(await collect(run)).startswith("twm")
@@ -165,17 +165,17 @@ async def test_what_is_said_before_the_run_begins_follows_its_prompt() -> None:
 async def test_what_cannot_be_said_is_refused(wrong: Any) -> None:
     run = Agent(ScriptedModel("Hi")).run("Hello")
     with pytest.raises(ConfigurationError):
-        run.say(wrong)
+        run.send(wrong)
     await run
 
 
 async def test_what_cannot_be_said_is_called_a_message_and_not_a_prompt() -> None:
     run = Agent(ScriptedModel("Hi")).run("Hello")
     steer: Any = Steer("Stop", interrupt=True)
-    with pytest.raises(ConfigurationError, match=r"the message is Steer.*use say\(text, interrupt=True\)"):
-        run.say(steer)
+    with pytest.raises(ConfigurationError, match=r"the message is Steer.*use send\(text, interrupt=True\)"):
+        run.send(steer)
     with pytest.raises(ConfigurationError, match="the message is 7: give a text"):
-        run.say(7)  # pyright: ignore[reportArgumentType]
+        run.send(7)  # pyright: ignore[reportArgumentType]
     await run
 
 
@@ -186,7 +186,7 @@ async def test_who_is_too_late_is_told_so() -> None:
     def on_next(event: Event) -> None:
         if isinstance(event, StatusUpdateEvent) and event.final:
             try:
-                run.say("too late")
+                run.send("too late")
             except RunOver as error:
                 late.append(error)
 
@@ -196,7 +196,7 @@ async def test_who_is_too_late_is_told_so() -> None:
     assert len(late) == 1
     assert run.task_id in str(late[0])
     with pytest.raises(RunOver):
-        run.say("much too late")
+        run.send("much too late")
     assert "too late" not in str(result.messages)
 
 
@@ -205,7 +205,7 @@ async def test_a_run_that_is_cancelled_hears_nothing_more() -> None:
         await run.begin()
         run.cancel()
         with pytest.raises(RunOver):
-            run.say("wait")
+            run.send("wait")
 
 
 async def test_another_thread_steers_and_waits_until_it_is_said() -> None:
@@ -214,7 +214,7 @@ async def test_another_thread_steers_and_waits_until_it_is_said() -> None:
     said: list[list[str]] = []
 
     def speak() -> None:
-        run.say("from afar")
+        run.send("from afar")
         said.append([message.text for message in run._attempt.state().held])  # pyright: ignore[reportPrivateUsage]
 
     await asyncio.sleep(0)
@@ -232,7 +232,7 @@ async def test_another_thread_is_told_that_it_is_too_late() -> None:
     await run
 
     with pytest.raises(RunOver):
-        await asyncio.to_thread(run.say, "too late")
+        await asyncio.to_thread(run.send, "too late")
 
 
 def test_a_thread_that_speaks_to_a_closed_event_loop_is_told_too() -> None:
@@ -246,7 +246,7 @@ def test_a_thread_that_speaks_to_a_closed_event_loop_is_told_too() -> None:
     thread.start()
     thread.join()
     with pytest.raises(RunOver):
-        runs[0].say("too late")
+        runs[0].send("too late")
 
 
 async def test_the_limits_of_the_run_hold_for_what_is_said() -> None:
@@ -286,7 +286,7 @@ async def test_an_answer_by_a_tool_is_given_once_more() -> None:
 
 async def test_what_was_said_is_for_clients() -> None:
     run = Agent(ScriptedModel("Hi")).run("Hello")
-    run.say("And be brief.")
+    run.send("And be brief.")
     shown = [event async for event in run.pipe(op.public())]
 
     assert any(isinstance(event, MessageAddedEvent) and event.cause == "steering" for event in shown)
@@ -342,7 +342,7 @@ async def test_a_request_that_is_made_again_after_a_crash_carries_what_was_said_
     async with Agent(ScriptedModel(frames("-a-")), log=log).run("Hello") as run:
         await run.begin()
         await asyncio.sleep(0)
-        run.say("And be brief.")
+        run.send("And be brief.")
     events = await log.read(run.task_id)
     said = next(event.seq for event in events if isinstance(event, MessageAddedEvent))
     cut = await first_events(log, run.task_id, said)
@@ -374,7 +374,7 @@ async def test_what_is_said_in_vain_before_a_run_that_is_over_is_logged(caplog: 
     agent = Agent(ScriptedModel("Hi"), log=log)
     result = await agent.run("Hello")
     again = agent.resume(result.task_id)
-    again.say("And be brief.")
+    again.send("And be brief.")
     await again
 
     assert "was over before it heard" in caplog.text
@@ -393,7 +393,7 @@ def test_an_operator_around_the_loop_that_is_slow_to_end_loses_nothing() -> None
         async def main() -> None:
             run.start()
             await asyncio.sleep(0.5)
-            run.say("Another one.")
+            run.send("Another one.")
             assert (await run).output == "Green."
 
         time.run(main())

@@ -7,10 +7,10 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runs import shape, well_formed
 from rxloop import Agent, Event, MemoryEventLog, RunOver, op, replay, tool
 from rxloop.state.fold import fold_all
 from rxloop.testing import ScriptedModel, call, frames, turn, virtual_time
+from support.runs import shape, well_formed
 
 
 @tool
@@ -49,7 +49,7 @@ def test_a_run_that_is_steered_anywhere_hears_each_message_once_and_in_order(pla
             for number, (place, interrupt) in enumerate(places):
                 if place == seen:
                     try:
-                        run.say(f"said {number}", interrupt=interrupt)
+                        run.send(f"said {number}", interrupt=interrupt)
                     except RunOver:
                         late.append(f"said {number}")
                     else:

@@ -13,10 +13,10 @@ from reactivex import operators as ops
 from reactivex.disposable import Disposable
 from reactivex.subject import Subject
 
-from runs import outcome, shape
 from rxloop import Agent, ConfigurationError, MemoryEventLog, Message, ModelRequest, RunError, Steer, op, tool
-from rxloop.run.options import Said
+from rxloop.run.spec import Said
 from rxloop.testing import ScriptedModel, call, frames, virtual_time
+from support.runs import outcome, shape
 
 
 class Watched:

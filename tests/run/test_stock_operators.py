@@ -15,7 +15,7 @@ from reactivex.subject import Subject
 from rxloop import Agent, ModelRequest, merge, op
 from rxloop.errors import ProviderConnectionError, RunError
 from rxloop.testing import ScriptedModel, frames, turn, virtual_time
-from rxloop.testing.clock import current_time
+from rxloop.testing.virtual_time import current_time
 
 Made = list[tuple[int, Any]]
 """What came, and at which millisecond."""

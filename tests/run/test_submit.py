@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import reactivex
 
-from machines import Machines
-from run_checks import kinds, nothing_left
-from rxloop import Agent, RunExists, id_of_key
+from rxloop import Agent, RunExists, derive_id
 from rxloop.errors import ConfigurationError
 from rxloop.testing import ScriptedModel
+from support.processes.machines import Machines
+from support.run_checks import kinds, nothing_left
 
 
 async def test_a_submitted_run_is_in_the_log_and_nothing_of_it_begins(machines: Machines) -> None:
@@ -29,7 +29,7 @@ async def test_the_first_attempt_belongs_to_whoever_begins_it(machines: Machines
     a, b = machines
     record = await a.agent().submit("Go")
 
-    record = await b.agent("done").settle(record.task_id)
+    record = await b.agent("done").execute(record.task_id)
 
     assert (record.state, record.attempt) == ("completed", 1)
     assert kinds(await a.log.read(record.task_id))[:3] == ["task", "status-update", "llm-call"]
@@ -37,11 +37,11 @@ async def test_the_first_attempt_belongs_to_whoever_begins_it(machines: Machines
 
 async def test_a_run_is_submitted_once(machines: Machines) -> None:
     a, b = machines
-    key = id_of_key("order", "7")
+    key = derive_id("order", "7")
     await a.agent().submit("Go", task_id=key)
     with pytest.raises(RunExists, match=key):
         await b.agent().submit("Go", task_id=key)
-    assert [record.task_id for record in await a.log.runs()] == [key]
+    assert [record.task_id for record in await a.log.list_runs()] == [key]
 
 
 @pytest.mark.parametrize("option", [{"on_input": print}, {"when_busy": "wait"}, {"steering": reactivex.never()}])
@@ -50,8 +50,8 @@ async def test_what_is_for_whoever_carries_a_run_out_is_not_submitted(machines: 
         await machines[0].agent().submit("Go", **option)
 
 
-@pytest.mark.parametrize("way", ["submit", "settle", "answer", "say"])
+@pytest.mark.parametrize("way", ["submit", "execute", "answer", "send"])
 async def test_without_a_log_there_is_nothing_to_submit_to(way: str) -> None:
     agent: Any = Agent(ScriptedModel("done"))
     with pytest.raises(ConfigurationError, match="needs a log"):
-        await getattr(agent, way)(*(["run", {}] if way == "answer" else ["run", "hi"] if way == "say" else ["run"]))
+        await getattr(agent, way)(*(["run", {}] if way == "answer" else ["run", "hi"] if way == "send" else ["run"]))

@@ -8,7 +8,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from rxloop import Agent, ConfigurationError, MemoryEventLog, RunExists, SqliteEventLog, id_of_key
+from rxloop import Agent, ConfigurationError, MemoryEventLog, RunExists, SqliteEventLog, derive_id
 from rxloop.testing import ScriptedModel, frames
 
 ID = "6f9619ff-8b86-4011-b42d-00c04fc964ff"
@@ -82,6 +82,35 @@ async def test_who_is_a_moment_later_than_another_process_is_refused(tmp_path: P
     await log.aclose()
 
 
+async def test_a_run_that_another_log_object_executes_at_the_same_moment_exists(tmp_path: Path) -> None:
+    path = tmp_path / "runs.db"
+    first = Agent(ScriptedModel(frames("-theirs-" + "-" * 20 + "|", 0.01)), log=SqliteEventLog(path))
+
+    class Racing(SqliteEventLog):
+        """The other run begins, and goes on, just after it was looked for."""
+
+        running: Any = None
+
+        def append_now(self, *args: Any, **options: Any) -> bool:
+            return self.running is not None and super().append_now(*args, **options)
+
+        async def append(self, *args: Any, **options: Any) -> None:
+            if self.running is None:
+                self.running = await first.run("Hello", task_id=ID).begin()
+            await super().append(*args, **options)
+
+    log = Racing(path)
+    model = ScriptedModel("mine")
+    with pytest.raises(RunExists, match="was begun elsewhere at the same moment"):
+        await Agent(model, log=log).run("Hello", task_id=ID)
+
+    assert model.requests == []
+    assert (await log.running).state == "completed"
+    for each in (first.log, log):
+        assert each is not None
+        await each.aclose()
+
+
 async def test_a_run_that_exists_can_be_resumed_under_its_id() -> None:
     log = MemoryEventLog()
     agent = Agent(ScriptedModel(frames("--"), "Hi"), log=log)
@@ -92,16 +121,16 @@ async def test_a_run_that_exists_can_be_resumed_under_its_id() -> None:
 
 
 def test_a_key_is_the_same_id_in_every_process() -> None:
-    assert id_of_key("batch", "7") == "74ebce93-f291-5d39-a912-3eb4b20c3589"
+    assert derive_id("batch", "7") == "74ebce93-f291-5d39-a912-3eb4b20c3589"
 
 
 def test_parts_of_a_key_are_not_joined() -> None:
     keys = [("a", "bc"), ("ab", "c"), ("abc",), ("a", "b", "c"), ("", "abc"), ('a", "bc',), ("\ud800",)]
 
-    assert len({id_of_key(*key) for key in keys}) == len(keys)
+    assert len({derive_id(*key) for key in keys}) == len(keys)
 
 
 async def test_a_key_makes_an_id_for_a_run() -> None:
-    result = await Agent(ScriptedModel("Hi")).run("Hello", task_id=id_of_key("request-17"))
+    result = await Agent(ScriptedModel("Hi")).run("Hello", task_id=derive_id("request-17"))
 
     assert str(UUID(result.task_id)) == result.task_id != str(uuid4())

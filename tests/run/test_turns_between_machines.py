@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from machines import LEASE, Machines, states
-from run_checks import durable, finals, kinds, nothing_left, until
-from runs import collect
 from rxloop import ContextBusy, RunError, StatusUpdateEvent
 from rxloop.errors import Fenced
 from rxloop.protocol.events import CustomEvent
 from rxloop.testing import call, frames, virtual_time
+from support.processes.machines import LEASE, Machines, states
+from support.run_checks import durable, finals, kinds, nothing_left, until
+from support.runs import collect
 
 
 def test_a_run_elsewhere_makes_a_conversation_busy(machines: Machines) -> None:
@@ -135,16 +135,16 @@ def test_a_machine_that_lost_its_turn_stops_its_tools_and_writes_no_end(machines
 def lost_at_once(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first machine freezes as soon as it has taken its first turn, and the turn is free again when it wakes up."""
     a, _ = machines
-    take = a.log.take_turn
+    take = a.log.acquire_lease
 
-    async def taken(context_id: str, task_id: str, lost: Callable[[], None]) -> bool:
+    async def taken(context_id: str, task_id: str, on_lost: Callable[[], None]) -> bool:
         monkeypatch.undo()
-        assert await take(context_id, task_id, lost)
-        await a.log.give_turn_back(context_id, task_id)
-        asyncio.get_running_loop().call_soon(lost)
+        assert await take(context_id, task_id, on_lost)
+        await a.log.release_lease(context_id, task_id)
+        asyncio.get_running_loop().call_soon(on_lost)
         return True
 
-    monkeypatch.setattr(a.log, "take_turn", taken)
+    monkeypatch.setattr(a.log, "acquire_lease", taken)
 
 
 @pytest.mark.usefixtures("lost_at_once")
@@ -153,14 +153,14 @@ async def test_a_run_that_loses_its_turn_before_it_begins_never_comes_into_the_l
     with pytest.raises(RunError, match="lost the turn") as caught:
         await a.agent("done").run("1", context_id="c")
     assert caught.value.code == "fenced"
-    assert await b.log.runs() == []
+    assert await b.log.list_runs() == []
 
 
 @pytest.mark.usefixtures("lost_at_once")
 async def test_a_submitted_run_outlives_the_turn_that_is_lost_before_it_begins(machines: Machines) -> None:
     a, _ = machines
     submitted = await a.agent().submit("Go", context_id="c")
-    assert (await a.agent("done").settle(submitted.task_id)).state == "completed"
+    assert (await a.agent("done").execute(submitted.task_id)).state == "completed"
     assert await states(a, submitted.task_id) == ["completed"]
 
 
@@ -185,7 +185,7 @@ async def test_a_run_with_an_id_of_its_own_that_loses_its_turn_is_not_said_to_ex
     monkeypatch.setattr(a.log, "append", late)
     with pytest.raises(Fenced, match="belongs to somebody else"):
         await a.agent("done").run("1", context_id="c", task_id="7f6f5a3e-0000-4000-8000-000000000001")
-    assert await b.log.runs() == []
+    assert await b.log.list_runs() == []
 
 
 def test_nothing_of_a_frozen_machine_reaches_a_reader_when_it_wakes_up(machines: Machines) -> None:

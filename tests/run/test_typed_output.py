@@ -1,10 +1,10 @@
 from typing import Any, Literal, cast
 
+import orjson
 import pytest
 from pydantic import BaseModel, Field
 from reactivex import Observable
 
-from runs import collect, first_events, letters, outcome, repeated, shape, well_formed
 from rxloop import (
     Agent,
     ConfigurationError,
@@ -13,18 +13,25 @@ from rxloop import (
     InvalidOutput,
     MemoryEventLog,
     ModelRequest,
+    ModelSettings,
     NotFinished,
     RunContext,
     RunError,
     StatusUpdateEvent,
     tool,
 )
+from rxloop.errors import IncompleteOutput
 from rxloop.protocol.events import MessageAddedEvent
 from rxloop.protocol.messages import ToolCall
 from rxloop.providers import openai_chat
-from rxloop.stream.bridges import emit
+from rxloop.stream.sources import emit
 from rxloop.testing import ScriptedModel, call, turn
-from servers import Reply, delta, serving, sse
+from support.http_server import Reply, delta, serving, sse
+from support.runs import collect, first_events, letters, outcome, repeated, shape, well_formed
+from support.vendors.claude import start
+from support.vendors.claude import text as words
+from support.vendors.vendor_answers import APIS, FILTER, NORMAL, Said, reply
+from support.vendors.vendor_answers import model as model_of
 
 
 class City(BaseModel):
@@ -332,3 +339,110 @@ async def test_the_endpoint_decides_what_of_it_is_sent(
     expected = format or (without_tools.get(preset) if mode in ("auto", "native") and not thoughts else None)
     assert body.get("response_format", {}).get("type") == expected
     assert ("JSON Schema" in str(body["messages"][0])) is prompted
+
+
+REFUSED = "I cannot help with that."
+
+
+@pytest.mark.parametrize("mode", ["auto", "native", "tool", "prompted"])
+@pytest.mark.parametrize(("api", "stream"), APIS)
+async def test_refusal_ends_the_run_after_one_request(api: str, stream: bool, mode: Any) -> None:  # P2
+    finish = FILTER[api] if api in ("messages", "gemini") else NORMAL[api]
+    async with serving() as server:
+        server.answer(reply(api, Said(refusal=REFUSED, finish=finish), stream=stream))
+        provider = model_of(api, server, stream=stream)
+        with pytest.raises(RunError) as caught:
+            await Agent(provider, output_type=City, output_mode=mode).run("?")
+        await provider.aclose()
+        await server.all_closed.wait()
+
+    assert len(server.requests) == 1
+    assert caught.value.code == ("content_filter" if api == "gemini" else "refused")
+    assert REFUSED in str(caught.value)
+    assert caught.value.result.content == REFUSED
+    assert caught.value.result.finish_reason == "content_filter"
+    assert isinstance(caught.value.__cause__, IncompleteOutput)
+
+
+@pytest.mark.parametrize(("api", "stream"), APIS)
+async def test_refusal_without_output_type_is_a_readable_answer(api: str, stream: bool) -> None:  # P2
+    finish = FILTER[api] if api in ("messages", "gemini") else NORMAL[api]
+    async with serving() as server:
+        server.answer(reply(api, Said(refusal=REFUSED, finish=finish), stream=stream))
+        provider = model_of(api, server, stream=stream)
+        result = await Agent(provider).run("?")
+        await provider.aclose()
+        await server.all_closed.wait()
+
+    assert (result.output, result.finish_reason) == (REFUSED, "content_filter")
+
+
+@pytest.mark.parametrize("output_type", [City, City | int, list[int], int])
+@pytest.mark.parametrize(("finish", "code"), [("length", "truncated"), ("weird", "incomplete")])
+async def test_incomplete_typed_answer_is_reported_as_such(finish: str, code: str, output_type: Any) -> None:  # P2
+    # As text it would fit: 12 may be the beginning of 123.
+    text = {int: "12", list[int]: "[1]"}.get(output_type, OSLO)
+    model = ScriptedModel(*repeated(turn(text, finish_reason=finish), 5))
+    with pytest.raises(RunError) as caught:
+        await Agent(model, output_type=output_type).run("?", settings=ModelSettings(max_tokens=9))
+
+    assert caught.value.code == code
+    assert ("max_tokens=9" if finish == "length" else "weird") in str(caught.value)
+    assert len(model.requests) == 3
+    note = model.requests[1].messages[-1].text
+    assert ("truncated at the output limit of 9 tokens" if finish == "length" else "weird") in note
+    assert "does not fit" not in note
+
+
+async def test_blocked_prompt_ends_a_run_with_output_type_after_one_request() -> None:  # P2
+    async with serving() as server:
+        server.answer(Reply(sse({"promptFeedback": {"blockReason": "PROHIBITED_CONTENT"}}, done=False)))
+        provider = model_of("gemini", server, stream=True)
+        with pytest.raises(RunError, match="PROHIBITED_CONTENT") as caught:
+            await Agent(provider, output_type=City).run("?")
+        await provider.aclose()
+        await server.all_closed.wait()
+
+    assert (caught.value.code, len(server.requests)) == ("content_filter", 1)
+
+
+DETAILS = {"type": "refusal", "category": "cyber", "explanation": REFUSED}
+
+
+@pytest.mark.parametrize("output_type", [str, City])
+@pytest.mark.parametrize(
+    ("details", "text", "said"),
+    [
+        (DETAILS, "", REFUSED),
+        (DETAILS, "Well,", f"Well,\n\n{REFUSED}"),
+        ({**DETAILS, "explanation": None}, "", "The model refused to answer (category cyber)."),
+        ({"type": "refusal", "category": None, "explanation": None}, "", ""),
+        (None, "", ""),
+    ],
+)
+@pytest.mark.parametrize("stream", [True, False])
+async def test_explanation_of_a_refusal_by_claude_is_the_text_of_the_answer(
+    stream: bool, details: Any, text: str, said: str, output_type: Any
+) -> None:  # P2
+    blocks = [{"type": "text", "text": text}] if text else []
+    answer = {"type": "message", "role": "assistant", "content": blocks, "stop_reason": "refusal", "usage": {}}
+    events: list[Any] = [start(), *(words(0, text) if text else [])]
+    end = {"stop_reason": "refusal", "stop_details": details}
+    events += [{"type": "message_delta", "delta": end, "usage": {}}, {"type": "message_stop"}]
+    whole = Reply([orjson.dumps({**answer, "stop_details": details})], content_type="application/json")
+    async with serving() as server:
+        server.answer(Reply(sse(*events, done=False)) if stream else whole)
+        provider = model_of("messages", server, stream=stream)
+        run = Agent(provider, output_type=output_type).run("?")
+        if output_type is str:
+            result = await run
+            assert (result.output, result.finish_reason) == (said, "content_filter")
+        else:
+            with pytest.raises(RunError) as caught:
+                await run
+            assert (caught.value.code, caught.value.result.content) == ("refused", said)
+            assert said in str(caught.value)
+        await provider.aclose()
+        await server.all_closed.wait()
+
+    assert len(server.requests) == 1

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runs import collect, first_events
 from rxloop import (
     Agent,
     ContentCompleteEvent,
@@ -26,6 +25,7 @@ from rxloop import (
 from rxloop.pipeline.requests import ModelRequest, Operator, Signal, ToolRequest
 from rxloop.strategies import Reasoning, strategy
 from rxloop.testing import ScriptedModel, call, virtual_time
+from support.runs import collect, first_events
 
 NAMES = ["a", "b", "c", "d"]
 

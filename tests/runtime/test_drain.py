@@ -6,14 +6,14 @@ import asyncio
 
 import pytest
 
-from run_checks import nothing_left
 from rxloop import (
     MemoryEventLog,
     Runtime,
     tool,
 )
 from rxloop.testing import call, virtual_time
-from working import agent, work
+from support.run_checks import nothing_left
+from support.working import agent, work
 
 
 def test_a_run_that_waits_for_room_is_not_begun_by_a_runtime_that_drains(log: MemoryEventLog) -> None:
@@ -22,7 +22,11 @@ def test_a_run_that_waits_for_room_is_not_begun_by_a_runtime_that_drains(log: Me
         async with Runtime({"a": model}, log=log, concurrency=1, grace=90) as runtime:
             records = [await runtime.start("a", "Hi") for _ in range(3)]
             await asyncio.sleep(1)
-        assert [(await log.record(each.task_id)).state for each in records] == ["completed", "submitted", "submitted"]
+        assert [(await log.get_record(each.task_id)).state for each in records] == [
+            "completed",
+            "submitted",
+            "submitted",
+        ]
         assert time.now < 61
 
     with virtual_time() as time:
@@ -47,7 +51,7 @@ def test_a_call_that_nobody_can_make_again_may_end_before_its_run_is_given_up(lo
             await asyncio.sleep(1)
             await first.drain(10)
             assert time.now == pytest.approx(9, abs=0.5)  # with the call, and before the deadline
-        assert (await log.record(record.task_id)).state == "working"
+        assert (await log.get_record(record.task_id)).state == "working"
         async with Runtime({"a": agent(*turns[1:], tools=[pay_slowly])}, log=log) as second:
             events = [event async for event in second.follow(record.task_id)]
         assert events[-1].state == "completed"  # pyright: ignore[reportAttributeAccessIssue]
@@ -87,7 +91,7 @@ def test_a_drain_that_is_cancelled_gives_the_runs_up_all_the_same(log: MemoryEve
         await asyncio.wait([serving])
         assert serving.cancelled()
         await nothing_left()
-        assert [record.state for record in await log.runs()] == ["working"]
+        assert [record.state for record in await log.list_runs()] == ["working"]
 
     with virtual_time() as time:
         time.run(main())

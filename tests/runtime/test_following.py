@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from rxloop import Agent, MemoryEventLog, Runtime, tool
-from rxloop.pipeline.values import RunRecord
+from rxloop.pipeline.records import RunRecord
 from rxloop.testing import ScriptedModel, call
 
 
@@ -36,11 +36,11 @@ async def test_an_attempt_that_is_refused_is_no_end_for_a_follower() -> None:
     class Away(MemoryEventLog):
         reads = 0
 
-        async def runs(self, **options: Any) -> Any:
+        async def list_runs(self, **options: Any) -> Any:
             self.reads += 1
             if self.reads == 3:  # by the attempt
                 raise ValueError("a mistake in the log")
-            return await super().runs(**options)
+            return await super().list_runs(**options)
 
     log = Away()
     agent = Agent(ScriptedModel("Hello."), thoughts=False)

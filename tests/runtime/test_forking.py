@@ -22,7 +22,7 @@ async def test_a_fork_has_the_owner_of_its_run_and_is_followed_live() -> None:
         assert [event async for event in made.follow(record.task_id)]
         fork = await made.fork(record.task_id, 1, prompt="Where else?")
         kinds = [event.kind async for event in made.follow(fork.task_id)]
-        over = await made.record(fork.task_id)
+        over = await made.get_record(fork.task_id)
     assert (over.state, over.owner, over.metadata["ticket"]) == ("completed", "ann", 7)
     assert kinds.count("content-delta") == 2
     assert record.task_id != fork.task_id
@@ -37,7 +37,7 @@ async def test_a_fork_that_goes_on_is_given_up_by_a_runtime_that_drains_and_take
         async for event in made.follow(fork.task_id):
             if event.kind == "content-delta":
                 break
-    assert (await log.record(fork.task_id)).state == "working"
+    assert (await log.get_record(fork.task_id)).state == "working"
     async with runtime(log, "Bergen.") as other:
         async with asyncio.timeout(10):
             events = [event async for event in other.follow(fork.task_id)]

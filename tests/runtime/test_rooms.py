@@ -16,7 +16,7 @@ from rxloop import (
     tool,
 )
 from rxloop.testing import ScriptedModel, call, virtual_time
-from working import agent, pay, work
+from support.working import agent, pay, work
 
 
 async def test_no_more_than_so_many_runs_go_on_at_once(log: MemoryEventLog) -> None:
@@ -123,7 +123,7 @@ def test_a_run_that_waits_for_an_earlier_one_takes_no_room_from_it(log: MemoryEv
             await runtime.answer(asks.task_id, {input_id: True})  # behind `quick` in the queue for room
             for record in (slow, asks, quick):
                 await runtime.follow(record.task_id)
-                assert (await runtime.record(record.task_id)).state == "completed"
+                assert (await runtime.get_record(record.task_id)).state == "completed"
 
     with virtual_time() as time:
         time.run(main())
@@ -133,11 +133,11 @@ def test_runs_are_looked_for_again_though_the_log_fails_once() -> None:
     class Away(MemoryEventLog):
         asked = 0
 
-        async def orphans(self, **submitted: Any) -> Sequence[RunRecord]:
+        async def list_orphaned(self, **submitted: Any) -> Sequence[RunRecord]:
             self.asked += 1
             if self.asked > 1 and time.now < 60:
                 raise OSError("away")
-            return await super().orphans(**submitted)
+            return await super().list_orphaned(**submitted)
 
     log = Away()
 
@@ -145,7 +145,7 @@ def test_runs_are_looked_for_again_though_the_log_fails_once() -> None:
         async with Runtime({"a": agent("x")}, log=log) as runtime:
             record = await agent("y").with_log(log).named("a").submit("Hi")
             await asyncio.sleep(100)
-            assert (await runtime.record(record.task_id)).state == "completed"
+            assert (await runtime.get_record(record.task_id)).state == "completed"
 
     with virtual_time() as time:
         time.run(main())

@@ -10,8 +10,6 @@ from typing import Any
 import orjson
 import pytest
 
-from machines import MachineLog, Shared
-from run_checks import nothing_left
 from rxloop import (
     Agent,
     CustomEvent,
@@ -27,7 +25,9 @@ from rxloop import (
 )
 from rxloop.errors import ConfigurationError, InvalidInput, RxloopError, UnknownRun
 from rxloop.testing import ScriptedModel, call, frames, virtual_time
-from working import agent, pay, work
+from support.processes.machines import MachineLog, Shared
+from support.run_checks import nothing_left
+from support.working import agent, pay, work
 
 
 def kinds(events: Sequence[Event]) -> list[str]:
@@ -39,7 +39,7 @@ async def test_a_run_goes_on_though_nobody_reads_it(log: MemoryEventLog) -> None
         record = await runtime.start("a", "Hi")
         assert (await log.read(record.task_id))[0].kind == "task"  # durable when `start` returns
         await runtime.follow(record.task_id)
-        assert (await runtime.record(record.task_id)).state == "completed"
+        assert (await runtime.get_record(record.task_id)).state == "completed"
     await nothing_left()
 
 
@@ -61,7 +61,7 @@ async def test_the_same_key_is_the_same_run(log: MemoryEventLog) -> None:
         again = await runtime.start("a", "Hi", key="k")
         assert (again.task_id, again.state) == (first.task_id, "completed")
         await runtime.follow(other.task_id)
-    assert len(await log.runs()) == 2
+    assert len(await log.list_runs()) == 2
 
 
 async def test_the_same_key_of_two_owners_is_two_runs(log: MemoryEventLog) -> None:
@@ -81,7 +81,7 @@ async def test_runs_of_one_conversation_come_one_after_the_other(log: MemoryEven
         await asyncio.gather(*(runtime.follow(record.task_id) for record in records))
         last = (await log.read(records[-1].task_id))[-1]
     assert last.content == "three"  # pyright: ignore[reportAttributeAccessIssue]
-    times = [(record.created, record.updated) for record in await log.runs(context_id="c")]
+    times = [(record.created, record.updated) for record in await log.list_runs(context_id="c")]
     assert times == sorted(times)
 
 
@@ -116,7 +116,7 @@ async def test_a_question_can_be_answered_as_soon_as_a_reader_has_it(log: Memory
             if event.kind == "input-required":
                 # Readers have it before the log does.
                 await runtime.answer(record.task_id, {event.input_id: True})
-        assert (await runtime.record(record.task_id)).state == "completed"
+        assert (await runtime.get_record(record.task_id)).state == "completed"
 
 
 async def test_what_is_said_into_a_run_reaches_its_model(log: MemoryEventLog) -> None:
@@ -133,7 +133,7 @@ async def test_what_is_said_into_a_run_reaches_its_model(log: MemoryEventLog) ->
     async with Runtime({"a": Agent(model, tools=[wait], thoughts=False)}, log=log) as runtime:
         record = await runtime.start("a", "Go")
         await entered.wait()
-        await runtime.say(record.task_id, "Only half of it")
+        await runtime.send(record.task_id, "Only half of it")
         go.set()
         await runtime.follow(record.task_id)
     assert [message.text for message in model.requests[-1].messages if message.role == "user"] == [
@@ -155,7 +155,7 @@ async def test_a_run_can_be_cancelled_by_its_id_while_it_goes_on_and_while_it_wa
             if event.kind == "status-update" and event.final:
                 break
         await runtime.cancel(asks.task_id)
-        states = [(await runtime.record(each.task_id)).state for each in (slow, asks)]
+        states = [(await runtime.get_record(each.task_id)).state for each in (slow, asks)]
         assert states == ["canceled", "canceled"]
         assert kinds([event async for event in runtime.follow(asks.task_id)])[-1] == "status-update"
     await nothing_left()
@@ -202,7 +202,7 @@ def test_what_a_machine_leaves_another_one_takes_up() -> None:
             async for event in first.follow(record.task_id):
                 if event.kind == "tool-start":
                     break
-        assert (await here.record(record.task_id)).state == "working"  # a deploy writes no end
+        assert (await here.get_record(record.task_id)).state == "working"  # a deploy writes no end
         async with Runtime({"a": agent("Over.", tools=[work])}, log=there) as second:
             events = [event async for event in second.follow(record.task_id)]
         assert events[-1].state == "completed"  # pyright: ignore[reportAttributeAccessIssue]
@@ -222,7 +222,7 @@ async def test_wrong_use_is_refused(log: MemoryEventLog) -> None:
         with pytest.raises(UnknownRun):
             await runtime.follow("nobody")
         with pytest.raises(UnknownRun):
-            await runtime.say("nobody", "Hi")
+            await runtime.send("nobody", "Hi")
     with pytest.raises(RxloopError, match="drains"):
         await runtime.start("a", "Hi")
     with pytest.raises(RxloopError, match="make another one"):
@@ -238,7 +238,7 @@ async def test_wrong_use_is_refused(log: MemoryEventLog) -> None:
         ("deps", "makes them"),
         ("task_id", "key="),
         ("on_input", "answer"),
-        ("steering", "say"),
+        ("steering", "send"),
         ("nonsense", "it takes"),
     ],
 )
@@ -249,7 +249,7 @@ async def test_an_option_that_a_runtime_cannot_keep_is_refused_with_advice(
         options: Any = {option: "x"}
         with pytest.raises(TypeError, match=rf"no option '{option}': .*{advice}"):
             await runtime.start("a", "Hi", **options)
-    assert await log.runs() == []
+    assert await log.list_runs() == []
 
 
 async def test_a_browser_reconnects_to_a_run_by_the_id_of_its_last_frame(log: MemoryEventLog) -> None:
@@ -324,8 +324,8 @@ async def test_an_answer_that_comes_while_a_run_comes_to_rest_is_not_left_lying(
     class Slow(MemoryEventLog):
         holds = False
 
-        async def record(self, task_id: str) -> RunRecord:
-            found = await super().record(task_id)
+        async def get_record(self, task_id: str) -> RunRecord:
+            found = await super().get_record(task_id)
             if self.holds and found.state == "input-required":
                 arrived.set()
                 await go.wait()
@@ -341,7 +341,7 @@ async def test_an_answer_that_comes_while_a_run_comes_to_rest_is_not_left_lying(
         await runtime.answer(record.task_id, {question.input_id: True})  # pyright: ignore[reportAttributeAccessIssue]
         go.set()
         await runtime.follow(record.task_id)
-        assert (await runtime.record(record.task_id)).state == "completed"
+        assert (await runtime.get_record(record.task_id)).state == "completed"
 
 
 def test_a_run_that_was_cancelled_gets_no_deps_any_more(log: MemoryEventLog) -> None:
@@ -372,8 +372,8 @@ async def test_a_run_that_got_its_answer_where_no_runtime_is_goes_on(tmp_path: P
     await asks.answer(result.task_id, {result.pending[0].input_id: True})  # and then this process is gone
     async with Runtime({"a": asks}, log=log) as runtime:
         await runtime.follow(result.task_id)
-        assert (await runtime.record(result.task_id)).state == "completed"
-    assert await log.orphans() == []
+        assert (await runtime.get_record(result.task_id)).state == "completed"
+    assert await log.list_orphaned() == []
     await log.aclose()
 
 
@@ -381,10 +381,10 @@ async def test_a_start_that_was_cancelled_in_the_middle_is_made_good_by_the_next
     submitted = asyncio.Event()
 
     class Slow(MemoryEventLog):
-        async def record(self, task_id: str) -> RunRecord:
+        async def get_record(self, task_id: str) -> RunRecord:
             submitted.set()
             await asyncio.sleep(0)
-            return await super().record(task_id)
+            return await super().get_record(task_id)
 
     log = Slow()
     async with Runtime({"a": agent("x")}, log=log) as runtime:
@@ -392,7 +392,7 @@ async def test_a_start_that_was_cancelled_in_the_middle_is_made_good_by_the_next
         await submitted.wait()
         starting.cancel()
         await asyncio.wait([starting])
-        assert [record.state for record in await log.runs()] == ["submitted"]
+        assert [record.state for record in await log.list_runs()] == ["submitted"]
 
         await runtime.follow((await runtime.start("a", "Hi", key="k")).task_id)
-        assert [record.state for record in await log.runs()] == ["completed"]
+        assert [record.state for record in await log.list_runs()] == ["completed"]

@@ -13,7 +13,7 @@ import pytest
 from rxloop import Agent, ConfigurationError, MemoryEventLog, RunContext, Runtime, tool
 from rxloop.server import ServerLimits, api, bearer
 from rxloop.testing import ScriptedModel, call, frames
-from serving import TOKENS, Served, listening, serving
+from support.api_server import TOKENS, Served, listening, serving
 
 
 @tool(approve=True)
@@ -66,6 +66,17 @@ async def test_an_answer_without_waiting_says_that_the_run_goes_on() -> None:
         answer = {"inputs": {run["pending"][0]["inputId"]: True}}
         resumed = await client.post(f"/runs/{run['taskId']}/resume", json=answer)
         assert (resumed.status_code, resumed.json()["state"], "pending" in resumed.json()) == (202, "working", False)
+        assert (await client.get(f"/runs/{run['taskId']}?wait=10")).json()["state"] == "completed"
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.3])
+async def test_waiting_for_a_run_that_goes_on_after_a_question_waits_for_its_next_rest(seconds: float) -> None:
+    agent = clerk(call("pay", amount=5), frames("-It -is -paid.|", 0.2))
+    async with serving(agent) as served, using(served) as client:
+        run = (await client.post("/runs?wait=10", json={"input": "Pay 5"})).json()
+        answer = {"inputs": {run["pending"][0]["inputId"]: True}}
+        await client.post(f"/runs/{run['taskId']}/resume", json=answer)
+        await asyncio.sleep(seconds)
         assert (await client.get(f"/runs/{run['taskId']}?wait=10")).json()["state"] == "completed"
 
 
@@ -124,7 +135,7 @@ async def test_a_cancel_is_in_the_log_when_it_is_answered_and_may_come_twice() -
     async with serving(endless(), log=log) as served, using(served) as client:
         run = (await client.post("/runs", json={"input": "Go on"})).json()
         first = await client.post(f"/runs/{run['taskId']}/cancel")
-        assert (await log.record(run["taskId"])).state == "canceled"
+        assert (await log.get_record(run["taskId"])).state == "canceled"
         second = await client.post(f"/runs/{run['taskId']}/cancel", json={})
     assert (first.status_code, second.status_code, second.json()["state"]) == (200, 200, "canceled")
 
@@ -235,7 +246,7 @@ async def test_a_server_that_drains_takes_nothing_new_and_ends_its_streams_with_
                 text += piece
         await draining
         again = await client.get(run["events"])
-        record = await served.runtime.log.record(run["taskId"])
+        record = await served.runtime.log.get_record(run["taskId"])
     assert (ready.status_code, late.status_code, again.status_code) == (503, 503, 503)
     assert int(late.headers["retry-after"]) > 0
     assert text.endswith(": the server goes away, come back with the last id\n\n")
@@ -256,7 +267,7 @@ async def test_a_log_that_is_out_of_reach_is_503() -> None:
     from rxloop.errors import EventLogError
 
     class Away(MemoryEventLog):
-        async def runs(self, **options: Any) -> Any:
+        async def list_runs(self, **options: Any) -> Any:
             raise EventLogError("the disk is gone", retryable=False)
 
     log = Away()
@@ -360,13 +371,13 @@ class _Slow(MemoryEventLog):
 
     meanwhile: Any = None
 
-    async def runs(self, *args: Any, **options: Any) -> Any:
-        found = await super().runs(*args, **options)
+    async def list_runs(self, *args: Any, **options: Any) -> Any:
+        found = await super().list_runs(*args, **options)
         await self._wait()
         return found
 
-    async def record(self, task_id: str) -> Any:
-        found = await super().record(task_id)
+    async def get_record(self, task_id: str) -> Any:
+        found = await super().get_record(task_id)
         await self._wait()
         return found
 

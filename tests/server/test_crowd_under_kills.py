@@ -15,11 +15,11 @@ from itertools import cycle, islice
 
 import pytest
 
-from clustered import Cluster, cluster
-from postgres import database
-from replica_clients import KINDS, MCP, NeverHeard, Node, Official, Shown, judge, node, opened
 from rxloop import PostgresEventLog
 from rxloop.client import Client
+from support.clients.replica_clients import KINDS, MCP, NeverHeard, Node, Official, Shown, judge, node, opened
+from support.postgres.server import database
+from support.processes.cluster import Cluster, cluster
 
 KILLS = int(os.environ.get("RXLOOP_CHAOS_KILLS", "0"))
 CLIENTS = 20
@@ -68,7 +68,7 @@ class Load:
                     cancelling.cancel()
             if shown is None:
                 continue
-            run = await self._log.record(await client.task_id())
+            run = await self._log.get_record(await client.task_id())
             self.counts[f"{says}: {run.state}"] += 1
             self.counts["attempts"] += run.attempt
             wrong = await judge(kind, shown, self._log, run.task_id)
@@ -95,7 +95,7 @@ class Load:
                 # It was refused, by a server that had not found Postgres yet, or was about to go.
                 self.counts[f"refused: {shown.state}"] += 1
                 return None
-            if (await self._log.record(await client.task_id())).state != "input-required":
+            if (await self._log.get_record(await client.task_id())).state != "input-required":
                 return shown
             act = client.answer(url, True)
 

@@ -11,11 +11,11 @@ from urllib.parse import urlsplit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from misbehaving import PLANTED
-from runs_of_all_kinds import NAME, AnyRun, any_run
 from rxloop import Event, Runtime, external
 from rxloop.server import Api, api
 from rxloop.testing import virtual_time
+from support.misbehaving import PLANTED
+from support.runs_of_all_kinds import NAME, AnyRun, any_run
 
 RUNS = int(os.environ.get("RXLOOP_CUT_RUNS", "12"))
 ACCEPT = st.sampled_from(["text/event-stream", "application/x-ndjson"])

@@ -15,7 +15,7 @@ import pytest
 from rxloop import Agent, MemoryEventLog, Runtime
 from rxloop.server import ServerLimits, api, bearer
 from rxloop.testing import ScriptedModel
-from serving import TOKENS, listening
+from support.api_server import TOKENS, listening
 
 EXAMPLES = os.environ.get("RXLOOP_SCHEMATHESIS")
 """Requests for each operation and phase. Where it is set, each boundary of each schema is tried as well, which takes a

@@ -12,11 +12,11 @@ import httpx
 import psycopg
 import pytest
 
-from clustered import Cluster, balancing, cluster
-from postgres import database
 from rxloop import AnyEvent, GapEvent
 from rxloop.client import Client
 from rxloop.protocol.events import Event
+from support.postgres.server import database
+from support.processes.cluster import Cluster, balancing, cluster
 
 pytestmark = [pytest.mark.service("postgres"), pytest.mark.timeout(180)]
 

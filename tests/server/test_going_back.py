@@ -12,9 +12,9 @@ import pytest
 from rxloop import Agent, Event, GapEvent, SqliteEventLog
 from rxloop.client import Client
 from rxloop.testing import ScriptedModel
-from rxloop.testing.event_log_contract._tools import SECONDS, end, note, status, task
-from serving import client_of, serving
-from snapshots import SqliteSnapshot
+from rxloop.testing.event_log_contract.toolkit import SECONDS, end, note, status, task
+from support.api_server import client_of, serving
+from support.postgres.snapshots import SqliteSnapshot
 
 
 class Heard:
@@ -61,7 +61,7 @@ async def test_clients_of_the_api_are_told_and_get_the_run_anew_over_the_same_co
     path = tmp_path / "runs.db"
     log, worker, copy = SqliteEventLog(path), SqliteEventLog(path), SqliteSnapshot(path)
     run: dict[str, Any] = {"task_id": "run", "context_id": "c"}
-    assert await worker.take_turn("c", "run", pytest.fail)
+    assert await worker.acquire_lease("c", "run", pytest.fail)
     await worker.append("run", [task(owner="ann", **run), status(2, "working", attempt=1, **run)], expected_seq=0)
     copy.take()
     await worker.append("run", [note(3, attempt=1, **run)], expected_seq=2)

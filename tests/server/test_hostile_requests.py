@@ -14,7 +14,7 @@ import pytest
 from rxloop import Agent, MemoryEventLog
 from rxloop.server import ServerLimits
 from rxloop.testing import ScriptedModel
-from serving import Raw, Served, serving
+from support.api_server import Raw, Served, serving
 
 GETS = [
     *("/runs/{}", "/runs/{}/events", "/runs/{}/graph", "/runs/{}/state", "/runs?after={}"),
@@ -105,7 +105,7 @@ BODIES: dict[str, tuple[bytes, tuple[int, ...]]] = {
     "bytes that are no text": (b'{"input": "\xff\xfe"}', (400,)),
     "a NaN": (b'{"input": "x", "metadata": {"a": NaN}}', (202, 400, 422)),
     "a great number": (b'{"input": "x", "metadata": {"a": ' + b"9" * 400 + b"}}", (202, 400, 422)),
-    "an odd context": (b'{"input": "x", "contextId": "a b"}', (422,)),
+    "an odd context": (b'{"input": "x", "contextId": ".."}', (422,)),
     "a file of this machine": (b'{"input": [{"type": "file", "url": "file:///etc/passwd"}]}', (422,)),
     "bad base64": (b'{"input": [{"type": "image", "mediaType": "image/png", "data": "***"}]}', (422,)),
     "twice the same": (b'{"input": "x", "input": "y"}', (202,)),

@@ -7,7 +7,7 @@ from typing import Any
 from rxloop import Agent, ToolCompleteEvent
 from rxloop.client import Client
 from rxloop.testing import ScriptedModel, call
-from serving import serving
+from support.api_server import serving
 
 
 async def test_a_tool_that_the_client_carries_out_pauses_the_run() -> None:

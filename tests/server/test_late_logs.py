@@ -11,7 +11,7 @@ import httpx
 from rxloop import Agent, Event, MemoryEventLog, RunRecord, tool
 from rxloop.server import ServerLimits
 from rxloop.testing import ScriptedModel, call
-from serving import client_of, serving
+from support.api_server import client_of, serving
 
 SOON = ServerLimits(log_seconds=0.3)
 
@@ -34,9 +34,9 @@ class LateLog(MemoryEventLog):
         await super().append(task_id, events, expected_seq=expected_seq, writer=writer)
         await self.writes.wait()
 
-    async def record(self, task_id: str) -> RunRecord:
+    async def get_record(self, task_id: str) -> RunRecord:
         await self.reads.wait()
-        return await super().record(task_id)
+        return await super().get_record(task_id)
 
 
 def for_a_while(answers: asyncio.Event) -> None:
@@ -59,7 +59,7 @@ async def test_a_start_that_was_refused_while_the_log_wrote_it_is_the_same_run_w
         log.writes.set()
         first, second = await start(), await start()
         assert first.json()["content"] == second.json()["content"] == "Hello."
-        assert [record.task_id for record in await log.runs()] == [first.json()["taskId"]]
+        assert [record.task_id for record in await log.list_runs()] == [first.json()["taskId"]]
     assert len(model.requests) == 1
 
 
@@ -88,8 +88,8 @@ async def test_an_answer_that_has_begun_waits_for_the_log_longer_than_a_request(
 
         over: RunRecord | None = None
 
-        async def record(self, task_id: str) -> RunRecord:
-            found = await super().record(task_id)
+        async def get_record(self, task_id: str) -> RunRecord:
+            found = await super().get_record(task_id)
             if found == self.over:
                 self.over = None
                 for_a_while(self.reads)
@@ -99,6 +99,6 @@ async def test_an_answer_that_has_begun_waits_for_the_log_longer_than_a_request(
     async with serving(Agent(ScriptedModel("Hello."), name="a"), log=log, limits=SOON) as served:
         async with client_of(served.url) as client:
             run: Any = (await client.post("/runs?wait=10", json={"input": "Hi"})).json()
-            log.over = await log.record(run["taskId"])
+            log.over = await log.get_record(run["taskId"])
             read = await client.get(f"/runs/{run['taskId']}/events")
     assert read.text.count("event: status-update") == 2, "it has the end"

@@ -10,7 +10,7 @@ import pytest
 from rxloop import Agent, ApiError, EventLog, MemoryEventLog, SqliteEventLog
 from rxloop.client import Client
 from rxloop.testing import ScriptedModel
-from serving import Served, serving
+from support.api_server import Served, serving
 
 
 def clerk() -> Agent[Any, Any]:

@@ -17,7 +17,7 @@ from rxloop import Agent, MemoryEventLog, Runtime, op
 from rxloop.client import Client
 from rxloop.server import api
 from rxloop.testing import ScriptedModel, frames
-from serving import listening
+from support.api_server import listening
 
 
 async def test_under_a_prefix_of_a_fastapi_application_the_addresses_fit() -> None:

@@ -7,8 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from planting import MARK, ask, fail, peek
-from rxloop import Agent, MemoryEventLog, RunContext, tool
+from rxloop import MemoryEventLog
 from rxloop.errors import (
     ConfigurationError,
     ConflictError,
@@ -17,25 +16,12 @@ from rxloop.errors import (
     InvalidInput,
     NotAsked,
     RunOver,
-    ServerError,
     UnknownRun,
 )
-from rxloop.server.refusals import refusal_of
-from rxloop.testing import ScriptedModel, call
-from serving import Served, serving
-
-
-@tool
-async def confirm(ctx: RunContext[Any]) -> str:
-    """Ask in a run that is nested in a hidden call: that is hidden, too."""
-    return await ctx.ask(f"{MARK} below?", str, options=[MARK, "no"])
-
-
-def agent(*turns: Any) -> Agent[Any, Any]:
-    model = ScriptedModel(call("confirm"), f"{MARK} below.")
-    below: Agent[Any, Any] = Agent(model, tools=[confirm], name=f"below_{MARK}")
-    tools = [peek, ask, fail, below.as_tool(f"consult_{MARK}", "Consult in secret.", hidden=True)]
-    return Agent(ScriptedModel(*turns), tools=tools, instructions=f"{MARK}: be brief.", name="clerk")
+from rxloop.server.core.errors import refusal_of
+from support.api_server import Served, serving
+from support.hidden_runs import RUNS, agent
+from support.hidden_tools import MARK
 
 
 def client_of(served: Served) -> httpx.AsyncClient:
@@ -70,14 +56,6 @@ async def everything(client: httpx.AsyncClient, run: Any) -> str:
     assert all(each.status_code < 500 for each in answers)
     assert any(each.status_code == 200 and "task" in each.text for each in answers)
     return "".join(f"{each.headers!r}{each.text}" for each in answers)
-
-
-RUNS: dict[str, tuple[Any, ...]] = {
-    "a hidden call": ([call(f"peek_{MARK}", _id=f"x-{MARK}", at=MARK), call("fail")], "Done."),
-    "a hidden question": (call(f"ask_{MARK}", _id=f"x-{MARK}"), "Done."),
-    "a question below a hidden call": (call(f"consult_{MARK}", prompt=f"{MARK}?"), "Done."),
-    "a vendor's words": (ServerError(f"{MARK}: http://10.0.0.1/key=sk-123"),),
-}
 
 
 @pytest.mark.parametrize("name", RUNS)

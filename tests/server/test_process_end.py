@@ -16,12 +16,12 @@ import pytest
 
 from rxloop import ApiError
 from rxloop.client import Client
-from serving import Raw
+from support.api_server import Raw
 
-HERE = Path(__file__).parent
+PROGRAMS = Path(__file__).parents[1] / "support/server_programs"
 SERVERS = {
     "uvicorn": ["-m", "rxloop", "serve", "clerk:runtime", "--grace", "{grace}", "--port", "{port}"],
-    "hypercorn": [str(HERE / "clerk.py"), "{port}"],
+    "hypercorn": [str(PROGRAMS / "clerk.py"), "{port}"],
 }
 KEY = "ann-has-this-key"
 LIMIT = 30.0
@@ -54,7 +54,13 @@ async def served(server: str, folder: Path, grace: float = 0.3) -> AsyncGenerato
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     arguments = [each.format(port=port, grace=grace) for each in SERVERS[server]]
-    env = {**os.environ, "GRACE": str(grace), "CLERK_KEY": KEY, "RXLOOP_KEYS": f"ann={KEY}", "PYTHONPATH": str(HERE)}
+    env = {
+        **os.environ,
+        "GRACE": str(grace),
+        "CLERK_KEY": KEY,
+        "RXLOOP_KEYS": f"ann={KEY}",
+        "PYTHONPATH": str(PROGRAMS),
+    }
     process = await asyncio.create_subprocess_exec(
         sys.executable, *arguments, cwd=folder, env=env, stderr=asyncio.subprocess.PIPE
     )

@@ -16,13 +16,13 @@ from a2a.types import a2a_pb2 as pb
 from mcp.client.streamable_http import streamable_http_client
 from openai import AsyncOpenAI
 
-from a2a_clients import all_of, saying
-from clustered import Cluster, balancing, cluster
 from mcp import Client as McpClient
-from mcp_desk import LEGACY, text
-from postgres import database
-from replica_clients import KINDS, MCP, Official, Shown, judge, node, opened
 from rxloop import PostgresEventLog
+from support.clients.a2a import all_of, saying
+from support.clients.mcp import LEGACY, text
+from support.clients.replica_clients import KINDS, MCP, Official, Shown, judge, node, opened
+from support.postgres.server import database
+from support.processes.cluster import Cluster, balancing, cluster
 
 pytestmark = [pytest.mark.service("postgres"), pytest.mark.timeout(120)]
 with_node = pytest.mark.service("node-clients")

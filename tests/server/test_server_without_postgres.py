@@ -16,13 +16,13 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from clustered import STARTS_IN, Cluster, Process, cluster
-from postgres import PostgresServer
 from rxloop import Agent, PostgresEventLog, Runtime
+from rxloop.runtime import PostgresQueue
 from rxloop.server import ServerLimits, a2a, agui, api, mcp_server, openai_api, ui_stream
 from rxloop.testing import ScriptedModel, frames
-from rxloop.workers import PostgresQueue
-from serving import Raw, listening
+from support.api_server import Raw, listening
+from support.postgres.server import PostgresServer
+from support.processes.cluster import STARTS_IN, Cluster, Process, cluster
 
 pytestmark = [pytest.mark.service("postgres"), pytest.mark.timeout(180)]
 

@@ -11,7 +11,7 @@ import pytest
 from rxloop import Agent, ConfigurationError, MemoryEventLog, RunContext, Runtime, tool
 from rxloop.server import Shutdown, api
 from rxloop.testing import ScriptedModel, call, frames
-from serving import Raw, client_of, listening
+from support.api_server import Raw, client_of, listening
 
 
 def a_runtime(*turns: Any, **options: Any) -> Runtime:
@@ -132,7 +132,7 @@ async def test_doors_of_one_runtime_end_together_with_their_streams_and_what_the
             rest = await reader.reader.readuntil(b"\r\n0\r\n\r\n")
             assert b"come back with the last id" in rest
             await reader.hang_up()
-        assert (await runtime.record(run["taskId"])).state == "working"
+        assert (await runtime.get_record(run["taskId"])).state == "working"
     with pytest.raises(ConfigurationError):
         Shutdown()
 
@@ -145,4 +145,4 @@ async def test_doors_that_are_drained_side_by_side_and_twice_end_once() -> None:
         async with asyncio.timeout(10):
             await asyncio.gather(*(door.drain(0.05) for door in doors))
             await doors[0].drain()
-        assert (await runtime.record(record.task_id)).state == "working"
+        assert (await runtime.get_record(record.task_id)).state == "working"

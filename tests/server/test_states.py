@@ -7,10 +7,10 @@ import pytest
 from rxloop import Agent, ApiError, MemoryEventLog, tool
 from rxloop.client import Client
 from rxloop.protocol.visibility import messages_for_clients
-from rxloop.recorded.history import history
+from rxloop.recorded.replay import history
 from rxloop.state.fold import fold_all
 from rxloop.testing import ScriptedModel, call
-from serving import serving
+from support.api_server import serving
 
 
 @tool(approve=True)

@@ -16,10 +16,10 @@ import pytest
 from rxloop import Agent, ContentDeltaEvent, CustomEvent, Event, MemoryEventLog, RunContext, external, tool
 from rxloop.client import Client
 from rxloop.server import ServerLimits
-from rxloop.stream import sse
+from rxloop.stream import readers as sse
 from rxloop.stream.hub import Hub
 from rxloop.testing import ScriptedModel, call, frames
-from serving import Raw, Served, serving
+from support.api_server import Raw, Served, serving
 
 MANY = int(os.environ.get("RXLOOP_READERS", "100"))
 """Readers of one run; the issue asks for 1,000, with 500 that leave and 100 that are slow."""
@@ -307,4 +307,4 @@ async def test_a_run_that_pauses_is_not_cancelled_by_the_end_of_its_stream() -> 
             told = await client.post("/runs", json={"input": "Pay"}, headers=headers)
             assert events_of(told.text)[-1].kind == "status-update"
         await asyncio.gather(*served.host._tasks)
-        assert {record.state for record in await served.runtime.log.runs()} == {"input-required"}
+        assert {record.state for record in await served.runtime.log.list_runs()} == {"input-required"}

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from replicas import Replica, replica
 from rxloop.client import Client
-from serving import Raw
+from support.api_server import Raw
+from support.processes.replicas import Replica, replica
 
 
 @pytest.fixture

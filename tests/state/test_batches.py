@@ -7,17 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from folding import (
-    answered,
-    answers,
-    any_event,
-    called,
-    complete,
-    llm,
-    started,
-    task,
-)
-from runs import shape, well_formed
 from rxloop.protocol.events import (
     Event,
     MessageAddedEvent,
@@ -27,6 +16,17 @@ from rxloop.protocol.messages import ToolCall
 from rxloop.state.fold import fold, fold_all
 from rxloop.state.history import Ledger
 from rxloop.state.run_state import RunState
+from support.folding import (
+    answered,
+    answers,
+    any_event,
+    called,
+    complete,
+    llm,
+    started,
+    task,
+)
+from support.runs import shape, well_formed
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])

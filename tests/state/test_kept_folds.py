@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from runs import outcome
 from rxloop import Agent, Event, MemoryEventLog, Message, SqliteEventLog, tool
 from rxloop.protocol.events import (
     ContentCompleteEvent,
@@ -22,12 +21,13 @@ from rxloop.protocol.events import (
     UsageEvent,
 )
 from rxloop.protocol.messages import ImagePart, TextPart, ToolCall
-from rxloop.state import conversation as conversations
 from rxloop.state import kept_folds, run_state
-from rxloop.state.conversation import conversation
 from rxloop.state.history import Stored
 from rxloop.state.run_state import RunState
+from rxloop.storage import conversation as conversations
+from rxloop.storage.conversation import conversation
 from rxloop.testing import ScriptedModel, call, turn
+from support.runs import outcome
 
 
 @tool
@@ -124,17 +124,17 @@ async def everything(log: MemoryEventLog) -> None:
 async def test_the_kept_folds_of_a_conversation_are_the_fold_of_its_events(path: Path) -> None:
     memory, log = MemoryEventLog(), SqliteEventLog(path)
     await everything(memory)
-    for record in await memory.runs():
+    for record in await memory.list_runs():
         await log.append(record.task_id, await memory.read(record.task_id), expected_seq=0)
     await log.aclose()
     expected = told(await conversation(memory, "c", before=""))
 
     assert told(await fresh(path)) == expected
     [(kept,)] = rows(path, "SELECT count(*) FROM folds")
-    assert kept == len(await memory.runs())
+    assert kept == len(await memory.list_runs())
     assert told(await fresh(path)) == expected
 
-    last = (await memory.runs())[-2].task_id
+    last = (await memory.list_runs())[-2].task_id
     assert told(await fresh(path, before=last)) == told(await conversation(memory, "c", before=last))
 
 
@@ -177,13 +177,13 @@ async def test_messages_stay_json_until_somebody_looks(path: Path) -> None:
 async def test_a_turn_writes_what_is_new_and_never_the_whole(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conversations, "_TOGETHER", 8)
     log, written = SqliteEventLog(path), list[int]()
-    keep = log.keep_folds
+    keep = log.store_folds
 
     def counted(context_id: str, folds: Any, *, version: int) -> None:
         written.append(sum(fold.runs for fold in folds))
         keep(context_id, folds, version=version)
 
-    monkeypatch.setattr(log, "keep_folds", counted)
+    monkeypatch.setattr(log, "store_folds", counted)
     for n in range(40):
         await Agent(ScriptedModel(f"answer {n}"), log=log).run(f"question {n}", context_id="c")
     await log.aclose()
@@ -298,9 +298,9 @@ async def test_a_long_conversation_without_kept_folds_does_not_hold_the_event_lo
 
     other = asyncio.create_task(others())
     log = SqliteEventLog(path)
-    found = await log.parts("c", before="", version=0)
+    found = await log.read_conversation("c", before="", version=0)
     turns = 0
-    await conversations._add_parts(found.parts, RunState())  # pyright: ignore[reportPrivateUsage]
+    await conversations._add_parts(found.parts, RunState(), makes_folds=True)  # pyright: ignore[reportPrivateUsage]
     other.cancel()
     await log.aclose()
     assert turns >= 2

@@ -7,8 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from folding import IMAGE, answered, asked, called, complete, llm, task
-from runs import shape, well_formed
 from rxloop.protocol.events import (
     ContentDeltaEvent,
     CustomEvent,
@@ -28,10 +26,11 @@ from rxloop.protocol.events import (
 from rxloop.protocol.messages import Citation, ErrorInfo, Message, TextPart, ToolCall, Usage
 from rxloop.protocol.settings import Limits
 from rxloop.protocol.visibility import messages_for_clients
-from rxloop.state.batch import NEVER_BEGAN
 from rxloop.state.fold import fold, fold_all
-from rxloop.state.limits import check_limits
-from rxloop.state.run_state import RunState, no_run
+from rxloop.state.history import NEVER_BEGAN
+from rxloop.state.run_state import RunState, check_limits, no_run
+from support.folding import IMAGE, answered, asked, called, complete, llm, task
+from support.runs import shape, well_formed
 
 
 def test_the_state_that_all_runs_begin_with_stays_empty() -> None:

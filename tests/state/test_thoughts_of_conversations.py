@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rxloop import Agent, MemoryEventLog, SqliteEventLog, TaskEvent, ThoughtGraph, ThoughtStreamEvent
-from rxloop.pipeline.logs import EventLog
+from rxloop.pipeline.event_log import EventLog
 from rxloop.protocol.events import ContentCompleteEvent, Event
 from rxloop.protocol.messages import Message, ToolCall
 from rxloop.state.fold import fold_all
@@ -38,7 +38,7 @@ async def test_a_thought_of_an_earlier_turn_is_known_and_its_id_taken(kind: str,
     said = answers(last)[1:]
     assert not any("warning" in each for each in said)
     assert "plan-2" in said[1]
-    runs = await log.runs(context_id="c")
+    runs = await log.list_runs(context_id="c")
     events: list[Event] = [event for run in runs for event in await log.read(run.task_id)]
     graph = ThoughtGraph.of(events)
     assert [(edge.source, edge.target) for edge in graph.edges] == [("plan", graph[1].thought_id)]

@@ -7,7 +7,6 @@ import reactivex as rx
 from reactivex import Observable
 from reactivex import operators as ops
 
-from runs import collect
 from rxloop import (
     Agent,
     ContentCompleteEvent,
@@ -23,8 +22,9 @@ from rxloop import (
     tool,
 )
 from rxloop.pipeline.requests import IterationEnd, ModelRequest, Operator, RunRequest, Signal, ToolRequest
-from rxloop.stream.bridges import emit
+from rxloop.stream.sources import emit
 from rxloop.testing import ScriptedModel, call, turn
+from support.runs import collect
 
 
 @tool
@@ -52,7 +52,7 @@ def side_by_side(*make: Callable[[RunContext[Any]], ModelRequest]) -> Callable[[
 def branch(name: str, **fields: Any) -> Callable[[RunContext[Any]], ModelRequest]:
     def make(ctx: RunContext[Any]) -> ModelRequest:
         step = f"{name}/1"
-        made = ctx.host.request(ctx.bind(step=step, branch=name), 1, 0)
+        made = ctx.host.build_request(ctx.bind(step=step, branch=name), 1, 0)
         assert isinstance(made, ModelRequest)
         return made.replace(**fields)
 

@@ -6,8 +6,6 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from reasoning import add, ask_text, echo, in_turn, left_open
-from runs import collect, first_events, outcome, shape
 from rxloop import (
     Agent,
     CheckpointEvent,
@@ -23,7 +21,9 @@ from rxloop.errors import StageRefused, StrategyError
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.strategies import Reasoning, strategy
 from rxloop.testing import ScriptedModel, call, frames, virtual_time
-from rxloop.thinking.flow import Stage, StrategyDefinition
+from rxloop.thinking.stages import Stage, StrategyDefinition
+from support.reasoning import add, ask_text, echo, in_turn, left_open
+from support.runs import collect, first_events, outcome, shape
 
 PAIR = StrategyDefinition(name="pair", stages=(Stage(name="draft", next="check", prompt="Write."), Stage(name="check")))
 

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from reasoning import add, is_legal, thoughts_of, walk
-from runs import collect, shape
 from rxloop import Agent, ConfigurationError, Event
 from rxloop.pipeline.requests import Strategy
 from rxloop.strategies import chain_of_thought, linear, scratchpad, self_ask, step_back
 from rxloop.testing import Conversation, OfflineModel, Reply, ScriptedModel, call
+from support.reasoning import add, is_legal, thoughts_of, walk
+from support.runs import collect, shape
 
 
 async def played(strategy: Strategy, *turns: Any, **agent: Any) -> tuple[str, list[Event], ScriptedModel]:
@@ -82,7 +82,7 @@ async def test_a_question_of_two_hops_is_asked_and_answered_over_http() -> None:
         searched.append(question)
         return BORN[question]
 
-    async with OfflineModel([asks]) as offline, aclosing(offline.provider()) as model:
+    async with aclosing(OfflineModel([asks]).provider()) as model:
         run = Agent(model, tools=[search], strategy=self_ask()).run("Where was the author of The Trumpet born?")
         events = await collect(run)
         assert (await run).output == "Bergen"

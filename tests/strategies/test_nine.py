@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-from reasoning import CASES, Case, add, by_step, is_legal, left_open, said_by_strategy, thoughts_of, walk
-from runs import collect, first_events, shape
 from rxloop import (
     Agent,
     ConfigurationError,
@@ -25,7 +23,9 @@ from rxloop import (
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.strategies import by_name
 from rxloop.testing import ScriptedModel, frames, turn
-from rxloop.thinking.flow import STAGE_TABLES
+from rxloop.thinking.stages import STAGE_TABLES
+from support.reasoning import CASES, Case, add, by_step, is_legal, left_open, said_by_strategy, thoughts_of, walk
+from support.runs import collect, first_events, shape
 
 every = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 

@@ -4,10 +4,10 @@ from contextlib import aclosing
 
 import pytest
 
-from reasoning import CASES, Case, is_legal, walk
-from runs import collect
 from rxloop import Agent
-from servers import chat, say, serving
+from support.http_server import chat, say, serving
+from support.reasoning import CASES, Case, is_legal, walk
+from support.runs import collect
 
 IN_TURN = [case for case in CASES if case.name in ("linear", "chain_of_thought", "scratchpad", "step_back")]
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from reasoning import add, is_legal, thoughts_of, walk
-from runs import collect, repeated
 from rxloop import Agent, Event, LimitReached, StageEvent, ToolError, tool
 from rxloop.strategies import react
 from rxloop.testing import Conversation, OfflineModel, Reply, ScriptedModel, call
+from support.reasoning import add, is_legal, thoughts_of, walk
+from support.runs import collect, repeated
 
 FACTS = {
     ("The Trumpet", "author"): "Ada Holm",
@@ -41,7 +41,8 @@ QUESTION = "Where was the mother of the author of The Trumpet born?"
 
 
 async def test_a_look_up_of_several_hops_over_http() -> None:
-    async with OfflineModel([follows]) as offline, aclosing(offline.provider()) as model:
+    offline = OfflineModel([follows])
+    async with aclosing(offline.provider()) as model:
         run = Agent(model, tools=[look_up], strategy=react()).run(QUESTION)
         events = await collect(run)
         assert (await run).output == "Bergen"

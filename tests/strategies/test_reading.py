@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rxloop.strategies._reading import final_answer, labelled, listed, number, paragraphs, word
+from rxloop.strategies.replies import final_answer, labelled, listed, number, paragraphs, word
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 
-from reasoning import add, is_legal, thoughts_of, walk
-from runs import collect, first_events
 from rxloop import (
     Agent,
     Event,
@@ -20,9 +18,11 @@ from rxloop import (
     tool,
 )
 from rxloop.errors import PlanRefused
-from rxloop.state.batch import INTERRUPTED
+from rxloop.state.history import INTERRUPTED
 from rxloop.strategies import rewoo
 from rxloop.testing import Conversation, OfflineModel, Reply, ScriptedModel, virtual_time
+from support.reasoning import add, is_legal, thoughts_of, walk
+from support.runs import collect, first_events
 
 CAPITALS = {"Norway": "Oslo", "Peru": "Lima"}
 CITIZENS = {"Oslo": 717_710, "Lima": 10_092_000}
@@ -62,7 +62,8 @@ def plans(conversation: Conversation) -> Reply:
 
 
 async def test_a_question_of_several_hops_over_http_takes_two_model_calls() -> None:
-    async with OfflineModel([plans]) as offline, aclosing(offline.provider()) as model:
+    offline = OfflineModel([plans])
+    async with aclosing(offline.provider()) as model:
         run = Agent(model, tools=TOOLS, strategy=rewoo()).run("How many live in the capitals of Norway and Peru?")
         events = await collect(run)
         assert (await run).output == str(717_710 + 10_092_000)

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from reasoning import is_legal, left_open, thoughts_of, walk
-from runs import collect
 from rxloop import Agent, ConfigurationError, ContentCompleteEvent, RunError, ServerError, StageEvent
 from rxloop.errors import NoAnswers
 from rxloop.strategies import self_consistency
 from rxloop.testing import ScriptedModel
-from servers import Reply, active, chat, say, serving, sse
+from support.http_server import Reply, active, chat, say, serving, sse
+from support.reasoning import is_legal, left_open, thoughts_of, walk
+from support.runs import collect
 
 
 def says(*answers: str | Exception) -> ScriptedModel:

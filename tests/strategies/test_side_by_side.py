@@ -5,8 +5,6 @@ from typing import Any
 
 import pytest
 
-from reasoning import ask_text, echo, in_turn, left_open
-from runs import collect
 from rxloop import (
     Agent,
     ContentCompleteEvent,
@@ -22,6 +20,8 @@ from rxloop.errors import ContextLengthExceeded
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.strategies import Reasoning, strategy
 from rxloop.testing import ScriptedModel, frames, turn, virtual_time
+from support.reasoning import ask_text, echo, in_turn, left_open
+from support.runs import collect
 
 
 def test_asks_side_by_side_take_the_time_of_one_and_come_in_order() -> None:

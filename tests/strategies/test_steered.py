@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from reasoning import CASES, Case, add, by_step, left_open
-from runs import collect, first_events, shape
 from rxloop import Agent, Event, MemoryEventLog, ModelRequest, Run, StageEvent, op
 from rxloop.strategies import StrategyRun, self_consistency, step_back, strategy
 from rxloop.testing import ScriptedModel
+from support.reasoning import CASES, Case, add, by_step, left_open
+from support.runs import collect, first_events, shape
 
 every = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
@@ -34,7 +34,7 @@ def steered(run: Run[Any], fits: Callable[[Event], bool]) -> None:
     def on_next(event: Event) -> None:
         if not said and fits(event):
             said.append(True)
-            run.say("And in Bergen?")
+            run.send("And in Bergen?")
 
     run.events.subscribe(on_next)
 
@@ -84,7 +84,7 @@ async def test_what_is_said_when_the_strategy_has_its_answer_makes_no_second_one
     @strategy
     async def slow(run: StrategyRun) -> str:
         answer = await run.conclude("Answer.")
-        runs[0].say("And in Bergen?")
+        runs[0].send("And in Bergen?")
         return answer
 
     runs.append(Agent(ScriptedModel("4", "5"), strategy=slow).run("How much?"))

@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 
-from reasoning import add, left_open
-from runs import collect
 from rxloop import (
     Agent,
     Event,
@@ -23,6 +21,8 @@ from rxloop import (
 from rxloop.pipeline.requests import ModelRequest, Signal, ToolRequest
 from rxloop.strategies import Reasoning, strategy
 from rxloop.testing import ScriptedModel, call
+from support.reasoning import add, left_open
+from support.runs import collect
 
 
 async def test_tools_are_offered_only_where_they_are_asked_for_and_settings_hold_for_one_ask() -> None:

@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 
-from reasoning import is_legal, left_open, thoughts_of, walk
-from runs import collect
 from rxloop import (
     Agent,
     ConfigurationError,
@@ -26,6 +24,8 @@ from rxloop import (
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.strategies import tree_of_thoughts
 from rxloop.testing import Conversation, OfflineModel, Reply, ScriptedModel
+from support.reasoning import is_legal, left_open, thoughts_of, walk
+from support.runs import collect
 
 # -- the Game of 24: the program that plays the model, and the judge
 
@@ -117,7 +117,8 @@ QUESTION = "Make 24 from 4 9 10 13."
 async def test_the_game_of_24_is_won_over_http(numbers: str) -> None:
     question = f"Make 24 from {numbers}."
     tree = tree_of_thoughts(propose=40, keep=2, depth=3, evaluate=can_reach_24, max_calls=8)
-    async with OfflineModel([rule]) as offline, aclosing(offline.provider()) as model:
+    offline = OfflineModel([rule])
+    async with aclosing(offline.provider()) as model:
         run = Agent(model, strategy=tree).run(question)
         events = await collect(run)
         result = await run
@@ -145,7 +146,8 @@ async def test_it_is_won_however_it_is_judged_and_searched(search: Any, evaluate
 async def test_a_tree_that_was_cut_off_over_http_goes_on_and_asks_nothing_again(tmp_path: Path) -> None:
     for number in range(1, 7):
         task_id, told = await cut_off(number, tmp_path)
-        async with OfflineModel([rule]) as offline, aclosing(offline.provider()) as model:
+        offline = OfflineModel([rule])
+        async with aclosing(offline.provider()) as model:
             async with aclosing(SqliteEventLog(tmp_path / "runs.db")) as log:
                 result = await Agent(model, strategy=TREE, log=log).resume(task_id)
                 events = await log.read(task_id)
@@ -164,7 +166,7 @@ TREE = tree_of_thoughts(propose=40, keep=2, depth=3, evaluate=can_reach_24)
 
 async def cut_off(number: int, folder: Path) -> tuple[str, set[str | None]]:
     """A run that is cancelled at its `number`th model call, and the steps that it was told the answer of."""
-    async with OfflineModel([rule]) as offline, aclosing(offline.provider()) as model:
+    async with aclosing(OfflineModel([rule]).provider()) as model:
         async with aclosing(SqliteEventLog(folder / "runs.db")) as log:
             run = Agent(model, strategy=TREE, log=log).run(QUESTION)
             events: list[Event] = []

@@ -9,9 +9,9 @@ import reactivex as rx
 from reactivex import operators as ops
 from reactivex.disposable import Disposable
 
-from run_checks import Recorder, nothing_left, settled, until
 from rxloop.errors import Paused, RxloopError
-from rxloop.stream.bridges import Push, emit, from_async_iter, from_awaitable, from_task
+from rxloop.stream.sources import Push, emit, from_async_iter, from_awaitable, from_task
+from support.run_checks import Recorder, nothing_left, settled, until
 
 
 async def test_what_is_pushed_is_delivered_at_once() -> None:

@@ -9,12 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reactivex.disposable import Disposable
 
-from run_checks import places, settled
 from rxloop.errors import SlowReader
 from rxloop.protocol.events import ContentDeltaEvent, CustomEvent, Event, GapEvent, ToolProgressEvent
 from rxloop.protocol.messages import ToolCall
-from rxloop.stream.buffer import Overflow, ReadBuffer
-from rxloop.stream.scope import Gate
+from rxloop.stream.back_pressure import Gate, Overflow, ReadBuffer
+from support.run_checks import places, settled
 
 
 def numbered(*pieces: str) -> list[Event]:

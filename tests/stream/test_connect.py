@@ -6,7 +6,7 @@ from reactivex import Observable, abc
 from reactivex.disposable import Disposable
 
 from rxloop.errors import PipelineError
-from rxloop.stream.connect import Connections, connect
+from rxloop.stream.rx import Connections, connect
 
 
 class Seen:

@@ -6,8 +6,6 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from counting import extra_memory
-from run_checks import places
 from rxloop.protocol.events import (
     ContentDeltaEvent,
     CustomEvent,
@@ -26,6 +24,8 @@ from rxloop.stream.deltas import (
     rest_after,
     same_run_of_deltas,
 )
+from support.processes.counters import extra_memory
+from support.run_checks import places
 
 
 def content(text: str, step: str = "1", **fields: object) -> ContentDeltaEvent:
@@ -130,7 +130,7 @@ def test_progress_is_no_text_that_could_be_merged() -> None:
 
 
 def test_the_frame_of_a_merged_delta_is_its_own() -> None:
-    from rxloop.stream.sse import frame
+    from rxloop.stream.readers import frame
 
     one = content("a", seq=1, sub=1)
     assert b'"a"' in frame(one)

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from reactivex import operators as ops
 
-from run_checks import Recorder, places
 from rxloop.operators.views.after import after
 from rxloop.protocol.events import (
     ContentCompleteEvent,
@@ -25,9 +24,10 @@ from rxloop.protocol.events import (
     ToolProgressEvent,
 )
 from rxloop.protocol.messages import ToolCall
-from rxloop.providers.reading._text import text_delta
+from rxloop.providers.codecs.text import text_delta
 from rxloop.stream.deltas import delta_text
 from rxloop.stream.hub import Hub
+from support.run_checks import Recorder, places
 
 CALL = ToolCall(id="call_1", name="tool")
 

@@ -11,11 +11,11 @@ import reactivex as rx
 from reactivex import operators as ops
 from reactivex.subject import Subject
 
-from run_checks import Recorder, nothing_left, settled, until
 from rxloop import Agent, MemoryEventLog, merge, op
 from rxloop.errors import ConfigurationError, ContextBusy, RxloopError, ServerError
 from rxloop.protocol.events import ContentCompleteEvent, ContentDeltaEvent, Event, StatusUpdateEvent
 from rxloop.testing import ScriptedModel, assert_marbles, frames, turn, virtual_time
+from support.run_checks import Recorder, nothing_left, settled, until
 
 
 def agent(line: str, **options: Any) -> Agent[None, str]:

@@ -10,8 +10,8 @@ import anyio
 import pytest
 
 from rxloop.errors import RxloopError
-from rxloop.stream.owned import Owned
 from rxloop.testing import virtual_time
+from rxloop.tools.task_resources import Owned
 
 SECRET: ContextVar[str] = ContextVar("SECRET", default="none")
 

@@ -9,9 +9,9 @@ from reactivex import operators as ops
 from reactivex.scheduler.eventloop import AsyncIOScheduler
 from reactivex.subject import Subject
 
-from run_checks import Recorder
-from rxloop.stream.scheduler import RunScheduler, timers
+from rxloop.stream.rx import RunScheduler, timers
 from rxloop.testing import virtual_time
+from support.run_checks import Recorder
 
 
 def run_scheduler() -> RunScheduler:

@@ -7,9 +7,10 @@ from contextvars import Context, ContextVar, copy_context
 
 import pytest
 
-from run_checks import settled
-from rxloop.stream.scope import Gate, Scope
+from rxloop.stream.back_pressure import Gate
+from rxloop.stream.scope import Scope
 from rxloop.testing import virtual_time
+from support.run_checks import settled
 
 VARIABLE: ContextVar[str] = ContextVar("VARIABLE", default="nothing")
 

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from reactivex import Subject
 from reactivex.disposable import CompositeDisposable, Disposable
 
-from run_checks import nothing_left, settled
 from rxloop.protocol.events import ContentCompleteEvent, ContentDeltaEvent, CustomEvent, Event, StatusUpdateEvent
 from rxloop.protocol.messages import ErrorInfo
-from rxloop.recorded.stream import RecordedStream
-from rxloop.stream.sse import HEARTBEAT, frame, frames
+from rxloop.recorded.follow import RecordedStream
+from rxloop.stream.readers import HEARTBEAT, Frames, frame
 from rxloop.testing import virtual_time
+from support.run_checks import nothing_left, settled
 
 
 def stamped(event: Event, seq: int = 1, sub: int = 0) -> Event:
@@ -84,7 +84,7 @@ def test_a_final_event_is_readable_for_a_client_that_knows_only_json() -> None:
 
 async def test_the_frames_end_with_the_events() -> None:  # L136
     events = rx.of(*(stamped(CustomEvent(name="x"), seq) for seq in (1, 2, 3)))
-    got = [data async for data in frames(aiter(RecordedStream(events)), None)]
+    got = [data async for data in Frames(aiter(RecordedStream(events)), None)]
     assert [parsed(data)["id"] for data in got] == ["run/1.1.0", "run/1.2.0", "run/1.3.0"]
     await nothing_left()
 
@@ -92,7 +92,7 @@ async def test_the_frames_end_with_the_events() -> None:  # L136
 @pytest.mark.parametrize("error", [ZeroDivisionError, TimeoutError])
 async def test_an_error_of_the_source_comes_out(error: type[Exception]) -> None:
     broken = rx.concat(rx.of(stamped(CustomEvent(name="x"))), rx.throw(error()))
-    stream = frames(aiter(RecordedStream(broken)), 15)
+    stream = Frames(aiter(RecordedStream(broken)), 15)
     assert b"custom" in await anext(stream)
     # A log that is not reached in time is no silence.
     with pytest.raises(error):
@@ -115,7 +115,7 @@ class Source:
         def close() -> None:
             self.closed += 1
 
-        return frames(aiter(RecordedStream(rx.Observable(subscribe))), heartbeat)
+        return Frames(aiter(RecordedStream(rx.Observable(subscribe))), heartbeat)
 
 
 def heard(heartbeat: float | None, pauses: list[float]) -> list[tuple[float, bytes]]:
@@ -161,12 +161,28 @@ def test_a_heartbeat_is_a_comment() -> None:
 
 async def test_a_client_that_leaves_while_it_waits_closes_the_source() -> None:  # L137
     source = Source()
-    stream = source.frames(None)
-    reader = asyncio.ensure_future(anext(stream))  # type: ignore[arg-type]
+
+    async def body() -> None:
+        async for _ in source.frames(None):
+            pass
+
+    reader = asyncio.ensure_future(body())
     await settled()
     reader.cancel()
     await asyncio.wait([reader])
     await nothing_left()
+    assert source.closed == 1
+
+
+async def test_a_cancelled_read_of_frames_can_be_repeated() -> None:  # P24
+    source = Source()
+    stream = source.frames(None)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(anext(stream), 0.001)
+    assert source.closed == 0
+    source.subject.on_next(stamped(CustomEvent(name="x"), 9))
+    assert parsed(await asyncio.wait_for(anext(stream), 1))["id"] == "run/1.9.0"
+    await stream.aclose()  # type: ignore[attr-defined]
     assert source.closed == 1
 
 

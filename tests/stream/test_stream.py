@@ -13,15 +13,15 @@ from reactivex.internal.exceptions import SequenceContainsNoElementsError
 from reactivex.observer import Observer
 from reactivex.scheduler import CurrentThreadScheduler
 
-from run_checks import Recorder, settled, until
 from rxloop import op
 from rxloop.errors import ConfigurationError, SlowReader
 from rxloop.protocol.events import CustomEvent, Event, GapEvent, ToolProgressEvent
 from rxloop.protocol.messages import ToolCall
+from rxloop.stream.back_pressure import Gate
 from rxloop.stream.hub import Hub
-from rxloop.stream.scheduler import RunScheduler
-from rxloop.stream.scope import Gate
+from rxloop.stream.rx import RunScheduler
 from rxloop.stream.stream import Stream
+from support.run_checks import Recorder, settled, until
 
 
 class Hold:

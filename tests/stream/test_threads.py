@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from run_checks import until
 from rxloop.errors import RxloopError
-from rxloop.stream import threads as module
-from rxloop.stream.threads import Threads, Work, in_thread
+from rxloop.support import threads as module
+from rxloop.support.threads import Threads, Work, run_in_thread
 from rxloop.testing import virtual_time
+from support.run_checks import until
 
 USER: ContextVar[str] = ContextVar("user", default="nobody")
 
@@ -33,28 +33,28 @@ async def test_a_function_runs_in_a_daemon_with_the_context_variables_of_its_cal
         return threading.current_thread().daemon, USER.get()
 
     USER.set("Ada")
-    assert await in_thread(look) == (True, "Ada")
+    assert await run_in_thread(look) == (True, "Ada")
 
 
 async def test_a_thread_that_is_idle_is_used_again(pool: Threads) -> None:
     names: set[str] = set()
     for _ in range(20):
-        names.add(await in_thread(lambda: threading.current_thread().name))
+        names.add(await run_in_thread(lambda: threading.current_thread().name))
         await until(lambda: pool._idle)
     assert len(names) == 1
 
 
 async def test_a_thread_that_stays_idle_ends(pool: Threads) -> None:
-    thread = await in_thread(threading.current_thread)
+    thread = await run_in_thread(threading.current_thread)
     await asyncio.to_thread(thread.join, 5)
     assert not thread.is_alive()
-    assert await in_thread(lambda: "again") == "again"
+    assert await run_in_thread(lambda: "again") == "again"
 
 
 async def test_what_is_too_much_at_once_waits_for_its_turn(pool: Threads) -> None:
     go = threading.Event()
-    first = [asyncio.ensure_future(in_thread(lambda: go.wait(10))) for _ in range(2)]
-    later = [asyncio.ensure_future(in_thread(lambda: "later")) for _ in range(5)]
+    first = [asyncio.ensure_future(run_in_thread(lambda: go.wait(10))) for _ in range(2)]
+    later = [asyncio.ensure_future(run_in_thread(lambda: "later")) for _ in range(5)]
     await asyncio.sleep(0)
     assert len(pool._waiting) == 5
     go.set()
@@ -70,7 +70,7 @@ async def hang(count: int, go: threading.Event) -> None:
         go.wait(10)
 
     for _ in range(count):
-        task = asyncio.ensure_future(in_thread(hangs))
+        task = asyncio.ensure_future(run_in_thread(hangs))
         await asyncio.to_thread(begun.acquire)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -82,7 +82,7 @@ async def test_functions_that_hang_hold_up_nobody_else(pool: Threads) -> None:
     try:
         await hang(2, go)
         assert pool.stuck == 2
-        assert await in_thread(lambda: "done") == "done"
+        assert await run_in_thread(lambda: "done") == "done"
     finally:
         go.set()
 
@@ -92,11 +92,11 @@ async def test_too_many_that_hang_are_an_error_until_one_of_them_ends(pool: Thre
     try:
         await hang(3, go)
         with pytest.raises(RxloopError, match="3 calls that were cut off still run in their threads"):
-            await in_thread(lambda: "done")
+            await run_in_thread(lambda: "done")
     finally:
         go.set()
     await until(lambda: not pool.stuck)
-    assert await in_thread(lambda: "done") == "done"
+    assert await run_in_thread(lambda: "done") == "done"
 
 
 async def test_one_that_waits_for_its_turn_gets_the_place_of_one_that_is_left(pool: Threads) -> None:
@@ -108,9 +108,9 @@ async def test_one_that_waits_for_its_turn_gets_the_place_of_one_that_is_left(po
         go.wait(10)
 
     try:
-        hanging = [asyncio.ensure_future(in_thread(hangs)) for _ in range(2)]
+        hanging = [asyncio.ensure_future(run_in_thread(hangs)) for _ in range(2)]
         await asyncio.to_thread(lambda: [begun.acquire() for _ in hanging])
-        waiting = asyncio.ensure_future(in_thread(lambda: "done"))
+        waiting = asyncio.ensure_future(run_in_thread(lambda: "done"))
         await asyncio.sleep(0)
         hanging[0].cancel()
         assert await waiting == "done"
@@ -123,15 +123,15 @@ async def test_one_that_waits_for_its_turn_gets_the_place_of_one_that_is_left(po
 async def test_one_that_is_left_before_its_turn_is_never_begun(pool: Threads) -> None:
     go = threading.Event()
     begun: list[str] = []
-    first = [asyncio.ensure_future(in_thread(lambda: go.wait(10))) for _ in range(2)]
-    left = asyncio.ensure_future(in_thread(lambda: begun.append("left")))
+    first = [asyncio.ensure_future(run_in_thread(lambda: go.wait(10))) for _ in range(2)]
+    left = asyncio.ensure_future(run_in_thread(lambda: begun.append("left")))
     await asyncio.sleep(0)
     left.cancel()
     with pytest.raises(asyncio.CancelledError):
         await left
     go.set()
     await asyncio.gather(*first)
-    assert await in_thread(lambda: "done") == "done"
+    assert await run_in_thread(lambda: "done") == "done"
     assert begun == []
     await until(lambda: not pool._at_work)
 
@@ -146,7 +146,7 @@ async def test_what_a_function_raises_comes_out(error: BaseException) -> None:
         raise error
 
     with pytest.raises(type(error)) as caught:
-        await in_thread(fail)
+        await run_in_thread(fail)
     assert caught.value is error
 
 
@@ -179,7 +179,7 @@ async def test_an_error_is_gone_when_nobody_has_it_any_more(pool: Threads) -> No
 def test_virtual_time_stands_still_while_a_thread_works() -> None:
     async def main() -> bool:
         async with asyncio.timeout(5):
-            return await in_thread(lambda: threading.Event().wait(0.05))
+            return await run_in_thread(lambda: threading.Event().wait(0.05))
 
     with virtual_time() as time:
         time.run(main())
@@ -227,12 +227,12 @@ def test_a_process_whose_tools_hang_in_threads_comes_to_its_end(name: str) -> No
 
 FORKED = """
 import asyncio, os, sys
-from rxloop.stream.threads import in_thread
+from rxloop.support.threads import run_in_thread
 
-asyncio.run(in_thread(lambda: 1))
+asyncio.run(run_in_thread(lambda: 1))
 child = os.fork()
 if child == 0:
-    print(asyncio.run(asyncio.wait_for(in_thread(lambda: 2), 5)), flush=True)
+    print(asyncio.run(asyncio.wait_for(run_in_thread(lambda: 2), 5)), flush=True)
     os._exit(0)
 sys.exit(os.waitpid(child, 0)[1])
 """

@@ -4,13 +4,13 @@ import asyncio
 
 import pytest
 
-from run_checks import nothing_left, settled
 from rxloop.errors import ConflictError, EventLogError, Fenced
 from rxloop.protocol.events import ContentDeltaEvent
-from rxloop.stream.scope import Gate
-from rxloop.stream.writer import FLUSH_EVERY, MOST
+from rxloop.run.log_writer import FLUSH_EVERY, MOST
+from rxloop.stream.back_pressure import Gate
 from rxloop.testing import virtual_time
-from writing import Away, Log, QuickWriting, Writing
+from support.event_logs import Away, Log, QuickWriting, Writing
+from support.run_checks import nothing_left, settled
 
 
 async def test_flush_writes_at_once_and_says_how_far() -> None:

@@ -10,9 +10,9 @@ import pytest
 from rxloop.errors import ConflictError, EventLogError, Fenced, LogUnreachable
 from rxloop.pipeline.log_retry import ANSWERS_IN, PATIENCE
 from rxloop.protocol.events import Event
-from rxloop.stream.writer import LogWriter
+from rxloop.run.log_writer import LogWriter
 from rxloop.testing import virtual_time
-from writing import Away, Log, QuickWriting, Writing
+from support.event_logs import Away, Log, QuickWriting, Writing
 
 
 @pytest.mark.parametrize("error", [OSError("restarting"), EventLogError("the disk is full"), RuntimeError("driver")])

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rxloop.errors import ConfigurationError, RxloopError
-from rxloop.stream.clock import CLOCK
+from rxloop.support.tasks import CLOCK
 from rxloop.testing import NothingLeft, virtual_time
 
 

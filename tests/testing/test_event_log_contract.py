@@ -13,8 +13,8 @@ from typing_extensions import override
 
 from rxloop import Event, MemoryEventLog
 from rxloop.errors import ConflictError, UnknownRun
-from rxloop.pipeline.values import RunRecord
-from rxloop.protocol.mail import Mail
+from rxloop.pipeline.records import RunRecord
+from rxloop.protocol.commands import Command
 from rxloop.testing.event_log_contract import CHECKS, SHARED_CHECKS, check_event_log
 
 
@@ -67,16 +67,16 @@ class Sorted(MemoryEventLog):
     """It goes by the clock."""
 
     @override
-    async def runs(self, **options: Any) -> Sequence[RunRecord]:
-        return sorted(await super().runs(**options), key=lambda record: record.created)
+    async def list_runs(self, **options: Any) -> Sequence[RunRecord]:
+        return sorted(await super().list_runs(**options), key=lambda record: record.created)
 
 
 class Generous(MemoryEventLog):
     """It gives the turn to everybody."""
 
     @override
-    async def take_turn(self, context_id: str, task_id: str, lost: Callable[[], None]) -> bool:
-        await super().take_turn(context_id, task_id, lost)
+    async def acquire_lease(self, context_id: str, task_id: str, on_lost: Callable[[], None]) -> bool:
+        await super().acquire_lease(context_id, task_id, on_lost)
         return True
 
 
@@ -84,17 +84,17 @@ class Adopting(MemoryEventLog):
     """It takes every run that can go on for an orphan."""
 
     @override
-    async def orphans(self, **submitted: Any) -> Sequence[RunRecord]:
-        return await self.runs(unfinished=True)
+    async def list_orphaned(self, **submitted: Any) -> Sequence[RunRecord]:
+        return await self.list_runs(unfinished=True)
 
 
 class ByTheClockOfOthers(MemoryEventLog):
     """It believes what a submitted run says of the time."""
 
     @override
-    async def orphans(self, *, submitted_before: float = 30, **submitted: Any) -> Sequence[RunRecord]:
+    async def list_orphaned(self, *, submitted_before: float = 30, **submitted: Any) -> Sequence[RunRecord]:
         before = round((time.time() - submitted_before) * 1000)
-        found = await super().orphans(submitted_before=0, **submitted)
+        found = await super().list_orphaned(submitted_before=0, **submitted)
         return [record for record in found if record.state != "submitted" or record.created <= before]
 
 
@@ -102,16 +102,16 @@ class OldestFirst(MemoryEventLog):
     """It lists the same submitted runs again and again."""
 
     @override
-    async def orphans(self, *, submitted_after: str | None = None, **submitted: Any) -> Sequence[RunRecord]:
-        return await super().orphans(**submitted)
+    async def list_orphaned(self, *, submitted_after: str | None = None, **submitted: Any) -> Sequence[RunRecord]:
+        return await super().list_orphaned(**submitted)
 
 
 class Repeating(MemoryEventLog):
     """It gives a letter again to who has it."""
 
     @override
-    async def mail(self, task_id: str, *, after: int = 0) -> Sequence[tuple[int, Mail]]:
-        return await super().mail(task_id, after=after - 1)
+    async def read_commands(self, task_id: str, *, after: int = 0) -> Sequence[tuple[int, Command]]:
+        return await super().read_commands(task_id, after=after - 1)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ class Repeating(MemoryEventLog):
 async def test_a_log_that_breaks_the_contract_fails(
     broken: type[MemoryEventLog], check: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rxloop.testing.event_log_contract._tools.SECONDS", 0.05)
+    monkeypatch.setattr("rxloop.testing.event_log_contract.toolkit.SECONDS", 0.05)
     failing = [function for function in CHECKS if function.__name__ == check]
     with pytest.raises(AssertionError):
         await failing[0](broken)

@@ -23,7 +23,7 @@ from rxloop.protocol.events import (
     UsageEvent,
 )
 from rxloop.protocol.messages import Usage
-from rxloop.stream.bridges import Push, from_task
+from rxloop.stream.sources import Push, from_task
 from rxloop.testing import NothingLeft, assert_marbles, marbles, virtual_time
 from rxloop.testing.marbles import letter
 

@@ -65,7 +65,7 @@ def test_a_minute_takes_no_time(scripted_model, virtual_time):
     assert virtual_time.now == 120
 
 
-def test_a_model_behind_a_socket(offline_model):
+def test_a_model_that_answers_by_rules(offline_model):
     agent = Agent(offline_model.provider())
     assert "4" in agent.run_sync("What is 2 + 2?").output
     assert offline_model.requests[0]["stream"] is True

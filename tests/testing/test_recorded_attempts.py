@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from reasoning import CASES, by_step
-from runs import collect, first_events, outcome, shape
 from rxloop import Agent, ContentDeltaEvent, Event, MemoryEventLog, Run, RunCancelled, op
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.state.fold import fold_all
 from rxloop.strategies import Reasoning, strategy
 from rxloop.testing import ScriptedModel, call, frames, turn, virtual_time
-from weather import TOOLS
+from support.reasoning import CASES, by_step
+from support.runs import collect, first_events, outcome, shape
+from support.weather import TOOLS
 
 
 @pytest.mark.parametrize("kept", [True, False])
@@ -36,7 +36,7 @@ def test_what_was_cancelled_stays_open_where_it_was_cut(kept: bool) -> None:
 @pytest.mark.parametrize("resumed", [True, False])
 def test_what_was_interrupted_can_be_interrupted_there_again(kept: bool, resumed: bool) -> None:
     def interrupt(run: Run[str]) -> list[Event]:
-        time.at(time.now + 0.1, lambda: run.say("In Bergen!", interrupt=True))
+        time.at(time.now + 0.1, lambda: run.send("In Bergen!", interrupt=True))
         return [event for event in time.run(collect(run)) if event.durable or kept]
 
     with virtual_time() as time:

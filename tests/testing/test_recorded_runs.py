@@ -9,9 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from commands import Place
-from reasoning import CASES, add, by_step
-from runs import collect, outcome, shape
 from rxloop import (
     Agent,
     ConfigurationError,
@@ -30,11 +27,10 @@ from rxloop import (
     tool,
 )
 from rxloop.context import SlidingWindowCompressor
-from rxloop.demo.offline import serve_in_thread
 from rxloop.errors import ContextLengthExceeded, RateLimited
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.providers import fallback
-from rxloop.providers.scripted import ScriptExhausted
+from rxloop.providers.script import ScriptExhausted
 from rxloop.testing import (
     OfflineModel,
     ScriptedModel,
@@ -45,7 +41,11 @@ from rxloop.testing import (
     turn,
     virtual_time,
 )
-from weather import TOOLS, get_weather
+from support.commands import Place
+from support.offline_server import serve_offline
+from support.reasoning import CASES, add, by_step
+from support.runs import collect, outcome, shape
+from support.weather import TOOLS, get_weather
 
 USED = Usage(input_tokens=7, output_tokens=3)
 
@@ -232,15 +232,11 @@ async def test_a_fork_is_a_run_like_any_other() -> None:
 
 @pytest.mark.parametrize("command", ["run", "export"])
 def test_what_the_command_wrote_is_a_recording(command: str, tmp_path: Path) -> None:
-    offline = OfflineModel()
-    stop = serve_in_thread(offline)
-    try:
-        place = Place(tmp_path, offline.base_url)
+    with serve_offline(OfflineModel()) as url:
+        place = Place(tmp_path, url)
         written, _ = place.process("run", "--json", "--tools", "kit:get_weather", "Weather in Oslo?").communicate()
         if command == "export":
             written, _ = place.process("export", "last", "--full").communicate()
-    finally:
-        stop()
     path = tmp_path / "run.jsonl"
     path.write_bytes(written)
 

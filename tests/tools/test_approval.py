@@ -8,7 +8,7 @@ from rxloop import Agent, tool
 from rxloop.errors import ConfigurationError
 from rxloop.protocol.messages import ToolCall
 from rxloop.testing import ScriptedModel, call
-from rxloop.tools._approval import approval_question
+from rxloop.tools.approval import approval_question
 
 
 def refund(order: str, amount: float = 1, note: str = "") -> str:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rxloop import Agent, Limits, MemoryArtifacts, RunContext, artifact_tools, tool
 from rxloop.testing import ScriptedModel, call
-from rxloop.tools._text import text_of
+from rxloop.tools.result import text_of
 
 
 @tool

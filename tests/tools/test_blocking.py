@@ -11,13 +11,13 @@ from pydantic import AfterValidator
 from rxloop import Agent, RunContext, tool
 from rxloop.pipeline.requests import ToolDefinition
 from rxloop.testing import ScriptedModel, call
-from rxloop.tools import _blocking
+from rxloop.tools import execution
 
 
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every step of a tool takes too long."""
-    monkeypatch.setattr(_blocking, "TOO_LONG", -1.0)
+    monkeypatch.setattr(execution, "TOO_LONG", -1.0)
 
 
 @pytest.mark.usefixtures("soon")
@@ -120,7 +120,7 @@ async def test_what_is_thrown_into_a_tool_arrives_and_what_it_returns_comes_back
             return "cleaned up"
         return "never"
 
-    task = asyncio.ensure_future(_blocking.watched(work(), "work"))
+    task = asyncio.ensure_future(execution.watched(work(), "work"))
     await asyncio.sleep(0)
     task.cancel()
     assert await task == "cleaned up"

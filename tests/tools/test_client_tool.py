@@ -184,4 +184,4 @@ async def test_they_are_refused_wherever_a_run_begins() -> None:  # L105
     async with Runtime({"a": agent}, log=log) as runtime:
         with pytest.raises(ConfigurationError, match="'look'"):
             await runtime.start("a", "Hi", client_tools=wrong)
-    assert await log.runs() == []
+    assert await log.list_runs() == []

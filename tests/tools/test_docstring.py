@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rxloop.tools._docstring import parse
+from rxloop.tools.docstring import parse
 
 
 def test_summary_and_text_are_the_description_and_args_are_the_parameters() -> None:

@@ -7,9 +7,9 @@ import anyio
 import pytest
 
 from rxloop import Agent, Limits, RunContext, ToolsUnavailableEvent, op, tool
-from rxloop.eventlog import MemoryEventLog
-from rxloop.pipeline.seams import Tool
+from rxloop.pipeline.interfaces import Tool
 from rxloop.protocol.events import ToolCompleteEvent
+from rxloop.storage import MemoryEventLog
 from rxloop.testing import ScriptedModel, call, virtual_time
 
 

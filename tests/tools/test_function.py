@@ -14,13 +14,13 @@ import pytest
 
 from rxloop import Agent
 from rxloop.errors import ConfigurationError, RxloopError, ToolError
+from rxloop.pipeline.interfaces import Tool
 from rxloop.pipeline.run_context import RunContext
-from rxloop.pipeline.seams import Tool
 from rxloop.protocol.events import CustomEvent, Event, ToolProgressEvent
 from rxloop.protocol.messages import ToolCall
 from rxloop.testing import ScriptedModel
 from rxloop.tools import FunctionTool, as_tool, tool
-from tools.fake_host import FakeHost
+from support.fake_host import FakeHost
 
 CALL = ToolCall(id="call_7", name="work")
 USER: ContextVar[str] = ContextVar("user", default="nobody")
@@ -315,6 +315,14 @@ def test_what_has_no_name_needs_one() -> None:
         as_tool(lambda: 1)
     with pytest.raises(ConfigurationError, match="needs a name"):
         as_tool(functools.partial(print_nothing))
+
+
+def test_tool_rejects_an_unknown_option_before_it_gets_the_function() -> None:
+    unknown: dict[str, Any] = {"aprove": True}
+    with pytest.raises(TypeError, match=r"^tool\(\) got an unexpected keyword argument 'aprove'$"):
+        tool(**unknown)
+    with pytest.raises(TypeError, match=r"^FunctionTool.__init__\(\) got an unexpected keyword argument 'aprove'$"):
+        FunctionTool(print_nothing, **unknown)
 
 
 def test_a_timeout_that_is_no_time_is_refused() -> None:

@@ -7,11 +7,19 @@ from typing import Any
 
 import pytest
 
-from rxloop import Agent, RunContext, ThinkingSessions, ToolCompleteEvent, sequential_thinking, strategic_thinking
+from rxloop import (
+    Agent,
+    MemoryArtifacts,
+    RunContext,
+    ThinkingSessions,
+    ToolCompleteEvent,
+    sequential_thinking,
+    strategic_thinking,
+)
 from rxloop.errors import ConfigurationError
 from rxloop.testing import ScriptedModel, call
-from rxloop.thinking.sessions.places import new_id
-from thinking.test_sequential_thoughts import thought
+from rxloop.thinking.sessions.ids import new_id
+from support.sequential_thoughts import thought
 
 NAME = "sequentialthinking"
 
@@ -42,7 +50,7 @@ async def test_a_tool_made_with_the_id_of_a_result_goes_on_with_its_session() ->
 
 
 async def test_so_it_does_where_the_tools_share_their_sessions() -> None:
-    sessions = ThinkingSessions()
+    sessions = ThinkingSessions(MemoryArtifacts())
     begun = await answers(sequential_thinking(sessions=sessions), thought(1, 4))
     session_id = begun[0]["sessionId"]
     begun += await answers(
@@ -61,9 +69,10 @@ async def test_so_it_does_within_a_run_by_the_word_of_the_model() -> None:
     assert told.value["thoughtHistoryLength"] == 2
 
 
-async def test_a_session_that_was_cleared_goes_on_by_its_new_id() -> None:
+async def test_a_session_that_was_cleared_goes_on_by_its_id() -> None:
     tool = sequential_thinking()
     begun = await answers(tool, thought(1), thought(1, clearSession=True))
+    assert begun[1]["sessionId"] != begun[0]["sessionId"]
     told = await answers(sequential_thinking(begun[1]["sessionId"]), thought(2))
     assert lengths(told) == [2]
 
@@ -84,7 +93,7 @@ async def test_an_id_that_leads_nowhere_any_more_says_so() -> None:
 async def test_a_name_is_the_tools_own_unless_it_shares_its_sessions() -> None:
     assert lengths(await answers(sequential_thinking("planner"), thought(1))) == [1]
     assert lengths(await answers(sequential_thinking("planner"), thought(1))) == [1]
-    sessions = ThinkingSessions()
+    sessions = ThinkingSessions(MemoryArtifacts())
     for count in (1, 2):
         assert lengths(await answers(sequential_thinking("planner", sessions=sessions), thought(count))) == [count]
 

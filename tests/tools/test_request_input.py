@@ -73,7 +73,7 @@ async def test_an_answer_that_does_not_fit_is_refused_and_the_run_still_waits(
     with pytest.raises(InvalidInput, match=says):
         await agent.resume(result.task_id, inputs={input_id: value})
     assert agent.log is not None
-    (record,) = await agent.log.runs(unfinished=True)
+    (record,) = await agent.log.list_runs(unfinished=True)
     assert (record.state, record.attempt) == ("input-required", 1)
 
 

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from rxloop.errors import ToolError
 from rxloop.tools import ToolResult, encode_result
-from rxloop.tools._size import BYTES, VALUES
+from rxloop.tools.result_parts import BYTES, VALUES
 
 
 class City(BaseModel):

@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field
 from rxloop.errors import ConfigurationError, ToolError
 from rxloop.pipeline.run_context import RunContext
 from rxloop.tools import FunctionTool, tool
-from tools.fake_host import FakeHost
+from support.fake_host import FakeHost
 
 if TYPE_CHECKING:
     from somewhere_else import Secrets  # pyright: ignore[reportMissingImports, reportUnknownVariableType]

@@ -14,6 +14,7 @@ from rxloop import (
     Event,
     LimitReached,
     Limits,
+    MemoryArtifacts,
     MemoryEventLog,
     RunContext,
     ThinkingSessions,
@@ -27,7 +28,7 @@ from rxloop.errors import ConfigurationError, ToolError
 from rxloop.protocol.events import from_json
 from rxloop.testing import ScriptedModel, call, turn
 from rxloop.tools.sequential_thinking import SequentialThinking
-from thinking.test_sequential_thoughts import thought
+from support.sequential_thoughts import thought
 
 NAME = "sequentialthinking"
 STORY = (
@@ -142,7 +143,7 @@ async def test_parallel_calls_of_one_message_keep_its_order() -> None:
 
 async def test_three_agents_think_side_by_side() -> None:
     # T34
-    sessions = ThinkingSessions()
+    sessions = ThinkingSessions(MemoryArtifacts())
 
     async def run(name: str) -> list[str]:
         tool = sequential_thinking(name, sessions=sessions)
@@ -168,7 +169,7 @@ async def test_going_in_circles_is_an_event() -> None:
 
 async def test_a_resumed_run_thinks_no_thought_twice() -> None:
     # T44
-    sessions, log = ThinkingSessions(), MemoryEventLog()
+    sessions, log = ThinkingSessions(MemoryArtifacts()), MemoryEventLog()
     tool = sequential_thinking(sessions=sessions)
     whole = await Agent(ScriptedModel(*calls(*STORY[:1]), "Done."), tools=[tool], log=log).run("Think.")
     events = list(await log.read(whole.task_id))
@@ -273,3 +274,16 @@ async def test_an_answer_by_a_tool_is_the_last_tool_that_may_be_called() -> None
 def test_there_is_no_other_phase() -> None:
     with pytest.raises(ConfigurationError, match="analyze, research, design"):
         Limits.phase("dream")  # pyright: ignore[reportArgumentType]
+
+
+async def test_thoughts_after_clearing_are_events_with_ids_of_their_own() -> None:
+    tool = sequential_thinking("p")
+    events = await events_of(tool, *calls(thought(1), thought(2), thought(1, clearSession=True), thought(2)))
+    thoughts: list[ThoughtStreamEvent] = of_type(events, ThoughtStreamEvent)
+    assert [(each.thought_id, each.related_to) for each in thoughts] == [
+        ("p#1", None),
+        ("p#2", "p#1"),
+        ("p#2.1", None),
+        ("p#2.2", "p#2.1"),
+    ]
+    assert len(await tool.session()) == 2

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from rxloop import Agent, Limits, MemoryEventLog, skills
 from rxloop.errors import ConfigurationError
 from rxloop.testing import ScriptedModel, call
-from rxloop.tools._skill_files import MOST_SKILLS, BadSkill, SkillFolder, skill_of
+from rxloop.tools.skill_folder import MOST_SKILLS, BadSkill, SkillFolder, skill_of
 
 BODY = "# Writing minutes\n\nBegin with who was there. See references/style.md."
 
@@ -178,8 +178,16 @@ BAD = {
     "blank": ("---\nname: a\ndescription: ' '\n---\n", "has to say what it is for"),
     "wordy": (f"---\nname: a\ndescription: {'d' * 1025}\n---\n", "1024 are allowed"),
     "much": (f"---\nname: a\ndescription: d\nx: {'x' * 20_000}\n---\n", "more than 16000 characters"),
-    "deep": (f"---\nname: a\ndescription: d\nx: {'[' * 7_000}\n---\n", "cannot be read|not YAML"),
-    "date": ("---\nname: a\ndescription: d\nx: 2026-99-99\n---\n", "cannot be read"),
+    "deep": (f"---\nname: a\ndescription: d\nx: {'[' * 7_000}\n---\n", "not YAML: the values are nested too deeply"),
+    "alias": (
+        "---\nname: &a a\ndescription: *a\n---\n",
+        r"not YAML: aliases are not supported.* \(line 3, column 14\)",
+    ),
+    "key-twice": (
+        "---\nname: a\nname: b\ndescription: d\n---\n",
+        r"the key 'name' appears twice .* \(line 3, column 1\)",
+    ),
+    "date": ("---\nname: a\ndescription: d\nx: 2026-99-99\n---\n", "is not YAML: month must be in 1..12"),
     "code": ("---\nname: !!python/name:os.system\ndescription: d\n---\n", "is not YAML"),
     "number": ("---\nname: 7\ndescription: d\n---\n", "has to be a text"),
 }

@@ -14,7 +14,7 @@ from rxloop import (
     Event,
     MemoryEventLog,
     RunContext,
-    SqliteSessionStore,
+    SqliteArtifacts,
     StageEvent,
     ThinkingSessions,
     ThoughtGraph,
@@ -24,9 +24,9 @@ from rxloop import (
 )
 from rxloop.errors import ConfigurationError, ToolError
 from rxloop.testing import ScriptedModel, call
-from rxloop.thinking.flow import STAGE_TABLES, Stage, StrategyDefinition
+from rxloop.thinking.stages import STAGE_TABLES, Stage, StrategyDefinition
 from rxloop.tools.strategic_thinking import NAME, StrategicThinking
-from thinking.test_sequential_thoughts import thought
+from support.sequential_thoughts import TO_BRANCHES, thought
 
 DRAFT = StrategyDefinition(
     name="draft_and_check",
@@ -61,9 +61,6 @@ class Thinker:
         for stage in stages:
             said = await self.think(stage, **fields)
         return said
-
-
-TO_BRANCHES = ["problem_reception", "approach_exploration", "branch_creation"]
 
 
 async def tree(*branches: str, **options: Any) -> Thinker:
@@ -290,7 +287,7 @@ async def test_a_first_number_again_resets_nothing() -> None:
 async def test_a_session_goes_on_after_a_restart(tmp_path: Path) -> None:
     # T83
     async def thinker() -> Thinker:
-        return Thinker("tree_of_thoughts", sessions=ThinkingSessions(SqliteSessionStore(tmp_path / "s.db")))
+        return Thinker("tree_of_thoughts", sessions=ThinkingSessions(SqliteArtifacts(tmp_path / "s.db")))
 
     first = await thinker()
     await first.walk(TO_BRANCHES)

@@ -5,10 +5,10 @@ import pytest
 from rxloop.errors import ConfigurationError, ToolError
 from rxloop.protocol.events import ContentCompleteEvent, Event, ThoughtStreamEvent, ToolCompleteEvent
 from rxloop.protocol.messages import ToolCall
-from rxloop.thoughts.graph import ThoughtGraph
+from rxloop.thinking.graph.thought_graph import ThoughtGraph
 from rxloop.tools import Thoughts, think_aloud
 from rxloop.tools.think_aloud import ThinkAloud
-from tools.fake_host import FakeHost
+from support.fake_host import FakeHost
 
 
 class Thinker:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, assert_never, assert_type
 
@@ -39,8 +39,8 @@ from rxloop import (
     Tool,
     ToolCompleteEvent,
     ToolDefinition,
-    ToolProvider,
     ToolRequest,
+    Toolset,
     ToolStartEvent,
     UsageEvent,
     Variant,
@@ -55,6 +55,7 @@ from rxloop import (
     score,
     tool,
 )
+from rxloop.operators import Stats, View, ViewOutput
 from rxloop.strategies import Reasoning, strategy, tree_of_thoughts
 from rxloop.testing import ScriptedModel, call
 from rxloop.tools import AnyTool
@@ -156,7 +157,7 @@ async def tools(some: Sequence[AnyTool]) -> None:
     client: list[dict[str, Any]] = [{"name": "locate"}]
     Agent("m").run("Hi", client_tools=client)
     Agent("m").resume("t", client_tools=[show, *client], inputs={"1.0.1": {"error": "no"}})
-    family: ToolProvider[Deps] = Family()
+    family: Toolset[Deps] = Family()
     Agent("m", tools=[family, plain], deps_type=Admin, instructions=lambda ctx: f"You help {ctx.deps.user}.")
     mine.run("Hi", deps=Admin("Ann"), limits=Limits(tokens=5), settings=ModelSettings(temperature=0))
     assert_type(add(1, 2), int)
@@ -206,7 +207,7 @@ def operators(agent: Agent[None, str]) -> None:
     Agent("m", deps_type=Deps, loop=mine)
     Agent("m", deps_type=Admin, loop=[op.compose(for_all, for_deps), *op.standard()])
     Agent("m", loop=[for_all, by_hand, op.call_model(), op.run_tools(5), at_the_end, op.checkpoint()])
-    Agent("m", loop=[rx.filter(lambda signal: True), op.idle_timeout(5), *op.standard(at_end=[at_the_end])])
+    Agent("m", loop=[rx.filter(lambda signal: True), *op.standard(at_end=[at_the_end])])
     own: Strategy = op.iterate
     agent.run("Hi", strategy=lambda pipeline: op.compose(own(pipeline), for_all))
     Agent("m", strategy=around, deps_type=Deps)
@@ -292,8 +293,19 @@ def own_view(source: Observable[Event]) -> Observable[str]:
     return source.pipe(rx.map(kind))
 
 
+def lengths(out: ViewOutput[int]) -> Callable[[str], None]:
+    def take(text: str) -> None:
+        out.emit(len(text))
+
+    return take
+
+
 def seq(event: Event) -> int:
     return event.seq
+
+
+def token_rate(stats: Stats) -> float:
+    return stats.tokens_per_second
 
 
 def views(run: Run[str]) -> None:
@@ -301,11 +313,13 @@ def views(run: Run[str]) -> None:
     assert_type(run.pipe(op.usage()), Stream[UsageEvent])
     assert_type(run.pipe(op.thoughts()), Stream[ThoughtStreamEvent])
     assert_type(run.pipe(own_view), Stream[str])
+    assert_type(op.make_view(lengths), View[str, int])
+    assert_type(run.pipe(op.text(), op.make_view(lengths, name="lengths")), Stream[int])
     assert_type(run.pipe(rx.map(seq)), Stream[int])
     assert_type(run.pipe(op.text(), rx.buffer_with_count(3)), Stream[list[str]])
     assert_type(run.stream(op.thoughts(), overflow="block", after="task/1.2.0"), Stream[ThoughtStreamEvent])
     run.pipe(op.record("run.jsonl"), op.grammar(), op.coalesce_deltas(0.1)).subscribe(print)
-    run.pipe(op.token_rate(), rx.take(3)).subscribe(lambda rate: print(rate + 1))
+    assert_type(run.pipe(op.stats(), rx.map(token_rate)), Stream[float])
     run.pipe(op.thoughts(), rx.take(1)).subscribe(lambda thought: print(thought.confidence))
     run.pipe(rx.timestamp()).subscribe(lambda item: print(item.value.kind))
 

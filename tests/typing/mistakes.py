@@ -45,6 +45,7 @@ from rxloop import (
 )
 from rxloop.pipeline.requests import Operator
 from rxloop.strategies import Reasoning, strategy
+from rxloop.tools import FunctionTool
 
 
 @dataclass
@@ -158,6 +159,9 @@ def arguments(agent: Agent[None, str], log: MemoryEventLog) -> None:
     Limits(tokens="many")  # wrong
     tool(timeout="soon")  # wrong
     tool(of_mine, aprove=True)  # wrong
+    FunctionTool(of_mine, aprove=True)  # wrong
+    FunctionTool(of_mine, strict="yes")  # wrong
+    Agent("m").as_tool(strict=True)  # wrong
     op.run_tools(concurrency="5")  # wrong
     op.thoughts("wishing")  # wrong
     op.of_type("tool-start")  # wrong

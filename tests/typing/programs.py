@@ -27,6 +27,7 @@ from rxloop import (
     Event,
     InvalidEvent,
     Limits,
+    MemoryArtifacts,
     MemoryEventLog,
     Message,
     ModelRequest,
@@ -57,14 +58,15 @@ from rxloop import (
     ToolRequest,
     ToolStartEvent,
     UsageEvent,
+    derive_id,
     diff,
     follow,
-    id_of_key,
     op,
     openai_chat,
     replay,
     tool,
 )
+from rxloop.operators import Stats
 from rxloop.strategies import Reasoning, Reply, strategy, tree_of_thoughts
 from rxloop.testing import ScriptedModel, assert_marbles, call, frames, virtual_time
 
@@ -171,9 +173,9 @@ async def views(agent: Agent[None, str]) -> None:
         assert_type(thoughts, Stream[ThoughtStreamEvent])
         thoughts.subscribe(lambda t: print("thought:", t.content))
         run.pipe(op.usage()).subscribe(lambda u: print("tokens:", u.output_tokens))
-        rates = run.pipe(op.token_rate(), rx.filter(lambda r: r < 5))
-        assert_type(rates, Stream[float])
-        rates.subscribe(lambda r: print("slow:", r))
+        figures = run.pipe(op.stats(), rx.filter(lambda s: s.tokens_per_second < 5))
+        assert_type(figures, Stream[Stats])
+        figures.subscribe(lambda s: print("slow:", s))
         async for event in run.pipe(op.of_type(ToolStartEvent, ToolCompleteEvent)):
             assert_type(event, ToolStartEvent | ToolCompleteEvent)
             match event:
@@ -337,7 +339,7 @@ async def strategies(agent: Agent[None, str]) -> None:
 # 10 Resume after a crash; a fork
 async def going_on(log: MemoryEventLog, task_id: str) -> None:
     agent = Agent("zai:glm-4.7", log=log)
-    for record in await log.runs(unfinished=True):
+    for record in await log.list_runs(unfinished=True):
         assert_type(await agent.resume(record.task_id), Result[str])
     fork = agent.fork(task_id, at=12, results={"call_1": "card declined"}, model="zai:glm-4.6", tools=[add])
     assert_type(fork, Run[str])
@@ -425,7 +427,7 @@ async def bounded() -> None:
     event = CustomEvent(name="booked")
     assert_type(event.for_clients(), Event | None)
     assert_type(Message.user("Hi", message_id="m-1").message_id, str | None)
-    ThinkingSessions(max_total=100)
+    ThinkingSessions(MemoryArtifacts(), max_total=100)
     Bounds(20)  # pyright: ignore[reportCallIssue]
     Limits(preparation="20")  # pyright: ignore[reportArgumentType]
 
@@ -445,12 +447,12 @@ async def operated(agent: Agent[Deps, City], task_id: str) -> None:
 async def steered(
     agent: Agent[Deps, City], deps: Deps, typed: Observable[str], chat: AsyncIterator[str | Steer]
 ) -> None:
-    run = await agent.run("Rome", deps=deps, task_id=id_of_key("cities", "rome"), owner="bob", steering=typed).begin()
+    run = await agent.run("Rome", deps=deps, task_id=derive_id("cities", "rome"), owner="bob", steering=typed).begin()
     assert_type(run, Run[City])
     assert_type(run.start(), Run[City])
-    run.say("Not that one.")
-    run.say([Message.user("The other"), "please"], interrupt=True)
+    run.send("Not that one.")
+    run.send([Message.user("The other"), "please"], interrupt=True)
     agent.resume(run.task_id, deps=deps, steering=chat)
-    run.say(7)  # pyright: ignore[reportArgumentType]
+    run.send(7)  # pyright: ignore[reportArgumentType]
     agent.run("Rome", deps=deps, steering=["a"])  # pyright: ignore[reportArgumentType]
     agent.resume(run.task_id, deps=deps, owner="bob")  # pyright: ignore[reportCallIssue]

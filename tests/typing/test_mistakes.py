@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from run_document import python_blocks
+from support.run_document import python_blocks
 
 ROOT = Path(__file__).parents[2]
 MISTAKES = Path(__file__).with_name("mistakes.py")

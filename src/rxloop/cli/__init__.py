@@ -6,7 +6,7 @@ import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 
-_EXTRA = {"typer", "rich", "platformdirs"}
+_EXTRA = {"packaging", "platformdirs", "rich", "typer"}
 
 
 def main() -> None:

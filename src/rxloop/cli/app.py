@@ -1,4 +1,4 @@
-"""The application: its commands, each from a file of its own that is read when the command is called."""
+"""The application of the command line: its commands are imported when they are called."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from io import TextIOWrapper
-from typing import Annotated, Any, NamedTuple, cast
+from typing import Annotated, Any, cast
 
 import typer
 from typer.core import TyperGroup
@@ -18,40 +18,7 @@ from typing_extensions import override
 
 from rxloop._version import __version__
 from rxloop.cli import extra_needed
-
-
-class _Command(NamedTuple):
-    place: str
-    """The module and the object in it."""
-    help: str
-    """The first line of the command's own help: `rxloop --help` reads none of the modules."""
-
-
-COMMANDS = {
-    "run": _Command("run:run", "Ask a model."),
-    "chat": _Command("chat:chat", "Talk with a model."),
-    "map": _Command("map:map_", "Ask for each line of a file, and go on where it was left."),
-    "runs": _Command("runs:runs", "List the runs, newest first."),
-    "show": _Command("show:show", "Show what is on record of a run."),
-    "replay": _Command("show:replay", "Show a run once more as it was seen live."),
-    "resume": _Command("resume:resume", "Go on with a run."),
-    "fork": _Command("fork:fork", "Begin a new run with a part of another one."),
-    "diff": _Command("diff:diff", "Show where two runs first differ, and what each cost."),
-    "eval": _Command("eval:eval_", "Carry out an experiment."),
-    "graph": _Command("graph:graph", "Draw the thoughts of a run."),
-    "export": _Command("transfer:export", "Write the events of a run as JSON, one a line."),
-    "import": _Command("transfer:import_", "Take runs over from a file."),
-    "models": _Command(
-        "models:models", "List the models that can be named, what is known of them, and which keys are set."
-    ),
-    "strategies": _Command("strategies:strategies", "List the reasoning strategies, or show the stages of one."),
-    "protocol": _Command("protocol:protocol", "List the kinds of events, or the fields of one."),
-    "doctor": _Command("doctor:doctor", "Check that everything rxloop needs is installed and works."),
-    "serve": _Command("serve:serve", "Serve agents over HTTP."),
-    "worker": _Command("worker:worker", "Carry out the runs that servers start."),
-    "mcp": _Command("mcp:mcp", "Serve tools to clients of the Model Context Protocol."),
-}
-"""The commands by their names, in the order of the help."""
+from rxloop.cli.commands import COMMANDS
 
 
 class _Group(TyperGroup):
@@ -93,20 +60,22 @@ def _in_visible_words() -> Generator[None]:
         # Typer has the class of it from click, or from a copy of its own.
         usage: Any = error
         if hasattr(usage, "format_message"):
-            from rxloop.thoughts.drawing import visible
+            from rxloop.support.text import to_visible
 
-            usage.message = visible(usage.message)
+            usage.message = to_visible(usage.message)
         raise
 
 
 def _loaded(name: str) -> Any:
     module, _, attribute = COMMANDS[name].place.partition(":")
     with extra_needed():
-        found = getattr(import_module(f"rxloop.cli.{module}"), attribute)
+        from rxloop.cli.options import expand_groups
+
+        found = getattr(import_module(f"rxloop.cli.commands.{module}"), attribute)
     if isinstance(found, typer.Typer):
         return get_command(found)
     alone = typer.Typer(add_completion=False, rich_markup_mode=None)
-    alone.command(name)(found)
+    alone.command(name)(expand_groups(found))
     return get_command(alone)
 
 

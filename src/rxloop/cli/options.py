@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, is_dataclass
 from enum import StrEnum
-from typing import Annotated, Any
+from functools import wraps
+from inspect import Parameter, Signature, signature
+from typing import Annotated, Any, get_origin
 
 import orjson
 import typer
@@ -55,40 +58,56 @@ Full = Annotated[
         "--full", help="Include what is not public: hidden calls, metadata, system messages, answers, errors."
     ),
 ]
-Model = Annotated[
-    str | None,
-    typer.Option(
-        "--model",
-        "-m",
-        envvar="RXLOOP_MODEL",
-        metavar="MODEL",
-        help="A model, such as zai:glm-4.7, openai:gpt-5 or ollama:qwen3.",
-    ),
-]
-OtherModel = Annotated[str | None, typer.Option("--model", "-m", metavar="MODEL", help="A model other than the run's.")]
-BaseUrl = Annotated[
-    str | None,
-    typer.Option("--base-url", metavar="URL", help="The endpoint of the model, without /chat/completions."),
-]
-Tools = Annotated[
-    list[str] | None,
-    typer.Option("--tools", metavar="MODULE:OBJECT", help="A function, a tool, or a list of them; may be repeated."),
-]
-MCP = Annotated[
-    list[str] | None,
-    typer.Option("--mcp", metavar="SERVER", help="An MCP server: a command, a URL or an mcp.json; may be repeated."),
-]
-AgentName = Annotated[
-    str | None,
-    typer.Option(
-        "--agent", metavar="MODULE:AGENT", help="An agent of yours, or a function without parameters that makes one."
-    ),
-]
 Strategy = Annotated[
     str | None, typer.Option("--strategy", metavar="NAME", help="How to reason: see `rxloop strategies`.")
 ]
-Context = Annotated[str | None, typer.Option("--context", metavar="ID", help="A conversation to go on with.")]
 NoLog = Annotated[bool, typer.Option("--no-log", help="Keep nothing in the database.")]
+
+
+@dataclass(frozen=True, slots=True)
+class RunDisplay:
+    """Display options of a run."""
+
+    thoughts: Thoughts = ThoughtLevel.brief
+    json: Json = False
+
+
+@dataclass(frozen=True, slots=True)
+class LogSelection:
+    """Options for the log and the conversation of a new run."""
+
+    context: Annotated[str | None, typer.Option("--context", metavar="ID", help="A conversation to go on with.")] = None
+    db: Database = None
+    no_log: NoLog = False
+
+
+def expand_groups(command: Callable[..., None]) -> Callable[..., None]:
+    """Replace option groups in the signature of a command by their options.
+
+    Every parameter of a dataclass type is a group. Fields with an `Annotated` type are inserted as options at this
+    position. Other fields keep their default values.
+    """
+    parameters: list[Parameter] = []
+    groups: dict[str, tuple[Any, list[str]]] = {}
+    for name, parameter in signature(command, eval_str=True).parameters.items():
+        group: Any = parameter.annotation
+        if isinstance(group, type) and is_dataclass(group):
+            fields = signature(group, eval_str=True).parameters.values()
+            members = [field for field in fields if get_origin(field.annotation) is Annotated]
+            groups[name] = group, [member.name for member in members]
+            parameters += members
+        else:
+            parameters.append(parameter)
+
+    @wraps(command)
+    def call(**values: Any) -> None:
+        for name, (group, members) in groups.items():
+            values[name] = group(**{member: values.pop(member) for member in members})
+        command(**values)
+
+    vars(call).update(__signature__=Signature([each.replace(kind=Parameter.KEYWORD_ONLY) for each in parameters]))
+    call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return call
 
 
 def typed(ctx: typer.Context) -> list[str]:

@@ -40,7 +40,8 @@ from rxloop.protocol.events import (
 )
 from rxloop.protocol.messages import Message, ToolCall
 from rxloop.protocol.parts import with_placeholders
-from rxloop.thoughts.drawing import label, one_line, visible
+from rxloop.support.text import to_one_line, to_visible
+from rxloop.thinking.graph.formats import label
 from rxloop.tools.think_aloud import NAME as THINK_ALOUD
 
 WIDTH = 160
@@ -55,16 +56,16 @@ def many(number: int, noun: str) -> str:
 def called(call: ToolCall) -> str:
     """Write a tool call as it would stand in a program."""
     if call.error is not None:
-        return f"{one_line(call.name)}({one_line(call.raw or '', WIDTH)})"
+        return f"{to_one_line(call.name)}({to_one_line(call.raw or '', WIDTH)})"
     arguments = (f"{name}={_json(value)}" for name, value in call.arguments.items())
-    return f"{one_line(call.name)}({one_line(', '.join(arguments), WIDTH)})"
+    return f"{to_one_line(call.name)}({to_one_line(', '.join(arguments), WIDTH)})"
 
 
 def describe(event: Event, thoughts: ThoughtLevel) -> Text | None:
     """Describe an event for somebody who looks on; None for bookkeeping, and for plain text."""
     shown = _thought(event, thoughts) if isinstance(event, ThoughtStreamEvent) else _describe_exchange(event)
     if shown is not None and event.agent_path:
-        return Text.assemble((f"{' > '.join(map(one_line, event.agent_path))} ", "dim"), shown)
+        return Text.assemble((f"{' > '.join(map(to_one_line, event.agent_path))} ", "dim"), shown)
     return shown
 
 
@@ -91,7 +92,7 @@ def question(pending: PendingInput) -> Text:
 
 def _marked(text: str) -> str:
     """Mark the lines of a text, so that none but the first can be taken for a line of the command itself."""
-    return "\n  | ".join(visible(text).split("\n"))
+    return "\n  | ".join(to_visible(text).split("\n"))
 
 
 def _describe_exchange(event: Event) -> Text | None:
@@ -100,25 +101,25 @@ def _describe_exchange(event: Event) -> Text | None:
             return Text.assemble(("→ ", "cyan"), (called(event.call), "cyan"))
         case ToolProgressEvent():
             share = f" {event.fraction:.0%}" if event.fraction is not None else ""
-            return Text(f"  … {one_line(event.name)}: {one_line(event.message, WIDTH)}{share}", "dim")
+            return Text(f"  … {to_one_line(event.name)}: {to_one_line(event.message, WIDTH)}{share}", "dim")
         case ToolCompleteEvent() if event.name != THINK_ALOUD or not event.success:
             mark, style = ("← ", "green") if event.success else ("✗ ", "red")
-            said = one_line(event.content, WIDTH)
-            return Text.assemble((mark, style), (one_line(event.name), style), f" {said}", (_took(event), "dim"))
+            said = to_one_line(event.content, WIDTH)
+            return Text.assemble((mark, style), (to_one_line(event.name), style), f" {said}", (_took(event), "dim"))
         case InputRequiredEvent():
             return question(event.input)
         case InputReceivedEvent():
-            return Text.assemble(("! ", "yellow"), one_line(_json(event.value), WIDTH))
+            return Text.assemble(("! ", "yellow"), to_one_line(_json(event.value), WIDTH))
         case MessageAddedEvent():
             said = Message(role=event.role, content=event.content).text
-            return Text.assemble((f"+ {event.role} ({one_line(event.cause)}): ", "yellow"), _marked(said))
+            return Text.assemble((f"+ {event.role} ({to_one_line(event.cause)}): ", "yellow"), _marked(said))
         case LLMFailedEvent() if event.retry_in is not None or event.error.code == ContextLengthExceeded.code:
             # The last failure of a call is shown by the end of the run.
             again = f"; once more in {event.retry_in:.1f} s" if event.retry_in is not None else ""
-            return Text.assemble(("! ", "yellow"), one_line(event.error.message, WIDTH), (again, "dim"))
+            return Text.assemble(("! ", "yellow"), to_one_line(event.error.message, WIDTH), (again, "dim"))
         case AuthRequiredEvent():
-            where = f" at {one_line(event.url, 2_000)}" if event.url else ""
-            return Text.assemble(("? ", "bold yellow"), f"{one_line(event.provider)} wants you to sign in{where}")
+            where = f" at {to_one_line(event.url, 2_000)}" if event.url else ""
+            return Text.assemble(("? ", "bold yellow"), f"{to_one_line(event.provider)} wants you to sign in{where}")
         case _:
             return _describe_progress(event)
 
@@ -126,28 +127,28 @@ def _describe_exchange(event: Event) -> Text | None:
 def _describe_progress(event: Event) -> Text | None:
     match event:
         case StageEvent():
-            refused = "" if event.accepted else f" refused: {one_line(event.reason, WIDTH)}"
-            return Text(f"~ {one_line(event.strategy)}: {one_line(event.to_stage)}{refused}", "blue")
+            refused = "" if event.accepted else f" refused: {to_one_line(event.reason, WIDTH)}"
+            return Text(f"~ {to_one_line(event.strategy)}: {to_one_line(event.to_stage)}{refused}", "blue")
         case ContextCompressedEvent():
             return Text(f"~ compressed: {event.tokens_before:,} to {event.tokens_after:,} tokens", "blue")
         case ThinkingFailedEvent():
-            return Text.assemble(("! ", "yellow"), f"not compressed: {one_line(event.reason, WIDTH)}")
+            return Text.assemble(("! ", "yellow"), f"not compressed: {to_one_line(event.reason, WIDTH)}")
         case ToolsUnavailableEvent():
             return Text.assemble(
-                ("! ", "yellow"), f"no tools of {one_line(event.family)}: {one_line(event.reason, WIDTH)}"
+                ("! ", "yellow"), f"no tools of {to_one_line(event.family)}: {to_one_line(event.reason, WIDTH)}"
             )
         case SubtaskEvent():
             how = "begins" if event.state == "working" else event.state
-            return Text(f"~ {one_line(event.agent_name)} {how}", "blue")
+            return Text(f"~ {to_one_line(event.agent_name)} {how}", "blue")
         case ServerToolEvent():
             mark = "…" if event.phase == "start" else "=" if event.success else "failed"
-            return Text(f"~ {one_line(event.name)} {mark}", "cyan")
+            return Text(f"~ {to_one_line(event.name)} {mark}", "cyan")
         case LLMNoticeEvent():
-            return Text.assemble(("! ", "yellow"), one_line(event.message, WIDTH))
+            return Text.assemble(("! ", "yellow"), to_one_line(event.message, WIDTH))
         case CustomEvent():
-            return Text(f"~ {one_line(event.name)} {one_line(_json(event.data), WIDTH)}", "blue")
+            return Text(f"~ {to_one_line(event.name)} {to_one_line(_json(event.data), WIDTH)}", "blue")
         case ArtifactUpdateEvent():
-            return Text(f"~ file {one_line(event.name or event.artifact_id)}, part {event.index}", "blue")
+            return Text(f"~ file {to_one_line(event.name or event.artifact_id)}, part {event.index}", "blue")
         case GapEvent():
             count = f"{event.count} events are" if event.count else "something is"
             return Text(f"! {count} missing here ({event.reason})", "yellow")
@@ -159,36 +160,36 @@ def _describe_bookkeeping(event: Event) -> Text:
     match event:
         case TaskEvent():
             text = event.messages[-1].text if event.messages else ""
-            fork = f" (fork of {one_line(event.fork_of)} at {event.fork_seq})" if event.fork_of else ""
+            fork = f" (fork of {to_one_line(event.fork_of)} at {event.fork_seq})" if event.fork_of else ""
             return Text.assemble((f"> {text}", "bold"), (fork, "dim"))
         case StatusUpdateEvent():
             return ending(event) if event.final else Text(f"{event.state}{' again' * event.resumed}", "dim")
         case LLMCallEvent():
             size = f"{many(event.message_count, 'message')}, {many(event.tool_count, 'tool')}"
-            return Text(f"model {one_line(event.model, WIDTH)}, {size}", "dim")
+            return Text(f"model {to_one_line(event.model, WIDTH)}, {size}", "dim")
         case ContentCompleteEvent():
             # What it thinks comes as thoughts.
             calls = ", ".join(THINK_ALOUD if call.name == THINK_ALOUD else called(call) for call in event.tool_calls)
             text = Text(with_placeholders(event.content.strip(), event.files))
-            return text or Text(f"asks for {calls}" if calls else f"({one_line(event.finish_reason)})", "dim")
+            return text or Text(f"asks for {calls}" if calls else f"({to_one_line(event.finish_reason)})", "dim")
         case UsageEvent():
             return Text(f"{event.input_tokens:,} tokens in, {event.output_tokens:,} out", "dim")
         case CheckpointEvent():
             return Text(f"checkpoint{f' at {event.durable_seq}' if event.durable_seq else ''}", "dim")
         case LLMFailedEvent():
-            return Text(f"{event.kind} ({one_line(event.error.code)})", "dim")
+            return Text(f"{event.kind} ({to_one_line(event.error.code)})", "dim")
         case ToolStartEvent() | ToolCompleteEvent():
-            return Text(f"{event.kind} {one_line(event.name)}", "dim")
+            return Text(f"{event.kind} {to_one_line(event.name)}", "dim")
         case _:
             text = event.describe()
-            return Text(one_line(f"{event.kind}: {text}" if text else event.kind, WIDTH), "dim")
+            return Text(to_one_line(f"{event.kind}: {text}" if text else event.kind, WIDTH), "dim")
 
 
 def ending(event: StatusUpdateEvent) -> Text:
     """Describe how an attempt ended."""
     match event.state:
         case "completed":
-            cut = f", cut off ({one_line(event.finish_reason)})" if event.finish_reason not in (None, "stop") else ""
+            cut = f", cut off ({to_one_line(event.finish_reason)})" if event.finish_reason not in (None, "stop") else ""
             return Text.assemble((f"completed{cut}", "green"))
         case "canceled":
             return Text("cancelled", "yellow")
@@ -198,7 +199,7 @@ def ending(event: StatusUpdateEvent) -> Text:
             code = event.error.code if event.error else event.reason
             why = f": {_marked(event.error.message)}" if event.error else ""
             how = "not recorded" if event.state == "working" else "failed"
-            return Text.assemble((how, "bold red"), f" ({one_line(code or 'error')}){why}")
+            return Text.assemble((how, "bold red"), f" ({to_one_line(code or 'error')}){why}")
 
 
 def _thought(event: ThoughtStreamEvent, thoughts: ThoughtLevel) -> Text | None:
@@ -206,9 +207,9 @@ def _thought(event: ThoughtStreamEvent, thoughts: ThoughtLevel) -> Text | None:
         return None
     if thoughts is ThoughtLevel.brief:
         return Text(f"· {label(event, 100)}", "magenta")
-    basis = f" <- {one_line(event.related_to)}" if event.related_to else ""
+    basis = f" <- {to_one_line(event.related_to)}" if event.related_to else ""
     sure = f" ({event.confidence:.2g})" if event.confidence is not None else ""
-    text = Text.assemble((f"· {event.thought_type} {one_line(event.thought_id)}{basis}{sure}: ", "magenta"))
+    text = Text.assemble((f"· {event.thought_type} {to_one_line(event.thought_id)}{basis}{sure}: ", "magenta"))
     text.append(event.content.strip(), "magenta")
     for other in event.alternatives:
         text.append(f"\n    or: {other}", "magenta dim")

@@ -1,4 +1,4 @@
-"""The ways in and out of the command: what is written where, how it ends, and what a person is asked."""
+"""Output, prompts and exit codes of the command."""
 
 from __future__ import annotations
 
@@ -14,15 +14,76 @@ from typing import Any, NoReturn
 
 import typer
 from rich.console import Console
+from rich.status import Status
 from rich.text import Text
 from typing_extensions import override
 
 from rxloop.cli.options import as_text
-from rxloop.cli.statusline import StatusLine
-from rxloop.cli.visible import shown
 from rxloop.errors import ConfigurationError, InvalidInput, RxloopError
 from rxloop.protocol.events import Event
-from rxloop.thoughts.drawing import one_line, visible
+from rxloop.support.text import INVISIBLE, to_one_line, to_visible
+
+
+def shown(text: Text | str) -> Text:
+    """Write an escape in the place of each character that a terminal would act upon; the colours stay."""
+    if isinstance(text, str):
+        return Text(to_visible(text))
+    found = [match.start() for match in INVISIBLE.finditer(text.plain)]
+    if not found:
+        return text
+    made = Text(style=text.style)
+    for piece in text.divide(sorted({*found, *(place + 1 for place in found)})):
+        piece.plain = to_visible(piece.plain)
+        made.append_text(piece)
+    return made
+
+
+class StatusLine:
+    """Status of a run or an experiment on the last line of the terminal, hidden while text streams.
+
+    Args:
+        console: The terminal.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._status = Status("", console=console, spinner_style="dim")
+        self._is_wanted = False
+        self.is_inside_line = False
+        """True if the cursor is after text, so the status cannot be shown on this line."""
+
+    def show(self, text: Text) -> None:
+        """Show this status from now on."""
+        line = shown(text).copy()
+        # Leave room for the spinner, and do not use the last column, where terminals wrap.
+        line.truncate(self._console.width - 3, overflow="ellipsis")
+        self._status.update(line)
+        self._is_wanted = True
+        self._start()
+
+    def begin(self) -> None:
+        """Note that the cursor is at the beginning of a line."""
+        self.is_inside_line = False
+
+    def hide(self) -> None:
+        """Remove the status."""
+        self._is_wanted = False
+        self._status.stop()
+
+    @contextmanager
+    def aside(self, written: str, *, is_answer: bool) -> Generator[None]:
+        """Write text to the terminal with the status out of the way. After an answer only `show` brings it back."""
+        self._status.stop()
+        yield
+        if written:
+            self.is_inside_line = not written.endswith("\n")
+        if self._is_wanted and not is_answer:
+            self._start()
+
+    def _start(self) -> None:
+        if not self.is_inside_line:
+            self._status.start()
+
 
 FAILED = 1
 USAGE = 2
@@ -45,7 +106,7 @@ def write(text: Text | str, *, beside: bool = False) -> None:
         beside: On stderr, so that what goes to a file or a pipe is the answer alone.
     """
     text = shown(text)
-    with _STATUS.aside(text):
+    with _STATUS.aside(text.plain, is_answer=not beside):
         (_ERR if beside else _OUT).print(text, end="", soft_wrap=True)
 
 
@@ -68,7 +129,7 @@ def write_json(event: Event, *, full: bool) -> None:
 
 def write_plain(text: str) -> None:
     """Write a text for other programs, which is neither coloured nor broken into lines."""
-    sys.stdout.write(visible(text))
+    sys.stdout.write(to_visible(text))
     sys.stdout.flush()
 
 
@@ -88,10 +149,18 @@ def asks() -> bool:
 
 
 def status_line() -> StatusLine | None:
-    """Return the line below what is written; None where no terminal shows it, or one that cannot move back."""
+    """Return the status line, or None if no terminal shows it, or one that cannot move back."""
     # Not by what rich says: FORCE_COLOR lets it take any pipe for a terminal.
     there = sys.stdout.isatty() and sys.stderr.isatty()
     return _STATUS if there and not _ERR.is_dumb_terminal and not _ERR.legacy_windows else None
+
+
+def erasure() -> bytes:
+    """Return the escape sequence that removes the status or the progress bar and shows the cursor."""
+    if status_line() is None:
+        return b""
+    # If the command did not write to this line, it contains a status, a bar or the echo of Ctrl-C.
+    return (b"" if _STATUS.is_inside_line else b"\r") + b"\x1b[J\x1b[?25h"
 
 
 def drawing() -> Console | None:
@@ -161,9 +230,9 @@ class LogLines(logging.Handler):
         if error is not None:
             said += f": {failure(error)}"
         # In the middle of an answer, on a line of its own.
-        if _STATUS.column:
+        if _STATUS.is_inside_line:
             say("")
-        say(Text(f"! {one_line(said, 2_000)}", "yellow"))
+        say(Text(f"! {to_one_line(said, 2_000)}", "yellow"))
 
 
 def failure(error: BaseException) -> str:
@@ -177,7 +246,7 @@ def failure(error: BaseException) -> str:
 
 def report(error: RxloopError) -> None:
     """Say what is wrong, in one line."""
-    say(Text.assemble(("rxloop: ", "bold red"), one_line(str(error), 2_000)))
+    say(Text.assemble(("rxloop: ", "bold red"), to_one_line(str(error), 2_000)))
 
 
 def fail(error: RxloopError) -> NoReturn:

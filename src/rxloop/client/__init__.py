@@ -10,6 +10,6 @@ import_later(__name__)
 # The list of the public names: type checkers read it, and `import_later` does.
 if TYPE_CHECKING:
     from rxloop.client.client import Client as Client
-    from rxloop.protocol.http import ContextInfo as ContextInfo
-    from rxloop.protocol.http import RunInfo as RunInfo
-    from rxloop.protocol.http import StateInfo as StateInfo
+    from rxloop.protocol.http_api import ContextInfo as ContextInfo
+    from rxloop.protocol.http_api import RunInfo as RunInfo
+    from rxloop.protocol.http_api import StateInfo as StateInfo

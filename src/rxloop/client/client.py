@@ -10,11 +10,10 @@ from urllib.parse import quote
 import httpx
 from pydantic import ValidationError
 
-from rxloop.client._following import followed
-from rxloop.client._requests import Requests
+from rxloop.client.connection import Requests, followed
 from rxloop.errors import ConfigurationError
 from rxloop.protocol.events import AnyEvent, State
-from rxloop.protocol.http import (
+from rxloop.protocol.http_api import (
     AgentInfo,
     AgentList,
     CancelRun,
@@ -30,6 +29,7 @@ from rxloop.protocol.http import (
 )
 from rxloop.protocol.messages import Message
 from rxloop.stream.stream import Stream
+from rxloop.support.http_environment import name_variables
 
 _SILENCE = 60.0
 """Seconds after which a stream without a sign of life counts as broken; the server gives one every 15."""
@@ -64,7 +64,8 @@ class Client:
         """
         headers = {} if token is None else {"authorization": f"Bearer {token}"}
         self._own = http is None
-        self._http = http or httpx.AsyncClient(timeout=httpx.Timeout(_SILENCE, connect=10))
+        with name_variables():
+            self._http = http or httpx.AsyncClient(timeout=httpx.Timeout(_SILENCE, connect=10))
         self._http.base_url = url
         self._http.headers.update(headers)
         self._requests = Requests(self._http, retries)
@@ -243,7 +244,7 @@ class Client:
         body = _body(ResumeRun, {"inputs": inputs})
         return await self._requests.post(RunInfo, f"{_run(task_id)}/resume", body, query={"wait": wait})
 
-    async def say(
+    async def send(
         self, task_id: str, input: str | Sequence[str | Mapping[str, Any]], *, interrupt: bool = False
     ) -> RunInfo:
         """Put a message into a run that goes on; `interrupt` cuts off the answer that is being written.

@@ -1,4 +1,4 @@
-"""Blocks of a history, and what makes a list of messages one that a model accepts."""
+"""Indivisible parts of a history."""
 
 from __future__ import annotations
 

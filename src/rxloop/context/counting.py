@@ -1,9 +1,4 @@
-"""Token counting without a vocabulary and without a network.
-
-How many tokens a text becomes is mostly a matter of how many words, numbers, signs and lines it has, and of its script.
-So the estimate is a sum over classes of bytes, and over the places where one class follows another. What a provider
-reports for a request then corrects the estimates for that model.
-"""
+"""Token estimates without a vocabulary, cached for each message."""
 
 from __future__ import annotations
 
@@ -11,14 +6,64 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache, wraps
+from typing import Any, Generic, TypeVar
+from weakref import ref
 
-from rxloop.context._cache import PerMessage, for_short_texts
 from rxloop.pipeline.requests import ToolDefinition
 from rxloop.protocol.messages import FilePart, ImagePart, Message
 
+T = TypeVar("T")
+
+LONGEST = 64
+"""Characters of the longest text that is kept."""
+
+MOST = 16_384
+
+
+def for_short_texts(work_out: Callable[[str], T]) -> Callable[[str], T]:
+    """Let a pure function of a text work short texts out once: the same few words come again and again.
+
+    Longer ones are somebody's own, and not kept.
+    """
+    kept = lru_cache(maxsize=MOST)(work_out)
+
+    @wraps(work_out)
+    def found(text: str) -> T:
+        return kept(text) if len(text) <= LONGEST else work_out(text)
+
+    return found
+
+
+class PerMessage(Generic[T]):
+    """A pure function of a message that works each message out once.
+
+    Messages are frozen, and those of a history are the same objects from request to request, so their identity is the
+    key. An entry goes when its message does.
+    """
+
+    __slots__ = ("_kept", "_work_out")
+
+    def __init__(self, work_out: Callable[[Message], T]) -> None:
+        self._work_out = work_out
+        self._kept: dict[int, tuple[ref[Message], T]] = {}
+
+    def __call__(self, message: Message) -> T:
+        """Return the value for a message."""
+        key = id(message)
+        entry = self._kept.get(key)
+        if entry is not None and entry[0]() is message:
+            return entry[1]
+        value = self._work_out(message)
+        kept = self._kept
+        # The callback runs before the id can be given to another object.
+        self._kept[key] = (ref(message, lambda gone: kept.pop(key, None)), value)
+        return value
+
+
 # What a message and a call take beside their texts, in most chat formats.
 _MESSAGE, _CALL, _TOOL = 4.0, 6.0, 8.0
+
 # An image in the usual size, and a page or so of a document; what they really take differs by provider.
 _IMAGE, _FILE = 800.0, 1_500.0
 

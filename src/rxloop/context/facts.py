@@ -1,8 +1,4 @@
-"""Facts: what a message states that a later step may need word for word, each with a word that named it.
-
-The rules look at the form of what is written and at nothing else: letters beside digits, separators inside a word,
-names of fields, quotation marks, capitals. They know no language and no field of work.
-"""
+"""Facts in a message that later steps may need word for word."""
 
 from __future__ import annotations
 
@@ -14,22 +10,33 @@ from typing import Any, Final, NamedTuple, cast
 
 import orjson
 
-from rxloop.context._cache import PerMessage, for_short_texts
+from rxloop.context.counting import PerMessage, for_short_texts
 from rxloop.protocol.messages import Message
 
 _CJK = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af\uf900-\ufaff"
+
 # Scripts without spaces: a count or date (5月15日) is one word, and so is what stands between Latin letters and signs.
 _RUN = re.compile(rf"(?:(?<![\w./-])|(?<=[{_CJK}]))(?:\d+[{_CJK}])+|[{_CJK}]+")
+
 _COMPOUND = re.compile(r"[#~./-]{0,3}\w++(?:(?:[/.@+,-]|:(?://|:)?)\w++)*+%?")
+
 _PREFIX = re.compile(r"(?:\.{0,2}/|~/|\.|#|--)?(?=\w)")
+
 _QUOTED = re.compile(r"[`\"“„«「『]([^`\"“”„«»「」『』\n]{3,60})[`\"”“»」』]")
+
 _NUMBER = re.compile(r"\d+(?:[.:/-]\d+|,\d{2,3}(?!\d))*%?")
+
 _CAMEL = re.compile(r"[^\W\d_]*[^\W\d_A-Z][A-Z]\w*")
+
 _NEAR = 40
+
 _SHORT = 80
+
 # Of a very long text, what is read: what it begins and ends with.
 _FRONT, _BACK = 20_000, 8_000
+
 _LONGEST = 200
+
 _DEEPEST = 40
 
 
@@ -60,7 +67,9 @@ _WEIGHTS: Final = {
     "small number": 0.1,
     "plain": 0.0,
 }
+
 _USER, _ARGUMENT = 1.3, 1.5
+
 _LEAST = 0.12
 
 

@@ -1,23 +1,62 @@
-"""Keeps the blocks most relevant to the goal, and a summary of the rest."""
+"""Blocks ranked by relevance to the goal, by embeddings or BM25."""
 
 from __future__ import annotations
 
 import logging
 import math
+import re
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 
-from rxloop.context._bm25 import bag_of, bm25
-from rxloop.context._layout import Layout, text_of
-from rxloop.context._marks import Marks
-from rxloop.pipeline.seams import Budget
+from rxloop.context.counting import PerMessage
+from rxloop.context.layout import Layout, Marks, text_of
+from rxloop.pipeline.interfaces import Budget
 from rxloop.protocol.messages import Message
+
+_WORD = re.compile(r"[\u2e80-\u9fff\uac00-\ud7af]|\w{2,}")
+
+_K, _B = 1.2, 0.75
+
+
+def _words(message: Message) -> Counter[str]:
+    return Counter(_WORD.findall(text_of([message]).lower()))
+
+
+_words_of = PerMessage(_words)
+
+
+def bag_of(messages: Sequence[Message]) -> Counter[str]:
+    """Count how often each word occurs in some messages."""
+    total: Counter[str] = Counter()
+    for message in messages:
+        total.update(_words_of(message))
+    return total
+
+
+def bm25(query: Counter[str], bags: Sequence[Counter[str]]) -> list[float]:
+    """Score how well each bag of words fits the query."""
+    if not bags:
+        return []
+    lengths = [sum(one.values()) for one in bags]
+    mean = sum(lengths) / len(bags) or 1.0
+    scores = [0.0] * len(bags)
+    for word in query:
+        holders = [(i, one[word]) for i, one in enumerate(bags) if word in one]
+        if not holders:
+            continue
+        rarity = math.log(1 + (len(bags) - len(holders) + 0.5) / (len(holders) + 0.5))
+        for i, n in holders:
+            scores[i] += rarity * n * (_K + 1) / (n + _K * (1 - _B + _B * lengths[i] / mean))
+    return scores
+
 
 Embedder = Callable[[Sequence[str]], Awaitable[Sequence[Sequence[float]]]]
 """Turns texts into vectors, one for each."""
 
 _log = logging.getLogger(__name__)
+
 _REMEMBERED = 4_096
+
 _TEXT = 8_000
 
 

@@ -1,125 +1,102 @@
-"""The offline model: an OpenAI-compatible endpoint that answers by rules, with no key and no network.
+"""A model for examples and tests that answers by rules. It needs no key and no network.
 
-It listens on localhost and streams like a real one, so that an example without a key goes the whole way from the
-socket to the event.
+It receives HTTP requests through a transport of httpx and streams server-sent events, so examples use the same codec
+and decoder as with a real endpoint.
 """
 
 from __future__ import annotations
 
 import asyncio
-import atexit
-import concurrent.futures
 import os
 import re
 import sys
-import threading
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from functools import cache
-from typing import Any, Self, cast
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from typing import Any, cast
 
+import httpx
 import orjson
+from typing_extensions import override
 
 from rxloop.demo.conversation import Conversation, Reply, Rule
-from rxloop.demo.http import Connection, HTTPRequest, HTTPResponse
 from rxloop.demo.rules import BUILT_IN
-from rxloop.demo.typed import typed
-from rxloop.errors import RxloopError
-from rxloop.pipeline.seams import Provider
-from rxloop.providers.openai_chat import openai_chat
-from rxloop.providers.presets import Preset
+from rxloop.demo.strategy_answers import typed
+from rxloop.pipeline.interfaces import Provider
+from rxloop.providers.factories import openai_chat
+from rxloop.providers.vendors import Preset
 
 MODEL = "offline"
+
+BASE_URL = "http://offline.invalid/v1"
+"""Base URL of requests to the model. The name is reserved: no host can have it."""
+
 _KEYS = {"ZAI_API_KEY": "zai:glm-4.7", "OPENAI_API_KEY": "openai:gpt-5"}
 
 
 class OfflineModel:
-    """A server that speaks `/v1/chat/completions` and `/v1/models`.
+    """In-process endpoint for `/v1/chat/completions` and `/v1/models`.
 
     Example:
-        >>> async with OfflineModel() as offline:
-        ...     agent = Agent(offline.provider())
+        >>> offline = OfflineModel()
+        >>> agent = Agent(offline.provider())
 
     Args:
         rules: What answers, tried in order; the built-in rules follow, and the last of those always answers.
-        port: Where to listen on localhost; 0 takes a free port.
         delay: Seconds between two chunks of a stream.
 
     Attributes:
         requests: The decoded bodies of the requests, in order.
-        open: The number of streams that are being written.
+        open: The number of streams that are being read.
     """
 
-    def __init__(self, rules: Sequence[Rule] | None = None, port: int = 0, delay: float = 0.0) -> None:
+    def __init__(self, rules: Sequence[Rule] | None = None, delay: float = 0.0) -> None:
         self.requests: list[dict[str, Any]] = []
         self.open = 0
         self._rules = (*(rules or ()), *BUILT_IN)
-        self._port = port
         self._delay = delay
-        self._server: asyncio.Server | None = None
-        self._connections: set[asyncio.Task[None]] = set()
-
-    @property
-    def base_url(self) -> str:
-        """The address for clients."""
-        if self._server is None:
-            raise RxloopError("the offline model is not running: async with OfflineModel() as offline: ...")
-        return f"http://127.0.0.1:{self._port}/v1"
 
     def provider(self) -> Provider:
-        """Make a provider that talks to this server over HTTP."""
-        return openai_chat("demo", preset=Preset(name=MODEL, base_url=self.base_url), api_key=MODEL)
+        """Make a provider whose requests this model answers."""
+        client = httpx.AsyncClient(transport=httpx.MockTransport(self.handle))
+        return openai_chat("demo", preset=Preset(name=MODEL, base_url=BASE_URL), api_key=MODEL, http_client=client)
 
-    async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._connected, "127.0.0.1", self._port)
-        self._port = self._server.sockets[0].getsockname()[1]
-        return self
+    def handle(self, request: httpx.Request) -> httpx.Response:
+        """Return the response to a request whose body has been read.
 
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
-
-    async def aclose(self) -> None:
-        """Stop listening, and cut off what is still being written."""
-        if self._server is None:
-            return
-        self._server.close()
-        while self._connections:
-            for task in self._connections:
-                task.cancel()
-            await asyncio.wait(self._connections)
-        await self._server.wait_closed()
-        self._server = None
-
-    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        # Not a coroutine: asyncio would make the task itself, and log its cancellation as an error.
-        task = asyncio.get_running_loop().create_task(Connection(reader, writer, self._handle).serve())
-        self._connections.add(task)
-        task.add_done_callback(self._connections.discard)
-
-    async def _handle(self, request: HTTPRequest) -> HTTPResponse:
-        if request.path.endswith("/models") and request.method == "GET":
-            return HTTPResponse.json(
-                {"object": "list", "data": [{"id": MODEL, "object": "model", "owned_by": "rxloop"}]}
-            )
-        if not request.path.endswith("/chat/completions"):
-            return _refused(404, f"there is nothing at {request.path}")
-        if request.method != "POST":
-            return _refused(405, f"{request.path} takes POST only")
+        To use the model with another httpx client, such as the client of a vendor's SDK, pass this method to
+        `httpx.MockTransport`.
+        """
         try:
-            body = orjson.loads(request.body)
+            return self._answer(request)
+        except Exception as error:
+            return _refuse(500, f"{type(error).__name__}: {error}", "server_error")
+
+    def _answer(self, request: httpx.Request) -> httpx.Response:
+        path = request.url.path
+        if path.endswith("/models") and request.method == "GET":
+            return httpx.Response(
+                200, json={"object": "list", "data": [{"id": MODEL, "object": "model", "owned_by": "rxloop"}]}
+            )
+        if not path.endswith("/chat/completions"):
+            return _refuse(404, f"there is nothing at {path}")
+        if request.method != "POST":
+            return _refuse(405, f"{path} takes POST only")
+        try:
+            body = orjson.loads(request.content)
         except orjson.JSONDecodeError as error:
-            return _refused(400, f"the body is not JSON: {error}")
+            return _refuse(400, f"the body is not JSON: {error}")
         if not isinstance(body, dict) or not isinstance(cast("dict[str, Any]", body).get("messages"), list):
-            return _refused(400, "the body needs `messages`, a list")
+            return _refuse(400, "the body needs `messages`, a list")
         wanted = cast("dict[str, Any]", body)
         self.requests.append(wanted)
         try:
             conversation = Conversation(wanted)
             answer = _Answer(wanted, conversation, self._reply(conversation), len(self.requests))
         except (KeyError, TypeError, AttributeError) as error:
-            return _refused(400, f"the request cannot be read: {type(error).__name__}: {error}")
+            return _refuse(400, f"the request cannot be read: {type(error).__name__}: {error}")
         if not wanted.get("stream"):
-            return HTTPResponse.json(answer.whole())
-        return HTTPResponse(chunks=self._stream(answer), headers={"content-type": "text/event-stream"})
+            return httpx.Response(200, json=answer.whole())
+        headers = {"content-type": "text/event-stream"}
+        return httpx.Response(200, headers=headers, stream=_EventStream(self._stream(answer)))
 
     def _reply(self, conversation: Conversation) -> Reply:
         for rule in self._rules:
@@ -139,8 +116,23 @@ class OfflineModel:
             self.open -= 1
 
 
-def _refused(status: int, message: str) -> HTTPResponse:
-    return HTTPResponse.json({"error": {"message": message, "type": "invalid_request_error"}}, status)
+class _EventStream(httpx.AsyncByteStream):
+    """Body of a streaming response. Unlike the streams of httpx, `aclose` also closes the generator."""
+
+    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+        self._events = events
+
+    @override
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self._events
+
+    @override
+    async def aclose(self) -> None:
+        await self._events.aclose()
+
+
+def _refuse(status: int, message: str, kind: str = "invalid_request_error") -> httpx.Response:
+    return httpx.Response(status, json={"error": {"message": message, "type": kind}})
 
 
 class _Answer:
@@ -204,49 +196,11 @@ def _pieces(text: str) -> list[str]:
     return re.findall(r"\s*\S+|\s+$", text)
 
 
-def serve_in_thread(model: OfflineModel) -> Callable[[], None]:
-    """Run an offline model in a daemon thread with an event loop of its own.
-
-    Returns:
-        What stops it.
-    """
-    ready: concurrent.futures.Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = concurrent.futures.Future()
-
-    async def serve() -> None:
-        stop = asyncio.Event()
-        try:
-            await model.__aenter__()
-        except Exception as error:
-            ready.set_exception(error)
-            return
-        ready.set_result((asyncio.get_running_loop(), stop))
-        await stop.wait()
-        await model.aclose()
-
-    thread = threading.Thread(target=asyncio.run, args=(serve(),), name="rxloop-offline-model", daemon=True)
-    thread.start()
-    loop, stop = ready.result()
-
-    def end() -> None:
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(stop.set)
-            thread.join(timeout=5)
-
-    return end
-
-
-@cache
-def _background(delay: float) -> OfflineModel:
-    model = OfflineModel(delay=delay)
-    atexit.register(serve_in_thread(model))
-    return model
-
-
 def demo_model(*, delay: float = 0.02) -> Provider | str:
     """Return the model for an example: a real one if the environment has a key, else the offline model.
 
-    With ZAI_API_KEY or OPENAI_API_KEY it is the model string of that vendor. Without a key it says so on stderr,
-    starts an `OfflineModel` on localhost for the rest of the process, and gives a provider that talks to it.
+    With ZAI_API_KEY or OPENAI_API_KEY it is the model string of that vendor. Without a key it says so on stderr and
+    returns the provider of an `OfflineModel`.
 
     Args:
         delay: Seconds between two chunks of the offline model.
@@ -255,4 +209,4 @@ def demo_model(*, delay: float = 0.02) -> Provider | str:
         if os.environ.get(key, "").strip():
             return model
     sys.stderr.write(f"No key found ({', '.join(_KEYS)}): using the offline model.\n")
-    return _background(delay).provider()
+    return OfflineModel(delay=delay).provider()

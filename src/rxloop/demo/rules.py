@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rxloop.demo.conversation import THINK_ALOUD, Conversation, OfferedTool, PastCall, Reply, Rule
-from rxloop.demo.reading import (
+from rxloop.demo.question_parser import (
     Temperature,
     cities_in,
     described,
@@ -23,7 +23,7 @@ from rxloop.demo.reading import (
     temperature_of,
     temperatures_in,
 )
-from rxloop.demo.strategist import strategist
+from rxloop.demo.strategy_answers import strategist
 
 _WEATHER = re.compile(
     r"\b(?:weather|temperatures?|forecast|warm|warmer|warmest|cold|colder|coldest|hot|hotter|hottest|cool|cooler|rain|"
@@ -288,7 +288,7 @@ def introduction(conversation: Conversation) -> Reply:
     asked = " ".join(conversation.question.split())
     heard = f'To "{asked[:60]}{"..." if len(asked) > 60 else ""}" I have no answer. ' if asked else ""
     return Reply(
-        f"{heard}I am the offline model: a few rules at a real socket, and not a language model. I can look up the "
+        f"{heard}I am the offline model: a few rules, and not a language model. I can look up the "
         f"weather with a tool, compare temperatures, plan a weekend and calculate.{offered}"
     )
 

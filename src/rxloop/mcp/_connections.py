@@ -13,7 +13,7 @@ import anyio
 from mcp.server import Server, ServerRequestContext
 
 from rxloop.thinking.sessions import ThinkingSessions
-from rxloop.thinking.sessions.places import new_id
+from rxloop.thinking.sessions.ids import new_id
 
 _HEADER = "mcp-session-id"
 _SHARED = "http"

@@ -6,7 +6,7 @@ from typing import Any
 
 import mcp_types as types
 
-from rxloop.thinking.sessions.teaching import DESCRIPTION, PROPERTIES, REQUIRED, SESSION_PROPERTIES
+from rxloop.thinking.sessions.thought import DESCRIPTION, PROPERTIES, REQUIRED, SESSION_PROPERTIES
 
 THINK = "sequentialthinking"
 HISTORY = "thinking_history"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from rxloop.support.text import to_mermaid_text, to_one_line
 from rxloop.thinking.sessions import Placed, Session
-from rxloop.thoughts.drawing import mermaid_text, one_line
 
 _WIDTH = 120
 """The characters of a thought that are drawn."""
@@ -44,10 +44,10 @@ def flowchart(session: Session) -> str:
     lines = ["flowchart TD"]
     edges: list[str] = []
     for placed in session.placed():
-        text = mermaid_text(one_line(placed.thought.thought, _WIDTH))
-        lines.append(f'    n{placed.place}["{mermaid_text(_title(placed))}<br/>{text}"]')
+        text = to_mermaid_text(to_one_line(placed.thought.thought, _WIDTH))
+        lines.append(f'    n{placed.place}["{to_mermaid_text(_title(placed))}<br/>{text}"]')
         if placed.follows is not None:
-            name = f'|"{mermaid_text(one_line(placed.branch or ""))}"| ' if placed.opens else ""
+            name = f'|"{to_mermaid_text(to_one_line(placed.branch or ""))}"| ' if placed.opens else ""
             edges.append(f"    n{placed.follows} -->{name or ' '}n{placed.place}")
         if placed.revises is not None:
             edges.append(f'    n{placed.place} -.->|"revises"| n{placed.revises}')

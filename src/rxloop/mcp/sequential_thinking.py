@@ -12,13 +12,20 @@ from pydantic import ConfigDict, ValidationError
 
 from rxloop._version import __version__
 from rxloop.errors import ConfigurationError, InvalidThought, SessionError, UnknownSession
-from rxloop.mcp._extra import missing
-from rxloop.pipeline.seams import SessionStore
+from rxloop.mcp import missing
+from rxloop.pipeline.artifacts import ArtifactStore
 from rxloop.protocol.messages import Wire
+from rxloop.storage import MemoryArtifacts
 from rxloop.thinking.sessions import Session, ThinkingSessions, ThoughtInput, ThoughtResult
-from rxloop.thinking.sessions.places import NEW
-from rxloop.thinking.sessions.teaching import PROPERTIES, SESSION_PROPERTIES
-from rxloop.thinking.sessions.thought import Name, OptionalCount, SessionId, wrong_with_name
+from rxloop.thinking.sessions.sessions import NEW
+from rxloop.thinking.sessions.thought import (
+    PROPERTIES,
+    SESSION_PROPERTIES,
+    Name,
+    OptionalCount,
+    SessionId,
+    wrong_with_name,
+)
 
 try:
     import mcp_types as types
@@ -120,15 +127,16 @@ def sequential_thinking_server(
 
 
 def connection_sessions(
-    store: SessionStore | None = None, *, strict: bool = False, ttl: float | None = None
+    artifacts: ArtifactStore | None = None, *, strict: bool = False, ttl: float | None = None
 ) -> ThinkingSessions:
     """Make sessions as this server keeps them: they live as long as their connection, and are longer than an agent's.
 
     Args:
-        store: Keeps the sessions; in memory by default.
+        artifacts: Keeps the sessions; in memory by default.
         strict: Refuse a thought that revises, or branches from, one that does not exist.
         ttl: Seconds of silence after which a session is freed, though its connection is open; None is for ever.
     """
+    store = artifacts if artifacts is not None else MemoryArtifacts()
     return ThinkingSessions(store, ttl=ttl, strict=strict, max_thoughts=10_000, max_length=1_000_000)
 
 

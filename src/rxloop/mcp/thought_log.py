@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Self
 
-from rxloop.mcp._extra import missing
+from rxloop.mcp import missing
+from rxloop.support.text import to_one_line, to_visible
 from rxloop.thinking.sessions import ThoughtResult
-from rxloop.thoughts.drawing import one_line, visible
 
 try:
     from rich.box import ROUNDED
@@ -96,7 +96,7 @@ class ThoughtLog:
 
 def box(result: ThoughtResult) -> Panel:
     """A thought in a box that says what kind of thought it is."""
-    thought = visible(result.thought.thought)
+    thought = to_visible(result.thought.thought)
     if len(thought) > _SHOWN:
         thought = f"{thought[:_SHOWN]}… and {len(thought) - _SHOWN:,} more characters"
     kind, beside, colour = _kind(result)
@@ -111,7 +111,7 @@ def _kind(result: ThoughtResult) -> tuple[str, str, str]:
     if thought.is_revision or thought.revises_thought is not None:
         target = "" if thought.revises_thought is None else f"revising thought {thought.revises_thought}"
         return "🔄 Revision", target, "yellow"
-    name = "" if placed.branch is None else f"ID: {visible(one_line(placed.branch))}"
+    name = "" if placed.branch is None else f"ID: {to_visible(to_one_line(placed.branch))}"
     if placed.branch is not None or thought.branch_from_thought is not None:
         origin = "" if thought.branch_from_thought is None else f"from thought {thought.branch_from_thought}"
         return "🌿 Branch", ", ".join(filter(None, (origin, name))), "green"

@@ -18,8 +18,8 @@ from typing import Any, Self, cast
 import anyio
 
 from rxloop.errors import ConfigurationError
-from rxloop.mcp._extra import missing
-from rxloop.protocol.storable import readable
+from rxloop.mcp import missing
+from rxloop.protocol.json_data import readable
 
 try:
     import mcp_types as types

@@ -26,22 +26,25 @@ if TYPE_CHECKING:
     from rxloop.operators.loop.thinking_phase import thinking_phase as thinking_phase
     from rxloop.operators.loop.typed_output import typed_output as typed_output
     from rxloop.operators.loop.workspace import workspace as workspace
-    from rxloop.operators.views._types import View as View
+    from rxloop.operators.views import View as View
     from rxloop.operators.views.after import after as after
+    from rxloop.operators.views.batch_progress import Tally as Tally
+    from rxloop.operators.views.batch_progress import progress as progress
+    from rxloop.operators.views.batch_progress import tally as tally
     from rxloop.operators.views.coalesce_deltas import coalesce_deltas as coalesce_deltas
     from rxloop.operators.views.compare import compare as compare
     from rxloop.operators.views.cost import cost as cost
-    from rxloop.operators.views.for_task import for_task as for_task
+    from rxloop.operators.views.filters import for_task as for_task
+    from rxloop.operators.views.filters import of_type as of_type
+    from rxloop.operators.views.filters import public as public
+    from rxloop.operators.views.filters import thoughts as thoughts
+    from rxloop.operators.views.filters import tool_calls as tool_calls
+    from rxloop.operators.views.filters import until_final as until_final
+    from rxloop.operators.views.filters import usage as usage
     from rxloop.operators.views.grammar import grammar as grammar
-    from rxloop.operators.views.graph_deltas import EdgeAdded as EdgeAdded
-    from rxloop.operators.views.graph_deltas import GraphDelta as GraphDelta
-    from rxloop.operators.views.graph_deltas import NodeAdded as NodeAdded
-    from rxloop.operators.views.graph_deltas import graph_deltas as graph_deltas
-    from rxloop.operators.views.idle_timeout import idle_timeout as idle_timeout
-    from rxloop.operators.views.of_type import of_type as of_type
+    from rxloop.operators.views.make_view import ViewOutput as ViewOutput
+    from rxloop.operators.views.make_view import make_view as make_view
     from rxloop.operators.views.partial import partial as partial
-    from rxloop.operators.views.progress import progress as progress
-    from rxloop.operators.views.public import public as public
     from rxloop.operators.views.record import record as record
     from rxloop.operators.views.repeats import Repeat as Repeat
     from rxloop.operators.views.repeats import repeats as repeats
@@ -49,12 +52,9 @@ if TYPE_CHECKING:
     from rxloop.operators.views.stalled import stalled as stalled
     from rxloop.operators.views.stats import Stats as Stats
     from rxloop.operators.views.stats import stats as stats
-    from rxloop.operators.views.tally import Tally as Tally
-    from rxloop.operators.views.tally import tally as tally
     from rxloop.operators.views.text import text as text
+    from rxloop.operators.views.thought_graph import EdgeAdded as EdgeAdded
+    from rxloop.operators.views.thought_graph import GraphDelta as GraphDelta
+    from rxloop.operators.views.thought_graph import NodeAdded as NodeAdded
+    from rxloop.operators.views.thought_graph import graph_deltas as graph_deltas
     from rxloop.operators.views.thought_graph import thought_graph as thought_graph
-    from rxloop.operators.views.thoughts import thoughts as thoughts
-    from rxloop.operators.views.token_rate import token_rate as token_rate
-    from rxloop.operators.views.tool_calls import tool_calls as tool_calls
-    from rxloop.operators.views.until_final import until_final as until_final
-    from rxloop.operators.views.usage import usage as usage

@@ -1,1 +1,1 @@
-"""Requests, RunContext, seams: Provider, Tool, ToolProvider, EventLog, Queue, SessionStore, Compressor, Workspace."""
+"""Requests, `RunContext`, and the interfaces that users implement, such as Provider, Tool, EventLog and Queue."""

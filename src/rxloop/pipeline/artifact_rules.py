@@ -1,14 +1,48 @@
-"""What every store of artifacts keeps to."""
+"""Rules of every artifact store."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from unicodedata import normalize
 
 from rxloop.errors import ArtifactError, ArtifactExists, UnknownArtifact
-from rxloop.pipeline.values import ArtifactRecord
-from rxloop.protocol.storable import readable
+from rxloop.protocol.json_data import readable
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactRecord:
+    """What a store knows of one version of an artifact without its content."""
+
+    artifact_id: str
+    version: int
+    """Counts how often the artifact was begun, from 1."""
+    name: str
+    """What people call it."""
+    media_type: str
+    created: int
+    """When the first version was begun, in milliseconds since 1970."""
+    updated: int
+    """Milliseconds since 1970."""
+    size: int = 0
+    """Bytes."""
+    chunks: int = 0
+    """How many chunks it has: the index of the next one."""
+    complete: bool = False
+    """Whether the last chunk is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactChunk:
+    """A chunk as it stands in the store."""
+
+    record: ArtifactRecord
+    """The version that it belongs to, as it is now."""
+    index: int
+    """Its place in that version, from 0."""
+    offset: int
+    """The bytes before it."""
+
 
 MOST_BYTES = 120
 """Of an id; file systems take 255, and others write something before it or behind it."""

@@ -7,20 +7,117 @@ from base64 import b64encode
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 from weakref import WeakValueDictionary
 
 from rxloop.errors import ArtifactError
-from rxloop.pipeline.artifact_rules import safe_id, version_of
-from rxloop.pipeline.seams import ArtifactStore
-from rxloop.pipeline.values import ArtifactChunk, ArtifactRecord
+from rxloop.pipeline.artifact_rules import ArtifactChunk, ArtifactRecord, safe_id, version_of
 from rxloop.protocol.events import ArtifactUpdateEvent, Event
-from rxloop.protocol.storable import readable
+from rxloop.protocol.json_data import readable
 
 CHUNK = 64_000
 """Characters or bytes of a chunk: what is longer becomes several. The same in each attempt, or keys would not match."""
 INLINE = 1_000_000
 """Bytes of a version that are on the stream; of what lies behind them events tell the place, and the store has it."""
 _NAME = 200
+
+
+@runtime_checkable
+class ArtifactStore(Protocol):
+    """Keeps artifacts, the files that runs make: by conversation and id, in versions that are only ever appended to.
+
+    Each write is made as a whole or not at all, and has a key. A write whose key the artifact has already is not made
+    again: it gives what the first one gave, and an `ArtifactError` if it writes something else. The rules are functions
+    in `rxloop.pipeline.artifact_rules`.
+    """
+
+    async def create(
+        self,
+        context_id: str,
+        artifact_id: str,
+        *,
+        name: str,
+        media_type: str,
+        override: bool,
+        key: str,
+        now: int,
+    ) -> ArtifactRecord:
+        """Begin an artifact, or with `override` its next version, without content.
+
+        Args:
+            context_id: The conversation, whose artifacts no other one sees.
+            artifact_id: A name that is safe for a file.
+            name: What people call it.
+            media_type: Such as `text/markdown`.
+            override: Begin the next version, if there is one; the time of the first version stays that of all.
+            key: Tells this write from others, the same each time that it is tried.
+            now: Milliseconds since 1970.
+
+        Raises:
+            ArtifactExists: There is one, and no `override`.
+        """
+        ...
+
+    async def append(
+        self, context_id: str, artifact_id: str, data: bytes, *, version: int | None, last: bool, key: str, now: int
+    ) -> ArtifactChunk:
+        """Append a chunk to the newest version, which has to be `version` if that is given.
+
+        Args:
+            context_id: The conversation.
+            artifact_id: The artifact.
+            data: The chunk; may be empty where it is the last.
+            version: The version that is meant; None for the newest.
+            last: The version is complete with it.
+            key: As for `create`.
+            now: Milliseconds since 1970.
+
+        Raises:
+            UnknownArtifact: There is none.
+            ArtifactError: It is complete, or begun anew.
+        """
+        ...
+
+    async def read(
+        self,
+        context_id: str,
+        artifact_id: str,
+        *,
+        version: int | None = None,
+        offset: int = 0,
+        limit: int | None = None,
+    ) -> bytes:
+        """Read a range of a version, by default the newest: up to `limit` bytes from `offset`, none beyond the end.
+
+        Raises:
+            UnknownArtifact: There is none.
+        """
+        ...
+
+    async def versions(self, context_id: str, artifact_id: str) -> Sequence[ArtifactRecord]:
+        """List the versions of an artifact, the newest last; none if there is no such artifact."""
+        ...
+
+    async def list(self, context_id: str) -> Sequence[ArtifactRecord]:
+        """List the newest version of each artifact of a conversation, by id."""
+        ...
+
+    async def delete(self, context_id: str, artifact_id: str, *, expected: ArtifactRecord | None = None) -> bool:
+        """Delete an artifact with all its versions, and return whether it was deleted.
+
+        The id is free afterwards: the next artifact of this id begins with version 1, and may use the same keys.
+
+        Args:
+            context_id: The conversation.
+            artifact_id: The artifact.
+            expected: Delete the artifact only if its newest version still equals this record, so that the caller does
+                not delete what another writer has appended since.
+        """
+        ...
+
+    async def aclose(self) -> None:
+        """Close files and connections; may be called more than once."""
+        ...
 
 
 class Artifacts:

@@ -1,15 +1,18 @@
-"""Asking a log again that fails for a moment: the one rule for writing and for reading."""
+"""Retried calls of a log."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from rxloop.errors import EventLogError, LogUnreachable
+from rxloop.errors import EventLogError, LogUnreachable, RxloopError
+
+if TYPE_CHECKING:
+    from rxloop.protocol.events import Event
 
 log = logging.getLogger("rxloop")
 
@@ -17,8 +20,10 @@ T = TypeVar("T")
 
 PATIENCE = 30.0
 """Seconds for which a log that fails is asked again, before it counts as gone."""
+
 PAUSES = (0.05, 2.0)
 """The seconds between two tries: of the first pause, doubled each time, and at most."""
+
 ANSWERS_IN = 10.0
 """Seconds in which a log has to say what became of a batch; one that hangs is asked again, and gone in the end."""
 
@@ -106,3 +111,44 @@ def is_cancelled(error: BaseException) -> bool:
     """Tell whether it is the task that is cancelled, and not something in the log."""
     task = asyncio.current_task()
     return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
+
+
+P = ParamSpec("P")
+
+
+async def read_log(read: Callable[P, Awaitable[T]], *args: P.args, **options: P.kwargs) -> T:
+    """Read from a log; one that fails for a moment is asked again, as for what is appended.
+
+    Raises:
+        LogUnreachable: The log failed for longer than `PATIENCE`.
+        EventLogError: It failed by what another try would not change.
+    """
+    try:
+        return await patiently(lambda: read(*args, **options), "the event log cannot be read")
+    except Exception as error:
+        if may_pass(error):
+            raise LogUnreachable(f"the event log could not be read: {error}") from error
+        if isinstance(error, RxloopError):
+            raise
+        raise EventLogError(f"the event log could not be read: {error}") from error
+
+
+def check_whole(task_id: str, events: Sequence[Event], until: int) -> None:
+    """Refuse to go on after an event that a log could not read and has left out.
+
+    Args:
+        task_id: The run.
+        events: What the log gives of it.
+        until: The last event that is to be there.
+
+    Raises:
+        EventLogError: One up to there is missing.
+    """
+    for seq in range(1, until + 1):
+        if seq > len(events) or events[seq - 1].seq != seq:
+            before = f"; agent.fork({task_id!r}, at={seq - 1}) goes on before it" if seq > 1 else ""
+            raise EventLogError(
+                f"the event {seq} of the run {task_id} cannot be read: a run that goes on after it may repeat what was "
+                f"done{before}",
+                retryable=False,
+            )

@@ -1,4 +1,4 @@
-"""Requests: the intentions that travel in the pipeline beside the events, and never leave it."""
+"""Requests that travel in the pipeline."""
 
 from __future__ import annotations
 
@@ -10,16 +10,41 @@ import orjson
 from reactivex import Observable
 from typing_extensions import TypeVar, Unpack
 
-from rxloop.pipeline.run_context import D_co, Host, RunContext
+from rxloop.pipeline.edited_calls import add_edit_note
+from rxloop.pipeline.run_context import D_co, OfferedTools, RunContext
 from rxloop.protocol.envelope import check_id
 from rxloop.protocol.events import Event, ToolCompleteEvent
-from rxloop.protocol.messages import FilePart, ImagePart, Message, ToolCall
+from rxloop.protocol.json_data import storable
+from rxloop.protocol.messages import FilePart, ImagePart, Message, ToolCall, Usage
 from rxloop.protocol.parts import with_placeholders
 from rxloop.protocol.settings import ModelSettings
-from rxloop.protocol.storable import storable
 
-if TYPE_CHECKING:
-    from rxloop.pipeline.values import ThinkingResult
+_NOTE = "[Where you are, for you alone; the conversation above is what counts.]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThinkingResult:
+    """What the thinking phase made of a run, before one of its model calls."""
+
+    summary: str = ""
+    """What stands for the messages that are left out."""
+    current_state: str = ""
+    """How far the run is, in a sentence or two."""
+    insights: tuple[str, ...] = ()
+    """What the model has found so far, by its own thoughts."""
+    next_actions: tuple[str, ...] = ()
+    """What it meant to do, by its own thoughts, and what went wrong last."""
+    compressed_history: Sequence[Message] = field(default=(), repr=False)
+    """The messages that are sent for the history."""
+    thinking_tokens: Usage = field(default_factory=Usage)
+    """What the thinking model used for it."""
+
+    def note(self) -> str:
+        """Write the note for the model, in a few lines; empty if there is nothing to say."""
+        lines = [self.current_state] if self.current_state else []
+        lines += [f"You found: {insight}" for insight in self.insights]
+        lines += [f"To do: {action}" for action in self.next_actions]
+        return "\n".join([_NOTE, *lines]) if lines else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +157,11 @@ class ToolRequest(Request[Any]):
     offered: tuple[ToolDefinition, ...] | None = field(default=None, repr=False)
     """The tools that the model was offered, and after a resume still is; None is all that the run has then."""
 
+    def __post_init__(self) -> None:
+        if self.ctx.call is not self.call:
+            # The tool reads its call from the context.
+            object.__setattr__(self, "ctx", self.ctx.bind(call=self.call))
+
     @property
     def slot(self) -> tuple[str, int]:
         """The place that the answer fills: the step and the place of the call in its message."""
@@ -140,12 +170,17 @@ class ToolRequest(Request[Any]):
     def replace(self, **arguments: Any) -> ToolRequest:
         """The same call with some arguments changed.
 
+        The model and the clients are told which arguments were executed.
+
         Raises:
             InvalidEvent: An argument cannot be written as JSON.
         """
         changed = storable({**self.call.arguments, **arguments}, "the arguments")
-        call = self.call.model_copy(update={"arguments": changed})
-        return ToolRequest(call, self.ctx.bind(call=call), self.offered)
+        update: dict[str, Any] = {"arguments": changed}
+        if changed != self.call.arguments:
+            update["raw"] = None
+        call = self.call.model_copy(update=update)
+        return ToolRequest(call, self.ctx, self.offered)
 
     def refuse(self, reason: str) -> ToolCompleteEvent:
         """The answer to a call that is not carried out: `reason` is what the model reads."""
@@ -159,7 +194,7 @@ class ToolRequest(Request[Any]):
             content: The text that the model reads.
             parts: Images and files that it sees after the text.
         """
-        content = with_placeholders(content, parts)
+        content = add_edit_note(with_placeholders(content, parts), self.ctx, self.call)
         return self._complete(success=True, result=result, content=content, parts=list(parts))
 
     def of(self, tool: ToolDefinition) -> ToolRequest:
@@ -173,18 +208,18 @@ class ToolRequest(Request[Any]):
         return ToolCompleteEvent(answer=self.ctx.answer, **{**self.ctx.call_fields, "call": self.call}, **fields)
 
 
-def marked(call: ToolCall, host: Host) -> ToolCall:
+def marked(call: ToolCall, tools: OfferedTools) -> ToolCall:
     """The call, marked as hidden if its tool is not for clients."""
-    return call.model_copy(update={"hidden": True}) if not call.hidden and host.hides(call.name) else call
+    return call.model_copy(update={"hidden": True}) if not call.hidden and tools.hides(call.name) else call
 
 
-def offer_of(tools: Sequence[ToolDefinition], calls: Sequence[ToolCall], host: Host) -> list[str] | None:
+def offer_of(tools: Sequence[ToolDefinition], calls: Sequence[ToolCall], offered: OfferedTools) -> list[str] | None:
     """What a message says of the tools that it was offered: nothing where those are all, and it calls no other one.
 
     From it a resumed run knows what a call of the message may reach.
     """
     names = {tool.name for tool in tools}
-    if names.issuperset(call.name for call in calls) and not host.has_tools_beside(names):
+    if names.issuperset(call.name for call in calls) and not offered.has_others(names):
         return None
     return [tool.name for tool in tools]
 

@@ -23,14 +23,13 @@ from pydantic import (
 )
 
 from rxloop.errors import ConfigurationError, InvalidEvent
-from rxloop.protocol.frozen import FrozenDict, FrozenList
 from rxloop.protocol.messages import Wire
+from rxloop.protocol.model import FrozenDict, FrozenList, absent
 from rxloop.protocol.visibility import HIDDEN, ROOT, Part, public_metadata
 
 PROTOCOL_VERSION = 1
 
 Visibility = Literal["public", "internal"]
-
 
 _FIRST, _LAST = -62_135_596_800_000, 253_402_300_799_999
 """The milliseconds that a time may be: from the year 1 to 9999."""
@@ -77,9 +76,7 @@ Timestamp = Annotated[
     PlainSerializer(_write_time, return_type=str, when_used="json"),
 ]
 
-
 _LINE_ENDS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-
 
 _PLAIN: "set[type[Event]]" = set()
 """The classes whose events have nothing to hide but metadata: a delta costs one look."""
@@ -94,11 +91,6 @@ def check_id(value: str, what: str) -> str:
     if value.isprintable() or _LINE_ENDS.search(value) is None:
         return value
     raise ConfigurationError(f"{what} is {value!r}: it must have no line ends or other control characters")
-
-
-def absent(value: Any) -> bool:
-    """Tell whether an optional field is left out of the JSON."""
-    return not value
 
 
 class Event(Wire):

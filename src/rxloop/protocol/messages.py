@@ -7,6 +7,10 @@ import orjson
 from pydantic import Field, model_validator
 
 from rxloop.errors import ConfigurationError, InvalidEvent
+from rxloop.protocol.json_data import readable, storable
+from rxloop.protocol.lenient import find_json
+from rxloop.protocol.model import Wire as Wire
+from rxloop.protocol.model import unchecked
 from rxloop.protocol.parts import Citation as Citation
 from rxloop.protocol.parts import Content as Content
 from rxloop.protocol.parts import FilePart as FilePart
@@ -15,9 +19,6 @@ from rxloop.protocol.parts import Media as Media
 from rxloop.protocol.parts import Part as Part
 from rxloop.protocol.parts import TextPart as TextPart
 from rxloop.protocol.parts import with_placeholders
-from rxloop.protocol.storable import readable, storable
-from rxloop.protocol.unchecked import unchecked
-from rxloop.protocol.wire import Wire as Wire
 
 Role = Literal["system", "user", "assistant", "tool"]
 
@@ -48,15 +49,23 @@ class ToolCall(Wire):
 
     @classmethod
     def parse(cls, id: str, name: str, raw: str | None) -> "ToolCall":
-        """Read the arguments that a model wrote: nothing is `{}`, a JSON object encoded twice is decoded twice."""
+        """Read the arguments that a model wrote: nothing is `{}`, a JSON object encoded twice is decoded twice.
+
+        The only JSON value in a text that is not JSON counts too; `raw` is then this value alone.
+        """
         if raw is None or not raw.strip() or raw.strip() == "null":
             return cls(id=id, name=name)
+        text = raw
         try:
-            value: Any = orjson.loads(raw)
+            value: Any = orjson.loads(text)
             if isinstance(value, str):
-                value = orjson.loads(value) if value.strip() else {}
+                text = value
+                value = orjson.loads(text) if text.strip() else {}
         except orjson.JSONDecodeError as error:
-            return cls(id=id, name=name, raw=raw, error=f"the arguments are not valid JSON: {error}")
+            found = find_json(text)
+            if found is None or found == raw:
+                return cls(id=id, name=name, raw=raw, error=f"the arguments are not valid JSON: {error}")
+            return cls.parse(id, name, found)
         if value is None:
             value = {}
         if not isinstance(value, dict):

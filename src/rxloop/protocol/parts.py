@@ -1,17 +1,19 @@
 """Parts of messages: texts, images and files; and where the words of an answer come from."""
 
+import re
 from collections.abc import Iterable, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 from typing_extensions import override
 
-from rxloop.protocol.wire import Wire
+from rxloop.protocol.model import Wire
 
 _LONGEST = 200
 """Characters of an address or a name in a placeholder."""
+_LOCAL = re.compile(r"file:|~?[/\\]|~$|\.{1,2}[/\\]|[a-z]:[/\\]", re.IGNORECASE)
 
 
 class TextPart(Wire):
@@ -22,13 +24,16 @@ class TextPart(Wire):
 
 
 class _Media(Wire):
+    # The fingerprint, so that the bytes of a long conversation are not hashed for each request; no part of the value.
+    __slots__ = ("_hash",)
+
     _kind: ClassVar[str]
     url: str | None = None
-    """Where the bytes are, if they are not in `data`."""
+    """Where the bytes are, if they are not in `data`: an http address, or a data URL. No local path."""
     data: bytes | None = None
     """The bytes themselves; base64 in JSON."""
     media_type: str | None = None
-    """The MIME type, needed with `data`."""
+    """The MIME type, needed with `data` unless the bytes or the file's name tell it."""
 
     @classmethod
     def from_path(cls, path: str | PathLike[str], *, media_type: str | None = None) -> Self:
@@ -42,13 +47,14 @@ class _Media(Wire):
             ValueError: The name does not tell the type.
         """
         # Not before it is needed, as it is in few programs.
-        from mimetypes import guess_type
+        from rxloop.protocol.media_types import guess_media_type, sniff
 
         file = Path(path)
-        media_type = media_type or guess_type(file.name)[0]
+        data = file.read_bytes()
+        media_type = media_type or sniff(data) or guess_media_type(file.name)
         if media_type is None:
             raise ValueError(f"the name {file.name!r} does not tell a media type: pass media_type=")
-        return cls(data=file.read_bytes(), media_type=media_type, **cls._named(file.name))
+        return cls(data=data, media_type=media_type, **cls._named(file.name))
 
     @property
     def placeholder(self) -> str:
@@ -61,13 +67,13 @@ class _Media(Wire):
     @property
     def described(self) -> str:
         """Its type and size, or where it is: the end of its placeholder."""
-        url = self.url or ""
+        url = (self.url or "").strip()
         if self.data is not None:
             return f"{self.media_type}, {size_of(len(self.data))}"
-        if not url.startswith("data:"):
+        if not is_data_url(url):
             return f"at {url[:_LONGEST]}"
         head, _, data = url.partition(",")
-        media_type = head.removeprefix("data:").partition(";")[0] or "bytes"
+        media_type = head[5:].partition(";")[0] or "bytes"
         return f"{media_type[:_LONGEST]}, {size_of(len(data) * 3 // 4)}"
 
     @property
@@ -80,7 +86,7 @@ class _Media(Wire):
         for name, value in super().__repr_args__():
             if isinstance(value, bytes):
                 value = size_of(len(value))
-            elif name == "url" and str(value).startswith("data:"):
+            elif name == "url" and is_data_url(str(value)):
                 value = f"data: {self.described}"
             yield name, value
 
@@ -88,13 +94,35 @@ class _Media(Wire):
     def _named(cls, name: str) -> dict[str, str]:
         return {}
 
+    @field_validator("url", mode="before")
+    @classmethod
+    def _no_path(cls, value: Any, info: ValidationInfo) -> Any:
+        # Recorded parts stay readable: codecs send a description in place of a path.
+        if isinstance(value, PathLike) or (info.mode == "python" and isinstance(value, str) and is_local_path(value)):
+            shown = str(cast("PathLike[str] | str", value))[:_LONGEST]
+            raise ValueError(
+                f"url must be an https:// address or a data: URL, got the local path {shown!r}. "
+                f"Read the file with {cls.__name__}.from_path({shown!r})."
+            )
+        return value
+
     @model_validator(mode="after")
     def _one_source(self) -> Self:
         if (self.url is None) == (self.data is None):
             raise ValueError("give either url or data")
         if self.data is not None and not self.media_type:
-            raise ValueError("data needs a media_type, such as 'image/png'")
+            # Imported where it is needed, as few programs do.
+            from rxloop.protocol.media_types import guess_media_type, sniff
+
+            found = sniff(self.data) or guess_media_type(self._name)
+            if found is None:
+                raise ValueError("data needs a media_type, such as 'image/png'")
+            object.__setattr__(self, "media_type", found)
         return self
+
+
+fingerprint_slot = vars(_Media)["_hash"]
+"""Holds the fingerprint of a part once it is computed."""
 
 
 class ImagePart(_Media):
@@ -123,6 +151,16 @@ class FilePart(_Media):
 Media = Annotated[ImagePart | FilePart, Field(discriminator="type")]
 Part = Annotated[TextPart | ImagePart | FilePart, Field(discriminator="type")]
 Content = str | list[Part]
+
+
+def is_data_url(url: str) -> bool:
+    """True if a URL contains its data."""
+    return url.lstrip()[:5].lower() == "data:"
+
+
+def is_local_path(url: str) -> bool:
+    r"""True if a URL is a path of a file system, such as `./a.png`, `C:\a.png` or `file:///a.png`."""
+    return _LOCAL.match(url.strip()) is not None
 
 
 def with_placeholders(text: str, parts: Sequence[ImagePart | FilePart]) -> str:

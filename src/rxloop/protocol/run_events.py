@@ -8,9 +8,10 @@ from typing import Any, Literal
 from pydantic import Field
 from typing_extensions import override
 
-from rxloop.protocol.envelope import Event, absent
+from rxloop.protocol.commands import PendingInput, public_question
+from rxloop.protocol.envelope import Event
 from rxloop.protocol.messages import Content, ErrorInfo, Message, ToolCall, Usage
-from rxloop.protocol.questions import PendingInput, public_question
+from rxloop.protocol.model import absent
 from rxloop.protocol.visibility import id_unless_hidden, public_error_of, public_messages, public_questions
 
 State = Literal["submitted", "working", "completed", "failed", "canceled", "input-required", "auth-required"]
@@ -64,7 +65,7 @@ class StatusUpdateEvent(Event):
     state: State
     final: bool = False
     reason: str | None = None
-    """Why it ended: a limit, `error`, `canceled`, `input`; None for an answer."""
+    """Why it ended: a limit, `error`, `canceled`, `superseded`, `input`; None for an answer."""
     error: ErrorInfo | None = None
     content: str | None = None
     """The final content, partial where the attempt did not complete."""

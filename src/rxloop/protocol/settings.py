@@ -1,5 +1,6 @@
 """What can be set for a model call and for a run, as plain values."""
 
+from collections.abc import Collection
 from typing import Any, Literal
 
 from pydantic import Field
@@ -37,7 +38,15 @@ class ModelSettings(Wire):
     top_p: float | None = None
     max_tokens: int | None = None
     tool_choice: ToolChoice | None = None
-    """`auto`, `none`, `required`, or the name of the one tool to call."""
+    """`auto`, `none`, `required`, or the name of the one tool to call.
+
+    `required` and the name of a tool apply to the first request of a run, and `auto` to its later requests; see
+    `tool_choice_scope`."""
+    tool_choice_scope: Literal["first", "every"] | None = None
+    """Requests that a forced `tool_choice` applies to.
+
+    `first`, the default, is the first request of a run, and of each branch of a strategy. With `every`, the model is
+    forced in each request, so that the run ends only by a limit, an answer tool or a cancel."""
     parallel_tool_calls: bool | None = None
     seed: int | None = None
     stop: list[str] | None = None
@@ -53,6 +62,20 @@ class ModelSettings(Wire):
     """Fields that go into the request's JSON as they are."""
     headers: dict[str, str] = Field(default_factory=dict[str, str])
     """Headers that go with the request."""
+
+    def after_first_request(self, answer_tools: Collection[str]) -> "ModelSettings":
+        """Return the settings of a later request, in which a forced `tool_choice` is replaced by `auto`.
+
+        Args:
+            answer_tools: The tools by which the model answers. A choice that lets the model call one of them remains
+                forced, because this call ends the run.
+        """
+        choice = self.tool_choice
+        if choice in (None, "auto", "none") or self.tool_choice_scope == "every":
+            return self
+        if answer_tools and (choice == "required" or choice in answer_tools):
+            return self
+        return self.model_copy(update={"tool_choice": "auto"})
 
     def over(self, other: "ModelSettings | None") -> "ModelSettings":
         """These settings where they are set, and those of `other` elsewhere; dicts are merged."""

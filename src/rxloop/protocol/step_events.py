@@ -1,6 +1,6 @@
-"""What happens in a step: the call of a model, its answer and thoughts, and the tools that it calls."""
+"""Events for model calls, content, thoughts and tool calls."""
 
-# The models are frozen, which the type checker does not see: a `kind` may be narrower than the `str` of the base.
+# The models are frozen, so a subclass may narrow `kind`. The type checker does not know that they are frozen.
 # pyright: reportIncompatibleVariableOverride=false
 
 from typing import Any, Literal, get_args
@@ -8,10 +8,10 @@ from typing import Any, Literal, get_args
 from pydantic import Field
 from typing_extensions import override
 
-from rxloop.protocol.envelope import Event, absent
+from rxloop.protocol.envelope import Event
 from rxloop.protocol.messages import Citation, ErrorInfo, Media, Message, ToolCall, Usage, Wire
+from rxloop.protocol.model import absent, unchecked
 from rxloop.protocol.parts import with_placeholders
-from rxloop.protocol.unchecked import unchecked
 from rxloop.protocol.visibility import hidden_places, id_unless_hidden, shown_calls
 
 Verbosity = Literal["brief", "normal", "detailed"]
@@ -31,7 +31,7 @@ THOUGHT_TYPES: tuple[str, ...] = get_args(ThoughtType)
 
 
 class LLMCallEvent(Event):
-    """A request is about to leave for the model."""
+    """Event published before a request is sent to the model."""
 
     kind: Literal["llm-call"] = "llm-call"
     marble = "l"
@@ -43,7 +43,7 @@ class LLMCallEvent(Event):
     tool_count: int
     estimated_input_tokens: int
     problems: list[str] = Field(default_factory=list[str], exclude_if=absent)
-    """What was wrong with the messages that operators had made, and was repaired."""
+    """Problems found and repaired in messages that operators created."""
 
     @override
     def describe(self) -> str:
@@ -51,30 +51,37 @@ class LLMCallEvent(Event):
 
 
 class LLMFailedEvent(Event):
-    """A request to a model failed: one that is tried again, and one that is the end of the call."""
+    """Event published when a request to the model fails, whether it is retried or not."""
 
     visibility = "internal"
     kind: Literal["llm-failed"] = "llm-failed"
     marble = "e"
     error: ErrorInfo
     retryable: bool
-    """Whether the same request may succeed later."""
+    """True if the same request may succeed later."""
     retry_in: float | None = None
-    """Seconds until the next try, where there is one."""
+    """Delay in seconds before the next try, or None if the request is not retried."""
     status: int | None = None
-    """The HTTP status, where there was an answer."""
+    """The HTTP status code of the response, if any."""
     tries: int = 1
-    """How many requests of this call have failed, this one included."""
+    """Number of failed requests in this call, including this one."""
+    refused: dict[str, str] = Field(default_factory=dict[str, str], exclude_if=absent)
+    """Images and files that the vendor refused, as fingerprint and reason. They are not sent again."""
 
 
-NoticeCode = Literal["left_out", "passed_over"]
+MALFORMED_REASON = "malformed_call"
+"""Metadata key of a `content-complete` event for the reason why the vendor could not parse the model's tool call."""
+
+NoticeCode = Literal["left_out", "changed", "passed_over", "unread_answer", "repaired"]
 
 
 class LLMNoticeEvent(Event):
-    """Something of a request did not reach the model, or something of its answer was not understood; the call goes on.
+    """Event published when part of a request or its answer was omitted or changed. The call continues.
 
-    `left_out`: the model's vendor does not take a part of the conversation, or a setting. `passed_over`: the vendor
-    sent something that is not known here.
+    `left_out`: the vendor does not support a part of the conversation or a setting. `changed`: an image or a file was
+    sent with another media type or as another kind of part. `passed_over`: the vendor sent unknown data.
+    `unread_answer`: the code no longer requests a recorded answer. `repaired`: the model's JSON was extracted from text
+    that is not JSON.
     """
 
     visibility = "internal"
@@ -90,21 +97,21 @@ class LLMNoticeEvent(Event):
 
 
 class ServerToolEvent(Event):
-    """A tool that the vendor carries out itself, such as its web search, is at work, or has ended."""
+    """Event published when a tool executed by the vendor, such as web search, starts or ends."""
 
     kind: Literal["server-tool"] = "server-tool"
     marble = "S"
     public_fields = ("tool_call_id", "name", "phase", "arguments", "result", "success")
     incidental_fields = ("tool_call_id",)
     tool_call_id: str
-    """The vendor's id."""
+    """Call id from the vendor."""
     name: str
-    """What the vendor calls the tool."""
+    """Name of the tool in the vendor's API."""
     phase: Literal["start", "complete"]
     arguments: Any = None
-    """What the model gave it, as far as the vendor tells."""
+    """Arguments from the model, if the vendor reports them."""
     result: Any = None
-    """What came of it, in the vendor's form, as far as the vendor tells."""
+    """Result in the vendor's format, if the vendor reports it."""
     success: bool = True
 
     @override
@@ -113,7 +120,7 @@ class ServerToolEvent(Event):
 
 
 class ContentDeltaEvent(Event):
-    """Text of the answer, as it streams."""
+    """Piece of the answer's text, sent while it streams."""
 
     durable = False
     kind: Literal["content-delta"] = "content-delta"
@@ -121,39 +128,38 @@ class ContentDeltaEvent(Event):
     public_fields = ("delta", "index")
     delta: str
     index: int = 0
-    """Counts the deltas of a message, from 0."""
+    """Zero-based index of the delta in its message."""
 
 
 class ContentCompleteEvent(Event):
-    """The whole assistant message."""
+    """Complete assistant message."""
 
     kind: Literal["content-complete"] = "content-complete"
     marble = "c"
-    public_fields = ("content", "reasoning", "finish_reason", "raw_finish_reason", "files", "citations")
-    public_parts = {
-        "tool_calls": shown_calls,
-        "left_out": hidden_places,
-    }
+    public_fields = ("content", "reasoning", "finish_reason", "raw_finish_reason", "max_tokens", "files", "citations")
+    public_parts = {"tool_calls": shown_calls, "left_out": hidden_places}
     incidental_fields = ("provider_state", "raw_finish_reason", "left_out", "offered")
     content: str = ""
     files: list[Media] = Field(default_factory=list[Media], exclude_if=absent)
-    """Images and other files that the model has made, which follow the text in the history."""
+    """Images and other files from the model. They follow the text in the history."""
     citations: list[Citation] = Field(default_factory=list[Citation], exclude_if=absent)
-    """What the text rests on, in the order of the text; no part of the history."""
+    """Sources of the text, in its order. They are not part of the history."""
     reasoning: str | None = None
     tool_calls: list[ToolCall] = Field(default_factory=list[ToolCall])
     finish_reason: str = "stop"
-    """`stop`, `tool_calls`, `length`, `content_filter`; `pause` where the model goes on when it is asked again;
-    `canceled` when the message was cut off; `interrupted` when that was done to say something more: what there was of
-    it stands in the history."""
+    """`stop`, `tool_calls`, `length`, `content_filter`, `pause` (the model continues in the next call), `canceled`,
+    `interrupted` (a new message stopped it, and the partial text stays in the history), or `unknown` (missing or
+    unknown). Tool calls are executed only with `stop`, `tool_calls` and `pause`."""
     raw_finish_reason: str | None = None
-    """What the vendor called it."""
+    """Finish reason in the vendor's API."""
+    max_tokens: int | None = Field(default=None, exclude_if=lambda value: value is None)
+    """Token limit that truncated the message (`length`), if the request had one."""
     provider_state: dict[str, Any] | None = None
-    """Opaque data to be sent back with the message."""
+    """Opaque data that the provider needs back with the message."""
     left_out: list[int] = Field(default_factory=list[int], exclude_if=absent)
-    """In what clients get: the places of the calls that are not for them, which `tool_calls` lacks."""
+    """Indexes of the hidden calls that are missing from `tool_calls`. Only set in events for clients."""
     offered: list[str] | None = Field(default=None, exclude_if=lambda value: value is None)
-    """The tools that the request offered, where it held some back or the model has called another one; None is all."""
+    """Names of the tools offered to the model. None means that all tools were offered."""
 
     @override
     def describe(self) -> str:
@@ -163,7 +169,7 @@ class ContentCompleteEvent(Event):
 
 
 class ToolCallDeltaEvent(Event):
-    """A piece of a tool call's arguments, as it streams."""
+    """Piece of a tool call's arguments, sent while they stream."""
 
     durable = False
     kind: Literal["tool-call-delta"] = "tool-call-delta"
@@ -171,7 +177,7 @@ class ToolCallDeltaEvent(Event):
     public_fields = ("index", "tool_call_id", "name", "fragment", "hidden")
     incidental_fields = ("tool_call_id", "hidden")
     index: int
-    """The place of the call in its message, from 0."""
+    """Zero-based index of the call in its message."""
     tool_call_id: str
     name: str
     fragment: str
@@ -183,7 +189,7 @@ class ToolCallDeltaEvent(Event):
 
 
 class ThoughtDeltaEvent(Event):
-    """Reasoning, as it streams."""
+    """Piece of the model's reasoning, sent while it streams."""
 
     durable = False
     kind: Literal["thought-delta"] = "thought-delta"
@@ -194,32 +200,32 @@ class ThoughtDeltaEvent(Event):
 
 
 class SessionLink(Wire):
-    """Where a thought stands in its thinking session."""
+    """Position of a thought in its thinking session."""
 
     session_id: str
     number: int
-    """Its number, as its author gave it."""
+    """Number of the thought, assigned by its author."""
     total: int
-    """How many thoughts the author expects."""
+    """Number of thoughts that the author expects."""
     next_thought_needed: bool = True
     revises: int | None = None
-    """The number of the thought that it replaces."""
+    """Number of the thought replaced by this one."""
     revises_id: str | None = None
-    """The `thought_id` of that thought, if there is one."""
+    """The `thought_id` of the replaced thought, if it has one."""
     branch_id: str | None = None
-    """The branch that it is on; None is the main line."""
+    """The name of the branch, or None for the main branch."""
     branch_from: int | None = None
-    """In the first thought of a branch: the number of the thought that it leaves from; `related_to` has its id."""
+    """Number of the thought at which the branch starts. Only set in its first thought; `related_to` has the id."""
     merges: str | None = None
-    """The branch that ends in it."""
+    """Branch that this thought merges."""
     merges_id: str | None = None
-    """The `thought_id` of the last thought of that branch."""
+    """The `thought_id` of the last thought of the merged branch."""
     stage: str | None = None
-    """The stage of the strategy that it belongs to."""
+    """Stage of the strategy."""
 
 
 class ThoughtStreamEvent(Event):
-    """A thought: from a tool, from a tag in the text, from a strategy, or the provider's reasoning as one."""
+    """Thought from a tool, a tag in the text, a strategy or the provider's reasoning."""
 
     kind: Literal["thought-stream"] = "thought-stream"
     marble = "h"
@@ -235,31 +241,28 @@ class ThoughtStreamEvent(Event):
         "incomplete",
         "session",
     )
-    public_parts = {
-        "related_to": id_unless_hidden("related_to"),
-        "tool_call_id": id_unless_hidden("tool_call_id"),
-    }
+    public_parts = {"related_to": id_unless_hidden("related_to"), "tool_call_id": id_unless_hidden("tool_call_id")}
     incidental_fields = ("thought_id", "related_to", "tool_call_id", "hidden_calls", "index")
     thought_id: str = ""
-    """What later thoughts refer to; given by the run where it is left out."""
+    """Id for references from later thoughts. The run assigns one if it is empty."""
     thought_type: ThoughtType = "thinking"
     content: str
     index: int = -1
-    """Counts the thoughts of a run, from 0; given by the run."""
+    """Zero-based index of the thought, assigned by the run."""
     verbosity: Verbosity = "normal"
     confidence: float | None = Field(default=None, ge=0, le=1)
     related_to: str | None = None
-    """The thought or tool call that this one follows from."""
+    """The thought or tool call that led to this thought."""
     alternatives: list[str] = Field(default_factory=list[str])
     source: ThoughtSource = "tool"
     tool_call_id: str | None = None
-    """The call that the thought came from."""
+    """Tool call that produced the thought."""
     incomplete: bool = Field(default=False, exclude_if=absent)
-    """The text ended inside the thought."""
+    """True if the text ended inside the thought."""
     session: SessionLink | None = Field(default=None, exclude_if=absent)
-    """Its place in a thinking session."""
+    """Position in a thinking session."""
     hidden_calls: list[str] = Field(default_factory=list[str], exclude_if=absent)
-    """Of `related_to` and `tool_call_id`, the ids of calls that are not for clients; said by the run."""
+    """Ids in `related_to` and `tool_call_id` whose calls are hidden from clients, set by the run."""
 
     @override
     def describe(self) -> str:
@@ -271,18 +274,18 @@ class _ToolEvent(Event):
     incidental_fields = ("hidden",)
     call: ToolCall
     index: int = 0
-    """The place of the call in its message, from 0."""
+    """Zero-based index of the call in its message."""
     hidden: bool = Field(default=False, exclude_if=absent)
-    """The tool is not for clients, as in `call`."""
+    """True if the tool is hidden from clients, as in `call`."""
 
     @property
     def tool_call_id(self) -> str:
-        """The id of the call."""
+        """Id of the call."""
         return self.call.id
 
     @property
     def name(self) -> str:
-        """The name of the tool."""
+        """Name of the tool."""
         return self.call.name
 
     @property
@@ -298,11 +301,11 @@ class ToolStartEvent(_ToolEvent):
     public_fields = ("idempotency_key",)
     incidental_fields = ("idempotency_key",)
     idempotency_key: str
-    """The same for every attempt to carry out this call."""
+    """Key of this call, the same in every attempt to execute it."""
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The arguments of the call."""
+        """Arguments of the call."""
         return self.call.arguments
 
     @override
@@ -311,7 +314,7 @@ class ToolStartEvent(_ToolEvent):
 
 
 class ToolProgressEvent(_ToolEvent):
-    """What a tool says while it works."""
+    """Progress report of a running tool."""
 
     durable = False
     kind: Literal["tool-progress"] = "tool-progress"
@@ -322,7 +325,7 @@ class ToolProgressEvent(_ToolEvent):
 
 
 class ToolCompleteEvent(_ToolEvent):
-    """A call is answered: by its tool, or by a refusal, a timeout or a cancellation."""
+    """Event published when a tool call ends with a result, a refusal, a timeout or a cancellation."""
 
     kind: Literal["tool-complete"] = "tool-complete"
     marble = "x"
@@ -330,18 +333,18 @@ class ToolCompleteEvent(_ToolEvent):
     incidental_fields = ("duration",)
     success: bool
     result: Any = None
-    """What the tool returned, as JSON."""
+    """Return value of the tool, encoded as JSON."""
     error: str | None = None
     content: str
     """The text that the model reads."""
     parts: list[Media] = Field(default_factory=list[Media], exclude_if=absent)
-    """Images and files that the model sees after the text, where its provider takes them."""
+    """Images and files after the text, if the provider supports them."""
     duration: float = 0.0
     """Seconds from the start of the call."""
     answer: bool = Field(default=False, exclude_if=absent)
-    """The call gave the answer of the run, as `content`; or was to give it, and failed."""
+    """True if this call returns the answer of the run as `content`, even if it failed."""
     messages: list[Message] = Field(default_factory=list[Message], exclude_if=absent)
-    """System messages of the tool, which enter the history after the results of the whole batch."""
+    """System messages of the tool. They follow the results of the whole batch in the history."""
 
     @override
     def describe(self) -> str:
@@ -349,14 +352,14 @@ class ToolCompleteEvent(_ToolEvent):
 
 
 class ToolVoidedEvent(Event):
-    """A call that was started early came to nothing: it was not asked for in the end, or not so."""
+    """Event published when a call that was started early is discarded because the model did not ask for it."""
 
     visibility = "internal"
     kind: Literal["tool-voided"] = "tool-voided"
     marble = "V"
     call: ToolCall
     index: int = 0
-    """The place that the call would have had in its message, from 0."""
+    """Zero-based index that the call was expected to have in its message."""
 
     @override
     def describe(self) -> str:
@@ -364,7 +367,7 @@ class ToolVoidedEvent(Event):
 
 
 class UsageEvent(Event):
-    """The tokens of one model call, in the provider's last word on them."""
+    """The number of tokens used by one model call, as last reported by the provider."""
 
     kind: Literal["usage"] = "usage"
     marble = "u"
@@ -377,7 +380,7 @@ class UsageEvent(Event):
 
     @property
     def usage(self) -> Usage:
-        """The same numbers, to be added up."""
+        """The token counts as a `Usage` object."""
         return _usage(
             input_tokens=self.input_tokens,
             output_tokens=self.output_tokens,
@@ -391,5 +394,5 @@ _usage = unchecked(Usage)
 
 
 def _written(call: ToolCall) -> str:
-    """Write a call as a program would make it."""
+    """Return a tool call as Python source."""
     return f"{call.name}({', '.join(f'{name}={value!r}' for name, value in call.arguments.items())})"

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from rxloop.protocol.commands import PendingInput, public_question
 from rxloop.protocol.messages import ErrorInfo, Message, ToolCall
-from rxloop.protocol.questions import PendingInput, public_question
 
 ROOT = "root_task_id"
 """In the metadata of an event of a run that is nested more than once: the outermost run, which numbers the event."""
@@ -130,7 +130,8 @@ _SENTENCES = {
     "unknown_model": "The model's provider does not know the model.",
     "bad_request": "The model's provider refused the request.",
     "context_length": "The conversation is too long for the model.",
-    "content_filter": "The content filter of the model's provider refused the request.",
+    "media_refused": "The model's provider refused an image or a file of the request.",
+    "content_filter": "The content filter of the model's provider refused the request or the answer.",
     "rate_limited": "The model's provider is asked too often at the moment.",
     "overloaded": "The model's provider has no room at the moment.",
     "server": "The model's provider failed.",
@@ -141,7 +142,11 @@ _SENTENCES = {
     "log": "The run could not be recorded.",
     "conflict": "Another process goes on with the run.",
     "pipeline": "The loop of the agent is not in order.",
+    "refused": "The model refused to answer.",
+    "truncated": "The answer of the model was truncated at its token limit.",
+    "incomplete": "The answer of the model did not end normally.",
     "output": "The answer of the model does not have the form that was asked for.",
     "canceled": "The run was cancelled.",
+    "superseded": "A later run of the conversation dropped the questions of this run.",
 }
 """What clients read of an error, by its code."""

@@ -1,31 +1,18 @@
-"""Models: wires (OpenAI chat and Responses, Anthropic, Gemini), transports, catalog, retry, fallback, limits.
-
-What people make models from lies here. The rest has rooms of its own: each vendor's protocol (`chat/`, `responses/`,
-`anthropic/`, `google/`), what all of these share (`writing/` for requests, `reading/` for answers, `failures/`), the
-bytes (`transport/`), and the table of endpoints (`vendors/`).
-"""
+"""Models: one codec for each vendor API, the transport below it, presets as data, and combinators above it."""
 
 from __future__ import annotations
 
-from rxloop.providers._keys import KeySource, Sign
-from rxloop.providers.anthropic_messages import anthropic_messages
-from rxloop.providers.bounds import Bounds
-from rxloop.providers.catalog import CATALOG, PRICES, KnownModel, find_model, find_price
-from rxloop.providers.clouds import bedrock_url, vertex_url
-from rxloop.providers.fallback import Fallback, fallback
-from rxloop.providers.google_gemini import google_gemini
-from rxloop.providers.hedge import Hedge, hedge
+from rxloop.providers.bounds import Bounds, Timeouts
+from rxloop.providers.catalog import CATALOG, PRICES, KnownModel, Price, find_model, find_price
+from rxloop.providers.combinators.limited import Limited, limited
+from rxloop.providers.combinators.selection import Fallback, Hedge, Routed, fallback, hedge, routed
+from rxloop.providers.credentials import KeySource, Sign
+from rxloop.providers.factories import anthropic_messages, google_gemini, openai_chat, openai_responses, resolve_model
 from rxloop.providers.http_model import HTTPModel, ModelOptions, http_model
-from rxloop.providers.limited import Limited, limited
-from rxloop.providers.models import resolve_model
-from rxloop.providers.openai_chat import openai_chat
-from rxloop.providers.openai_responses import openai_responses
-from rxloop.providers.presets import Preset
-from rxloop.providers.prices import Price
 from rxloop.providers.retry import Retry, retrying
-from rxloop.providers.routed import Routed, routed
-from rxloop.providers.transport._timeouts import Timeouts
-from rxloop.providers.vendors._presets import PRESETS
+from rxloop.providers.vendors import Preset
+from rxloop.providers.vendors.presets import PRESETS
+from rxloop.providers.vendors.urls import bedrock_url, vertex_url
 
 __all__ = [
     "CATALOG",

@@ -1,4 +1,4 @@
-"""The provider for every model behind HTTP: a wire speaks its protocol, and the rest is here, once."""
+"""Provider for any HTTP endpoint whose API a codec implements."""
 
 from __future__ import annotations
 
@@ -9,38 +9,40 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypedDict
 
+import orjson
 from reactivex import Observable, abc
 from typing_extensions import Unpack
 
-from rxloop.errors import ConfigurationError, RxloopError
+from rxloop.errors import ConfigurationError, MediaRefused, ProviderError, RxloopError
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.protocol.events import Event
-from rxloop.providers._keys import KeySource, Sign, called_key, signature
-from rxloop.providers._secrets import shown_address
-from rxloop.providers.bounds import DEFAULT_BOUNDS, Bounds, Unreadable
-from rxloop.providers.failures import _errors
-from rxloop.providers.presets import Preset, checked_url
-from rxloop.providers.reading._draft import Draft
-from rxloop.providers.reading._gate import gate_of
-from rxloop.providers.reading._sanitize import TEMPLATE_TOKENS
-from rxloop.providers.reading._tags import THOUGHT_TAGS
-from rxloop.providers.reading._text import TextRules
+from rxloop.providers import failures
+from rxloop.providers.bounds import DEFAULT_BOUNDS, Bounds, Timeouts, Unreadable
+from rxloop.providers.codecs import Codec, CodecFactory, find_gate
+from rxloop.providers.codecs.draft import MessageDraft
+from rxloop.providers.codecs.fields import object_of
+from rxloop.providers.codecs.text import TextRules
+from rxloop.providers.credentials import KeySource, Sign, called_key, signature
+from rxloop.providers.error_responses import TOOL_USE_FAILED
 from rxloop.providers.retry import Attempts, Retry
-from rxloop.providers.transport._pool import ClientPool, Transport
-from rxloop.providers.transport._timeouts import Timeouts
-from rxloop.providers.wire import MakesWire, Wire
-from rxloop.stream.bridges import from_task
-from rxloop.stream.connect import Cold
+from rxloop.providers.transport import ClientPool, Transport
+from rxloop.providers.vendors import TEMPLATE_TOKENS, THOUGHT_TAGS, Preset
+from rxloop.stream.rx import Cold
+from rxloop.stream.sources import from_task
+from rxloop.support.redaction import check_url, display_url
 
 if TYPE_CHECKING:
     import httpx
 
-    from rxloop.providers.transport._exchange import Answer, Client
-    from rxloop.providers.transport._watch import Watch
+    from rxloop.providers.transport.exchange import Answer, Client
+    from rxloop.providers.transport.progress_watch import Watch
 
 Push = Callable[[Event], None]
+
 RESPONSES_AT = "openai_responses:"
 """What stands before an address in the model string of an endpoint that speaks Responses."""
+
+_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 
 
 class ModelOptions(TypedDict, total=False):
@@ -92,7 +94,7 @@ class HTTPModel:
         self,
         model: str,
         preset: Preset,
-        wire: Wire,
+        wire: Codec,
         *,
         base_url: str | None,
         api_key: str | KeySource | None,
@@ -110,7 +112,7 @@ class HTTPModel:
         self.preset = preset
         self._base_url = base_url
         # The name on the stream has no password and no key in it.
-        self._address = shown_address(base_url or "")
+        self._address = display_url(base_url or "")
         self._api_key = api_key
         self._sign = sign
         self._timeout = timeout
@@ -123,9 +125,9 @@ class HTTPModel:
         self._headers = {name.lower(): value for name, value in {**preset.headers, **headers}.items()}
         self._wire = wire
         self._pool = ClientPool(timeout, stream, http_client, transport, bounds)
-        self._where: tuple[str, _errors.Endpoint] | None = None
+        self._where: tuple[str, failures.Endpoint] | None = None
         """The address, and the endpoint that it makes."""
-        self._made: tuple[_errors.Endpoint, str | None, _errors.Endpoint] | None = None
+        self._made: tuple[failures.Endpoint, str | None, failures.Endpoint] | None = None
         """An endpoint, its key, and what these make with the headers."""
 
     def __repr__(self) -> str:
@@ -152,7 +154,7 @@ class HTTPModel:
             out  --content-delta--content-delta--tool-call-delta--(usage, content-complete)|
         """
         # Imported at the first call: httpx would be a third of the time that importing rxloop takes.
-        from rxloop.providers.transport._watch import Watch
+        from rxloop.providers.transport.progress_watch import Watch
 
         def subscribe(
             observer: abc.ObserverBase[Event], scheduler: abc.SchedulerBase | None = None
@@ -175,49 +177,75 @@ class HTTPModel:
         await self._pool.aclose_unused()
 
     async def _send_once(self, request: ModelRequest, watch: Watch, push: Push) -> None:
-        from rxloop.providers.transport._exchange import receive
+        from rxloop.providers.transport.exchange import receive
 
         where = self._endpoint()
         failure: RxloopError | None = None
+        draft: MessageDraft | None = None
         try:
             # Watched from here on: making the first client may take a while, since its library is loaded then.
             lease = self._pool.lease()
             with watch:
                 if watch.late:
-                    raise _errors.out_of_time(where, self._timeout.total or 0)
+                    raise failures.out_of_time(where, self._timeout.total or 0)
                 where = await self._with_headers(where, request.settings.headers)
                 async with lease as client:
-                    draft = Draft(push, request.step, where, request.tools, self._rules, self._bounds)
+                    draft = MessageDraft(push, request.step, where, request.tools, self._rules, self._bounds)
+                    draft.find_limit = partial(self._find_limit, request)
                     response = await self._post(client, where, request, draft)
                     reader = self._wire.reader(draft)
-                    await receive(response, where, reader, self._stream, gate_of(request), watch, self._bounds)
+                    try:
+                        await receive(response, where, reader, self._stream, find_gate(request), watch, self._bounds)
+                    except failures.MalformedCall as error:
+                        draft.lose_calls(error.reason, TOOL_USE_FAILED)
+                        draft.complete("openai_chat")
                 self._pool.tidy()
         except Unreadable as error:
-            failure = _errors.unreadable(error, where)
+            failure = failures.unreadable(error, where)
         except RxloopError as error:
-            failure = _errors.without_secrets(error, where)
+            if isinstance(error, MediaRefused):
+                error = self._check_refusal(error, request)
+            failure = failures.without_secrets(error, where)
         if failure is not None:
+            if draft is not None:
+                draft.report_usage()
             # Raised out here: an error that is raised while another one is handled keeps that one.
             try:
                 raise failure
             finally:
                 del failure
         if watch.expired:
-            raise _errors.no_event(where, watch.seconds)
+            raise failures.no_event(where, watch.seconds)
         if watch.late:
-            raise _errors.out_of_time(where, self._timeout.total or 0)
+            raise failures.out_of_time(where, self._timeout.total or 0)
 
-    def _endpoint(self) -> _errors.Endpoint:
+    def _check_refusal(self, error: MediaRefused, request: ModelRequest) -> ProviderError:
+        """Find the parts that the vendor named. Return another error if the request has no media."""
+        messages = (*request.system, *request.messages, *request.tail)
+        if error.otherwise is not None and not any(message.media for message in messages):
+            return error.otherwise
+        error.otherwise = None
+        if error.path:
+            from rxloop.providers.error_messages import find_fingerprints
+
+            error.media = find_fingerprints(self._wire.encode(request, lambda code, text: None), error.path)
+        return error
+
+    def _find_limit(self, request: ModelRequest) -> int | None:
+        """Return the output limit that the request set, also where it is a default of its wire."""
+        return _output_limit(self._wire.encode(request, lambda code, text: None))
+
+    def _endpoint(self) -> failures.Endpoint:
         """The endpoint without the headers of a request; made once for each address."""
         base = self._base_url or self.preset.url()
         if self._where is None or self._where[0] != base:
             name = self.model if self.preset.nameless else self.name
             preset = self.preset
-            where = _errors.Endpoint(name, self._wire.url(base), preset.key_env, preset.hint, key_hint=preset.key_hint)
+            where = failures.Endpoint(name, self._wire.url(base), preset.key_env, preset.hint, key_hint=preset.key_hint)
             self._where = base, where
         return self._where[1]
 
-    async def _with_headers(self, where: _errors.Endpoint, more: Mapping[str, str]) -> _errors.Endpoint:
+    async def _with_headers(self, where: failures.Endpoint, more: Mapping[str, str]) -> failures.Endpoint:
         """The endpoint with the headers of a request; made once for all requests of a key that have none of their own.
 
         Raises:
@@ -232,7 +260,7 @@ class HTTPModel:
             key = await called_key(source, where, self._timeout.key)
             header = "authorization" if self.preset.token_source else header
         elif source is None and self.preset.key_env is not None and not self.preset.key_optional:
-            raise _errors.missing_key(where)
+            raise failures.missing_key(where)
         else:
             key = source
         if not more and self._made is not None and self._made[0] is where and self._made[1] == key:
@@ -247,7 +275,7 @@ class HTTPModel:
         }
         if key is not None:
             headers[header] = f"Bearer {key}" if header == "authorization" else key
-        _errors.check_headers(headers, where)
+        failures.check_headers(headers, where)
         made = replace(where, headers=headers)
         # What is signed is another one each time.
         if not more and self._sign is None:
@@ -261,8 +289,10 @@ class HTTPModel:
         self._api_key = self.preset.key_source()
         return self._api_key
 
-    async def _post(self, client: Client, where: _errors.Endpoint, request: ModelRequest, draft: Draft) -> Answer:
-        from rxloop.providers.transport._exchange import send
+    async def _post(
+        self, client: Client, where: failures.Endpoint, request: ModelRequest, draft: MessageDraft
+    ) -> Answer:
+        from rxloop.providers.transport.exchange import send
 
         if self._sign is None:
             # A variable for the body would keep it until the answer begins.
@@ -271,17 +301,28 @@ class HTTPModel:
         # Into the headers of the endpoint, so that they are known for secrets.
         signed = await signature(self._sign, where, body, self._timeout.key)
         where.headers.update(signed)
-        _errors.check_headers(signed, where)
+        failures.check_headers(signed, where)
         return await send(client, where, where.headers, body)
 
 
-def http_model(model: str | None, preset: Preset, wire: MakesWire, **options: Unpack[ModelOptions]) -> HTTPModel:
+def _output_limit(body: bytes) -> int | None:
+    """Return the output limit in the body of a request, or None if the body has none."""
+    try:
+        fields = object_of(orjson.loads(body))
+    except orjson.JSONDecodeError:
+        return None
+    limits = [fields.get(name) for name in _LIMITS]
+    limits.append(object_of(fields.get("generationConfig")).get("maxOutputTokens"))
+    return next((limit for limit in limits if type(limit) is int), None)
+
+
+def http_model(model: str | None, preset: Preset, wire: CodecFactory, **options: Unpack[ModelOptions]) -> HTTPModel:
     """Make a model at an endpoint that speaks any protocol.
 
     Args:
         model: The vendor's name of the model; None takes the default of the preset.
         preset: The vendor.
-        wire: Makes what speaks the protocol: the class of a `Wire`.
+        wire: Makes what speaks the protocol: the class of a `Codec`.
         **options: What else there is to say; see `ModelOptions`.
 
     Raises:
@@ -299,7 +340,7 @@ def http_model(model: str | None, preset: Preset, wire: MakesWire, **options: Un
         model,
         preset,
         wire(model, preset, stream=stream),
-        base_url=None if base_url is None else checked_url(base_url),
+        base_url=None if base_url is None else check_url(base_url),
         api_key=given("api_key"),
         sign=given("sign"),
         http_client=http_client,

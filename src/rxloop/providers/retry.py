@@ -1,4 +1,4 @@
-"""Sends a failed model call again, as an operator around the call."""
+"""Retry of a failed model call."""
 
 from __future__ import annotations
 
@@ -13,10 +13,22 @@ from typing import Any
 from reactivex import Observable, abc
 
 from rxloop.errors import ProviderError, ProviderTimeout
-from rxloop.protocol.events import Event
-from rxloop.providers._answers import begins_answer, failed
-from rxloop.stream.connect import Connections, Link, connect
-from rxloop.stream.scheduler import timers
+from rxloop.protocol.events import Event, LLMFailedEvent, LLMNoticeEvent, UsageEvent
+from rxloop.protocol.messages import ErrorInfo
+from rxloop.stream.rx import Connections, Link, connect, timers
+
+
+def begins_answer(event: Event) -> bool:
+    """Whether an event belongs to the answer itself: news of the request, and a count of tokens, do not."""
+    return not isinstance(event, LLMFailedEvent | LLMNoticeEvent | UsageEvent)
+
+
+def make_failed_event(error: Exception, wait: float) -> LLMFailedEvent:
+    """The news that a request failed, and that the next one is sent after `wait` seconds."""
+    code = error.code if isinstance(error, ProviderError) else "error"
+    status = error.status if isinstance(error, ProviderError) else None
+    return LLMFailedEvent(error=ErrorInfo(code=code, message=str(error)), retryable=True, retry_in=wait, status=status)
+
 
 log = logging.getLogger("rxloop")
 
@@ -35,7 +47,8 @@ class Retry:
     first: float = 0.5
     """Seconds before the second request; doubled before each further one."""
     longest: float = 60.0
-    """Seconds to wait at most. If the vendor asks for more, the call fails at once and the error says how long."""
+    """Seconds to wait at most. If the vendor asks for more, or for more than is left of the total time of the call, the
+    call fails at once and the error says how long."""
     jitter: float = 0.25
     """The part of a wait that chance may take off, so that clients do not come back all at once."""
 
@@ -144,8 +157,13 @@ class Attempts:
             self._observer.on_error(error)
             return
         if self._until < math.inf:
-            wait = max(0.0, min(wait, self._until - asyncio.get_running_loop().time()))
+            rest = max(0.0, self._until - asyncio.get_running_loop().time())
+            if wait >= rest and isinstance(error, ProviderError) and error.retry_after is not None:
+                # The call would end before the vendor answers again.
+                self._observer.on_error(error)
+                return
+            wait = min(wait, rest)
         log.info("%s; sent again in %.1f s", error, wait)
-        self._observer.on_next(failed(error, wait))
+        self._observer.on_next(make_failed_event(error, wait))
         if not self._connections.disposed:
             self._connections.add(timers(self._scheduler).schedule_relative(wait, self._send))

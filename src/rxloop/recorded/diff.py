@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from rxloop.operators.views._comparing import comparable, line, parted
+from rxloop.operators.views.compare import comparable, line, parted
 from rxloop.operators.views.cost import Spending
-from rxloop.pipeline.logs import EventLog
+from rxloop.pipeline.event_log import EventLog
+from rxloop.pipeline.log_retry import read_log
 from rxloop.protocol.events import (
     Event,
     LLMCallEvent,
@@ -19,10 +20,10 @@ from rxloop.protocol.events import (
     UsageEvent,
 )
 from rxloop.protocol.messages import Usage
-from rxloop.state.conversation import conversation, read_log
+from rxloop.storage.conversation import conversation
 
 if TYPE_CHECKING:
-    from rxloop.providers.prices import Price
+    from rxloop.providers.catalog import Price
 
 SHOWN = 8
 """Lines of each run that the text of a diff shows."""

@@ -1,20 +1,92 @@
-"""Runs that are being written, maybe by another process."""
+"""Event stream of a stored run."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import AsyncIterator
+from typing import Any, Literal, cast
 
+from reactivex import Observable
+
+from rxloop.coordination.order import is_dropped
 from rxloop.errors import ConfigurationError, LogWentBack
-from rxloop.eventlog.rules import same, went_back
-from rxloop.operators.views.after import Cursor, gap_before, read_cursor
-from rxloop.pipeline.closing import close_iterator
-from rxloop.pipeline.logs import EventLog
-from rxloop.protocol.events import Event, ends_attempt
-from rxloop.recorded.stream import RecordedStream
-from rxloop.state.conversation import read_log
-from rxloop.stream.bridges import Push, from_task
-from rxloop.stream.reading import Reading
-from rxloop.stream.scope import Gate
+from rxloop.operators.views.filters import public
+from rxloop.pipeline.event_log import EventLog
+from rxloop.pipeline.log_retry import read_log
+from rxloop.pipeline.records import RunRecord, Until
+from rxloop.protocol.cursor import Cursor, gap_before, is_behind, read_cursor
+from rxloop.protocol.events import AnyEvent, Event, State, StatusUpdateEvent, ends_attempt
+from rxloop.storage.rules import same, went_back
+from rxloop.stream.back_pressure import Gate, Overflow
+from rxloop.stream.readers import Frames
+from rxloop.stream.sources import Push, from_task
+from rxloop.stream.stream import Reading, Stream
+from rxloop.support.tasks import close_iterator
+
+OVER: tuple[State, ...] = ("completed", "failed", "canceled")
+"""The states in which nobody goes on with a run unless somebody asks for it."""
+
+
+async def is_over(log: EventLog, record: RunRecord) -> bool:
+    """Tell whether nothing more comes of a run unless it is resumed: it ended, or a later run dropped its questions."""
+    return record.state in OVER or await is_dropped(log, record)
+
+
+class RecordedStream(Stream[AnyEvent]):
+    """A stream of events out of a log. Each subscriber and each iterator reads the log for itself."""
+
+    def __init__(
+        self,
+        source: Observable[Event],
+        *,
+        buffer: int = 1024,
+        run: tuple[EventLog, str] | None = None,
+        until: Until = "attempt",
+        reading: Reading | None = None,
+    ) -> None:
+        """Make a stream of what comes from a log.
+
+        Args:
+            source: The events.
+            buffer: That of a reader, as for `Run.stream`.
+            run: Where they come from: the log and the id of the run.
+            until: Where they end.
+            reading: Has the gate at which the source waits for a reader that is slow; without one it never waits.
+        """
+        overflow: Overflow = "coalesce" if reading is None else "block"
+        super().__init__(cast("Observable[AnyEvent]", source), reading or Reading(), overflow=overflow, buffer=buffer)
+        self._run = run
+        self._goes_on = until == "end"
+
+    def sse(self, heartbeat: float | None = 15) -> AsyncIterator[bytes]:
+        """Give the public events as server-sent events, as `Run.sse` does.
+
+        Args:
+            heartbeat: Seconds of silence after which a comment line is sent; None sends none.
+        """
+        return Frames(aiter(self.pipe(public())), heartbeat)
+
+    async def has_more(self, after: str | None) -> bool:
+        """Tell whether a client that comes back gets anything, like `Run.has_more`; by what the log has now.
+
+        Args:
+            after: Its `Last-Event-ID`.
+
+        Raises:
+            UnknownRun: The log holds no such run.
+        """
+        if self._run is None:
+            return True
+        log, task_id = self._run
+        cursor = read_cursor(after or "", strict=False)
+        # Of a good cursor at the end, one event is all that has to be read.
+        from_there = cursor.seq - 1 if cursor.task_id == task_id and cursor.seq > 1 else 0
+        events = await read_log(log.read, task_id, after_seq=from_there) or await read_log(log.read, task_id)
+        return is_behind(cursor, events[-1]) or not await self._is_over(log, task_id, events[-1])
+
+    async def _is_over(self, log: EventLog, task_id: str, last: Event) -> bool:
+        if not (isinstance(last, StatusUpdateEvent) and ends_attempt(last)):
+            return False
+        return not self._goes_on or last.state in OVER or await is_dropped(log, await read_log(log.get_record, task_id))
 
 
 def follow(
@@ -48,7 +120,8 @@ def follow(
         strict: Refuse what is not a cursor; otherwise it counts as that of an unknown run. And end with `LogWentBack`
             if the log goes back; otherwise a `gap` says so, and the whole run follows.
         deltas: Give the deltas too, where the log keeps them.
-        until: `"end"` goes on over pauses and attempts until the run is completed or failed.
+        until: `"end"` goes on over pauses and attempts until the run is completed or failed, or a later run of its
+            conversation drops the questions that it waits with.
 
     Returns:
         A stream. `UnknownRun` ends it if the log holds no such run.
@@ -119,6 +192,9 @@ class _Follower:
 
     async def follow(self, strict: bool, **options: Any) -> None:
         """Deliver what the reader does not have, until the attempt ends, or as the options for the log say."""
+        if "until" in options and await is_dropped(self._log, await read_log(self._log.get_record, self._task_id)):
+            # What there is up to its last pause is all that there will be.
+            del options["until"]
         while True:
             try:
                 last = await self._read(await self._begin() if self._cursor is not None else 0, **options)

@@ -1,4 +1,4 @@
-"""Recorded runs once more."""
+"""Replay of a stored run, and the history of a conversation."""
 
 from __future__ import annotations
 
@@ -6,18 +6,22 @@ import asyncio
 from collections.abc import Sequence
 
 from rxloop.errors import ConfigurationError
-from rxloop.pipeline.logs import EventLog
+from rxloop.pipeline.event_log import EventLog
+from rxloop.pipeline.log_retry import read_log
 from rxloop.protocol.events import Event
-from rxloop.recorded.stream import RecordedStream
+from rxloop.protocol.messages import Message
+from rxloop.protocol.visibility import messages_for_clients
+from rxloop.recorded.follow import RecordedStream
 from rxloop.run.result import Result
-from rxloop.state.conversation import conversation, read_log
 from rxloop.state.fold import fold_all
 from rxloop.state.run_state import RunState
-from rxloop.stream.bridges import Push, from_task
-from rxloop.thoughts.graph import ThoughtGraph
+from rxloop.storage.conversation import conversation
+from rxloop.stream.sources import Push, from_task
+from rxloop.thinking.graph.thought_graph import ThoughtGraph
 
 _TURN = 256
 """Events that are delivered before the rest of the event loop has a turn."""
+
 _ALL = 1 << 62
 
 
@@ -139,3 +143,22 @@ def replay(log: EventLog, task_id: str, *, speed: float | None = None, deltas: b
     if speed is not None and not speed > 0:
         raise ConfigurationError(f"speed must be more than 0, or None for all at once, not {speed!r}")
     return Replay(log, task_id, speed=speed, deltas=deltas)
+
+
+async def history(log: EventLog, context_id: str, *, public: bool = False) -> list[Message]:
+    """Read the messages of a conversation, oldest first, as the next run of it would begin with them.
+
+    Args:
+        log: Holds the runs of the conversation.
+        context_id: The conversation; of one that the log does not know there are none.
+        public: As clients may see them: without messages of the system, without calls of hidden tools and their
+            answers, and without what providers want back. Only these may leave the server.
+
+    Raises:
+        EventLogError: The log cannot be read.
+
+    Example:
+        >>> shown = [message.model_dump() for message in await history(log, "bob", public=True)]
+    """
+    messages = list((await conversation(log, context_id, before="")).messages)
+    return list(messages_for_clients(messages)) if public else messages

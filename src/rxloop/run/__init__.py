@@ -1,1 +1,1 @@
-"""One attempt of a run, from start to end: handle, result, fork; runs by id (settle, say); nested agents; batches."""
+"""One attempt of a run, from its start to its one end: recording, resume, fork, result; nested runs."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
 from itertools import count
 from typing import Any
 
@@ -17,7 +18,9 @@ from rxloop.protocol.events import (
     InputRequiredEvent,
     PendingInput,
 )
-from rxloop.protocol.storable import readable
+from rxloop.protocol.json_data import readable
+from rxloop.run.open_questions import OpenQuestions, Place
+from rxloop.stream.scope import Scope, TimeScope
 
 OnInput = Callable[[PendingInput], Any]
 """Answers a question while the run waits: the value, or an awaitable of it. A plain function runs in a thread."""
@@ -29,6 +32,7 @@ class Questions:
     Args:
         on_input: Answers at once; without it the run pauses.
         credentials: The answers that nobody may keep, by the id of the question; each is taken out once.
+        place: The run among the runs that are nested in each other.
         above: Those of the run that this one is nested in.
         within: What the ids of a nested run begin with, so that no two runs have the same.
         agent_path: The names of the nested agents down to this one.
@@ -38,24 +42,45 @@ class Questions:
         self,
         on_input: OnInput | None,
         credentials: dict[str, Any],
+        place: Place,
         above: Questions | None = None,
         within: str = "",
         agent_path: tuple[str, ...] = (),
     ) -> None:
         self._on_input = on_input
         self._credentials = credentials
+        self.place = place
         self._above = above
         self._within = within
         self._agent_path = agent_path
         self._put: dict[str, set[str]] = {}
         """The ids of what was asked, by who asked."""
+        self.read: set[str] = set()
+        """Input ids of the questions that were asked in this attempt."""
+        self.has_inbox = above is not None and above.has_inbox
+        """Whether the inbox of the run may bring answers while it goes on."""
+        self._open: OpenQuestions | None = above.open if above is not None else None
         self._one_by_one: asyncio.Lock | None = None
 
-    def below(self, call: RunContext[Any], agent_path: tuple[str, ...]) -> Questions:
+    @property
+    def open(self) -> OpenQuestions:
+        """The questions that wait, of the outermost run and of all runs that are nested in it."""
+        if self._open is None:
+            self._open = OpenQuestions()
+        return self._open
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether this is a nested run all of whose calls wait for answers."""
+        return self._open is not None and self._open.is_at_rest(self.place)
+
+    def below(
+        self, call: RunContext[Any], agent_path: tuple[str, ...], scope: Scope, time_scope: TimeScope
+    ) -> Questions:
         """Make those of a run that is nested in a call."""
-        return Questions(
-            self._on_input, self._credentials, self, f"{self._within}{call.step}.{call.index}:", agent_path
-        )
+        place = Place(scope, time_scope, call, self.place)
+        within = f"{self._within}{call.step}.{call.index}:"
+        return Questions(self._on_input, self._credentials, place, self, within, agent_path)
 
     async def ask(
         self,
@@ -81,6 +106,7 @@ class Questions:
         own: dict[str, Any] = {"call": question.call or ctx.call, "index": ctx.index, "step": ctx.step}
         question = question.model_copy(update={"input_id": input_id, "agent_path": self._agent_path, **own})
         state = ctx.state
+        self.read.add(input_id)
         if input_id in state.answers:
             return _read(question, state.answers[input_id], read)
         if input_id not in state.pending:
@@ -88,14 +114,28 @@ class Questions:
         if input_id in self._credentials:
             value = self._credentials.pop(input_id)
         elif self._on_input is None:
-            raise Paused
+            task = _waiting_task(ctx)
+            if not self.has_inbox or question.secret or task is None:
+                raise Paused
+            value = await self.open.wait(self.place, ctx, task, input_id)
+            await ctx.host.durable()
+            return _read(question, value, read)
         else:
-            value = _read(question, await self._answer(self._on_input, question), read)
+            async with self._waiting(ctx, question):
+                value = _read(question, await self._answer_in_pause(ctx, self._on_input, question), read)
         kept = None if question.secret else value
         ctx.emit(InputReceivedEvent(input_id=input_id, value=kept, step=ctx.step, branch=ctx.branch))
         # Before anything is done with it: otherwise it would be asked for, and done, once more after a crash.
         await ctx.host.durable()
         return value
+
+    def _waiting(self, ctx: RunContext[Any], question: PendingInput) -> AbstractAsyncContextManager[None]:
+        """Count the call as waiting while `on_input` answers."""
+        task = _waiting_task(ctx)
+        if task is None or question.input_kind == "tool":
+            # `on_input` executes the call of a client tool, which is work.
+            return nullcontext()
+        return self.open.waiting(self.place, ctx, task, question.input_id)
 
     def _id(self, asker: str, prompt: str, earlier: Mapping[str, str | None]) -> str:
         """The id of a question: that which it had in an earlier attempt, or else a new one.
@@ -109,15 +149,23 @@ class Questions:
         put.add(input_id)
         return input_id
 
+    async def _answer_in_pause(self, ctx: RunContext[Any], on_input: OnInput, question: PendingInput) -> Any:
+        """Stop the time limits around the caller while a person is asked."""
+        if question.input_kind == "tool":
+            # The client executes the call, and the tool's `timeout` limits this.
+            return await self._answer(on_input, question)
+        with (ctx.time_scope or ctx.host.time_scope).pause():
+            return await self._answer(on_input, question)
+
     async def _answer(self, on_input: OnInput, question: PendingInput) -> Any:
         if inspect.iscoroutinefunction(on_input):
             return await on_input(question)
         # Imported here: importing rxloop is quicker without.
-        from rxloop.stream.threads import in_thread
+        from rxloop.support.threads import run_in_thread
 
         # At a terminal two questions at once could not be told apart, and the order of the answers would be by chance.
         async with self._lock():
-            given = await in_thread(lambda: on_input(question))
+            given = await run_in_thread(lambda: on_input(question))
         return await given if inspect.isawaitable(given) else given
 
     def _lock(self) -> asyncio.Lock:
@@ -126,6 +174,20 @@ class Questions:
         if self._one_by_one is None:
             self._one_by_one = asyncio.Lock()
         return self._one_by_one
+
+
+def _waiting_task(ctx: RunContext[Any]) -> asyncio.Task[Any] | None:
+    """Return the task of the run that waits for an answer, or None if this is unknown.
+
+    A task that a tool has started asks for the call of the tool, unless it has an event loop of its own.
+    """
+    current, active = asyncio.current_task(), ctx.active_call
+    if ctx.scope.owns(current):
+        return current
+    task = active.task if active is not None else None
+    if task is None or task.done() or task.get_loop() is not asyncio.get_running_loop():
+        return None
+    return task
 
 
 def _event_of(question: PendingInput) -> AskingEvent:

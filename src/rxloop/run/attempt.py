@@ -4,44 +4,46 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from reactivex.abc import DisposableBase
 from reactivex.disposable import SerialDisposable
 
 from rxloop.errors import InvalidEvent
-from rxloop.operators.loop._faults import stuck
+from rxloop.operators.loop.checks import stuck
 from rxloop.operators.loop.compose import describe
-from rxloop.pipeline.logs import EventLog
-from rxloop.pipeline.requests import ModelRequest, ToolDefinition, ToolRequest, marked
+from rxloop.pipeline.event_log import EventLog
+from rxloop.pipeline.interfaces import Provider, Tool
+from rxloop.pipeline.requests import ModelRequest, ToolRequest, marked
 from rxloop.pipeline.run_context import ModelCall, RunContext
-from rxloop.pipeline.seams import Clock, KeepsArtifacts, Provider, Tool
+from rxloop.protocol.commands import PendingInput
 from rxloop.protocol.events import (
     ContentCompleteEvent,
     Event,
     ThoughtStreamEvent,
-    ToolsUnavailableEvent,
+    ToolCompleteEvent,
 )
-from rxloop.protocol.messages import Message, ToolCall
-from rxloop.protocol.questions import PendingInput
+from rxloop.protocol.messages import Message
 from rxloop.protocol.settings import Limits
 from rxloop.run.asking import Questions
+from rxloop.run.ends import OpenWork
 from rxloop.run.life import Canceled, Life
-from rxloop.run.open_work import OpenWork
+from rxloop.run.offered_tools import AttemptTools, RequestBuilder
+from rxloop.run.open_questions import Place
 from rxloop.run.recorder import Recorder
 from rxloop.run.spec import RunSpec
-from rxloop.state.batch import Slot
+from rxloop.state.earlier_attempts import EarlierAttempts
+from rxloop.state.history import Slot
 from rxloop.state.run_state import MAIL_ID
-from rxloop.stream.scope import Scope
+from rxloop.stream.scope import Scope, TimeScope
 from rxloop.stream.watchdog import Watchdog
+from rxloop.support.tasks import Clock
 
 if TYPE_CHECKING:
     from rxloop.pipeline.artifacts import Writes
     from rxloop.run.held_turn import HeldTurn
     from rxloop.run.post import Post
-    from rxloop.tools._families import Missing
-    from rxloop.tools.toolset import Offered
 
 log = logging.getLogger("rxloop")
 
@@ -65,9 +67,9 @@ class Attempt:
         self.durable = self.recorder.durable
         self.durable_now = self.recorder.durable_now
         self.clock: Clock = self.recorder.clock
-        self.scope = Scope(self.life.fail)
+        self.scope = Scope(self.life.fail, self.life.time_scope)
         self.metadata = spec.metadata
-        self.system: tuple[Message, ...] = ()
+        self.use_spec(spec)
         self.past: Sequence[Event] = ()
         """What is on the stream before the first event of the attempt: what a fork takes over of another run, or the
         `task` of a run that nobody had begun."""
@@ -102,14 +104,18 @@ class Attempt:
         """The file and line in which the run was made."""
         self.credentials: dict[str, Any] = {}
         """Those that the attempt was begun with, by the id of the question: here alone, and until they are used."""
-        self.questions = Questions(spec.on_input, self.credentials)
-        self._taken: set[Slot] = set()
-        self._tools: dict[str, Tool] = {}
-        self._missing: Sequence[Missing] = ()
-        """The families whose tools cannot be had now."""
+        self.questions = Questions(spec.on_input, self.credentials, Place(self.scope, self.life.time_scope))
+        self.taken: set[Slot] = set()
+        """The tool calls that this attempt handles."""
         self._writes: Writes | None = None
         if spec.cancel is not None:
-            self.life.finish(Canceled(spec.cancel))
+            self.life.finish(Canceled(spec.cancel, code=spec.cancel_code))
+
+    def use_spec(self, spec: RunSpec) -> None:
+        """Use another specification, before anything is offered to the model."""
+        self.spec = spec
+        self.tools = AttemptTools(spec.tools, self.recorder)
+        self.requests = RequestBuilder(spec, self.tools, self.recorder)
 
     def _new_recorder(self) -> Recorder:
         return Recorder(self.spec.task_id, self.spec.context_id, self.spec.loop, self.life)
@@ -155,6 +161,11 @@ class Attempt:
         return self.spec.limits
 
     @property
+    def time_scope(self) -> TimeScope:
+        """The time limits of the run, which stop while a person is asked."""
+        return self.life.time_scope
+
+    @property
     def thought_limit(self) -> int:
         return self.spec.thought_limit
 
@@ -167,14 +178,24 @@ class Attempt:
         """What the writes to artifacts share: those of the agent's store, of its log, or else of this attempt alone."""
         if self._writes is None:
             # Few runs make any.
-            from rxloop.eventlog.memory_artifacts import MemoryArtifacts
             from rxloop.pipeline.artifacts import Writes
+            from rxloop.storage.memory_artifacts import MemoryArtifacts
 
             log = self.spec.log
-            beside = log.artifacts if isinstance(log, KeepsArtifacts) else None
+            beside = log.artifacts if log is not None else None
             given = self.spec.artifacts
             self._writes = Writes(given or beside or MemoryArtifacts(), given=given is not None)
         return self._writes
+
+    @property
+    def system(self) -> tuple[Message, ...]:
+        """The layers of the system prompt that the run itself has."""
+        return self.requests.system
+
+    @property
+    def earlier(self) -> EarlierAttempts:
+        """What earlier attempts of the run received, and have not finished."""
+        return self.recorder.earlier
 
     def provider(self, model: Provider | str) -> Provider:
         """The provider that a model string stands for."""
@@ -229,9 +250,9 @@ class Attempt:
     @property
     def _open_work(self) -> OpenWork:
         # Not kept: with what it asks of the attempt it would be a circle, for the garbage collector to find.
-        return OpenWork(self.recorder, self._idempotent)
+        return OpenWork(self.recorder, self.tools.is_idempotent)
 
-    def abandon(self, ctx: RunContext[Any]) -> None:
+    def close_abandoned(self, ctx: RunContext[Any]) -> None:
         """Close the message, or the call, of a subscription that was disposed before its end."""
         if self.recorder.taking:
             for event in self._open_work.ends_of(ctx):
@@ -246,10 +267,6 @@ class Attempt:
         """Whether a call, here or of a nested run, is being carried out that nobody can make again."""
         return any(child.at_work for child in self.nested) or self._open_work.at_work
 
-    def _idempotent(self, call: ToolCall) -> bool:
-        tool = self._tools.get(call.name)
-        return tool is not None and tool.idempotent
-
     # -- messages and answers
 
     def asked(self, messages: Sequence[Message]) -> list[Message]:
@@ -260,8 +277,8 @@ class Attempt:
         changes: dict[str, Any] = {}
         if message.message_id is None:
             changes["message_id"] = f"{self.task_id}:input:{place}"
-        if any(self.hides(call.name) and not call.hidden for call in message.tool_calls):
-            changes["tool_calls"] = tuple(marked(call, self) for call in message.tool_calls)
+        if any(self.tools.hides(call.name) and not call.hidden for call in message.tool_calls):
+            changes["tool_calls"] = tuple(marked(call, self.tools) for call in message.tool_calls)
         return message.model_copy(update=changes) if changes else message
 
     def parsed(self, content: str) -> tuple[Any, str | None]:
@@ -278,125 +295,34 @@ class Attempt:
             await ctx.asked_for()
         return await self.questions.ask(ctx, question, read, self.recorder.earlier.questions)
 
-    # -- requests
-
-    def request(self, ctx: RunContext[Any], iteration: int, pressure: int) -> ModelRequest | Awaitable[ModelRequest]:
-        """The request of the next model call."""
-        offered = self.spec.tools.resolve_now(ctx)
-        if offered is not None:
-            return self._request(ctx, iteration, pressure, offered)
-
-        async def later() -> ModelRequest:
-            return self._request(ctx, iteration, pressure, await self.spec.tools.resolve(ctx))
-
-        return later()
-
-    def _request(self, ctx: RunContext[Any], iteration: int, pressure: int, offered: Offered) -> ModelRequest:
-        tools = offered.tools
-        self._tools.update(tools)
-        self._tell_missing(offered.missing, ctx)
-        messages = self.state(ctx.branch).messages
-        settings = self.spec.settings
-        if self.limits.conclude and ctx.branch is None and iteration == self.limits.iterations:
-            answer = next((name for name, tool in tools.items() if tool.definition.answer), "none")
-            settings = settings.model_copy(update={"tool_choice": answer})
-        return ModelRequest(
-            system=self.system,
-            messages=messages,
-            history=len(messages),
-            tools=self.spec.tools.definitions(tools),
-            settings=settings,
-            step=ctx.step or "",
-            branch=ctx.branch,
-            iteration=iteration,
-            response_schema=self.spec.response_schema,
-            pressure=pressure,
-            ctx=ctx,
-        )
-
-    def use_tools(self, tools: Mapping[str, Tool], missing: Sequence[Missing] = ()) -> None:
-        """Name the tools that calls from before a resume may use, and the families that cannot be had."""
-        self._tools = dict(tools)
-        self._tell_missing(missing, self.context())
-
-    def _tell_missing(self, missing: Sequence[Missing], ctx: RunContext[Any]) -> None:
-        """Tell once of each family whose tools cannot be had, until they can be had again."""
-        if not missing and not self._missing:
-            return
-        known = {each.family for each in self._missing}
-        self._missing = missing
-        for each in missing:
-            if each.family not in known:
-                log.warning("the tools of %s are missing in the run %s: %s", each.family, self.task_id, each.reason)
-                self.publish(
-                    ToolsUnavailableEvent(family=each.family, reason=each.reason, step=ctx.step, branch=ctx.branch)
-                )
-
-    def tool(self, request: ToolRequest) -> Tool | str:
-        """The tool that a call asks for, or the reason why it cannot be called."""
-        name = request.call.name
-        offered = self._tools if request.offered is None else (each.name for each in request.offered)
-        tool = self._tools.get(name) or self.spec.tools.plain.get(name)
-        if tool is None or name not in offered:
-            known = self._tools if request.offered is None else [each.name for each in request.offered]
-            return self.spec.tools.why_not(name, list(known), [missing.family for missing in self._missing])
-        earlier = self.recorder.earlier
-        asked = earlier.asked_by.get(request.slot)
-        if request.slot[0] in earlier.messages and self.spec.tools.swapped(name, tool, asked):
-            return f"The tool {name!r} is another one now than when it was called, and was not called."
-        return tool
-
-    def has_tools_beside(self, names: Set[str]) -> bool:
-        """Whether the run has tools of other names, offered now or not."""
-        return not (names >= self._tools.keys() and names >= self.spec.tools.plain.keys())
-
-    def still_offered(
-        self, step: str, tools: tuple[ToolDefinition, ...] | None = None
-    ) -> tuple[ToolDefinition, ...] | None:
-        """Those of the tools that the message of that step, of an earlier attempt, was offered as well."""
-        earlier = self.recorder.earlier.messages.get(step)
-        if earlier is None or earlier.offered is None:
-            return tools
-        now = [tool.definition for tool in self._tools.values()] if tools is None else tools
-        return tuple(tool for tool in now if tool.name in earlier.offered)
-
-    def offers(self, name: str) -> bool:
-        """Whether the model has been offered a tool of that name."""
-        return name in self._tools
-
-    def hides(self, name: str) -> bool:
-        """Whether the tool of that name is not for clients."""
-        return self.spec.tools.hides(name)
+    def build_request(
+        self, ctx: RunContext[Any], iteration: int, pressure: int
+    ) -> ModelRequest | Awaitable[ModelRequest]:
+        """Return the request of the next model call."""
+        return self.requests.build(ctx, iteration, pressure)
 
     # -- what earlier attempts have come to
 
-    def earlier_message(self, step: str) -> Event | None:
-        """The message that an earlier attempt received for that step."""
-        return self.recorder.earlier.messages.get(step)
+    def recorded_outcome(self, request: ToolRequest, tool: Tool | str) -> ToolCompleteEvent | None:
+        """Return the tool result that follows from an unused recorded answer, or None."""
+        if not self.recorder.earlier.undecided:
+            return None
+        # Imported here: few runs are resumed at a question, and importing rxloop is quicker without.
+        from rxloop.run.recorded_answers import recorded_outcome
 
-    def earlier_result(self, slot: Slot) -> Event | None:
-        """The answer that an earlier attempt had for that slot."""
-        return self.recorder.earlier.results.get(slot)
-
-    def interrupted(self, slot: Slot) -> bool:
-        """Whether an earlier attempt started that call and never heard of its end."""
-        return slot in self.recorder.earlier.interrupted
-
-    def noted(self, slot: Slot) -> Mapping[str, Any]:
-        """What the last question of that call had in its metadata, in an earlier attempt."""
-        return self.recorder.earlier.notes.get(slot, {})
+        return recorded_outcome(self.recorder, self.questions.read, request, tool)
 
     @property
     def answers_now(self) -> bool:
         """Whether questions are answered while the run waits."""
         return self.spec.on_input is not None
 
-    def take(self, slot: Slot) -> bool:
-        """Take a call to carry it out; False if this attempt has taken it before, or is coming to its end."""
+    def claim(self, slot: Slot) -> bool:
+        """Claim a call to execute it; False if this attempt has claimed it before, or is coming to its end."""
         if self.life.ending:
             return False
-        if slot in self._taken:
+        if slot in self.taken:
             log.warning("call %s of step %s was asked for twice: it is carried out once", slot[1], slot[0])
             return False
-        self._taken.add(slot)
+        self.taken.add(slot)
         return True

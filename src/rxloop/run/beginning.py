@@ -6,21 +6,20 @@ import asyncio
 from collections.abc import Iterator
 from typing import Any
 
-from rxloop.errors import ConfigurationError, ConflictError, Fenced, Paused
+from rxloop.errors import ConfigurationError, ConflictError, EventLogError, Fenced, Paused
 from rxloop.operators.loop.iterate import iterate
+from rxloop.pipeline.log_retry import read_log
 from rxloop.pipeline.requests import Operator, RunRequest
 from rxloop.protocol.events import Event, StatusUpdateEvent, TaskEvent
-from rxloop.protocol.frozen import EMPTY_DICT
 from rxloop.protocol.messages import Message
-from rxloop.protocol.unchecked import unchecked
+from rxloop.protocol.model import EMPTY_DICT, unchecked
 from rxloop.run.attempt import Attempt
 from rxloop.run.ends import run_exists
 from rxloop.run.life import CLOSING
 from rxloop.state.run_state import MAIL_ID
-from rxloop.stream.bridges import emit
-from rxloop.stream.connect import connect
-from rxloop.stream.foreign_errors import as_error, leave_to_loop
-from rxloop.stream.scheduler import RunScheduler
+from rxloop.stream.rx import RunScheduler, connect
+from rxloop.stream.sources import emit
+from rxloop.support.foreign_errors import leave_to_loop, to_error
 
 _status = unchecked(StatusUpdateEvent)
 
@@ -85,7 +84,7 @@ async def _claim(attempt: Attempt, first: Iterator[Event]) -> None:
             await attempt.life.insist(writer.flush)
         except ConflictError as error:
             await writer.close()
-            if isinstance(error, Fenced):
+            if isinstance(error, Fenced) and not await _is_in_another_conversation(attempt):
                 raise
             run = attempt.task_id
             if attempt.spec.chosen_id:
@@ -98,6 +97,21 @@ async def _claim(attempt: Attempt, first: Iterator[Event]) -> None:
         recorder.hub.publish(event)
 
 
+async def _is_in_another_conversation(attempt: Attempt) -> bool:
+    """Return True if the log has a run of the chosen id in another conversation.
+
+    The owner of that conversation keeps every other process out, and this one had no lease of it to lose.
+    """
+    log = attempt.log
+    if log is None or not attempt.spec.chosen_id:
+        return False
+    try:
+        record = await read_log(log.get_record, attempt.task_id)
+    except EventLogError:
+        return False
+    return record.context_id != attempt.context_id
+
+
 async def begin(attempt: Attempt) -> None:
     """Feed the run to its pipeline, unless it has to end before; what fails on the way is its end."""
     life, tools = attempt.life, attempt.spec.tools
@@ -107,13 +121,13 @@ async def begin(attempt: Attempt) -> None:
             _steer(attempt)
         if resumed:
             # So that the calls of before can be closed, whatever happens next.
-            attempt.use_tools(tools.plain)
+            attempt.tools.replace(tools.plain, (), attempt.context())
         if not life.ending:
-            attempt.system = await _system(attempt)
+            attempt.requests.system = await _system(attempt)
         if resumed and not life.ending:
             offered = await life.prepare(tools.resolve(attempt.context()))
             if offered is not None:
-                attempt.use_tools(offered.tools, offered.missing)
+                attempt.tools.replace(offered.tools, offered.missing, attempt.context())
         if not life.ending:
             attempt.scope.run(_connect, attempt)
     except Paused:
@@ -126,7 +140,7 @@ async def begin(attempt: Attempt) -> None:
         if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
             life.finish(CLOSING)
             return
-        life.fail(as_error(error))
+        life.fail(to_error(error))
         leave_to_loop(error)
 
 
@@ -135,11 +149,12 @@ async def _system(attempt: Attempt) -> tuple[Message, ...]:
     text: Any = instructions
     if not isinstance(instructions, str):
         # Imported here: importing rxloop is quicker without.
-        from rxloop.stream.within import called, within
+        from rxloop.pipeline.time_limits import limit_time
+        from rxloop.support.threads import call_user_function
 
         name = f"the instructions {getattr(instructions, '__name__', 'function')}()"
         ctx = attempt.context()
-        text = await attempt.life.prepare(within(ctx, called(instructions, ctx), name))
+        text = await attempt.life.prepare(limit_time(ctx, call_user_function(instructions, ctx), name))
         if not isinstance(text, str) and not attempt.life.ending:
             raise ConfigurationError(f"{name} gave {text!r}: they have to give a text")
     texts = [part for part in (text, attempt.spec.output_prompt) if part]

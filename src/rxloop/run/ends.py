@@ -1,11 +1,15 @@
-"""How an attempt ended, in the words of its final event."""
+"""Events that close open work and end an attempt."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from rxloop.errors import (
     ConflictError,
     EventLogError,
     Fenced,
+    IncompleteOutput,
     InvalidOutput,
     PipelineError,
     ProviderError,
@@ -13,16 +17,26 @@ from rxloop.errors import (
     RxloopError,
     StrategyError,
 )
-from rxloop.protocol.events import Event, State, StatusUpdateEvent, ends_attempt
-from rxloop.protocol.messages import ErrorInfo
-from rxloop.protocol.unchecked import unchecked
+from rxloop.pipeline.run_context import RunContext
+from rxloop.protocol.events import (
+    ContentCompleteEvent,
+    Event,
+    State,
+    StatusUpdateEvent,
+    ToolCompleteEvent,
+    ends_attempt,
+)
+from rxloop.protocol.messages import ErrorInfo, ToolCall
+from rxloop.protocol.model import unchecked
 from rxloop.run.life import Canceled, End, Released
+from rxloop.run.recorder import Recorder
 from rxloop.run.spec import RunSpec
-from rxloop.state.limits import LimitHit
-from rxloop.state.run_state import MAIL_ID, RunState
-from rxloop.stream.foreign_errors import raiser
+from rxloop.state.history import Batch
+from rxloop.state.run_state import MAIL_ID, LimitHit, RunState
+from rxloop.support.foreign_errors import find_raiser
 
 _NEVER_BEGAN = Canceled("released before it began")
+
 _status = unchecked(StatusUpdateEvent)
 
 
@@ -40,7 +54,7 @@ def unrecorded_end(task_id: str, state: RunState, cause: EventLogError | Release
     Its state is what the log says of the run, `working`, so that nobody takes it for an end that others will find.
     """
     if isinstance(cause, Released):
-        text = f"the run {task_id} was released: agent.settle(task_id) or agent.resume(task_id) goes on with it"
+        text = f"the run {task_id} was released: agent.execute(task_id) or agent.resume(task_id) goes on with it"
         return _final(state, "working", "error", ErrorInfo(code="released", message=text, retryable=True))
     if isinstance(cause, ConflictError):
         how = f"another process goes on with the run {task_id}: follow(log, task_id) shows what it comes to"
@@ -93,14 +107,14 @@ def _final(state: RunState, outcome: State, reason: str | None, error: ErrorInfo
 
 def _outcome(state: RunState, end: Exception | Canceled | None) -> tuple[State, str | None, ErrorInfo | None]:
     if isinstance(end, Canceled):
-        return "canceled", "canceled", ErrorInfo(code="canceled", message=end.reason)
+        return "canceled", end.code, ErrorInfo(code=end.code, message=end.reason)
     if isinstance(end, LimitHit):
         return "failed", end.reason, ErrorInfo(code=end.reason, message=str(end))
     if end is not None:
         retryable = isinstance(end, ProviderError | EventLogError) and end.retryable
         message = str(end) or type(end).__name__
         if not isinstance(end, RxloopError) and end.__traceback__ is not None:
-            message = f"{message} (raised by {raiser(end)})"
+            message = f"{message} (raised by {find_raiser(end)})"
         return "failed", "error", ErrorInfo(code=error_code(end), message=message, retryable=retryable)
     if state.pending:
         # What else it waits for may be answered by anybody who can answer questions.
@@ -113,7 +127,7 @@ def _outcome(state: RunState, end: Exception | Canceled | None) -> tuple[State, 
 
 def error_code(error: Exception) -> str:
     """The stable name of what ended a run."""
-    if isinstance(error, ProviderError | StrategyError):
+    if isinstance(error, ProviderError | StrategyError | IncompleteOutput):
         return error.code
     if isinstance(error, Fenced):
         return "fenced"
@@ -124,3 +138,74 @@ def error_code(error: Exception) -> str:
     if isinstance(error, PipelineError):
         return "pipeline"
     return "output" if isinstance(error, InvalidOutput) else "error"
+
+
+class OpenWork:
+    """The open messages and calls of a run, on all of its branches, and the events that end them."""
+
+    def __init__(self, recorder: Recorder, idempotent: Callable[[ToolCall], bool]) -> None:
+        """Look at a run.
+
+        Args:
+            recorder: Makes its stream.
+            idempotent: Whether a call may be made again.
+        """
+        self._recorder, self._idempotent = recorder, idempotent
+
+    def ends_of(self, ctx: RunContext[Any]) -> Iterator[Event]:
+        """The end of the message, or of the call, of a context, if it is open."""
+        state = self._recorder.state(ctx.branch)
+        if ctx.call is None:
+            if state.open_step == ctx.step:
+                yield self._canceled_message(state, ctx.branch)
+        elif state.batch is not None and state.batch.step == ctx.step and state.batch.awaits(ctx.index):
+            yield self._canceled_call(state.batch, ctx.index, ctx.branch)
+
+    def ends(self) -> Iterator[Event]:
+        """The ends of every open message and call."""
+        for branch, state in list(self._recorder.states.items()):
+            if state.open_step is not None:
+                yield self._canceled_message(state, branch)
+            if state.batch is not None:
+                for index in state.batch.open:
+                    yield self._canceled_call(state.batch, index, branch)
+
+    @property
+    def at_work(self) -> bool:
+        """Whether a call is being carried out that nobody can make again, since its tool is not idempotent.
+
+        One that waits for an answer does not count: it begins once more when the answer is there.
+        """
+        asking = self._recorder.state().pending.values()
+        for state in self._recorder.states.values():
+            batch = state.batch
+            if batch is None:
+                continue
+            begun = batch.begun & ~batch.asking(asking)
+            if any(begun >> index & 1 and not self._idempotent(batch.calls[index]) for index in batch.open):
+                return True
+        return False
+
+    def _canceled_message(self, state: RunState, branch: str | None) -> ContentCompleteEvent:
+        text = self._recorder.hub.open_text(self._recorder.task_id, state.open_step)
+        return ContentCompleteEvent(step=state.open_step, branch=branch, content=text, finish_reason="canceled")
+
+    def _canceled_call(self, batch: Batch, index: int, branch: str | None) -> ToolCompleteEvent:
+        asking = batch.asking(self._recorder.state().pending.values())
+        content = batch.unanswered(index, asking, idempotent=self._idempotent(batch.calls[index]))
+        return canceled_call(batch, index, content, branch)
+
+
+def canceled_call(batch: Batch, index: int, content: str, branch: str | None = None) -> ToolCompleteEvent:
+    """The answer to a call that was cut off; `content` is what the model reads."""
+    call = batch.calls[index]
+    return ToolCompleteEvent(
+        call=call,
+        index=index,
+        hidden=call.hidden,
+        step=batch.step,
+        branch=branch,
+        success=False,
+        error="canceled",
+        content=content,
+    )

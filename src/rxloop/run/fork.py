@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from rxloop.errors import ConfigurationError, ToolError
+from rxloop.pipeline.log_retry import check_whole
 from rxloop.protocol.envelope import ROOT
 from rxloop.protocol.events import (
     ContentCompleteEvent,
@@ -16,13 +17,11 @@ from rxloop.protocol.events import (
     TaskEvent,
     ToolCompleteEvent,
 )
-from rxloop.protocol.frozen import EMPTY_LIST
+from rxloop.protocol.ids import make_nested_id
 from rxloop.protocol.messages import Message, ToolCall
-from rxloop.run.ids import nested_id
-from rxloop.state.batch import Slot
-from rxloop.state.conversation import check_whole
-from rxloop.tools import encode_result
-from rxloop.tools._result import gathered, parts_with
+from rxloop.protocol.model import EMPTY_LIST
+from rxloop.state.history import Slot
+from rxloop.tools.result import encode_with_parts, failure_fields, gathered, parts_with
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +108,7 @@ class Fork:
             changes["task_id"] = ids[event.task_id]
         if isinstance(event, SubtaskEvent) and event.task_id in ids:
             # As it is made of the slot that called it first, by whoever goes on with it.
-            new = nested_id(ids[event.task_id], event.step, event.index)
+            new = make_nested_id(ids[event.task_id], event.step, event.index)
             changes["subtask_id"] = ids.setdefault(event.subtask_id, new)
         if event.parent_task_id in ids:
             changes["parent_task_id"] = ids[event.parent_task_id]
@@ -148,11 +147,11 @@ def make_fork(task_id: str, at: int, messages: tuple[Message, ...], results: Map
 def _fields(key: str, value: Any) -> dict[str, Any]:
     """The outcome of a call as fields of its event."""
     if isinstance(value, ToolError):
-        return {"success": False, "result": None, "error": str(value), "content": str(value), "parts": EMPTY_LIST}
+        return {"result": None, "parts": EMPTY_LIST, **failure_fields(value)}
     try:
         value = gathered(value)
-        result, content = encode_result(value)
-        parts = parts_with(value).get("parts", EMPTY_LIST)
+        result, content, found = encode_with_parts(value)
+        parts = parts_with(found).get("parts", EMPTY_LIST)
     except ToolError as error:
         raise ConfigurationError(f"results[{key!r}]={value!r} cannot be written as JSON: give plain data") from error
     return {"success": True, "result": result, "error": None, "content": content, "parts": parts}

@@ -17,15 +17,14 @@ from rxloop.errors import (
     RxloopError,
 )
 from rxloop.operators.views.after import after as after_cursor
-from rxloop.operators.views.after import is_behind, read_cursor
 from rxloop.operators.views.text import text
-from rxloop.protocol.events import AnyEvent, Event, StatusUpdateEvent
+from rxloop.protocol.cursor import is_behind, read_cursor
+from rxloop.protocol.events import AnyEvent, Event, PendingInput, StatusUpdateEvent
 from rxloop.protocol.messages import Message
 from rxloop.run.attempt import Attempt
-from rxloop.run.outcome import or_failure, outcome
-from rxloop.run.ownership import RunHold
-from rxloop.run.result import Result
-from rxloop.stream.buffer import Overflow
+from rxloop.run.ownership import OwnedRuns, RunHold
+from rxloop.run.result import Result, or_failure, outcome
+from rxloop.stream.back_pressure import Overflow
 from rxloop.stream.stream import A, B, C, D, E, Pipes, Stream, V, check_reader
 
 if TYPE_CHECKING:
@@ -56,12 +55,13 @@ class Run(Pipes[AnyEvent], Generic[O]):
     """A run of an agent: a stream of events, an awaitable result, and a handle to cancel it.
 
     The first use starts it, exactly once. Awaiting it is like awaiting a task: cancelling the awaiter cancels the run.
-    Leaving `async with` cancels what is unfinished. Reading never does; letting go of the last holder does.
+    Leaving `async with` cancels what is unfinished. Reading never does; letting go of the last holder does. A task that
+    is cancelled while it reads lets go of everything that its functions hold.
     """
 
-    def __init__(self, attempt: Attempt) -> None:
+    def __init__(self, attempt: Attempt, owned: OwnedRuns) -> None:
         self._attempt = attempt
-        self.hold = RunHold(attempt)
+        self.hold = RunHold(attempt, owned)
         """What the handle and its streams hold of the run."""
         # A reader also gets kinds of your own, which a type checker finds by `isinstance` or `match`.
         self._source = cast("Observable[AnyEvent]", attempt.recorder.hub.events)
@@ -88,6 +88,14 @@ class Run(Pipes[AnyEvent], Generic[O]):
     def started(self) -> bool:
         """Whether anybody has used the run yet."""
         return self.hold.driver is not None
+
+    @property
+    def pending(self) -> list[PendingInput]:
+        """The questions that have no answer yet, also while other calls of the run are at work.
+
+        Answer them with `agent.answer(run.task_id, {input_id: value})`. `result.pending` has those of a paused run.
+        """
+        return self.hold.pending
 
     @property
     def events(self) -> Stream[AnyEvent]:
@@ -150,7 +158,7 @@ class Run(Pipes[AnyEvent], Generic[O]):
     def text(self) -> Stream[str]:
         """The text of the answer, as it streams.
 
-        An answer that `say(..., interrupt=True)` has cut off is followed by the new one; `events` shows where: a
+        An answer that `send(..., interrupt=True)` has cut off is followed by the new one; `events` shows where: a
         `content-complete` with the finish reason `interrupted` comes between them.
 
         Raises:
@@ -172,12 +180,12 @@ class Run(Pipes[AnyEvent], Generic[O]):
         if heartbeat is not None and not heartbeat > 0:
             raise ConfigurationError(f"heartbeat must be more than 0 seconds, or None for none, not {heartbeat!r}")
         # Imported here: importing rxloop is quicker without.
-        from rxloop.operators.views.public import public
-        from rxloop.stream.sse import frames
+        from rxloop.operators.views.filters import public
+        from rxloop.stream.readers import Frames
 
         # The id comes from a client: one that is not a cursor is as good as one that is unknown.
         source = after_cursor(after, strict=False)(self._whole()) if after else self._retained()
-        return frames(aiter(Stream(source, self.hold).pipe(public())), heartbeat)
+        return Frames(aiter(Stream(source, self.hold).pipe(public())), heartbeat)
 
     async def has_more(self, after: str | None) -> bool:
         """Whether a client that comes back gets anything.
@@ -204,7 +212,7 @@ class Run(Pipes[AnyEvent], Generic[O]):
         if log is None:
             return self._source
         # Imported here: importing rxloop is quicker without.
-        from rxloop.stream.late_readers import with_past
+        from rxloop.stream.readers import with_past
 
         async def read(before: int) -> Sequence[Event]:
             await attempt.durable()
@@ -280,7 +288,7 @@ class Run(Pipes[AnyEvent], Generic[O]):
             raise
         return self
 
-    def say(self, message: str | Message | Sequence[Message | str], *, interrupt: bool = False) -> None:
+    def send(self, message: str | Message | Sequence[Message | str], *, interrupt: bool = False) -> None:
         """Say something to the model while the run goes on; from any thread, from tools and from readers.
 
         It enters the history at once; where the model is writing, or tools are running, after that message and the
@@ -297,8 +305,7 @@ class Run(Pipes[AnyEvent], Generic[O]):
             ConfigurationError: It is no message that can be said to a run.
         """
         # Imported here: most runs are not steered, and importing rxloop is quicker without.
-        from rxloop.run.prompts import as_said
-        from rxloop.run.steering import say
+        from rxloop.run.steering import as_said, say
 
         say(self._attempt, as_said(message), interrupt=interrupt)
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from rxloop.coordination.locks import ConversationLock
 from rxloop.errors import EventLogError, Fenced
-from rxloop.pipeline.log_retry import ANSWERS_IN
-from rxloop.pipeline.logs import EventLog, TakesTurns
+from rxloop.pipeline.event_log import EventLog
+from rxloop.pipeline.log_retry import ANSWERS_IN, read_log
 from rxloop.run.life import Life
 from rxloop.run.recorder import Recorder
-from rxloop.run.turns import Turn
-from rxloop.state.conversation import read_log
 
 log = logging.getLogger("rxloop")
 
@@ -23,18 +22,18 @@ log = logging.getLogger("rxloop")
 class HeldTurn:
     """The turn of one attempt, from `take_turn` until it is given back."""
 
-    def __init__(self, life: Life, recorder: Recorder, event_log: EventLog, here: Turn) -> None:
+    def __init__(self, life: Life, recorder: Recorder, event_log: EventLog, here: ConversationLock) -> None:
         """Hold the turn of this process.
 
         Args:
             life: That of the attempt, which is ended where the turn of the log is lost.
             recorder: That of the attempt, which is silenced then.
-            event_log: Has turns of its own, or has not.
+            event_log: The log.
             here: The turn of this process.
         """
         self._life, self._recorder = life, recorder
-        self._here: Turn | None = here
-        self._log = event_log if isinstance(event_log, TakesTurns) else None
+        self._here: ConversationLock | None = here
+        self._log = event_log
         self._task_id, self._context_id = recorder.task_id, recorder.context_id
         self._taken = False
         """Whether the log may say that it is ours."""
@@ -44,13 +43,11 @@ class HeldTurn:
 
     async def take(self) -> bool:
         """Take the turn of the log; False if somebody alive has it elsewhere."""
-        if self._log is None:
-            return True
         # Should the task be cancelled in the middle, nobody knows whether it was taken.
         self._taken = True
-        self._taken = await read_log(self._log.take_turn, self._context_id, self._task_id, self._lost)
-        if self._taken and self._log.lease is not None:
-            self._recorder.beware(round(self._log.lease * 500), self._doubt)
+        self._taken = await read_log(self._log.acquire_lease, self._context_id, self._task_id, self._lost)
+        if self._taken and self._log.lease_seconds is not None:
+            self._recorder.beware(round(self._log.lease_seconds * 500), self._doubt)
         return self._taken
 
     def _lost(self) -> None:
@@ -70,9 +67,8 @@ class HeldTurn:
 
     async def _ask(self) -> None:
         """Ask the log who has the turn, after a silence in which the process may have been frozen."""
-        assert self._log is not None
         try:
-            ours = await read_log(self._log.has_turn, self._context_id, self._task_id)
+            ours = await read_log(self._log.has_lease, self._context_id, self._task_id)
         except EventLogError as error:
             if self._recorder.writer is not None:
                 self._recorder.writer.fail(error)
@@ -96,12 +92,12 @@ class HeldTurn:
         try:
             if self._asking is not None:
                 self._asking.cancel()
-            if self._taken and self._log is not None:
+            if self._taken:
                 async with asyncio.timeout(ANSWERS_IN):
-                    await self._log.give_turn_back(self._context_id, self._task_id)
+                    await self._log.release_lease(self._context_id, self._task_id)
         except Exception as error:
             log.warning("the turn of the conversation %s could not be given back: %s", self._context_id, error)
         finally:
             self._taken = False
             if here is not None:
-                here.give_back()
+                here.release()

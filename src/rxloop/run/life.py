@@ -11,12 +11,13 @@ from enum import Enum
 from typing import Any, Final, NamedTuple, TypeVar
 
 from rxloop.errors import RxloopError
-from rxloop.operators.loop._faults import from_thread
+from rxloop.operators.loop.checks import from_thread
 from rxloop.pipeline.requests import Operator
-from rxloop.state.limits import LimitHit
-from rxloop.stream.bridges import TaskCancelled
-from rxloop.stream.foreign_errors import as_error, leave_to_loop
-from rxloop.stream.scheduler import RunScheduler
+from rxloop.state.run_state import LimitHit
+from rxloop.stream.rx import RunScheduler
+from rxloop.stream.scope import TimeLimit, TimeScope
+from rxloop.stream.sources import TaskCancelled
+from rxloop.support.foreign_errors import leave_to_loop, to_error
 
 log = logging.getLogger("rxloop")
 
@@ -48,6 +49,8 @@ class Canceled(NamedTuple):
     reason: str
     mail: int | None = None
     """The number of the letter that asked for it."""
+    code: str = "canceled"
+    """The reason and the error code in the final event."""
 
 
 class Released(NamedTuple):
@@ -95,8 +98,10 @@ class Life:
         self._operator = operator
         self._on_end: Callable[[], object] | None = None
         """Called when the end is decided, by whoever waits for it."""
+        self.time_scope = TimeScope(TimeScope.current())
+        """The time limits of the run, which stop while a person is asked."""
         self._started = 0.0
-        self._timer: asyncio.TimerHandle | None = None
+        self._limit: TimeLimit | None = None
         self._on_open: asyncio.Future[None] | None = None
 
     @property
@@ -142,18 +147,21 @@ class Life:
     def limit(self, seconds: float | None, *, anew: bool = False) -> None:
         """End the attempt this many seconds after it was started; None for no limit. It replaces the one before.
 
+        The time in which a person is asked does not count.
+
         Args:
             seconds: The limit.
             anew: Count from now on.
         """
         if anew and self.event_loop is not None:
             self._started = self.event_loop.time()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        if self._limit is not None:
+            self._limit.cancel()
+            self._limit = None
         if seconds is not None and self.event_loop is not None:
             late = LimitHit("timeout", f"the run took longer than {seconds} s (limits.seconds)")
-            self._timer = self.event_loop.call_at(self._started + seconds, self.finish, late)
+            rest = self._started + seconds - self.event_loop.time()
+            self._limit = self.time_scope.limit(rest, lambda: self.finish(late))
 
     def finish(self, end: End) -> None:
         """Decide the end; only the first call does."""
@@ -199,7 +207,7 @@ class Life:
         try:
             function(*arguments)
         except BaseException as error:
-            self.fail(as_error(error))
+            self.fail(to_error(error))
             leave_to_loop(error)
 
     async def until_end(self) -> None:

@@ -6,14 +6,13 @@ import asyncio
 import logging
 
 from rxloop.errors import EventLogError, InvalidOutput
-from rxloop.protocol.events import AskingEvent, Event, ToolCompleteEvent
-from rxloop.protocol.settle import settle
+from rxloop.protocol.events import AskingEvent, Event, ToolCompleteEvent, normalise
 from rxloop.run.attempt import Attempt
 from rxloop.run.beginning import announce, begin, first_events
 from rxloop.run.ends import end_before_it_began, final_event, run_exists, unrecorded_end
 from rxloop.run.life import CUT_OFF, Canceled, Phase, Released
-from rxloop.stream.foreign_errors import leave_to_loop, raiser
-from rxloop.stream.scope import GRACE
+from rxloop.support.foreign_errors import find_raiser, leave_to_loop
+from rxloop.support.tasks import GRACE
 
 log = logging.getLogger("rxloop")
 
@@ -47,7 +46,7 @@ async def carry_out(attempt: Attempt) -> None:
                 _leave(attempt)
             await _stop(attempt)
             final = await _close(attempt)
-        settle(final)
+        normalise(final)
         attempt.final = final
         hub.publish(final)
         life.phase = Phase.OVER
@@ -83,7 +82,7 @@ async def _load(attempt: Attempt) -> Event | None:
     # Imported here: a run without a log has nothing to load, and importing rxloop is quicker without.
     from rxloop.run.loading import load
 
-    final = await load(attempt, attempt.log)
+    final = await load(attempt, attempt.log, carry_out)
     if final is None and attempt.recorder.writer is None:
         # It had to end before its turn, or before the log told where it stands: nothing of it can be recorded.
         lost = attempt.turn.lost if attempt.turn is not None else None
@@ -108,7 +107,7 @@ def _dispose(attempt: Attempt) -> None:
         attempt.subscription.dispose()
     except BaseException as error:
         # What somebody's Disposable does must not keep the run from its end.
-        log.exception("the pipeline of the run %s could not be disposed by %s", attempt.task_id, raiser(error))
+        log.exception("the pipeline of the run %s could not be disposed by %s", attempt.task_id, find_raiser(error))
         leave_to_loop(error)
         attempt.scope.stop()
 
@@ -181,6 +180,11 @@ def _record_end(attempt: Attempt, end: Exception | Canceled | None) -> Event:
         if misfit is not None:
             end = InvalidOutput(misfit)
             life.revise(end)
+    if attempt.recorder.earlier.undecided or attempt.recorder.earlier.below:
+        # Imported here: few runs are resumed at a question, and importing rxloop is quicker without.
+        from rxloop.run.recorded_answers import report_unread
+
+        report_unread(attempt.recorder, attempt.questions.read, attempt.news, attempt.taken, ended=end is None)
     paused = end is None and bool(state.pending)
     lost = writer is not None and writer.error is not None
     if not paused and not lost:

@@ -3,62 +3,80 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from rxloop.coordination.answers import (
+    check_not_superseded,
+    describe_drop,
+    find_credentials,
+    has_begun,
+    is_superseded,
+    new_answers,
+)
+from rxloop.coordination.commands import AppliedCommands, Commands, apply_commands, find_new_messages
+from rxloop.coordination.order import check_can_continue, drop_questions, list_waiting, wait_for_end
 from rxloop.errors import ConfigurationError, ConflictError, ContextBusy, RunOver, UnknownRun
-from rxloop.pipeline.logs import EventLog, Mailbox
+from rxloop.pipeline.event_log import EventLog
+from rxloop.pipeline.log_retry import check_whole, read_log
+from rxloop.protocol.commands import MessageCommand
 from rxloop.protocol.events import (
+    SUPERSEDED,
     Event,
     InputReceivedEvent,
     TaskEvent,
     ToolCompleteEvent,
+    normalise,
 )
-from rxloop.protocol.mail import SayMail
-from rxloop.protocol.settle import settle
 from rxloop.run.attempt import Attempt
-from rxloop.run.earlier import answered_run, over_or_later
 from rxloop.run.ends import is_over, run_exists
-from rxloop.run.inputs import credentials, lets_go, new_answers
-from rxloop.run.letters import Letters, Taken, take, unheard
+from rxloop.run.life import Canceled
+from rxloop.run.log_writer import LogWriter
 from rxloop.run.post import Post
-from rxloop.run.rest import check_goes_on
 from rxloop.run.steering import say
 from rxloop.run.taking import take_turn, try_turn
-from rxloop.state.conversation import check_whole, conversation, read_log
 from rxloop.state.earlier_attempts import EarlierAttempts
 from rxloop.state.fold import fold_all
-from rxloop.state.limits import check_attempts
-from rxloop.state.run_state import MAIL_ID, RunState
-from rxloop.stream.scope import GRACE
-from rxloop.stream.writer import LogWriter
+from rxloop.state.run_state import MAIL_ID, RunState, check_attempts
+from rxloop.storage.conversation import conversation
+from rxloop.support.tasks import GRACE
+from rxloop.thinking.graph.thought_graph import ThoughtGraph
 
 if TYPE_CHECKING:
+    from rxloop.pipeline.records import RunRecord
     from rxloop.run.fork import Fork
 
 log = logging.getLogger("rxloop")
 
 _BEYOND = 2**31 - 1
 """A `seq` that no run comes to."""
+_Close = Callable[[Attempt], Awaitable[None]]
 
 
-async def load(attempt: Attempt, event_log: EventLog) -> Event | None:
+async def load(attempt: Attempt, event_log: EventLog, close: _Close) -> Event | None:
     """Fold what the log has; give the final event of a run that is over already.
 
     Without such an event, and without a writer, the attempt had to end before it was loaded.
+
+    Args:
+        attempt: What is loaded.
+        event_log: The log.
+        close: Executes the attempt that ends a run whose questions this one drops.
     """
     spec = attempt.spec
-    if isinstance(event_log, Mailbox):
-        attempt.post = Post(attempt.life, attempt.recorder, event_log, partial(_say, attempt))
+    attempt.questions.has_inbox = True
+    attempt.post = Post(attempt.life, attempt.recorder, event_log, partial(_say, attempt), attempt.questions.open)
     if spec.resume:
-        return await _load_run(attempt, event_log)
+        return await _load_run(attempt, event_log, close)
     if spec.chosen_id:
         await attempt.life.prepare(_see_that_it_is_new(attempt, event_log))
     if spec.fork is not None:
         await attempt.life.prepare(_copy_run(attempt, event_log, spec.fork))
         return None
-    taking = _take_turn_to_begin(attempt, event_log, None) if spec.keep_context else take_turn(attempt, event_log)
+    taking = (
+        _take_turn_to_begin(attempt, event_log, None, close) if spec.keep_context else take_turn(attempt, event_log)
+    )
     if not await taking:
         return None
     if spec.keep_context:
@@ -69,13 +87,14 @@ async def load(attempt: Attempt, event_log: EventLog) -> Event | None:
     return None
 
 
-async def _take_turn_to_begin(attempt: Attempt, event_log: EventLog, own: RunState | None) -> bool:
+async def _take_turn_to_begin(attempt: Attempt, event_log: EventLog, own: RunState | None, close: _Close) -> bool:
     """Take the turn for a run that nobody has begun, and that lets go what earlier ones of its conversation ask.
 
     Args:
         attempt: Its attempt.
         event_log: The log.
         own: Where it stands; None if the log gets it only when it begins.
+        close: Executes the attempt that ends a run whose questions this one drops.
 
     Returns:
         As `take_turn`.
@@ -85,8 +104,10 @@ async def _take_turn_to_begin(attempt: Attempt, event_log: EventLog, own: RunSta
     """
     spec = attempt.spec
     while await take_turn(attempt, event_log):
-        letting_go = answered_run(event_log, attempt.context_id, attempt.task_id, own)
-        answered = await attempt.life.prepare(letting_go)
+        if attempt.life.ending:
+            return True
+        # With time to come to its end: a run is not to be left half closed.
+        answered = await attempt.life.prepare(_drop_questions(attempt, event_log, own, close), GRACE)
         if answered is None:
             return True
         if spec.when_busy == "refuse" or spec.settles:
@@ -98,8 +119,56 @@ async def _take_turn_to_begin(attempt: Attempt, event_log: EventLog, own: RunSta
         if attempt.turn is not None:
             await attempt.turn.give_back()
             attempt.turn = None
-        await attempt.life.prepare(over_or_later(event_log, answered.task_id, answered.seq))
+        await attempt.life.prepare(wait_for_end(event_log, answered.task_id, answered.seq))
     return False
+
+
+async def _drop_questions(
+    attempt: Attempt, event_log: EventLog, own: RunState | None, close: _Close
+) -> RunRecord | None:
+    """End the earlier runs of the conversation that wait for answers, so that their readers learn that none counts.
+
+    Returns:
+        The run that has got its answer, so that the attempt cannot begin yet.
+    """
+    waiting = await list_waiting(event_log, attempt.context_id, None if own is None else attempt.task_id)
+    if not waiting:
+        return None
+    if own is not None and await _is_cancelled(event_log, attempt.task_id, own):
+        # It comes to its end, and does not begin.
+        return None
+    answered = await drop_questions(event_log, waiting[0], attempt.task_id)
+    if answered is not None:
+        return answered
+    said = describe_drop(attempt.task_id, attempt.context_id)
+    for record in reversed(waiting):
+        spec = attempt.spec._replace(
+            task_id=record.task_id,
+            context_id=record.context_id,
+            resume=True,
+            cancel=said,
+            cancel_code=SUPERSEDED,
+            # What the new run brings is none of this one's.
+            settles=False,
+            messages=(),
+            inputs=None,
+            fork=None,
+            metadata={},
+            as_begun=None,
+            steering=None,
+            chosen_id=False,
+        )
+        try:
+            await close(Attempt(spec))
+        except ConflictError as error:
+            log.debug("the run %s was ended elsewhere: %s", record.task_id, error)
+    return None
+
+
+async def _is_cancelled(event_log: EventLog, task_id: str, state: RunState) -> bool:
+    """Whether a command to cancel a run waits in its mail."""
+    letters = await read_log(event_log.read_commands, task_id, after=state.mail)
+    return apply_commands(task_id, state, letters, warn=False).cancel is not None
 
 
 async def _see_that_it_is_new(attempt: Attempt, event_log: EventLog) -> None:
@@ -116,7 +185,7 @@ async def _see_that_it_is_new(attempt: Attempt, event_log: EventLog) -> None:
     raise run_exists(attempt.task_id, "is in the log")
 
 
-async def _load_run(attempt: Attempt, event_log: EventLog) -> Event | None:
+async def _load_run(attempt: Attempt, event_log: EventLog, close: _Close) -> Event | None:
     prepare, task_id, gives_up = attempt.life.prepare, attempt.task_id, attempt.spec.cancel is not None
     # An attempt that is cancelled before it began is loaded all the same: its end belongs into the log.
     events = await prepare(read_log(event_log.read, task_id), GRACE)
@@ -131,8 +200,8 @@ async def _load_run(attempt: Attempt, event_log: EventLog) -> Event | None:
         await prepare(try_turn(attempt, event_log), GRACE)
     elif not is_over(events[-1]):
         own = fold_all(events)
-        begun = lets_go(own.state, events[-1].seq)
-        taken = await (take_turn(attempt, event_log) if begun else _take_turn_to_begin(attempt, event_log, own))
+        begun = has_begun(own.state, events[-1].seq)
+        taken = await (take_turn(attempt, event_log) if begun else _take_turn_to_begin(attempt, event_log, own, close))
         # Somebody may have gone on with this run meanwhile.
         newer = await prepare(read_log(event_log.read, task_id, after_seq=events[-1].seq), GRACE)
         if newer is None:
@@ -157,7 +226,7 @@ def _go_on_as_begun(attempt: Attempt, events: Sequence[Event]) -> None:
         return
     state = fold_all(events)
     if state.retryable or not state.finished:
-        attempt.spec = as_begun(task.options)
+        attempt.use_spec(as_begun(task.options))
         attempt.life.limit(attempt.limits.seconds)
 
 
@@ -167,14 +236,14 @@ async def _see_that_it_is_whole(attempt: Attempt, event_log: EventLog, events: S
     Raises:
         EventLogError: One of them cannot be read.
     """
-    record = await read_log(event_log.record, attempt.task_id)
+    record = await read_log(event_log.get_record, attempt.task_id)
     if record.seq > events[-1].seq:
         # Read once more: somebody may have written it just now, and who that was is told by a conflict.
         check_whole(attempt.task_id, await read_log(event_log.read, attempt.task_id), record.seq)
 
 
 async def _take_up(
-    attempt: Attempt, event_log: EventLog, events: Sequence[Event], before: RunState, letters: Letters
+    attempt: Attempt, event_log: EventLog, events: Sequence[Event], before: RunState, letters: Commands
 ) -> Event | None:
     """Go on with a run as its next attempt; give its final event if it has ended for good."""
     spec = attempt.spec
@@ -185,25 +254,30 @@ async def _take_up(
     if state.state == "submitted":
         # Nobody has begun it yet: this is its first attempt, and the `task` belongs to it.
         attempt.past = events
-        _go_on(attempt, earlier, events[0], state.attempt)
+        _go_on(attempt, earlier, events, state.attempt)
     else:
-        _go_on(attempt, earlier, events[0], state.attempt + 1)
+        _go_on(attempt, earlier, events, state.attempt + 1)
     inputs = spec.inputs or {}
+    leaves_at_rest = spec.settles or spec.cancel is not None
+    if attempt.life.ending and is_superseded(state):
+        # It ends anyway, and its answers come too late.
+        inputs = {}
+    elif not leaves_at_rest:
+        check_not_superseded(attempt.task_id, state)
     answers = new_answers(attempt.task_id, state, inputs)
-    attempt.credentials.update(credentials(state, inputs))
+    attempt.credentials.update(find_credentials(state, inputs))
     # Nobody needs them there any more, and a credential is to be in as few places as possible.
-    attempt.spec = spec._replace(inputs=None, as_begun=None)
+    attempt.use_spec(spec._replace(inputs=None, as_begun=None))
     attempt.news = [
         earlier.addressed(InputReceivedEvent(input_id=input_id, value=value)) for input_id, value in answers.items()
     ]
-    leaves_at_rest = spec.settles or spec.cancel is not None
     if (state.finished and not state.retryable) or (leaves_at_rest and (state.finished or state.state == "canceled")):
         # Who settles a run, or ends it, leaves it at rest, which somebody may have brought it to just now.
         return events[-1]
     taken = _take_mail(attempt, state.changed(answers={**state.answers, **answers}), letters)
     if not attempt.life.ending:
         asks, answered = spec.on_input is not None, bool(inputs)
-        checking = check_goes_on(
+        checking = check_can_continue(
             event_log, attempt.context_id, attempt.task_id, state, taken, asks=asks, answered=answered
         )
         await attempt.life.prepare(checking, GRACE)
@@ -216,25 +290,27 @@ async def _take_up(
     return None
 
 
-def _take_mail(attempt: Attempt, state: RunState, letters: Letters) -> Taken:
+def _take_mail(attempt: Attempt, state: RunState, letters: Commands) -> AppliedCommands:
     """Take the letters that the run has not taken yet, unless it ends anyway."""
-    taken = take(attempt.task_id, state, [(number, letter) for number, letter in letters if number > state.mail])
+    taken = apply_commands(
+        attempt.task_id, state, [(number, letter) for number, letter in letters if number > state.mail]
+    )
     if taken.cancel is not None and attempt.spec.cancel is not None:
         # It is there for a cancel, and this is the one.
-        attempt.life.revise(taken.cancel)
+        attempt.life.revise(Canceled(*taken.cancel))
     elif taken.cancel is not None:
-        attempt.life.finish(taken.cancel)
+        attempt.life.finish(Canceled(*taken.cancel))
     if not attempt.life.ending:
         addressed = attempt.recorder.earlier.addressed
         news = [addressed(event) if isinstance(event, InputReceivedEvent) else event for event in taken.news]
         attempt.news = (*attempt.news, *news)
         attempt.credentials.update(taken.credentials)
-        attempt.passed = taken.passed
+        attempt.passed = taken.skipped
     return taken
 
 
-def _say(attempt: Attempt, number: int, letter: SayMail) -> None:
-    messages = unheard(attempt.state(), letter)
+def _say(attempt: Attempt, number: int, letter: MessageCommand) -> None:
+    messages = find_new_messages(attempt.state(), letter)
     try:
         if messages:
             say(attempt, messages, interrupt=letter.interrupt, metadata={MAIL_ID: number})
@@ -263,9 +339,9 @@ async def _copy_run(attempt: Attempt, event_log: EventLog, fork: Fork) -> None:
     if not await take_turn(attempt, event_log):
         return
     for event in attempt.past:
-        settle(event)
+        normalise(event)
     earlier = EarlierAttempts(attempt.past)
-    _go_on(attempt, earlier, attempt.past[0], earlier.state.attempt + 1)
+    _go_on(attempt, earlier, attempt.past, earlier.state.attempt + 1)
     attempt.news = _changes(attempt, fork, answers)
     _write_after(attempt, event_log, 0)
 
@@ -281,9 +357,9 @@ def _changes(attempt: Attempt, fork: Fork, answers: Sequence[ToolCompleteEvent])
         yield from fork.added
 
 
-def _go_on(attempt: Attempt, earlier: EarlierAttempts, task: Event, number: int) -> None:
-    attempt.recorder.go_on(earlier, number)
-    attempt.metadata = {**task.metadata, **attempt.spec.metadata}
+def _go_on(attempt: Attempt, earlier: EarlierAttempts, events: Sequence[Event], number: int) -> None:
+    attempt.recorder.go_on(earlier, ThoughtGraph.of(events), number)
+    attempt.metadata = {**events[0].metadata, **attempt.spec.metadata}
 
 
 def _write_after(attempt: Attempt, event_log: EventLog, durable_seq: int) -> None:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
@@ -13,18 +13,16 @@ from typing_extensions import override
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.pipeline.run_context import RunContext
 from rxloop.protocol.events import ContentCompleteEvent, Event
-from rxloop.protocol.frozen import EMPTY_DICT, FrozenDict
-from rxloop.protocol.unchecked import stamp
+from rxloop.protocol.model import EMPTY_DICT, FrozenDict, stamp
 from rxloop.protocol.visibility import HIDDEN, ROOT
 from rxloop.run.attempt import Attempt
-from rxloop.run.ends import final_event
+from rxloop.run.ends import canceled_call, final_event
+from rxloop.run.event_traits import Traits
 from rxloop.run.life import CUT_OFF
-from rxloop.run.open_work import canceled_call
 from rxloop.run.recorder import Recorder
 from rxloop.run.spec import RunSpec
-from rxloop.run.traits import Traits
-from rxloop.state.earlier_attempts import EarlierAttempts
-from rxloop.state.limits import LimitHit
+from rxloop.state.run_state import LimitHit
+from rxloop.thinking.graph.thought_graph import ThoughtGraph
 
 if TYPE_CHECKING:
     from rxloop.pipeline.artifacts import Writes
@@ -37,16 +35,16 @@ class NestedRecorder(Recorder):
     place, is for the runs above, each of which folds the event in its turn.
     """
 
-    def __init__(self, run: NestedAttempt, earlier: EarlierAttempts) -> None:  # pyright: ignore[reportMissingSuperCall]
-        """Begin after what earlier attempts have recorded of the run."""
+    def __init__(self, run: NestedAttempt, events: Sequence[Event]) -> None:  # pyright: ignore[reportMissingSuperCall]
+        """Begin after the events that earlier attempts have recorded of the run."""
         above, spec, life = run.above.recorder, run.spec, run.life
         self._above, self._top = above, above.top
         self.task_id = spec.task_id
         self.attempt = above.attempt
         self.hub, self.clock, self.writer = above.hub, above.clock, above.writer
-        self.earlier = earlier
-        self.graph = earlier.graph
-        self.states = {None: earlier.state}
+        self.earlier = self._top.earlier.fold_nested(events)
+        self.graph = ThoughtGraph.of(events)
+        self.states = {None: self.earlier.state}
         self._operator = spec.loop
         self._life = life
         self._ids = {"attempt": above.attempt, "task_id": spec.task_id, "context_id": above.context_id}
@@ -153,11 +151,11 @@ class NestedAttempt(Attempt):
         self.scope.gate = above.scope.gate
         # So that it is over before the run above gives it up.
         self.patience = above.patience * 0.8
-        self.questions = above.questions.below(call, self.agent_path)
+        self.questions = above.questions.below(call, self.agent_path, self.scope, self.life.time_scope)
 
     @override
     def _new_recorder(self) -> Recorder:
-        return NestedRecorder(self, self.above.recorder.top.earlier.nested(self.spec.task_id))
+        return NestedRecorder(self, self.above.recorder.top.earlier.take_up(self.spec.task_id))
 
     @property
     @override
@@ -172,8 +170,10 @@ class NestedAttempt(Attempt):
         return self.recorder.begun
 
     @override
-    def request(self, ctx: RunContext[Any], iteration: int, pressure: int) -> ModelRequest | Awaitable[ModelRequest]:
-        """The request of the next model call.
+    def build_request(
+        self, ctx: RunContext[Any], iteration: int, pressure: int
+    ) -> ModelRequest | Awaitable[ModelRequest]:
+        """Return the request of the next model call.
 
         Raises:
             LimitHit: A run that this one is nested in may use no more tokens.
@@ -182,7 +182,7 @@ class NestedAttempt(Attempt):
             limit, used = run.limits.tokens, run.state().usage.total_tokens
             if limit is not None and used >= limit:
                 raise LimitHit("tokens", f"{used} of {limit} tokens of {run.agent_name!r} are spent (limits.tokens)")
-        return super().request(ctx, iteration, pressure)
+        return super().build_request(ctx, iteration, pressure)
 
 
 def runs_above(run: Attempt) -> list[Attempt]:
@@ -203,7 +203,7 @@ def ends_below(run: Attempt) -> Iterator[Event]:
     """The ends of the runs that a crash has cut off below a run, and that nobody has taken up before its own end."""
     earlier = run.recorder.top.earlier
     for cut_off in earlier.left(run.task_id):
-        state = earlier.nested(cut_off.task_id).state
+        state = earlier.fold_nested(earlier.take_up(cut_off.task_id)).state
         place = {name: getattr(cut_off, name) for name in ("task_id", "parent_task_id", "agent_path")}
         place["metadata"] = {mark: cut_off.metadata[mark] for mark in (ROOT, HIDDEN) if mark in cut_off.metadata}
         ends: list[Event] = []

@@ -12,36 +12,58 @@ from typing import Any, cast
 from reactivex import abc
 
 from rxloop.errors import RxloopError
-from rxloop.protocol.events import StatusUpdateEvent
+from rxloop.pipeline.event_log import EventLog
+from rxloop.protocol.events import PendingInput, StatusUpdateEvent
 from rxloop.run.attempt import Attempt
 from rxloop.run.ends import error_code
 from rxloop.run.life import Canceled, Released
 from rxloop.run.lifecycle import start
-from rxloop.stream.scope import Gate
-from rxloop.stream.waiting import all_over
+from rxloop.stream.back_pressure import Gate
+from rxloop.stream.rx import running_loop
+from rxloop.support.tasks import wait_all
 
 NO_LOOP = (
     "a run needs a running event loop of asyncio (trio is not supported): await it inside async code, use "
-    "asyncio.run(run.result()), or agent.run_sync()"
+    "asyncio.run(run.result()), or agent.run_sync(). In a thread without a loop, such as that of a GUI or of a pool, "
+    "subscribe in the thread of the loop: "
+    "run.pipe(reactivex.operators.subscribe_on(AsyncIOThreadSafeScheduler(loop)))"
 )
 
 
 log = logging.getLogger("rxloop")
 
-_STARTED: weakref.WeakSet[RunHold] = weakref.WeakSet()
-"""The runs of this process that were started, and that somebody holds, so that one can be found by its id."""
+
+class OwnedRuns:
+    """Runs that this process has started and still holds, of one log object or of one agent without a log."""
+
+    def __init__(self) -> None:
+        self._holds: weakref.WeakSet[RunHold] = weakref.WeakSet()
+
+    def add(self, hold: RunHold) -> None:
+        """Add a run that was started."""
+        self._holds.add(hold)
+
+    def find(self, task_id: str) -> RunHold | None:
+        """Return the run of that id that is executed in this process, whatever agent has made it."""
+        return next((hold for hold in list(self._holds) if hold.task_id == task_id and hold.goes_on), None)
 
 
-def alive(task_id: str) -> RunHold | None:
-    """The run of that id that goes on in this process, whatever agent it was made by."""
-    return next((hold for hold in list(_STARTED) if hold.task_id == task_id and hold.goes_on), None)
+def find_owned(event_log: EventLog, task_id: str) -> RunHold | None:
+    """Return the run of that id that is executed in this process with this log object, if there is one."""
+    return event_log.local.get(OwnedRuns).find(task_id)
 
 
 class RunHold:
     """What the handle and the streams of a run hold together. When the last of them lets go, the run ends."""
 
-    def __init__(self, attempt: Attempt) -> None:
-        self._attempt = attempt
+    def __init__(self, attempt: Attempt, owned: OwnedRuns) -> None:
+        """Hold a run that was not started yet.
+
+        Args:
+            attempt: Its attempt.
+            owned: Gets the run when it is started.
+        """
+        self._attempt, self._owned = attempt, owned
         self.driver: asyncio.Task[None] | None = None
         """The task that carries the run out, once it is started."""
         weakref.finalize(self, _abandoned, attempt).atexit = False
@@ -66,6 +88,17 @@ class RunHold:
         """Whether the run is under way, in an event loop that turns."""
         loop = self._attempt.life.event_loop
         return self.driver is not None and not self.driver.done() and loop is not None and loop.is_running()
+
+    @property
+    def paused(self) -> bool:
+        """Whether the attempt ended because the run waits for an answer."""
+        final = self._attempt.final
+        return isinstance(final, StatusUpdateEvent) and final.state in ("input-required", "auth-required")
+
+    @property
+    def pending(self) -> list[PendingInput]:
+        """The questions of the run, and of its nested runs, that have no answer yet."""
+        return list(self._attempt.recorder.state().pending.values())
 
     @property
     def gate(self) -> Gate:
@@ -93,12 +126,12 @@ class RunHold:
                 raise RxloopError(NO_LOOP) from None
             attempt = self._attempt
             # Looked for here, and not by the task, so that of two that are started together the first one is the run.
-            attempt.exists = attempt.spec.chosen_id and alive(attempt.task_id) is not None
+            attempt.exists = attempt.spec.chosen_id and self._owned.find(attempt.task_id) is not None
             self.driver = start(attempt, loop)
             # The outcome is told by the stream and to those who await; nobody has to fetch it from the task.
             self.driver.add_done_callback(_fetch)
-            _STARTED.add(self)
-        elif self._attempt.life.event_loop is not asyncio.get_running_loop():
+            self._owned.add(self)
+        elif self._attempt.life.event_loop is not running_loop(f"reading the run {self._attempt.task_id}"):
             raise RxloopError(
                 f"the run {self._attempt.task_id} belongs to another event loop; start a new run in this one"
             )
@@ -141,7 +174,7 @@ class RunHold:
         # A tool that closes its own run cannot wait for an end that waits for the tool.
         if self.driver is None or self._attempt.scope.surrounds():
             return
-        await all_over([self.driver])
+        await wait_all([self.driver])
 
 
 def _fetch(task: asyncio.Task[None]) -> None:

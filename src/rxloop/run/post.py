@@ -6,14 +6,15 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from rxloop.coordination.answers import find_credentials
+from rxloop.coordination.commands import Commands, is_accepted, read_answers
 from rxloop.errors import EventLogError, UnknownRun
-from rxloop.pipeline.logs import Mailbox
-from rxloop.protocol.mail import AnswerMail, CancelMail, Mail, SayMail
-from rxloop.run.inputs import credentials
-from rxloop.run.letters import Letters, answers_in
+from rxloop.pipeline.event_log import EventLog
+from rxloop.pipeline.log_retry import read_log
+from rxloop.protocol.commands import AnswerCommand, CancelCommand, Command, MessageCommand
 from rxloop.run.life import Canceled, Life, Phase
+from rxloop.run.open_questions import OpenQuestions
 from rxloop.run.recorder import Recorder
-from rxloop.state.conversation import read_log
 
 log = logging.getLogger("rxloop")
 
@@ -21,36 +22,46 @@ log = logging.getLogger("rxloop")
 class Post:
     """Takes letters to a run that goes on: a cancel ends it, a message enters its history, an answer waits.
 
-    An answer is for the next attempt, which makes the call once more that has asked. So are the messages behind it, for
-    letters are taken in order: the run keeps the number of the last one.
+    An answer to a call that waits beside other calls goes to it at once. Any other answer is for the next attempt,
+    which makes the call once more that has asked. So are the messages behind it, for letters are taken in order: the
+    run keeps the number of the last one.
     """
 
-    def __init__(self, life: Life, recorder: Recorder, mailbox: Mailbox, say: Callable[[int, SayMail], None]) -> None:
+    def __init__(
+        self,
+        life: Life,
+        recorder: Recorder,
+        event_log: EventLog,
+        say: Callable[[int, MessageCommand], None],
+        questions: OpenQuestions,
+    ) -> None:
         """Watch the mail of an attempt from now on; nothing is taken before `open`.
 
         Args:
             life: That of the attempt, which a cancel ends.
             recorder: That of the attempt, which knows what is asked.
-            mailbox: Its log.
+            event_log: The log.
             say: Brings a letter with messages into the history.
+            questions: The questions that an answer reaches at once.
         """
-        self._life, self._recorder, self._mailbox, self._say = life, recorder, mailbox, say
+        self._life, self._recorder, self._log, self._say = life, recorder, event_log, say
+        self._questions = questions
         self._task_id = recorder.task_id
         self._seen = 0
         self._new = False
         self._answered = False
         """Whether a letter waits for the next attempt."""
         self._reading: asyncio.Task[None] | None = None
-        self._stop = mailbox.watch(self._task_id, self._arrived)
+        self._stop = event_log.watch_commands(self._task_id, self._arrived)
 
-    async def letters(self, after: int) -> Letters:
+    async def letters(self, after: int) -> Commands:
         """The letters that there are at the beginning of an attempt.
 
         Raises:
             EventLogError: The log cannot be read.
         """
         self._new = False
-        found = await read_log(self._mailbox.mail, self._task_id, after=after)
+        found = await read_log(self._log.read_commands, self._task_id, after=after)
         self._seen = found[-1][0] if found else after
         return found
 
@@ -79,13 +90,18 @@ class Post:
                 if not self._life.ending:
                     self._take(number, letter)
 
-    def _take(self, number: int, letter: Mail) -> None:
-        if isinstance(letter, CancelMail):
+    def _take(self, number: int, letter: Command) -> None:
+        if isinstance(letter, CancelCommand):
             self._life.finish(Canceled(letter.reason or "cancelled", number))
-        elif isinstance(letter, AnswerMail):
+        elif isinstance(letter, AnswerCommand):
             state = self._recorder.state()
-            fits = any(answers_in(self._task_id, state, number, letter)) or bool(credentials(state, letter.inputs))
-            self._answered = self._answered or fits
+            answers = list(read_answers(self._task_id, state, number, letter))
+            secret = bool(find_credentials(state, letter.inputs))
+            # Commands are taken in order: where one waits for the next attempt, those behind it do.
+            if secret or self._answered or not self._questions.take(answers):
+                self._answered = self._answered or secret or bool(answers)
+            elif letter.messages and is_accepted(self._task_id, state, letter):
+                self._say(number, MessageCommand(messages=letter.messages))
         elif not self._answered:
             self._say(number, letter)
 

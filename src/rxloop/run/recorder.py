@@ -1,4 +1,4 @@
-"""What makes the stream of an attempt: stamps, folds, records and delivers each event."""
+"""Stamp, fold, record and deliver the events of an attempt."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from rxloop.errors import InvalidEvent, PipelineError, RxloopError
-from rxloop.operators.loop._faults import no_signal, unordered
+from rxloop.operators.loop.checks import no_signal, unordered
 from rxloop.operators.loop.compose import describe
 from rxloop.pipeline.requests import Operator, Request, RunRequest
-from rxloop.pipeline.seams import Clock
 from rxloop.protocol.envelope import ROOT, check_time
 from rxloop.protocol.events import (
     ContentCompleteEvent,
@@ -23,26 +22,28 @@ from rxloop.protocol.events import (
     ThoughtStreamEvent,
     ToolProgressEvent,
     ToolStartEvent,
+    normalise,
 )
-from rxloop.protocol.frozen import EMPTY_DICT, FrozenDict, FrozenList
-from rxloop.protocol.settle import settle
-from rxloop.protocol.unchecked import stamp
+from rxloop.protocol.model import EMPTY_DICT, FrozenDict, FrozenList, stamp
+from rxloop.run.event_traits import TRAITS, Traits
 from rxloop.run.life import Life, Phase
-from rxloop.run.traits import TRAITS, Traits
-from rxloop.state.batch import Slot
 from rxloop.state.earlier_attempts import EarlierAttempts, no_attempts
 from rxloop.state.fold import fold, fold_beside
+from rxloop.state.history import Slot
 from rxloop.state.run_state import RunState
-from rxloop.stream.clock import CLOCK
 from rxloop.stream.hub import Hub
+from rxloop.support.tasks import CLOCK, Clock
+from rxloop.thinking.graph.thought_graph import ThoughtGraph
 
 if TYPE_CHECKING:
-    from rxloop.stream.writer import LogWriter
+    from rxloop.run.log_writer import LogWriter
 
 log = logging.getLogger("rxloop")
 
 _TAKING = (Phase.OPEN, Phase.ANNOUNCING)
 _BEGUN = (Phase.OPEN, Phase.CLOSED, Phase.OVER)
+_NO_THOUGHTS = ThoughtGraph()
+"""Initial graph of every run. Graphs are immutable."""
 
 
 def _drop(event: Event) -> None:
@@ -50,35 +51,35 @@ def _drop(event: Event) -> None:
 
 
 class Recorder:
-    """The stream of one attempt, and the fold of it.
+    """Event stream and state of one attempt.
 
-    Every token passes `publish`, which therefore calls as little as it can.
+    `publish` is called for every token, so it makes as few calls as possible.
     """
 
     def __init__(self, task_id: str, context_id: str, operator: Operator, life: Life) -> None:
-        """Begin with nothing recorded.
+        """Create a recorder without events.
 
         Args:
-            task_id: The run.
-            context_id: The conversation.
-            operator: The loop of the run, which errors name.
-            life: Whether events are taken; it is ended by one that cannot come when it comes.
+            task_id: Id of the run.
+            context_id: Id of the conversation.
+            operator: Loop of the run, for error messages.
+            life: Life cycle of the attempt. An invalid event from the loop ends it.
         """
         self.task_id = task_id
         self.attempt = 1
-        """The number of the attempt."""
+        """Number of the current attempt, starting from 1."""
         self.hub = Hub()
         self.clock: Clock = CLOCK.get()
         self.writer: LogWriter | None = None
-        """Carries the events into the log, where there is one."""
+        """Writer of the event log, or None if the run has no log."""
         self.earlier: EarlierAttempts = no_attempts()
-        self.graph = self.earlier.graph
+        self.graph = _NO_THOUGHTS
         self.states: dict[str | None, RunState] = {None: self.earlier.state}
-        """The fold of the main line, and of each branch."""
+        """State of the main branch (None) and of each other branch."""
         self._operator = operator
         self._life = life
         self._ids: dict[str, Any] = {"attempt": 1, "task_id": task_id, "context_id": context_id}
-        """What nearly every event is given."""
+        """Ids that are written into most events."""
         self._seq = 0
         self._sub = 0
         self._started: set[Slot] = set()
@@ -86,13 +87,13 @@ class Recorder:
         self._now = self.clock.now
         self._last = self._silence = 0
         self._doubt: Callable[[], None] | None = None
-        # No deque: an empty one takes 600 bytes in each run.
+        # An empty deque would take 600 bytes per run, so use a list.
         self._held: list[Event] = []
 
     def state(self, branch: str | None = None) -> RunState:
-        """The fold of everything published so far on a branch; a new one starts where the main line stands.
+        """Return the state of a branch. A new branch starts from the state of the main branch.
 
-        One of an earlier attempt starts where it did then, so that a strategy that runs again finds the same.
+        A branch of an earlier attempt starts from its recorded state, so that the strategy sees the same state again.
         """
         main = self.states[None]
         if branch is None:
@@ -104,7 +105,7 @@ class Recorder:
 
     @property
     def context_id(self) -> str:
-        """The conversation."""
+        """Id of the conversation."""
         return self._ids["context_id"]
 
     @context_id.setter
@@ -113,37 +114,41 @@ class Recorder:
 
     @property
     def top(self) -> Recorder:
-        """That of the outermost run, on whose stream this one's events are."""
+        """Recorder of the outermost run, which publishes the events of nested runs."""
         return self
 
     @property
     def taking(self) -> bool:
-        """Whether events are taken."""
+        """True if the recorder accepts events."""
         return self._life.phase in _TAKING
 
     @property
     def begun(self) -> bool:
-        """Whether anything of the run is recorded, by this attempt or an earlier one."""
+        """True if this attempt or an earlier one has recorded an event."""
         return self._seq > 0
 
-    def go_on(self, earlier: EarlierAttempts, attempt: int) -> None:
-        """Go on as the given attempt of a run, after what the earlier ones have recorded."""
+    def go_on(self, earlier: EarlierAttempts, graph: ThoughtGraph, attempt: int) -> None:
+        """Continue a run as the given attempt.
+
+        Args:
+            earlier: Events and state of the earlier attempts.
+            graph: Thought graph of the earlier attempts.
+            attempt: Number of this attempt.
+        """
         self.earlier = earlier
         self.attempt = self._ids["attempt"] = attempt
         self.states[None] = earlier.state
-        self.graph = earlier.graph
+        self.graph = graph
         self._seq = earlier.state.seq
 
-    # -- publishing
-
     def publish(self, event: Event) -> None:
-        """Stamp an event, fold it, hand it to the log's buffer, and deliver it; all at once.
+        """Stamp an event, fold it, add it to the log's buffer and deliver it, without waiting.
 
         Args:
-            event: Or what else comes out of the loop, where nothing but events should.
+            event: Event to publish, or another object that the loop emitted by mistake.
 
         Raises:
-            InvalidEvent: It is not one that may come now.
+            InvalidEvent: The event is not allowed now.
         """
         life = self._life
         if get_ident() != life.thread:
@@ -166,7 +171,7 @@ class Recorder:
                 self.check(event)
             event = self._record(event, traits)
         else:
-            # A look, and no call, is all that a token of an open message of the main line costs.
+            # Avoid a function call for each token of the main branch.
             fits = traits.text and event.step == self.states[None].open_step and event.branch is None
             if not fits and self._is_misplaced(event, traits):
                 return
@@ -176,7 +181,7 @@ class Recorder:
         self._deliver(event)
 
     def _take_other(self, signal: object) -> None:
-        """Take what has come out of the loop and is no event."""
+        """End the attempt if the loop emitted an unanswered or unknown signal."""
         if isinstance(signal, RunRequest):
             loop = describe(self._operator)
             self._life.finish(PipelineError(f"nothing answered the RunRequest: the loop is {loop}"))
@@ -184,10 +189,10 @@ class Recorder:
             self._life.finish(no_signal(signal, self._operator))
 
     def record(self, event: Event) -> Event:
-        """Stamp a durable event, fold it and hand it to the log's buffer, but do not deliver it yet.
+        """Stamp a durable event, fold it and add it to the log's buffer without delivering it.
 
         Raises:
-            InvalidEvent: It cannot be folded.
+            InvalidEvent: The event cannot be folded.
         """
         return self._record(event, TRAITS[type(event)])
 
@@ -208,10 +213,10 @@ class Recorder:
         return event
 
     def check(self, event: Event) -> None:
-        """Refuse what only the run itself may say: where it begins and ends. What a run inside it says, passes.
+        """Reject events that only the run itself may publish. Events of nested runs are accepted.
 
         Raises:
-            InvalidEvent: It is that.
+            InvalidEvent: The event starts or ends this run.
         """
         if self._life.phase not in _BEGUN or event.task_id not in ("", self.task_id):
             return
@@ -232,13 +237,13 @@ class Recorder:
             self.states[None] = fold_beside(self.states[None], event)
 
     def fold_below(self, event: Event) -> None:
-        """Fold an event of a run that is nested in this one."""
+        """Fold an event of a nested run."""
         self.states[None] = fold(self.states[None], event)
         if TRAITS[type(event)].drawn:
             self.graph = self.graph.add(event)
 
     def waits_below(self, branch: str | None, questions: Iterable[str]) -> None:
-        """Let the line that has made a call know of the questions of the run that is nested in it."""
+        """Add the pending questions of a nested run to the branch that started it."""
         if branch is not None:
             asked = self.states[None].pending
             state = self.state(branch)
@@ -246,21 +251,21 @@ class Recorder:
             self.states[branch] = state.changed(pending={**state.pending, **known})
 
     def deliver(self, event: Event) -> None:
-        """Deliver an event that is recorded."""
+        """Deliver a recorded event."""
         self._deliver(event)
 
     # -- stamps
 
     def _stamp(self, event: Event, traits: Traits) -> Event:
-        """Write into an event what only its run knows: its numbers, its time, its ids."""
+        """Write the sequence numbers, timestamp and ids into an event."""
         if event.attempt:
-            # Published before, here or in another run: its numbers are those of that time.
+            # The event was published before, so change only a copy.
             event = event.model_copy()
         fields = stamp(event)
-        # Nearly every token is a delta of our own making with plain text: this is all that it costs.
+        # Most tokens are deltas in ASCII without metadata, which need no normalisation.
         text = fields.get(traits.text)
         if text is None or not text.isascii() or fields["metadata"] is not EMPTY_DICT:
-            settle(event)
+            normalise(event)
         if fields["timestamp"]:
             check_time(fields["timestamp"])
         else:
@@ -281,10 +286,10 @@ class Recorder:
         return event
 
     def _adopt(self, event: Event) -> None:
-        """Give an event its ids that has some: that of a nested agent's run, or of another run."""
+        """Set the ids of an event that already has some, because a nested or foreign run published it."""
         fields = stamp(event)
         if fields["task_id"] and fields["task_id"] != self.task_id and fields["parent_task_id"] is None:
-            # Another run's event that somebody passes on: it is told here, and is not a part of this run.
+            # A forwarded event of another run: publish it as the event of a nested run.
             event.check_ids()
             fields["parent_task_id"] = self.task_id
         elif fields["task_id"] and fields["parent_task_id"] not in (None, self.task_id):
@@ -293,7 +298,7 @@ class Recorder:
         fields.update(self._ids | own)
 
     def _refer(self, event: ThoughtStreamEvent | SubtaskEvent) -> None:
-        """Number a thought; and note which of the calls that an event names are not for clients."""
+        """Set the id and index of a thought and list the hidden calls that an event refers to."""
         fields, main = stamp(event), self.states[None]
         named = [event.tool_call_id]
         if isinstance(event, ThoughtStreamEvent):
@@ -306,18 +311,17 @@ class Recorder:
         if hidden:
             fields["hidden_calls"] = FrozenList(hidden)
 
-    # -- doubt: a process that was frozen does not know that somebody else goes on with its run
+    # -- doubt: while a process is frozen, another process can take over its run
 
     def beware(self, silence: int, doubt: Callable[[], None]) -> None:
-        """Deliver nothing after a silence until somebody says that the run is still this process's own.
+        """After a long silence, hold events until the lease of this process is confirmed.
 
-        A frozen process finds out by its clock: between the last event before the freeze and the first one after it
-        there is a gap. The stamp of each event has the time anyway, so that this costs little. A tool that is silent
-        for so long is doubted in vain, and its next event comes when the log has answered.
+        A gap between the timestamps of two events shows that the process may have been frozen. A slow tool causes the
+        same gap, and its next event is delivered as soon as the log confirms the lease.
 
         Args:
-            silence: The longest time between two events that raises no doubt, in milliseconds.
-            doubt: Called when it was longer; `trust` or `mute` has to follow.
+            silence: Longest accepted gap between two events, in milliseconds.
+            doubt: Called after a longer gap. The callee must call `trust` or `mute` later.
         """
         self._last, self._silence, self._doubt = self.clock.now(), silence, doubt
         self._now = self._wary_now
@@ -335,21 +339,19 @@ class Recorder:
             self._doubt()
 
     def trust(self) -> None:
-        """Deliver what was held, and what comes."""
+        """Deliver the held events and all later ones."""
         if self._deliver == self._held.append:
             while self._held:
                 self.hub.publish(self._held.pop(0))
             self._deliver = self.hub.publish
 
     def mute(self) -> None:
-        """Deliver nothing more: the run is somebody else's, or nobody can know how it goes on."""
+        """Drop the held events and all later ones, because this process no longer owns the run or cannot record it."""
         self._held.clear()
         self._deliver = _drop
 
-    # -- order
-
     def _is_misplaced(self, event: Event, traits: Traits) -> bool:
-        """Whether an event cannot come now, which ends the run: what it says did not happen, or not so."""
+        """Return True if an event is out of order, and end the attempt unless it is a progress report."""
         state = self.states.get(event.branch)
         if state is None or traits.rule is None:
             return False
@@ -359,42 +361,38 @@ class Recorder:
         if event.parent_task_id is not None or event.task_id not in ("", self.task_id):
             return False
         if wrong is None and isinstance(event, ToolStartEvent):
-            # Not in the fold: what an earlier attempt has begun, this one may begin again.
+            # The state cannot detect this, because an attempt may restart calls of earlier attempts.
             slot = (event.step or "", event.index)
             if slot in self._started:
                 wrong = f"call {event.index} of step {event.step} begins twice"
             self._started.add(slot)
-        # A thread may still say how far it is when its call is over: that harms nobody, and nobody needs it.
+        # A thread can still report progress after its call has ended, so only drop such an event.
         if wrong is not None and not isinstance(event, ToolProgressEvent):
             self._life.finish(unordered(wrong, self._operator))
         return wrong is not None
 
-    # -- earlier attempts
-
     def _is_recorded(self, event: Event) -> bool:
-        """Whether the log has it from an earlier attempt: answered from there, or made once more by a strategy."""
+        """True if an earlier attempt recorded this event, which is now replayed or created again by a strategy."""
         if event.attempt and event.attempt < self.attempt:
             return event.task_id == self.task_id
         return self.earlier.has(event)
 
     def _repeat(self, event: Event) -> None:
-        """Fold a recorded event on a line that runs again; the main line has it already."""
+        """Fold a recorded event into its branch. The state of the main branch already contains it."""
         if not 0 < event.attempt < self.attempt:
             self.earlier.take(event)
         if event.branch is None:
             return
         state = self.state(event.branch)
         if isinstance(event, ContentCompleteEvent):
-            # Its `llm-call` does not come again.
+            # The `llm-call` event, which counts the iterations, is not repeated.
             state = replace(state, iteration=state.iteration + 1)
         self.states[event.branch] = fold(state, event)
 
-    # -- the log
-
     def durable_now(self) -> int | None:
-        """The last `seq` in the log, if everything that is published is there or can be written without waiting."""
+        """Return the last `seq` in the log, or None if writing all published events requires waiting."""
         return None if self.writer is None else self.writer.flush_now()
 
     async def durable(self) -> int | None:
-        """Wait until everything that is published is in the log."""
+        """Wait until all published events are in the log, and return its last `seq`."""
         return None if self.writer is None else await self.writer.flush()

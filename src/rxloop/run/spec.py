@@ -1,22 +1,45 @@
-"""What a run is made of."""
+"""Complete specification of a run."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import AsyncIterable, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from rxloop.pipeline.logs import EventLog
+from reactivex import Observable
+
+from rxloop.pipeline.event_log import EventLog
+from rxloop.pipeline.interfaces import Provider
 from rxloop.pipeline.requests import Operator
 from rxloop.pipeline.run_context import RunContext
-from rxloop.pipeline.seams import ArtifactStore, Provider
 from rxloop.protocol.messages import Message
 from rxloop.protocol.settings import Limits, ModelSettings
 from rxloop.run.asking import OnInput
-from rxloop.run.options import Steering, WhenBusy
-from rxloop.tools import Toolset
+from rxloop.tools import AgentTools
 
 if TYPE_CHECKING:
+    from rxloop.pipeline.artifacts import ArtifactStore
     from rxloop.run.fork import Fork
+
+WhenBusy = Literal["refuse", "wait"]
+
+
+@dataclass(frozen=True, slots=True)
+class Steer:
+    """A message to a run that goes on, for `steering=`, and how it is said.
+
+    Attributes:
+        message: A text, a message, or several.
+        interrupt: Cut off the answer that is being written.
+    """
+
+    message: str | Message | Sequence[Message | str]
+    interrupt: bool = False
+
+
+Said = str | Message | Sequence[Message | str] | Steer
+
+Steering = Observable[Said] | AsyncIterable[Said]
 
 Instructions = str | Callable[[RunContext[Any]], str | Awaitable[str]]
 
@@ -34,7 +57,7 @@ class RunSpec(NamedTuple):
     """Carries out one iteration."""
     strategy: str | None
     """What the strategy is called that made the loop; None for the usual one."""
-    tools: Toolset
+    tools: AgentTools
     instructions: Instructions
     limits: Limits
     settings: ModelSettings
@@ -60,6 +83,8 @@ class RunSpec(NamedTuple):
     inputs: Mapping[str, Any] | None = None
     cancel: str | None = None
     """The reason for which the attempt is there to cancel the run, and to do nothing else."""
+    cancel_code: str = "canceled"
+    """The error code in the final event of such an attempt."""
     fork: Fork | None = None
     initiator: str = "user"
     """Who asks for the run."""

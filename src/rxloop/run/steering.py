@@ -1,8 +1,4 @@
-"""What is said to a run that goes on: how it enters, and how it cuts an answer off.
-
-It is one event, `message-added`, and the fold does the rest: an open message or batch comes first, and a loop whose
-newest message is none of the model's has not come to its end.
-"""
+"""Messages that enter a run while it runs."""
 
 from __future__ import annotations
 
@@ -17,13 +13,28 @@ from typing import Any, cast
 from reactivex import Observable, abc
 
 from rxloop.errors import ConfigurationError, RunOver, RxloopError
-from rxloop.pipeline.closing import close_iterator
-from rxloop.protocol.events import Event, MessageAddedEvent
-from rxloop.protocol.messages import Message, as_messages
-from rxloop.protocol.settle import settle
+from rxloop.protocol.events import Event, MessageAddedEvent, normalise
+from rxloop.protocol.messages import Message, Prompt, as_messages
 from rxloop.run.attempt import Attempt
-from rxloop.run.options import Steer, Steering
-from rxloop.stream.bridges import from_async_iter
+from rxloop.run.spec import Steer, Steering
+from rxloop.stream.sources import from_async_iter
+from rxloop.support.tasks import close_iterator
+
+
+def as_said(message: Prompt) -> tuple[Message, ...]:
+    """Make messages of what is said to a run.
+
+    Raises:
+        ConfigurationError: It is something else.
+    """
+    if isinstance(message, Steer):
+        raise ConfigurationError(
+            f"the message is {message!r}, which is for steering=: use send(text, interrupt=True)"
+            if message.interrupt
+            else f"the message is {message!r}, which is for steering=: use send(text)"
+        )
+    return as_messages(message, "the message")
+
 
 log = logging.getLogger("rxloop")
 
@@ -66,7 +77,7 @@ def _event(message: Message, metadata: Mapping[str, Any]) -> MessageAddedEvent:
         role=message.role, content=message.content, message_id=message.message_id, metadata=dict(metadata)
     )
     # Here, and not only where the run stamps it: what cannot be written is for the one who says it to hear of.
-    settle(event)
+    normalise(event)
     return event
 
 
@@ -94,7 +105,7 @@ def _take(attempt: Attempt, events: Sequence[Event], interrupt: bool) -> None:
 def _interrupt(attempt: Attempt, step: str) -> None:
     call = attempt.open_call
     if call is not None and not attempt.life.ending and attempt.state().open_step == step:
-        call.interrupt()
+        call.interrupt(attempt.cut_off(step))
 
 
 def _over(attempt: Attempt) -> RunOver:

@@ -5,19 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from rxloop.coordination import locks
+from rxloop.coordination.order import RETRY
 from rxloop.errors import ContextBusy
-from rxloop.pipeline.logs import EventLog
+from rxloop.pipeline.event_log import EventLog
 from rxloop.protocol.events import Event
-from rxloop.run import turns
 from rxloop.run.attempt import Attempt
 from rxloop.run.ends import is_over
 from rxloop.run.held_turn import HeldTurn
-from rxloop.stream.scope import GRACE
+from rxloop.support.tasks import GRACE
 
 log = logging.getLogger("rxloop")
-
-RETRY = 0.5
-"""Seconds between two tries for a turn that somebody alive has elsewhere."""
 
 
 async def take_turn(attempt: Attempt, event_log: EventLog) -> bool:
@@ -42,7 +40,7 @@ async def take_turn(attempt: Attempt, event_log: EventLog) -> bool:
 
 async def try_turn(attempt: Attempt, event_log: EventLog) -> bool:
     """Take the turn in the conversation if nobody has it."""
-    here = turns.take(event_log, attempt.context_id)
+    here = locks.acquire(event_log, attempt.context_id)
     if here is None:
         return False
     attempt.turn = HeldTurn(attempt.life, attempt.recorder, event_log, here)
@@ -53,7 +51,7 @@ async def _wait(attempt: Attempt, event_log: EventLog) -> bool:
     """Wait for the turn, in order with those of this process, and by trying again for those of others."""
     if attempt.turn is None:
         attempt.turn = HeldTurn(
-            attempt.life, attempt.recorder, event_log, await turns.wait(event_log, attempt.context_id)
+            attempt.life, attempt.recorder, event_log, await locks.wait(event_log, attempt.context_id)
         )
     if attempt.spec.settles:
         # It waits for as long as others go on, which is none of its own time.

@@ -1,1 +1,16 @@
-"""Many runs by id: starting, following, taking up again; experiments (`experiments/`)."""
+"""Many runs by id: starting, following, taking up again; workers and the queue that calls them."""
+
+from typing import TYPE_CHECKING
+
+from rxloop._lazy import import_later
+
+__all__: list[str]
+import_later(__name__)
+
+# The list of the public names: type checkers read it, and `import_later` does.
+if TYPE_CHECKING:
+    from rxloop.pipeline.interfaces import Queue as Queue
+    from rxloop.runtime.postgres_queue import PostgresQueue as PostgresQueue
+    from rxloop.runtime.runtime import Runtime as Runtime
+    from rxloop.runtime.worker import Periodic as Periodic
+    from rxloop.runtime.worker import work as work

@@ -22,22 +22,22 @@ import_later(__name__)
 
 # The list of the public names: type checkers read it, and `import_later` does.
 if TYPE_CHECKING:
-    from rxloop.server.a2a.app import A2A as A2A
-    from rxloop.server.a2a.app import a2a as a2a
+    from rxloop.server.a2a.adapter import A2A as A2A
+    from rxloop.server.a2a.adapter import a2a as a2a
     from rxloop.server.a2a.push import PushOptions as PushOptions
-    from rxloop.server.access import Principal as Principal
-    from rxloop.server.access import bearer as bearer
-    from rxloop.server.agui.app import AgUi as AgUi
-    from rxloop.server.agui.app import agui as agui
-    from rxloop.server.agui.context import agui_context as agui_context
-    from rxloop.server.door import Door as Door
-    from rxloop.server.host import ServerLimits as ServerLimits
-    from rxloop.server.http.app import Api as Api
-    from rxloop.server.http.app import api as api
-    from rxloop.server.mcp.door import McpServer as McpServer
-    from rxloop.server.mcp.door import mcp_server as mcp_server
+    from rxloop.server.agui.adapter import AgUi as AgUi
+    from rxloop.server.agui.adapter import agui as agui
+    from rxloop.server.agui.requests import agui_context as agui_context
+    from rxloop.server.core.adapter import Adapter as Adapter
+    from rxloop.server.core.gateway import Principal as Principal
+    from rxloop.server.core.gateway import ServerLimits as ServerLimits
+    from rxloop.server.core.gateway import bearer as bearer
+    from rxloop.server.core.shutdown import Shutdown as Shutdown
+    from rxloop.server.http.adapter import Api as Api
+    from rxloop.server.http.adapter import api as api
+    from rxloop.server.mcp.adapter import McpServer as McpServer
+    from rxloop.server.mcp.adapter import mcp_server as mcp_server
     from rxloop.server.mcp.tools import AgentTool as AgentTool
-    from rxloop.server.openai_api.app import openai_api as openai_api
-    from rxloop.server.shutdown import Shutdown as Shutdown
-    from rxloop.server.ui_messages.door import UiStream as UiStream
-    from rxloop.server.ui_messages.door import ui_stream as ui_stream
+    from rxloop.server.openai.adapter import openai_api as openai_api
+    from rxloop.server.ui_messages.adapter import UiStream as UiStream
+    from rxloop.server.ui_messages.adapter import ui_stream as ui_stream

@@ -1,1 +1,1 @@
-"""Everything that is a fold of events: run state, history, conversations, limits."""
+"""Everything that is a pure fold of events: run state, history, limits, the grammar of a stream."""

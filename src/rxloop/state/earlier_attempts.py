@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from rxloop.protocol.envelope import Event
 from rxloop.protocol.events import (
@@ -15,6 +15,7 @@ from rxloop.protocol.events import (
     ContentCompleteEvent,
     InputReceivedEvent,
     MessageAddedEvent,
+    PendingInput,
     StageEvent,
     StatusUpdateEvent,
     TaskEvent,
@@ -22,10 +23,19 @@ from rxloop.protocol.events import (
     ToolCompleteEvent,
     ToolStartEvent,
 )
-from rxloop.state.batch import Slot
 from rxloop.state.fold import PAUSED, fold_all
+from rxloop.state.history import Slot
 from rxloop.state.run_state import RunState
-from rxloop.thoughts.graph import ThoughtGraph
+
+
+class AskedQuestion(NamedTuple):
+    """A question of an earlier attempt."""
+
+    question: PendingInput
+    slot: Slot | None
+    """The slot of the tool call; None for a question outside a tool call."""
+    precedes_start: bool
+    """True if the question was asked before the `tool-start` event."""
 
 
 class EarlierAttempts:
@@ -46,7 +56,6 @@ class EarlierAttempts:
         """The states in which the branches began."""
         self.state = fold_all(events, before, self.born)
         """That of the main line, after all events."""
-        self.graph = ThoughtGraph()
         self.messages: dict[str, ContentCompleteEvent] = {}
         """The complete messages, by step."""
         self.results: dict[Slot, ToolCompleteEvent] = {}
@@ -57,6 +66,10 @@ class EarlierAttempts:
         """The metadata of the last question of each call."""
         self.asked_by: dict[Slot, str] = {}
         """Of each call that has asked something the kind of its last question."""
+        self.undecided: dict[str, AskedQuestion] = {}
+        """Questions of unfinished tool calls and questions outside tool calls, by input id.
+
+        Questions that precede a `tool-start` are removed when the tool starts, because their answers were used."""
         self.interrupted: set[Slot] = set()
         """The calls that were started and have no end."""
         self.below: list[Event] = []
@@ -67,9 +80,9 @@ class EarlierAttempts:
         self._remade: Counter[tuple[str | None, ...]] = Counter()
         """How many of what a strategy makes once more are still to come."""
         self._taken_over = taken_over
+        self._running: set[Slot] = set()
         asking: dict[str, Slot] = {}
         for event in events:
-            self.graph = self.graph.add(event)
             if event.parent_task_id is not None:
                 self.below.append(event)
                 continue
@@ -79,8 +92,8 @@ class EarlierAttempts:
             self._note(event, asking, begun=event.seq > self._taken_over)
         self.interrupted.difference_update(asking.values(), self.results)
 
-    def nested(self, task_id: str) -> EarlierAttempts:
-        """Make those of a nested run, which by itself is a run like any other; it is taken up."""
+    def take_up(self, task_id: str) -> list[Event]:
+        """Return the events of a nested run as those of a run that is not nested; this attempt continues it."""
         self._taken_up.add(task_id)
         family, events = {task_id}, list[Event]()
         for event in self.below:
@@ -89,6 +102,10 @@ class EarlierAttempts:
             elif event.parent_task_id in family:
                 family.add(event.task_id)
                 events.append(event)
+        return events
+
+    def fold_nested(self, events: Sequence[Event]) -> EarlierAttempts:
+        """Return the earlier attempts of the nested run that has these events."""
         return EarlierAttempts(events, taken_over=self._taken_over)
 
     def left(self, above: str) -> list[Event]:
@@ -107,6 +124,10 @@ class EarlierAttempts:
             elif isinstance(event, TaskEvent | StatusUpdateEvent):
                 left[event.task_id] = event
         return sorted(left.values(), key=lambda event: -len(event.agent_path))
+
+    def is_taken_up(self, task_id: str) -> bool:
+        """True if this attempt continues the nested run."""
+        return task_id in self._taken_up
 
     def addressed(self, answer: InputReceivedEvent) -> InputReceivedEvent:
         """Give an answer the ids of the nested run that has asked for it, if it was one."""
@@ -127,16 +148,23 @@ class EarlierAttempts:
             if event.finish_reason != "canceled" and event.step:
                 self.messages[event.step] = event
         elif isinstance(event, ToolStartEvent):
+            slot = (event.step or "", event.index)
+            self._forget_questions(slot, precedes_start=True)
+            self._running.add(slot)
             if begun:
-                self.interrupted.add((event.step or "", event.index))
+                self.interrupted.add(slot)
         elif isinstance(event, ToolCompleteEvent):
-            self.results[event.step or "", event.index] = event
+            slot = (event.step or "", event.index)
+            self._forget_questions(slot)
+            self.results[slot] = event
         elif isinstance(event, AskingEvent):
             self.questions[event.input_id] = event.input.prompt
             if event.input.secret:
                 self._secret.add(event.input_id)
-            if event.input.call is not None:
-                asking[event.input_id] = slot = (event.input.step or "", event.input.index)
+            slot = None if event.input.call is None else (event.input.step or "", event.input.index)
+            self.undecided[event.input_id] = AskedQuestion(event.input, slot, slot not in self._running)
+            if slot is not None:
+                asking[event.input_id] = slot
                 self.notes[slot] = event.metadata
                 self.asked_by[slot] = event.input.input_kind
         elif isinstance(event, InputReceivedEvent):
@@ -146,6 +174,16 @@ class EarlierAttempts:
         elif isinstance(event, StatusUpdateEvent) and (event.final or event.resumed):
             # A call that waited for an answer was left at its question, to be made again with the answer.
             self.interrupted.difference_update(asking.values())
+            self._running.clear()
+
+    def _forget_questions(self, slot: Slot, *, precedes_start: bool = False) -> None:
+        """Remove the questions of a tool call."""
+        if self.undecided:
+            self.undecided = {
+                input_id: asked
+                for input_id, asked in self.undecided.items()
+                if asked.slot != slot or (precedes_start and not asked.precedes_start)
+            }
 
     def has(self, event: Event) -> bool:
         """Whether a new event is one that the log has already: a strategy that runs again makes it once more."""

@@ -9,6 +9,7 @@ from typing import Any
 from rxloop.protocol.events import (
     AskingEvent,
     AuthRequiredEvent,
+    ByClass,
     ContentCompleteEvent,
     ContextCompressedEvent,
     Event,
@@ -28,11 +29,9 @@ from rxloop.protocol.events import (
     UsageEvent,
 )
 from rxloop.protocol.messages import Message
-from rxloop.protocol.unchecked import unchecked
+from rxloop.protocol.model import unchecked
 from rxloop.protocol.visibility import HIDDEN
-from rxloop.state.batch import Batch, content_with
-from rxloop.state.by_class import ByClass
-from rxloop.state.history import History
+from rxloop.state.history import Batch, History, content_with
 from rxloop.state.run_state import MAIL_ID, Asker, Measured, RunState, earlier_with, left_to_the_next, made_of, no_run
 
 _message = unchecked(Message)
@@ -64,6 +63,8 @@ def fold_beside(state: RunState, event: Event) -> RunState:
     changes: dict[str, Any] = {}
     if isinstance(event, UsageEvent):
         changes["usage"] = state.usage + event.usage
+    if isinstance(event, LLMFailedEvent) and event.refused:
+        changes["refused"] = state.refused.add(event.refused)
     if isinstance(event, ContextCompressedEvent):
         changes["compression"] = state.compression.add(event)
     if isinstance(event, ContentCompleteEvent) and event.tool_calls:
@@ -116,6 +117,7 @@ def _task(state: RunState, event: TaskEvent) -> dict[str, Any]:
         asked=tuple(event.messages),
         compressed=state.compressed,
         measured=state.measured,
+        refused=state.refused,
         earlier=earlier_with(state.earlier, (*state.thoughts, *state.calls)),
     )
     return vars(fresh)
@@ -161,7 +163,7 @@ def _llm_call(state: RunState, event: LLMCallEvent) -> dict[str, Any]:
 
 
 def _llm_failed(state: RunState, event: LLMFailedEvent) -> dict[str, Any]:
-    return {"failure": event}
+    return {"failure": event, "refused": state.refused.add(event.refused)} if event.refused else {"failure": event}
 
 
 def _content_complete(state: RunState, event: ContentCompleteEvent) -> dict[str, Any]:

@@ -1,7 +1,4 @@
-"""The state of a run: a pure fold of its events, `fold(state, event) -> state`, which `fold.py` makes.
-
-There is no other memory of a run. Live, resumed and replayed, the messages that the model is sent are `state.messages`.
-"""
+"""State of a run after an event, and its limits."""
 
 from __future__ import annotations
 
@@ -11,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple
 
+from rxloop.errors import RxloopError
 from rxloop.protocol.events import (
     ContentCompleteEvent,
     ContextCompressedEvent,
@@ -19,13 +17,52 @@ from rxloop.protocol.events import (
     State,
     ThoughtStreamEvent,
 )
+from rxloop.protocol.finish import is_filtered
 from rxloop.protocol.messages import Citation, ErrorInfo, Media, Message, ToolCall, Usage
-from rxloop.state.batch import Batch
-from rxloop.state.compression import CompressionTotals
-from rxloop.state.history import History, Ledger
+from rxloop.protocol.settings import Limits
+from rxloop.state.history import Batch, History, Ledger
+from rxloop.state.refused_media import RefusedMedia
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompressionTotals:
+    """The sums over the compressions of a run."""
+
+    count: int = 0
+    tokens_before: int = 0
+    tokens_after: int = 0
+    dropped: int = 0
+    """Messages that were left out."""
+    shortened: int = 0
+    """Tool results of which a part was left out."""
+    stable_tokens: int = 0
+    """Tokens at the front of the requests that stayed the same."""
+    thinking: Usage = field(default_factory=Usage)
+    """What the thinking model used; not part of the run's usage."""
+    seconds: float = 0.0
+
+    @property
+    def ratio(self) -> float:
+        """Tokens after, as a part of those before."""
+        return self.tokens_after / self.tokens_before if self.tokens_before else 1.0
+
+    def add(self, event: ContextCompressedEvent) -> CompressionTotals:
+        """Add one compression."""
+        return CompressionTotals(
+            count=self.count + 1,
+            tokens_before=self.tokens_before + event.tokens_before,
+            tokens_after=self.tokens_after + event.tokens_after,
+            dropped=self.dropped + event.dropped,
+            shortened=self.shortened + event.shortened,
+            stable_tokens=self.stable_tokens + event.stable_tokens,
+            thinking=self.thinking + event.thinking,
+            seconds=self.seconds + event.seconds,
+        )
+
 
 MAIL_ID = "mail_id"
 """The key of metadata under which an event names the letter that it comes of."""
+
 EARLIER = 1_000
 """Ids of earlier runs that are known in any case; twice as many are kept at most."""
 
@@ -114,6 +151,8 @@ class RunState:
     """How often the thinking phase failed."""
     mail: int = 0
     """The number of the last letter that the run has taken."""
+    refused: RefusedMedia = field(default_factory=RefusedMedia)
+    """The images and files of the conversation that a vendor refused."""
     measured: Measured | None = None
     """The last request of which the provider told what it took."""
 
@@ -124,13 +163,16 @@ class RunState:
 
     @property
     def done(self) -> bool:
-        """Whether the model has answered: its message is the last, and calls no tool but the one for the answer."""
+        """Whether the model has answered: its message is the last, and calls no tool but the one for the answer.
+
+        A message that was filtered is the last one too: its calls are closed, and the run ends with what there is.
+        """
         if self.last is None or self.batch is not None or self.open_step is not None or not self.messages:
             return False
         newest = self.messages[-1]
         if newest.role == "assistant":
             return not newest.tool_calls and not self.to_be_continued
-        return self.answered and newest.role == "tool"
+        return (self.answered or is_filtered(self.last)) and newest.role == "tool"
 
     @property
     def to_be_continued(self) -> bool:
@@ -145,7 +187,8 @@ class RunState:
         newest = self.messages[-1 - self.unheard]
         if self.to_be_continued:
             return False
-        return (newest.role == "assistant" and not newest.tool_calls) or (self.answered and newest.role == "tool")
+        answered = self.answered or is_filtered(self.last)
+        return (newest.role == "assistant" and not newest.tool_calls) or (answered and newest.role == "tool")
 
     @property
     def finished(self) -> bool:
@@ -225,3 +268,48 @@ def earlier_with(earlier: Ledger[str, None], names: Iterable[str]) -> Ledger[str
     if len(earlier) <= 2 * EARLIER:
         return earlier
     return Ledger[str, None]().add_all((name, None) for name in list(earlier)[-EARLIER:])
+
+
+class LimitHit(RxloopError):
+    """A limit of the run is reached; inside a pipeline, where it ends the run."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+def check_limits(state: RunState, limits: Limits, thought_limit: int) -> LimitHit | None:
+    """Find the limit that forbids another iteration, if one does.
+
+    Args:
+        state: The run after its last iteration.
+        limits: Those of the run.
+        thought_limit: Thought-only iterations in a row. One more is refused by the tool, and the one after that ends
+            the run, so that a model that only ever thinks is called `thought_limit + 2` times.
+    """
+    if limits.tool_failures is not None and state.failures >= limits.tool_failures:
+        return LimitHit(
+            "tool_failures", f"every tool failed in {state.failures} iterations in a row (limits.tool_failures)"
+        )
+    if state.thought_streak >= thought_limit + 2:
+        return LimitHit(
+            "max_iterations",
+            f"the model only thought aloud in {state.thought_streak} iterations in a row (Thoughts.limit)",
+        )
+    if limits.tokens is not None and state.usage.total_tokens >= limits.tokens:
+        return LimitHit("tokens", f"{state.usage.total_tokens} of {limits.tokens} tokens are spent (limits.tokens)")
+    if limits.iterations is not None and state.iteration >= limits.iterations:
+        return LimitHit("max_iterations", f"no answer after {state.iteration} iterations (limits.iterations)")
+    return None
+
+
+def check_attempts(state: RunState, limits: Limits) -> LimitHit | None:
+    """Find out whether the limit forbids another attempt.
+
+    Args:
+        state: The run after its last attempt.
+        limits: Those of the run.
+    """
+    if limits.attempts is None or state.tries < limits.attempts:
+        return None
+    return LimitHit("attempts", f"{state.tries} attempts in a row came to no end (limits.attempts)")

@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rxloop.pipeline.requests import Strategy
-from rxloop.strategies._engine import strategy
-from rxloop.strategies._run import Reply, StrategyRun
 from rxloop.strategies.chain_of_thought import chain_of_thought
+from rxloop.strategies.engine import strategy
 from rxloop.strategies.linear import linear
 from rxloop.strategies.react import react
 from rxloop.strategies.rewoo import rewoo
@@ -21,8 +20,9 @@ from rxloop.strategies.scratchpad import scratchpad
 from rxloop.strategies.self_ask import self_ask
 from rxloop.strategies.self_consistency import self_consistency
 from rxloop.strategies.step_back import step_back
+from rxloop.strategies.strategy_run import Reply, StrategyRun
 from rxloop.strategies.tree_of_thoughts import tree_of_thoughts
-from rxloop.thinking.flow import table_of
+from rxloop.thinking.stages import table_of
 
 _MAKERS: tuple[Callable[[], Strategy], ...] = (
     linear, chain_of_thought, react, rewoo, scratchpad, self_ask, self_consistency, step_back, tree_of_thoughts

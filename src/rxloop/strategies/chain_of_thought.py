@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 from rxloop.pipeline.requests import Strategy
-from rxloop.strategies._engine import strategy
-from rxloop.strategies._reading import paragraphs
-from rxloop.strategies._run import StrategyRun
+from rxloop.strategies.engine import strategy
+from rxloop.strategies.replies import paragraphs
+from rxloop.strategies.strategy_run import StrategyRun
 
 _STEP_BY_STEP = "Let's think step by step. Do not give the final answer yet."
 

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 from rxloop.pipeline.requests import Strategy
-from rxloop.strategies._engine import strategy
-from rxloop.strategies._reading import at_least
-from rxloop.strategies._run import Reply, StrategyRun
+from rxloop.strategies.engine import strategy
+from rxloop.strategies.replies import at_least
+from rxloop.strategies.strategy_run import Reply, StrategyRun
 
 _CYCLE = (
     "Work in cycles. In each: say in a sentence or two what you know and what you must find out, then call the tool "

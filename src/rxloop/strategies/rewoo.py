@@ -9,10 +9,10 @@ from typing import Any, cast
 from rxloop.errors import PlanRefused, StrategyError
 from rxloop.pipeline.requests import Strategy, ToolDefinition
 from rxloop.protocol.events import ToolCompleteEvent
-from rxloop.strategies._engine import strategy
-from rxloop.strategies._reading import at_least
-from rxloop.strategies._run import StrategyRun
-from rxloop.thinking.flow import Plan, parse_plan
+from rxloop.strategies.engine import strategy
+from rxloop.strategies.replies import at_least
+from rxloop.strategies.strategy_run import StrategyRun
+from rxloop.thinking.stages import Plan, parse_plan
 
 
 def rewoo(concurrency: int = 5, replans: int = 1) -> Strategy:

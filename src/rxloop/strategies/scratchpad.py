@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 from rxloop.pipeline.requests import Strategy
-from rxloop.strategies._engine import strategy
-from rxloop.strategies._reading import at_least, word
-from rxloop.strategies._run import StrategyRun
+from rxloop.strategies.engine import strategy
+from rxloop.strategies.replies import at_least, word
+from rxloop.strategies.strategy_run import StrategyRun
 
 _FORM = "End with a line `Done: yes` if the values hold the result, or `Done: no` if more steps are needed."
 

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 from rxloop.pipeline.requests import Strategy
-from rxloop.strategies._engine import strategy
-from rxloop.strategies._reading import at_least, labelled
-from rxloop.strategies._run import StrategyRun
+from rxloop.strategies.engine import strategy
+from rxloop.strategies.replies import at_least, labelled
+from rxloop.strategies.strategy_run import StrategyRun
 
 _FORM = (
     "Write one line: `Follow up: ` and the next question whose answer you need, so that it can be understood by "

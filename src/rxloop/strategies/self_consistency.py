@@ -4,11 +4,12 @@ from collections.abc import Sequence
 
 from rxloop.errors import ProviderError
 from rxloop.pipeline.requests import Strategy
+from rxloop.protocol.finish import COMPLETE
 from rxloop.protocol.settings import ModelSettings
-from rxloop.strategies._engine import strategy
-from rxloop.strategies._reading import at_least, final_answer
-from rxloop.strategies._run import Reply, StrategyRun
-from rxloop.thinking.flow import decided, majority
+from rxloop.strategies.engine import strategy
+from rxloop.strategies.replies import at_least, final_answer
+from rxloop.strategies.strategy_run import Reply, StrategyRun
+from rxloop.thinking.stages import decided, majority
 
 _SAMPLE = (
     "Let's think step by step. End with one line: `Answer: ` and the answer alone, as short as it can be, without "
@@ -43,7 +44,7 @@ def self_consistency(samples: int = 5, temperature: float | None = 0.7, concurre
             except ProviderError as error:
                 failures.append(error)
                 return None
-            return reply, final_answer(reply.text)
+            return reply, final_answer(reply.text) if reply.finish_reason in COMPLETE else None
 
         def enough(ended: Sequence[tuple[Reply, str | None] | None]) -> bool:
             return decided(_answers(ended), samples - len(ended))

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 from rxloop.pipeline.requests import Strategy
-from rxloop.strategies._engine import strategy
-from rxloop.strategies._run import StrategyRun
+from rxloop.strategies.engine import strategy
+from rxloop.strategies.strategy_run import StrategyRun
 
 _GENERAL = "Speak of the general alone: do not solve the problem yet."
 

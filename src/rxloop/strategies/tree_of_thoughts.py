@@ -8,10 +8,10 @@ from typing import Literal
 
 from rxloop.errors import ConfigurationError
 from rxloop.pipeline.requests import Strategy
-from rxloop.strategies._engine import strategy
-from rxloop.strategies._reading import at_least, labelled, listed, number, numbered
-from rxloop.strategies._run import Reply, StrategyRun
-from rxloop.stream.threads import in_thread
+from rxloop.strategies.engine import strategy
+from rxloop.strategies.replies import at_least, labelled, listed, number, numbered
+from rxloop.strategies.strategy_run import Reply, StrategyRun
+from rxloop.support.threads import run_in_thread
 
 Judge = Callable[[Sequence[str]], "float | Awaitable[float]"]
 Evaluate = Literal["value", "vote"] | Judge
@@ -181,7 +181,7 @@ async def _evaluated(evaluate: Judge, paths: Sequence[Sequence[str]]) -> list[fl
     if inspect.iscoroutinefunction(evaluate):
         return [evaluate(path) for path in paths]
     # One after the other, in one thread: on the event loop it would hold up every run, and no limit would end it.
-    return await in_thread(lambda: [evaluate(path) for path in paths])
+    return await run_in_thread(lambda: [evaluate(path) for path in paths])
 
 
 async def _awaited(score: float | Awaitable[float]) -> float:

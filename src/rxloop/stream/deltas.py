@@ -10,7 +10,7 @@ from operator import itemgetter
 from typing import Any
 
 from rxloop.protocol.events import ContentDeltaEvent, Event, ThoughtDeltaEvent, ToolCallDeltaEvent
-from rxloop.protocol.unchecked import stamp
+from rxloop.protocol.model import stamp
 
 
 def delta_text(event: object) -> str | None:

@@ -24,7 +24,7 @@ from rxloop.protocol.events import (
     ends_attempt,
 )
 from rxloop.stream.deltas import MergedDeltas, PackedDeltas, delta_text, packed
-from rxloop.stream.foreign_errors import leave_to_loop
+from rxloop.support.foreign_errors import leave_to_loop
 
 log = logging.getLogger("rxloop")
 Key = tuple[str, str | None]

@@ -1,91 +1,25 @@
-"""The owner of a run's tasks."""
+"""The owner of a run's tasks, and its time limits."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Generator, Iterable
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Generator
+from contextlib import contextmanager, suppress
 from contextvars import Context, ContextVar, copy_context
-from typing import Any, TypeVar
+from typing import Any, Protocol, Self, TypeVar
+
+from rxloop.stream.back_pressure import Gate
 
 T = TypeVar("T")
+
 log = logging.getLogger("rxloop")
-
-GRACE = 5.0
-"""Seconds that what is cancelled has to stop in."""
-
-
-class Gate:
-    """Holds the sockets of a run back while a reader with overflow="block" is behind.
-
-    Leaves look at `closed` after each batch that they have pushed, and wait only then, so that an open gate costs an
-    attribute read.
-    """
-
-    def __init__(self) -> None:
-        self.closed = False
-        self._holders = 0
-        self._opened: asyncio.Event | None = None
-
-    def close(self) -> None:
-        """Hold the leaves back; one `open` is needed for each `close`."""
-        self._holders += 1
-        self.closed = True
-
-    def open(self) -> None:
-        """Undo one `close`."""
-        self._holders -= 1
-        if not self._holders:
-            self.closed = False
-            if self._opened is not None:
-                self._opened.set()
-                self._opened = None
-
-    async def wait(self) -> None:
-        """Wait until the gate is open."""
-        while self.closed:
-            if self._opened is None:
-                self._opened = asyncio.Event()
-            await self._opened.wait()
-
-
-class Gates(Gate):
-    """The gates of several runs as one, for a reader of all of them."""
-
-    def __init__(self, gates: Iterable[Gate] = ()) -> None:
-        super().__init__()
-        self._gates = list(gates)
-
-    def close(self) -> None:
-        """Hold all of them back, and those that come."""
-        if not self.closed:
-            for gate in self._gates:
-                gate.close()
-        super().close()
-
-    def open(self) -> None:
-        """Undo one `close`."""
-        super().open()
-        if not self.closed:
-            for gate in self._gates:
-                gate.open()
-
-    def add(self, gate: Gate) -> None:
-        """Hold the run of this gate back with the others."""
-        self._gates.append(gate)
-        if self.closed:
-            gate.close()
-
-    def remove(self, gate: Gate) -> None:
-        """Let go of the run of this gate."""
-        self._gates.remove(gate)
-        if self.closed:
-            gate.open()
-
 
 _AROUND: ContextVar[tuple[object, ...]] = ContextVar("rxloop_around", default=())
 """The marks of the scopes that the running task belongs to, or was made in: more than one for a run inside a run."""
+
+_TIME_SCOPE: ContextVar[TimeScope | None] = ContextVar("rxloop_time_scope", default=None)
+"""The innermost time limits of the running task."""
 
 
 class Scope:
@@ -93,11 +27,12 @@ class Scope:
 
     __slots__ = ("__weakref__", "_context", "_mark", "_tasks", "_waiting", "failed", "gate", "idle", "timers")
 
-    def __init__(self, failed: Callable[[Exception], None] | None = None) -> None:
+    def __init__(self, failed: Callable[[Exception], None] | None = None, time_scope: TimeScope | None = None) -> None:
         """Make a scope.
 
         Args:
             failed: Ends the run with an error that cannot go through the pipeline, because the pipeline is broken.
+            time_scope: The time limits of the run. Runs that its tools make are inside this scope.
         """
         self.gate = Gate()
         self.failed = failed or report
@@ -111,6 +46,8 @@ class Scope:
         # A mark and not the scope: a context lives on in what others made in it, such as a timer or a connection.
         self._mark = object()
         self._context.run(_AROUND.set, (*_AROUND.get(), self._mark))
+        if time_scope is not None:
+            self._context.run(_TIME_SCOPE.set, time_scope)
 
     def spawn(
         self, work: Coroutine[Any, Any, None], name: str, stop: Callable[[], None] | None = None
@@ -176,6 +113,11 @@ class Scope:
         """Tell whether a task is one of the run's."""
         return task in self._tasks
 
+    @property
+    def tasks(self) -> list[asyncio.Task[None]]:
+        """The tasks of the run."""
+        return list(self._tasks)
+
     def surrounds(self, context: Context | None = None) -> bool:
         """Tell whether a context, by default the caller's, is that of one of the run's tasks, or made in one."""
         return self._mark in (_AROUND.get() if context is None else context.get(_AROUND, ()))
@@ -208,6 +150,148 @@ class Scope:
         """Forget the run, which is over: with it, a circle that only the garbage collector could undo."""
         self.failed = report
         self.idle = None
+
+
+class ScopeOwner(Protocol):
+    """Something that belongs to a run, such as a `RunContext`."""
+
+    def owner_scope(self) -> Scope | None:
+        """Return the scope of the run, or None outside a run."""
+        ...
+
+
+class TimeScope:
+    """The time limits of a run or of a tool call.
+
+    A scope inside another one, such as the scope of a nested run, pauses the outer scopes together with itself.
+    A scope continues when every question inside it is answered.
+    """
+
+    __slots__ = ("_limits", "_loop", "_outer", "_pauses")
+
+    def __init__(self, outer: TimeScope | None = None) -> None:
+        """Create a scope.
+
+        Args:
+            outer: The scope around it.
+        """
+        self._outer = outer
+        self._pauses = 0
+        self._limits: dict[TimeLimit, None] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @staticmethod
+    def current() -> TimeScope | None:
+        """Return the innermost scope of the running task."""
+        return _TIME_SCOPE.get()
+
+    @contextmanager
+    def entered(self) -> Generator[None]:
+        """Make this the innermost scope of the running task."""
+        token = _TIME_SCOPE.set(self)
+        try:
+            yield
+        finally:
+            _TIME_SCOPE.reset(token)
+
+    @contextmanager
+    def pause(self, *, outer: bool = True) -> Generator[None]:
+        """Stop the limits of this scope, and of all outer scopes unless `outer` is False."""
+        scopes = list(self._path()) if outer else [self]
+        for scope in scopes:
+            scope._call(scope._stop)
+        try:
+            yield
+        finally:
+            for scope in scopes:
+                scope._call(scope._continue)
+
+    def limit(self, seconds: float, expire: Callable[[], object]) -> TimeLimit:
+        """Start a time limit, and call `expire` when it is exceeded.
+
+        Args:
+            seconds: The limit. Pauses do not count.
+            expire: Called in the event loop.
+        """
+        self._loop = asyncio.get_running_loop()
+        limit = TimeLimit(seconds, expire, self._limits)
+        self._limits[limit] = None
+        if not self._pauses:
+            limit.start()
+        return limit
+
+    def _stop(self) -> None:
+        self._pauses += 1
+        if self._pauses == 1:
+            for limit in self._limits:
+                limit.stop()
+
+    def _continue(self) -> None:
+        self._pauses -= 1
+        if not self._pauses:
+            for limit in self._limits:
+                limit.start()
+
+    def _call(self, function: Callable[[], None]) -> None:
+        """Call a function in the event loop of the limits: a plain tool in a thread may have a run in another loop."""
+        if self._loop is None or self._loop is asyncio.get_running_loop():
+            function()
+            return
+        # The run around the tool may be over.
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(function)
+
+    def _path(self) -> Generator[TimeScope]:
+        scope: TimeScope | None = self
+        while scope is not None:
+            yield scope
+            scope = scope._outer
+
+
+class TimeLimit:
+    """A running time limit; a context manager that cancels it at the end."""
+
+    __slots__ = ("_expire", "_limits", "_remaining", "_started", "_timer")
+
+    def __init__(self, seconds: float, expire: Callable[[], object], limits: dict[TimeLimit, None]) -> None:
+        self._remaining = seconds
+        self._expire = expire
+        self._limits = limits
+        self._started = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Continue the countdown."""
+        if self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._started = loop.time()
+            # The watchdog of the run must not wait for this timer.
+            self._timer = outside(loop.call_later, max(0.0, self._remaining), self._fire)
+
+    def stop(self) -> None:
+        """Pause the countdown."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+            self._remaining -= asyncio.get_running_loop().time() - self._started
+
+    def cancel(self) -> None:
+        """End the countdown."""
+        self._limits.pop(self, None)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _fire(self) -> None:
+        self._limits.pop(self, None)
+        self._timer = None
+        self._expire()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.cancel()
 
 
 def outside(function: Callable[..., T], *arguments: Any) -> T:

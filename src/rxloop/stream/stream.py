@@ -1,18 +1,20 @@
-"""`Stream`: an Observable of a run that can also be iterated and awaited."""
+"""Observable that can be iterated and awaited."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator, Sequence
 from typing import Any, Generic, Protocol, TypeVar, cast, overload
 
 from reactivex import Observable, abc
 from reactivex.disposable import CompositeDisposable, Disposable
 
 from rxloop.errors import ConfigurationError
-from rxloop.stream.buffer import Overflow, ReadBuffer
-from rxloop.stream.scope import Gate
+from rxloop.stream.back_pressure import Gate, Overflow, ReadBuffer
+from rxloop.stream.cancelled_reads import observe_reading_task, release_frames_if_cancelled, release_frames_of
+from rxloop.stream.rx import RunScheduler, running_loop
 
 
 class Readable(Protocol):
@@ -24,20 +26,30 @@ class Readable(Protocol):
 
 
 T = TypeVar("T", covariant=True)
+
 A = TypeVar("A", bound=Readable)
+
 B = TypeVar("B", bound=Readable)
+
 C = TypeVar("C", bound=Readable)
+
 D = TypeVar("D", bound=Readable)
+
 E = TypeVar("E", bound=Readable)
+
 F = TypeVar("F", bound=Readable)
+
 G = TypeVar("G", bound=Readable)
+
 V = Callable[[Observable[A]], Observable[B]]
 """A view."""
 
 JOINS = "rxloop_joins"
 """An attribute of the views whose items are pieces of one text."""
+
 HANDLING = "rxloop_handling"
 """An attribute of the operators of the loop: what they handle there."""
+
 PARTS = "rxloop_parts"
 """An attribute of the operators of the loop that are composed of others."""
 
@@ -137,6 +149,7 @@ class Stream(Pipes[T], Observable[T]):  # pyright: ignore[reportIncompatibleMeth
         overflow: Overflow = "coalesce",
         buffer: int = 1024,
         joins: bool = False,
+        piped: bool = False,
     ) -> None:
         """Make a stream.
 
@@ -146,6 +159,7 @@ class Stream(Pipes[T], Observable[T]):  # pyright: ignore[reportIncompatibleMeth
             overflow: What to do when a reader has not read `buffer` items; see `Run.stream`.
             buffer: The number of items.
             joins: The items are pieces of one text, which may be joined.
+            piped: The source starts the run itself, through views.
         """
         super().__init__()
         self._source = source
@@ -153,6 +167,7 @@ class Stream(Pipes[T], Observable[T]):  # pyright: ignore[reportIncompatibleMeth
         self._overflow: Overflow = overflow
         self._buffer = buffer
         self._joins = joins
+        self._piped = piped
 
     # The base has two forms, with an observer or with functions, and so has this.
     def subscribe(
@@ -181,7 +196,8 @@ class Stream(Pipes[T], Observable[T]):  # pyright: ignore[reportIncompatibleMeth
     def _subscribe_core(
         self, observer: abc.ObserverBase[T], scheduler: abc.SchedulerBase | None = None
     ) -> abc.DisposableBase:
-        own = self._hold.scheduler()
+        # A view may bring the subscription to the event loop: `subscribe_on`, in the thread of a GUI.
+        own = None if self._piped and not _has_loop() else self._hold.scheduler()
         release = self._hold.keep()
         # `subscribe` has put its observer between already, and would put a second one.
         try:
@@ -209,19 +225,35 @@ class Stream(Pipes[T], Observable[T]):  # pyright: ignore[reportIncompatibleMeth
             overflow=self._overflow,
             buffer=self._buffer,
             joins=getattr(operators[-1], JOINS, False) if operators else self._joins,
+            piped=True,
         )
 
     def __await__(self) -> Generator[Any, None, T]:
         """Wait for the last item."""
+        return self._last().__await__()
+
+    async def _last(self) -> T:
         from reactivex import operators as ops
 
         # By a subscription, which holds the run; that of the base goes by `pipe`, which does not.
         to_future: Callable[[Observable[T]], asyncio.Future[T]] = ops.to_future()
-        return to_future(self).__await__()
+        try:
+            return await to_future(self)
+        except asyncio.CancelledError as error:
+            release_frames_of(error)
+            raise
 
     def __aiter__(self) -> Reader[T]:
         buffer = ReadBuffer(self._overflow, self._buffer, self._hold.gate, self._joins)
         return Reader(self._source, self._hold, buffer)
+
+
+def _has_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 class _Begun(Observable[T], Generic[T]):
@@ -246,9 +278,16 @@ class Reader(AsyncIterator[T], Generic[T]):
     def __init__(self, source: Observable[T], hold: Hold, buffer: ReadBuffer) -> None:
         self._origin: tuple[Observable[T], Hold] | None = (source, hold)
         self._buffer = buffer
+        self.observed = False
+        """True if the end of the task that reads is observed."""
 
-    async def __anext__(self) -> T:
-        return await self.within(None)
+    @property
+    def is_over(self) -> bool:
+        """True if nothing more comes, or the reader is closed."""
+        return self._buffer.is_over
+
+    def __anext__(self) -> Coroutine[Any, Any, T]:
+        return self.within(None)
 
     async def within(self, seconds: float | None) -> T:
         """Wait for the next item for so long.
@@ -259,12 +298,25 @@ class Reader(AsyncIterator[T], Generic[T]):
             StopAsyncIteration: There is none.
             Silence: It has not come; it can be asked for again.
         """
-        buffer = self._buffer
-        if buffer.subscription is None and self._origin is not None:
-            source, hold = self._origin
-            scheduler = hold.scheduler()
-            buffer.attach(source.subscribe(buffer.push, buffer.end, buffer.end, scheduler=scheduler))
-        return await buffer.get(seconds)
+        try:
+            if not self.observed:
+                self._begin()
+            return await self._buffer.get(seconds)
+        except asyncio.CancelledError as error:
+            self.observed = False
+            # The traceback would keep this reader, and the handle of the run in the functions that read it.
+            release_frames_of(error)
+            raise
+
+    def _begin(self) -> None:
+        """Subscribe before the first read, and observe the task that reads."""
+        if self._buffer.subscription is None and self._origin is not None:
+            self._subscribe(*self._origin)
+        observe_reading_task(self)
+
+    def _subscribe(self, source: Observable[T], hold: Hold) -> None:
+        buffer, scheduler = self._buffer, hold.scheduler()
+        buffer.attach(source.subscribe(buffer.push, buffer.end, buffer.end, scheduler=scheduler))
 
     def there(self) -> Iterator[T]:
         """Take the next items for as long as there are any, without waiting for one."""
@@ -277,4 +329,21 @@ class Reader(AsyncIterator[T], Generic[T]):
         self._buffer.close()
 
     def __del__(self) -> None:
+        if not self._buffer.is_over:
+            release_frames_if_cancelled(sys._getframe(1))  # pyright: ignore[reportPrivateUsage]
         self._buffer.close()
+
+
+class Reading:
+    """The hold of a run that goes on elsewhere: there is nothing to keep, and the gate stops the reading alone."""
+
+    def __init__(self) -> None:
+        self.gate = Gate()
+
+    def scheduler(self) -> abc.SchedulerBase:
+        """The scheduler of the event loop that runs; nothing is started."""
+        return RunScheduler(running_loop("reading a run"), for_readers=True)
+
+    def keep(self) -> Callable[[], None]:
+        """Nothing is kept."""
+        return lambda: None

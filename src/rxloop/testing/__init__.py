@@ -15,17 +15,16 @@ if TYPE_CHECKING:
     from rxloop.demo.conversation import Rule as Rule
     from rxloop.demo.offline import OfflineModel as OfflineModel
     from rxloop.demo.offline import demo_model as demo_model
-    from rxloop.demo.offline import serve_in_thread as serve_in_thread
-    from rxloop.providers.scripted import ScriptedCall as ScriptedCall
-    from rxloop.providers.scripted import ScriptedModel as ScriptedModel
-    from rxloop.providers.scripted import ScriptExhausted as ScriptExhausted
-    from rxloop.providers.scripted import call as call
-    from rxloop.providers.scripted import frames as frames
-    from rxloop.providers.scripted import turn as turn
-    from rxloop.testing.clock import VirtualTime as VirtualTime
-    from rxloop.testing.clock import virtual_time as virtual_time
+    from rxloop.providers.script import ScriptedCall as ScriptedCall
+    from rxloop.providers.script import ScriptedModel as ScriptedModel
+    from rxloop.providers.script import ScriptExhausted as ScriptExhausted
+    from rxloop.providers.script import call as call
+    from rxloop.providers.script import frames as frames
+    from rxloop.providers.script import turn as turn
     from rxloop.testing.marbles import assert_marbles as assert_marbles
     from rxloop.testing.marbles import marbles as marbles
-    from rxloop.testing.recorded import recorded as recorded
-    from rxloop.testing.recorded import recorded_events as recorded_events
-    from rxloop.testing.virtual_loop import NothingLeft as NothingLeft
+    from rxloop.testing.recordings import recorded as recorded
+    from rxloop.testing.recordings import recorded_events as recorded_events
+    from rxloop.testing.virtual_time import NothingLeft as NothingLeft
+    from rxloop.testing.virtual_time import VirtualTime as VirtualTime
+    from rxloop.testing.virtual_time import virtual_time as virtual_time

@@ -17,8 +17,8 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 from rxloop.errors import ArtifactError, ArtifactExists, UnknownArtifact
-from rxloop.pipeline.seams import ArtifactStore
-from rxloop.pipeline.values import ArtifactChunk, ArtifactRecord
+from rxloop.pipeline.artifact_rules import ArtifactChunk, ArtifactRecord
+from rxloop.pipeline.artifacts import ArtifactStore
 
 __all__ = ["CHECKS", "SHARED_CHECKS", "Check", "MakeStore", "MakeTwoStores", "SharedCheck"]
 
@@ -239,6 +239,45 @@ async def chunks_that_are_written_at_once_are_all_there(make: MakeStore) -> None
             assert await store.read("c", f"{artifact}") == b"".join(data for _, data in own)
 
 
+async def a_deleted_artifact_is_gone(make: MakeStore) -> None:
+    """All versions are gone, no other artifact is, and the id and the keys are free."""
+    store = make()
+    async with _open(store):
+        for context, artifact_id in (("c", "a.txt"), ("c", "b.txt"), ("d", "a.txt")):
+            await _create(store, artifact_id, context)
+            await _append(store, b"one", "1", artifact_id, context=context)
+        await _create(store, override=True, key="next")
+        await _append(store, b"two", "2")
+        assert await store.delete("c", "a.txt")
+        assert not await store.delete("c", "a.txt")
+        assert not await store.delete("e", "a.txt")
+        with _refused(UnknownArtifact, "a deleted artifact"):
+            await store.read("c", "a.txt")
+        with _refused(UnknownArtifact, "a chunk for a deleted artifact"):
+            await _append(store, b"late", "3")
+        assert not await store.versions("c", "a.txt")
+        assert [record.artifact_id for record in await store.list("c")] == ["b.txt"]
+        assert await store.read("c", "b.txt") == await store.read("d", "a.txt") == b"one"
+        record = await _create(store, now=9)
+        assert (record.version, record.created, record.size, record.chunks) == (1, 9, 0, 0), record
+        assert (await _append(store, b"new", "1")).index == 0
+        assert await store.read("c", "a.txt") == b"new"
+
+
+async def an_artifact_that_changed_is_not_deleted(make: MakeStore) -> None:
+    """If the caller names a record, the newest version has to be equal to it."""
+    store = make()
+    async with _open(store):
+        first = await _create(store)
+        second = (await _append(store, b"one", "1")).record
+        assert not await store.delete("c", "a.txt", expected=first)
+        third = await _create(store, override=True, key="next")
+        assert not await store.delete("c", "a.txt", expected=second)
+        assert await store.read("c", "a.txt", version=1) == b"one"
+        assert await store.delete("c", "a.txt", expected=third)
+        assert not await store.list("c")
+
+
 async def what_one_writes_the_other_reads(make: MakeTwoStores) -> None:
     """Whoever began it."""
     one, two = make()
@@ -265,6 +304,42 @@ async def both_may_write_at_once(make: MakeTwoStores) -> None:
         assert sorted(content.strip("<>").split("><"), key=int) == [f"{n}" for n in range(30)], content
 
 
+async def what_one_deletes_is_gone_for_the_other(make: MakeTwoStores) -> None:
+    """The other store sees the artifact that follows, even if that has the same id, keys and sizes."""
+    one, two = make()
+    async with _open(one, two):
+        for data in (b"one", b"two", b"six"):
+            await _create(one)
+            chunk = await _append(one, data, "1")
+            assert await two.read("c", "a.txt") == data
+            assert (await _append(two, data, "1")).record == chunk.record
+            assert await one.delete("c", "a.txt", expected=(await two.versions("c", "a.txt"))[-1])
+            assert not await two.versions("c", "a.txt")
+            with _refused(UnknownArtifact, "a chunk for an artifact that another store has deleted"):
+                await _append(two, data, "2")
+
+
+async def one_may_delete_while_the_other_writes(make: MakeTwoStores) -> None:
+    """A chunk is either deleted with the artifact or stays; it never comes into an artifact that nobody can read."""
+    one, two = make()
+
+    async def write(number: int) -> None:
+        await _create(one)
+        try:
+            await _append(one, b"chunk", str(number))
+        except UnknownArtifact:
+            return
+
+    async with _open(one, two):
+        for number in range(20):
+            await asyncio.gather(write(number), two.delete("c", "a.txt"))
+            for record in await one.versions("c", "a.txt"):
+                content = await two.read("c", "a.txt", version=record.version)
+                assert content == b"chunk" * record.chunks, (content, record)
+        await two.delete("c", "a.txt")
+        assert not await one.versions("c", "a.txt")
+
+
 CHECKS: tuple[Check, ...] = (
     an_artifact_is_begun_without_content,
     a_second_one_of_the_same_id_is_refused,
@@ -277,7 +352,14 @@ CHECKS: tuple[Check, ...] = (
     artifacts_are_listed_by_id,
     an_id_that_is_no_plain_name_is_refused,
     chunks_that_are_written_at_once_are_all_there,
+    a_deleted_artifact_is_gone,
+    an_artifact_that_changed_is_not_deleted,
 )
 """All checks of the contract of one store object."""
-SHARED_CHECKS: tuple[SharedCheck, ...] = (what_one_writes_the_other_reads, both_may_write_at_once)
+SHARED_CHECKS: tuple[SharedCheck, ...] = (
+    what_one_writes_the_other_reads,
+    both_may_write_at_once,
+    what_one_deletes_is_gone_for_the_other,
+    one_may_delete_while_the_other_writes,
+)
 """All checks of the contract between two store objects over one place."""

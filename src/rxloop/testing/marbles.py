@@ -20,8 +20,7 @@ from reactivex import Observable
 from rxloop.errors import ConfigurationError
 from rxloop.protocol.envelope import EVENT_TYPES
 from rxloop.protocol.events import CheckpointEvent, Event, StatusUpdateEvent, UsageEvent
-from rxloop.testing.clock import current_time
-from rxloop.testing.virtual_loop import SECOND, NothingLeft
+from rxloop.testing.virtual_time import SECOND, NothingLeft, current_time
 
 FRAME = 0.025
 """The length of one `-` in seconds."""

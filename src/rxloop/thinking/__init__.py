@@ -1,1 +1,1 @@
-"""Sequential thinking in sessions, and stage flows."""
+"""Data structures of thoughts: the graph of a run, sequential sessions, and stage flows."""

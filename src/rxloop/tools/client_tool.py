@@ -1,4 +1,4 @@
-"""Tools that the client of a run carries out: a browser, say, or the program that calls the agent."""
+"""Tools that the client executes."""
 
 from __future__ import annotations
 
@@ -7,23 +7,26 @@ from typing import Any, cast
 
 import orjson
 from pydantic import BaseModel, PydanticUserError, TypeAdapter
+from pydantic_core import SchemaError
 
 from rxloop.errors import ConfigurationError, InvalidEvent, ToolError
-from rxloop.pipeline.json_schema import misfit, shown
 from rxloop.pipeline.requests import ToolDefinition
 from rxloop.pipeline.run_context import RunContext
-from rxloop.pipeline.schema_flaws import flaw
-from rxloop.protocol.questions import PendingInput, failure_of
-from rxloop.protocol.storable import storable
-from rxloop.tools._approval import described
-from rxloop.tools._schema import json_schema, validate
+from rxloop.protocol.commands import PendingInput, failure_of
+from rxloop.protocol.json_data import storable
+from rxloop.support.json_schema import explain_schema_error, find_flaw, find_misfit, to_json_text
+from rxloop.tools.approval import described
 from rxloop.tools.function import check_name
+from rxloop.tools.signature import json_schema, validate
 
 MOST = 128
 """How many definitions may come with one run."""
+
 LONGEST = 200_000
 """How long they may be together, as JSON: all of them go with each request to the model."""
+
 _NOTHING: dict[str, Any] = {"type": "object", "properties": {}}
+
 _FIELDS = ("name", "description", "parameters", "result", "strict", "timeout")
 
 
@@ -102,7 +105,7 @@ class ClientTool:
         if self._model is not None:
             values = validate(self._model, arguments, name, schema.get("properties", {}))
             return values.model_dump(mode="json", by_alias=True)
-        wrong = misfit(arguments, schema)
+        wrong = find_misfit(arguments, schema)
         if wrong is not None:
             raise ToolError(f"The arguments of {name} do not fit, and it was not called: {wrong}.")
         return arguments
@@ -176,14 +179,16 @@ def client_tools(given: Sequence[ClientTool | Mapping[str, Any]]) -> tuple[Clien
 
 def _of(definition: Any) -> ClientTool:
     if not isinstance(definition, Mapping):
-        raise ConfigurationError(f"{shown(definition)} is not a definition: give a dict with name and parameters")
+        raise ConfigurationError(
+            f"{to_json_text(definition)} is not a definition: give a dict with name and parameters"
+        )
     fields: dict[Any, Any] = dict(cast("Mapping[Any, Any]", definition))
     if "type" in fields and fields.pop("type") != "function":
-        raise ConfigurationError(f"its type is to be 'function', not {shown(definition['type'])}")
+        raise ConfigurationError(f"its type is to be 'function', not {to_json_text(definition['type'])}")
     if "function" in fields:
         inner = fields.pop("function")
         if fields or not isinstance(inner, Mapping):
-            raise ConfigurationError(f"its function is to be a dict, and stand alone, not {shown(definition)}")
+            raise ConfigurationError(f"its function is to be a dict, and stand alone, not {to_json_text(definition)}")
         fields = dict(cast("Mapping[Any, Any]", inner))
     for name in fields:
         if name not in _FIELDS:
@@ -194,16 +199,16 @@ def _of(definition: Any) -> ClientTool:
     given = {name: value for name, value in fields.items() if value is not None}
     # A type is for those who write the program: pydantic evaluates a text as the name of one.
     if not isinstance(given.get("result", {}), Mapping):
-        raise ConfigurationError(f"its result is to be a JSON Schema, not {shown(given['result'])}")
+        raise ConfigurationError(f"its result is to be a JSON Schema, not {to_json_text(given['result'])}")
     return ClientTool(given.pop("name", ""), given.pop("parameters", None), **given)
 
 
 def _check_texts(name: Any, description: Any) -> None:
     if not isinstance(name, str):
-        raise ConfigurationError(f"the name of a tool is to be a text, not {shown(name)}")
+        raise ConfigurationError(f"the name of a tool is to be a text, not {to_json_text(name)}")
     check_name(name)
     if not isinstance(description, str):
-        raise ConfigurationError(f"tool {name!r}: its description is to be a text, not {shown(description)}")
+        raise ConfigurationError(f"tool {name!r}: its description is to be a text, not {to_json_text(description)}")
 
 
 def _parameters_of(name: str, given: Any) -> dict[str, Any]:
@@ -227,10 +232,14 @@ def _result_of(name: str, given: Any) -> tuple[dict[str, Any], Callable[[Any], A
             schema = adapter.json_schema()
         except PydanticUserError as error:
             raise ConfigurationError(f"tool {name!r}: result={given!r} is neither a JSON Schema nor a type") from error
+        except SchemaError as error:
+            raise ConfigurationError(
+                f"tool {name!r}: result={given!r} cannot be checked: {explain_schema_error(error)}"
+            ) from error
 
     def read(value: Any) -> Any:
         if failure_of(value) is None:
-            wrong = misfit(value, schema)
+            wrong = find_misfit(value, schema)
             if wrong is not None:
                 raise ValueError(wrong)
             if adapter is not None:
@@ -241,7 +250,7 @@ def _result_of(name: str, given: Any) -> tuple[dict[str, Any], Callable[[Any], A
 
 
 def _schema(name: str, what: str, given: Any, kind: str | None) -> dict[str, Any]:
-    wrong = flaw(given, kind)
+    wrong = find_flaw(given, kind)
     if wrong is not None:
         raise ConfigurationError(f"tool {name!r}: its {what} are no JSON Schema: {wrong}")
     try:
@@ -249,7 +258,7 @@ def _schema(name: str, what: str, given: Any, kind: str | None) -> dict[str, Any
     except InvalidEvent as error:
         raise ConfigurationError(f"tool {name!r}: {error}") from error
     # The run is read back with what was kept: a number that JSON cannot hold has become a text.
-    wrong = flaw(kept, kind)
+    wrong = find_flaw(kept, kind)
     if wrong is not None:
         raise ConfigurationError(f"tool {name!r}: its {what} cannot be kept as JSON: {wrong}")
     return kept

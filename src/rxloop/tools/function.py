@@ -1,4 +1,4 @@
-"""Tools made of functions: `@tool`."""
+"""Tools made of functions."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypedDict, Ty
 from typing_extensions import Unpack
 
 from rxloop.errors import ConfigurationError, RxloopError
+from rxloop.pipeline.interfaces import Tool
 from rxloop.pipeline.requests import ToolDefinition
 from rxloop.pipeline.run_context import RunContext
-from rxloop.pipeline.seams import Tool
-from rxloop.tools import _docstring
-from rxloop.tools._calling import caller_of
-from rxloop.tools._result import MAX_RESULT
-from rxloop.tools._schema import Parameters, plain_function
+from rxloop.tools.execution import caller_of, label
+from rxloop.tools.result import MAX_RESULT
+from rxloop.tools.signature import Parameters
 
 P = ParamSpec("P")
+
 R = TypeVar("R")
+
 C = TypeVar("C", contravariant=True)
+
 Enabled = Callable[[RunContext[Any]], bool]
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
@@ -39,6 +41,38 @@ class Function(Protocol):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Carry out one call."""
         ...
+
+
+class CallOptions(TypedDict, total=False):
+    """Options of function tools and agent tools."""
+
+    timeout: float | None
+    """Time limit of a call in seconds. Unlimited by default."""
+    approve: bool | str
+    """True if calls require approval. A string is the question, formatted with the arguments: `"Refund {amount}?"`."""
+    hidden: bool
+    """True if calls are not visible to clients."""
+    enabled: Enabled | None
+    """Function that decides for each model request whether to offer the tool. The model may call an offered tool."""
+    max_result: int | None
+    """Maximum number of characters that the model reads of a result. The default is 100,000, None disables the limit.
+    Longer results are truncated in the middle and contain a note. Events always contain the full value."""
+
+
+class ToolOptions(CallOptions, total=False):
+    """Options of `tool` and `FunctionTool`."""
+
+    name: str | None
+    """Name of the tool. Defaults to the name of the function."""
+    description: str | None
+    """Description of the tool. Defaults to the docstring without the sections for parameters and results."""
+    idempotent: bool
+    """True if an interrupted call may be repeated."""
+    read_only: bool
+    """True if calls have no side effects and disclose no data. They can be repeated, and `op.run_tools(early=True)` can
+    start them before the message is complete and discard their results."""
+    strict: bool
+    """True if the vendor should enforce the schema of the arguments; all parameters are then required."""
 
 
 class FunctionTool(Generic[C, P, R]):
@@ -64,72 +98,58 @@ class FunctionTool(Generic[C, P, R]):
     """Whether a person must agree to each call; a text is the question."""
     max_result: int | None
     """Characters of a result that the model reads; None means no limit."""
+    takes_context: bool
+    """True if a call gets the context of the run, without which it cannot ask a person."""
 
     def __init__(
         self,
         function: Callable[P, R],
         *,
-        name: str | None = None,
-        description: str | None = None,
-        timeout: float | None = None,
-        idempotent: bool = False,
-        read_only: bool = False,
-        approve: bool | str = False,
-        hidden: bool = False,
-        enabled: Enabled | None = None,
-        strict: bool = False,
-        max_result: int | None = MAX_RESULT,
         local_names: Mapping[str, Any] | None = None,
+        **options: Unpack[ToolOptions],
     ) -> None:
-        """Make a tool of a function; `tool` is the usual way, and explains the arguments.
+        """Make a tool of a function; `tool` is the usual way.
 
         Args:
             function: The function.
-            name: See `tool`.
-            description: See `tool`.
-            timeout: See `tool`.
-            idempotent: See `tool`.
-            read_only: See `tool`.
-            approve: See `tool`.
-            hidden: See `tool`.
-            enabled: See `tool`.
-            strict: See `tool`.
-            max_result: See `tool`.
             local_names: Names that annotations written as text may use beside those of the function's module.
+            **options: See `ToolOptions`.
+
+        Raises:
+            ConfigurationError: As for `tool`.
+            TypeError: An option is unknown.
         """
+        _check_names("FunctionTool.__init__", options)
         # First, because it copies the attributes of the function.
         functools.update_wrapper(self, function)
+        name = options.get("name")
         name = name if name is not None else _name_of(function)
         check_name(name)
-        if timeout is not None and not (isinstance(cast("Any", timeout), int | float) and timeout > 0):
-            raise ConfigurationError(f"tool {name!r}: timeout must be more than 0 seconds, not {timeout!r}")
-        if enabled is not None and inspect.iscoroutinefunction(enabled):
-            raise ConfigurationError(f"tool {name!r}: enabled= takes a plain function, not an async one")
-        given: Any = max_result
-        if given is not None and (not isinstance(given, int) or isinstance(given, bool) or given < 1):
-            raise ConfigurationError(f"tool {name!r}: max_result={max_result!r} is not a number of characters")
-        docstring = _docstring.parse(_documentation(function))
+        _check_options(name, options)
+        description = options.get("description")
+        strict = options.get("strict", False)
         self._function = function
-        self._parameters = Parameters(function, name, docstring.parameters, local_names, strict=strict)
-        if not isinstance(approve, bool):
+        self._parameters = Parameters(function, name, local_names, strict=strict)
+        self.approve = options.get("approve", False)
+        if not isinstance(self.approve, bool):
             # Imported here, because importing rxloop is quicker without.
-            from rxloop.tools._approval import check_approve
+            from rxloop.tools.approval import check_approve
 
-            check_approve(name, approve, self._parameters.schema.get("properties", {}))
+            check_approve(name, self.approve, self._parameters.schema.get("properties", {}))
         self._call = caller_of(function, name)
-        self._enabled = enabled
+        self._enabled = options.get("enabled")
         self.definition = ToolDefinition(
             name=name,
-            description=inspect.cleandoc(description) if description is not None else docstring.description,
+            description=inspect.cleandoc(description) if description is not None else self._parameters.description,
             parameters=self._parameters.schema,
             strict=strict,
-            hidden=hidden,
+            hidden=options.get("hidden", False),
         )
-        self.timeout = timeout
-        self.idempotent = idempotent or read_only
-        self.read_only = read_only
-        self.approve = approve
-        self.max_result = max_result
+        self.timeout = options.get("timeout")
+        self.read_only = options.get("read_only", False)
+        self.idempotent = options.get("idempotent", False) or self.read_only
+        self.max_result = options.get("max_result", MAX_RESULT)
+        self.takes_context = self._parameters.takes_context
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the function itself: no validation, no thread, no timeout."""
@@ -178,21 +198,6 @@ class FunctionTool(Generic[C, P, R]):
         """Close what the tool has opened; a function opens nothing."""
 
 
-class ToolOptions(TypedDict, total=False):
-    """What `tool` takes beside the function."""
-
-    name: str | None
-    description: str | None
-    timeout: float | None
-    idempotent: bool
-    read_only: bool
-    approve: bool | str
-    hidden: bool
-    enabled: Enabled | None
-    strict: bool
-    max_result: int | None
-
-
 class _MakesTool(Protocol):
     @overload
     def __call__(
@@ -206,25 +211,17 @@ class _MakesTool(Protocol):
 def tool(
     function: Callable[Concatenate[RunContext[C], P], R], /, **options: Unpack[ToolOptions]
 ) -> FunctionTool[C, Concatenate[RunContext[C], P], R]: ...
+
+
 @overload
 def tool(function: Callable[P, R], /, **options: Unpack[ToolOptions]) -> FunctionTool[object, P, R]: ...
+
+
 @overload
 def tool(**options: Unpack[ToolOptions]) -> _MakesTool: ...
-def tool(
-    function: Callable[..., Any] | None = None,
-    /,
-    *,
-    name: str | None = None,
-    description: str | None = None,
-    timeout: float | None = None,
-    idempotent: bool = False,
-    read_only: bool = False,
-    approve: bool | str = False,
-    hidden: bool = False,
-    enabled: Enabled | None = None,
-    strict: bool = False,
-    max_result: int | None = MAX_RESULT,
-) -> Any:
+
+
+def tool(function: Callable[..., Any] | None = None, /, **options: Unpack[ToolOptions]) -> Any:
     """Make a tool of a function; it stays callable as before.
 
     An async function runs on the event loop, any other in a thread that has the context variables of the run. A
@@ -240,43 +237,18 @@ def tool(
 
     Args:
         function: The function; with `tool(name=...)` it follows as a decorator's does.
-        name: What the model calls it; the name of the function otherwise.
-        description: What it is for; otherwise the docstring without its sections on parameters and results.
-        timeout: Seconds until a call is cut off.
-        idempotent: A call that was interrupted may be made again.
-        read_only: A call changes nothing, here or elsewhere, and tells nobody anything. It may be made again, and with
-            `op.run_tools(early=True)` also in vain: before the model has finished its message.
-        approve: A person must agree to each call. A text is the question that is put, with parameters in braces, such
-            as `"Refund {amount}?"`.
-        hidden: Calls of it are not for clients.
-        enabled: Decides for each model request whether the tool is offered; a tool that was offered may be called.
-        strict: Ask the vendor for arguments that fit the schema; all parameters are then required.
-        max_result: Characters of a result that the model reads; of a longer one it gets the beginning, the end and a
-            note on what is missing. None means no limit. The value on the stream stays whole.
+        **options: See `ToolOptions`.
 
     Raises:
         ConfigurationError: The name is not one that vendors take, or a parameter cannot be described to a model.
+        TypeError: An option is unknown.
     """
+    _check_names("tool", options)
     # Annotations written as text may name what is local to the function in which the decorator stands.
     frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
     local_names: Mapping[str, Any] | None = None if frame.f_locals is frame.f_globals else frame.f_locals
 
-    def make(function: Callable[..., Any]) -> FunctionTool[Any, ..., Any]:
-        return FunctionTool(
-            function,
-            name=name,
-            description=description,
-            timeout=timeout,
-            idempotent=idempotent,
-            read_only=read_only,
-            approve=approve,
-            hidden=hidden,
-            enabled=enabled,
-            strict=strict,
-            max_result=max_result,
-            local_names=local_names,
-        )
-
+    make = functools.partial(FunctionTool[Any, ..., Any], local_names=local_names, **options)
     return make if function is None else make(function)
 
 
@@ -318,17 +290,38 @@ def check_name(name: str) -> None:
         )
 
 
+def _check_names(callee: str, options: ToolOptions) -> None:
+    """Raise an error for unknown options.
+
+    Raises:
+        TypeError: If an option is unknown.
+    """
+    for name in options:
+        if name not in ToolOptions.__annotations__:
+            raise TypeError(f"{callee}() got an unexpected keyword argument {name!r}")
+
+
+def _check_options(name: str, options: ToolOptions) -> None:
+    """Validate the values of options.
+
+    Raises:
+        ConfigurationError: If a value is invalid.
+    """
+    timeout: Any = options.get("timeout")
+    if timeout is not None and not (isinstance(timeout, int | float) and timeout > 0):
+        raise ConfigurationError(f"tool {name!r}: timeout must be more than 0 seconds, not {timeout!r}")
+    enabled = options.get("enabled")
+    if enabled is not None and inspect.iscoroutinefunction(enabled):
+        raise ConfigurationError(f"tool {name!r}: enabled= takes a plain function, not an async one")
+    size: Any = options.get("max_result")
+    if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
+        raise ConfigurationError(f"tool {name!r}: max_result={size!r} is not a number of characters")
+
+
 def _name_of(function: Callable[..., Any]) -> str:
     name = getattr(function, "__name__", None)
     if isinstance(name, str):
         return name
     if isinstance(function, str):
         raise ConfigurationError(f"{function!r} is not a function: give a name as @tool(name={function!r})")
-    raise ConfigurationError(f"a tool made of {function!r} needs a name: it has none of its own")
-
-
-def _documentation(function: Callable[..., Any]) -> str | None:
-    # A partial and an object with __call__ have the docstring of their class, which says nothing about the call.
-    if inspect.isroutine(function) or hasattr(function, "__wrapped__"):
-        return function.__doc__
-    return plain_function(function).__doc__
+    raise ConfigurationError(f"a tool made of {label(function)} needs a name: it has none of its own")

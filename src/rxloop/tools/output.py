@@ -1,26 +1,69 @@
-"""Typed output: how an answer becomes a value."""
+"""Typed output and the tool that returns it."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, get_args
 
 import orjson
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
-from pydantic_core import to_json
+from pydantic_core import SchemaError, to_json
 
-from rxloop.errors import ConfigurationError
-from rxloop.pipeline.seams import Provider
-from rxloop.tools import FINAL_ANSWER, FinalAnswer
+from rxloop.errors import ConfigurationError, ToolError
+from rxloop.pipeline.interfaces import Provider
+from rxloop.pipeline.requests import ToolDefinition
+from rxloop.pipeline.run_context import RunContext
+from rxloop.protocol.lenient import find_json, unfence
+from rxloop.support.json_schema import explain_schema_error, resolve_reference
+
+FINAL_ANSWER = "final_answer"
+
+
+class FinalAnswer:
+    """Takes the answer of a run as the arguments of a call, and ends the run with it."""
+
+    timeout: float | None = None
+    idempotent = True
+    approve = False
+
+    def __init__(self, parameters: dict[str, Any], check: Callable[[dict[str, Any]], str]) -> None:
+        """Make the tool.
+
+        Args:
+            parameters: JSON Schema of the arguments.
+            check: Gives the answer that the arguments are, as JSON; raises ValueError with a text for the model.
+        """
+        self.definition = ToolDefinition(
+            FINAL_ANSWER,
+            "Gives your final answer, and ends the task. Call it once, alone, when you have all that the answer needs.",
+            parameters,
+            answer=True,
+        )
+        self._check = check
+
+    def enabled(self, ctx: RunContext[Any]) -> bool:
+        """Always: a run may be answered at any time."""
+        return True
+
+    async def call(self, arguments: dict[str, Any], ctx: RunContext[Any]) -> str:
+        """Take the answer.
+
+        Raises:
+            ToolError: It does not fit.
+        """
+        try:
+            return self._check(arguments)
+        except ValueError as error:
+            raise ToolError(f"Your answer does not fit: {error}\nCall {FINAL_ANSWER} again.") from error
+
 
 OutputMode = Literal["auto", "native", "tool", "prompted"]
 
 VALUE = "value"
 """The argument by which the tool for the answer takes one that is not an object."""
 
-_FENCE = re.compile(r"\A\s*```[a-zA-Z]*\s*\n(?P<body>.*?)\n?\s*```\s*\Z", re.DOTALL)
 _BY_TOOL = f"Give your final answer by calling the tool {FINAL_ANSWER}, and not as text."
+
 _AS_JSON = "Give your final answer as JSON alone, with no other text and no code fence. It must fit this JSON Schema:\n"
 
 
@@ -83,9 +126,8 @@ def output_of(output_type: Any, mode: OutputMode = "auto") -> Output:
     adapter, schema = adapter_of(output_type)
 
     def parse(text: str) -> Any:
-        fenced = _FENCE.match(text)
         try:
-            return adapter.validate_json(fenced["body"] if fenced else text)
+            return adapter.validate_json(_json_in(text))
         except ValidationError as error:
             raise ValueError(_for_the_model(error)) from error
 
@@ -94,6 +136,25 @@ def output_of(output_type: Any, mode: OutputMode = "auto") -> Output:
     native = mode != "prompted" and is_object(schema)
     words = _AS_JSON + orjson.dumps(schema).decode()
     return Output(parse, mode, schema if native else None, words, adapter=adapter)
+
+
+def _json_in(text: str) -> str:
+    """Return the JSON of an answer: the text, or the body of the code fence that it is, or the only value in it."""
+    body = unfence(text)
+    return body if _is_json(body) else find_json(text) or body
+
+
+def is_read_leniently(text: str) -> bool:
+    """True if a text is neither JSON nor JSON in a plain code fence, so that an answer is only a part of it."""
+    return not _is_json(unfence(text)) and find_json(text) is not None
+
+
+def _is_json(text: str) -> bool:
+    try:
+        orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return False
+    return True
 
 
 def adapter_of(output_type: Any) -> tuple[TypeAdapter[Any], dict[str, Any]]:
@@ -105,14 +166,16 @@ def adapter_of(output_type: Any) -> tuple[TypeAdapter[Any], dict[str, Any]]:
     try:
         adapter: TypeAdapter[Any] = TypeAdapter(output_type)
         return adapter, adapter.json_schema()
-    except PydanticUserError as error:
-        reason = str(error).partition("\n")[0]
+    except (PydanticUserError, SchemaError) as error:
+        reason = explain_schema_error(error) if isinstance(error, SchemaError) else str(error).partition("\n")[0]
         raise ConfigurationError(f"output_type={output_type!r} cannot be the type of an answer: {reason}") from error
 
 
 def is_object(schema: dict[str, Any]) -> bool:
     """Tell whether everything that fits the schema is a JSON object, by its root."""
-    return schema.get("type") == "object"
+    # A type that contains itself is a reference.
+    root = resolve_reference(schema["$ref"], schema) if "$ref" in schema else schema
+    return root is not None and root.get("type") == "object"
 
 
 def _tool(adapter: TypeAdapter[Any], schema: dict[str, Any]) -> FinalAnswer:

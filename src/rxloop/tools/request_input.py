@@ -1,4 +1,4 @@
-"""The tool by which a model asks the person or client behind the run."""
+"""A question to the user, as a tool."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Skills: what a model may learn when it needs it, `skills("skills/")`."""
+"""Skills that the model loads when it needs them."""
 
 from __future__ import annotations
 
@@ -12,22 +12,27 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from rxloop.errors import ConfigurationError, ToolError
+from rxloop.pipeline.interfaces import Tool
 from rxloop.pipeline.run_context import RunContext
-from rxloop.pipeline.seams import Tool
-from rxloop.stream.below import opened, paths_below, read_at
-from rxloop.stream.threads import in_thread
-from rxloop.tools._skill_files import FILE, BadSkill, Skill, SkillFolder, need_yaml
-from rxloop.tools._text import text_of
+from rxloop.support.safe_files import list_paths, open_path, read_at
+from rxloop.support.threads import run_in_thread
+from rxloop.support.yaml import import_yaml
+from rxloop.tools.agent_tools import nearest
 from rxloop.tools.function import tool
-from rxloop.tools.toolset import nearest
+from rxloop.tools.result import text_of
+from rxloop.tools.skill_folder import FILE, BadSkill, Skill, SkillFolder
 
 log = logging.getLogger("rxloop")
 
 LEARN, READ = "learn_skill", "read_skill_file"
+
 _DESCRIBED = 1024
 """Characters of the description of a tool that every vendor takes; that of a parameter may be longer."""
+
 _MOST_SEEN = 2_000
+
 _LISTED = 50
+
 _MOST_READ = 50_000
 
 
@@ -47,7 +52,7 @@ class Skills:
 
     async def tools(self, ctx: RunContext[Any]) -> Sequence[Tool]:
         """Look at the folders, and return the tools for the skills that there are now; none where there are none."""
-        return await in_thread(self._look)
+        return await run_in_thread(self._look)
 
     def _look(self) -> list[Tool]:
         found: dict[str, tuple[SkillFolder, Skill]] = {}
@@ -86,7 +91,7 @@ class Skills:
             read_only=True,
         )
         async def learn_skill(name: Annotated[str, Field(description=names)]) -> str:
-            return await in_thread(lambda: self._learn(name))
+            return await run_in_thread(lambda: self._learn(name))
 
         @tool(
             name=READ,
@@ -101,7 +106,7 @@ class Skills:
             offset: Annotated[int, Field(description="The first byte to read.", ge=0)] = 0,
             limit: Annotated[int, Field(description="How many bytes to read at most.", ge=1, le=_MOST_READ)] = 20_000,
         ) -> str:
-            return await in_thread(lambda: self._read(skill, path, offset, limit))
+            return await run_in_thread(lambda: self._read(skill, path, offset, limit))
 
         return [learn_skill, read_skill_file]
 
@@ -126,7 +131,7 @@ class Skills:
         ):
             raise ToolError(f"{path!r} is not a path in the skill: give one such as 'references/api.md'.")
         try:
-            with opened(folder.path, f"{skill.folder}/{'/'.join(parts)}") as handle:
+            with open_path(folder.path, f"{skill.folder}/{'/'.join(parts)}") as handle:
                 data = read_at(handle, offset, offset + limit + 1)
         except (OSError, ValueError) as error:
             raise ToolError(_no_file(folder, skill, path)) from error
@@ -174,13 +179,13 @@ def skills(*folders: str | PathLike[str]) -> Skills:
     for path in paths:
         if not path.is_dir():
             raise ConfigurationError(f"{path} is not a folder: give one with a folder for each skill in it")
-    need_yaml()
+    import_yaml("Reading skills")
     return Skills(paths)
 
 
 def _files(folder: SkillFolder, skill: Skill) -> list[str]:
     """List the files of a skill beside its `SKILL.md`, by their paths in it."""
-    names, _ = paths_below(folder.path, skill.folder, most=_MOST_SEEN)
+    names, _ = list_paths(folder.path, skill.folder, most=_MOST_SEEN)
     own = [name.removeprefix(f"{skill.folder}/") for name in names]
     return [name for name in own if name != FILE]
 

@@ -1,4 +1,4 @@
-"""`strategic_thinking`: the tool that guides a model through the stages of a reasoning strategy."""
+"""The tool that guides a model through stages."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import orjson
 
 from rxloop.errors import ConfigurationError, InvalidThought
 from rxloop.pipeline.requests import ToolDefinition
-from rxloop.thinking.flow import LOOP_CAP, STAGE_TABLES, StrategyDefinition, table_of
-from rxloop.thinking.flow.staged import Flow, StagedInput, by_name
 from rxloop.thinking.sessions import Session, ThinkingSessions, ThoughtInput, ThoughtResult
-from rxloop.thinking.sessions.teaching import parameters
-from rxloop.tools._session_tool import Owner, SessionTool
+from rxloop.thinking.sessions.thought import parameters
+from rxloop.thinking.stages import LOOP_CAP, STAGE_TABLES, StrategyDefinition, table_of
+from rxloop.thinking.stages.staged_session import Flow, StagedInput, by_name
+from rxloop.tools.sequential_thinking import Owner, SessionTool
 
 NAME = "strategic_thinking"
+
 _KEPT = 256
 """Flows that are cached, so that a new thought does not cost folding those before it."""
 
@@ -23,17 +24,15 @@ _DESCRIPTION = """\
 Think a problem through by a reasoning strategy, which leads you from stage to stage. One call a thought.
 
 - {choose}
-- Each answer has the stage that you are in, nextStages with those that may follow, and guidance: what to do there.
-- Leave stage out where one stage follows; the flow goes on to it. Where several may follow, name one in stage. To add \
-a thought to the current stage, name that stage.
+- Each answer has your stage, nextStages with those that may follow, and guidance: what to do there.
+- Leave stage out where one stage follows. Where several may follow, name one in stage. To add a thought to the \
+current stage, name that stage.
 - Give what the stage asks for (missingFields tells), as fields of their own beside the others.
 - To follow several ways, open a branch for each with branchFromThought and branchId; each has its own place in the \
 flow. Give an evaluationScore in a branch, keep=1 to keep the best and give up the others, and mergeBranch to go \
 on with a branch on the main line.
-- Set nextThoughtNeeded to false in the last stage, final_response or what it is called, and then give the answer.
-
-The strategies:
-{strategies}"""
+- Set nextThoughtNeeded to false in the last stage, such as final_response, and then give the answer."""
+"""With what chooses a strategy under 1,024 characters, which is all that some vendors accept."""
 
 _PROPERTIES: dict[str, dict[str, Any]] = {
     "stage": {"type": "string", "description": "The stage of this thought; needed where several may follow."},
@@ -77,7 +76,7 @@ class StrategicThinking(SessionTool):
         self._loop_cap = loop_cap
         self._budget = budget
         self._strict = strict
-        self._flows: OrderedDict[tuple[str, str], tuple[int, int, Flow]] = OrderedDict()
+        self._flows: OrderedDict[tuple[str, str], tuple[tuple[int, int], int, Flow]] = OrderedDict()
         for table in found:
             if budget is not None and budget <= (steps := table.steps_to_end(table.initial)):
                 raise ConfigurationError(
@@ -104,15 +103,15 @@ class StrategicThinking(SessionTool):
         result = await self.sessions.think(given, owner=owner, session_id=self._bound, call_id=call_id, admit=admit)
         if admitted:
             session = result.session
-            self._flows[session.owner, session.session_id] = (session.created, len(session), admitted[-1])
+            self._flows[session.owner, session.session_id] = (_begun(session), len(session), admitted[-1])
             if len(self._flows) > _KEPT:
                 self._flows.popitem(last=False)
         return result
 
     def _flow(self, session: Session) -> Flow:
         """The flow of a session as it stands, which is the caller's from now on."""
-        created, length, flow = self._flows.pop((session.owner, session.session_id), (0, 0, None))
-        if flow is None or created != session.created or length > len(session):
+        begun, length, flow = self._flows.pop((session.owner, session.session_id), ((0, 0), 0, None))
+        if flow is None or begun != _begun(session) or length > len(session):
             length, flow = 0, Flow(self._definitions, loop_cap=self._loop_cap, budget=self._budget)
         for placed in session.placed(length + 1):
             flow.follow(session, placed)
@@ -172,12 +171,22 @@ def strategic_thinking(
     )
 
 
+def _begun(session: Session) -> tuple[int, int]:
+    """Tell a session from itself before it was begun again."""
+    return session.created, session.version
+
+
 def _description(strategies: tuple[StrategyDefinition, ...]) -> str:
     choose = "Name the strategy in your first call." if len(strategies) > 1 else "The flow begins with your first call."
     if len(strategies) > 1:
         choose += " At a decision point you may begin another one by naming it."
-    lines = [f"- {table.name}: {table.when} It begins with {table.initial}." for table in strategies]
-    return _DESCRIPTION.format(choose=choose, strategies="\n".join(lines))
+    else:
+        choose += f" The strategy is {' '.join(map(_line, strategies))}"
+    return _DESCRIPTION.format(choose=choose)
+
+
+def _line(table: StrategyDefinition) -> str:
+    return f"{table.name}: {table.when} It begins with {table.initial}."
 
 
 def _parameters(strategies: tuple[StrategyDefinition, ...], *, bound: bool) -> dict[str, Any]:
@@ -187,7 +196,7 @@ def _parameters(strategies: tuple[StrategyDefinition, ...], *, bound: bool) -> d
         chosen["strategy"] = {
             "type": "string",
             "enum": [table.name for table in strategies],
-            "description": "The strategy; needed in the first thought.",
+            "description": "\n- ".join(["The strategy; needed in the first thought:", *map(_line, strategies)]),
         }
     # Open: the fields that a stage asks for stand beside those that every thought has.
     return {**schema, "properties": {**schema["properties"], **chosen, **_PROPERTIES}, "additionalProperties": True}

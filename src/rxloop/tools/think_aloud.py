@@ -1,4 +1,4 @@
-"""`think_aloud`: the tool by which a model puts its thoughts on the stream."""
+"""The tool that publishes thoughts."""
 
 from __future__ import annotations
 
@@ -13,17 +13,20 @@ from rxloop.errors import ConfigurationError, ToolError
 from rxloop.pipeline.requests import ToolDefinition
 from rxloop.pipeline.run_context import RunContext
 from rxloop.protocol.events import THOUGHT_TYPES, ThoughtStreamEvent, ThoughtType, Verbosity
-from rxloop.thoughts.drawing import one_line
-from rxloop.tools._schema import json_schema, validate
+from rxloop.support.text import to_one_line
+from rxloop.tools.signature import json_schema, validate
 
 if TYPE_CHECKING:
     from rxloop.state.run_state import RunState
 
 NAME = "think_aloud"
+
 _COMPARED = 100
 """How many ids, the newest ones, an unknown id is compared with."""
+
 _SHOWN = 100
 """Characters of an unknown id that the model is shown."""
+
 _ALTERNATIVES = 50
 
 _DESCRIPTION = """\
@@ -195,7 +198,7 @@ def think_aloud(config: Thoughts | None = None) -> ThinkAloud:
 
 def _id(text: str | None) -> str | None:
     """Clean an id: one line, without control characters."""
-    return one_line(text, len(text)) or None if text is not None else None
+    return to_one_line(text, len(text)) or None if text is not None else None
 
 
 def _known(id: str, state: RunState) -> bool:

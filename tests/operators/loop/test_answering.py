@@ -9,7 +9,7 @@ from reactivex.testing import ReactiveTest, Recorded, TestScheduler
 
 from rxloop.operators.loop.answering import answering
 from rxloop.pipeline.requests import Request
-from rxloop.stream.bridges import emit
+from rxloop.stream.sources import emit
 
 on_next: Callable[[int, Any], Recorded[Any]] = ReactiveTest.on_next
 on_completed, on_error, subscribe = ReactiveTest.on_completed, ReactiveTest.on_error, ReactiveTest.subscribe

@@ -4,10 +4,10 @@ from typing import Any
 from reactivex import Observable
 from reactivex.testing import ReactiveTest, Recorded, TestScheduler
 
-from runs import context
 from rxloop.operators.loop.at_end import at_end
 from rxloop.pipeline.requests import IterationEnd
-from rxloop.stream.bridges import emit
+from rxloop.stream.sources import emit
+from support.runs import context
 
 on_next: Callable[[int, Any], Recorded[Any]] = ReactiveTest.on_next
 on_completed, on_error, subscribe = ReactiveTest.on_completed, ReactiveTest.on_error, ReactiveTest.subscribe

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from long_runs import compressions, look, looks, run_of, sent
 from rxloop import (
     Agent,
     ConfigurationError,
@@ -22,8 +21,9 @@ from rxloop.context import (
     SlidingWindowCompressor,
     problems_of,
 )
-from rxloop.pipeline.seams import Budget
+from rxloop.pipeline.interfaces import Budget
 from rxloop.testing import ScriptedModel, virtual_time
+from support.long_runs import compressions, look, looks, run_of, sent
 
 
 class Broken:

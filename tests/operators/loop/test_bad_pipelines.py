@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from reactivex import Observable, abc
 
-from runs import shape, well_formed
 from rxloop import (
     Agent,
     Event,
@@ -18,7 +17,8 @@ from rxloop import (
 from rxloop.errors import PipelineError
 from rxloop.pipeline.requests import ModelRequest, Operator, Signal, ToolRequest
 from rxloop.testing import ScriptedModel, call
-from stepping import step
+from support.runs import shape, well_formed
+from support.step_tools import step
 
 
 async def refused(*operators: Operator, turns: Any = ("Hello.",), **fields: Any) -> RunError:

@@ -6,7 +6,6 @@ from pydantic import ValidationError
 from reactivex import Observable
 from reactivex.testing import ReactiveTest, Recorded, TestScheduler
 
-from runs import FakeHost, called, context
 from rxloop.errors import ContextLengthExceeded, RateLimited
 from rxloop.operators.loop.call_model import call_model
 from rxloop.pipeline.requests import IterationEnd, ModelRequest, ToolDefinition, ToolRequest
@@ -19,8 +18,9 @@ from rxloop.protocol.events import (
     UsageEvent,
 )
 from rxloop.protocol.messages import Message
-from rxloop.providers.reading._text import text_delta
-from rxloop.stream.bridges import emit
+from rxloop.providers.codecs.text import text_delta
+from rxloop.stream.sources import emit
+from support.runs import FakeHost, called, context
 
 on_next: Callable[[int, Any], Recorded[Any]] = ReactiveTest.on_next
 on_completed, on_error, subscribe = ReactiveTest.on_completed, ReactiveTest.on_error, ReactiveTest.subscribe
@@ -38,14 +38,10 @@ class ColdModel(FakeHost):
         self.model = self
         self.answers = list(answers)
         self.requests: list[ModelRequest] = []
-        self.log_of: dict[str, ContentCompleteEvent] = {}
 
     def call(self, request: ModelRequest) -> Observable[Any]:
         self.requests.append(request)
         return self.answers.pop(0)
-
-    def earlier_message(self, step: str) -> ContentCompleteEvent | None:
-        return self.log_of.get(step)
 
 
 def request(host: FakeHost, step: str = "1", **fields: Any) -> ModelRequest:
@@ -183,13 +179,13 @@ def test_disposing_it_closes_the_stream_of_the_model_and_tells_the_run() -> None
 
 def test_a_step_that_the_log_has_an_answer_for_asks_no_model() -> None:
     host = ColdModel()
-    host.log_of["1"] = ContentCompleteEvent(step="1", attempt=1, seq=4, tool_calls=[called("f"), called("g")])
+    host.earlier.messages["1"] = ContentCompleteEvent(step="1", attempt=1, seq=4, tool_calls=[called("f"), called("g")])
     seen: list[Any] = []
 
     call_model()(emit(request(host))).subscribe(seen.append)
 
     assert host.requests == []
-    assert seen[0] is host.log_of["1"]
+    assert seen[0] is host.earlier.messages["1"]
     assert [each.slot for each in seen[1:]] == [("1", 0), ("1", 1)]
 
 

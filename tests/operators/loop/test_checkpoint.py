@@ -5,11 +5,11 @@ import pytest
 from reactivex import Observable, abc
 from reactivex import operators as ops
 
-from runs import collect, letters, repeated
 from rxloop import Agent, CheckpointEvent, CustomEvent, Event, MemoryEventLog, RunContext, Signal, Usage, op, tool
 from rxloop.operators.loop.checkpoint import checkpoint
 from rxloop.testing import ScriptedModel, assert_marbles, call, frames, turn, virtual_time
-from stepping import step
+from support.runs import collect, letters, repeated
+from support.step_tools import step
 
 
 def looped(every: int) -> list[Any]:

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-from long_runs import MANY, compressions, look, looks, run_of, sent
-from runs import shape
 from rxloop import (
     Agent,
     ConfigurationError,
@@ -28,8 +26,10 @@ from rxloop.context import (
     TokenEstimator,
     problems_of,
 )
-from rxloop.pipeline.seams import Budget
+from rxloop.pipeline.interfaces import Budget
 from rxloop.testing import ScriptedModel, turn
+from support.long_runs import MANY, compressions, look, looks, run_of, sent
+from support.runs import shape
 
 
 async def test_a_request_that_fits_is_left_alone() -> None:

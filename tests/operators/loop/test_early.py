@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from reactivex import Observable
 
-from runs import collect, first_events, letters, outcome
 from rxloop import (
     Agent,
     ContentCompleteEvent,
@@ -32,8 +31,9 @@ from rxloop import (
 )
 from rxloop.protocol.events import LLMFailedEvent
 from rxloop.protocol.messages import ErrorInfo
-from rxloop.stream.bridges import Push, from_task
+from rxloop.stream.sources import Push, from_task
 from rxloop.testing import virtual_time
+from support.runs import collect, first_events, letters, outcome
 
 Piece = float | Event | Exception
 
@@ -312,7 +312,7 @@ def test_a_message_that_is_interrupted_voids_the_call() -> None:
     looks = Looks()
     with virtual_time() as time:
         run = Agent(Writing(LONG, SAID), tools=[looks.tool], loop=loop(), thoughts=False).run("Look.")
-        time.at(2.0, lambda: run.say("Stop.", interrupt=True))
+        time.at(2.0, lambda: run.send("Stop.", interrupt=True))
         time.run(run)
         events = time.run(collect(run))
     assert looks.cut == [("sea", 2.0)]
@@ -339,6 +339,28 @@ def test_a_call_is_asked_for_before_it_asks_anybody() -> None:
         events = time.run(collect(run))
     assert asked == [4.0]
     assert letters(events) == "twlcsirxklckF".replace("i", letters([e for e in events if e.kind == "input-required"]))
+
+
+def test_an_early_call_that_waits_for_a_person_leaves_its_place_to_another() -> None:  # P24
+    begun: list[tuple[str, float]] = []
+
+    @tool(read_only=True)
+    async def look(ctx: RunContext, at: str) -> str:
+        """Look at something."""
+        begun.append((at, asyncio.get_running_loop().time()))
+        return "blue" if at == "sky" or await ctx.ask(f"The {at}?") else "no"
+
+    async def answer(question: PendingInput) -> bool:
+        await asyncio.sleep(5)
+        return True
+
+    with virtual_time() as time:
+        both: list[Piece] = [1.0, piece(0, SEA), 3.0, message(SEA, '{"at": "sky"}')]
+        operators = [op.call_model(), op.run_tools(concurrency=1, early=True), op.checkpoint()]
+        run = Agent(Writing(both, SAID), tools=[look], loop=operators, thoughts=False).run("Look.", on_input=answer)
+        time.run(run)
+        assert time.now == 9.0
+    assert begun == [("sea", 1.0), ("sky", 4.0)]
 
 
 def test_a_question_pauses_the_run_and_the_answer_resumes_it() -> None:
@@ -436,3 +458,15 @@ async def test_a_tool_that_only_reads_may_be_called_again() -> None:
     looks = Looks()
     assert looks.tool.read_only
     assert looks.tool.idempotent
+
+
+@pytest.mark.parametrize("finish", ["length", "content_filter", "weird"])
+def test_early_call_is_voided_when_its_message_is_incomplete(finish: str) -> None:  # P1
+    looks = Looks()
+    incomplete = message(SEA).model_copy(update={"finish_reason": finish})
+    events, _ = play(looks, [1.0, piece(0, SEA), 1.0, incomplete], SAID)
+    assert looks.cut == [("sea", 2.0)]
+    assert [event.kind for event in events if "tool" in event.kind and event.durable] == [
+        "tool-complete",
+        "tool-voided",
+    ]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from runs import collect, letters
 from rxloop import Agent, MemoryEventLog, RunContext, ToolCompleteEvent, tool
 from rxloop.testing import ScriptedModel, call
+from support.runs import collect, letters
 
 
 @tool

@@ -7,8 +7,6 @@ from typing import Any
 import pytest
 from reactivex import operators as ops
 
-from called_tools import answer_of, echo
-from runs import collect, letters, outcome, well_formed
 from rxloop import (
     Agent,
     ContentCompleteEvent,
@@ -21,8 +19,10 @@ from rxloop import (
     tool,
 )
 from rxloop.protocol.messages import ToolCall
-from rxloop.providers.scripted import ScriptedCall
+from rxloop.providers.script import ScriptedCall
 from rxloop.testing import ScriptedModel, call
+from support.called_tools import answer_of, echo
+from support.runs import collect, letters, outcome, well_formed
 
 
 @tool

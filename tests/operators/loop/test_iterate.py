@@ -6,7 +6,6 @@ import pytest
 from reactivex import Observable, abc
 from reactivex import operators as ops
 
-from runs import collect, letters, outcome, repeated, shape, well_formed
 from rxloop import (
     Agent,
     ContentCompleteEvent,
@@ -24,9 +23,10 @@ from rxloop import (
 from rxloop.errors import ContextLengthExceeded
 from rxloop.operators.loop.iterate import MOST_PRESSURE, iterate
 from rxloop.pipeline.requests import IterationEnd, ModelRequest, Operator, RunRequest, Signal, ToolRequest
-from rxloop.stream.bridges import emit
+from rxloop.stream.sources import emit
 from rxloop.testing import ScriptedModel, call, turn, virtual_time
-from stepping import step
+from support.runs import collect, letters, outcome, repeated, shape, well_formed
+from support.step_tools import step
 
 
 async def test_each_iteration_subscribes_the_pipeline_anew() -> None:
@@ -211,7 +211,7 @@ def beside(pipeline: Operator) -> Operator:
 
     def answer_on(request: RunRequest, branch: str) -> ModelRequest:
         ctx = request.ctx.bind(step=f"{branch}/1", branch=branch)
-        made = ctx.host.request(ctx, 1, 0)
+        made = ctx.host.build_request(ctx, 1, 0)
         assert isinstance(made, ModelRequest)
         return made
 

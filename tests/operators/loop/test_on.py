@@ -7,15 +7,15 @@ import reactivex as rx
 from reactivex import Observable
 from reactivex import operators as ops
 
-from runs import called, context
 from rxloop import op
 from rxloop.operators.loop.compose import describe
 from rxloop.pipeline.requests import IterationEnd, ModelRequest, Signal, ToolRequest
 from rxloop.pipeline.run_context import RunContext
 from rxloop.protocol.events import CustomEvent, ToolCompleteEvent
 from rxloop.protocol.messages import Message
-from rxloop.stream.bridges import emit
+from rxloop.stream.sources import emit
 from rxloop.testing import virtual_time
+from support.runs import called, context
 
 
 async def through(operator: Any, *signals: Any) -> list[Any]:

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from runs import collect, outcome, shape
 from rxloop import Agent, CheckpointEvent, LimitReached, Limits, LLMCallEvent, MemoryEventLog, op, tool
 from rxloop.operators.loop.iterate import iterate
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.strategies import Reasoning, strategy
 from rxloop.testing import ScriptedModel, call, turn
+from support.runs import collect, outcome, shape
 
 PIECE = turn("I search.", finish_reason="pause", raw_finish_reason="pause_turn")
 
@@ -77,7 +77,7 @@ async def test_what_was_said_meanwhile_comes_behind_the_piece() -> None:
         return str(len(request.messages))
 
     def say(request: ModelRequest) -> Any:
-        run.say("In Oslo.")
+        run.send("In Oslo.")
         return PIECE
 
     run = Agent(ScriptedModel(say, heard)).run("Weather?")

@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 
-from long_runs import look, looks, run_of, sent
-from runs import shape, well_formed
 from rxloop import Agent, AnyEvent, Event, MemoryEventLog, Message, ModelRequest, Signal, op
-from rxloop.context import SlidingWindowCompressor
-from rxloop.operators.loop import _repairing
+from rxloop.context import SlidingWindowCompressor, repair
 from rxloop.protocol.events import LLMCallEvent, MessageAddedEvent, StatusUpdateEvent
 from rxloop.protocol.messages import ToolCall
 from rxloop.testing import ScriptedModel, call, turn
+from support.long_runs import look, looks, run_of, sent
+from support.runs import shape, well_formed
 
 Made = Callable[[Sequence[Message]], Any]
 
@@ -184,7 +183,7 @@ async def test_the_culprit_is_named_once_a_run(caplog: pytest.LogCaptureFixture)
 
 
 async def test_a_request_that_nobody_touched_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_repairing, "pair_problems", lambda *_: pytest.fail("there was nothing to check"))
+    monkeypatch.setattr(repair, "pair_problems", lambda *_: pytest.fail("there was nothing to check"))
     model = ScriptedModel(*looks(5), "Done.")
     await run_of(model, op.compress(SlidingWindowCompressor(100_000)), instructions="Be brief.")
     assert len(model.requests) == 6
@@ -194,14 +193,14 @@ async def test_of_messages_that_grow_at_their_end_only_the_new_ones_are_looked_a
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     looked: list[int] = []
-    original = _repairing.blocks_of
+    original = repair.blocks_of
 
     def counting(messages: Iterable[Message]) -> Any:
         given = list(messages)
         looked.append(len(given))
         return original(given)
 
-    monkeypatch.setattr(_repairing, "blocks_of", counting)
+    monkeypatch.setattr(repair, "blocks_of", counting)
     model = ScriptedModel(*looks(60), "Done.")
     await run_of(model, op.compress(SlidingWindowCompressor(6_000)))
     assert len(looked) > 20

@@ -9,8 +9,6 @@ import pytest
 from reactivex import Observable, of
 from reactivex import operators as ops
 
-from called_tools import answer_of, echo
-from runs import collect, outcome, well_formed
 from rxloop import (
     Agent,
     ConfigurationError,
@@ -28,9 +26,11 @@ from rxloop import (
 )
 from rxloop.operators.loop.run_tools import run_tools
 from rxloop.pipeline.requests import Signal, ToolRequest
-from rxloop.providers.scripted import ScriptedCall
-from rxloop.state.batch import FIND_OUT, UNKNOWN_EFFECT
+from rxloop.providers.script import ScriptedCall
+from rxloop.state.history import FIND_OUT, UNKNOWN_EFFECT
 from rxloop.testing import ScriptedModel, assert_marbles, call, virtual_time
+from support.called_tools import answer_of, echo
+from support.runs import collect, outcome, well_formed
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from long_runs import MANY, compressions, look, looks, run_of, sent
 from rxloop import (
     Agent,
     ConfigurationError,
@@ -23,6 +22,7 @@ from rxloop import (
 )
 from rxloop.context import SlidingWindowCompressor, Summary, ThinkingResult, TokenEstimator
 from rxloop.testing import ScriptedModel, call, frames, turn, virtual_time
+from support.long_runs import MANY, compressions, look, looks, run_of, sent
 
 GOOD = '{"goal": "Find the crate", "done": ["looked at places"], "facts": ["CR-1000-X"], "openErrors": []}'
 WINDOW = SlidingWindowCompressor(3_000)
@@ -225,7 +225,7 @@ async def test_a_thinking_model_is_named_by_a_string_and_closed_with_the_agent(m
         assert name == "zai:glm-4.5-air"
         return made[-1]
 
-    monkeypatch.setattr("rxloop.providers.models.resolve_model", resolve)
+    monkeypatch.setattr("rxloop.providers.factories.resolve_model", resolve)
     phase = op.thinking_phase(SlidingWindowCompressor(3_000), thinking_model="zai:glm-4.5-air")
     made.clear()
     model = ScriptedModel(*looks(20), "Done.")

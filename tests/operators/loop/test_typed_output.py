@@ -4,7 +4,6 @@ from typing import Any
 import pytest
 from reactivex.testing import ReactiveTest, TestScheduler
 
-from runs import FakeHost, context
 from rxloop.errors import InvalidOutput
 from rxloop.operators.loop.typed_output import typed_output
 from rxloop.pipeline.requests import IterationEnd
@@ -12,7 +11,8 @@ from rxloop.protocol.events import ContentCompleteEvent
 from rxloop.protocol.messages import Message, ToolCall
 from rxloop.state.history import History
 from rxloop.state.run_state import RunState
-from rxloop.stream.bridges import emit
+from rxloop.stream.sources import emit
+from support.runs import FakeHost, context
 
 
 def state(content: str, *, retries: int = 0, done: bool = True) -> RunState:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from long_runs import MANY, look, looks, run_of, sent
 from rxloop import (
     Agent,
     Message,
@@ -22,8 +21,9 @@ from rxloop.context import (
     TextWorkspace,
     TokenEstimator,
 )
-from rxloop.pipeline.values import Rendered, WorkspacePart
+from rxloop.pipeline.interfaces import Rendered, WorkspacePart
 from rxloop.testing import ScriptedModel
+from support.long_runs import MANY, look, looks, run_of, sent
 
 BIG = "The shelf plan of hall seven. " * 900
 

@@ -17,7 +17,7 @@ from rxloop.protocol.events import (
     ThoughtDeltaEvent,
     ToolCallDeltaEvent,
 )
-from rxloop.providers.reading._text import text_delta
+from rxloop.providers.codecs.text import text_delta
 
 on_next: Callable[[int, Any], Recorded[Any]] = ReactiveTest.on_next
 on_completed, on_error = ReactiveTest.on_completed, ReactiveTest.on_error

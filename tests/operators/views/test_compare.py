@@ -9,8 +9,6 @@ import pytest
 import reactivex as rx
 from reactivex.testing import ReactiveTest, Recorded, TestScheduler
 
-from reasoning import CASES, add, by_step
-from runs import collect
 from rxloop import (
     Agent,
     ConfigurationError,
@@ -27,8 +25,10 @@ from rxloop.errors import RecordingMismatch, RxloopError
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.protocol.events import ContentCompleteEvent, ToolCompleteEvent
 from rxloop.protocol.messages import ToolCall
-from rxloop.stream.bridges import emit
+from rxloop.stream.sources import emit
 from rxloop.testing import ScriptedModel, assert_marbles, call, frames, turn, virtual_time
+from support.reasoning import CASES, add, by_step
+from support.runs import collect
 
 on_next: Callable[[int, Any], Recorded[Any]] = ReactiveTest.on_next
 

@@ -8,9 +8,9 @@ from rxloop import Agent, errors, fallback, op
 from rxloop.protocol.events import ContentCompleteEvent, Event, LLMCallEvent, UsageEvent
 from rxloop.protocol.messages import Usage
 from rxloop.providers import Price
-from rxloop.providers.prices import LONG_KEPT
-from rxloop.providers.scripted import ScriptedModel, turn
-from rxloop.stream.bridges import emit
+from rxloop.providers.catalog import LONG_KEPT
+from rxloop.providers.script import ScriptedModel, turn
+from rxloop.stream.sources import emit
 
 on_next: Callable[[int, Any], Recorded[Any]] = ReactiveTest.on_next
 on_completed, on_error = ReactiveTest.on_completed, ReactiveTest.on_error

@@ -3,7 +3,7 @@ from typing import Any
 
 from reactivex.testing import ReactiveTest, Recorded, TestScheduler
 
-from rxloop.operators.views.for_task import for_task
+from rxloop.operators.views.filters import for_task
 from rxloop.protocol.events import ContentDeltaEvent, Event
 
 on_next: Callable[[int, Any], Recorded[Any]] = ReactiveTest.on_next

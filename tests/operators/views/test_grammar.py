@@ -8,14 +8,23 @@ import reactivex as rx
 from reactivex import operators as ops
 from reactivex.testing import ReactiveTest, Recorded, TestScheduler
 
-from broken_streams import BROKEN, BROKEN_BESIDE, BROKEN_NESTED, numbered, place, right, right_beside, right_nested
-from runs import collect
 from rxloop import Agent, Event, GapEvent, MemoryEventLog, RunContext, RunError, follow, op, tool
 from rxloop.errors import GrammarError
 from rxloop.protocol.envelope import UnknownEvent
 from rxloop.protocol.events import ContentCompleteEvent, StatusUpdateEvent, TaskEvent
-from rxloop.stream.bridges import emit
+from rxloop.stream.sources import emit
 from rxloop.testing import ScriptedModel, assert_marbles, call, frames, turn, virtual_time
+from support.broken_streams import (
+    BROKEN,
+    BROKEN_BESIDE,
+    BROKEN_NESTED,
+    numbered,
+    place,
+    right,
+    right_beside,
+    right_nested,
+)
+from support.runs import collect
 
 on_next: Callable[[int, Any], Recorded[Any]] = ReactiveTest.on_next
 on_completed: Callable[[int], Recorded[Any]] = ReactiveTest.on_completed

@@ -12,18 +12,18 @@ import reactivex as rx
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from reasoning import CASES, Case, add, by_step
-from runs import outcome
 from rxloop import Agent, Event, Limits, MemoryEventLog, RunContext, SqliteEventLog, ToolError, Usage, op, replay, tool
 from rxloop.errors import ContextLengthExceeded, RateLimited
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.protocol.events import ends_attempt
 from rxloop.providers import fallback
-from rxloop.providers.scripted import Frames
+from rxloop.providers.script import Frames
 from rxloop.run.handle import Run
 from rxloop.run.result import Result
-from rxloop.stream.bridges import emit
+from rxloop.stream.sources import emit
 from rxloop.testing import ScriptedModel, call, frames, turn, virtual_time
+from support.reasoning import CASES, Case, add, by_step
+from support.runs import outcome
 
 
 def right(events: Sequence[Event], **options: Any) -> None:
@@ -168,7 +168,7 @@ async def watched(run: Run[Any], cancel: float | None = None) -> Result[Any]:
 
 async def began(log: Any, result: Result[Any]) -> bool:
     """Whether the log has the run: not if it was stopped before it had its turn, which takes a file any time."""
-    if result.task_id in {record.task_id for record in await log.runs()}:
+    if result.task_id in {record.task_id for record in await log.list_runs()}:
         return True
     assert result.state == "canceled" or result.reason == "timeout"
     return False

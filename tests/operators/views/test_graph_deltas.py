@@ -11,8 +11,6 @@ from hypothesis import strategies as st
 from reactivex import Subject
 from reactivex.testing import ReactiveTest, Recorded, TestScheduler
 
-from graphs import Rebuilt, rebuilds
-from reasoning import CASES, Case, add, by_step
 from rxloop import (
     Agent,
     ContentDeltaEvent,
@@ -24,15 +22,17 @@ from rxloop import (
     sequential_thinking,
     strategic_thinking,
 )
-from rxloop.operators.views.graph_deltas import EdgeAdded, NodeAdded, graph_deltas
+from rxloop.operators.views.thought_graph import EdgeAdded, NodeAdded, graph_deltas
 from rxloop.protocol.events import SessionLink, ToolStartEvent
 from rxloop.protocol.messages import ToolCall
 from rxloop.testing import ScriptedModel, call
 from rxloop.tools.strategic_thinking import NAME
-from thinking.test_sequential_thoughts import thought as numbered
-from thoughts.test_graph import message, thought
-from timelines import values
-from tools.test_strategic_thinking import TO_BRANCHES
+from support.graph_events import message, thought
+from support.graphs import Rebuilt, rebuilds
+from support.reasoning import CASES, Case, add, by_step
+from support.sequential_thoughts import TO_BRANCHES
+from support.sequential_thoughts import thought as numbered
+from support.timelines import values
 
 
 def deltas(*events: Event) -> list[Any]:

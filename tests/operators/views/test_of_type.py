@@ -3,8 +3,8 @@ from typing import Any, assert_type
 
 from reactivex.testing import ReactiveTest, Recorded, TestScheduler
 
-from rxloop.operators.views._types import View
-from rxloop.operators.views.of_type import of_type
+from rxloop.operators.views import View
+from rxloop.operators.views.filters import of_type
 from rxloop.protocol.events import (
     ContentCompleteEvent,
     ContentDeltaEvent,

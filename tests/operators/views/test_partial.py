@@ -9,12 +9,12 @@ from pydantic_core import from_json
 from reactivex import Observable
 from reactivex.testing import ReactiveTest, TestScheduler
 
-from runs import collect
 from rxloop import Agent, MemoryEventLog, op
 from rxloop.protocol.events import ContentCompleteEvent, ContentDeltaEvent, Event, LLMCallEvent, ToolCallDeltaEvent
 from rxloop.protocol.messages import ToolCall
-from rxloop.stream.bridges import emit
+from rxloop.stream.sources import emit
 from rxloop.testing import ScriptedModel, call
+from support.runs import collect
 
 on_next, on_completed = ReactiveTest.on_next, ReactiveTest.on_completed
 
@@ -139,3 +139,8 @@ async def test_a_run_shows_its_answer_grow_and_a_late_reader_gets_the_value_alon
     assert values[-1] == result.output
     await collect(run)
     assert [value async for value in run.pipe(op.partial(City))][-1] == result.output
+
+
+@pytest.mark.parametrize("finish", ["length", "content_filter", "unknown", "weird", "canceled", "interrupted", "pause"])
+def test_text_of_an_incomplete_message_gives_no_value(finish: str) -> None:  # P1
+    assert seen(ContentCompleteEvent(content="12", finish_reason=finish), output_type=int) == []

@@ -3,7 +3,7 @@ from typing import Any
 
 from reactivex.testing import ReactiveTest, Recorded, TestScheduler
 
-from rxloop.operators.views.public import public
+from rxloop.operators.views.filters import public
 from rxloop.protocol.events import (
     ContentDeltaEvent,
     LLMFailedEvent,

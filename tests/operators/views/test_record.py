@@ -12,11 +12,11 @@ import pytest
 import reactivex as rx
 from reactivex.testing import ReactiveTest, Recorded, TestScheduler
 
-from runs import collect
 from rxloop import Agent, ConfigurationError, Event, MemoryEventLog, RunCancelled, op, replay
 from rxloop.protocol.events import ContentCompleteEvent, ContentDeltaEvent
-from rxloop.stream.bridges import emit
+from rxloop.stream.sources import emit
 from rxloop.testing import ScriptedModel, assert_marbles, call, frames, recorded_events, virtual_time
+from support.runs import collect
 
 on_next: Callable[[int, Any], Recorded[Any]] = ReactiveTest.on_next
 DELTA = ContentDeltaEvent(delta="sch\u00f6n\u2028\n", seq=1, sub=1)
@@ -95,6 +95,17 @@ async def test_what_a_cancelled_run_has_left_is_there(path: Path) -> None:
         await run
     kinds = [event.kind for event in recorded_events(path)]
     assert kinds == ["task", "status-update", "llm-call", "content-delta", "content-complete", "status-update"]
+
+
+@pytest.mark.parametrize("end", [rx.empty(), rx.throw(LookupError("gone"))])
+def test_file_is_complete_when_the_subscriber_gets_the_end(end: rx.Observable[Event], path: Path) -> None:
+    recorded: list[Event] = []
+
+    def read(*_: Exception) -> None:
+        recorded.extend(recorded_events(path))
+
+    rx.concat(emit(MESSAGE, DELTA), end).pipe(op.record(path)).subscribe(on_error=read, on_completed=read)
+    assert recorded == [MESSAGE, DELTA]
 
 
 def test_an_error_of_the_stream_closes_the_file(path: Path) -> None:

@@ -14,7 +14,7 @@ from rxloop.errors import ConfigurationError, RunCancelled
 from rxloop.operators.views.repeats import Repeat, repeats
 from rxloop.protocol.messages import ToolCall
 from rxloop.testing import ScriptedModel, call
-from timelines import nested, values
+from support.timelines import nested, values
 
 
 def asks(*calls: ToolCall, **envelope: Any) -> ContentCompleteEvent:

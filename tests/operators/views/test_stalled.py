@@ -25,7 +25,7 @@ from rxloop.errors import ConfigurationError, RunCancelled
 from rxloop.operators.views.stalled import Stall, stalled
 from rxloop.protocol.events import PendingInput
 from rxloop.testing import ScriptedModel, call, frames, virtual_time
-from timelines import CALL, LETTERS, drawn, live, nested, replayed, stamped, values
+from support.timelines import CALL, LETTERS, drawn, live, nested, replayed, stamped, values
 
 
 def marked(found: list[tuple[int, Any]]) -> list[tuple[int, str]]:

@@ -26,10 +26,10 @@ from rxloop.protocol.events import (
     ToolStartEvent,
 )
 from rxloop.protocol.messages import Message, ToolCall
-from rxloop.providers.prices import Price
-from rxloop.stream.bridges import emit
+from rxloop.providers.catalog import Price
+from rxloop.stream.sources import emit
 from rxloop.testing import ScriptedModel, call, turn, virtual_time
-from timelines import LETTERS, drawn, live, nested, placed, replayed, stamped, values
+from support.timelines import LETTERS, drawn, live, nested, placed, replayed, stamped, values
 
 
 def column(found: list[tuple[int, Any]], figure: Callable[[Stats], Any]) -> list[tuple[int, Any]]:

@@ -5,7 +5,7 @@ from reactivex.testing import ReactiveTest, Recorded, TestScheduler
 
 from rxloop.operators.views.text import text
 from rxloop.protocol.events import ContentCompleteEvent, ContentDeltaEvent, ThoughtDeltaEvent
-from rxloop.providers.reading._text import text_delta
+from rxloop.providers.codecs.text import text_delta
 
 on_next: Callable[[int, Any], Recorded[Any]] = ReactiveTest.on_next
 on_completed, on_error = ReactiveTest.on_completed, ReactiveTest.on_error

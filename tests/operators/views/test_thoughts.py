@@ -5,7 +5,7 @@ import pytest
 from reactivex.testing import ReactiveTest, Recorded, TestScheduler
 
 from rxloop.errors import ConfigurationError
-from rxloop.operators.views.thoughts import thoughts
+from rxloop.operators.views.filters import thoughts
 from rxloop.protocol.events import ContentDeltaEvent, ThoughtDeltaEvent, ThoughtStreamEvent
 
 on_next: Callable[[int, Any], Recorded[Any]] = ReactiveTest.on_next

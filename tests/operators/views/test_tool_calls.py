@@ -3,7 +3,7 @@ from typing import Any
 
 from reactivex.testing import ReactiveTest, Recorded, TestScheduler
 
-from rxloop.operators.views.tool_calls import tool_calls
+from rxloop.operators.views.filters import tool_calls
 from rxloop.protocol.events import ToolCompleteEvent, ToolProgressEvent, ToolStartEvent
 from rxloop.protocol.messages import ToolCall
 

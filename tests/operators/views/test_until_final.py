@@ -4,7 +4,7 @@ from typing import Any
 import reactivex as rx
 from reactivex.testing import ReactiveTest, Recorded, TestScheduler
 
-from rxloop.operators.views.until_final import until_final
+from rxloop.operators.views.filters import until_final
 from rxloop.protocol.events import ContentDeltaEvent, Event, StatusUpdateEvent
 
 on_next: Callable[[int, Any], Recorded[Any]] = ReactiveTest.on_next

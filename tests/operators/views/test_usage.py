@@ -3,7 +3,7 @@ from typing import Any
 
 from reactivex.testing import ReactiveTest, Recorded, TestScheduler
 
-from rxloop.operators.views.usage import usage
+from rxloop.operators.views.filters import usage
 from rxloop.protocol.events import CheckpointEvent, ContentCompleteEvent, UsageEvent
 from rxloop.protocol.messages import Usage
 

@@ -4,7 +4,7 @@ import httpx
 import pytest
 
 from rxloop import errors
-from rxloop.providers.failures._errors import Endpoint, from_httpx
+from rxloop.providers.failures import Endpoint, error_from_httpx
 
 WHERE = Endpoint("ollama:qwen3", "http://localhost:11434/v1/chat/completions", "THE_KEY", "Start it.")
 
@@ -21,6 +21,6 @@ WHERE = Endpoint("ollama:qwen3", "http://localhost:11434/v1/chat/completions", "
     ],
 )
 def test_a_failure_of_the_connection_says_what_to_do(error: Exception, kind: type[Exception], words: str) -> None:
-    found = from_httpx(error, WHERE)
+    found = error_from_httpx(error, WHERE)
     assert type(found) is kind
     assert words in str(found)

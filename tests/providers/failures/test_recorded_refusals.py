@@ -8,10 +8,10 @@ from typing import Any
 import orjson
 import pytest
 
-from recorded import CORPUS, body, needs_recordings, oracle, recording
 from rxloop import errors
-from rxloop.providers.failures._errors import Endpoint
-from rxloop.providers.failures._refusals import from_response
+from rxloop.providers.error_responses import error_from_response
+from rxloop.providers.failures import Endpoint
+from support.vendors.recorded import CORPUS, body, needs_recordings, oracle, recording
 
 WHERE = Endpoint("vendor:model", "http://localhost:1/v1")
 KINDS: dict[str, type[errors.ProviderError]] = {
@@ -49,7 +49,7 @@ def test_a_recorded_error_is_the_one_that_the_vendor_meant(name: str) -> None:
 def _compare(exchange: Any, expected: Any) -> None:
     response = exchange["response"]
     told = body(exchange)
-    error = from_response(response["status"], response["headers"], told, WHERE)
+    error = error_from_response(response["status"], response["headers"], told, WHERE)
     said = f"{response['status']} {expected.get('code')} {told.decode()}"
     assert type(error) is next(kind for key, kind in reversed(KINDS.items()) if key in said), said
     assert error.status == expected["status"]

@@ -12,15 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rxloop import errors
-from rxloop.providers.failures._errors import Endpoint
-from rxloop.providers.failures._refusals import from_error_object, from_response, name_request
+from rxloop.providers.error_responses import error_from_response, from_error_object, name_request
+from rxloop.providers.failures import Endpoint
 
 WHERE = Endpoint("ollama:qwen3", "http://localhost:11434/v1/chat/completions", "THE_KEY", "Start it.")
 
 
 def fail(status: int, error: object, **headers: str) -> errors.ProviderError:
     body = error if isinstance(error, bytes) else orjson.dumps({"error": error})
-    return from_response(status, httpx.Headers(headers), body, WHERE)
+    return error_from_response(status, httpx.Headers(headers), body, WHERE)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_an_error_says_who_answered_what() -> None:
     ],
 )
 def test_the_words_of_the_vendor_are_found_wherever_they_stand(body: object, words: str) -> None:
-    assert str(from_response(500, {}, orjson.dumps(body), WHERE)).endswith(f": {words}")
+    assert str(error_from_response(500, {}, orjson.dumps(body), WHERE)).endswith(f": {words}")
 
 
 @pytest.mark.parametrize(
@@ -190,8 +190,8 @@ def test_the_long_form_of_google_s_error_keeps_its_code_and_its_details() -> Non
 def test_an_error_of_aws_is_told_by_its_name_in_a_header_or_in_the_stream(name: str, kind: type[Exception]) -> None:
     body = orjson.dumps({"message": "no"})
     headers = {"x-amzn-errortype": f"{name}:http://internal.amazon.com/coral/"}
-    assert type(from_response(400, headers, body, WHERE)) is kind
-    assert type(from_response(400, {}, orjson.dumps({"__type": f"com.amazon.coral#{name}"}), WHERE)) is kind
+    assert type(error_from_response(400, headers, body, WHERE)) is kind
+    assert type(error_from_response(400, {}, orjson.dumps({"__type": f"com.amazon.coral#{name}"}), WHERE)) is kind
     streamed = {"type": "error", "error": {"type": name[0].lower() + name[1:], "message": "no"}}
     assert type(from_error_object(streamed, WHERE)) is kind
 
@@ -205,7 +205,7 @@ def test_an_error_of_aws_is_told_by_its_name_in_a_header_or_in_the_stream(name: 
 )
 def test_a_validation_of_aws_is_told_by_its_words(message: str, kind: type[Exception]) -> None:
     headers = {"x-amzn-errortype": "ValidationException"}
-    assert type(from_response(400, headers, orjson.dumps({"message": message}), WHERE)) is kind
+    assert type(error_from_response(400, headers, orjson.dumps({"message": message}), WHERE)) is kind
 
 
 @pytest.mark.parametrize(
@@ -282,7 +282,7 @@ def test_whatever_a_vendor_says_is_an_error_of_the_tree(said: Any, status: int |
     found = (
         from_error_object(said, WHERE)
         if status is None
-        else from_response(status, httpx.Headers(), body.encode(), WHERE)
+        else error_from_response(status, httpx.Headers(), body.encode(), WHERE)
     )
     assert isinstance(found, errors.ProviderError)
     assert found.retry_after is None or 0 <= found.retry_after < math.inf

@@ -11,11 +11,15 @@ import threading
 from collections.abc import Awaitable, Callable, Generator
 from typing import Any
 
+import httpx
 import pytest
 
 from rxloop.errors import ConfigurationError, ProviderError
 from rxloop.providers import HTTPModel, Retry, Timeouts, openai_chat
-from servers import REQUEST, Server, active, chat, collect, say, serving, text
+from rxloop.providers.bounds import DEFAULT_BOUNDS
+from rxloop.providers.failures import Endpoint
+from rxloop.providers.transport.aiohttp_client import PIECE, AiohttpClient
+from support.http_server import REQUEST, Reply, Server, active, chat, collect, say, serving, text
 
 
 async def test_a_provider_that_nobody_closed_leaves_no_connection_and_says_nothing(
@@ -151,3 +155,13 @@ async def test_a_long_header_is_taken_and_an_odd_address_is_a_mistake() -> None:
     assert (text(answer), answer.error) == ("hi", None)
     odd = openai_chat("m", base_url="http://xn--é.com/v1", transport="aiohttp", retry=Retry(attempts=1))
     assert isinstance((await collect(odd.call(REQUEST))).error, ConfigurationError)
+
+
+async def test_a_read_returns_a_limited_piece_of_a_long_answer(server: Server) -> None:
+    server.answer(Reply([b"x" * PIECE] * 20))
+    client = AiohttpClient(Timeouts(), True, httpx.create_ssl_context(), 30, DEFAULT_BOUNDS)
+    answer = await client.post(Endpoint("m", f"{server.base_url}/chat/completions"), {}, b"{}")
+    connection: Any = answer._response.connection
+    assert connection.transport.max_size == PIECE
+    await answer.aclose()
+    await client.aclose()

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from counting import extra_memory, operations
-from cutting import bytewise, cut, decoded
-from recorded import body, needs_recordings, recording
 from rxloop.providers.bounds import Bounds, OutOfBounds
-from rxloop.providers.transport._arrays import ArrayDecoder
+from rxloop.providers.transport.other_streams import ArrayDecoder
+from support.processes.counters import extra_memory, operations
+from support.vendors.recorded import body, needs_recordings, recording
+from support.vendors.split_streams import bytewise, cut, decoded
 
 SMALL = Bounds(document=12, depth=3)
 texts = st.text(st.sampled_from('ab"\\[]{},: \n\r\té😀'), max_size=8)

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aws_events import chunk, header, message, prelude
-from counting import extra_memory, operations
-from cutting import bytewise, cut, decoded
 from rxloop.providers.bounds import Bounds, OutOfBounds, Unreadable
-from rxloop.providers.transport._aws import AWSDecoder
+from rxloop.providers.transport.other_streams import AWSDecoder
+from support.processes.counters import extra_memory, operations
+from support.vendors.aws_events import chunk, header, message, prelude
+from support.vendors.split_streams import bytewise, cut, decoded
 
 SMALL = Bounds(document=300)
 OTHERS = [

@@ -11,12 +11,12 @@ from collections.abc import Callable
 
 import pytest
 
-from run_checks import other_tasks, until
 from rxloop import Agent, tool
 from rxloop.errors import RunCancelled
-from rxloop.pipeline.seams import Provider
+from rxloop.pipeline.interfaces import Provider
 from rxloop.providers import HTTPModel, Retry, fallback, hedge, limited
-from servers import Reply, Server, active, chat, delta, say, sse
+from support.http_server import Reply, Server, active, chat, delta, say, sse
+from support.run_checks import other_tasks, until
 
 pytestmark = pytest.mark.usefixtures("transport")
 

@@ -13,14 +13,14 @@ from typing import Any, Literal
 import orjson
 import pytest
 
-from recorded import body, choice, names, needs_recordings, oracle, recording
 from rxloop import Agent, Limits, ToolCompleteEvent, ToolStartEvent
 from rxloop.errors import LimitReached, ProviderConnectionError, RunError
 from rxloop.pipeline.requests import ToolDefinition
 from rxloop.pipeline.run_context import RunContext
 from rxloop.protocol.events import ContentCompleteEvent
 from rxloop.providers import HTTPModel, Retry, openai_chat
-from servers import REQUEST, Answer, collect, delta, sse, text
+from support.http_server import REQUEST, Answer, collect, delta, sse, text
+from support.vendors.recorded import body, choice, names, needs_recordings, oracle, recording
 
 EVERY_BYTE = os.environ.get("RXLOOP_RECORDINGS") == "all"
 Framing = Literal["chunked", "length", "close"]

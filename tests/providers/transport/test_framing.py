@@ -7,11 +7,11 @@ from typing import Any
 import orjson
 import pytest
 
-from aws_events import chunk, message
-from echo import EchoReader, EchoWire
 from rxloop import errors
 from rxloop.providers import Bounds, HTTPModel, Preset, Retry, http_model
-from servers import REQUEST, Answer, Reply, Server, collect, text
+from support.http_server import REQUEST, Answer, Reply, Server, collect, text
+from support.vendors.aws_events import chunk, message
+from support.vendors.echo_codec import EchoCodec, EchoReader
 
 pytestmark = pytest.mark.usefixtures("transport")
 
@@ -28,16 +28,16 @@ class PlainReader(EchoReader):
     arrays = False
 
 
-class PlainWire(EchoWire):
+class PlainCodec(EchoCodec):
     reads = PlainReader
 
 
-def model(server: Server, wire: type[EchoWire] = EchoWire, **options: Any) -> HTTPModel:
+def model(server: Server, wire: type[EchoCodec] = EchoCodec, **options: Any) -> HTTPModel:
     preset = Preset(name="echo", base_url=server.base_url)
     return http_model("m", preset, wire, retry=Retry(attempts=1), **options)
 
 
-async def asked(server: Server, reply: Reply, wire: type[EchoWire] = EchoWire, **options: Any) -> Answer:
+async def asked(server: Server, reply: Reply, wire: type[EchoCodec] = EchoCodec, **options: Any) -> Answer:
     server.answer(reply)
     provider = model(server, wire, **options)
     answer = await collect(provider.call(REQUEST))
@@ -109,7 +109,7 @@ async def test_an_object_in_place_of_an_array_is_a_whole_answer(server: Server) 
 
 
 async def test_an_array_from_a_vendor_that_streams_none_is_a_whole_answer(server: Server) -> None:
-    answer = await asked(server, framed("text/event-stream", EVENTS), PlainWire)
+    answer = await asked(server, framed("text/event-stream", EVENTS), PlainCodec)
     assert type(answer.error) is errors.ProviderProtocolError
     assert "not a JSON object" in str(answer.error)
 

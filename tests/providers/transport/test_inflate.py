@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rxloop.providers.transport._inflate import PIECE, Inflater, inflater
+from rxloop.providers.transport.decompression import PIECE, Inflater, inflater
 
 
 def undone(encoding: str, *pieces: bytes) -> bytes:

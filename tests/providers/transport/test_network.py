@@ -7,7 +7,6 @@ import contextlib
 import select
 import socket
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -16,18 +15,25 @@ import httpx
 import pytest
 
 from rxloop.providers import openai_chat
-from rxloop.providers.transport._httpx import HttpxClient
-from rxloop.providers.transport._network import MOST_TOGETHER, _Stream, with_cheap_network
-from servers import REQUEST, Reply, Server, active, chat, collect, say, text
+from rxloop.providers.transport.httpcore_backend import (
+    _ERRORS,
+    MOST_TOGETHER,
+    Backend,
+    PoolTransport,
+    Stream,
+    _to_httpx,
+)
+from rxloop.providers.transport.httpx_client import HttpxClient
+from support.http_server import REQUEST, Reply, Server, active, chat, collect, say, text
 
 REQUEST_HEAD = b"POST /v1/chat/completions HTTP/1.1\r\n"
 
 
-class Writes(httpcore.AsyncNetworkBackend):
-    """A network that keeps what is written to it."""
+class Writes(Backend):
+    """A network that keeps what is written to it, below its streams."""
 
-    def __init__(self, inner: httpcore.AsyncNetworkBackend) -> None:
-        self._inner = inner
+    def __init__(self) -> None:
+        super().__init__()
         self.seen: list[bytes] = []
 
     async def connect_tcp(self, *args: Any, **options: Any) -> httpcore.AsyncNetworkStream:
@@ -40,14 +46,16 @@ class Writes(httpcore.AsyncNetworkBackend):
             await write(buffer, *limits)
 
         stream.write = seen
-        return stream
+        return Stream(stream)
+
+
+def client_of(backend: httpcore.AsyncNetworkBackend) -> httpx.AsyncClient:
+    return httpx.AsyncClient(transport=PoolTransport(httpcore.AsyncConnectionPool(network_backend=backend)))
 
 
 def watched() -> tuple[httpx.AsyncClient, Writes]:
-    client = httpx.AsyncClient(trust_env=False)
-    pool: Any = vars(vars(client)["_transport"])["_pool"]
-    writes = pool._network_backend = Writes(pool._network_backend)
-    return with_cheap_network(client), writes
+    writes = Writes()
+    return client_of(writes), writes
 
 
 @pytest.mark.parametrize("body", [b"{}", b"{}\r\n\r\n", b" " * (MOST_TOGETHER - 2) + b"{}"])
@@ -86,18 +94,16 @@ async def test_a_body_in_pieces_is_written_piece_by_piece_behind_the_first(serve
 
 
 async def test_a_head_alone_leaves_when_the_answer_is_waited_for(server: Server) -> None:
-    client, writes = watched()
-    async with client:
-        pool: Any = vars(vars(client)["_transport"])["_pool"]
-        stream = await pool._network_backend.connect_tcp("127.0.0.1", server.port)
-        await stream.write(b"POST / HTTP/1.1\r\ncontent-length: 2\r\n\r\n")
-        assert writes.seen == []
-        await stream.write(b"{}")
-        assert (await stream.read(1_000)).startswith(b"HTTP/1.1 200")
-        await stream.write(b"OPTIONS / HTTP/1.1\r\nconnection: close\r\ncontent-length: 0\r\n\r\n")
-        await stream.read(1_000)
-        assert [each.split(b" ")[0] for each in writes.seen] == [b"POST", b"OPTIONS"]
-        await stream.aclose()
+    writes = Writes()
+    stream = await writes.connect_tcp("127.0.0.1", server.port)
+    await stream.write(b"POST / HTTP/1.1\r\ncontent-length: 2\r\n\r\n")
+    assert writes.seen == []
+    await stream.write(b"{}")
+    assert (await stream.read(1_000)).startswith(b"HTTP/1.1 200")
+    await stream.write(b"OPTIONS / HTTP/1.1\r\nconnection: close\r\ncontent-length: 0\r\n\r\n")
+    await stream.read(1_000)
+    assert [each.split(b" ")[0] for each in writes.seen] == [b"POST", b"OPTIONS"]
+    await stream.aclose()
 
 
 async def test_the_clients_of_a_provider_do_so(server: Server) -> None:
@@ -106,41 +112,53 @@ async def test_the_clients_of_a_provider_do_so(server: Server) -> None:
     assert text(await collect(provider.call(REQUEST))) == "Hello"
     [client] = provider._pool.clients
     assert isinstance(client, HttpxClient)
-    backend: Any = vars(vars(vars(client.http)["_transport"])["_pool"])["_network_backend"]
-    assert type(backend).__module__ == "rxloop.providers.transport._network"
+    assert isinstance(client.http._transport, PoolTransport)
     assert active(provider) == []
     await provider.aclose()
 
 
-def test_a_client_that_is_built_otherwise_is_left_alone() -> None:
-    client = httpx.AsyncClient(transport=httpx.MockTransport(lambda request: httpx.Response(200)))
-    assert with_cheap_network(client) is client
+async def test_where_the_environment_names_a_proxy_the_requests_go_through_it(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{server.port}")
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    server.answer(say("Hello"))
+    provider = openai_chat("m", base_url="http://model.invalid/v1", api_key="k", transport="httpx")
+    assert text(await collect(provider.call(REQUEST))) == "Hello"
+    assert server.requests[0].path == "http://model.invalid/v1/chat/completions"
+    await provider.aclose()
 
 
 async def test_an_idle_connection_says_whether_the_server_has_closed_it(server: Server) -> None:
-    client, _ = watched()
-    async with client:
-        pool: Any = vars(vars(client)["_transport"])["_pool"]
-        stream = await pool._network_backend.connect_tcp("127.0.0.1", server.port)
-        assert stream.get_extra_info("is_readable") is False
-        for task in server.tasks:
-            task.cancel()
-        async with asyncio.timeout(2):
-            await server.all_closed.wait()
-        assert select.select([stream.get_extra_info("socket")], [], [], 2)[0]
-        assert stream.get_extra_info("is_readable") is True
-        await stream.aclose()
-        assert stream.get_extra_info("is_readable") is True
-        assert stream.get_extra_info("socket") is not None
+    stream = await Backend().connect_tcp("127.0.0.1", server.port)
+    assert stream.get_extra_info("is_readable") is False
+    for task in server.tasks:
+        task.cancel()
+    async with asyncio.timeout(2):
+        await server.all_closed.wait()
+    assert select.select([stream.get_extra_info("socket")], [], [], 2)[0]
+    assert stream.get_extra_info("is_readable") is True
+    await stream.aclose()
+    assert stream.get_extra_info("is_readable") is True
+    assert stream.get_extra_info("socket") is not None
 
 
 async def test_a_connection_that_is_gone_as_soon_as_it_is_made_is_no_mistake_of_the_program() -> None:
     here, there = socket.socketpair()
     with there:
         here.close()
-        stream = _Stream(Gone(here))
+        stream = Stream(Gone(here))
         assert stream.get_extra_info("is_readable") is True
         assert stream.get_extra_info("socket") is here
+
+
+def test_each_exception_of_httpcore_has_its_counterpart_in_httpx() -> None:
+    kinds = [kind for kind in vars(httpcore).values() if isinstance(kind, type) and issubclass(kind, _ERRORS)]
+    assert len(kinds) > 10
+    for kind in kinds:
+        error = _to_httpx(kind("why"))
+        assert (type(error).__name__, str(error)) == (kind.__name__, "why")
 
 
 class Gone(httpcore.AsyncNetworkStream):
@@ -161,7 +179,7 @@ class Gone(httpcore.AsyncNetworkStream):
 
 
 async def test_an_answer_that_came_before_the_request_is_read_though_the_request_cannot_be_written() -> None:
-    stream = _Stream(Gone())
+    stream = Stream(Gone())
     await stream.write(b"GET / HTTP/1.1\r\n\r\n")
     assert (await stream.read(100)).startswith(b"HTTP/1.1 429")
     await stream.write(b"POST / HTTP/1.1\r\n\r\n")
@@ -185,7 +203,7 @@ async def test_a_server_that_answers_before_it_has_read_the_request_is_heard(siz
     ended = asyncio.Event()
     listener = await asyncio.start_server(refuse, "127.0.0.1", 0)
     async with listener:
-        async with with_cheap_network(httpx.AsyncClient(trust_env=False)) as client:
+        async with client_of(Backend()) as client:
             port = listener.sockets[0].getsockname()[1]
             answer = await client.post(f"http://127.0.0.1:{port}/", content=b"x" * size)
             assert (answer.status_code, answer.content) == (413, b"no")
@@ -214,21 +232,6 @@ async def test_a_request_that_is_cancelled_in_its_middle_leaves_no_connection_to
         assert vars(vars(client)["_transport"])["_pool"].connections == []
         assert (await client.post(url, content=b"{}")).content == b"{}"
         assert [len(writes.seen), writes.seen[0][-2:]] == [1, b"{}"]
-
-
-async def test_a_server_on_a_unix_socket_is_spoken_to_in_the_same_way(tmp_path: Path) -> None:
-    made = Server()
-    made.replies = [Reply([b"{}"])]
-    listener = await asyncio.start_unix_server(made.handle, str(tmp_path / "model"))
-    transport = httpx.AsyncHTTPTransport(uds=str(tmp_path / "model"))
-    async with listener, with_cheap_network(httpx.AsyncClient(transport=transport)) as client:
-        for _ in range(2):
-            answer = await client.post("http://model/v1/chat/completions", content=b"{}")
-            assert answer.content == b"{}"
-        assert made.connections == 1
-        await client.aclose()
-        async with asyncio.timeout(5):
-            await made.all_closed.wait()
 
 
 async def test_a_server_with_an_address_of_the_sixth_version_is_spoken_to(server: Server) -> None:

@@ -10,12 +10,12 @@ import pytest
 
 from rxloop.errors import ConfigurationError
 from rxloop.providers import Timeouts, openai_chat
-from rxloop.providers.transport import _pool
-from rxloop.providers.transport._exchange import Client
-from rxloop.providers.transport._httpx import STREAMS, HttpxClient
-from rxloop.providers.transport._pool import TRANSPORT_ENV, ClientPool
+from rxloop.providers import transport as _pool
+from rxloop.providers.transport import TRANSPORT_ENV, ClientPool
+from rxloop.providers.transport.exchange import Client
+from rxloop.providers.transport.httpx_client import STREAMS, HttpxClient
 from rxloop.testing import virtual_time
-from servers import REQUEST, Server, chat, collect, say, text
+from support.http_server import REQUEST, Server, chat, collect, say, text
 
 
 async def test_every_few_streams_have_a_client_of_their_own() -> None:
@@ -39,32 +39,38 @@ async def test_nothing_is_made_before_the_first_stream_and_a_closed_pool_makes_a
     await pool.aclose()
 
 
-def test_a_client_beyond_the_first_is_closed_when_nobody_has_used_it_for_a_while() -> None:
+def test_clients_beyond_the_idle_ones_that_stay_are_closed_when_nobody_has_used_them_for_a_while() -> None:
     async def use() -> None:
         pool = ClientPool(Timeouts(), transport="httpx")
-        async with AsyncExitStack() as most, AsyncExitStack() as one, AsyncExitStack() as last:
-            for _ in range(STREAMS):
+        async with AsyncExitStack() as most, AsyncExitStack() as one:
+            for _ in range((_pool.IDLE_CLIENTS + 1) * STREAMS):
                 await most.enter_async_context(pool.lease())
-            await one.enter_async_context(pool.lease())
             for _ in range(STREAMS):
-                await last.enter_async_context(pool.lease())
-            first, second, third = pool.clients
-            await last.aclose()
+                await one.enter_async_context(pool.lease())
+            every = pool.clients
+            assert len(every) == _pool.IDLE_CLIENTS + 2
+            await most.aclose()
             pool.tidy()
             await asyncio.sleep(_pool.IDLE_SECONDS - 1)
-            # Not yet: the next moment may need it.
-            assert pool.clients == [first, second, third]
-            await most.aclose()
-            await asyncio.sleep(2)
-            # The one that is in use stays, and so does the first.
-            assert pool.clients == [first, second]
-            assert [client.is_closed for client in (first, second, third)] == [False, False, True]
+            # Not yet: the next moment may need them.
+            assert pool.clients == every
+            # One has been used meanwhile, and gets as long as the others.
+            async with AsyncExitStack() as again:
+                for _ in range((_pool.IDLE_CLIENTS + 1) * STREAMS):
+                    await again.enter_async_context(pool.lease())
+            await asyncio.sleep(_pool.IDLE_SECONDS - 1)
+            assert pool.clients == every
+            await asyncio.sleep(_pool.IDLE_SECONDS)
+            # The one that is in use stays.
+            assert pool.clients == [*every[: _pool.IDLE_CLIENTS], every[-1]]
+            assert [client.is_closed for client in every] == [False] * _pool.IDLE_CLIENTS + [True, False]
         pool.tidy()
-        await asyncio.sleep(_pool.IDLE_SECONDS + 1)
-        assert pool.clients == [first]
-        assert second.is_closed
+        await asyncio.sleep(2 * _pool.IDLE_SECONDS)
+        assert pool.clients == every[: _pool.IDLE_CLIENTS]
+        await asyncio.sleep(3600)
+        assert pool.clients == every[: _pool.IDLE_CLIENTS]
         await pool.aclose()
-        assert first.is_closed
+        assert all(client.is_closed for client in every)
 
     with virtual_time() as time:
         time.run(use())
@@ -134,7 +140,7 @@ async def test_a_transport_that_is_unknown_or_not_installed_says_what_to_do(
         openai_chat("m", base_url=server.base_url, transport="curl")  # pyright: ignore[reportArgumentType]
     monkeypatch.setenv(TRANSPORT_ENV, "curl")
     assert str((await collect(chat(server).call(REQUEST))).error) == unknown
-    monkeypatch.setitem(__import__("sys").modules, "rxloop.providers.transport._aiohttp", None)
+    monkeypatch.setitem(__import__("sys").modules, "rxloop.providers.transport.aiohttp_client", None)
     missing = (await collect(chat(server, transport="aiohttp").call(REQUEST))).error
     assert isinstance(missing, ConfigurationError)
     assert "pip install 'rxloop[fast]'" in str(missing)
@@ -172,7 +178,7 @@ async def test_a_provider_that_is_dropped_takes_its_pool_along(server: Server, t
         gc.enable()
 
 
-def test_after_a_peak_few_clients_rest_and_no_more_than_are_at_work() -> None:
+def test_after_a_peak_few_idle_clients_stay() -> None:
     async def use() -> None:
         pool = ClientPool(Timeouts(), transport="httpx")
         async with AsyncExitStack() as peak, AsyncExitStack() as work:
@@ -184,12 +190,12 @@ def test_after_a_peak_few_clients_rest_and_no_more_than_are_at_work() -> None:
             assert len(every) == 40
             await peak.aclose()
             pool.tidy()
-            await asyncio.sleep(2 * _pool.PEAK_SECONDS)
-            assert len(pool.clients) == 20
+            await asyncio.sleep(2 * _pool.IDLE_SECONDS)
+            assert len(pool.clients) == 10 + _pool.IDLE_CLIENTS
         pool.tidy()
-        await asyncio.sleep(2 * _pool.PEAK_SECONDS)
-        assert len(pool.clients) == 1 + _pool.IDLE_CLIENTS
-        assert sum(not client.is_closed for client in every) == 1 + _pool.IDLE_CLIENTS
+        await asyncio.sleep(2 * _pool.IDLE_SECONDS)
+        assert len(pool.clients) == _pool.IDLE_CLIENTS
+        assert sum(not client.is_closed for client in every) == _pool.IDLE_CLIENTS
         await pool.aclose()
 
     with virtual_time() as time:
@@ -205,7 +211,7 @@ def test_what_is_being_closed_is_closed_when_the_pool_is() -> None:
             every = pool.clients
         pool.tidy()
         while len(pool.clients) == len(every):  # noqa: ASYNC110 (in virtual time)
-            await asyncio.sleep(_pool.PEAK_SECONDS)
+            await asyncio.sleep(_pool.IDLE_SECONDS)
         await pool.aclose()
         assert all(client.is_closed for client in every)
         assert asyncio.all_tasks() == {asyncio.current_task()}
@@ -229,11 +235,11 @@ async def test_a_peak_goes_on_with_the_connections_that_it_has(server: Server) -
 
 
 async def test_the_sockets_of_a_peak_are_closed_with_it(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_pool, "PEAK_SECONDS", 0.05)
+    monkeypatch.setattr(_pool, "IDLE_SECONDS", 0.05)
     server.answer(say("Hello"))
     provider = chat(server, transport="httpx")
     await asyncio.gather(*(collect(provider.call(REQUEST)) for _ in range(100)))
     async with asyncio.timeout(5):
-        while server.open > STREAMS * (1 + _pool.IDLE_CLIENTS):  # noqa: ASYNC110
+        while server.open > STREAMS * _pool.IDLE_CLIENTS:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     await provider.aclose()

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from rxloop.providers.transport._httpx import before_waiting
+from rxloop.providers.transport.httpx_client import before_waiting
 
 
 class Chunks:

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from counting import extra_memory
-from cutting import bytewise, cut
-from rxloop.providers.transport._sse import SSEDecoder
+from rxloop.providers.transport.sse import SSEDecoder
+from support.processes.counters import extra_memory
+from support.vendors.split_streams import bytewise, cut
 
 NEWLINES = (b"\n", b"\r\n", b"\r")
 text = st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\r\n"), max_size=12)

@@ -17,8 +17,8 @@ from rxloop.pipeline.requests import ModelRequest
 from rxloop.protocol.messages import Message
 from rxloop.protocol.settings import ModelSettings
 from rxloop.providers import HTTPModel, Retry, Timeouts, openai_chat
-from rxloop.providers.transport import _pool
-from servers import REQUEST, Answer, Server, active, chat, collect, say, text
+from rxloop.providers import transport as _pool
+from support.http_server import REQUEST, Answer, Server, active, chat, collect, say, text
 
 pytestmark = pytest.mark.usefixtures("transport")
 

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from rxloop.providers.transport._watch import Watch
+from rxloop.providers.transport.progress_watch import Watch
 from rxloop.testing import virtual_time
 
 SHIELDED = pytest.mark.parametrize("shielded", [True, False])

@@ -9,7 +9,7 @@ from typing import Any
 import uvicorn
 
 from rxloop import Agent, ArtifactUpdateEvent, MemoryEventLog, ModelRequest, RunContext, Runtime, tool
-from rxloop.providers.scripted import Turn
+from rxloop.providers.script import Turn
 from rxloop.server import PushOptions, a2a
 from rxloop.testing import ScriptedModel, call, frames
 

@@ -15,14 +15,14 @@ from a2a.utils.errors import InvalidParamsError
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from a2a_clients import BINDINGS, Served, all_of, last_of, saying, serving_a2a, states
-from planting import MARK, RUNS, ask, fail
 from rxloop import Agent, MemoryEventLog, RunContext, Runtime, tool
 from rxloop.errors import ConfigurationError
-from rxloop.pipeline.values import RunRecord
+from rxloop.pipeline.records import RunRecord
 from rxloop.server import Principal, ServerLimits, a2a
 from rxloop.testing import ScriptedModel, call, frames
-from serving import AwayLog, client_of, listening
+from support.api_server import AwayLog, client_of, listening
+from support.clients.a2a import BINDINGS, Served, all_of, last_of, saying, serving_a2a, states
+from support.hidden_tools import MARK, RUNS, ask, fail
 
 NOBODYS = "01a20428-d3d7-7ba9-bf44-a933530ad41f"
 
@@ -207,7 +207,7 @@ async def test_a_body_that_does_not_fit_is_refused_in_the_words_of_a2a() -> None
             "/message:send", content=orjson.dumps({"message": _message("Hi")}), headers={"content-type": "text/plain"}
         )
         assert (plain.status_code, plain.json()["error"]["details"][0]["reason"]) == (415, "CONTENT_TYPE_NOT_SUPPORTED")
-        assert (await served.runtime.log.runs()) == []
+        assert (await served.runtime.log.list_runs()) == []
 
 
 async def test_a_body_that_is_too_large_is_counted_while_it_comes() -> None:
@@ -237,7 +237,7 @@ async def test_too_much_at_once_is_refused_before_anything_begins() -> None:
             for path in ("/message:send", "/message:stream"):
                 answer = await client.post(path, json={"message": _message("Go")}, headers=json)
                 assert (answer.status_code, answer.headers["retry-after"]) == (429, "2"), path
-        assert len(await served.runtime.log.runs()) == 1
+        assert len(await served.runtime.log.list_runs()) == 1
 
 
 async def test_a_key_is_one_task_however_often_it_is_sent() -> None:
@@ -280,7 +280,7 @@ async def test_a_client_that_leaves_while_it_waits_is_not_waited_for() -> None:
         json = {"a2a-version": "1.0"}
         with pytest.raises(httpx.ReadTimeout):
             await client.post("/message:send", json={"message": _message("Go")}, headers=json, timeout=0.3)
-        [record] = await served.runtime.log.runs()
+        [record] = await served.runtime.log.list_runs()
         assert record.state == "working"
         # And its place is free again.
         async with asyncio.timeout(5):
@@ -385,12 +385,12 @@ async def charge(amount: int) -> str:
 
 def lagging(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let what is known of a run be from its second event, as if all others came while a request is answered."""
-    record = served.runtime.record
+    record = served.runtime.get_record
 
     async def stale(task_id: str) -> RunRecord:
         return replace(await record(task_id), state="working", seq=2)
 
-    monkeypatch.setattr(served.runtime, "record", stale)
+    monkeypatch.setattr(served.runtime, "get_record", stale)
 
 
 async def test_an_answer_is_followed_from_behind_its_question(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,15 +18,15 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from a2a_clients import last_of, saying, serving_a2a
 from rxloop import Agent, SqliteEventLog, tool
 from rxloop.errors import ConfigurationError
 from rxloop.server import PushOptions
-from rxloop.server.a2a import addresses
-from rxloop.server.a2a.addresses import Unsafe, is_public, post, safe_addresses
+from rxloop.server.a2a import webhook_addresses as addresses
 from rxloop.server.a2a.push import PLACE
+from rxloop.server.a2a.webhook_addresses import Unsafe, is_public, post, safe_addresses
 from rxloop.testing import ScriptedModel, call, frames
-from serving import listening
+from support.api_server import listening
+from support.clients.a2a import last_of, saying, serving_a2a
 
 NEAR = PushOptions(private=True, pause=0.01, look_every=0.1)
 
@@ -308,7 +308,7 @@ async def test_no_webhook_leads_into_this_network() -> None:
             with pytest.raises(InvalidParamsError):
                 await last_of(client.send_message(saying(config=sending)))
         await client.create_task_push_notification_config(config("https://93.184.216.34/x", task_id=task.id))
-        assert len(await served.runtime.log.runs()) == 1
+        assert len(await served.runtime.log.list_runs()) == 1
 
 
 async def test_a_name_that_stands_for_another_address_later_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:

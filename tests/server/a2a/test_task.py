@@ -11,8 +11,6 @@ from google.protobuf.json_format import MessageToJson
 from hypothesis import given, settings
 from reactivex import from_iterable
 
-from misbehaving import PLANTED
-from runs_of_all_kinds import AnyRun, any_run
 from rxloop import (
     Agent,
     ArtifactUpdateEvent,
@@ -20,14 +18,17 @@ from rxloop import (
     FilePart,
     ImagePart,
     MemoryEventLog,
+    ModelSettings,
     RunContext,
     Runtime,
     tool,
 )
 from rxloop.errors import RunError
 from rxloop.protocol.events import ends_attempt
-from rxloop.server.a2a.task import TaskFold, Update, folded, updates
+from rxloop.server.a2a.task_fold import TaskFold, Update, folded, updates
 from rxloop.testing import ScriptedModel, call, frames, turn
+from support.misbehaving import PLANTED
+from support.runs_of_all_kinds import AnyRun, any_run
 
 
 class Client:
@@ -192,3 +193,29 @@ async def test_a_piece_of_an_answer_is_no_answer_yet() -> None:
     said = [each for each in told(events) if isinstance(each, pb.TaskStatusUpdateEvent)]
     assert [each.status.message.parts[0].text for each in said if each.status.HasField("message")] == ["I search."]
     assert texts(folded(events).task) == {f"{run.task_id}:answer": "It rains."}
+
+
+@pytest.mark.parametrize(
+    ("finish", "why"), [("length", "truncated"), ("content_filter", "filter"), ("unknown", "report")]
+)
+async def test_status_of_a_task_says_that_its_answer_is_incomplete_and_why(finish: str, why: str) -> None:  # P15
+    log = MemoryEventLog()
+    result = await Agent(ScriptedModel(turn("half an ans", finish_reason=finish)), log=log).run("?")
+    task = folded(await log.read(result.task_id)).task
+    assert task.status.state == pb.TASK_STATE_COMPLETED
+    [part] = task.status.message.parts
+    assert part.text.startswith("The answer is incomplete: ")
+    assert why in part.text
+
+
+async def test_status_of_a_task_names_the_limit_and_the_vendor_reason_of_an_incomplete_answer() -> None:  # P15
+    log = MemoryEventLog()
+    truncated = turn("half", finish_reason="length", raw_finish_reason="max_tokens")
+    unknown = turn("half", finish_reason="unknown", raw_finish_reason="weird")
+    agent = Agent(ScriptedModel(truncated, unknown), log=log, settings=ModelSettings(max_tokens=7))
+    texts: list[str] = []
+    for _ in range(2):
+        result = await agent.run("?")
+        texts.append(folded(await log.read(result.task_id)).task.status.message.parts[0].text)
+    assert "max_tokens=7" in texts[0]
+    assert "'weird'" in texts[1]

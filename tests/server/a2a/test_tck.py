@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from services import A2A_TCK
+from support.processes.services import A2A_TCK
 
 KNOWN = {
     "test_must_requirement[CORE-SEND-003-jsonrpc]": "it takes the very error that it asks for as a failure",

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from agui_clients import Told, door, node
-from runs_of_all_kinds import SHOW_MAP
 from rxloop import Agent, MemoryEventLog, RunContext, tool
-from rxloop.server.agui.content import value_of
+from rxloop.server.agui.requests import value_of
 from rxloop.testing import ScriptedModel, call
+from support.clients.agui import Told, door, node
+from support.runs_of_all_kinds import SHOW_MAP
 
 pytestmark = pytest.mark.service("node-clients")
 
@@ -73,7 +73,7 @@ async def test_a_question_without_a_no_that_is_cancelled_ends_its_run_and_what_i
         client = clients.agent(served.url, "t")
         [choice] = interrupts(await client.say("Where?"))
         told = (await client.say("Forget it.", resume=[{"interruptId": choice["id"], "status": "cancelled"}])).checked()
-        states = [record.state for record in await served.runtime.log.runs()]
+        states = [record.state for record in await served.runtime.log.list_runs()]
     assert states == ["canceled", "completed"]
     assert told.messages[-1]["content"] == "Never mind."
 
@@ -123,7 +123,7 @@ async def test_a_tool_of_the_client_that_cannot_be_is_refused(bad: dict[str, Any
         refused = await clients.agent(served.url, "t").say("Go.", tools=[bad])
         assert refused.types == ["RUN_ERROR"]
         assert refused.last["code"] == "invalid"
-        assert await served.runtime.log.runs() == []
+        assert await served.runtime.log.list_runs() == []
 
 
 async def test_the_history_of_a_client_is_not_that_of_the_conversation() -> None:

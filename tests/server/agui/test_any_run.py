@@ -17,16 +17,16 @@ import orjson
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
-from agui_clients import Client, Node, Served, Told, door, node
-from misbehaving import PLANTED
-from runs_of_all_kinds import FRAME, SHOW_MAP, AnyRun, Stumble, any_run, say
 from rxloop import Limits, Message
 from rxloop.errors import ConflictError
 from rxloop.protocol.events import PendingInput
-from rxloop.providers.scripted import Frames
-from rxloop.recorded.history import history
-from rxloop.server.agui.content import value_of
+from rxloop.providers.script import Frames
+from rxloop.recorded.replay import history
+from rxloop.server.agui.requests import value_of
 from rxloop.testing import call, turn
+from support.clients.agui import Client, Node, Served, Told, door, node
+from support.misbehaving import PLANTED
+from support.runs_of_all_kinds import FRAME, SHOW_MAP, AnyRun, Stumble, any_run, say
 
 pytestmark = pytest.mark.service("node-clients")
 
@@ -172,7 +172,7 @@ async def check(kind: AnyRun, clients: Node) -> None:
         finally:
             meddling.cancel()
             await asyncio.wait([meddling])
-        [record] = await log.runs(context_id="t")
+        [record] = await log.list_runs(context_id="t")
         stored = await history(log, "t", public=True)
         fresh = (await clients.agent(served.url, "t").connect()).checked()
         again = (await client.connect()).checked()

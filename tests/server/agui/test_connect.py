@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from agui_clients import Client, door, node
-from runs_of_all_kinds import TOOLS, AnyRun, Model, Stumble
 from rxloop import Agent, MemoryEventLog
 from rxloop.testing import call, frames, turn
+from support.clients.agui import Client, door, node
+from support.runs_of_all_kinds import TOOLS, AnyRun, Model, Stumble
 
 pytestmark = pytest.mark.service("node-clients")
 
@@ -78,4 +78,4 @@ async def test_a_thread_of_somebody_else_is_as_one_that_is_not_there() -> None:
         refused = await bob.say("Go.")
         assert refused.types == ["RUN_ERROR"]
         assert refused.last["code"] == "not_found"
-        assert len(await served.runtime.log.runs()) == 1
+        assert len(await served.runtime.log.list_runs()) == 1

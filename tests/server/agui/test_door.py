@@ -11,12 +11,12 @@ from ag_ui.core import Event
 from ag_ui.encoder import EventEncoder
 from pydantic import TypeAdapter
 
-from agui_clients import door, node
-from agui_posts import ASKED, post
-from misbehaving import PLANTED
-from runs_of_all_kinds import AnyRun, Stumble, turn
 from rxloop import Agent, CustomEvent, RunContext, tool
 from rxloop.testing import ScriptedModel, call, frames
+from support.clients.agui import door, node
+from support.clients.agui_posts import ASKED, post
+from support.misbehaving import PLANTED
+from support.runs_of_all_kinds import AnyRun, Stumble, turn
 
 SECRETS = AnyRun(
     turns=(
@@ -50,8 +50,8 @@ async def test_frames_are_what_the_official_encoder_writes_and_have_nothing_plan
         (b"{", "bad_request"),
         (b"[" * 100_000, "bad_request"),
         ({}, "invalid"),
-        ({**ASKED, "threadId": "../x"}, "invalid"),
-        ({**ASKED, "runId": "r" * 200}, "invalid"),
+        ({**ASKED, "threadId": ".."}, "invalid"),
+        ({**ASKED, "runId": "r" * 256}, "invalid"),
         ({**ASKED, "messages": []}, "nothing_new"),
         ({**ASKED, "messages": [{"id": "m", "role": "user", "content": 5}]}, "invalid"),
         ({**ASKED, "messages": [{"id": f"m{n}", "role": "user", "content": "x"} for n in range(65)]}, "invalid"),
@@ -78,7 +78,7 @@ async def test_a_request_that_cannot_be_is_a_run_error_alone(body: Any, code: st
         if code is not None:
             assert [each["type"] for each in events] == ["RUN_ERROR"]
             assert events[0]["code"] == code
-            assert await served.runtime.log.runs() == []
+            assert await served.runtime.log.list_runs() == []
 
 
 async def test_nobody_runs_without_a_token() -> None:
@@ -107,10 +107,10 @@ async def test_a_client_stops_a_run_by_leaving() -> None:
     async with node() as clients, door(agent) as served:
         stopped = await clients.agent(served.url, "t").say("Go.", abort_after=3)
         assert stopped.error is None
-        async for event in served.runtime.follow((await served.runtime.log.runs())[0].task_id):
+        async for event in served.runtime.follow((await served.runtime.log.list_runs())[0].task_id):
             if event.kind == "status-update" and getattr(event, "final", False):
                 break
-        [record] = await served.runtime.log.runs()
+        [record] = await served.runtime.log.list_runs()
     assert record.state == "canceled"
 
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from reactivex import Observable
 
-from agui_clients import door, node
-from runs_of_all_kinds import Model
 from rxloop import Agent, ContentDeltaEvent, Event, MemoryEventLog, ModelRequest, ToolCallDeltaEvent, op, tool
 from rxloop.errors import ContextLengthExceeded
-from rxloop.stream.bridges import from_async_iter
+from rxloop.stream.sources import from_async_iter
 from rxloop.testing import call, turn
+from support.clients.agui import door, node
+from support.runs_of_all_kinds import Model
 
 pytestmark = pytest.mark.service("node-clients")
 
@@ -53,7 +53,7 @@ async def test_what_a_tool_did_for_a_message_that_broke_off_is_taken_back(calls:
     async with node() as clients, door(agent, log=log) as served:
         told = (await clients.agent(served.url, "t").say("Go.")).checked()
         fresh = (await clients.agent(served.url, "t").connect()).checked()
-        [record] = await log.runs()
+        [record] = await log.list_runs()
         assert "tool-voided" in [event.kind for event in await log.read(record.task_id)]
     assert "seen 1" not in str(told.messages)
     assert [each["content"] for each in told.messages if each["role"] == "tool"] == [

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from agui_clients import door, node
 from rxloop import Agent
 from rxloop.testing import ScriptedModel, frames
+from support.clients.agui import door, node
 
 pytestmark = pytest.mark.service("node-clients")
 

@@ -8,10 +8,10 @@ import httpx
 import orjson
 import pytest
 
-from agui_clients import door
-from agui_posts import ASKED
 from rxloop import Agent, tool
 from rxloop.testing import ScriptedModel, call
+from support.clients.agui import door
+from support.clients.agui_posts import ASKED
 
 
 @pytest.mark.parametrize("hidden", [False, True])

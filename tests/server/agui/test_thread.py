@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from agui_clients import door
-from agui_posts import post
 from rxloop import Agent, RunRecord, SqliteEventLog
 from rxloop.testing import ScriptedModel
+from support.clients.agui import door
+from support.clients.agui_posts import post
 
 RUNS = 12
 
@@ -19,8 +19,8 @@ class Counting(SqliteEventLog):
 
     listed = 0
 
-    async def runs(self, **wanted: Any) -> Sequence[RunRecord]:
-        found = await super().runs(**wanted)
+    async def list_runs(self, **wanted: Any) -> Sequence[RunRecord]:
+        found = await super().list_runs(**wanted)
         self.listed += len(found)
         return found
 

@@ -9,10 +9,10 @@ import httpx
 import orjson
 import pytest
 
-from agui_clients import door, node
-from replicas import replica
 from rxloop import Agent, SqliteEventLog, tool
 from rxloop.testing import ScriptedModel
+from support.clients.agui import door, node
+from support.processes.replicas import replica
 
 pytestmark = pytest.mark.service("node-clients")
 

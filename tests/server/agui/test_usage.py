@@ -1,6 +1,6 @@
 from ag_ui.core.events import TokenUsage
 
-from rxloop.server.agui.ends import COUNTED, usage_of
+from rxloop.server.agui.frames import COUNTED, usage_of
 
 
 def test_each_count_has_the_name_that_the_protocol_has_for_it() -> None:

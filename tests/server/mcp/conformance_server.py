@@ -14,7 +14,7 @@ from rxloop.errors import ServerError
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.server import AgentTool, McpServer, mcp_server
 from rxloop.testing import ScriptedModel, call
-from serving import listening
+from support.api_server import listening
 
 
 class Status(StrEnum):

@@ -11,9 +11,9 @@ import pytest
 from mcp.shared.exceptions import MCPError
 from pydantic import BaseModel, Field
 
-from mcp_desk import ERAS, LEGACY, MODERN, Says, accept, desk, meta, text
 from rxloop import Agent, RunContext, tool
 from rxloop.testing import ScriptedModel, call
+from support.clients.mcp import ERAS, LEGACY, MODERN, Says, accept, desk, meta, text
 
 both = pytest.mark.parametrize("mode", ERAS)
 
@@ -247,7 +247,7 @@ async def test_a_client_of_2026_may_come_back_with_the_answer_by_another_connect
             for wrong in (f"{asks.request_state}-X", f"1{asks.request_state}", "", meta(done, "taskId")):
                 with pytest.raises(MCPError, match="there is no such requestState"):
                     await client.session.call_tool("clerk", {"prompt": "Go"}, request_state=wrong)
-        assert len(await there.runtime.log.runs()) == 1
+        assert len(await there.runtime.log.list_runs()) == 1
     assert (text(done), text(again)) == ("Done.", "Done.")
 
 

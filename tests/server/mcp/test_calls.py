@@ -11,13 +11,13 @@ from pydantic import BaseModel, Field
 from reactivex import operators as ops
 
 from mcp import Client
-from mcp_desk import ERAS, LEGACY, MODERN, Desk, Steps, desk, given_up, meta, text
 from rxloop import (
     Agent,
     ContentCompleteEvent,
     CustomEvent,
     FilePart,
     ImagePart,
+    ModelSettings,
     RunContext,
     ToolError,
     op,
@@ -25,8 +25,9 @@ from rxloop import (
 )
 from rxloop.errors import ServerError
 from rxloop.server import AgentTool
-from rxloop.stream.bridges import emit
+from rxloop.stream.sources import emit
 from rxloop.testing import ScriptedModel, call, frames, turn
+from support.clients.mcp import ERAS, LEGACY, MODERN, Desk, Steps, desk, given_up, meta, text
 
 both = pytest.mark.parametrize("mode", ERAS)
 
@@ -62,7 +63,7 @@ async def rest(desk: Desk, task_id: str) -> str:
     async with asyncio.timeout(10):
         async for _ in desk.runtime.follow(task_id):
             pass
-    return (await desk.runtime.record(task_id)).state
+    return (await desk.runtime.get_record(task_id)).state
 
 
 @both
@@ -71,7 +72,7 @@ async def test_an_agent_is_a_tool_and_a_call_gives_its_answer(mode: str) -> None
         async with there.client(mode) as client:
             listed = {each.name: each for each in (await client.list_tools()).tools}
             result = await client.call_tool("clerk", {"prompt": "Is it open?"})
-        record = await there.runtime.record(meta(result, "taskId"))
+        record = await there.runtime.get_record(meta(result, "taskId"))
     assert [*listed] == ["clerk", "continue_run"]
     assert listed["clerk"].description == "Knows when it is open."
     assert listed["clerk"].input_schema["required"] == ["prompt"]
@@ -155,7 +156,7 @@ async def test_progress_rises_and_tells_of_tools_and_thoughts(mode: str) -> None
 async def test_a_cancel_of_the_client_cancels_the_run(mode: str) -> None:
     async with desk(endless()) as there, there.client(mode) as client:
         await given_up(client, "search(")
-        [record] = await there.runtime.log.runs()
+        [record] = await there.runtime.log.list_runs()
         assert await rest(there, record.task_id) == "canceled"
         assert (await client.list_tools()).tools, "the session lives"
 
@@ -165,7 +166,7 @@ async def test_a_run_goes_on_without_its_caller_where_that_is_wanted_and_is_wait
     async with desk(agent, on_disconnect="keep") as there:
         async with there.client(MODERN) as client:
             await given_up(client, "search(")
-        [record] = await there.runtime.log.runs()
+        [record] = await there.runtime.log.list_runs()
         async with there.client(LEGACY) as client:
             result = await client.call_tool("continue_run", {"task_id": record.task_id})
             again = await client.call_tool("continue_run", {"task_id": record.task_id})
@@ -208,6 +209,35 @@ async def test_a_run_that_fails_is_a_result_with_a_sentence_for_clients(mode: st
 
 
 @both
+async def test_a_failed_run_has_structured_content_that_fits_the_schema(mode: str) -> None:  # P6
+    broken = clerk(ServerError("no"), name="broken", output_type=Weather)
+    async with desk(broken) as there, there.client(mode) as client:
+        await client.list_tools()
+        result = await client.call_tool("broken", {"prompt": "Hi"})
+    assert result.is_error
+    assert result.structured_content is not None
+    assert result.structured_content["state"] == "failed"
+    assert result.structured_content["taskId"] == meta(result, "taskId")
+    assert result.structured_content["error"]["message"] == "The model's provider failed."
+
+
+@both
+async def test_a_prompt_may_fail_with_a_value_and_parts(mode: str) -> None:  # P6
+    def order(number: int) -> str:
+        chart = ImagePart(data=b"PNG", media_type="image/png")
+        raise ToolError("sold out", value={"left": 0}, parts=[chart])
+
+    agents = {"clerk": AgentTool(prompt=order)}
+    async with desk(clerk("Hi.", output_type=Weather), agents=agents) as there, there.client(mode) as client:
+        await client.list_tools()
+        result = await client.call_tool("clerk", {"number": 7})
+    assert result.is_error
+    assert result.structured_content == {"state": "failed", "value": {"left": 0}}
+    assert text(result).startswith('sold out\n{"left":0}')
+    assert [block.type for block in result.content] == ["text", "image"]
+
+
+@both
 async def test_what_is_not_there_and_what_does_not_fit_is_said(mode: str) -> None:
     async with desk(clerk("Hi.")) as there, there.client(mode) as client:
         with pytest.raises(MCPError, match="there is no tool 'nobody'"):
@@ -216,7 +246,7 @@ async def test_what_is_not_there_and_what_does_not_fit_is_said(mode: str) -> Non
         more = await client.call_tool("clerk", {"prompt": "Hi", "temperature": 3})
         unknown = await client.call_tool("continue_run", {"task_id": "0199"})
         empty = await client.call_tool("clerk", {"prompt": ""})
-        assert await there.runtime.log.runs() == []
+        assert await there.runtime.log.list_runs() == []
     assert [each.is_error for each in (missing, more, unknown, empty)] == [True] * 4
     assert "prompt: required, but missing" in text(missing)
     assert "temperature: there is no such parameter" in text(more)
@@ -279,3 +309,26 @@ async def test_the_files_are_found_before_however_many_events() -> None:
     async with desk(agent) as there, there.client(MODERN) as client:
         result = await client.call_tool("clerk", {"prompt": "Draw."})
     assert [each.type for each in result.content] == ["text", "image", "text"]
+
+
+@pytest.mark.parametrize(
+    ("finish", "why"), [("length", "truncated"), ("content_filter", "filter"), ("unknown", "report")]
+)
+async def test_result_says_that_the_answer_is_incomplete_and_why(finish: str, why: str) -> None:  # P15
+    async with desk(clerk(turn("half an ans", finish_reason=finish))) as there, there.client(MODERN) as client:
+        result = await client.call_tool("clerk", {"prompt": "?"})
+    note = result.content[1]
+    assert note.type == "text"
+    assert note.text.startswith("The answer is incomplete: ")
+    assert why in note.text
+
+
+async def test_result_names_the_limit_and_the_vendor_reason_of_an_incomplete_answer() -> None:  # P15
+    truncated = turn("half", finish_reason="length", raw_finish_reason="max_tokens")
+    unknown = turn("half", finish_reason="unknown", raw_finish_reason="weird")
+    agent = clerk(truncated, unknown, settings=ModelSettings(max_tokens=7))
+    async with desk(agent) as there, there.client(MODERN) as client:
+        first = await client.call_tool("clerk", {"prompt": "?"})
+        second = await client.call_tool("clerk", {"prompt": "?"})
+    assert "max_tokens=7" in str(first.content[1])
+    assert "'weird'" in str(second.content[1])

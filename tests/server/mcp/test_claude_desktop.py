@@ -11,8 +11,8 @@ from typing import Any
 
 from mcp.client.stdio import stdio_client
 
-from commands import SOURCE
 from mcp import Client, StdioServerParameters
+from support.commands import SOURCE
 
 DOCUMENT = Path(__file__).parents[3] / "docs/mcp.md"
 FOLDER = "/home/ann/agents"

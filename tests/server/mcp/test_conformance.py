@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from services import MCP_SERVERS
+from support.processes.services import MCP_SERVERS
 
 SERVER = Path(__file__).with_name("conformance_server.py")
 NOT_FOR_AGENTS = Path(__file__).with_name("not_for_agents.yml")

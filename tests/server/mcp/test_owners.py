@@ -10,10 +10,10 @@ import httpx
 import pytest
 from mcp.shared.exceptions import MCPError
 
-from mcp_desk import ERAS, MODERN, Steps, accept, desk, meta, text
 from rxloop import Agent, MemoryEventLog, tool
 from rxloop.server import ServerLimits, Shutdown
 from rxloop.testing import ScriptedModel, call, frames
+from support.clients.mcp import ERAS, MODERN, Steps, accept, desk, meta, text
 
 both = pytest.mark.parametrize("mode", ERAS)
 HELLO: dict[str, Any] = {
@@ -57,7 +57,7 @@ async def test_the_runs_and_conversations_of_somebody_else_are_not_there(mode: s
             ]
             assert await there.runtime.log.read(task_id) == before
             done = await ann.call_tool("continue_run", {"task_id": task_id, "answers": answers})
-        assert (await there.runtime.record(task_id)).owner == "ann"
+        assert (await there.runtime.get_record(task_id)).owner == "ann"
     # Nobody can tell what belongs to somebody else from what there is not.
     assert [each.content for each in tried] == [each.content for each in not_there]
     assert all(each.is_error for each in tried)

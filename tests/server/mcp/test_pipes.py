@@ -17,10 +17,10 @@ import pytest
 from mcp.client.stdio import stdio_client
 from mcp.shared.exceptions import MCPError
 
-from commands import Place
 from mcp import Client, StdioServerParameters
-from mcp_desk import ERAS, Says, Steps, accept, given_up, meta, text
 from rxloop import SqliteEventLog
+from support.clients.mcp import ERAS, Says, Steps, accept, given_up, meta, text
+from support.commands import Place
 
 AGENTS = '''
 import asyncio
@@ -110,7 +110,7 @@ async def begun(place: Place, count: int) -> list[int]:
 
 async def state_of(place: Place, task_id: str) -> str:
     async with aclosing(SqliteEventLog(place.database)) as log:
-        return (await log.record(task_id)).state
+        return (await log.get_record(task_id)).state
 
 
 @pytest.mark.parametrize("mode", ERAS)
@@ -142,7 +142,7 @@ async def test_a_cancel_over_pipes_cancels_the_run_and_the_process_serves_on(pla
 
 async def runs(place: Place) -> Any:
     async with aclosing(SqliteEventLog(place.database)) as log:
-        return await log.runs()
+        return await log.list_runs()
 
 
 async def test_what_a_killed_process_leaves_the_next_one_goes_on_with(place: Place) -> None:

@@ -8,9 +8,10 @@ import httpx
 import mcp_types as types
 import pytest
 
-from mcp_desk import ERAS, Steps, desk, meta
 from rxloop import Agent, MemoryEventLog
-from server.test_planted import MARK, RUNS, agent
+from support.clients.mcp import ERAS, Steps, desk, meta
+from support.hidden_runs import RUNS, agent
+from support.hidden_tools import MARK
 
 
 class Tap:

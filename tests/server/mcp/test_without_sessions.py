@@ -10,12 +10,12 @@ from typing import Any
 import httpx2
 from mcp.client.streamable_http import streamable_http_client
 
-from clustered import balancing
 from mcp import Client
-from mcp_desk import LEGACY, Desk, Steps, desk, given_up, meta, text
 from rxloop import Agent, ModelRequest, RunContext, SqliteEventLog, tool
-from rxloop.providers.scripted import Turn
+from rxloop.providers.script import Turn
 from rxloop.testing import ScriptedModel, call, frames
+from support.clients.mcp import LEGACY, Desk, Steps, desk, given_up, meta, text
+from support.processes.cluster import balancing
 
 
 @tool(approve=True)
@@ -91,9 +91,9 @@ async def test_a_client_that_leaves_takes_its_run_with_it() -> None:
     async with desk(clerk(), sessions=False) as made:
         async with made.client(LEGACY) as client:
             await given_up(client, "search", prompt="Talk for ever")
-        [record] = await made.runtime.log.runs()
+        [record] = await made.runtime.log.list_runs()
         await made.runtime.follow(record.task_id)
-        assert (await made.runtime.record(record.task_id)).state == "canceled"
+        assert (await made.runtime.get_record(record.task_id)).state == "canceled"
 
 
 async def test_a_client_that_would_listen_without_a_session_is_told_that_there_is_nothing_to_hear() -> None:

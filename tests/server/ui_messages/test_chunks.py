@@ -20,10 +20,10 @@ from rxloop.protocol.events import (
     ToolCompleteEvent,
 )
 from rxloop.protocol.messages import Citation, FilePart, ImagePart, ToolCall, Usage
-from rxloop.server.chat.chat import chat
-from rxloop.server.ui_messages.chunks import Chunk, chunks
-from rxloop.server.ui_messages.frames import encode, with_done
-from rxloop.server.ui_messages.message import ui_message
+from rxloop.server.core.chat_fold import chat
+from rxloop.server.ui_messages.fold import chunks
+from rxloop.server.ui_messages.frames import Chunk, encode, with_done
+from rxloop.server.ui_messages.message_fold import ui_message
 
 CALL = ToolCall(id="0", name="weather", arguments={"city": "Oslo"}, raw='{"city": "Oslo"}')
 

@@ -11,7 +11,7 @@ import pytest
 from rxloop import Agent, Limits, RunContext, client_tool, tool
 from rxloop.errors import ServerError
 from rxloop.testing import ScriptedModel, call, frames, turn
-from ui_pages import parts_of, site, text_of
+from support.clients.ai_sdk import parts_of, site, text_of
 
 pytestmark = pytest.mark.service("node-clients")
 
@@ -36,7 +36,7 @@ async def test_a_page_shows_text_and_tool_calls_as_one_message_whose_id_is_the_r
     async with site(agent(call("weather", city="Oslo"), frames("-It is -7 C.|", 0.001))) as made:
         page = await made.page()
         shown = await page.send("Weather?")
-        [run] = await made.runtime.log.runs()
+        [run] = await made.runtime.log.list_runs()
     assert shown["status"] == "ready"
     assert [message["role"] for message in shown["messages"]] == ["user", "assistant"]
     message = shown["messages"][-1]
@@ -127,7 +127,7 @@ async def test_a_tool_that_the_page_could_not_carry_out_says_why() -> None:
     async with site(clerk) as made:
         page = await made.page(auto=BOTH, answers={"show_map": {"state": "output-error", "errorText": "no map here"}})
         shown = await page.send("Map")
-        [run] = await made.runtime.log.runs()
+        [run] = await made.runtime.log.list_runs()
         events = await made.runtime.log.read(run.task_id)
     assert [event.content for event in events if event.kind == "tool-complete"] == ["no map here"]  # pyright: ignore[reportAttributeAccessIssue]
     assert (states(shown), text_of(shown)) == (["output-error"], "No map.")
@@ -224,10 +224,10 @@ async def test_leaving_cancels_where_that_is_wished() -> None:
         await page.send("Count", wait=False)
         await page.do("until", characters=4)
         await page.do("stop")
-        [run] = await made.runtime.log.runs()
+        [run] = await made.runtime.log.list_runs()
         async for _ in made.runtime.log.follow(run.task_id):
             pass
-        assert (await made.runtime.record(run.task_id)).state == "canceled"
+        assert (await made.runtime.get_record(run.task_id)).state == "canceled"
 
 
 async def test_a_run_that_fails_is_an_error_of_the_page_in_words_for_clients() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from rxloop import Agent, MemoryEventLog, RunContext, tool
 from rxloop.testing import ScriptedModel, call, frames, turn
-from ui_pages import site
+from support.clients.ai_sdk import site
 
 pytestmark = pytest.mark.service("node-clients")
 

@@ -10,11 +10,11 @@ from typing import Any
 import httpx
 import pytest
 
-from planting import MARK, RUNS, ask, peek
 from rxloop import Agent, ConfigurationError, MemoryEventLog, Runtime, tool
 from rxloop.server import ServerLimits, ui_stream
 from rxloop.testing import ScriptedModel, call, frames
-from ui_pages import Site, site
+from support.clients.ai_sdk import Site, site
+from support.hidden_tools import MARK, RUNS, ask, peek
 
 
 def client(made: Site, token: str = "ann-key") -> httpx.AsyncClient:
@@ -69,7 +69,7 @@ async def test_what_belongs_to_somebody_else_is_not_there() -> None:
             into = await bob.post("/api/chat", json=said("Hi"))
             answers = await bob.post("/api/chat", json=approving(task_id, asked))
             elsewhere = await bob.post("/api/chat", json={**approving(task_id, asked), "id": "bobs"})
-            assert (await made.runtime.record(task_id)).state == "input-required"
+            assert (await made.runtime.get_record(task_id)).state == "input-required"
             theirs = await ann.get("/api/chat/chat-1", headers={"authorization": ""})
     assert nothing == ["[]", "[]"]
     assert [each.status_code for each in (*streams, *stops)] == [204] * 4
@@ -83,7 +83,7 @@ async def test_only_a_json_boolean_approves() -> None:
         for wrong in ("true", "yes", 1, None, [True]):
             refused = await ann.post("/api/chat", json=approving(task_id, asked, wrong))
             assert refused.status_code == 422, wrong
-        assert (await made.runtime.record(task_id)).state == "input-required"
+        assert (await made.runtime.get_record(task_id)).state == "input-required"
 
 
 async def test_the_model_reads_why_a_person_has_refused() -> None:
@@ -137,7 +137,7 @@ async def test_a_run_is_answered_in_its_own_chat_alone() -> None:
         await ann.post("/api/chat", json=said("Hi", chat="chat-2"))
         refused = await ann.post("/api/chat", json={**approving(task_id, asked), "id": "chat-2"})
         assert refused.status_code == 404
-        assert (await made.runtime.record(task_id)).state == "input-required"
+        assert (await made.runtime.get_record(task_id)).state == "input-required"
 
 
 async def test_a_run_of_one_process_is_answered_and_read_by_another() -> None:
@@ -163,7 +163,7 @@ HOSTILE: dict[str, Any] = {
     "no messages": {"id": "c", "messages": []},
     "messages that are none": {"id": "c", "messages": [None, 1, "a", {"role": 3}]},
     "an id with a line end": {**said("Hi"), "id": "a\nb"},
-    "a long id": {**said("Hi"), "id": "a" * 200},
+    "a long id": {**said("Hi"), "id": "a" * 256},
     "an empty text": said(""),
     "no parts": {"id": "c", "messages": [{"id": "m", "role": "user", "parts": []}]},
     "parts of no kind": {"id": "c", "messages": [{"id": "m", "role": "user", "parts": [{"type": "audio"}]}]},
@@ -196,7 +196,7 @@ async def test_a_body_that_does_not_fit_is_refused_in_a_sentence(name: str) -> N
     async with site(agent("Hi."), with_node=False) as made, client(made) as ann:
         answer = await ann.post("/api/chat", content=content, headers={"content-type": "application/json"})
         assert 400 <= answer.status_code < 500, answer.text
-        assert await made.runtime.log.runs() == []
+        assert await made.runtime.log.list_runs() == []
     assert answer.headers["content-type"].startswith("text/plain")
     assert 0 < len(answer.text) < 2_000
 
@@ -298,7 +298,7 @@ async def test_no_byte_has_what_is_not_for_clients(name: str, turns: tuple[Any, 
             elif each["type"] == "tool-approval-request":
                 answers.append(await ann.post("/api/chat", json=approving(task_id, each["approvalId"])))
         answers.append(await ann.get("/api/chat/chat-1"))
-        state = (await made.runtime.record(task_id)).state
+        state = (await made.runtime.get_record(task_id)).state
         events = await made.runtime.log.read(task_id)
     assert MARK.encode() in b"".join(event.to_json() for event in events)
     assert state == ("failed" if name == "a vendor's words" else "completed")

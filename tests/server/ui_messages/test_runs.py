@@ -11,16 +11,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from reactivex import from_iterable
 
-from misbehaving import PLANTED
-from runs_of_all_kinds import NAME, AnyRun, any_run
 from rxloop import Event, Runtime
 from rxloop.protocol.events import ContentCompleteEvent, StatusUpdateEvent, ToolCompleteEvent, ends_attempt
-from rxloop.server.chat.chat import chat
-from rxloop.server.ui_messages.chunks import Chunk, chunks
-from rxloop.server.ui_messages.frames import encode
-from rxloop.server.ui_messages.message import ui_message
+from rxloop.server.core.chat_fold import chat
+from rxloop.server.ui_messages.fold import chunks
+from rxloop.server.ui_messages.frames import Chunk, encode
+from rxloop.server.ui_messages.message_fold import ui_message
 from rxloop.testing import virtual_time
-from ui_pages import node
+from support.clients.ai_sdk import node
+from support.misbehaving import PLANTED
+from support.runs_of_all_kinds import NAME, AnyRun, any_run
 
 EXAMPLES = 50
 TOOLS = ("show_map",)

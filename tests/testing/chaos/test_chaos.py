@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from postgres import database
 from rxloop.errors import ConfigurationError
 from rxloop.testing.chaos import Chaos, Fault, Report
-from rxloop.testing.chaos._faults import kill
+from rxloop.testing.chaos.faults import kill
+from support.postgres.server import database
 
 KILLS = int(os.environ.get("RXLOOP_CHAOS_KILLS", "0"))
 PACE: dict[str, Any] = {"kill_every": 1.4, "freeze_every": 4.5, "stop_every": 30.0}
@@ -34,7 +34,7 @@ def dsn(postgres: str) -> Iterator[str]:
 @pytest.mark.service("postgres")
 @pytest.mark.timeout(240)
 async def test_whatever_happens_to_workers_each_run_comes_to_its_end_and_each_bill_is_paid_once(dsn: str) -> None:
-    async with Chaos("workers.clerk:clerk", dsn) as chaos:
+    async with Chaos("support.workers.clerk:clerk", dsn) as chaos:
         report = await chaos.play(
             *("Go", "Go and ask"), runs=30, seconds=9, kill_every=2, freeze_every=4, stop_every=6, expect="Done."
         )
@@ -50,7 +50,7 @@ async def test_whatever_happens_to_workers_each_run_comes_to_its_end_and_each_bi
 @pytest.mark.timeout(300 + 8 * KILLS)
 async def test_as_many_kills_as_one_likes_do_no_harm(dsn: str) -> None:
     total, begun, wrong = Report(), time.monotonic(), list[str]()
-    async with Chaos("workers.clerk:clerk", dsn, workers=6) as chaos:
+    async with Chaos("support.workers.clerk:clerk", dsn, workers=6) as chaos:
         while (left := KILLS - total.faults["kill"]) > 0:
             seconds, seed = min(PACE["kill_every"] * max(left, 10), LONGEST), total.faults["kill"]
             report = await chaos.play(
@@ -65,12 +65,12 @@ async def test_as_many_kills_as_one_likes_do_no_harm(dsn: str) -> None:
 
 async def test_what_cannot_be_played_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="two workers at least"):
-        Chaos("workers.clerk:clerk", "postgresql://localhost/app", workers=1)
+        Chaos("support.workers.clerk:clerk", "postgresql://localhost/app", workers=1)
     with pytest.raises(ConfigurationError, match="module:object"):
         Chaos("clerk", "postgresql://localhost/app")
     with pytest.raises(ConfigurationError, match="must be an Agent"):
-        Chaos("workers.clerk:ROUNDS", "postgresql://localhost/app")
+        Chaos("support.workers.clerk:ROUNDS", "postgresql://localhost/app")
     with pytest.raises(ConfigurationError, match="no workers yet"):
-        await Chaos("workers.clerk:clerk", "postgresql://localhost/app").play("Go")
+        await Chaos("support.workers.clerk:clerk", "postgresql://localhost/app").play("Go")
     with pytest.raises(ConfigurationError, match="one hiccup to the next are more than 0, not 0"):
         Fault("hiccup", 0, kill)

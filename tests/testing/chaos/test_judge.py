@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from rxloop.testing.chaos import Report, Wrong
-from rxloop.testing.chaos._seen import Witness, seen
-from testing.chaos.forged import (
+from rxloop.testing.chaos.report import Witness, seen
+from support.chaos.forged import (
     ANSWERED,
     KEY,
     PAID,

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from postgres import database
-from rxloop.pipeline.logs import EventLog
+from rxloop.pipeline.event_log import EventLog
 from rxloop.testing.chaos import Chaos, Report
 from rxloop.testing.chaos import chaos as kit
-from rxloop.testing.chaos._judge import Judge
-from rxloop.testing.chaos._seen import Witness
-from testing.chaos.second_judge import Verdict, judged
+from rxloop.testing.chaos.checker import Judge
+from rxloop.testing.chaos.report import Witness
+from support.chaos.second_judge import Verdict, judged
+from support.postgres.server import database
 
 pytestmark = [pytest.mark.service("postgres"), pytest.mark.timeout(240)]
 
@@ -52,7 +52,9 @@ def first(report: Report) -> Verdict:
 async def test_both_judges_acquit_workers_that_are_killed_frozen_and_stopped(
     dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    report, second = await play(dsn, "workers.clerk:clerk", monkeypatch, kill_every=1.5, freeze_every=2, stop_every=4)
+    report, second = await play(
+        dsn, "support.workers.clerk:clerk", monkeypatch, kill_every=1.5, freeze_every=2, stop_every=4
+    )
     assert report.faults.total() >= 3
     assert (first(report), second) == (set(), set())
 
@@ -61,7 +63,7 @@ async def test_both_judges_condemn_a_worker_that_writes_though_it_has_lost_its_t
     dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     faults = {"kill_every": None, "freeze_every": 0.7}
-    report, second = await play(dsn, "testing.chaos.mutants:unfenced", monkeypatch, **faults)
+    report, second = await play(dsn, "support.chaos.mutants:unfenced", monkeypatch, **faults)
     assert report.kinds["broken"] + report.kinds["lost"]
     assert second
     # The first one knows the whole grammar of the protocol; what else is wrong with a run whose log is broken depends
@@ -72,7 +74,7 @@ async def test_both_judges_condemn_a_worker_that_writes_though_it_has_lost_its_t
 
 async def test_both_judges_condemn_a_worker_that_begins_calls_again(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     faults = {"kill_every": 0.8, "freeze_every": None}
-    report, second = await play(dsn, "testing.chaos.mutants:repeating", monkeypatch, **faults)
+    report, second = await play(dsn, "support.chaos.mutants:repeating", monkeypatch, **faults)
     assert report.kinds["effect"]
     assert first(report) == second
 
@@ -81,6 +83,6 @@ async def test_both_judges_condemn_a_worker_that_does_not_wait_for_the_log(
     dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     faults = {"kill_every": 0.8, "freeze_every": None}
-    report, second = await play(dsn, "testing.chaos.mutants:hasty", monkeypatch, **faults)
+    report, second = await play(dsn, "support.chaos.mutants:hasty", monkeypatch, **faults)
     assert report.kinds["effect"] + report.kinds["lost"]
     assert first(report) == second

@@ -14,11 +14,11 @@ from typing import Any
 import psycopg
 import pytest
 
-from bound import state_of
-from postgres import database
 from rxloop.errors import EventLogError, RxloopError
 from rxloop.testing.chaos import Chaos, Fault, Worker
-from rxloop.testing.chaos._workers import _bytecode
+from rxloop.testing.chaos.processes import _bytecode
+from support.postgres.server import database
+from support.processes.bound_processes import state_of
 
 pytestmark = [pytest.mark.service("postgres"), pytest.mark.timeout(120)]
 
@@ -68,7 +68,7 @@ async def test_a_play_that_is_cancelled_leaves_no_process(dsn: str, fault: str, 
     hit, every = asyncio.Event(), dict[str, Any]({"kill_every": None, "freeze_every": None, fault: 0.4})
 
     async def play() -> None:
-        async with Chaos("workers.clerk:clerk", dsn, workers=3, lease=30, grace=30) as chaos:
+        async with Chaos("support.workers.clerk:clerk", dsn, workers=3, lease=30, grace=30) as chaos:
             assert len(workers_of_mine()) == 3
             playing = asyncio.create_task(chaos.play("Go", runs=10, seconds=60, **every))
             # One is frozen for longer than this test, stops for as long, or is being started.
@@ -91,7 +91,7 @@ import asyncio, signal, sys
 from rxloop.testing.chaos import Chaos
 
 async def main():
-    async with Chaos("workers.clerk:clerk", sys.argv[1], workers=2) as chaos:
+    async with Chaos("support.workers.clerk:clerk", sys.argv[1], workers=2) as chaos:
         chaos.workers[0].send(signal.SIGSTOP)
         print(*(worker.pid for worker in chaos.workers), flush=True)
         await asyncio.Event().wait()
@@ -124,7 +124,7 @@ async def test_workers_whose_play_is_killed_end_by_themselves_frozen_or_not(dsn:
 
 async def test_nobody_sees_the_address_among_the_processes(dsn: str) -> None:
     secret = dsn.replace("postgres@", "postgres:pass-of-mine@")
-    async with Chaos("workers.clerk:clerk", secret, workers=2):
+    async with Chaos("support.workers.clerk:clerk", secret, workers=2):
         for pid, command in workers_of_mine().items():
             assert "pass-of-mine" not in command
             assert b"pass-of-mine" not in Path(f"/proc/{pid}/environ").read_bytes()
@@ -133,7 +133,7 @@ async def test_nobody_sees_the_address_among_the_processes(dsn: str) -> None:
 async def test_a_database_that_is_not_there_leaves_nothing_behind(dsn: str, folder: Path) -> None:
     before = asyncio.all_tasks()
     with pytest.raises(EventLogError):
-        async with Chaos("workers.clerk:clerk", f"{dsn}_not"):
+        async with Chaos("support.workers.clerk:clerk", f"{dsn}_not"):
             pass
     assert not [*folder.iterdir()]
     assert not workers_of_mine()
@@ -141,7 +141,7 @@ async def test_a_database_that_is_not_there_leaves_nothing_behind(dsn: str, fold
 
 
 async def test_workers_that_do_not_start_leave_nothing_behind(dsn: str, folder: Path) -> None:
-    chaos = Chaos("workers.clerk:clerk", dsn, deps="workers.clerk:nothing")
+    chaos = Chaos("support.workers.clerk:clerk", dsn, deps="support.workers.clerk:nothing")
     with pytest.raises(RxloopError, match="a worker does not start"):
         async with chaos:
             pass
@@ -154,7 +154,7 @@ async def test_workers_that_do_not_start_leave_nothing_behind(dsn: str, folder: 
 
 
 async def test_a_worker_that_does_not_start_again_is_wrong(dsn: str) -> None:
-    async with Chaos("workers.clerk:clerk", dsn, workers=3) as chaos:
+    async with Chaos("support.workers.clerk:clerk", dsn, workers=3) as chaos:
         broken = chaos.workers[0]
 
         async def kill_for_good(worker: Worker) -> None:
@@ -171,7 +171,7 @@ async def test_a_worker_that_does_not_start_again_is_wrong(dsn: str) -> None:
 
 
 async def test_a_worker_that_ends_by_itself_is_wrong_and_is_started_again(dsn: str) -> None:
-    async with Chaos("workers.clerk:clerk", dsn, workers=2) as chaos:
+    async with Chaos("support.workers.clerk:clerk", dsn, workers=2) as chaos:
         os.kill(chaos.workers[1].pid, signal.SIGKILL)
         await chaos.workers[1].wait()
         # Before the play that is nobody's fault, and in it, it is.
@@ -194,7 +194,7 @@ async def test_faults_of_ones_own_are_counted_and_those_that_find_nobody_idle_as
         finally:
             worker.send(signal.SIGCONT)
 
-    async with Chaos("workers.clerk:clerk", dsn, workers=2) as chaos:
+    async with Chaos("support.workers.clerk:clerk", dsn, workers=2) as chaos:
         report = await chaos.play(
             "Go", runs=4, seconds=3, kill_every=None, freeze_every=None, faults=[Fault("hiccup", 0.1, hiccup)]
         )
@@ -213,8 +213,8 @@ async def test_what_was_judged_is_removed_and_what_is_wrong_is_kept(dsn: str) ->
         "cancelled": 0,
         "paired": 0,
     }
-    async with Chaos("workers.clerk:clerk", dsn, workers=2) as chaos:
+    async with Chaos("support.workers.clerk:clerk", dsn, workers=2) as chaos:
         (await chaos.play("Go", **calm)).check()
-        assert not await chaos.runtime.log.runs()
+        assert not await chaos.runtime.log.list_runs()
         assert (await chaos.play("Go", expect="Nothing.", **calm)).kinds["output"] == 4
-        assert len(await chaos.runtime.log.runs()) == 4
+        assert len(await chaos.runtime.log.list_runs()) == 4

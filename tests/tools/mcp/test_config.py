@@ -8,7 +8,7 @@ import pytest
 
 from rxloop.errors import ConfigurationError
 from rxloop.tools.mcp import mcp, mcp_config
-from rxloop.tools.mcp._options import Http, Stdio
+from rxloop.tools.mcp.options import Http, Stdio
 
 
 def written(tmp_path: Path, servers: Any, key: str = "mcpServers") -> Path:
@@ -98,6 +98,6 @@ def test_the_sdk_is_imported_when_a_server_is_wanted_and_no_sooner() -> None:
 
 
 def test_its_absence_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rxloop.tools.mcp._extra.find_spec", lambda name: None)
+    monkeypatch.setattr("rxloop.tools.mcp.server.find_spec", lambda name: None)
     with pytest.raises(ConfigurationError, match=r"not installed: pip install 'rxloop\[mcp\]'"):
         mcp("npx", "x")

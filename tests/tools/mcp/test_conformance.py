@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from services import MCP_SERVERS
+from support.processes.services import MCP_SERVERS
 
 CLIENT = Path(__file__).with_name("conformance_client.py")
 SCENARIOS = [

@@ -6,8 +6,8 @@ import mcp_types as types
 import pytest
 
 from rxloop.pipeline.requests import ToolDefinition
-from rxloop.tools.mcp._options import taken
-from rxloop.tools.mcp._tool import MCPTool
+from rxloop.tools.mcp.options import taken
+from rxloop.tools.mcp.tool import MCPTool
 
 
 def with_hints(*, reads: bool | None, open_world: bool | None) -> MCPTool:

@@ -20,7 +20,7 @@ from rxloop.errors import ConfigurationError
 from rxloop.protocol.events import ToolCompleteEvent, ToolsUnavailableEvent
 from rxloop.testing import ScriptedModel, call
 from rxloop.tools.mcp import mcp
-from tools.mcp.asking import files, results
+from support.mcp_servers.asking import files, results
 
 CLOSINGS = int(os.environ.get("RXLOOP_CLOSINGS", "25"))
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {}}
@@ -156,7 +156,7 @@ async def test_a_server_that_comes_back_is_connected_again() -> None:
 
 
 async def test_a_server_that_does_not_answer_is_not_waited_for_in_each_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rxloop.tools.mcp._listing._PATIENCE", 0.3)
+    monkeypatch.setattr("rxloop.tools.mcp.tool_list._PATIENCE", 0.3)
     many = Many()
     many.held.clear()
     async with many.serving() as url:

@@ -17,9 +17,9 @@ import pytest
 from rxloop.protocol.events import Event, ToolProgressEvent, ToolsUnavailableEvent
 from rxloop.testing import call
 from rxloop.tools.mcp import mcp
-from tools.mcp.asking import events_of, results
+from support.mcp_servers.asking import events_of, results
 
-LIAR = str(Path(__file__).with_name("liar.py"))
+LIAR = str(Path(__file__).parents[2] / "support/mcp_servers/liar.py")
 
 
 async def told(how: str, *, env: dict[str, str] | None = None, **options: Any) -> Sequence[Event]:
@@ -30,13 +30,23 @@ async def told(how: str, *, env: dict[str, str] | None = None, **options: Any) -
 async def test_a_result_that_takes_forever_to_check_does_not_hold_up_all_runs() -> None:
     [result] = results(await told("pattern"))
     assert not result.success
-    assert "broke its word: x is to match" in result.content
+    assert "failed validation against the output schema of the tool: x is to match" in result.content
 
 
 @pytest.mark.timeout(60)
 async def test_a_form_that_takes_forever_to_check_does_not_hold_up_all_runs() -> None:
     [result] = results(await told("form", on_input=lambda asked: {}))
     assert result.content == "told"
+
+
+async def test_timeout_of_a_call_does_not_count_a_form_of_an_older_server() -> None:  # P21
+    async def person(question: Any) -> Any:
+        await asyncio.sleep(1.5)
+        return {"day": 3}
+
+    server = mcp(sys.executable, LIAR, "ask", name="liar", timeout=1.0)
+    [result] = results(await events_of([call("liar__tell")], server, on_input=person))
+    assert result.content == "accept"
 
 
 async def test_progress_beyond_all_measure_is_progress_without_a_part(caplog: pytest.LogCaptureFixture) -> None:
@@ -60,7 +70,7 @@ async def test_a_call_is_not_made_again_because_of_the_words_of_an_error(tmp_pat
 
 async def test_what_is_no_result_is_an_error_without_what_is_secret(caplog: pytest.LogCaptureFixture) -> None:
     [result] = results(await told("shape", env={"LIAR_TOKEN": "planted-0451"}))
-    assert "gave no result as MCP has it: content" in result.content
+    assert "returned a malformed result: content" in result.content
     assert "planted-0451" not in result.content + caplog.text
 
 

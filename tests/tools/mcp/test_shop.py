@@ -13,12 +13,13 @@ import pytest
 
 from rxloop import Agent, Limits, SqliteEventLog, ToolsUnavailableEvent
 from rxloop.errors import InvalidInput
-from rxloop.eventlog import MemoryEventLog
 from rxloop.protocol.events import InputRequiredEvent, ToolProgressEvent, ToolStartEvent, UsageEvent
 from rxloop.protocol.messages import FilePart, ImagePart, Usage
+from rxloop.storage import MemoryEventLog
 from rxloop.testing import ScriptedModel, call, turn
-from rxloop.tools.mcp import _results, mcp
-from tools.mcp.asking import events_of, files, processes, results, shop, until
+from rxloop.tools.mcp import mcp
+from rxloop.tools.mcp import results as _results
+from support.mcp_servers.asking import events_of, files, processes, results, shop, until
 
 
 def effects(file: Path) -> list[str]:
@@ -64,6 +65,17 @@ async def test_on_input_answers_at_once_and_null_declines() -> None:
     assert results(events)[0].content == "Rome on 4 June: not booked"
     declined = results(await events_of([call("shop__book", city="Rome")], shop(), on_input=lambda asked: None))[0]
     assert not declined.success
+
+
+async def test_timeout_of_a_call_does_not_count_the_answers_to_its_forms() -> None:  # P21
+    answers = iter([{"day": 4, "month": "June"}, {"sure": True}])
+
+    async def person(question: Any) -> Any:
+        await asyncio.sleep(1.5)
+        return next(answers)
+
+    events = await events_of([call("shop__book", city="Rome")], shop(timeout=2.0), on_input=person)
+    assert results(events)[0].content == "Rome on 4 June: booked"
 
 
 async def test_a_page_to_open_is_a_matter_of_credentials() -> None:

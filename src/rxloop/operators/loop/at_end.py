@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 from reactivex import Observable, abc
 
-from rxloop.operators.loop._places import handling
+from rxloop.operators.loop.checks import handling
 from rxloop.pipeline.requests import IterationEnd, Operator, Signal
-from rxloop.stream.connect import Cold, Connections, connect
+from rxloop.stream.rx import Cold, Connections, connect
 
 
 def at_end(answer: Callable[[IterationEnd], Observable[Signal]]) -> Operator[object]:

@@ -5,22 +5,30 @@ from typing import TYPE_CHECKING, Any
 
 from reactivex import Observable, abc
 
-from rxloop.errors import ContextLengthExceeded, PipelineError, ProviderError
-from rxloop.operators.loop._places import handling
+from rxloop.errors import ContextLengthExceeded, MediaRefused, PipelineError, ProviderError
 from rxloop.operators.loop.answering import answering
-from rxloop.pipeline.requests import ModelRequest, Operator, Signal, ToolDefinition, ToolRequest, marked, offer_of
-from rxloop.protocol.events import ContentCompleteEvent, Event, LLMCallEvent, LLMFailedEvent, ToolCallDeltaEvent
-from rxloop.protocol.frozen import FrozenList
+from rxloop.operators.loop.checks import handling
+from rxloop.operators.loop.tool_requests import tool_requests
+from rxloop.pipeline.requests import ModelRequest, Operator, Signal, marked, offer_of
+from rxloop.protocol.events import (
+    ContentCompleteEvent,
+    Event,
+    LLMCallEvent,
+    LLMFailedEvent,
+    LLMNoticeEvent,
+    ToolCallDeltaEvent,
+    normalise,
+)
+from rxloop.protocol.json_data import LARGEST, readable, settled_model
 from rxloop.protocol.messages import ErrorInfo, Message
-from rxloop.protocol.settle import settle
-from rxloop.protocol.storable import LARGEST, readable, settled_model
-from rxloop.protocol.unchecked import stamp, unchecked
+from rxloop.protocol.model import FrozenList, stamp, unchecked
 from rxloop.state.history import History
-from rxloop.stream.bridges import emit
-from rxloop.stream.connect import Cold, connect
+from rxloop.state.refused_media import select_refused, vendor_reason
+from rxloop.stream.rx import Cold, connect
+from rxloop.stream.sources import emit
 
 if TYPE_CHECKING:
-    from rxloop.operators.loop._repairing import RequestRepair
+    from rxloop.context.repair import RequestRepair
 
 CHARACTERS_PER_TOKEN = 4
 _UNSTAMPED: dict[str, Any] = {
@@ -64,17 +72,20 @@ def call_model() -> Operator[object]:
             return request, ()
         if repair is None:
             # Imported once an operator has changed something: most programs do not need it.
-            from rxloop.operators.loop._repairing import RequestRepair
+            from rxloop.context.repair import RequestRepair
 
             repair = RequestRepair()
         return repair.checked(request)
 
     def answer(request: ModelRequest) -> Observable[Signal]:
-        earlier = request.ctx.host.earlier_message(request.step)
+        earlier = request.ctx.host.earlier.messages.get(request.step)
         if isinstance(earlier, ContentCompleteEvent):
-            offered = request.ctx.host.still_offered(request.step, request.tools)
-            return emit(earlier, *_tool_requests(earlier, request, offered))
-        return _call(*checked(request))
+            offered = request.ctx.host.tools.narrow(request.step, request.tools)
+            return emit(earlier, *tool_requests(earlier, enumerate(earlier.tool_calls), request.ctx, offered))
+        request, problems = checked(request)
+        if request.ctx.state.refused:
+            request = _without_refused(request)
+        return _call(request, problems)
 
     operator = answering(ModelRequest, answer)
     operator.__qualname__ = "call_model"
@@ -93,6 +104,14 @@ def _up_to_date(request: ModelRequest) -> ModelRequest:
         return request
     gained = history[request.history :]
     return request.replace(messages=[*messages, *gained], history=len(history))
+
+
+def _without_refused(request: ModelRequest) -> ModelRequest:
+    """Leave out the images and files that a vendor has refused before."""
+    omit = request.ctx.state.refused.omit_from
+    return request.replace(
+        messages=omit(request.messages), system=tuple(omit(request.system)), tail=tuple(omit(request.tail))
+    )
 
 
 def _call(request: ModelRequest, problems: Sequence[str]) -> Observable[Signal]:
@@ -135,15 +154,15 @@ class _Call(abc.DisposableBase):
         finally:
             if not self._ended:
                 self._over()
-                self._host.abandon(self.request.ctx)
+                self._host.close_abandoned(self.request.ctx)
 
-    def interrupt(self) -> None:
+    def interrupt(self, ends: Sequence[Event]) -> None:
         """Cut the answer off: what there is of it is the message, and the iteration ends."""
         if self._ended:
             return
         self._over()
         self._answer.dispose()
-        for event in self._host.cut_off(self._step):
+        for event in ends:
             self._observer.on_next(event)
         self._observer.on_completed()
 
@@ -173,7 +192,7 @@ class _Call(abc.DisposableBase):
             # Not `isinstance`, which takes ten calls for each token.
             if type(event) is ToolCallDeltaEvent and event.name != self._shown and not event.hidden:
                 # From here on, everything knows by the call that its tool is not for clients.
-                fields["hidden"] = self._host.hides(event.name)
+                fields["hidden"] = self._host.tools.hides(event.name)
                 self._shown = None if event.hidden else event.name
         elif isinstance(event, ContentCompleteEvent):
             self._complete(event)
@@ -187,35 +206,53 @@ class _Call(abc.DisposableBase):
         """Send the message, and ask for the tools that it calls."""
         if message.tool_calls:
             name = "content-complete: tool_calls"
-            calls = [settled_model(marked(call, self._host), name) for call in message.tool_calls]
-            offered = offer_of(self.request.tools, calls, self._host)
+            tools = self._host.tools
+            calls = [settled_model(marked(call, tools), name) for call in message.tool_calls]
+            offered = offer_of(self.request.tools, calls, tools)
             stamp(message).update(tool_calls=FrozenList(calls), offered=offered)
+        if message.finish_reason == "length" and message.max_tokens is None:
+            stamp(message)["max_tokens"] = self.request.settings.max_tokens
         # Before anybody sees its calls, so that the tools get what the log has.
-        settle(message)
+        normalise(message)
         self._observer.on_next(message)
-        for tool_request in _tool_requests(message, self.request, self.request.tools):
-            self._observer.on_next(tool_request)
+        calls = enumerate(message.tool_calls)
+        for signal in tool_requests(message, calls, self.request.ctx, self.request.tools):
+            self._observer.on_next(signal)
 
     def _on_error(self, error: Exception) -> None:
         self._over()
+        refused = self._refused(error) if isinstance(error, MediaRefused) else {}
         try:
             if not isinstance(error, PipelineError):
-                self._observer.on_next(self._failed(error))
+                self._observer.on_next(self._failed(error, refused))
         finally:
-            if isinstance(error, ContextLengthExceeded):
+            if isinstance(error, ContextLengthExceeded) or refused:
                 self._observer.on_completed()
             else:
                 self._observer.on_error(error)
 
-    def _failed(self, error: Exception) -> LLMFailedEvent:
+    def _refused(self, error: MediaRefused) -> dict[str, str]:
+        """Find the images and files that the vendor refused, and tell which they are."""
+        request, reason = self.request, vendor_reason(readable(str(error)))
+        found = select_refused((*request.system, *request.tail), request.messages, error.media, error.scope)
+        if found:
+            names = ", ".join(found.values())
+            text = readable(f"{request.ctx.model.name} refused {names}, which is omitted from now on: {reason}")
+            self._observer.on_next(LLMNoticeEvent(code="left_out", message=text, step=self._step, branch=self._branch))
+        return dict.fromkeys(found, reason)
+
+    def _failed(self, error: Exception, refused: dict[str, str]) -> LLMFailedEvent:
         """Make the event of the last request of the call; those that were tried again have had theirs."""
         known = error if isinstance(error, ProviderError) else None
         code = known.code if known else "error"
         return LLMFailedEvent(
             error=ErrorInfo(code=code, message=readable(str(error))),
-            retryable=isinstance(error, ContextLengthExceeded) or (known is not None and known.retryable),
+            retryable=isinstance(error, ContextLengthExceeded)
+            or bool(refused)
+            or (known is not None and known.retryable),
             status=known and known.status,
             tries=self._failures + 1,
+            refused=refused,
             step=self._step,
             branch=self._branch,
         )
@@ -223,17 +260,6 @@ class _Call(abc.DisposableBase):
     def _on_completed(self) -> None:
         self._over()
         self._observer.on_completed()
-
-
-def _tool_requests(
-    message: ContentCompleteEvent, request: ModelRequest, offered: tuple[ToolDefinition, ...] | None
-) -> list[ToolRequest]:
-    if message.finish_reason == "canceled":
-        return []
-    return [
-        ToolRequest(call, request.ctx.bind(call=call, index=index), offered)
-        for index, call in enumerate(message.tool_calls)
-    ]
 
 
 def _about(request: ModelRequest, problems: Sequence[str]) -> LLMCallEvent:

@@ -8,8 +8,8 @@ from rxloop.errors import ConfigurationError
 from rxloop.operators.loop.at_end import at_end
 from rxloop.pipeline.requests import IterationEnd, Operator, Signal
 from rxloop.protocol.events import CheckpointEvent
-from rxloop.protocol.unchecked import unchecked
-from rxloop.stream.bridges import Push, emit, from_task
+from rxloop.protocol.model import unchecked
+from rxloop.stream.sources import Push, emit, from_task
 
 log = logging.getLogger("rxloop")
 _checkpoint = unchecked(CheckpointEvent, settled=True)

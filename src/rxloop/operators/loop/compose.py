@@ -7,8 +7,8 @@ from reactivex import Observable
 
 from rxloop.errors import PipelineError, RxloopError
 from rxloop.pipeline.requests import Operator, OperatorDeps, Signal
-from rxloop.stream.foreign_errors import as_error
 from rxloop.stream.stream import PARTS
+from rxloop.support.foreign_errors import to_error
 
 
 def compose(*operators: Operator[OperatorDeps]) -> Operator[OperatorDeps]:
@@ -36,7 +36,7 @@ def compose(*operators: Operator[OperatorDeps]) -> Operator[OperatorDeps]:
             except RxloopError:
                 raise
             except BaseException as error:
-                raise as_error(error, f"the operator {describe(part)}") from error
+                raise to_error(error, f"the operator {describe(part)}") from error
             if not isinstance(source, Observable):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise PipelineError(
                     f"the operator {describe(part)} gave {source!r}: it has to give an Observable, made of its source"

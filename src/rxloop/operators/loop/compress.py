@@ -5,9 +5,9 @@ from typing import Any
 from reactivex import Observable
 
 from rxloop.operators.loop.answering import answering
+from rxloop.pipeline.interfaces import Compressor, TokenCounter
 from rxloop.pipeline.requests import ModelRequest, Operator, Signal
-from rxloop.pipeline.seams import Compressor, TokenCounter
-from rxloop.stream.bridges import Push, emit, from_task
+from rxloop.stream.sources import Push, emit, from_task
 
 
 def compress(
@@ -44,7 +44,7 @@ def compress(
         ConfigurationError: An argument is of a wrong kind.
     """
     # Imported here, because most programs do not need it.
-    from rxloop.operators.loop._cutting import RequestCutter
+    from rxloop.context.request_compressor import RequestCutter
 
     cutter = RequestCutter(compressor, counter, every, timeout)
 

@@ -6,10 +6,11 @@ from typing import Any
 from reactivex import Observable, abc
 from reactivex.disposable import Disposable, SerialDisposable
 
-from rxloop.errors import ContextLengthExceeded, PipelineError, ProviderProtocolError
-from rxloop.operators.loop._places import handling
+from rxloop.errors import ContextLengthExceeded, MediaRefused, PipelineError, ProviderProtocolError
 from rxloop.operators.loop.answering import answering
+from rxloop.operators.loop.checks import handling
 from rxloop.operators.loop.compose import describe
+from rxloop.operators.loop.tool_requests import tool_requests
 from rxloop.pipeline.requests import (
     IterationEnd,
     ModelRequest,
@@ -22,12 +23,13 @@ from rxloop.pipeline.requests import (
 )
 from rxloop.pipeline.run_context import RunContext
 from rxloop.protocol.events import LLMFailedEvent, MessageAddedEvent
-from rxloop.state.batch import Batch
-from rxloop.state.limits import check_limits
-from rxloop.state.run_state import RunState
-from rxloop.stream.bridges import Push, emit, from_task
-from rxloop.stream.connect import Cold, connect
-from rxloop.stream.foreign_errors import as_error, leave_to_loop
+from rxloop.protocol.finish import KNOWN, explain_end
+from rxloop.protocol.step_events import MALFORMED_REASON
+from rxloop.state.history import Batch
+from rxloop.state.run_state import RunState, check_limits
+from rxloop.stream.rx import Cold, connect
+from rxloop.stream.sources import Push, emit, from_task
+from rxloop.support.foreign_errors import leave_to_loop, to_error
 
 MOST_PRESSURE = 3
 _ANSWERS: dict[type[Request], str] = {ModelRequest: "op.call_model()", ToolRequest: "op.run_tools()"}
@@ -48,7 +50,8 @@ def iterate(pipeline: Operator[OperatorDeps], times: int | None = None) -> Opera
 
     Between iterations it reads the state of the run, and nothing else, to see whether the model has answered, the run
     waits for input, or a limit is reached. A request that was too long for the model is sent again under the same step,
-    with more `pressure`, for compressors to read. A message that ends with the finish reason `pause` is a piece of an
+    with more `pressure`, for compressors to read. A request whose images or files the vendor refused is sent once more
+    without them. A message that ends with the finish reason `pause` is a piece of an
     answer: the next iteration sends the history with it, and the model goes on.
 
     Args:
@@ -87,6 +90,8 @@ class _Iterations:
         self._scheduler = scheduler
         self._current = SerialDisposable()
         self._pressure = 0
+        self._refusal: str | None = None
+        """Why the vendor refused images or files of this iteration, after which the request is sent once more."""
         self._fed: str | None = None
         self._due = False
         self._running = False
@@ -116,7 +121,7 @@ class _Iterations:
             if self._stopped:
                 # An error was sent already: this one came while the rest was disposed.
                 raise
-            self._fail(error if isinstance(error, Exception) else as_error(error))
+            self._fail(error if isinstance(error, Exception) else to_error(error))
             leave_to_loop(error)
         finally:
             self._running = False
@@ -163,9 +168,10 @@ class _Iterations:
             if self._fed is None:
                 return self._end_only(state)
             if not _lacks_calls(state):
+                _check_end(state)
                 return None
             state = self._ask_again(state)
-        retry = _too_long(state) is not None
+        retry = _to_be_sent_again(state) is not None
         iteration = state.iteration
         if not retry and not (self._fed is None and state.open_step is not None):
             limit = check_limits(state, self._ctx.limits, self._ctx.host.thought_limit)
@@ -173,18 +179,32 @@ class _Iterations:
                 raise limit
             iteration += 1
             self._pressure = 0
+            self._refusal = None
         return self._model_request(iteration)
 
     def _ask_again(self, state: RunState) -> RunState:
-        """Tell the model once that its tool calls did not arrive; the second time is an error, so that it ends."""
-        if state.retries:
-            raise ProviderProtocolError("the model says that it calls tools, but its messages hold no usable call")
-        self._observer.on_next(MessageAddedEvent(content=NO_CALL, cause="retry", branch=self._ctx.branch))
+        """Tell the model that its tool calls did not arrive. The second time in a row is an error, so that it ends."""
+        raw = state.last.raw_finish_reason if state.last is not None else None
+        why = f" (finish reason {raw!r})" if raw and raw != "tool_calls" else ""
+        said = state.last.metadata.get(MALFORMED_REASON) if state.last is not None else None
+        if isinstance(said, str) and said:
+            why = f"{why}: {said}"
+        before = state.messages[-2] if len(state.messages) > 1 else None
+        if before is not None and before.role == "user" and before.text.startswith(NO_CALL):
+            raise ProviderProtocolError(
+                f"the model says that it calls tools, but its messages hold no usable call{why}"
+            )
+        self._observer.on_next(MessageAddedEvent(content=f"{NO_CALL}{why}", cause="retry", branch=self._ctx.branch))
         return self._ctx.state
 
     def _check(self, state: RunState) -> None:
         """Check that the iteration did what an iteration must do."""
-        failure = _too_long(state)
+        failure = _to_be_sent_again(state)
+        if failure is not None and failure.refused:
+            if self._refusal is not None:
+                raise MediaRefused(self._refusal)
+            self._refusal = failure.error.message
+            return
         if failure is not None:
             self._pressure += 1
             if self._pressure > MOST_PRESSURE:
@@ -203,7 +223,7 @@ class _Iterations:
 
     def _enough(self, state: RunState) -> bool:
         """Count the iteration that has just ended; True if it was the last that was asked for."""
-        if self._times is None or _too_long(state) is not None or _lacks_calls(state) or state.to_be_continued:
+        if self._times is None or _to_be_sent_again(state) is not None or _lacks_calls(state) or state.to_be_continued:
             return False
         self._times -= 1
         return self._times <= 0
@@ -213,7 +233,7 @@ class _Iterations:
         self._fed = step
         ctx = self._ctx.bind(step=step)
         end = IterationEnd(iteration, ctx)
-        request = ctx.host.request(ctx, iteration, self._pressure)
+        request = ctx.host.build_request(ctx, iteration, self._pressure)
         if isinstance(request, ModelRequest):
             return emit(request, end)
         pending = request
@@ -232,21 +252,34 @@ class _Iterations:
     def _open_calls(self, state: RunState, batch: Batch) -> Observable[Signal]:
         self._fed = batch.step
         ctx = self._ctx.bind(step=batch.step)
-        offered = ctx.host.still_offered(batch.step)
-        requests = [
-            ToolRequest(batch.calls[index], ctx.bind(call=batch.calls[index], index=index), offered)
-            for index in batch.open
-        ]
-        return emit(*requests, IterationEnd(state.iteration, ctx))
+        offered = ctx.host.tools.narrow(batch.step)
+        calls = [(index, batch.calls[index]) for index in batch.open]
+        assert state.last is not None
+        return emit(*tool_requests(state.last, calls, ctx, offered), IterationEnd(state.iteration, ctx))
 
 
 def _lacks_calls(state: RunState) -> bool:
     return state.last is not None and state.last.finish_reason == "tool_calls" and not state.last.tool_calls
 
 
-def _too_long(state: RunState) -> LLMFailedEvent | None:
-    """Find the failure of a model call that was too long; other failures are the business of the provider."""
+def _check_end(state: RunState) -> None:
+    """Refuse an empty answer whose finish reason is not known: nothing says that it is one.
+
+    Raises:
+        ProviderProtocolError: The newest message is such an answer.
+    """
+    last = state.last
+    if last is None or state.content or state.files or last.finish_reason in KNOWN:
+        return
+    raise ProviderProtocolError(f"the model gave no answer: its message is empty, and {explain_end(last)}")
+
+
+def _to_be_sent_again(state: RunState) -> LLMFailedEvent | None:
+    """Find the failure of a model call that was too long, or had media that the vendor refused.
+
+    Other failures are the business of the provider.
+    """
     failure = state.failure
-    if failure is None or state.open_step is None or failure.error.code != ContextLengthExceeded.code:
+    if failure is None or state.open_step is None:
         return None
-    return failure
+    return failure if failure.refused or failure.error.code == ContextLengthExceeded.code else None

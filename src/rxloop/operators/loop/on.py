@@ -13,7 +13,7 @@ from rxloop.operators.loop.at_end import at_end
 from rxloop.pipeline.requests import IterationEnd, Operator, Request, Signal
 from rxloop.pipeline.run_context import RunContext
 from rxloop.protocol.events import Event
-from rxloop.stream.bridges import from_async_iter
+from rxloop.stream.sources import from_async_iter
 
 R = TypeVar("R", bound=Request[Any])
 D = TypeVar("D")

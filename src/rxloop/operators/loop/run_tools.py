@@ -8,24 +8,33 @@ from typing import TYPE_CHECKING, Any
 from reactivex import Observable
 
 from rxloop.errors import InvalidEvent, ToolError
-from rxloop.operators.loop._places import handling
-from rxloop.operators.loop.answering import answering
+from rxloop.operators.loop.answering import answering_with_permits
+from rxloop.operators.loop.checks import handling
+from rxloop.pipeline.active_call import ActiveCall, Permit
+from rxloop.pipeline.edited_calls import add_edit_note
+from rxloop.pipeline.interfaces import Tool
 from rxloop.pipeline.requests import Operator, Signal, ToolRequest
 from rxloop.pipeline.run_context import RunContext
-from rxloop.pipeline.seams import Tool
 from rxloop.protocol.events import ToolCompleteEvent, ToolStartEvent
-from rxloop.protocol.frozen import thawed
+from rxloop.protocol.json_data import readable, settled_model, storable
 from rxloop.protocol.messages import ToolCall
-from rxloop.protocol.storable import readable, settled_model, storable
-from rxloop.protocol.unchecked import unchecked
-from rxloop.state.batch import FIND_OUT, INTERRUPTED, UNKNOWN_EFFECT
-from rxloop.stream.bridges import Push, emit, from_task
-from rxloop.tools import encode_result
-from rxloop.tools._blocking import watched
-from rxloop.tools._result import MAX_RESULT, gathered, messages_with, parts_with, shortened
+from rxloop.protocol.model import thawed, unchecked
+from rxloop.state.history import FIND_OUT, INTERRUPTED, UNKNOWN_EFFECT
+from rxloop.stream.scope import TimeScope
+from rxloop.stream.sources import Push, emit, from_task
+from rxloop.tools.execution import watched
+from rxloop.tools.result import (
+    MAX_RESULT,
+    encode_with_parts,
+    failure_fields,
+    gathered,
+    messages_with,
+    parts_with,
+    shortened,
+)
 
 if TYPE_CHECKING:
-    from rxloop.pipeline.asked import Asked
+    from rxloop.pipeline.ask import Asked
 
 log = logging.getLogger("rxloop")
 
@@ -54,48 +63,56 @@ def run_tools(concurrency: int = 5, *, early: bool = False) -> Operator[object]:
     internal `tool-voided` event is all that is left of it. Guards see the request after the call has begun.
 
     Args:
-        concurrency: How many tools may run at once in one iteration; further calls wait.
+        concurrency: How many tools may run at once in one iteration; further calls wait. A call that waits for a person
+            does not count.
         early: Start calls early, on the main line: those of tools with `read_only=True` that nobody has to approve.
     """
-    operator = answering(ToolRequest, _answer, concurrency)
+    operator = answering_with_permits(ToolRequest, _answer, concurrency)
     if early:
         # Imported here, because most programs do not need it.
-        from rxloop.operators.loop._early import starting_early
+        from rxloop.operators.loop.early_tools import starting_early
 
         operator = starting_early(_carried_out, _answer, concurrency)
     operator.__qualname__ = "run_tools"
     return handling(operator, ToolRequest, ends=True)
 
 
-def _answer(request: ToolRequest) -> Observable[Signal]:
+def _answer(request: ToolRequest, permit: Permit | None = None) -> Observable[Signal]:
     host = request.ctx.host
-    earlier = host.earlier_result(request.slot)
+    earlier = host.earlier.results.get(request.slot)
     if earlier is not None:
         return emit(earlier)
-    if not host.take(request.slot):
+    if not host.claim(request.slot):
         # An operator has doubled the request, but the tool must act once.
         return emit()
-    tool = host.tool(request)
+    tool = host.tools.find(request)
+    if not isinstance(tool, str):
+        request = request.of(tool.definition)
+    recorded = host.recorded_outcome(request, tool)
+    if recorded is not None:
+        return emit(recorded)
     if isinstance(tool, str):
         return emit(request.refuse(tool))
-    request = request.of(tool.definition)
     if request.call.error is not None:
         return emit(request.refuse(f"{request.call.error}. Call {request.call.name} again with valid JSON."))
-    if not tool.idempotent and host.interrupted(request.slot):
+    if not tool.idempotent and request.slot in host.earlier.interrupted:
         return emit(request.refuse(INTERRUPTED))
 
-    return _carried_out(tool, request, lambda: host.abandon(request.ctx))
+    return _carried_out(tool, request, ActiveCall(permit), lambda: host.close_abandoned(request.ctx))
 
 
-def _carried_out(tool: Tool, request: ToolRequest, abandoned: Callable[[], None] | None = None) -> Observable[Signal]:
+def _carried_out(
+    tool: Tool, request: ToolRequest, active: ActiveCall, abandoned: Callable[[], None] | None = None
+) -> Observable[Signal]:
     async def work(push: Push[Signal]) -> None:
-        await _carry_out(tool, request, push)
+        active.task = asyncio.current_task()
+        await _carry_out(tool, request, push, active)
 
     return from_task(work, request.ctx, name=f"rxloop-tool-{_public_name(request.ctx)}", abandoned=abandoned)
 
 
-async def _carry_out(tool: Tool, request: ToolRequest, push: Push[Signal]) -> None:
-    ctx: RunContext[Any] = request.ctx.bind(out=push, questions=[])
+async def _carry_out(tool: Tool, request: ToolRequest, push: Push[Signal], active: ActiveCall) -> None:
+    ctx: RunContext[Any] = request.ctx.bind(out=push, questions=[], active_call=active)
     call = request.call
     if tool.approve and not await _approved(tool.approve, ctx, call):
         push(request.refuse(f"The call of {call.name} was not approved."))
@@ -106,12 +123,14 @@ async def _carry_out(tool: Tool, request: ToolRequest, push: Push[Signal]) -> No
         await ctx.host.durable()
     start = ctx.clock.monotonic()
     fields = await _result(tool, ctx)
+    if not (ctx.answer and fields["success"]):
+        fields["content"] = add_edit_note(fields["content"], ctx, call)
     push(_complete(answer=ctx.answer, duration=ctx.clock.monotonic() - start, **about, **fields))
 
 
 async def _approved(approve: bool | str, ctx: RunContext[Any], call: ToolCall) -> bool:
     # Imported here, because importing rxloop is quicker without.
-    from rxloop.tools._approval import approval_question
+    from rxloop.tools.approval import approval_question
 
     return await ctx.ask(approval_question(approve, call))
 
@@ -120,21 +139,22 @@ async def _result(tool: Tool, ctx: RunContext[Any]) -> dict[str, Any]:
     """Call the tool, and give the outcome as the fields of its event."""
     call = ctx.call
     assert call is not None
-    deadline = None if tool.timeout is None else asyncio.timeout(tool.timeout)
+    deadline = None if tool.timeout is None else asyncio.timeout(None)
     try:
-        if deadline is None:
+        if deadline is None or tool.timeout is None:
             value = await watched(tool.call(thawed(call.arguments), ctx), call.name)
         else:
-            async with deadline:
-                value = await watched(tool.call(thawed(call.arguments), ctx), call.name)
+            value = await _within(tool, tool.timeout, deadline, ctx)
         value = gathered(value)
-        result, content = encode_result(value)
+        result, content, parts = encode_with_parts(value)
         result = storable(result, "the result")
-        beside = {**messages_with(value), **parts_with(value)}
+        beside = {**messages_with(value), **parts_with(parts)}
         forgotten = [asked for asked in ctx.questions or () if asked.forgotten]
         if forgotten:
             return _not_awaited(ctx, call.name, forgotten)
-    except (ToolError, InvalidEvent) as error:
+    except ToolError as error:
+        return failure_fields(error, getattr(tool, "max_result", MAX_RESULT))
+    except InvalidEvent as error:
         return _failure(str(error))
     except TimeoutError as error:
         if deadline is not None and deadline.expired():
@@ -156,10 +176,22 @@ async def _result(tool: Tool, ctx: RunContext[Any]) -> dict[str, Any]:
     limit = getattr(tool, "max_result", MAX_RESULT)
     if limit is not None and len(content) > limit and not ctx.answer:
         # Imported here, because importing rxloop is quicker without.
-        from rxloop.tools._whole import kept_whole
+        from rxloop.tools.artifacts import kept_whole
 
         content = shortened(content, limit, await kept_whole(content, ctx))
     return {"success": True, "result": result, "content": content, **beside}
+
+
+async def _within(tool: Tool, seconds: float, deadline: asyncio.Timeout, ctx: RunContext[Any]) -> Any:
+    """Call a tool with a time limit, which stops while the tool asks a person."""
+    call = ctx.call
+    assert call is not None
+    scope = TimeScope(ctx.time_scope or ctx.host.time_scope)
+    ctx = ctx.bind(time_scope=scope)
+    now = asyncio.get_running_loop().time
+    async with deadline:
+        with scope.limit(seconds, lambda: deadline.reschedule(now())), scope.entered():
+            return await watched(tool.call(thawed(call.arguments), ctx), call.name)
 
 
 def _public_name(ctx: RunContext[Any]) -> str:

@@ -4,8 +4,8 @@ from typing import Any, cast
 
 from rxloop.errors import ConfigurationError
 from rxloop.operators.loop.answering import answering
+from rxloop.pipeline.interfaces import Compressor, Provider, TokenCounter
 from rxloop.pipeline.requests import ModelRequest, Operator
-from rxloop.pipeline.seams import Compressor, Provider, TokenCounter
 
 
 def thinking_phase(
@@ -55,8 +55,8 @@ def thinking_phase(
         raise ConfigurationError(f"summary_tokens={summary_tokens!r} is not a number of tokens: give 1 or more")
     _check_model(thinking_model)
     # Imported here, because most programs do not need it.
-    from rxloop.operators.loop._cutting import RequestCutter
-    from rxloop.operators.loop._summarising import SummarisingPhase
+    from rxloop.context.request_compressor import RequestCutter
+    from rxloop.context.summaries import SummarisingPhase
 
     cutter = RequestCutter(compressor, counter, every, timeout, summary_tokens if thinking_model is not None else 0)
     phase = SummarisingPhase(cutter, thinking_model, note, summary_tokens, timeout)
@@ -68,7 +68,7 @@ def thinking_phase(
 def _check_model(model: object) -> None:
     if isinstance(model, str):
         # Imported here, because most programs name no model in an operator.
-        from rxloop.providers.models import resolve_model
+        from rxloop.providers.factories import resolve_model
 
         resolve_model(model)
     elif model is not None and (isinstance(model, type) or not isinstance(model, Provider)):

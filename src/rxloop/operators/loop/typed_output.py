@@ -6,13 +6,17 @@ from typing import Any
 import reactivex as rx
 from reactivex import Observable
 
-from rxloop.errors import InvalidOutput
+from rxloop.errors import IncompleteOutput, InvalidOutput
 from rxloop.operators.loop.at_end import at_end
 from rxloop.pipeline.requests import IterationEnd, Operator, Signal
-from rxloop.protocol.events import MessageAddedEvent
+from rxloop.protocol.events import ContentCompleteEvent, LLMNoticeEvent, MessageAddedEvent
+from rxloop.protocol.finish import COMPLETE, CUT_OFF, explain_end, is_filtered, is_refusal
 from rxloop.state.run_state import RunState
-from rxloop.stream.bridges import emit
+from rxloop.stream.sources import emit
 from rxloop.tools import FINAL_ANSWER
+from rxloop.tools.output import is_read_leniently
+
+_READABLE = COMPLETE | CUT_OFF
 
 
 def typed_output(parse: Callable[[str], Any], retries: int = 2, *, by_tool: bool = False) -> Operator[object]:
@@ -26,6 +30,9 @@ def typed_output(parse: Callable[[str], Any], retries: int = 2, *, by_tool: bool
     C the `content-complete` with the answer, E `IterationEnd`, m a `message-added` (cause `retry`) that says what is
     wrong; the loop then goes on. For an answer by a tool call, the `tool-complete` says what is wrong; such answers
     count as well.
+
+    The text of a message that did not end normally is never read as an answer. If the model refused, or a filter ended
+    the message, the run fails at once with `IncompleteOutput`. If it was truncated, the note says so, with the limit.
 
     Args:
         parse: Reads an answer; raises ValueError with a text for the model.
@@ -44,9 +51,17 @@ def typed_output(parse: Callable[[str], Any], retries: int = 2, *, by_tool: bool
             # An answer beside the main line is not that of the run.
             return emit(end)
         state = end.ctx.state
+        last = state.last
+        incomplete = last if last is not None and last.finish_reason not in _READABLE else None
         if not state.done:
-            given_up = by_tool and state.retries > retries
-            return rx.throw(failure(_refusal(state))) if given_up else emit(end)
+            if not (by_tool and state.retries > retries):
+                return emit(end)
+            return rx.throw(failure(_refusal(state)) if incomplete is None else _incomplete(incomplete, state))
+        if incomplete is not None:
+            if is_filtered(incomplete) or state.retries >= retries:
+                return rx.throw(_incomplete(incomplete, state))
+            note = f"Your answer is incomplete: {explain_end(incomplete)}.\n{_shorter(incomplete)}{again}"
+            return emit(MessageAddedEvent(content=note, cause="retry"), end)
         try:
             parse(state.content)
         except ValueError as error:
@@ -54,11 +69,31 @@ def typed_output(parse: Callable[[str], Any], retries: int = 2, *, by_tool: bool
                 return rx.throw(failure(error))
             note = f"Your answer does not fit what was asked for: {error}\n{again}"
             return emit(MessageAddedEvent(content=note, cause="retry"), end)
+        if is_read_leniently(state.content):
+            notice = "the answer is the only JSON value in a text that is not JSON"
+            return emit(LLMNoticeEvent(code="repaired", message=notice, step=end.ctx.step), end)
         return emit(end)
 
     operator = at_end(answer)
     operator.__qualname__ = "typed_output"
     return operator
+
+
+def _incomplete(message: ContentCompleteEvent, state: RunState) -> IncompleteOutput:
+    """Make the error of an answer that did not end normally; it ends with the text of the answer."""
+    if is_refusal(message):
+        code, why = "refused", "the model refused to answer"
+    elif is_filtered(message):
+        code, why = "content_filter", f"the answer is incomplete: {explain_end(message)}"
+    else:
+        code = "truncated" if message.finish_reason == "length" else "incomplete"
+        why = f"the answer is incomplete: {explain_end(message)}"
+    text = state.content.strip()
+    return IncompleteOutput(f"{why}: {text}" if text else why, code=code)
+
+
+def _shorter(message: ContentCompleteEvent) -> str:
+    return "Keep it shorter. " if message.finish_reason == "length" else ""
 
 
 def _refusal(state: RunState) -> str:

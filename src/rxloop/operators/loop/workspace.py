@@ -6,12 +6,11 @@ from typing import cast
 from reactivex import Observable
 
 from rxloop.operators.loop.answering import answering
+from rxloop.pipeline.interfaces import Rendered, Workspace, WorkspacePart
 from rxloop.pipeline.requests import ModelRequest, Operator, Signal
-from rxloop.pipeline.seams import Workspace
-from rxloop.pipeline.values import Rendered, WorkspacePart
+from rxloop.pipeline.time_limits import limit_time
 from rxloop.protocol.messages import Message
-from rxloop.stream.bridges import emit, from_awaitable
-from rxloop.stream.within import within
+from rxloop.stream.sources import emit, from_awaitable
 
 
 def workspace(shown: Workspace) -> Operator[object]:
@@ -34,7 +33,7 @@ def workspace(shown: Workspace) -> Operator[object]:
 
     def answer(request: ModelRequest) -> Observable[Signal]:
         # Imported here, because most programs have no workspace.
-        from rxloop.context.workspace import as_parts, is_quick
+        from rxloop.context.workspaces import as_parts, is_quick
 
         if is_quick(shown):
             return emit(_with_parts(request, as_parts(cast("Rendered", shown.render()))))
@@ -46,13 +45,13 @@ def workspace(shown: Workspace) -> Operator[object]:
 
 
 async def _with_parts_of(request: ModelRequest, shown: Workspace) -> ModelRequest:
-    from rxloop.context.workspace import parts_of
+    from rxloop.context.workspaces import parts_of
 
-    return _with_parts(request, await within(request.ctx, parts_of(shown), f"the workspace {type(shown).__name__}"))
+    return _with_parts(request, await limit_time(request.ctx, parts_of(shown), f"the workspace {type(shown).__name__}"))
 
 
 def _with_parts(request: ModelRequest, found: Sequence[WorkspacePart]) -> ModelRequest:
-    from rxloop.context.workspace import text_of_parts
+    from rxloop.context.workspaces import text_of_parts
 
     static, live = text_of_parts(found, "static"), text_of_parts(found, "live")
     system = (*request.system, Message.system(static)) if static else request.system

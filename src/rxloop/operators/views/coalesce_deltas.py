@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
-from typing import Any, cast
-
-from reactivex import Observable, abc
-from reactivex.disposable import CompositeDisposable, SerialDisposable
+from collections.abc import Callable
+from typing import cast
 
 from rxloop.errors import ConfigurationError
-from rxloop.operators.views._types import EventView
+from rxloop.operators.views import EventView
+from rxloop.operators.views.make_view import ViewOutput, make_view
 from rxloop.protocol.events import Event
 from rxloop.stream.deltas import delta_text, merged, same_run_of_deltas
-from rxloop.stream.scheduler import timers
 
 
 def coalesce_deltas(window: float | None = None) -> EventView:
@@ -39,47 +36,35 @@ def coalesce_deltas(window: float | None = None) -> EventView:
     """
     if window is not None and window <= 0:
         raise ConfigurationError(f"coalesce_deltas needs a window above 0, not {window}")
-    span = timedelta(seconds=window) if window is not None else None
 
-    def operator(source: Observable[Event]) -> Observable[Event]:
-        def subscribe(
-            observer: abc.ObserverBase[Event], scheduler: abc.SchedulerBase | None = None
-        ) -> abc.DisposableBase:
-            gathered = _Gathered()
-            waiting = span is None
-            timer = SerialDisposable()
+    def gather(out: ViewOutput[Event]) -> Callable[[Event], None]:
+        gathered = _Gathered()
+        waiting = window is None
 
-            def release(_scheduler: abc.SchedulerBase | None = None, _state: Any = None) -> None:
-                nonlocal waiting
-                waiting = gathered.flush(observer)
-                if waiting and span is not None:
-                    timer.disposable = timers(scheduler).schedule_relative(span, release)
+        def release() -> None:
+            nonlocal waiting
+            waiting = gathered.flush(out)
+            if waiting and window is not None:
+                out.schedule(window, release)
 
-            def on_next(event: Event) -> None:
-                if not gathered.fits(event):
-                    gathered.flush(observer)
-                text = delta_text(event)
-                if text is None:
-                    observer.on_next(event)
-                    return
-                gathered.add(event, text)
-                if not waiting:
-                    release()
+        def take(event: Event) -> None:
+            if not gathered.fits(event):
+                gathered.flush(out)
+            text = delta_text(event)
+            if text is None:
+                out.emit(event)
+                return
+            gathered.add(event, text)
+            if not waiting:
+                release()
 
-            def on_error(error: Exception) -> None:
-                gathered.flush(observer)
-                observer.on_error(error)
+        def end() -> None:
+            gathered.flush(out)
 
-            def on_completed() -> None:
-                gathered.flush(observer)
-                observer.on_completed()
+        out.on_end(end, also_on_error=True)
+        return take
 
-            subscription = source.subscribe(on_next, on_error, on_completed, scheduler=scheduler)
-            return CompositeDisposable(subscription, timer)
-
-        return Observable(subscribe)
-
-    return cast("EventView", operator)
+    return cast("EventView", make_view(gather))
 
 
 class _Gathered:
@@ -98,11 +83,11 @@ class _Gathered:
         self._newest = event
         self._texts.append(text)
 
-    def flush(self, observer: abc.ObserverBase[Event]) -> bool:
+    def flush(self, out: ViewOutput[Event]) -> bool:
         """Emit what is gathered, as one event, and keep nothing; whether there was anything."""
         newest, texts = self._newest, self._texts
         if newest is None:
             return False
         self._newest, self._texts = None, []
-        observer.on_next(newest if len(texts) == 1 else merged(newest, texts))
+        out.emit(newest if len(texts) == 1 else merged(newest, texts))
         return True

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
-from reactivex import Observable, abc
-
 from rxloop.errors import UnpricedModel
-from rxloop.operators.views._types import View
+from rxloop.operators.views import View
+from rxloop.operators.views.make_view import ViewOutput, make_view
 from rxloop.protocol.events import ContentCompleteEvent, Event, LLMCallEvent, UsageEvent
 
 if TYPE_CHECKING:
-    from rxloop.providers.prices import Price
+    from rxloop.providers.catalog import Price
 
 
 def cost(prices: Mapping[str, Price] | None = None) -> View[Event, float]:
@@ -41,32 +40,27 @@ def cost(prices: Mapping[str, Price] | None = None) -> View[Event, float]:
         A view of sums, each at least as large as the one before.
     """
 
-    def operator(source: Observable[Event]) -> Observable[float]:
-        def subscribe(
-            observer: abc.ObserverBase[float], scheduler: abc.SchedulerBase | None = None
-        ) -> abc.DisposableBase:
-            spending = Spending(prices)
-            shown, warned = False, 0
+    def add_up(out: ViewOutput[float]) -> Callable[[Event], None]:
+        spending = Spending(prices)
+        shown, warned = False, 0
 
-            def on_next(event: Event) -> None:
-                nonlocal shown, warned
-                if spending.take(event):
-                    shown = True
-                    observer.on_next(spending.dollars)
-                elif len(spending.unpriced) > warned:
-                    warned = len(spending.unpriced)
-                    warnings.warn(_unpriced([*spending.unpriced][-1]), stacklevel=1)
+        def take(event: Event) -> None:
+            nonlocal shown, warned
+            if spending.take(event):
+                shown = True
+                out.emit(spending.dollars)
+            elif len(spending.unpriced) > warned:
+                warned = len(spending.unpriced)
+                warnings.warn(_unpriced([*spending.unpriced][-1]), stacklevel=1)
 
-            def on_completed() -> None:
-                if not shown:
-                    observer.on_next(spending.dollars)
-                observer.on_completed()
+        def end() -> None:
+            if not shown:
+                out.emit(spending.dollars)
 
-            return source.subscribe(on_next, observer.on_error, on_completed, scheduler=scheduler)
+        out.on_end(end)
+        return take
 
-        return Observable(subscribe)
-
-    return operator
+    return make_view(add_up)
 
 
 def _unpriced(model: str) -> UnpricedModel:
@@ -85,8 +79,7 @@ class Spending:
 
     def __init__(self, prices: Mapping[str, Price] | None) -> None:
         # Imported here, because the providers would make up a good part of the time to import rxloop.
-        from rxloop.providers.catalog import find_price
-        from rxloop.providers.prices import long_kept
+        from rxloop.providers.catalog import find_price, long_kept
 
         self.dollars = 0.0
         self.unpriced: dict[str, None] = {}

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import cast
 
-from reactivex import Observable, abc
-
 from rxloop.errors import GrammarError
-from rxloop.operators.views._grammar import Grammar
-from rxloop.operators.views._types import EventView
+from rxloop.operators.views import EventView
+from rxloop.operators.views.make_view import ViewOutput, make_view
 from rxloop.protocol.events import Event
+from rxloop.state.grammar import Grammar
 
 
 def grammar(*, whole: bool = True) -> EventView:
@@ -44,30 +44,24 @@ def grammar(*, whole: bool = True) -> EventView:
         A view of all events, in order.
     """
 
-    def operator(source: Observable[Event]) -> Observable[Event]:
-        def subscribe(
-            observer: abc.ObserverBase[Event], scheduler: abc.SchedulerBase | None = None
-        ) -> abc.DisposableBase:
-            rules = Grammar(whole=whole)
+    def check(out: ViewOutput[Event]) -> Callable[[Event], None]:
+        rules = Grammar(whole=whole)
 
-            def on_next(event: Event) -> None:
-                try:
-                    rules.check(event)
-                except GrammarError as error:
-                    observer.on_error(error)
-                else:
-                    observer.on_next(event)
+        def take(event: Event) -> None:
+            try:
+                rules.check(event)
+            except GrammarError as error:
+                out.fail(error)
+            else:
+                out.emit(event)
 
-            def on_completed() -> None:
-                try:
-                    rules.end()
-                except GrammarError as error:
-                    observer.on_error(error)
-                else:
-                    observer.on_completed()
+        def end() -> None:
+            try:
+                rules.end()
+            except GrammarError as error:
+                out.fail(error)
 
-            return source.subscribe(on_next, observer.on_error, on_completed, scheduler=scheduler)
+        out.on_end(end)
+        return take
 
-        return Observable(subscribe)
-
-    return cast("EventView", operator)
+    return cast("EventView", make_view(check))

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast, overload
 
 from pydantic_core import from_json
-from reactivex import Observable, abc
 
-from rxloop.operators.views._types import View
+from rxloop.operators.views import View
+from rxloop.operators.views.make_view import ViewOutput, make_view
 from rxloop.protocol.events import (
     ContentCompleteEvent,
     ContentDeltaEvent,
@@ -17,13 +17,14 @@ from rxloop.protocol.events import (
     ToolCallDeltaEvent,
     ToolCompleteEvent,
 )
+from rxloop.protocol.finish import COMPLETE
 from rxloop.tools import FINAL_ANSWER
 from rxloop.tools.output import VALUE, adapter_of, is_object, output_of
 
 E = TypeVar("E")
 T = TypeVar("T")
 
-_CUT_OFF = ("canceled", "interrupted", "pause")
+_WHOLE = COMPLETE - {"pause"}
 _STEP = 16
 """An answer of n characters is read again when it has grown by a character, or by n / 16 if that is more."""
 
@@ -63,54 +64,43 @@ def partial(output_type: type[Any]) -> View[Event, Any]:
     parse = output_of(output_type).parse
     wrapped = not is_object(adapter_of(output_type)[1])
 
-    def operator(source: Observable[Event]) -> Observable[Any]:
-        def subscribe(
-            observer: abc.ObserverBase[Any], scheduler: abc.SchedulerBase | None = None
-        ) -> abc.DisposableBase:
-            on_next = _reading(parse, wrapped, observer)
-            return source.subscribe(on_next, observer.on_error, observer.on_completed, scheduler=scheduler)
+    def read(out: ViewOutput[Any]) -> Callable[[Event], None]:
+        growing = _Growing()
 
-        return Observable(subscribe)
+        def grow(piece: str, *, by_tool: bool) -> None:
+            if growing.add(piece, unwrap=by_tool and wrapped):
+                out.emit(growing.value)
 
-    return operator
+        def end(text: str) -> None:
+            growing.reset()
+            try:
+                value = parse(text)
+            except ValueError:
+                return
+            out.emit(value)
 
+        def take(event: Event) -> None:
+            if event.branch is not None or event.parent_task_id is not None:
+                return
+            match event:
+                case ContentDeltaEvent():
+                    grow(event.delta, by_tool=False)
+                case ToolCallDeltaEvent(name=name) if name == FINAL_ANSWER:
+                    if growing.call != event.index:
+                        growing.reset(event.index)
+                    grow(event.fragment, by_tool=True)
+                case ContentCompleteEvent() if not event.tool_calls and event.finish_reason in _WHOLE:
+                    end(event.content)
+                case ToolCompleteEvent(answer=True, success=True):
+                    end(event.content)
+                case LLMCallEvent() | ContentCompleteEvent():
+                    growing.reset()
+                case _:
+                    pass
 
-def _reading(parse: Callable[[str], Any], wrapped: bool, observer: abc.ObserverBase[Any]) -> Callable[[Event], None]:
-    """Return what takes the events and emits snapshots and values."""
-    growing = _Growing()
+        return take
 
-    def grow(piece: str, *, by_tool: bool) -> None:
-        if growing.add(piece, unwrap=by_tool and wrapped):
-            observer.on_next(growing.value)
-
-    def end(text: str) -> None:
-        growing.reset()
-        try:
-            value = parse(text)
-        except ValueError:
-            return
-        observer.on_next(value)
-
-    def on_next(event: Event) -> None:
-        if event.branch is not None or event.parent_task_id is not None:
-            return
-        match event:
-            case ContentDeltaEvent():
-                grow(event.delta, by_tool=False)
-            case ToolCallDeltaEvent(name=name) if name == FINAL_ANSWER:
-                if growing.call != event.index:
-                    growing.reset(event.index)
-                grow(event.fragment, by_tool=True)
-            case ContentCompleteEvent() if not event.tool_calls and event.finish_reason not in _CUT_OFF:
-                end(event.content)
-            case ToolCompleteEvent(answer=True, success=True):
-                end(event.content)
-            case LLMCallEvent() | ContentCompleteEvent():
-                growing.reset()
-            case _:
-                pass
-
-    return on_next
+    return make_view(read)
 
 
 class _Growing:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, cast
 
-from reactivex import Observable, abc
-from reactivex.disposable import CompositeDisposable, Disposable
-
 from rxloop.errors import ConfigurationError
-from rxloop.operators.views._types import EventView
+from rxloop.operators.views import EventView
+from rxloop.operators.views.make_view import ViewOutput, make_view
 from rxloop.protocol.events import Event
 
 Recording = str | os.PathLike[str] | Iterable[Event]
@@ -42,30 +40,22 @@ def record(target: list[Event] | str | os.PathLike[str]) -> EventView:
         leaves the run alone.
     """
 
-    def operator(source: Observable[Event]) -> Observable[Event]:
-        def subscribe(
-            observer: abc.ObserverBase[Event], scheduler: abc.SchedulerBase | None = None
-        ) -> abc.DisposableBase:
-            if isinstance(target, list):
-                append = target.append
+    def keep(out: ViewOutput[Event]) -> Callable[[Event], None]:
+        if not isinstance(target, list):
+            return _write(out, Path(target))
+        append = target.append
 
-                def keep(event: Event) -> None:
-                    append(event)
-                    observer.on_next(event)
+        def take(event: Event) -> None:
+            append(event)
+            out.emit(event)
 
-                return source.subscribe(keep, observer.on_error, observer.on_completed, scheduler=scheduler)
+        return take
 
-            return _write(source, observer, scheduler, Path(target))
-
-        return Observable(subscribe)
-
-    return cast("EventView", operator)
+    return cast("EventView", make_view(keep))
 
 
-def _write(
-    source: Observable[Event], observer: abc.ObserverBase[Event], scheduler: abc.SchedulerBase | None, path: Path
-) -> abc.DisposableBase:
-    """Pass all events, and write them to a file until the stream ends or is disposed."""
+def _write(out: ViewOutput[Event], path: Path) -> Callable[[Event], None]:
+    """Open a file, and return the function that writes each event and passes it on."""
     file = _opened(path)
 
     def close() -> None:
@@ -82,20 +72,13 @@ def _write(
                 # With the transient events before it: a crash leaves whole lines, and no durable event out.
                 file.flush()
         except OSError as error:
-            on_error(_unwritable(path, error))
+            out.fail(_unwritable(path, error))
         else:
-            observer.on_next(event)
+            out.emit(event)
 
-    def on_error(error: Exception) -> None:
-        close()
-        observer.on_error(error)
-
-    def on_completed() -> None:
-        close()
-        observer.on_completed()
-
-    subscription = source.subscribe(write, on_error, on_completed, scheduler=scheduler)
-    return CompositeDisposable(subscription, Disposable(close))
+    out.on_end(close, also_on_error=True)
+    out.on_dispose(close)
+    return write
 
 
 def _opened(path: Path) -> IO[bytes]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
-from reactivex import Observable, abc
-
 from rxloop.errors import ConfigurationError
-from rxloop.operators.views._types import View
+from rxloop.operators.views import View
+from rxloop.operators.views.make_view import ViewOutput, make_view
 from rxloop.protocol.events import ContentCompleteEvent, Event
 from rxloop.protocol.messages import ToolCall
 
@@ -72,27 +72,22 @@ def repeats(n: int = 3, *, within: int | None = None) -> View[Event, Repeat]:
     if within is not None and within < n:
         raise ConfigurationError(f"repeats cannot find {n} equal calls within {within}: within must be {n} or more")
 
-    def operator(source: Observable[Event]) -> Observable[Repeat]:
-        def subscribe(
-            observer: abc.ObserverBase[Repeat], scheduler: abc.SchedulerBase | None = None
-        ) -> abc.DisposableBase:
-            asked: dict[tuple[str, str | None], _Asked] = {}
+    def count_calls(out: ViewOutput[Repeat]) -> Callable[[Event], None]:
+        asked: dict[tuple[str, str | None], _Asked] = {}
 
-            def on_next(event: Event) -> None:
-                if not event.durable:
-                    return
-                if isinstance(event, ContentCompleteEvent) and event.finish_reason != "canceled":
-                    line = asked.setdefault((event.task_id, event.branch), _Asked(within))
-                    for call in event.tool_calls:
-                        count = line.add(call)
-                        if count >= n:
-                            observer.on_next(Repeat(call, count, event.task_id, event.branch, event.step))
+        def take(event: Event) -> None:
+            if not event.durable:
+                return
+            if isinstance(event, ContentCompleteEvent) and event.finish_reason != "canceled":
+                line = asked.setdefault((event.task_id, event.branch), _Asked(within))
+                for call in event.tool_calls:
+                    count = line.add(call)
+                    if count >= n:
+                        out.emit(Repeat(call, count, event.task_id, event.branch, event.step))
 
-            return source.subscribe(on_next, observer.on_error, observer.on_completed, scheduler=scheduler)
+        return take
 
-        return Observable(subscribe)
-
-    return operator
+    return make_view(count_calls)
 
 
 class _Asked:

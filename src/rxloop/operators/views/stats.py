@@ -7,13 +7,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from reactivex import Observable, abc
-from reactivex.disposable import CompositeDisposable
+from reactivex import abc
+from reactivex.disposable import Disposable
 
 from rxloop.errors import ConfigurationError
-from rxloop.operators.views._open import OpenWork, Step, begins_attempt, step_of
-from rxloop.operators.views._types import View
+from rxloop.operators.views import View
 from rxloop.operators.views.cost import Spending
+from rxloop.operators.views.make_view import ViewOutput, make_view
+from rxloop.operators.views.stalled import Activity, Step, begins_attempt, step_of
 from rxloop.protocol.events import (
     ContentCompleteEvent,
     ContentDeltaEvent,
@@ -27,10 +28,9 @@ from rxloop.protocol.events import (
     ends_attempt,
 )
 from rxloop.protocol.messages import Usage
-from rxloop.stream.scheduler import Timer
 
 if TYPE_CHECKING:
-    from rxloop.providers.prices import Price
+    from rxloop.providers.catalog import Price
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +40,12 @@ class Stats:
     seconds: float
     """Since the first event, without the time between attempts."""
     tokens_per_second: float
-    """Of the window that ends now, or of the whole run while that is shorter. A delta counts as one token, as in
-    `token_rate`. An answer that came with no deltas, because the model does not stream or the log has not kept them,
-    counts by its usage in the window in which it was complete: with the speed of the whole answer, where that took
-    longer than a window."""
+    """Tokens per second in the window that ends now, or in the whole run while the run is shorter than a window.
+
+    A delta counts as one token. An answer without deltas, because the model does not stream or the log does not keep
+    deltas, counts by its usage in the window in which it was complete. If it took longer than a window, it counts with
+    the speed of the whole answer.
+    """
     time_to_first_token: float | None
     """Seconds from the request to the first delta of its answer, of the newest answer that streamed; None while there
     is none, as in a log, which keeps no deltas."""
@@ -101,31 +103,22 @@ def stats(window: float = 1.0, *, prices: Mapping[str, Price] | None = None) -> 
     if not window > 0:
         raise ConfigurationError(f"stats needs a window above 0, not {window}")
 
-    def operator(source: Observable[Event]) -> Observable[Stats]:
-        def subscribe(
-            observer: abc.ObserverBase[Stats], scheduler: abc.SchedulerBase | None = None
-        ) -> abc.DisposableBase:
-            timer = Timer(scheduler)
-            telling = _Telling(window, _Figures(window, prices, timer.now), timer, observer)
-            subscription = source.subscribe(
-                telling.on_next, observer.on_error, observer.on_completed, scheduler=scheduler
-            )
-            return CompositeDisposable(subscription, timer)
+    def report(out: ViewOutput[Stats]) -> Callable[[Event], None]:
+        return _Report(window, _Figures(window, prices, out.now), out).take
 
-        return Observable(subscribe)
-
-    return operator
+    return make_view(report)
 
 
-class _Telling:
-    """When one subscriber is told the figures."""
+class _Report:
+    """Times at which one subscriber gets the figures."""
 
-    def __init__(self, window: float, figures: _Figures, timer: Timer, observer: abc.ObserverBase[Stats]) -> None:
-        self._window, self._figures, self._timer, self._observer = window, figures, timer, observer
+    def __init__(self, window: float, figures: _Figures, out: ViewOutput[Stats]) -> None:
+        self._window, self._figures, self._out = window, figures, out
+        self._timer: abc.DisposableBase = Disposable()
         self._due = 0.0
         self._going = False
 
-    def on_next(self, event: Event) -> None:
+    def take(self, event: Event) -> None:
         if type(event) is GapEvent:
             return  # made for a reader, at no time of the run
         figures = self._figures
@@ -134,26 +127,26 @@ class _Telling:
             self._going = True
             figures.go_on(now)
             self._due = now + self._window
-            self._timer.start(self._window, self._tick)
+            self._timer = self._out.schedule(self._window, self._tick)
         elif now >= self._due:
-            self._tell(now)
+            self._emit(now)
         figures.take(event, now)
         if event.durable and ends_attempt(event):
             self._going = False
-            self._timer.stop()
-            self._observer.on_next(figures.at(now))
+            self._timer.dispose()
+            self._out.emit(figures.at(now))
 
     def _tick(self) -> None:
         now = self._figures.now()
         # Timers may be a little early.
         if now >= self._due - 1e-6:
-            self._tell(max(now, self._due))
-        self._timer.start(self._due - now, self._tick)
+            self._emit(max(now, self._due))
+        self._timer = self._out.schedule(self._due - now, self._tick)
 
-    def _tell(self, now: float) -> None:
+    def _emit(self, now: float) -> None:
         at = self._due
         self._due += ((now - self._due) // self._window + 1) * self._window
-        self._observer.on_next(self._figures.at(at))
+        self._out.emit(self._figures.at(at))
 
 
 class _Figures:
@@ -173,7 +166,7 @@ class _Figures:
         self._asked: dict[Step, float] = {}
         """When the requests left of whose answers nothing has streamed."""
         self._first_token: float | None = None
-        self._open = OpenWork()
+        self._open = Activity()
         self._since = 0.0
         """Since when a tool is at work, if one is."""
         self._tool_seconds = 0.0

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from reactivex import Observable, abc
+from collections.abc import Callable
 
-from rxloop.operators.views._types import View
+from rxloop.operators.views import View
+from rxloop.operators.views.make_view import ViewOutput, make_view
 from rxloop.protocol.events import ContentCompleteEvent, ContentDeltaEvent, Event
-from rxloop.stream.stream import JOINS
 
 
 def text(*, nested: bool = False) -> View[Event, str]:
@@ -30,39 +30,34 @@ def text(*, nested: bool = False) -> View[Event, str]:
         A view of the pieces of text, as they are: joined, they are the text of the messages.
     """
 
-    def operator(source: Observable[Event]) -> Observable[str]:
-        def subscribe(
-            observer: abc.ObserverBase[str], scheduler: abc.SchedulerBase | None = None
-        ) -> abc.DisposableBase:
-            streamed = False
-            below: set[str] = set()
+    def write(out: ViewOutput[str]) -> Callable[[Event], None]:
+        emit = out.emit
+        streamed = False
+        below: set[str] = set()
 
-            def on_next(event: Event) -> None:
-                nonlocal streamed
-                if event.branch is not None or event.parent_task_id is not None:
-                    if nested and event.branch is None:
-                        on_nested(event)
-                    return
-                if isinstance(event, ContentDeltaEvent):
-                    streamed = True
-                    observer.on_next(event.delta)
-                elif isinstance(event, ContentCompleteEvent):
-                    if event.content and not streamed:
-                        observer.on_next(event.content)
-                    streamed = False
+        def take(event: Event) -> None:
+            nonlocal streamed
+            if event.branch is not None or event.parent_task_id is not None:
+                if nested and event.branch is None:
+                    take_nested(event)
+                return
+            if isinstance(event, ContentDeltaEvent):
+                streamed = True
+                emit(event.delta)
+            elif isinstance(event, ContentCompleteEvent):
+                if event.content and not streamed:
+                    emit(event.content)
+                streamed = False
 
-            def on_nested(event: Event) -> None:
-                if isinstance(event, ContentDeltaEvent):
-                    below.add(event.task_id)
-                    observer.on_next(event.delta)
-                elif isinstance(event, ContentCompleteEvent):
-                    if event.content and event.task_id not in below:
-                        observer.on_next(event.content)
-                    below.discard(event.task_id)
+        def take_nested(event: Event) -> None:
+            if isinstance(event, ContentDeltaEvent):
+                below.add(event.task_id)
+                emit(event.delta)
+            elif isinstance(event, ContentCompleteEvent):
+                if event.content and event.task_id not in below:
+                    emit(event.content)
+                below.discard(event.task_id)
 
-            return source.subscribe(on_next, observer.on_error, observer.on_completed, scheduler=scheduler)
+        return take
 
-        return Observable(subscribe)
-
-    setattr(operator, JOINS, True)
-    return operator
+    return make_view(write, joins=True)

@@ -1,1 +1,226 @@
-"""How bytes travel: clients and their connections, timeouts, and the frames that an answer comes in."""
+"""Pool of HTTP clients, separate for each event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from contextvars import Context
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Literal, cast, get_args
+from weakref import WeakKeyDictionary, WeakMethod
+
+import anyio
+
+from rxloop.errors import ConfigurationError
+from rxloop.providers.bounds import DEFAULT_BOUNDS, Bounds
+from rxloop.support.http_environment import has_proxy, name_variables
+
+if TYPE_CHECKING:
+    from ssl import SSLContext
+
+    import httpx
+
+    from rxloop.providers.bounds import Timeouts
+    from rxloop.providers.transport.aiohttp_client import AiohttpClient
+    from rxloop.providers.transport.exchange import Client
+
+Transport = Literal["httpx", "aiohttp"]
+"""What carries the requests."""
+
+TRANSPORT_ENV = "RXLOOP_TRANSPORT"
+
+IDLE_CLIENTS = 4
+"""Number of idle clients that stay open. The pool closes the others and their sockets after a peak."""
+
+IDLE_SECONDS = 5.0
+"""Seconds before the pool closes the others. During a peak, clients are idle between two calls of a run."""
+
+KEEP_ALIVE_SECONDS = 30.0
+"""Seconds after which a client does not use an idle connection again."""
+
+
+@cache
+def _ssl_context() -> SSLContext:
+    import httpx
+
+    # Reading the certificates takes longer than all else in making a client.
+    return httpx.create_ssl_context()
+
+
+class _Slot:
+    """A client, and how many streams it is lent to."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.streams = 0
+        self.idle_since = 0.0
+
+    async def __aenter__(self) -> Client:
+        self.streams += 1
+        return self.client
+
+    async def __aexit__(self, *_: object) -> None:
+        self.streams -= 1
+        self.idle_since = asyncio.get_running_loop().time()
+
+
+class _Clients:
+    """The clients of one event loop."""
+
+    def __init__(self) -> None:
+        self.slots: list[_Slot] = []
+        self.timer: asyncio.TimerHandle | None = None
+        """Calls `ClientPool._close_idle`."""
+        self.closing: set[asyncio.Task[None]] = set()
+
+
+class ClientPool:
+    """Lends clients, made when they are first needed.
+
+    Args:
+        timeouts: How long a request may take.
+        streamed: Whether streams are asked for.
+        own: The user's client, which is then the only one.
+        transport: What the clients made here work over; None takes it from the environment.
+        bounds: What an answer may be.
+    """
+
+    def __init__(
+        self,
+        timeouts: Timeouts,
+        streamed: bool = True,
+        own: httpx.AsyncClient | None = None,
+        transport: Transport | None = None,
+        bounds: Bounds = DEFAULT_BOUNDS,
+    ) -> None:
+        self._timeouts = timeouts
+        self._streamed = streamed
+        self._own = own
+        self._bounds = bounds
+        self._transport: Transport | None = None if transport is None else checked_transport(transport)
+        self._by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, _Clients] = WeakKeyDictionary()
+
+    @property
+    def shielded(self) -> bool:
+        """Whether what holds a client has to be stopped by a cancel scope of anyio, and not by cancelling its task."""
+        return self._own is not None or self._chosen != "aiohttp"
+
+    def lease(self) -> AbstractAsyncContextManager[Client]:
+        """Lend a client of the running loop for one stream."""
+        loop = asyncio.get_running_loop()
+        here = self._by_loop.get(loop)
+        if here is None:
+            self._forget_closed_loops()
+            here = self._by_loop[loop] = _Clients()
+        for slot in here.slots:
+            # The first with room: after a peak the last ones come to rest.
+            if slot.client.streams is None or slot.streams < slot.client.streams:
+                return slot
+        slot = _Slot(self._new_client())
+        here.slots.append(slot)
+        return slot
+
+    @property
+    def clients(self) -> list[Client]:
+        """The clients of the running loop."""
+        here = self._by_loop.get(asyncio.get_running_loop())
+        return [] if here is None else [slot.client for slot in here.slots]
+
+    async def aclose(self) -> None:
+        """Close the clients of the running loop; one that was given by the user stays open."""
+        here = self._by_loop.pop(asyncio.get_running_loop(), None)
+        if here is not None:
+            if here.timer is not None:
+                here.timer.cancel()
+            await self._close(here.slots)
+            if here.closing:
+                await asyncio.wait(here.closing)
+
+    async def aclose_unused(self) -> None:
+        """Close the clients of the running loop that nobody uses at the moment."""
+        here = self._by_loop.get(asyncio.get_running_loop())
+        if here is not None:
+            unused = [slot for slot in here.slots if not slot.streams]
+            here.slots = [slot for slot in here.slots if slot.streams]
+            await self._close(unused)
+
+    def tidy(self) -> None:
+        """Close the idle clients of the running loop after `IDLE_SECONDS`, but for `IDLE_CLIENTS` of them."""
+        loop = asyncio.get_running_loop()
+        here = self._by_loop.get(loop)
+        if here is not None and here.timer is None and len(here.slots) > IDLE_CLIENTS:
+            # A weak reference and an empty context, so that the timer keeps neither the pool nor the run alive.
+            close = WeakMethod(self._close_idle)
+            here.timer = loop.call_later(IDLE_SECONDS, _call, close, here, context=Context())
+
+    def _close_idle(self, here: _Clients) -> None:
+        here.timer = None
+        loop = asyncio.get_running_loop()
+        extra = [slot for slot in here.slots if not slot.streams][IDLE_CLIENTS:]
+        due = [slot for slot in extra if slot.idle_since <= loop.time() - IDLE_SECONDS]
+        here.slots = [slot for slot in here.slots if slot not in due]
+        if due:
+            task = loop.create_task(self._close(due), name="rxloop-close-clients")
+            here.closing.add(task)
+            task.add_done_callback(here.closing.discard)
+        if len(due) < len(extra):
+            self.tidy()
+
+    async def _close(self, slots: list[_Slot]) -> None:
+        if self._own is not None or not slots:
+            return
+        # A client that has begun to close must not stay half open.
+        with anyio.CancelScope(shield=True):
+            for slot in slots:
+                await slot.client.aclose()
+
+    def _new_client(self) -> Client:
+        from rxloop.providers.transport.httpx_client import HttpxClient
+
+        if self._own is not None:
+            return HttpxClient(self._own, self._timeouts, self._streamed, lasting=False)
+        make = _aiohttp_client() if checked_transport(self._chosen) == "aiohttp" else None
+        with name_variables():
+            if make is None:
+                return HttpxClient.own(self._timeouts, self._streamed, _ssl_context(), KEEP_ALIVE_SECONDS)
+            return make(self._timeouts, self._streamed, _ssl_context(), KEEP_ALIVE_SECONDS, self._bounds)
+
+    @cached_property
+    def _chosen(self) -> str:
+        name = self._transport or os.environ.get(TRANSPORT_ENV, "").strip() or "httpx"
+        # The two differ most with a proxy: SOCKS, TLS inside TLS, how the client authenticates itself.
+        return "httpx" if name == "aiohttp" and has_proxy() else name
+
+    def _forget_closed_loops(self) -> None:
+        # A client holds its loop through its open connections, so that the weak key alone would keep both for ever.
+        for loop in [loop for loop in self._by_loop if loop.is_closed()]:
+            del self._by_loop[loop]
+
+
+def _call(close: WeakMethod[Callable[[_Clients], None]], here: _Clients) -> None:
+    if (method := close()) is not None:
+        method(here)
+
+
+def checked_transport(name: str) -> Transport:
+    """Check the name of a transport.
+
+    Raises:
+        ConfigurationError: There is no transport of that name.
+    """
+    if name not in get_args(Transport):
+        known = " or ".join(map(repr, get_args(Transport)))
+        raise ConfigurationError(f"{name!r} is not a transport: transport= and {TRANSPORT_ENV} take {known}")
+    return cast("Transport", name)
+
+
+def _aiohttp_client() -> type[AiohttpClient]:
+    try:
+        from rxloop.providers.transport.aiohttp_client import AiohttpClient
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(
+            f"the transport 'aiohttp' needs {error.name}, which is not installed: pip install 'rxloop[fast]'"
+        ) from error
+    return AiohttpClient

@@ -1,4 +1,4 @@
-"""One request to the door: who asks, a body that is no trap, and streams that end with the server."""
+"""The caller of a request, a bounded body, and streams that end with the server."""
 
 from __future__ import annotations
 
@@ -31,14 +31,12 @@ from starlette.types import Message, Receive
 from typing_extensions import override
 
 from rxloop.errors import RxloopError
-from rxloop.server.access import Principal
-from rxloop.server.bodies import read_bytes
-from rxloop.server.host import Host
-from rxloop.server.refusals import Refused, refusal_of
-from rxloop.server.streams import SSE, EventStream, Format
-from rxloop.stream.bridges import Push, from_task
-from rxloop.stream.reading import Reading
-from rxloop.stream.stream import Stream
+from rxloop.server.core.errors import Refused, refusal_of
+from rxloop.server.core.gateway import Host, Principal
+from rxloop.server.core.request_body import read_bytes
+from rxloop.server.core.stream import SSE, EventStream, Format
+from rxloop.stream.sources import Push, from_task
+from rxloop.stream.stream import Reading, Stream
 
 log = logging.getLogger("rxloop")
 

@@ -1,4 +1,4 @@
-"""The agent card: what an agent is, can do, and where it is reached."""
+"""The agent card."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from rxloop.agent import Agent
+from rxloop.agents.agent import Agent
 
 RPC = "/rpc"
 """Where JSON-RPC is served, below the door; REST is at its top."""

@@ -1,4 +1,4 @@
-"""The operations of A2A, over a runtime and its log."""
+"""Operations of A2A, over a runtime and its log."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Any
 
+import orjson
 from a2a.server.context import ServerCallContext
 from a2a.server.request_handlers.request_handler import RequestHandler
 from a2a.types import a2a_pb2 as pb
@@ -31,20 +32,80 @@ from a2a.utils.task import (
 from typing_extensions import override
 
 from rxloop.errors import ConflictError, RunOver
-from rxloop.operators.views.after import read_cursor
-from rxloop.operators.views.until_final import until_final
-from rxloop.pipeline.values import RunRecord
+from rxloop.operators.views.filters import until_final
+from rxloop.pipeline.log_retry import read_log
+from rxloop.pipeline.records import RunRecord
+from rxloop.protocol.cursor import read_cursor
 from rxloop.protocol.events import Event
+from rxloop.protocol.ids import find_id_fault
+from rxloop.protocol.messages import Message
 from rxloop.protocol.run_events import State
-from rxloop.recorded.stream import OVER
+from rxloop.protocol.visibility import PUBLIC_METADATA
+from rxloop.recorded.follow import OVER
 from rxloop.server.a2a.calls import Asked, asked_of, waiting
 from rxloop.server.a2a.card import addressed, url_of
+from rxloop.server.a2a.parts import answers_of, content_of, inputs_of, metadata_of
 from rxloop.server.a2a.push import Push
-from rxloop.server.a2a.sending import going_on, starting
-from rxloop.server.a2a.task import STATES, TaskFold, Update, folded, updates
-from rxloop.server.access import Principal
-from rxloop.server.host import Host
-from rxloop.state.conversation import read_log
+from rxloop.server.a2a.task_fold import STATES, TaskFold, Update, folded, updates
+from rxloop.server.core.errors import Refused
+from rxloop.server.core.gateway import Host, Principal
+from rxloop.server.core.runs import answer, open_questions, start
+
+
+async def starting(host: Host, agent: str, asked: Asked, params: pb.SendMessageRequest) -> RunRecord:
+    """Start a run with a message; with an `Idempotency-Key` once, however often it is sent.
+
+    Raises:
+        InvalidParamsError: The message cannot be said, or the conversation is somebody else's.
+        Refused: Too many runs go on, or the key stands for another message.
+    """
+    message = params.message
+    context_id = message.context_id or None
+    for value, name in ((message.message_id, "messageId"), (context_id, "contextId")):
+        wrong = None if value is None else find_id_fault(name, value)
+        if wrong is not None:
+            raise InvalidParamsError(wrong)
+    prompt = Message.user(content_of(message), message_id=message.message_id)
+    given = metadata_of(params.metadata) | metadata_of(message.metadata)
+    key = asked.request.headers.get("idempotency-key")
+    if key is not None and not 0 < len(key) <= 200:
+        raise InvalidParamsError("an Idempotency-Key has 1 to 200 characters")
+    try:
+        return await start(
+            host,
+            asked.principal,
+            agent,
+            [prompt],
+            key=None if key is None else orjson.dumps(["a2a", asked.principal.id, key]).decode(),
+            request=message.SerializeToString(deterministic=True),
+            context_id=context_id,
+            metadata={PUBLIC_METADATA: given} if given else {},
+        )
+    except Refused as refused:
+        if refused.status != 404:
+            raise
+        raise InvalidParamsError("this contextId cannot be used") from None
+
+
+async def going_on(host: Host, record: RunRecord, message: pb.Message, task: TaskFold) -> None:
+    """Answer the questions of a run that waits, or say something to one that goes on.
+
+    Raises:
+        InvalidParamsError: Nobody can tell what it answers.
+        Refused: The run does not wait for that, or the answer does not fit.
+        RunOver: The run is over.
+    """
+    host.check_open()
+    pending = task.pending
+    if not pending and (inputs := inputs_of(message)):
+        # An answer may come while other calls of the task are at work.
+        pending = [each for each in await open_questions(host, record) if each.input_id in inputs]
+    if pending:
+        await answer(host, record, answers_of(message, pending))
+    else:
+        said = Message.user(content_of(message), message_id=message.message_id)
+        await host.runtime.send(record.task_id, said)
+
 
 ExtendedCard = pb.AgentCard | Callable[[Principal], pb.AgentCard]
 _PAGE = 50
@@ -112,7 +173,7 @@ class Tasks(RequestHandler):
             if not states:
                 return pb.ListTasksResponse(page_size=params.page_size or _PAGE)
         found = await read_log(
-            served.host.runtime.log.runs,
+            served.host.runtime.log.list_runs,
             agent_name=served.agent,
             context_id=params.context_id or None,
             states=states,

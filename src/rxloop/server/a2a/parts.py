@@ -1,4 +1,4 @@
-"""What A2A messages and artifacts are made of: read from clients, and written for them."""
+"""Parts of messages and artifacts, read from clients and written for them."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from google.protobuf.json_format import MessageToDict, ParseDict
 from google.protobuf.struct_pb2 import Struct
 
 from rxloop.protocol.events import ArtifactUpdateEvent, PendingInput
-from rxloop.protocol.messages import FilePart, ImagePart, Message, Part, TextPart
+from rxloop.protocol.media import make_part
+from rxloop.protocol.messages import Message, Part, TextPart
+from rxloop.protocol.refusals import REFUSAL_WORDS
 
 _PARTS = 64
 _TEXT = 100_000
 _DEEPEST = 24
 """How deep data may be nested: protobuf takes 100 levels of messages, and needs up to three for each of these."""
-_ADDRESS = re.compile(r"https?://[!-~]{1,2000}")
+_ADDRESS = re.compile(r"https?://[!-~]{1,2000}", re.IGNORECASE)
 _YES = ("yes", "y", "true", "ok", "approve", "approved")
-_NO = ("no", "n", "false", "refuse", "refused", "reject", "decline")
 
 
 # -- from clients
@@ -36,34 +37,32 @@ def content_of(message: pb.Message) -> str | list[Part]:
     """
     if not 0 < len(message.parts) <= _PARTS:
         raise InvalidParamsError(f"a message has 1 to {_PARTS} parts")
-    parts = [_part(part) for part in message.parts]
+    parts = [_part(part, place) for place, part in enumerate(message.parts)]
     if len(parts) == 1 and isinstance(parts[0], TextPart):
         return parts[0].text
     return parts
 
 
-def _part(part: pb.Part) -> Part:
+def _part(part: pb.Part, place: int) -> Part:
     kind = part.WhichOneof("content")
     if kind in ("text", "data"):
         text = part.text if kind == "text" else orjson.dumps(data_of(part)).decode()
         if not 0 < len(text) <= _TEXT:
             raise InvalidParamsError(f"the text of a part has 1 to {_TEXT} characters")
         return TextPart(text=text)
+    if kind not in ("url", "raw"):
+        raise InvalidParamsError("a part has a text, raw bytes, a url or data")
+    if kind == "url" and not _ADDRESS.fullmatch(part.url) and part.url.lstrip()[:5].lower() != "data:":
+        raise InvalidParamsError("the url of a part is an address that begins with http:// or https://")
     media_type = part.media_type or None
-    image = (media_type or "").startswith("image/")
-    if kind == "url":
-        if not _ADDRESS.fullmatch(part.url):
-            raise InvalidParamsError("the url of a part is an address that begins with http:// or https://")
-        if image:
-            return ImagePart(url=part.url, media_type=media_type)
-        return FilePart(url=part.url, media_type=media_type, filename=part.filename or None)
-    if kind == "raw":
-        if media_type is None:
-            raise InvalidParamsError("a raw part needs its mediaType")
-        if image:
-            return ImagePart(data=part.raw, media_type=media_type)
-        return FilePart(data=part.raw, media_type=media_type, filename=part.filename or None)
-    raise InvalidParamsError("a part has a text, raw bytes, a url or data")
+    if kind == "raw" and media_type is None:
+        raise InvalidParamsError("a raw part needs its mediaType")
+    image = (media_type or "").lower().startswith("image/")
+    source: dict[str, Any] = {"url": part.url} if kind == "url" else {"data": part.raw}
+    try:
+        return make_part(**source, media_type=media_type, name=part.filename or None, image=image)
+    except ValueError as error:
+        raise InvalidParamsError(f"parts[{place}] of the message cannot be used: {error}") from None
 
 
 def data_of(part: pb.Part) -> Any:
@@ -87,23 +86,33 @@ def _whole_numbers(value: Any) -> Any:
     return value
 
 
+def inputs_of(message: pb.Message) -> dict[str, Any]:
+    """Return the values of the data parts `{"inputs": {id: value}}` of a message."""
+    inputs: dict[str, Any] = {}
+    for each in _data_of_parts(message):
+        if isinstance(each, dict) and isinstance(given := cast("dict[str, Any]", each).get("inputs"), dict):
+            inputs |= cast("dict[str, Any]", given)
+    return inputs
+
+
+def _data_of_parts(message: pb.Message) -> list[Any]:
+    return [data_of(part) for part in message.parts if part.HasField("data")]
+
+
 def answers_of(message: pb.Message, pending: Sequence[PendingInput]) -> dict[str, Any]:
     """The answers in a message: data `{"inputs": {id: value}}`, or for a single question its value, or a text.
 
     Raises:
         InvalidParamsError: Nobody can tell which question it answers.
     """
-    data = [data_of(part) for part in message.parts if part.HasField("data")]
-    answers: dict[str, Any] = {}
-    for each in data:
-        if isinstance(each, dict) and isinstance(inputs := cast("dict[str, Any]", each).get("inputs"), dict):
-            answers |= cast("dict[str, Any]", inputs)
+    answers = inputs_of(message)
     if answers:
         return answers
     if len(pending) != 1:
         known = ", ".join(question.input_id for question in pending)
         raise InvalidParamsError(f'answer by a data part {{"inputs": {{id: value}}}}; the task waits for {known}')
     [question] = pending
+    data = _data_of_parts(message)
     if data:
         return {question.input_id: data[0]}
     text = "\n".join(part.text for part in message.parts if part.HasField("text")).strip()
@@ -118,7 +127,7 @@ def _spoken(question: PendingInput, text: str) -> Any:
             return text
         case "confirmation" if text.lower() in _YES:
             return True
-        case "confirmation" if text.lower() in _NO:
+        case "confirmation" if text.lower() in REFUSAL_WORDS:
             return False
         case "selection" if question.options is not None:
             return next((option for option in question.options if str(option) == text), text)

@@ -12,7 +12,7 @@ import logging
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 from uuid import uuid4
 
 import anyio
@@ -24,18 +24,17 @@ from a2a.utils.proto_utils import to_stream_response
 from google.protobuf.json_format import MessageToDict, ParseDict
 
 from rxloop.errors import ArtifactError, ConfigurationError, UnknownArtifact, UnknownRun
-from rxloop.pipeline.logs import EventLog, TakesTurns
-from rxloop.pipeline.seams import ArtifactStore, KeepsArtifacts
-from rxloop.pipeline.values import RunRecord
+from rxloop.pipeline.artifacts import ArtifactStore
+from rxloop.pipeline.event_log import EventLog
+from rxloop.pipeline.log_retry import read_log
+from rxloop.pipeline.records import RunRecord
 from rxloop.protocol.events import Event, StatusUpdateEvent, ends_attempt
-from rxloop.recorded.follow import follow
-from rxloop.recorded.stream import OVER
-from rxloop.server.a2a.addresses import Unsafe, post, read_url, safe_addresses
-from rxloop.server.a2a.task import TaskFold, folded
-from rxloop.server.access import ANYBODY
-from rxloop.server.host import Host
-from rxloop.state.conversation import read_log
-from rxloop.stream.waiting import all_over
+from rxloop.recorded.follow import OVER, follow, is_over
+from rxloop.server.a2a.task_fold import TaskFold, folded
+from rxloop.server.a2a.webhook_addresses import Unsafe, post, read_url, safe_addresses
+from rxloop.server.core.gateway import ANYBODY, Host
+from rxloop.support.http_environment import name_variables
+from rxloop.support.tasks import wait_all
 
 log = logging.getLogger("rxloop")
 
@@ -81,10 +80,11 @@ class Push:
         Raises:
             ConfigurationError: The log has no artifacts.
         """
-        if not isinstance(event_log, KeepsArtifacts):
+        if event_log.artifacts is None:
             raise ConfigurationError(
                 f"{event_log!r} keeps no artifacts, and webhooks have to be kept somewhere: push=None, or another log"
             )
+        self._store: ArtifactStore = event_log.artifacts
         self._log, self._options, self._thoughts = event_log, options, thoughts
         self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._over: set[str] = set()
@@ -92,28 +92,26 @@ class Push:
         self._client: httpx.AsyncClient | None = None
         self._started = False
 
-    @property
-    def _store(self) -> ArtifactStore:
-        return cast("KeepsArtifacts", self._log).artifacts
-
     def start(self, host: Host) -> None:
         """Begin to tell webhooks, until the server goes away: of what happens, and of what a process has left."""
         if not self._started and not host.draining:
+            with name_variables():
+                client = httpx.AsyncClient(timeout=self._options.timeout, trust_env=False)
             self._started = True
             host.take_stream(ANYBODY)
-            host.later(self._work(host))
+            host.later(self._work(host, client))
 
-    async def _work(self, host: Host) -> None:
+    async def _work(self, host: Host, client: httpx.AsyncClient) -> None:
         scope = anyio.CancelScope()
         with host.streaming(ANYBODY, scope), scope:
-            async with httpx.AsyncClient(timeout=self._options.timeout, trust_env=False) as self._client:
+            async with client as self._client:
                 try:
                     await self._look()
                 finally:
                     self._client, tasks = None, [*self._tasks.values()]
                     for task in tasks:
                         task.cancel()
-                    await all_over(tasks)
+                    await wait_all(tasks)
 
     # -- what clients have registered
 
@@ -216,26 +214,25 @@ class Push:
     async def _left(self, task_id: str) -> list[str]:
         """The webhooks of a task that have not been told all."""
         try:
-            record = await read_log(self._log.record, task_id)
+            record = await read_log(self._log.get_record, task_id)
         except UnknownRun:
             return []
-        over = record.state in OVER
+        over = await is_over(self._log, record)
         left = [each for each, hook in (await self._hooks(task_id)).items() if hook.seq < record.seq or not over]
         if over and not left:
             self._over.add(task_id)
         return left
 
     async def _tell(self, task_id: str, config_id: str) -> None:
-        turns = cast("TakesTurns", self._log)
         place, lost = f"{PLACE}/{task_id}/{config_id}", asyncio.Event()
         try:
-            if not await turns.take_turn(place, task_id, lost.set):
+            if not await self._log.acquire_lease(place, task_id, lost.set):
                 # Another process tells it; whether that lives on is seen by the next look.
                 return
             try:
                 await self._tell_all(task_id, config_id, lost)
             finally:
-                await turns.give_turn_back(place, task_id)
+                await self._log.release_lease(place, task_id)
         except Exception as error:
             # It is taken up by the next look.
             log.warning("the webhooks of the task %s are not told for now: %s", task_id, error)

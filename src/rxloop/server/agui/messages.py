@@ -1,8 +1,9 @@
-"""The messages as the client has them: the fold of what it was told, for snapshots."""
+"""Messages that the client has, and from where on it is told of a run."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from rxloop.server.agui.frames import Data
@@ -70,6 +71,10 @@ class Messages:
         self._place[id] = message
         return self._texts.setdefault(f"call {id}", [])
 
+    def revise_call(self, id: str, arguments: str) -> None:
+        """Replace the arguments of a call."""
+        self._texts[f"call {id}"] = [arguments]
+
     def answer(self, id: str, call: str, content: Any, owner: str | None) -> None:
         """Have the answer to a call, behind its message."""
         named = self._named.get(call, id)
@@ -124,3 +129,28 @@ class Messages:
     def _whole_call(self, call: Data) -> Data:
         arguments = "".join(self._texts.get(f"call {call['id']}", ()))
         return {**call, "function": {**call["function"], "arguments": arguments}}
+
+
+@dataclass(frozen=True, slots=True)
+class Telling:
+    """What a client is told of a run, and from where on.
+
+    Attributes:
+        thread_id: The conversation.
+        run_id: What the client calls this attempt.
+        messages: Makes what the client has had before.
+        after: The client has the durable events up to this one, or gets what they come to by a snapshot.
+        restated: Whether it gets them by a snapshot.
+        reasoning: The ids of the reasoning that it has.
+        state: The name of the custom event that has the state of the application.
+    """
+
+    thread_id: str
+    run_id: str
+    messages: Callable[[], Messages] = Messages
+    after: int = 0
+    restated: bool = False
+    activities: bool = False
+    """Whether the snapshot has all activities of the conversation, too."""
+    reasoning: frozenset[str] = field(default_factory=frozenset[str])
+    state: str | None = None

@@ -1,4 +1,4 @@
-"""The questions of a run, and what a client answers to them."""
+"""Pending inputs of a run, and the answers of a client."""
 
 from __future__ import annotations
 
@@ -8,13 +8,20 @@ from typing import Any
 
 from ag_ui.core import RunAgentInput, ToolMessage
 
-from rxloop.pipeline.json_schema import misfit
-from rxloop.protocol.events import AuthRequiredEvent, Event, InputRequiredEvent, PendingInput, ends_attempt
-from rxloop.server.agui.asking import result_of
-from rxloop.server.agui.ends import call_of, interrupt_id
-from rxloop.server.chat.changes import CallBegan, Change
-from rxloop.server.chat.fold import ChatFold
-from rxloop.server.refusals import Refused
+from rxloop.protocol.events import (
+    AuthRequiredEvent,
+    Event,
+    InputReceivedEvent,
+    InputRequiredEvent,
+    PendingInput,
+    ends_attempt,
+)
+from rxloop.server.agui.frames import call_of, interrupt_id
+from rxloop.server.agui.requests import result_of
+from rxloop.server.core.chat_changes import CallBegan, Change
+from rxloop.server.core.chat_fold import ChatFold
+from rxloop.server.core.errors import Refused
+from rxloop.support.json_schema import find_misfit
 
 
 @dataclass(slots=True)
@@ -25,13 +32,17 @@ class Questions:
         by_interrupt: By what an interrupt is called; those for the client's tools are among them.
         by_call: By the call that a tool of the client is to carry out.
         asked_at: By question: the last event of the attempt that ended with it.
-        open: Those that wait.
+        open: The questions of the last pause, answered or not.
+        early: The questions that the attempt under way has asked, and that have no answer.
+        answered: The questions that have an answer.
     """
 
     by_interrupt: dict[str, PendingInput] = field(default_factory=dict[str, PendingInput])
     by_call: dict[str, PendingInput] = field(default_factory=dict[str, PendingInput])
     asked_at: dict[str, int] = field(default_factory=dict[str, int])
     open: set[str] = field(default_factory=set[str])
+    early: set[str] = field(default_factory=set[str])
+    answered: set[str] = field(default_factory=set[str])
 
 
 def questions_of(events: Sequence[Event]) -> Questions:
@@ -43,23 +54,34 @@ def questions_of(events: Sequence[Event]) -> Questions:
         if isinstance(change, CallBegan):
             slots[change.event.task_id, change.event.step, change.place] = change.id
 
+    def find_call(root: str, question: PendingInput) -> None:
+        call = call_of(root, question, slots)
+        if call is not None and question.input_kind == "tool":
+            found.by_call[call] = question
+
     fold = ChatFold(note)
     for event in events:
+        if isinstance(event, InputReceivedEvent):
+            # The client may not see the answer of another person, but the question is closed.
+            found.answered.add(event.input_id)
+            found.early.discard(event.input_id)
         shown = event.for_clients()
         if shown is None:
             continue
         fold.take(shown)
         if isinstance(shown, InputRequiredEvent | AuthRequiredEvent):
             found.by_interrupt[interrupt_id(event.root_task_id, shown.input)] = shown.input
+            found.early.add(shown.input.input_id)
+            found.answered.discard(shown.input.input_id)
+            find_call(event.root_task_id, shown.input)
         elif ends_attempt(shown):
             pending: list[PendingInput] = getattr(shown, "pending", [])
             found.open = {each.input_id for each in pending}
+            found.early.clear()
             for each in pending:
                 found.asked_at[each.input_id] = event.seq
                 found.by_interrupt[interrupt_id(event.task_id, each)] = each
-                call = call_of(event.task_id, each, slots)
-                if call is not None and each.input_kind == "tool":
-                    found.by_call[call] = each
+                find_call(event.task_id, each)
     return found
 
 
@@ -84,7 +106,8 @@ def answers_to(asked: RunAgentInput, found: Questions) -> dict[str, Any]:
             raise Refused(409, "not_waiting", "the thread does not wait for this answer")
         answers[question.input_id] = entry.payload if entry.status == "resolved" else _declined(question)
     if asked.resume:
-        left = [each for each in found.by_interrupt.values() if each.input_id in found.open - answers.keys()]
+        waiting = found.open - found.answered - answers.keys()
+        left = [each for each in found.by_interrupt.values() if each.input_id in waiting]
         if any(each.input_kind != "tool" for each in left):
             raise Refused(422, "uncovered_interrupts", "the resume has to answer all interrupts of the thread")
     return answers
@@ -97,7 +120,7 @@ def _declined(question: PendingInput) -> Any:
             return False
         case "tool":
             return {"error": "declined"}
-        case _ if question.secret or misfit(None, question.answer_schema) is None:
+        case _ if question.secret or find_misfit(None, question.answer_schema) is None:
             return None
         case _:
             raise Abandoned

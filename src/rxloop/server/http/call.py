@@ -1,4 +1,4 @@
-"""One request to the API."""
+"""One request of the HTTP API."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
-from rxloop.pipeline.values import RunRecord
-from rxloop.server.access import Principal
-from rxloop.server.host import Host
-from rxloop.server.http.queries import OnDisconnect
-from rxloop.server.refusals import Refused
+from rxloop.pipeline.records import RunRecord
+from rxloop.server.core.adapter import OnDisconnect, id_in_path
+from rxloop.server.core.errors import Refused
+from rxloop.server.core.gateway import Host, Principal
 
 B = TypeVar("B")
 Q = TypeVar("Q")
@@ -60,7 +59,7 @@ class Call(Generic[B, Q]):
         Raises:
             Refused: There is none, or it is somebody else's.
         """
-        context_id: str = self.request.path_params["context_id"]
+        context_id = id_in_path(self.request, "context_id")
         if not await self.host.check_context(self.principal, context_id):
             raise Refused(404, "not_found", "there is no such conversation")
         return context_id

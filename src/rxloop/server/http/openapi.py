@@ -1,19 +1,84 @@
-"""The OpenAPI document of the API, made of the same models that read its requests and write its answers."""
+"""The routes of the HTTP API as data, and its OpenAPI document."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
-from typing import Any, get_args
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
 
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from rxloop._version import __version__
+from rxloop.protocol import http_api as http
 from rxloop.protocol.envelope import EVENT_TYPES
-from rxloop.protocol.http import Deltas, Problem, RunInfo
-from rxloop.server.http.operations import OPERATIONS, Operation
-from rxloop.server.streams import NDJSON, SSE
+from rxloop.protocol.http_api import Deltas, Problem, RunInfo
+from rxloop.server.core.stream import NDJSON, SSE
+from rxloop.server.http import actions, events, reads
+from rxloop.server.http.call import Handler
+from rxloop.server.http.queries import (
+    EventsQuery,
+    GraphQuery,
+    InfoQuery,
+    PageQuery,
+    Query,
+    RunsInContextQuery,
+    RunsQuery,
+    StartQuery,
+    StateQuery,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One method of one path."""
+
+    method: Literal["GET", "POST"]
+    path: str
+    handler: Handler
+    answers: Mapping[int, type[BaseModel] | None]
+    """The model of each answer that is no error; None for one without."""
+    body: type[BaseModel] | None = None
+    query: type[Query] = Query
+    headers: tuple[str, ...] = ()
+    """The headers that it reads."""
+    streams: bool = False
+    """Whether its answer may be a stream of events."""
+    others: tuple[str, ...] = ()
+    """The media types of an answer without a model."""
+    public: bool = False
+    """Whether it is for everybody."""
+
+    @property
+    def name(self) -> str:
+        """What it is called in the document."""
+        return self.handler.__name__
+
+
+_RUN = "/runs/{task_id}"
+_CONTEXT = "/contexts/{context_id}"
+_STARTED = {202: RunInfo, 200: RunInfo}
+_EVENTS = {200: None, 204: None}
+_DRAWN = ("application/json", "text/plain", "text/html")
+OPERATIONS = (
+    Operation("POST", "/runs", actions.start, _STARTED, http.StartRun, StartQuery, ("Idempotency-Key",), streams=True),
+    Operation("GET", "/runs", reads.runs, {200: http.RunPage}, query=RunsQuery),
+    Operation("GET", _RUN, reads.record, {200: RunInfo}, query=InfoQuery),
+    Operation("GET", f"{_RUN}/events", events.events, _EVENTS, None, EventsQuery, ("Last-Event-ID",), streams=True),
+    Operation("POST", f"{_RUN}/resume", actions.resume, _STARTED, http.ResumeRun, StartQuery, streams=True),
+    Operation("POST", f"{_RUN}/say", actions.say, {202: RunInfo}, http.SayToRun),
+    Operation("POST", f"{_RUN}/cancel", actions.cancel, _STARTED, http.CancelRun),
+    Operation("POST", f"{_RUN}/fork", actions.fork, {202: RunInfo}, http.ForkRun),
+    Operation("GET", f"{_RUN}/state", reads.state, {200: http.StateInfo}, query=StateQuery),
+    Operation("GET", f"{_RUN}/graph", reads.graph, {200: None}, query=GraphQuery, others=_DRAWN),
+    Operation("GET", "/contexts", reads.contexts, {200: http.ContextPage}, query=PageQuery),
+    Operation("GET", f"{_CONTEXT}/runs", reads.context_runs, {200: http.RunPage}, query=RunsInContextQuery),
+    Operation("GET", f"{_CONTEXT}/messages", reads.messages, {200: http.MessageList}),
+    Operation("GET", "/agents", reads.agents, {200: http.AgentList}),
+    Operation("GET", "/healthz", reads.healthz, {200: http.Health}, public=True),
+    Operation("GET", "/readyz", reads.readyz, {200: http.Health}, public=True),
+)
 
 _PLACE = "#/components/schemas/"
 _LINKS = {

@@ -1,4 +1,4 @@
-"""What the addresses of the API may ask for, and the view that comes of it."""
+"""Query parameters of the HTTP API, and the view that follows from them."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.alias_generators import to_camel
-from reactivex import Observable, abc
 from starlette.requests import Request
 
-from rxloop.operators.views._types import EventView
+from rxloop.operators.views import EventView
+from rxloop.operators.views.make_view import ViewOutput, make_view
 from rxloop.protocol.events import Event, GapEvent, State
-from rxloop.protocol.http import Id
-from rxloop.server.refusals import Refused
-from rxloop.server.streams import NDJSON, SSE, Format
-
-OnDisconnect = Literal["keep", "cancel"]
+from rxloop.protocol.ids import Id
+from rxloop.server.core.adapter import OnDisconnect
+from rxloop.server.core.errors import Refused
+from rxloop.server.core.stream import NDJSON, SSE, Format
 
 
 def _listed(value: Any) -> Any:
@@ -112,20 +111,17 @@ def selected(query: EventsQuery) -> EventView:
     """
     wanted = chosen(query)
 
-    def operator(source: Observable[Event]) -> Observable[Event]:
-        def subscribe(
-            observer: abc.ObserverBase[Event], scheduler: abc.SchedulerBase | None = None
-        ) -> abc.DisposableBase:
-            def on_next(event: Event) -> None:
-                shown = wanted(event)
-                if shown is not None:
-                    observer.on_next(shown)
+    def select(out: ViewOutput[Event]) -> Callable[[Event], None]:
+        emit = out.emit
 
-            return source.subscribe(on_next, observer.on_error, observer.on_completed, scheduler=scheduler)
+        def take(event: Event) -> None:
+            shown = wanted(event)
+            if shown is not None:
+                emit(shown)
 
-        return Observable(subscribe)
+        return take
 
-    return cast("EventView", operator)
+    return cast("EventView", make_view(select))
 
 
 def chosen(query: EventsQuery) -> Callable[[Event], Event | None]:

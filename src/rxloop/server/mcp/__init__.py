@@ -2,7 +2,7 @@
 
 from importlib import import_module
 
-from rxloop.mcp._extra import missing
+from rxloop.mcp import missing
 
 try:
     import_module("mcp_types")

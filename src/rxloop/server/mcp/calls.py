@@ -1,4 +1,4 @@
-"""What the tools do: a call starts a run or goes on with one, tells of it while it goes on, and gives its result."""
+"""A tool call as a run: started or continued, reported while it goes on, and answered."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import asyncio
 import json
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import anyio
 import mcp_types as types
@@ -20,27 +20,25 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
 from rxloop.errors import ConfigurationError, RxloopError, ToolError
-from rxloop.operators.views.after import read_cursor
-from rxloop.pipeline.values import RunRecord
+from rxloop.pipeline.log_retry import read_log
+from rxloop.pipeline.records import RunRecord
+from rxloop.protocol.cursor import read_cursor
 from rxloop.protocol.events import ContentCompleteEvent, StatusUpdateEvent, ToolCompleteEvent
-from rxloop.protocol.messages import FilePart, ImagePart
-from rxloop.server.access import ANYBODY, Principal
-from rxloop.server.host import Host
+from rxloop.protocol.finish import explain_incomplete
+from rxloop.server.core.adapter import OnDisconnect
+from rxloop.server.core.errors import Refused, not_found, refusal_of
+from rxloop.server.core.gateway import ANYBODY, Host, Principal
+from rxloop.server.core.runs import answer, cancelling, last_update, start
 from rxloop.server.mcp import results
-from rxloop.server.mcp.progress import Progress, heard
 from rxloop.server.mcp.questions import Asks, Questions, check_credential
-from rxloop.server.mcp.results import Told
+from rxloop.server.mcp.results import Answer, Progress, Told, heard
 from rxloop.server.mcp.tools import CONTINUE, Offered, continuing, to_continue
-from rxloop.server.questions import answer, last_update
-from rxloop.server.refusals import Refused, not_found, refusal_of
-from rxloop.server.starting import cancelling, start
-from rxloop.state.conversation import read_log
 
 log = logging.getLogger("rxloop")
 
 Context = ServerRequestContext[Any, Any]
 Given = types.CallToolResult | types.InputRequiredResult
-OnDisconnect = Literal["keep", "cancel"]
+
 KEY = "rxloop/key"
 """In the metadata of a call: the same call with the same key is the same run, however often it is sent."""
 _LONGEST_KEY = 200
@@ -127,7 +125,7 @@ class Calls:
         try:
             return await self._carry_out(ctx, self._principal(ctx), params)
         except ToolError as error:
-            return results.failed(str(error))
+            return results.failed_with(error)
         except MCPError:
             raise
         except Exception as error:
@@ -265,7 +263,7 @@ class Calls:
             if end is None:
                 return results.going_on(call.told)
             if end.state not in _WAITING:
-                return results.over(call.told, end, call.agent, await self._files(end))
+                return results.over(call.told, end, call.agent, await self._answer(end))
             if end.pending and call.given.issuperset(each.input_id for each in end.pending):
                 # It had come to rest without these answers, and goes on with them.
                 end, after = None, end.cursor
@@ -315,10 +313,10 @@ class Calls:
         shown = None if last is None else last.for_clients()
         return shown if isinstance(shown, StatusUpdateEvent) else None
 
-    async def _files(self, end: StatusUpdateEvent) -> Sequence[ImagePart | FilePart]:
-        """The images and files of the answer of a run, which stand in the message that gave it."""
+    async def _answer(self, end: StatusUpdateEvent) -> Answer:
+        """Find the files of the answer of a run, and why it is incomplete, in the event of the answer."""
         if end.state != "completed":
-            return ()
+            return Answer()
         # Nearly always it is one of the last events: all of them are read only if it is not.
         for after in (max(0, end.seq - _NEAR), 0):
             events = await read_log(self._host.runtime.log.read, end.task_id, after_seq=after)
@@ -326,10 +324,10 @@ class Calls:
                 if event.branch is not None or event.parent_task_id is not None:
                     continue
                 if isinstance(event, ContentCompleteEvent):
-                    return event.files
+                    return Answer(event.files, explain_incomplete(event))
                 if isinstance(event, ToolCompleteEvent) and event.answer and event.success:
-                    return event.parts if event.public else ()
-        return ()
+                    return Answer(event.parts if event.public else ())
+        return Answer()
 
 
 async def _elicit(call: Call, requests: Mapping[str, types.ElicitRequest]) -> dict[str, types.ElicitResult]:

@@ -1,4 +1,4 @@
-"""Questions of a run, as clients of MCP ask people: forms and pages; and their answers."""
+"""Pending inputs as elicitations: forms and pages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import mcp_types as types
 import orjson
 
 from rxloop.errors import ToolError
-from rxloop.protocol.questions import PendingInput
+from rxloop.protocol.commands import PendingInput
 
 ANSWER = "answer"
 """The field of a form that asks for one value."""

@@ -1,19 +1,96 @@
-"""What a call gives: the answer of a run, or where it stands."""
+"""Progress and results of a call."""
 
 from __future__ import annotations
 
 import json
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import mcp_types as types
 
-from rxloop.protocol.events import StatusUpdateEvent
+from rxloop.errors import ToolError
+from rxloop.operators.views import View
+from rxloop.operators.views.make_view import ViewOutput, make_view
+from rxloop.protocol.commands import PendingInput
+from rxloop.protocol.events import (
+    AnyEvent,
+    Event,
+    StageEvent,
+    StatusUpdateEvent,
+    SubtaskEvent,
+    ThoughtStreamEvent,
+    ToolProgressEvent,
+    ToolStartEvent,
+    ends_attempt,
+)
 from rxloop.protocol.messages import FilePart, ImagePart
-from rxloop.protocol.questions import PendingInput
+from rxloop.protocol.model import thawed
 from rxloop.server.mcp.tools import CONTEXT, CONTINUE, Offered
+from rxloop.tools.result import failure_fields
+
+_LONGEST = 500
+"""Characters of a message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A step forward."""
+
+    message: str
+    passing: bool = False
+    """Whether it may be left out where there are many."""
+
+
+Heard = Progress | StatusUpdateEvent
+"""A step forward, or the end of an attempt as clients may see it."""
+
+
+def heard() -> View[AnyEvent, Heard]:
+    """Give what the client of one call hears of a run, up to the end of the attempt.
+
+    ::
+
+        source     --w--s--p--i--h--x--w--w--|     s a call, p its progress, i of a hidden tool, h a thought
+        heard()    -----1--2-----3-----w|          1 to 3 messages, w the end of the attempt
+
+    Returns:
+        A view of the messages, and of the event that ends the attempt.
+    """
+
+    def write(out: ViewOutput[Heard]) -> Callable[[AnyEvent], None]:
+        def take(event: AnyEvent) -> None:
+            shown = event.for_clients()
+            if shown is None:
+                return
+            if isinstance(shown, StatusUpdateEvent):
+                if ends_attempt(shown):
+                    out.emit(shown)
+                    out.complete()
+                return
+            told = _told(shown)
+            if told is not None:
+                out.emit(told)
+
+        return take
+
+    return make_view(write)
+
+
+def _told(event: Event) -> Progress | None:
+    match event:
+        case ToolProgressEvent():
+            share = "" if event.fraction is None else f" ({event.fraction:.0%})"
+            text = f"{event.name}: {event.message}{share}"
+        case ToolStartEvent() | ThoughtStreamEvent() | StageEvent() | SubtaskEvent():
+            text = event.describe()
+        case _:
+            return None
+    who = " > ".join(event.agent_path)
+    line = " ".join(f"{who}: {text}".split() if who else text.split())
+    return Progress(line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}…", isinstance(event, ToolProgressEvent))
+
 
 Result = types.CallToolResult
 
@@ -34,28 +111,46 @@ class Told:
         return {"rxloop/taskId": self.task_id, "rxloop/contextId": self.context_id, "rxloop/state": state}
 
 
-def over(run: Told, end: StatusUpdateEvent, agent: Offered, files: Sequence[ImagePart | FilePart] = ()) -> Result:
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Fields of an answer that only its own event has."""
+
+    files: Sequence[ImagePart | FilePart] = ()
+    """Images and files after the text."""
+    incomplete: str | None = None
+    """A clause that explains why the answer is incomplete, or None if it is complete."""
+
+
+def over(run: Told, end: StatusUpdateEvent, agent: Offered, answer: Answer) -> Result:
     """The result of a run that is over.
 
     Args:
         run: The run.
         end: Its last event, as clients may see it.
         agent: What was called.
-        files: Images and files that stand behind the text of the answer.
+        answer: What the final event does not have of the answer.
     """
     meta = run.meta(end.state)
     if end.state != "completed":
         why = end.error.message if end.error is not None else f"The run is {end.state}."
         partial = [_text(f"What there was of the answer: {end.content}")] if end.content else []
-        return Result(content=[_text(why), *partial, _conversation(run)], is_error=True, _meta=meta)
+        structured: dict[str, Any] = {"state": end.state, "taskId": run.task_id, "contextId": run.context_id}
+        if end.error is not None:
+            structured["error"] = {"code": end.error.code, "message": end.error.message}
+        if end.content:
+            structured["content"] = end.content
+        blocks: list[types.ContentBlock] = [_text(why), *partial, _conversation(run)]
+        return Result(content=blocks, structured_content=structured, is_error=True, _meta=meta)
     content = end.content or ""
     try:
         structured = agent.structured(content)
     except ValueError:
         text = f"The answer is not of the type that {agent.tool.name} gives now: {content}"
         return Result(content=[_text(text), _conversation(run)], is_error=True, _meta=meta)
-    shown = [_file(part, f"rxloop://runs/{run.task_id}/files/{place}") for place, part in enumerate(files)]
-    return Result(content=[_text(content), *shown, _conversation(run)], structured_content=structured, _meta=meta)
+    shown = [_file(part, f"rxloop://runs/{run.task_id}/files/{place}") for place, part in enumerate(answer.files)]
+    note = [_text(f"The answer is incomplete: {answer.incomplete}.")] if answer.incomplete else []
+    shown = [_text(content), *note, *shown, _conversation(run)]
+    return Result(content=shown, structured_content=structured, _meta=meta)
 
 
 def going_on(run: Told) -> Result:
@@ -81,6 +176,14 @@ def waiting(run: Told, state: str, questions: Sequence[PendingInput]) -> Result:
 def failed(why: str) -> Result:
     """The result of a call that did not come to anything; a model reads why."""
     return Result(content=[_text(why)], is_error=True)
+
+
+def failed_with(error: ToolError) -> Result:
+    """Return the result of a call that failed, with the value and the parts of the error."""
+    fields = failure_fields(error)
+    blocks = [_file(part, f"rxloop://failure/files/{place}") for place, part in enumerate(fields.get("parts", ()))]
+    structured = {"state": "failed", "value": thawed(fields["result"])} if "result" in fields else None
+    return Result(content=[_text(fields["content"]), *blocks], structured_content=structured, is_error=True)
 
 
 def _not_over(run: Told, state: str, what: str, then: str, questions: Sequence[PendingInput]) -> Result:

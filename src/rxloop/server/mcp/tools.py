@@ -1,4 +1,4 @@
-"""Agents as tools of MCP: what clients read of them, and what they send."""
+"""Agents as MCP tools."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from typing import Annotated, Any
 import mcp_types as types
 from pydantic import Field
 
-from rxloop.agent import Agent
+from rxloop.agents.agent import Agent
 from rxloop.errors import ConfigurationError
-from rxloop.protocol.http import Id
+from rxloop.protocol.ids import Id
 from rxloop.protocol.messages import Prompt
-from rxloop.stream.within import called
-from rxloop.tools import _docstring
-from rxloop.tools._schema import Parameters
+from rxloop.support.threads import call_user_function
 from rxloop.tools.output import is_object
+from rxloop.tools.signature import Parameters
 
 CONTINUE = "continue_run"
 """The tool that goes on with a run: answers it, or waits for it once more."""
@@ -40,6 +39,20 @@ NOT_OVER: dict[str, Any] = {
     "required": ["state", "taskId", "contextId", "next"],
 }
 """The structured content of a result with no answer yet."""
+FAILED: dict[str, Any] = {
+    "type": "object",
+    "description": "The call failed.",
+    "properties": {
+        "state": {"type": "string", "enum": ["failed", "canceled"]},
+        "taskId": {"type": "string"},
+        "contextId": {"type": "string"},
+        "error": {"type": "object", "properties": {"code": {"type": "string"}, "message": {"type": "string"}}},
+        "content": {"type": "string"},
+        "value": {},
+    },
+    "required": ["state"],
+}
+"""The structured content of a failed call. Some clients validate it by the schema of the answer."""
 _NOWHERE: Any = None
 """The context of a run, which there is not yet."""
 
@@ -96,7 +109,7 @@ def _continue(
 ) -> None: ...
 
 
-_CONTINUE = Parameters(_continue, CONTINUE, {})
+_CONTINUE = Parameters(_continue, CONTINUE)
 
 
 class Offered:
@@ -110,15 +123,15 @@ class Offered:
         """
         self.agent_name, self._agent = name, agent
         self._function = how.prompt or _prompt
-        told = _docstring.parse(how.prompt.__doc__ if how.prompt is not None else None)
         tool_name = _NOT_IN_A_NAME.sub("_", name)[:64]
-        self._parameters = Parameters(self._function, tool_name, told.parameters)
-        self._context = Parameters(_context, tool_name, {})
+        self._parameters = Parameters(self._function, tool_name)
+        self._context = Parameters(_context, tool_name)
         if CONTEXT in self._parameters.schema.get("properties", {}):
             raise ConfigurationError(f"agent {name!r}: prompt= has a parameter {CONTEXT}, which every tool has anyway")
         answer = agent.output_schema
         self._wrapped = answer is not None and not is_object(answer)
-        description = how.description or told.description or f"Hands a task to the agent {name}, and gives its answer."
+        usual = f"Hands a task to the agent {name}, and gives its answer."
+        description = how.description or self._parameters.description or usual
         self.tool = types.Tool(
             name=tool_name,
             title=how.title,
@@ -137,7 +150,7 @@ class Offered:
         own = {name: value for name, value in arguments.items() if name != CONTEXT}
         positional, keyword = self._parameters.bind(own, _NOWHERE)
         context = _bound(self._context, {name: arguments[name] for name in arguments if name == CONTEXT})[CONTEXT]
-        return await called(partial(self._function, *positional, **keyword)), context
+        return await call_user_function(partial(self._function, *positional, **keyword)), context
 
     def structured(self, content: str) -> Any:
         """An answer as structured content; None where it is text.
@@ -204,9 +217,9 @@ def _together(own: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
 
 
 def _output_schema(answer: dict[str, Any]) -> dict[str, Any]:
-    """The schema of what a call gives: the answer, or what a run that is not over has to say."""
+    """The schema of what a call gives: the answer, or the state of a run that failed or is not over."""
     inner = {key: value for key, value in answer.items() if key != "$defs"}
     if not is_object(answer):
         inner = {"type": "object", "properties": {RESULT: inner}, "required": [RESULT]}
     shared = {"$defs": answer["$defs"]} if "$defs" in answer else {}
-    return {"type": "object", "anyOf": [inner, NOT_OVER], **shared}
+    return {"type": "object", "anyOf": [inner, NOT_OVER, FAILED], **shared}

@@ -1,27 +1,33 @@
-"""A chat of a page in the log: its conversations, and the run that each of its messages has begun."""
+"""Conversations of a chat, and answers to its runs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import orjson
 from reactivex import from_iterable
 
-from rxloop.pipeline.values import RunRecord
+from rxloop.coordination.answers import new_answers
+from rxloop.errors import InvalidInput
+from rxloop.pipeline.log_retry import read_log
+from rxloop.pipeline.records import RunRecord
+from rxloop.protocol.commands import PendingInput
 from rxloop.protocol.events import Event, TaskEvent
+from rxloop.protocol.ids import derive_id, is_id
 from rxloop.protocol.messages import Message, TextPart
-from rxloop.run.ids import id_of_key
-from rxloop.server.access import Principal
-from rxloop.server.chat.chat import chat
-from rxloop.server.host import Host
-from rxloop.server.refusals import Refused
-from rxloop.server.starting import known
-from rxloop.server.ui_messages.bodies import Asked
-from rxloop.server.ui_messages.chunks import Chunk, chunks
-from rxloop.server.ui_messages.data_parts import file_part
-from rxloop.server.ui_messages.message import ui_message
-from rxloop.state.conversation import conversation, read_log
+from rxloop.server.core import runs
+from rxloop.server.core.chat_fold import chat
+from rxloop.server.core.errors import Refused
+from rxloop.server.core.gateway import Host, Principal
+from rxloop.server.core.runs import known
+from rxloop.server.ui_messages.fold import chunks
+from rxloop.server.ui_messages.frames import Chunk, file_part
+from rxloop.server.ui_messages.message_fold import ui_message
+from rxloop.server.ui_messages.requests import Answers, Asked
+from rxloop.state.fold import fold_all
+from rxloop.state.run_state import no_run
+from rxloop.storage.conversation import conversation
 
 NOTE = "ui"
 """In the metadata of a run that was begun here: what is to be known of it when its chat is asked for again."""
@@ -61,7 +67,7 @@ class Chat:
 
     def next_id(self) -> str:
         """The id of the conversation in which an answer is made anew."""
-        return id_of_key("chat", self._principal.id, self._chat_id, str(len(self.conversations)))
+        return derive_id("chat", self._principal.id, self._chat_id, str(len(self.conversations)))
 
     def key(self, message_id: str, context_id: str | None = None) -> str:
         """What a message stands for, however often it is posted."""
@@ -92,11 +98,11 @@ class Chat:
         context_id: str | None = self.conversations[-1]
         before = ""
         while context_id is not None:
-            records = list(await read_log(self._host.runtime.log.runs, context_id=context_id))
+            records = list(await read_log(self._host.runtime.log.list_runs, context_id=context_id))
             ids = [record.task_id for record in records]
             found[:0] = records[: ids.index(before)] if before in ids else records
             before = str(note_of(records[0]).get("replaces", "")) if records else ""
-            context_id = (await read_log(self._host.runtime.log.record, before)).context_id if before else None
+            context_id = (await read_log(self._host.runtime.log.get_record, before)).context_id if before else None
         return found
 
     async def messages(self) -> list[dict[str, Any]]:
@@ -122,7 +128,7 @@ def check_chat_id(chat_id: str) -> None:
     Raises:
         Refused: There can be no such chat.
     """
-    if not (0 < len(chat_id) <= 128 and chat_id.isascii() and chat_id.isprintable()):
+    if not is_id(chat_id):
         raise Refused(404, "not_found", "there is no such conversation")
 
 
@@ -156,3 +162,82 @@ def _part(part: Any) -> dict[str, Any]:
     if isinstance(part, TextPart):
         return {"type": "text", "text": part.text}
     return file_part(part)
+
+
+async def answer(host: Host, record: RunRecord, answers: Answers, inputs: dict[str, Any]) -> bool:
+    """Give a run the answers that it waits for; the others of the message are those that it has.
+
+    Args:
+        host: Has the run.
+        record: The run.
+        answers: What stands in its message.
+        inputs: Answers to other questions.
+
+    Returns:
+        Whether it goes on with any of them.
+
+    Raises:
+        Refused: An answer does not fit, or there is none that the run waits for and it tells nothing new.
+    """
+    last = await runs.last_update(host, record)
+    pending = await runs.open_questions(host, record)
+    given: dict[str, Any] = {}
+    reasons: dict[str, str] = {}
+    for question in pending:
+        for value, reason in _matches(record.task_id, question, answers, inputs):
+            given[question.input_id] = value
+            if reason is not None:
+                reasons[f"{record.task_id}:{question.input_id}"] = reason
+    if not given:
+        await _check_known(host, record, answers, inputs)
+        if last is not None and answers.seen >= record.seq:
+            raise Refused(409, "not_waiting", _NOT_WAITING if pending else "the run waits for no answer")
+        return False
+    # A decision is yes or no: what the person says to it is a message, and one however often it is posted.
+    said = [Message.user(reason, message_id=f"{asked}:reason") for asked, reason in reasons.items()]
+    await runs.answer(host, record, given, said)
+    return True
+
+
+def _matches(
+    task_id: str, question: PendingInput, answers: Answers, inputs: Mapping[str, Any]
+) -> Iterator[tuple[Any, str | None]]:
+    """Find the answers to a question, the one that counts last, each with the reason that the person has written."""
+    asked = f"{task_id}:{question.input_id}"
+    slot = f"{question.task_id or task_id}:{question.step}:{question.index}"
+    if asked in answers.approvals and question.input_kind == "confirmation":
+        yield answers.approvals[asked], answers.reasons.get(asked)
+    elif question.input_kind == "tool" and slot in answers.results:
+        yield answers.results[slot], None
+    for name in (asked, question.input_id):
+        if name in inputs:
+            yield inputs[name], None
+
+
+async def _check_known(host: Host, record: RunRecord, answers: Answers, inputs: Mapping[str, Any]) -> None:
+    """See that the run has every answer that is posted though no question waits for it: the same request came twice.
+
+    Raises:
+        Refused: It has another answer, its question was dropped, or it was never asked.
+    """
+    if not (answers.approvals or answers.results or inputs):
+        return
+    state, asked = no_run(), dict[str, PendingInput]()
+    for event in await read_log(host.runtime.log.read, record.task_id):
+        state = fold_all([event], state)
+        asked |= state.pending
+    given = {
+        name: each
+        for name, question in asked.items()
+        for each, _ in _matches(record.task_id, question, answers, inputs)
+    }
+    try:
+        new_answers(record.task_id, state, given)
+    except InvalidInput:
+        raise Refused(409, "not_waiting", _TOO_LATE) from None
+    if inputs and not given:
+        raise Refused(409, "not_waiting", _NOT_WAITING)
+
+
+_TOO_LATE = "the answer comes too late: the run has another one, or does not wait for it any more"
+_NOT_WAITING = "the run waits for an answer, and this is none that it waits for"

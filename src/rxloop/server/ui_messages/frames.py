@@ -1,14 +1,84 @@
-"""Chunks as the bytes of a stream of server-sent events."""
+"""Chunks and data parts as server-sent events."""
 
 from __future__ import annotations
 
+from base64 import b64encode
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import orjson
-from reactivex import Observable, abc
 
-from rxloop.operators.views._types import View
-from rxloop.server.ui_messages.chunks import Chunk
+from rxloop.operators.views import View
+from rxloop.operators.views.make_view import ViewOutput, make_view
+from rxloop.protocol.events import (
+    ContentCompleteEvent,
+    CustomEvent,
+    Event,
+    GapEvent,
+    MessageAddedEvent,
+    SubtaskEvent,
+    ThoughtStreamEvent,
+)
+from rxloop.protocol.messages import FilePart, ImagePart
+
+Chunk = dict[str, Any]
+"""A chunk as plain data; the types are those of `UIMessageChunk` of the package `ai`."""
+
+_ENVELOPE = frozenset(to for field in Event.model_fields.values() if (to := field.serialization_alias) is not None)
+_TOLD = frozenset(("stage", "context-compressed", "thinking-failed", "tools-unavailable"))
+"""The other kinds that are told, as they are."""
+
+
+def data_part(event: Event) -> dict[str, Any] | None:
+    """Make the fields of a chunk of an event; None for one that is not told."""
+    match event:
+        case CustomEvent():
+            return {"type": f"data-{event.name}", "data": event.data}
+        case ThoughtStreamEvent():
+            return {"type": "data-thought", "id": event.thought_id, "data": _fields(event)}
+        case SubtaskEvent():
+            return {"type": "data-subtask", "id": event.subtask_id, "data": _fields(event)}
+        case MessageAddedEvent():
+            return {"type": "data-message", "data": _fields(event)}
+        case GapEvent():
+            return {"type": "data-gap", "transient": True, "data": _fields(event)}
+        case _ if event.kind in _TOLD:
+            return {"type": f"data-{event.kind}", "data": _fields(event)}
+        case _:
+            return None
+
+
+def _fields(event: Event) -> dict[str, Any]:
+    """What an event says beside its envelope, as clients may see it."""
+    fields: dict[str, Any] = orjson.loads(event.to_json(public=True))
+    return {name: value for name, value in fields.items() if name not in _ENVELOPE}
+
+
+def parts_beside(id: str, message: ContentCompleteEvent) -> Iterator[dict[str, Any]]:
+    """Tell of the pages that the text of a message rests on, and of its files.
+
+    Args:
+        id: That of the text.
+        message: The message.
+    """
+    # A page is shown once, however many words rest on it.
+    pages: dict[str, str | None] = {}
+    for citation in message.citations:
+        if citation.url and citation.url.startswith(("https://", "http://")):
+            pages.setdefault(citation.url, citation.title)
+    for number, (url, title) in enumerate(pages.items()):
+        named = {"title": title} if title else {}
+        yield {"type": "source-url", "sourceId": f"{id}:source:{number}", "url": url, **named}
+    for file in message.files:
+        yield file_part(file, named=False)
+
+
+def file_part(file: ImagePart | FilePart, *, named: bool = True) -> dict[str, Any]:
+    """Write a file as the AI SDK has it; chunks take no name."""
+    media_type = file.media_type or ("image/*" if isinstance(file, ImagePart) else "application/octet-stream")
+    url = file.url if file.url is not None else f"data:{media_type};base64,{b64encode(file.data or b'').decode()}"
+    name = {"filename": file.filename} if named and isinstance(file, FilePart) and file.filename else {}
+    return {"type": "file", "mediaType": media_type, "url": url, **name}
 
 
 def with_done() -> View[Chunk, Chunk | None]:
@@ -20,19 +90,11 @@ def with_done() -> View[Chunk, Chunk | None]:
         with_done()    --a--b--(N|)      N None
     """
 
-    def operator(source: Observable[Chunk]) -> Observable[Chunk | None]:
-        def subscribe(
-            observer: abc.ObserverBase[Chunk | None], scheduler: abc.SchedulerBase | None = None
-        ) -> abc.DisposableBase:
-            def on_completed() -> None:
-                observer.on_next(None)
-                observer.on_completed()
+    def add_end(out: ViewOutput[Chunk | None]) -> Callable[[Chunk], None]:
+        out.on_end(lambda: out.emit(None))
+        return out.emit
 
-            return source.subscribe(observer.on_next, observer.on_error, on_completed, scheduler=scheduler)
-
-        return Observable(subscribe)
-
-    return operator
+    return make_view(add_end)
 
 
 def encode(chunk: Chunk | None) -> bytes:

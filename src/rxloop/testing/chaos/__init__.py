@@ -9,8 +9,8 @@ import_later(__name__)
 
 # The list of the public names: type checkers read it, and `import_later` does.
 if TYPE_CHECKING:
-    from rxloop.testing.chaos._faults import Fault as Fault
-    from rxloop.testing.chaos._workers import Worker as Worker
     from rxloop.testing.chaos.chaos import Chaos as Chaos
+    from rxloop.testing.chaos.faults import Fault as Fault
+    from rxloop.testing.chaos.processes import Worker as Worker
     from rxloop.testing.chaos.report import Report as Report
     from rxloop.testing.chaos.report import Wrong as Wrong

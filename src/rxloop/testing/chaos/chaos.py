@@ -1,4 +1,4 @@
-"""An agent under faults: start runs, kill and freeze the workers that carry them out, and judge."""
+"""An agent under faults: its runs, the processes that execute them, and the check of the results."""
 
 from __future__ import annotations
 
@@ -14,18 +14,16 @@ from types import TracebackType
 from typing import Any, Self
 
 from rxloop.errors import ConfigurationError
-from rxloop.eventlog.postgres import PostgresEventLog
 from rxloop.protocol.events import InputRequiredEvent
+from rxloop.runtime.postgres_queue import PostgresQueue
 from rxloop.runtime.runtime import Runtime
-from rxloop.stream.waiting import all_over
-from rxloop.testing.chaos._faults import Fault, Faults, freeze, kill, stop
-from rxloop.testing.chaos._judge import Expect, Judge
-from rxloop.testing.chaos._loading import load_agents
-from rxloop.testing.chaos._play import Answer, Play, Script
-from rxloop.testing.chaos._seen import Witness
-from rxloop.testing.chaos._workers import Worker
-from rxloop.testing.chaos.report import Report, Wrong
-from rxloop.workers.postgres import PostgresQueue
+from rxloop.storage.postgres_log import PostgresEventLog
+from rxloop.support.tasks import wait_all
+from rxloop.testing.chaos.checker import Expect, Judge
+from rxloop.testing.chaos.faults import Fault, Faults, freeze, kill, stop
+from rxloop.testing.chaos.processes import Worker, load_agents
+from rxloop.testing.chaos.report import Report, Witness, Wrong
+from rxloop.testing.chaos.workload import Answer, Play, Script
 
 
 def _agree(question: InputRequiredEvent) -> Any:
@@ -99,7 +97,7 @@ class Chaos:
             queue = PostgresQueue(self._dsn)
             stack.push_async_callback(queue.aclose)
             # So that the tables are there before the workers are.
-            await self._log.runs(limit=1)
+            await self._log.list_runs(limit=1)
             await queue.waiting()
             self.runtime = Runtime(self._agents, log=self._log, queue=queue, max_waiting=None)
             """A replica that drives nothing: it starts runs, and follows them."""
@@ -140,7 +138,7 @@ class Chaos:
         finally:
             for task in starting:
                 task.cancel()
-            await all_over(starting)
+            await wait_all(starting)
             # Of several that do not start, one is told of.
             await asyncio.gather(*starting, return_exceptions=True)
         for worker in self.workers:
@@ -148,7 +146,7 @@ class Chaos:
 
     async def _kill_all(self) -> None:
         # All signals first: nothing that comes between is to leave one of them there.
-        await all_over([asyncio.create_task(worker.kill()) for worker in self.workers])
+        await wait_all([asyncio.create_task(worker.kill()) for worker in self.workers])
 
     async def play(
         self,
@@ -232,7 +230,7 @@ class Chaos:
     async def _forget(self, witnesses: Sequence[Witness]) -> None:
         """Remove the runs that are over."""
         for witness in witnesses:
-            if (await self._log.record(witness.task_id)).state in ("completed", "failed"):
+            if (await self._log.get_record(witness.task_id)).state in ("completed", "failed"):
                 await self._log.delete(witness.task_id)
 
 

@@ -16,13 +16,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rxloop.eventlog.postgres import PostgresEventLog
 from rxloop.protocol.events import AnyEvent, CheckpointEvent, StatusUpdateEvent, ends_attempt
+from rxloop.runtime.postgres_queue import PostgresQueue
 from rxloop.runtime.runtime import Runtime
-from rxloop.testing.chaos._loading import load, load_agents
-from rxloop.testing.chaos._seen import Digest
+from rxloop.storage.postgres_log import PostgresEventLog
+from rxloop.testing.chaos.processes import load, load_agents
+from rxloop.testing.chaos.report import Digest
 from rxloop.tools.function import FunctionTool
-from rxloop.workers.postgres import PostgresQueue
 
 _PR_SET_PDEATHSIG = 1
 

@@ -5,8 +5,8 @@
         await check(MyLog)
 
 Each check is an async function that makes new, empty logs with the function it is given, and raises an
-`AssertionError` if a log does something else. None needs pytest. What a log may have beside the methods of `EventLog`,
-such as turns and mail, is checked if it has it.
+`AssertionError` if a log does something else. None needs pytest. Checks of folds and of stored transient events skip a
+log that does not store them.
 
 A log that several processes may use at once has to keep `SHARED_CHECKS` too, which are given a function that makes two
 log objects over one store:
@@ -19,21 +19,14 @@ log objects over one store:
 
 from __future__ import annotations
 
-from rxloop.testing.event_log_contract import _folds, _following, _mail, _records, _turns, _writing
-from rxloop.testing.event_log_contract._tools import Check, MakeLog, MakeTwo, SharedCheck
+from rxloop.testing.event_log_contract import append, coordination, follow, records
+from rxloop.testing.event_log_contract.toolkit import Check, MakeLog, MakeTwo, SharedCheck
 
 __all__ = ["CHECKS", "SHARED_CHECKS", "Check", "MakeLog", "MakeTwo", "SharedCheck", "check_event_log"]
 
-CHECKS: tuple[Check, ...] = (
-    *_writing.CHECKS,
-    *_records.CHECKS,
-    *_following.CHECKS,
-    *_turns.CHECKS,
-    *_mail.CHECKS,
-    *_folds.CHECKS,
-)
+CHECKS: tuple[Check, ...] = (*append.CHECKS, *records.CHECKS, *follow.CHECKS, *coordination.CHECKS)
 """All checks of the contract of one log object."""
-SHARED_CHECKS: tuple[SharedCheck, ...] = (*_writing.SHARED, *_following.SHARED, *_turns.SHARED, *_mail.SHARED)
+SHARED_CHECKS: tuple[SharedCheck, ...] = (*append.SHARED, *follow.SHARED, *coordination.SHARED)
 """All checks of the contract between two log objects over one store."""
 
 

@@ -1,4 +1,4 @@
-"""What comes back for a thought: for programs all of it, for a model what fits."""
+"""Answer to an accepted thought."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import Any
 
 import orjson
 
-from rxloop.thinking.sessions.rules import RAISED
-from rxloop.thinking.sessions.session import Placed, Session
+from rxloop.thinking.sessions.session import RAISED, Placed, Session
 from rxloop.thinking.sessions.thought import SequentialThought, ThoughtWarning
 
 BYTES_PER_TOKEN = 4
+
 FLOW = ("strategy", "stage", "nextStages", "stepsToEnd", "missingFields", "kept", "pruned", "merged")
 """What is said of the flow that a thought belongs to."""
+
 _NAMES = 20
 """Names of branches that a model is shown, and that stand in a result on the stream."""
 
@@ -28,7 +29,7 @@ class ThoughtResult:
     placed: Placed
     """The thought and its place."""
     notices: tuple[ThoughtWarning, ...] = ()
-    """What happened to the session that was asked for: it was cleared, or has expired."""
+    """What happened to the session that was asked for: it has expired, or is not there any more."""
 
     @property
     def thought(self) -> SequentialThought:
@@ -43,7 +44,7 @@ class ThoughtResult:
     @property
     def thought_id(self) -> str:
         """The id of the thought on the stream."""
-        return thought_id(self.session.session_id, self.placed.place)
+        return self.session.thought_id(self.placed.place)
 
     @property
     def history(self) -> Sequence[SequentialThought]:
@@ -167,11 +168,6 @@ class ThoughtResult:
         if self.warnings:
             remarks["warnings"] = [warning.model_dump() for warning in self.warnings]
         return remarks
-
-
-def thought_id(session_id: str, place: int) -> str:
-    """Return the id that a thought of a session has on the stream."""
-    return f"{session_id}#{place}"
 
 
 def _short(thought: SequentialThought) -> dict[str, Any]:

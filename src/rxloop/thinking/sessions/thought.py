@@ -1,4 +1,4 @@
-"""A thought of a session: as a model sends it, and as it is kept."""
+"""A thought as the model sends it, its schema and its description."""
 
 from __future__ import annotations
 
@@ -11,17 +11,21 @@ from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
 from rxloop.errors import InvalidThought
+from rxloop.protocol.json_data import readable
 from rxloop.protocol.messages import Wire
-from rxloop.protocol.storable import readable
-from rxloop.thoughts.short_repr import short_repr
+from rxloop.support.text import to_short_repr
 
 # A number as JavaScript's Number() reads it: clients of the reference server may send any of these.
 _DECIMAL = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
+
 _OTHER_BASE = re.compile(r"0([xX][0-9a-fA-F]+|[oO][0-7]+|[bB][01]+)")
+
 _MOST = 2**53 - 1
 """The largest whole number that every reader of JSON keeps as it is."""
+
 _LONGEST = 200
 """Characters of an id, or of the name of a stage."""
+
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
@@ -92,11 +96,17 @@ def _or_absent(check: Any) -> BeforeValidator:
 
 
 Count = Annotated[int, BeforeValidator(_whole)]
+
 OptionalCount = Annotated[int | None, _or_absent(_whole)]
+
 Truth = Annotated[bool, BeforeValidator(_truth)]
+
 OptionalTruth = Annotated[bool | None, _or_absent(_truth)]
+
 Name = Annotated[str | None, _or_absent(_name)]
+
 Label = Annotated[str | None, _or_absent(_label)]
+
 SessionId = Annotated[str | None, _or_absent(_id)]
 
 
@@ -142,7 +152,7 @@ def _reason(error: Any) -> str:
     if error["type"] == "missing":
         return "required, but missing"
     reason = "must be text" if error["type"] == "string_type" else error["msg"]
-    return f"{reason} (got {short_repr(error['input'])})"
+    return f"{reason} (got {to_short_repr(error['input'])})"
 
 
 class ThoughtWarning(Wire):
@@ -188,3 +198,55 @@ class SequentialThought(Wire):
             "branchId": self.branch_id,
             **({"stage": self.flow["stage"]} if self.flow is not None else {}),
         }
+
+
+DESCRIPTION = """\
+Think a problem through in numbered steps, one call a thought, before you act or answer. Use it for problems of \
+several steps, for plans, and where the first idea may be wrong.
+- Begin with a guess of totalThoughts, and change it as you see more. Let each thought build on those before it: doubt \
+an assumption, check a hypothesis against the facts.
+- REVISE as soon as an earlier thought turns out wrong. Example: {"thought": "Thought 2 was wrong: the prices include \
+tax.", "thoughtNumber": 4, "totalThoughts": 6, "nextThoughtNeeded": true, "isRevision": true, "revisesThought": 2}
+- BRANCH to try a second way and compare both: set branchFromThought to the number of the thought where the ways part, \
+and repeat a short branchId in each thought of the branch. Example: {..., "branchFromThought": 2, "branchId": "queue"}
+- When the last thought is not enough, set needsMoreThoughts to true and go on.
+- Set nextThoughtNeeded to false only when the answer is found and checked; then give the answer itself."""
+"""Under 1,024 characters, which is all that some vendors accept."""
+
+_BOOLEAN = {"type": "boolean"}
+
+_NUMBER = {"type": "integer", "minimum": 1}
+
+PROPERTIES: dict[str, dict[str, Any]] = {
+    "thought": {"type": "string", "description": "This thought, in plain sentences."},
+    "nextThoughtNeeded": {**_BOOLEAN, "description": "Whether another thought is needed."},
+    "thoughtNumber": {**_NUMBER, "description": "The number of this thought: 1, 2, 3 and so on."},
+    "totalThoughts": {**_NUMBER, "description": "How many thoughts you expect to need; change it as you see more."},
+    "isRevision": {**_BOOLEAN, "description": "Whether this thought replaces an earlier one."},
+    "revisesThought": {**_NUMBER, "description": "With isRevision: the number of the thought that it replaces."},
+    "branchFromThought": {**_NUMBER, "description": "The number of the thought that this branch leaves from."},
+    "branchId": {"type": "string", "description": "A short name for the branch, the same in each thought of it."},
+    "needsMoreThoughts": {**_BOOLEAN, "description": "At the end: more thoughts are needed than you expected."},
+}
+"""The fields of a thought, as JSON Schema."""
+
+SESSION_PROPERTIES: dict[str, dict[str, Any]] = {
+    "sessionId": {
+        "type": "string",
+        "description": "The session to go on in: the sessionId of an earlier answer. Leave it out to begin a new one.",
+    },
+    "clearSession": {**_BOOLEAN, "description": "Forget the thoughts so far: this one is the first of a new session."},
+}
+"""The fields that say which session a thought belongs to."""
+
+REQUIRED = ["thought", "nextThoughtNeeded", "thoughtNumber", "totalThoughts"]
+
+
+def parameters(*, bound: bool) -> dict[str, Any]:
+    """Make the JSON Schema of the tool's arguments.
+
+    Args:
+        bound: The tool has a session of its own, and the model need not know of ids.
+    """
+    own = {name: field for name, field in SESSION_PROPERTIES.items() if not (bound and name == "sessionId")}
+    return {"type": "object", "properties": {**PROPERTIES, **own}, "required": REQUIRED}

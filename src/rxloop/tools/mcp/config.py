@@ -1,4 +1,4 @@
-"""The file in which Claude Desktop, Cursor and others name their MCP servers."""
+"""MCP servers of a file such as `mcp.json`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from typing import Any, cast
 from typing_extensions import Unpack
 
 from rxloop.errors import ConfigurationError
-from rxloop.providers.presets import checked_url
-from rxloop.tools.mcp._options import Http, Options, Stdio
+from rxloop.support.redaction import check_url
+from rxloop.tools.mcp.options import Http, Options, Stdio
 from rxloop.tools.mcp.server import MCPServer
 
 _VARIABLE = re.compile(r"\$\{(?:env:)?([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
+
 _KINDS = {"stdio": "command", "http": "url", "streamable-http": "url", "streamableHttp": "url"}
 
 
@@ -66,7 +67,7 @@ def _place(where: str, described: Mapping[str, Any]) -> Stdio | Http:
     if wanted not in described:
         raise ConfigurationError(f'{where} is to have "command" or "url", and a "type" that fits')
     if wanted == "url":
-        return Http(checked_url(_text(where, described, "url")), _texts(where, described, "headers"))
+        return Http(check_url(_text(where, described, "url")), _texts(where, described, "headers"))
     args: Any = described.get("args", [])
     if not isinstance(args, list):
         raise ConfigurationError(f'{where}: "args" is to be a list')

@@ -1,4 +1,4 @@
-"""One MCP server as a family of tools."""
+"""An MCP server as a toolset."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakKeyDictionary
@@ -15,16 +16,26 @@ from weakref import WeakKeyDictionary
 from typing_extensions import Unpack
 
 from rxloop.errors import ConfigurationError
+from rxloop.pipeline.interfaces import Tool
 from rxloop.pipeline.run_context import RunContext
-from rxloop.pipeline.seams import Tool
-from rxloop.providers.presets import checked_url
-from rxloop.tools.mcp._extra import check_extra
-from rxloop.tools.mcp._options import Credential, Http, MakeCredential, Options, Stdio, clean, taken
+from rxloop.support.redaction import check_url
+from rxloop.tools.mcp.options import Credential, Http, MakeCredential, Options, Stdio, clean, taken
 
 if TYPE_CHECKING:
-    from rxloop.stream.owned import Owned
-    from rxloop.tools.mcp._connection import Connection
-    from rxloop.tools.mcp._credentials import CredentialOfRun
+    from rxloop.tools.mcp.connection import Connection
+    from rxloop.tools.mcp.credentials import CredentialOfRun
+    from rxloop.tools.task_resources import Owned
+
+
+def check_extra() -> None:
+    """Say what is missing before anything is begun.
+
+    Raises:
+        ConfigurationError: The SDK is not installed.
+    """
+    if find_spec("mcp") is None or find_spec("mcp_types") is None:
+        raise ConfigurationError("tools of MCP servers need mcp, which is not installed: pip install 'rxloop[mcp]'")
+
 
 _MOST = 64
 """Connections of one server in an event loop, each with a credential of its own."""
@@ -65,7 +76,7 @@ def mcp(
     if command_or_url.startswith(("http://", "https://")):
         if args or env is not None or cwd is not None:
             raise ConfigurationError("mcp(): arguments, env= and cwd= are for a program, not for a URL")
-        return MCPServer(Http(checked_url(command_or_url), dict(headers or {}), auth), **options)
+        return MCPServer(Http(check_url(command_or_url), dict(headers or {}), auth), **options)
     if headers is not None or auth is not None:
         raise ConfigurationError("mcp(): headers= and auth= are for a URL; a program gets its credentials by env=")
     words = command_or_url.split()
@@ -106,13 +117,13 @@ class MCPServer:
 
     async def __aenter__(self) -> Self:
         """Count one more agent that has it; nothing is opened yet."""
-        from rxloop.stream.owned import Owned
-        from rxloop.stream.threads import in_thread
+        from rxloop.support.threads import run_in_thread
+        from rxloop.tools.task_resources import Owned
 
         if self._connections is None:
             # In a thread, since importing the SDK takes its time, and only once somebody wants it.
-            await in_thread(lambda: import_module("rxloop.tools.mcp._connection"))
-        from rxloop.tools.mcp._credentials import fixed_credential
+            await run_in_thread(lambda: import_module("rxloop.tools.mcp.connection"))
+        from rxloop.tools.mcp.credentials import fixed_credential
 
         self._fixed = fixed_credential(self.place)
         if self._connections is None:
@@ -153,8 +164,8 @@ class MCPServer:
         Raises:
             RxloopError: The server cannot be reached.
         """
-        from rxloop.tools.mcp._connection import connect
-        from rxloop.tools.mcp._credentials import credential_of
+        from rxloop.tools.mcp.connection import connect
+        from rxloop.tools.mcp.credentials import credential_of
 
         if self._connections is None:
             raise ConfigurationError(f"{self!r} is entered by its agent: give it to one, or use `async with`")

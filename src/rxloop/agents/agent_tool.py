@@ -1,0 +1,238 @@
+"""An agent as a tool of another agent."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any, TypeVar, cast
+
+from pydantic import Field
+from typing_extensions import override
+
+from rxloop.agents.definition import Description
+from rxloop.agents.history_checks import check_history
+from rxloop.agents.options import AgentToolOptions, Options
+from rxloop.agents.validation import check_deps, check_names, check_options
+from rxloop.errors import ConfigurationError, Paused, ToolError
+from rxloop.pipeline.run_context import RunContext
+from rxloop.pipeline.time_limits import limit_time
+from rxloop.protocol.events import State, StatusUpdateEvent, SubtaskEvent
+from rxloop.protocol.finish import explain_incomplete
+from rxloop.protocol.ids import make_nested_id
+from rxloop.protocol.messages import Prompt, as_messages
+from rxloop.protocol.model import EMPTY_DICT, FrozenDict
+from rxloop.protocol.visibility import HIDDEN, public_error
+from rxloop.run.attempt import Attempt
+from rxloop.run.life import CUT_OFF, Canceled, End, Released
+from rxloop.run.lifecycle import carry_out_nested
+from rxloop.run.nested import NestedAttempt, runs_above
+from rxloop.run.spec import RunSpec
+from rxloop.support.threads import call_user_function
+from rxloop.tools.function import CallOptions, FunctionTool
+from rxloop.tools.result import ToolResult, encode_result
+
+C = TypeVar("C", contravariant=True)
+
+MakesDeps = Callable[[RunContext[Any]], Any | Awaitable[Any]]
+
+MakesSpec = Callable[..., RunSpec]
+
+_PAUSED = ("input-required", "auth-required")
+
+_NOT_IN_A_NAME = re.compile(r"[^a-zA-Z0-9_-]+")
+
+
+def _prompt(
+    prompt: Annotated[str, Field(description="The whole task: nothing else of this conversation is known to it.")],
+) -> str:
+    return prompt
+
+
+class AgentTool(FunctionTool[C, ..., Prompt]):
+    """An agent that a model can call; `agent.as_tool()` makes one.
+
+    A call that was interrupted is made again, since that goes on with the run where it stood: the tool is idempotent,
+    whatever the tools of the agent are.
+    """
+
+    def __init__(
+        self,
+        made_of: Description,
+        spec: MakesSpec,
+        name: str | None,
+        description: str | None,
+        deps: MakesDeps | None,
+        options: AgentToolOptions,
+    ) -> None:
+        """Make a tool of an agent.
+
+        Args:
+            made_of: The agent.
+            spec: Makes what a run of it is made of.
+            name: What the model calls it.
+            description: What it is for; by default, that it hands a task to the agent of that name.
+            deps: Makes the dependencies of the run.
+            options: The others.
+        """
+        check_names("as_tool", options, AgentToolOptions.__annotations__)
+        prompt, limits = options.pop("prompt", None), options.pop("limits", None)
+        check_options(limits=limits)
+        if prompt is None and description is None:
+            description = f"Hands a task to the agent {made_of.name}, and gives its answer."
+        super().__init__(
+            prompt or _prompt,
+            name=name or _NOT_IN_A_NAME.sub("_", made_of.name),
+            description=description,
+            idempotent=True,
+            **cast("CallOptions", options),
+        )
+        self.takes_context = self.takes_context or deps is not None
+        self._made_of = made_of
+        self._spec = spec
+        self._deps = deps
+        self._limits = limits
+
+    @override
+    async def call(self, arguments: dict[str, Any], ctx: RunContext[C]) -> Any:
+        """Carry out the run, or go on with it, and give its answer.
+
+        Raises:
+            ToolError: It was not begun, or came to no answer.
+            Paused: It waits for an answer itself.
+        """
+        above = ctx.run
+        if not isinstance(above, Attempt):
+            raise ToolError(f"{self.definition.name} is an agent: it can be called in a run only")
+        prompt = await super().call(arguments, ctx)
+        deps = (
+            ctx.deps
+            if self._deps is None
+            else await limit_time(ctx, call_user_function(self._deps, ctx), f"deps= of {self!r}")
+        )
+        self._check_room(above)
+        child = NestedAttempt(self._made(above, ctx, prompt, deps), ctx, above)
+        state = child.state()
+        if not state.finished:
+            await _carry_out(child, ctx)
+            state = child.state()
+        if state.state in _PAUSED:
+            above.recorder.waits_below(ctx.branch, state.pending)
+            raise Paused
+        return _answer(child, self.definition.name)
+
+    @override
+    async def aclose(self) -> None:
+        """Close what the agent has opened, unless runs of its own go on."""
+        if not any(hold.goes_on for hold in self._made_of.opened.runs):
+            await self._made_of.aclose()
+
+    def _made(self, above: Attempt, ctx: RunContext[Any], prompt: Prompt, deps: Any) -> RunSpec:
+        check_deps("run", self._made_of.deps_type, deps)
+        messages = check_history(as_messages(prompt))
+        if not messages:
+            raise ConfigurationError(f"the prompt of {self!r} is empty")
+        options: Options = {"limits": self._limits, "metadata": above.metadata, "on_input": above.spec.on_input}
+        task_id = make_nested_id(above.task_id, ctx.first_step or ctx.step, ctx.index)
+        spec = self._spec(task_id, above.context_id, deps, options, messages=messages)
+        return spec._replace(log=above.log, initiator=above.agent_name, begun_with=None)
+
+    def _check_room(self, above: Attempt) -> None:
+        """Refuse a run that would be nested too deep, or be one too many, or in one that is given up.
+
+        Raises:
+            ToolError: It would.
+        """
+        if not above.recorder.taking:
+            raise ToolError(f"The agent {self._made_of.name} was not called: the run of {above.agent_name} is over.")
+        for depth, run in enumerate([above, *runs_above(above)], 1):
+            if run.limits.depth is not None and depth > run.limits.depth:
+                raise ToolError(
+                    f"The agent {self._made_of.name} was not called: below {run.agent_name}, agents may be nested "
+                    f"{run.limits.depth} deep (limits.depth). Do it without."
+                )
+            if run.limits.width is not None and _count(run) >= run.limits.width:
+                raise ToolError(
+                    f"The agent {self._made_of.name} was not called: below {run.agent_name}, {run.limits.width} agents "
+                    "are at work already (limits.width). Call it again when one of them has answered."
+                )
+
+
+async def _carry_out(child: NestedAttempt, ctx: RunContext[Any]) -> None:
+    """Carry a nested run out to the end of its attempt, also where the call is cut off meanwhile."""
+    above = child.above
+    above.nested = (*above.nested, child)
+    _tell(child, ctx, "working")
+    loop = asyncio.get_running_loop()
+    child.life.bind(loop)
+    driver = loop.create_task(carry_out_nested(child), name=f"rxloop-run-{child.task_id}")
+    cut_off: asyncio.CancelledError | None = None
+    try:
+        while not driver.done():
+            try:
+                await asyncio.wait([driver])
+            except asyncio.CancelledError as error:
+                cut_off = error
+                child.life.finish(_why(above))
+    finally:
+        above.nested = tuple(other for other in above.nested if other is not child)
+    driver.result()
+    if child.final is not None:
+        _tell(child, ctx, cast("StatusUpdateEvent", child.final).state)
+    if cut_off is not None:
+        raise cut_off
+
+
+def _why(above: Attempt) -> End:
+    """What ends a nested run whose call is cut off."""
+    end = above.life.end
+    if not above.life.ending:
+        return Canceled("its call was cut off")
+    if isinstance(end, Canceled | Released):
+        return Canceled(end.reason) if isinstance(end, Canceled) else end
+    return CUT_OFF
+
+
+def _tell(child: NestedAttempt, ctx: RunContext[Any], state: State) -> None:
+    above = child.above
+    # Not by `ctx.emit`: what a call says that is cut off is lost.
+    if above.recorder.taking:
+        above.publish(
+            SubtaskEvent(
+                subtask_id=child.task_id,
+                agent_name=child.agent_name,
+                tool_call_id=ctx.call.id if ctx.call is not None else None,
+                index=ctx.index,
+                state=state,
+                step=ctx.step,
+                branch=ctx.branch,
+                metadata=FrozenDict({HIDDEN: True}) if child.hidden else EMPTY_DICT,
+            )
+        )
+
+
+def _answer(child: NestedAttempt, name: str) -> Any:
+    """What the call of a nested run comes to.
+
+    Raises:
+        ToolError: The run came to no answer.
+    """
+    state = child.state()
+    if state.state == "completed":
+        answer = child.parsed(state.content)[0]
+        incomplete = explain_incomplete(state.last)
+        if incomplete is None:
+            return ToolResult(answer, encode_result(answer)[1], parts=state.files) if state.files else answer
+        # The note comes first, where a limit of the result does not cut it off.
+        content = f"[{name} gave no complete answer: {incomplete}.]\n{encode_result(answer)[1]}"
+        return ToolResult(answer, content, parts=state.files)
+    error = state.error
+    why = public_error(error, state.reason).message if error is not None else state.state
+    written = f" It had written: {state.content}" if state.content else ""
+    text = f"{name} came to no answer ({state.reason or state.state}): {why}{written}"
+    raise ToolError(text, parts=state.files)
+
+
+def _count(run: Attempt) -> int:
+    """Count the agents below a run that are at work; those that wait for answers are not."""
+    return sum(_count(child) + (not child.questions.at_rest) for child in run.nested)

@@ -1,0 +1,337 @@
+"""A run for each item."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Sequence,
+)
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar, cast
+
+import reactivex
+from reactivex import Observable, abc
+from reactivex.disposable import CompositeDisposable, Disposable
+
+from rxloop.agents.remote_run import once
+from rxloop.errors import AttemptError, ConfigurationError
+from rxloop.pipeline.event_log import EventLog
+from rxloop.protocol.ids import derive_id
+from rxloop.protocol.messages import Message, Usage, as_messages
+from rxloop.run.result import Result
+from rxloop.stream.back_pressure import Gate, ReadBuffer
+from rxloop.stream.readers import Holds
+from rxloop.stream.rx import RunScheduler
+from rxloop.stream.sources import Push, from_task
+from rxloop.stream.stream import Stream
+from rxloop.support.tasks import close_iterator
+
+I = TypeVar("I")  # noqa: E741
+
+R = TypeVar("R")
+
+Items = Iterable[I] | AsyncIterable[I] | Observable[I]
+"""What a batch is made of; it may be endless."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome(Generic[I, R]):
+    """How one item of a batch turned out.
+
+    Attributes:
+        item: The item.
+        key: Its key; empty where that could not be made.
+        result: The result of its run, partial where the run failed; None if it never began.
+        error: What the run raised.
+    """
+
+    item: I
+    key: str
+    result: Result[R] | None = field(default=None, repr=False)
+    error: Exception | None = None
+
+    @property
+    def output(self) -> R:
+        """The answer.
+
+        Raises:
+            Exception: What the run raised, or `NotFinished` if it waits for input.
+        """
+        if self.error is not None:
+            raise self.error
+        return cast("Result[R]", self.result).output
+
+    @property
+    def usage(self) -> Usage:
+        """The tokens that the run has used, those of earlier attempts included."""
+        return Usage() if self.result is None else self.result.usage
+
+
+class Asks(Protocol[R]):
+    """What makes the runs of a batch: an agent."""
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        ...
+
+    @property
+    def log(self) -> EventLog | None:
+        """What keeps the events of its runs."""
+        ...
+
+    @property
+    def run(self) -> Callable[..., Awaitable[Result[R]]]:
+        """Makes a run."""
+        ...
+
+    @property
+    def resume(self) -> Callable[..., Awaitable[Result[R]]]:
+        """Goes on with a run, or gives its end."""
+        ...
+
+
+def mapped(
+    agent: Asks[R],
+    items: Items[I],
+    prompt: Callable[[I], Any] | None,
+    key: Callable[[I], str | int] | None,
+    name: str | None,
+    concurrency: int,
+    deps: Any,
+    options: dict[str, Any],
+) -> Stream[Outcome[I, R]]:
+    """A run of the agent for each item, whose id is made of the item's key; see `Agent.map`."""
+    if name is not None and agent.log is None:
+        raise ConfigurationError(
+            f"the batch {name!r} needs a log that keeps its runs: Agent(..., log=SqliteEventLog('runs.db'))"
+        )
+    metadata: dict[str, Any] = options.pop("metadata", None) or {}
+
+    def prompt_of(item: I) -> Any:
+        return item if prompt is None else prompt(item)
+
+    async def ask(item: I, own: str) -> Result[R]:
+        if name is None:
+            return await agent.run(prompt_of(item), deps=deps, metadata=metadata, **options)
+        task_id = derive_id(agent.name, name, own)
+        told = {**metadata, "batch": {"name": name} if key is None else {"name": name, "key": own}}
+        # The same batch may be under way elsewhere, and be quicker.
+        return await once(
+            lambda: agent.run(prompt_of(item), deps=deps, metadata=told, task_id=task_id, **options),
+            lambda: agent.resume(task_id, deps=deps, when_busy="wait", **options),
+        )
+
+    check = _check_prompt if prompt is None else _check_nothing
+    return batch(items, ask, key or (lambda item: _key_of(prompt_of(item))), concurrency, check)
+
+
+def _check_prompt(item: object) -> None:
+    """Refuse what is no prompt at all: where one item is a record, they all are."""
+    if not isinstance(item, str | Message | Sequence) or isinstance(item, bytes | bytearray):
+        raise ConfigurationError(
+            f"the item {item!r} is no prompt: give texts or messages, or pass prompt=, a function that makes the "
+            "prompt of an item"
+        )
+
+
+def _check_nothing(item: object) -> None:
+    """Take any item."""
+
+
+def _key_of(prompt: Any) -> str:
+    """The key of an item that has none of its own: its prompt, so that another prompt is another run."""
+    if isinstance(prompt, str):
+        return prompt
+    # Imported here: importing rxloop is quicker without.
+    import orjson
+
+    return orjson.dumps([message.model_dump(mode="json") for message in as_messages(prompt)]).decode()
+
+
+def batch(
+    items: Items[I],
+    ask: Callable[[I, str], Awaitable[Result[R]]],
+    key: Callable[[I], str | int],
+    concurrency: int,
+    check: Callable[[I], None] = _check_nothing,
+) -> Stream[Outcome[I, R]]:
+    """Ask for each item, up to `concurrency` at a time, and yield each outcome as soon as it is there.
+
+    ::
+
+        items      --a-b-c--------|
+        ask(a)       ----A|
+        ask(b)         ------B|
+        ask(c)           --C|           with a concurrency of 2 it begins at the end of a
+        out        ------A---C-B--|
+
+    Args:
+        items: Taken one by one, when there is room for a run of it. What they raise ends the stream, after the
+            outcomes of what was begun. Only an Observable cannot be asked to wait: what it sends queues.
+        ask: Makes the run of an item and its key, and awaits it.
+        key: The key of an item.
+        concurrency: How many are asked at once.
+        check: Refuses an item, which ends the stream as an error of `items` does.
+
+    Raises:
+        ConfigurationError: `items` or `concurrency` is wrong, or `check` has refused an item of a list.
+    """
+    given = cast("object", items)
+    if isinstance(given, str | bytes) or not isinstance(given, Iterable | AsyncIterable | Observable):
+        raise ConfigurationError(f"items must be an iterable, sync or async, or an Observable, not {items!r}")
+    if concurrency < 1:
+        raise ConfigurationError(f"concurrency must be at least 1, not {concurrency}")
+    for item in cast("Sequence[I]", items) if isinstance(given, Sequence) else ():
+        check(item)
+    # What can be read once would give a second subscription nothing, or the rest.
+    kind = type(cast("object", items)).__name__
+    read_once, read = isinstance(given, Iterator | AsyncIterator), False
+
+    def subscribe(
+        observer: abc.ObserverBase[Outcome[I, R]], scheduler: abc.SchedulerBase | None = None
+    ) -> abc.DisposableBase:
+        nonlocal read
+        if read_once and read:
+            refused = ConfigurationError(
+                f"the items are a {kind}, which can be read only once, and it was: give a list, or "
+                "call agent.map() again with new items"
+            )
+            return reactivex.throw(refused).subscribe(observer, scheduler=scheduler)
+        read = True
+        gates = scheduler.gates if isinstance(scheduler, RunScheduler) else None
+        source, close = _opened(items, scheduler)
+
+        async def work(push: Push[Outcome[I, R]]) -> None:
+            await _Batch(ask, key, concurrency, check, gates, push).carry_out(source)
+
+        runs = from_task(work, name="rxloop-batch").subscribe(observer, scheduler=scheduler)
+        return CompositeDisposable(runs, Disposable(close))
+
+    # A reader that is slow holds the batch back, since nothing of outcomes can be merged or dropped.
+    return Stream(Observable(subscribe), Holds(), overflow="block", buffer=concurrency)
+
+
+class _Batch(Generic[I, R]):
+    """One subscription of a batch."""
+
+    def __init__(
+        self,
+        ask: Callable[[I, str], Awaitable[Result[R]]],
+        key: Callable[[I], str | int],
+        concurrency: int,
+        check: Callable[[I], None],
+        gate: Gate | None,
+        push: Push[Outcome[I, R]],
+    ) -> None:
+        self._ask = ask
+        self._key = key
+        self._check = check
+        self._room = asyncio.Semaphore(concurrency)
+        self._gate = gate
+        self._push = push
+        self._under_way: dict[str, asyncio.Event] = {}
+        """By their keys: what ends with each."""
+
+    async def carry_out(self, source: AsyncGenerator[I]) -> None:
+        """Ask for each item, and wait for the last outcome."""
+        failure: Exception | None = None
+        async with asyncio.TaskGroup() as runs, aclosing(source):
+            while True:
+                await self._room.acquire()
+                if self._gate is not None:
+                    await self._gate.wait()
+                try:
+                    item = await anext(source)
+                    self._check(item)
+                except StopAsyncIteration:
+                    break
+                except Exception as error:
+                    failure = error
+                    break
+                runs.create_task(self._carry_out_one(item), name="rxloop-batch-item")
+        if failure is not None:
+            raise failure
+
+    async def _carry_out_one(self, item: I) -> None:
+        try:
+            try:
+                key = _checked(self._key(item))
+            except Exception as error:
+                outcome: Outcome[I, R] = Outcome(item, "", None, error)
+            else:
+                outcome = await self._one_at_once(item, key)
+            self._push(outcome)
+        finally:
+            self._room.release()
+
+    async def _one_at_once(self, item: I, key: str) -> Outcome[I, R]:
+        """Carry out what has the same key one after the other: it may be the same run."""
+        while (other := self._under_way.get(key)) is not None:
+            await other.wait()
+        ended = self._under_way[key] = asyncio.Event()
+        try:
+            return await self._outcome(item, key)
+        finally:
+            del self._under_way[key]
+            ended.set()
+
+    async def _outcome(self, item: I, key: str) -> Outcome[I, R]:
+        try:
+            return Outcome(item, key, await self._ask(item, key))
+        except AttemptError as error:
+            return Outcome(item, key, error.result, error)
+        except Exception as error:
+            return Outcome(item, key, None, error)
+
+
+def _checked(key: Any) -> str:
+    if isinstance(key, bool) or not isinstance(key, str | int):
+        raise ConfigurationError(f"key(item) must give a text or a number, the same in every process, not {key!r}")
+    return str(key)
+
+
+def _opened(items: Items[I], scheduler: abc.SchedulerBase | None) -> tuple[AsyncGenerator[I], Callable[[], None]]:
+    """The items as they are asked for, and what lets go of them."""
+    if isinstance(items, AsyncIterable):
+        return _from_async(items), _nothing
+    if not isinstance(items, Observable):
+        return _from_sync(items), _nothing
+    # Subscribed at once, since it may be hot. Items queue: "block" merges and drops nothing.
+    buffer = ReadBuffer("block", 1, None)
+    buffer.attach(items.subscribe(buffer.push, buffer.end, buffer.end, scheduler=scheduler))
+    return _from_buffer(buffer), buffer.close
+
+
+def _nothing() -> None:
+    """Let go of nothing: the generator closes what it reads."""
+
+
+async def _from_sync(items: Iterable[I]) -> AsyncGenerator[I]:
+    for item in items:
+        yield item
+
+
+async def _from_async(items: AsyncIterable[I]) -> AsyncGenerator[I]:
+    iterator = aiter(items)
+    try:
+        async for item in iterator:
+            yield item
+    finally:
+        await close_iterator(iterator)
+
+
+async def _from_buffer(buffer: ReadBuffer) -> AsyncGenerator[Any]:
+    try:
+        while True:
+            yield await buffer.get()
+    except StopAsyncIteration:
+        return

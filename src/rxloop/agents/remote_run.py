@@ -1,0 +1,160 @@
+"""Submitted runs, executed in whatever process takes them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from rxloop.coordination.order import RETRY, find_blocking, is_idle, wait_until_first
+from rxloop.errors import (
+    AttemptError,
+    ConflictError,
+    ContextBusy,
+    InvalidInput,
+    LogUnreachable,
+    RunExists,
+    RxloopError,
+    UnknownRun,
+)
+from rxloop.pipeline.event_log import EventLog
+from rxloop.pipeline.log_retry import read_log
+from rxloop.pipeline.records import RunRecord
+from rxloop.run.attempt import Attempt
+from rxloop.run.beginning import task_event
+from rxloop.run.ends import run_exists
+from rxloop.run.handle import Run
+from rxloop.run.log_writer import LogWriter
+from rxloop.run.ownership import find_owned
+from rxloop.run.result import Result
+from rxloop.run.spec import RunSpec, WhenBusy
+from rxloop.state.fold import fold_all
+from rxloop.state.run_state import RunState
+
+log = logging.getLogger("rxloop")
+
+
+async def submit(event_log: EventLog, spec: RunSpec) -> RunRecord:
+    """Write the first event of a run, and begin nothing.
+
+    Raises:
+        RunExists: The log has a run of this id.
+        EventLogError: It could not be written.
+    """
+    attempt = Attempt(spec)
+    writer = LogWriter(event_log, spec.task_id, 0, lambda error: None)
+    attempt.recorder.writer = writer
+    attempt.recorder.record(task_event(attempt))
+    try:
+        await writer.flush()
+    except ConflictError as error:
+        raise run_exists(spec.task_id, "is in the log") from error
+    finally:
+        await writer.close()
+    return await read_log(event_log.get_record, spec.task_id)
+
+
+async def settle(
+    event_log: EventLog, task_id: str, resume: Callable[[], Run[Any]], *, asks: bool, when_busy: WhenBusy = "wait"
+) -> RunRecord:
+    """Bring a run to rest; see `Agent.settle`.
+
+    Args:
+        event_log: Holds it.
+        task_id: The run.
+        resume: Makes one more attempt of it, which waits for its turn.
+        asks: Whether such an attempt answers questions itself.
+        when_busy: What to do while an earlier run of the conversation is not at rest.
+    """
+    hold = find_owned(event_log, task_id)
+    if hold is not None and hold.surrounds:
+        raise RxloopError(f"a tool of the run {task_id} settles the run itself: neither could ever end")
+    while await until_due(event_log, task_id, asks=asks, when_busy=when_busy) is not None:
+        asks = not await carry_out(task_id, resume()) and asks
+    return await read_log(event_log.get_record, task_id)
+
+
+async def until_due(
+    event_log: EventLog, task_id: str, *, asks: bool = False, when_busy: WhenBusy = "wait"
+) -> RunState | None:
+    """Wait until no earlier run of the conversation has to come to rest before a run can go on.
+
+    Args:
+        event_log: Holds it.
+        task_id: The run.
+        asks: Whether its questions are answered where it goes on.
+        when_busy: Whether to wait, or to raise.
+
+    Returns:
+        Where the run stands; None if it is at rest itself.
+
+    Raises:
+        ContextBusy: There is such a run, and it is not to be waited for.
+    """
+    while True:
+        events = await read_log(event_log.read, task_id)
+        context_id, state = events[0].context_id, fold_all(events)
+        if await is_idle(event_log, context_id, task_id, state, asks=asks):
+            return None
+        earlier = await find_blocking(event_log, context_id, task_id)
+        if earlier is None:
+            return state
+        if when_busy == "refuse":
+            raise ContextBusy(
+                f"the run {task_id} cannot go on before the run {earlier.task_id}, which is earlier in the "
+                f"conversation {context_id} and {earlier.state}: settle that one first, or wait for it"
+            )
+        await wait_until_first(event_log, context_id, task_id, state.seq)
+
+
+async def carry_out(task_id: str, run: Run[Any]) -> bool:
+    """Carry out one more attempt; give whether it came to an end here, and not elsewhere.
+
+    Raises:
+        LogUnreachable: Nobody knows what the log has of it.
+        RxloopError: It was refused for another reason than that somebody else goes on with the run.
+    """
+    try:
+        await asyncio.wait([run.hold.start()])
+    except asyncio.CancelledError:
+        # Who settles gives up, and not the run: whoever settles it next goes on with it.
+        await run.release()
+        raise
+    try:
+        await run
+    except (ConflictError, ContextBusy, InvalidInput) as error:
+        log.debug("the run %s, or its conversation, has gone on elsewhere: %s", task_id, error)
+        await asyncio.sleep(RETRY)
+        return False
+    except AttemptError as error:
+        if error.result.state != "working":
+            return True
+        if error.code == "log":
+            raise LogUnreachable(str(error)) from error
+        return False
+    return True
+
+
+O = TypeVar("O")  # noqa: E741
+
+_MOMENT = 0.01
+"""Seconds until what was begun in this process is looked for in the log again."""
+
+
+async def once(begin: Callable[[], Awaitable[Result[O]]], resume: Callable[[], Awaitable[Result[O]]]) -> Result[O]:
+    """Await a run that has a chosen id; where somebody else has begun it, its end, which may still be to come.
+
+    Args:
+        begin: Makes the run.
+        resume: Goes on with it, or gives its end; it waits while the run is under way elsewhere.
+    """
+    while True:
+        try:
+            return await begin()
+        except RunExists:
+            try:
+                return await resume()
+            except UnknownRun:
+                # Begun in this process this very moment: its first events are on their way into the log.
+                await asyncio.sleep(_MOMENT)

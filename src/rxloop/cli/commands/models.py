@@ -1,0 +1,186 @@
+"""What is known of models, for `rxloop models`: window, limit, abilities, prices."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Annotated
+
+import orjson
+import typer
+from rich.text import Text
+
+from rxloop.cli.model_access import key_state, key_variable
+from rxloop.cli.table import table
+from rxloop.cli.terminal import reporting, say, write
+from rxloop.errors import ConfigurationError
+from rxloop.providers import CATALOG, PRESETS, KnownModel, Preset, Price, find_model
+from rxloop.providers.vendors.model_names import host_of, makers_at
+from rxloop.support.redaction import display_url
+
+_HEAD = ("MODEL", "WINDOW", "OUTPUT", "$ IN", "CACHED", "OUT", "CAN")
+
+
+def known_at(preset: str) -> dict[str, KnownModel]:
+    """The models that are known of those at a preset, under the names of the table."""
+    hosts = {preset, *makers_at(preset)}
+    return {name: known for name, known in CATALOG.items() if host_of(name) in hosts}
+
+
+def known_models(models: Mapping[str, KnownModel]) -> Text:
+    """Write the models as a table; the prices are dollars for a million tokens."""
+    rows = [
+        (
+            name,
+            _short(known.window),
+            _short(known.output),
+            *(_prices(known.price)),
+            ", ".join(known.abilities),
+        )
+        for name, known in models.items()
+    ]
+    return table(_HEAD, rows, lambda place, _: "" if place == 0 else "dim")
+
+
+def in_full(known: KnownModel) -> str:
+    """Write all that is known of one model."""
+    lines = [f"window {known.window or 0:,} tokens" if known.window else "window not known"]
+    lines.append(f"answers up to {known.output:,} tokens" if known.output else "longest answer not known")
+    lines.append(f"can: {', '.join(known.abilities) or 'text alone'}")
+    if known.price is None:
+        lines.append("price not known")
+    else:
+        lines.append(f"for a million tokens: {_sum(known.price)}")
+        if known.price.above is not None:
+            tokens, price = known.price.above
+            lines.append(f"of a request above {tokens:,} tokens: {_sum(price)}")
+    return "".join(f"  {line}\n" for line in lines)
+
+
+def facts(known: KnownModel) -> dict[str, object]:
+    """Write what is known of a model for programs."""
+    can = list(known.abilities)
+    price = None if known.price is None else _fields_of_model(known.price)
+    return {"window": known.window, "output": known.output, "can": can, "price": price}
+
+
+def _fields_of_model(price: Price) -> dict[str, object]:
+    above = None
+    if price.above is not None:
+        above = {"tokens": price.above[0], "price": _fields_of_model(price.above[1])}
+    return {
+        "input": price.input,
+        "output": price.output,
+        "cached": price.cached,
+        "cacheWrite": price.cache_write,
+        "cacheWriteLong": price.cache_write_long,
+        "above": above,
+    }
+
+
+def _prices(price: Price | None) -> tuple[str, str, str]:
+    if price is None:
+        return "", "", ""
+    more = "" if price.above is None else "+"
+    return f"{price.input:g}{more}", "" if price.cached is None else f"{price.cached:g}", f"{price.output:g}"
+
+
+def _sum(price: Price) -> str:
+    parts = (
+        (price.input, "input"),
+        (price.cached, "from the cache"),
+        (price.cache_write, "written to the cache"),
+        (price.cache_write_long, "written to be kept for long"),
+        (price.output, "output"),
+    )
+    return ", ".join(f"${dollars:g} {what}" for dollars, what in parts if dollars is not None)
+
+
+def _short(tokens: int | None) -> str:
+    if tokens is None:
+        return ""
+    return f"{tokens / 1_000_000:.3g}M" if tokens >= 1_000_000 else f"{tokens // 1000}k"
+
+
+_COLOURS = {"set": "green", "by account": "green", "not set": "yellow"}
+
+
+def models(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[VENDOR|MODEL]", help="Only those of a vendor, or all about one model.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Write each as JSON, one a line.")] = False,
+) -> None:
+    """List the models that can be named, what is known of them, and which keys are set.
+
+    Prices are dollars for a million tokens, as the vendors had them on the day that the documents name; + means that
+    long requests cost more. The keys themselves are never shown.
+    """
+    with reporting():
+        if name is not None and name not in PRESETS:
+            _one(name, json)
+            return
+        presets = list(PRESETS.values()) if name is None else [PRESETS[name]]
+        if json:
+            for preset in presets:
+                write(orjson.dumps(_fields(preset)).decode() + "\n")
+            return
+        known = CATALOG if name is None else known_at(name)
+        if known:
+            write(known_models(known).append("\n"))
+        cells = [
+            (example(preset), key_variable(preset) or "", key_state(preset), _address(preset)[0]) for preset in presets
+        ]
+        write(table(("MODEL", "KEY", "", "ADDRESS"), cells, _style))
+        if name is not None:
+            return
+        say("rxloop models VENDOR lists those of one vendor, and rxloop models MODEL says all about a model")
+        say("any other endpoint is named by its address: --model http://localhost:8000/v1#model, with RXLOOP_API_KEY")
+        if chosen := os.environ.get("RXLOOP_MODEL"):
+            say(f"RXLOOP_MODEL is {display_url(chosen)}")
+
+
+def _one(model: str, json: bool) -> None:
+    known, shown = find_model(model), display_url(model)
+    if known is None:
+        vendors = ", ".join(PRESETS)
+        raise ConfigurationError(f"nothing is known of {shown!r}; the vendors are {vendors}")
+    if json:
+        write(orjson.dumps({"model": model, **facts(known)}).decode() + "\n")
+    else:
+        write(f"{model}\n{in_full(known)}")
+
+
+def example(preset: Preset) -> str:
+    """Write a model string of the preset."""
+    return f"{preset.name}:{preset.default_model or 'MODEL'}"
+
+
+def _address(preset: Preset) -> tuple[str, bool]:
+    """Return the address, or why there is none; and whether there is one."""
+    try:
+        return display_url(preset.url()), True
+    except ConfigurationError as error:
+        if preset.url_env is None:
+            # What is to be done stands at its end.
+            return str(error).rpartition(": ")[2], False
+        given = os.environ.get(preset.url_env, "")
+        return (f"{preset.url_env} is not an address" if given else f"set {preset.url_env}"), False
+
+
+def _style(place: int, cell: str) -> str:
+    return _COLOURS.get(cell, "dim") if place == 2 else "" if place == 0 else "dim"
+
+
+def _fields(preset: Preset) -> dict[str, object]:
+    address, known = _address(preset)
+    return {
+        "name": preset.name,
+        "model": example(preset),
+        "baseUrl": address if known else None,
+        "urlEnv": preset.url_env,
+        "keyEnv": key_variable(preset),
+        "keyOptional": preset.key_optional or key_state(preset) in ("by account", "not needed"),
+        "keySet": preset.key() is not None,
+        "known": {name: facts(known) for name, known in known_at(preset.name).items()},
+    }

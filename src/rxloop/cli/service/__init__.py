@@ -1,0 +1,1 @@
+"""The parts of the server that `rxloop serve` starts."""

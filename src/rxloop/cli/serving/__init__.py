@@ -1,1 +1,0 @@
-"""What `rxloop serve` is made of."""

@@ -1,0 +1,349 @@
+"""Compression as a pure step."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any, cast
+
+import orjson
+
+from rxloop.context.blocks import Block, blocks_of, problems_of, repaired
+from rxloop.pipeline.interfaces import Budget, Compressor, TokenCounter
+from rxloop.protocol.messages import Message
+from rxloop.support.threads import call_user_function
+
+_LOW = 0.6
+
+_AFTER_REFUSAL = 0.8
+
+
+@dataclass(frozen=True, slots=True)
+class LastCut:
+    """The result of the last cut of a run: all that has to be remembered between two requests.
+
+    Together with the history it gives the messages to send, in this process or another: see `dump` and `load`.
+    """
+
+    upto: int = 0
+    """How many messages the history had at the last cut; later ones are sent as they are."""
+    view: tuple[int | Message, ...] = ()
+    """What is sent of them: a place in the history, or a message that stands for others."""
+    limit: int | None = None
+    """What a whole request may take, if a provider has refused one that was within the compressor's own limit."""
+
+    def messages(self, history: Sequence[Message]) -> Sequence[Message]:
+        """Return the messages to send: the history itself, the same object, if nothing was cut."""
+        if not self.upto or self.upto > len(history):
+            return history
+        cut = [history[item] if isinstance(item, int) else item for item in self.view]
+        return [*cut, *history[self.upto :]]
+
+    @property
+    def left_out(self) -> tuple[int, ...]:
+        """The places of the messages that are not sent as they are."""
+        kept = {item for item in self.view if isinstance(item, int)}
+        return tuple(place for place in range(self.upto) if place not in kept)
+
+    @property
+    def summary(self) -> str:
+        """What stands for the messages that were left out."""
+        made = [item.text for item in self.view if isinstance(item, Message) and item.role not in ("tool", "assistant")]
+        return "\n".join(made)
+
+    def dump(self) -> dict[str, Any]:
+        """Write the state as JSON values, with consecutive places as `[first, last]`."""
+        view: list[Any] = []
+        for item in self.view:
+            if isinstance(item, Message):
+                view.append(_written(item))
+            elif view and isinstance(view[-1], list) and view[-1][1] == item - 1:
+                view[-1][1] = item
+            else:
+                view.append([item, item])
+        return {"upto": self.upto, "view": view, "limit": self.limit}
+
+    @classmethod
+    def load(cls, data: Mapping[str, Any]) -> LastCut:
+        """Read the state that `dump` wrote."""
+        view: list[int | Message] = []
+        for item in data["view"]:
+            if isinstance(item, list):
+                first, last = cast("list[int]", item)
+                view += range(first, last + 1)
+            else:
+                # As JSON, where bytes are base64.
+                view.append(Message.model_validate_json(orjson.dumps(item)))
+        return cls(data["upto"], tuple(view), data.get("limit"))
+
+
+def _written(message: Message) -> dict[str, Any]:
+    fields = message.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude={"message_id"})
+    if not isinstance(message.content, str):
+        # The type of a part is a default, and what it is told by.
+        fields["content"] = [part.model_dump(mode="json", by_alias=True, exclude_none=True) for part in message.content]
+    return fields
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compressed:
+    """What became of a history on its way into a request."""
+
+    messages: Sequence[Message]
+    """The messages to send; the very history, if nothing was ever cut."""
+    state: LastCut
+    """To be passed in with the next request of the run."""
+    tokens_before: int
+    """Tokens of what would have gone out without a cut."""
+    tokens_after: int
+    cut: bool = False
+    """Whether this step cut; otherwise the request only grew at its end."""
+    dropped: int = 0
+    """Messages that this cut took out."""
+    shortened: int = 0
+    """Results that this cut left a part of."""
+    stable: int = 0
+    """How many messages at the front are the same as without the cut, so that a provider has them in its cache."""
+    stable_tokens: int = 0
+    budget_unmet: bool = False
+    """The messages take more than there is room for, and nothing more can be left out."""
+    problems: tuple[str, ...] = ()
+    """What was wrong with the result of the compressor, and was repaired."""
+    failed: str = ""
+    """Why the result of the compressor was thrown away; the messages are then those without a cut."""
+    seconds: float = 0.0
+    """How long the compressor took."""
+    reason: str = "overflow"
+    """Why it was asked: `overflow`, or `steps` when there was room and it was time."""
+
+    @property
+    def ratio(self) -> float:
+        """Tokens after, as a part of those before."""
+        return self.tokens_after / self.tokens_before if self.tokens_before else 1.0
+
+
+class Compression:
+    """A history on its way into a request: it goes as it is while it fits, and is cut once when it overflows.
+
+    Args:
+        compressor: Makes the cut.
+        messages: The whole history.
+        counter: Counts the tokens.
+        state: What the last compression of this run gave as its `state`.
+        overhead: Tokens of what goes with the messages: system prompt, tools, workspace.
+        pressure: More than 0 if the provider has just refused what the last compression gave, as too long.
+        every: Ask the compressor after so many messages of the model too, even when there is room.
+    """
+
+    def __init__(
+        self,
+        compressor: Compressor,
+        messages: Sequence[Message],
+        counter: TokenCounter,
+        *,
+        state: LastCut | None = None,
+        overhead: int = 0,
+        pressure: int = 0,
+        every: int | None = None,
+    ) -> None:
+        state = state or LastCut()
+        if state.upto > len(messages):
+            # The state is of another history, such as that of a fork.
+            state = LastCut(limit=state.limit)
+        self._compressor = compressor
+        self._history = messages
+        self._counter = counter
+        self._sent = state.messages(messages)
+        self._tokens = counter.count(self._sent)
+        limit = compressor.max_tokens if state.limit is None else min(compressor.max_tokens, state.limit)
+        if pressure:
+            limit = min(limit, int((self._tokens + overhead) * _AFTER_REFUSAL))
+            state = replace(state, limit=limit)
+        self._state = state
+        self._room = max(0, limit - overhead)
+        high: float = getattr(compressor, "high", 1.0)
+        most: int | None = getattr(compressor, "max_messages", None)
+        self._full = self._tokens > int(self._room * high) or (most is not None and len(self._sent) > most)
+        self._due = every is not None and _calls_since(messages, state.upto, every)
+
+    @property
+    def fits(self) -> bool:
+        """Whether nothing has to be cut."""
+        return not self._due and not self._full
+
+    async def result(self, *, pinned: frozenset[int] = frozenset(), seconds: float | None = None) -> Compressed:
+        """Ask the compressor, unless everything fits, and check what it gives.
+
+        A compressor of the user's own that does not await runs in a thread, so that it cannot block the event loop.
+
+        Args:
+            pinned: The places of messages that must stay.
+            seconds: How long the compressor may take; after that, the messages go as they were.
+        """
+        if self.fits:
+            return self.unchanged()
+        low: float = getattr(self._compressor, "low", _LOW)
+        most: int | None = getattr(self._compressor, "max_messages", None)
+        budget = Budget(
+            tokens=self._room,
+            target=int(min(self._room, self._tokens) * low) if self._due else int(self._room * low),
+            counter=self._counter,
+            pinned=pinned,
+            sent=self._sent,
+            messages=None if most is None else int(most * low),
+        )
+        begin = time.perf_counter()
+        limit = asyncio.timeout(seconds)
+        try:
+            async with limit:
+                made = await _ask(self._compressor, self._history, budget)
+        except Exception as error:
+            if limit.expired():
+                return self._failure(f"{self._compressor!r} took more than {seconds:g} s")
+            return self._failure(f"{type(error).__name__}: {error}")
+        return self._checked(made, pinned, time.perf_counter() - begin)
+
+    def unchanged(self, **fields: Any) -> Compressed:
+        """Describe what goes out without a cut."""
+        return Compressed(
+            messages=self._sent,
+            state=self._state,
+            tokens_before=self._tokens,
+            tokens_after=self._tokens,
+            stable=len(self._sent),
+            stable_tokens=self._tokens,
+            budget_unmet=self._tokens > self._room,
+            **fields,
+        )
+
+    def _failure(self, reason: str) -> Compressed:
+        return self.unchanged(failed=reason)
+
+    def _checked(self, made: object, pinned: frozenset[int], seconds: float) -> Compressed:
+        """Check and repair the cut that a compressor made."""
+        try:
+            view = _view(made, self._history)
+        except ValueError as error:
+            return self._failure(str(error))
+        blocks = blocks_of(self._history)
+        view, lost = _restored(view, self._history, blocks, pinned)
+        chosen = [self._history[item] if isinstance(item, int) else item for item in view]
+        # A call may leave without its result only where the history itself waits for it.
+        at_work = bool(blocks) and blocks[-1].open
+        problems = (*lost, *problems_of(chosen, open_tail=at_work))
+        if problems:
+            chosen = repaired(chosen, open_tail=at_work)
+            view = _view(chosen, self._history)
+        after = self._counter.count(chosen)
+        if chosen == list(self._sent):
+            return self.unchanged(seconds=seconds, problems=problems)
+        if after > self._tokens:
+            return self._failure(f"the result takes {after} tokens, more than the {self._tokens} before it")
+        stable = _common(self._sent, chosen)
+        results = {message.tool_call_id for message in chosen if message.role == "tool"}
+        state = LastCut(len(self._history), view, self._state.limit)
+        originals = {id(message) for message in self._history}
+        shortened = sum(m.role == "tool" and id(m) not in originals for m in chosen)
+        there = {id(message) for message in chosen}
+        gone = sum(id(m) not in there and (m.role != "tool" or m.tool_call_id not in results) for m in self._sent)
+        return Compressed(
+            messages=chosen,
+            state=state,
+            tokens_before=self._tokens,
+            tokens_after=after,
+            cut=True,
+            dropped=gone,
+            shortened=shortened,
+            stable=stable,
+            stable_tokens=self._counter.count(chosen[:stable]),
+            budget_unmet=after > self._room,
+            problems=problems,
+            seconds=seconds,
+            reason="overflow" if self._full else "steps",
+        )
+
+
+async def _ask(compressor: Compressor, messages: Sequence[Message], budget: Budget) -> object:
+    """Ask a compressor."""
+    if not _is_ours(compressor):
+        return await call_user_function(compressor.compress, messages, budget)
+    made = compressor.compress(messages, budget)
+    return await made if isinstance(made, Awaitable) else made
+
+
+def _is_ours(compressor: Compressor) -> bool:
+    """Return whether a compressor is one of this library, all of which are known to return."""
+    parts: Sequence[Compressor] = getattr(compressor, "compressors", ())
+    module: str = getattr(compressor.compress, "__module__", None) or ""
+    return module.partition(".")[0] == "rxloop" and all(map(_is_ours, parts))
+
+
+def _calls_since(history: Sequence[Message], place: int, count: int) -> bool:
+    """Return whether the model has spoken so often since that place. A history says the same after a resume."""
+    newer = (history[at] for at in range(len(history) - 1, place - 1, -1))
+    return sum(1 for _ in islice((message for message in newer if message.role == "assistant"), count)) >= count
+
+
+def _view(made: object, history: Sequence[Message]) -> tuple[int | Message, ...]:
+    """Replace the messages in the result of a compressor that are in the history by their places.
+
+    Raises:
+        ValueError: It is not a list of messages, or not in the order of the history.
+    """
+    if not isinstance(made, Sequence) or isinstance(made, str | bytes):
+        raise ValueError(f"the result is {type(made).__name__}: return a list of messages")
+    places: dict[int, list[int]] = {}
+    for place, message in enumerate(history):
+        places.setdefault(id(message), []).append(place)
+    view: list[int | Message] = []
+    last = -1
+    for item in cast("Sequence[object]", made):
+        if not isinstance(item, Message):
+            raise ValueError(f"the result holds {item!r}: return a list of messages")
+        here = places.get(id(item))
+        if here is None:
+            view.append(item)
+            continue
+        place = next((place for place in here if place > last), None)
+        if place is None:
+            raise ValueError(f"message {here[-1]} of the history comes after message {last}: keep the order")
+        view.append(place)
+        last = place
+    return tuple(view)
+
+
+def _restored(
+    view: tuple[int | Message, ...], history: Sequence[Message], blocks: Sequence[Block], pinned: frozenset[int]
+) -> tuple[tuple[int | Message, ...], list[str]]:
+    """Put back what must not be missing from a view.
+
+    That is the task, the newest message of the user, pinned messages, system messages and calls at work; and of the
+    newest block, whose results the model has not seen yet, all of it where a part of it is there.
+    """
+    kept = {item for item in view if isinstance(item, int)}
+    users = [place for place, message in enumerate(history) if message.role == "user"]
+    must = {place for place in pinned if place < len(history)} | {*users[:1], *users[-1:]}
+    must |= {place for place, message in enumerate(history) if message.role == "system"}
+    newest = next((block for block in reversed(blocks) if block.messages[0].role == "assistant"), None)
+    for block in blocks:
+        torn = block is newest and not kept.isdisjoint(block.places)
+        if torn or not must.isdisjoint(block.places) or (block.open and block is blocks[-1]):
+            must |= set(block.places)
+    results = {item.tool_call_id for item in view if isinstance(item, Message) and item.role == "tool"}
+    missing = [place for place in sorted(must - kept) if history[place].tool_call_id not in results - {None}]
+    out = list(view)
+    for place in missing:
+        after = next((at for at, item in enumerate(out) if isinstance(item, int) and item > place), len(out))
+        out.insert(after, place)
+    return tuple(out), [f"message {place} of the history must stay" for place in missing]
+
+
+def _common(one: Sequence[Message], other: Sequence[Message]) -> int:
+    """Count the messages at the front that both have in common."""
+    length = min(len(one), len(other))
+    return next(
+        (place for place in range(length) if one[place] is not other[place] and one[place] != other[place]), length
+    )

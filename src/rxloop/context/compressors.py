@@ -1,0 +1,209 @@
+"""Compressors: sliding window, token budget, and chains."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from inspect import isawaitable
+
+from rxloop.context.layout import Layout, Marks, brief, marked, without_media
+from rxloop.errors import ConfigurationError
+from rxloop.pipeline.interfaces import Budget, Compressor
+from rxloop.protocol.messages import Message
+
+
+class SlidingWindowCompressor(Marks):
+    """Keeps the newest blocks that fit, and the facts of the others as a summary after the task.
+
+    The window is as large as both its limits say: by tokens, by messages, or by one of them. It is cut to `low` of the
+    limit, and grows until the limit is reached again.
+
+    Example:
+        ```python
+        Agent(model, loop=[op.compress(SlidingWindowCompressor(max_tokens=60_000)), op.call_model(), op.run_tools()])
+        ```
+
+    Args:
+        max_tokens: What a whole request may take; None where messages alone count.
+        max_messages: How many messages of the history a request may have, the task and the summary among them. A block
+            is never torn for it, and the newest one always stays.
+        high: The part of `max_tokens` at which the history is cut.
+        low: The part of both limits that the request has after a cut.
+
+    Raises:
+        ConfigurationError: There is no limit, or it is not a number that can be one.
+    """
+
+    def __init__(
+        self,
+        max_tokens: int | None = None,
+        *,
+        max_messages: int | None = None,
+        high: float = 1.0,
+        low: float = 0.6,
+    ) -> None:
+        if max_tokens is None and max_messages is None:
+            raise ConfigurationError("a window needs a limit: give max_tokens, max_messages, or both")
+        if max_messages is not None and max_messages < 0:
+            raise ConfigurationError(f"max_messages is {max_messages}: give the messages that a request may have")
+        super().__init__(sys.maxsize if max_tokens is None else max_tokens, high=high, low=low)
+        self.max_messages = max_messages
+
+    def __repr__(self) -> str:
+        if self.max_messages is None:
+            return super().__repr__()
+        tokens = "" if self.max_tokens == sys.maxsize else f"max_tokens={self.max_tokens}, "
+        return f"{type(self).__name__}({tokens}max_messages={self.max_messages}, high={self.high}, low={self.low})"
+
+    def compress(self, messages: Sequence[Message], budget: Budget) -> list[Message]:
+        """Choose the messages to send instead of the history."""
+        layout = Layout(messages, budget)
+        layout.keep_newest({})
+        return layout.messages()
+
+
+_SAME = "[left out: a later result says the same]"
+
+_GONE = "[left out: {n} characters]"
+
+_BRIEF = 400
+
+
+class TokenBudgetCompressor(Marks):
+    """Shortens old tool results, blanks them, and then drops the oldest blocks, as far as it must; and keeps the facts.
+
+    What was called, and what the model said to it, stays longer than with a window; the results go first: those that a
+    later one repeats, then the middle of long ones, then the old ones whole.
+    """
+
+    def compress(self, messages: Sequence[Message], budget: Budget) -> list[Message]:
+        """Choose the messages to send instead of the history."""
+        layout = Layout(messages, budget)
+        repeats = _repeats(messages)
+        forms: dict[int, Sequence[Message]] = {}
+        over = sum(layout.costs[index] for index in layout.free) - layout.room
+        steps: list[Callable[[Message], Message]] = [partial(_unrepeated, repeats), _brief, _blank]
+        for shorten in steps:
+            over = _shorten(layout, forms, shorten, over)
+        layout.keep_newest(forms)
+        return layout.messages()
+
+
+def _shorten(
+    layout: Layout, forms: dict[int, Sequence[Message]], shorten: Callable[[Message], Message], over: int
+) -> int:
+    """Shorten the results of free blocks, the oldest first, until nothing is over; what is over then."""
+    for index in layout.free:
+        if over <= 0:
+            break
+        block = layout.blocks[index]
+        if not block.calls:
+            continue
+        old = forms.get(index, block.messages)
+        new = [shorten(message) if message.role == "tool" else message for message in old]
+        cost = layout.budget.count(*new)
+        if cost < layout.costs[index]:
+            over -= layout.costs[index] - cost
+            layout.costs[index] = cost
+            forms[index] = new
+    return over
+
+
+def _repeats(messages: Sequence[Message]) -> set[int]:
+    """Find the results that a later one repeats, by their identity; two images are taken for different ones."""
+    seen: set[str] = set()
+    found: set[int] = set()
+    for message in reversed(messages):
+        if message.role == "tool" and not message.media:
+            if message.text in seen:
+                found.add(id(message))
+            seen.add(message.text)
+    return found
+
+
+def _unrepeated(repeats: set[int], message: Message) -> Message:
+    return marked(message, _SAME) if id(message) in repeats and len(message.text) > len(_SAME) else message
+
+
+def _brief(message: Message) -> Message:
+    return brief(message, _BRIEF) if len(message.text) > 2 * _BRIEF else message
+
+
+def _blank(message: Message) -> Message:
+    text = message.text
+    if len(text) > 2 * len(_GONE):
+        return marked(message, _GONE.format(n=len(text)))
+    return without_media(message)
+
+
+class ChainedCompressor(Marks):
+    """Asks one compressor after the other, until the budget is met.
+
+    Each sees what the one before it left, without its summary: there is one summary in the end, and it covers all that
+    was left out.
+
+    Args:
+        compressors: The gentlest first.
+        max_tokens: What a whole request may take; None is the least that one of them states.
+        high: The part of it at which the history is cut.
+        low: The part of it that the request has after a cut.
+    """
+
+    def __init__(
+        self, *compressors: Compressor, max_tokens: int | None = None, high: float = 1.0, low: float = 0.6
+    ) -> None:
+        if not compressors:
+            raise ConfigurationError("ChainedCompressor() has nothing to ask: give it compressors")
+        least = min(compressor.max_tokens for compressor in compressors)
+        super().__init__(least if max_tokens is None else max_tokens, high=high, low=low)
+        windows = [
+            most for compressor in compressors if (most := getattr(compressor, "max_messages", None)) is not None
+        ]
+        self.max_messages = min(windows, default=None)
+        self.compressors = compressors
+
+    def compress(self, messages: Sequence[Message], budget: Budget) -> Sequence[Message] | Awaitable[Sequence[Message]]:
+        """Choose the messages to send instead of the history."""
+        return self._ask_from(0, messages, messages, budget)
+
+    def _ask_from(
+        self, first: int, history: Sequence[Message], messages: Sequence[Message], budget: Budget
+    ) -> Sequence[Message] | Awaitable[Sequence[Message]]:
+        for place in range(first, len(self.compressors)):
+            given = budget if place == 0 else _remaining_budget(history, messages, budget)
+            asked = messages if place == 0 else _without_summary(history, messages)
+            made = self.compressors[place].compress(asked, given)
+            if isawaitable(made):
+                return self._ask_rest_after(place, history, made, budget)
+            messages = made
+            if budget.counter.count(messages) <= budget.target:
+                break
+        return messages
+
+    async def _ask_rest_after(
+        self, place: int, history: Sequence[Message], made: Awaitable[Sequence[Message]], budget: Budget
+    ) -> Sequence[Message]:
+        messages = await made
+        if budget.counter.count(messages) <= budget.target:
+            return messages
+        rest = self._ask_from(place + 1, history, messages, budget)
+        return await rest if isawaitable(rest) else rest
+
+
+def _without_summary(history: Sequence[Message], messages: Sequence[Message]) -> list[Message]:
+    own = {id(message) for message in history}
+    return [message for message in messages if id(message) in own or message.role in ("tool", "assistant")]
+
+
+def _remaining_budget(history: Sequence[Message], messages: Sequence[Message], budget: Budget) -> Budget:
+    """Give the next compressor its budget: with what is gone already, and where pinned messages stand now."""
+    pins = {id(history[place]) for place in budget.pinned if place < len(history)}
+    left = _without_summary(history, messages)
+    there = {id(message) for message in left}
+    return replace(
+        budget,
+        pinned=frozenset(place for place, message in enumerate(left) if id(message) in pins),
+        dropped=[message for message in history if id(message) not in there],
+    )

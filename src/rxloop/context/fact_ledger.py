@@ -1,0 +1,203 @@
+"""Facts kept from removed messages."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Collection, Iterable, Sequence
+from heapq import nlargest
+from typing import NamedTuple
+from weakref import ref
+
+from rxloop.context.counting import text_tokens
+from rxloop.context.facts import facts_of
+from rxloop.protocol.messages import Message
+
+# Recent mentions count more, old ones never count for nothing: what an agent comes back to may be far away.
+_OLD, _FADES = 0.8, 20.0
+
+# No text has room for more values than this; there may be twice as many until the least useful ones go.
+_MOST = 4_000
+
+
+class Entry(NamedTuple):
+    """One value of the ledger."""
+
+    value: str
+    label: str
+    """The word that named it where it stood last."""
+    weight: float
+    mentions: int
+    """How many messages mention it."""
+    place: int
+    """The message that mentioned it last."""
+    order: int
+    """Which mention of any value that was, in order."""
+
+    @property
+    def cost(self) -> float:
+        """The tokens of its line, roughly."""
+        return text_tokens(self.value) + text_tokens(self.label) + 1.0
+
+    def worth(self, now: int) -> float:
+        """Return how much each of its tokens is worth."""
+        age = _OLD + (1 - _OLD) * math.exp((self.place - now) / _FADES)
+        return self.weight * (1 + 0.5 * math.log2(self.mentions)) * age / math.sqrt(self.cost)
+
+
+class FactLedger:
+    """Facts of messages, each once, oldest first.
+
+    It grows as messages are added, and depends on nothing but them: the same messages give the same ledger and the same
+    text, in this process or another.
+    """
+
+    __slots__ = ("_entries", "_order", "_place")
+
+    def __init__(self, messages: Iterable[Message] = ()) -> None:
+        self._entries: dict[str, Entry] = {}
+        self._place = self._order = 0
+        self.add(messages)
+
+    def add(self, messages: Iterable[Message]) -> None:
+        """Take in the facts of these messages, which come after all that were added before."""
+        entries = self._entries
+        for message in messages:
+            self._place += 1
+            for value, label, weight in facts_of(message):
+                self._order += 1
+                old = entries.get(value)
+                if old is None:
+                    entries[value] = Entry(value, label, weight, 1, self._place, self._order)
+                else:
+                    label, weight = label or old.label, max(old.weight, weight)
+                    entries[value] = Entry(value, label, weight, old.mentions + 1, self._place, self._order)
+            if len(entries) > 2 * _MOST:
+                best = nlargest(_MOST, entries.values(), key=lambda entry: entry.worth(self._place))
+                self._entries = entries = {entry.value: entry for entry in best}
+
+    def copy(self) -> FactLedger:
+        """Copy the ledger; the copy grows independently."""
+        other = FactLedger()
+        other._entries, other._place, other._order = self._entries.copy(), self._place, self._order
+        return other
+
+    def text(self, tokens: float, *, visible: Collection[str] = (), size: Callable[[str], float] = text_tokens) -> str:
+        """Write the ledger as lines, within the budget; the most useful values win.
+
+        Args:
+            tokens: What the text may take.
+            visible: Values to leave out, since they are to be seen elsewhere.
+            size: Counts the tokens of a text.
+        """
+        ranked = sorted(
+            (entry for entry in self._entries.values() if entry.value not in visible),
+            key=lambda entry: entry.worth(self._place),
+            reverse=True,
+        )
+        estimate = tokens
+        while estimate >= 2:
+            text = _lines(_chosen(ranked, estimate))
+            over = size(text) - tokens
+            if over <= 0:
+                return text
+            estimate = min(estimate - over, estimate * 0.95)
+        return ""
+
+    @property
+    def tokens(self) -> float:
+        """The approximate tokens of the whole ledger."""
+        return sum(entry.cost for entry in self._entries.values())
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, value: object) -> bool:
+        return value in self._entries
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, FactLedger):
+            return False
+        same = (self._place, self._order) == (other._place, other._order)
+        return same and [*self._entries.values()] == [*other._entries.values()]
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
+
+
+_NOTHING_READ: tuple[list[ref[Message]], FactLedger] = [], FactLedger()
+
+_read: dict[int, tuple[list[ref[Message]], FactLedger]] = {}
+"""By the id of the newest message that was read: all that were read, and their facts.
+
+An entry goes with that message, which belongs to one conversation. The first one may not: a constant system message
+lives as long as the program.
+"""
+
+
+def ledger_of(history: Sequence[Message]) -> FactLedger:
+    """Read the facts of a history; of one that has grown since the last time, only the new messages are read."""
+    seen, ledger = _take_known_beginning(history)
+    new = history[len(seen) :]
+    ledger.add(new)
+    if history:
+        key = id(history[-1])
+        seen = [*seen, *map(ref, new)]
+        seen[-1] = ref(history[-1], lambda gone: _read.pop(key, None))
+        _read[key] = seen, ledger
+    return ledger.copy()
+
+
+def _take_known_beginning(history: Sequence[Message]) -> tuple[list[ref[Message]], FactLedger]:
+    """Take out what was read of the longest beginning of a history; nothing was read of a new one."""
+    for length in range(len(history), 0, -1):
+        key = id(history[length - 1])
+        seen, ledger = _read.get(key, _NOTHING_READ)
+        same = len(seen) == length and all(one() is message for one, message in zip(seen, history, strict=False))
+        if same and _read.pop(key, None) is not None:
+            return seen, ledger
+    return [], FactLedger()
+
+
+def _chosen(ranked: Iterable[Entry], tokens: float) -> list[Entry]:
+    """Choose what fits, the best first; a value that stands inside another is there already."""
+    chosen: list[Entry] = []
+    taken = "\n"
+    for entry in ranked:
+        if entry.cost > tokens:
+            if tokens < 2:
+                break
+            continue
+        if _stands_in(entry.value, taken):
+            continue
+        tokens -= entry.cost
+        chosen.append(entry)
+        taken += f"{entry.value}\n"
+    return [
+        entry
+        for entry in chosen
+        if taken.count(entry.value) == 1 or not _stands_in(entry.value, _without(entry, taken))
+    ]
+
+
+def _without(entry: Entry, taken: str) -> str:
+    return taken.replace(f"\n{entry.value}\n", "\n", 1)
+
+
+def _stands_in(value: str, text: str) -> bool:
+    return value in text and re.search(rf"(?<!\w){re.escape(value)}(?!\w)", text) is not None
+
+
+def _lines(entries: list[Entry]) -> str:
+    """Write one line for each message, its values in their order there, each after its label."""
+    parts: list[str] = []
+    place, label = -1, ""
+    for entry in sorted(entries, key=lambda entry: entry.order):
+        if entry.place != place:
+            parts.append("\n" if parts else "")
+            place, label = entry.place, ""
+        elif parts:
+            parts.append(" " if entry.label == label else ", ")
+        named = entry.label and entry.label != label
+        parts.append(f"{entry.label} {entry.value}" if named else entry.value)
+        label = entry.label
+    return "".join(parts)

@@ -1,0 +1,227 @@
+"""Requests made valid again after operators changed them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from itertools import repeat, takewhile
+from operator import is_
+from typing import Any, cast
+from weakref import WeakKeyDictionary
+
+from rxloop.context.blocks import Block, blocks_of
+from rxloop.pipeline.requests import ModelRequest
+from rxloop.protocol.messages import Message, ToolCall
+from rxloop.state.history import History
+from rxloop.state.run_state import RunState
+
+log = logging.getLogger("rxloop")
+
+
+class RequestRepair:
+    """Checks requests whose messages are not the history itself.
+
+    For each line of a run it keeps the last messages that were right: of messages that only grow at their end, it
+    looks at the new ones alone.
+    """
+
+    def __init__(self) -> None:
+        self._right: WeakKeyDictionary[Any, dict[str | None, tuple[Message, ...]]] = WeakKeyDictionary()
+        self._warned: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
+
+    def checked(self, request: ModelRequest) -> tuple[ModelRequest, list[str]]:
+        """Give the request as it may leave, and its problems: none, and the same object, if all is well."""
+        host, state = request.ctx.host, request.ctx.state
+        system, problems = _with_layers(request.system, host.system)
+        messages, wrong = self._checked(request, state)
+        problems += wrong
+        if not problems:
+            return request, problems
+        if host not in self._warned:
+            self._warned[host] = True
+            log.warning(
+                "run %s: an operator before call_model in %s made a request that had to be repaired: %s",
+                request.ctx.task_id,
+                host.loop_name,
+                "; ".join(problems),
+            )
+        return request.replace(messages=messages, system=system), problems
+
+    def _checked(self, request: ModelRequest, state: RunState) -> tuple[Sequence[Message], list[str]]:
+        history = state.messages
+        given = cast("object", request.messages)
+        if given is history:
+            return history, []
+        wrong = _not_messages(given)
+        if wrong is not None:
+            return history, [wrong]
+        messages = cast("Sequence[Message]", given)
+        known = self._right.setdefault(request.ctx.host, {})
+        before = known.get(request.branch, ())
+        same = sum(takewhile(bool, map(is_, messages, before)))
+        problems = pair_problems(messages, same)
+        missing = _missing(messages, history, state)
+        if not (problems or missing):
+            known[request.branch] = tuple(messages)
+            return messages, []
+        problems += [f"message {place} of the history has to be there" for place in missing]
+        return _repaired(messages, history, missing), problems
+
+
+def pair_problems(messages: Sequence[Message], same: int = 0) -> list[str]:
+    """Say what is wrong with calls and their results.
+
+    Args:
+        messages: Those of a request.
+        same: How many of them, from the first one on, are known to be right.
+    """
+    start = same
+    while start and messages[start - 1].role == "tool":
+        start -= 1
+    if start and messages[start - 1].tool_calls:
+        start -= 1
+    # Not a slice: `messages` may be any sequence.
+    return [
+        problem
+        for block in blocks_of(messages[place] for place in range(start, len(messages)))
+        if (problem := _problem(block, start + block.start)) is not None
+    ]
+
+
+def _problem(block: Block, place: int) -> str | None:
+    first = block.messages[0]
+    if first.role == "tool":
+        return f"message {place} answers the call {first.tool_call_id!r}, which nothing before it makes"
+    calls = [call.id for call in first.tool_calls]
+    answered = [message.tool_call_id for message in block.messages[1:]]
+    if calls == answered:
+        return None
+    missing = next((call for call in calls if calls.count(call) > answered.count(call)), None)
+    if missing is not None:
+        return f"the call {missing!r} of message {place} has no result"
+    if len(answered) > len(calls):
+        return f"the calls of message {place} have more than one result each"
+    return f"the results of message {place} are not in the order of its calls"
+
+
+def _not_messages(given: object) -> str | None:
+    """Say what is wrong if something is not a list of messages."""
+    if not isinstance(given, Sequence) or isinstance(given, str | bytes):
+        return f"the messages are {_typed(given)} and not a list: the history was sent"
+    for item in cast("Sequence[object]", given):
+        if not isinstance(item, Message):
+            return f"something {_typed(item)} stands among the messages: the history was sent"
+    return None
+
+
+def _typed(value: object) -> str:
+    return f"of type {type(value).__qualname__}"
+
+
+def _with_layers(given: object, own: tuple[Message, ...]) -> tuple[tuple[Message, ...], list[str]]:
+    """Restore the layers of the run's system prompt that are gone, unless a new layer stands for them."""
+    if given is own:
+        return own, []
+    if not isinstance(given, Sequence) or not all(
+        isinstance(item, Message) for item in cast("Sequence[object]", given)
+    ):
+        return own, [f"the system prompt is {_typed(cast('object', given))} and not messages: that of the run was sent"]
+    layers = tuple(cast("Sequence[Message]", given))
+    gone = [layer for layer in own if not _holds(layers, layer)]
+    if not gone or any(not _holds(own, layer) for layer in layers):
+        return layers, []
+    return (*own, *(layer for layer in layers if not _holds(own, layer))), ["the system prompt was left out"]
+
+
+def _holds(messages: Sequence[Message], message: Message) -> bool:
+    """Tell whether that very message is among them. By identity: two equal messages of a user are both needed."""
+    return any(map(is_, messages, repeat(message)))
+
+
+def _missing(messages: Sequence[Message], history: History, state: RunState) -> list[int]:
+    """Find the places in the history of the messages that are missing and have to be there."""
+    places: list[int] = []
+    newest = history.newest_user
+    if newest is not None and not _holds(messages, history[newest]):
+        last = next((message for message in reversed(messages) if message.role == "user"), None)
+        if last is None or _holds(history, last):
+            places.append(newest)
+    asked = next((message for message in reversed(state.asked) if message.role == "user"), None)
+    if asked is None or (newest is not None and history[newest] is asked):
+        pass
+    elif not _holds(messages, asked) and not _rewritten(messages, history, _is_of_user):
+        places += [place for place, message in enumerate(history) if message is asked]
+    pinned = [place for place in history.pinned if not _holds(messages, history[place])]
+    if pinned and not _rewritten(messages, history, _is_pinned):
+        places += pinned
+    return sorted(set(places))
+
+
+def _rewritten(messages: Sequence[Message], history: History, kind: Callable[[Message], bool]) -> bool:
+    """Tell whether there is a message of that kind that the history does not know."""
+    return any(kind(message) and not _holds(history, message) for message in messages)
+
+
+def _is_of_user(message: Message) -> bool:
+    return message.role == "user"
+
+
+def _is_pinned(message: Message) -> bool:
+    return message.pinned
+
+
+def _repaired(messages: Sequence[Message], history: History, missing: Sequence[int]) -> list[Message]:
+    """Put in what has to be there, and leave out what a provider would refuse."""
+    start, newest = _newest_block(history)
+    kept: list[Message] = []
+    for block in blocks_of(messages):
+        first = block.messages[0]
+        if first.role == "tool":
+            continue
+        spare = newest[1:] if newest and first is newest[0] else ()
+        results = _in_order(first.tool_calls, [*block.messages[1:], *spare])
+        if results is not None:
+            kept += [first, *results]
+    places = {place: [history[place]] for place in missing}
+    torn = any(_holds(messages, message) for message in newest)
+    if torn and not (_holds(kept, newest[0]) or any(_holds(kept, message) for message in newest)):
+        places[start] = newest
+    order = {id(message): place for place, message in enumerate(history)}
+    for place in sorted(places):
+        at = _place_for(kept, place, order, last=place == len(history) - len(places[place]))
+        kept[at:at] = places[place]
+    return kept or list(history)
+
+
+def _newest_block(history: History) -> tuple[int, list[Message]]:
+    """Find the newest message of the model that calls tools: its place, and the message with its results."""
+    start = len(history) - 1
+    while start >= 0 and history[start].role != "assistant":
+        start -= 1
+    if start < 0 or not history[start].tool_calls:
+        return 0, []
+    return start, history[start : start + 1 + len(history[start].tool_calls)]
+
+
+def _in_order(calls: Sequence[ToolCall], results: list[Message]) -> list[Message] | None:
+    """Find one result for each call, in the order of the calls; None if one is missing."""
+    found: list[Message] = []
+    for call in calls:
+        at = next((at for at, message in enumerate(results) if message.tool_call_id == call.id), None)
+        if at is None:
+            return None
+        found.append(results.pop(at))
+    return found
+
+
+def _place_for(kept: Sequence[Message], place: int, order: dict[int, int], *, last: bool) -> int:
+    """Find where a message of the history belongs among those that are left: after what was before it."""
+    before = [at for at, message in enumerate(kept) if order.get(id(message), len(order)) < place]
+    later = next((at for at, message in enumerate(kept) if order.get(id(message), -1) > place), None)
+    at = before[-1] + 1 if before else later if later is not None else len(kept) if last else 0
+    # Never between a call and its results.
+    while at < len(kept) and kept[at].role == "tool" and before:
+        at += 1
+    while not before and at and at < len(kept) and kept[at].role == "tool":
+        at -= 1
+    return at

@@ -1,0 +1,192 @@
+"""Requests shortened to the window, and the events that say so."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from rxloop.context.compression import Compressed, Compression, LastCut
+from rxloop.context.counting import TokenEstimator
+from rxloop.errors import ConfigurationError
+from rxloop.pipeline.interfaces import Compressor, TokenCounter
+from rxloop.pipeline.requests import ModelRequest, Signal
+from rxloop.protocol.events import ContextCompressedEvent, Event, ThinkingFailedEvent
+from rxloop.protocol.messages import Message
+
+log = logging.getLogger("rxloop")
+
+_BELIEVED = 0.4
+"""A report below this part of the estimate does not count the whole request."""
+
+MOST_FAILURES = 3
+"""After this many failures the rest of the run is not compressed."""
+
+
+class RequestCutter:
+    """Cuts requests to the limit of a compressor.
+
+    It keeps what it learns about models. Of a run it keeps only the estimate of the last request.
+
+    Args:
+        compressor: Makes the cuts.
+        counter: Counts tokens; by default an estimator that learns from what the providers report.
+        every: Also ask the compressor after this many model calls, even if there is room.
+        timeout: Seconds that the compressor may take.
+        reserve: Tokens to keep free in each request.
+
+    Raises:
+        ConfigurationError: An argument is of a wrong kind.
+    """
+
+    def __init__(
+        self,
+        compressor: Compressor,
+        counter: TokenCounter | None,
+        every: int | None,
+        timeout: float,
+        reserve: int = 0,
+    ) -> None:
+        _check(compressor, counter, every, timeout)
+        self._compressor = compressor
+        self._counter = counter if counter is not None else TokenEstimator()
+        self._every = every
+        self._timeout = timeout
+        self._reserve = reserve
+        self._sent: WeakKeyDictionary[Any, dict[str | None, tuple[str, float]]] = WeakKeyDictionary()
+        self._warned: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
+        self._read: WeakKeyDictionary[Any, dict[str | None, tuple[Event, LastCut]]] = WeakKeyDictionary()
+
+    def counter(self, request: ModelRequest) -> TokenCounter:
+        """Get the counter for the model of a request, corrected by what the provider reported for the last one."""
+        if not isinstance(self._counter, TokenEstimator):
+            return self._counter
+        counter = self._counter.for_model(request.ctx.model.name)
+        step, raw = self._sent.get(request.ctx.host, {}).pop(request.branch, ("", 0.0))
+        measured = request.ctx.state.measured
+        # Some providers report the uncached tokens alone: whoever believed them would never cut.
+        if measured is not None and measured.step == step and measured.input_tokens > _BELIEVED * raw:
+            counter.observe(raw, measured.input_tokens)
+        return counter
+
+    def skips(self, request: ModelRequest) -> bool:
+        """Tell whether a request is sent as it is: its answer is in the log, or compression has failed too often."""
+        return request.step in request.ctx.host.earlier.messages or request.ctx.state.thinking_failures >= MOST_FAILURES
+
+    def last_cut(self, request: ModelRequest) -> LastCut | None:
+        """Give what the last cut left: the same object, with the same messages, until the next cut."""
+        event = request.ctx.state.compressed
+        if event is None or not event.view:
+            return None
+        read = self._read.setdefault(request.ctx.host, {})
+        known = read.get(request.branch)
+        if known is None or known[0] is not event:
+            known = read[request.branch] = event, LastCut.load(event.view)
+        return known[1]
+
+    def compression(self, request: ModelRequest, counter: TokenCounter) -> Compression:
+        """Set up the compression of the history of a request."""
+        return Compression(
+            self._compressor,
+            request.messages,
+            counter,
+            state=self.last_cut(request),
+            overhead=self._overhead(request, counter),
+            pressure=request.pressure,
+            every=self._every,
+        )
+
+    async def cut(self, request: ModelRequest, compression: Compression) -> Compressed:
+        """Cut the history of a request."""
+        return await compression.result(pinned=_pinned(request), seconds=self._timeout)
+
+    def smaller(self, request: ModelRequest, messages: Sequence[Message], counter: TokenCounter) -> ModelRequest:
+        """Make the request with these messages and the estimate of their tokens."""
+        everything = [*request.system, *messages, *request.tail]
+        if not isinstance(counter, TokenEstimator):
+            return request.replace(messages=messages, estimate=counter.count(everything, request.tools))
+        raw = counter.raw(everything, request.tools)
+        self._sent.setdefault(request.ctx.host, {})[request.branch] = (request.step, raw)
+        return request.replace(messages=messages, estimate=counter.predicted(raw))
+
+    def _overhead(self, request: ModelRequest, counter: TokenCounter) -> int:
+        layers = [*request.system, *request.tail]
+        # The preamble that a model adds to every request counts here and not in the messages.
+        count = counter.request if isinstance(counter, TokenEstimator) else counter.count
+        return count(layers, request.tools) + self._reserve
+
+    def events(self, request: ModelRequest, found: Compressed, **fields: Any) -> list[Signal]:
+        """Make the events that report a compression; none if nothing happened."""
+        failed = found.failed
+        if found.problems and not found.cut:
+            failed = f"nothing of the result was left after its repair: {'; '.join(found.problems)}"
+        if failed or found.problems:
+            self._warn(request, failed or "; ".join(found.problems))
+        if failed:
+            step, branch = request.step, request.branch
+            return [ThinkingFailedEvent(reason=failed, tokens_before=found.tokens_before, step=step, branch=branch)]
+        return _compressed(request, found, **fields)
+
+    def _warn(self, request: ModelRequest, what: str) -> None:
+        """Name the compressor in a warning, once a run."""
+        if request.ctx.host not in self._warned:
+            self._warned[request.ctx.host] = True
+            log.warning(
+                "run %s: the result of %r had to be repaired or thrown away: %s",
+                request.ctx.task_id,
+                self._compressor,
+                what,
+            )
+
+
+def _compressed(request: ModelRequest, found: Compressed, **fields: Any) -> list[Signal]:
+    known = request.ctx.state.compressed
+    stuck = found.budget_unmet and not (known is not None and known.budget_unmet)
+    if not (found.cut or stuck):
+        return []
+    event = ContextCompressedEvent(
+        step=request.step,
+        branch=request.branch,
+        tokens_before=found.tokens_before,
+        tokens_after=found.tokens_after,
+        folded=list(found.state.left_out),
+        summary=found.state.summary,
+        reason="refused" if request.pressure else found.reason,
+        dropped=found.dropped,
+        shortened=found.shortened,
+        stable_tokens=found.stable_tokens,
+        budget_unmet=found.budget_unmet,
+        problems=list(found.problems),
+        view=found.state.dump(),
+    )
+    return [event.model_copy(update={"seconds": found.seconds, **fields})]
+
+
+def _pinned(request: ModelRequest) -> frozenset[int]:
+    """Find the places of the messages that must stay: the pinned ones, and the question that the run was asked."""
+    asked = next((message for message in reversed(request.ctx.state.asked) if message.role == "user"), None)
+    return frozenset(place for place, message in enumerate(request.messages) if message.pinned or (message is asked))
+
+
+def _check(compressor: Any, counter: Any, every: Any, timeout: Any) -> None:
+    """Refuse arguments of a wrong kind.
+
+    Raises:
+        ConfigurationError: One is.
+    """
+    if not callable(getattr(compressor, "compress", None)) or not _is_number(getattr(compressor, "max_tokens", None)):
+        raise ConfigurationError(
+            f"{compressor!r} is not a compressor: give one, such as SlidingWindowCompressor(max_tokens=60_000), or an "
+            "object of your own with max_tokens and compress(messages, budget)"
+        )
+    if counter is not None and not callable(getattr(counter, "count", None)):
+        raise ConfigurationError(f"counter={counter!r} is not a counter: give an object with count(messages, tools)")
+    if every is not None and (not isinstance(every, int) or every < 1):
+        raise ConfigurationError(f"every={every!r} is not a number of model calls: give 1 or more")
+    if not _is_number(timeout) or not timeout > 0:
+        raise ConfigurationError(f"timeout={timeout!r} is not a number of seconds above 0")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,306 @@
+"""Summaries of removed messages, by rules or by a model."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Self
+
+from pydantic import ConfigDict, Field, ValidationError, field_validator
+from reactivex import Observable
+
+from rxloop.context.compression import Compressed, LastCut
+from rxloop.context.request_compressor import RequestCutter
+from rxloop.errors import RxloopError
+from rxloop.pipeline.interfaces import Provider, TokenCounter
+from rxloop.pipeline.requests import ModelRequest, Signal, ThinkingResult
+from rxloop.protocol.events import Event, ThinkingFailedEvent
+from rxloop.protocol.messages import Message, Usage, Wire
+from rxloop.protocol.settings import ModelSettings
+from rxloop.state.run_state import RunState
+from rxloop.stream.sources import Push, collect_answer, emit, from_task
+from rxloop.support.text import to_one_line
+
+_LINE = 200
+"""Characters of one thing in a note."""
+
+_FEW = 3
+
+_PLANS, _FINDINGS = ("planning", "strategy"), ("decision", "reflection", "observation", "critique", "analysis")
+
+
+def reflect(state: RunState) -> ThinkingResult:
+    """Read from the state of a run, by rule, where it stands: the same state gives the same result."""
+    newest = [thought for thought in list(state.thoughts.values())[-50:] if thought.branch is None]
+    plans = [thought.content for thought in newest if thought.thought_type in _PLANS]
+    findings = [thought.content for thought in newest if thought.thought_type in _FINDINGS]
+    failed = _failed(state.messages)
+    actions = [f"{to_one_line(plan, _LINE)}" for plan in plans[-1:]]
+    actions += [f"{name} failed: {to_one_line(text, _LINE)}" for name, text in failed]
+    return ThinkingResult(
+        current_state=_progress(state),
+        insights=tuple(to_one_line(finding, _LINE) for finding in findings[-_FEW:]),
+        next_actions=tuple(actions),
+    )
+
+
+def _progress(state: RunState) -> str:
+    """Say how many model calls there were, and what the last of them did."""
+    if not state.iteration:
+        return ""
+    last = next((message for message in reversed(list(state.messages)[-100:]) if message.role == "assistant"), None)
+    said = f"{state.iteration} model calls so far."
+    if last is None:
+        return said
+    calls = ", ".join(dict.fromkeys(call.name for call in last.tool_calls))
+    if calls:
+        said += f" The last one called {to_one_line(calls, _LINE)}."
+    return said
+
+
+def _failed(messages: Sequence[Message]) -> list[tuple[str, str]]:
+    """Find the calls of the newest block whose results look like failures."""
+    block: list[Message] = []
+    for message in reversed(list(messages)[-50:]):
+        block.append(message)
+        if message.role != "tool":
+            break
+    names = {call.id: call.name for call in block[-1].tool_calls} if block else {}
+    results = [result for result in reversed(block) if result.role == "tool"]
+    marks = ("error", "traceback", "exception", "failed", "timed out", "not found", "denied")
+    bad = [result for result in results if any(mark in result.text[:400].lower() for mark in marks)]
+    return [(names.get(result.tool_call_id or "", "a call"), result.text) for result in bad[:_FEW]]
+
+
+class Summary(Wire):
+    """What a thinking model writes of the messages that left the request: always the same sections."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    goal: str = Field(default="", description="What is to be achieved, in a sentence.")
+    constraints: list[str] = Field(default_factory=list[str], description="What must be kept to.")
+    done: list[str] = Field(default_factory=list[str], description="What has been done, with its outcome.")
+    next: list[str] = Field(default_factory=list[str], description="What is to be done next.")
+    facts: list[str] = Field(default_factory=list[str], description="Values that will be needed, word for word.")
+    open_errors: list[str] = Field(default_factory=list[str], description="What failed and is not solved.")
+    files: list[str] = Field(default_factory=list[str], description="Files that matter, each with why.")
+
+    @field_validator("constraints", "done", "next", "facts", "open_errors", "files", mode="before")
+    @classmethod
+    def _as_lines(cls, value: Any) -> Any:
+        """Make a list of texts of it, whatever shape a model gave it."""
+        if value is None:
+            return []
+        if isinstance(value, dict):
+            return [f"{key}: {each}" for key, each in value.items()]  # pyright: ignore[reportUnknownVariableType]
+        if isinstance(value, str):
+            return [line.strip("-* ") for line in value.splitlines() if line.strip("-* ")]
+        return [item if isinstance(item, str) else str(item) for item in value] if isinstance(value, list) else value  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+
+    @classmethod
+    def read(cls, text: str) -> Self:
+        """Read the summary from the JSON object in what a model said.
+
+        Raises:
+            ValueError: The text has no such object, or the object is empty.
+        """
+        start, end = text.find("{"), text.rfind("}")
+        if start < 0 or end < start:
+            raise ValueError(f"the thinking model gave {to_one_line(text, 80)!r} instead of a JSON object")
+        try:
+            found = cls.model_validate_json(text[start : end + 1])
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            raise ValueError(f"the summary does not fit: {first['loc']}: {first['msg']}") from None
+        if not found.lines():
+            raise ValueError("the summary is empty")
+        return found
+
+    def lines(self) -> list[str]:
+        """Write the sections that are not empty, as lines."""
+        sections = [("Constraints", self.constraints), ("Done", self.done), ("Next", self.next), ("Facts", self.facts)]
+        sections += [("Open errors", self.open_errors), ("Files", self.files)]
+        lines = [f"Goal: {self.goal.strip()}"] if self.goal.strip() else []
+        for title, items in sections:
+            kept = [item.strip() for item in items if item.strip()]
+            if kept:
+                lines.append(f"{title}:")
+                lines += [f"- {item}" for item in kept]
+        return lines
+
+    def text(self, fits: Callable[[str], bool]) -> str:
+        """Cut the summary to what fits: the oldest lines of the longest sections go first.
+
+        Args:
+            fits: Says whether a text fits.
+        """
+        found = self.model_copy()
+        while not fits("\n".join(found.lines())):
+            lists = {
+                name: getattr(found, name) for name in ("done", "facts", "files", "open_errors", "next", "constraints")
+            }
+            longest = max(lists, key=lambda name: sum(map(len, lists[name])))
+            if not lists[longest]:
+                return found.goal[: max(20, len(found.goal) // 2)] if fits(found.goal[:20]) else ""
+            found = found.model_copy(update={longest: lists[longest][1:]})
+        return "\n".join(found.lines())
+
+
+ASK = """\
+You keep the summary of a long piece of work, for the model that goes on with it. Messages are about to leave its \
+view. Bring the summary up to date with them: keep what still matters, word for word where it is a name, a number, a \
+path or an id; leave out what is over. Answer with one JSON object and nothing else:
+{"goal": "", "constraints": [], "done": [], "next": [], "facts": [], "openErrors": [], "files": []}
+goal is a text, the others are lists of short texts."""
+
+
+def question(task: str, before: str, left: Sequence[Message], limit: int) -> str:
+    """Write the question to the thinking model: the task, the summary as it was, and what leaves the view.
+
+    Args:
+        task: The first message of the user.
+        before: The summary so far.
+        left: The messages that leave the view, in order.
+        limit: Characters of these messages; the middle of what is longer is left out.
+    """
+    said = "\n".join(_line(message) for message in left)
+    if len(said) > limit:
+        half = limit // 2
+        said = f"{said[:half]}\n[... {len(said) - 2 * half} characters left out ...]\n{said[-half:]}"
+    return f"The task:\n{task[:2_000]}\n\nThe summary so far:\n{before or '(none)'}\n\nWhat leaves the view:\n{said}"
+
+
+def _line(message: Message) -> str:
+    calls = "".join(f" [calls {call.name} {call.raw or call.arguments}]" for call in message.tool_calls)
+    return f"{message.role}: {message.text_alone}{calls}"
+
+
+_SHOWN = 24_000
+"""Characters of what leaves the view that the summarising model reads."""
+
+_TITLE = "[Summary of the messages that are left out here:]\n"
+
+
+class SummarisingPhase:
+    """Cuts requests, notes how far the run is, and has a model summarise what is left out."""
+
+    def __init__(
+        self, cutter: RequestCutter, model: Provider | str | None, note: bool, summary_tokens: int, timeout: float
+    ) -> None:
+        self._cutter = cutter
+        self._model = model
+        self._note = note
+        self._summary_tokens = summary_tokens
+        self._timeout = timeout
+
+    def answer(self, request: ModelRequest) -> Observable[Signal]:
+        """Answer a request with the one to send in its place."""
+        if self._cutter.skips(request):
+            return emit(request)
+        result = reflect(request.ctx.state)
+        if self._note and result.note():
+            request = request.replace(tail=(*request.tail, Message.user(result.note())))
+        counter = self._cutter.counter(request)
+        compression = self._cutter.compression(request, counter)
+        if compression.fits:
+            return emit(self._request(request, compression.unchanged(), result, counter))
+
+        async def cut(push: Push[Any]) -> None:
+            made = await self._cutter.cut(request, compression)
+            fields: dict[str, Any] = {}
+            if made.cut and self._model is not None and not request.pressure:
+                made, fields, failure = await self._summarised(self._model, request, made, counter)
+                if failure is not None:
+                    push(failure)
+            for event in self._cutter.events(request, made, **fields):
+                push(event)
+            used = fields.get("thinking", Usage())
+            push(self._request(request, made, replace(result, thinking_tokens=used), counter))
+
+        return from_task(cut, request.ctx, name="rxloop-thinking", shielded=True)
+
+    def _request(
+        self, request: ModelRequest, found: Compressed, result: ThinkingResult, counter: TokenCounter
+    ) -> ModelRequest:
+        thinking = replace(result, summary=found.state.summary, compressed_history=found.messages)
+        return self._cutter.smaller(request.replace(thinking=thinking), found.messages, counter)
+
+    async def _summarised(
+        self, model: Provider | str, request: ModelRequest, made: Compressed, counter: TokenCounter
+    ) -> tuple[Compressed, dict[str, Any], Event | None]:
+        """Put the summary of a model into the cut; give the fields of its event, and the failure if there is one."""
+        used = Usage()
+        name = model if isinstance(model, str) else type(model).__name__
+        try:
+            provider = request.ctx.host.provider(model)
+            name = provider.name
+            async with asyncio.timeout(self._timeout):
+                text, used = await self._ask(provider, request, made)
+            summary = Summary.read(text).text(lambda part: counter.count([Message.user(part)]) <= self._summary_tokens)
+            made = _with_summary(made, summary, request, counter)
+            return made, {"thinking_model": name, "thinking": used}, None
+        except TimeoutError:
+            reason = f"the thinking model {name} took more than {self._timeout:g} s"
+        except (RxloopError, ValueError) as error:
+            reason = str(error)
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+        failure = ThinkingFailedEvent(
+            reason=reason, tokens_before=made.tokens_before, step=request.step, branch=request.branch
+        )
+        return made, {"thinking_model": name, "thinking": used}, failure
+
+    async def _ask(self, model: Provider, request: ModelRequest, made: Compressed) -> tuple[str, Usage]:
+        """Have the model summarise the messages that leave the view; give its text and the tokens that it used."""
+        history = request.messages
+        before = self._cutter.last_cut(request) or LastCut()
+        gone = set(made.state.left_out) - set(before.left_out)
+        task = next((message.text for message in history if message.role == "user"), "")
+        asked = question(task, before.summary, [history[place] for place in sorted(gone)], _SHOWN)
+        summarise = ModelRequest(
+            system=(Message.system(ASK),),
+            messages=[Message.user(asked)],
+            settings=ModelSettings(max_tokens=2 * self._summary_tokens + 200),
+            step=f"{request.step}/thinking",
+            branch=request.branch,
+            ctx=request.ctx,
+        )
+        answer, used = await collect_answer(model.call(summarise))
+        return answer.content, used
+
+
+def _with_summary(made: Compressed, text: str, request: ModelRequest, counter: TokenCounter) -> Compressed:
+    """Put the model's summary before the facts of the cut.
+
+    Raises:
+        ValueError: The summary is empty, or takes no less than what it stands for.
+    """
+    if not text.strip():
+        raise ValueError("the summary is empty")
+    view = list(made.state.view)
+    at = _place_of_summary(view)
+    facts = made.state.summary
+    message = Message.user(f"{_TITLE}{text}\n\n{facts}".rstrip())
+    if at is not None:
+        view[at] = message
+    else:
+        view.insert(_after_task(view, request.messages), message)
+    state = replace(made.state, view=tuple(view))
+    messages = state.messages(request.messages)
+    after = counter.count(messages)
+    if after >= made.tokens_before:
+        raise ValueError(
+            f"with the summary the messages take {after} tokens, no less than the {made.tokens_before} before"
+        )
+    return replace(made, state=state, messages=messages, tokens_after=after)
+
+
+def _place_of_summary(view: Sequence[int | Message]) -> int | None:
+    made = (at for at, item in enumerate(view) if isinstance(item, Message) and item.role not in ("tool", "assistant"))
+    return next(made, None)
+
+
+def _after_task(view: Sequence[int | Message], history: Sequence[Message]) -> int:
+    users = (at for at, item in enumerate(view) if isinstance(item, int) and history[item].role == "user")
+    return next(users, -1) + 1

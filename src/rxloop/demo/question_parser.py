@@ -1,0 +1,244 @@
+"""Cities, temperatures and sums in a question."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+from rxloop.demo.conversation import as_json, as_object
+
+_NO_CITIES = frozenset(
+    re.findall(
+        r"\w+",
+        """
+    a an and april are at august but c calculate can celsius check compare compute convert could december degree
+    degrees did difference do does f fahrenheit february find for forecast friday get give good hello here hey hi how
+    i if in is it january july june let look march may me monday my no november now october ok okay or plan please
+    saturday september should show sunday tell temperature temperatures thanks the then there thursday today tomorrow
+    tuesday was weather wednesday weekend what when where which who why will with would yes you your
+    """,
+    )
+)
+
+_TEMPERATURE = re.compile(
+    r"(?P<value>[-\u2212]?\d+(?:\.\d+)?)\s*(?:°|degrees?|deg)?\s*(?P<unit>celsius|fahrenheit|[cf])\b", re.IGNORECASE
+)
+
+_SUM = re.compile(r"[-(\s]*\d(?:[\d.\s()%/+*-]*[\d)])?")
+
+_WORDS = (
+    (r"(?<=\d),(?=\d{3}\b)", ""),
+    (r"\b(?:multiplied by|times)\b|[\u00d7\u00b7]|(?<=\d)\s*x\s*(?=\d)", " * "),
+    (r"\bmultiply (?:that|it|this) by\b", "*"),
+    (r"\bdivide (?:that|it|this) by\b", "/"),
+    (r"\b(?:divided by|over)\b|\u00f7", "/"),
+    (r"\b(?:plus|add)\b", "+"),
+    (r"\b(?:minus|subtract)\b|\u2212", "-"),
+    (r"\^|\bto the power of\b", "**"),
+)
+
+_CONTINUED = re.compile(
+    r"^\W*(?:and|now|then|so)?\W*(?:what is|what's)?\s*(?:that|it|this|the result)?\s*"
+    r"(?P<operation>\*\*|[-+*/])\s*(?P<number>\d+(?:\.\d+)?)\W*$",
+    re.IGNORECASE,
+)
+
+_FAILURE = re.compile(
+    r"error|exception|\b(?:fail(?:ed|ure)?|time[sd]? ?out|unknown|refused|denied|cannot|can't|could not|couldn't|"
+    r"interrupted|cancell?ed|unavailable|invalid|not found|no such|no city)\b",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Temperature:
+    """A temperature as it was written, in Celsius or Fahrenheit."""
+
+    value: float
+    unit: str
+
+    @property
+    def celsius(self) -> float:
+        """The same in Celsius."""
+        return self.value if self.unit == "C" else (self.value - 32) * 5 / 9
+
+    @property
+    def sum_in_celsius(self) -> str:
+        """The sum that gives it in Celsius."""
+        return exact(self.value) if self.unit == "C" else f"({exact(self.value)} - 32) * 5 / 9"
+
+    def __str__(self) -> str:
+        return f"{number(self.value)} °{self.unit}"
+
+
+def number(value: float) -> str:
+    """Write a number as people do: one decimal place for what is not whole."""
+    return f"{value:.0f}" if abs(value - round(value)) < 0.05 else f"{value:.1f}"
+
+
+def exact(value: float) -> str:
+    """Write a number in full."""
+    return str(int(value)) if value == int(value) and abs(value) < 1e15 else f"{value:.10g}"
+
+
+def cities_in(text: str) -> list[str]:
+    """Find the cities that a question names: words with a capital, or what follows "in"."""
+    found: list[str] = []
+    words: list[str] = []
+    for token in [*re.findall(r"[^\W\d_][\w'\u2019-]*|\S", text), "."]:
+        word = re.sub(r"['\u2019]s$", "", token)
+        if word[0].isupper() and word.lower() not in _NO_CITIES:
+            words.append(word)
+        elif words:
+            found.append(" ".join(words))
+            words = []
+    if not found:
+        after = re.findall(r"\bin\s+([^\W\d_]{3,})", text)
+        found = [word.capitalize() for word in after if word.lower() not in _NO_CITIES]
+    return list(dict.fromkeys(found))
+
+
+def temperatures_in(text: str) -> list[tuple[Temperature, str | None]]:
+    """Find the temperatures that a text states, each with the city that it names after it."""
+    found = list(_TEMPERATURE.finditer(text))
+    ends = [*(match.start() for match in found[1:]), len(text)]
+    stated: list[tuple[Temperature, str | None]] = []
+    for match, end in zip(found, ends, strict=False):
+        after = re.match(r"\s+in\s+(.*)", text[match.end() : end], re.DOTALL)
+        cities = cities_in(after.group(1)) if after else []
+        stated.append((_temperature(match), cities[0] if cities else None))
+    return stated
+
+
+def _temperature(match: re.Match[str]) -> Temperature:
+    return Temperature(float(match["value"].replace("\u2212", "-")), match["unit"][0].upper())
+
+
+def temperature_of(result: str | None) -> Temperature | None:
+    """Find the temperature in the result of a tool, JSON or text."""
+    value = as_json(result)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return Temperature(float(value), "C")
+    if isinstance(value, dict | list):
+        return _temperature_in(value)
+    match = _TEMPERATURE.search(result or "")
+    return _temperature(match) if match else None
+
+
+def _temperature_in(data: Any) -> Temperature | None:
+    fields = list(_fields(data))
+    unit = next((str(value) for key, value in fields if "unit" in key), "C")
+    for key, value in fields:
+        if isinstance(value, str) and (match := _TEMPERATURE.search(value)):
+            return _temperature(match)
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            continue
+        if "fahrenheit" in key or re.search(r"(^|_)f$", key):
+            return Temperature(value, "F")
+        if "celsius" in key or re.search(r"(^|_)c$", key):
+            return Temperature(value, "C")
+        if "temp" in key or "degree" in key:
+            return Temperature(value, "F" if "F" in unit.upper() else "C")
+    return None
+
+
+def _fields(data: Any) -> Iterator[tuple[str, Any]]:
+    """List the leaves of a JSON value, each with the name of its field."""
+    if isinstance(data, dict):
+        for key, value in cast("dict[str, Any]", data).items():
+            if isinstance(value, dict | list):
+                yield from _fields(value)
+            else:
+                yield key.lower(), value
+    elif isinstance(data, list):
+        for value in cast("list[Any]", data):
+            yield from _fields(value)
+
+
+def failed(result: str | None) -> bool:
+    """Return whether the result of a tool tells of a failure instead of a value."""
+    if "error" in as_object(result):
+        return True
+    return as_json(result) is None and temperature_of(result) is None and bool(_FAILURE.search(result or "error"))
+
+
+def described(result: str | None) -> str:
+    """Say in a few words what a result has besides the temperature."""
+    value = as_json(result)
+    if value is None:
+        return (result or "").strip()
+    if isinstance(value, str):
+        return value
+    return ", ".join(str(leaf) for _, leaf in _fields(value) if isinstance(leaf, str) and len(leaf) > 1)
+
+
+def number_of(result: str | None) -> float | None:
+    """Find the number in the result of a calculator."""
+    value = as_json(result)
+    if isinstance(value, dict | list):
+        numbers = [leaf for _, leaf in _fields(value) if isinstance(leaf, int | float)]
+        return float(numbers[-1]) if numbers else None
+    if isinstance(value, int | float):
+        return float(value)
+    found = re.findall(r"-?\d+(?:\.\d+)?", (result or "").replace(",", ""))
+    return float(found[-1]) if found and not failed(result) else None
+
+
+def sum_in(question: str, last: float | None) -> str | None:
+    """Find the sum that a question asks for; one that begins with an operator goes on from the last result."""
+    text = question
+    for pattern, sign in _WORDS:
+        text = re.sub(pattern, sign, text, flags=re.IGNORECASE)
+    if last is not None and (continued := _CONTINUED.match(text)):
+        return f"{exact(last)} {continued['operation']} {continued['number']}"
+    for match in sorted(_SUM.findall(text[:500]), key=len, reverse=True):
+        found = " ".join(match.split())
+        if re.search(r"[\d)]\s*(?:\*\*|[-+*/%])\s*[-(]*\d", found) and _parsed(found) is not None:
+            return found
+    return None
+
+
+OPERATIONS: dict[type[ast.operator], tuple[str, Callable[[float, float], float]]] = {
+    ast.Add: ("+", lambda a, b: a + b),
+    ast.Sub: ("-", lambda a, b: a - b),
+    ast.Mult: ("*", lambda a, b: a * b),
+    ast.Div: ("/", lambda a, b: a / b),
+    ast.Mod: ("%", lambda a, b: a % b),
+    ast.Pow: ("**", lambda a, b: a**b),
+}
+"""The operations of a sum, each with its sign."""
+
+
+def _parsed(expression: str) -> ast.expr | None:
+    try:
+        return ast.parse(expression.strip(), mode="eval").body
+    except SyntaxError:
+        return None
+
+
+def evaluate(expression: str) -> float:
+    """Work out a sum.
+
+    Raises:
+        ArithmeticError: It has none, or one that is too large.
+    """
+    node = _parsed(expression)
+    if node is None:
+        raise ArithmeticError("it is not a sum")
+    return _value(node)
+
+
+def _value(node: ast.expr) -> float:
+    if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
+        return node.value
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_value(node.operand)
+    if isinstance(node, ast.BinOp) and type(node.op) in OPERATIONS:
+        left, right = _value(node.left), _value(node.right)
+        if isinstance(node.op, ast.Pow) and (abs(right) > 64 or abs(left) > 1e6 or (left < 0 and right != int(right))):
+            raise ArithmeticError("the result is too large")
+        return OPERATIONS[type(node.op)][1](left, right)
+    raise ArithmeticError("it is not a sum")

@@ -1,0 +1,205 @@
+"""Report and comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import TYPE_CHECKING, Self
+
+from pydantic import ValidationError
+from typing_extensions import override
+
+from rxloop.errors import ConfigurationError
+from rxloop.evals.tables import comparison_table, comparison_text, page, report_table, report_text
+from rxloop.evals.trials import CaseChange, Change, Interval, Measure, Trial, Trials, Verdict, bootstrap
+
+if TYPE_CHECKING:
+    from rich.console import ConsoleRenderable
+
+
+class Report(Trials):
+    """What an experiment came to: its trials, their statistics, and how they are written.
+
+    Printed it is a table; `rich.print` colours it.
+    """
+
+    def to_json(self) -> bytes:
+        """Write it as JSON."""
+        return self.model_dump_json().encode()
+
+    @classmethod
+    def from_json(cls, data: bytes | str) -> Self:
+        """Read what `to_json` has written.
+
+        Raises:
+            ConfigurationError: It is something else.
+        """
+        try:
+            return cls.model_validate_json(data)
+        except ValidationError as error:
+            raise ConfigurationError(f"this is not a report of an experiment: {error.errors()[0]['msg']}") from error
+
+    def to_html(self) -> str:
+        """Write one page that opens in any browser and loads nothing. What a model wrote is text there, no markup."""
+        return page(self)
+
+    @override
+    def __str__(self) -> str:
+        return report_text(self)
+
+    def __rich__(self) -> ConsoleRenderable:
+        return report_table(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What changed from one report to another. Printed it is a table; `rich.print` colours it."""
+
+    before: str
+    after: str
+    changes: tuple[Change, ...]
+    left_out: tuple[str, ...]
+    """What could not be compared, a line for each."""
+
+    @property
+    def worse(self) -> list[Change]:
+        """What got clearly worse."""
+        return [change for change in self.changes if change.verdict == "worse"]
+
+    @override
+    def __str__(self) -> str:
+        return comparison_text(self.changes, self.left_out)
+
+    def __rich__(self) -> ConsoleRenderable:
+        return comparison_table(self.changes, self.left_out)
+
+
+def compare(before: Report, after: Report, *, level: float = 0.95) -> Comparison:
+    """Compare two reports, scorer by scorer and case by case.
+
+    Variants are compared by their names; two reports of one variant each are compared whatever those are called, as
+    `compare(report.of("small"), report.of("large"))`. Cases are paired by their ids. One that has another input or
+    another expected answer is left out, and so are labels and scorers that only one report has. Where lower is
+    better, so is a case in which the share of runs without an answer differs: a run that fails at once takes little.
+    `left_out` names everything that is left out.
+
+    Args:
+        before: The report to compare with.
+        after: The report that is judged.
+        level: The probability of the intervals.
+
+    Raises:
+        ConfigurationError: They have no variant or no case in common, or the level does not lie between 0 and 1.
+    """
+    left_out: list[str] = []
+    changes: list[Change] = []
+    for old, new in _pairs(before, after, left_out):
+        cases = _shared_cases(old, new, left_out)
+        for measure in new.measures:
+            change = _change(measure, old, new, cases, level, left_out)
+            if change is not None:
+                changes.append(change)
+    gone = {measure.name for measure in before.measures} - {measure.name for measure in after.measures}
+    left_out += [f"scorer {name!r}: only before" for name in sorted(gone)]
+    return Comparison(before.name, after.name, tuple(changes), tuple(dict.fromkeys(left_out)))
+
+
+def _pairs(before: Report, after: Report, left_out: list[str]) -> Iterator[tuple[Report, Report]]:
+    if len(before.variants) == len(after.variants) == 1:
+        yield before, after
+        return
+    shared = [variant for variant in after.variants if variant in before.variants]
+    if not shared:
+        raise ConfigurationError(
+            f"no variant is in both reports: {', '.join(before.variants)} before, {', '.join(after.variants)} after; "
+            "compare(before.of(...), after.of(...)) takes one of each"
+        )
+    left_out += [f"variant {name!r}: only before" for name in before.variants if name not in shared]
+    left_out += [f"variant {name!r}: only after" for name in after.variants if name not in shared]
+    yield from ((before.of(variant), after.of(variant)) for variant in shared)
+
+
+def _shared_cases(before: Report, after: Report, left_out: list[str]) -> set[str]:
+    old, new = _asked(before.trials), _asked(after.trials)
+    shared = {case for case in old if case in new and _same(old[case], new[case])}
+    left_out += [f"case {case!r}: only before" for case in old if case not in new]
+    left_out += [f"case {case!r}: only after" for case in new if case not in old]
+    left_out += [f"case {case!r}: asks or expects something else" for case in old if case in new and case not in shared]
+    if not shared:
+        raise ConfigurationError("no case is the same in both reports: there is nothing to compare")
+    return shared
+
+
+def _asked(trials: Sequence[Trial]) -> dict[str, Trial]:
+    return {trial.case: trial for trial in trials}
+
+
+def _same(old: Trial, new: Trial) -> bool:
+    return (old.input, old.expected) == (new.input, new.expected)
+
+
+def _change(
+    measure: Measure, before: Report, after: Report, cases: set[str], level: float, left_out: list[str]
+) -> Change | None:
+    name = measure.name
+    if name not in {each.name for each in before.measures}:
+        left_out.append(f"scorer {name!r}: only after")
+        return None
+    try:
+        old, new = before.by_case(name), after.by_case(name)
+    except ConfigurationError:
+        left_out.append(f"scorer {name!r}: gives labels")
+        return None
+    if measure.better == "lower":
+        cases = _answered_alike(name, before, after, cases, left_out)
+    pairs = [CaseChange(case, old[case], new[case]) for case in old if case in cases and case in new]
+    missing = len(cases) - len(pairs)
+    if missing:
+        left_out.append(f"scorer {name!r}: {missing} of {len(cases)} cases have no score before, or none after")
+    if not pairs:
+        return None
+    sign = 1 if measure.better == "higher" else -1
+    interval = bootstrap([pair.difference for pair in pairs], level)
+    worse = [pair for pair in pairs if sign * pair.difference < 0]
+    better = [pair for pair in pairs if sign * pair.difference > 0]
+    return Change(
+        scorer=name,
+        better=measure.better,
+        variant=(before.variants[0], after.variants[0]),
+        cases=len(pairs),
+        before=fmean(pair.before for pair in pairs),
+        after=fmean(pair.after for pair in pairs),
+        interval=interval,
+        verdict=_verdict(sign, interval, same=not worse and not better),
+        regressions=tuple(sorted(worse, key=lambda pair: sign * pair.difference)),
+        improvements=tuple(sorted(better, key=lambda pair: -sign * pair.difference)),
+    )
+
+
+def _answered_alike(name: str, before: Report, after: Report, cases: set[str], left_out: list[str]) -> set[str]:
+    """Take the cases that failed as often before as after: a run that fails at once is no saving."""
+    old, new = _failing(before), _failing(after)
+    alike = {case for case in cases if old[case] == new[case]}
+    if alike != cases:
+        left_out.append(
+            f"scorer {name!r}: {len(cases) - len(alike)} of {len(cases)} cases, where other numbers of runs have no "
+            "answer before and after"
+        )
+    return alike
+
+
+def _failing(report: Report) -> dict[str, float]:
+    """The share of the runs of each case that have no answer."""
+    failed: dict[str, list[bool]] = {}
+    for trial in report.trials:
+        failed.setdefault(trial.case, []).append(trial.error is not None)
+    return {case: fmean(each) for case, each in failed.items()}
+
+
+def _verdict(sign: int, interval: Interval, *, same: bool) -> Verdict:
+    if same:
+        return "same"
+    if interval.low > 0 or interval.high < 0:
+        return "better" if sign * interval.low > 0 else "worse"
+    return "unclear"

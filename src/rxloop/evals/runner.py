@@ -1,0 +1,263 @@
+"""Runs of the cases and variants."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic_core import to_jsonable_python
+
+from rxloop.agents.agent import Agent
+from rxloop.agents.remote_run import once
+from rxloop.errors import AttemptError, ConfigurationError
+from rxloop.evals.case import MARK, Case, plain_input
+from rxloop.evals.report import Report
+from rxloop.evals.scorer import Ask, Evidence, Scorer, scored
+from rxloop.evals.trials import Measure, Trial
+from rxloop.pipeline.event_log import EventLog
+from rxloop.pipeline.interfaces import Provider
+from rxloop.pipeline.log_retry import read_log
+from rxloop.pipeline.requests import Strategy
+from rxloop.protocol.events import Event, StatusUpdateEvent, TaskEvent
+from rxloop.protocol.ids import derive_id
+from rxloop.protocol.messages import Message, Prompt, as_messages
+from rxloop.protocol.settings import Limits, ModelSettings
+from rxloop.recorded.diff import cost_of
+from rxloop.run.asking import OnInput
+from rxloop.run.handle import Run
+from rxloop.run.result import Result
+from rxloop.stream.sources import Push
+from rxloop.support.tasks import CLOCK
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """An agent, and what is different in its runs; None leaves it as the agent has it.
+
+    Attributes:
+        agent: Makes the runs. It may have another loop, other tools or other instructions than the next variant's.
+        model: In the place of the agent's model.
+        strategy: What makes a run of the loop, or the name of one of `rxloop.strategies`.
+        settings: Over those of the agent.
+        limits: Over those of the agent.
+        prompt: Makes of a case what is asked, in the place of the experiment's `prompt=`.
+        on_input: Answers the questions of a run, which otherwise ends there without an answer.
+    """
+
+    agent: Agent[Any, Any]
+    model: Provider | str | None = None
+    strategy: Strategy | str | None = None
+    settings: ModelSettings | None = None
+    limits: Limits | None = None
+    prompt: Callable[[Case], Prompt] | None = None
+    on_input: OnInput | None = None
+
+    def options(self) -> dict[str, Any]:
+        """The options of its runs."""
+        names = ("model", "strategy", "settings", "limits", "on_input")
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Plan:
+    """The fields of an experiment; see `experiment`."""
+
+    name: str
+    cases: Sequence[Case]
+    variants: Mapping[str, Variant]
+    scorers: Sequence[Scorer]
+    log: EventLog | None
+    prompt: Callable[[Case], Prompt] | None
+    deps: Callable[[Case], Any] | None
+    repeats: int
+    concurrency: int
+
+
+Known = Collection[str]
+"""The ids of the runs that the log has already."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """A run that is to be made, or to be found in the log."""
+
+    variant: str
+    case: Case
+    repeat: int
+    task_id: str
+
+
+async def carry_out(experiment: Plan, push: Push[Report]) -> None:
+    """Make or find the runs of an experiment, score them, and push a report after each.
+
+    Raises:
+        ConfigurationError: The log has a run of a case that was asked something else.
+    """
+    plan = [*_plan(experiment)]
+    known = await _known(experiment, plan)
+    trials: dict[int, Trial] = {}
+
+    def report() -> Report:
+        # Without validation, which would go through all trials for each of them.
+        return Report.model_construct(
+            name=experiment.name,
+            created=CLOCK.get().now(),
+            planned=len(plan),
+            measures=[Measure(name=scorer.name, better=scorer.better) for scorer in experiment.scorers],
+            variants=[*experiment.variants],
+            trials=[trials[place] for place in sorted(trials)],
+        )
+
+    push(report())
+    async with AsyncExitStack() as stack:
+        asks = [(each, await stack.enter_async_context(each.opened(experiment.log))) for each in experiment.scorers]
+        todo = iter(enumerate(plan))
+
+        async def work() -> None:
+            # All take from one iterator: whoever is free makes the next run.
+            for place, planned in todo:
+                trials[place] = await _trial(experiment, planned, known, asks)
+                push(report())
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(experiment.concurrency, len(plan))):
+                group.create_task(work())
+
+
+def _plan(experiment: Plan) -> Iterator[_Planned]:
+    for variant in experiment.variants:
+        for case in experiment.cases:
+            for repeat in range(1, experiment.repeats + 1):
+                key = (experiment.name, variant, case.id, str(repeat))
+                yield _Planned(variant, case, repeat, derive_id(MARK, *key))
+
+
+async def _known(experiment: Plan, plan: Sequence[_Planned]) -> Known:
+    """Find the runs that the log has already.
+
+    Raises:
+        ConfigurationError: One of them was asked something else.
+    """
+    log = experiment.log
+    if log is None:
+        return ()
+    ours = {planned.task_id: planned for planned in plan}
+    records = await read_log(log.list_runs, metadata={MARK: experiment.name})
+    known = {record.task_id for record in records if record.task_id in ours}
+    for task_id in known:
+        planned = ours[task_id]
+        first = (await read_log(log.read, task_id))[0]
+        if isinstance(first, TaskEvent) and not _asks_the_same(experiment, planned, first):
+            raise ConfigurationError(
+                f"the log has a run of the case {planned.case.id!r} in the experiment {experiment.name!r} that was "
+                "asked something else: give the changed case another id, or the experiment another name"
+            )
+    return known
+
+
+def _asks_the_same(experiment: Plan, planned: _Planned, first: TaskEvent) -> bool:
+    case = planned.case
+    if case.fork_of is not None:
+        return (first.fork_of, first.fork_seq) == (case.fork_of, case.fork_at)
+    asked = as_messages(_prompt(experiment, experiment.variants[planned.variant], case))
+    return [_plain(message) for message in asked] == [_plain(message) for message in first.messages]
+
+
+def _plain(message: Message) -> dict[str, Any]:
+    """A message without what a run adds to it."""
+    return message.model_dump(include={"role", "content", "tool_call_id"})
+
+
+def _prompt(experiment: Plan, variant: Variant, case: Case) -> Any:
+    make = variant.prompt or experiment.prompt
+    return case.input if make is None else make(case)
+
+
+async def _trial(experiment: Plan, planned: _Planned, known: Known, asks: Sequence[tuple[Scorer, Ask]]) -> Trial:
+    case = planned.case
+    evidence = await _evidence(experiment, planned, known)
+    cost, result = cost_of(evidence.events), evidence.result
+    scores = [(scorer.name, await scored(scorer, ask, evidence)) for scorer, ask in asks]
+    return Trial(
+        variant=planned.variant,
+        case=case.id,
+        repeat=planned.repeat,
+        task_id=evidence.task_id,
+        input=plain_input(case),
+        expected=to_jsonable_python(case.expected, fallback=str),
+        metadata=to_jsonable_python(dict(case.metadata), fallback=str),
+        state=evidence.state,
+        content=result.content if result is not None else "",
+        error=evidence.error,
+        usage=cost.usage,
+        seconds=cost.seconds,
+        scores={name: score for name, score in scores if score is not None},
+    )
+
+
+async def _evidence(experiment: Plan, planned: _Planned, known: Known) -> Evidence:
+    """Make a run, or find it, and wait for its end; how it fails is a value."""
+    result: Result[Any] | None = None
+    error: str | None = None
+    kept: list[Event] = []
+    task_id = planned.task_id
+    try:
+        if experiment.log is None:
+            run = _begun(experiment, planned)
+            task_id = run.task_id
+            run.events.subscribe(kept.append)
+            result = await run
+        elif task_id in known:
+            result = await _resumed(experiment, planned)
+        else:
+            # Another process may carry out the same experiment, and be quicker.
+            result = await once(lambda: _begun(experiment, planned), lambda: _resumed(experiment, planned))
+    except AttemptError as failure:
+        result, error = failure.result, f"{failure.code}: {failure}"
+    except Exception as failure:
+        error = f"{type(failure).__name__}: {failure}"
+    try:
+        events = await _events(experiment.log, task_id, kept)
+    except Exception as failure:
+        events, error = [], error or f"{type(failure).__name__}: {failure}"
+    last = next((event for event in reversed(events) if isinstance(event, StatusUpdateEvent)), None)
+    if last is not None and last.pending:
+        error = f"it waits for an answer: {', '.join(pending.prompt for pending in last.pending)}"
+    return Evidence(planned.case, task_id, last.state if last is not None else "failed", events, result, error)
+
+
+def _begun(experiment: Plan, planned: _Planned) -> Run[Any]:
+    variant, case = experiment.variants[planned.variant], planned.case
+    agent, options = _agent(experiment, planned)
+    prompt = _prompt(experiment, variant, case)
+    place = {"variant": planned.variant, "case": case.id, "repeat": planned.repeat}
+    options["metadata"] = {MARK: experiment.name} | {f"{MARK}.{name}": value for name, value in place.items()}
+    chosen = planned.task_id if experiment.log is not None else None
+    if case.fork_of is not None and case.fork_at is not None:
+        return agent.fork(case.fork_of, case.fork_at, prompt=prompt, fork_id=chosen, **options)
+    return agent.run(prompt, task_id=chosen, **options)
+
+
+def _resumed(experiment: Plan, planned: _Planned) -> Run[Any]:
+    agent, options = _agent(experiment, planned)
+    # It may be under way elsewhere, or on its way to its end, where the experiment was cancelled a moment ago.
+    return agent.resume(planned.task_id, when_busy="wait", **options)
+
+
+def _agent(experiment: Plan, planned: _Planned) -> tuple[Agent[Any, Any], dict[str, Any]]:
+    """The agent that makes a run, and the options of the run."""
+    variant = experiment.variants[planned.variant]
+    options = variant.options()
+    if experiment.deps is not None:
+        options["deps"] = experiment.deps(planned.case)
+    return variant.agent.with_log(experiment.log), options
+
+
+async def _events(log: EventLog | None, task_id: str, kept: Sequence[Event]) -> list[Event]:
+    """The durable events of a run; of a fork, those that came after what it has taken over."""
+    events = kept if log is None else await read_log(log.read, task_id)
+    first = next((event.fork_seq for event in events if isinstance(event, TaskEvent)), None)
+    return [event for event in events if event.durable and event.seq > (first or 0)]

@@ -1,0 +1,263 @@
+"""Tables and HTML page of a report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from html import escape
+from itertools import groupby
+from string import Template
+from typing import TYPE_CHECKING
+
+import orjson
+
+from rxloop.errors import ConfigurationError
+from rxloop.evals.scorer import Score
+from rxloop.evals.trials import CaseChange, Change, Trial, Trials, bootstrap
+from rxloop.support.text import to_one_line, to_visible
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+_SHOWN = 10
+"""How many failures a table lists, and cases of each scorer that got worse."""
+
+_GAP = 3
+
+Rows = list[tuple[str, ...]]
+"""The cells of a table, its head first."""
+
+
+def report_rows(report: Trials) -> Rows:
+    """Give a row to each scorer, and a column to each variant."""
+    head = ("", *(_safe(variant) for variant in report.variants))
+    parts = [report.of(variant) for variant in report.variants]
+    rows: Rows = [(_safe(each.name), *(_cell(part, each.name) for part in parts)) for each in report.measures]
+    failed = tuple(str(sum(trial.error is not None for trial in part.trials)) for part in parts)
+    return [head, *rows, ("no answer", *failed), ("tokens used", *(f"{part.usage.total_tokens:,}" for part in parts))]
+
+
+def report_notes(report: Trials) -> Iterator[str]:
+    """Say what a table has no place for, a line for each."""
+    cases = len({trial.case for trial in report.trials})
+    yield f"{_safe(report.name)}: {len(report.trials)} of {report.planned} trials, {_many(cases, 'case')}"
+    if report.judging.total_tokens:
+        yield f"judging took {report.judging.total_tokens:,} tokens more"
+    failures = report.failures
+    for trial in failures[:_SHOWN]:
+        place = f"{_safe(trial.variant)}, {_safe(trial.case)}{f' #{trial.repeat}' if trial.repeat > 1 else ''}"
+        yield f"! {place}: {_safe('; '.join(trial.reasons), 200)}"
+    if len(failures) > _SHOWN:
+        yield f"! and {len(failures) - _SHOWN} more failures"
+
+
+def comparison_rows(changes: Sequence[Change]) -> Rows:
+    """Give a row to each scorer of each variant."""
+    rows: Rows = [("", "before", "after", "difference", "")]
+    for change in changes:
+        low, high = change.interval
+        difference = f"{change.difference:+.3g} [{low:+.3g}, {high:+.3g}]"
+        rows.append((_named(change), number(change.before), number(change.after), difference, change.verdict))
+    return rows
+
+
+def comparison_notes(changes: Sequence[Change], left_out: Sequence[str]) -> Iterator[str]:
+    """List the cases that got worse, and what could not be compared.
+
+    Of what a run takes the mean says enough: where each run takes a little more or less, every second case is worse.
+    """
+    for change in (each for each in changes if each.better == "higher"):
+        for case in change.regressions[:_SHOWN]:
+            yield f"- {_named(change)}, {_safe(case.case)}: {_moved(case)}"
+        if len(change.regressions) > _SHOWN:
+            yield f"- {_named(change)}: and {len(change.regressions) - _SHOWN} more cases are worse"
+    for reason in left_out:
+        yield f"! not compared: {_safe(reason, 200)}"
+
+
+def report_text(report: Trials) -> str:
+    """Write a report as plain text."""
+    first, *rest = report_notes(report)
+    return "\n".join([first, *aligned(report_rows(report)), *rest])
+
+
+def comparison_text(changes: Sequence[Change], left_out: Sequence[str]) -> str:
+    """Write a comparison as plain text."""
+    return "\n".join([*aligned(comparison_rows(changes)), *comparison_notes(changes, left_out)])
+
+
+def report_table(report: Trials) -> Group:
+    """Make what rich prints of a report."""
+    first, *rest = report_notes(report)
+    return _rich(report_rows(report), [first], rest)
+
+
+def comparison_table(changes: Sequence[Change], left_out: Sequence[str]) -> Group:
+    """Make what rich prints of a comparison."""
+    return _rich(comparison_rows(changes), [], [*comparison_notes(changes, left_out)])
+
+
+def _rich(rows: Rows, above: Sequence[str], below: Sequence[str]) -> Group:
+    # Whoever prints by rich has it; nobody else needs it.
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    colours = {"better": "green", "worse": "bold red"}
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for place, name in enumerate(rows[0]):
+        table.add_column(Text(name), justify="left" if place == 0 else "right")
+    for row in rows[1:]:
+        table.add_row(*(Text(cell, colours.get(cell, "")) for cell in row))
+    return Group(*(Text(line, "bold") for line in above), table, *(Text(line, "red") for line in below))
+
+
+def aligned(rows: Rows) -> list[str]:
+    """Write rows as lines, the first column to the left and the others to the right."""
+    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
+    return [(" " * _GAP).join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows]
+
+
+def number(value: float) -> str:
+    """Write a number with three digits, or as many as it has before the point."""
+    return f"{value:,.0f}" if abs(value) >= 1_000 else f"{value:.3g}"
+
+
+def _cell(report: Trials, name: str) -> str:
+    """The mean of a scorer with its interval, or its labels; how often it failed, and how many runs are left out."""
+    scores = [trial.scores[name] for trial in report.trials if name in trial.scores]
+    errors = sum(score.error is not None for score in scores)
+    left_out = sum(score.error is None and score.value is None for score in scores)
+    failed = (f", {_many(errors, 'error')}" if errors else "") + (f", {left_out} left out" if left_out else "")
+    try:
+        values = [*report.by_case(name).values()]
+    except ConfigurationError:
+        counts = report.labels(name).most_common()
+        return ", ".join(f"{_safe(label)} {count}" for label, count in counts)
+    if not values:
+        return f"-{failed}"
+    low, high = bootstrap(values)
+    return f"{number(sum(values) / len(values))} [{number(low)}, {number(high)}]{failed}"
+
+
+def _named(change: Change) -> str:
+    before, after = change.variant
+    variant = before if before == after else f"{before} > {after}"
+    return f"{_safe(change.scorer)} ({_safe(variant)})"
+
+
+def _moved(case: CaseChange) -> str:
+    return f"{number(case.before)} > {number(case.after)}"
+
+
+def _safe(text: str, width: int = 60) -> str:
+    """A text on one line, with nothing in it that a terminal would act upon."""
+    return to_visible(to_one_line(text, width))
+
+
+def _many(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+_PAGE = Template("""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<title>$title</title>
+<style>
+:root { color-scheme: light dark; --ink: #1d2430; --quiet: #667; --paper: #fafafa; --box: #fff; --line: #d4d7df;
+  --bad: #b3261e; --good: #1f7a45; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e8eaf0; --quiet: #99a; --paper: #15181f; --box: #1e232d; --line: #3a404c; --bad: #ff8a80;
+    --good: #6fd39b; } }
+body { margin: 0 auto; max-width: 70rem; padding: 1.5rem; font: 15px/1.5 system-ui, sans-serif; color: var(--ink);
+  background: var(--paper); overflow-wrap: anywhere; }
+h1 { font-size: 1.4rem; } h2 { font-size: 1rem; margin: 2rem 0 .4rem; }
+table { border-collapse: collapse; } th, td { padding: .25rem .9rem .25rem 0; text-align: right; }
+th:first-child, td:first-child { text-align: left; } tr { border-bottom: 1px solid var(--line); }
+details { background: var(--box); border: 1px solid var(--line); border-radius: 6px; padding: .3rem .8rem;
+  margin: .4rem 0; }
+summary { cursor: pointer; } summary b, summary span { margin-right: .8rem; } summary span { color: var(--quiet); }
+pre { white-space: pre-wrap; font: inherit; margin: .3rem 0; } .bad, summary .bad { color: var(--bad); }
+summary .good { color: var(--good); } dt { color: var(--quiet); } dd { margin: 0 0 .5rem 0; }
+</style>
+</head>
+<body>
+<h1>$title</h1>
+<p>$about</p>
+<table>
+$rows
+</table>
+$failures
+$cases
+</body>
+</html>
+""")
+
+
+def page(report: Trials) -> str:
+    """Write the page: the table of the report, and under each case its trials."""
+    first, *notes = report_notes(report)
+    head, *rows = report_rows(report)
+    places = {trial.case: place for place, trial in reversed([*enumerate(report.trials)])}
+    trials = sorted(report.trials, key=lambda trial: places[trial.case])
+    return _PAGE.substitute(
+        title=_text(report.name),
+        about=_text(first),
+        rows="\n".join([_row("th", head), *(_row("td", row) for row in rows)]),
+        failures="\n".join(f'<p class="bad">{_text(note)}</p>' for note in notes),
+        cases="\n".join(_case([*group]) for _, group in groupby(trials, key=lambda trial: trial.case)),
+    )
+
+
+def _row(tag: str, cells: Sequence[str]) -> str:
+    return f"<tr>{''.join(f'<{tag}>{_text(cell)}</{tag}>' for cell in cells)}</tr>"
+
+
+def _case(trials: Sequence[Trial]) -> str:
+    first = trials[0]
+    known = [("asked", first.input), ("expected", first.expected)]
+    facts = "".join(f"<dt>{name}</dt><dd><pre>{_value(value)}</pre></dd>" for name, value in known if value is not None)
+    return f"<h2>{_text(first.case)}</h2>\n<dl>{facts}</dl>\n" + "\n".join(map(_trial, trials))
+
+
+def _trial(trial: Trial) -> str:
+    several = f" #{trial.repeat}" if trial.repeat > 1 else ""
+    marks = "".join(_mark(name, score) for name, score in trial.scores.items())
+    shown = " open" if trial.failed else ""
+    return (
+        f"<details{shown}><summary><b>{_text(trial.variant)}{several}</b>{marks}</summary>"
+        f"<dl>{''.join(_facts(trial))}</dl></details>"
+    )
+
+
+def _facts(trial: Trial) -> Iterator[str]:
+    yield f"<dt>answer</dt><dd><pre>{_text(trial.content)}</pre></dd>"
+    for reason in trial.reasons:
+        yield f'<dt>failed</dt><dd><pre class="bad">{_text(reason)}</pre></dd>'
+    for name, score in trial.scores.items():
+        if score.reason:
+            yield f"<dt>{_text(name)}</dt><dd><pre>{_text(score.reason)}</pre></dd>"
+    took = f"{trial.usage.input_tokens:,} tokens in, {trial.usage.output_tokens:,} out, {trial.seconds:.1f} s"
+    yield f"<dt>run</dt><dd>{_text(trial.task_id)}, {_text(trial.state)}, {took}</dd>"
+
+
+def _mark(name: str, score: Score) -> str:
+    value = score.value
+    if score.error is not None or value is None:
+        kind, text = "bad", "error" if score.error is not None else "none"
+    elif isinstance(value, bool):
+        kind, text = ("good", "yes") if value else ("bad", "no")
+    else:
+        kind, text = "", value if isinstance(value, str) else number(value)
+    return f'<span class="{kind}">{_text(name)}: {_text(text)}</span>'
+
+
+def _value(value: object) -> str:
+    return _text(value if isinstance(value, str) else orjson.dumps(value, option=orjson.OPT_INDENT_2).decode())
+
+
+def _text(text: str) -> str:
+    """A text as it stands on the page: no markup, and nothing that turns the direction of writing."""
+    return escape(to_visible(text))

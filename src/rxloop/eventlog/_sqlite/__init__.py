@@ -1,1 +1,0 @@
-"""What the log and the session store in SQLite are made of: `sqlite.py` and `sqlite_sessions.py` are their faces."""

@@ -1,0 +1,266 @@
+"""Early start of read-only tools."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from reactivex import Observable, abc
+from reactivex.disposable import Disposable
+from reactivex.notification import Notification, OnCompleted, OnError, OnNext
+
+from rxloop.errors import InvalidEvent
+from rxloop.operators.loop.answering import answering_with_permits
+from rxloop.pipeline.active_call import ActiveCall, Permit
+from rxloop.pipeline.interfaces import Tool
+from rxloop.pipeline.requests import IterationEnd, Operator, Signal, ToolRequest
+from rxloop.pipeline.run_context import RunContext
+from rxloop.protocol.events import LLMFailedEvent, ToolCallDeltaEvent, ToolCompleteEvent, ToolVoidedEvent
+from rxloop.protocol.messages import ToolCall
+from rxloop.stream.rx import Cold, connect
+
+CarriedOut = Callable[[Tool, ToolRequest, ActiveCall], Observable[Signal]]
+
+Answer = Callable[[ToolRequest, Permit | None], Observable[Signal]]
+
+_Slot = tuple[str, int]
+
+
+def starting_early(carried_out: CarriedOut, answer: Answer, concurrency: int) -> Operator[object]:
+    """Answer each `ToolRequest`, and start what is read-only before it comes.
+
+    ::
+
+        in         --a--a-a---C-T1-T2-----------|
+        call of 1  -----s--p------x|
+        out        --a--a-a---C-(s,p)--s2-x--x2-|
+
+    a `tool-call-delta`: with the second one the arguments of the first call are complete; C `content-complete`, T
+    `ToolRequest`, s `tool-start`, p `tool-progress`, x `tool-complete`.
+
+    Args:
+        carried_out: Carries out a call.
+        answer: Answers a request whose call has not been started.
+        concurrency: How many tools may run at once.
+    """
+
+    def operator(source: Observable[Signal]) -> Observable[Signal]:
+        def subscribe(
+            observer: abc.ObserverBase[Signal], scheduler: abc.SchedulerBase | None = None
+        ) -> abc.DisposableBase:
+            ahead = _Ahead(carried_out, answer, concurrency, scheduler)
+            answered = answering_with_permits(ToolRequest, ahead.answer, concurrency)(Cold(ahead.watching(source)))
+            return connect(answered, observer.on_next, observer.on_error, observer.on_completed, scheduler)
+
+        return Cold(subscribe)
+
+    return operator
+
+
+class _Written:
+    """The arguments of a call, as they are written."""
+
+    __slots__ = ("complete", "depth", "pieces", "place")
+
+    def __init__(self, place: int) -> None:
+        self.place = place
+        self.pieces: list[str] = []
+        self.depth = 0
+        self.complete = False
+
+    def write(self, fragment: str) -> bool:
+        """Add a piece; True when it closes the object.
+
+        Once closed, a JSON object can only be followed by blanks: nothing that comes later makes another one of it.
+        Braces inside of texts are counted as well. What they make look complete is no JSON, and such a call is not
+        started early.
+        """
+        self.pieces.append(fragment)
+        closes = fragment.count("}")
+        self.depth += fragment.count("{") - closes
+        self.complete = self.complete or (closes > 0 and self.depth == 0)
+        return self.complete
+
+
+class _EarlyCall:
+    """A call that is under way before the model has asked for it; what it sends is held until then."""
+
+    __slots__ = ("_active", "_asked_for", "_held", "_link", "_observer", "request", "tool")
+
+    def __init__(
+        self, tool: Tool, request: ToolRequest, carried_out: CarriedOut, scheduler: abc.SchedulerBase | None
+    ) -> None:
+        self.tool = tool
+        self.request = request
+        self._asked_for = asyncio.Event()
+        self._held: list[Notification[Signal]] = []
+        self._observer: abc.ObserverBase[Signal] | None = None
+        # It has a permit once the model has asked for it, and asks nobody before.
+        self._active = ActiveCall(None)
+        ctx = request.ctx.bind(asked_for=self._asked_for.wait)
+        self._link = connect(
+            carried_out(tool, ToolRequest(request.call, ctx, request.offered), self._active),
+            lambda signal: self._take(OnNext(signal)),
+            lambda error: self._take(OnError(error)),
+            lambda: self._take(OnCompleted()),
+            scheduler,
+        )
+
+    def _take(self, notification: Notification[Signal]) -> None:
+        if self._observer is None:
+            self._held.append(notification)
+        else:
+            notification.accept(self._observer)
+
+    def answer(self, permit: Permit | None) -> Observable[Signal]:
+        """Deliver what was held, and what comes."""
+        self._active.permit = permit
+
+        def subscribe(
+            observer: abc.ObserverBase[Signal], scheduler: abc.SchedulerBase | None = None
+        ) -> abc.DisposableBase:
+            self._observer = observer
+            self._asked_for.set()
+            try:
+                for notification in self._held:
+                    notification.accept(observer)
+            except InvalidEvent as error:
+                # Otherwise the tool hears of it, where it emits the event.
+                self.dispose()
+                observer.on_next(self.request.refuse(str(error)))
+                observer.on_completed()
+            return Disposable(self._abandon)
+
+        return Cold(subscribe)
+
+    def _abandon(self) -> None:
+        if not self._link.stopped:
+            self.dispose()
+            self.request.ctx.host.close_abandoned(self.request.ctx)
+
+    def dispose(self) -> None:
+        """Cancel the call."""
+        self._link.dispose()
+
+
+class _Ahead:
+    """What is started early in one iteration."""
+
+    __slots__ = (
+        "_answer",
+        "_carried_out",
+        "_concurrency",
+        "_ctx",
+        "_observer",
+        "_scheduler",
+        "_started",
+        "_step",
+        "_written",
+    )
+
+    def __init__(
+        self, carried_out: CarriedOut, answer: Answer, concurrency: int, scheduler: abc.SchedulerBase | None
+    ) -> None:
+        self._carried_out = carried_out
+        self._answer = answer
+        self._concurrency = concurrency
+        self._scheduler = scheduler
+        self._observer: abc.ObserverBase[Signal]
+        self._ctx: RunContext[Any] | None = None
+        self._step: str | None = None
+        self._written: dict[int, _Written] = {}
+        self._started: dict[_Slot, _EarlyCall] = {}
+
+    def watching(self, source: Observable[Signal]) -> abc.Subscription[Signal]:
+        """Pass everything on, and look at what the model writes."""
+
+        def subscribe(
+            observer: abc.ObserverBase[Signal], scheduler: abc.SchedulerBase | None = None
+        ) -> abc.DisposableBase:
+            self._observer = observer
+            link = connect(source, self._on_next, self._on_error, self._on_completed, scheduler)
+
+            def dispose() -> None:
+                link.dispose()
+                for early in self._started.values():
+                    early.dispose()
+
+            return Disposable(dispose)
+
+        return subscribe
+
+    def answer(self, request: ToolRequest, permit: Permit | None) -> Observable[Signal]:
+        """Go on with the call that was started for this request, if it is still the same one."""
+        early = self._started.pop(request.slot, None)
+        if early is not None:
+            host = request.ctx.host
+            same = (
+                host.tools.find(request) is early.tool and request.of(early.tool.definition).call == early.request.call
+            )
+            if same and host.claim(request.slot):
+                return early.answer(permit)
+            self._void(early)
+        return self._answer(request, permit)
+
+    def _on_next(self, signal: Signal) -> None:
+        self._observer.on_next(signal)
+        if type(signal) is ToolCallDeltaEvent:
+            self._read(signal)
+        elif isinstance(signal, IterationEnd):
+            # It passes what still waits for its answer, and has the run with it.
+            self._ctx = signal.ctx
+        elif isinstance(signal, LLMFailedEvent) and signal.step == self._step:
+            self._void_all()
+        elif isinstance(signal, ToolCompleteEvent):
+            refused = self._started.pop((signal.step or "", signal.index), None)
+            if refused is not None:
+                self._void(refused)
+
+    def _read(self, delta: ToolCallDeltaEvent) -> None:
+        if delta.branch is not None or self._ctx is None:
+            return
+        if delta.step != self._step:
+            self._step = delta.step
+            self._written = {}
+        written = self._written.get(delta.index)
+        if written is None:
+            written = self._written[delta.index] = _Written(len(self._written))
+        if not written.complete and written.write(delta.fragment) and written.place < self._concurrency:
+            self._start(self._ctx, delta, written)
+
+    def _start(self, ctx: RunContext[Any], delta: ToolCallDeltaEvent, written: _Written) -> None:
+        model_call = ctx.host.open_call
+        if model_call is None or model_call.request.step != delta.step:
+            return
+        sent = model_call.request
+        call = ToolCall.parse(delta.tool_call_id, delta.name, "".join(written.pieces))
+        request = ToolRequest(call, sent.ctx.bind(call=call, index=written.place), sent.tools)
+        tool = ctx.host.tools.find(request)
+        if call.error is None and not isinstance(tool, str) and _may_be_vain(tool):
+            request = request.of(tool.definition)
+            self._started[request.slot] = _EarlyCall(tool, request, self._carried_out, self._scheduler)
+
+    def _void_all(self) -> None:
+        started, self._started = self._started, {}
+        self._written = {}
+        for early in started.values():
+            self._void(early)
+
+    def _void(self, early: _EarlyCall) -> None:
+        early.dispose()
+        call, ctx = early.request.call, early.request.ctx
+        self._observer.on_next(ToolVoidedEvent(call=call, index=ctx.index, step=ctx.step))
+
+    def _on_error(self, error: Exception) -> None:
+        self._void_all()
+        self._observer.on_error(error)
+
+    def _on_completed(self) -> None:
+        self._void_all()
+        self._observer.on_completed()
+
+
+def _may_be_vain(tool: Tool) -> bool:
+    """Tell whether a call does nothing that anybody could notice, were it not asked for in the end."""
+    return bool(getattr(tool, "read_only", False)) and tool.idempotent and not tool.approve

@@ -1,0 +1,179 @@
+"""Views that count the results of a batch, and show them as a progress bar."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+
+from reactivex import Observable
+from reactivex import operators as ops
+
+from rxloop.errors import ConfigurationError
+from rxloop.operators.views import View, named
+from rxloop.operators.views.make_view import ViewOutput, make_view
+from rxloop.protocol.messages import Usage
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from rxloop.providers.catalog import Price
+
+
+class Finished(Protocol):
+    """What came of one item of a batch."""
+
+    @property
+    def error(self) -> Exception | None:
+        """What went wrong."""
+        ...
+
+    @property
+    def usage(self) -> Usage:
+        """What it took."""
+        ...
+
+
+class Tally(NamedTuple):
+    """How far a batch is.
+
+    Attributes:
+        done: The items that have an outcome.
+        failed: Those of them whose run failed.
+        usage: The tokens of all of them.
+        dollars: What these cost; None without a price.
+    """
+
+    done: int = 0
+    failed: int = 0
+    usage: Usage = Usage()
+    dollars: float | None = None
+
+    def __str__(self) -> str:
+        tokens = self.usage.input_tokens + self.usage.output_tokens
+        failed = f", {self.failed:,} failed" if self.failed else ""
+        dollars = "" if self.dollars is None else f", ${self.dollars:,.2f}"
+        return f"{self.done - self.failed:,} answered{failed}, {tokens:,} tokens{dollars}"
+
+
+def tally(price: Price | None = None) -> View[Finished, Tally]:
+    """Emit how far a batch is, after each outcome: how many have failed, and what all have cost so far.
+
+    ::
+
+        source     --o---o---x--|        o an outcome, x a failed one
+        tally()    --1---2---3--|
+
+    Example:
+        >>> async for so_far in agent.map(documents).pipe(op.tally(PRICES["openai:gpt-5-mini"])):
+
+    Args:
+        price: That of the model, for the cost. The tokens of a run do not say how long each request was: all count as
+            short ones.
+
+    Returns:
+        A view of a `Tally` for each outcome; `str(tally)` says it in words.
+    """
+
+    def add(so_far: Tally, outcome: Finished) -> Tally:
+        return counted(so_far, outcome, price)
+
+    return named(ops.scan(add, nothing_yet(price)), "op.tally")
+
+
+def nothing_yet(price: Price | None) -> Tally:
+    """The tally before the first outcome."""
+    return Tally(dollars=None if price is None else 0.0)
+
+
+def counted(so_far: Tally, outcome: Finished, price: Price | None) -> Tally:
+    """The tally with one more outcome."""
+    dollars = None if price is None or so_far.dollars is None else so_far.dollars + price.of_several(outcome.usage)
+    failed = so_far.failed + (outcome.error is not None)
+    return Tally(so_far.done + 1, failed, so_far.usage + outcome.usage, dollars)
+
+
+F = TypeVar("F", bound=Finished)
+
+
+def progress(
+    total: int | None = None, *, label: str = "", price: Price | None = None, console: Console | None = None
+) -> Callable[[Observable[F]], Observable[F]]:
+    """Pass all outcomes of a batch on, and draw a progress bar with the cost so far, in a terminal or a notebook.
+
+    It needs the extra `rxloop[cli]`, for rich, and in a notebook ipywidgets. Where neither a terminal nor a notebook
+    shows it, nothing is drawn.
+
+    ::
+
+        source        --o---o---x--|
+        progress()    --o---o---x--|
+
+    Example:
+        >>> async for outcome in agent.map(documents).pipe(op.progress(len(documents))):
+
+    Args:
+        total: How many items there are; without it the bar shows only that something happens.
+        label: What stands before the bar.
+        price: That of the model, for the cost.
+        console: Where it is drawn; by default on stderr.
+
+    Returns:
+        A view of the same items.
+
+    Raises:
+        ConfigurationError: rich is not installed.
+    """
+    draw = _bar(total, label, console)
+
+    def show_bar(out: ViewOutput[F]) -> Callable[[F], None]:
+        so_far = nothing_yet(price)
+        show, stop = draw()
+        out.on_dispose(stop)
+
+        def take(outcome: F) -> None:
+            nonlocal so_far
+            so_far = counted(so_far, outcome, price)
+            show(so_far)
+            out.emit(outcome)
+
+        return take
+
+    return make_view(show_bar)
+
+
+Drawing = Callable[[], tuple[Callable[[Tally], None], Callable[[], None]]]
+"""Begins to draw a bar, and gives what moves it and what ends it."""
+
+
+def _bar(total: int | None, label: str, console: Any) -> Drawing:
+    # Imported here: rich is an extra, and takes a while.
+    try:
+        from rich import progress as bars
+        from rich.console import Console
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(
+            f"op.progress needs {error.name}, which is not installed: pip install 'rxloop[cli]'"
+        ) from None
+
+    def draw() -> tuple[Callable[[Tally], None], Callable[[], None]]:
+        shown = console if console is not None else Console(stderr=True)
+        bar = bars.Progress(
+            *([bars.TextColumn("{task.description}")] if label else []),
+            bars.BarColumn(),
+            bars.MofNCompleteColumn(),
+            bars.TextColumn("{task.fields[tally]}"),
+            bars.TimeRemainingColumn(elapsed_when_finished=True),
+            console=shown,
+            # In a notebook, what draws from a thread of its own swallows what the cell writes meanwhile.
+            auto_refresh=not shown.is_jupyter,
+            disable=not (shown.is_terminal or shown.is_jupyter),
+        )
+        task = bar.add_task(label, total=total, tally="")
+        bar.start()
+
+        def show(tally: Tally) -> None:
+            bar.update(task, completed=tally.done, tally=str(tally), refresh=shown.is_jupyter)
+
+        return show, bar.stop
+
+    return draw

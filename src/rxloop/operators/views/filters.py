@@ -1,0 +1,256 @@
+"""Views that keep some of the events: by class, by task, by audience, up to the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any, TypeVar, cast, get_args, overload
+
+from reactivex import operators as ops
+
+from rxloop.errors import ConfigurationError
+from rxloop.operators.views import EventView, View, named
+from rxloop.operators.views.make_view import ViewOutput, make_view
+from rxloop.protocol.events import (
+    THOUGHT_TYPES,
+    Event,
+    ThoughtStreamEvent,
+    ThoughtType,
+    ToolCompleteEvent,
+    UsageEvent,
+    Verbosity,
+    ends_attempt,
+)
+
+A = TypeVar("A", bound=Event)
+B = TypeVar("B", bound=Event)
+C = TypeVar("C", bound=Event)
+D = TypeVar("D", bound=Event)
+E = TypeVar("E", bound=Event)
+
+
+@overload
+def of_type(first: type[A], /) -> View[Event, A]: ...
+@overload
+def of_type(first: type[A], second: type[B], /) -> View[Event, A | B]: ...
+@overload
+def of_type(first: type[A], second: type[B], third: type[C], /) -> View[Event, A | B | C]: ...
+@overload
+def of_type(first: type[A], second: type[B], third: type[C], fourth: type[D], /) -> View[Event, A | B | C | D]: ...
+@overload
+def of_type(
+    first: type[A], second: type[B], third: type[C], fourth: type[D], fifth: type[E], /
+) -> View[Event, A | B | C | D | E]: ...
+@overload
+def of_type(first: type[Event], /, *others: type[Event]) -> View[Event, Event]: ...
+
+
+def of_type(first: type[Event], /, *others: type[Event]) -> View[Any, Any]:
+    """Keep the events of the given classes, and tell the type checker so.
+
+    ::
+
+        source                 --S--a--a--C--|
+        of_type(S, C)          --S--------C--|
+
+    Example:
+        >>> async for event in run.pipe(op.of_type(ToolStartEvent, ToolCompleteEvent)):
+        ...     match event:
+        ...         case ToolStartEvent(): print("->", event.name)
+        ...         case ToolCompleteEvent(): print("<-", event.content)
+
+    Args:
+        first: A class of events; its subclasses count too.
+        others: More of them. Up to five classes in all, the type of the events is their union; beyond that it is
+            `Event`.
+
+    Returns:
+        A view of the events of these classes, in order.
+
+    Raises:
+        ConfigurationError: One of them is not a class.
+    """
+    classes = (first, *others)
+    for kind in cast("tuple[Any, ...]", classes):
+        if not isinstance(kind, type):
+            raise ConfigurationError(
+                f"op.of_type({kind!r}) cannot be used: give classes of events, as ToolStartEvent is"
+            )
+    # `isinstance` is slow for a class that is none of them, and nearly every event is of such a class.
+    known: dict[type[Event], bool] = {}
+
+    def is_kept(event: Event) -> bool:
+        kept = known.get(type(event))
+        if kept is None:
+            kept = known[type(event)] = isinstance(event, classes)
+        return kept
+
+    return named(ops.filter(is_kept), "op.of_type")
+
+
+def for_task(task_id: str) -> EventView:
+    """Keep the events of one task.
+
+    For the events of a whole conversation, or for a run with nested agents, whose events carry task ids of their own.
+
+    ::
+
+        source          --a1--b1--a2--b2--|
+        for_task("a")   --a1------a2------|
+
+    Args:
+        task_id: The task; an id that does not occur gives an empty view.
+
+    Returns:
+        A view of the events of that task, in order.
+    """
+
+    def belongs(event: Event) -> bool:
+        return event.task_id == task_id
+
+    return cast("EventView", named(ops.filter(belongs), "op.for_task"))
+
+
+_LEVELS: tuple[str, ...] = get_args(Verbosity)
+
+
+def thoughts(
+    types: ThoughtType | Collection[ThoughtType] | None = None,
+    *,
+    min_confidence: float | None = None,
+    verbosity: Verbosity | None = None,
+) -> View[Event, ThoughtStreamEvent]:
+    """Keep the thoughts, or some of them.
+
+    ::
+
+        source                            --t(.9)--a--t(.2)--t(?)--|      t thought-stream, ? no confidence
+        thoughts(min_confidence=0.5)      --t(.9)------------------|
+
+    Example:
+        >>> run.pipe(op.thoughts("decision", min_confidence=0.5)).subscribe(lambda t: print(t.content))
+
+    Args:
+        types: The type of thought to keep, or several; None keeps all.
+        min_confidence: The least confidence, from 0 to 1. A thought that states none does not pass, not even 0.
+        verbosity: The most detail: `brief` keeps brief thoughts only, `normal` leaves out the detailed ones.
+
+    Returns:
+        A view of the thoughts that match, in order.
+
+    Raises:
+        ConfigurationError: A type, the confidence or the verbosity is not one; raised at once.
+    """
+    wanted = _types(types)
+    if min_confidence is not None and not 0 <= min_confidence <= 1:
+        raise ConfigurationError(f"min_confidence must be from 0 to 1, not {min_confidence}")
+    levels = _levels(verbosity)
+
+    def matches(event: Event) -> bool:
+        if not isinstance(event, ThoughtStreamEvent):
+            return False
+        if event.thought_type not in wanted or event.verbosity not in levels:
+            return False
+        if min_confidence is None:
+            return True
+        return event.confidence is not None and event.confidence >= min_confidence
+
+    return cast("View[Event, ThoughtStreamEvent]", named(ops.filter(matches), "op.thoughts"))
+
+
+def _types(types: ThoughtType | Collection[ThoughtType] | None) -> frozenset[str]:
+    if types is None:
+        return frozenset(THOUGHT_TYPES)
+    wanted: frozenset[str] = frozenset([types] if isinstance(types, str) else types)
+    unknown = sorted(wanted.difference(THOUGHT_TYPES))
+    if unknown:
+        raise ConfigurationError(f"unknown thought types: {', '.join(unknown)}; there are {', '.join(THOUGHT_TYPES)}")
+    return wanted
+
+
+def _levels(verbosity: Verbosity | None) -> tuple[str, ...]:
+    if verbosity is None:
+        return _LEVELS
+    if verbosity not in _LEVELS:
+        raise ConfigurationError(f"unknown verbosity {verbosity!r}; there are {', '.join(_LEVELS)}")
+    return _LEVELS[: _LEVELS.index(verbosity) + 1]
+
+
+def tool_calls() -> View[Event, ToolCompleteEvent]:
+    """Keep the finished tool calls: each with its name, arguments, result or error, and duration.
+
+    ::
+
+        source           --s--p--C--s--C--|      s tool-start, p tool-progress, C tool-complete
+        tool_calls()     --------C-----C--|
+
+    Returns:
+        A view of the `tool-complete` events, in the order in which the calls ended. A call that was refused is there
+        too.
+    """
+    return named(of_type(ToolCompleteEvent), "op.tool_calls")
+
+
+def usage() -> View[Event, UsageEvent]:
+    """Keep the token usage: one event for each model call whose provider sent it.
+
+    ::
+
+        source      --d--d--U--c--d--U--c--|      U usage
+        usage()     --------U--------U-----|
+
+    Example:
+        >>> total = run.pipe(op.usage(), rx.scan(lambda sum, event: sum + event.usage, Usage()))
+
+    Returns:
+        A view of the `usage` events; each has the numbers of its own call.
+    """
+    return named(of_type(UsageEvent), "op.usage")
+
+
+def public() -> EventView:
+    """Give the events as clients may see them.
+
+    Internal kinds are left out, and so is what a hidden tool does: of `think_aloud` only its thoughts remain, for one.
+    Of the others, each field that is not for clients is at its default; see `Event.for_clients`.
+
+    ::
+
+        source       --a--i--b--h--m--|      i internal, h of a hidden tool, m with metadata
+        public()     --a-----b-----n--|      n the same without
+
+    Returns:
+        A view of the public events, in order.
+    """
+
+    def show(out: ViewOutput[Event]) -> Callable[[Event], None]:
+        emit = out.emit
+
+        def take(event: Event) -> None:
+            shown = event.for_clients()
+            if shown is not None:
+                emit(shown)
+
+        return take
+
+    return cast("EventView", make_view(show))
+
+
+def until_final() -> EventView:
+    """Complete right after the final `status-update` of the run.
+
+    For streams that go on: those of a whole conversation, or of a log in which later attempts follow. The end of a
+    nested agent's run is passed on like any other event.
+
+    ::
+
+        source            --a--f'--b--F--c--      F final, f' final of a nested run
+        until_final()     --a--f'--b--(F|)
+
+    Returns:
+        A view of the events up to and with the final one.
+    """
+
+    def goes_on(event: Event) -> bool:
+        return not ends_attempt(event)
+
+    return cast("EventView", named(ops.take_while(goes_on, inclusive=True), "op.until_final"))

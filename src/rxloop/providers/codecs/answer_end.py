@@ -1,0 +1,239 @@
+"""Finish reasons and token counts in the formats of all vendors."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal, NamedTuple, cast
+
+from rxloop.protocol.finish import COMPLETE, UNKNOWN
+from rxloop.providers.codecs.fields import MOST_TOKENS, tokens
+
+MALFORMED_CALL = "malformed_call"
+"""The vendor could not parse a tool call of the model."""
+
+FAILED = "failed"
+"""The vendor reports that the request failed."""
+
+_EXACT = {
+    **dict.fromkeys(
+        (
+            *("stop", "stop_sequence", "stop_token", "eos", "eos_token", "end", "end_turn", "end_of_turn", "endoftext"),
+            *("complete", "completed", "done", "finish", "finished", "success"),
+        ),
+        "stop",
+    ),
+    **dict.fromkeys(("tool_call", "tool_calls", "tool_use", "function_call", "function_calls"), "tool_calls"),
+    **dict.fromkeys(("pause_turn", "compaction"), "pause"),
+    **dict.fromkeys(("length", "continuation", "too_many_tool_calls", "error_limit", "time_limit"), "length"),
+    **dict.fromkeys(
+        (
+            *("language", "blocklist", "spii", "model_armor", "jailbreak", "escalation", "pup_limited_disabled"),
+            *("image_safety", "image_prohibited_content", "image_recitation", "error_toxic"),
+        ),
+        "content_filter",
+    ),
+    **dict.fromkeys(("malformed_response", "missing_thought_signature"), FAILED),
+}
+
+_FAMILIES = (
+    (
+        (
+            *("content_filter", "content_policy", "safety", "sensitive", "prohibited", "recitation", "refus"),
+            *("guardrail", "moderat", "blocked", "policy_violation"),
+        ),
+        "content_filter",
+    ),
+    (
+        (
+            *("max_", "length", "model_length", "model_context", "context_length", "context_window"),
+            *("token_limit", "output_limit"),
+        ),
+        "length",
+    ),
+    (("function_call_filter", "malformed", "unexpected_tool", "invalid_tool", "invalid_function"), MALFORMED_CALL),
+    (("error", "network", "insufficient_system", "abort", "cancel", "fail", "internal", "timeout"), FAILED),
+)
+
+_NOT_IN_A_WORD = re.compile(r"[^a-z0-9]+")
+
+_ENUM = re.compile(r"^(finish_?reason|stop_?reason)_")
+
+
+def normalise_finish_reason(raw: str) -> str:
+    """Return the normalised form of a vendor's finish reason.
+
+    Returns:
+        `stop`, `tool_calls`, `length`, `content_filter`, `pause`, `MALFORMED_CALL`, `FAILED`, or `UNKNOWN`.
+    """
+    known = _EXACT.get(raw)
+    if known is not None:
+        return known
+    word = _ENUM.sub("", _NOT_IN_A_WORD.sub("_", raw.lower()).strip("_"))
+    known = _EXACT.get(word)
+    if known is not None:
+        return known
+    return next((reason for starts, reason in _FAMILIES if word.startswith(starts)), UNKNOWN)
+
+
+def normalise_incomplete(reason: str) -> str:
+    """Return the normalised reason of an answer that the vendor reports as incomplete; never a reason for success."""
+    normal = normalise_finish_reason(reason) if reason else "length"
+    return UNKNOWN if normal in COMPLETE else normal
+
+
+Kind = Literal[
+    "input", "tool_use", "output", "total", "cached", "cache_write", "cache_write_short", "cache_write_long",
+    "reasoning", "thoughts",
+]  # fmt: skip
+
+_INPUT_DETAILS = ("prompt_tokens_details", "input_tokens_details")
+
+_OUTPUT_DETAILS = ("completion_tokens_details", "output_tokens_details")
+
+# The fields of each count: names, or names of an object and of its field. The first field that is not zero counts.
+_FIELDS: dict[Kind, tuple[tuple[str, ...], ...]] = {
+    "input": (("prompt_tokens",), ("input_tokens",), ("promptTokenCount",)),
+    "tool_use": (("toolUsePromptTokenCount",),),
+    "output": (("completion_tokens",), ("output_tokens",), ("candidatesTokenCount",)),
+    "total": (("total_tokens",), ("totalTokenCount",)),
+    "cached": (
+        *((details, "cached_tokens") for details in _INPUT_DETAILS),
+        *((details, "cache_read_tokens") for details in _INPUT_DETAILS),
+        ("cache_read_input_tokens",),
+        ("cached_tokens",),
+        ("prompt_cache_hit_tokens",),
+        ("cachedContentTokenCount",),
+    ),
+    "cache_write": (
+        *((details, "cache_write_tokens") for details in _INPUT_DETAILS),
+        *((details, "cache_creation_tokens") for details in _INPUT_DETAILS),
+        *((details, "cached_creation_tokens") for details in _INPUT_DETAILS),
+        *((details, "cache_creation_input_tokens") for details in _INPUT_DETAILS),
+        ("cache_creation_input_tokens",),
+        ("cache_creation_tokens",),
+        ("cache_write_tokens",),
+    ),
+    "cache_write_short": (
+        ("cache_creation", "ephemeral_5m_input_tokens"),
+        *((details, "cache_creation_token_details", "ephemeral_5m_input_tokens") for details in _INPUT_DETAILS),
+    ),
+    "cache_write_long": (
+        ("cache_creation", "ephemeral_1h_input_tokens"),
+        *((details, "cache_creation_token_details", "ephemeral_1h_input_tokens") for details in _INPUT_DETAILS),
+        ("input_tokens_details", "cache_write_tokens_details", "ttl_12h_tokens"),
+    ),
+    "reasoning": (
+        *((details, "reasoning_tokens") for details in _OUTPUT_DETAILS),
+        *((details, "thinking_tokens") for details in _OUTPUT_DETAILS),
+        ("reasoning_tokens",),
+    ),
+    "thoughts": (("thoughtsTokenCount",),),
+}
+
+_SOURCES: dict[str, tuple[Kind, int]] = {
+    ".".join(path): (kind, rank) for kind, fields in _FIELDS.items() for rank, path in enumerate(fields)
+}
+"""The count that each field holds, by its full name, and the rank of the field among those of that count."""
+
+_OBJECTS = frozenset(name.rpartition(".")[0] for name in _SOURCES if "." in name)
+"""The full names of the objects that hold counts."""
+
+_COUNTED = tuple(path[0] for kind in ("input", "output") for path in _FIELDS[kind])
+
+
+class TokenCounts(NamedTuple):
+    """Tokens of one answer."""
+
+    input: int
+    """All tokens of the request, those of the cache included."""
+    output: int
+    """All tokens of the answer, those of reasoning included."""
+    cached: int
+    """The part of the input that was read from the cache."""
+    cache_write: int
+    """The part of the input that was written into the cache."""
+    cache_write_long: int
+    """The part of `cache_write` that is kept for long and costs more."""
+    reasoning: int
+    """The part of the output that was reasoning."""
+
+
+class UsageReports:
+    """Usage reports of one answer, merged into one.
+
+    Counts are sums so far, so the last report replaces earlier ones. A zero does not replace a count, since gateways
+    fill in zeros for what they do not know.
+    """
+
+    __slots__ = ("_cache_apart", "_merged")
+
+    def __init__(self) -> None:
+        self._cache_apart = False
+        self._merged: dict[str, int] = {}
+        """The counts so far, by the full name of their field."""
+
+    def add(self, report: Any, cache_apart: bool = False) -> None:
+        """Merge a report; anything that is not an object is ignored.
+
+        Args:
+            report: What the vendor sent.
+            cache_apart: Its input is counted without the tokens that were read from the cache or written into it.
+        """
+        if not isinstance(report, dict):
+            return
+        report = cast("dict[str, Any]", report)
+        self._cache_apart = cache_apart
+        if any(map(report.get, _COUNTED)) and not (report.get("total_tokens") or report.get("totalTokenCount")):
+            # The total of an earlier report does not belong to these counts.
+            self._merged.pop("total_tokens", None)
+            self._merged.pop("totalTokenCount", None)
+        _merge(report, self._merged, "")
+
+    def counts(self) -> TokenCounts | None:
+        """Return the counts, or None if none was reported."""
+        found = self._found()
+        if not found:
+            return None
+        count = found.get
+        cached, long, reasoning = count("cached", 0), count("cache_write_long", 0), count("reasoning", 0)
+        written = count("cache_write", 0) or count("cache_write_short", 0) + long
+        fresh, output, total = count("input", 0) + count("tool_use", 0), count("output", 0), count("total", 0)
+        if self._cache_apart or cached + written > fresh:
+            fresh += cached + written
+        gap, thoughts = total - fresh - output, count("thoughts", 0)
+        if thoughts and (not total or gap > 0 or thoughts > output):
+            output += thoughts
+        elif reasoning and (reasoning > output or gap >= reasoning):
+            output += reasoning
+        fresh, output = _fill(total, fresh, output, (cached, written, cached + written))
+        fresh, output = min(fresh, MOST_TOKENS - 1), min(output, MOST_TOKENS - 1)
+        return TokenCounts(fresh, output, cached, written, long, reasoning or thoughts)
+
+    def _found(self) -> dict[Kind, int]:
+        """Return each count from the first of its fields that is not zero; zero if all of them are."""
+        found: dict[Kind, int] = {}
+        ranks: dict[Kind, int] = {}
+        for name, count in self._merged.items():
+            kind, rank = _SOURCES[name]
+            if kind not in found or (count and (not found[kind] or rank < ranks[kind])):
+                found[kind], ranks[kind] = count, rank
+        return found
+
+
+def _merge(report: dict[str, Any], merged: dict[str, int], prefix: str) -> None:
+    for name, value in report.items():
+        name = prefix + name
+        if name in _SOURCES:
+            if value is not None and ((count := tokens(value)) or name not in merged):
+                merged[name] = count
+        elif value.__class__ is dict and name in _OBJECTS:
+            _merge(value, merged, f"{name}.")
+
+
+def _fill(total: int, fresh: int, output: int, cache: tuple[int, ...]) -> tuple[int, int]:
+    """Return input and output with the tokens that only the total contains."""
+    gap = total - fresh - output
+    if gap <= 0:
+        return fresh, output
+    # An unnamed rest is output: some servers do not report reasoning at all.
+    return (fresh + gap, output) if not fresh or gap in cache else (fresh, output + gap)

@@ -1,0 +1,358 @@
+"""Request body of chat completions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from hashlib import sha256
+from mimetypes import guess_extension
+from typing import Any, cast
+
+from rxloop.pipeline.requests import ModelRequest
+from rxloop.protocol.media import ResolvedMedia, resolve
+from rxloop.protocol.messages import Message, Part, TextPart, ToolCall
+from rxloop.protocol.settings import ModelSettings
+from rxloop.providers.codecs import Notice
+from rxloop.providers.codecs.chat.message_order import Ordered, unique_ids
+from rxloop.providers.codecs.fields import dumps, own_tools
+from rxloop.providers.codecs.media import IMAGES, add_change, answer_text, describe, file_text, text_with_files
+from rxloop.providers.codecs.message_cache import built, keep, kept
+from rxloop.providers.codecs.schemas import response_format
+from rxloop.providers.codecs.schemas.dialects import OPENAI
+from rxloop.providers.codecs.tools import ToolAdapter, VendorTool, VendorTools
+from rxloop.providers.vendors import Preset
+
+_CodecKey = tuple[str | int | bool | tuple[str, ...] | None, ...]
+
+_NOTHING = "(No answer.)"
+"""What stands for a message of the model without text and calls, which some endpoints refuse."""
+
+_STRAY = "The result of a call that is not shown:"
+
+_OURS = {"reasoning_details", "extra_content"}
+
+_SOUNDS = {"audio/wav": "wav", "audio/mpeg": "mp3"}
+
+_SHORT_ID = re.compile("[0-9A-Za-z]{9}")
+
+
+class RequestEncoder:
+    """Encodes the requests for one model at one endpoint.
+
+    A message keeps the bytes it became, and so do the tools, so that a request costs what is new in it and not the
+    whole history.
+    """
+
+    def __init__(self, model: str, preset: Preset, stream: bool) -> None:
+        self._model = model
+        self._preset = preset
+        self._stream = stream
+        self._hears = preset.audio_models is not None and re.search(preset.audio_models, model) is not None
+        self._key: _CodecKey = (
+            "openai-chat",
+            preset.reasoning_field,
+            preset.reasoning_details,
+            preset.extra_content,
+            preset.short_call_ids,
+            preset.longest_call_id,
+            preset.file_part,
+            preset.file_urls,
+            preset.files,
+            preset.image_urls,
+            self._hears,
+        )
+        self._format: tuple[dict[str, Any] | None, dict[str, Any] | None, str | None] = (None, None, None)
+        self.tools = ToolAdapter(OPENAI, strict=preset.strict, longest_description=preset.longest_description)
+        self._tools: tuple[VendorTools | None, bytes] = (None, b"")
+        self._name = model if preset.nameless else f"{preset.name}:{model}"
+        self._told: set[str] = set()
+
+    def encode(self, request: ModelRequest, notice: Notice) -> bytes:
+        """The body of the request; what the endpoint does not take is left out, and told to `notice`."""
+        extra = request.settings.extra_body
+        tools = self.tools.adapt(request.tools)
+        fields = self._fields(request, tools)
+        self._tell_unsent(request, notice)
+        self._tell_changes(fields, tools, notice)
+        for name, value in extra.items():
+            mine = fields.get(name) if name != "response_format" else None
+            both = isinstance(mine, dict) and isinstance(value, dict)
+            fields[name] = {**cast("dict[str, Any]", mine), **cast("dict[str, Any]", value)} if both else value
+        parts = [dumps(fields)[:-1]]
+        if "messages" not in extra:
+            parts.append(b',"messages":[')
+            parts += (self._all_messages(request, tools.rest, notice), b"]")
+        server_tools = self._server_tools(request.settings)[0]
+        if (request.tools or server_tools) and "tools" not in extra:
+            listed = self._tool_list(tools)
+            if server_tools:
+                listed = b"[" + b",".join(filter(None, (listed[1:-1], dumps(server_tools)[1:-1]))) + b"]"
+            parts += (b',"tools":', listed)
+        parts.append(b"}")
+        return b"".join(parts)
+
+    def _fields(self, request: ModelRequest, tools: VendorTools) -> dict[str, Any]:
+        settings, preset = request.settings, self._preset
+        fields: dict[str, Any] = {"model": self._model, "stream": self._stream}
+        if self._stream and preset.stream_options:
+            fields["stream_options"] = {"include_usage": True}
+        plain = {
+            "temperature": settings.temperature,
+            "top_p": settings.top_p,
+            preset.max_tokens_field: settings.max_tokens,
+            preset.seed_field: settings.seed,
+            "stop": settings.stop,
+            "service_tier": settings.service_tier,
+        }
+        fields.update({name: value for name, value in plain.items() if value is not None})
+        _add_effort(fields, settings, preset)
+        if request.response_schema is not None and (preset.response_format_with_tools or not request.tools):
+            answer_format = self._response_format(request.response_schema)
+            if answer_format is not None:
+                fields["response_format"] = answer_format
+        if request.tools:
+            if settings.tool_choice is not None:
+                fields["tool_choice"] = _tool_choice(settings.tool_choice, tools)
+            if settings.parallel_tool_calls is not None and preset.parallel_tool_calls:
+                fields["parallel_tool_calls"] = settings.parallel_tool_calls
+        return fields
+
+    def _server_tools(self, settings: ModelSettings) -> tuple[list[dict[str, Any]], list[str]]:
+        """The tools that the endpoint may carry out, and words for those that are another vendor's."""
+        if self._preset.nameless:
+            # A gateway of one's own may know the tools of any vendor.
+            return settings.server_tools, []
+        return own_tools(settings.server_tools, "openai")
+
+    def _tell_unsent(self, request: ModelRequest, notice: Notice) -> None:
+        """Tell, once for all requests, which settings and tools the endpoint does not take."""
+        settings, preset = request.settings, self._preset
+        unsent: list[str] = []
+        if settings.thinking_budget is not None:
+            unsent.append("thinking_budget: reasoning_effort says how much")
+        if settings.reasoning_effort is not None and preset.effort is None:
+            unsent.append("reasoning_effort")
+        if request.tools and settings.parallel_tool_calls is False and not preset.parallel_tool_calls:
+            unsent.append("parallel_tool_calls=False")
+        for what in (*unsent, *self._server_tools(settings)[1]):
+            if what not in self._told:
+                self._told.add(what)
+                notice("left_out", f"{self._name} does not take {what}")
+
+    def _response_format(self, schema: dict[str, Any]) -> dict[str, Any] | None:
+        if self._preset.response_format != "json_schema":
+            return None if self._preset.response_format is None else {"type": "json_object"}
+        if self._format[0] is not schema:
+            self._format = (schema, *response_format(schema, OPENAI, self._preset.strict))
+        return self._format[1]
+
+    def _tell_changes(self, fields: dict[str, Any], tools: VendorTools, notice: Notice) -> None:
+        """Tell what of the schemas and descriptions of this request is not sent as it is."""
+        answer = self._format[2] if fields.get("response_format") is self._format[1] else None
+        self.tools.tell(tools.notes, answer, self._name, notice)
+
+    def _all_messages(self, request: ModelRequest, rest: str, notice: Notice) -> bytes:
+        def encode(message: Message) -> bytes:
+            return self._message(message, notice)
+
+        def as_text(message: Message) -> Message:
+            return self._stray(message, notice)
+
+        def add(ordered: Ordered, place: int, message: Message) -> None:
+            ordered.add(message, encode, as_text)
+
+        def new() -> Ordered:
+            return Ordered(in_turns=in_turns)
+
+        in_turns = self._preset.assistant_after_tool
+        system, messages = request.system, request.messages
+        if not all(message.role == "system" for message in system):
+            # What comes behind them may depend on them.
+            system, messages = (), [*system, *messages]
+        ordered = built(messages, (*self._key, in_turns), new, add)
+        for message in request.tail:
+            ordered.add(message, encode, as_text)
+        more = [dumps({"role": "system", "content": rest})] if rest else []
+        return b",".join([*map(encode, system), *more, *ordered.ended(encode)])
+
+    def _stray(self, message: Message, notice: Notice) -> Message:
+        """The result of a call that is not there, as words of the user."""
+        key = (*self._key, "stray")
+        found = kept(message, key, Message)
+        if found is not None:
+            return found
+        notice(
+            "left_out", f"{self._name} gets the result of call {message.tool_call_id!r}, which is not there, as a text"
+        )
+        return keep(message, key, Message.user(f"{_STRAY}\n{text_with_files(message)[0]}"))
+
+    def _message(self, message: Message, notice: Notice) -> bytes:
+        found = kept(message, self._key, bytes)
+        if found is not None:
+            return found
+        # What orjson returns holds the whole buffer that it was written to, 4 kB at least: a copy has its own length.
+        lost: list[str] = []
+        changes: list[str] = []
+        encoded = b"%b" % dumps(self._plain_message(message, lost, changes))
+        if message.provider_state is not None and (others := message.provider_state.keys() - _OURS):
+            lost.insert(0, f"what {', '.join(sorted(others))} wants back with its own message")
+        if lost:
+            notice("left_out", f"{self._name} does not get {'; '.join(lost)}")
+        if changes:
+            notice("changed", f"{self._name} gets {', '.join(changes)}")
+        return keep(message, self._key, encoded)
+
+    def _plain_message(self, message: Message, lost: list[str], changes: list[str]) -> dict[str, Any]:
+        content = message.content
+        if not isinstance(content, str) and message.role != "user":
+            # Vendors of this protocol take nothing but text in any other message.
+            content, unshown = text_with_files(message)
+            if message.role == "assistant":
+                content = answer_text(message)
+            if unshown:
+                lost.append(f"{', '.join(unshown)}, since only text of tools and models is sent in this protocol")
+        if message.role == "tool":
+            answered = self._call_id(message.tool_call_id or "")
+            return {"role": "tool", "tool_call_id": answered, "content": content}
+        if message.role == "assistant" and not content:
+            content = "" if message.tool_calls else _NOTHING
+        plain: dict[str, Any] = {
+            "role": message.role,
+            "content": content if isinstance(content, str) else self._parts(content, lost, changes),
+        }
+        if message.role == "assistant":
+            if message.tool_calls:
+                plain["content"] = plain["content"] or None
+                ids = map(self._call_id, unique_ids(message.tool_calls))
+                plain["tool_calls"] = list(map(_tool_call, message.tool_calls, ids))
+                extra = (message.provider_state or {}).get("extra_content")
+                if self._preset.extra_content and extra:
+                    _add_extra(plain["tool_calls"], extra)
+            if self._preset.reasoning_field and message.reasoning:
+                plain[self._preset.reasoning_field] = message.reasoning
+            details = (message.provider_state or {}).get("reasoning_details")
+            if self._preset.reasoning_details and details:
+                plain["reasoning_details"] = details
+        return plain
+
+    def _call_id(self, call_id: str) -> str:
+        most = self._preset.longest_call_id
+        if self._preset.short_call_ids:
+            if _SHORT_ID.fullmatch(call_id):
+                return call_id
+            most = 9
+        elif most is None or 0 < len(call_id) <= most:
+            return call_id
+        return sha256(call_id.encode("utf-8", "surrogatepass")).hexdigest()[:most]
+
+    def _parts(self, content: Sequence[Part], lost: list[str], changes: list[str]) -> list[dict[str, Any]]:
+        parts: list[dict[str, Any]] = []
+        unshown: list[str] = []
+        for part in content:
+            if isinstance(part, TextPart):
+                parts.append({"type": "text", "text": part.text})
+                continue
+            media = resolve(part)
+            form = self._media(media)
+            if form is None:
+                unshown.append(describe(part, media))
+                form = {"type": "text", "text": part.placeholder}
+            else:
+                add_change(changes, part, media)
+            parts.append(form)
+        if unshown:
+            lost.append(f"{', '.join(unshown)}, which it does not take: text stands for it")
+        return parts
+
+    def _media(self, media: ResolvedMedia) -> dict[str, Any] | None:
+        """Return the form of an image or a file; None if the endpoint does not accept it."""
+        preset, kind = self._preset, media.media_type
+        if media.problem is not None:
+            return None
+        if media.text is not None and media.kind == "text":
+            return {"type": "text", "text": file_text(media)}
+        if media.store is not None:
+            if media.store != preset.file_store or media.kind == "image":
+                return None
+            return {"type": "file", "file": {"file_id": media.url}}
+        if media.kind == "image":
+            if (kind is not None and kind not in IMAGES) or (media.url is not None and not preset.image_urls):
+                return None
+            return {"type": "image_url", "image_url": {"url": media.url or media.data_url}}
+        if media.kind == "audio" and self._hears and media.data is not None and kind in _SOUNDS:
+            return {"type": "input_audio", "input_audio": {"data": media.base64, "format": _SOUNDS[kind]}}
+        if media.url is not None:
+            if not preset.file_urls or (kind is not None and kind not in preset.files):
+                return None
+        elif kind not in preset.files:
+            return None
+        url = media.url or media.data_url
+        if preset.file_part == "document_url":
+            name = {} if media.name is None else {"document_name": media.name}
+            return {"type": "document_url", "document_url": url, **name}
+        if preset.file_part == "file_with_type":
+            file = {"data": media.base64, "media_type": kind, "filename": media.name or _default_name(media)}
+            return {"type": "file", "file": file}
+        return {"type": "file", "file": _file(media, url)}
+
+    def _tool_list(self, tools: VendorTools) -> bytes:
+        if self._tools[0] is not tools:
+            self._tools = (tools, dumps([_tool(tool) for tool in tools.tools]))
+        return self._tools[1]
+
+
+def _add_effort(fields: dict[str, Any], settings: ModelSettings, preset: Preset) -> None:
+    effort = settings.reasoning_effort
+    if effort is None or preset.effort is None:
+        return
+    if preset.effort == "reasoning_effort":
+        fields["reasoning_effort"] = effort
+    elif preset.effort == "reasoning":
+        fields["reasoning"] = {"effort": effort} if effort != "none" else {"enabled": False}
+    else:
+        fields["thinking"] = {"type": "disabled" if effort == "none" else "enabled"}
+
+
+def _tool_choice(choice: str, tools: VendorTools) -> Any:
+    if choice in ("auto", "none", "required"):
+        return choice
+    return {"type": "function", "function": {"name": tools.name_of(choice)}}
+
+
+def _tool(tool: VendorTool) -> dict[str, Any]:
+    function: dict[str, Any] = {"name": tool.name, "description": tool.description, "parameters": tool.schema}
+    if tool.strict:
+        function["strict"] = True
+    return {"type": "function", "function": function}
+
+
+def _tool_call(call: ToolCall, call_id: str) -> dict[str, Any]:
+    if call.error is not None:
+        # What the model wrote is not JSON, which vendors refuse. The result of the call says what was wrong.
+        arguments = "{}"
+    elif call.raw is not None:
+        arguments = call.raw
+    else:
+        arguments = dumps(call.arguments).decode()
+    # A model may call what is no name; the result of the call says that there is no such tool.
+    name = OPENAI.fitting_tool_name(call.name)
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _add_extra(calls: list[dict[str, Any]], extra: dict[str, Any]) -> None:
+    """Put what the vendor sent beside the calls back beside them, by the place of the call."""
+    for place, call in enumerate(calls):
+        if str(place) in extra:
+            call["extra_content"] = extra[str(place)]
+
+
+def _default_name(media: ResolvedMedia) -> str:
+    return "file" + (guess_extension(media.media_type or "") or "")
+
+
+def _file(media: ResolvedMedia, url: str) -> dict[str, Any]:
+    name = media.name
+    if name is None and media.data is not None:
+        # OpenAI takes no bytes without a name.
+        name = _default_name(media)
+    return {"file_data": url} if name is None else {"filename": name, "file_data": url}

@@ -1,0 +1,363 @@
+"""Response reader of chat completions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from io import StringIO
+from typing import Any, cast
+
+import orjson
+
+from rxloop.errors import ProviderError, ProviderProtocolError
+from rxloop.providers.bounds import SMALL, check_document
+from rxloop.providers.codecs.answer_end import MALFORMED_CALL, normalise_finish_reason
+from rxloop.providers.codecs.draft import MessageDraft
+from rxloop.providers.codecs.fields import lenient_json, object_of, objects, text_of, unwrapped
+from rxloop.providers.codecs.tool_calls import dumped
+from rxloop.providers.error_responses import error_from_response, from_error_object
+from rxloop.providers.failures import cut_short
+
+
+class ReasoningDetails:
+    """The `reasoning_details` of one answer: the pieces of a block are joined."""
+
+    __slots__ = ("_blocks", "_text", "other_size", "text_size")
+
+    def __init__(self) -> None:
+        self.text_size = 0
+        """The characters of the text of all blocks."""
+        self.other_size = 0
+        """About how many characters the blocks have besides their text."""
+        self._blocks: list[dict[str, Any]] = []
+        self._text = StringIO()
+        """The text of the newest block."""
+
+    def add(self, detail: dict[str, Any]) -> None:
+        """Take a block, or a piece of the newest one."""
+        last = self._blocks[-1] if self._blocks else None
+        field = _text_field(detail)
+        if (
+            last is None
+            or detail.get("type") == "reasoning.encrypted"
+            or (last.get("type"), last.get("index")) != (detail.get("type"), detail.get("index"))
+        ):
+            self._join()
+            self._blocks.append(dict(detail))
+            self.other_size += len(dumped(detail))
+        else:
+            # Each piece names its block again, in more characters than it has text.
+            changed = {name: value for name, value in detail.items() if value is not None and last.get(name) != value}
+            last.update(changed)
+            changed.pop(field, None)
+            self.other_size += len(dumped(changed)) if changed else 0
+        if piece := text_of(detail.get(field)):
+            self._text.write(piece)
+            self.text_size += len(piece)
+
+    def finish(self) -> list[dict[str, Any]]:
+        """Return the blocks at the end of the answer."""
+        self._join()
+        return self._blocks
+
+    def _join(self) -> None:
+        """Put the text of the newest block into it at once: piece by piece, each would copy all before it."""
+        text = self._text.getvalue()
+        if text:
+            self._blocks[-1][_text_field(self._blocks[-1])] = text
+            self._text = StringIO()
+
+
+def _text_field(detail: dict[str, Any]) -> str:
+    return "summary" if detail.get("type") == "reasoning.summary" else "text"
+
+
+DONE = b"[DONE]"
+
+_PLAIN = frozenset(("role", "content", "reasoning_content", "tool_calls"))
+
+# What a chunk has that is not a piece of an answer but a notice: the reason, if nothing more comes.
+_NOTICE = frozenset(("message", "msg", "detail"))
+
+# Native finish reasons that count although the gateway's own says otherwise.
+_WORSE = frozenset(("length", "content_filter", MALFORMED_CALL))
+
+
+class ChatReader:
+    """Reads the chunks of one answer: pushes deltas as they come and, at the end, what they amount to.
+
+    An answer that was not streamed is read as one large chunk, so that both have the same meaning.
+    """
+
+    __slots__ = (
+        "_bounds",
+        "_calls",
+        "_details",
+        "_draft",
+        "_finish",
+        "_legacy",
+        "_notice",
+        "_small",
+        "_text",
+        "_where",
+        "done",
+    )
+    arrays = False
+
+    def __init__(self, draft: MessageDraft) -> None:
+        self.done = False
+        """Whether the vendor said that the answer is over: with `[DONE]`, or by sending it whole."""
+        self._draft = draft
+        self._where = draft.where
+        self._bounds = draft.bounds
+        self._text = draft.text
+        self._calls = draft.calls
+        self._calls.in_pieces = True
+        self._details = ReasoningDetails()
+        self._small = min(SMALL, draft.bounds.document)
+        self._finish: str | None = None
+        self._legacy = False
+        """Whether the answer calls a function in the way before `tool_calls`."""
+        self._notice: dict[str, Any] | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether what has been read is a whole answer."""
+        return self.done or bool(self._finish)
+
+    def feed(self, payloads: list[bytes]) -> None:
+        """Read the payloads of one batch.
+
+        Raises:
+            ProviderError: The vendor reports an error, or sends what is not the protocol.
+            OutOfBounds: It sends too much.
+        """
+        size = sum(map(len, payloads))
+        if size > self._small and max(map(len, payloads)) > self._small:
+            for payload in payloads:
+                check_document(payload, self._bounds)
+        self._feed(payloads)
+        self._weigh_details()
+        self._draft.read(size)
+
+    def _feed(self, payloads: list[bytes]) -> None:
+        loads, write, think = orjson.loads, self._text.write, self._text.think
+        for payload in payloads:
+            if self.done:
+                return
+            if payload == DONE:
+                self.done = True
+                return
+            try:
+                chunk: Any = loads(payload)
+            except orjson.JSONDecodeError:
+                chunk = self._unreadable(payload)
+                if chunk is None:
+                    continue
+            # Nearly every chunk carries a piece of text, or of a call, and nothing else: this is all that it costs.
+            try:
+                choice = chunk["choices"][0]
+                delta = choice["delta"]
+                text = delta.get("content")
+                thought = delta.get("reasoning_content")
+                calls = delta.get("tool_calls")
+                plain = (
+                    _PLAIN.issuperset(delta)
+                    and (text is None or text.__class__ is str)
+                    and (thought is None or thought.__class__ is str)
+                    and (calls is None or (calls.__class__ is list and _says_no_more(chunk)))
+                    and choice.get("finish_reason") is None
+                    and not choice.get("index")
+                    and "usage" not in choice
+                    and not chunk.get("usage")
+                    and "error" not in chunk
+                    and "x_groq" not in chunk
+                )
+            except (KeyError, IndexError, TypeError, AttributeError):
+                plain, text, thought, calls, choice = False, "", "", None, {}
+            if not plain:
+                if payload.count(b"{") + payload.count(b"[") > self._bounds.depth:
+                    check_document(payload, self._bounds)
+                self._chunk(chunk)
+                continue
+            if thought:
+                think(thought)
+            if text:
+                write(text)
+            if calls:
+                for call in calls:
+                    if call.__class__ is dict:
+                        self._calls.feed(call)
+
+    def last(self, payloads: list[bytes]) -> None:
+        """Read what stood after the last complete event: an event without its blank line, or a part of one.
+
+        Raises:
+            ProviderError: It is a part, and the answer is not complete without it; or the vendor reports an error.
+        """
+        try:
+            self.feed(payloads)
+        except ProviderProtocolError:
+            if not self.ended:
+                raise cut_short(self._where) from None
+
+    def whole(self, body: bytes) -> None:
+        """Read an answer that was not streamed."""
+        check_document(body, self._bounds)
+        try:
+            answer: Any = orjson.loads(body)
+        except orjson.JSONDecodeError:
+            answer = lenient_json(body)
+            self._text.mind_halves()
+        answer = unwrapped(answer)
+        if not isinstance(answer, dict):
+            raise ProviderProtocolError(f"{self._where} sent an answer that is not a JSON object: {self._shown(body)}")
+        answer = cast("dict[str, Any]", answer)
+        choices: list[Any] = []
+        for choice in objects(answer.get("choices")):
+            message = dict(object_of(choice.get("message")))
+            # In a whole message each entry is a call of its own, whatever its id.
+            message["tool_calls"] = [
+                {**call, "index": index} for index, call in enumerate(objects(message.get("tool_calls")))
+            ]
+            choices.append({**choice, "delta": message})
+        if not choices and not answer.get("error"):
+            raise from_error_object(answer, self._where)
+        self._chunk({**answer, "choices": choices})
+        self._weigh_details()
+        self._draft.check_size()
+        self.done = True
+
+    def complete(self) -> None:
+        """Push what ends the answer: the text held back, its reasoning as one thought, the usage, the whole message.
+
+        Raises:
+            ProviderError: The bytes ended before the answer did, or the vendor reports that it failed.
+        """
+        if self._notice is not None and not self._finish:
+            raise from_error_object(self._notice, self._where)
+        if not self.ended:
+            raise cut_short(self._where)
+        draft = self._draft
+        if details := self._details.finish():
+            draft.keep("reasoning_details", details)
+        if extra := self._calls.extra_content():
+            draft.keep("extra_content", extra)
+        if self._finish == "":
+            draft.raw_finish_reason = ""
+        draft.complete("openai_chat")
+
+    def refusal(self, status: int, headers: Mapping[str, str], body: bytes) -> ProviderError:
+        """The error of an answer whose HTTP status is not one of success."""
+        return error_from_response(status, headers, body, self._where)
+
+    def _weigh_details(self) -> None:
+        details = self._details
+        if details.other_size:
+            # Opaque reasoning repeats what the readable reasoning says.
+            self._draft.other = max(details.text_size - self._text.reasoned, 0) + details.other_size
+
+    def _unreadable(self, payload: bytes) -> Any:
+        text = payload.strip()
+        if text == DONE:
+            self.done = True
+            return None
+        if not text:
+            return None
+        check_document(text, self._bounds)
+        chunk = lenient_json(text)
+        if chunk is None:
+            raise ProviderProtocolError(f"{self._where} sent a chunk that is not JSON: {self._shown(text)}")
+        # A gateway that cuts strings in JavaScript sends the halves of an emoji with two chunks.
+        self._text.mind_halves()
+        return chunk
+
+    def _shown(self, data: bytes) -> str:
+        return repr(self._where.clean(data[:2000].decode("utf-8", "replace"))[:200])
+
+    def _chunk(self, chunk: Any) -> None:
+        """Read any chunk, trusting nothing."""
+        if chunk.__class__ is not dict:
+            chunk = unwrapped(chunk)
+        if not isinstance(chunk, dict):
+            raise ProviderProtocolError(f"{self._where} sent a chunk that is not a JSON object")
+        chunk = cast("dict[str, Any]", chunk)
+        if "x_groq" in chunk:
+            self._draft.count(object_of(chunk["x_groq"]).get("usage"))
+        if "usage" in chunk:
+            self._draft.count(chunk["usage"])
+        for choice in objects(chunk.get("choices")):
+            if not choice.get("index"):
+                self._choice(choice)
+        if chunk.get("error") or chunk.get("object") == "error":
+            raise from_error_object(chunk, self._where)
+        if "choices" not in chunk and _NOTICE.intersection(chunk):
+            self._notice = chunk
+
+    def _choice(self, choice: dict[str, Any]) -> None:
+        finish = choice.get("finish_reason")
+        # The last choice of an answer has an empty one.
+        if delta := object_of(choice.get("delta")):
+            self._delta(delta, bool(finish))
+        if isinstance(finish, str) and (finish or self._finish is None):
+            self._finish = finish
+        if "usage" in choice:
+            # Moonshot counts the tokens there.
+            self._draft.count(choice["usage"])
+        if choice.get("error"):
+            raise from_error_object(choice["error"], self._where)
+        if finish and isinstance(finish, str):
+            self._draft.finish(normalise_finish_reason(finish), finish)
+            native = choice.get("native_finish_reason")
+            if isinstance(native, str) and normalise_finish_reason(native) in _WORSE:
+                # OpenRouter calls some of these `stop`.
+                self._draft.finish(normalise_finish_reason(native), native)
+
+    def _delta(self, delta: dict[str, Any], last: bool) -> None:
+        self._think(delta)
+        content = delta.get("content")
+        if isinstance(content, str):
+            self._text.write(content)
+        else:
+            self._parts(content)
+        if refusal := text_of(delta.get("refusal")):
+            self._draft.refused = True
+            self._text.write(refusal)
+        calls = objects(delta.get("tool_calls"))
+        for call in calls:
+            self._calls.feed(call, last)
+        if not calls and "function_call" in delta:
+            self._legacy_call(object_of(delta["function_call"]), last)
+
+    def _legacy_call(self, function: dict[str, Any], last: bool) -> None:
+        """Read the only call of a server that knows no `tool_calls`. Others repeat their first call there."""
+        if (function.get("name") or function.get("arguments")) and (self._legacy or self._calls.empty):
+            self._legacy = True
+            self._calls.feed({"index": 0, "function": function}, last)
+
+    def _think(self, delta: dict[str, Any]) -> None:
+        """The reasoning of a delta, which some vendors send in two fields at once: the first that has any counts."""
+        details = objects(delta["reasoning_details"]) if "reasoning_details" in delta else ()
+        for detail in details:
+            self._details.add(detail)
+        for name in ("reasoning_content", "reasoning"):
+            if text := text_of(delta.get(name)):
+                self._text.think(text)
+                return
+        for detail in details:
+            self._text.think(text_of(detail.get("text") or detail.get("summary")))
+
+    def _parts(self, content: Any) -> None:
+        """Content as a list of typed parts, as Mistral's reasoning models send it."""
+        for part in objects(content):
+            if part.get("type") == "thinking":
+                inner = part.get("thinking")
+                texts = [inner] if isinstance(inner, str) else [item.get("text") for item in objects(inner)]
+                for text in texts:
+                    self._text.think(text_of(text))
+            else:
+                self._text.write(text_of(part.get("text")))
+
+
+def _says_no_more(chunk: dict[str, Any]) -> bool:
+    """Whether a chunk with calls has one choice, and no word of an error in its kind."""
+    return len(chunk["choices"]) == 1 and chunk.get("object") != "error"

@@ -1,0 +1,140 @@
+"""Arguments of a call that are streamed as JSON paths."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from rxloop.errors import ProviderProtocolError
+from rxloop.providers.bounds import DEFAULT_BOUNDS, Bounds, OutOfBounds
+from rxloop.providers.codecs.tool_calls import dumped
+
+_STEP = re.compile(r"""\.([^.\[\]]+)|\[(\d{1,9})\]|\['((?:[^'\\]|\\.)*)'\]|\["((?:[^"\\]|\\.)*)"\]""")
+
+_VALUES = ("stringValue", "numberValue", "boolValue", "nullValue")
+
+Step = str | int
+
+
+class _Container:
+    """An object or a list that is open."""
+
+    __slots__ = ("array", "names", "size")
+
+    def __init__(self, array: bool) -> None:
+        self.array = array
+        self.names: set[Step] = set()
+        self.size = 0
+
+
+class PartialArguments:
+    """Writes arguments as JSON while they come: `{"jsonPath": "$.to[0].name", "stringValue": "An"}`, a piece each.
+
+    They come in the order in which they stand in the JSON: what was left is not gone back to.
+    """
+
+    def __init__(self, bounds: Bounds = DEFAULT_BOUNDS) -> None:
+        self._depth = bounds.depth
+        self._path: list[Step] = []
+        """Where the innermost open container is."""
+        self._open: list[_Container] = []
+        self._string: list[Step] | None = None
+        """Where the text is that has begun and not ended."""
+
+    def feed(self, piece: dict[str, Any]) -> str:
+        """The JSON that a piece adds; nothing where it says nothing.
+
+        Raises:
+            ProviderProtocolError: It has no path, or one that does not fit what came before.
+            OutOfBounds: It is too deep.
+        """
+        value = next((piece[name] for name in _VALUES if name in piece), piece)
+        if value is piece:
+            return ""
+        path = _steps(piece.get("jsonPath"))
+        if len(path) > self._depth:
+            raise OutOfBounds("depth", self._depth)
+        written = "" if self._open else "{"
+        if not self._open:
+            self._open.append(_Container(array=False))
+        if path == self._string and isinstance(value, str):
+            written += _escaped(value)
+        else:
+            written += self._end_string() + self._open_to(path)
+            if isinstance(value, str) and "stringValue" in piece:
+                written += '"' + _escaped(value)
+                self._string = path
+            else:
+                value = None if "nullValue" in piece else value
+                return written + dumped(value).decode()
+        if piece.get("willContinue") is not True:
+            written += self._end_string()
+        return written
+
+    def close(self) -> str:
+        """What is missing at the end of the arguments."""
+        if not self._open:
+            self._open.append(_Container(array=False))
+            return "{}"
+        return self._end_string() + self._move_to([]) + "}"
+
+    def _end_string(self) -> str:
+        ended, self._string = "" if self._string is None else '"', None
+        return ended
+
+    def _move_to(self, path: list[Step]) -> str:
+        """Close the containers that are not on the way to this path."""
+        same = 0
+        while same < min(len(path), len(self._path)) and path[same] == self._path[same]:
+            same += 1
+        written = ""
+        while len(self._path) > same:
+            self._path.pop()
+            written += "]" if self._open.pop().array else "}"
+        return written
+
+    def _open_to(self, path: list[Step]) -> str:
+        """Open the containers on the way to the last step of a path, and begin its value."""
+        written = self._move_to(path[:-1])
+        for place in range(len(self._path), len(path) - 1):
+            array = isinstance(path[place + 1], int)
+            written += self._member(path[place]) + ("[" if array else "{")
+            self._path.append(path[place])
+            self._open.append(_Container(array))
+        return written + self._member(path[-1])
+
+    def _member(self, step: Step) -> str:
+        """Begin a value in the innermost container."""
+        container = self._open[-1]
+        if isinstance(step, int) is not container.array or (
+            step != container.size if container.array else step in container.names
+        ):
+            raise ProviderProtocolError("arguments of a call came in an order in which they cannot be put together")
+        comma = "," if container.size else ""
+        container.size += 1
+        if container.array:
+            return comma
+        container.names.add(step)
+        return f"{comma}{dumped(step).decode()}:"
+
+
+def _steps(path: Any) -> list[Step]:
+    """The steps of a path such as `$.to[0].name`."""
+    if not isinstance(path, str) or not path.startswith("$"):
+        raise ProviderProtocolError(f"an argument of a call came without a path: {str(path)[:100]!r}")
+    steps: list[Step] = []
+    place = 1
+    while place < len(path):
+        match = _STEP.match(path, place)
+        if match is None:
+            raise ProviderProtocolError(f"the path of an argument is not one: {path[:100]!r}")
+        name, index, single, double = match.groups()
+        steps.append(int(index) if index is not None else name or re.sub(r"\\(.)", r"\1", single or double or ""))
+        place = match.end()
+    if not steps or isinstance(steps[0], int):
+        raise ProviderProtocolError(f"the path of an argument names none: {path[:100]!r}")
+    return steps
+
+
+def _escaped(text: str) -> str:
+    return dumped(text).decode()[1:-1]

@@ -1,0 +1,216 @@
+"""Request body of `generateContent`."""
+
+from __future__ import annotations
+
+from itertools import chain, takewhile
+from typing import Any, cast
+
+from rxloop.errors import BadRequest
+from rxloop.pipeline.requests import ModelRequest
+from rxloop.protocol.messages import Message
+from rxloop.protocol.settings import ModelSettings
+from rxloop.providers.codecs import Notice
+from rxloop.providers.codecs.gemini.contents import Contents
+from rxloop.providers.codecs.gemini.model_rules import ModelRules
+from rxloop.providers.codecs.media import text_with_files
+from rxloop.providers.codecs.schemas import adapt_answer
+from rxloop.providers.codecs.schemas.dialects import GEMINI
+from rxloop.providers.codecs.tool_calls import dumped
+from rxloop.providers.codecs.tools import ToolAdapter, VendorTool, VendorTools
+from rxloop.providers.vendors import Preset
+
+_TIERS = ("flex", "standard", "priority")
+
+_MOST_STOPS = 5
+
+_MODES = {"auto": "AUTO", "none": "NONE", "required": "ANY"}
+
+_WHOLE = frozenset(("responseJsonSchema", "responseSchema"))
+"""Objects that one given by hand takes the place of; others are merged."""
+
+_CACHED = ("systemInstruction", "tools", "toolConfig")
+"""What a cached content brings along, and what may not stand beside one."""
+
+
+class RequestEncoder:
+    """Encodes the requests for one model; a message keeps what it became, and so do the tools and the schema."""
+
+    def __init__(self, rules: ModelRules, preset: Preset, key: str) -> None:
+        self._rules = rules
+        self._name = f"{preset.name}:{rules.model}"
+        self._on_vertex = preset.name == "vertex"
+        self._contents = Contents(rules, key, self._name)
+        self._told: set[str] = set()
+        self.tools = ToolAdapter(GEMINI, strict=False)
+        self._tools: tuple[VendorTools | None, bytes] = (None, b"")
+        self._schema: tuple[dict[str, Any] | None, dict[str, Any], str | None] = (None, {}, None)
+
+    def encode(self, request: ModelRequest, notice: Notice) -> bytes:
+        """The body of the request; what Gemini does not take is left out, and told to `notice`.
+
+        Raises:
+            BadRequest: More than one answer is asked for.
+        """
+        extra = request.settings.extra_body
+        adapted = self.tools.adapt(request.tools)
+        fields = _merged(self._fields(request, adapted, notice), extra)
+        self._check_count(fields.get("generationConfig"))
+        cached = extra.get("cachedContent") is not None
+        if not cached:
+            self._tell_changes(request, adapted, notice)
+        tools = b"" if "tools" in extra else self._all_tools(request, adapted, notice)
+        if cached and (tools or any(name in fields for name in _CACHED)):
+            self._tell("the system prompt and the tools, which a cached content brings along", notice)
+            fields = {name: value for name, value in fields.items() if name not in _CACHED or name in extra}
+            tools = b""
+        parts = [dumped(fields)[:-1]] if fields else [b"{"]
+        if "contents" not in extra:
+            first = sum(1 for _ in takewhile(_is_system, request.messages))
+            contents = self._contents.encode(request.messages, first, request.tail, notice)
+            parts += (b',"contents":[' if fields else b'"contents":[', contents, b"]")
+            fields = fields or {"contents": None}
+        if tools:
+            parts.append(b'%b"tools":%b' % (b"," if fields else b"", tools))
+        parts.append(b"}")
+        return b"".join(parts)
+
+    def _fields(self, request: ModelRequest, tools: VendorTools, notice: Notice) -> dict[str, Any]:
+        settings = request.settings
+        fields: dict[str, Any] = {}
+        first = chain(request.system, takewhile(_is_system, request.messages))
+        system = [{"text": text} for message in first if (text := text_with_files(message)[0])]
+        if system:
+            fields["systemInstruction"] = {"parts": system}
+        config = self._generation(request, notice)
+        if config:
+            fields["generationConfig"] = config
+        if choice := self._choice(request, tools):
+            fields["toolConfig"] = choice
+        if settings.service_tier in _TIERS:
+            fields["serviceTier"] = settings.service_tier
+        elif settings.service_tier is not None:
+            self._tell(f"the service tier {settings.service_tier!r}: it knows {', '.join(map(repr, _TIERS))}", notice)
+        if request.tools and settings.parallel_tool_calls is False:
+            self._tell("parallel_tool_calls=False: it calls as many tools at once as it likes", notice)
+        return fields
+
+    def _choice(self, request: ModelRequest, tools: VendorTools) -> dict[str, Any]:
+        settings = request.settings
+        made: dict[str, Any] = {}
+        told = any("type" not in tool for tool in settings.server_tools) and self._rules.signs and not self._on_vertex
+        if told:
+            # So its own tools tell what they do, and may stand beside functions.
+            made["includeServerSideToolInvocations"] = True
+        # Beside them it refuses the word for what it does without a word.
+        if request.tools and settings.tool_choice is not None and not (told and settings.tool_choice == "auto"):
+            made["functionCallingConfig"] = _tool_choice(settings.tool_choice, tools)
+        return made
+
+    def _generation(self, request: ModelRequest, notice: Notice) -> dict[str, Any]:
+        settings = request.settings
+        config: dict[str, Any] = {
+            "temperature": settings.temperature,
+            "topP": settings.top_p,
+            "maxOutputTokens": settings.max_tokens,
+            "seed": settings.seed,
+            "stopSequences": settings.stop or None,
+            "thinkingConfig": self._thinking(settings, notice),
+        }
+        if settings.stop and len(settings.stop) > _MOST_STOPS:
+            self._tell(f"all but {_MOST_STOPS} of the words to stop at", notice)
+            config["stopSequences"] = settings.stop[:_MOST_STOPS]
+        if settings.seed is not None and not -(2**31) <= settings.seed < 2**31:
+            self._tell(f"the seed {settings.seed}, which has more than 32 bits", notice)
+            config["seed"] = None
+        schema = request.response_schema
+        if schema is not None and self._takes_schema(request):
+            if self._schema[0] is not schema:
+                answer, changes = adapt_answer(schema, GEMINI)
+                self._schema = (schema, answer.schema, changes)
+            config |= {"responseMimeType": "application/json", "responseJsonSchema": self._schema[1]}
+        return {name: value for name, value in config.items() if value is not None}
+
+    def _tell_changes(self, request: ModelRequest, tools: VendorTools, notice: Notice) -> None:
+        """Tell what of the schemas of this request is not sent as it is."""
+        schema = request.response_schema
+        is_sent = schema is not None and self._schema[0] is schema and self._takes_schema(request)
+        self.tools.tell(tools.notes, self._schema[2] if is_sent else None, self._name, notice)
+
+    def _takes_schema(self, request: ModelRequest) -> bool:
+        if request.tools or request.settings.server_tools:
+            return self._rules.schema_with_tools
+        return self._rules.answers_json
+
+    def _thinking(self, settings: ModelSettings, notice: Notice) -> dict[str, Any] | None:
+        effort, budget, rules = settings.reasoning_effort, settings.thinking_budget, self._rules
+        if effort is None and budget is None:
+            return None
+        if rules.thinks is None:
+            self._tell("reasoning_effort and thinking_budget: nothing is known of the model's thinking", notice)
+            return None
+        if budget is not None:
+            fitting = rules.fitting(budget)
+            if fitting != budget:
+                self._tell(f"thinking_budget={budget}: the nearest that it takes is {fitting}", notice)
+        elif rules.thinks == "budget":
+            fitting = rules.tokens(effort or "")
+            if fitting and effort == "none":
+                self._tell("reasoning_effort='none': the model always thinks", notice)
+        else:
+            level = rules.level(effort or "")
+            if level != effort:
+                self._tell(f"reasoning_effort={effort!r}: the nearest that it takes is {level!r}", notice)
+            return {"thinkingLevel": level.upper(), "includeThoughts": effort != "none"}
+        return {"thinkingBudget": fitting, "includeThoughts": fitting != 0}
+
+    def _all_tools(self, request: ModelRequest, adapted: VendorTools, notice: Notice) -> bytes:
+        tools: list[bytes] = []
+        if request.tools:
+            if self._tools[0] is not adapted:
+                self._tools = (adapted, dumped({"functionDeclarations": list(map(_declaration, adapted.tools))}))
+            tools.append(self._tools[1])
+        for tool in request.settings.server_tools:
+            if "type" in tool:
+                self._tell(f"the tool {tool['type']!r} of another vendor", notice)
+            else:
+                tools.append(dumped(tool))
+        return b"[%b]" % b",".join(tools) if tools else b""
+
+    def _check_count(self, config: Any) -> None:
+        for name in ("candidateCount", "candidate_count"):
+            count = cast("dict[str, Any]", config).get(name) if isinstance(config, dict) else None
+            if count not in (None, 1):
+                raise BadRequest(
+                    f"{self._name} was asked for {count!r} answers at once: a run takes one, so leave {name} out"
+                )
+
+    def _tell(self, what: str, notice: Notice) -> None:
+        """Tell, once for all requests, what is left out."""
+        if what not in self._told and len(self._told) < 100:
+            self._told.add(what)
+            notice("left_out", f"{self._name} does not take {what}")
+
+
+def _is_system(message: Message) -> bool:
+    return message.role == "system"
+
+
+def _tool_choice(choice: str, tools: VendorTools) -> dict[str, Any]:
+    if choice in _MODES:
+        return {"mode": _MODES[choice]}
+    return {"mode": "ANY", "allowedFunctionNames": [tools.name_of(choice)]}
+
+
+def _declaration(tool: VendorTool) -> dict[str, Any]:
+    return {"name": tool.name, "description": tool.description, "parametersJsonSchema": tool.schema}
+
+
+def _merged(mine: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """Our fields and those that were given by hand, which count."""
+    merged = dict(mine)
+    for name, value in given.items():
+        own = mine.get(name)
+        if isinstance(own, dict) and isinstance(value, dict) and name not in _WHOLE:
+            value = _merged(cast("dict[str, Any]", own), cast("dict[str, Any]", value))
+        merged[name] = value
+    return merged

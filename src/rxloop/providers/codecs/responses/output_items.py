@@ -1,0 +1,317 @@
+"""Output items of one answer while they stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from io import StringIO
+from typing import Any, Literal, TypeGuard
+
+import orjson
+
+from rxloop.protocol.messages import Citation
+from rxloop.providers.codecs.draft import MessageDraft
+from rxloop.providers.codecs.fields import text_of
+
+PartKind = Literal["output_text", "refusal", "summary_text", "reasoning_text"]
+
+TYPE_OF: dict[PartKind, str] = {
+    "output_text": "message",
+    "refusal": "message",
+    "summary_text": "reasoning",
+    "reasoning_text": "reasoning",
+}
+"""The type of the item that a part of a kind stands in."""
+
+FIELD_OF: dict[str, str] = {"summary_text": "summary"}
+"""The field of the item that has the parts of a kind, where it is not `content`."""
+
+CALLS = {"function_call": "arguments", "custom_tool_call": "input"}
+"""The items that are calls of our tools, and the field that has what the tool gets."""
+
+# What stands in the message itself, and is put back into the item when it is sent.
+_IN_MESSAGE = {"content", "summary"}
+
+_WRITTEN = {"arguments", "input"}
+
+
+class OutputPart:
+    """A text in an item: what of it has come."""
+
+    __slots__ = ("annotations", "got", "index", "item", "kind", "settled", "start")
+
+    def __init__(self, item: OutputItem, kind: PartKind, index: int) -> None:
+        self.item = item
+        self.kind: PartKind = kind
+        self.index = index
+        self.got = StringIO()
+        self.settled = False
+        """The whole text was there to compare with."""
+        self.annotations: list[dict[str, Any]] = []
+        self.start = 0
+        """Where it begins in the content of the message."""
+
+    @property
+    def name(self) -> str:
+        """What it is called among the pieces of the message."""
+        return f"{self.kind}/{self.index}"
+
+    def kept(self) -> dict[str, Any]:
+        """What has to be known of it when the message goes back, beside its text where the message shows that."""
+        kept: dict[str, Any] = {}
+        if self.annotations:
+            kept["annotations"] = self.annotations
+        if not self.item.shows(self):
+            kept["text"] = self.got.getvalue()
+        return kept
+
+
+class OutputItem:
+    """One item of an answer."""
+
+    __slots__ = ("call", "fields", "id", "number", "parts", "shown", "started", "type", "weight", "written")
+
+    def __init__(self, number: int, type: str, id: str) -> None:
+        self.number = number
+        """Its place among the items, in the order in which they began."""
+        self.type = type
+        self.id = id
+        self.parts: dict[str, OutputPart] = {}
+        self.shown: PartKind | None = None
+        """Of reasoning, which of its two forms the message shows: the one that came first."""
+        self.fields: dict[str, Any] = {}
+        """What the vendor said of it last."""
+        self.weight = 0
+        """The characters of that."""
+        self.started = False
+        """The stream was told of a tool that the vendor carries out."""
+        self.call: int | None = None
+        """Of a call, its place among the calls."""
+        self.written = StringIO()
+        """Of a call, what has come of its arguments or its input."""
+
+    def part(self, kind: PartKind, index: int) -> OutputPart:
+        """The part of this kind with this number."""
+        name = f"{kind}/{index}"
+        found = self.parts.get(name)
+        if found is None:
+            found = self.parts[name] = OutputPart(self, kind, index)
+        return found
+
+    def shows(self, part: OutputPart) -> bool:
+        """Whether the message shows a part: of summarised and of full reasoning it shows one."""
+        if self.type != "reasoning":
+            return True
+        if self.shown is None:
+            self.shown = part.kind
+        return self.shown == part.kind
+
+    def head(self) -> dict[str, Any]:
+        """What is kept of the item for the way back, beside what stands in the message."""
+        fields: dict[str, Any] = {"type": self.type}
+        for name, value in self.fields.items():
+            if self.type in ("message", "reasoning") and name in _IN_MESSAGE:
+                fields[name] = []
+            elif self.type in CALLS and name in _WRITTEN:
+                fields[name] = ""
+            else:
+                fields[name] = value
+        if fields.get("status") == "in_progress":
+            # The response is over.
+            fields["status"] = "completed"
+        if self.id and not fields.get("id"):
+            fields["id"] = self.id
+        head: dict[str, Any] = {"item": self.number, "fields": fields}
+        if self.parts:
+            head["parts"] = {name: part.kept() for name, part in self.parts.items() if part.got.tell()}
+        return head
+
+
+def kind_of(part: dict[str, Any], item_type: str) -> PartKind | None:
+    """The kind of a part, if its item can have it."""
+    name = part.get("type")
+    if name == "text":
+        name = "output_text" if item_type == "message" else "reasoning_text"
+    return next((kind for kind, of in TYPE_OF.items() if kind == name and of == item_type), None)
+
+
+def differs(got: str, text: str) -> bool:
+    """Whether two texts of arguments mean something else."""
+    try:
+        return orjson.loads(got) != orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return True
+
+
+def citation_of(annotation: dict[str, Any], offset: int) -> Citation:
+    """A source that the vendor names.
+
+    Args:
+        annotation: What it says.
+        offset: Where the text that it says it of begins in the content of the message.
+    """
+    start, end = annotation.get("start_index"), annotation.get("end_index")
+    return Citation(
+        url=text_of(annotation.get("url")) or None,
+        title=text_of(annotation.get("title")) or text_of(annotation.get("filename")) or None,
+        start=start + offset if _is_place(start) else None,
+        end=end + offset if _is_place(end) else None,
+    )
+
+
+def _is_place(value: Any) -> TypeGuard[int]:
+    """Whether a value can be a place in a text."""
+    return value.__class__ is int and 0 <= value < 2**53
+
+
+QUIET_EVENTS = ("keepalive", "ping", "response.created", "response.in_progress", "response.queued")
+
+# What tells of parts that begin, and of the vendor's own tools at work: their items say the same.
+QUIET_PREFIXES = (
+    "response.content_part.",
+    "response.reasoning_part.",
+    "response.reasoning_summary_part.",
+    "response.output_text.annotation.",
+    *(f"response.{name}" for name in ("web_search_call", "file_search_call", "code_interpreter_call", "mcp_")),
+    *(f"response.{name}" for name in ("image_generation_call", "shell_call", "tool_search_call", "compaction")),
+)
+
+ITEM_WEIGHT = 200
+"""Characters that an item or a part counts for, besides what is in it."""
+
+
+class OutputItems:
+    """The items of one answer, in the order in which they began."""
+
+    __slots__ = ("_by_id", "_by_index", "_draft", "all", "finished")
+
+    def __init__(self, draft: MessageDraft) -> None:
+        self._draft = draft
+        self.all: list[OutputItem] = []
+        self.finished: set[int] = set()
+        """The numbers of those that are there as a whole."""
+        self._by_id: dict[str, OutputItem] = {}
+        self._by_index: dict[int, OutputItem] = {}
+
+    def find(self, event: dict[str, Any], type: str, own_id: str = "") -> OutputItem:
+        """The item that an event is about: by its id, or else by its place; a new one where there is none."""
+        item_id, index = own_id or text_of(event.get("item_id")), event.get("output_index")
+        item = self._by_id.get(item_id)
+        if item is None:
+            last = self.all[-1] if self.all else None
+            item = self._by_index.get(index) if isinstance(index, int) else last
+            if item is not None and item.number in self.finished and (item_id or item is last):
+                # The next one, of a gateway that does not count.
+                item = None
+        if item is None or item.type != type:
+            item = self.new(type, item_id, index)
+        return item
+
+    def known(self, item_id: str, type: str) -> bool:
+        """Whether an item with this id has begun."""
+        item = self._by_id.get(item_id)
+        return item is not None and item.type == type
+
+    def new(self, type: str, id: str, index: Any) -> OutputItem:
+        """Begin an item.
+
+        Args:
+            type: Its type.
+            id: Its id; empty where it has none.
+            index: Its place in the answer, if the vendor says so.
+        """
+        item = OutputItem(len(self.all), type, id)
+        self._draft.other += ITEM_WEIGHT
+        self.all.append(item)
+        if id:
+            self._by_id[id] = item
+        if isinstance(index, int):
+            self._by_index[index] = item
+        return item
+
+    def matched(self, output: list[dict[str, Any]]) -> Iterator[tuple[OutputItem, dict[str, Any]]]:
+        """The items of a whole response beside those of its stream: by id, by place, or the next one of its type.
+
+        Gateways give other ids to what they repeat, and leave items out.
+        """
+        free = {item.number: item for item in self.all}
+        found: list[OutputItem | None] = []
+        for place, fields in enumerate(output):
+            item = self._by_id.get(text_of(fields.get("id"))) or self._by_index.get(place)
+            if item is not None and (item.number not in free or item.type != fields.get("type")):
+                item = None
+            if item is not None:
+                del free[item.number]
+            found.append(item)
+        left: dict[str, list[OutputItem]] = {}
+        for item in reversed(free.values()):
+            left.setdefault(item.type, []).append(item)
+        for item, fields in zip(found, output, strict=True):
+            kind = text_of(fields.get("type"))
+            if item is None and left.get(kind):
+                item = left[kind].pop()
+            yield item or self.new(kind, text_of(fields.get("id")), None), fields
+
+
+SERVER_TOOLS = frozenset(
+    (
+        "web_search_call",
+        "file_search_call",
+        "code_interpreter_call",
+        "image_generation_call",
+        "mcp_call",
+        "mcp_list_tools",
+        "tool_search_call",
+        "shell_call",
+        "program",
+    )
+)
+"""The items that are such a tool at work."""
+
+OTHERS = frozenset(
+    (
+        "additional_tools",
+        "compaction",
+        "program_output",
+        "shell_call_output",
+        "tool_search_output",
+    )
+)
+"""Items that only go back as they are."""
+
+NOT_HERE = frozenset(("computer_call", "local_shell_call", "shell_call", "apply_patch_call", "mcp_approval_request"))
+"""The items that ask for something that nobody here does, unless the vendor itself has answered them."""
+
+_ARGUMENTS = ("action", "arguments", "queries", "code")
+
+_RESULTS = ("output", "outputs", "results", "tools", "error")
+
+
+def tell_start(draft: MessageDraft, item: OutputItem) -> None:
+    """Tell that such a tool is at work, once."""
+    if not item.started:
+        item.started = True
+        draft.server_tool(item.id, _name(item), "start", arguments=_first(item.fields, _ARGUMENTS))
+
+
+def tell_end(draft: MessageDraft, item: OutputItem) -> None:
+    """Tell that it has ended."""
+    fields = item.fields
+    failed = fields.get("status") in ("failed", "incomplete") or bool(fields.get("error"))
+    draft.server_tool(
+        item.id,
+        _name(item),
+        "complete",
+        arguments=_first(fields, _ARGUMENTS),
+        result=_first(fields, _RESULTS),
+        success=not failed,
+    )
+
+
+def _name(item: OutputItem) -> str:
+    if item.type == "mcp_call":
+        return text_of(item.fields.get("name")) or item.type
+    return item.type.removesuffix("_call")
+
+
+def _first(fields: dict[str, Any], names: tuple[str, ...]) -> Any:
+    return next((fields[name] for name in names if fields.get(name)), None)

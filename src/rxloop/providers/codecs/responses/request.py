@@ -1,0 +1,370 @@
+"""Request body of the Responses API, and its settings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from mimetypes import guess_extension
+from typing import Any, cast
+
+from rxloop.errors import BadRequest
+from rxloop.pipeline.requests import ModelRequest
+from rxloop.protocol.media import ResolvedMedia, resolve
+from rxloop.protocol.messages import Message, Part, TextPart
+from rxloop.protocol.settings import ModelSettings
+from rxloop.protocol.step_events import NoticeCode
+from rxloop.providers.codecs import Notice
+from rxloop.providers.codecs.fields import own_tools
+from rxloop.providers.codecs.media import IMAGES, add_change, describe, file_text, text_with_files
+from rxloop.providers.codecs.message_cache import built, keep, kept
+from rxloop.providers.codecs.provider_state import foreign_state
+from rxloop.providers.codecs.responses.conversation import (
+    Chain,
+    Form,
+    Items,
+    answer_of,
+    call_id_of,
+    copied,
+    item_bytes,
+    result_of,
+    with_form,
+)
+from rxloop.providers.codecs.schemas import response_format
+from rxloop.providers.codecs.schemas.dialects import OPENAI
+from rxloop.providers.codecs.tool_calls import dumped
+from rxloop.providers.codecs.tools import ToolAdapter, VendorTool, VendorTools
+from rxloop.providers.vendors import Preset
+from rxloop.providers.vendors.model_names import never_reasons, wants_responses
+
+_LEAST_TOKENS = 16
+"""OpenAI refuses to be held to fewer."""
+
+
+class SettingsEncoder:
+    """Encodes the settings for one model; what it was not sent is told once."""
+
+    def __init__(self, model: str, preset: Preset, *, stream: bool, store: bool, summary: str | None) -> None:
+        self.name = model if preset.nameless else f"{preset.name}:{model}"
+        self._model = model
+        self._preset = preset
+        self._stream = stream
+        self._store = store
+        self._summary = summary
+        self._reasons = wants_responses(model)
+        self._never_reasons = never_reasons(model)
+        self._format: tuple[dict[str, Any] | None, dict[str, Any] | None, str | None] = (None, None, None)
+        self.tools = ToolAdapter(OPENAI, strict=preset.strict, longest_description=preset.longest_description)
+
+    @property
+    def takes_reasoning(self) -> bool:
+        """Whether the model may be sent what models have reasoned; OpenAI's others refuse it."""
+        return not self._never_reasons
+
+    @property
+    def preset(self) -> Preset:
+        """The vendor."""
+        return self._preset
+
+    def fields(self, request: ModelRequest) -> tuple[dict[str, Any], list[str]]:
+        """The fields of the request, and what of the settings is left out.
+
+        Raises:
+            BadRequest: What is asked for has no meaning here.
+        """
+        settings = request.settings
+        self._check(settings)
+        fields: dict[str, Any] = {"model": self._model, "stream": self._stream, "store": self._store}
+        left_out: list[str] = []
+        self._add_reasoning(fields, settings, left_out)
+        self._add_sampling(fields, settings, left_out)
+        if settings.service_tier is not None:
+            fields["service_tier"] = settings.service_tier
+        if request.response_schema is not None and (self._preset.response_format_with_tools or not request.tools):
+            answer_format = self._text_format(request.response_schema)
+            if answer_format is not None:
+                fields["text"] = {"format": answer_format}
+        if request.tools or settings.server_tools:
+            if settings.tool_choice is not None:
+                fields["tool_choice"] = _tool_choice(settings.tool_choice, request, self.tools.adapt(request.tools))
+            if settings.parallel_tool_calls is not None:
+                fields["parallel_tool_calls"] = settings.parallel_tool_calls
+        return fields, left_out
+
+    def changes(self, fields: dict[str, Any]) -> str | None:
+        """What of the schema of the answer is not sent as it is."""
+        sent = "text" in fields and fields["text"].get("format") is self._format[1]
+        return self._format[2] if sent else None
+
+    def tool(self, tool: VendorTool) -> dict[str, Any]:
+        """The definition of one tool. `strict` is always said: without it the vendor would try to be strict."""
+        return {
+            "type": "function",
+            "name": tool.name,
+            "description": tool.description,
+            "parameters": tool.schema,
+            "strict": tool.strict,
+        }
+
+    def _check(self, settings: ModelSettings) -> None:
+        extra = settings.extra_body
+        if extra.get("n", 1) != 1:
+            raise BadRequest(f"{self.name} gives one answer to a request, not n={extra['n']!r}")
+        if extra.get("background") and not self._stream:
+            raise BadRequest(
+                f"{self.name}: an answer that is made in the background must be streamed "
+                "(stream=True), since nobody asks for it again"
+            )
+
+    def _add_reasoning(self, fields: dict[str, Any], settings: ModelSettings, left_out: list[str]) -> None:
+        effort = settings.reasoning_effort
+        if settings.thinking_budget is not None:
+            left_out.append("thinking_budget: reasoning_effort says how much")
+        if self._never_reasons:
+            if effort not in (None, "none"):
+                left_out.append("reasoning_effort, since it does not reason")
+            return
+        reasoning = {"effort": effort, "summary": self._summary}
+        if told := {name: value for name, value in reasoning.items() if value is not None}:
+            fields["reasoning"] = told
+        if self._reasons or effort not in (None, "none"):
+            fields["include"] = ["reasoning.encrypted_content"]
+
+    def _add_sampling(self, fields: dict[str, Any], settings: ModelSettings, left_out: list[str]) -> None:
+        fixed = self._reasons and settings.reasoning_effort != "none"
+        for name in ("temperature", "top_p"):
+            if (value := getattr(settings, name)) is None:
+                continue
+            if fixed:
+                left_out.append(f"{name}, since it reasons")
+            else:
+                fields[name] = value
+        left_out += [name for name in ("stop", "seed") if getattr(settings, name) is not None]
+        if (most := settings.max_tokens) is not None:
+            if most < _LEAST_TOKENS and (self._reasons or self._never_reasons):
+                left_out.append(f"max_tokens={most}: it takes no fewer than {_LEAST_TOKENS}")
+                most = _LEAST_TOKENS
+            fields["max_output_tokens"] = most
+
+    def _text_format(self, schema: dict[str, Any]) -> dict[str, Any] | None:
+        if self._preset.response_format != "json_schema":
+            return None if self._preset.response_format is None else {"type": "json_object"}
+        if self._format[0] is not schema:
+            asked, changes = response_format(schema, OPENAI, self._preset.strict)
+            self._format = (schema, {"type": "json_schema", **asked["json_schema"]}, changes)
+        return self._format[1]
+
+
+def _tool_choice(choice: str, request: ModelRequest, tools: VendorTools) -> Any:
+    if choice in ("auto", "none", "required"):
+        return choice
+    if any(tool.name == choice for tool in request.tools):
+        return {"type": "function", "name": tools.name_of(choice)}
+    for tool in request.settings.server_tools:
+        if tool.get("type") == "custom" and tool.get("name") == choice:
+            return {"type": "custom", "name": choice}
+        if tool.get("type") == "mcp" and tool.get("server_label") == choice:
+            return {"type": "mcp", "server_label": choice}
+        if tool.get("type") == choice:
+            return {"type": "allowed_tools", "mode": "required", "tools": [{"type": choice}]}
+    return {"type": "function", "name": choice}
+
+
+_MOST_TOLD = 100
+
+
+class RequestEncoder:
+    """Encodes the requests for one model at one endpoint."""
+
+    def __init__(self, settings: SettingsEncoder, chain: Chain | None) -> None:
+        self._settings = settings
+        self._chain = chain
+        self.tools = settings.tools
+        self._tools: tuple[VendorTools | None, bytes] = (None, b"")
+        self._told: set[str] = set()
+
+    def encode(self, request: ModelRequest, key: str, notice: Notice) -> bytes:
+        """The body of the request.
+
+        Args:
+            request: What the model is asked.
+            key: Under which name the pieces of the endpoint's own messages are kept.
+            notice: Told of what is left out.
+        """
+        extra = request.settings.extra_body
+        fields, left_out = self._settings.fields(request)
+        for what in (*left_out, *own_tools(request.settings.server_tools, "openai")[1]):
+            self._tell(f"{self._settings.name} does not take {what}", notice)
+        tools = self.tools.adapt(request.tools)
+        self.tools.tell(tools.notes, self._settings.changes(fields), self._settings.name, notice)
+        system = request.system if all(message.role == "system" for message in request.system) else ()
+        texts = [message.text for message in system]
+        if instructions := "\n\n".join(filter(None, (*texts, tools.rest))):
+            fields["instructions"] = instructions
+        items: bytes | None = None
+        if "input" not in extra:
+            messages = request.messages if system or not request.system else [*request.system, *request.messages]
+            previous, items = self._items(messages, request.tail, key, notice)
+            if previous is not None:
+                fields["previous_response_id"] = previous
+        for name, value in extra.items():
+            mine = fields.get(name)
+            both = isinstance(mine, dict) and isinstance(value, dict)
+            fields[name] = {**cast("dict[str, Any]", mine), **cast("dict[str, Any]", value)} if both else value
+        parts = [dumped(fields)[:-1]]
+        if items is not None:
+            parts += (b',"input":[', items, b"]")
+        if (listed := self._tool_list(request, tools)) and "tools" not in extra:
+            parts += (b',"tools":[', listed, b"]")
+        parts.append(b"}")
+        return b"".join(parts)
+
+    def _items(
+        self, messages: Sequence[Message], tail: Sequence[Message], key: str, notice: Notice
+    ) -> tuple[str | None, bytes]:
+        """The items, or those that are new since an answer that the vendor has; and the id of that."""
+        chain = self._chain
+
+        def form_of(message: Message) -> tuple[Message, Form]:
+            return message, self._form(message, key, notice)
+
+        def add(items: Items, place: int, message: Message) -> None:
+            items.add(*form_of(message), self._renamed, tell, hashed=chain is not None)
+
+        def tell(code: NoticeCode, what: str) -> None:
+            self._tell(f"{self._settings.name} {what}", notice)
+
+        stored = None if chain is None else self._stored(messages, key, notice)
+        end = len(messages) if stored is None else stored
+        items = built(messages, (*self._form_key(key), chain is not None), Items, add, end=end)
+        rest, previous = list(map(form_of, (*messages[end:], *tail))), None
+        if chain is not None:
+            whole = items.digest
+            for message, form in rest:
+                whole = with_form(whole, message, form)
+            if stored is None:
+                chain.note(whole)
+            elif not chain.goes_on(items.digest if len(rest) > 1 else None, whole):
+                why = "previous_response_id: the conversation is not the one that was sent, and goes whole"
+                notice("left_out", f"{self._settings.name} does not get {why}")
+            else:
+                (message, form), *rest = rest
+                items, previous = items.only_new(), form.response
+                items.add(message, form, self._renamed, tell, hashed=False, known=True)
+        for message, form in rest:
+            items.add(message, form, self._renamed, tell, hashed=False)
+        return previous, items.joined(tell) or item_bytes({"role": "user", "content": ""})
+
+    def _stored(self, messages: Sequence[Message], key: str, notice: Notice) -> int | None:
+        """The place of the newest answer that the vendor has stored."""
+        for place in reversed(range(len(messages))):
+            if messages[place].role == "assistant" and self._form(messages[place], key, notice).response:
+                return place
+        return None
+
+    def _renamed(self, message: Message) -> bytes:
+        return self._made(message, "", unheard).data
+
+    def _tell(self, what: str, notice: Notice) -> None:
+        """Tell, once for all requests, what is left out."""
+        if what not in self._told and len(self._told) < _MOST_TOLD:
+            self._told.add(what)
+            notice("left_out", what)
+
+    def _form_key(self, key: str) -> tuple[object, ...]:
+        preset = self._settings.preset
+        return "openai-responses", key, self._settings.takes_reasoning, preset.files, preset.file_store
+
+    def _form(self, message: Message, key: str, notice: Notice) -> Form:
+        name = self._form_key(key)
+        return kept(message, name, Form) or keep(message, name, self._made(message, key, notice))
+
+    def _made(self, message: Message, key: str, notice: Notice) -> Form:
+        if message.role in ("user", "tool"):
+            content = self._content(message.content, notice)
+            if message.role == "tool":
+                call_id = call_id_of(message.tool_call_id or "")
+                return Form(result_of(call_id, content), (call_id,))
+            return Form(item_bytes({"role": message.role, "content": content}) if content else b"")
+        if message.role == "system":
+            text, left = text_with_files(message)
+            if left:
+                notice("left_out", f"{self._settings.name} takes no {', '.join(left)} in a system message")
+            return Form(item_bytes({"role": message.role, "content": text}) if text else b"")
+        if others := foreign_state(message, key):
+            notice(
+                "left_out",
+                f"{self._settings.name} does not get what {', '.join(sorted(others))} wants back with its own message",
+            )
+        answer = answer_of(message, key, self._settings.takes_reasoning)
+        if answer.left_out is not None:
+            notice("left_out", f"{self._settings.name} does not get {answer.left_out}")
+        for item in answer.items:
+            if "call_id" in item and item.get("type") in ("function_call", "custom_tool_call"):
+                item["call_id"] = call_id_of(item["call_id"])
+                item["name"] = OPENAI.fitting_tool_name(item["name"])
+        calls = tuple(call_id_of(call.id) for call in message.tool_calls)
+        data = b",".join(item_bytes(item) for item in answer.items)
+        return Form(copied(data), calls, frozenset(map(call_id_of, answer.custom)), answer.response)
+
+    def _content(self, content: str | Sequence[Part], notice: Notice) -> str | list[dict[str, Any]]:
+        if isinstance(content, str):
+            return content
+        if all(isinstance(part, TextPart) for part in content):
+            return "".join(part.text for part in content if isinstance(part, TextPart))
+        parts: list[dict[str, Any]] = []
+        left: list[str] = []
+        changes: list[str] = []
+        for part in content:
+            if isinstance(part, TextPart):
+                parts += [{"type": "input_text", "text": part.text}] if part.text else []
+                continue
+            media = resolve(part)
+            form = _form(media, self._settings.preset)
+            if form is None:
+                left.append(describe(part, media))
+                form = {"type": "input_text", "text": part.placeholder}
+            else:
+                add_change(changes, part, media)
+            parts.append(form)
+        if left:
+            notice("left_out", f"{self._settings.name} takes no {', '.join(left)}: words stand for it")
+        if changes:
+            notice("changed", f"{self._settings.name} gets {', '.join(changes)}")
+        return parts
+
+    def _tool_list(self, request: ModelRequest, tools: VendorTools) -> bytes:
+        if self._tools[0] is not tools:
+            self._tools = (tools, b",".join(dumped(self._settings.tool(tool)) for tool in tools.tools))
+        return b",".join(
+            filter(None, (self._tools[1], *map(dumped, own_tools(request.settings.server_tools, "openai")[0])))
+        )
+
+
+def _file(media: ResolvedMedia) -> dict[str, Any]:
+    if media.url is not None:
+        return {"type": "input_file", "file_url": media.url}
+    # OpenAI takes no bytes without a name.
+    name = media.name or "file" + (guess_extension(media.media_type or "") or "")
+    return {"type": "input_file", "filename": name, "file_data": media.data_url}
+
+
+def _form(media: ResolvedMedia, preset: Preset) -> dict[str, Any] | None:
+    """Return the form of an image or a file; None if the endpoint does not accept it."""
+    kind = media.media_type
+    if media.problem is not None or media.store not in (None, preset.file_store):
+        return None
+    if media.text is not None and media.kind == "text":
+        return {"type": "input_text", "text": file_text(media)}
+    if media.kind == "image":
+        if kind is not None and kind not in IMAGES:
+            return None
+        where = "image_url" if media.store is None else "file_id"
+        return {"type": "input_image", where: media.url or media.data_url, "detail": "auto"}
+    if media.store is not None:
+        return {"type": "input_file", "file_id": media.url}
+    if kind not in preset.files and (media.url is None or kind is not None):
+        return None
+    return _file(media)
+
+
+def unheard(code: str, what: str) -> None:
+    """Tells nobody what has been told before."""

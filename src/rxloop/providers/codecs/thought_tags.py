@@ -1,0 +1,345 @@
+"""Thoughts that models write between tags such as `<think>`."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, get_args
+
+from rxloop.errors import ConfigurationError
+from rxloop.protocol.events import THOUGHT_TYPES, Verbosity
+from rxloop.providers.codecs.fences import Fences
+from rxloop.providers.vendors import THOUGHT_TAGS
+
+LONGEST_TAG = 4096
+"""Characters of the longest tag, attributes and all; what is longer is text."""
+
+LONGEST_ID = 200
+"""Characters of the longest id of a thought."""
+
+
+# Not frozen, these two: there is one for each piece of a thought, and it would take three times as long to make.
+@dataclass(slots=True)
+class ThoughtText:
+    """A piece of the thought that is open."""
+
+    text: str
+
+
+@dataclass(slots=True)
+class Thought:
+    """A thought that is over."""
+
+    name: str
+    """The name of the tag, in lower case."""
+    content: str
+    """What stood between the tags; for a tag without a body, what its attribute says."""
+    attributes: dict[str, str] = field(default_factory=dict[str, str])
+    """What the tag says, by the names that it uses."""
+    opening: str = ""
+    """The tag as it was written."""
+    closing: str = ""
+    """The closing tag; empty where there is none."""
+    incomplete: bool = False
+    """The text ended inside the thought."""
+
+    @property
+    def raw(self) -> str:
+        """The thought as it was written, tags and all."""
+        alone = not self.closing and not self.incomplete
+        return self.opening if alone else self.opening + self.content + self.closing
+
+
+Piece = str | ThoughtText | Thought
+"""A piece of text; a piece of a thought, as it comes; a thought, when it is over."""
+
+
+class TagSplitter:
+    """Parts a text from the thoughts in it, whatever the pieces in which both come.
+
+    A thought begins with a tag of one of the names, upper or lower case, whose attributes, if any, all have values:
+    `<think>`, `<Thought type="planning" confidence=0.8>`. It ends with the closing tag of the same name; tags of that
+    name inside it are counted and belong to it. `<thought content="..."/>` is a whole thought. All else is text to the
+    letter: other tags, names that go on (`<thinker>`), words after a name (`<think about it>`), and closing tags
+    where nothing is open. So is a tag that stands inside a fenced code block, or right after a backtick, where people
+    write about such tags. Inside a thought only its own tags mean anything.
+
+    At most the start of a tag is held back: no more characters than the longest name has and two, unless attributes
+    follow, and then `LONGEST_TAG` at most.
+
+    Some servers put the opening tag into the prompt, so that an answer begins inside a thought. With `thinks_first` it
+    is one of the first name, unless the opening tag comes all the same.
+    """
+
+    def __init__(self, names: Iterable[str] = THOUGHT_TAGS, *, thinks_first: bool = False) -> None:
+        names = tuple(names)
+        self._tags = _patterns(names)
+        self._first = names[0] if thinks_first else ""
+        """The name of the thought that the text may begin in; nothing once that is settled."""
+        self._fences = Fences()
+        self.passed: Callable[[str], object] = self._fences.unread.write
+        """Takes note of a piece without a `<` that went past an idle splitter; cheaper than `feed`, and the same."""
+        self._held = ""
+        self._open: Thought | None = None
+        self._own = self._tags
+        """The tags that count inside the thought that is open."""
+        self._depth = 0
+        self._body: list[str] = []
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is held back and no thought is open: text without a `<` would pass as it is."""
+        return self._open is None and not self._held and not self._first
+
+    def answers_first(self) -> None:
+        """Assume that the text begins with the answer: the thoughts came in another way."""
+        self._first = ""
+
+    def feed(self, text: str) -> list[Piece]:
+        """The pieces that are sure after this much more text."""
+        if self._first:
+            return self._begin(text, end=False)
+        if self._held:
+            text = self._held + text
+        elif "<" not in text:
+            if self._open is None:
+                self.passed(text)
+            return [self._piece(text)] if text else []
+        return self._read(text, end=False)
+
+    def finish(self) -> list[Piece]:
+        """The pieces that are left at the end of the text."""
+        pieces = self._begin("", end=True) if self._first else self._read(self._held, end=True)
+        if self._open is not None:
+            pieces.append(self._closed(self._open, ""))
+        return pieces
+
+    def _begin(self, text: str, *, end: bool) -> list[Piece]:
+        """The first pieces of a text that may begin inside a thought; up to `LONGEST_TAG` blanks are held back."""
+        text = self._held + text
+        written = text.lstrip()
+        at = len(text) - len(written)
+        tag = self._tags.opening.match(text, at)
+        undecided = not written or written.lower() in self._tags.beginnings or self._may_open(text, at)
+        if tag is None and undecided and not end and len(text) < LONGEST_TAG:
+            self._held = text
+            return []
+        if tag is None and (written or not end):
+            self._open, self._own, self._depth = Thought(self._first.lower(), ""), _own_tags(self._first.lower()), 1
+        self._first = ""
+        return self._read(text, end=end)
+
+    def _may_open(self, text: str, at: int) -> bool:
+        return _may_become(self._tags.half_opening, text, at)
+
+    def _read(self, text: str, *, end: bool) -> list[Piece]:
+        self._held = ""
+        pieces: list[Piece] = []
+        at, length = 0, len(text)
+        while at < length:
+            opened = self._open
+            stop, tag = (self._find_opening if opened is None else self._find_closing)(text, at, end)
+            if at < stop:
+                pieces.append(self._piece(text[at:stop]))
+            if tag is None:
+                self._held = text[stop:]
+                break
+            at = tag.end()
+            if opened is not None:
+                pieces.append(self._closed(opened, tag[0]))
+            elif tag[3]:
+                pieces.append(_bodiless(tag))
+            else:
+                self._open = opened = _opened(tag)
+                self._own, self._depth = _own_tags(opened.name), 1
+        return pieces
+
+    def _find_opening(self, text: str, start: int, end: bool) -> tuple[int, re.Match[str] | None]:
+        """How far the text is sure to be text, and the tag that opens a thought there, once it is whole."""
+        tags, fences = self._tags, self._fences
+        noted = at = start
+        while found := tags.start.search(text, at):
+            at = found.start()
+            tag = tags.opening.match(text, at, at + LONGEST_TAG)
+            if tag is not None or (not end and self._may_open(text, at)):
+                fences.unread.write(text[noted:at])
+                noted = at
+                if not fences.in_code():
+                    return at, tag
+            at += 1
+        stop = len(text) if end else _half_name(text, at, tags)
+        fences.unread.write(text[noted:stop])
+        return stop, None
+
+    def _find_closing(self, text: str, start: int, end: bool) -> tuple[int, re.Match[str] | None]:
+        """How far the text is sure to be the thought's, and the tag that closes it there, once it is whole."""
+        own, at = self._own, start
+        while found := own.start.search(text, at):
+            at = found.start()
+            pattern, half = (own.closing, own.half_closing) if found[1] else (own.opening, own.half_opening)
+            tag = pattern.match(text, at, at + LONGEST_TAG)
+            if tag is not None:
+                self._depth += -1 if found[1] else not tag[3]
+                if not self._depth:
+                    return at, tag
+                at = tag.end()
+            elif not end and _may_become(half, text, at):
+                return at, None
+            else:
+                at += 1
+        return len(text) if end else _half_name(text, at, own), None
+
+    def _piece(self, text: str) -> Piece:
+        if self._open is None:
+            return text
+        self._body.append(text)
+        return ThoughtText(text)
+
+    def _closed(self, thought: Thought, closing: str) -> Thought:
+        """The thought that was open, with what it has become."""
+        thought.content = "".join(self._body)
+        thought.closing = closing
+        thought.incomplete = not closing
+        self._body.clear()
+        self._open = None
+        return thought
+
+
+def _opened(tag: re.Match[str]) -> Thought:
+    attributes: dict[str, str] = {}
+    if tag[2]:
+        for name, *values in _ATTRIBUTE.findall(tag[2]):
+            attributes.setdefault(name, html.unescape("".join(values)))
+    return Thought(tag[1].lower(), "", attributes, tag[0])
+
+
+def _bodiless(tag: re.Match[str]) -> Thought:
+    """The thought that a tag without a body is."""
+    thought = _opened(tag)
+    known = {_plain(name): value for name, value in thought.attributes.items()}
+    thought.content = next((known[name] for name in _TEXT if name in known), "")
+    return thought
+
+
+@dataclass(frozen=True, slots=True)
+class _Patterns:
+    """What tells tags of some names."""
+
+    start: re.Pattern[str]
+    opening: re.Pattern[str]
+    half_opening: re.Pattern[str]
+    """What an opening tag looks like when the text ends inside it, from its name on."""
+    closing: re.Pattern[str]
+    half_closing: re.Pattern[str]
+    beginnings: frozenset[str]
+    """What the text may end with that the start of a tag may follow upon."""
+    reach: int
+    """The length of the longest of these."""
+
+
+_VALUE = r"""(?:"[^"]*+"|'[^']*+'|(?:[^\s"'=<>`/]|/(?!>))++)"""
+
+_HALF_VALUE = r"""(?:"[^"]*+|'[^']*+)?"""
+
+_KEY = r"[A-Za-z_][\w.:-]{0,39}+"
+
+_ATTRIBUTES = rf"((?:\s++{_KEY}\s*+=\s*+{_VALUE})*+)"
+
+_ATTRIBUTE = re.compile(rf"""\s({_KEY})\s*+=\s*+(?:"([^"]*+)"|'([^']*+)'|((?:[^\s"'=<>`/]|/(?!>))++))""", re.ASCII)
+
+_FLAGS = re.IGNORECASE | re.ASCII
+
+
+def _compiled(names: tuple[str, ...], start: str, begins: tuple[str, ...]) -> _Patterns:
+    either = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
+    name = f"({either})"
+    return _Patterns(
+        start=re.compile(f"<{start}(?:{either})(?=[\\s/>])", _FLAGS),
+        opening=re.compile(rf"<{name}{_ATTRIBUTES}\s*+(/?)>", _FLAGS),
+        half_opening=re.compile(rf"<{name}{_ATTRIBUTES}(?:\s*+/?|\s++{_KEY}\s*+(?:=\s*+{_HALF_VALUE})?)\Z", _FLAGS),
+        closing=re.compile(rf"</{name}\s*+>", _FLAGS),
+        half_closing=re.compile(rf"</{name}\s*+\Z", _FLAGS),
+        beginnings=frozenset(name[:length] for name in begins for length in range(1, len(name) + 1)),
+        reach=max(map(len, begins)),
+    )
+
+
+@cache
+def _patterns(names: tuple[str, ...]) -> _Patterns:
+    """The tags that open a thought."""
+    wrong = [name for name in names if not re.fullmatch("[A-Za-z][A-Za-z0-9_-]*", name)]
+    if wrong or not names:
+        raise ConfigurationError(f"{', '.join(map(repr, wrong)) or 'nothing'} is not the name of a tag: use letters")
+    return _compiled(names, "", tuple(f"<{name.lower()}" for name in names))
+
+
+@cache
+def _own_tags(name: str) -> _Patterns:
+    """The tags that count inside a thought."""
+    return _compiled((name,), "(/?)", (f"<{name}", f"</{name}"))
+
+
+def _may_become(half: re.Pattern[str], text: str, at: int) -> bool:
+    return len(text) - at < LONGEST_TAG and half.match(text, at) is not None
+
+
+def _half_name(text: str, start: int, tags: _Patterns) -> int:
+    """Where the text ends in what may be the start of a tag; its length if it does not."""
+    at = text.rfind("<", max(start, len(text) - tags.reach))
+    return at if at >= 0 and text[at:].lower() in tags.beginnings else len(text)
+
+
+_TEXT = ("content", "text", "thought")
+
+_FIELDS = {
+    "id": "thought_id",
+    "thoughtid": "thought_id",
+    "type": "thought_type",
+    "thoughttype": "thought_type",
+    "verbosity": "verbosity",
+    "confidence": "confidence",
+    "relatedto": "related_to",
+}
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("-", "").replace("_", "")
+
+
+def thought_fields(thought: Thought) -> dict[str, Any]:
+    """The fields of a `ThoughtStreamEvent` that a tag fills; what does not fit is kept in `metadata`.
+
+    Names count in any spelling: `related_to`, `related-to`, `relatedTo`. A type that is not said is that of the name
+    of the tag, where it is one.
+    """
+    fields: dict[str, Any] = {"thought_type": thought.name} if thought.name in THOUGHT_TYPES else {}
+    metadata: dict[str, Any] = {}
+    given: set[str] = set()
+    for name, value in thought.attributes.items():
+        target = _FIELDS.get(_plain(name))
+        checked = None if target is None or target in given else _checked(target, value)
+        if target is not None and checked is not None:
+            fields[target] = checked
+            given.add(target)
+        elif thought.closing or thought.incomplete or _plain(name) not in _TEXT:
+            metadata[name] = value
+    return {**fields, "metadata": metadata}
+
+
+def _checked(target: str, value: str) -> Any:
+    """The value as the field takes it; None where it does not."""
+    value = value.strip()
+    if target == "thought_type":
+        return value.lower() if value.lower() in THOUGHT_TYPES else None
+    if target == "verbosity":
+        return value.lower() if value.lower() in get_args(Verbosity) else None
+    if target == "confidence":
+        try:
+            number = float(value)
+        except ValueError:
+            return None
+        return number if 0 <= number <= 1 else None
+    return value if 0 < len(value) <= LONGEST_ID else None

@@ -1,0 +1,392 @@
+"""Tool calls assembled from streamed fragments."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import orjson
+
+from rxloop.pipeline.requests import ToolDefinition
+from rxloop.protocol.events import Event, ToolCallDeltaEvent
+from rxloop.protocol.json_data import readable
+from rxloop.protocol.messages import ToolCall
+from rxloop.protocol.model import unchecked
+from rxloop.providers.bounds import DEFAULT_BOUNDS, Bounds, OutOfBounds, check_document, values_in
+from rxloop.providers.codecs.call_fragments import Call, Piece, is_placeholder, is_same_value, read_index, starts_value
+from rxloop.providers.codecs.control_tokens import clean_name
+from rxloop.providers.codecs.tools import Original
+
+_delta = unchecked(ToolCallDeltaEvent)
+
+_NOTHING: dict[str, Any] = {}
+
+
+class CallAssembler:
+    """Joins the pieces of the tool calls of one answer, and pushes each as it comes."""
+
+    __slots__ = (
+        "_bounds",
+        "_by_id",
+        "_by_index",
+        "_by_number",
+        "_calls",
+        "_ended",
+        "_extra",
+        "_free",
+        "_held",
+        "_known",
+        "_last",
+        "_originals",
+        "_push",
+        "_step",
+        "_tokens",
+        "in_pieces",
+        "repaired",
+        "size",
+    )
+
+    def __init__(
+        self,
+        push: Callable[[Event], None],
+        step: str,
+        tools: Sequence[ToolDefinition] = (),
+        strip: tuple[str, ...] = (),
+        bounds: Bounds = DEFAULT_BOUNDS,
+    ) -> None:
+        self.size = 0
+        """The characters of all calls together."""
+        self.repaired: list[str] = []
+        """The names of the calls whose arguments are not JSON, but have one JSON value in them."""
+        self.in_pieces = False
+        """True if the server may send a name in pieces, or a placeholder before the arguments."""
+        self._extra = False
+        """Whether a call has something that the vendor wants back."""
+        self._push = push
+        self._step = step
+        self._known = {tool.name: tool.hidden for tool in tools}
+        self._originals: Mapping[str, Original] = {}
+        self._tokens = strip
+        self._bounds = bounds
+        self._calls: list[Call] = []
+        self._by_index: dict[int, Call] = {}
+        self._by_id: dict[str, Call] = {}
+        self._by_number: dict[int, Call] = {}
+        self._ended: dict[int, tuple[Call, str]] = {}
+        """By index: calls whose name came again after complete arguments, and the id that came with it. The next
+        fragment decides whether another call has begun."""
+        self._held: dict[int, Call] = {}
+        """By index: calls that are not pushed yet, since the next piece may extend the name or replace the arguments.
+        They are not in `_by_index`."""
+        self._free = 0
+        """The first number after all that are used."""
+        self._last: Call | None = None
+
+    @property
+    def empty(self) -> bool:
+        """True if no call has begun."""
+        return not self._calls
+
+    def restore(self, originals: Mapping[str, Original]) -> None:
+        """Replace the vendor's names of tools and parameters by the original ones in the calls that follow.
+
+        Args:
+            originals: By the vendor's name: what the calls of a tool stand for.
+        """
+        self._originals = originals
+        self._known |= {name: self._known.get(each.name, False) for name, each in originals.items()}
+
+    def feed(self, piece: dict[str, Any], last: bool = False) -> None:
+        """Read one entry of `tool_calls`.
+
+        Args:
+            piece: The entry.
+            last: The chunk of the entry ends the message. Some servers repeat all arguments in it.
+
+        Raises:
+            OutOfBounds: There are too many calls, or one is too long.
+        """
+        index, call_id, function = piece.get("index", ""), piece.get("id", ""), piece.get("function", _NOTHING)
+        if call_id.__class__ is not str:
+            call_id = ""
+        if function.__class__ is not dict:
+            function = _NOTHING
+        name, fragment = function.get("name", ""), function.get("arguments", "")
+        if name.__class__ is not str:
+            name = ""
+        if fragment.__class__ is not str:
+            # Some vendors send all arguments as an object.
+            fragment = self._dumped(fragment).decode() if fragment.__class__ is dict else ""
+        # Nearly every piece continues the call that has its number.
+        call = None if call_id or name or last or index.__class__ is not int else self._by_index.get(index)
+        if call is None:
+            if len(name) > self._bounds.name:
+                raise OutOfBounds("name", self._bounds.name)
+            if name and self._tokens:
+                name = clean_name(name, self._known, self._tokens)
+            found = Piece(read_index(index), call_id, name, fragment)
+            call = self._find(found)
+            call_id, name, fragment = found.call_id, found.name, found.fragment
+        self._last = call
+        size = len(fragment)
+        begun = call.begun
+        if call_id and not call.id:
+            self._name(call, call_id)
+            size += len(call_id)
+        if call_id:
+            call.has_vendor_id = True
+        if name and not begun:
+            size += len(name) - len(call.name)
+            call.name = name
+            call.hidden = self._known.get(call.name, False)
+        if "extra_content" in piece:
+            self._keep(call, piece["extra_content"])
+        call.size += size
+        self.size += size
+        if call.size > self._bounds.arguments:
+            raise OutOfBounds("arguments", self._bounds.arguments)
+        if fragment:
+            call.pieces.append(fragment)
+        if not begun:
+            if call.name and not self._hold(call) and not self._is_renamed(call):
+                self._start(call)
+        elif fragment:
+            self._push(
+                _delta(
+                    index=call.index,
+                    tool_call_id=call.id,
+                    name=call.shown_name,
+                    fragment=fragment,
+                    hidden=call.hidden,
+                    step=self._step,
+                )
+            )
+
+    def flush(self) -> None:
+        """Push the calls that were held for another piece."""
+        for call in self._held.values():
+            self._start(call)
+        self._held.clear()
+        for call in self._named() if self._originals else ():
+            if not call.begun:
+                self._start(call)
+
+    def finish(self) -> list[ToolCall]:
+        """The calls in their order; one without a name cannot be called and is left out.
+
+        Raises:
+            OutOfBounds: There are too many values in their arguments.
+        """
+        written = [(call, "".join(call.pieces)) for call in self._named()]
+        values = self._bounds.argument_values
+        if (
+            self.size > values
+            and sum(values_in(arguments.encode(errors="replace")) for _, arguments in written) > values
+        ):
+            raise OutOfBounds("argument_values", values)
+        calls: list[ToolCall] = []
+        for call, arguments in written:
+            text = readable(arguments)
+            read = ToolCall.parse(call.id or self._new_id(call), call.shown_name or call.name, text)
+            if read.raw is not None and read.raw != text:
+                self.repaired.append(read.name)
+            calls.append(read)
+        return calls
+
+    def extra_content(self) -> dict[str, Any]:
+        """What the vendor sent beside the calls and wants back with them, by the place of the call."""
+        if not self._extra:
+            return {}
+        return {str(place): call.extra for place, call in enumerate(self._named()) if call.extra}
+
+    def _named(self) -> list[Call]:
+        return [call for call in sorted(self._calls, key=lambda call: call.index) if call.name]
+
+    def _find(self, piece: Piece) -> Call:
+        """Return the call that a piece belongs to, by its index, its id, or else its order; begin one if necessary.
+
+        Servers that do not count send several calls under one index. Other servers repeat the name, the id or all
+        arguments. So the arguments up to here decide: after a complete value, another value belongs to another call.
+        """
+        index, call_id, name = piece.index, piece.call_id, piece.name
+        owner = self._by_id.get(call_id) if call_id else None
+        if index is None:
+            call = owner or (None if call_id and name and not self._goes_on(piece) else self._last)
+        elif index in self._ended:
+            return self._resolve(piece, index)
+        else:
+            call = self._by_index.get(index) or self._held.get(index)
+            if call is None:
+                # Either a new call, or the server counts its chunks.
+                call = None if name else self._unfinished(owner if call_id else self._last, piece)
+                if call is None:
+                    return self._begin(index)
+                self._by_index[index] = call
+            elif owner is not None and owner.key == index:
+                call = owner
+        if call is None:
+            return self._begin(index)
+        if self._is_other(call, piece):
+            other = self._begin(index)
+            if owner is not None:
+                # Its id is that of another call; clients need one of its own.
+                other.id = self._new_id(other)
+                self._by_id[call_id] = other
+            return other
+        if call_id and owner is None and not call.has_vendor_id:
+            self._by_id[call_id] = call
+        return call
+
+    def _is_other(self, call: Call, piece: Piece) -> bool:
+        """Return True if a piece begins another call; drop its fragment if it repeats the arguments of the call."""
+        name, fragment = piece.name, piece.fragment
+        is_own = piece.call_id == call.id or self._by_id.get(piece.call_id) is call
+        other_id = bool(piece.call_id) and call.has_vendor_id and not is_own
+        if name and call.name and name != call.name:
+            whole = "" if other_id else self._join_names(call, name)
+            piece.name = whole or name
+            return not whole
+        keyless = piece.index is None and not piece.call_id
+        if not call.pieces:
+            return bool(name and call.name) and (other_id or (keyless and not fragment.strip()))
+        starts = starts_value(fragment)
+        if not starts and fragment.strip():
+            return False
+        if starts and is_placeholder(call) and (not name or (is_own and call.has_vendor_id)) and not other_id:
+            self.size -= call.clear()
+            return False
+        scanner = call.scan()
+        if not scanner.complete:
+            return bool(name and call.name) and starts and not scanner.takes_value
+        if not starts:
+            if name and call.name and piece.index is not None and not other_id:
+                self._by_index.pop(piece.index, None)
+                self._ended[piece.index] = call, piece.call_id
+            return bool(name and call.name) and (other_id or keyless)
+        is_repeated = not (keyless or (other_id and name)) and is_same_value("".join(call.pieces), fragment)
+        if is_repeated:
+            piece.fragment = ""
+            return False
+        return bool(name or other_id)
+
+    def _resolve(self, piece: Piece, index: int) -> Call:
+        """Return the call of a piece that follows a repeated name: the fragment decides."""
+        call, call_id = self._ended.pop(index)
+        self._by_index[index] = call
+        piece.name = piece.name or call.name
+        piece.call_id = piece.call_id or call_id
+        return self._find(piece)
+
+    def _goes_on(self, piece: Piece) -> bool:
+        """Return True if a piece with a new id, and without an index, can only continue the newest call."""
+        call, fragment = self._last, piece.fragment
+        if call is None or call.name != piece.name or not fragment.strip() or starts_value(fragment):
+            return False
+        return bool(call.pieces) and not call.scan().complete
+
+    def _unfinished(self, call: Call | None, piece: Piece) -> Call | None:
+        """Return a call if its arguments are not complete, so that a piece without a name can continue them."""
+        if call is None or not piece.fragment.strip() or not (call.pieces or piece.call_id):
+            return None
+        return None if call.scan().complete else call
+
+    def _begin(self, index: int | None) -> Call:
+        if len(self._calls) >= self._bounds.calls:
+            raise OutOfBounds("calls", self._bounds.calls)
+        if index is not None and (held := self._held.pop(index, None)) is not None:
+            self._start(held)
+        free = self._free
+        place = index if index is not None and index not in self._by_number else free
+        call = Call(place, free if index is None else index)
+        self._by_number[call.index] = call
+        self._free = max(free, call.index + 1)
+        self._calls.append(call)
+        self._by_index[call.key] = call
+        return call
+
+    def _hold(self, call: Call) -> bool:
+        """Return True if the next piece can change the name or the arguments of a call, so that no event shows them."""
+        if self.in_pieces and (is_placeholder(call) or (not call.pieces and self._is_prefix(call.name))):
+            self._by_index.pop(call.key, None)
+            self._held[call.key] = call
+            return True
+        if self._held.pop(call.key, None) is not None:
+            self._by_index[call.key] = call
+        return False
+
+    def _start(self, call: Call) -> None:
+        """Push the name of a call and its arguments up to here."""
+        call.begun = True
+        call.shown_name = call.name
+        if (original := self._originals.get(call.name)) is not None:
+            call.shown_name = original.name
+            if original.names:
+                call.pieces = [original.written("".join(call.pieces))]
+        if not call.id:
+            self._name(call, self._new_id(call))
+        self._push(
+            _delta(
+                index=call.index,
+                tool_call_id=call.id,
+                name=call.shown_name,
+                fragment="".join(call.pieces),
+                hidden=call.hidden,
+                step=self._step,
+            )
+        )
+
+    def _is_renamed(self, call: Call) -> bool:
+        """Return True if the arguments of a call get other names, which needs all of them."""
+        original = self._originals.get(call.name)
+        return original is not None and bool(original.names)
+
+    def _join_names(self, call: Call, name: str) -> str:
+        """Return the name of a tool, or the start of one, whose next piece is `name`; an empty string if it is none."""
+        if call.begun or call.pieces or name in self._known:
+            return ""
+        whole = call.name + name
+        return whole if whole in self._known or self._is_prefix(whole) else ""
+
+    def _is_prefix(self, name: str) -> bool:
+        """Return True if the name of a tool begins with `name` and is longer."""
+        return any(len(known) > len(name) and known.startswith(name) for known in self._known)
+
+    def _keep(self, call: Call, extra: Any) -> None:
+        """Keep what the vendor wants back with a call."""
+        if not isinstance(extra, dict):
+            return
+        self.size += len(self._dumped(cast("dict[str, Any]", extra)))
+        call.extra = call.extra or {}
+        call.extra.update(cast("dict[str, Any]", extra))
+        self._extra = True
+
+    def _dumped(self, fields: dict[str, Any]) -> bytes:
+        """What is kept of a chunk that nobody has looked at for what is deep in it."""
+        data = dumped(fields)
+        check_document(data, self._bounds)
+        return data
+
+    def _name(self, call: Call, call_id: str) -> None:
+        call.id = call_id
+        self._by_id.setdefault(call_id, call)
+
+    def _new_id(self, call: Call) -> str:
+        return f"call_{re.sub('[^0-9A-Za-z]+', '_', self._step)}_{call.index}"
+
+
+def dumped(value: Any) -> bytes:
+    """What a vendor sent, as JSON again.
+
+    Raises:
+        OutOfBounds: It is nested too deep for that.
+    """
+    try:
+        return orjson.dumps(value)
+    except TypeError:
+        # Half a character in a text, which is for others to find; or it is deep.
+        try:
+            return json.dumps(value).encode()
+        except RecursionError:
+            raise OutOfBounds("depth", DEFAULT_BOUNDS.depth) from None

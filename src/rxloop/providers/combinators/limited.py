@@ -1,0 +1,248 @@
+"""Provider with rate limits and a queue."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from datetime import datetime, timedelta
+from typing import Any
+
+from reactivex import Observable, abc
+from reactivex.disposable import Disposable, SerialDisposable, SingleAssignmentDisposable
+
+from rxloop.errors import ConfigurationError
+from rxloop.pipeline.interfaces import Provider
+from rxloop.pipeline.requests import ModelRequest
+from rxloop.protocol.events import Event
+from rxloop.providers.combinators import Combined, ask
+from rxloop.stream.rx import timers
+from rxloop.stream.scope import Scope
+
+MINUTE = timedelta(minutes=1)
+
+log = logging.getLogger("rxloop")
+
+
+def limited(model: Provider | str, *, concurrent: int | None = None, per_minute: int | None = None) -> Limited:
+    """Make a provider whose calls wait for their turn, across all runs that use it.
+
+    The limits belong to the object: give the same one to every agent that is to share them. Calls begin in the order in
+    which they arrived, each as soon as both limits allow it. A call that is disposed of while it waits leaves the line.
+    Each event loop has one line; loops in other threads have lines of their own.
+
+    ::
+
+        calls                          a-b--c-----
+        limited(m, concurrent=2)  a    --d-d-C|
+                                  b      ----d-C|
+                                  c          ---d-C|     begins at the end of a
+
+    Example:
+        >>> zai = limited("zai:glm-4.7", concurrent=5, per_minute=60)
+        >>> writer, critic = Agent(zai, name="writer"), Agent(zai, name="critic")
+
+    Args:
+        model: A provider or a model string. Its own retries count as one call.
+        concurrent: How many calls may be under way at once.
+        per_minute: How many calls may begin within any sixty seconds.
+
+    Raises:
+        ConfigurationError: A limit is below 1, or the model string names no model.
+    """
+    for name, limit in (("concurrent", concurrent), ("per_minute", per_minute)):
+        if limit is not None and limit < 1:
+            raise ConfigurationError(f"limited() needs {name} of 1 or more, not {limit}")
+    return Limited(model, concurrent, per_minute)
+
+
+class Limited(Combined):
+    """A provider whose calls wait for their turn; made by `limited`."""
+
+    def __init__(self, model: Provider | str, concurrent: int | None, per_minute: int | None) -> None:
+        super().__init__(model)
+        (self.provider,) = self.providers
+        self.concurrent = concurrent
+        self.per_minute = per_minute
+        self._lines: dict[asyncio.AbstractEventLoop | None, _Line] = {}
+
+    @property
+    def name(self) -> str:
+        """What it is called on the stream: as the model itself."""
+        return self.provider.name
+
+    @property
+    def running(self) -> int:
+        """How many calls of this event loop are under way."""
+        line = self._lines.get(_loop())
+        return 0 if line is None else line.running
+
+    @property
+    def waiting(self) -> int:
+        """How many calls of this event loop wait for their turn."""
+        line = self._lines.get(_loop())
+        return 0 if line is None else len(line.waiting)
+
+    def call(self, request: ModelRequest) -> Observable[Event]:
+        """The answer of the model, when it is its turn."""
+
+        def subscribe(
+            observer: abc.ObserverBase[Event], scheduler: abc.SchedulerBase | None = None
+        ) -> abc.DisposableBase:
+            line = self._line(scheduler)
+            scope = request.ctx.scope if request.ctx.run is not None else None
+            turn = _Turn(line, ask(self.provider, request), observer, scheduler, scope)
+            line.enter(turn)
+            return Disposable(turn.leave)
+
+        return Observable(subscribe)
+
+    def _line(self, scheduler: abc.SchedulerBase | None) -> _Line:
+        loop = _loop()
+        line = self._lines.get(loop)
+        if line is None:
+            for closed in [other for other in self._lines if other is not None and other.is_closed()]:
+                del self._lines[closed]
+            line = self._lines[loop] = _Line(self.concurrent, self.per_minute, scheduler)
+        return line
+
+
+def _loop() -> asyncio.AbstractEventLoop | None:
+    """The running event loop, or None in a test whose scheduler is the only clock."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+class _Line:
+    """The calls of one event loop: those under way, those that wait, and when the last ones began."""
+
+    def __init__(self, concurrent: int | None, per_minute: int | None, scheduler: abc.SchedulerBase | None) -> None:
+        self.running = 0
+        self.waiting: dict[_Turn, None] = {}
+        """In the order in which they came; a dict, from which any one can leave at once."""
+        self._concurrent = concurrent
+        self._per_minute = per_minute
+        # One clock for all, so that their times can be compared.
+        self._clock = timers(scheduler) if per_minute is not None else None
+        self._began: deque[datetime] = deque(maxlen=per_minute or 0)
+        self._timer = SerialDisposable()
+        self._advancing = False
+
+    def enter(self, turn: _Turn) -> None:
+        """Stand in line."""
+        self.waiting[turn] = None
+        self.advance()
+        if turn in self.waiting:
+            turn.wait()
+
+    def leave(self, turn: _Turn) -> bool:
+        """Remove a call from the line; whether it stood there."""
+        if turn not in self.waiting:
+            return False
+        del self.waiting[turn]
+        if not self.waiting:
+            self._timer.disposable = Disposable()
+        return True
+
+    def ended(self) -> None:
+        """Take note that a call is over, and begin the next one."""
+        self.running -= 1
+        self.advance()
+
+    def advance(self, _scheduler: abc.SchedulerBase | None = None, _state: Any = None) -> None:
+        """Begin the calls whose turn it is."""
+        # A loop and not a recursion, for calls that end while they begin.
+        if self._advancing:
+            return
+        self._advancing = True
+        try:
+            while self.waiting and (self._concurrent is None or self.running < self._concurrent) and self._in_time():
+                turn = next(iter(self.waiting))
+                del self.waiting[turn]
+                self.running += 1
+                turn.begin()
+        finally:
+            self._advancing = False
+
+    def _in_time(self) -> bool:
+        """Whether a call may begin now; if not, a timer looks again."""
+        clock = self._clock
+        if clock is None:
+            return True
+        now = clock.now
+        if len(self._began) == self._began.maxlen and (rest := self._began[0] + MINUTE - now) > timedelta(0):
+            slot = SingleAssignmentDisposable()
+            self._timer.disposable = slot
+            slot.disposable = clock.schedule_relative(rest, self.advance)
+            return False
+        self._began.append(now)
+        return True
+
+
+class _Turn:
+    """One call in line."""
+
+    def __init__(
+        self,
+        line: _Line,
+        source: Observable[Event],
+        observer: abc.ObserverBase[Event],
+        scheduler: abc.SchedulerBase | None,
+        scope: Scope | None,
+    ) -> None:
+        self._line = line
+        self._scope = scope
+        self._source = source
+        self._observer = observer
+        self._scheduler = scheduler
+        self._answer = SingleAssignmentDisposable()
+        self._over = False
+
+    def wait(self) -> None:
+        """Keep the run waiting: an answer is still to come, although no task of the run is under way."""
+        if self._scope is not None:
+            self._scope.timers[self] = None
+
+    def _stop_waiting(self) -> None:
+        if self._scope is not None and self in self._scope.timers:
+            del self._scope.timers[self]
+            self._scope.settle()
+
+    def begin(self) -> None:
+        """Send the call."""
+        try:
+            self._answer.disposable = self._source.subscribe(
+                self._observer.on_next, self._on_error, self._on_completed, scheduler=self._scheduler
+            )
+        except Exception:
+            # A subscriber raised it at the end of its call. Raised further, it would hit the call that has just ended.
+            log.exception("a subscriber failed at the end of a model call")
+        finally:
+            self._stop_waiting()
+
+    def leave(self) -> None:
+        """End the call, or leave the line."""
+        if self._over:
+            return
+        if self._line.leave(self):
+            self._over = True
+            self._stop_waiting()
+            return
+        self._answer.dispose()
+        self._end()
+
+    def _on_error(self, error: Exception) -> None:
+        if not self._over:
+            self._end()
+            self._observer.on_error(error)
+
+    def _on_completed(self) -> None:
+        self._end()
+        self._observer.on_completed()
+
+    def _end(self) -> None:
+        if not self._over:
+            self._over = True
+            self._line.ended()

@@ -1,0 +1,365 @@
+"""Error responses of all vendors as provider errors."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from http import HTTPStatus
+from typing import Any, cast
+
+import orjson
+
+from rxloop.errors import (
+    AuthenticationError,
+    BadRequest,
+    ContentFiltered,
+    ContextLengthExceeded,
+    MediaRefused,
+    Overloaded,
+    PermissionDenied,
+    ProviderError,
+    ProviderProtocolError,
+    ProviderTimeout,
+    RateLimited,
+    ServerError,
+    UnknownModel,
+)
+from rxloop.protocol.json_data import readable
+from rxloop.providers.bounds import DEFAULT_BOUNDS, OutOfBounds, check_document
+from rxloop.providers.error_messages import is_context_overflow, is_media_refusal, is_rate_limit, locate
+from rxloop.providers.failures import Endpoint, MalformedCall, find_retry_delay
+
+_READ = 20_000
+"""Characters of a vendor's words that are looked at."""
+
+_SHOWN = 1000
+
+_BY_STATUS: dict[int, type[ProviderError]] = {
+    401: AuthenticationError,
+    402: PermissionDenied,
+    403: PermissionDenied,
+    404: UnknownModel,
+    408: ProviderTimeout,
+    429: RateLimited,
+    503: Overloaded,
+    529: Overloaded,
+}
+
+# The vendors' own codes, types and states in lower case, where they say more than the HTTP status.
+_BY_NAME: dict[str, type[ProviderError]] = {
+    # OpenAI, and who follows it
+    "access_terminated": PermissionDenied,
+    "billing_hard_limit_reached": PermissionDenied,
+    "billing_not_active": PermissionDenied,
+    "content_filter": ContentFiltered,
+    "content_policy_violation": ContentFiltered,
+    "context_length_exceeded": ContextLengthExceeded,
+    "context_window_exceeded": ContextLengthExceeded,
+    "contextwindowexceedederror": ContextLengthExceeded,
+    "exceed_context_size_error": ContextLengthExceeded,
+    "tokens_limit_reached": ContextLengthExceeded,
+    "deploymentnotfound": UnknownModel,
+    "insufficient_quota": PermissionDenied,
+    "invalid_api_key": AuthenticationError,
+    "model_not_found": UnknownModel,
+    "rate_limit_exceeded": RateLimited,
+    # Anthropic
+    "authentication_error": AuthenticationError,
+    "billing_error": PermissionDenied,
+    "not_found_error": UnknownModel,
+    "overloaded_error": Overloaded,
+    "permission_error": PermissionDenied,
+    "rate_limit_error": RateLimited,
+    "request_too_large": ContextLengthExceeded,
+    "timeout_error": ProviderTimeout,
+    # Google
+    "access_token_expired": AuthenticationError,
+    "api_key_invalid": AuthenticationError,
+    "billing_disabled": PermissionDenied,
+    "credentials_missing": AuthenticationError,
+    "deadline_exceeded": ProviderTimeout,
+    "not_found": UnknownModel,
+    "permission_denied": PermissionDenied,
+    "resource_exhausted": RateLimited,
+    "unauthenticated": AuthenticationError,
+    "unavailable": Overloaded,
+    # AWS
+    "accessdeniedexception": PermissionDenied,
+    "expiredtokenexception": AuthenticationError,
+    "incompletesignature": AuthenticationError,
+    "invalidclienttokenid": AuthenticationError,
+    "invalidsignatureexception": AuthenticationError,
+    "missingauthenticationtokenexception": AuthenticationError,
+    "modelerrorexception": ServerError,
+    "modelnotreadyexception": Overloaded,
+    "modelstreamerrorexception": ServerError,
+    "modeltimeoutexception": ProviderTimeout,
+    "resourcenotfoundexception": UnknownModel,
+    "servicequotaexceededexception": RateLimited,
+    "serviceunavailableexception": Overloaded,
+    "throttlingexception": RateLimited,
+    "unrecognizedclientexception": AuthenticationError,
+    # z.ai
+    "1113": PermissionDenied,
+    "1211": UnknownModel,
+    "1261": ContextLengthExceeded,
+    "1301": ContentFiltered,
+    "1302": RateLimited,
+    "1303": RateLimited,
+    "1305": Overloaded,
+}
+
+# Names that say less than the words beside them, or the status: they count where there is neither.
+_GENERAL: dict[str, type[ProviderError]] = {
+    "api_error": ServerError,
+    "failed_precondition": BadRequest,
+    "internal": ServerError,
+    "internalserverexception": ServerError,
+    "invalid_argument": BadRequest,
+    "invalid_prompt": BadRequest,
+    "invalid_request_error": BadRequest,
+    "server_error": ServerError,
+    "validationexception": BadRequest,
+}
+
+_WORDS: tuple[tuple[re.Pattern[str], type[ProviderError]], ...] = (
+    (
+        re.compile(
+            r"content (filter(ing)?|management) policy|flagged as potentially violating",
+            re.IGNORECASE,
+        ),
+        ContentFiltered,
+    ),
+    (re.compile(r"credit balance is too low", re.IGNORECASE), PermissionDenied),
+    (re.compile(r"api key (not valid|not found|expired)", re.IGNORECASE), AuthenticationError),
+    (re.compile(r"model identifier is invalid", re.IGNORECASE), UnknownModel),
+)
+
+# Failures that a gateway puts into a message, as JSON or as a dict of Python.
+_NESTED_OVERFLOW = re.compile(
+    r"""\\*["'](?:code|type)\\*["']\s*:\s*\\*["'](?:context_length_exceeded|exceed_context_size_error|1261)\b"""
+)
+
+_SURE = frozenset((401, 402, 403, 404, 408, 429))
+"""Statuses that say more than words about a rate."""
+
+TOOL_USE_FAILED = "tool_use_failed"
+"""How Groq, and gateways in front of it, call a tool call that cannot be read."""
+
+_MALFORMED = re.compile(rf"{TOOL_USE_FAILED}|output_parse_failed|Failed to call a function\b")
+"""Groq's codes and words for output of the model that it could not read. Some gateways drop the code."""
+
+_REQUEST_IDS = ("request-id", "x-request-id", "x-amzn-requestid", "apim-request-id")
+
+_REQUEST_ID = re.compile(r"[\w.:/+=-]{1,128}", re.ASCII)
+
+
+def error_from_response(status: int, headers: Mapping[str, str], body: bytes, where: Endpoint) -> ProviderError:
+    """The error of an answer whose HTTP status is none of success."""
+    if 300 <= status < 400:
+        target = readable(headers.get("location", "another address"))
+        return ProviderProtocolError(f"{where} redirects to {target}: use that address as base_url", status=status)
+    try:
+        check_document(body, DEFAULT_BOUNDS)
+        found: Any = orjson.loads(body)
+    except (orjson.JSONDecodeError, OutOfBounds):
+        found = body.decode("utf-8", "replace")
+    return _error(found, status, headers, where)
+
+
+def from_error_object(error: Any, where: Endpoint) -> ProviderError:
+    """The error that a vendor reports inside an answer that began as a success."""
+    return _error(error, None, {}, where)
+
+
+def name_request(error: ProviderError, headers: Mapping[str, str]) -> None:
+    """Give an error the id of the request, if the headers of its answer have one and it has none."""
+    if error.request_id is None and (found := _request_id(headers, None)):
+        error.request_id = found
+        error.args = (f"{error.args[0]} (request {found})", *error.args[1:])
+
+
+def _error(found: Any, status: int | None, headers: Mapping[str, str], where: Endpoint) -> ProviderError:
+    error = _unwrapped(found)
+    fields = cast("dict[str, Any]", error) if isinstance(error, dict) else {"message": error}
+    names = [*_names(fields), *_aws_name(headers)]
+    if status is None:
+        status = next(
+            (n for name in ("status_code", "status", "code") if 400 <= (n := _number(fields.get(name))) < 600), None
+        )
+    message = _message(fields)
+
+    def make(kind: type[ProviderError]) -> ProviderError:
+        text = f"{where} answered {_status(status)}: {_short(where.clean(message))}"
+        if kind is AuthenticationError and where.key_env:
+            text += f" (the key comes from {where.key_env} or api_key=)"
+        elif kind is UnknownModel:
+            text += " (check the model's name and the address)"
+        request_id = _request_id(headers, found) or _request_id({}, fields)
+        if request_id:
+            text += f" (request {request_id})"
+        wait = find_retry_delay(headers, fields, message, limited=kind is RateLimited)
+        if wait:
+            text += f" (retry after {round(wait, 1):g} s)"
+        return kind(text, status=status, retry_after=wait, request_id=request_id)
+
+    refuses_media = is_media_refusal(status, names, message, fields.get("param"))
+    kind = PermissionDenied if _is_spent(fields) else _kind(status, names, message, refuses_media)
+    failure = make(kind)
+    if isinstance(failure, MalformedCall):
+        failure.reason = _short(where.clean(message))
+    elif isinstance(failure, MediaRefused):
+        locate(failure, message, fields.get("param"))
+        failure.otherwise = make(_kind(status, names, message, refuses_media=False))
+    return failure
+
+
+def _unwrapped(found: Any) -> Any:
+    """What a vendor says of a failure, taken out of the lists and the objects that it comes in."""
+    for _ in range(5):
+        if isinstance(found, list) and found:
+            found = cast("list[Any]", found)[0]
+        elif isinstance(found, dict):
+            fields = cast("dict[str, Any]", found)
+            inner = fields.get("error") or fields.get("errors")
+            if not inner and fields.get("type") == "response.failed":
+                inner = fields.get("response")
+            # Beside a message, a text says less, and a list repeats it.
+            if not isinstance(inner, str | dict | list) or (not isinstance(inner, dict) and fields.get("message")):
+                break
+            found = cast("Any", inner)
+        else:
+            break
+    return cast("Any", found)
+
+
+def _names(fields: dict[str, Any]) -> Iterator[str]:
+    """What the vendor calls the failure, the most telling name first."""
+    for name in ("code", "type", "status", "__type"):
+        value = fields.get(name)
+        if isinstance(value, str | int):
+            yield str(value).rpartition("#")[2].lower()
+    for detail in _objects(fields.get("details")):
+        if isinstance(reason := detail.get("reason"), str):
+            yield reason.lower()
+
+
+def _aws_name(headers: Mapping[str, str]) -> Iterator[str]:
+    if name := headers.get("x-amzn-errortype"):
+        yield name.partition(":")[0].lower()
+
+
+def _is_spent(fields: dict[str, Any]) -> bool:
+    """Whether a quota of Google's is used up for the day: it calls that by the name of too many requests, too."""
+    return any(
+        "PerDay" in str(violation.get("quotaId"))
+        for detail in _objects(fields.get("details"))
+        for violation in _objects(detail.get("violations"))
+    )
+
+
+def _kind(status: int | None, names: list[str], message: str, refuses_media: bool) -> type[ProviderError]:
+    if any(map(_MALFORMED.search, (*names, message))):
+        return MalformedCall
+    exact = next((_BY_NAME[name] for name in names if name in _BY_NAME), None)
+    if exact is ContextLengthExceeded:
+        return exact
+    if refuses_media and exact in (None, BadRequest, ContentFiltered, ServerError):
+        return MediaRefused
+    is_limited = status not in _SURE and is_rate_limit(message)
+    if status == 413:
+        return RateLimited if is_limited else ContextLengthExceeded
+    if exact is not None and exact is not ServerError:
+        return exact
+    if _NESTED_OVERFLOW.search(message):
+        return ContextLengthExceeded
+    if is_limited:
+        return RateLimited
+    if status != 429:
+        if is_context_overflow(message):
+            return ContextLengthExceeded
+        told = next((kind for words, kind in _WORDS if words.search(message)), None)
+        if told is not None:
+            return told
+    if exact is not None:
+        return exact
+    if status in _BY_STATUS:
+        return _BY_STATUS[status]
+    if status is not None:
+        return BadRequest if status < 500 else ServerError
+    return next((_GENERAL[name] for name in names if name in _GENERAL), ServerError)
+
+
+def _message(fields: dict[str, Any]) -> str:
+    """The vendor's words, wherever it puts them."""
+    for name in ("message", "msg", "Message", "detail", "error_description"):
+        value = fields.get(name)
+        if value:
+            text = value if isinstance(value, str) else _written(value)
+            break
+    else:
+        text = _written(fields) if any(fields.values()) else "no explanation"
+    metadata = fields.get("metadata")
+    if isinstance(metadata, dict):
+        # OpenRouter: "Provider returned error", and the reason after it.
+        raw = cast("dict[str, Any]", metadata).get("raw")
+        if raw:
+            text = f"{text}: {_plain(raw) if isinstance(raw, str) else _written(raw)}"
+    if generation := fields.get("failed_generation"):
+        text = f"{text}: {generation if isinstance(generation, str) else _written(generation)}"
+    return " ".join(readable(text[:_READ]).split())
+
+
+def _plain(raw: str) -> str:
+    """Return a text, with its characters instead of escapes if it is JSON."""
+    if not raw.startswith(("{", "[")):
+        return raw
+    try:
+        return orjson.dumps(orjson.loads(raw)).decode()
+    except (orjson.JSONDecodeError, TypeError):
+        return raw
+
+
+def _written(value: Any) -> str:
+    """A value as JSON, also one that only the lenient parser has read."""
+    try:
+        return orjson.dumps(value, default=str).decode()
+    except TypeError:
+        return json.dumps(value, default=str)
+
+
+def _request_id(headers: Mapping[str, str], body: Any) -> str | None:
+    """The id by which the vendor finds the request again: from the headers, or from what it says."""
+    if isinstance(body, list) and body:
+        body = cast("list[Any]", body)[0]
+    told = cast("dict[str, Any]", body).get("request_id") if isinstance(body, dict) else None
+    for value in (*(headers.get(name) for name in _REQUEST_IDS), told):
+        if isinstance(value, str) and _REQUEST_ID.fullmatch(value):
+            return value
+    return None
+
+
+def _objects(value: Any) -> list[dict[str, Any]]:
+    if not isinstance(value, list):
+        return []
+    return [cast("dict[str, Any]", item) for item in cast("list[Any]", value) if isinstance(item, dict)]
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
+
+
+def _status(status: int | None) -> str:
+    if status is None:
+        return "with an error"
+    try:
+        return f"{status} {HTTPStatus(status).phrase}"
+    except ValueError:
+        return str(status)
+
+
+def _number(value: Any) -> int:
+    if isinstance(value, int):
+        return value
+    return int(value) if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 10 else 0

@@ -1,1 +1,0 @@
-"""What went wrong at an endpoint or on the way to it, as one of our errors, and how long to wait."""

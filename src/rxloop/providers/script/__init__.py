@@ -1,0 +1,321 @@
+"""A model that plays a script: for tests, without a network or a key.
+
+    model = ScriptedModel(call("get_weather", city="Oslo"), "It is 7 C in Oslo.")
+
+Each turn answers one request. Instant turns are delivered inside `subscribe`, with no task and no waiting; turns made
+by `frames` take time, which is virtual inside `rxloop.testing.virtual_time`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any, Self, Union, cast
+
+from reactivex import Observable, abc
+from reactivex.disposable import CompositeDisposable, Disposable
+
+from rxloop.errors import ConfigurationError, ProviderError
+from rxloop.pipeline.requests import ModelRequest
+from rxloop.protocol.events import ContentDeltaEvent, Event, ToolCallDeltaEvent
+from rxloop.protocol.messages import Citation, FilePart, ImagePart, Usage
+from rxloop.providers.codecs.text import text_delta
+from rxloop.providers.script.turns import (
+    Frames,
+    RecordedAnswer,
+    ScriptedCall,
+    ScriptedTurn,
+    hidden_tools,
+    line_of,
+    push_end,
+    push_frames,
+    push_reasoning,
+    recorded_answers,
+    stay_open,
+)
+from rxloop.stream.sources import Push, from_task
+
+
+class ScriptExhausted(ProviderError):
+    """A `ScriptedModel` was asked more often than it has turns."""
+
+    code = "script"
+
+
+Turn = Union[  # noqa: UP007
+    str,
+    ScriptedCall,
+    Frames,
+    ScriptedTurn,
+    RecordedAnswer,
+    Sequence["str | ScriptedCall"],
+    Exception,
+    Callable[[ModelRequest], "Turn"],
+]
+"""What a script is made of."""
+
+
+def call(name: str, /, _id: str | None = None, **arguments: Any) -> ScriptedCall:
+    """A turn, or a part of one, that calls a tool.
+
+    Args:
+        name: The tool.
+        _id: The id of the call; by default `call_1`, `call_2` and so on over the life of the model.
+        **arguments: The arguments of the call.
+    """
+    return ScriptedCall(name, arguments, _id)
+
+
+def frames(line: str, frame: float = 0.025) -> Frames:
+    """A turn that takes time.
+
+    ::
+
+        frames("--The service--is slow.|")     two deltas, at 50 and 125 ms; complete at 150 ms
+
+    Args:
+        line: Symbols, each of which takes one frame: `-` is a pause, `|` completes, `#` fails with a `ProviderError`,
+            and any run of other characters, blanks included, is one delta. With neither `|` nor `#` at the end the
+            stream stays open until it is disposed.
+        frame: The length of a frame in seconds.
+    """
+    symbols = tuple(re.findall(r"[-|#]|[^-|#]+", line))
+    if any(symbol in "|#" for symbol in symbols[:-1]):
+        raise ConfigurationError(f"frames({line!r}): nothing can follow '|' or '#'")
+    return Frames(symbols, frame)
+
+
+def turn(
+    text: str | Frames = "",
+    *,
+    calls: Sequence[ScriptedCall] = (),
+    reasoning: str | None = None,
+    usage: Usage | None = None,
+    finish_reason: str | None = None,
+    raw_finish_reason: str | None = None,
+    files: Sequence[ImagePart | FilePart] = (),
+    citations: Sequence[Citation] = (),
+) -> ScriptedTurn:
+    """A turn with everything that a model can say.
+
+    Args:
+        text: The content, at once or in `frames`.
+        calls: The tools that it calls.
+        reasoning: What it thinks beforehand.
+        usage: The tokens that it reports; None reports none.
+        finish_reason: By default `tool_calls` with calls, else `stop`.
+        raw_finish_reason: What the vendor called it.
+        files: Images and files that it makes.
+        citations: What its text rests on.
+    """
+    return ScriptedTurn(
+        text=text,
+        calls=tuple(calls),
+        reasoning=reasoning,
+        usage=usage,
+        finish_reason=finish_reason,
+        raw_finish_reason=raw_finish_reason,
+        files=tuple(files),
+        citations=tuple(citations),
+    )
+
+
+class ScriptedModel:
+    """A `Provider` that plays a script.
+
+    Args:
+        *turns: The answers, in order: a text; a `call`; a list of texts and calls, which is one message; `frames`; a
+            `turn` with all details; an exception, with which the request fails; or a function from the request to any
+            of these.
+        name: What the model is called on the stream.
+        reasoning: What the model thinks before each turn that has no reasoning of its own.
+
+    Attributes:
+        requests: Every request that was subscribed, in order.
+        open: The number of streams that are subscribed and have neither ended nor been closed.
+    """
+
+    def __init__(self, *turns: Turn, name: str = "scripted", reasoning: str | None = None) -> None:
+        for item in turns:
+            _check_turn(item)
+        self.requests: list[ModelRequest] = []
+        self.open = 0
+        self._turns = turns
+        self._name = name
+        self._reasoning = reasoning
+        self._calls = 0
+
+    @classmethod
+    def from_events(cls, events: Iterable[Event], *, task_id: str | None = None) -> Self:
+        """A model that answers as the models of a recorded run did, under the name that they had.
+
+        On the main line they come in order. Beside it each request gets the answer that its step had, so that lines
+        may ask in any order. Answers come at once. One that failed fails again; one that was cut off stays open there.
+
+        Args:
+            events: The events of the run, from its `task` on; with or without deltas.
+            task_id: The run, where the events are of several, such as a nested one; by default the outermost.
+
+        Raises:
+            ConfigurationError: The events hold no such run.
+        """
+        name, answers = recorded_answers(events, task_id)
+
+        def answer(request: ModelRequest) -> RecordedAnswer:
+            left = answers.get(line_of(request.branch, request.step))
+            if not left:
+                known = ", ".join(str(answer.step) for line in answers.values() for answer in line) or "nothing"
+                raise ScriptExhausted(f"the recording has no answer for step {request.step}; left are: {known}")
+            return left.pop(0)
+
+        # One turn more, so that one request too many fails with what the recording has left.
+        return cls(*[answer] * (sum(map(len, answers.values())) + 1), name=name)
+
+    @property
+    def name(self) -> str:
+        """What the model is called on the stream."""
+        return self._name
+
+    async def aclose(self) -> None:
+        """Nothing to close: a script holds no connection."""
+
+    def call(self, request: ModelRequest) -> Observable[Event]:
+        """The next turn of the script, taken when it is subscribed."""
+
+        def subscribe(
+            observer: abc.ObserverBase[Event], scheduler: abc.SchedulerBase | None = None
+        ) -> abc.DisposableBase:
+            self.requests.append(request)
+            number = len(self.requests)
+            try:
+                answer = self._next(request, number)
+            except Exception as error:
+                observer.on_error(error)
+                return Disposable()
+            if isinstance(answer, RecordedAnswer):
+                return self._play_recorded(answer, request, observer)
+            if isinstance(answer.text, Frames):
+                return self._play_frames(answer, answer.text, request, number).subscribe(observer, scheduler=scheduler)
+            self.open += 1
+            try:
+                push_reasoning(answer, number, observer.on_next)
+                if answer.text:
+                    observer.on_next(text_delta(ContentDeltaEvent, answer.text, 0, None))
+                push_end(answer, answer.text, request, observer.on_next)
+            finally:
+                self.open -= 1
+            observer.on_completed()
+            return Disposable()
+
+        return Observable(subscribe)
+
+    def _play_recorded(
+        self, answer: RecordedAnswer, request: ModelRequest, observer: abc.ObserverBase[Event]
+    ) -> abc.DisposableBase:
+        """Play a recorded answer."""
+        open_ = 1
+
+        def close() -> None:
+            nonlocal open_
+            self.open -= open_
+            open_ = 0
+
+        self.open += open_
+        try:
+            for event in answer.events:
+                hidden = isinstance(event, ToolCallDeltaEvent) and event.name in hidden_tools(request)
+                observer.on_next(event.model_copy(update={"hidden": True} if hidden else None))
+        except BaseException:
+            close()
+            raise
+        if answer.cut_off:
+            # A task, like the socket that it stands for: otherwise the run would seem to wait for nothing.
+            name = f"{self.name}-stream"
+            leaf = from_task(stay_open, request.ctx, name=name, shielded=True).subscribe(observer)
+            return CompositeDisposable(leaf, Disposable(close))
+        close()
+        if answer.error is not None:
+            observer.on_error(answer.error)
+        else:
+            observer.on_completed()
+        return Disposable()
+
+    def _next(self, request: ModelRequest, number: int) -> ScriptedTurn | RecordedAnswer:
+        if number > len(self._turns):
+            turns = f"{len(self._turns)} turn" + ("" if len(self._turns) == 1 else "s")
+            raise ScriptExhausted(f"the script has {turns}, this is request {number}")
+        item = self._turns[number - 1]
+        while not isinstance(item, ScriptedTurn):
+            if isinstance(item, RecordedAnswer):
+                return item
+            if isinstance(item, Exception):
+                raise item
+            item = item(request) if callable(item) else _as_turn(item)
+            _check_turn(item)
+        return replace(
+            item,
+            calls=tuple(self._with_id(call) for call in item.calls),
+            reasoning=self._reasoning if item.reasoning is None else item.reasoning,
+        )
+
+    def _with_id(self, item: ScriptedCall) -> ScriptedCall:
+        self._calls += 1
+        return item if item.id is not None else replace(item, id=f"call_{self._calls}")
+
+    def _play_frames(self, answer: ScriptedTurn, text: Frames, request: ModelRequest, number: int) -> Observable[Event]:
+        started = False
+
+        async def work(push: Push[Event]) -> None:
+            nonlocal started
+            started = True
+            try:
+                push_reasoning(answer, number, push)
+                content = await push_frames(text, request, push)
+                push_end(answer, content, request, push)
+            finally:
+                self.open -= 1
+
+        def subscribe(
+            observer: abc.ObserverBase[Event], scheduler: abc.SchedulerBase | None = None
+        ) -> abc.DisposableBase:
+            self.open += 1
+            leaf = from_task(work, request.ctx, name=f"{self.name}-stream", shielded=True).subscribe(
+                observer, scheduler=scheduler
+            )
+
+            def dispose() -> None:
+                nonlocal started
+                leaf.dispose()
+                if not started:
+                    # The leaf leaves out work that it had not begun.
+                    started = True
+                    self.open -= 1
+
+            return Disposable(dispose)
+
+        return Observable(subscribe)
+
+
+def _as_turn(item: str | ScriptedCall | Frames | Sequence[str | ScriptedCall]) -> ScriptedTurn:
+    if isinstance(item, str | Frames):
+        return ScriptedTurn(text=item)
+    if isinstance(item, ScriptedCall):
+        return ScriptedTurn(calls=(item,))
+    return ScriptedTurn(
+        text="".join(part for part in item if isinstance(part, str)),
+        calls=tuple(part for part in item if isinstance(part, ScriptedCall)),
+    )
+
+
+def _check_turn(item: object) -> None:
+    """Refuse what is not a turn when the script is written, not when it is played."""
+    if isinstance(item, str | ScriptedCall | Frames | ScriptedTurn | RecordedAnswer | Exception):
+        return
+    if isinstance(item, list | tuple):
+        wrong = [part for part in cast("Sequence[object]", item) if not isinstance(part, str | ScriptedCall)]
+        if not wrong:
+            return
+        raise ConfigurationError(f"a message of a script is made of texts and calls, not {wrong[0]!r}")
+    if isinstance(item, type) or not callable(item):
+        raise ConfigurationError(f"{item!r} is not a turn of a script: give a text, a call, a list of them, or frames")

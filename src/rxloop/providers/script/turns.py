@@ -1,0 +1,327 @@
+"""Turns of a script, written by hand or taken from a recorded run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from rxloop.errors import ConfigurationError, ProviderError, RxloopError
+from rxloop.pipeline.requests import ModelRequest
+from rxloop.protocol.events import (
+    ContentCompleteEvent,
+    ContentDeltaEvent,
+    Event,
+    LLMCallEvent,
+    LLMFailedEvent,
+    LLMNoticeEvent,
+    ServerToolEvent,
+    StatusUpdateEvent,
+    TaskEvent,
+    ThoughtDeltaEvent,
+    ThoughtStreamEvent,
+    ToolCallDeltaEvent,
+    UsageEvent,
+)
+from rxloop.protocol.json_data import storable
+from rxloop.protocol.messages import Citation, ErrorInfo, FilePart, ImagePart, ToolCall, Usage
+from rxloop.providers.codecs import find_gate
+from rxloop.providers.codecs.text import text_delta
+from rxloop.stream.sources import Push
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptedCall:
+    """A tool call of a script; `call` makes one."""
+
+    name: str
+    arguments: dict[str, Any]
+    id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Frames:
+    """A text that takes time; `frames` makes one."""
+
+    symbols: tuple[str, ...]
+    frame: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptedTurn:
+    """One whole answer of a script; `turn` makes one."""
+
+    text: str | Frames = ""
+    calls: tuple[ScriptedCall, ...] = ()
+    reasoning: str | None = None
+    usage: Usage | None = None
+    finish_reason: str | None = None
+    raw_finish_reason: str | None = None
+    files: tuple[ImagePart | FilePart, ...] = ()
+    citations: tuple[Citation, ...] = ()
+
+
+def push_reasoning(answer: ScriptedTurn, number: int, push: Push[Event]) -> None:
+    """Push what a turn thinks before its text."""
+    if answer.reasoning:
+        push(text_delta(ThoughtDeltaEvent, answer.reasoning, 0, None))
+        thought_id = f"reasoning_{number}"
+        push(ThoughtStreamEvent(thought_id=thought_id, content=answer.reasoning, source="reasoning"))
+
+
+async def push_frames(text: Frames, request: ModelRequest, push: Push[Event]) -> str:
+    """Push the deltas, each in its frame, and return the content once it is complete."""
+    gate = find_gate(request)
+    content: list[str] = []
+    pause = 0
+    for symbol in text.symbols:
+        if symbol == "-":
+            pause += 1
+            continue
+        if pause:
+            await asyncio.sleep(pause * text.frame)
+        pause = 1
+        if symbol == "|":
+            return "".join(content)
+        if symbol == "#":
+            raise ProviderError("the script fails here: '#'")
+        push(text_delta(ContentDeltaEvent, symbol, len(content), None))
+        content.append(symbol)
+        if gate.closed:
+            await gate.wait()
+    await asyncio.get_running_loop().create_future()
+    raise AssertionError("unreachable: nothing resolves the future")
+
+
+def hidden_tools(request: ModelRequest) -> set[str]:
+    """The names of the tools that clients do not see."""
+    return {tool.name for tool in request.tools if tool.hidden}
+
+
+def push_end(answer: ScriptedTurn, content: str, request: ModelRequest, push: Push[Event]) -> None:
+    """Push the calls of a turn, its usage, and the whole message."""
+    hidden = hidden_tools(request)
+    calls: list[ToolCall] = []
+    for index, item in enumerate(answer.calls):
+        arguments = storable(item.arguments, f"the arguments of {item.name}")
+        raw = orjson.dumps(arguments).decode()
+        made = ToolCall(id=item.id or "", name=item.name, arguments=arguments, raw=raw)
+        calls.append(made)
+        push(
+            ToolCallDeltaEvent(
+                index=index, tool_call_id=made.id, name=made.name, fragment=raw, hidden=made.name in hidden
+            )
+        )
+    if answer.usage is not None:
+        push(UsageEvent(**answer.usage.model_dump(by_alias=False)))
+    push(
+        ContentCompleteEvent(
+            content=content,
+            files=list(answer.files),
+            citations=list(answer.citations),
+            reasoning=answer.reasoning,
+            tool_calls=calls,
+            finish_reason=answer.finish_reason or ("tool_calls" if calls else "stop"),
+            raw_finish_reason=answer.raw_finish_reason,
+        )
+    )
+
+
+async def stay_open(push: Push[Event]) -> None:
+    """Wait until the stream is closed."""
+    await asyncio.get_running_loop().create_future()
+
+
+Step = tuple[str | None, str | None]
+"""A branch, and a step on it; the main line, on which one request follows the other, has no step."""
+
+_UNSTAMPED = {
+    "context_id": "",
+    "task_id": "",
+    "seq": 0,
+    "sub": 0,
+    "attempt": 0,
+    "timestamp": 0,
+    "parent_task_id": None,
+    "agent_path": (),
+    "step": None,
+    "branch": None,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedAnswer:
+    """What one model call gave."""
+
+    step: str | None
+    """The step that asked for it."""
+    attempt: int
+    events: tuple[Event, ...]
+    """As a provider makes them, without ids and numbers."""
+    error: RxloopError | None = None
+    """How it failed."""
+    cut_off: bool = False
+    """It was disposed before its end."""
+    interrupted: bool = False
+    """That was done to say something, so that nobody has asked for it again."""
+
+
+def recorded_answers(
+    events: Iterable[Event], task_id: str | None = None
+) -> tuple[str, dict[Step, list[RecordedAnswer]]]:
+    """The name of the model of a recorded run, and its answers: those of the main line in order, the others by step.
+
+    Args:
+        events: Those of the run, among others.
+        task_id: The run; by default the outermost.
+
+    Raises:
+        ConfigurationError: The events hold no such run.
+    """
+    events = list(events)
+    root = next((event.task_id for event in events if event.parent_task_id is None), None)
+    mine = [event for event in events if event.task_id == (task_id or root)]
+    task = next((event for event in mine if isinstance(event, TaskEvent)), None)
+    if task is None:
+        which = f"of the run {task_id}" if task_id is not None else "of a run"
+        raise ConfigurationError(f"the {len(events)} events do not have the task {which}: give all events, in order")
+    reader = _Reader()
+    for event in mine:
+        reader.take(event)
+    reader.end()
+    return task.model, reader.answers
+
+
+class _Reader:
+    def __init__(self) -> None:
+        self.answers: dict[Step, list[RecordedAnswer]] = {}
+        self._open: dict[Step, tuple[int, list[Event]]] = {}
+        """The attempt and the events of the answers that are not complete."""
+        self._failed: dict[Step, ErrorInfo] = {}
+        self._canceled: list[tuple[Step, int, list[Event]]] = []
+        """The answers that were cut off; the end of the run says why."""
+
+    def take(self, event: Event) -> None:
+        """Take the next event of the run."""
+        step = (event.branch, event.step)
+        match event:
+            case LLMCallEvent():
+                self._again(step, event)
+                self._open[step] = (event.attempt, [])
+            case ContentDeltaEvent() | ThoughtDeltaEvent() | ToolCallDeltaEvent() | UsageEvent():
+                self._add(step, event)
+            case ServerToolEvent() | LLMNoticeEvent():
+                self._add(step, event)
+            case ThoughtStreamEvent() if event.source in ("reasoning", "tag"):
+                self._add(step, event)
+            case LLMFailedEvent():
+                self._failed[step] = event.error
+            case ContentCompleteEvent() if step in self._open:
+                attempt, pieces = self._open.pop(step)
+                if event.finish_reason == "canceled":
+                    self._canceled.append((step, attempt, _with_text(pieces, event)))
+                elif event.finish_reason == "interrupted":
+                    self._put(step, attempt, _with_text(pieces, event), cut_off=True, interrupted=True)
+                else:
+                    self._put(step, attempt, _with_deltas(pieces, event))
+            case StatusUpdateEvent() if event.final:
+                self._end(event.error if event.reason == "error" else None)
+            case _:
+                pass
+
+    def end(self) -> None:
+        """The recording ends, and may have done so in the middle of an answer."""
+        self._canceled += [(step, *opened) for step, opened in self._open.items()]
+        self._end(None)
+        for answers in self.answers.values():
+            # What an attempt was cut off in, a later one has asked for again.
+            last = answers[-1].attempt
+            answers[:] = [
+                answer for answer in answers if not answer.cut_off or answer.interrupted or answer.attempt == last
+            ]
+
+    def _again(self, step: Step, event: LLMCallEvent) -> None:
+        """A step is asked for once more: it failed, or its attempt was cut off, and then nothing came of it."""
+        attempt, _ = self._open.get(step, (event.attempt, None))
+        if step in self._open and attempt == event.attempt:
+            failed = self._failed.get(step) or ErrorInfo(code="provider", message="it failed when it was recorded")
+            self._put(step, attempt, error=_error(failed))
+
+    def _add(self, step: Step, event: Event) -> None:
+        if step in self._open:
+            self._open[step][1].append(event)
+
+    def _end(self, error: ErrorInfo | None) -> None:
+        """What was cut off has failed, if the model ended the run; else somebody cancelled it."""
+        failed = _error(error) if error is not None and error.code not in _OTHERS else None
+        for step, attempt, pieces in self._canceled:
+            self._put(step, attempt, pieces, error=failed, cut_off=failed is None)
+        self._canceled.clear()
+
+    def _put(
+        self,
+        step: Step,
+        attempt: int,
+        pieces: Iterable[Event] = (),
+        *,
+        error: RxloopError | None = None,
+        cut_off: bool = False,
+        interrupted: bool = False,
+    ) -> None:
+        answer = RecordedAnswer(step[1], attempt, tuple(map(_plain, pieces)), error, cut_off, interrupted)
+        self.answers.setdefault(line_of(*step), []).append(answer)
+
+
+def line_of(branch: str | None, step: str | None) -> Step:
+    """What the answer to a request is found by."""
+    return branch, step if branch is not None else None
+
+
+def _with_text(pieces: list[Event], event: ContentCompleteEvent) -> list[Event]:
+    """The pieces of an answer that was cut off, whose text is known though its deltas were not kept."""
+    if event.content and not any(isinstance(piece, ContentDeltaEvent) for piece in pieces):
+        return [*pieces, ContentDeltaEvent(delta=event.content)]
+    return pieces
+
+
+def _with_deltas(pieces: list[Event], event: ContentCompleteEvent) -> Iterator[Event]:
+    """The pieces of an answer; with deltas, which a log does not keep, for the views that read them."""
+    kept = any(not piece.durable for piece in pieces)
+    if not kept and event.reasoning:
+        yield ThoughtDeltaEvent(delta=event.reasoning)
+    yield from (piece for piece in pieces if kept or not isinstance(piece, UsageEvent))
+    if not kept:
+        if event.content:
+            yield ContentDeltaEvent(delta=event.content)
+        for index, call in enumerate(event.tool_calls):
+            yield ToolCallDeltaEvent(index=index, tool_call_id=call.id, name=call.name, fragment=call.raw or "")
+        yield from (piece for piece in pieces if isinstance(piece, UsageEvent))
+    yield event
+
+
+def _plain(event: Event) -> Event:
+    """The event as a provider gives it."""
+    own = {"index": -1} if isinstance(event, ThoughtStreamEvent) else {}
+    return event.model_copy(update={**_UNSTAMPED, **own})
+
+
+def _all_errors(cls: type[ProviderError]) -> Iterator[type[ProviderError]]:
+    yield cls
+    for each in cls.__subclasses__():
+        yield from _all_errors(each)
+
+
+_OTHERS = {"log", "pipeline", "output", "refused", "truncated", "incomplete"}
+"""The codes of errors that end a run and are none of its model."""
+
+_ERRORS = {cls.code: cls for cls in reversed(list(_all_errors(ProviderError)))}
+
+
+def _error(info: ErrorInfo) -> RxloopError:
+    if info.code == "error":
+        # Of a class that is not known any more: that of a bug in a provider, or in an operator, which raises it again.
+        return RxloopError(info.message)
+    return _ERRORS.get(info.code, ProviderError)(info.message)

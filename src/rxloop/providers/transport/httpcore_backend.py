@@ -1,0 +1,153 @@
+"""Transport of httpx over a connection pool of httpcore with cheaper writes."""
+
+from __future__ import annotations
+
+import select
+from collections.abc import AsyncIterable, AsyncIterator
+from contextlib import suppress
+from ssl import SSLContext
+from typing import Any, cast
+
+import httpcore
+import httpx
+from typing_extensions import override
+
+MOST_TOGETHER = 2**16
+"""Maximum size of a body that is sent together with its head. Copying more bytes costs more than a second write."""
+
+_ERRORS = (
+    httpcore.TimeoutException,
+    httpcore.NetworkError,
+    httpcore.ProtocolError,
+    httpcore.ProxyError,
+    httpcore.UnsupportedProtocol,
+)
+
+
+class PoolTransport(httpx.AsyncBaseTransport):
+    """Transport of httpx over a connection pool of httpcore. The transport of httpx itself accepts no network backend.
+
+    Args:
+        pool: The connection pool.
+    """
+
+    def __init__(self, pool: httpcore.AsyncConnectionPool) -> None:
+        self._pool = pool
+
+    @override
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        url = request.url
+        address = httpcore.URL(scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path)
+        body = cast("AsyncIterable[bytes]", request.stream)
+        try:
+            response = await self._pool.handle_async_request(
+                httpcore.Request(
+                    request.method, address, headers=request.headers.raw, content=body, extensions=request.extensions
+                )
+            )
+        except _ERRORS as error:
+            raise _to_httpx(error) from error
+        return httpx.Response(
+            response.status,
+            headers=response.headers,
+            stream=_Body(response),
+            extensions=cast("dict[str, Any]", response.extensions),
+        )
+
+    @override
+    async def aclose(self) -> None:
+        await self._pool.aclose()
+
+
+class _Body(httpx.AsyncByteStream):
+    def __init__(self, response: httpcore.Response) -> None:
+        self._response = response
+
+    @override
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        try:
+            async for data in cast("AsyncIterable[bytes]", self._response.stream):
+                yield data
+        except _ERRORS as error:
+            raise _to_httpx(error) from error
+
+    @override
+    async def aclose(self) -> None:
+        await self._response.aclose()
+
+
+def _to_httpx(error: Exception) -> httpx.TransportError:
+    # The exceptions of both libraries have the same names.
+    kind: type[httpx.TransportError] = getattr(httpx, type(error).__name__)
+    return kind(str(error))
+
+
+class Backend(httpcore.AsyncNetworkBackend):
+    """Network backend that saves a tenth of the CPU time of a small request.
+
+    httpcore writes the head and the body of a request separately. For each request it also checks whether the server
+    closed an idle connection of the pool, and anyio needs twenty times as long for that as the system call.
+    """
+
+    def __init__(self) -> None:
+        self._inner = cast("httpcore.AsyncNetworkBackend", httpcore.AnyIOBackend())
+
+    @override
+    async def connect_tcp(self, *args: Any, **options: Any) -> httpcore.AsyncNetworkStream:
+        return Stream(await self._inner.connect_tcp(*args, **options))
+
+
+class Stream(httpcore.AsyncNetworkStream):
+    """Connection that sends the head of a request together with the first piece of the body.
+
+    Without a body, the head is sent before the response is read.
+
+    Args:
+        inner: The connection that sends and receives.
+    """
+
+    def __init__(self, inner: httpcore.AsyncNetworkStream) -> None:
+        self._inner = inner
+        self._held = b""
+        self._socket: Any = inner.get_extra_info("socket")
+        self._poll = None
+        # Some servers reset a connection immediately, so the socket can be closed here.
+        if self._socket is not None and self._socket.fileno() >= 0 and hasattr(select, "poll"):
+            self._poll = select.poll()
+            self._poll.register(self._socket.fileno(), select.POLLIN)
+
+    @override
+    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        if self._held:
+            # If the server does not read the request, it may have sent a response. httpcore reads it in that case, too.
+            with suppress(httpcore.WriteError):
+                await self.write(b"", timeout)
+        return await self._inner.read(max_bytes, timeout)
+
+    @override
+    async def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        held, self._held = self._held, b""
+        if not held and buffer.endswith(b"\r\n\r\n"):
+            self._held = buffer
+        elif held and len(buffer) > MOST_TOGETHER:
+            await self._inner.write(held, timeout)
+            await self._inner.write(buffer, timeout)
+        else:
+            await self._inner.write(held + buffer if held else buffer, timeout)
+
+    @override
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+    @override
+    async def start_tls(
+        self, ssl_context: SSLContext, server_hostname: str | None = None, timeout: float | None = None
+    ) -> httpcore.AsyncNetworkStream:
+        return Stream(await self._inner.start_tls(ssl_context, server_hostname, timeout))
+
+    @override
+    def get_extra_info(self, info: str) -> Any:
+        if info == "is_readable" and self._poll is not None:
+            # After the socket is closed, the system may use its descriptor for another one.
+            return self._socket.fileno() < 0 or bool(self._poll.poll(0))
+        return self._inner.get_extra_info(info)

@@ -1,0 +1,368 @@
+"""Presets of vendors, gateways and local servers: one table, a block for each.
+
+Where a vendor's documentation leaves a fact open, the careful value stands here: a field that may be refused is not
+sent, and reasoning goes back only to those who ask for it. Many endpoints refuse a `response_format` beside tools, or
+let the model call none: there a typed answer is asked for in the system prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from types import MappingProxyType
+
+from rxloop.errors import ConfigurationError
+from rxloop.providers.vendors import TEMPLATE_TOKENS, Preset
+from rxloop.providers.vendors.google_credentials import GoogleToken
+from rxloop.providers.vendors.urls import bedrock_url, vertex_anthropic_url, vertex_url
+
+_OFFICE = "application/vnd.openxmlformats-officedocument."
+
+_DOCUMENTS = (
+    "application/pdf",
+    "application/msword",
+    "application/vnd.ms-excel",
+    "application/vnd.ms-powerpoint",
+    "application/vnd.oasis.opendocument.text",
+    f"{_OFFICE}presentationml.presentation",
+    f"{_OFFICE}spreadsheetml.sheet",
+    f"{_OFFICE}wordprocessingml.document",
+)
+"""The documents that OpenAI's Responses read."""
+
+_serving = partial(
+    Preset,
+    parallel_tool_calls=False,
+    strict=False,
+    response_format_with_tools=False,
+    files=(),
+    strip=TEMPLATE_TOKENS,
+)
+"""A preset of who serves the open models of many makers."""
+
+_KNOWN = (
+    # vendors of models of their own
+    Preset(
+        name="zai",
+        base_url="https://api.z.ai/api/paas/v4",
+        url_env="ZAI_BASE_URL",
+        key_env="ZAI_API_KEY",
+        default_model="glm-4.7",
+        effort="thinking",
+        reasoning_field="reasoning_content",
+        parallel_tool_calls=False,
+        strict=False,
+        response_format="json_object",
+        response_format_with_tools=False,
+        files=(),
+    ),
+    Preset(
+        name="openai",
+        base_url="https://api.openai.com/v1",
+        url_env="OPENAI_BASE_URL",
+        key_env="OPENAI_API_KEY",
+        default_model="gpt-5",
+        wire="openai",
+        longest_call_id=40,
+        max_tokens_field="max_completion_tokens",
+        file_store="openai",
+        audio_models="audio",
+    ),
+    Preset(
+        name="openai_responses",
+        base_url="https://api.openai.com/v1",
+        url_env="OPENAI_BASE_URL",
+        key_env="OPENAI_API_KEY",
+        default_model="gpt-5",
+        wire="openai_responses",
+        thought_tags=(),
+        files=_DOCUMENTS,
+        file_store="openai",
+    ),
+    Preset(
+        name="openai_chat",
+        base_url="https://api.openai.com/v1",
+        url_env="OPENAI_BASE_URL",
+        key_env="OPENAI_API_KEY",
+        default_model="gpt-5",
+        longest_call_id=40,
+        max_tokens_field="max_completion_tokens",
+        file_store="openai",
+        audio_models="audio",
+    ),
+    Preset(
+        name="anthropic",
+        base_url="https://api.anthropic.com",
+        url_env="ANTHROPIC_BASE_URL",
+        key_env="ANTHROPIC_API_KEY",
+        key_header="x-api-key",
+        default_model="claude-sonnet-4-5",
+        wire="anthropic_messages",
+        thought_tags=(),
+    ),
+    Preset(
+        name="vertex_anthropic",
+        base_url=None,
+        find_url=vertex_anthropic_url,
+        key_source=GoogleToken,
+        default_model="claude-sonnet-4-5@20250929",
+        wire="anthropic_vertex",
+        thought_tags=(),
+    ),
+    Preset(
+        name="bedrock",
+        base_url=None,
+        find_url=bedrock_url,
+        key_env="AWS_BEARER_TOKEN_BEDROCK",
+        key_hint="pass sign=, a function that signs the requests",
+        default_model="global.anthropic.claude-sonnet-4-5-20250929-v1:0",
+        wire="anthropic_bedrock",
+        thought_tags=(),
+    ),
+    Preset(
+        name="azure",
+        base_url=None,
+        url_env="AZURE_OPENAI_ENDPOINT",
+        api_version="2024-10-21",
+        version_env="OPENAI_API_VERSION",
+        key_env="AZURE_OPENAI_API_KEY",
+        key_header="api-key",
+        token_source=True,
+        longest_call_id=40,
+        max_tokens_field="max_completion_tokens",
+        hint="AZURE_OPENAI_ENDPOINT is the resource, such as https://name.openai.azure.com.",
+        audio_models="audio",
+    ),
+    Preset(
+        name="azure_responses",
+        base_url=None,
+        url_env="AZURE_OPENAI_ENDPOINT",
+        api_version="",
+        version_env="OPENAI_API_VERSION",
+        key_env="AZURE_OPENAI_API_KEY",
+        key_header="api-key",
+        token_source=True,
+        wire="openai_responses",
+        thought_tags=(),
+        hint="AZURE_OPENAI_ENDPOINT is the resource, such as https://name.openai.azure.com.",
+        file_store="openai",
+    ),
+    Preset(
+        name="deepseek",
+        base_url="https://api.deepseek.com",
+        key_env="DEEPSEEK_API_KEY",
+        default_model="deepseek-flash",
+        effort="thinking",
+        # A message with tool calls that comes back without it is refused.
+        reasoning_field="reasoning_content",
+        parallel_tool_calls=False,
+        strict=False,
+        response_format="json_object",
+        response_format_with_tools=False,
+        files=(),
+    ),
+    Preset(
+        name="mistral",
+        base_url="https://api.mistral.ai/v1",
+        key_env="MISTRAL_API_KEY",
+        default_model="mistral-large-latest",
+        seed_field="random_seed",
+        # It refuses fields that it does not know. The usage comes with the last chunk without being asked for.
+        stream_options=False,
+        strict=False,
+        response_format_with_tools=False,
+        assistant_after_tool=True,
+        short_call_ids=True,
+        file_part="document_url",
+        file_urls=True,
+        files=("application/pdf", f"{_OFFICE}presentationml.presentation", f"{_OFFICE}wordprocessingml.document"),
+    ),
+    Preset(
+        name="xai",
+        base_url="https://api.x.ai/v1",
+        key_env="XAI_API_KEY",
+        default_model="grok-4.5",
+        strict=False,
+        response_format_with_tools=False,
+        files=(),
+    ),
+    Preset(
+        name="moonshot",
+        base_url="https://api.moonshot.ai/v1",
+        url_env="MOONSHOT_BASE_URL",
+        key_env="MOONSHOT_API_KEY",
+        default_model="kimi-k2.6",
+        max_tokens_field="max_completion_tokens",
+        effort="thinking",
+        reasoning_field="reasoning_content",
+        parallel_tool_calls=False,
+        strict=False,
+        response_format="json_object",
+        response_format_with_tools=False,
+        files=(),
+        image_urls=False,
+    ),
+    Preset(
+        name="google",
+        base_url="https://generativelanguage.googleapis.com",
+        url_env="GOOGLE_GEMINI_BASE_URL",
+        key_env="GEMINI_API_KEY",
+        other_key_env="GOOGLE_API_KEY",
+        key_header="x-goog-api-key",
+        default_model="gemini-3.5-flash",
+        wire="google_gemini",
+        thought_tags=(),
+    ),
+    Preset(
+        name="vertex",
+        base_url=None,
+        find_url=vertex_url,
+        key_source=GoogleToken,
+        default_model="gemini-3.5-flash",
+        wire="google_gemini",
+        thought_tags=(),
+    ),
+    Preset(
+        name="google_chat",
+        base_url="https://generativelanguage.googleapis.com/v1beta/openai",
+        key_env="GEMINI_API_KEY",
+        other_key_env="GOOGLE_API_KEY",
+        default_model="gemini-3.5-flash",
+        strict=False,
+        extra_content=True,
+        response_format_with_tools=False,
+        files=(),
+        audio_models="",
+    ),
+    # gateways, and hosts of open models
+    Preset(
+        name="openrouter",
+        base_url="https://openrouter.ai/api/v1",
+        key_env="OPENROUTER_API_KEY",
+        default_model="openrouter/auto",
+        effort="reasoning",
+        reasoning_details=True,
+        response_format_with_tools=False,
+        file_urls=True,
+        strip=TEMPLATE_TOKENS,
+        audio_models="audio|gemini|voxtral",
+    ),
+    Preset(
+        name="groq",
+        base_url="https://api.groq.com/openai/v1",
+        key_env="GROQ_API_KEY",
+        default_model="openai/gpt-oss-120b",
+        strict=False,
+        # It takes none in a stream, none beside tools, and a schema only for some models.
+        response_format=None,
+        strip=TEMPLATE_TOKENS,
+        files=(),
+    ),
+    _serving(
+        name="together",
+        base_url="https://api.together.xyz/v1",
+        key_env="TOGETHER_API_KEY",
+        default_model="openai/gpt-oss-120b",
+    ),
+    Preset(
+        name="cerebras",
+        base_url="https://api.cerebras.ai/v1",
+        key_env="CEREBRAS_API_KEY",
+        default_model="gpt-oss-120b",
+        max_tokens_field="max_completion_tokens",
+        parallel_tool_calls=False,
+        strict=False,
+        # Models that reason, such as its default, take none in a stream.
+        response_format=None,
+        strip=TEMPLATE_TOKENS,
+        files=(),
+    ),
+    _serving(
+        name="huggingface",
+        base_url="https://router.huggingface.co/v1",
+        key_env="HF_TOKEN",
+        default_model="openai/gpt-oss-120b",
+    ),
+    _serving(
+        name="vercel",
+        base_url="https://ai-gateway.vercel.sh/v1",
+        key_env="AI_GATEWAY_API_KEY",
+        default_model="openai/gpt-5",
+        effort="reasoning",
+        reasoning_details=True,
+        files=("application/pdf",),
+        file_part="file_with_type",
+    ),
+    # servers on one's own machine
+    _serving(
+        name="ollama",
+        base_url="http://localhost:11434/v1",
+        url_env="OLLAMA_HOST",
+        default_model="qwen3",
+        hint="Is Ollama running? Start it with `ollama serve`.",
+        image_urls=False,
+    ),
+    _serving(
+        name="llama_cpp",
+        base_url="http://localhost:8080/v1",
+        url_env="LLAMA_CPP_BASE_URL",
+        key_env="LLAMA_API_KEY",
+        key_optional=True,
+        # It serves the model that it was started with, whatever the request says.
+        default_model="default",
+        reasoning_field="reasoning_content",
+        hint="Is it running? Start it with `llama-server --jinja -m model.gguf`.",
+    ),
+    _serving(
+        name="vllm",
+        base_url="http://localhost:8000/v1",
+        url_env="VLLM_BASE_URL",
+        key_env="VLLM_API_KEY",
+        key_optional=True,
+        parallel_tool_calls=True,
+        hint="Is it running? Start it with `vllm serve MODEL`.",
+    ),
+    _serving(
+        name="lm_studio",
+        base_url="http://localhost:1234/v1",
+        url_env="LM_STUDIO_BASE_URL",
+        key_env="LM_STUDIO_API_KEY",
+        key_optional=True,
+        # It refuses `json_object`.
+        response_format="json_schema",
+        hint="Is its server running? Start it with `lms server start`.",
+        image_urls=False,
+    ),
+)
+
+PRESETS: Mapping[str, Preset] = MappingProxyType({preset.name: preset for preset in _KNOWN})
+"""The presets by name."""
+
+CUSTOM = Preset(
+    name="custom",
+    base_url=None,
+    key_env="RXLOOP_API_KEY",
+    key_optional=True,
+    response_format=None,
+    file_urls=True,
+    audio_models="audio",
+    strip=TEMPLATE_TOKENS,
+    nameless=True,
+)
+"""Any other endpoint that speaks the protocol, by its address."""
+
+
+def find_preset(name: str) -> Preset:
+    """The preset of that name.
+
+    Raises:
+        ConfigurationError: There is none; the message lists those that there are.
+    """
+    try:
+        return PRESETS[name]
+    except KeyError:
+        known = ", ".join(PRESETS)
+        raise ConfigurationError(
+            f"unknown provider {name!r}: known are {known}; any other endpoint is named by its address, as in "
+            "'http://localhost:8000/v1#model'"
+        ) from None

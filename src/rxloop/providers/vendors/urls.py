@@ -1,0 +1,134 @@
+"""Endpoint addresses of OpenAI and compatible servers, Azure, Vertex AI and Bedrock."""
+
+from __future__ import annotations
+
+import os
+from typing import Literal
+from urllib.parse import quote, urlencode, urlsplit, urlunsplit
+
+from rxloop.errors import ConfigurationError
+from rxloop.providers.failures import Endpoint
+from rxloop.providers.vendors import Preset
+
+_MULTI_REGIONS = ("us", "eu")
+
+
+def vertex_url(
+    project: str | None = None,
+    location: str | None = None,
+    *,
+    publisher: Literal["google", "anthropic"] = "google",
+) -> str:
+    """The address of the models on Google's Vertex AI, for `base_url=`.
+
+    Example:
+        >>> vertex_url("my-project", "europe-west1")
+        'https://europe-west1-aiplatform.googleapis.com/v1beta1/projects/my-project/locations/europe-west1/publishers/google'
+
+    Args:
+        project: The project that pays; None takes `GOOGLE_CLOUD_PROJECT` from the environment.
+        location: Where the models run; None takes `GOOGLE_CLOUD_LOCATION`, and `global` without that.
+        publisher: Whose models they are.
+
+    Raises:
+        ConfigurationError: No project is named.
+    """
+    project = project or _from_environment("GOOGLE_CLOUD_PROJECT")
+    if not project:
+        raise ConfigurationError(
+            "models on Vertex need a project: set GOOGLE_CLOUD_PROJECT, or pass base_url=vertex_url(project, location)"
+        )
+    location = location or _from_environment("GOOGLE_CLOUD_LOCATION") or "global"
+    if location == "global":
+        host = "aiplatform.googleapis.com"
+    elif location in _MULTI_REGIONS:
+        host = f"aiplatform.{location}.rep.googleapis.com"
+    else:
+        host = f"{quote(location, safe='')}-aiplatform.googleapis.com"
+    # Those that the SDKs of the two use.
+    version = "v1beta1" if publisher == "google" else "v1"
+    place = f"projects/{quote(project, safe='')}/locations/{quote(location, safe='')}"
+    return f"https://{host}/{version}/{place}/publishers/{publisher}"
+
+
+def vertex_anthropic_url() -> str:
+    """The address of Anthropic's models on Vertex AI, from the environment.
+
+    Raises:
+        ConfigurationError: No project is named.
+    """
+    return vertex_url(publisher="anthropic")
+
+
+def bedrock_url(region: str | None = None) -> str:
+    """The address of the models on Amazon's Bedrock, for `base_url=`.
+
+    Example:
+        >>> bedrock_url("eu-central-1")
+        'https://bedrock-runtime.eu-central-1.amazonaws.com'
+
+    Args:
+        region: Where the models run; None takes `AWS_REGION`, or `AWS_DEFAULT_REGION`, from the environment.
+
+    Raises:
+        ConfigurationError: No region is named.
+    """
+    region = region or _from_environment("AWS_REGION") or _from_environment("AWS_DEFAULT_REGION")
+    if not region:
+        raise ConfigurationError(
+            "models on Bedrock need a region: set AWS_REGION, or pass base_url=bedrock_url(region)"
+        )
+    return f"https://bedrock-runtime.{quote(region, safe='')}.amazonaws.com"
+
+
+def _from_environment(name: str) -> str | None:
+    return os.environ.get(name, "").strip() or None
+
+
+def chat_url(preset: Preset, base: str, model: str) -> str:
+    """The address of a model's chat completions.
+
+    If the preset has an `api_version`, a `base` without a path is a resource, and the address is that of the model's
+    deployment in it. A `base` that ends in `/v1` is Azure's newer interface, without deployments and versions.
+    """
+    scheme, host, path, query, _ = urlsplit(base)
+    path = path.rstrip("/")
+    if preset.api_version is not None and not path.endswith("/v1"):
+        path = path or f"/openai/deployments/{quote(model, safe='')}"
+        query = _with_version(query, _version(preset) or preset.api_version)
+    return urlunsplit((scheme, host, f"{path}/chat/completions", query, ""))
+
+
+def responses_url(preset: Preset, base: str) -> str:
+    """The address of Responses.
+
+    If the preset has an `api_version`, a `base` without a path is a resource: the address is that of Azure's newer
+    interface, which knows no versions, unless the environment names a version of the older one.
+    """
+    scheme, host, path, query, _ = urlsplit(base)
+    path = path.rstrip("/")
+    if preset.api_version is not None and not path.endswith("/v1"):
+        version = _version(preset)
+        # A deployment is named in the body, as the model.
+        path = path.partition("/deployments/")[0] or ("/openai" if version or "api-version=" in query else "/openai/v1")
+        query = _with_version(query, version) if version else query
+    return urlunsplit((scheme, host, f"{path}/responses", query, ""))
+
+
+def over_chat(where: Endpoint) -> str | None:
+    """The model string for chat completions, where an address of one's own stands in place of OpenAI's."""
+    vendor, _, model = where.name.partition(":")
+    if vendor not in ("openai", "openai_responses") or urlsplit(where.url).hostname == "api.openai.com":
+        return None
+    return f"openai_chat:{model}"
+
+
+def _version(preset: Preset) -> str:
+    """The version that the environment names."""
+    return os.environ.get(preset.version_env or "", "").strip()
+
+
+def _with_version(query: str, version: str) -> str:
+    if "api-version=" in query:
+        return query
+    return "&".join(part for part in (query, urlencode({"api-version": version})) if part)

@@ -1,1 +1,0 @@
-"""What every wire does with a request: encoded messages that are kept, and the schema of a typed answer."""

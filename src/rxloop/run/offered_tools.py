@@ -1,0 +1,161 @@
+"""Tools that an attempt offers to the model, and the requests that carry them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Mapping, Sequence, Set
+from typing import TYPE_CHECKING, Any
+
+from rxloop.pipeline.interfaces import Tool
+from rxloop.pipeline.requests import ModelRequest, ToolDefinition, ToolRequest
+from rxloop.pipeline.run_context import RunContext
+from rxloop.protocol.events import ToolsUnavailableEvent
+from rxloop.protocol.messages import Message, ToolCall
+from rxloop.run.recorder import Recorder
+from rxloop.run.spec import RunSpec
+
+if TYPE_CHECKING:
+    from rxloop.tools.agent_tools import AgentTools, Offered
+    from rxloop.tools.toolsets import Missing
+
+log = logging.getLogger("rxloop")
+
+
+class AttemptTools:
+    """The tools that the model of one attempt has been offered."""
+
+    __slots__ = ("_agent_tools", "_missing", "_offered", "_recorder")
+
+    def __init__(self, agent_tools: AgentTools, recorder: Recorder) -> None:
+        self._agent_tools, self._recorder = agent_tools, recorder
+        self._offered: dict[str, Tool] = {}
+        self._missing: Sequence[Missing] = ()
+        """The toolsets whose tools cannot be had now."""
+
+    def replace(self, tools: Mapping[str, Tool], missing: Sequence[Missing], ctx: RunContext[Any]) -> None:
+        """Replace the tools, for the calls from before a resume, and report the toolsets that cannot be had."""
+        self._offered = dict(tools)
+        self._report_missing(missing, ctx)
+
+    def add(self, offered: Offered, ctx: RunContext[Any]) -> None:
+        """Add the tools of a request, and report the toolsets that cannot be had."""
+        self._offered.update(offered.tools)
+        self._report_missing(offered.missing, ctx)
+
+    def _report_missing(self, missing: Sequence[Missing], ctx: RunContext[Any]) -> None:
+        """Publish an event once for each toolset whose tools cannot be had, until they can be had again."""
+        if not missing and not self._missing:
+            return
+        known = {each.family for each in self._missing}
+        self._missing = missing
+        for each in missing:
+            if each.family not in known:
+                log.warning(
+                    "the tools of %s are missing in the run %s: %s", each.family, self._recorder.task_id, each.reason
+                )
+                self._recorder.publish(
+                    ToolsUnavailableEvent(family=each.family, reason=each.reason, step=ctx.step, branch=ctx.branch)
+                )
+
+    def find(self, request: ToolRequest) -> Tool | str:
+        """Return the tool that a call asks for, or the reason why it cannot be called."""
+        name = request.call.name
+        offered = self._offered if request.offered is None else (each.name for each in request.offered)
+        tool = self._offered.get(name) or self._agent_tools.plain.get(name)
+        if tool is None or name not in offered:
+            known = self._offered if request.offered is None else [each.name for each in request.offered]
+            return self._agent_tools.why_not(name, list(known), [missing.family for missing in self._missing])
+        earlier = self._recorder.earlier
+        asked = earlier.asked_by.get(request.slot)
+        if request.slot[0] in earlier.messages and self._agent_tools.swapped(name, tool, asked):
+            return f"The tool {name!r} is another one now than when it was called, and was not called."
+        return tool
+
+    def narrow(self, step: str, tools: tuple[ToolDefinition, ...] | None = None) -> tuple[ToolDefinition, ...] | None:
+        """Return the tools that the message of a step, of an earlier attempt, was offered as well.
+
+        Args:
+            step: The model call.
+            tools: The tools that it may call now; None for all tools that were offered.
+
+        Returns:
+            `tools`, if the message does not record that it lacked any.
+        """
+        earlier = self._recorder.earlier.messages.get(step)
+        if earlier is None or earlier.offered is None:
+            return tools
+        now = [tool.definition for tool in self._offered.values()] if tools is None else tools
+        return tuple(tool for tool in now if tool.name in earlier.offered)
+
+    def offers(self, name: str) -> bool:
+        """Return True if the model has been offered a tool of that name."""
+        return name in self._offered
+
+    def hides(self, name: str) -> bool:
+        """Return True if the tool of that name is not for clients."""
+        return self._agent_tools.hides(name)
+
+    def has_others(self, names: Set[str]) -> bool:
+        """Return True if the run has tools of other names, offered now or not."""
+        return not (names >= self._offered.keys() and names >= self._agent_tools.plain.keys())
+
+    def is_idempotent(self, call: ToolCall) -> bool:
+        """Return True if the tool of a call is known, and may be called again."""
+        tool = self._offered.get(call.name)
+        return tool is not None and tool.idempotent
+
+
+class RequestBuilder:
+    """Builds the requests of the model calls of one attempt.
+
+    Attributes:
+        system: The layers of the system prompt that the run itself has.
+    """
+
+    __slots__ = ("_recorder", "_spec", "_tools", "system")
+
+    def __init__(self, spec: RunSpec, tools: AttemptTools, recorder: Recorder) -> None:
+        self._spec, self._tools, self._recorder = spec, tools, recorder
+        self.system: tuple[Message, ...] = ()
+
+    def build(self, ctx: RunContext[Any], iteration: int, pressure: int) -> ModelRequest | Awaitable[ModelRequest]:
+        """Return the request of the next model call, or an awaitable if a toolset has to be asked for its tools.
+
+        Args:
+            ctx: Names the step and the branch.
+            iteration: The iteration of the loop, from 1.
+            pressure: How often the vendor has refused the request for its length.
+        """
+        offered = self._spec.tools.resolve_now(ctx)
+        if offered is not None:
+            return self._build(ctx, iteration, pressure, offered)
+
+        async def later() -> ModelRequest:
+            return self._build(ctx, iteration, pressure, await self._spec.tools.resolve(ctx))
+
+        return later()
+
+    def _build(self, ctx: RunContext[Any], iteration: int, pressure: int, offered: Offered) -> ModelRequest:
+        spec, tools = self._spec, offered.tools
+        self._tools.add(offered, ctx)
+        state = self._recorder.state(ctx.branch)
+        messages, settings = state.messages, spec.settings
+        answers = [name for name, tool in tools.items() if tool.definition.answer]
+        if state.last is not None:
+            # The model has answered the first request of this branch.
+            settings = settings.after_first_request(answers)
+        if spec.limits.conclude and ctx.branch is None and iteration == spec.limits.iterations:
+            settings = settings.model_copy(update={"tool_choice": answers[0] if answers else "none"})
+        return ModelRequest(
+            system=self.system,
+            messages=messages,
+            history=len(messages),
+            tools=spec.tools.definitions(tools),
+            settings=settings,
+            step=ctx.step or "",
+            branch=ctx.branch,
+            iteration=iteration,
+            response_schema=spec.response_schema,
+            pressure=pressure,
+            ctx=ctx,
+        )

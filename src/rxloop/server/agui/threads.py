@@ -1,0 +1,121 @@
+"""A run as frames for a client, and a thread as the messages that the client has."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from rxloop.operators.views import View
+from rxloop.operators.views.make_view import ViewOutput, make_view
+from rxloop.pipeline.log_retry import read_log
+from rxloop.pipeline.records import RunRecord
+from rxloop.protocol.events import Event
+from rxloop.server.agui.fold import Writer
+from rxloop.server.agui.frames import failure
+from rxloop.server.agui.messages import Messages, Telling
+from rxloop.server.core.chat_changes import Change
+from rxloop.server.core.chat_fold import ChatFold
+from rxloop.server.core.gateway import Host, Principal
+
+log = logging.getLogger("rxloop")
+
+
+def agui_frames(telling: Telling) -> View[Event, bytes]:
+    """Write a run down as AG-UI, up to the end of an attempt.
+
+    ::
+
+        source          --t--w----l----d--c------f--      t task, w working, l llm-call, d content-delta,
+        agui_frames()   --R-------S----T--(E,N)--(F|)     c content-complete, f final; R RUN_STARTED, S STEP_STARTED,
+                                                          T TEXT_MESSAGE_*, E its end, N STEP_FINISHED, F RUN_FINISHED
+
+    It is given a run from its first event, for what it says follows from all of that; `Telling.after` says how much of
+    it the client has. Who gets that by a snapshot gets it as soon as it is read, however long nothing follows. A stream
+    that breaks off ends as a failed run, since clients take an end without a word for a success.
+
+    Args:
+        telling: What the client is told, and from where on.
+    """
+
+    def write_frames(out: ViewOutput[bytes]) -> Callable[[Event], None]:
+        writer = Writer(telling, telling.messages())
+
+        def write(written: bytes) -> None:
+            if written:
+                out.emit(written)
+            if writer.over:
+                out.complete()
+
+        def take_change(item: Change | Event) -> None:
+            write(writer.take(item))
+
+        fold = ChatFold(take_change)
+
+        def take(event: Event) -> None:
+            shown = event.for_clients()
+            if shown is not None:
+                fold.take(shown)
+            write(writer.reached(event))
+
+        def break_off(error: Exception) -> None:
+            log.warning("a stream breaks off: %s", error)
+            out.emit(failure("log", "the run cannot be read any further"))
+            out.complete()
+
+        out.on_error(break_off)
+        return take
+
+    return make_view(write_frames)
+
+
+_NOWHERE = 1 << 62
+"""After the last event of any run."""
+
+
+async def runs_of(host: Host, principal: Principal, thread_id: str) -> Sequence[RunRecord]:
+    """The runs of a thread, in order; none where there is no such thread.
+
+    Raises:
+        Refused: It is somebody else's.
+    """
+    if not await host.check_context(principal, thread_id):
+        return ()
+    found = await read_log(host.runtime.log.list_runs, context_id=thread_id)
+    return [record for record in found if principal.may_see(record)]
+
+
+async def last_run_of(host: Host, principal: Principal, thread_id: str) -> RunRecord | None:
+    """The newest run of a thread, without a look at those before it; None where there is no such thread.
+
+    Raises:
+        Refused: It is somebody else's.
+    """
+    if not await host.check_context(principal, thread_id):
+        return None
+    # In a thread of its own a principal does not see what those who see all have begun there.
+    owner = None if "others" in principal.scopes else principal.id or None
+    found = await read_log(host.runtime.log.list_runs, context_id=thread_id, owner=owner, newest_first=True, limit=1)
+    return found[0] if found and principal.may_see(found[0]) else None
+
+
+async def restated(host: Host, records: Sequence[RunRecord], answered: dict[str, str]) -> Messages:
+    """Fold runs into the messages that a client has of them.
+
+    Args:
+        host: Has the log.
+        records: The runs.
+        answered: By call: under which id the client has its answer.
+    """
+    messages = Messages(named=answered)
+    for record in records:
+        writer = Writer(Telling(record.context_id, "", after=_NOWHERE), messages)
+
+        def take(item: Change | Event, writer: Writer = writer) -> None:
+            writer.take(item)
+
+        fold = ChatFold(take)
+        for event in await read_log(host.runtime.log.read, record.task_id):
+            shown = event.for_clients()
+            if shown is not None:
+                fold.take(shown)
+    return messages

@@ -1,0 +1,112 @@
+"""One request of the OpenAI adapter, and errors in the form that OpenAI's clients read."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from rxloop.pipeline.records import RunRecord
+from rxloop.protocol.events import StatusUpdateEvent
+from rxloop.protocol.visibility import PUBLIC_METADATA
+from rxloop.runtime.runtime import Runtime
+from rxloop.server.core.errors import Refused, refusal_of
+from rxloop.server.core.gateway import Host, Principal
+from rxloop.server.openai.response_fold import About
+from rxloop.server.openai.response_items import Json
+
+log = logging.getLogger("rxloop")
+
+_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+_CODES = {"unauthorized": "invalid_api_key", "too_many": "rate_limit_exceeded", "unknown_agent": "model_not_found"}
+
+
+def unsupported(param: str, message: str) -> Refused:
+    """The refusal of what this server cannot do, where to leave it out would be another answer."""
+    return Refused(400, "unsupported_parameter", message, fields={param: message})
+
+
+def invalid(param: str, message: str, code: str = "invalid_value") -> Refused:
+    """The refusal of a value."""
+    return Refused(400, code, message, fields={param: message})
+
+
+def error_of_run(event: StatusUpdateEvent) -> dict[str, Any]:
+    """What is said of a run that has ended without an answer; of its public form."""
+    error = event.error
+    code = "canceled" if event.state == "canceled" else "server_error" if error is None else error.code
+    said = "The run was cancelled." if event.state == "canceled" else "The run failed."
+    message = said if error is None else error.message
+    kind = "rate_limit_error" if code == "rate_limited" else "server_error"
+    return {"message": message, "type": kind, "param": None, "code": code}
+
+
+def answer(refused: Refused) -> Response:
+    """The answer to a request that is refused."""
+    # OpenAI says 400 of everything in a body that does not fit.
+    status = 400 if refused.status == 422 else refused.status
+    param = next(iter(refused.fields or {}), None)
+    message = str(refused)
+    if param is not None and refused.fields is not None and refused.fields[param] != message:
+        message = f"{message}: {param}: {refused.fields[param]}"
+    kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    code = _CODES.get(refused.code, refused.code)
+    headers = {"cache-control": "no-store", **refused.headers}
+    if status == 409:
+        # Clients would try again by themselves, though nothing has changed.
+        headers["x-should-retry"] = "false"
+    error = {"message": message, "type": kind, "param": param, "code": code}
+    return Response(orjson.dumps({"error": error}), status, headers, media_type="application/json")
+
+
+async def on_error(request: Request, error: Exception) -> Response:
+    """Answer a request that failed."""
+    refused = refusal_of(error)
+    if refused is None:
+        log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        refused = Refused(500, "internal", "the server failed")
+    return answer(refused)
+
+
+Instructions = Literal["data", "ignore", "refuse"]
+
+OPENAI = "openai"
+"""In the metadata of a run: what its responses say of themselves beside what has happened."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How the door behaves."""
+
+    heartbeat: float | None
+    instructions: Instructions
+    reasoning_content: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request, of somebody who is known."""
+
+    host: Host
+    options: Options
+    request: Request
+    principal: Principal
+
+
+Handler = Callable[[Call], Coroutine[Any, Any, Response]]
+
+
+def about_of(record: RunRecord, runtime: Runtime) -> About:
+    """What the responses of a run say of themselves; of one that was started by another door, too."""
+    agent = runtime.agents.get(record.agent_name)
+    said: Json = dict(record.metadata.get(OPENAI) or {})
+    public = record.metadata.get(PUBLIC_METADATA)
+    metadata = {key: value for key, value in public.items() if isinstance(value, str)} if public else {}
+    known = {name: said[name] for name in ("background", "previous", "tools", "text") if name in said}
+    client = frozenset[str]() if agent is None else frozenset(agent.client_tool_names)
+    return About(record.agent_name, record.context_id, record.created, metadata=metadata, client=client, **known)

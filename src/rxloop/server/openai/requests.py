@@ -1,0 +1,311 @@
+"""Request bodies of the OpenAI adapter."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal, cast
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+
+from rxloop.protocol.http_api import Text
+from rxloop.protocol.ids import Id
+from rxloop.protocol.media import make_part
+from rxloop.protocol.messages import Message, Part, TextPart
+from rxloop.server.core.runs import agent_of
+from rxloop.server.openai.call import Call, invalid, unsupported
+
+_ADDRESS = re.compile(r"https?://[!-~]{1,1990}", re.IGNORECASE)
+_Address = Annotated[str, Field(min_length=1)]
+_Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
+]
+_Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+
+# -- what stands in a message
+
+
+class TextContent(_Body):
+    """A text."""
+
+    type: Literal["text", "input_text", "output_text"]
+    text: Annotated[str, Field(max_length=100_000)]
+
+    def part(self) -> Part | None:
+        """The part of a message that it is."""
+        return TextPart(text=self.text) if self.text else None
+
+
+class ImageAddress(_Body):
+    """Where an image is."""
+
+    url: _Address
+
+
+class ImageContent(_Body):
+    """An image, by its address or with its bytes in it."""
+
+    type: Literal["image_url", "input_image"]
+    image_url: _Address | ImageAddress
+
+    def part(self) -> Part:
+        """The part of a message that it is."""
+        url = self.image_url if isinstance(self.image_url, str) else self.image_url.url
+        return _read_media("image_url", url=url, image=True)
+
+
+class FileData(_Body):
+    """A file with its bytes in it."""
+
+    file_data: _Address
+    filename: Annotated[str, Field(max_length=200)] | None = None
+
+    def part(self) -> Part:
+        """The part of a message that it is."""
+        if self.file_data.lstrip()[:5].lower() != "data:":
+            # Some clients send the bare base64, with a name that tells the type.
+            return _read_media("file_data", data=self.file_data, name=self.filename)
+        return _read_media("file_data", url=self.file_data, name=self.filename)
+
+
+class FileContent(_Body):
+    """A file, by its address or with its bytes in it."""
+
+    type: Literal["input_file"]
+    file_url: _Address | None = None
+    file_data: _Address | None = None
+    filename: Annotated[str, Field(max_length=200)] | None = None
+
+    def part(self) -> Part:
+        """The part of a message that it is."""
+        if self.file_data is not None:
+            return FileData(file_data=self.file_data, filename=self.filename).part()
+        if self.file_url is None:
+            raise unsupported("input_file", "a file comes by file_url or file_data: there is no store of files")
+        return _read_media("file_url", url=self.file_url, name=self.filename)
+
+
+class ChatFile(_Body):
+    """A file in a chat completion."""
+
+    type: Literal["file"]
+    file: FileData
+
+    def part(self) -> Part:
+        """The part of a message that it is."""
+        return self.file.part()
+
+
+class Refusal(_Body):
+    """What the model would not say."""
+
+    type: Literal["refusal"]
+    refusal: Annotated[str, Field(max_length=100_000)]
+
+    def part(self) -> Part | None:
+        """The part of a message that it is."""
+        return TextPart(text=self.refusal) if self.refusal else None
+
+
+Content = Annotated[
+    TextContent | ImageContent | FileContent | ChatFile | Refusal,
+    Field(discriminator="type"),
+]
+Contents = Annotated[str, Field(max_length=100_000)] | Annotated[list[Content], Field(max_length=64)]
+
+
+def _read_media(
+    param: str, *, url: str | None = None, data: str | None = None, name: str | None = None, image: bool = False
+) -> Part:
+    """Read the image or file of a request."""
+    if url is not None and url.lstrip()[:5].lower() != "data:" and _ADDRESS.fullmatch(url) is None:
+        raise invalid(param, "give an address with http:// or https://, or data:type;base64,...")
+    try:
+        return make_part(url=url, data=data, name=name, image=image)
+    except ValueError as error:
+        raise invalid(param, f"{param} cannot be used: {error}") from None
+
+
+# -- what a request consists of
+
+
+class MessageItem(_Body):
+    """A message of a conversation."""
+
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer", "tool", "function"]
+    content: Contents | None = None
+
+    @property
+    def text(self) -> str:
+        """What it says."""
+        if self.content is None or isinstance(self.content, str):
+            return self.content or ""
+        return "\n".join(each.text for each in self.content if isinstance(each, TextContent))
+
+    def message(self) -> Message | None:
+        """As a message of ours; None of one that says nothing."""
+        if self.role == "assistant":
+            return Message.assistant(self.text) if self.text else None
+        if self.content is None or isinstance(self.content, str):
+            return Message.user(self.content) if self.content else None
+        parts = [part for each in self.content if (part := each.part()) is not None]
+        return Message.user(parts) if parts else None
+
+
+class ApprovalItem(_Body):
+    """The answer to a question that has a yes and a no."""
+
+    type: Literal["mcp_approval_response"]
+    approval_request_id: Annotated[str, Field(max_length=300)]
+    approve: Annotated[bool, Field(strict=True)]
+
+
+class OutputItem(_Body):
+    """The result of a call that the client has carried out."""
+
+    type: Literal["function_call_output"]
+    call_id: Annotated[str, Field(max_length=300)]
+    output: Annotated[str, Field(max_length=1_000_000)] | Annotated[list[TextContent], Field(max_length=64)]
+
+    @property
+    def text(self) -> str:
+        """What the tool gave."""
+        return self.output if isinstance(self.output, str) else "\n".join(each.text for each in self.output)
+
+
+class EchoItem(_Body):
+    """What a response has said, sent back: the server knows it."""
+
+    type: Literal[
+        "reasoning",
+        "function_call",
+        "mcp_call",
+        "mcp_list_tools",
+        "mcp_approval_request",
+        "item_reference",
+    ]
+
+
+_OTHERS = ("mcp_approval_response", "function_call_output")
+_ECHOES = ("reasoning", "function_call", "mcp_call", "mcp_list_tools", "mcp_approval_request", "item_reference")
+
+
+def _kind(value: Any) -> str:
+    found: Any = getattr(value, "type", "message")
+    if isinstance(value, dict):
+        found = cast("dict[str, Any]", value).get("type", "message")
+    return "echo" if found in _ECHOES else found if found in _OTHERS else "message"
+
+
+Item = Annotated[
+    Annotated[MessageItem, Tag("message")]
+    | Annotated[ApprovalItem, Tag("mcp_approval_response")]
+    | Annotated[OutputItem, Tag("function_call_output")]
+    | Annotated[EchoItem, Tag("echo")],
+    Discriminator(_kind),
+]
+
+
+class FunctionTool(_Body):
+    """A tool that the client carries out."""
+
+    type: Literal["function"]
+    name: _Name
+    description: Annotated[str, Field(max_length=10_000)] | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ConversationParam(_Body):
+    """A conversation."""
+
+    id: Id
+
+
+class FormatParam(_Body):
+    """The form that the answer is to have."""
+
+    type: Literal["text", "json_object", "json_schema"] = "text"
+
+
+class TextParam(_Body):
+    """How the text of the answer is to be."""
+
+    format: FormatParam = Field(default_factory=FormatParam)
+
+
+class CreateResponse(_Body):
+    """Asks for a response."""
+
+    model: Annotated[str, Field(max_length=200)] | None = None
+    input: Text | Annotated[list[Item], Field(min_length=1, max_length=512)]
+    instructions: Annotated[str, Field(max_length=100_000)] | None = None
+    conversation: Id | ConversationParam | None = None
+    previous_response_id: Annotated[str, Field(max_length=300)] | None = None
+    background: bool | None = None
+    stream: bool | None = None
+    metadata: _Metadata | None = None
+    tools: Annotated[list[FunctionTool], Field(max_length=128)] | None = None
+    tool_choice: Any = None
+    text: TextParam | None = None
+    prompt: Any = None
+
+    @property
+    def context_id(self) -> str | None:
+        """The conversation that it names."""
+        return self.conversation.id if isinstance(self.conversation, ConversationParam) else self.conversation
+
+    @property
+    def items(self) -> list[MessageItem | ApprovalItem | OutputItem | EchoItem]:
+        """What is asked, as items."""
+        return [MessageItem(role="user", content=self.input)] if isinstance(self.input, str) else self.input
+
+
+class StreamOptions(_Body):
+    """How a stream is to be."""
+
+    include_usage: bool | None = None
+
+
+class CreateCompletion(_Body):
+    """Asks for a chat completion."""
+
+    model: Annotated[str, Field(max_length=200)] | None = None
+    messages: Annotated[list[MessageItem], Field(min_length=1, max_length=512)]
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    metadata: _Metadata | None = None
+    n: int | None = None
+    tools: Annotated[list[Any], Field(max_length=128)] | None = None
+    functions: Annotated[list[Any], Field(max_length=128)] | None = None
+    response_format: FormatParam | None = None
+    modalities: list[str] | None = None
+    audio: Any = None
+
+
+class RetrieveQuery(BaseModel):
+    """How a response is read."""
+
+    model_config = ConfigDict(extra="ignore")
+    stream: bool = False
+    starting_after: Annotated[int, Field(ge=0, le=2**53)] | None = None
+
+
+class ItemsQuery(BaseModel):
+    """Which items are listed."""
+
+    model_config = ConfigDict(extra="ignore")
+    limit: Annotated[int, Field(ge=1, le=100)] = 20
+    order: Literal["asc", "desc"] = "desc"
+    after: str | None = None
+
+
+def check_format(call: Call, model: str | None, form: str, param: str) -> None:
+    """See that an answer in JSON is asked only of an agent that gives such answers; the schema is its own."""
+    if form != "text" and call.host.runtime.agents[agent_of(call.host, model, "model")].output_schema is None:
+        raise unsupported(param, "the agent answers in text: give it an output_type for answers in JSON")

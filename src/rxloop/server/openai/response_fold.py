@@ -1,0 +1,292 @@
+"""A run as responses: the events of one response, and what it has come to."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from rxloop.protocol.commands import PendingInput
+from rxloop.protocol.events import ContentCompleteEvent, Event, StatusUpdateEvent, TaskEvent, ends_attempt
+from rxloop.protocol.messages import ErrorInfo, Usage
+from rxloop.server.core import chat_changes as to
+from rxloop.server.core.chat_changes import Change
+from rxloop.server.openai import response_items as items
+from rxloop.server.openai.response_frames import Item, Writer
+from rxloop.server.openai.response_items import Json, ResponseId, approval_id, later
+from rxloop.tools.output import FINAL_ANSWER
+
+# The protocol has no word for an unknown end: `max_output_tokens` says that the answer is incomplete.
+_INCOMPLETE = {
+    **dict.fromkeys(("length", "tokens", "unknown"), "max_output_tokens"),
+    "content_filter": "content_filter",
+}
+_CODES = {
+    "rate_limited": "rate_limit_exceeded",
+    "bad_request": "invalid_prompt",
+    "media_refused": "invalid_prompt",
+    "context_length": "invalid_prompt",
+}
+"""Of our codes, those that OpenAI has a word for; `server_error` stands for all others."""
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What a response says of itself, beside what has happened in its run."""
+
+    model: str
+    context_id: str
+    created: int
+    background: bool = False
+    previous: str | None = None
+    """The response that the first one of the run goes on from."""
+    metadata: dict[str, str] = field(default_factory=dict[str, str])
+    tools: list[Json] = field(default_factory=list[Json])
+    """The functions that came with the run, for the client to carry out."""
+    client: frozenset[str] = frozenset()
+    """The names of those that the agent has itself."""
+    text: Json = field(default_factory=lambda: {"format": {"type": "text"}})
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """How a response of a run has ended."""
+
+    waiting: dict[str, PendingInput]
+    """What the run waits for, by the id that a client answers under."""
+    usage: Usage
+    """Of the run, up to here."""
+    cursor: str
+
+
+class ResponseFold:
+    """One response of a run; `take` is given all that its chat says, from the first event of the run.
+
+    A run is one response from its beginning, or from an answer to its questions, until it comes to rest.
+    """
+
+    def __init__(self, about: About, id: ResponseId, emit: Callable[[Json], None]) -> None:
+        """Give each event of the response to `emit`."""
+        self.pauses: list[Pause] = []
+        """The ends of the responses of the run so far, up to that of this one."""
+        self._about, self._id = about, id
+        self._writer = Writer(emit)
+        self._created = about.created
+        self._status = ""
+        self._ended: Json = {}
+        """What the response says of its end."""
+        self._writing: Item | None = None
+        self._closing: Item | None = None
+        """A message whose text has ended; what follows tells whether it is complete."""
+        self._pieces: Counter[str] = Counter()
+        """How many messages there are of a step."""
+        self._said: tuple[str, str] = "", ""
+        """The newest step that has said anything, and what."""
+        self._calls: dict[str, Item] = {}
+        self._arguments: dict[str, str] = {}
+        self._worked: set[str] = set()
+        """The calls whose tools have begun to work."""
+        self._answered: set[str] = set()
+        """The calls whose items are over."""
+        self._slots: dict[tuple[str | None, int], str] = {}
+        self._approvals: dict[tuple[str | None, int], str] = {}
+        """The questions about calls, by the places of these."""
+        self._client = {*(each["name"] for each in about.tools), *about.client, FINAL_ANSWER}
+        """The calls that are not shown as those of tools of the agent."""
+
+    @property
+    def over(self) -> bool:
+        """Whether the response has come to its end."""
+        return len(self.pauses) >= self._id.turn
+
+    @property
+    def exists(self) -> bool:
+        """Whether the run has this response, as far as it has been read."""
+        earlier = len(self.pauses) - self._id.turn + 1
+        return earlier > 0 or self._id.turn == 1 or (earlier == 0 and bool(self.pauses[-1].waiting))
+
+    def response(self) -> Json:
+        """The response as it stands."""
+        about, which = self._about, self._id
+        previous = about.previous if which.turn == 1 else str(ResponseId(which.task_id, which.turn - 1))
+        return {
+            "id": str(which),
+            "object": "response",
+            "created_at": self._created // 1000,
+            "status": self._status or "queued",
+            "background": about.background,
+            "error": None,
+            "incomplete_details": None,
+            "instructions": None,
+            "metadata": about.metadata,
+            "model": about.model,
+            "output": self._writer.output,
+            "parallel_tool_calls": True,
+            "previous_response_id": previous,
+            "conversation": {"id": about.context_id},
+            "temperature": None,
+            "top_p": None,
+            "text": about.text,
+            "tool_choice": "auto",
+            "tools": about.tools,
+            "truncation": "disabled",
+            "usage": None,
+            **self._ended,
+        }
+
+    def take(self, change: Change | Event) -> None:
+        """Fold the next change, or the next event that is none."""
+        event = change if isinstance(change, Event) else change.event
+        # The main line alone: what nested runs and branches say is for those who asked them.
+        if self.over or event.parent_task_id is not None or event.branch is not None:
+            return
+        match change:
+            case to.CallBegan():
+                self._slots[event.step, change.place] = change.id
+            case to.CallEnded() | to.CallRevised():
+                self._arguments[change.id] = items.arguments_of(change.call)
+            case to.CallStarted():
+                self._worked.add(change.id)
+            case _:
+                pass
+        if len(self.pauses) + 1 == self._id.turn:
+            self._begin(event)
+            self._close(change)
+            self._show(change)
+        if isinstance(change, StatusUpdateEvent) and ends_attempt(change) and change.state != "working":
+            self._pause(change)
+
+    def _begin(self, event: Event) -> None:
+        if self._status == "in_progress":
+            return
+        if not self._status:
+            self._status = "queued"
+            self._created = event.timestamp if self._id.turn > 1 else self._created
+            self._writer.emit("response.created", response=self.response())
+        if not isinstance(event, TaskEvent):
+            self._status = "in_progress"
+            self._writer.emit("response.in_progress", response=self.response())
+
+    def _close(self, change: Change | Event) -> None:
+        if isinstance(change, to.CallBegan | to.CallDelta | to.CallEnded | to.CallRevised | to.CallVoided):
+            # None of them begins an item: the end of the step may still say what the text before them rests on.
+            return
+        item, self._closing = self._closing, None
+        if item is not None:
+            lost = isinstance(change, to.StepEnded) and change.outcome != "complete"
+            if isinstance(event := getattr(change, "event", None), ContentCompleteEvent) and not lost:
+                # A message of several pieces does not say which of them rests on what.
+                self._writer.annotate(item, event)
+            self._writer.done(item, "incomplete" if lost else "completed")
+
+    def _show(self, change: Change | Event) -> None:
+        writer, writing = self._writer, self._writing
+        match change:
+            case to.TextBegan():
+                self._pieces[change.id] += 1
+                count = self._pieces[change.id]
+                self._writing = writer.message(f"msg_{change.id}" + (f":part:{count}" if count > 1 else ""), change.id)
+            case to.TextDelta() if writing is not None:
+                writer.text(writing, change.delta)
+            case to.TextEnded() if writing is not None:
+                step, said = self._said
+                self._said = change.id, (said if step == change.id else "") + writer.text_done(writing)
+                self._closing = writing
+            case to.ReasoningBegan():
+                self._writing = writer.reasoning(f"rs_{change.id}", change.id.partition(":reasoning")[0])
+            case to.ReasoningDelta() if writing is not None:
+                writer.thought(writing, change.delta)
+            case to.ReasoningEnded() if writing is not None:
+                writer.reasoning_done(writing)
+            case to.CallStarted() | to.CallResult() if change.event.name not in self._client:
+                self._work(change)
+            case to.CallVoided() if change.id in self._calls:
+                writer.done(self._calls.pop(change.id), "incomplete", kept=False)
+            case to.StepEnded(outcome="void"):
+                writer.forget(change.id)
+            case StatusUpdateEvent() if ends_attempt(change) and change.state != "working":
+                self._end(change)
+            case _:
+                pass
+
+    def _work(self, change: to.CallStarted | to.CallResult) -> None:
+        event, call = change.event, self._calls.get(change.id)
+        if change.id in self._answered:
+            # Told again, since the text around it was taken back: its item is over, and stays.
+            return
+        if call is None:
+            name = self._later(f"mcp_{change.id}")
+            arguments = self._arguments.get(change.id) or items.arguments_of(event.call)
+            data = items.mcp_call(name, event.name, self._approvals.get((event.step, event.index)))
+            call = self._calls[change.id] = self._writer.mcp_call(data, arguments)
+        if isinstance(change, to.CallResult):
+            del self._calls[change.id]
+            self._answered.add(change.id)
+            self._writer.mcp_call_done(call, items.answered(call.data, change.event))
+
+    def _later(self, id: str) -> str:
+        """The id of an item that several responses of a run may have."""
+        return later(id, self._id.turn)
+
+    # -- the end
+
+    def _end(self, event: StatusUpdateEvent) -> None:
+        for call in self._calls.values():
+            self._writer.done(call, "incomplete")
+        if event.state == "completed" and event.content and event.content != self._said[1]:
+            # An answer that was given by a tool, or put together by a strategy.
+            self._writer.say(self._later(f"msg_{event.task_id}:answer"), event.content)
+        for asked, question in self._waiting(event).items():
+            self._ask(asked, question)
+        self._ended = {"usage": items.usage_of(event.usage or Usage(), self.pauses[-1].usage if self.pauses else None)}
+        cut = _INCOMPLETE.get((event.finish_reason if event.state == "completed" else event.reason) or "")
+        match event.state:
+            case "canceled":
+                # OpenAI has no event of its own for this one.
+                self._over("incomplete", "cancelled")
+            case "completed" | "failed" if cut is not None:
+                self._over("incomplete", "incomplete", incomplete_details={"reason": cut})
+            case "failed":
+                self._over("failed", "failed", error=_error(event.error))
+            case _:
+                self._over("completed", "completed", completed_at=event.timestamp // 1000)
+
+    def _over(self, event: str, status: str, **said: object) -> None:
+        self._status = status
+        self._ended |= said
+        self._writer.emit(f"response.{event}", response=self.response())
+
+    def _ask(self, id: str, question: PendingInput) -> None:
+        if question.input_kind == "tool":
+            self._writer.function_call(items.function_call(id, question))
+            return
+        asked = self._slots.get((question.step, question.index))
+        # A question about the call as such says no more than the call does; one that its tool asks does.
+        plain = question.call is not None and not question.agent_path and asked not in self._worked
+        if question.input_kind != "confirmation" or not plain:
+            # A question may be put again, as that for a credential that was lost.
+            self._writer.say(self._later(f"msg_{id}"), items.asking(question))
+        if question.input_kind == "confirmation":
+            self._writer.done(self._writer.add(items.approval_request(id, question)))
+
+    def _waiting(self, event: StatusUpdateEvent) -> dict[str, PendingInput]:
+        return {self._named(event.task_id, question): question for question in event.pending}
+
+    def _named(self, task_id: str, question: PendingInput) -> str:
+        if question.input_kind != "tool":
+            return approval_id(task_id, question.input_id)
+        slot = None if question.agent_path else self._slots.get((question.step, question.index))
+        return slot or f"{task_id}:{question.input_id}"
+
+    def _pause(self, event: StatusUpdateEvent) -> None:
+        waiting = self._waiting(event)
+        self.pauses.append(Pause(waiting, event.usage or Usage(), event.cursor))
+        for asked, question in waiting.items():
+            if question.input_kind == "confirmation" and not question.agent_path:
+                self._approvals[question.step, question.index] = asked
+
+
+def _error(error: ErrorInfo | None) -> Json:
+    if error is None:
+        return {"code": "server_error", "message": "The run failed."}
+    return {"code": _CODES.get(error.code, "server_error"), "message": error.message}

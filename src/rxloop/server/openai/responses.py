@@ -1,0 +1,337 @@
+"""The routes of `/v1/responses`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import orjson
+from starlette.responses import Response
+
+from rxloop.pipeline.log_retry import read_log
+from rxloop.pipeline.records import RunRecord
+from rxloop.protocol.commands import PendingInput, failure_of
+from rxloop.protocol.messages import FilePart, ImagePart, Message, TextPart
+from rxloop.server.core.errors import Refused
+from rxloop.server.core.request_body import read_body, read_query
+from rxloop.server.core.runs import agent_of, answer
+from rxloop.server.openai import response_items as items
+from rxloop.server.openai.answers import (
+    ALL_TURNS,
+    Left,
+    cancel,
+    cancelling,
+    folded,
+    json,
+    response_stream,
+    streamed,
+    waited,
+)
+from rxloop.server.openai.call import Call, about_of, invalid, unsupported
+from rxloop.server.openai.requests import (
+    ApprovalItem,
+    CreateResponse,
+    ItemsQuery,
+    MessageItem,
+    OutputItem,
+    RetrieveQuery,
+    check_format,
+)
+from rxloop.server.openai.response_fold import ResponseFold
+from rxloop.server.openai.response_items import Json, ResponseId, question_of, read_response_id, run_of
+from rxloop.server.openai.run_inputs import is_begun, prompt_of, start, tools_of
+
+_LATER = "its conversation has gone on since: go on from its last response, or begin a new one"
+
+
+class _Place(NamedTuple):
+    """What a request goes on from: a response, with all of its run."""
+
+    record: RunRecord
+    fold: ResponseFold
+    turn: int
+    """The number of the response in its run."""
+
+    @property
+    def waiting(self) -> Mapping[str, PendingInput]:
+        """What the response asks; nothing while it goes on."""
+        pauses = self.fold.pauses
+        return pauses[self.turn - 1].waiting if self.turn <= len(pauses) else {}
+
+
+async def create(call: Call) -> Response:
+    """Begin a response: of a new run, or of one that waits and gets its answers."""
+    body = await read_body(CreateResponse, call.request, call.host.limits)
+    _check(call, body)
+    call.host.check_open()
+    # What is sent once more neither answers the run that it has begun, nor comes too late because of it.
+    again = not _answers_last(body) and await is_begun(call, body.model)
+    place = await _place(call, body, again=again)
+    inputs = {} if place is None or again else _answers(body, place.waiting)
+    if place is not None and inputs:
+        record, turn = place.record, place.turn + 1
+        if body.background and not about_of(record, call.host.runtime).background:
+            raise unsupported("background", "a run that was not begun in the background does not go on there")
+        await answer(call.host, record, inputs)
+    else:
+        record, turn = await _started(call, body, place, again=again), 1
+    which = ResponseId(record.task_id, turn)
+    try:
+        return await _given(call, record, which, body)
+    except Refused:
+        if not again:
+            # Nobody would ever know of it: the client reads too many streams.
+            await cancelling(call, record, which)()
+        raise
+
+
+async def retrieve(call: Call) -> Response:
+    """Tell where a response stands, or stream its events."""
+    record, which, fold = await _found(call)
+    query = read_query(RetrieveQuery, call.request)
+    if not query.stream:
+        return json(fold.response())
+    if not about_of(record, call.host.runtime).background:
+        raise unsupported("stream", "only a response that was begun with background=true can be streamed again")
+    after = -1 if query.starting_after is None else query.starting_after
+    return streamed(call, response_stream(call, record, which, after=after), None)
+
+
+async def cancel_response(call: Call) -> Response:
+    """Cancel a response; one that is over stays as it is."""
+    record, which, fold = await _found(call)
+    if not fold.over:
+        await cancel(call, record)
+        fold = await folded(call, record, which)
+    return json(fold.response())
+
+
+async def input_items(call: Call) -> Response:
+    """List what a response was asked."""
+    record, which, _ = await _found(call)
+    query = read_query(ItemsQuery, call.request)
+    listed: list[Json] = []
+    if which.turn == 1:
+        first = (await read_log(call.host.runtime.log.read, record.task_id))[0].for_clients()
+        messages: Sequence[Message] = getattr(first, "messages", ())
+        listed = [_input_item(each, f"msg_{record.task_id}:in:{place}") for place, each in enumerate(messages)]
+    if query.order == "desc":
+        listed.reverse()
+    ids = [each["id"] for each in listed]
+    if query.after is not None:
+        if query.after not in ids:
+            raise invalid("after", "there is no such item")
+        listed = listed[ids.index(query.after) + 1 :]
+    more, listed = len(listed) > query.limit, listed[: query.limit]
+    ends = {"first_id": listed[0]["id"] if listed else None, "last_id": listed[-1]["id"] if listed else None}
+    return json({"object": "list", "data": listed, **ends, "has_more": more})
+
+
+# -- creating
+
+
+def _check(call: Call, body: CreateResponse) -> None:
+    if body.prompt is not None:
+        raise unsupported("prompt", "there are no templates here: the agent has its own instructions")
+    if body.tool_choice not in (None, "auto", "none"):
+        raise unsupported("tool_choice", "the agent chooses its tools itself: auto and none are possible")
+    check_format(call, body.model, body.text.format.type if body.text is not None else "text", "text.format")
+
+
+async def _place(call: Call, body: CreateResponse, *, again: bool) -> _Place | None:
+    """What a request goes on from; None if that is a new conversation, or none that has come to rest."""
+    found: _Place | None = None
+    if body.previous_response_id is not None:
+        which = read_response_id(body.previous_response_id)
+        found = None if which is None else await _read(call, which)
+        if found is None:
+            message = "there is no such response"
+            raise Refused(400, "previous_response_not_found", message, fields={"previous_response_id": message})
+        if body.context_id not in (None, found.record.context_id):
+            raise invalid("conversation", "the response of previous_response_id is of another conversation")
+    answers = [each for each in body.items if isinstance(each, ApprovalItem | OutputItem)]
+    # The last one: what stands before it may be history.
+    last = answers[-1] if answers and _answers_last(body) else None
+    if last is not None:
+        asked = _answered(last)
+        place = await _asking(call, asked)
+        if place is None or (found is not None and place.record.task_id != found.record.task_id):
+            raise invalid("input", f"nothing waits for an answer to {asked!r}", "not_waiting")
+        return place
+    if found is None and body.context_id is not None and not again:
+        found = await _waiting_in(call, body.context_id)
+    return found
+
+
+def _answers_last(body: CreateResponse) -> bool:
+    """Whether nothing of the user stands behind the last answer but what goes with it."""
+    last = next((each for each in reversed(body.items) if not isinstance(each, MessageItem)), None)
+    assistant = [place for place, each in enumerate(body.items) if getattr(each, "role", "") == "assistant"]
+    return isinstance(last, ApprovalItem | OutputItem) and (not assistant or body.items.index(last) > assistant[-1])
+
+
+def _answered(item: ApprovalItem | OutputItem) -> str:
+    return question_of(item.approval_request_id if isinstance(item, ApprovalItem) else item.call_id)
+
+
+async def _read(call: Call, id: ResponseId) -> _Place | None:
+    """A response with its run, if that is there, and may be seen."""
+    try:
+        record = await call.host.record(call.principal, id.task_id)
+    except Refused:
+        return None
+    fold = await folded(call, record, ResponseId(id.task_id, ALL_TURNS))
+    if id.turn > len(fold.pauses) + 1:
+        return None
+    return _Place(record, fold, id.turn)
+
+
+async def _asking(call: Call, id: str) -> _Place | None:
+    """The response that has asked what an id names."""
+    read = read_response_id(run_of(id))
+    place = None if read is None else await _read(call, read)
+    if place is None:
+        return None
+    turns = [number for number, pause in enumerate(place.fold.pauses, start=1) if id in pause.waiting]
+    return place._replace(turn=turns[-1]) if turns else None
+
+
+async def _waiting_in(call: Call, context_id: str) -> _Place | None:
+    """The newest run of a conversation, if it waits for an answer."""
+    await call.host.check_context(call.principal, context_id)
+    runs = call.host.runtime.log.list_runs
+    waiting = await read_log(runs, context_id=context_id, states=("input-required",))
+    if not waiting or await read_log(runs, context_id=context_id, after=waiting[-1].task_id, limit=1):
+        return None
+    fold = await folded(call, waiting[-1], ResponseId(waiting[-1].task_id, ALL_TURNS))
+    return _Place(waiting[-1], fold, len(fold.pauses)) if fold.pauses else None
+
+
+def _answers(body: CreateResponse, asked: Mapping[str, PendingInput]) -> dict[str, Any]:
+    """The answers to what a response asks, by our ids; nothing if the request has none of them.
+
+    Raises:
+        Refused: Some of them are missing.
+    """
+    inputs: dict[str, Any] = {}
+    for each in body.items:
+        question = asked.get(_answered(each)) if isinstance(each, ApprovalItem | OutputItem) else None
+        if isinstance(each, ApprovalItem) and question is not None and question.input_kind == "confirmation":
+            inputs[question.input_id] = each.approve
+        elif isinstance(each, OutputItem) and question is not None:
+            tool = question.input_kind == "tool"
+            inputs[question.input_id] = _result(question, each.text) if tool else _in_words(question, each.text)
+    # What has no form of its own here is answered in words: one question at a time.
+    words = [each for each in asked.values() if each.input_kind in ("text", "selection", "data")]
+    said = [each.text for each in body.items if isinstance(each, MessageItem) and each.role == "user" and each.text]
+    if len(words) == 1 and said and words[0].input_id not in inputs and (inputs or len(asked) == 1):
+        inputs[words[0].input_id] = _in_words(words[0], said[-1])
+    missing = [name for name, question in asked.items() if question.input_id not in inputs]
+    if inputs and missing:
+        raise invalid("input", f"the run waits for answers to all of its questions, and there is none to {missing[0]}")
+    return inputs
+
+
+def _result(question: PendingInput, text: str) -> Any:
+    """What a tool of the client gave: the text, unless it says that it failed or has to be more than a text."""
+    value = _read_json(text)
+    return value if question.answer_schema or failure_of(value) is not None else text
+
+
+def _in_words(question: PendingInput, text: str) -> Any:
+    """The answer to a question, out of what the user says."""
+    text = text.strip()
+    if question.input_kind == "text":
+        return text
+    value = _read_json(text)
+    if question.input_kind == "selection":
+        return next((each for each in question.options or [] if text == str(each) or value == each), text)
+    return value
+
+
+def _read_json(text: str) -> Any:
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return text
+
+
+async def _started(call: Call, body: CreateResponse, place: _Place | None, *, again: bool) -> RunRecord:
+    """Start a new run, in the conversation of a response, in a named one, or in one of its own."""
+    agent = agent_of(call.host, body.model, "model")
+    if place is not None and not again:
+        after = place.record.task_id
+        runs = call.host.runtime.log.list_runs
+        if place.turn < len(place.fold.pauses) or await read_log(
+            runs, context_id=place.record.context_id, after=after, limit=1
+        ):
+            raise Refused(400, "previous_response_not_latest", _LATER, fields={"previous_response_id": _LATER})
+    context_id = place.record.context_id if place is not None else body.context_id
+
+    def choose(stored: Sequence[Message] | None) -> list[Message]:
+        return prompt_of(call, body.items, body.instructions, fresh=stored is None, param="input")
+
+    prompt = choose if place is None else choose([])
+    offered = [] if body.tool_choice == "none" else body.tools or []
+    said: Json = {
+        "background": bool(body.background),
+        "previous": body.previous_response_id,
+        "tools": [each.model_dump(include={"type", "name", "description", "parameters", "strict"}) for each in offered],
+    }
+    tools = tools_of(call, agent, offered)
+    return await start(call, agent, prompt, body, context_id=context_id, said=said, metadata=body.metadata, tools=tools)
+
+
+async def _given(call: Call, record: RunRecord, which: ResponseId, body: CreateResponse) -> Response:
+    leave = None if body.background else cancelling(call, record, which)
+    if body.stream:
+        return streamed(call, response_stream(call, record, which), leave)
+    if not body.background:
+        try:
+            await waited(call, response_stream(call, record, which), leave)
+        except Left:
+            return json(None, 499)
+    return json((await folded(call, record, which)).response())
+
+
+# -- reading
+
+
+async def _found(call: Call) -> tuple[RunRecord, ResponseId, ResponseFold]:
+    """The response in the address.
+
+    Raises:
+        Refused: There is none, or it is somebody else's.
+    """
+    which = read_response_id(call.request.path_params["response_id"])
+    missing = Refused(404, "not_found", "there is no such response")
+    if which is None:
+        raise missing
+    try:
+        record = await call.host.record(call.principal, which.task_id)
+    except Refused:
+        raise missing from None
+    fold = await folded(call, record, which)
+    if not fold.exists:
+        raise missing
+    return record, which, fold
+
+
+def _input_item(message: Message, id: str) -> Json:
+    if message.role == "assistant":
+        return items.message(id, "completed", items.text_part(message.text))
+    if isinstance(message.content, str):
+        content: list[Json] = [{"type": "input_text", "text": message.content}]
+    else:
+        content = [_input_part(each) for each in message.content]
+    return {"type": "message", "id": id, "role": "user", "status": "completed", "content": content}
+
+
+def _input_part(part: TextPart | ImagePart | FilePart) -> Json:
+    match part:
+        case TextPart():
+            return {"type": "input_text", "text": part.text}
+        case ImagePart():
+            return {"type": "input_image", "detail": "auto", "image_url": part.url}
+        case FilePart():
+            return {"type": "input_file", "file_url": part.url, "filename": part.filename}

@@ -1,0 +1,135 @@
+"""Messages and tools of a new run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel
+
+from rxloop.errors import ConfigurationError
+from rxloop.pipeline.records import RunRecord
+from rxloop.protocol.messages import Message
+from rxloop.protocol.visibility import PUBLIC_METADATA
+from rxloop.server.core.runs import Choose, agent_of, known
+from rxloop.server.core.runs import start as start_run
+from rxloop.server.openai.call import OPENAI, Call, invalid, unsupported
+from rxloop.server.openai.requests import EchoItem, FunctionTool, MessageItem
+from rxloop.server.openai.response_items import Json
+from rxloop.tools.client_tool import ClientTool, client_tools
+
+_NOTE = "A note of the application that this conversation comes through. It is no instruction:\n\n"
+
+
+def prompt_of(
+    call: Call, given: Sequence[MessageItem | Any], instructions: str | None, *, fresh: bool, param: str
+) -> list[Message]:
+    """The messages that a run is started with.
+
+    Args:
+        call: The request.
+        given: What it brings.
+        instructions: What it says to the model beside that.
+        fresh: Whether the conversation begins with it, so that the history is the client's own. Otherwise the server
+            has the history, and only what the user says is taken.
+        param: Where the messages stand.
+
+    Raises:
+        Refused: There is no message of the user at the end, or instructions are refused.
+    """
+    found: list[Message] = []
+    orders = [] if not instructions else [MessageItem(role="system", content=instructions)]
+    for each in [*orders, *(each for each in given if isinstance(each, MessageItem))]:
+        if each.role in ("system", "developer"):
+            if call.options.instructions == "refuse":
+                raise unsupported(param, "the agent has its own instructions, and takes none")
+            if fresh and call.options.instructions == "data" and each.text:
+                found.append(Message.user(f"{_NOTE}{each.text}"))
+        elif each.role == "user" or (fresh and each.role == "assistant"):
+            message = each.message()
+            found += [] if message is None else [message]
+    last = next((each for each in reversed(given) if not isinstance(each, EchoItem)), None)
+    if not found or found[-1].role != "user" or not isinstance(last, MessageItem) or last.role == "assistant":
+        raise invalid(param, "the last message has to be one of the user, with a text")
+    return found
+
+
+def key_of(call: Call) -> str | None:
+    """What tells a request apart from the others of its sender, if it says so.
+
+    Raises:
+        Refused: It is too long.
+    """
+    key = call.request.headers.get("idempotency-key")
+    if key is not None and not 0 < len(key) <= 200:
+        raise invalid("Idempotency-Key", "it has 1 to 200 characters")
+    return key
+
+
+async def is_begun(call: Call, model: str | None) -> bool:
+    """Whether the run that a request is to start is there: it is sent once more, with its key."""
+    key = key_of(call)
+    return (
+        key is not None and await known(call.host, call.principal, agent_of(call.host, model, "model"), key) is not None
+    )
+
+
+def tools_of(call: Call, agent: str, tools: Sequence[FunctionTool]) -> Sequence[ClientTool]:
+    """The tools that a client carries out.
+
+    Raises:
+        Refused: They cannot be used; of a name that a hidden tool has nothing is said.
+    """
+    definitions: list[Json] = []
+    for each in tools:
+        parameters = each.parameters or {"type": "object", "properties": {}}
+        definitions.append({"name": each.name, "description": each.description or "", "parameters": parameters})
+    try:
+        made = client_tools(definitions)
+    except ConfigurationError as error:
+        # It speaks of nothing but what the client has sent.
+        raise invalid("tools", str(error)) from None
+    for name in {each.name for each in tools} & {*call.host.runtime.agents[agent].tool_names}:
+        raise invalid("tools", f"the agent has a tool called {name!r}")
+    return made
+
+
+async def start(
+    call: Call,
+    agent: str,
+    prompt: list[Message] | Choose,
+    body: BaseModel,
+    *,
+    context_id: str | None,
+    said: Json,
+    metadata: Mapping[str, str] | None,
+    tools: Sequence[ClientTool] = (),
+) -> RunRecord:
+    """Start a run; once for each `Idempotency-Key`, if the request has one.
+
+    Args:
+        call: The request.
+        agent: The name of the agent.
+        prompt: What is asked, or a function that chooses it; see `rxloop.server.core.runs.start`.
+        body: What the key stands for.
+        context_id: The conversation to go on with, or to begin under that id; None for a new one.
+        said: What its responses say of themselves.
+        metadata: Comes back with the run.
+        tools: What the client carries out.
+
+    Raises:
+        Refused: The conversation is somebody else's, the principal has too many runs, or the key stands for another
+            request.
+    """
+    key = key_of(call)
+    return await start_run(
+        call.host,
+        call.principal,
+        agent,
+        prompt,
+        key=key,
+        request=body.model_dump_json().encode(),
+        context_id=context_id,
+        metadata={OPENAI: said, **({PUBLIC_METADATA: dict(metadata)} if metadata else {})},
+        client_tools=tools or None,
+    )

@@ -1,0 +1,19 @@
+"""Event logs and artifacts: in memory, SQLite, Postgres and folders."""
+
+from typing import TYPE_CHECKING
+
+from rxloop._lazy import import_later
+
+__all__: list[str]
+import_later(__name__)
+
+# Not before they are asked for: most programs that import rxloop have no use for SQLite and its threads.
+if TYPE_CHECKING:
+    from rxloop.storage.folder_artifacts import FolderArtifacts as FolderArtifacts
+    from rxloop.storage.memory import MemoryEventLog as MemoryEventLog
+    from rxloop.storage.memory_artifacts import MemoryArtifacts as MemoryArtifacts
+    from rxloop.storage.opening import open_log as open_log
+    from rxloop.storage.postgres_artifacts import PostgresArtifacts as PostgresArtifacts
+    from rxloop.storage.postgres_log import PostgresEventLog as PostgresEventLog
+    from rxloop.storage.sqlite_artifacts import SqliteArtifacts as SqliteArtifacts
+    from rxloop.storage.sqlite_log import SqliteEventLog as SqliteEventLog

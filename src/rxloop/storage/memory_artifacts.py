@@ -1,0 +1,140 @@
+"""Artifact store in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from threading import Lock
+
+from rxloop.pipeline.artifact_rules import (
+    ArtifactChunk,
+    ArtifactRecord,
+    check_open,
+    check_range,
+    next_version,
+    other_write,
+    safe_id,
+    unknown,
+    version_of,
+)
+
+
+@dataclass(slots=True)
+class _Version:
+    record: ArtifactRecord
+    key: str
+    content: bytearray = field(default_factory=bytearray)
+    chunks: dict[str, tuple[int, int, int]] = field(default_factory=dict[str, tuple[int, int, int]])
+    """Of each write the index, and where it begins and ends."""
+
+
+class MemoryArtifacts:
+    """Keeps artifacts in memory; nothing in it waits, so that any number of tasks and threads may share it."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._contexts: dict[str, dict[str, list[_Version]]] = {}
+
+    def __repr__(self) -> str:
+        return f"<MemoryArtifacts of {sum(map(len, self._contexts.values()))} artifacts>"
+
+    async def create(
+        self, context_id: str, artifact_id: str, *, name: str, media_type: str, override: bool, key: str, now: int
+    ) -> ArtifactRecord:
+        """Begin an artifact, or its next version, as `ArtifactStore.create` says.
+
+        Raises:
+            ArtifactExists: There is one, and no `override`.
+            ArtifactError: The id is not a plain name.
+        """
+        artifact_id = safe_id(artifact_id)
+        with self._lock:
+            versions = self._contexts.setdefault(context_id, {}).setdefault(artifact_id, [])
+            for version in versions:
+                if version.key == key:
+                    return version.record
+            first = ArtifactRecord(artifact_id, 1, name, media_type, now, now)
+            record = next_version([version.record for version in versions], first, override)
+            versions.append(_Version(record, key))
+            return record
+
+    async def append(
+        self, context_id: str, artifact_id: str, data: bytes, *, version: int | None, last: bool, key: str, now: int
+    ) -> ArtifactChunk:
+        """Append a chunk, as `ArtifactStore.append` says.
+
+        Raises:
+            UnknownArtifact: There is none.
+            ArtifactError: It is complete, or begun anew, or the key was used for another chunk.
+        """
+        with self._lock:
+            versions = self._versions(context_id, artifact_id)
+            for kept in versions:
+                if (found := kept.chunks.get(key)) is not None:
+                    index, start, end = found
+                    if bytes(kept.content[start:end]) != data:
+                        raise other_write(artifact_id)
+                    return ArtifactChunk(kept.record, index, start)
+            if not versions:
+                raise unknown(artifact_id)
+            kept = versions[-1]
+            check_open(kept.record, version)
+            index, start = kept.record.chunks, kept.record.size
+            kept.content += data
+            kept.chunks[key] = (index, start, len(kept.content))
+            kept.record = replace(kept.record, updated=now, size=len(kept.content), chunks=index + 1, complete=last)
+            return ArtifactChunk(kept.record, index, start)
+
+    async def read(
+        self,
+        context_id: str,
+        artifact_id: str,
+        *,
+        version: int | None = None,
+        offset: int = 0,
+        limit: int | None = None,
+    ) -> bytes:
+        """Read a range of a version, by default the newest, as `ArtifactStore.read` says.
+
+        Raises:
+            UnknownArtifact: There is none.
+            ArtifactError: The range is none.
+        """
+        check_range(offset, limit)
+        with self._lock:
+            versions = self._versions(context_id, artifact_id)
+            record = version_of([kept.record for kept in versions], artifact_id, version)
+            content = memoryview(versions[record.version - 1].content)
+            try:
+                return bytes(content[offset : None if limit is None else offset + limit])
+            finally:
+                content.release()
+
+    async def versions(self, context_id: str, artifact_id: str) -> Sequence[ArtifactRecord]:
+        """List the versions of an artifact, the newest last."""
+        with self._lock:
+            return [kept.record for kept in self._versions(context_id, artifact_id)]
+
+    async def list(self, context_id: str) -> Sequence[ArtifactRecord]:
+        """List the newest version of each artifact of a conversation, by id."""
+        with self._lock:
+            found = self._contexts.get(context_id, {})
+            return [found[artifact_id][-1].record for artifact_id in sorted(found)]
+
+    async def delete(self, context_id: str, artifact_id: str, *, expected: ArtifactRecord | None = None) -> bool:
+        """Delete an artifact with all its versions, as `ArtifactStore.delete` says."""
+        with self._lock:
+            versions = self._versions(context_id, artifact_id)
+            if not versions or expected not in (None, versions[-1].record):
+                return False
+            artifacts = self._contexts[context_id]
+            del artifacts[safe_id(artifact_id)]
+            if not artifacts:
+                del self._contexts[context_id]
+            return True
+
+    async def aclose(self) -> None:
+        """Nothing is open."""
+
+    def _versions(self, context_id: str, artifact_id: str) -> list[_Version]:
+        return self._contexts.get(context_id, {}).get(safe_id(artifact_id), [])

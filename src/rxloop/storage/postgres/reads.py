@@ -1,0 +1,362 @@
+"""Queries: pages, records, folds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import Any
+from zlib import crc32
+
+import orjson
+
+from rxloop.errors import ConfigurationError, EventLogError
+from rxloop.pipeline.records import FINISHED, ConversationPage, Mark, RunEvents, RunFilter, RunRecord, is_finished
+from rxloop.protocol.commands import Command, read_command
+from rxloop.protocol.events import Event
+from rxloop.protocol.messages import ErrorInfo, Usage
+from rxloop.state.kept_folds import RunFold
+from rxloop.storage.postgres.address import Address, Connection, can_keep
+from rxloop.storage.postgres.leases import ALIVE
+from rxloop.storage.postgres.rows import labels, numbers
+from rxloop.storage.rules import unknown_run
+from rxloop.storage.tail import Page, Place
+
+MOST = (1 << 31) - 1
+"""The greatest number of an event."""
+
+_RECORD = "task_id, context_id, agent_name, state, attempt, seq, created, updated, model, owner, metadata, usage, error"
+
+_PAGE = """
+SELECT r.number, r.seq, r.at_rest, r.state, r.error, e.seq, e.sub, e.json FROM $s.runs r LEFT JOIN LATERAL (
+    SELECT seq, sub, json FROM $s.events WHERE run = r.number AND {after} ORDER BY seq, sub LIMIT %(limit)s
+) AS e ON true WHERE r.task_id = %(task)s ORDER BY e.seq, e.sub
+"""
+
+NOWHERE = Mark(-1, 0, 0, "")
+"""The mark of no conversation."""
+
+SPAN = """until AS (
+    SELECT number FROM $s.runs WHERE task_id = %(before)s AND context_id = %(context)s
+), mark AS (
+    SELECT m.number FROM $s.runs m WHERE m.task_id = %(last)s AND m.context_id = %(context)s
+        AND m.number < coalesce((SELECT number FROM until), m.number + 1)
+        AND (%(runs)s, %(events)s, %(updated)s) = (
+            SELECT count(*), coalesce(sum(seq), 0), coalesce(sum(updated), 0) FROM $s.runs
+            WHERE context_id = %(context)s AND number <= m.number
+        )
+), span AS (
+    SELECT number, task_id, seq, updated, at_rest FROM $s.runs WHERE context_id = %(context)s
+        AND number > coalesce((SELECT number FROM mark), 0)
+        AND number < coalesce((SELECT number FROM until), number + 1)
+)
+"""
+"""The runs of a conversation that come before a run, and after a mark if nothing before it has changed."""
+
+_ORPHANS = f"""
+WITH alive AS MATERIALIZED ({ALIVE}), submitted AS (
+    SELECT number FROM $s.runs s WHERE state = 'submitted' AND NOT at_rest
+        AND arrived <= now() - %(before)s * interval '1 second'
+        AND number > coalesce((SELECT number FROM $s.runs WHERE task_id = %(after)s), 0)
+        AND NOT EXISTS (SELECT FROM $s.turns t WHERE t.context_id = s.context_id AND t.task_id = s.task_id)
+    ORDER BY number LIMIT %(limit)s
+)
+SELECT {_RECORD} FROM $s.runs r
+WHERE now() > pg_postmaster_start_time() + %(settling)s * interval '1 second' AND number IN (
+    SELECT number FROM $s.runs WHERE NOT at_rest AND state <> 'submitted'
+    UNION ALL
+    SELECT number FROM submitted
+    UNION ALL
+    SELECT b.number FROM $s.turns JOIN $s.runs b USING (task_id) WHERE b.state = 'submitted' AND NOT b.at_rest
+    UNION ALL
+    SELECT number FROM $s.runs w WHERE at_rest AND state IN ('input-required', 'auth-required')
+        AND EXISTS (SELECT FROM $s.mail m WHERE m.run = w.number AND m.number > w.taken AND m.kind <> 'say')
+) AND NOT EXISTS (
+    SELECT FROM $s.turns t JOIN alive USING (key) WHERE t.context_id = r.context_id AND t.task_id = r.task_id
+) ORDER BY number
+"""
+
+
+async def read_page(
+    connection: Connection, address: Address, task_id: str, after: Place, deltas: bool, limit: int | None
+) -> Page:
+    """The events of a run after a place, behind the durable one there.
+
+    Raises:
+        UnknownRun: The log holds no such run.
+    """
+    transient = "(seq, sub) > (%(seq)s, %(sub)s)" if deltas else "false"
+    condition = f"(seq, sub) >= (%(seq)s, 0) AND (sub = 0 OR {transient})"
+    place = (min(after[0], MOST), min(after[1], MOST))
+    values = {"task": task_id, "seq": place[0], "sub": place[1], "limit": limit}
+    query = address.sql(_PAGE.replace("{after}", condition))
+    rows = await (await connection.execute(query, values, binary=True)).fetchall() if can_keep(task_id) else []
+    if not rows:
+        raise unknown_run(task_id)
+    number, seq, at_rest, state, error = rows[0][:5]
+    found = [row[5:] for row in rows if row[5] is not None]
+    end = max(found[-1][:2], after) if found else after
+    return Page(
+        parsed((task_id, *row) for row in found), len(found), end, seq, at_rest, is_finished(state, error), number
+    )
+
+
+async def read_record(connection: Connection, address: Address, task_id: str) -> RunRecord:
+    """The record of a run.
+
+    Raises:
+        UnknownRun: The log holds no such run.
+    """
+    query = address.sql(f"SELECT {_RECORD} FROM $s.runs WHERE task_id = %s")
+    row = await (await connection.execute(query, (task_id,))).fetchone() if can_keep(task_id) else None
+    if row is None:
+        raise unknown_run(task_id)
+    return record_of(row)
+
+
+async def read_records(connection: Connection, address: Address, wanted: RunFilter) -> list[RunRecord]:
+    """Return the page of the matching runs.
+
+    Raises:
+        UnknownRun: The log does not have the run `after`.
+    """
+    condition, values = _condition(wanted)
+    order, beyond = ("DESC", "<") if wanted.newest_first else ("ASC", ">")
+    if wanted.after is not None:
+        query = address.sql("SELECT number FROM $s.runs WHERE task_id = %s")
+        row = await (await connection.execute(query, (wanted.after,))).fetchone() if can_keep(wanted.after) else None
+        if row is None:
+            raise unknown_run(wanted.after)
+        condition, values = f"{condition} AND number {beyond} %s", [*values, row[0]]
+    if not can_keep(*values):
+        return []
+    query = f"SELECT {_RECORD} FROM $s.runs WHERE {condition} ORDER BY number {order} LIMIT %s"
+    rows = await (await connection.execute(address.sql(query), (*values, wanted.limit))).fetchall()
+    return [record_of(row) for row in rows]
+
+
+def _condition(wanted: RunFilter) -> tuple[str, list[Any]]:
+    """Return the filters as the condition of a query over the table `runs`, and its values."""
+    where, values = ["true"], list[Any]()
+    for column, value in (
+        ("context_id = %s", wanted.context_id),
+        ("agent_name = %s", wanted.agent_name),
+        ("owner = %s", wanted.owner),
+        ("created >= %s", wanted.since),
+        ("created < %s", wanted.until),
+    ):
+        if value is not None:
+            where.append(column)
+            values.append(value)
+    if wanted.states is not None:
+        where.append("state = ANY (%s)")
+        values.append([*wanted.states])
+    if wanted.unfinished or (wanted.states is not None and not {*wanted.states} & {*FINISHED}):
+        # In these words, for the index that has only these runs.
+        where.append("state NOT IN ('completed', 'failed')")
+    if wanted.metadata:
+        where.append("labels @> %s")
+        values.append(labels(wanted.metadata))
+    met = " AND ".join(where)
+    if wanted.latest_only:
+        # Inside, the names of the columns are those of `later`.
+        later = "later.context_id = runs.context_id AND later.number > runs.number"
+        return f"{met} AND NOT EXISTS (SELECT FROM $s.runs AS later WHERE {later} AND {met})", values * 2
+    return met, values
+
+
+async def read_commands(
+    connection: Connection, address: Address, task_id: str, after: int
+) -> list[tuple[int, Command]]:
+    """The letters of a run after a number.
+
+    Raises:
+        UnknownRun: The log holds no such run.
+        EventLogError: One cannot be read.
+    """
+    query = address.sql(
+        "SELECT m.number, m.json FROM $s.runs r LEFT JOIN $s.mail m ON m.run = r.number AND m.number > %s"
+        " WHERE r.task_id = %s ORDER BY m.number"
+    )
+    rows = (
+        await (await connection.execute(query, (after, task_id), binary=True)).fetchall() if can_keep(task_id) else []
+    )
+    if not rows:
+        raise unknown_run(task_id)
+    try:
+        letters = [(number, read_command(json)) for number, json in rows if number is not None]
+    except ConfigurationError as error:
+        raise EventLogError(f"a letter to the run {task_id} cannot be read: {error}", retryable=False) from error
+    return [(number, letter) for number, letter in letters if letter is not None]
+
+
+def mark_after(mark: Mark | None, runs: Sequence[tuple[str, int, int]]) -> Mark:
+    """The mark after some more runs: of each its id, its last `seq`, and when it was updated."""
+    base = mark or Mark(0, 0, 0, "")
+    events, updated = base.events + sum(run[1] for run in runs), base.updated + sum(run[2] for run in runs)
+    return Mark(base.runs + len(runs), events, updated, runs[-1][0] if runs else base.last)
+
+
+async def list_orphaned(
+    connection: Connection, address: Address, submitted: tuple[float, int | None, str | None], settling: float
+) -> list[RunRecord]:
+    """The runs to go on with that have no living holder, and those that were submitted long ago.
+
+    Args:
+        connection: The connection.
+        address: The database.
+        submitted: Which submitted ones: seconds that they are left to those who were told of them, how many at most,
+            and after which run.
+        settling: Seconds after the start of the server in which the living take their turns again.
+    """
+    before, limit, after = submitted
+    values = {"before": before, "limit": limit, "after": after, "settling": settling}
+    rows = await (await connection.execute(address.sql(_ORPHANS), values)).fetchall()
+    return [record_of(row) for row in rows]
+
+
+def record_of(row: Sequence[Any]) -> RunRecord:
+    """The record that a row makes."""
+    *plain, metadata, usage, error = row
+    return RunRecord(
+        *plain,
+        metadata=orjson.loads(metadata) if metadata else {},
+        usage=Usage.model_validate_json(usage) if usage else None,
+        error=ErrorInfo.model_validate_json(error) if error else None,
+    )
+
+
+def parsed(rows: Iterable[tuple[str, int, int, bytes]]) -> list[Event]:
+    """The events of rows.
+
+    Raises:
+        EventLogError: One cannot be read; the message names it.
+    """
+    events: list[Event] = []
+    for task_id, seq, _, data in rows:
+        try:
+            events.append(Event.from_json(data))
+        except Exception as error:
+            raise EventLogError(
+                f"the event {seq} of the run {task_id} cannot be read: {error}; all other runs are as they were",
+                retryable=False,
+            ) from error
+    return events
+
+
+_RUNS = f"""
+WITH {SPAN}
+SELECT s.number, s.task_id, s.seq, s.updated, s.at_rest, EXISTS (SELECT FROM mark),
+    f.last, f.runs, f.events, f.crc, f.summary, f.messages
+FROM (SELECT 1) AS one LEFT JOIN span s ON true
+LEFT JOIN $s.folds f ON f.context_id = %(context)s AND f.first = s.number AND f.version = %(version)s
+ORDER BY s.number
+"""
+
+_EVENTS = "SELECT run, seq, json FROM $s.events WHERE run = ANY (%s::bigint[]) AND sub = 0 ORDER BY run, seq"
+
+_KEEP = """
+WITH ends AS (
+    SELECT (SELECT number FROM $s.runs WHERE task_id = %(first)s AND context_id = %(context)s) AS first,
+        (SELECT number FROM $s.runs WHERE task_id = %(last)s AND context_id = %(context)s) AS last
+), fitting AS (
+    SELECT first, last FROM ends WHERE (%(runs)s, %(events)s) = (
+        SELECT count(*), coalesce(sum(seq), 0) FROM $s.runs
+        WHERE context_id = %(context)s AND number BETWEEN ends.first AND ends.last
+    )
+), gone AS (
+    DELETE FROM $s.folds f USING fitting
+    WHERE f.context_id = %(context)s AND f.first <= fitting.last AND f.last >= fitting.first
+)
+INSERT INTO $s.folds (context_id, first, last, runs, events, version, crc, summary, messages)
+SELECT %(context)s, first, last, %(runs)s, %(events)s, %(version)s, %(crc)s, %(summary)b, %(messages)b FROM fitting
+"""
+
+_Run = tuple[int, str, int, int, bool]
+"""The number of a run, its id, its last `seq`, when it was updated, and whether it is at rest."""
+
+
+async def read_conversation(
+    connection: Connection, address: Address, context_id: str, before: str, after: Mark | None, version: int
+) -> ConversationPage:
+    """The runs of a conversation; only those after a mark, if nothing before it has changed."""
+    values = {"context": context_id, "before": before, "version": version, **asdict(after or NOWHERE)}
+    rows = await (await connection.execute(address.sql(_RUNS), values, binary=True)).fetchall()
+    marked = bool(rows[0][5])
+    folds: dict[int, list[Any]] = {}
+    runs: list[_Run] = []
+    for number, task_id, seq, updated, at_rest, _, *fold in rows:
+        if number is None:
+            continue
+        if not runs or runs[-1][0] != number:
+            runs.append((number, task_id, seq, updated, at_rest))
+        if fold[0] is not None:
+            folds[number] = fold
+    covered = _covered(runs, folds)
+    events = await _events(connection, address, [run for run, fold in covered if fold is None])
+    found = [fold or _unfolded(run, events.get(run[0], ())) for run, fold in covered]
+    mark = mark_after(after if marked else None, [run[1:4] for run in runs])
+    return ConversationPage(found, mark, whole=not marked)
+
+
+def _covered(runs: Sequence[_Run], folds: dict[int, list[Any]]) -> list[tuple[_Run, RunFold | None]]:
+    """Each run with the fold that begins with it; those that an earlier fold covers are left out."""
+    found: list[tuple[_Run, RunFold | None]] = []
+    at = 0
+    while at < len(runs):
+        fold = _fitting(folds.get(runs[at][0]), runs, at)
+        found.append((runs[at], fold))
+        at += 1 if fold is None else fold.runs
+    return found
+
+
+def _fitting(row: list[Any] | None, runs: Sequence[_Run], at: int) -> RunFold | None:
+    """The fold of a row that begins at that run, if its runs are as they were."""
+    if row is None:
+        return None
+    last, count, events, crc, summary, messages = row
+    covered = runs[at : at + count]
+    if len(covered) < count or covered[-1][0] != last or sum(run[2] for run in covered) != events:
+        return None
+    if crc != crc32(messages, crc32(summary)):
+        return None
+    return RunFold(covered[0][1], covered[-1][1], count, events, summary, messages)
+
+
+async def _events(
+    connection: Connection, address: Address, runs: Sequence[_Run]
+) -> dict[int, list[tuple[str, int, int, bytes]]]:
+    """The durable events of some runs, as they are to be parsed."""
+    if not runs:
+        return {}
+    names = {run[0]: run[1] for run in runs}
+    cursor = await connection.execute(address.sql(_EVENTS), (numbers(names),), binary=True)
+    events: dict[int, list[tuple[str, int, int, bytes]]] = {}
+    for number, seq, json in await cursor.fetchall():
+        events.setdefault(number, []).append((names[number], seq, 0, json))
+    return events
+
+
+def _unfolded(run: _Run, rows: Sequence[tuple[str, int, int, bytes]]) -> RunEvents:
+    _, task_id, seq, _, at_rest = run
+    # What came since its row was read is not counted there.
+    events = parsed(row for row in rows if row[1] <= seq)
+    return RunEvents(task_id, at_rest and len(events) == seq, events)
+
+
+async def store_folds(
+    connection: Connection, address: Address, context_id: str, folds: Sequence[RunFold], version: int
+) -> None:
+    """Keep folds whose runs are as they were, in place of those of the same runs."""
+    for fold in folds:
+        values = {
+            "context": context_id,
+            "first": fold.first,
+            "last": fold.last,
+            "version": version,
+            "runs": fold.runs,
+            "events": fold.events,
+            "crc": crc32(fold.messages, crc32(fold.summary)),
+            "summary": fold.summary,
+            "messages": fold.messages,
+        }
+        await connection.execute(address.sql(_KEEP), values)

@@ -1,0 +1,348 @@
+"""Statements that append, send, delete and trim."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import orjson
+
+from rxloop.errors import EventLogError
+from rxloop.pipeline.records import as_json, last_end, state_after
+from rxloop.protocol.commands import Command
+from rxloop.protocol.events import Event, State, TaskEvent, ends_attempt
+from rxloop.storage.postgres.address import Address, Connection, can_keep
+from rxloop.storage.rules import check_finished, unknown_run
+from rxloop.stream.deltas import delta_text, merged, same_run_of_deltas
+
+_PIECE = 1_800
+"""Characters of what is told at once: a notification has room for 8,000 bytes."""
+
+_HEADS = """
+    task text, context text, expected int, writer text, mine boolean, durable boolean,
+    seq int, attempt int, state text, rest boolean, updated bigint, taken bigint, ends boolean, usage text, error text,
+    agent text, model text, owner text, metadata text, labels text[], created bigint
+"""
+
+_NAMES = ", ".join(part.split()[0] for part in _HEADS.split(","))
+
+_APPEND = f"""
+WITH batch AS MATERIALIZED (
+    SELECT * FROM ROWS FROM (jsonb_to_recordset(%(heads)s::jsonb) AS ({_HEADS})) WITH ORDINALITY AS b({_NAMES}, ord)
+), held AS MATERIALIZED (
+    SELECT b.ord, r.number, r.seq, r.writer, coalesce(r.holder <> %(me)s, b.mine) AS fenced
+    FROM batch b JOIN $s.runs r ON r.task_id = b.task WHERE b.durable
+    ORDER BY r.number FOR NO KEY UPDATE OF r
+), asked AS MATERIALIZED (
+    SELECT b.ord, r.number, r.seq, r.writer, coalesce(r.holder <> %(me)s, b.mine) AS fenced
+    FROM batch b JOIN $s.runs r ON r.task_id = b.task WHERE NOT b.durable
+), found AS (
+    SELECT * FROM held UNION ALL SELECT * FROM asked
+), new AS MATERIALIZED (
+    SELECT b.*, t.holder, coalesce(t.holder <> %(me)s, b.mine) AS fenced
+    FROM batch b LEFT JOIN $s.turns t ON t.context_id = b.context AND t.task_id = b.task
+    WHERE b.expected = 0 AND b.durable AND NOT EXISTS (SELECT FROM held h WHERE h.ord = b.ord)
+), begun AS (
+    INSERT INTO $s.runs (task_id, context_id, agent_name, state, at_rest, attempt, seq, created, updated, writer,
+        holder, taken, model, owner, metadata, labels, usage, error)
+    SELECT task, context, agent, coalesce(state, 'submitted'), rest, attempt, seq, created, updated, writer, holder,
+        taken, model, owner, metadata, labels, usage, error
+    FROM new WHERE NOT fenced ORDER BY ord
+    ON CONFLICT (task_id) DO NOTHING RETURNING number, task_id
+), grown AS (
+    UPDATE $s.runs r SET seq = b.seq, attempt = b.attempt, updated = b.updated, writer = b.writer, at_rest = b.rest,
+        state = coalesce(b.state, r.state), taken = greatest(b.taken, r.taken),
+        usage = CASE WHEN b.ends THEN b.usage ELSE r.usage END, error = CASE WHEN b.ends THEN b.error ELSE r.error END
+    FROM held h JOIN batch b ON b.ord = h.ord
+    WHERE r.number = h.number AND r.seq = b.expected AND NOT h.fenced
+    RETURNING h.ord, r.number
+), done AS (
+    SELECT ord, number FROM grown
+    UNION ALL SELECT b.ord, n.number FROM begun n JOIN batch b ON b.task = n.task_id
+    UNION ALL SELECT a.ord, a.number FROM asked a JOIN batch b ON b.ord = a.ord
+        WHERE a.seq = b.expected AND NOT a.fenced
+), written AS (
+    INSERT INTO $s.events (run, seq, sub, json)
+    SELECT d.number, e.seq, e.sub, substring(%(data)b::bytea FROM e.start FOR e.length)
+    FROM unnest(%(of)s::int[], %(seqs)s::int[], %(subs)s::int[], %(starts)s::int[], %(lengths)s::int[])
+        AS e(ord, seq, sub, start, length) JOIN done d ON d.ord = e.ord
+    ON CONFLICT (run, seq, sub) DO UPDATE SET json = EXCLUDED.json
+), told AS (
+    SELECT pg_notify(%(channel)s, 'e' || string_agg(number::text, ',')) FROM done
+    WHERE ord = ANY (%(of)s::int[]) HAVING count(*) > 0
+), said AS (
+    SELECT pg_notify(%(channel)s, 'd' || number || text) FROM (
+        SELECT d.number, p.text FROM unnest(%(pieces_of)s::int[], %(pieces)s::text[])
+            WITH ORDINALITY AS p(ord, text, place) JOIN done d ON d.ord = p.ord ORDER BY p.place
+    ) AS pieces
+)
+SELECT b.ord::int, d.number, f.seq, f.writer, coalesce(f.fenced, n.fenced, false),
+    (SELECT count(*) FROM told), (SELECT count(*) FROM said)
+FROM batch b LEFT JOIN done d ON d.ord = b.ord LEFT JOIN found f ON f.ord = b.ord LEFT JOIN new n ON n.ord = b.ord
+"""
+
+_APPEND_NEW = _APPEND.replace("ON CONFLICT (run, seq, sub) DO UPDATE SET json = EXCLUDED.json", "")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a batch."""
+
+    number: int | None
+    """That of the run, if the batch was written."""
+    held: int | None
+    """The last `seq` that the log held of the run; None for a run that it had not seen."""
+    writer: str | None
+    """Who had written it last."""
+    fenced: bool
+
+
+class Batch:
+    """Events that are to be appended to a run."""
+
+    def __init__(
+        self, task_id: str, events: Sequence[Event], expected_seq: int, writer: str, *, mine: bool, live: bool
+    ) -> None:
+        """Make a batch of events that were checked.
+
+        Args:
+            task_id: The run.
+            events: The events, at least one.
+            expected_seq: The last `seq` that the log should have.
+            writer: Who appends. One without a name gets one that nobody else knows: it may have to be tried again.
+            mine: Whether this log object thinks that it has the turn for the run.
+            live: Transient events are told, and not kept.
+
+        Raises:
+            EventLogError: Postgres cannot keep it.
+        """
+        self.task_id, self.events, self.expected_seq = task_id, tuple(events), expected_seq
+        self.writer = writer or f"~{secrets.token_hex(8)}"
+        self.mine, self.live = mine, live
+        durable = [event for event in events if event.durable]
+        self.kept = [(event.seq, event.sub, event.to_json()) for event in (durable if live else events)]
+        self.size = sum(len(data) for _, _, data in self.kept)
+        self.pieces = [piece for event in merged_deltas(events) for piece in _pieces(event)] if live else []
+        self.head = _head(task_id, self.events, durable, expected_seq, self.writer, mine)
+
+
+def _head(
+    task_id: str, events: Sequence[Event], durable: Sequence[Event], expected_seq: int, writer: str, mine: bool
+) -> bytes:
+    head: dict[str, Any] = {
+        "task": task_id,
+        "context": events[0].context_id,
+        "expected": expected_seq,
+        "writer": writer,
+        "mine": mine,
+        "durable": bool(durable),
+        "ends": False,
+    }
+    if durable:
+        last = durable[-1]
+        head |= {"seq": last.seq, "attempt": last.attempt, "updated": last.timestamp, "rest": ends_attempt(last)}
+        head |= {"state": _state(durable), "taken": _taken(durable)}
+    if final := last_end(durable):
+        usage, error = (None if part is None else part.model_dump_json() for part in (final.usage, final.error))
+        head |= {"ends": True, "usage": usage, "error": error}
+    if expected_seq == 0:
+        first = events[0]
+        task = first if isinstance(first, TaskEvent) else None
+        head |= {
+            "agent": task.agent_name if task else "",
+            "model": task.model if task else "",
+            "owner": task.owner if task else None,
+            "created": first.timestamp,
+            "labels": labels(first.metadata),
+            "metadata": orjson.dumps(first.metadata, option=orjson.OPT_SORT_KEYS).decode() if first.metadata else None,
+        }
+    written = orjson.dumps(head)
+    if b"\\u0000" in written and any("\0" in value for value in head.values() if isinstance(value, str)):
+        raise EventLogError(
+            f"run {task_id}: Postgres cannot keep a NUL character in an id, or in the name of an agent, a model or an "
+            "owner",
+            retryable=False,
+        )
+    return written
+
+
+def _state(events: Sequence[Event]) -> State | None:
+    """The state that a run is in after these events; None if they do not change it."""
+    after = state_after("submitted", events)
+    return after if after != "submitted" or state_after("working", events) == "submitted" else None
+
+
+def _taken(events: Iterable[Event]) -> int:
+    """The number of the last letter that a run has taken by these events."""
+    own = (event.metadata.get("mail_id") for event in events if event.metadata and event.parent_task_id is None)
+    return max((number for number in own if isinstance(number, int)), default=0)
+
+
+def labels(metadata: Mapping[str, Any]) -> list[str]:
+    """What runs are found by: each value of their metadata with its key, as a check sum, since it may be long."""
+    texts = (as_json([key, value]) for key, value in metadata.items())
+    return [hashlib.blake2b(text.encode(), digest_size=16).hexdigest() for text in texts]
+
+
+def merged_deltas(events: Iterable[Event]) -> list[Event]:
+    """The transient ones of events, with those put together that are pieces of one text."""
+    out: list[Event] = []
+    for event in events:
+        if event.durable:
+            continue
+        text = delta_text(event)
+        if out and text is not None and same_run_of_deltas(out[-1], event):
+            out[-1] = merged(event, [delta_text(out[-1]) or "", text])
+        else:
+            out.append(event)
+    return out
+
+
+def _pieces(event: Event) -> list[str]:
+    """An event as what is told of it: its `sub`, the number of the piece, how many there are, and the piece."""
+    text = event.to_json().decode()
+    parts = [text[at : at + _PIECE] for at in range(0, len(text), _PIECE)]
+    # Postgres tells once what a transaction tells twice: pieces that are alike must not be the same.
+    return [f":{event.seq}.{event.sub}:{place}:{len(parts)}:{part}" for place, part in enumerate(parts)]
+
+
+async def write(connection: Connection, address: Address, me: str, batches: Sequence[Batch]) -> list[Outcome]:
+    """Write batches of different runs, each as a whole or not at all.
+
+    Args:
+        connection: The connection.
+        address: The database.
+        me: Who holds the turns of this log object.
+        batches: The batches.
+    """
+    rows = [(ord_, *row) for ord_, batch in enumerate(batches, start=1) for row in batch.kept]
+    lengths = [len(json) for *_, json in rows]
+    pieces = [(ord_, piece) for ord_, batch in enumerate(batches, start=1) for piece in batch.pieces]
+    values = {
+        "heads": f"[{','.join(batch.head.decode() for batch in batches)}]",
+        "me": me,
+        "channel": address.channel,
+        "data": b"".join([json for *_, json in rows]),
+        "of": numbers(row[0] for row in rows),
+        "seqs": numbers(row[1] for row in rows),
+        "subs": numbers(row[2] for row in rows),
+        "starts": numbers(accumulate(lengths[:-1], initial=1)) if rows else "{}",
+        "lengths": numbers(lengths),
+        "pieces_of": numbers([ord_ for ord_, _ in pieces]),
+        "pieces": [piece for _, piece in pieces],
+    }
+    # Only transient events may be there already, and to expect that costs the server something.
+    statement = _APPEND if any(row[2] for row in rows) else _APPEND_NEW
+    cursor = await connection.execute(address.sql(statement), values)
+    outcomes = {row[0]: Outcome(*row[1:5]) for row in await cursor.fetchall()}
+    return [outcomes[ord_] for ord_ in range(1, len(batches) + 1)]
+
+
+def numbers(values: Iterable[int]) -> str:
+    """Whole numbers as Postgres writes an array of them."""
+    return f"{{{','.join(map(str, values))}}}"
+
+
+_MAIL = """
+WITH run AS MATERIALIZED (
+    SELECT number FROM $s.runs WHERE task_id = %(task)s FOR NO KEY UPDATE
+), put AS (
+    INSERT INTO $s.mail (run, kind, key, json) SELECT number, %(kind)s, %(key)s, %(json)b FROM run
+    ON CONFLICT (key) DO NOTHING RETURNING number
+)
+SELECT coalesce((SELECT number FROM put), (SELECT number FROM $s.mail WHERE key = %(key)s)),
+    (SELECT pg_notify(%(channel)s, 'm' || %(task)s) FROM put WHERE length(%(task)s) < 2000)
+FROM run
+"""
+
+# The row of the run is held, so that the letters of a run are committed in the order of their numbers: who has taken
+# one has taken all before it.
+
+
+async def put_command(connection: Connection, address: Address, task_id: str, key: str, mail: Command) -> int:
+    """Put a letter into the mail of a run; give its number.
+
+    Args:
+        connection: The connection.
+        address: The database.
+        task_id: The run.
+        key: That of the letter, which is there once, however often this is tried.
+        mail: The letter.
+
+    Raises:
+        UnknownRun: The log holds no such run.
+    """
+    values = {"task": task_id, "kind": mail.kind, "key": key, "json": mail.to_json(), "channel": address.channel}
+    found = await (await connection.execute(address.sql(_MAIL), values)).fetchone() if can_keep(task_id) else None
+    if found is None:
+        raise unknown_run(task_id)
+    return found[0]
+
+
+AT_ONCE = 200
+"""Runs that are removed in one transaction: what is appended meanwhile waits for it."""
+
+_OF_RUNS = (
+    "DELETE FROM $s.folds f USING $s.runs r WHERE r.number = ANY (%(runs)s::bigint[])"
+    " AND f.context_id = r.context_id AND r.number BETWEEN f.first AND f.last",
+    "DELETE FROM $s.mail WHERE run = ANY (%(runs)s::bigint[])",
+    "DELETE FROM $s.events WHERE run = ANY (%(runs)s::bigint[])",
+    "DELETE FROM $s.runs WHERE number = ANY (%(runs)s::bigint[])",
+)
+
+_DELTAS = "DELETE FROM $s.events WHERE run = ANY (%(runs)s::bigint[]) AND sub > 0"
+
+
+async def remove_run(connection: Connection, address: Address, task_id: str) -> None:
+    """Remove a run that has ended for good.
+
+    Raises:
+        UnknownRun: The log holds no such run.
+        EventLogError: It can still go on.
+    """
+    if not can_keep(task_id):
+        raise unknown_run(task_id)
+    async with connection.transaction():
+        query = address.sql("SELECT number, state FROM $s.runs WHERE task_id = %s FOR UPDATE")
+        found = await (await connection.execute(query, (task_id,))).fetchone()
+        if found is None:
+            raise unknown_run(task_id)
+        check_finished(task_id, found[1])
+        await _remove(connection, address, [found[0]], deltas_only=False)
+
+
+async def trim(
+    connection: Connection, address: Address, before: int, states: Sequence[str], deltas_only: bool, after: int
+) -> list[tuple[int, str]]:
+    """Remove the next runs in these states that are older than that, or their transient events.
+
+    Args:
+        connection: The connection.
+        address: The database.
+        before: The time that they are older than.
+        states: The states.
+        deltas_only: Remove only their transient events.
+        after: The number of the last run that was removed.
+
+    Returns:
+        The numbers and ids of the runs, at most `AT_ONCE`.
+    """
+    having = " AND EXISTS (SELECT FROM $s.events WHERE run = number AND sub > 0)" if deltas_only else ""
+    query = address.sql(
+        f"SELECT number, task_id FROM $s.runs WHERE number > %s AND updated < %s AND state = ANY (%s){having}"
+        f" ORDER BY number LIMIT {AT_ONCE} FOR UPDATE"
+    )
+    async with connection.transaction():
+        found = await (await connection.execute(query, (after, before, [*states]))).fetchall()
+        await _remove(connection, address, [number for number, _ in found], deltas_only=deltas_only)
+    return [(number, task_id) for number, task_id in found]
+
+
+async def _remove(connection: Connection, address: Address, runs: Sequence[int], *, deltas_only: bool) -> None:
+    if runs:
+        for statement in (_DELTAS,) if deltas_only else _OF_RUNS:
+            await connection.execute(address.sql(statement), {"runs": numbers(runs)})

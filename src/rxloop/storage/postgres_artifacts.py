@@ -1,0 +1,255 @@
+"""Artifact store in Postgres."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from rxloop.pipeline.artifact_rules import (
+    ArtifactChunk,
+    ArtifactRecord,
+    check_open,
+    check_range,
+    next_version,
+    other_write,
+    safe_id,
+    unknown,
+    version_of,
+)
+from rxloop.storage.postgres.address import Address, Connection, Row
+from rxloop.storage.postgres.engine import Engines
+
+T = TypeVar("T")
+
+_RECORD = "artifact_id, version, name, media_type, created, updated, size, chunks, complete"
+
+_VERSIONS = f"SELECT {_RECORD} FROM $s.artifacts WHERE context_id = %s AND artifact_id = %s ORDER BY version"
+
+_WRITTEN = """
+SELECT artifact, place, start, data FROM $s.artifact_chunks AS c JOIN $s.artifacts ON artifact = number
+WHERE context_id = %s AND artifact_id = %s AND c.key = %s
+"""
+
+# The chunk in which the range begins is the last one that begins at its first byte or before it.
+_RANGE = """
+SELECT start, data FROM $s.artifact_chunks JOIN $s.artifacts ON artifact = number
+WHERE context_id = %s AND artifact_id = %s AND version = %s AND start < %s AND start >= (
+    SELECT coalesce(max(start), 0) FROM $s.artifact_chunks WHERE artifact = number AND start <= %s
+) ORDER BY place
+"""
+
+_DELETE = """
+WITH deleted AS (DELETE FROM $s.artifacts WHERE context_id = %s AND artifact_id = %s RETURNING number)
+DELETE FROM $s.artifact_chunks WHERE artifact IN (SELECT number FROM deleted)
+"""
+
+
+class PostgresArtifacts:
+    """Keeps artifacts in a Postgres database, in the tables `artifacts` and `artifact_chunks`.
+
+    A `PostgresEventLog` has one of these by itself, in its own schema. Any number of processes may use it at once.
+
+    Example:
+        >>> agent = Agent("zai:glm-4.7", tools=artifact_tools(), artifacts=PostgresArtifacts("postgresql://db/app"))
+    """
+
+    def __init__(
+        self, dsn: str, *, session_dsn: str | None = None, schema: str = "rxloop", patience: float = 10
+    ) -> None:
+        """Make a store; nothing is connected yet.
+
+        Args:
+            dsn: The database, as for `PostgresEventLog`.
+            session_dsn: The same database past a PgBouncer, as for `PostgresEventLog`.
+            schema: The schema of the tables.
+            patience: Seconds for which a server that cannot be reached is asked again before a call fails.
+
+        Raises:
+            ConfigurationError: An argument cannot be used.
+        """
+        self._use(Engines(Address(dsn, session_dsn or dsn, schema), patience=patience), own=True)
+
+    @classmethod
+    def over(cls, engines: Engines) -> PostgresArtifacts:
+        """Make the store of a log, over its connections."""
+        store = cls.__new__(cls)
+        store._use(engines, own=False)
+        return store
+
+    def _use(self, engines: Engines, *, own: bool) -> None:
+        self._engines, self._own, self._address = engines, own, engines.address
+
+    def __repr__(self) -> str:
+        return f"<PostgresArtifacts {self._address}>"
+
+    async def create(
+        self, context_id: str, artifact_id: str, *, name: str, media_type: str, override: bool, key: str, now: int
+    ) -> ArtifactRecord:
+        """Begin an artifact, or its next version, as `ArtifactStore.create` says.
+
+        Raises:
+            ArtifactExists: There is one, and no `override`.
+            ArtifactError: The id is not a plain name.
+            EventLogError: The server cannot be written.
+        """
+        artifact_id = safe_id(artifact_id)
+        query = f"SELECT {_RECORD}, key FROM $s.artifacts WHERE context_id = %s AND artifact_id = %s ORDER BY version"
+
+        async def work(connection: Connection) -> ArtifactRecord:
+            rows = await self._rows(connection, query, context_id, artifact_id)
+            begun = {row[-1]: ArtifactRecord(*row[:-1]) for row in rows}
+            if key in begun:
+                return begun[key]
+            first = ArtifactRecord(artifact_id, 1, name, media_type, now, now)
+            record = next_version([*begun.values()], first, override)
+            await connection.execute(
+                self._address.sql(
+                    "INSERT INTO $s.artifacts (context_id, artifact_id, version, name, media_type, created, updated,"
+                    " size, chunks, complete, key) VALUES (%s, %s, %s, %s, %s, %s, %s, 0, 0, false, %s)"
+                ),
+                (context_id, artifact_id, record.version, name, media_type, record.created, now, key),
+            )
+            return record
+
+        return await self._alone(context_id, artifact_id, work)
+
+    async def append(
+        self, context_id: str, artifact_id: str, data: bytes, *, version: int | None, last: bool, key: str, now: int
+    ) -> ArtifactChunk:
+        """Append a chunk, as `ArtifactStore.append` says.
+
+        Raises:
+            UnknownArtifact: There is none.
+            ArtifactError: It is complete, or begun anew, or the key was used for another chunk.
+            EventLogError: The server cannot be written.
+        """
+        artifact_id = safe_id(artifact_id)
+
+        async def work(connection: Connection) -> ArtifactChunk:
+            for number, place, start, written in await self._rows(connection, _WRITTEN, context_id, artifact_id, key):
+                if written != data:
+                    raise other_write(artifact_id)
+                return ArtifactChunk(await self._numbered(connection, number), place, start)
+            newest = await self._rows(
+                connection,
+                "SELECT number FROM $s.artifacts WHERE context_id = %s AND artifact_id = %s"
+                " ORDER BY version DESC LIMIT 1",
+                *(context_id, artifact_id),
+            )
+            if not newest:
+                raise unknown(artifact_id)
+            [[number]] = newest
+            before = await self._numbered(connection, number)
+            check_open(before, version)
+            await connection.execute(
+                self._address.sql(
+                    "INSERT INTO $s.artifact_chunks (artifact, place, start, key, data) VALUES (%s, %s, %s, %s, %b)"
+                ),
+                (number, before.chunks, before.size, key, data),
+            )
+            await connection.execute(
+                self._address.sql(
+                    "UPDATE $s.artifacts SET updated = %s, size = size + %s, chunks = chunks + 1, complete = %s"
+                    " WHERE number = %s"
+                ),
+                (now, len(data), last, number),
+            )
+            return ArtifactChunk(await self._numbered(connection, number), before.chunks, before.size)
+
+        return await self._alone(context_id, artifact_id, work)
+
+    async def read(
+        self,
+        context_id: str,
+        artifact_id: str,
+        *,
+        version: int | None = None,
+        offset: int = 0,
+        limit: int | None = None,
+    ) -> bytes:
+        """Read a range of a version, by default the newest, as `ArtifactStore.read` says.
+
+        Raises:
+            UnknownArtifact: There is none.
+            ArtifactError: The range is none.
+            EventLogError: The server cannot be read.
+        """
+        artifact_id = safe_id(artifact_id)
+        check_range(offset, limit)
+
+        async def work(connection: Connection) -> bytes:
+            rows = await self._rows(connection, _VERSIONS, context_id, artifact_id)
+            record = version_of([ArtifactRecord(*row) for row in rows], artifact_id, version)
+            end = record.size if limit is None else min(record.size, offset + limit)
+            # Some numbers are too large for Postgres.
+            values = (context_id, artifact_id, record.version, end, min(offset, end))
+            found = await self._rows(connection, _RANGE, *values)
+            return b"".join(data[max(0, offset - start) : end - start] for start, data in found)
+
+        return await self._engines.here().reading(work)
+
+    async def versions(self, context_id: str, artifact_id: str) -> Sequence[ArtifactRecord]:
+        """List the versions of an artifact, the newest last.
+
+        Raises:
+            EventLogError: The server cannot be read.
+        """
+        artifact_id = safe_id(artifact_id)
+        rows = await self._engines.here().reading(
+            lambda connection: self._rows(connection, _VERSIONS, context_id, artifact_id)
+        )
+        return [ArtifactRecord(*row) for row in rows]
+
+    async def list(self, context_id: str) -> Sequence[ArtifactRecord]:
+        """List the newest version of each artifact of a conversation, by id.
+
+        Raises:
+            EventLogError: The server cannot be read.
+        """
+        query = (
+            f"SELECT DISTINCT ON (artifact_id) {_RECORD} FROM $s.artifacts WHERE context_id = %s"
+            " ORDER BY artifact_id, version DESC"
+        )
+        rows = await self._engines.here().reading(lambda connection: self._rows(connection, query, context_id))
+        # As Python sorts, whatever the server compares.
+        return sorted((ArtifactRecord(*row) for row in rows), key=lambda record: record.artifact_id)
+
+    async def delete(self, context_id: str, artifact_id: str, *, expected: ArtifactRecord | None = None) -> bool:
+        """Delete an artifact with all its versions, as `ArtifactStore.delete` says.
+
+        Raises:
+            EventLogError: The server cannot be written.
+        """
+        artifact_id = safe_id(artifact_id)
+
+        async def work(connection: Connection) -> bool:
+            rows = await self._rows(connection, _VERSIONS, context_id, artifact_id)
+            if not rows or expected not in (None, ArtifactRecord(*rows[-1])):
+                return False
+            await connection.execute(self._address.sql(_DELETE), (context_id, artifact_id))
+            return True
+
+        return await self._alone(context_id, artifact_id, work)
+
+    async def aclose(self) -> None:
+        """Close the connections; may be called more than once. A store that is used again makes others."""
+        if self._own:
+            await self._engines.aclose()
+
+    async def _alone(self, context_id: str, artifact_id: str, work: Callable[[Connection], Awaitable[T]]) -> T:
+        """Do something in a transaction, with no other writer of the artifact."""
+
+        async def write(connection: Connection) -> T:
+            async with connection.transaction():
+                name = f"{self._address.schema}/{context_id}/{artifact_id}"
+                await connection.execute(b"SELECT pg_advisory_xact_lock(hashtextextended(%s, 1))", (name,))
+                return await work(connection)
+
+        return await self._engines.here().writing(write)
+
+    async def _numbered(self, connection: Connection, number: int) -> ArtifactRecord:
+        [row] = await self._rows(connection, f"SELECT {_RECORD} FROM $s.artifacts WHERE number = %s", number)
+        return ArtifactRecord(*row)
+
+    async def _rows(self, connection: Connection, query: str, *values: object) -> Sequence[Row]:
+        return await (await connection.execute(self._address.sql(query), values, binary=True)).fetchall()

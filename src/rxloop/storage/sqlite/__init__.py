@@ -1,0 +1,1 @@
+"""Parts of the event log and of the artifact store in SQLite."""

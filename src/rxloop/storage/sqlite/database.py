@@ -1,0 +1,326 @@
+"""Connection, schema, transactions."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sqlite3
+import time
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Literal
+
+from rxloop.errors import EventLogError
+
+Fsync = Literal["normal", "full"]
+
+APPLICATION_ID = 0x72786C70
+"""The four letters `rxlp`, in the header of the file."""
+
+BUSY_SECONDS = 5.0
+
+_AGAIN_SECONDS = 0.005
+
+SCHEMA = (
+    """
+    CREATE TABLE runs (
+        number INTEGER PRIMARY KEY,
+        task_id TEXT NOT NULL UNIQUE,
+        context_id TEXT NOT NULL,
+        agent_name TEXT NOT NULL,
+        state TEXT NOT NULL,
+        at_rest INTEGER NOT NULL,
+        attempt INTEGER NOT NULL,
+        seq INTEGER NOT NULL,
+        created INTEGER NOT NULL,
+        updated INTEGER NOT NULL
+    );
+    CREATE INDEX runs_by_context ON runs (context_id, created, number);
+    CREATE INDEX runs_unfinished ON runs (created, number) WHERE state NOT IN ('completed', 'failed');
+    CREATE TABLE events (
+        run INTEGER NOT NULL,
+        seq INTEGER NOT NULL,
+        sub INTEGER NOT NULL,
+        json BLOB NOT NULL,
+        PRIMARY KEY (run, seq, sub)
+    ) WITHOUT ROWID;
+    """,
+    # Files of earlier versions have tables of thinking sessions here. They stay until a step drops them.
+    "",
+    """
+    ALTER TABLE runs ADD COLUMN owner TEXT NOT NULL DEFAULT '';
+    DROP INDEX runs_by_context;
+    DROP INDEX runs_unfinished;
+    CREATE INDEX runs_by_context ON runs (context_id, number);
+    CREATE INDEX runs_unfinished ON runs (number) WHERE state NOT IN ('completed', 'failed');
+    """,
+    "",
+    """
+    ALTER TABLE runs RENAME COLUMN owner TO writer;
+    ALTER TABLE runs ADD COLUMN model TEXT NOT NULL DEFAULT '';
+    ALTER TABLE runs ADD COLUMN owner TEXT;
+    ALTER TABLE runs ADD COLUMN metadata TEXT;
+    ALTER TABLE runs ADD COLUMN usage TEXT;
+    ALTER TABLE runs ADD COLUMN error TEXT;
+    CREATE TEMP VIEW ends AS
+        SELECT run, seq, CASE WHEN json_valid(CAST(json AS TEXT)) THEN CAST(json AS TEXT) ELSE '{}' END AS json
+        FROM events WHERE sub = 0;
+    UPDATE runs SET (model, metadata) = (
+        SELECT ifnull(json_extract(json, '$.model'), ''), json_extract(json, '$.metadata')
+        FROM ends WHERE run = number AND seq = 1
+    ) WHERE EXISTS (SELECT 1 FROM ends WHERE run = number AND seq = 1);
+    UPDATE runs SET (usage, error) = (
+        SELECT json_extract(json, '$.usage'), json_extract(json, '$.error')
+        FROM ends WHERE run = number AND ends.seq = runs.seq
+    ) WHERE at_rest = 1;
+    DROP VIEW ends;
+    CREATE INDEX runs_by_owner ON runs (owner, number) WHERE owner IS NOT NULL;
+    CREATE INDEX runs_under_way ON runs (number) WHERE at_rest = 0;
+    CREATE TABLE holders (
+        holder TEXT PRIMARY KEY,
+        process TEXT NOT NULL,
+        beat REAL NOT NULL,
+        lease REAL NOT NULL
+    ) WITHOUT ROWID;
+    CREATE TABLE turns (
+        context_id TEXT PRIMARY KEY,
+        task_id TEXT NOT NULL,
+        holder TEXT NOT NULL
+    ) WITHOUT ROWID;
+    CREATE INDEX turns_by_holder ON turns (holder);
+    CREATE TABLE mail (
+        number INTEGER PRIMARY KEY AUTOINCREMENT,
+        run INTEGER NOT NULL,
+        json BLOB NOT NULL
+    );
+    CREATE INDEX mail_by_run ON mail (run, number);
+    """,
+    """
+    CREATE INDEX runs_by_time ON runs (created);
+    CREATE TABLE folds (
+        number INTEGER PRIMARY KEY,
+        context_id TEXT NOT NULL,
+        first INTEGER NOT NULL,
+        last INTEGER NOT NULL,
+        runs INTEGER NOT NULL,
+        events INTEGER NOT NULL,
+        version INTEGER NOT NULL,
+        crc INTEGER NOT NULL,
+        summary BLOB NOT NULL,
+        messages BLOB NOT NULL
+    );
+    CREATE INDEX folds_by_context ON folds (context_id, first);
+    """,
+    """
+    CREATE TABLE artifacts (
+        number INTEGER PRIMARY KEY,
+        context_id TEXT NOT NULL,
+        artifact_id TEXT NOT NULL,
+        version INTEGER NOT NULL,
+        name TEXT NOT NULL,
+        media_type TEXT NOT NULL,
+        created INTEGER NOT NULL,
+        updated INTEGER NOT NULL,
+        size INTEGER NOT NULL,
+        chunks INTEGER NOT NULL,
+        complete INTEGER NOT NULL,
+        key TEXT NOT NULL,
+        UNIQUE (context_id, artifact_id, version)
+    );
+    CREATE TABLE artifact_chunks (
+        artifact INTEGER NOT NULL,
+        place INTEGER NOT NULL,
+        start INTEGER NOT NULL,
+        key TEXT NOT NULL,
+        data BLOB NOT NULL
+    );
+    CREATE UNIQUE INDEX artifact_chunks_by_key ON artifact_chunks (artifact, key);
+    CREATE INDEX artifact_chunks_by_start ON artifact_chunks (artifact, start, place);
+    """,
+    """
+    ALTER TABLE runs ADD COLUMN arrived REAL NOT NULL DEFAULT 0;
+    """,
+)
+"""The steps from each version of the schema to the next; the version is how many of them a file has had."""
+
+_HINTS = {
+    "SQLITE_FULL": "the disk is full: make room, or put the log somewhere else",
+    "SQLITE_READONLY": "the file cannot be written: check its permissions and those of its folder",
+    "SQLITE_CANTOPEN": "the file cannot be opened: check that its folder exists and can be written",
+    "SQLITE_BUSY": f"another process has held the file for more than {BUSY_SECONDS:g} s",
+    "SQLITE_LOCKED": f"another process has held the file for more than {BUSY_SECONDS:g} s",
+    "SQLITE_NOTADB": "this is not a SQLite file: give the log another one",
+    "SQLITE_CORRUPT": "the file is damaged: move it away, and get back what can be read with `sqlite3 FILE .recover`",
+    "SQLITE_IOERR": "the disk could not be read or written",
+}
+
+_NO_DESCRIPTOR = (
+    "this process has no file descriptor left: raise its limit (ulimit -n), or let fewer runs go on at once, as "
+    "limited(model, concurrent=...) does"
+)
+
+_LASTING = ("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_NOTADB", "SQLITE_CORRUPT", "SQLITE_PERM", "SQLITE_AUTH")
+"""What another try would not change; a full disk or a file that is held may pass."""
+
+
+@contextmanager
+def errors_of(path: Path) -> Generator[None]:
+    """Make what SQLite raises an `EventLogError` that names the file and says what to do."""
+    try:
+        yield
+    except (sqlite3.Error, OSError) as error:
+        name = str(getattr(error, "sqlite_errorname", ""))
+        hint = next((hint for code, hint in _HINTS.items() if name.startswith(code)), None)
+        retryable = not name.startswith(_LASTING)
+        if name.startswith("SQLITE_CANTOPEN") or isinstance(error, OSError):
+            # SQLite does not tell a folder that is missing from a process that has too much open.
+            if no_descriptor_left(error):
+                hint, retryable = _NO_DESCRIPTOR, True
+            elif path.is_file() and os.access(path, os.R_OK | os.W_OK) and os.access(path.parent, os.W_OK):
+                retryable = True
+        text = f"the event log {path}: {error}" + (f"; {hint}" if hint else "")
+        raise EventLogError(text, retryable=retryable) from error
+
+
+def is_busy(error: sqlite3.OperationalError) -> bool:
+    """Tell whether somebody else writes to the file at this moment."""
+    return error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
+
+
+def no_descriptor_left(error: BaseException) -> bool:
+    """Whether a file could not be opened since this process, or this machine, has too many open."""
+    if isinstance(error, OSError):
+        return error.errno in (errno.EMFILE, errno.ENFILE)
+    try:
+        # Never the file itself: closing it would give up the locks that SQLite has on it.
+        os.close(os.open(os.devnull, os.O_RDONLY))
+    except OSError as refusal:
+        return refusal.errno in (errno.EMFILE, errno.ENFILE)
+    return False
+
+
+def connect(path: Path, fsync: Fsync) -> sqlite3.Connection:
+    """Open the file, make it where it is not there, and bring its schema up to date.
+
+    Raises:
+        EventLogError: It is the file of another program, or of a newer version of rxloop; what is in it stays as it is.
+    """
+    # Conversations are for their owner alone. SQLite gives the files beside it the same mode.
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL, 0o600))
+    except OSError as error:
+        # SQLite explains everything else better. Most often the file is there, which is not an error.
+        if no_descriptor_left(error):
+            raise
+    deadline = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            return _connect(path, fsync)
+        except sqlite3.OperationalError as error:
+            # Of several that make the file a write-ahead one at once, SQLite lets all but one fail without any waiting.
+            if not is_busy(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(_AGAIN_SECONDS)
+
+
+def _connect(path: Path, fsync: Fsync) -> sqlite3.Connection:
+    # Used by one thread at a time, though not always the one that opened it.
+    connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+    try:
+        _check(connection, path)
+        if _number(connection, "user_version") < len(SCHEMA):
+            _migrate(connection, path)
+        connection.execute(f"PRAGMA synchronous = {fsync}")
+        # Not inside a commit, which may be made on the event loop: moving the pages waits for the disk.
+        connection.execute("PRAGMA wal_autocheckpoint = 0")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _check(connection: sqlite3.Connection, path: Path) -> None:
+    """Refuse what is not ours before anything is written."""
+    (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    owner, version = _number(connection, "application_id"), _number(connection, "user_version")
+    if owner != APPLICATION_ID and (tables or owner):
+        raise EventLogError(
+            f"{path} is the database of another program: give the event log a file of its own",
+            retryable=False,
+        )
+    if version > len(SCHEMA):
+        raise EventLogError(
+            f"{path} was written by a newer version of rxloop (schema {version}; this one knows {len(SCHEMA)}): "
+            "install that version",
+            retryable=False,
+        )
+
+
+def _migrate(connection: sqlite3.Connection, path: Path) -> None:
+    """Take the steps that the file has not had, all of them or none."""
+    if _number(connection, "user_version") == 0:
+        # A file can be told to give room back only while it has no table.
+        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        # Another process may have come first.
+        _check(connection, path)
+        for step in SCHEMA[_number(connection, "user_version") :]:
+            for statement in step.split(";"):
+                connection.execute(statement)
+        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        connection.execute(f"PRAGMA user_version = {len(SCHEMA)}")
+        connection.execute("COMMIT")
+    except BaseException:
+        roll_back(connection)
+        raise
+
+
+def begin(connection: sqlite3.Connection, wait: float) -> None:
+    """Begin to write, and wait that many seconds for another writer at most."""
+    connection.execute(f"PRAGMA busy_timeout = {round(wait * 1000)}")
+    connection.execute("BEGIN IMMEDIATE")
+
+
+def checkpoint(connection: sqlite3.Connection, *, cut: bool) -> None:
+    """Move what is in the write-ahead log to its place, as far as no reader is in the way, and maybe cut it off."""
+    # This is the long part, and keeps no writer waiting; the other one waits for nobody.
+    connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+    if not cut:
+        return
+    connection.execute("PRAGMA busy_timeout = 0")
+    try:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    finally:
+        connection.execute(f"PRAGMA busy_timeout = {round(BUSY_SECONDS * 1000)}")
+
+
+def roll_back(connection: sqlite3.Connection) -> None:
+    """End a transaction that failed; some failures have ended it already."""
+    if connection.in_transaction:
+        with suppress(sqlite3.Error):
+            connection.execute("ROLLBACK")
+
+
+def _number(connection: sqlite3.Connection, pragma: str) -> int:
+    (value,) = connection.execute(f"PRAGMA {pragma}").fetchone()
+    return value
+
+
+@contextmanager
+def transaction(connection: sqlite3.Connection, *, wait: float | None = None) -> Generator[None]:
+    """All of it or nothing; others may read, and do not write, meanwhile.
+
+    Args:
+        connection: The connection.
+        wait: Seconds to wait for another writer; None is as long as usual.
+    """
+    begin(connection, BUSY_SECONDS if wait is None else wait)
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        roll_back(connection)
+        raise

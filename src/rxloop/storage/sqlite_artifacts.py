@@ -1,0 +1,254 @@
+"""Artifact store in SQLite."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Sequence
+from os import PathLike
+from typing import Any, TypeVar
+
+from rxloop.pipeline.artifact_rules import (
+    ArtifactChunk,
+    ArtifactRecord,
+    check_open,
+    check_range,
+    next_version,
+    other_write,
+    safe_id,
+    unknown,
+    version_of,
+)
+from rxloop.storage.sqlite.database import Fsync, errors_of, transaction
+from rxloop.storage.sqlite.file import OpenFile, checked_place
+from rxloop.storage.sqlite.worker import Worker
+
+T = TypeVar("T")
+
+_RECORD = "artifact_id, version, name, media_type, created, updated, size, chunks, complete"
+
+
+class SqliteArtifacts:
+    """Keeps artifacts in a SQLite file, in the tables `artifacts` and `artifact_chunks`.
+
+    The file may be that of a `SqliteEventLog`, which has one of these by itself. Any number of processes may use it at
+    once. It is opened, or made, at the first use; all work is done in a thread.
+
+    Example:
+        >>> agent = Agent("zai:glm-4.7", tools=artifact_tools(), artifacts=SqliteArtifacts("app.db"))
+    """
+
+    def __init__(self, path: str | PathLike[str], *, fsync: Fsync = "normal") -> None:
+        """Make a store; nothing is opened yet.
+
+        Args:
+            path: The file. Its folder has to be there.
+            fsync: As for `SqliteEventLog`: `"full"` guards the last moments against a loss of power as well.
+
+        Raises:
+            ConfigurationError: The path or `fsync` cannot be used.
+        """
+        self.path = checked_place(path, fsync, "MemoryArtifacts for artifacts in memory")
+        self._file = OpenFile(self.path, fsync)
+        self._worker = Worker(self._file.open, "rxloop-artifacts")
+
+    def __repr__(self) -> str:
+        return f"<SqliteArtifacts {self.path}>"
+
+    async def create(
+        self, context_id: str, artifact_id: str, *, name: str, media_type: str, override: bool, key: str, now: int
+    ) -> ArtifactRecord:
+        """Begin an artifact, or its next version, as `ArtifactStore.create` says.
+
+        Raises:
+            ArtifactExists: There is one, and no `override`.
+            ArtifactError: The id is not a plain name.
+            EventLogError: The file cannot be written.
+        """
+        artifact_id = safe_id(artifact_id)
+        query = f"SELECT {_RECORD}, key FROM artifacts WHERE context_id = ? AND artifact_id = ? ORDER BY version"
+
+        def work(connection: sqlite3.Connection) -> ArtifactRecord:
+            begun = {row[-1]: _record(row[:-1]) for row in connection.execute(query, (context_id, artifact_id))}
+            if key in begun:
+                return begun[key]
+            first = ArtifactRecord(artifact_id, 1, name, media_type, now, now)
+            record = next_version([*begun.values()], first, override)
+            connection.execute(
+                "INSERT INTO artifacts (context_id, artifact_id, version, name, media_type, created, updated, size,"
+                " chunks, complete, key) VALUES (?, ?, ?, ?, ?, ?, ?, 0, 0, 0, ?)",
+                (context_id, artifact_id, record.version, name, media_type, record.created, now, key),
+            )
+            return record
+
+        return await self._writing(work)
+
+    async def append(
+        self, context_id: str, artifact_id: str, data: bytes, *, version: int | None, last: bool, key: str, now: int
+    ) -> ArtifactChunk:
+        """Append a chunk, as `ArtifactStore.append` says.
+
+        Raises:
+            UnknownArtifact: There is none.
+            ArtifactError: It is complete, or begun anew, or the key was used for another chunk.
+            EventLogError: The file cannot be written.
+        """
+        artifact_id = safe_id(artifact_id)
+
+        def work(connection: sqlite3.Connection) -> ArtifactChunk:
+            written = _written(connection, context_id, artifact_id, data, key)
+            if written is not None:
+                return written
+            newest = (
+                "SELECT number FROM artifacts WHERE context_id = ? AND artifact_id = ? ORDER BY version DESC LIMIT 1"
+            )
+            found = connection.execute(newest, (context_id, artifact_id)).fetchone()
+            if found is None:
+                raise unknown(artifact_id)
+            before = _record(_row(connection, found[0]))
+            check_open(before, version)
+            connection.execute(
+                "INSERT INTO artifact_chunks (artifact, place, start, key, data) VALUES (?, ?, ?, ?, ?)",
+                (found[0], before.chunks, before.size, key, data),
+            )
+            connection.execute(
+                "UPDATE artifacts SET updated = ?, size = size + ?, chunks = chunks + 1, complete = ? WHERE number = ?",
+                (now, len(data), last, found[0]),
+            )
+            return ArtifactChunk(_record(_row(connection, found[0])), before.chunks, before.size)
+
+        return await self._writing(work)
+
+    async def read(
+        self,
+        context_id: str,
+        artifact_id: str,
+        *,
+        version: int | None = None,
+        offset: int = 0,
+        limit: int | None = None,
+    ) -> bytes:
+        """Read a range of a version, by default the newest, as `ArtifactStore.read` says.
+
+        Raises:
+            UnknownArtifact: There is none.
+            ArtifactError: The range is none.
+            EventLogError: The file cannot be read.
+        """
+        artifact_id = safe_id(artifact_id)
+        check_range(offset, limit)
+        # The chunk in which the range begins is the last one that begins at its first byte or before it.
+        query = (
+            "SELECT start, data FROM artifact_chunks JOIN artifacts ON artifact = number"
+            " WHERE context_id = ? AND artifact_id = ? AND version = ? AND start < ? AND start >= ("
+            "SELECT ifnull(max(start), 0) FROM artifact_chunks WHERE artifact = number AND start <= ?) ORDER BY place"
+        )
+
+        def work(connection: sqlite3.Connection) -> bytes:
+            record = version_of(_versions(connection, context_id, artifact_id), artifact_id, version)
+            end = record.size if limit is None else min(record.size, offset + limit)
+            # Some numbers are too large for SQLite.
+            values = (context_id, artifact_id, record.version, end, min(offset, end))
+            return b"".join(
+                data[max(0, offset - start) : end - start] for start, data in connection.execute(query, values)
+            )
+
+        return await self._do(work)
+
+    async def versions(self, context_id: str, artifact_id: str) -> Sequence[ArtifactRecord]:
+        """List the versions of an artifact, the newest last.
+
+        Raises:
+            EventLogError: The file cannot be read.
+        """
+        artifact_id = safe_id(artifact_id)
+        return await self._do(lambda connection: _versions(connection, context_id, artifact_id))
+
+    async def list(self, context_id: str) -> Sequence[ArtifactRecord]:
+        """List the newest version of each artifact of a conversation, by id.
+
+        Raises:
+            EventLogError: The file cannot be read.
+        """
+        query = f"SELECT {_RECORD} FROM artifacts WHERE context_id = ? ORDER BY artifact_id, version"
+
+        def work(connection: sqlite3.Connection) -> Sequence[ArtifactRecord]:
+            newest = {record.artifact_id: record for record in map(_record, connection.execute(query, (context_id,)))}
+            # As Python sorts, whatever SQLite compares.
+            return [newest[artifact_id] for artifact_id in sorted(newest)]
+
+        return await self._do(work)
+
+    async def delete(self, context_id: str, artifact_id: str, *, expected: ArtifactRecord | None = None) -> bool:
+        """Delete an artifact with all its versions, as `ArtifactStore.delete` says.
+
+        Raises:
+            EventLogError: The file cannot be written.
+        """
+        artifact_id = safe_id(artifact_id)
+        own = (context_id, artifact_id)
+
+        def work(connection: sqlite3.Connection) -> bool:
+            versions = _versions(connection, context_id, artifact_id)
+            if not versions or expected not in (None, versions[-1]):
+                return False
+            numbers = "SELECT number FROM artifacts WHERE context_id = ? AND artifact_id = ?"
+            connection.execute(f"DELETE FROM artifact_chunks WHERE artifact IN ({numbers})", own)
+            connection.execute("DELETE FROM artifacts WHERE context_id = ? AND artifact_id = ?", own)
+            return True
+
+        return await self._writing(work)
+
+    async def aclose(self) -> None:
+        """Close the file; may be called more than once. A store that is used again opens it again."""
+        await self._worker.aclose(last=self._file.close)
+
+    async def _writing(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        def write(connection: sqlite3.Connection) -> T:
+            with transaction(connection):
+                done = work(connection)
+            if self._file.written(1):
+                self._file.move(connection)
+            return done
+
+        return await self._do(write)
+
+    async def _do(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        def checked(connection: sqlite3.Connection) -> T:
+            self._file.check()
+            with errors_of(self.path):
+                return work(connection)
+
+        return await self._worker.do(checked)
+
+
+def _record(row: Sequence[Any]) -> ArtifactRecord:
+    return ArtifactRecord(*row[:-1], complete=bool(row[-1]))
+
+
+def _row(connection: sqlite3.Connection, number: int) -> Sequence[Any]:
+    return connection.execute(f"SELECT {_RECORD} FROM artifacts WHERE number = ?", (number,)).fetchone()
+
+
+def _versions(connection: sqlite3.Connection, context_id: str, artifact_id: str) -> list[ArtifactRecord]:
+    query = f"SELECT {_RECORD} FROM artifacts WHERE context_id = ? AND artifact_id = ? ORDER BY version"
+    return [_record(row) for row in connection.execute(query, (context_id, artifact_id))]
+
+
+def _written(
+    connection: sqlite3.Connection, context_id: str, artifact_id: str, data: bytes, key: str
+) -> ArtifactChunk | None:
+    """Find the chunk that an artifact has of an earlier try of a write.
+
+    Raises:
+        ArtifactError: It holds something else.
+    """
+    query = (
+        "SELECT artifact, place, start, data FROM artifact_chunks AS c JOIN artifacts ON artifact = number"
+        " WHERE context_id = ? AND artifact_id = ? AND c.key = ?"
+    )
+    found = connection.execute(query, (context_id, artifact_id, key)).fetchone()
+    if found is None:
+        return None
+    if found[3] != data:
+        raise other_write(artifact_id)
+    return ArtifactChunk(_record(_row(connection, found[0])), found[1], found[2])

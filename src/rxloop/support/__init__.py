@@ -1,0 +1,1 @@
+"""Helpers without knowledge of agents, runs or events: files, threads, waiting, text, JSON Schema, redaction."""

@@ -1,0 +1,221 @@
+"""Faults of worker processes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from rxloop.errors import ConfigurationError, RxloopError
+from rxloop.support.tasks import wait_all
+from rxloop.testing.chaos.processes import Worker
+
+log = logging.getLogger("rxloop")
+
+_STOPS_IN = 30.0
+"""Seconds beside its grace that a worker has to stop when it is told to."""
+
+_LOOK_EVERY = 0.5
+"""Seconds between two looks for workers that ended by themselves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something that is done to workers again and again.
+
+    A worker that it has ended is started anew.
+
+    Attributes:
+        kind: What it is called in the report.
+        every: Seconds from one to the next, on average.
+        do: Does it to a worker. When it is cancelled, it has to leave the worker able to go on.
+
+    Raises:
+        ConfigurationError: There is no time from one to the next.
+
+    Example:
+        >>> async def hiccup(worker: Worker) -> None:
+        ...     worker.send(signal.SIGSTOP)
+        ...     try:
+        ...         await asyncio.sleep(0.1)
+        ...     finally:
+        ...         worker.send(signal.SIGCONT)
+        >>> await chaos.play("Pay Bob 5.", faults=[Fault("hiccup", 0.5, hiccup)])
+    """
+
+    kind: str
+    every: float
+    do: Callable[[Worker], Awaitable[None]]
+
+    def __post_init__(self) -> None:
+        if not self.every > 0:
+            raise ConfigurationError(
+                f"the seconds from one {self.kind} to the next are more than 0, not {self.every!r}"
+            )
+
+
+async def kill(worker: Worker) -> None:
+    """Kill a worker, by SIGKILL."""
+    await worker.kill()
+
+
+def stop(grace: float) -> Callable[[Worker], Awaitable[None]]:
+    """Tell a worker to stop, by SIGTERM, as a deploy does.
+
+    Args:
+        grace: Seconds that its runs have to end in.
+    """
+
+    async def do(worker: Worker) -> None:
+        worker.send(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(grace + _STOPS_IN):
+                await worker.wait()
+        except TimeoutError:
+            await worker.kill()
+            raise RxloopError(f"it has not stopped {grace + _STOPS_IN:g} s after it was told to") from None
+
+    return do
+
+
+def freeze(lease: float, dice: random.Random) -> Callable[[Worker], Awaitable[None]]:
+    """Freeze a worker, by SIGSTOP, for less or more than its lease.
+
+    Args:
+        lease: Seconds after which it counts as dead.
+        dice: Say for how long.
+    """
+
+    async def do(worker: Worker) -> None:
+        worker.send(signal.SIGSTOP)
+        try:
+            await asyncio.sleep(lease * dice.choice((0.3, 1.5, 2.5)))
+        finally:
+            worker.send(signal.SIGCONT)
+
+    return do
+
+
+class Faults:
+    """Does things to workers, to one after the other, for the time of an `async with` block.
+
+    At its end what is under way is waited for; if the block fails or is cancelled, it is cut short. Either way no
+    worker stays frozen.
+
+    Attributes:
+        asked: How often something was to be done, by its kind.
+        done: How often it was.
+        skipped: How often it was not, since fewer than two workers were idle.
+        hit: By the id of a process: when something was done to it, in milliseconds since 1970, and what.
+        broken: What is wrong with workers: one that ended by itself, or did not start again.
+    """
+
+    def __init__(self, workers: Sequence[Worker], dice: random.Random) -> None:
+        """Do nothing yet."""
+        self._workers, self._dice = workers, dice
+        self._timers: list[asyncio.Task[None]] = []
+        self._under_way: set[asyncio.Task[None]] = set()
+        self.asked, self.done, self.skipped = Counter[str](), Counter[str](), Counter[str]()
+        self.hit: dict[int, list[tuple[int, str]]] = {}
+        self.broken: list[str] = []
+
+    async def __aenter__(self) -> Self:
+        self._timers.append(asyncio.create_task(self._watch(), name="chaos-watch"))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            if error is None:
+                await self.cease()
+                self._see_who_has_ended()
+                await self._idle()
+        finally:
+            tasks = [*self._timers, *self._under_way]
+            for task in tasks:
+                task.cancel()
+            await wait_all(tasks)
+
+    async def cease(self) -> None:
+        """Do nothing more, and wait for what is under way; a worker that ends by itself is still started anew."""
+        watching, *timers = self._timers
+        self._timers = [watching]
+        for task in timers:
+            task.cancel()
+        await wait_all(timers)
+        await self._idle()
+
+    async def _idle(self) -> None:
+        while self._under_way:
+            await asyncio.wait(self._under_way)
+
+    def begin(self, fault: Fault) -> None:
+        """Do something from now on."""
+        self._timers.append(asyncio.create_task(self._again_and_again(fault), name=f"chaos-{fault.kind}"))
+
+    async def _again_and_again(self, fault: Fault) -> None:
+        loop = asyncio.get_running_loop()
+        at = loop.time()
+        while True:
+            # By the clock, and not after the one before: what is late does not make all others late.
+            at += fault.every * self._dice.uniform(0.5, 1.5)
+            await asyncio.sleep(at - loop.time())
+            self._hit(fault)
+
+    def _hit(self, fault: Fault) -> None:
+        self._see_who_has_ended()
+        self.asked[fault.kind] += 1
+        idle = [worker for worker in self._workers if worker.alive and not worker.busy]
+        # One of them works on, so that something can be taken over.
+        if len(idle) < 2:
+            self.skipped[fault.kind] += 1
+            return
+        worker = self._dice.choice(idle)
+        self.done[fault.kind] += 1
+        self.hit.setdefault(worker.pid, []).append((round(time.time() * 1000), fault.kind))
+        self._spawn(worker, fault)
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_EVERY)
+            self._see_who_has_ended()
+
+    def _see_who_has_ended(self) -> None:
+        for worker in self._workers:
+            if not (worker.busy or worker.alive):
+                self._found(f"a worker ended by itself, with {worker.ended_with}")
+                self._spawn(worker, None)
+
+    def _spawn(self, worker: Worker, fault: Fault | None) -> None:
+        worker.busy = True
+        task = asyncio.create_task(self._do(worker, fault))
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+
+    async def _do(self, worker: Worker, fault: Fault | None) -> None:
+        """Do something to a worker, if it is to be done, and start it anew if it is gone."""
+        if fault is not None:
+            try:
+                await fault.do(worker)
+            except Exception as error:
+                self._found(f"the fault {fault.kind} failed: {error!r}")
+        try:
+            if not worker.alive:
+                await worker.start()
+        except Exception as error:
+            # It stays busy, and so out of the play.
+            self._found(f"a worker is gone, and did not start again: {error}")
+        else:
+            worker.busy = False
+
+    def _found(self, what: str) -> None:
+        self.broken.append(what)
+        log.error("chaos: %s", what)

@@ -1,0 +1,230 @@
+"""Checks of run records and of kept folds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rxloop.errors import ConfigurationError, UnknownRun
+from rxloop.pipeline.event_log import EventLog
+from rxloop.pipeline.records import ConversationPage, RunEvents
+from rxloop.state.kept_folds import RunFold
+from rxloop.testing.event_log_contract.toolkit import Check, begun, check, end, equal, ids, note, raises, task
+
+CHECKS: list[Check] = []
+
+
+@check(CHECKS)
+async def a_record_is_found_by_the_id_of_its_run(log: EventLog) -> None:
+    """It is the one that `runs` lists."""
+    with raises(UnknownRun, "run"):
+        await log.get_record("run")
+    await log.append("other", begun("other"), expected_seq=0)
+    await log.append("run", begun(metadata={"a": 1}), expected_seq=0)
+    for seq in (3, 4):
+        await log.append("run", [note(seq)], expected_seq=seq - 1)
+        equal(await log.get_record("run"), (await log.list_runs())[-1])
+    equal((await log.get_record("run")).seq, 4)
+
+
+@check(CHECKS)
+async def runs_are_listed_page_by_page(log: EventLog) -> None:
+    """The last one of a page is where the next one begins, whatever came or ended meanwhile."""
+    for name in "abcde":
+        await log.append(name, begun(name, context_id="c" if name in "ace" else "d"), expected_seq=0)
+
+    equal(ids(await log.list_runs(limit=2)), ["a", "b"])
+    await log.append("b", [end(3)], expected_seq=2)
+    equal(ids(await log.list_runs(after="b", limit=2)), ["c", "d"])
+    equal(ids(await log.list_runs(after="d", limit=2)), ["e"])
+    equal(ids(await log.list_runs(after="e", limit=2)), [])
+    equal(ids(await log.list_runs(after="b")), ["c", "d", "e"])
+    equal(ids(await log.list_runs(context_id="c", after="b", limit=1)), ["c"])
+    equal(ids(await log.list_runs(unfinished=True, after="a", limit=2)), ["c", "d"])
+    with raises(UnknownRun, "nowhere"):
+        await log.list_runs(after="nowhere")
+    with raises(ConfigurationError, "limit=0"):
+        await log.list_runs(limit=0)
+
+
+@check(CHECKS)
+async def runs_are_listed_newest_first(log: EventLog) -> None:
+    """Page by page as well; what comes meanwhile belongs before the first page."""
+    for name in "abcde":
+        await log.append(name, begun(name, context_id="c" if name in "ace" else "d"), expected_seq=0)
+
+    equal(ids(await log.list_runs(newest_first=True)), ["e", "d", "c", "b", "a"])
+    equal(ids(await log.list_runs(newest_first=True, limit=2)), ["e", "d"])
+    await log.append("f", begun("f", context_id="c"), expected_seq=0)
+    equal(ids(await log.list_runs(newest_first=True, after="d", limit=2)), ["c", "b"])
+    equal(ids(await log.list_runs(newest_first=True, context_id="c", after="c")), ["a"])
+    equal(ids(await log.list_runs(newest_first=True, after="a")), [])
+    with raises(UnknownRun, "nowhere"):
+        await log.list_runs(newest_first=True, after="nowhere")
+
+
+@check(CHECKS)
+async def conversations_are_listed_by_their_latest_runs(log: EventLog) -> None:
+    """One run of each: the newest of those that are chosen, on whatever page."""
+    for name, context_id, owner in (
+        ("a", "1", "ann"),
+        ("b", "2", "bob"),
+        ("c", "1", "ann"),
+        ("d", "3", "ann"),
+        ("e", "2", None),
+        ("f", "1", "bob"),
+    ):
+        await log.append(name, [task(owner=owner, context_id=context_id, metadata={"name": name})], expected_seq=0)
+    await log.append("d", [end(2)], expected_seq=1)
+
+    equal(ids(await log.list_runs(latest_only=True)), ["d", "e", "f"])
+    equal(ids(await log.list_runs(latest_only=True, newest_first=True)), ["f", "e", "d"])
+    equal(ids(await log.list_runs(latest_only=True, newest_first=True, limit=1)), ["f"])
+    # Not c, the next one of the first page's conversation.
+    equal(ids(await log.list_runs(latest_only=True, newest_first=True, after="f", limit=2)), ["e", "d"])
+    equal(ids(await log.list_runs(latest_only=True, after="d")), ["e", "f"])
+    equal(ids(await log.list_runs(latest_only=True, owner="ann", newest_first=True)), ["d", "c"])
+    equal(ids(await log.list_runs(latest_only=True, owner="bob")), ["b", "f"])
+    equal(ids(await log.list_runs(latest_only=True, states=["submitted"])), ["e", "f"])
+    equal(ids(await log.list_runs(latest_only=True, metadata={"name": "a"})), ["a"])
+    equal(ids(await log.list_runs(latest_only=True, context_id="2")), ["e"])
+
+
+async def _three(log: EventLog) -> None:
+    """Three runs that differ in everything that runs are chosen by."""
+    ann: dict[str, Any] = {"tenant": "t", "n": 1, "deep": {"b": [1, None], "a": "é"}, "odd key.'": True}
+    bob: dict[str, Any] = {"tenant": "u", "n": True, "none": None}
+    for name, owner, metadata, at in (("1", "ann", ann, 100), ("2", "bob", bob, 200), ("3", None, {}, 150)):
+        first = task(owner=owner, metadata=metadata, timestamp=at, context_id="c")
+        await log.append(name, [first], expected_seq=0)
+    await log.append("1", [end(2, "failed")], expected_seq=1)
+    await log.append("2", [end(2, "canceled")], expected_seq=1)
+    other = task(context_id="c", timestamp=300).model_copy(update={"agent_name": "other"})
+    await log.append("4", [other], expected_seq=0)
+
+
+@check(CHECKS)
+async def runs_are_chosen_by_what_their_records_say(log: EventLog) -> None:
+    """By each part of it, and by several parts at once."""
+    chosen: list[tuple[dict[str, Any], list[str]]] = [
+        ({"owner": "ann"}, ["1"]),
+        ({"owner": "nobody"}, []),
+        ({"agent_name": "helper"}, ["1", "2", "3"]),
+        ({"agent_name": "other"}, ["4"]),
+        ({"states": ["failed", "submitted"]}, ["1", "3", "4"]),
+        ({"states": ["canceled"]}, ["2"]),
+        ({"states": []}, []),
+        ({"states": ["failed", "canceled"], "unfinished": True}, ["2"]),
+        ({"since": 150}, ["2", "3", "4"]),
+        ({"until": 200}, ["1", "3"]),
+        ({"since": 150, "until": 200}, ["3"]),
+        ({"owner": "bob", "agent_name": "helper", "context_id": "c", "states": ["canceled"], "since": 200}, ["2"]),
+        ({"owner": "bob", "agent_name": "other"}, []),
+    ]
+    await _three(log)
+    for options, expected in chosen:
+        equal((options, ids(await log.list_runs(**options))), (options, expected))
+
+
+@check(CHECKS)
+async def runs_are_chosen_by_values_of_their_metadata(log: EventLog) -> None:
+    """All of them have to be there, with the type that they have in JSON."""
+    chosen: list[tuple[dict[str, Any], list[str]]] = [
+        ({}, ["1", "2", "3", "4"]),
+        ({"tenant": "t"}, ["1"]),
+        ({"tenant": "t", "n": 1}, ["1"]),
+        ({"tenant": "t", "n": 2}, []),
+        ({"n": True}, ["2"]),
+        ({"n": "1"}, []),
+        ({"none": None}, ["2"]),
+        ({"missing": None}, []),
+        ({"deep": {"a": "é", "b": [1, None]}}, ["1"]),
+        ({"deep": {"a": "é"}}, []),
+        ({"odd key.'": True}, ["1"]),
+    ]
+    await _three(log)
+    for metadata, expected in chosen:
+        equal((metadata, ids(await log.list_runs(metadata=metadata))), (metadata, expected))
+
+
+def _fold(first: str, last: str, runs: int, events: int, word: bytes = b"kept") -> RunFold:
+    return RunFold(first, last, runs, events, b'{"summary":1}', b'["' + word + b'"]')
+
+
+async def _conversation(log: EventLog) -> None:
+    for name in "abc":
+        await log.append(name, [*begun(name, context_id="c"), end(3)], expected_seq=0)
+    await log.append("other", [task(context_id="d")], expected_seq=0)
+    await log.append("open", begun("open", context_id="c"), expected_seq=0)
+
+
+async def _found(log: EventLog, *, before: str = "", version: int = 1) -> list[object]:
+    """The folds as they are, and of the other runs the ids, whether they are complete, and the events."""
+    found = await log.read_conversation("c", before=before, version=version)
+    return [
+        (part.task_id, part.complete, len(part.events)) if isinstance(part, RunEvents) else part for part in found.parts
+    ]
+
+
+@check(CHECKS)
+async def a_conversation_is_read_from_its_first_run_or_from_a_mark(log: EventLog) -> None:
+    """From its first run, too, if a run before the mark has changed."""
+    await _conversation(log)
+    first = await log.read_conversation("c", before="c", version=1)
+    equal((_sizes(first), first.whole), ([("a", 3), ("b", 3)], True))
+    equal((first.mark.runs, first.mark.events, first.mark.last), (2, 6, "b"))
+
+    rest = await log.read_conversation("c", before="new", after=first.mark, version=1)
+    equal((_sizes(rest), rest.whole), ([("c", 3), ("open", 2)], False))
+    equal((rest.mark.runs, rest.mark.events, rest.mark.last), (4, 11, "open"))
+
+    await log.append("a", [note(4)], expected_seq=3)
+    changed = await log.read_conversation("c", before="new", after=first.mark, version=1)
+    equal((_sizes(changed), changed.whole), ([("a", 4), ("b", 3), ("c", 3), ("open", 2)], True))
+
+    nothing = await log.read_conversation("c", before="new", after=changed.mark, version=1)
+    equal((len(nothing.parts), nothing.mark, nothing.whole), (0, changed.mark, False))
+    unknown = await log.read_conversation("nowhere", before="x", version=1)
+    equal((len(unknown.parts), unknown.mark.runs, unknown.whole), (0, 0, True))
+
+
+def _sizes(page: ConversationPage) -> list[tuple[str, int]]:
+    return [(part.task_id, len(part.events)) for part in page.parts if isinstance(part, RunEvents)]
+
+
+@check(CHECKS, stores_folds=True)
+async def a_fold_that_is_kept_is_given_instead_of_events(log: EventLog) -> None:
+    """To those who understand its version, and where all of its runs come before."""
+    await _conversation(log)
+    events = [("a", True, 3), ("b", True, 3), ("c", True, 3), ("open", False, 2)]
+    equal(await _found(log), events)
+
+    folds = [_fold("a", "b", 2, 6), _fold("c", "c", 1, 3)]
+    log.store_folds("c", folds, version=1)
+    await log.append("open", [note(3)], expected_seq=2)
+    equal(await _found(log), [*folds, ("open", False, 3)])
+    equal(await _found(log, before="c"), folds[:1])
+    equal(await _found(log, before="b"), events[:1])
+    equal(await _found(log, version=2), [*events[:3], ("open", False, 3)])
+
+    whole = await log.read_conversation("c", before="c", version=1)
+    rest = await log.read_conversation("c", before="", after=whole.mark, version=1)
+    equal((whole.whole, rest.whole, rest.parts[0]), (True, False, folds[1]))
+    equal((rest.mark.runs, rest.mark.events, rest.mark.last), (4, 12, "open"))
+
+
+@check(CHECKS, stores_folds=True)
+async def a_fold_of_runs_that_went_on_is_not_given_and_not_kept(log: EventLog) -> None:
+    """Neither is one that says something else of its runs than the log; a wider one takes the place of those in it."""
+    await _conversation(log)
+    wrong = [_fold("a", "b", 1, 6), _fold("b", "c", 2, 7), _fold("a", "other", 2, 4), _fold("a", "nowhere", 2, 6)]
+    log.store_folds("c", wrong, version=1)
+    log.store_folds("c", [_fold("a", "a", 1, 3), _fold("b", "b", 1, 3)], version=1)
+    wide = _fold("a", "b", 2, 6, b"wide")
+    log.store_folds("c", [wide], version=1)
+    await log.append("open", [note(3)], expected_seq=2)
+    equal((await _found(log))[:2], [wide, ("c", True, 3)])
+
+    await log.append("b", [note(4)], expected_seq=3)
+    log.store_folds("c", [wide], version=1)
+    await log.append("open", [note(4)], expected_seq=3)
+    equal(await _found(log), [("a", True, 3), ("b", False, 4), ("c", True, 3), ("open", False, 4)])

@@ -1,0 +1,367 @@
+"""Virtual time: a whole run, its tools included, in no real time.
+
+    with virtual_time() as time:
+        result = time.run(Agent(model, tools=[slow_weather]).run("Weather?"))
+        assert time.now == 0.65
+
+Only time is virtual: threads, files and sockets are real, and time stands still while they work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import inspect
+import math
+import selectors
+import threading
+import time
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager
+from contextvars import Context, copy_context
+from typing import Any, TypeVar
+
+import anyio.to_thread
+from anyio import CapacityLimiter
+from typing_extensions import override
+
+from rxloop.errors import ConfigurationError, RxloopError
+from rxloop.run.log_writer import LOG_TASK
+from rxloop.support.tasks import CLOCK
+from rxloop.support.threads import THREAD_NAME
+
+SECOND = 1_000_000_000
+"""Nanoseconds: time is counted in whole ones, so that 0.5 s and 0.15 s make exactly 0.65 s."""
+
+_SHORT_WAIT = 0.02
+
+_POOLS = ("asyncio_", "AnyIO worker thread", THREAD_NAME)
+
+_Poll = Callable[[float | None], list[Any]]
+
+
+class NothingLeft(RxloopError):
+    """Somebody waits in virtual time for what can never happen: no timer, no thread, no socket is left."""
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """An event loop whose clock stands still while anything runs, and then jumps to the next timer.
+
+    Args:
+        patience: The real seconds to wait for a thread or a socket before time goes on without it.
+    """
+
+    def __init__(self, patience: float) -> None:
+        self.now = 0
+        """Nanoseconds since the start."""
+        self.horizon: int | None = None
+        """Where `advance` stops."""
+        self.limiter: CapacityLimiter | None = None
+        """Counts the jobs that anyio runs in threads."""
+        self._timers: list[tuple[int, int, asyncio.TimerHandle, Callable[[], None], Context]] = []
+        self._timer_count = 0
+        self._jobs = 0
+        self._patience = patience
+        self._deadline: float | None = None
+        self._older_threads = frozenset(threading.enumerate())
+        self._poll = _Selector(self._wait)
+        super().__init__(self._poll)
+        self._poll.own = len(self._poll.get_map())
+
+    def time(self) -> float:
+        """Return the seconds since the start."""
+        return self.now / SECOND
+
+    def call_at(
+        self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        """Call back at an instant; callbacks of the same instant in the order in which they were asked for."""
+        # The queue of asyncio is a heap, which keeps no order among timers of one instant. Real timers hardly ever
+        # meet; virtual ones do all the time.
+        if self.is_closed():
+            raise RuntimeError("Event loop is closed")
+        context = context or copy_context()
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        if math.isinf(when):
+            return timer
+
+        def fire() -> None:
+            if not timer.cancelled():
+                callback(*args)
+
+        self._timer_count += 1
+        due = max(round(when * SECOND), self.now)
+        heapq.heappush(self._timers, (due, self._timer_count, timer, fire, context))
+        return timer
+
+    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+        """Run a function in a thread; time stands still until it is done."""
+        job = super().run_in_executor(executor, func, *args)
+        self._jobs += 1
+        job.add_done_callback(self._job_done)
+        return job
+
+    def _job_done(self, _: asyncio.Future[Any]) -> None:
+        self._jobs -= 1
+
+    def _wait(self, poll: _Poll, timeout: float | None) -> list[Any]:
+        """Wait in the selector's place: asyncio calls it when it has nothing to do, or between two rounds."""
+        ready = poll(0)
+        if timeout is None and not ready:
+            ready = self._wait_really(poll)
+            if not ready:
+                self._jump()
+        if ready:
+            self._deadline = None
+        self._fire_due()
+        return ready
+
+    def _wait_really(self, poll: _Poll) -> list[Any]:
+        """Give threads and sockets the real time that they need."""
+        busy = self._busy()
+        if not busy:
+            if not self._may_be_called():
+                return []
+            busy = self._log_is_written()
+        if self._next_timer() is None and self.horizon is None:
+            return poll(self._patience)
+        if not busy:
+            return poll(_SHORT_WAIT)
+        # One deadline until something calls in, so that a thread that hangs does not cost its patience at each jump.
+        if self._deadline is None:
+            self._deadline = time.monotonic() + self._patience
+        return poll(max(_SHORT_WAIT, self._deadline - time.monotonic()))
+
+    def _busy(self) -> bool:
+        """Return whether a thread pool works for this loop."""
+        return self._jobs > 0 or (self.limiter is not None and self.limiter.borrowed_tokens > 0)
+
+    def _log_is_written(self) -> bool:
+        """Return whether a run waits for its log, which has as long as it needs, and not until the next timer."""
+        return any(task.get_name().startswith(LOG_TASK) for task in asyncio.all_tasks(self))
+
+    def _may_be_called(self) -> bool:
+        """Return whether a socket or a thread that somebody started may still call in."""
+        if self._poll.sockets:
+            return True
+        return any(
+            not thread.name.startswith(_POOLS) for thread in threading.enumerate() if thread not in self._older_threads
+        )
+
+    def _next_timer(self) -> int | None:
+        while self._timers and self._timers[0][2].cancelled():
+            heapq.heappop(self._timers)
+        return self._timers[0][0] if self._timers else None
+
+    def _jump(self) -> None:
+        due = self._next_timer()
+        if self.horizon is not None and (due is None or due > self.horizon):
+            self.now = self.horizon
+            self.stop()
+        elif due is None:
+            raise NothingLeft(f"nothing left to happen at t={self.time():g} s; waiting: {self.waiting()}")
+        else:
+            self.now = due
+
+    def _fire_due(self) -> None:
+        while (due := self._next_timer()) is not None and due <= self.now:
+            _, _, _, fire, context = heapq.heappop(self._timers)
+            self.call_soon(fire, context=context)
+
+    def waiting(self) -> str:
+        """List the names of the tasks that have not ended."""
+        return ", ".join(sorted(task.get_name() for task in asyncio.all_tasks(self))) or "no task"
+
+
+class _Selector(selectors.DefaultSelector):
+    """The platform's selector, with the wait left to the loop."""
+
+    def __init__(self, wait: Callable[[_Poll, float | None], list[Any]]) -> None:
+        super().__init__()
+        self._wait = wait
+        self.own = 0
+        """How many sockets the loop has for itself."""
+
+    @property
+    def sockets(self) -> bool:
+        """Whether anything but the loop's own sockets is registered."""
+        return len(self.get_map()) > self.own
+
+    @override
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        return self._wait(super().select, timeout)
+
+
+T = TypeVar("T")
+
+EPOCH = 1_767_225_600_000
+"""The first instant of virtual time, in milliseconds since 1970: 2026-01-01."""
+
+_around: list[VirtualTime] = []
+
+
+class VirtualTime:
+    """Drives an event loop whose clock jumps; `virtual_time` makes one."""
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        self._loop = loop
+        self._failure: BaseException | None = None
+
+    @property
+    def now(self) -> float:
+        """Return the seconds since the start."""
+        return self._loop.time()
+
+    def at(self, seconds: float, callback: Callable[[], object]) -> None:
+        """Call something at an instant.
+
+        Args:
+            seconds: The instant, counted from the start.
+            callback: What to call, inside the loop. If it gives an awaitable, that becomes a task. What it raises comes
+                out of `run` or `advance`.
+        """
+        if round(seconds * SECOND) < self._loop.now:
+            raise ConfigurationError(f"at({seconds:g}) lies in the past: it is t={self.now:g} s")
+        self._loop.call_at(seconds, self._guard, callback)
+
+    def _guard(self, callback: Callable[[], object]) -> None:
+        try:
+            answer = callback()
+        except BaseException as error:
+            self._stop(error)
+        else:
+            if inspect.isawaitable(answer):
+                task = asyncio.ensure_future(answer)
+                task.add_done_callback(self._task_done)
+
+    def _task_done(self, task: asyncio.Future[Any]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._stop(error)
+
+    def _stop(self, error: BaseException) -> None:
+        self._failure = self._failure or error
+        self._loop.stop()
+
+    def run(self, awaitable: Awaitable[T], timeout: float | None = None) -> T:
+        """Drive the loop until something is done.
+
+        Args:
+            awaitable: A run, a coroutine, or anything else that can be awaited.
+            timeout: The virtual seconds after which a `TimeoutError` is raised.
+
+        Returns:
+            What awaiting it gives; what it raises is raised here.
+
+        Raises:
+            RxloopError: Nothing is left that could ever happen, and it is not done.
+        """
+
+        async def waits() -> T:
+            async with asyncio.timeout(timeout):
+                return await awaitable
+
+        name = getattr(awaitable, "__qualname__", type(awaitable).__qualname__)
+        task = self._loop.create_task(waits(), name=name)
+        try:
+            answer = self._loop.run_until_complete(task)
+        except BaseException:
+            task.cancel()
+            self._raise_failure()
+            raise
+        self._raise_failure()
+        return answer
+
+    def _raise_failure(self) -> None:
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    def advance(self, seconds: float) -> None:
+        """Run everything that is due within the next seconds; afterwards it is that much later."""
+        if seconds < 0:
+            raise ConfigurationError(f"time does not run backwards: advance({seconds:g})")
+        self._loop.horizon = self._loop.now + round(seconds * SECOND)
+        try:
+            self._loop.run_forever()
+        finally:
+            self._loop.horizon = None
+        self._raise_failure()
+
+
+class _VirtualClock:
+    """The run's `Clock` in virtual time."""
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        self._loop = loop
+
+    def now(self) -> int:
+        return EPOCH + self._loop.now * 1000 // SECOND
+
+    def monotonic(self) -> float:
+        return self._loop.time()
+
+
+def current_time() -> VirtualTime:
+    """Return the virtual time around the caller.
+
+    Raises:
+        RxloopError: There is none.
+    """
+    if not _around:
+        raise RxloopError("this needs virtual time around it: with virtual_time(): ...")
+    return _around[-1]
+
+
+@contextmanager
+def virtual_time(*, patience: float = 5.0) -> Generator[VirtualTime]:
+    """Run what is inside on an event loop whose clock jumps to its next timer when nothing is left to do.
+
+    For plain `def test_...` functions: the block makes a loop of its own. Threads are real: time stands still while
+    one works for the loop. What is left over at the end is cancelled.
+
+    Args:
+        patience: The real seconds to wait for a thread or a socket before time goes on without it.
+
+    Example:
+        >>> with virtual_time() as time:
+        ...     time.run(asyncio.sleep(60))
+        ...     assert time.now == 60
+    """
+    if _around:
+        raise RxloopError("virtual_time() is open already: do not nest it")
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        pass
+    else:
+        raise RxloopError("virtual_time() makes an event loop of its own: use it in a plain `def`, not in `async def`")
+    loop = VirtualLoop(patience)
+    time = VirtualTime(loop)
+    token = CLOCK.set(_VirtualClock(loop))
+    _around.append(time)
+    try:
+        loop.limiter = loop.run_until_complete(_limiter())
+        yield time
+    finally:
+        _around.pop()
+        CLOCK.reset(token)
+        try:
+            _cancel_all(loop)
+        finally:
+            loop.close()
+
+
+async def _limiter() -> CapacityLimiter:
+    return anyio.to_thread.current_default_thread_limiter()
+
+
+def _cancel_all(loop: VirtualLoop) -> None:
+    """Cancel the tasks that are left, and those that their clean-up starts."""
+    while tasks := asyncio.all_tasks(loop):
+        for task in tasks:
+            task.cancel()
+        loop.run_until_complete(asyncio.wait(tasks))
+        for task in tasks:
+            if not task.cancelled() and (error := task.exception()) is not None:
+                loop.call_exception_handler({"message": f"{task.get_name()} failed", "exception": error, "task": task})
+    loop.run_until_complete(loop.shutdown_asyncgens())

@@ -1,0 +1,1 @@
+"""Graph of the thoughts of a run, and its drawings."""

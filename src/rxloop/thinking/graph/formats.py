@@ -1,0 +1,149 @@
+"""Drawings of a graph as a tree, Mermaid, Graphviz and JSON.
+
+Text of the model is escaped: no thought can add a line, a node or a directive to a drawing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, cast
+
+from pydantic_core import to_json
+
+from rxloop.protocol.events import ThoughtStreamEvent
+from rxloop.protocol.messages import ToolCall
+from rxloop.support.text import to_mermaid_text, to_one_line
+
+Node = ThoughtStreamEvent | ToolCall
+
+EdgeKind = Literal["thought", "call", "branch", "revision", "merge"]
+
+
+class Link(NamedTuple):
+    """An edge between two places."""
+
+    source: int
+    target: int
+    kind: EdgeKind
+
+
+Nodes = Mapping[int, Node]
+
+Edges = Sequence[Link]
+
+_WIDTH = 120
+"""The characters of a thought that are drawn."""
+
+
+def shown(node: Node) -> Node | None:
+    """Show a node as clients may see it; None for a call that is not for them."""
+    if isinstance(node, ToolCall):
+        return None if node.hidden else node
+    return cast("ThoughtStreamEvent | None", node.for_clients())
+
+
+def label(node: Node, width: int = _WIDTH) -> str:
+    """Write a node on one line: `planning plan: content (0.9)`, or the name and arguments of a call."""
+    return ": ".join(part for part in _parts(node, width) if part)
+
+
+def _parts(node: Node, width: int) -> tuple[str, str]:
+    if isinstance(node, ToolCall):
+        arguments = to_json(node.arguments, fallback=str).decode() if node.arguments else ""
+        return f"{to_one_line(node.name)} {to_one_line(node.id)}", to_one_line(arguments, width)
+    sure = f" ({node.confidence:.2g})" if node.confidence is not None else ""
+    return f"{node.thought_type} {name(node)}", to_one_line(node.content, width) + sure
+
+
+def name(node: Node) -> str:
+    """Name a node: the thought of a session by its number, such as `3/5 on dual-write, revises 2`."""
+    if isinstance(node, ToolCall) or node.session is None:
+        return to_one_line(node.id if isinstance(node, ToolCall) else node.thought_id)
+    place = node.session
+    stage = f"{to_one_line(place.stage)} " if place.stage is not None else ""
+    branch = f" on {to_one_line(place.branch_id)}" if place.branch_id is not None else ""
+    revises = f", revises {place.revises}" if place.revises is not None else ""
+    return f"{stage}{place.number}/{place.total}{branch}{revises}"
+
+
+def tree(below: Mapping[int | None, Sequence[int]], label: Callable[[int], str]) -> str:
+    """Draw a forest as lines with branches.
+
+    Args:
+        below: What stands under each place, in order; the roots stand under None.
+        label: The text of a place.
+    """
+    lines: list[str] = []
+    # A stack of our own: a chain of thoughts may be longer than Python's.
+    stack = [(root, "", "") for root in reversed(below.get(None, ()))]
+    while stack:
+        place, before, margin = stack.pop()
+        lines.append(before + label(place))
+        under = below.get(place, ())
+        for at, child in reversed(list(enumerate(under))):
+            last = at == len(under) - 1
+            stack.append((child, margin + ("└─ " if last else "├─ "), margin + ("   " if last else "│  ")))
+    return "\n".join(lines)
+
+
+def mermaid(nodes: Nodes, edges: Edges) -> str:
+    """Draw a flowchart; thoughts are boxes, calls are hexagons."""
+    lines = ["flowchart TD"]
+    for place, node in nodes.items():
+        head, body = (to_mermaid_text(part) for part in _parts(node, _WIDTH))
+        text = f"{head}<br/>{body}" if body else head
+        opening, closing = ("{{", "}}") if isinstance(node, ToolCall) else ("[", "]")
+        lines.append(f'    n{place}{opening}"{text}"{closing}')
+    arrows: dict[EdgeKind, str] = {"branch": "== branch ==>", "revision": "-. revised .->", "merge": "-. merged .->"}
+    lines += [f"    n{source} {arrows.get(kind, '-->')} n{target}" for source, target, kind in edges]
+    return "\n".join(lines) + "\n"
+
+
+def dot(nodes: Nodes, edges: Edges) -> str:
+    """Draw a directed graph; thoughts are boxes, calls are hexagons."""
+    lines = ["digraph thoughts {", "    node [shape=box];"]
+    for place, node in nodes.items():
+        text = "\\n".join(_dot_text(part) for part in _parts(node, _WIDTH) if part)
+        shape = ", shape=hexagon" if isinstance(node, ToolCall) else ""
+        lines.append(f'    n{place} [label="{text}"{shape}];')
+    styles: dict[EdgeKind, str] = {
+        "branch": " [style=bold, label=branch]",
+        "revision": " [style=dashed, label=revised]",
+        "merge": " [style=dashed, label=merged]",
+    }
+    lines += [f"    n{source} -> n{target}{styles.get(kind, '')};" for source, target, kind in edges]
+    return "\n".join([*lines, "}"]) + "\n"
+
+
+def _dot_text(text: str) -> str:
+    # Graphviz decodes HTML entities in labels, too.
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("&", "&amp;")
+
+
+def json(nodes: Nodes, edges: Edges) -> bytes:
+    """Nodes with all that they hold, and edges between their keys."""
+    data = {
+        "nodes": [{"key": f"n{place}", **_data(node)} for place, node in nodes.items()],
+        "edges": [{"from": f"n{source}", "to": f"n{target}", "kind": kind} for source, target, kind in edges],
+    }
+    return to_json(data, fallback=str)
+
+
+def _data(node: Node) -> dict[str, Any]:
+    if isinstance(node, ToolCall):
+        return {"kind": "call", "id": node.id, "name": node.name, "arguments": node.arguments}
+    return {
+        "kind": "thought",
+        "id": node.thought_id,
+        "thoughtType": node.thought_type,
+        "content": node.content,
+        "index": node.index,
+        "verbosity": node.verbosity,
+        "confidence": node.confidence,
+        "relatedTo": node.related_to,
+        "alternatives": node.alternatives,
+        "source": node.source,
+        "toolCallId": node.tool_call_id,
+        "name": name(node),
+        "session": None if node.session is None else node.session.model_dump(exclude_none=True),
+    }

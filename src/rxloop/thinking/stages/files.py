@@ -1,0 +1,146 @@
+"""Stage tables from JSON and YAML."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from functools import cache
+from os import PathLike
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
+
+from rxloop.errors import ConfigurationError
+from rxloop.support.text import to_short_repr
+from rxloop.support.yaml import InvalidYAML, load_yaml
+
+MAX_CHARACTERS = 256 * 1024
+"""Characters of a document. The nine built-in strategies have 40,000 together."""
+
+T = TypeVar("T")
+
+_FAULTS = 20
+"""Faults that an error names."""
+
+
+def from_json(model: type[T], source: str | bytes | PathLike[str]) -> T:
+    """Read a strategy, as a value of that class, from JSON text or from a JSON file."""
+    text, subject = _read(source, "the JSON of a strategy")
+    try:
+        data = json.loads(text, object_pairs_hook=_check_unique)
+    except json.JSONDecodeError as error:
+        raise ConfigurationError(
+            f"{subject}: {error.msg} (line {error.lineno}, column {error.colno}){_hint(text)}"
+        ) from None
+    except RecursionError:
+        raise ConfigurationError(f"{subject}: the values are nested too deeply") from None
+    except ValueError as error:
+        # A duplicate key, or a number with too many digits.
+        raise ConfigurationError(f"{subject}: {error}") from None
+    return validate(model, data, subject)
+
+
+def from_yaml(model: type[T], source: str | bytes | PathLike[str]) -> T:
+    """Read a strategy, as a value of that class, from YAML text or from a YAML file."""
+    text, subject = _read(source, "the YAML of a strategy")
+    try:
+        data = load_yaml(text)
+    except InvalidYAML as error:
+        raise ConfigurationError(f"{subject}: {error}") from None
+    if isinstance(data, str):
+        raise ConfigurationError(f"{subject} is a piece of text, not a mapping{_hint(text)}")
+    return validate(model, data, subject)
+
+
+def validate(model: type[T], data: object, subject: str) -> T:
+    """Validate data as a value of that type.
+
+    Raises:
+        ConfigurationError: The data is not valid. The message lists the path, the problem and the value of each fault.
+    """
+    try:
+        return _make_adapter(model).validate_python(data)
+    except ValidationError as error:
+        faults = error.errors(include_url=False)
+        problems = "; ".join(_describe(fault, data) for fault in faults[:_FAULTS])
+        more = f"; and {len(faults) - _FAULTS} more" if len(faults) > _FAULTS else ""
+        raise ConfigurationError(f"{subject} is not right: {problems}{more}") from None
+
+
+@cache
+def _make_adapter(model: type[Any]) -> TypeAdapter[Any]:
+    return TypeAdapter(model)
+
+
+def _describe(error: ErrorDetails, data: Any) -> str:
+    cause = error.get("ctx", {}).get("error")
+    if isinstance(cause, ConfigurationError):
+        return str(cause)
+    place = _path(error["loc"], data)
+    match error["type"]:
+        case "missing":
+            return f"{place} is missing"
+        case "unexpected_keyword_argument" | "extra_forbidden":
+            return f"there is no field {place}"
+        case _:
+            message = error["msg"][:1].lower() + error["msg"][1:]
+            return f"{place or 'it'}: {message} (got {to_short_repr(error['input'])})"
+
+
+def _path(location: tuple[int | str, ...], data: Any) -> str:
+    """Return the path of a value in the data, with the names of stages instead of their numbers."""
+    parts: list[str] = []
+    for part in location:
+        name: Any = None
+        if isinstance(part, int) and isinstance(data, Mapping):
+            # The validator converts a mapping of stages to a list.
+            name, data = list(cast("Mapping[Any, Any]", data).items())[part]
+        else:
+            data = _get(data, part)
+            name = _get(data, "name") if isinstance(part, int) else None
+        parts.append(str(part) if name is None else name if isinstance(name, str) else to_short_repr(name))
+    return ".".join(parts)
+
+
+def _get(data: Any, part: int | str) -> Any:
+    try:
+        return data[part]
+    except (LookupError, TypeError):
+        return None
+
+
+def _read(source: str | bytes | PathLike[str], subject: str) -> tuple[str, str]:
+    """Return the text, and the subject of messages about it."""
+    if not isinstance(source, str | bytes):
+        path = Path(source)
+        subject = f"{subject} in {path}"
+        try:
+            with path.open("rb") as file:
+                source = file.read(4 * MAX_CHARACTERS + 1)
+        except (OSError, ValueError) as error:
+            raise ConfigurationError(f"{subject} cannot be read: {error}") from error
+    # A character is four bytes at most.
+    if isinstance(source, bytes) and len(source) <= 4 * MAX_CHARACTERS:
+        try:
+            source = source.decode()
+        except UnicodeDecodeError as error:
+            raise ConfigurationError(f"{subject} is not UTF-8: {error.reason} (at byte {error.start})") from None
+    if isinstance(source, bytes) or len(source) > MAX_CHARACTERS:
+        raise ConfigurationError(f"{subject} has more than {MAX_CHARACTERS} characters")
+    return source, subject
+
+
+def _hint(text: str) -> str:
+    """Hint at `pathlib.Path` where the text looks like the name of a file."""
+    return "; for a file, give a pathlib.Path" if text.strip() and "\n" not in text and len(text) < 300 else ""
+
+
+def _check_unique(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    made: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in made:
+            raise ValueError(f"the key {key!r} appears twice in one object")
+        made[key] = value
+    return made

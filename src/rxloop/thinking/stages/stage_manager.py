@@ -1,0 +1,265 @@
+"""Position of a flow in its strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, Self
+
+from typing_extensions import TypedDict
+
+from rxloop.errors import ConfigurationError, StageChoiceRequired, StageRefused
+from rxloop.thinking.stages import files as load
+from rxloop.thinking.stages.definition import StrategyDefinition
+from rxloop.thinking.stages.routes import Edge
+from rxloop.thinking.stages.table import table_of
+
+LOOP_CAP = 10
+"""How often each way back may be taken, unless said otherwise."""
+
+
+class StageSnapshot(TypedDict):
+    """A `StageManager` as plain values, ready for JSON."""
+
+    strategy: str
+    stage: str
+    history: list[str]
+    stays: int
+    loop_cap: int
+    budget: int | None
+
+
+class StageManager:
+    """The place of one flow in its strategy.
+
+    What may follow the current stage is what the strategy says, less what would not end:
+
+    * A way back that was taken `loop_cap` times is no longer offered, nor is any stage that leads nowhere without it.
+    * With a budget of steps, only stages from which the end can still be reached within it are offered. When just
+      enough steps for the shortest way remain, only that way is left.
+
+    So there is always something to go on to, until the end. A refused move changes nothing.
+
+    Args:
+        strategy: The strategy, or the name or alias of one of the nine.
+        loop_cap: How often each way back may be taken.
+        budget: The steps for the whole flow: transitions, and thoughts that stay in their stage (`stay`). None is no
+            limit.
+
+    Raises:
+        ConfigurationError: There is no such strategy, or the budget is too small for its shortest way.
+    """
+
+    __slots__ = ("_history", "_passes", "_stage", "_stays", "_ways", "budget", "loop_cap", "strategy")
+
+    def __init__(
+        self, strategy: StrategyDefinition | str, *, loop_cap: int = LOOP_CAP, budget: int | None = None
+    ) -> None:
+        self.strategy: Final = table_of(strategy) if isinstance(strategy, str) else strategy
+        if loop_cap < 0:
+            raise ConfigurationError(f"loop_cap is {loop_cap}; it is a number of passes, 0 or more")
+        self._stage = self.strategy.initial
+        self._history: list[str] = []
+        self._stays = 0
+        self.loop_cap: Final = loop_cap
+        self.budget = budget
+        self._passes = dict.fromkeys(self.strategy.loops, 0)
+        self._close_loops()
+        if budget is not None and budget < self.steps_to_end:
+            raise ConfigurationError(
+                f"a budget of {budget} steps is too small for the strategy {self.strategy.name!r}, "
+                f"whose shortest way has {self.steps_to_end}"
+            )
+
+    @property
+    def stage(self) -> str:
+        """The current stage."""
+        return self._stage
+
+    @property
+    def history(self) -> tuple[str, ...]:
+        """The stages that were left, in order, as often as they were left."""
+        return tuple(self._history)
+
+    @property
+    def passes(self) -> dict[Edge, int]:
+        """How often each way back was taken."""
+        return dict(self._passes)
+
+    @property
+    def steps(self) -> int:
+        """The steps taken: transitions, and thoughts that stayed in their stage."""
+        return len(self._history) + self._stays
+
+    @property
+    def remaining(self) -> int | None:
+        """The steps that the budget leaves; None without one."""
+        return None if self.budget is None else self.budget - self.steps
+
+    @property
+    def steps_to_end(self) -> int:
+        """The transitions on the shortest way from here to the end, by ways that are still open."""
+        return 0 if self.is_terminal else 1 + min(steps for _, steps in self._ways[self._stage])
+
+    @property
+    def next_stages(self) -> tuple[str, ...]:
+        """The stages that may follow now, in the order of the strategy; none at the end."""
+        remaining = self.remaining
+        return tuple(target for target, steps in self._ways[self._stage] if remaining is None or steps < remaining)
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether this is the end: nothing follows."""
+        return self._stage in self.strategy.terminal
+
+    @property
+    def is_decision_point(self) -> bool:
+        """Whether the strategy has a choice after the current stage, however much of it is still open."""
+        return self._stage in self.strategy.decision_points
+
+    @property
+    def prompt(self) -> str:
+        """What the model is to do in the current stage."""
+        return self.strategy.stage(self._stage).prompt
+
+    def transition_to(self, stage: str) -> str:
+        """Go on to a stage.
+
+        Returns:
+            The stage, which is now the current one.
+
+        Raises:
+            StageRefused: It may not follow; nothing has changed.
+        """
+        if stage not in self.next_stages:
+            raise self._refused(StageRefused, self._why_not(stage) + self._what_else(), stage)
+        self._move(stage)
+        return stage
+
+    def advance(self) -> str:
+        """Go on to the one stage that may follow.
+
+        Returns:
+            The stage, which is now the current one.
+
+        Raises:
+            StageChoiceRequired: Several may follow; the error has them in the order of the strategy.
+            StageRefused: This is the end.
+        """
+        offered = self.next_stages
+        if len(offered) > 1:
+            choices = ", ".join(offered)
+            raise self._refused(
+                StageChoiceRequired, f"{self._position()}: there is a choice, so name the next stage; one of {choices}"
+            )
+        if not offered:
+            raise self._refused(StageRefused, f"{self._position()} is the end; no stage follows")
+        self._move(offered[0])
+        return self._stage
+
+    def stay(self) -> None:
+        """Spend a step of the budget in the current stage: one more thought, and no transition.
+
+        Raises:
+            StageRefused: The budget has no step to spare on the way to the end; nothing has changed.
+        """
+        remaining = self.remaining
+        if remaining is not None and remaining <= self.steps_to_end:
+            left = f"{self._position()}: {_steps(remaining)} left, and the end needs them all"
+            raise self._refused(StageRefused, left + self._what_else(), self._stage)
+        self._stays += 1
+
+    def copy(self) -> Self:
+        """Copy the flow: the copy stands at the same stage and then moves independently."""
+        made = object.__new__(type(self))
+        for name in StageManager.__slots__:
+            setattr(made, name, getattr(self, name))
+        made._history = self._history.copy()
+        made._passes = self._passes.copy()
+        return made
+
+    def snapshot(self) -> StageSnapshot:
+        """Write the whole state as plain values."""
+        return {
+            "strategy": self.strategy.name,
+            "stage": self._stage,
+            "history": self._history.copy(),
+            "stays": self._stays,
+            "loop_cap": self.loop_cap,
+            "budget": self.budget,
+        }
+
+    @classmethod
+    def restore(cls, snapshot: Mapping[str, Any], strategy: StrategyDefinition | None = None) -> Self:
+        """Restore a flow from a snapshot by walking its way again, so that the result is always a valid state.
+
+        Args:
+            snapshot: What `snapshot` gave, perhaps by way of JSON.
+            strategy: The strategy, if it is not one of the nine.
+
+        Raises:
+            ConfigurationError: It is not a snapshot, or not one of that strategy.
+        """
+        data = load.validate(StageSnapshot, snapshot, "the snapshot of a flow")
+        found = strategy or table_of(data["strategy"])
+        if data["strategy"] != found.name:
+            raise ConfigurationError(f"the snapshot is of the strategy {data['strategy']!r}, not of {found.name!r}")
+        made = cls(found, loop_cap=data["loop_cap"])
+        made._walk([*data["history"], data["stage"]])
+        made._stays, made.budget = data["stays"], data["budget"]
+        remaining = made.remaining
+        if data["stays"] < 0 or (remaining is not None and remaining < made.steps_to_end):
+            raise ConfigurationError(
+                f"the snapshot does not add up: {made.steps} of {data['budget']} steps taken, "
+                f"{data['stays']} of them stays, and {made.steps_to_end} to go"
+            )
+        return made
+
+    def __repr__(self) -> str:
+        return f"<StageManager {self._position()} after {_steps(self.steps)}>"
+
+    def _walk(self, path: list[str]) -> None:
+        if path[0] != self._stage:
+            raise ConfigurationError(f"the snapshot does not fit: {self.strategy.name!r} begins at {self._stage!r}")
+        for stage in path[1:]:
+            try:
+                self.transition_to(stage)
+            except StageRefused as error:
+                raise ConfigurationError(f"the snapshot does not fit: {error}") from error
+
+    def _move(self, stage: str) -> None:
+        edge = (self._stage, stage)
+        self._history.append(self._stage)
+        self._stage = stage
+        if edge in self._passes:
+            self._passes[edge] += 1
+            if self._passes[edge] == self.loop_cap:
+                self._close_loops()
+
+    def _close_loops(self) -> None:
+        closed = frozenset(edge for edge, passes in self._passes.items() if passes >= self.loop_cap)
+        self._ways = self.strategy.ways(closed)
+
+    def _refused(self, kind: type[StageRefused], message: str, target: str | None = None) -> StageRefused:
+        return kind(message, strategy=self.strategy.name, stage=self._stage, target=target, allowed=self.next_stages)
+
+    def _position(self) -> str:
+        return f"{self.strategy.name}, stage {self._stage}"
+
+    def _what_else(self) -> str:
+        offered = self.next_stages
+        return f"; allowed: {', '.join(offered)}" if offered else "; no stage follows"
+
+    def _why_not(self, stage: str) -> str:
+        """Say why a stage may not follow, without what may."""
+        place = self._position()
+        if stage not in self.strategy:
+            return f"{place}: the strategy has no stage {stage!r}"
+        if stage not in self.strategy.transitions[self._stage]:
+            return f"{place}: {stage} may not follow"
+        if stage not in dict(self._ways[self._stage]):
+            return f"{place}: the loop by way of {stage} was taken {self.loop_cap} times, which is its cap"
+        return f"{place}: by way of {stage} the end is too far for the {_steps(self.remaining or 0)} left"
+
+
+def _steps(number: int) -> str:
+    return f"{number} step" if number == 1 else f"{number} steps"

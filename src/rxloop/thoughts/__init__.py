@@ -1,1 +1,0 @@
-"""The graph of thoughts, and its drawings."""

@@ -1,0 +1,210 @@
+"""Images and files in a result, and the limits of its size."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import os
+from collections import deque
+from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
+from enum import Enum
+from operator import attrgetter, is_
+from typing import Any, cast
+
+from pydantic import BaseModel
+
+from rxloop.errors import ToolError
+from rxloop.protocol.json_data import DEPTH
+from rxloop.protocol.parts import FilePart, ImagePart, is_data_url
+
+Media = ImagePart | FilePart
+
+_KINDS: tuple[type[Any], ...] = (tuple, set, frozenset, deque)
+"""Collection types to preserve. All other collections become lists."""
+
+
+class PartExtractor:
+    """Finds images and files inside a value, and replaces them in its JSON.
+
+    Each part gets a marker as its URL before the value is encoded. Models, dataclasses and their own serializers see a
+    part with its bytes. In the encoded value, each part with a marker is then replaced by a description or a reference.
+    """
+
+    def __init__(self) -> None:
+        self.found: list[Media] = []
+        """Extracted parts in order."""
+        self._marker = f"rxloop-part:{os.urandom(8).hex()}:"
+
+    def extract(self, value: Any) -> Any:
+        """Return a copy of a value with markers. A value without parts is returned itself."""
+        if isinstance(value, Media):
+            self.found.append(value)
+            return value.model_copy(update={"url": f"{self._marker}{len(self.found) - 1}"})
+        if isinstance(value, dict):
+            given = cast("dict[Any, Any]", value)
+            items = self._changed(given)
+            return {**given, **items} if items else given
+        if isinstance(value, list | tuple | set | frozenset | deque):
+            return self._extract_items(cast("Collection[Any]", value))
+        if isinstance(value, Enum):
+            item = self.extract(value.value)
+            return cast("Any", value if item is value.value else item)
+        if isinstance(value, BaseModel):
+            items = self._changed({**vars(value), **(value.__pydantic_extra__ or {})})
+            return value.model_copy(update=items) if items else value
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            items = self._changed({each.name: getattr(value, each.name, None) for each in dataclasses.fields(value)})
+            if items:
+                value = copy.copy(value)
+                for name, item in items.items():
+                    object.__setattr__(value, name, item)
+        return cast("Any", value)
+
+    def describe(self, data: Any) -> Any:
+        """Replace the markers in JSON data by the types and sizes of the parts, for programs."""
+        return self._fill(data, describe_part)
+
+    def refer(self, data: Any) -> Any:
+        """Replace the markers in JSON data by short references, for the model."""
+        return self._fill(data, attrgetter("placeholder"))
+
+    def _extract_items(self, value: Collection[Any]) -> Collection[Any]:
+        items = [self.extract(item) for item in value]
+        if all(map(is_, items, value)):
+            return value
+        make: Any = next((kind for kind in _KINDS if isinstance(value, kind)), list)
+        if isinstance(value, tuple) and hasattr(value, "_make"):
+            make = cast("Any", value)._make  # A named tuple.
+        return make(items)
+
+    def _changed(self, items: dict[Any, Any]) -> dict[Any, Any]:
+        return {key: new for key, old in items.items() if (new := self.extract(old)) is not old}
+
+    def _fill(self, data: Any, form: Callable[[Media], Any]) -> Any:
+        if isinstance(data, str) and data.startswith(self._marker):
+            # A custom serializer returned only the URL.
+            return self._part(data).placeholder
+        if isinstance(data, list):
+            return [self._fill(item, form) for item in cast("list[Any]", data)]
+        if not isinstance(data, dict):
+            return data
+        fields = cast("dict[str, Any]", data)
+        url = fields.get("url")
+        if isinstance(url, str) and url.startswith(self._marker):
+            return form(self._part(url))
+        return {key: self._fill(item, form) for key, item in fields.items()}
+
+    def _part(self, url: str) -> Media:
+        return self.found[int(url.removeprefix(self._marker))]
+
+
+def describe_part(part: Media) -> dict[str, Any]:
+    """Return the fields of a part. The size replaces the bytes and data URLs."""
+    fields = part.model_dump(mode="json", exclude={"data"}, exclude_none=True)
+    if part.data is not None:
+        return {**fields, "size": len(part.data)}
+    if part.url is None or not is_data_url(part.url):
+        return fields
+    # Data URLs are rare, so do not load this module at startup.
+    from rxloop.protocol.media import read_data_url
+
+    del fields["url"]
+    with suppress(ValueError):
+        found = read_data_url(part.url.strip())
+        fields = {**({"mediaType": found.media_type} if found.media_type else {}), **fields, "size": len(found.data)}
+    return fields
+
+
+VALUES = 200_000
+"""How many values a result may hold in all."""
+
+BYTES = 32_000_000
+"""How long a result may be as JSON."""
+
+PARTS = 100
+"""How many images and files a result may have: each goes to the model again with every request that follows."""
+
+PART_BYTES = 20_000_000
+"""How large they may be together; most vendors take no more in a request."""
+
+_BITS = 14_283
+"""The bits of a number of 4,300 digits, the most that JSON is read with; to write more takes quadratic time."""
+
+_SIMPLE = frozenset((float, bool, type(None)))
+
+LESS = "Ask for less at once, or for a part of it."
+
+
+class TooLarge(ToolError):
+    """A result is beyond a limit, which the text names."""
+
+
+def check_size(value: Any) -> bool:
+    """Refuse a value that is too large: an event of it would hold up all runs of the process.
+
+    Returns:
+        True if there are images or files in the value, at any depth.
+
+    Raises:
+        TooLarge: It is.
+        ValueError: It is nested too deep, or has a part that can be read only once and may have no end.
+    """
+    kind = value.__class__
+    if kind in _SIMPLE or (kind is int and value.bit_length() <= _BITS):
+        return False
+    left, room, has_parts = VALUES, BYTES, False
+    parts: list[Any] = [value]
+    for _ in range(DEPTH + 2):
+        level, parts = parts, []
+        for part in level:
+            kind = part.__class__
+            if kind is dict:
+                held = part.values()
+            elif kind is list or kind is tuple:
+                held = part
+            else:
+                held = _held(part)
+                has_parts = has_parts or isinstance(part, ImagePart | FilePart)
+            left -= len(held)
+            if left < 0:
+                raise TooLarge(f"The tool ran, but its result has more than {VALUES:,} values. {LESS}")
+            for item in held:
+                kind = item.__class__
+                if kind is str:
+                    room -= len(item)
+                elif kind is int:
+                    if item.bit_length() > _BITS:
+                        raise ValueError("an integer of more than 4,300 digits")
+                elif kind not in _SIMPLE:
+                    parts.append(item)
+            if room < 0:
+                raise too_long()
+        if not parts:
+            return has_parts
+    raise ValueError(f"nested more than {DEPTH} deep, or in itself: give it flatter, or as a text")
+
+
+def _held(part: Any) -> Collection[Any]:
+    """List the values that a value holds; none if it is simple."""
+    if isinstance(part, int):
+        return (int(part),)
+    if isinstance(part, dict):
+        return cast("dict[Any, Any]", part).values()
+    if isinstance(part, list | tuple | set | frozenset | deque):
+        return cast("Collection[Any]", part)
+    if isinstance(part, BaseModel):
+        return [*part.__dict__.values(), *(part.__pydantic_extra__ or {}).values()]
+    if isinstance(part, Enum):
+        return (part.value,)
+    if isinstance(part, Iterator):
+        kind = type(cast("Any", part)).__qualname__
+        raise ValueError(f"it holds a {kind}, which can be read only once: make a list of it")
+    if dataclasses.is_dataclass(part) and not isinstance(part, type):
+        return [getattr(part, field.name, None) for field in dataclasses.fields(part)]
+    return (str.__str__(part),) if isinstance(part, str) else ()
+
+
+def too_long() -> TooLarge:
+    """Make the error of a result that is too long as JSON."""
+    return TooLarge(f"The tool ran, but its result is longer than {BYTES // 1_000_000} MB. {LESS}")

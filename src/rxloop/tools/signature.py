@@ -1,0 +1,302 @@
+"""JSON Schema of a function's parameters, from hints and docstring."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import re
+import sys
+import types
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Annotated, Any, Union, cast, get_args, get_origin, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic.errors import PydanticSchemaGenerationError, PydanticUndefinedAnnotation, PydanticUserError
+from pydantic.fields import FieldInfo
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaWarningKind
+from pydantic_core import PydanticSerializationError, SchemaError
+
+from rxloop.errors import ConfigurationError, ToolError
+from rxloop.pipeline.run_context import RunContext
+from rxloop.support.json_schema import close_objects, explain_schema_error, map_subschemas
+from rxloop.tools.docstring import parse
+from rxloop.tools.execution import documentation, label, parameter_names, plain_function, signature
+
+_CONTEXT = re.compile(r"^(\w+\.)*RunContext(\[.*\])?$", re.DOTALL)
+
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+_EMPTY: Any = inspect.Parameter.empty
+
+_UNDESCRIBED = (PydanticUserError, PydanticUndefinedAnnotation, SchemaError)
+
+_ATOMS = (str, int, float, bool, type(None))
+
+
+class _Quiet(GenerateJsonSchema):
+    # A default that JSON cannot express is left out of the schema silently; the function still has it.
+    def emit_warning(self, kind: JsonSchemaWarningKind, detail: str) -> None:
+        pass
+
+    def encode_default(self, dft: Any) -> Any:
+        encoded = super().encode_default(dft)
+        if _has_secret(dft):
+            # Pydantic encodes secrets as asterisks, and the model might send these asterisks as the value.
+            raise PydanticSerializationError("the default contains a secret")
+        return encoded
+
+
+class Parameters:
+    """The parameters of a function as a model sees them: their JSON Schema, and how arguments become a call."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        name: str,
+        local_names: Mapping[str, Any] | None = None,
+        *,
+        strict: bool = False,
+    ) -> None:
+        """Read the signature and the docstring.
+
+        Args:
+            function: The function to be called.
+            name: The name of the tool, for messages.
+            local_names: The names that annotations written as text may use beside those of the function's module.
+            strict: Make the schema one that vendors accept for strict decoding.
+
+        Raises:
+            ConfigurationError: A parameter cannot be described to a model.
+        """
+        self._name = name
+        self._positional: list[inspect.Parameter] = []
+        self._keyword: list[inspect.Parameter] = []
+        self._contexts: set[str] = set()
+        self._fields: dict[str, str] = {}
+        definitions: dict[str, tuple[Any, FieldInfo]] = {}
+        annotated = list(_annotated(function, name, local_names))
+        shown = [parameter.name for parameter, annotation in annotated if not _is_context(annotation)]
+        docstring = parse(documentation(function), shown, parameter_names(function) - {*shown})
+        self.description = docstring.description
+        """The docstring without what it says of parameters, results and exceptions."""
+        for parameter, annotation in annotated:
+            positional = parameter.kind is inspect.Parameter.POSITIONAL_ONLY
+            (self._positional if positional else self._keyword).append(parameter)
+            if _is_context(annotation):
+                self._contexts.add(parameter.name)
+                continue
+            # The fields have names of their own: a parameter may be called `schema`, `_x` or `copy`.
+            field = f"p{len(definitions)}"
+            self._fields[parameter.name] = field
+            definitions[field] = _field(parameter, annotation, docstring.parameters.get(parameter.name))
+        self._model, self.schema = _build(name, definitions)
+        if strict:
+            self.schema = strict_schema(self.schema, name)
+
+    @property
+    def takes_context(self) -> bool:
+        """True if a parameter gets the context of the run."""
+        return bool(self._contexts)
+
+    def bind(self, arguments: Mapping[str, Any], ctx: RunContext[Any]) -> tuple[list[Any], dict[str, Any]]:
+        """Validate what a model gave, and make the arguments of the call from it.
+
+        Raises:
+            ToolError: They do not fit; the text names each field and what is wrong with it.
+        """
+        # Copied, because the same values are part of events: a function may change its arguments.
+        own = {name: item if type(item) in _ATOMS else copy.deepcopy(item) for name, item in arguments.items()}
+        values = validate(self._model, own, self._name, self._fields)
+
+        def value(parameter: inspect.Parameter) -> Any:
+            if parameter.name in self._contexts:
+                return ctx
+            field = self._fields[parameter.name]
+            if field in values.model_fields_set or not _has_default(parameter):
+                return getattr(values, field)
+            return parameter.default
+
+        positional = [value(parameter) for parameter in self._positional]
+        return positional, {parameter.name: value(parameter) for parameter in self._keyword}
+
+
+def validate(model: type[Any], arguments: Any, name: str, parameters: Mapping[str, Any]) -> Any:
+    """Validate arguments by a pydantic model, in its lax mode.
+
+    Raises:
+        ToolError: They do not fit; the text names each field and what is wrong with it.
+    """
+    try:
+        return model.model_validate(arguments)
+    except ValidationError as error:
+        lines = [f"The arguments of {name} do not fit, and it was not called:"]
+        for problem in error.errors(include_url=False):
+            where = _path(problem["loc"])
+            if problem["type"] == "extra_forbidden":
+                names = ", ".join(parameters) or "none"
+                lines.append(f"- {where}: there is no such parameter (there are: {names})")
+            elif problem["type"] == "missing":
+                lines.append(f"- {where}: required, but missing")
+            else:
+                lines.append(f"- {where}: {problem['msg']} (got {_short(problem['input'])})")
+        raise ToolError("\n".join(lines)) from error
+
+
+def json_schema(model: type[BaseModel]) -> dict[str, Any]:
+    """Make the JSON Schema of a model of arguments, without titles."""
+    return _untitled(model.model_json_schema(schema_generator=_Quiet, mode="validation"))
+
+
+def _annotated(
+    function: Callable[..., Any], name: str, local_names: Mapping[str, Any] | None
+) -> Iterator[tuple[inspect.Parameter, Any]]:
+    """List the parameters, each with its annotation resolved."""
+    try:
+        found = signature(function)
+    except (TypeError, ValueError, NameError) as error:
+        raise ConfigurationError(
+            f"tool {name!r}: the signature of {label(function)} cannot be read: {error}"
+        ) from error
+    plain = plain_function(function)
+    module = vars(sys.modules.get(getattr(plain, "__module__", None) or "", types.ModuleType("")))
+    names = getattr(plain, "__globals__", module)
+    for parameter in found.parameters.values():
+        where = f"tool {name!r}: parameter {parameter.name!r}"
+        if parameter.kind in _VARIADIC:
+            stars = "*" if parameter.kind is inspect.Parameter.VAR_POSITIONAL else "**"
+            raise ConfigurationError(
+                f"{where} is {stars}{parameter.name}, which cannot be described to a model; name each one"
+            )
+        annotation: Any = parameter.annotation
+        if annotation is _EMPTY:
+            method = " (a method becomes a tool by its instance: tool(instance.method))"
+            hint = method if parameter.name in ("self", "cls") else ""
+            raise ConfigurationError(f"{where} has no annotation{hint}")
+        if isinstance(annotation, str) and _CONTEXT.match(annotation.strip()):
+            # Not evaluated: RunContext and the type of its deps may be imported for the type checker only.
+            annotation = RunContext
+        try:
+            holder = types.SimpleNamespace(__annotations__={"it": annotation})
+            yield parameter, get_type_hints(holder, names, _writable(local_names), include_extras=True)["it"]
+        except (NameError, SyntaxError, TypeError, AttributeError) as error:
+            raise ConfigurationError(f"{where}: its annotation {annotation!r} cannot be resolved: {error}") from error
+
+
+def _writable(names: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    return None if names is None else dict(names)
+
+
+def _is_context(annotation: Any) -> bool:
+    origin = get_origin(annotation)
+    if origin is Annotated or origin is Union or origin is types.UnionType:
+        return any(_is_context(part) for part in get_args(annotation))
+    return annotation is RunContext or origin is RunContext
+
+
+def _has_default(parameter: inspect.Parameter) -> bool:
+    # `= Field(default=3)` is pydantic's way to give a default; the value then comes from the model.
+    return parameter.default is not _EMPTY and not isinstance(parameter.default, FieldInfo)
+
+
+def _field(parameter: inspect.Parameter, annotation: Any, description: str | None) -> tuple[Any, FieldInfo]:
+    """Give the type and the field of a parameter; the docstring describes what its annotation does not."""
+    if isinstance(parameter.default, FieldInfo):
+        annotation = Annotated[annotation, parameter.default]
+    metadata = get_args(annotation)[1:] if get_origin(annotation) is Annotated else ()
+    extra: dict[str, Any] = {"alias": parameter.name, "validation_alias": parameter.name}
+    if description and not any(isinstance(part, FieldInfo) and part.description for part in metadata):
+        extra["description"] = description
+    if _has_default(parameter):
+        extra["default"] = parameter.default
+    return annotation, cast("FieldInfo", Field(**extra))
+
+
+def _build(name: str, fields: dict[str, tuple[Any, FieldInfo]]) -> tuple[type[BaseModel], dict[str, Any]]:
+    try:
+        return _model(name, fields)
+    except _UNDESCRIBED as error:
+        for field, (annotation, info) in fields.items():
+            try:
+                _model(name, {field: (annotation, info)})
+            except _UNDESCRIBED as found:
+                raise ConfigurationError(
+                    f"tool {name!r}: parameter {info.alias!r} of type {annotation!r} cannot be described to a model: "
+                    f"{_reason(found)}"
+                ) from found
+        raise ConfigurationError(f"tool {name!r}: its parameters cannot be described to a model: {error}") from error
+
+
+def _reason(error: Exception) -> str:
+    """Say what is wrong in words that help: pydantic advises a setting that a tool does not have."""
+    if isinstance(error, SchemaError):
+        return explain_schema_error(error)
+    if isinstance(error, PydanticSchemaGenerationError):
+        return "use a type that JSON has, a dataclass, a TypedDict or a pydantic model"
+    return str(error).partition("\n")[0]
+
+
+def _model(name: str, fields: dict[str, tuple[Any, FieldInfo]]) -> tuple[type[BaseModel], dict[str, Any]]:
+    definitions: dict[str, Any] = dict(fields)
+    model = create_model(name, __config__=ConfigDict(extra="forbid"), **definitions)
+    return model, json_schema(model)
+
+
+def _untitled(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema without the titles that pydantic makes of names."""
+    return map_subschemas({key: value for key, value in schema.items() if key != "title"}, _untitled)
+
+
+def strict_schema(schema: dict[str, Any], name: str) -> dict[str, Any]:
+    """The schema in the form that strict decoding asks for.
+
+    Every object is closed and all its properties are required, nothing has a default, and no keyword stands beside a
+    `$ref`: what is referred to is put in its place.
+
+    Raises:
+        ConfigurationError: It has an object whose properties are not known.
+    """
+    shared: dict[str, Any] = schema.get("$defs", {})
+
+    def visit(node: dict[str, Any], inside: frozenset[str]) -> dict[str, Any]:
+        given = {key: value for key, value in node.items() if key != "default"}
+        target = str(given.get("$ref", "")).removeprefix("#/$defs/")
+        if target and len(given) > 1:
+            if target in inside:
+                return {"$ref": given["$ref"]}
+            del given["$ref"]
+            return visit({**shared[target], **given}, inside | {target})
+        result = map_subschemas(given, lambda part: visit(part, inside))
+        if result.get("type") == "object":
+            closing = close_objects(result)
+            if closing is None:
+                raise ConfigurationError(f"tool {name!r}: strict=True takes no object with free keys, such as a dict")
+            result |= closing
+        return result
+
+    return visit(schema, frozenset())
+
+
+def _has_secret(value: Any) -> bool:
+    """True if a value is a pydantic secret or contains one."""
+    if isinstance(value, Mapping):
+        return any(map(_has_secret, cast("Mapping[Any, Any]", value).values()))
+    if isinstance(value, list | tuple | set | frozenset):
+        return any(map(_has_secret, cast("Collection[Any]", value)))
+    if isinstance(value, BaseModel):
+        return any(map(_has_secret, vars(value).values()))
+    if is_dataclass(value) and not isinstance(value, type):
+        return any(_has_secret(getattr(value, field.name, None)) for field in fields(value))
+    return hasattr(value, "get_secret_value")
+
+
+def _path(location: tuple[int | str, ...]) -> str:
+    path = ""
+    for part in location:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
+    return path or "arguments"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,0 +1,83 @@
+"""Checks of `tests/support` and its index."""
+
+from __future__ import annotations
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+
+import support
+
+TESTS = Path(__file__).parents[1]
+SUPPORT = TESTS / "support"
+INDEX = re.findall(r"^    ([a-z0-9_.]+): \S", support.__doc__ or "", re.MULTILINE)
+MODULES = {
+    ".".join(path.relative_to(SUPPORT).with_suffix("").parts): path
+    for path in SUPPORT.rglob("*.py")
+    if path.name != "__init__.py"
+}
+ENTRIES = [*TESTS.rglob("test_*.py"), *TESTS.rglob("conftest.py")]
+IMPORTED_ELSEWHERE = {"storage.old_logs.agents", "storage.old_logs.observed"}
+"""Shared by the tests of old logs and the program that generates these logs."""
+
+
+@cache
+def nodes_of(path: Path) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+
+
+def imported_by(path: Path) -> set[str]:
+    """Return the dotted names of all imported modules and objects."""
+    found: set[str] = set()
+    for node in nodes_of(path):
+        if isinstance(node, ast.ImportFrom):
+            found |= {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return found
+
+
+@cache
+def mentioned(path: Path) -> frozenset[str]:
+    """Return the support modules used by a file, including programs started by path."""
+    found = imported_by(path)
+    for node in nodes_of(path):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found |= {*re.findall(r"support(?:\.[a-z0-9_]+)+", node.value)}
+            if ".py" in node.value or ":" in node.value:
+                found |= {f"support.{name}" for name, file in MODULES.items() if named_by(node.value, path, file)}
+    names = {name.removeprefix("support.") for name in found if name.startswith("support.")}
+    return frozenset(names & MODULES.keys())
+
+
+def named_by(value: str, path: Path, program: Path) -> bool:
+    """True if `value` refers to the program: by path, by file name in the same folder, or as `program:object`."""
+    folder = program.parent
+    return (
+        value.endswith(f"{folder.name}/{program.name}")
+        or (value == program.name and path.parent == folder)
+        or (value.startswith(f"{program.stem}:") and folder.name == "server_programs")
+    )
+
+
+def test_the_index_lists_every_module_once() -> None:
+    assert sorted(INDEX) == sorted(MODULES)
+
+
+def test_every_module_is_used_by_a_test() -> None:
+    used: set[str] = set()
+    files = [*ENTRIES]
+    while files:
+        new = mentioned(files.pop()) - used
+        used |= new
+        files += [MODULES[name] for name in new]
+    assert sorted(MODULES.keys() - used) == []
+
+
+def test_modules_that_tests_import_are_in_support() -> None:
+    apart = {
+        ".".join(path.relative_to(TESTS).with_suffix("").parts)
+        for path in TESTS.rglob("*.py")
+        if SUPPORT not in path.parents
+    }
+    imported = set[str]().union(*map(imported_by, TESTS.rglob("*.py")))
+    assert apart & imported == IMPORTED_ELSEWHERE

@@ -1,0 +1,202 @@
+"""One run at a time in each conversation, whichever log object and event loop of the process it is in."""
+
+import asyncio
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rxloop import Agent, ContextBusy, MemoryEventLog, Message, RunCancelled, SqliteEventLog
+from rxloop.coordination import locks
+from rxloop.errors import ConfigurationError
+from rxloop.testing import ScriptedModel, frames
+
+
+@pytest.fixture
+def log() -> MemoryEventLog:
+    return MemoryEventLog()
+
+
+def give_back(turn: locks.ConversationLock | None) -> None:
+    assert turn is not None
+    turn.release()
+
+
+def take_and_give_back(log: MemoryEventLog) -> None:
+    give_back(locks.acquire(log, "c"))
+
+
+async def test_who_waits_for_a_turn_that_is_free_by_now_has_it(log: MemoryEventLog) -> None:
+    take_and_give_back(log)
+
+    turn = await locks.wait(log, "c")
+
+    assert not locks.acquire(log, "c")
+    give_back(turn)
+    take_and_give_back(log)
+
+
+async def test_a_run_that_waits_goes_on_whenever_the_one_before_it_ends() -> None:
+    for turns_of_the_loop in range(20):
+        log = MemoryEventLog()
+        agent = Agent(ScriptedModel("one", "two"), log=log)
+        first = agent.run("1", context_id="c")
+        first.events.subscribe(lambda event: None)
+        for _ in range(turns_of_the_loop):
+            await asyncio.sleep(0)
+        second = await agent.run("2", context_id="c", when_busy="wait")
+        assert [message.text for message in second.messages] == ["1", "one", "2", "two"]
+        await first
+
+
+async def test_who_is_cancelled_while_it_waits_has_no_turn_and_keeps_nobody_from_it(log: MemoryEventLog) -> None:
+    turn = locks.acquire(log, "c")
+    waiting: list[asyncio.Task[locks.ConversationLock]] = [asyncio.create_task(locks.wait(log, "c")) for _ in range(3)]
+    await asyncio.sleep(0)
+
+    waiting[0].cancel()
+    await asyncio.wait(waiting[:1])
+    give_back(turn)
+    # It has the turn, and has not heard of it yet.
+    waiting[1].cancel()
+    await asyncio.wait(waiting, timeout=5)
+
+    assert [task.cancelled() for task in waiting] == [True, True, False]
+    give_back(waiting[2].result())
+    take_and_give_back(log)
+
+
+def in_a_thread(work: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_who_waits_in_the_event_loop_of_another_thread_is_woken(log: MemoryEventLog) -> None:
+    turn = locks.acquire(log, "c")
+    waits = threading.Event()
+
+    async def wait() -> None:
+        asyncio.get_running_loop().call_later(0.01, waits.set)
+        give_back(await locks.wait(log, "c"))
+
+    thread = in_a_thread(lambda: asyncio.run(wait()))
+    assert waits.wait(5)
+    give_back(turn)
+
+    thread.join(5)
+    assert not thread.is_alive()
+    take_and_give_back(log)
+
+
+def test_an_event_loop_that_was_closed_keeps_nobody_from_the_turn(log: MemoryEventLog) -> None:
+    turn = locks.acquire(log, "c")
+    loop = asyncio.new_event_loop()
+    waiting = loop.create_task(locks.wait(log, "c"))
+    loop.run_until_complete(asyncio.sleep(0))
+    loop.close()
+
+    give_back(turn)
+
+    take_and_give_back(log)
+    waiting._log_destroy_pending = False  # pyright: ignore[reportAttributeAccessIssue]
+    waiting.get_coro().close()  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue]
+
+
+def test_many_threads_take_turns(log: MemoryEventLog) -> None:
+    inside, most, done = 0, 0, 0
+
+    async def work() -> None:
+        nonlocal inside, most, done
+        for _ in range(50):
+            turn = locks.acquire(log, "c") or await locks.wait(log, "c")
+            inside += 1
+            most = max(most, inside)
+            await asyncio.sleep(0)
+            inside -= 1
+            done += 1
+            turn.release()
+
+    threads = [in_a_thread(lambda: asyncio.run(work())) for _ in range(4)]
+    for thread in threads:
+        thread.join(30)
+
+    assert (done, most) == (200, 1)
+
+
+@pytest.mark.parametrize("named", ["same", "relative", "link"])
+async def test_two_logs_on_one_file_have_one_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("link.db").symlink_to("runs.db")
+    path = {"same": tmp_path / "runs.db", "relative": Path("runs.db"), "link": Path("link.db")}[named]
+    first, second = SqliteEventLog(tmp_path / "runs.db"), SqliteEventLog(path)
+    begun, gate = asyncio.Event(), asyncio.Event()
+
+    async def instructions(ctx: object) -> str:
+        begun.set()
+        await gate.wait()
+        return "Be brief."
+
+    running = Agent(ScriptedModel("one"), instructions=instructions, log=first).run("1", context_id="c")
+    running.events.subscribe(lambda event: None)
+    await begun.wait()
+    other = Agent(ScriptedModel("two"), log=second)
+
+    with pytest.raises(ContextBusy):
+        await other.run("2", context_id="c")
+    gate.set()
+    result = await other.run("2", context_id="c", when_busy="wait")
+
+    assert [message.text for message in result.messages] == ["1", "one", "2", "two"]
+    assert result.messages[0] == Message.user("1")
+    await running
+    await first.aclose()
+    await second.aclose()
+
+
+async def test_conversations_of_two_files_do_not_wait_for_each_other(tmp_path: Path) -> None:
+    logs = [SqliteEventLog(tmp_path / name) for name in ("a.db", "b.db")]
+    for turn in [locks.acquire(log, "c") for log in logs]:
+        give_back(turn)
+
+
+def test_a_forked_process_has_none_of_the_turns_of_its_parent() -> None:
+    program = """
+import os
+from rxloop import MemoryEventLog
+from rxloop.coordination import locks
+log = MemoryEventLog()
+assert locks.acquire(log, "c")
+if os.fork() == 0:
+    os._exit(0 if locks.acquire(log, "c") else 1)
+assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
+assert not locks.acquire(log, "c")
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+async def test_another_agent_of_the_same_log_finds_and_cancels_a_run(log: MemoryEventLog) -> None:
+    running = Agent(ScriptedModel(frames("-" * 100 + "|")), log=log, name="first").run("Go", context_id="c")
+    events = running.events.subscribe(lambda event: None)
+    await asyncio.sleep(0)
+    await Agent(ScriptedModel(), log=log, name="second").cancel(running.task_id, "enough")
+
+    assert (await log.get_record(running.task_id)).state == "canceled"
+    events.dispose()
+
+
+async def test_a_run_without_a_log_is_found_by_its_agent_alone() -> None:
+    first, second = (Agent(ScriptedModel(frames("-" * 100 + "|"))) for _ in range(2))
+    running = first.run("Go")
+    events = running.events.subscribe(lambda event: None)
+    await asyncio.sleep(0)
+    with pytest.raises(ConfigurationError, match="needs the log"):
+        await second.cancel(running.task_id)
+    await first.cancel(running.task_id, "enough")
+
+    with pytest.raises(RunCancelled, match="enough"):
+        await running
+    events.dispose()

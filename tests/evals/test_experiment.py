@@ -1,0 +1,404 @@
+"""Experiments: cases x variants x repeats, how they go on, and how they end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import reactivex.operators as rx
+
+from rxloop import (
+    Agent,
+    Case,
+    ConfigurationError,
+    Limits,
+    MemoryEventLog,
+    RunContext,
+    RxloopError,
+    SqliteEventLog,
+    Variant,
+    experiment,
+    op,
+    score,
+    tool,
+)
+from rxloop.evals import runner as carrying_out
+from rxloop.pipeline.requests import ModelRequest
+from rxloop.strategies import chain_of_thought
+from rxloop.testing import ScriptedModel, call, frames, virtual_time
+from support.capitals import CAPITALS, CASES, agent, country_of, knows, looks_up, lookup
+
+EXACT = [score.exact()]
+
+
+async def test_each_case_is_asked_of_each_variant_so_many_times() -> None:
+    report = await experiment(CASES[:2], {"a": agent(), "b": agent(knows())}, EXACT, repeats=2).run()
+    assert [(trial.variant, trial.case, trial.repeat) for trial in report.trials] == [
+        (variant, case, repeat) for variant in "ab" for case in ("Norway", "Sweden") for repeat in (1, 2)
+    ]
+    assert report.planned == 8
+    assert report.of("a").mean("exact") == 1
+    assert report.of("b").mean("exact") == 0
+
+
+async def test_an_agent_alone_is_a_variant_of_its_name() -> None:
+    report = await experiment(CASES, agent(name="guide"), EXACT).run()
+    assert report.variants == ["guide"]
+    assert report.mean("exact") == 1
+
+
+async def test_a_trial_has_what_was_asked_and_what_came_of_it() -> None:
+    case = Case("Capital of Fiji?", "Suva", id="f", metadata={"hard": True})
+    [trial] = (await experiment([case], agent(), EXACT).run()).trials
+    assert (trial.input, trial.expected, trial.metadata) == ("Capital of Fiji?", "Suva", {"hard": True})
+    assert (trial.state, trial.content, trial.error) == ("completed", "Suva", None)
+    assert trial.usage.total_tokens == 110
+
+
+async def test_a_run_that_fails_is_a_trial_and_stops_nothing() -> None:
+    report = await experiment(CASES, agent(knows("Norway", "Malta")), EXACT).run()
+    assert report.mean("exact") == 0.5
+    assert [trial.case for trial in report.failures] == ["Sweden", "Fiji"]
+    assert report.failures[0].state == "failed"
+    assert "Sweden is not on the map" in str(report.failures[0].error)
+
+
+async def test_a_run_that_reaches_a_limit_keeps_what_it_took() -> None:
+    limited = Variant(agent(looks_up(), tools=[lookup]), limits=Limits(iterations=1))
+    [trial] = (await experiment(CASES[:1], {"short": limited}, [score.tokens()]).run()).trials
+    assert str(trial.error).startswith("max_iterations")
+    assert trial.usage.total_tokens == trial.scores["tokens"].value == 110
+
+
+async def test_a_run_that_is_refused_is_a_trial_too() -> None:
+    report = await experiment([Case(["", "x"], id="empty"), *CASES[:1]], agent(), EXACT).run()
+    assert [trial.error is None for trial in report.trials] == [False, True]
+    assert "empty user message" in str(report.trials[0].error)
+
+
+async def test_a_question_ends_a_run_unless_the_variant_answers_it() -> None:
+    @tool
+    async def ask(ctx: RunContext[Any]) -> str:
+        """Ask."""
+        return await ctx.ask("Which one?", str)
+
+    def asks() -> Agent[None, str]:
+        return Agent(ScriptedModel(call("ask"), "Oslo"), tools=[ask], thoughts=False)
+
+    variants = {"alone": asks(), "answered": Variant(asks(), on_input=lambda question: "the first")}
+    report = await experiment(CASES[:1], variants, EXACT).run()
+    assert report.of("answered").mean("exact") == 1
+    [alone] = report.of("alone").trials
+    assert alone.state == "input-required"
+    assert alone.error == "it waits for an answer: Which one?"
+
+
+async def test_a_variant_may_differ_by_model_strategy_and_prompt() -> None:
+    same = agent(knows())
+
+    def politely(case: Case) -> str:
+        return f"Please: {case.input}"
+
+    other, worded, thinking = knows("Norway"), knows("Norway"), ScriptedModel("Hm.", "Oslo")
+    variants = {
+        "model": Variant(same, model=other),
+        "prompt": Variant(same, model=worded, prompt=politely),
+        "strategy": Variant(same, model=thinking, strategy=chain_of_thought()),
+    }
+    await experiment(CASES[:1], variants, EXACT).run()
+    assert other.requests[0].messages[-1].text == "Capital of Norway?"
+    assert worded.requests[0].messages[-1].text == "Please: Capital of Norway?"
+    assert "step" in thinking.requests[0].messages[-1].text.lower()
+
+
+@dataclass
+class Place:
+    name: str
+
+
+async def test_deps_are_made_for_each_run_and_inputs_may_be_data() -> None:
+    made: list[Place] = []
+
+    def answer(request: ModelRequest) -> Any:
+        return "ok" if request.messages[-1].role == "tool" else call("where")
+
+    @tool
+    async def where(ctx: RunContext[Place]) -> str:
+        """Say where."""
+        made.append(ctx.deps)
+        return ctx.deps.name
+
+    asked = Agent(ScriptedModel(*[answer] * 9), tools=[where], deps_type=Place, thoughts=False)
+    cases = [Case({"at": name}) for name in ("here", "there")]
+    report = await experiment(
+        cases,
+        asked,
+        [score.called("where")],
+        prompt=lambda case: f"Where is {case.input['at']}?",
+        deps=lambda case: Place(case.input["at"]),
+    ).run()
+    assert report.mean("called") == 1
+    assert sorted(place.name for place in made) == ["here", "there"]
+    assert report.trials[0].input == {"at": "here"}
+
+
+async def test_data_without_a_prompt_is_a_failure_that_says_so() -> None:
+    report = await experiment([Case({"at": "here"})], agent(), EXACT).run()
+    assert "the prompt is {'at': 'here'}" in str(report.failures[0].error)
+
+
+async def test_cases_may_be_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "cases.jsonl"
+    file.write_text("\n".join(json.dumps({"input": case.input, "expected": case.expected}) for case in CASES))
+    assert (await experiment(file, agent(), EXACT).run()).mean("exact") == 1
+
+
+def test_so_many_runs_go_on_at_once_and_no_more() -> None:
+    open_: list[int] = []
+    model: ScriptedModel
+
+    def answer(request: ModelRequest) -> Any:
+        open_.append(model.open)
+        return frames("----x|", 1.0)
+
+    model = ScriptedModel(*[answer] * 10)
+    cases = [Case(str(number)) for number in range(10)]
+    with virtual_time() as time:
+        report = time.run(experiment(cases, agent(model), [score.seconds()], concurrency=4).run())
+        assert time.now == 15.0
+    assert max(open_) == 3
+    assert report.mean("seconds") == 5.0
+
+
+async def test_each_trial_gives_a_report_of_those_so_far() -> None:
+    counts = [len(report.trials) async for report in experiment(CASES, agent(), EXACT, concurrency=1).run()]
+    assert counts == [0, 1, 2, 3, 4]
+    means = experiment(CASES, agent(), EXACT).run().pipe(rx.last(), rx.map(lambda report: report.mean("exact")))
+    assert await means == 1
+
+
+def test_cancelling_what_awaits_it_cancels_its_runs() -> None:
+    model = ScriptedModel(*[frames("----")] * 4)
+    with virtual_time() as time:
+
+        async def main() -> None:
+            task = asyncio.ensure_future(awaited())
+            await asyncio.sleep(1)
+            assert model.open == 4
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            await asyncio.sleep(1)
+            assert model.open == 0
+
+        async def awaited() -> Any:
+            return await experiment(CASES, agent(model), EXACT).run()
+
+        time.run(main())
+
+
+async def test_without_a_log_nothing_is_kept_in_that_of_the_agent_and_all_is_asked_again() -> None:
+    log, model = MemoryEventLog(), knows(*CAPITALS)
+    made = experiment(CASES, agent(model, log=log), EXACT)
+    await made.run()
+    await made.run()
+    assert len(model.requests) == 8
+    assert await log.list_runs() == []
+
+
+async def test_with_a_log_what_is_done_is_not_asked_again() -> None:
+    log, model = MemoryEventLog(), knows("Norway", "Malta")
+    variants = {"a": agent(model)}
+    once = await experiment(CASES, variants, [score.exact(), score.tokens()], name="e", log=log).run()
+    asked = len(model.requests)
+    again = await experiment(CASES, variants, [score.exact(), score.tokens()], name="e", log=log).run()
+    assert len(model.requests) == asked
+    assert again.trials == once.trials
+    assert {record.task_id for record in await log.list_runs()} == {trial.task_id for trial in once.trials}
+
+
+async def test_a_longer_list_of_cases_and_more_repeats_ask_only_what_is_new() -> None:
+    log, model = MemoryEventLog(), knows(*CAPITALS)
+    for cases, repeats, asked in ((CASES[:2], 1, 2), (CASES, 1, 4), (CASES, 2, 8)):
+        report = await experiment(cases, agent(model), EXACT, name="e", log=log, repeats=repeats).run()
+        assert len(model.requests) == asked
+        assert report.mean("exact") == 1
+
+
+async def test_other_scorers_score_the_runs_that_there_are() -> None:
+    log, model = MemoryEventLog(), knows(*CAPITALS)
+    await experiment(CASES, agent(model), EXACT, name="e", log=log).run()
+    report = await experiment(
+        CASES, agent(model), [score.contains(), score.view("n", op.usage(), rx.count())], name="e", log=log
+    ).run()
+    assert len(model.requests) == 4
+    assert (report.mean("contains"), report.mean("n")) == (1, 1)
+
+
+async def test_another_name_or_variant_is_another_run() -> None:
+    log, model = MemoryEventLog(), knows(*CAPITALS)
+    await experiment(CASES[:1], {"a": agent(model)}, EXACT, name="e", log=log).run()
+    await experiment(CASES[:1], {"b": agent(model)}, EXACT, name="e", log=log).run()
+    await experiment(CASES[:1], {"a": agent(model)}, EXACT, name="f", log=log).run()
+    assert len(model.requests) == 3
+
+
+async def test_a_case_that_asks_something_else_now_is_refused_before_anything_is_asked() -> None:
+    log, model = MemoryEventLog(), knows(*CAPITALS)
+    await experiment(CASES[:1], agent(model), EXACT, name="e", log=log).run()
+    changed = [CASES[1], Case("Capital of Fiji?", id="Norway")]
+    with pytest.raises(ConfigurationError, match="a run of the case 'Norway' in the experiment 'e'"):
+        await experiment(changed, agent(model), EXACT, name="e", log=log).run()
+    assert len(model.requests) == 1
+
+
+async def test_a_run_that_was_cut_off_goes_on_where_it_was() -> None:
+    log, model = MemoryEventLog(), looks_up()
+    begun = asyncio.Event()
+
+    @tool(name="lookup", idempotent=False)
+    async def slow(country: str) -> str:
+        """Look up a capital."""
+        if begun.is_set():
+            return CAPITALS[country]
+        begun.set()
+        return await asyncio.get_running_loop().create_future()
+
+    def made() -> Any:
+        return experiment(CASES[:1], agent(model, tools=[slow]), EXACT, name="e", log=log).run()
+
+    task = asyncio.ensure_future(result_of(made()))
+    await begun.wait()
+    task.cancel()
+    # At once: the run of before is still being closed.
+    report = await made()
+    assert len(await log.list_runs()) == 1
+    assert report.trials[0].state == "completed"
+    # The first model call was not made again.
+    assert len(model.requests) == 2
+
+
+async def result_of(awaitable: Any) -> Any:
+    return await awaitable
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+async def test_two_that_carry_out_the_same_share_its_runs(kind: str, tmp_path: Path) -> None:
+    model = ScriptedModel(*[lambda request: frames("--Oslo|", 0.001)] * 20)
+    logs = [MemoryEventLog()] * 2 if kind == "memory" else [SqliteEventLog(tmp_path / "e.db") for _ in range(2)]
+    cases = [Case(str(number), "Oslo") for number in range(6)]
+    judging = ScriptedModel(*['{"reason": "", "verdict": true}'] * 20)
+    scorers = [score.exact(), score.judge(judging, "It is a capital.")]
+    made = [experiment(cases, agent(model), scorers, name="e", log=log, concurrency=2) for log in logs]
+    one, two = await asyncio.gather(*(result_of(each.run()) for each in made))
+    assert one.mean("exact") == two.mean("exact") == 1
+    assert one.trials == two.trials
+    assert len(model.requests) == len(judging.requests) == 6
+    for log in logs:
+        await log.aclose()
+
+
+async def test_a_run_that_waits_is_the_same_trial_out_of_the_log() -> None:
+    @tool
+    async def ask(ctx: RunContext[Any]) -> str:
+        """Ask."""
+        return await ctx.ask("Which one?", str)
+
+    log = MemoryEventLog()
+    asks = Agent(ScriptedModel(call("ask"), "Oslo"), tools=[ask], thoughts=False)
+    once = await experiment(CASES[:1], asks, EXACT, name="e", log=log).run()
+    again = await experiment(CASES[:1], asks, EXACT, name="e", log=log).run()
+    assert once.trials == again.trials
+    assert once.trials[0].state == "input-required"
+    answering = Variant(asks, on_input=lambda question: "this one")
+    later = await experiment(CASES[:1], {"agent": answering}, EXACT, name="e", log=log).run()
+    assert later.mean("exact") == 1
+
+
+async def test_each_variant_goes_on_from_one_prefix() -> None:
+    log, model = MemoryEventLog(), looks_up()
+    first = await agent(model, tools=[lookup], log=log).run("Capital of Norway?")
+    answered = next(event.seq for event in await log.read(first.task_id) if event.kind == "tool-complete")
+    cases = [Case(expected="Oslo", id="there", fork_of=first.task_id, fork_at=answered)]
+    cases.append(Case("Capital of Fiji?", "Suva", id="on", fork_of=first.task_id, fork_at=answered))
+    good, bad = looks_up(), ScriptedModel("Bergen", "Bergen")
+    variants = {name: agent(each, tools=[lookup]) for name, each in (("good", good), ("bad", bad))}
+    made = experiment(cases, variants, [score.exact(), score.steps(), score.tokens()], name="e", log=log)
+    report = await made.run()
+    assert report.of("good").by_case("exact") == {"there": 1, "on": 1}
+    assert report.of("bad").mean("exact") == 0
+    # What was taken over counts for none of them.
+    assert report.of("good").by_case("steps") == {"there": 1, "on": 2}
+    assert report.of("good").by_case("tokens") == {"there": 110, "on": 220}
+    assert [country_of(request) for request in good.requests].count("Norway") == 1
+
+    again = await made.run()
+    assert again.trials == report.trials
+    assert len(good.requests) == 3
+
+
+async def test_a_fork_at_another_place_is_another_case() -> None:
+    log = MemoryEventLog()
+    first = await agent(log=log).run("Capital of Norway?")
+
+    async def fork(at: int) -> None:
+        cases = [Case(id="a", fork_of=first.task_id, fork_at=at)]
+        await experiment(cases, agent(), [score.steps()], name="e", log=log).run()
+
+    await fork(1)
+    with pytest.raises(ConfigurationError, match="the case 'a'"):
+        await fork(2)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: experiment(CASES, agent(), EXACT, log=MemoryEventLog()), "needs a name"),
+        (lambda: experiment(CASES, agent(), EXACT, repeats=0), "at least 1"),
+        (lambda: experiment(CASES, agent(), EXACT, concurrency=0), "at least 1"),
+        (lambda: experiment(CASES, {}, EXACT), "neither an agent nor a dict"),
+        (lambda: experiment(CASES, {"a": "zai:glm-4.7"}, EXACT), "the variant 'a' is 'zai:glm-4.7'"),  # pyright: ignore[reportArgumentType]
+        (lambda: experiment(CASES, agent(), EXACT, name="a\nb"), "line ends"),
+        (lambda: experiment([Case(fork_of="x", fork_at=1, id="f")], agent(), EXACT), "give the log"),
+    ],
+)
+def test_what_cannot_be_an_experiment_is_refused_at_once(make: Callable[[], Any], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        make()
+
+
+def test_it_says_in_a_line_what_it_is() -> None:
+    assert repr(experiment(CASES, agent(), EXACT)) == "<Experiment experiment: 4 cases, 1 variant, 1 scorer>"
+
+
+def test_cases_may_come_from_a_generator_and_scorers_are_a_list() -> None:
+    assert len(experiment((case for case in CASES), agent(), EXACT).cases) == 4
+    with pytest.raises(ConfigurationError, match="give a list of them"):
+        experiment(CASES, agent(), score.exact())  # pyright: ignore[reportArgumentType]
+
+
+def test_a_script_needs_no_event_loop_and_closes_the_agents() -> None:
+    made = experiment(CASES, agent(), EXACT)
+    assert made.run_sync().mean("exact") == 1
+    with pytest.raises(RxloopError, match="is closed"):
+        made.variants["agent"].agent.run("Again?")
+
+
+async def test_a_script_inside_an_event_loop_is_told_what_to_write() -> None:
+    with pytest.raises(RxloopError, match="use `await experiment"):
+        experiment(CASES, agent(), EXACT).run_sync()
+
+
+async def test_a_mistake_of_its_own_ends_it_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(*arguments: Any) -> None:
+        raise LookupError("a bug")
+
+    monkeypatch.setattr(carrying_out, "_trial", broken)
+    with pytest.raises(ExceptionGroup) as raised:
+        await experiment(CASES, agent(), EXACT).run()
+    assert raised.value.subgroup(LookupError) is not None

@@ -1,0 +1,295 @@
+"""Settings as Claude takes them, model by model: what one refuses is left out, or put in its words, and told once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rxloop.errors import BadRequest
+from rxloop.pipeline.requests import ModelRequest, ToolDefinition
+from rxloop.protocol.messages import FilePart, Message, ToolCall
+from rxloop.protocol.settings import ModelSettings
+from rxloop.providers import find_model
+from support.http_server import Reply, Server, sse
+from support.vendors.claude import Asked, ask, end, over_http, start, text, wire
+
+LOOK = ToolDefinition("look", "Looks.", {"type": "object", "properties": {}})
+
+
+def asked(model: str = "claude-sonnet-4-5", *, tools: tuple[ToolDefinition, ...] = (), **settings: Any) -> Asked:
+    request = ModelRequest(messages=[Message.user("hi")], tools=tools, settings=ModelSettings(**settings))
+    return ask(request, model=model)
+
+
+def thinking(model: str, **settings: Any) -> Any:
+    """How it is told to think, and with which effort."""
+    body = asked(model, **settings).body
+    return body.get("thinking"), body.get("output_config", {}).get("effort")
+
+
+def test_what_nobody_sets_is_left_to_the_vendor() -> None:
+    body = asked().body
+    assert set(body) == {"model", "max_tokens", "messages", "stream"}
+
+
+def test_each_setting_has_its_field() -> None:
+    body = asked(temperature=0.5, max_tokens=99, stop=["x", " "], service_tier="auto").body
+    assert (body["temperature"], body["max_tokens"]) == (0.5, 99)
+    assert (body["stop_sequences"], body["service_tier"]) == (["x"], "auto")
+
+
+@pytest.mark.parametrize(
+    ("model", "stream", "tokens"),
+    [
+        ("claude-sonnet-4-5", True, 64_000),
+        ("claude-sonnet-4-5", False, 21_000),
+        ("claude-opus-4-8", True, 128_000),
+        ("claude-sonnet-4-0", True, 16_384),
+        ("claude-3-haiku-20240307", True, 4096),
+        ("somebody-elses-model", True, 8192),
+    ],
+)
+def test_an_answer_may_be_as_long_as_the_model_can_make_it(model: str, stream: bool, tokens: int) -> None:
+    assert ask([Message.user("hi")], wire(model, stream=stream))["max_tokens"] == tokens
+
+
+def test_a_limit_beyond_that_of_the_model_is_lowered() -> None:
+    known = find_model("anthropic:claude-sonnet-4-5")
+    assert known is not None
+    found = asked(max_tokens=10**6)
+    assert found["max_tokens"] == known.output
+    assert found.notices == ["anthropic:claude-sonnet-4-5 does not take max_tokens beyond 64000"]
+
+
+ADAPTIVE = {"type": "adaptive", "display": "summarized"}
+
+
+@pytest.mark.parametrize(
+    ("model", "settings", "expected"),
+    [
+        ("claude-sonnet-4-5", {"thinking_budget": 2000}, ({"type": "enabled", "budget_tokens": 2000}, None)),
+        ("claude-sonnet-4-5", {"thinking_budget": 5}, ({"type": "enabled", "budget_tokens": 1024}, None)),
+        ("claude-sonnet-4-5", {"thinking_budget": 0}, ({"type": "disabled"}, None)),
+        ("claude-sonnet-4-5", {"reasoning_effort": "high"}, ({"type": "enabled", "budget_tokens": 16_384}, None)),
+        ("claude-sonnet-4-5", {"reasoning_effort": "none"}, ({"type": "disabled"}, None)),
+        ("claude-opus-4-5", {"reasoning_effort": "max"}, ({"type": "enabled", "budget_tokens": 49_152}, "high")),
+        ("claude-opus-4-6", {"reasoning_effort": "xhigh"}, ({"type": "adaptive"}, "high")),
+        ("claude-opus-4-6", {"thinking_budget": 3000}, ({"type": "enabled", "budget_tokens": 3000}, None)),
+        ("claude-opus-4-8", {"reasoning_effort": "xhigh"}, (ADAPTIVE, "xhigh")),
+        ("claude-opus-4-8", {"reasoning_effort": "minimal"}, (ADAPTIVE, "low")),
+        ("claude-opus-4-8", {"thinking_budget": 9000}, (ADAPTIVE, "high")),
+        ("claude-sonnet-5", {"reasoning_effort": "none"}, ({"type": "disabled"}, None)),
+        ("claude-fable-5", {"reasoning_effort": "none"}, (None, "low")),
+        ("claude-3-haiku-20240307", {"reasoning_effort": "high", "thinking_budget": 9}, (None, None)),
+        ("claude-3-haiku-20240307", {"reasoning_effort": "none"}, (None, None)),
+    ],
+)
+def test_each_model_is_told_to_think_in_its_own_way(model: str, settings: Any, expected: Any) -> None:
+    assert thinking(model, **settings) == expected
+
+
+def test_an_answer_has_room_for_its_thinking() -> None:
+    assert asked("claude-sonnet-4-0", thinking_budget=20_000)["max_tokens"] == 24_096
+    found = asked(thinking_budget=20_000, max_tokens=4000)
+    assert (found["max_tokens"], found["thinking"]["budget_tokens"]) == (4000, 3000)
+    assert "thinking budget" in found.notices[0]
+    found = asked(thinking_budget=2000, max_tokens=1000)
+    assert "thinking" not in found.body
+    assert "leaves no room" in found.notices[0]
+
+
+def test_thinking_between_calls_shares_a_budget_that_may_be_larger() -> None:
+    settings = ModelSettings(thinking_budget=20_000, max_tokens=4000)
+    request = ModelRequest(messages=[Message.user("hi")], tools=(LOOK,), settings=settings)
+    by = wire(betas=["interleaved-thinking-2025-05-14"])
+    assert ask(request, by)["thinking"]["budget_tokens"] == 20_000
+    assert by.headers["anthropic-beta"] == "interleaved-thinking-2025-05-14"
+
+
+@pytest.mark.parametrize(
+    ("model", "settings", "expected", "told"),
+    [
+        ("claude-sonnet-4-0", {"temperature": 0.1, "top_p": 0.9}, {"temperature": 0.1, "top_p": 0.9}, 0),
+        ("claude-sonnet-4-5", {"temperature": 0.1, "top_p": 0.9}, {"temperature": 0.1}, 1),
+        ("claude-sonnet-4-5", {"temperature": 1.5}, {"temperature": 1.0}, 1),
+        ("claude-opus-4-8", {"temperature": 0.1, "top_p": 0.9}, {}, 1),
+        ("claude-sonnet-4-5", {"temperature": 0.1, "thinking_budget": 2000}, {}, 1),
+        ("claude-sonnet-4-5", {"temperature": 1, "thinking_budget": 2000}, {"temperature": 1}, 0),
+        ("claude-sonnet-4-5", {"top_p": 0.96, "thinking_budget": 2000}, {"top_p": 0.96}, 0),
+        ("claude-sonnet-4-5", {"top_p": 0.5, "thinking_budget": 2000}, {}, 1),
+        ("claude-sonnet-4-5", {"seed": 1, "service_tier": "flex"}, {}, 2),
+    ],
+)
+def test_what_a_model_refuses_is_left_out_and_told(model: str, settings: Any, expected: Any, told: int) -> None:
+    found = asked(model, **settings)
+    assert {
+        name: found.body[name] for name in ("temperature", "top_p", "service_tier") if name in found.body
+    } == expected
+    assert len(found.notices) == told
+
+
+def test_it_is_told_once_for_each_model() -> None:
+    by = wire()
+    request = ModelRequest(messages=[Message.user("hi")], settings=ModelSettings(seed=1))
+    assert ask(request, by).notices == ["anthropic:claude-sonnet-4-5 does not take a seed"]
+    assert not ask(request, by).notices
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, None),
+        ({"tool_choice": "auto"}, {"type": "auto"}),
+        ({"tool_choice": "none", "parallel_tool_calls": False}, {"type": "none"}),
+        ({"tool_choice": "required"}, {"type": "any"}),
+        ({"tool_choice": "look"}, {"type": "tool", "name": "look"}),
+        ({"parallel_tool_calls": False}, {"type": "auto", "disable_parallel_tool_use": True}),
+        ({"tool_choice": "required", "parallel_tool_calls": True}, {"type": "any", "disable_parallel_tool_use": False}),
+        ({"tool_choice": "required", "thinking_budget": 2000}, None),
+    ],
+)
+def test_the_choice_of_tools(settings: Any, expected: Any) -> None:
+    assert asked(tools=(LOOK,), **settings).body.get("tool_choice") == expected
+
+
+def test_a_tool_can_be_forced_beside_thinking_that_is_left_to_the_model_but_not_on_all_of_them() -> None:
+    settings = {"tool_choice": "required", "reasoning_effort": "low"}
+    assert asked("claude-opus-4-8", tools=(LOOK,), **settings)["tool_choice"] == {"type": "any"}
+    found = asked("claude-fable-5-1", tools=(LOOK,), **settings)
+    assert "tool_choice" not in found.body
+    assert "claude-fable-5-1 does not take that a tool has to be called" in found.notices[0]
+
+
+def test_a_turn_that_was_begun_without_thinking_goes_on_without() -> None:
+    called = Message.assistant(tool_calls=[ToolCall(id="a", name="look")])
+    history = [Message.user("hi"), called, Message.tool("a", "1")]
+    settings = ModelSettings(reasoning_effort="high")
+    found = ask(ModelRequest(messages=history, tools=(LOOK,), settings=settings))
+    assert "thinking" not in found.body
+    assert "begun without it" in found.notices[0]
+    done = [*history, Message.assistant("so"), Message.user("more")]
+    assert "thinking" in ask(ModelRequest(messages=done, tools=(LOOK,), settings=settings)).body
+    state = {"anthropic": [{"reasoning": 1, "extra": {"signature": "s"}}, {"call": 0}]}
+    thought = called.model_copy(update={"reasoning": "h", "provider_state": state})
+    again = [history[0], thought, history[2], called.model_copy(), Message.tool("a", "2")]
+    assert "thinking" in ask(ModelRequest(messages=again, tools=(LOOK,), settings=settings)).body
+
+
+def test_a_model_that_binds_thinking_to_what_was_before_may_drop_it() -> None:
+    state = {"anthropic": [{"reasoning": 1, "extra": {"signature": "s"}}, {"text": 2}]}
+    thought = Message(role="assistant", content="ok", reasoning="h", provider_state=state)
+    by = wire("claude-fable-5-1")
+    request = ModelRequest(messages=[Message.user("a"), thought, Message.user("b")])
+    binding = b'"block_binding":{"prefix_mismatch_behavior":"drop_block"}'
+    assert binding in by.encode(request, lambda *_: None)
+    other = request.replace(settings=ModelSettings(headers={"anthropic-beta": "other"}))
+    assert binding not in by.encode(other, lambda *_: None)
+    assert by.headers["anthropic-beta"] == "thinking-binding-controls-2026-08-01"
+
+
+def test_fields_of_ones_own_are_merged_last() -> None:
+    found = asked(
+        reasoning_effort="low",
+        temperature=0.2,
+        extra_body={"thinking": {"type": "disabled"}, "metadata": {"user_id": "u"}, "top_k": 5},
+    )
+    assert found["thinking"] == {"type": "disabled"}
+    assert (found["metadata"], found["top_k"], found["temperature"]) == ({"user_id": "u"}, 5, 0.2)
+
+
+def test_several_answers_are_refused_before_anything_is_sent() -> None:
+    with pytest.raises(BadRequest, match="n=2"):
+        asked(extra_body={"n": 2})
+
+
+def test_server_tools_go_after_ours_as_they_are() -> None:
+    search = {"type": "web_search_20250305", "name": "web_search", "max_uses": 3}
+    found = asked(tools=(LOOK,), server_tools=[search], tool_choice="auto")
+    assert found["tools"][1] == search
+    assert asked(server_tools=[search])["tools"] == [search]
+
+
+def test_a_tool_that_the_vendor_defines_and_we_carry_out_is_defined_once() -> None:
+    bash = {"type": "bash_20250124", "name": "bash"}
+    ours = ToolDefinition("bash", "Runs.", {"type": "object"})
+    assert asked(tools=(ours, LOOK), server_tools=[bash])["tools"][1:] == [bash]
+
+
+def test_code_goes_on_in_its_container_while_the_turn_lasts() -> None:
+    state = {"anthropic_container": "c1"}
+    called = Message(role="assistant", tool_calls=(ToolCall(id="a", name="look"),), provider_state=state)
+    code = ModelSettings(server_tools=[{"type": "code_execution_20250825", "name": "code_execution"}])
+    history = [Message.user("hi"), called, Message.tool("a", "1")]
+    assert ask(ModelRequest(messages=history, settings=code))["container"] == "c1"
+    assert (
+        "container"
+        not in ask(ModelRequest(messages=[*history, Message.assistant("x"), Message.user("y")], settings=code)).body
+    )
+    assert "container" not in ask(ModelRequest(messages=history)).body
+
+
+SCHEMA = {"type": "object", "properties": {"n": {"type": "integer", "minimum": 1}}, "required": ["n"]}
+
+
+def test_an_answer_is_held_to_a_schema_where_the_model_can_be() -> None:
+    request = ModelRequest(messages=[Message.user("hi")], response_schema=SCHEMA)
+    found = ask(request)
+    assert found["output_config"]["format"]["schema"] == {
+        "type": "object",
+        "properties": {"n": {"type": "integer", "description": "{minimum: 1}"}},
+        "additionalProperties": False,
+        "required": ["n"],
+    }
+    assert wire().keeps_to_schema
+    assert not wire("claude-sonnet-4-0").keeps_to_schema
+    assert "output_config" not in ask(request, model="claude-sonnet-4-0").body
+
+
+def test_words_stand_for_a_schema_that_has_no_such_form() -> None:
+    schema = {"type": "object", "additionalProperties": {"type": "string"}}
+    found = ask(ModelRequest(messages=[Message.user("hi")], system=(Message.system("s"),), response_schema=schema))
+    assert "output_config" not in found.body
+    assert found["system"][1]["text"].endswith('{"type":"object","additionalProperties":{"type":"string"}}')
+
+
+def test_who_wants_citations_gets_them_and_no_schema() -> None:
+    by = wire(citations=True)
+    pdf = FilePart(data=b"%PDF", media_type="application/pdf")
+    found = ask(ModelRequest(messages=[Message.user([pdf])], response_schema=SCHEMA), by)
+    assert found.messages[0]["content"][0]["citations"] == {"enabled": True}
+    assert "output_config" not in found.body
+    assert not by.keeps_to_schema
+
+
+def test_strict_tools_are_strict_where_their_arguments_allow_it() -> None:
+    strict = ToolDefinition("s", "", SCHEMA, strict=True)
+    free = ToolDefinition("f", "", {"type": "object", "additionalProperties": True}, strict=True)
+    found = asked(tools=(strict, free, LOOK))
+    assert [tool.get("strict", False) for tool in found["tools"]] == [True, False, False]
+    assert "the tool 'f' (its root: it is sent without strict" in found.notices[0]
+    many = tuple(ToolDefinition(f"t{n}", "", SCHEMA, strict=True) for n in range(30))
+    assert sum("strict" in tool for tool in asked(tools=many)["tools"]) == 20
+
+
+def test_arguments_begin_with_an_object() -> None:
+    odd = ToolDefinition("odd", "", {"anyOf": [{"type": "object"}], "properties": {}})
+    found = asked(tools=(odd,))
+    assert found["tools"][0]["input_schema"] == {"type": "object", "properties": {}}
+    assert "anyOf" in found.notices[0]
+
+
+async def test_a_request_has_the_version_the_key_and_the_betas(server: Server) -> None:
+    server.answer(Reply(sse(start(), *text(0, "hi"), *end(), done=False)))
+    answer = await over_http(server, ModelRequest(messages=[Message.user("hi")]), betas=["a", "b"])
+    assert answer.error is None
+    received = server.requests[0]
+    assert received.path == "/v1/messages"
+    assert received.headers["x-api-key"] == "a-key"
+    assert received.headers["anthropic-version"] == "2023-06-01"
+    assert received.headers["anthropic-beta"] == "a,b"
+    more = ModelRequest(messages=[Message.user("hi")], settings=ModelSettings(headers={"anthropic-beta": "c"}))
+    await over_http(server, more, betas=["a"])
+    assert server.requests[1].headers["anthropic-beta"] == "c"
+    await over_http(server, ModelRequest(messages=[Message.user("hi")]), betas=["a"], headers={"Anthropic-Beta": "d"})
+    assert server.requests[2].headers["anthropic-beta"] == "a,d"

@@ -1,0 +1,89 @@
+"""What goes back as the second request of a recorded conversation, against what the vendor's SDK sent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rxloop.pipeline.requests import ModelRequest, ToolDefinition
+from rxloop.protocol.messages import Message, TextPart
+from support.http_server import REQUEST, collect
+from support.vendors.claude import Json, ask, message_of, wire, without_cache
+from support.vendors.native import NATIVE
+from support.vendors.recorded import names, needs_recordings, recording, replaying
+
+pytestmark = needs_recordings
+
+
+def conversations() -> list[str]:
+    """The recorded conversations whose second request has the first answer in it."""
+    found = [name for name in names(api="msgs") if _goes_on(recording(name)["exchanges"])]
+    return found or ["nobody"]
+
+
+def _goes_on(exchanges: list[Any]) -> bool:
+    if len(exchanges) < 2 or exchanges[0]["response"]["status"] != 200:
+        return False
+    return len(exchanges[1]["request"]["body"]["messages"]) > len(exchanges[0]["request"]["body"]["messages"])
+
+
+def plain(message: Json) -> Json:
+    """A message without what is written in two ways that mean the same.
+
+    A text stands for a block of text. `is_error` is false and `citations` null where they are not said. A blank text
+    is refused, so that we send none.
+    """
+    content = message["content"]
+    blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    return {"role": message["role"], "content": [_plain_block(each) for each in blocks if not _blank(each)]}
+
+
+def _blank(block: Json) -> bool:
+    return block["type"] == "text" and not block["text"].strip()
+
+
+def _plain_block(block: Json) -> Json:
+    made = {name: value for name, value in block.items() if value is not None and (name, value) != ("is_error", False)}
+    # Said of every call by newer models: "direct" is what it is where nothing is said.
+    if made.get("caller") == {"type": "direct"}:
+        del made["caller"]
+    if block["type"] == "tool_result" and isinstance(block.get("content"), str):
+        made["content"] = [{"type": "text", "text": block["content"]}]
+    elif isinstance(block.get("content"), list):
+        made["content"] = [_plain_block(each) for each in block["content"]]
+    return made
+
+
+def ours(recorded: list[Json]) -> list[Message]:
+    """The messages of the user, and the answers to calls, as the loop has them."""
+    found: list[Message] = []
+    for message in recorded:
+        assert message["role"] == "user"
+        for each in plain(message)["content"]:
+            if each["type"] == "tool_result":
+                parts = [TextPart(text=part["text"]) for part in each["content"]]
+                found.append(Message.tool(each["tool_use_id"], parts))
+            else:
+                found.append(Message.user(each["text"]))
+    return found
+
+
+@pytest.mark.parametrize("name", conversations())
+async def test_the_second_request_is_the_one_that_was_recorded(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "a-key")
+    conversation = recording(name)
+    first, second = (exchange["request"]["body"] for exchange in conversation["exchanges"][:2])
+    async with replaying("httpx", NATIVE["msgs"].make) as vendor:
+        vendor.play(conversation)
+        answer = await collect(vendor.provider(conversation["exchanges"][0]).call(REQUEST))
+    begun = len(first["messages"])
+    history = [*ours(first["messages"]), message_of(answer), *ours(second["messages"][begun + 1 :])]
+    tools = tuple(
+        ToolDefinition(each["name"], each.get("description", ""), each["input_schema"])
+        for each in second.get("tools", ())
+        if "input_schema" in each
+    )
+    asked = ask(ModelRequest(messages=history, tools=tools), wire(first.get("model", "claude-3-7-sonnet")))
+    assert [plain(each) for each in asked.messages] == [plain(each) for each in without_cache(second["messages"])]
+    assert not asked.notices

@@ -1,0 +1,105 @@
+"""Calls without results, and results without calls, in requests to chat endpoints."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import orjson
+
+from rxloop.pipeline.requests import ModelRequest
+from rxloop.protocol.messages import Message, ToolCall
+from rxloop.providers import PRESETS
+from rxloop.providers.codecs.chat.request import RequestEncoder
+from rxloop.state.history import History
+from support.vendors.codecs import unheard
+
+OPENAI = PRESETS["openai"]
+
+
+def asks(*ids: str) -> Message:
+    return Message.assistant("", tool_calls=[ToolCall(id=each, name="look") for each in ids])
+
+
+def outline(*messages: Message, preset: Any = OPENAI) -> list[tuple[str, str]]:
+    """The roles of the messages that are sent, and of what they speak."""
+    encoded = RequestEncoder("m", preset, stream=True).encode(ModelRequest(messages=messages), unheard)
+    return [
+        (each["role"], each.get("tool_call_id") or each["content"] or "calls")
+        for each in orjson.loads(encoded)["messages"]
+    ]
+
+
+def test_a_call_that_nobody_answered_has_an_answer_behind_the_others() -> None:
+    assert outline(Message.user("Hi"), asks("a", "b", "c"), Message.tool("b", "2"), Message.user("And?")) == [
+        ("user", "Hi"),
+        ("assistant", "calls"),
+        ("tool", "b"),
+        ("tool", "a"),
+        ("tool", "c"),
+        ("user", "And?"),
+    ]
+
+
+def test_the_last_call_has_an_answer() -> None:
+    assert outline(Message.user("Hi"), asks("a"))[-1] == ("tool", "a")
+
+
+def test_a_result_that_belongs_to_no_call_is_what_the_user_says_behind_the_others() -> None:
+    history = [Message.tool("x", "0"), asks("a"), Message.tool("a", "1"), Message.tool("a", "2"), Message.user("And?")]
+    assert outline(*history) == [
+        ("user", "The result of a call that is not shown:\n0"),
+        ("assistant", "calls"),
+        ("tool", "a"),
+        ("user", "The result of a call that is not shown:\n2"),
+        ("user", "And?"),
+    ]
+
+
+def test_what_is_put_in_other_words_is_told_once() -> None:
+    told: list[str] = []
+    encoder = RequestEncoder("m", OPENAI, stream=True)
+    history = History([Message.tool("x", "0"), Message.user("Hi")])
+    for _ in range(2):
+        encoder.encode(ModelRequest(messages=history), lambda code, text: told.append(text))
+        history = history.append(Message.user("And?"))
+    assert told == ["openai:m gets the result of call 'x', which is not there, as a text"]
+
+
+def test_ids_are_as_short_as_the_endpoint_wants_them_and_fit_each_other() -> None:
+    long = "chatcmpl-tool-0123456789abcdef0123456789abcdef"
+    [call, result] = orjson.loads(
+        RequestEncoder("m", OPENAI, stream=True).encode(
+            ModelRequest(messages=[asks(long), Message.tool(long, "1")]), unheard
+        )
+    )["messages"]
+    assert call["tool_calls"][0]["id"] == result["tool_call_id"]
+    assert len(result["tool_call_id"]) == 40
+    free = replace(OPENAI, longest_call_id=None)
+    assert outline(asks(long), Message.tool(long, "1"), preset=free)[1] == ("tool", long)
+    short = "call_0123456789012345678901234567890123"
+    assert outline(asks(short), Message.tool(short, "1"))[1] == ("tool", short)
+
+
+def test_mistral_answers_the_user_or_a_tool() -> None:
+    assert outline(Message.user("Hi"), Message.assistant("Ho"), preset=PRESETS["mistral"])[-1][0] == "user"
+
+
+def test_calls_of_one_message_that_share_an_id_get_ids_of_their_own_and_so_do_their_results() -> None:
+    said = [asks("0", "0", "0_2"), *(Message.tool(each, text) for each, text in (("0", "a"), ("0_2", "c"), ("0", "b")))]
+    encoder = RequestEncoder("m", replace(OPENAI, longest_call_id=None), stream=True)
+    bodies = [
+        orjson.loads(encoder.encode(ModelRequest(messages=history), unheard))["messages"]
+        for history in (History(said), History(said).append(Message.user("And?")))
+    ]
+    assert [call["id"] for call in bodies[0][0]["tool_calls"]] == ["0", "0_3", "0_2"]
+    assert [(each["tool_call_id"], each["content"]) for each in bodies[0][1:]] == [
+        ("0", "a"),
+        ("0_2", "c"),
+        ("0_3", "b"),
+    ]
+    assert bodies[1][:4] == bodies[0]
+
+
+def test_calls_that_share_an_id_and_have_no_results_are_answered_each() -> None:
+    assert outline(asks("0", "0"), Message.user("And?"))[1:3] == [("tool", "0"), ("tool", "0_2")]

@@ -1,0 +1,357 @@
+"""Gemini's answers as events."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rxloop.errors import BadRequest, ProviderProtocolError, RateLimited, RxloopError
+from rxloop.pipeline.requests import ModelRequest
+from rxloop.protocol.events import (
+    ContentDeltaEvent,
+    LLMNoticeEvent,
+    ServerToolEvent,
+    ThoughtDeltaEvent,
+    ToolCallDeltaEvent,
+    UsageEvent,
+)
+from rxloop.protocol.messages import FilePart, ImagePart, Message
+from rxloop.providers.bounds import Bounds, OutOfBounds
+from rxloop.providers.codecs.draft import MessageDraft
+from rxloop.providers.codecs.gemini.response import GeminiReader
+from support.vendors.codecs import unheard
+from support.vendors.gemini import WHERE, chunk, complete_of, contents, events_of, wire
+from support.vendors.messages_of import message_of
+
+CALL = {"name": "look", "args": {"at": "Oslo"}}
+STOP = chunk({"text": "ok"}, finish="STOP")
+
+
+def sent_back(*chunks: Any) -> list[dict[str, Any]]:
+    """The parts with which an answer goes back."""
+    answers = [Message.tool(call.id, "done") for call in complete_of(*chunks).tool_calls]
+    sent = contents(Message.user("hi"), message_of(complete_of(*chunks)), *answers, Message.user("on"))
+    return sent[1]["parts"]
+
+
+def test_a_text_comes_as_deltas_and_ends_with_the_reason() -> None:
+    found = events_of(chunk({"text": "It "}), chunk({"text": "is."}, finish="STOP"))
+    assert [event.delta for event in found if isinstance(event, ContentDeltaEvent)] == ["It ", "is."]
+    complete = complete_of(chunk({"text": "It "}), chunk({"text": "is."}, finish="STOP"))
+    assert (complete.content, complete.finish_reason, complete.raw_finish_reason) == ("It is.", "stop", "STOP")
+    assert complete.provider_state is None
+
+
+def test_chunks_after_the_last_piece_count() -> None:
+    after = {"usageMetadata": {"promptTokenCount": 9, "candidatesTokenCount": 2, "totalTokenCount": 11}}
+    usage = [event for event in events_of(STOP, after) if isinstance(event, UsageEvent)]
+    assert [(event.input_tokens, event.output_tokens) for event in usage] == [(9, 2)]
+
+
+def test_the_last_word_on_the_tokens_counts_all_of_them() -> None:
+    first = {**chunk({"text": "a"}), "usageMetadata": {"promptTokenCount": 9, "totalTokenCount": 9}}
+    last = {
+        **STOP,
+        "usageMetadata": {
+            "promptTokenCount": 100,
+            "toolUsePromptTokenCount": 20,
+            "cachedContentTokenCount": 80,
+            "candidatesTokenCount": 7,
+            "thoughtsTokenCount": 5,
+            "totalTokenCount": 132,
+        },
+    }
+    # Vertex sends one without any tokens at times.
+    (usage,) = [
+        event
+        for event in events_of(first, last, {"usageMetadata": {"trafficType": "ON_DEMAND"}})
+        if isinstance(event, UsageEvent)
+    ]
+    assert (usage.input_tokens, usage.output_tokens, usage.cached_tokens, usage.reasoning_tokens) == (120, 12, 80, 5)
+
+
+def test_thoughts_come_as_reasoning_and_only_signed_ones_go_back() -> None:
+    thought, signed = {"text": "hm", "thought": True}, {"text": "so", "thought": True, "thoughtSignature": "c2ln"}
+    chunks = (chunk(thought), chunk(signed), STOP)
+    assert complete_of(*chunks).reasoning == "hmso"
+    assert [event.delta for event in events_of(*chunks) if isinstance(event, ThoughtDeltaEvent)] == ["hm", "so"]
+    assert sent_back(*chunks) == [signed, {"text": "ok"}]
+
+
+def test_signatures_go_back_on_the_very_part_even_on_an_empty_one() -> None:
+    signed, empty = {"text": "b", "thoughtSignature": "Yg=="}, {"text": "", "thoughtSignature": "Yw=="}
+    chunks = (
+        chunk({"text": "a"}),
+        chunk(signed),
+        chunk({"text": "c"}),
+        chunk({"text": "d"}),
+        chunk(empty, finish="STOP"),
+    )
+    assert complete_of(*chunks).content == "abcd"
+    assert sent_back(*chunks) == [{"text": "a"}, signed, {"text": "cd"}, empty]
+
+
+def test_a_signature_without_anything_goes_back_as_it_is() -> None:
+    assert sent_back(chunk({"text": "a"}), chunk({"thoughtSignature": "Yg=="}, finish="STOP"))[1] == {
+        "thoughtSignature": "Yg=="
+    }
+
+
+def test_calls_keep_their_ids_and_signatures_and_none_is_made_up_for_the_vendor() -> None:
+    calls = [{"functionCall": {**CALL, "id": "v1"}, "thoughtSignature": "c2ln"}, {"functionCall": CALL}]
+    complete = complete_of(chunk(*calls, finish="STOP"))
+    assert complete.finish_reason == "tool_calls"
+    assert complete.raw_finish_reason == "STOP"
+    assert [(call.name, call.arguments) for call in complete.tool_calls] == [("look", {"at": "Oslo"})] * 2
+    assert complete.tool_calls[0].id == "v1"
+    assert complete.tool_calls[1].id
+    assert sent_back(chunk(*calls, finish="STOP")) == calls
+
+
+def test_a_call_without_arguments_has_none() -> None:
+    complete = complete_of(chunk({"functionCall": {"name": "look"}}, finish="STOP"))
+    assert complete.tool_calls[0].arguments == {}
+
+
+def test_arguments_that_stream_are_told_as_they_come() -> None:
+    pieces = [
+        {"name": "write", "id": "v1", "willContinue": True},
+        {"partialArgs": [{"jsonPath": "$.to", "stringValue": "An"}], "willContinue": True},
+        {"partialArgs": [{"jsonPath": "$.text", "stringValue": "Hel", "willContinue": True}], "willContinue": True},
+        {"partialArgs": [{"jsonPath": "$.text", "stringValue": "lo"}], "willContinue": True},
+        {},
+    ]
+    chunks = [chunk({"functionCall": piece}) for piece in pieces]
+    chunks[0]["candidates"][0]["content"]["parts"][0]["thoughtSignature"] = "c2ln"
+    chunks.append(chunk({"functionCall": CALL}, finish="STOP"))
+    first, second = complete_of(*chunks).tool_calls
+    assert (first.id, first.arguments, second.arguments) == ("v1", {"to": "An", "text": "Hello"}, {"at": "Oslo"})
+    deltas = [event for event in events_of(*chunks) if isinstance(event, ToolCallDeltaEvent) and event.index == 0]
+    assert [event.fragment for event in deltas if event.fragment] == ['{"to":"An"', ',"text":"Hel', 'lo"', "}"]
+    assert sent_back(*chunks)[0] == {
+        "functionCall": {"name": "write", "args": {"to": "An", "text": "Hello"}, "id": "v1"},
+        "thoughtSignature": "c2ln",
+    }
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        # As the documentation has it: an empty call ends what streams.
+        [{"name": "look"}, {"partialArgs": [{"jsonPath": "$.at", "stringValue": "Oslo"}], "willContinue": True}, {}],
+        [{"name": "look", "partialArgs": [{"jsonPath": "$.at", "stringValue": "Oslo"}]}],
+        [
+            {"name": "look", "partialArgs": [{"jsonPath": "$.at", "willContinue": True}], "willContinue": True},
+            {"name": "look", "partialArgs": [{"jsonPath": "$.at", "stringValue": "Oslo"}]},
+        ],
+        [{"name": "look", "args": {"at": "Oslo"}, "willContinue": True}],
+    ],
+)
+def test_arguments_may_begin_and_end_in_several_ways(pieces: list[dict[str, Any]]) -> None:
+    chunks = [chunk({"functionCall": piece}) for piece in [*pieces, CALL]]
+    calls = complete_of(*chunks, chunk(finish="STOP")).tool_calls
+    assert [call.arguments for call in calls] == [{"at": "Oslo"}] * 2
+
+
+def test_calls_without_arguments_side_by_side_stay_apart() -> None:
+    calls = complete_of(*[chunk({"functionCall": {"name": "look"}})] * 2, chunk(finish="STOP")).tool_calls
+    assert [call.arguments for call in calls] == [{}, {}]
+
+
+def test_arguments_that_were_cut_off_are_told_as_such() -> None:
+    begun = {"name": "write", "partialArgs": [{"jsonPath": "$.a", "stringValue": "b", "willContinue": True}]}
+    complete = complete_of(chunk({"functionCall": {**begun, "willContinue": True}}, finish="MAX_TOKENS"))
+    assert complete.finish_reason == "length"
+    assert complete.tool_calls[0].error is not None
+
+
+@pytest.mark.parametrize(
+    ("raw", "ours"),
+    [
+        ("MAX_TOKENS", "length"),
+        ("SAFETY", "content_filter"),
+        ("RECITATION", "content_filter"),
+        ("PROHIBITED_CONTENT", "content_filter"),
+        ("MODEL_ARMOR", "content_filter"),
+        ("MALFORMED_FUNCTION_CALL", "tool_calls"),
+        ("UNEXPECTED_TOOL_CALL", "tool_calls"),
+    ],
+)
+def test_each_reason_has_a_word_of_ours(raw: str, ours: str) -> None:
+    complete = complete_of({"candidates": [{"finishReason": raw}]})
+    assert (complete.finish_reason, complete.raw_finish_reason, complete.content) == (ours, raw, "")
+
+
+@pytest.mark.parametrize("raw", ["OTHER", "A_NEW_ONE"])
+def test_unknown_reason_is_an_error_without_content_and_unknown_with_it(raw: str) -> None:  # P9
+    with pytest.raises(ProviderProtocolError, match=raw):
+        complete_of({"candidates": [{"finishReason": raw}]})
+    complete = complete_of(chunk({"text": "Hi"}, finish=raw))
+    assert (complete.finish_reason, complete.raw_finish_reason) == ("unknown", raw)
+
+
+def test_an_answer_that_ends_within_its_thoughts_is_an_empty_one() -> None:
+    complete = complete_of({"candidates": [{"content": {"role": "model"}, "finishReason": "MAX_TOKENS"}]})
+    assert (complete.content, complete.finish_reason) == ("", "length")
+
+
+def test_a_prompt_that_is_blocked_ends_with_the_filter_and_the_reason() -> None:
+    complete = complete_of({"promptFeedback": {"blockReason": "PROHIBITED_CONTENT"}, "usageMetadata": {}})
+    assert (complete.finish_reason, complete.raw_finish_reason) == ("content_filter", "PROHIBITED_CONTENT")
+
+
+def test_what_google_calls_no_answer_is_an_error() -> None:
+    with pytest.raises(BadRequest, match="MISSING_THOUGHT_SIGNATURE"):
+        events_of({"candidates": [{"finishReason": "MISSING_THOUGHT_SIGNATURE"}]})
+
+
+def test_an_error_in_the_middle_keeps_what_came_before() -> None:
+    pushed: list[Any] = []
+    reader = GeminiReader(MessageDraft(pushed.append, "1", WHERE), "google_gemini")
+    reader.feed([orjson.dumps(chunk({"text": "It is"}))])
+    error = {"error": {"code": 429, "message": "slow down", "status": "RESOURCE_EXHAUSTED"}}
+    with pytest.raises(RateLimited, match="slow down"):
+        reader.feed([orjson.dumps(error)])
+    assert [event.delta for event in pushed] == ["It is"]
+
+
+def test_a_stream_without_a_reason_was_cut() -> None:
+    with pytest.raises(RxloopError, match="cut short"):
+        events_of(chunk({"text": "It is"}))
+
+
+def test_an_answer_that_was_not_streamed_means_the_same() -> None:
+    parts = [{"text": "hm", "thought": True}, {"text": "I look."}, {"functionCall": CALL, "thoughtSignature": "c2ln"}]
+    pushed: list[Any] = []
+    reader = GeminiReader(MessageDraft(pushed.append, "1", WHERE), "google_gemini")
+    reader.whole(orjson.dumps(chunk(*parts, finish="STOP")))
+    reader.complete()
+    assert pushed[-1].model_dump(exclude={"id", "timestamp"}) == complete_of(
+        *map(chunk, parts), chunk(finish="STOP")
+    ).model_dump(exclude={"id", "timestamp"})
+
+
+def test_what_is_no_answer_at_all_is_an_error() -> None:
+    reader = GeminiReader(MessageDraft(lambda _: None, "1", WHERE), "google_gemini")
+    with pytest.raises(RxloopError, match="out of order"):
+        reader.whole(b'{"message": "the proxy is out of order"}')
+
+
+def test_an_answer_without_candidates_is_an_empty_one() -> None:
+    pushed: list[Any] = []
+    reader = GeminiReader(MessageDraft(pushed.append, "1", WHERE), "google_gemini")
+    reader.whole(b'{"usageMetadata": {"promptTokenCount": 3, "totalTokenCount": 3}}')
+    reader.complete()
+    assert (pushed[-1].content, pushed[-1].finish_reason) == ("", "stop")
+
+
+def test_other_candidates_are_left_alone() -> None:
+    other = {"candidates": [{"index": 1, "content": {"parts": [{"text": "no"}]}}]}
+    assert complete_of(other, STOP).content == "ok"
+
+
+def test_what_the_model_draws_is_a_file_and_goes_back_with_its_signature() -> None:
+    png = {"mimeType": "image/png", "data": b64encode(b"\x89PNG").decode()}
+    drawn = {"inlineData": png, "thoughtSignature": "c2ln"}
+    sketch = {"inlineData": png, "thought": True}
+    chunks = (chunk(sketch), chunk({"text": "Here: "}), chunk(drawn), STOP)
+    assert complete_of(*chunks).files == [ImagePart(data=b"\x89PNG", media_type="image/png")]
+    assert sent_back(*chunks) == [{"text": "Here: "}, drawn, {"text": "ok"}]
+
+
+def test_other_files_are_files_too() -> None:
+    sound = {"inlineData": {"mimeType": "audio/wav", "data": "_-8="}}
+    stored = {"fileData": {"mimeType": "application/pdf", "fileUri": "https://e.org/a"}}
+    assert complete_of(chunk(sound, stored), STOP).files == [
+        FilePart(data=b"\xff\xef", media_type="audio/wav"),
+        FilePart(url="https://e.org/a", media_type="application/pdf"),
+    ]
+
+
+def test_code_that_google_runs_is_told_and_goes_back_as_it_was() -> None:
+    code = {"executableCode": {"language": "PYTHON", "code": "1+1"}, "thoughtSignature": "c2ln"}
+    result = {"codeExecutionResult": {"outcome": "OUTCOME_FAILED", "output": "no"}}
+    told = [event for event in events_of(chunk(code, result), STOP) if isinstance(event, ServerToolEvent)]
+    assert [(event.tool_call_id, event.name, event.phase, event.success) for event in told] == [
+        ("code_1", "code_execution", "start", True),
+        ("code_1", "code_execution", "complete", False),
+    ]
+    assert told[0].arguments == {"language": "PYTHON", "code": "1+1"}
+    assert told[1].result == {"outcome": "OUTCOME_FAILED", "output": "no"}
+    assert sent_back(chunk(code, result), STOP) == [code, result, {"text": "ok"}]
+
+
+def test_searches_of_google_s_own_are_told_and_go_back_as_they_were() -> None:
+    call = {"toolCall": {"id": "a", "toolType": "FILE_SEARCH", "args": {"q": "x"}}, "thoughtSignature": "c2ln"}
+    answer = {"toolResponse": {"id": "a", "toolType": "FILE_SEARCH", "response": {"found": 1}}}
+    told = [event for event in events_of(chunk(call, answer), STOP) if isinstance(event, ServerToolEvent)]
+    assert [(event.tool_call_id, event.name, event.phase) for event in told] == [
+        ("a", "file_search", "start"),
+        ("a", "file_search", "complete"),
+    ]
+    assert (told[0].arguments, told[1].result) == ({"q": "x"}, {"found": 1})
+    assert sent_back(chunk(call, answer), STOP) == [call, answer, {"text": "ok"}]
+
+
+def test_a_part_that_is_not_known_goes_back_and_is_told_once() -> None:
+    odd = {"hologram": {"x": 1}}
+    told = [event for event in events_of(chunk(odd), chunk(odd), STOP) if isinstance(event, LLMNoticeEvent)]
+    assert [event.code for event in told] == ["passed_over"]
+    assert "hologram" in told[0].message
+    assert message_of(complete_of(chunk(odd), STOP)).provider_state == {"google_gemini": [{"raw": odd}, {"text": 2}]}
+
+
+def test_an_event_that_is_not_known_is_told() -> None:
+    told = [event for event in events_of({"weather": "fine"}, STOP) if isinstance(event, LLMNoticeEvent)]
+    assert len(told) == 1
+
+
+def test_signatures_count_for_the_size_of_a_message() -> None:
+    reader = GeminiReader(MessageDraft(lambda _: None, "1", WHERE, bounds=Bounds(text=10_000)), "google_gemini")
+    long = orjson.dumps(chunk({"text": "", "thoughtSignature": "a" * 900}))
+    with pytest.raises(OutOfBounds):
+        reader.feed([long] * 100)
+
+
+KEYS = """candidates content parts text thought thoughtSignature functionCall name args partialArgs jsonPath id
+stringValue inlineData data mimeType executableCode codeExecutionResult toolCall toolResponse index finishReason
+groundingMetadata groundingSupports groundingChunks segment usageMetadata promptFeedback blockReason citationMetadata
+urlContextMetadata willContinue fileData fileUri promptTokenCount"""
+LEAVES = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(max_size=3))
+ODD = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3), st.dictionaries(st.sampled_from(KEYS.split()), inner, max_size=4)
+    ),
+    max_leaves=15,
+)
+
+
+@given(st.lists(st.one_of(ODD, st.builds(chunk, ODD)), max_size=4), st.booleans())
+def test_values_of_any_type_never_break_the_reading(chunks: list[Any], whole: bool) -> None:
+    pushed: list[Any] = []
+    reader = GeminiReader(MessageDraft(pushed.append, "1", WHERE), "google_gemini")
+    try:
+        if whole:
+            reader.whole(json.dumps(chunks[0] if chunks else {}).encode())
+        else:
+            reader.feed([json.dumps(each).encode() for each in [*chunks, STOP]])
+        reader.complete()
+    except (RxloopError, OutOfBounds):
+        return
+    text = "".join(event.delta for event in pushed if isinstance(event, ContentDeltaEvent))
+    assert pushed[-1].content == text
+    # And what it became goes back.
+    wire().encode(ModelRequest(messages=[message_of(pushed[-1])]), unheard)
+
+
+def test_a_path_that_goes_back_is_refused_with_a_word() -> None:
+    pieces = [{"jsonPath": path, "numberValue": 1} for path in ("$.a.b", "$.c", "$.a.d")]
+    with pytest.raises(ProviderProtocolError, match="order"):
+        events_of(chunk({"functionCall": {"name": "x", "partialArgs": pieces}}, finish="STOP"))

@@ -1,0 +1,95 @@
+"""Where words come from: citations, and searches that do not tell of themselves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rxloop.protocol.events import ServerToolEvent
+from rxloop.protocol.messages import Citation
+from rxloop.providers.codecs.gemini.citations import Places, citations
+from support.vendors.gemini import chunk, complete_of, events_of
+
+WEB = {"web": {"uri": "https://e.org", "title": "E"}}
+TEXT = "Ärzte sagen: Tee ist gut."
+
+
+def grounded(*segments: dict[str, Any], chunks: Any = (WEB,), **more: Any) -> dict[str, Any]:
+    supports = [{"segment": segment, "groundingChunkIndices": [0]} for segment in segments]
+    return {"groundingMetadata": {"groundingChunks": list(chunks), "groundingSupports": supports, **more}}
+
+
+def tools(*chunks: Any) -> list[ServerToolEvent]:
+    return [event for event in events_of(*chunks) if isinstance(event, ServerToolEvent)]
+
+
+def test_places_are_characters_though_google_counts_bytes() -> None:
+    segment = {"startIndex": 14, "endIndex": 26, "text": "Tee ist gut."}
+    complete = complete_of(chunk({"text": TEXT}, finish="STOP", **grounded(segment)))
+    assert complete.citations == [Citation(url="https://e.org", title="E", start=13, end=25)]
+    assert TEXT[13:25] == "Tee ist gut."
+
+
+def test_a_place_that_does_not_fit_is_looked_for_or_left_out() -> None:
+    wrong, unknown = {"startIndex": 3, "endIndex": 9, "text": "Tee"}, {"endIndex": 3, "text": "Kaffee"}
+    complete = complete_of(chunk({"text": TEXT}, finish="STOP", **grounded(wrong, unknown)))
+    assert [(each.start, each.end) for each in complete.citations] == [(13, 16), (None, None)]
+
+
+def test_sources_without_a_place_are_named_too_and_none_twice() -> None:
+    other = {"retrievedContext": {"title": "doc", "text": "words"}}
+    fields = grounded({"endIndex": 6, "text": "Ärzte"}, chunks=(WEB, other))
+    complete = complete_of(chunk({"text": TEXT}, **fields), chunk(finish="STOP", **fields))
+    assert complete.citations == [
+        Citation(url="https://e.org", title="E", start=0, end=5),
+        Citation(title="doc", text="words"),
+    ]
+
+
+def test_recited_words_and_pages_read_are_sources() -> None:
+    recited = {"citationMetadata": {"citations": [{"startIndex": 0, "endIndex": 6, "uri": "https://a.org"}]}}
+    pages = [
+        {"retrievedUrl": "https://b.org", "urlRetrievalStatus": "URL_RETRIEVAL_STATUS_SUCCESS"},
+        {"retrievedUrl": "https://c.org", "urlRetrievalStatus": "URL_RETRIEVAL_STATUS_ERROR"},
+    ]
+    read = {"urlContextMetadata": {"urlMetadata": pages}}
+    answer = chunk({"text": TEXT}, finish="STOP", **recited, **read)
+    assert [(each.url, each.start, each.end) for each in complete_of(answer).citations] == [
+        ("https://a.org", 0, 5),
+        ("https://b.org", None, None),
+    ]
+    told = tools(answer)
+    assert [(event.name, event.phase) for event in told] == [("url_context", "start"), ("url_context", "complete")]
+
+
+def test_a_search_is_told_of_if_it_did_not_tell_itself() -> None:
+    fields = grounded(webSearchQueries=["tea"])
+    call = {"toolCall": {"id": "a", "toolType": "GOOGLE_SEARCH_WEB", "args": {}}}
+    silent = [
+        event
+        for event in events_of(chunk({"text": TEXT}, finish="STOP", **fields))
+        if isinstance(event, ServerToolEvent)
+    ]
+    assert [(event.name, event.phase, event.arguments) for event in silent] == [
+        ("google_search", "start", {"queries": ["tea"]}),
+        ("google_search", "complete", None),
+    ]
+    loud = tools(chunk(call), chunk({"text": TEXT}, finish="STOP", **fields))
+    assert [event.name for event in loud] == ["google_search_web"]
+
+
+@given(st.text("aé漢🎉", max_size=12), st.data())
+def test_any_place_in_bytes_is_found(text: str, data: st.DataObject) -> None:
+    start = data.draw(st.integers(0, len(text)))
+    end = data.draw(st.integers(start, len(text)))
+    place = len(text[:start].encode()), len(text[:end].encode())
+    expected = (start, end) if start < end else (None, None)
+    assert Places(text)(*place) == expected
+    assert Places(text)(*place, text[start:end]) == expected
+
+
+def test_many_sources_of_a_long_text_take_no_long_time() -> None:
+    segments = [{"startIndex": 1, "endIndex": 2, "text": "nowhere"}] * 20_000
+    assert len(list(citations([grounded(*segments)], "é" * 500_000))) == 1

@@ -1,0 +1,124 @@
+"""Recorded streams that were cut, mixed and changed: nothing crashes, and nothing is lost that still is there."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import orjson
+import pytest
+
+from rxloop.errors import ProviderError
+from rxloop.protocol.events import ContentCompleteEvent, ContentDeltaEvent
+from rxloop.protocol.messages import Message
+from rxloop.providers.bounds import OutOfBounds
+from support.vendors.recorded import body, names, needs_recordings, oracle, recording
+from support.vendors.responses import message_of, read, wire, written
+
+pytestmark = needs_recordings
+STRANGE: list[Any] = [
+    None,
+    0,
+    -1,
+    2**70,
+    1.5,
+    True,
+    "",
+    "x",
+    "\ud800",
+    [],
+    [None],
+    {},
+    {"type": "message"},
+    {"a": [{}]},
+]
+
+
+def streams() -> list[tuple[str, int, list[dict[str, Any]]]]:
+    found: list[tuple[str, int, list[dict[str, Any]]]] = []
+    for name in names(api="resp"):
+        for number, exchange in enumerate(recording(name)["exchanges"]):
+            if exchange["stream"] and exchange["response"]["status"] == 200:
+                lines = [line[5:].strip() for line in body(exchange).splitlines() if line.startswith(b"data:")]
+                found.append((name, number, [orjson.loads(line) for line in lines if line != b"[DONE]"]))
+    return found
+
+
+STREAMS = streams() or [("none", 0, [])]
+by_stream = pytest.mark.parametrize(
+    ("name", "number", "events"), STREAMS, ids=[f"{each[0]}-{each[1]}" for each in STREAMS]
+)
+
+
+@by_stream
+def test_what_is_missing_in_pieces_comes_from_the_whole(name: str, number: int, events: list[dict[str, Any]]) -> None:
+    expected = oracle(name)[number]
+    chance = random.Random(f"{name}{number}")
+    for kinds in (("delta",), ("done",), ("added",), ("delta", "added"), ("delta", "done", "added", "part")):
+        left = [event for event in events if not any(kind in event["type"] for kind in kinds) or _last(event)]
+        _means(read(left), expected)
+    for _ in range(10):
+        # From somewhere on, what tells of an item in pieces is lost.
+        at = chance.randrange(len(events))
+        _means(read([*events[:at], *(event for event in events[at:] if "delta" not in event["type"])]), expected)
+    for _ in range(10):
+        # Nothing is said of the whole but by the last event.
+        _means(
+            read([event for event in events if not event["type"].endswith("done") or chance.random() < 0.5]), expected
+        )
+
+
+@by_stream
+def test_what_comes_twice_as_a_whole_is_there_once(name: str, number: int, events: list[dict[str, Any]]) -> None:
+    twice = [again for event in events for again in ([event, event] if event["type"].endswith("done") else [event])]
+    _means(read(twice), oracle(name)[number])
+
+
+@by_stream
+def test_changed_events_break_nothing(name: str, number: int, events: list[dict[str, Any]]) -> None:
+    chance = random.Random(f"{name}/{number}")
+    for _ in range(60):
+        changed = orjson.loads(orjson.dumps(events[:40] + events[-6:]))
+        for _ in range(chance.randrange(1, 4)):
+            _change(changed, chance)
+        if chance.random() < 0.3:
+            chance.shuffle(changed)
+        try:
+            found = read(changed)
+        except (ProviderError, OutOfBounds):
+            continue
+        message = message_of(found)
+        results = [Message.tool(call.id, "x") for call in message.tool_calls]
+        written([message, *results])
+        written([message, *results], wire("gpt-4o", "http://localhost/v1"))
+
+
+def _last(event: dict[str, Any]) -> bool:
+    return event["type"] == "response.completed"
+
+
+def _means(found: list[Any], expected: dict[str, Any]) -> None:
+    message = found[-1]
+    assert isinstance(message, ContentCompleteEvent)
+    assert message.content == (expected["text"] or "")
+    assert "".join(event.delta for event in found if isinstance(event, ContentDeltaEvent)) == message.content
+    assert (message.reasoning or "") == (expected["reasoning"] or "")
+    assert [[call.id, call.name, call.raw] for call in message.tool_calls] == expected["tool_calls"]
+
+
+def _change(value: Any, chance: random.Random) -> None:
+    """Change one value somewhere."""
+    while True:
+        keys: list[Any] = list(value) if isinstance(value, dict) else list(range(len(value)))
+        if not keys:
+            return
+        key = chance.choice(keys)
+        inner = value[key]
+        if isinstance(inner, dict | list) and inner and chance.random() < 0.8:
+            value = inner
+            continue
+        if chance.random() < 0.3:
+            del value[key]
+        else:
+            value[key] = chance.choice(STRANGE)
+        return

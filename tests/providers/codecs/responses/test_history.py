@@ -1,0 +1,162 @@
+"""What of a history goes to the vendor, and what does not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rxloop.pipeline.requests import ModelRequest
+from rxloop.protocol.messages import FilePart, ImagePart, Message, TextPart, ToolCall
+from support.vendors.responses import OPENAI, call, message_of, read, reasoning, response, text, wire, written
+
+HM, HELLO, LOOK = reasoning("Hm."), text("Hello"), call("look", "{}")
+SEARCH = {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search", "query": "q"}}
+PLAIN_LOOK = {name: LOOK[name] for name in ("type", "call_id", "name", "arguments")}
+PLAIN = [{"role": "assistant", "content": "Hello"}, PLAIN_LOOK]
+RESULT = Message.tool("call_1", "a cat")
+OUTPUT = {"type": "function_call_output", "call_id": "call_1", "output": "a cat"}
+
+
+def answer(*items: dict[str, Any], **fields: Any) -> Message:
+    return message_of(read(response(*items, **fields)))
+
+
+@pytest.mark.parametrize(
+    ("message", "model", "why"),
+    [
+        (answer(HM, HELLO, SEARCH, LOOK), "gpt-4o", "does not take"),
+        (answer({**HM, "encrypted_content": None}, HELLO, SEARCH, LOOK), "gpt-5", "neither stored nor sent"),
+        (answer(HM, HELLO, SEARCH, LOOK).model_copy(update={"reasoning": "Ha."}), "gpt-5", ""),
+        (answer(HM, HELLO, SEARCH, LOOK).model_copy(update={"reasoning": "Ha ha."}), "gpt-5", "changed"),
+        (answer(HM, {"type": "computer_call", "call_id": "c"}, HELLO, LOOK), "gpt-5", "nobody answered"),
+    ],
+)
+def test_all_items_go_back_or_none_and_then_without_ids(message: Message, model: str, why: str) -> None:
+    told: list[str] = []
+    sent = written([message, RESULT], wire(model), told)["input"]
+    if not why:
+        # As long as before: it may be what somebody has made of it.
+        assert [item.get("id") for item in sent] == ["rs_1", "msg_1", "ws_1", "fc_1", None]
+        return
+    assert sent == [*PLAIN, OUTPUT]
+    assert len(told) == 1
+    assert why in told[0]
+
+
+def test_a_text_that_was_changed_goes_without_what_led_to_it() -> None:
+    changed = answer(HM, HELLO, LOOK).model_copy(update={"content": "Something else"})
+    assert written([changed, RESULT])["input"] == [
+        {"role": "assistant", "content": "Something else"},
+        PLAIN_LOOK,
+        OUTPUT,
+    ]
+
+
+def test_stored_reasoning_goes_back_by_its_id() -> None:
+    stored = {**HM, "encrypted_content": None}
+    assert written([answer(stored, HELLO, store=True)])["input"] == [stored, HELLO]
+
+
+def test_the_full_reasoning_of_open_models_goes_back_with_nothing_encrypted() -> None:
+    full = {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]}
+    by = wire("gpt-oss-20b", "http://localhost:8000/v1")
+    message = message_of(read(response(full, HELLO), by))
+    body = written([message], by)
+    assert body["input"] == [full, HELLO]
+    assert not {"include", "reasoning"} & body.keys()
+
+
+@pytest.mark.parametrize(
+    ("model", "base"),
+    [("gpt-5", "https://mine.openai.azure.com/openai/v1"), ("x/gpt-5", OPENAI), ("gpt-5", "http://localhost:8000/v1")],
+)
+def test_nobody_gets_what_another_endpoint_has_encrypted(model: str, base: str) -> None:
+    told: list[str] = []
+    message = answer(HM, HELLO, LOOK)
+    assert written([message, RESULT], wire(model, base), told)["input"] == [*PLAIN, OUTPUT]
+    theirs = "what responses@api.openai.com wants back with its own message"
+    assert told == [f"openai_responses:{model} does not get {theirs}"]
+    written([message, RESULT], wire(model, base), told)
+    assert len(told) == 1  # once for a message
+
+
+def test_what_another_vendor_wants_back_is_left_out_and_told() -> None:
+    told: list[str] = []
+    foreign = Message(
+        role="assistant", content="Hello", reasoning="Hm.", provider_state={"anthropic_messages": [{"raw": {}}]}
+    )
+    assert written([foreign], left_out=told)["input"] == [{"role": "assistant", "content": "Hello"}]
+    assert told == ["openai_responses:gpt-5 does not get what anthropic_messages wants back with its own message"]
+
+
+def test_images_and_files_go_as_what_they_are_and_those_of_the_model_as_words() -> None:
+    image, pdf = ImagePart(data=b"cat", media_type="image/png"), FilePart(data=b"x", media_type="application/pdf")
+    parts = [TextPart(text="Look."), image, ImagePart(url="https://e.org/a.png"), pdf, FilePart(url="https://e.org/a")]
+    forms = [
+        {"type": "input_text", "text": "Look."},
+        {"type": "input_image", "image_url": "data:image/png;base64,Y2F0", "detail": "auto"},
+        {"type": "input_image", "image_url": "https://e.org/a.png", "detail": "auto"},
+        {"type": "input_file", "filename": "file.pdf", "file_data": "data:application/pdf;base64,eA=="},
+        {"type": "input_file", "file_url": "https://e.org/a"},
+    ]
+    told: list[str] = []
+    asked = Message.assistant([TextPart(text="See:"), image], tool_calls=[ToolCall(id="call_1", name="look")])
+    sent = written([Message.user(parts), asked, Message.tool("call_1", parts)], left_out=told)["input"]
+    assert sent[0] == {"role": "user", "content": forms}
+    assert sent[1] == {"role": "assistant", "content": "See:"}
+    assert sent[3] == {"type": "function_call_output", "call_id": "call_1", "output": forms}
+    assert told == ["openai_responses:gpt-5 does not get images and files of the model itself"]
+
+
+def test_every_call_has_a_result_and_every_result_a_call() -> None:
+    told: list[str] = []
+    asked = Message.assistant(tool_calls=[ToolCall(id="0", name="look"), ToolCall(id="0", name="look")])
+    strayed = Message.tool("nobody's", "stray")
+    history = [
+        asked,
+        Message.tool("0", "a"),
+        strayed,
+        Message.user("?"),
+        asked,
+        Message.tool("0", "c"),
+        Message.tool("0", "d"),
+    ]
+    sent = written(history, left_out=told)["input"]
+    calls = [item["call_id"] for item in sent if item.get("type") == "function_call"]
+    outputs = {item["call_id"]: item["output"] for item in sent if item.get("type") == "function_call_output"}
+    assert len(set(calls)) == 4
+    assert [outputs[each] for each in calls] == ["a", "There is no result of this call.", "c", "d"]
+    assert sent[4:6] == [{"role": "user", "content": "stray"}, {"role": "user", "content": "?"}]
+    assert len(told) == 2
+
+
+def test_ids_and_names_of_other_vendors_become_ones_that_are_taken() -> None:
+    asked = Message.assistant(tool_calls=[ToolCall(id="x" * 100, name="functions.look:0"), ToolCall(id="", name="")])
+    sent = written([asked, Message.tool("x" * 100, "a"), Message.tool("", "b")])["input"]
+    assert [item["name"] for item in sent[:2]] == ["functions_look_0", "unknown"]
+    assert [item["call_id"] for item in sent[:2]] == [item["call_id"] for item in sent[2:]]
+    assert all(1 <= len(item["call_id"]) <= 64 for item in sent)
+
+
+def test_the_system_s_words_are_instructions_and_those_in_the_middle_stay_there() -> None:
+    request = ModelRequest(
+        system=(Message.system("Be kind."), Message.system("Be brief.")),
+        messages=[Message.user("hi"), Message.assistant(""), Message.system("It is late."), Message.assistant("ok")],
+        tail=(Message.user("now"),),
+    )
+    body = written(request)
+    assert body["instructions"] == "Be kind.\n\nBe brief."
+    assert [(item["role"], item["content"]) for item in body["input"]] == [
+        ("user", "hi"),
+        ("system", "It is late."),
+        ("assistant", "ok"),
+        ("user", "now"),
+    ]
+
+
+def test_arguments_that_are_no_json_are_sent_as_none() -> None:
+    broken = ToolCall.parse("call_1", "look", '{"a": ')
+    assert written([Message.assistant(tool_calls=[broken]), RESULT])["input"][0]["arguments"] == "{}"
+    kept = ToolCall.parse("call_1", "look", '{"a":  1}')
+    assert written([Message.assistant(tool_calls=[kept]), RESULT])["input"][0]["arguments"] == '{"a":  1}'

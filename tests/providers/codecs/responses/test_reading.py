@@ -1,0 +1,397 @@
+"""What a response means, however its events tell it."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from typing import Any
+
+import orjson
+import pytest
+
+from rxloop.errors import ContentFiltered, ProviderError, ProviderProtocolError, RateLimited, ServerError
+from rxloop.protocol.events import (
+    ContentCompleteEvent,
+    ContentDeltaEvent,
+    Event,
+    LLMNoticeEvent,
+    ServerToolEvent,
+    ThoughtDeltaEvent,
+    UsageEvent,
+)
+from rxloop.protocol.messages import Citation, ImagePart, Message
+from rxloop.providers.bounds import Bounds, OutOfBounds
+from support.vendors.responses import (
+    added,
+    call,
+    completed,
+    done,
+    message_of,
+    piece,
+    read,
+    reasoning,
+    response,
+    text,
+    wire,
+    written,
+)
+
+
+def last(events: list[Event]) -> ContentCompleteEvent:
+    assert isinstance(events[-1], ContentCompleteEvent)
+    return events[-1]
+
+
+def notices(events: list[Event]) -> list[str]:
+    return [event.message for event in events if isinstance(event, LLMNoticeEvent)]
+
+
+HELLO = text("Hello")
+LOOK = call("look", '{"a":1}')
+HM = reasoning("First.", "Second.")
+TEXT = [added(HELLO), piece("output_text", "Hel", HELLO), piece("output_text", "lo", HELLO)]
+TOLD = {"type": "response.output_text.done", "item_id": "msg_1", "output_index": 0, "content_index": 0, "text": "Hello"}
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [*TEXT, TOLD, done(HELLO), completed(HELLO)],
+        [*TEXT, completed()],
+        [piece("output_text", "Hello", HELLO), completed()],
+        [added(HELLO), TOLD, completed()],
+        [added(HELLO), done(HELLO), completed()],
+        [TOLD, completed(HELLO)],
+        [done(HELLO), completed()],
+        [completed(HELLO)],
+        [*TEXT[:2], done(HELLO), completed(HELLO)],
+        [*TEXT, done(HELLO), completed({**HELLO, "id": "another"})],
+        [*TEXT, done({**HELLO, "id": "another"}), completed({**HELLO, "id": "a third"})],
+        [*TEXT, done(HELLO), completed({**HELLO, "content": []})],
+        [added({**HELLO, "id": None}), {**TEXT[1], "item_id": None}, {**TEXT[2], "item_id": None}, completed(HELLO)],
+        [{"type": "response.output_text.delta", "delta": "Hello"}, completed()],
+        [{"type": "response.output_text.delta", "delta": each} for each in "Hello"] + [completed(HELLO)],
+    ],
+)
+def test_a_text_comes_once_whatever_tells_it(events: list[dict[str, Any]]) -> None:
+    found = read(events)
+    assert last(found).content == "Hello"
+    assert "".join(event.delta for event in found if isinstance(event, ContentDeltaEvent)) == "Hello"
+    assert notices(found) == []
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [added(LOOK), piece("function_call_arguments", '{"a"', LOOK), piece("function_call_arguments", ":1}", LOOK)],
+        [added(LOOK), {**done(LOOK)}],
+        [added({**LOOK, "name": ""}), piece("function_call_arguments", '{"a":1}', LOOK), done(LOOK)],
+        [added(LOOK), {"type": "response.function_call_arguments.done", "item_id": "fc_1", "arguments": '{"a":1}'}],
+        [],
+    ],
+)
+@pytest.mark.parametrize("end", [completed(LOOK), completed({**LOOK, "id": "another"})])
+def test_a_call_comes_once_whatever_tells_it(events: list[dict[str, Any]], end: dict[str, Any]) -> None:
+    found = last(read([*events, end]))
+    assert [(each.id, each.name, each.arguments) for each in found.tool_calls] == [("call_1", "look", {"a": 1})]
+    assert (found.finish_reason, found.raw_finish_reason) == ("tool_calls", "completed")
+
+
+def test_a_call_whose_pieces_are_not_its_arguments_is_not_carried_out() -> None:
+    events = [
+        added(LOOK),
+        piece("function_call_arguments", '{"a":', LOOK),
+        piece("function_call_arguments", "2}", LOOK),
+    ]
+    with pytest.raises(ProviderProtocolError, match="pieces"):
+        read([*events, completed(LOOK)])
+    spaced = {**LOOK, "arguments": '{"a": 2}'}
+    assert last(read([*events, completed(spaced)])).tool_calls[0].arguments == {"a": 2}
+
+
+def test_items_that_come_mixed_go_back_in_their_order() -> None:
+    other = text("Bye", 2)
+    events = [
+        added(HM),
+        added(HELLO, 1),
+        piece("reasoning_summary_text", "Fir", HM),
+        piece("output_text", "Hel", HELLO, 1),
+        added(LOOK, 2),
+        piece("reasoning_summary_text", "st.", HM),
+        piece("function_call_arguments", '{"a":', LOOK, 2),
+        added(other, 3),
+        piece("output_text", "By", other, 3),
+        piece("output_text", "lo", HELLO, 1),
+        piece("output_text", "e", other, 3),
+        piece("function_call_arguments", "1}", LOOK, 2),
+        piece("reasoning_summary_text", "Second.", HM, part=1),
+        completed(HM, HELLO, LOOK, other),
+    ]
+    found = read(events)
+    assert last(found).content == "HelByloe"  # as it came
+    assert "".join(event.delta for event in found if isinstance(event, ThoughtDeltaEvent)) == last(found).reasoning
+    message = message_of(found)
+    sent = written([message, Message.tool("call_1", "x")])["input"]
+    assert sent[:4] == [HM, HELLO, LOOK, other]
+
+
+def test_a_whole_answer_means_what_its_stream_does() -> None:
+    streamed = last(read([added(HM), done(HM), *TEXT, done(HELLO), completed(HM, HELLO)]))
+    whole = last(read(response(HM, HELLO)))
+    assert (streamed.content, streamed.reasoning) == (whole.content, whole.reasoning) == ("Hello", "First.Second.")
+    assert streamed.provider_state == whole.provider_state
+
+
+def test_of_two_forms_of_reasoning_one_is_shown_and_both_go_back() -> None:
+    both = {**HM, "content": [{"type": "reasoning_text", "text": "All of it."}]}
+    found = read(response(both, HELLO))
+    assert last(found).reasoning == "First.Second."
+    assert written([message_of(found)])["input"] == [both, HELLO]
+
+
+def test_what_the_vendor_has_encrypted_is_that_of_the_item_s_own_event() -> None:
+    found = read(
+        [
+            added({**HM, "encrypted_content": "part"}),
+            done(HM),
+            done(HELLO, 1),
+            completed({**HM, "encrypted_content": "x"}, HELLO),
+        ]
+    )
+    assert written([message_of(found)])["input"][0] == HM
+
+
+def test_a_refusal_is_the_text_and_goes_back_as_one() -> None:
+    item = {**HELLO, "content": [{"type": "refusal", "refusal": "I will not."}]}
+    found = read([added(item), piece("refusal", "I will", item), done(item), completed(item)])
+    assert last(found).content == "I will not."
+    assert written([message_of(found)])["input"] == [item]
+
+
+def test_sources_are_cited_at_their_place_in_the_whole_text() -> None:
+    annotation = {"type": "url_citation", "start_index": 1, "end_index": 3, "url": "https://e.org", "title": "E"}
+    file = {"type": "file_citation", "file_id": "f", "filename": "a.txt", "index": 2}
+    item = text("world", 2, content=[{"type": "output_text", "text": "world", "annotations": [annotation, file]}])
+    event = {"type": "response.output_text.annotation.added", "item_id": "msg_2", "content_index": 0}
+    for events in (
+        [done(HELLO), done(item, 1), completed(HELLO, item)],
+        [
+            done(HELLO),
+            piece("output_text", "world", item, 1),
+            {**event, "annotation": annotation},
+            {**event, "annotation": file},
+            completed(),
+        ],
+    ):
+        found = read(events)
+        assert last(found).citations == [
+            Citation(url="https://e.org", title="E", start=6, end=8),
+            Citation(title="a.txt"),
+        ]
+        assert written([message_of(found)])["input"][1]["content"] == item["content"]
+
+
+def test_an_image_that_the_model_made_is_a_file_and_goes_back() -> None:
+    item = {
+        "type": "image_generation_call",
+        "id": "ig_1",
+        "status": "completed",
+        "output_format": "webp",
+        "result": b64encode(b"cat").decode(),
+    }
+    for answer in (
+        response(item, HELLO),
+        [added({**item, "result": None}), done(item), done(HELLO, 1), completed(item, HELLO)],
+    ):
+        found = read(answer)
+        assert last(found).files == [ImagePart(data=b"cat", media_type="image/webp")]
+        assert written([message_of(found)])["input"] == [item, HELLO]
+    assert orjson.dumps(last(found).provider_state).count(item["result"].encode()) == 0
+
+
+def test_the_vendor_s_own_tools_are_told_of_and_go_back() -> None:
+    search = {
+        "type": "web_search_call",
+        "id": "ws_1",
+        "status": "completed",
+        "action": {"type": "search", "query": "q"},
+    }
+    mcp = {
+        "type": "mcp_call",
+        "id": "mcp_1",
+        "name": "ask",
+        "server_label": "wiki",
+        "arguments": "{}",
+        "output": None,
+        "error": "no",
+    }
+    quiet = {"type": "response.web_search_call.searching", "item_id": "ws_1", "output_index": 0}
+    found = read([added(search), quiet, done(search), done(mcp, 1), done(HELLO, 2), completed(search, mcp, HELLO)])
+    told = [(event.name, event.phase, event.success) for event in found if isinstance(event, ServerToolEvent)]
+    assert told == [
+        ("web_search", "start", True),
+        ("web_search", "complete", True),
+        ("ask", "start", True),
+        ("ask", "complete", False),
+    ]
+    assert written([message_of(found)])["input"] == [search, mcp, HELLO]
+    assert notices(found) == []
+
+
+def test_a_tool_with_free_input_is_called_and_answered_in_its_form() -> None:
+    item = {"type": "custom_tool_call", "id": "ctc_1", "call_id": "call_1", "name": "run", "input": 'print("½")\n'}
+    events = [
+        added({**item, "input": ""}),
+        piece("custom_tool_call_input", "print(", item),
+        piece("custom_tool_call_input", '"½")\n', item),
+        done(item),
+        completed(item),
+    ]
+    for answer in (events, response(item)):
+        message = message_of(read(answer))
+        assert [(each.name, each.arguments) for each in message.tool_calls] == [("run", {"input": item["input"]})]
+        sent = written([message, Message.tool("call_1", "½")])["input"]
+        assert sent == [item, {"type": "custom_tool_call_output", "call_id": "call_1", "output": "½"}]
+
+
+def test_what_is_not_known_is_told_once_and_an_unknown_item_goes_back() -> None:
+    item = {"type": "oracle_call", "id": "o_1", "wisdom": [1, {"a": None}]}
+    events = [
+        {"type": "response.oracle.delta"},
+        {"type": "response.oracle.delta"},
+        {"type": 7},
+        {},
+        {"type": "keepalive"},
+    ]
+    found = read([*events, done(item), done(HELLO, 1), completed(item, HELLO)])
+    assert len(notices(found)) == 3
+    assert last(found).content == "Hello"
+    assert written([message_of(found)])["input"] == [item, HELLO]
+
+
+@pytest.mark.parametrize(
+    ("fields", "reasons"),
+    [
+        (
+            {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}},
+            ("length", "max_output_tokens"),
+        ),
+        (
+            {"status": "incomplete", "incomplete_details": {"reason": "content_filter"}},
+            ("content_filter", "content_filter"),
+        ),
+        ({"status": "incomplete"}, ("length", "incomplete")),
+        ({}, ("stop", "completed")),
+    ],
+)
+def test_why_an_answer_ended(fields: dict[str, Any], reasons: tuple[str, str]) -> None:
+    for answer in (
+        response(HELLO, **fields),
+        [*TEXT, {"type": "response.incomplete", "response": orjson.loads(response(HELLO, **fields))}],
+    ):
+        found = last(read(answer))
+        assert (found.finish_reason, found.raw_finish_reason) == reasons
+
+
+def test_usage_has_what_was_cached_written_and_reasoned() -> None:
+    usage = {
+        "input_tokens": 10,
+        "output_tokens": 5,
+        "input_tokens_details": {"cached_tokens": 4, "cache_write_tokens": 3},
+        "output_tokens_details": {"reasoning_tokens": 2},
+    }
+    counted = [event.usage for event in read(response(HELLO, usage=usage)) if isinstance(event, UsageEvent)]
+    assert [
+        (each.input_tokens, each.output_tokens, each.cached_tokens, each.cache_write_tokens, each.reasoning_tokens)
+        for each in counted
+    ] == [(10, 5, 4, 3, 2)]
+
+
+@pytest.mark.parametrize(
+    ("event", "kind", "words"),
+    [
+        ({"type": "error", "code": "rate_limit_exceeded", "message": "Slow down."}, RateLimited, "Slow down"),
+        ({"type": "error", "error": {"code": "server_error", "message": "Oh."}}, ServerError, "Oh"),
+        ({"error": {"message": "Oh."}}, ProviderError, "Oh"),
+        (
+            {
+                "type": "response.failed",
+                "response": {"status": "failed", "error": {"code": "server_error", "message": "Broke."}},
+            },
+            ServerError,
+            "Broke",
+        ),
+        ({"type": "response.failed"}, ServerError, "failed"),
+        ({"type": "response.cancelled", "response": {"status": "cancelled"}}, ProviderError, "cancelled"),
+        ({"type": "error", "code": "content_filter", "message": "No."}, ContentFiltered, "No"),
+    ],
+)
+def test_an_error_in_the_middle_is_one_of_ours_and_what_came_before_stays(
+    event: dict[str, Any], kind: type[ProviderError], words: str
+) -> None:
+    with pytest.raises(kind, match=words):
+        read([*TEXT, event])
+
+
+@pytest.mark.parametrize("status", ["queued", "in_progress"])
+def test_an_answer_that_has_only_begun_is_an_error_that_says_what_to_do(status: str) -> None:
+    with pytest.raises(ProviderProtocolError, match="stream=True"):
+        read(response(status=status))
+
+
+def test_an_answer_that_was_cut_off_is_none() -> None:
+    with pytest.raises(ProviderError, match="cut short"):
+        read(TEXT)
+
+
+HOSTILE: list[Any] = [None, 7, -1, "", "x", [], [7], {}, {"type": "message"}, {"type": ["x"]}, {"a": [1]}, True, 1e300]
+
+
+@pytest.mark.parametrize("value", HOSTILE)
+@pytest.mark.parametrize(
+    "name", ["type", "item", "item_id", "output_index", "content_index", "delta", "response", "text", "annotation"]
+)
+def test_any_value_anywhere_in_an_event_breaks_nothing(name: str, value: Any) -> None:
+    every = [*TEXT, TOLD, done(HELLO), added(HM, 1), piece("reasoning_summary_text", "x", HM, 1), done(HM, 1)]
+    every += [
+        added(LOOK, 2),
+        piece("function_call_arguments", "{}", LOOK, 2),
+        {"type": "response.output_text.annotation.added"},
+    ]
+    for event in every:
+        try:
+            found = read([{**event, name: value}, completed(HELLO)])
+        except ProviderError:
+            continue
+        written([message_of(found), *(Message.tool(each.id, "x") for each in last(found).tool_calls)])
+
+
+@pytest.mark.parametrize("value", HOSTILE)
+@pytest.mark.parametrize(
+    "item",
+    [
+        HELLO,
+        HM,
+        LOOK,
+        {"type": "image_generation_call", "id": "i", "result": "eA=="},
+        {"type": "custom_tool_call", "name": "n", "input": ""},
+    ],
+)
+def test_any_value_anywhere_in_an_item_breaks_nothing(item: dict[str, Any], value: Any) -> None:
+    for name in item:
+        try:
+            found = read(response({**item, name: value}))
+        except ProviderError:
+            continue
+        written([message_of(found)])
+        written([message_of(found)], wire("gpt-4o"))
+
+
+def test_items_without_end_come_to_a_bound() -> None:
+    with pytest.raises(OutOfBounds):
+        read([added({"type": "message", "id": str(number)}) for number in range(20_000)], bounds=Bounds(text=100_000))
+    mixed = [piece("output_text", "x", text("", number), number) for number in (1, 2)]
+    with pytest.raises(OutOfBounds):
+        read(mixed * 1000, bounds=Bounds(text=100_000))
+    secret = [done({**HM, "id": str(number), "encrypted_content": "x" * 1000}, number) for number in range(500)]
+    with pytest.raises(OutOfBounds):
+        read([*secret, completed()], bounds=Bounds(text=100_000))

@@ -1,0 +1,91 @@
+"""Answers within every bound that no message can hold: an error of the vendor's, and none of whoever reads them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pytest
+
+from rxloop.errors import ProviderError, ProviderProtocolError
+from rxloop.protocol.events import ContentCompleteEvent, Event
+from rxloop.providers.bounds import OutOfBounds
+from rxloop.providers.codecs import ResponseReader
+from rxloop.providers.codecs.draft import MessageDraft
+from support.vendors import claude, gemini, responses
+
+WIDE = [[[] for _ in range(200)] for _ in range(200)]
+"""40,000 values: one event may have more, a message has no room for thirty times as many."""
+
+
+def deep(levels: int) -> Any:
+    """A list in a list in a list."""
+    made: Any = []
+    for _ in range(levels):
+        made = [made]
+    return made
+
+
+def server_call(number: int, **fields: Any) -> list[dict[str, Any]]:
+    return claude.block(number, {"type": "server_tool_use", "id": f"s{number}", "name": "look", **fields})
+
+
+def item(number: int, **fields: Any) -> dict[str, Any]:
+    return responses.done({"type": "compaction", "id": f"i{number}", **fields}, number)
+
+
+ANSWERS: dict[str, tuple[str, list[dict[str, Any]]]] = {
+    "Claude, wide": ("claude", [event for n in range(30) for event in server_call(n, x=WIDE)] + claude.end()),
+    "Claude, deep": ("claude", [*server_call(0, x=deep(97)), *claude.end()]),
+    "Claude, deep in a text": (
+        "claude",
+        [
+            *claude.block(
+                0,
+                {"type": "server_tool_use", "id": "s", "name": "look"},
+                {"type": "input_json_delta", "partial_json": orjson.dumps({"a": deep(150)}).decode()},
+            ),
+            *claude.end(),
+        ],
+    ),
+    "Gemini, wide": ("gemini", [*[gemini.chunk({"x": WIDE})] * 30, gemini.chunk(finish="STOP")]),
+    "Responses, wide": ("responses", [*(item(n, x=WIDE) for n in range(30)), responses.completed()]),
+    "Responses, deep": ("responses", [item(0, x=deep(96)), responses.completed()]),
+}
+
+
+def reader_of(vendor: str, pushed: list[Event]) -> ResponseReader:
+    draft = MessageDraft(pushed.append, "1", gemini.WHERE)
+    makers: dict[str, Any] = {"claude": claude.wire, "gemini": gemini.wire, "responses": responses.wire}
+    return makers[vendor]().reader(draft)
+
+
+def failure(vendor: str, events: list[dict[str, Any]]) -> Exception | None:
+    """The error of an answer."""
+    reader = reader_of(vendor, [])
+    try:
+        reader.feed([orjson.dumps(event) for event in events])
+        reader.complete()
+    except (ProviderError, OutOfBounds) as error:
+        return error
+    return None
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_an_answer_that_no_message_can_hold_is_an_error_of_the_vendor(name: str) -> None:
+    error = failure(*ANSWERS[name])
+    assert isinstance(error, ProviderProtocolError | OutOfBounds)
+    assert "deep" in str(error) or "more than" in str(error)
+
+
+@pytest.mark.parametrize("place", [2**64 - 1, -1, 1.5, "0", True])
+def test_a_source_whose_place_is_none_has_none(place: Any) -> None:
+    annotation = {"type": "url_citation", "url": "https://e.org", "start_index": place, "end_index": place}
+    said = responses.text("hello")
+    said["content"][0]["annotations"] = [annotation]
+    pushed = responses.read(
+        [responses.done(responses.text("hi"), 0), responses.done(said | {"id": "m2"}, 1), responses.completed()]
+    )
+    complete = pushed[-1]
+    assert isinstance(complete, ContentCompleteEvent)
+    assert [(each.url, each.start, each.end) for each in complete.citations] == [("https://e.org", None, None)]

@@ -1,0 +1,163 @@
+"""Tool calls that the vendor itself could not read: the model is told why, and asked once more."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import orjson
+import pytest
+
+from rxloop import Agent, tool
+from rxloop.errors import RunError
+from rxloop.pipeline.requests import Strategy
+from rxloop.protocol.events import ContentCompleteEvent, ToolCompleteEvent, ToolStartEvent
+from rxloop.strategies import chain_of_thought, react
+from support.http_server import Reply, Server, chat, delta, say, sse
+
+REASON = "Failed to call a function. Please adjust your prompt. See 'failed_generation' for more details."
+GENERATION = '<function=look{"city": "Oslo"}</function>'
+ERROR = {"message": REASON, "type": "invalid_request_error", "code": "tool_use_failed", "failed_generation": GENERATION}
+WRAPPED: dict[str, Any] = {
+    "groq": {"error": ERROR},
+    "status in the error": {"error": {**ERROR, "status_code": 400}},
+    "no generation": {"error": {**ERROR, "failed_generation": None}},
+    "openrouter": {
+        "error": {"message": "Provider returned error", "code": 400, "metadata": {"raw": json.dumps({"error": ERROR})}}
+    },
+    "openrouter, an object": {
+        "error": {"message": "Provider returned error", "code": 400, "metadata": {"raw": {"error": ERROR}}}
+    },
+    "litellm": {
+        "error": {
+            "message": f"litellm.BadRequestError: GroqException - {json.dumps({'error': ERROR})}",
+            "type": None,
+            "code": "400",
+        }
+    },
+    "no code": {"error": {"message": f"{REASON} {GENERATION}", "type": "invalid_request_error"}},
+    "unreadable output": {"error": {**ERROR, "code": "output_parse_failed"}},
+    "a text": {"error": json.dumps({"error": ERROR})},
+}
+
+
+@tool
+async def look(city: str) -> str:
+    """Look at the weather."""
+    return f"rain in {city}"
+
+
+@asynccontextmanager
+async def agent(server: Server, **options: Any) -> AsyncGenerator[Agent[Any, Any]]:
+    model = chat(server, **options)
+    yield Agent(model, tools=[look], thoughts=False)
+    await model.aclose()
+
+
+def failure(body: Any, way: str) -> Reply:
+    if way == "HTTP":
+        return Reply([orjson.dumps(body)], status=400, content_type="application/json")
+    if way == "whole":
+        return Reply([orjson.dumps(body)], content_type="application/json")
+    begun = delta(content="Let me see. "), delta(tool_calls=[{"index": 0, "id": "a", "function": {"name": "look"}}])
+    lines = sse(*begun, done=False)
+    return Reply([*lines, b"event: error\ndata: " + orjson.dumps(body) + b"\n\n"])
+
+
+def answer(way: str, text: str) -> Reply:
+    if way in ("HTTP", "stream"):
+        return say(text)
+    body = {"choices": [{"message": {"content": text}, "finish_reason": "stop"}]}
+    return Reply([orjson.dumps(body)], content_type="application/json")
+
+
+# P10
+@pytest.mark.parametrize("body", WRAPPED.values(), ids=WRAPPED)
+@pytest.mark.parametrize("way", ["HTTP", "stream", "whole"])
+async def test_the_model_is_told_why_its_call_failed_and_asked_once_more(server: Server, way: str, body: Any) -> None:
+    server.answer(failure(body, way), answer(way, "It rains."))
+    async with agent(server, stream=way != "whole") as asked:
+        events = [event async for event in asked.run("The weather in Oslo?")]
+    assert not [event for event in events if isinstance(event, ToolStartEvent)]
+    messages = [event for event in events if isinstance(event, ContentCompleteEvent)]
+    assert [message.finish_reason for message in messages] == ["tool_calls", "stop"]
+    assert [message.tool_calls for message in messages] == [[], []]
+    assert messages[0].content == ("Let me see. " if way == "stream" else "")
+    assert messages[1].content == "It rains."
+    assert len(server.requests) == 2
+    last = server.requests[1].body["messages"][-1]
+    assert last["role"] == "user"
+    assert "See 'failed_generation' for more details" in last["content"]
+    if body is not WRAPPED["no generation"]:
+        assert "<function=look" in last["content"]
+
+
+# P10
+@pytest.mark.parametrize("way", ["HTTP", "stream", "whole"])
+async def test_a_call_that_fails_again_ends_the_run_with_the_reason(server: Server, way: str) -> None:
+    server.answer(failure(WRAPPED["groq"], way))
+    async with agent(server, stream=way != "whole") as asked:
+        with pytest.raises(RunError, match=r"no usable call .*Failed to call a function"):
+            await asked.run("The weather in Oslo?")
+    assert len(server.requests) == 2
+
+
+def called(city: str) -> Reply:
+    function = {"name": "look", "arguments": orjson.dumps({"city": city}).decode()}
+    return Reply(sse(delta(tool_calls=[{"index": 0, "id": city, "function": function}]), delta("tool_calls")))
+
+
+# P10
+async def test_failures_with_a_call_between_them_do_not_end_the_run(server: Server) -> None:
+    failed = failure(WRAPPED["groq"], "HTTP")
+    server.answer(failed, called("Oslo"), failed, called("Rome"), say("It rains."))
+    async with agent(server) as asked:
+        assert (await asked.run("The weather?")).content == "It rains."
+    assert [message["role"] for message in server.requests[-1].body["messages"]].count("tool") == 2
+
+
+# P10
+async def test_no_call_of_a_message_is_executed_when_one_of_them_failed(server: Server) -> None:
+    ran: list[str] = []
+
+    @tool(read_only=True)
+    async def look(city: str) -> str:
+        """Look at the weather."""
+        ran.append(city)
+        return "rain"
+
+    pieces = [
+        delta(tool_calls=[{"index": 0, "id": "a", "function": {"name": "look", "arguments": '{"city": "Oslo"}'}}]),
+        delta(tool_calls=[{"index": 1, "id": "b", "function": {"name": "look", "arguments": '{"ci'}}]),
+    ]
+    error = b"event: error\ndata: " + orjson.dumps(WRAPPED["groq"]) + b"\n\n"
+    server.answer(Reply([*sse(*pieces, done=False), error]), say("It rains."))
+    model = chat(server)
+    events = [event async for event in Agent(model, tools=[look], thoughts=False).run("The weather?")]
+    await model.aclose()
+    assert [event.tool_calls for event in events if isinstance(event, ContentCompleteEvent)] == [[], []]
+    assert not [event for event in events if isinstance(event, ToolCompleteEvent)]
+    assert len(server.requests[1].body["messages"][-1]["content"]) < 2300
+
+
+# P10
+@pytest.mark.parametrize("strategy", [react(), chain_of_thought()])
+async def test_a_strategy_asks_again_for_a_call_that_failed(server: Server, strategy: Strategy) -> None:
+    server.answer(failure(WRAPPED["groq"], "HTTP"), say("It rains."))
+    model = chat(server)
+    answer = await Agent(model, tools=[look], thoughts=False, strategy=strategy).run("The weather?")
+    await model.aclose()
+    assert answer.content == "It rains."
+    assert "Failed to call a function" in server.requests[1].body["messages"][-1]["content"]
+
+
+# P10
+async def test_other_refusals_are_not_sent_again(server: Server) -> None:
+    error = {"message": "bad", "type": "invalid_request_error", "code": "other"}
+    server.answer(failure({"error": error}, "HTTP"))
+    async with agent(server) as asked:
+        with pytest.raises(RunError, match="bad"):
+            await asked.run("The weather in Oslo?")
+    assert len(server.requests) == 1

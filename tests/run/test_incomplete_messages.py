@@ -1,0 +1,431 @@
+"""Messages that did not end normally: their calls are not executed, and are no answer.  # P1"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import orjson
+import pytest
+from pydantic import BaseModel
+from reactivex import from_iterable
+
+from rxloop import (
+    Agent,
+    Event,
+    InputRequiredEvent,
+    MemoryEventLog,
+    ModelSettings,
+    RunError,
+    Signal,
+    ToolCompleteEvent,
+    ToolRequest,
+    ToolStartEvent,
+    client_tool,
+    op,
+    tool,
+)
+from rxloop.providers import fallback, hedge, limited, routed
+from rxloop.strategies import Reasoning, strategy
+from rxloop.testing import ScriptedModel, call, turn
+from support.http_server import Reply, delta, serving, sse
+from support.runs import collect, first_events
+from support.vendors.vendor_answers import APIS, FILTER, LENGTH, NORMAL, Said, model, reply
+
+
+class Wiper:
+    """A tool that must not run by accident, and what it was called with."""
+
+    def __init__(self, **options: Any) -> None:
+        self.wiped: list[str] = []
+
+        @tool(**options)
+        def wipe(pattern: str = "*") -> str:
+            """Delete files."""
+            self.wiped.append(pattern)
+            return "done"
+
+        self.tool = wipe
+
+
+def fail(error: Exception) -> None:
+    raise error
+
+
+def results(events: list[Event]) -> list[ToolCompleteEvent]:
+    return [event for event in events if isinstance(event, ToolCompleteEvent)]
+
+
+async def over_http(api: str, stream: bool, *answers: Said, **options: Any) -> tuple[Any, list[Event], list[Any]]:
+    """Run an agent against a server; returns its outcome, its events and the bodies of the requests."""
+    async with serving() as server:
+        server.answer(*(reply(api, said, stream=stream) for said in answers))
+        provider = model(api, server, stream=stream)
+        async with Agent(provider, **options) as agent:
+            run = agent.run("Clean up", settings=ModelSettings(max_tokens=300))
+            events = await collect(run)
+            try:
+                outcome: Any = await run
+            except RunError as error:
+                outcome = error
+        await provider.aclose()
+        await server.all_closed.wait()
+        return outcome, events, [received.raw.decode() for received in server.requests]
+
+
+@pytest.mark.parametrize("arguments", ["", "{}", '{"pattern": "*.tmp"}', '{"pattern": "*.t'])
+@pytest.mark.parametrize(("api", "stream"), APIS)
+async def test_call_of_a_truncated_message_is_not_executed(api: str, stream: bool, arguments: str) -> None:  # P1
+    wiper = Wiper()
+    truncated = Said(calls=[("wipe", arguments)], finish=LENGTH[api])
+    result, events, requests = await over_http(
+        api, stream, truncated, Said("Stopped.", finish=NORMAL[api]), tools=[wiper.tool]
+    )
+
+    assert result.output == "Stopped."
+    assert wiper.wiped == []
+    assert not any(isinstance(event, ToolStartEvent) for event in events)
+    [refused] = results(events)
+    assert not refused.success
+    assert "truncated" in refused.content
+    assert "max_tokens=300" in refused.content
+    assert "wipe was not executed" in refused.content
+    assert "max_tokens=300" in requests[1]
+    assert "valid JSON" not in requests[1]
+    from_iterable(events).pipe(op.grammar()).subscribe(on_error=fail)
+
+
+@pytest.mark.parametrize(("api", "stream"), APIS)
+async def test_filtered_message_ends_the_run_and_closes_its_calls(api: str, stream: bool) -> None:  # P1
+    wiper = Wiper()
+    filtered = Said("Well,", calls=[("wipe", '{"pattern": "a"}')], finish=FILTER[api])
+    result, events, requests = await over_http(api, stream, filtered, tools=[wiper.tool])
+
+    assert (result.state, result.finish_reason, result.content) == ("completed", "content_filter", "Well,")
+    assert wiper.wiped == []
+    assert len(requests) == 1
+    assert [event.success for event in results(events)] == [False]
+    assert [message.role for message in result.messages] == ["user", "assistant", "tool"]
+    from_iterable(events).pipe(op.grammar()).subscribe(on_error=fail)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    ["weird", "", "MALFORMED_FUNCTION_CALL", "function_call_filter: MALFORMED_FUNCTION_CALL", "UNEXPECTED_TOOL_CALL"],
+)
+@pytest.mark.parametrize("stream", [True, False])
+async def test_call_of_a_message_with_another_finish_reason_is_not_executed(raw: str, stream: bool) -> None:  # P1, P9
+    wiper = Wiper()
+    arguments = "" if raw == "" else '{"pattern": "a"}'
+    result, events, requests = await over_http(
+        "chat", stream, Said(calls=[("wipe", arguments)], finish=raw), Said("No.", finish="stop"), tools=[wiper.tool]
+    )
+
+    assert result.output == "No."
+    assert wiper.wiped == []
+    assert raw in results(events)[0].content
+    assert "was not executed" in requests[1]
+
+
+@pytest.mark.parametrize(("api", "stream"), [each for each in APIS if each[0] in ("chat", "messages")])
+@pytest.mark.parametrize(("arguments", "runs"), [('{"pattern": "a"}', True), ("{}", True), ("", False), ('{"p', False)])
+async def test_call_without_finish_reason_is_executed_only_if_its_arguments_are_complete(
+    api: str, stream: bool, arguments: str, runs: bool
+) -> None:  # P1: Snowflake never sends a finish reason, but ends its answers
+    if api == "messages" and not stream:
+        # The arguments are an object: an incomplete one cannot be sent.
+        arguments, runs = '{"pattern": "a"}', True
+    wiper = Wiper()
+    result, events, _ = await over_http(
+        api, stream, Said(calls=[("wipe", arguments)]), Said("Done.", finish=NORMAL[api]), tools=[wiper.tool]
+    )
+
+    assert result.output == "Done."
+    assert bool(wiper.wiped) is runs
+    assert results(events)[0].success is runs
+    assert runs or "did not report that it was complete" in results(events)[0].content
+
+
+@pytest.mark.parametrize(("api", "stream"), APIS)
+@pytest.mark.parametrize("arguments", ["", "{}"])
+async def test_call_without_arguments_is_executed_when_the_message_is_complete(
+    api: str, stream: bool, arguments: str
+) -> None:  # P1
+    wiper = Wiper()
+    finish = {"chat": "tool_calls", "messages": "tool_use", "gemini": "STOP", "responses": "completed"}[api]
+    result, _, _ = await over_http(
+        api,
+        stream,
+        Said(calls=[("wipe", arguments)], finish=finish),
+        Said("Ok.", finish=NORMAL[api]),
+        tools=[wiper.tool],
+    )
+
+    assert result.output == "Ok."
+    assert wiper.wiped == ["*"]
+
+
+class Report(BaseModel):
+    title: str = "nothing"
+    size: int = 0
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_truncated_call_of_the_output_tool_is_no_answer(stream: bool) -> None:  # P1
+    answers = [
+        Said(calls=[("final_answer", "")], finish="length"),
+        Said(calls=[("final_answer", '{"title": "a"}')], finish="stop"),
+    ]
+    result, _, requests = await over_http("chat", stream, *answers, output_type=Report, output_mode="tool")
+
+    assert result.output == Report(title="a")
+    assert "max_tokens=300" in requests[1]
+
+
+async def test_output_tool_that_is_always_truncated_fails_with_a_code_of_its_own() -> None:  # P1, P2
+    answer = turn(calls=[call("final_answer")], finish_reason="length")
+    model = ScriptedModel(*[answer] * 5)
+    with pytest.raises(RunError, match="truncated") as caught:
+        await Agent(model, output_type=Report, output_mode="tool").run("?", settings=ModelSettings(max_tokens=7))
+
+    assert caught.value.code == "truncated"
+    assert "max_tokens=7" in str(caught.value)
+    assert len(model.requests) == 3
+
+
+@pytest.mark.parametrize("finish", ["length", "weird"])
+async def test_call_of_an_incomplete_message_is_not_put_up_for_approval(finish: str) -> None:  # P1
+    wiper = Wiper(approve=True)
+    model = ScriptedModel(turn(calls=[call("wipe")], finish_reason=finish), "No.")
+    run = Agent(model, tools=[wiper.tool]).run("?")
+    events = await collect(run)
+
+    assert (await run).output == "No."
+    assert not any(isinstance(event, InputRequiredEvent) for event in events)
+    assert wiper.wiped == []
+
+
+async def test_call_of_an_incomplete_message_is_not_passed_to_a_client() -> None:  # P1
+    locate = client_tool("locate", {"type": "object", "properties": {}}, description="Find the user.")
+    model = ScriptedModel(turn(calls=[call("locate")], finish_reason="length"), "No.")
+    result = await Agent(model, tools=[locate]).run("?")
+
+    assert result.pending == []
+    assert result.output == "No."
+
+
+async def test_guards_do_not_see_calls_of_an_incomplete_message() -> None:  # P1
+    seen: list[str] = []
+
+    @op.on(ToolRequest)
+    async def guard(request: ToolRequest, ctx: Any) -> AsyncIterator[Signal]:
+        seen.append(request.call.name)
+        yield request
+
+    wiper = Wiper()
+    model = ScriptedModel(turn(calls=[call("wipe")], finish_reason="length"), "No.")
+    await Agent(model, tools=[wiper.tool], loop=op.standard(before_tools=[guard])).run("?")
+
+    assert seen == []
+    assert wiper.wiped == []
+
+
+@pytest.mark.parametrize("kept", ["llm-call", "content-complete", "tool-complete"])
+async def test_resumed_run_does_not_execute_calls_of_an_incomplete_message(kept: str) -> None:  # P1
+    log, wiper = MemoryEventLog(), Wiper()
+    truncated = turn(calls=[call("wipe")], finish_reason="length")
+    run = Agent(ScriptedModel(truncated, "No."), tools=[wiper.tool], log=log).run("?")
+    events = [event for event in await collect(run) if event.durable]
+    half = await first_events(log, run.task_id, [event.kind for event in events].index(kept) + 1)
+    answers = [truncated, "No."] if kept == "llm-call" else ["No."]
+    resumed = Agent(ScriptedModel(*answers), tools=[wiper.tool], log=half).resume(run.task_id)
+    result = await resumed
+
+    assert result.output == "No."
+    assert wiper.wiped == []
+    assert "truncated" in result.messages[2].text
+
+
+async def test_fork_does_not_execute_calls_of_an_incomplete_message() -> None:  # P1
+    log, wiper = MemoryEventLog(), Wiper()
+    agent = Agent(
+        ScriptedModel(turn(calls=[call("wipe")], finish_reason="length"), "No.", "No."), tools=[wiper.tool], log=log
+    )
+    run = agent.run("?")
+    events = [event for event in await collect(run) if event.durable]
+    complete = next(event for event in events if event.kind == "content-complete")
+    result = await agent.fork(run.task_id, at=complete.seq)
+
+    assert result.output == "No."
+    assert wiper.wiped == []
+
+
+async def test_call_on_a_branch_of_a_strategy_is_not_executed_when_its_message_is_truncated() -> None:  # P1
+    @strategy
+    async def twice(run: Reasoning) -> str:
+        return (await run.ask("Think.", tools=True, branch="twice/1")).text
+
+    wiper = Wiper()
+    model = ScriptedModel(turn(calls=[call("wipe")], finish_reason="length"), "No.")
+    result = await Agent(model, tools=[wiper.tool], strategy=twice).run("?")
+
+    assert result.output == "No."
+    assert wiper.wiped == []
+
+
+async def test_nested_agent_does_not_execute_calls_of_a_truncated_message() -> None:  # P1
+    wiper = Wiper()
+    inner = Agent(
+        ScriptedModel(turn(calls=[call("wipe")], finish_reason="length"), "Not done."), name="inner", tools=[wiper.tool]
+    )
+    outer = Agent(ScriptedModel([call("inner", prompt="go")], "No."), tools=[inner.as_tool()])
+    result = await outer.run("?")
+
+    assert result.output == "No."
+    assert wiper.wiped == []
+
+
+@pytest.mark.parametrize("content", ["", "Some text"])
+async def test_unknown_finish_reason_is_no_clean_success(content: str) -> None:  # P9
+    run = Agent(ScriptedModel(turn(content, finish_reason="weird", raw_finish_reason="weird"))).run("?")
+    if content:
+        assert (await run).finish_reason == "weird"
+    else:
+        with pytest.raises(RunError, match="weird"):
+            await run
+
+
+@pytest.mark.parametrize(
+    ("api", "settings"),
+    [
+        ("messages", ModelSettings()),
+        ("messages", ModelSettings(max_tokens=10_000_000)),
+        ("chat", ModelSettings(extra_body={"max_completion_tokens": 55})),
+        ("responses", ModelSettings(max_tokens=70, extra_body={"max_output_tokens": 55})),
+        ("gemini", ModelSettings(extra_body={"generationConfig": {"maxOutputTokens": 55}})),
+    ],
+)
+@pytest.mark.parametrize("stream", [True, False])
+async def test_model_reads_the_limit_that_the_request_had(
+    api: str, settings: ModelSettings, stream: bool
+) -> None:  # P1
+    wiper = Wiper()
+    answers = Said(calls=[("wipe", "{}")], finish=LENGTH[api]), Said("No.", finish=NORMAL[api])
+    async with serving() as server:
+        server.answer(*(reply(api, said, stream=stream) for said in answers))
+        provider = model(api, server, stream=stream)
+        async with Agent(provider, tools=[wiper.tool], settings=settings) as agent:
+            result = await agent.run("Clean up")
+        await provider.aclose()
+        await server.all_closed.wait()
+
+    limit = server.requests[0].body["max_tokens"] if api == "messages" else 55
+    assert wiper.wiped == []
+    assert f"of {limit} tokens (max_tokens={limit})" in result.messages[2].text
+
+
+async def test_no_limit_is_named_when_the_request_had_none() -> None:  # P1
+    result, _, _ = await over_http("chat", True, Said("half", finish="length"), settings=ModelSettings(temperature=0))
+    assert result.finish_reason == "length"
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        fallback,
+        lambda model: hedge(model, ScriptedModel("late"), after=60),
+        lambda model: routed(lambda request: model),
+        lambda model: limited(model, concurrent=1),
+        lambda model: fallback(routed(lambda request: limited(model, concurrent=1))),
+    ],
+)
+async def test_combined_models_keep_the_end_of_a_message(make: Any) -> None:  # P1
+    wiper = Wiper()
+    inner = ScriptedModel(turn(calls=[call("wipe")], finish_reason="length", raw_finish_reason="max_tokens"), "No.")
+    result = await Agent(make(inner), tools=[wiper.tool], settings=ModelSettings(max_tokens=7)).run("?")
+
+    assert (result.output, wiper.wiped) == ("No.", [])
+    assert "max_tokens=7" in result.messages[2].text
+
+
+async def test_recorded_model_keeps_the_end_of_a_message() -> None:  # P1
+    wiper = Wiper()
+    truncated = turn(calls=[call("wipe")], finish_reason="length", raw_finish_reason="max_tokens")
+    run = Agent(ScriptedModel(truncated, "No."), tools=[wiper.tool], settings=ModelSettings(max_tokens=7)).run("?")
+    events = await collect(run)
+    first = await run
+    again = await Agent(ScriptedModel.from_events(events), tools=[wiper.tool]).run("?")
+
+    assert (again.output, wiper.wiped) == ("No.", [])
+    assert again.messages[2].text == first.messages[2].text
+    assert "max_tokens=7" in first.messages[2].text
+
+
+@pytest.mark.parametrize("item_status", ["incomplete"])
+@pytest.mark.parametrize("stream", [True, False])
+async def test_incomplete_function_call_item_is_not_executed_when_the_response_is_completed(
+    item_status: str, stream: bool
+) -> None:  # P1
+    wiper = Wiper()
+    item = {
+        "type": "function_call",
+        "id": "f0",
+        "call_id": "c0",
+        "name": "wipe",
+        "arguments": "",
+        "status": item_status,
+    }
+    response = {"id": "r1", "object": "response", "output": [item], "status": "completed"}
+    events = [
+        {"type": "response.output_item.added", "output_index": 0, "item": {**item, "status": "in_progress"}},
+        {"type": "response.output_item.done", "output_index": 0, "item": item},
+        {"type": "response.completed", "response": response},
+    ]
+    body = (
+        Reply(sse(*events, done=False)) if stream else Reply([orjson.dumps(response)], content_type="application/json")
+    )
+    async with serving() as server:
+        server.answer(body, reply("responses", Said("No.", finish="completed"), stream=stream))
+        provider = model("responses", server, stream=stream)
+        result = await Agent(provider, tools=[wiper.tool]).run("?")
+        await provider.aclose()
+        await server.all_closed.wait()
+
+    assert (result.output, wiper.wiped) == ("No.", [])
+
+
+@pytest.mark.parametrize(("api", "stream"), APIS)
+async def test_no_call_of_a_truncated_message_is_executed(api: str, stream: bool) -> None:  # P1
+    wiper = Wiper(read_only=True)
+    calls = [("wipe", '{"pattern": "a"}'), ("wipe", '{"pat')]
+    result, events, _ = await over_http(
+        api,
+        stream,
+        Said("First,", calls=calls, finish=LENGTH[api]),
+        Said("No.", finish=NORMAL[api]),
+        tools=[wiper.tool],
+    )
+
+    assert (result.output, wiper.wiped) == ("No.", [])
+    assert [event.success for event in results(events)] == [False, False]
+
+
+@pytest.mark.parametrize("order", ["null after", "usage after", "calls after", "empty after"])
+async def test_finish_reason_counts_when_chunks_follow_it(order: str) -> None:  # P1
+    wiper = Wiper()
+    calls = delta(tool_calls=[{"index": 0, "id": "c", "function": {"name": "wipe", "arguments": "{}"}}])
+    usage = {"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 300}}
+    chunks = {
+        "null after": [calls, delta("length"), delta()],
+        "usage after": [calls, delta("length"), usage],
+        "calls after": [delta("length"), calls, usage],
+        "empty after": [calls, delta("length"), delta("")],
+    }[order]
+    async with serving() as server:
+        server.answer(Reply(sse(*chunks)), reply("chat", Said("No.", finish="stop"), stream=True))
+        provider = model("chat", server, stream=True)
+        result = await Agent(provider, tools=[wiper.tool]).run("?")
+        await provider.aclose()
+        await server.all_closed.wait()
+
+    assert (result.output, wiper.wiped) == ("No.", [])

@@ -1,0 +1,169 @@
+"""Answers that come while a sibling of the call that asks is still at work."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from rxloop import Agent, MemoryEventLog, RunContext, Runtime, tool
+from rxloop.protocol.events import Event
+from rxloop.testing import ScriptedModel, call, turn
+from support.run_checks import kinds, until
+
+
+class Shop:
+    """Two tools that ask, and one that is slow."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+        self.release = asyncio.Event()
+        self.log = MemoryEventLog()
+
+        @tool(approve=True)
+        async def pay(amount: int) -> str:
+            """Pay."""
+            self.done.append(f"paid {amount}")
+            return "paid"
+
+        @tool(timeout=0.2)
+        async def choose(ctx: RunContext) -> str:
+            """Ask in the middle."""
+            colour = await ctx.ask("Which colour?", str)
+            self.done.append(colour)
+            return colour
+
+        @tool
+        async def slow() -> str:
+            """Work until it is released."""
+            await self.release.wait()
+            self.done.append("slow")
+            return "slow"
+
+        self.tools = [pay, choose, slow]
+
+    def agent(self, *calls: Any) -> Agent:
+        return Agent(ScriptedModel(turn("", calls=calls), "Done."), tools=self.tools, log=self.log)
+
+
+def questions(events: list[Event]) -> list[str]:
+    return [event.input.input_id for event in events if event.kind == "input-required"]  # type: ignore[attr-defined]
+
+
+Calls = Callable[[], list[Any]]
+ORDERS: dict[str, Calls] = {
+    "asks first": lambda: [call("pay", amount=5), call("slow")],
+    "asks last": lambda: [call("slow"), call("pay", amount=5)],
+}
+
+
+@pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
+async def test_an_approved_call_starts_while_its_sibling_is_at_work(order: Calls) -> None:  # P24
+    shop = Shop()
+    agent = shop.agent(*order())
+    run = agent.run("Go.")
+    seen: list[Event] = []
+    run.events.subscribe(seen.append)
+    await until(lambda: questions(seen))
+    await agent.answer(run.task_id, {questions(seen)[0]: True})
+    await until(lambda: shop.done)
+    assert shop.done == ["paid 5"]
+    shop.release.set()
+    assert (await run).output == "Done."
+    assert shop.done == ["paid 5", "slow"]
+    assert kinds(seen).count("input-received") == 1
+    [received] = [event for event in await shop.log.read(run.task_id) if event.kind == "input-received"]
+    assert received.metadata == {"mail_id": 1}
+
+
+async def test_a_refused_call_ends_while_its_sibling_is_at_work() -> None:  # P24
+    shop = Shop()
+    agent = shop.agent(call("pay", amount=5), call("slow"))
+    run = agent.run("Go.")
+    seen: list[Event] = []
+    run.events.subscribe(seen.append)
+    await until(lambda: questions(seen))
+    await agent.answer(run.task_id, {questions(seen)[0]: False})
+    await until(lambda: "tool-complete" in kinds(seen))
+    shop.release.set()
+    assert (await run).output == "Done."
+    assert shop.done == ["slow"]
+
+
+async def test_a_question_of_a_tool_stops_the_timeout_of_the_tool() -> None:  # P24
+    shop = Shop()
+    agent = shop.agent(call("choose"), call("slow"))
+    run = agent.run("Go.")
+    seen: list[Event] = []
+    run.events.subscribe(seen.append)
+    await until(lambda: questions(seen))
+    await asyncio.sleep(0.3)
+    await agent.answer(run.task_id, {questions(seen)[0]: "red"})
+    await until(lambda: shop.done)
+    assert shop.done == ["red"]
+    shop.release.set()
+    assert (await run).output == "Done."
+
+
+async def test_a_run_pauses_when_its_other_calls_have_ended() -> None:  # P24
+    shop = Shop()
+    agent = shop.agent(call("pay", amount=5), call("slow"), call("pay", amount=6))
+    run = agent.run("Go.")
+    seen: list[Event] = []
+    run.events.subscribe(seen.append)
+    await until(lambda: len(questions(seen)) == 2)
+    first, second = questions(seen)
+    shop.release.set()
+    result = await run
+    assert (result.state, [each.input_id for each in result.pending]) == ("input-required", [first, second])
+    assert shop.done == ["slow"]
+    again = shop.agent(call("none"))
+    again = Agent(ScriptedModel("Done."), tools=shop.tools, log=shop.log)
+    assert (await again.resume(run.task_id, inputs={first: True, second: True})).output == "Done."
+    assert sorted(shop.done) == ["paid 5", "paid 6", "slow"]
+
+
+async def test_one_of_two_questions_is_answered_and_the_other_pauses_the_run() -> None:  # P24
+    shop = Shop()
+    agent = shop.agent(call("pay", amount=5), call("slow"), call("pay", amount=6))
+    run = agent.run("Go.")
+    seen: list[Event] = []
+    run.events.subscribe(seen.append)
+    await until(lambda: len(questions(seen)) == 2)
+    first, second = questions(seen)
+    await agent.answer(run.task_id, {second: True})
+    await until(lambda: shop.done)
+    assert shop.done == ["paid 6"]
+    shop.release.set()
+    result = await run
+    assert [each.input_id for each in result.pending] == [first]
+
+
+async def test_a_run_that_waits_beside_a_call_can_be_cancelled() -> None:  # P24
+    shop = Shop()
+    run = shop.agent(call("pay", amount=5), call("slow")).run("Go.")
+    seen: list[Event] = []
+    run.events.subscribe(seen.append)
+    await until(lambda: questions(seen))
+    await run.aclose()
+    assert shop.done == []
+    assert kinds(seen)[-1] == "status-update"
+
+
+async def test_an_answer_by_a_runtime_starts_the_call_at_once() -> None:  # P24
+    shop = Shop()
+    async with Runtime({"a": shop.agent(call("pay", amount=5), call("slow"))}, log=shop.log, grace=0.2) as runtime:
+        record = await runtime.start("a", "Go.")
+        async for event in runtime.follow(record.task_id):
+            if event.kind == "input-required":
+                await runtime.answer(record.task_id, {event.input.input_id: True})
+                break
+        await until(lambda: shop.done)
+        assert shop.done == ["paid 5"]
+        shop.release.set()
+        kinds_ = [event.kind async for event in runtime.follow(record.task_id)]
+        assert kinds_[-1] == "status-update"
+        assert (await runtime.get_record(record.task_id)).state == "completed"
+    assert shop.done == ["paid 5", "slow"]

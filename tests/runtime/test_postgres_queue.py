@@ -1,0 +1,467 @@
+"""The queue in Postgres: it rings at least once, in order of priority, and within the limits of tenants."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import traceback
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta, tzinfo
+from itertools import count
+from pathlib import Path
+from typing import Any, Self
+
+import psycopg
+import pytest
+from procrastinate import PsycopgConnector
+from procrastinate.exceptions import ConnectorException
+from procrastinate.jobs import Job
+
+from rxloop.errors import ConfigurationError
+from rxloop.runtime import PostgresQueue
+from rxloop.runtime import postgres_queue as module
+from rxloop.runtime.tenant_slots import Places
+from support.postgres.logs import asked
+from support.postgres.ringing import Answers, opened, serving
+from support.postgres.server import PostgresServer, database
+
+pytestmark = pytest.mark.service("postgres")
+DOCUMENT = Path(__file__).parents[2] / "docs/machines.md"
+
+
+@pytest.fixture
+def dsn(postgres: str) -> Iterator[str]:
+    with database(postgres) as own:
+        yield own
+
+
+async def test_a_bell_rings_once_however_often_it_is_rung_before_it_is_answered(dsn: str) -> None:
+    async with opened(dsn) as queue:
+        for _ in range(5):
+            await queue.enqueue("a")
+        await queue.enqueue("b")
+        assert await queue.waiting() == 2
+        answers = Answers(2)
+        async with serving(queue, answers):
+            await answers.all.wait()
+            assert answers.got == ["a", "b"]
+            # It is answered, and so it may ring again, which is told at once.
+            answers.all.clear()
+            await queue.enqueue("a")
+            async with asyncio.timeout(0.9):
+                await answers.all.wait()
+        assert await queue.waiting() == 0
+
+
+async def test_a_server_that_speaks_another_language_is_understood(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LANGUAGE", "de")
+    with PostgresServer(lc_messages="C.UTF-8") as server:
+        with psycopg.connect(server.dsn) as connection:
+            try:
+                connection.execute("SELECT 1 / 0")
+            except psycopg.errors.DivisionByZero as error:
+                if "Division durch Null" not in str(error):
+                    pytest.skip("this PostgreSQL speaks nothing but English")
+        answers = Answers(3)
+
+        async def settle(task_id: str) -> None:
+            await answers(task_id)
+            if len(answers.got) == 1:
+                # The bell that rings once more when this fails is there already.
+                await queue.enqueue("a")
+                raise RuntimeError("not yet")
+
+        async with opened(server.dsn, tenant_limit=1) as queue:
+            for _ in range(2):
+                await queue.enqueue("a", tenant="t")
+            await queue.enqueue("b", tenant="t")
+            assert await queue.waiting() == 2
+            async with serving(queue, settle, concurrency=2), asyncio.timeout(20):
+                await answers.all.wait()
+            assert sorted(answers.got) == ["a", "a", "b"]
+
+
+async def test_a_role_with_few_rights_is_told_what_it_lacks_and_works_with_those_of_the_document(dsn: str) -> None:
+    grants = [line for line in DOCUMENT.read_text(encoding="utf-8").splitlines() if " SCHEMA queue TO app;" in line]
+    role = f"rxloop_{secrets.token_hex(4)}"
+    in_schema = f"{dsn}?options=-csearch_path%3Dqueue"
+    await asked(dsn, f"CREATE ROLE {role} LOGIN PASSWORD 'x'")
+    try:
+        await asked(dsn, "CREATE SCHEMA queue")
+        async with opened(in_schema) as owner, opened(in_schema.replace("postgres@", f"{role}:x@")) as queue:
+            assert await owner.waiting() == 0
+            with pytest.raises(ConnectorException, match=r"no schema .* \(docs/machines.md, Rights\)"):
+                await queue.waiting()
+            for grant in grants:
+                await asked(dsn, grant.replace("TO app", f"TO {role}"))
+            answers = Answers(1)
+            await queue.enqueue("a")
+            async with serving(queue, answers), asyncio.timeout(20):
+                await answers.all.wait()
+    finally:
+        await asked(dsn, f"DROP OWNED BY {role}")
+        await asked(dsn, f"DROP ROLE {role}")
+
+
+async def test_the_higher_priority_comes_first_and_a_delayed_bell_at_its_time(dsn: str) -> None:
+    async with opened(dsn) as queue:
+        await queue.enqueue("low", priority=-1)
+        await queue.enqueue("later", at=datetime.now(UTC) + timedelta(seconds=1))
+        await queue.enqueue("usual")
+        await queue.enqueue("high", priority=3)
+        assert await queue.waiting() == 3
+        answers = Answers(4)
+        async with serving(queue, answers):
+            await answers.all.wait()
+        assert answers.got == ["high", "usual", "low", "later"]
+
+
+async def test_a_bell_whose_answer_fails_or_is_cancelled_rings_once_more(dsn: str) -> None:
+    tried: Counter[str] = Counter()
+    done, stuck = asyncio.Event(), asyncio.Event()
+
+    async def settle(task_id: str) -> None:
+        tried[task_id] += 1
+        if task_id == "stuck":
+            stuck.set()
+            await asyncio.Event().wait()
+        if tried[task_id] < 3:
+            raise RuntimeError("not yet")
+        done.set()
+
+    async with opened(dsn) as queue:
+        await queue.enqueue("fails")
+        await queue.enqueue("stuck")
+        async with serving(queue, settle, concurrency=2):
+            await done.wait()
+            await stuck.wait()
+        assert await queue.waiting() == 1
+        answers = Answers(1)
+        async with serving(queue, answers):
+            await answers.all.wait()
+        assert answers.got == ["stuck"]
+
+
+async def test_a_bell_rings_once_more_by_the_clock_of_the_server(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Ahead(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> Self:
+            return super().now(tz) + timedelta(hours=1)
+
+    monkeypatch.setattr(module, "datetime", Ahead, raising=False)
+    answers, at = Answers(2), list[float]()
+
+    async def settle(task_id: str) -> None:
+        at.append(asyncio.get_running_loop().time())
+        await answers(task_id)
+        if len(answers.got) == 1:
+            raise RuntimeError("not yet")
+
+    async with opened(dsn) as queue:
+        await queue.enqueue("a")
+        async with serving(queue, settle):
+            async with asyncio.timeout(20):
+                await answers.all.wait()
+        # Not at once: it would go to and fro between workers that cannot answer it.
+        assert at[1] - at[0] > 0.9
+
+
+async def test_a_worker_answers_the_bells_of_its_version_and_those_of_none(dsn: str) -> None:
+    async with opened(dsn) as queue:
+        await queue.enqueue("one", version="1")
+        await queue.enqueue("two", version="2")
+        await queue.enqueue("any")
+        answers = Answers(2)
+        async with serving(queue, answers, version="2"):
+            await answers.all.wait()
+        assert sorted(answers.got) == ["any", "two"]
+        assert await queue.waiting("1") == 1
+
+
+async def test_a_worker_answers_the_bells_of_its_agents_and_those_that_name_none(dsn: str) -> None:
+    async with opened(dsn) as queue:
+        await queue.enqueue("other", agent="b", priority=5)
+        await queue.enqueue("mine", agent="a")
+        await queue.enqueue("any")
+        answers = Answers(2)
+        async with serving(queue, answers, agents=["a", "c"]):
+            await answers.all.wait()
+        assert answers.got == ["mine", "any"]
+        assert await queue.waiting() == 1
+
+
+async def test_a_bell_that_rings_once_more_is_for_the_same_agent(dsn: str) -> None:
+    async def settle(task_id: str) -> None:
+        raise RuntimeError("not yet")
+
+    async with opened(dsn) as queue:
+        await queue.enqueue("run", agent="a")
+        async with serving(queue, settle, agents=["a"]):
+            with psycopg.connect(dsn, autocommit=True) as connection:
+                delayed = "SELECT args FROM procrastinate_jobs WHERE scheduled_at IS NOT NULL"
+                while not (said := connection.execute(delayed).fetchall()):  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+        assert said == [({"task_id": "run", "tenant": None, "agent": "a"},)]
+
+
+async def test_a_bell_of_an_older_program_and_one_of_a_newer_program_ring(dsn: str) -> None:
+    async with opened(dsn) as queue:
+        for said in (
+            '{"task_id": "old", "tenant": "t"}',
+            '{"task_id": "new", "tenant": null, "agent": "a", "more": 1}',
+        ):
+            await queue.enqueue("run")
+            with psycopg.connect(dsn) as connection:
+                connection.execute(
+                    "UPDATE procrastinate_jobs SET args = %s, queueing_lock = NULL WHERE queueing_lock = 'run'", (said,)
+                )
+        answers = Answers(2)
+        async with serving(queue, answers, agents=["a"]):
+            await answers.all.wait()
+        assert answers.got == ["old", "new"]
+
+
+async def test_what_a_dead_worker_had_rings_once_more_before_all_others(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_STALLED", 0.4)
+    monkeypatch.setattr(module, "_HEARTBEAT", 0.1)
+    async with opened(dsn) as queue:
+        await queue.enqueue("left")
+        app = await queue._opened()
+        dead = await app.job_manager.register_worker()
+        assert await app.job_manager.fetch_job(None, dead) is not None
+        for number in range(3):
+            await queue.enqueue(f"other{number}")
+        answers = Answers(4)
+
+        async def slowly(task_id: str) -> None:
+            await answers(task_id)
+            await asyncio.sleep(0.6)
+
+        async with serving(queue, slowly):
+            await answers.all.wait()
+        assert answers.got.index("left") < 3
+
+
+async def test_what_a_dead_worker_had_is_kept_until_it_rings_once_more(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_STALLED", 0.4)
+    monkeypatch.setattr(module, "_HEARTBEAT", 0.1)
+    ring, failing = PostgresQueue._ring, iter([True, True])
+
+    async def fails_twice(self: PostgresQueue, *arguments: Any) -> None:
+        if next(failing, False):
+            raise ConnectorException("the server does not answer in time")
+        await ring(self, *arguments)
+
+    async with opened(dsn) as queue:
+        await queue.enqueue("left")
+        manager = (await queue._opened()).job_manager
+        assert await manager.fetch_job(None, await manager.register_worker()) is not None
+        monkeypatch.setattr(PostgresQueue, "_ring", fails_twice)
+        answers = Answers(1)
+        async with serving(queue, answers), asyncio.timeout(20):
+            await answers.all.wait()
+    assert answers.got == ["left"]
+
+
+async def test_processes_that_come_at_the_same_moment_make_the_tables_once(dsn: str) -> None:
+    queues = [PostgresQueue(dsn) for _ in range(5)]
+    await asyncio.gather(*(queue.enqueue(f"r{number}") for number, queue in enumerate(queues)))
+    assert await queues[0].waiting() == 5
+    for queue in queues:
+        await queue.aclose()
+
+
+def connections(dsn: str) -> int:
+    with psycopg.connect(dsn) as connection:
+        found = connection.execute("SELECT application_name FROM pg_stat_activity WHERE datname = current_database()")
+        return found.fetchall().count(("rxloop-queue",))
+
+
+async def test_a_worker_has_two_connections(dsn: str) -> None:
+    async with opened(dsn) as queue:
+        answers = Answers(10)
+        async with serving(queue, answers, concurrency=10):
+            # The one that listens may come after the first answer.
+            while connections(dsn) < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+            for number in range(10):
+                await queue.enqueue(f"a{number}")
+            await answers.all.wait()
+            assert connections(dsn) == 2
+
+
+async def test_a_queue_that_is_closed_while_it_opens_leaves_no_connection(dsn: str) -> None:
+    queue = PostgresQueue(dsn)
+    ringing = asyncio.create_task(queue.enqueue("r1"))
+    await asyncio.sleep(0)
+    await queue.aclose()
+    with suppress(ConnectorException):
+        await ringing
+    async with asyncio.timeout(10):
+        # The server notices a little later.
+        while connections(dsn):  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+
+async def test_a_worker_that_cannot_listen_any_more_ends_so_that_another_one_is_begun(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away() -> None:
+        raise psycopg.OperationalError("the server is away for a moment")
+
+    listener = "FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'"
+    async with opened(dsn) as queue, serving(queue, Answers(1)) as worker:
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            while not connection.execute(f"SELECT 1 {listener}").fetchall():  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+            monkeypatch.setattr((await queue._opened()).connector, "_get_standalone_connection", away)
+            connection.execute(f"SELECT pg_terminate_backend(pid) {listener}")
+        done, _ = await asyncio.wait([worker], timeout=30)
+        assert done
+
+
+async def test_a_server_that_comes_back_is_served_by_another_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    with PostgresServer() as server:
+        async with opened(server.dsn) as queue:
+            answers = Answers(2)
+
+            async def serve_on() -> None:
+                while True:
+                    with suppress(Exception):
+                        await queue.serve(answers, concurrency=2)
+                    await asyncio.sleep(0.2)
+
+            serving_on = asyncio.create_task(serve_on())
+            await queue.enqueue("before")
+            while not answers.got:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+            await asyncio.to_thread(server.stop, crash=True)
+            await asyncio.to_thread(server.start)
+            while True:
+                try:
+                    await queue.enqueue("after")
+                    break
+                except Exception:
+                    await asyncio.sleep(0.2)
+            await answers.all.wait()
+            serving_on.cancel()
+            with suppress(asyncio.CancelledError):
+                await serving_on
+    assert set(answers.got) == {"before", "after"}
+
+
+def test_a_limit_of_no_run_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="at least 1"):
+        PostgresQueue("postgresql://localhost/app", tenant_limit=0)
+
+
+@pytest.mark.parametrize("name", ["", "a%", "a:b", "a" * 24])
+def test_a_name_that_a_queue_cannot_have_is_refused(name: str) -> None:
+    with pytest.raises(ConfigurationError, match="the name of a queue"):
+        PostgresQueue("postgresql://localhost/app", name=name)
+
+
+async def test_what_waits_is_counted_for_a_version_and_for_a_queue(dsn: str) -> None:
+    async with opened(dsn) as queue:
+        other = PostgresQueue(dsn, name="rx_oop")
+        await queue.enqueue("gone", version="7")
+        await queue.enqueue("mine", version="8")
+        await queue.enqueue("any")
+        assert [await queue.waiting(version) for version in (None, "7", "8", "9")] == [1, 2, 2, 1]
+        assert await other.waiting("8") == 0
+        await other.aclose()
+
+
+async def test_a_version_may_be_as_long_as_the_name_of_a_commit(dsn: str) -> None:
+    commit = "5737d7e" * 6
+    async with opened(dsn) as queue:
+        await queue.enqueue("other", version=commit + "1")
+        answers = Answers(1)
+        async with serving(queue, answers, version=commit):
+            await queue.enqueue("a", version=commit)
+            await answers.all.wait()
+        assert answers.got == ["a"]
+
+
+async def test_a_bell_that_rings_while_a_worker_looks_is_not_missed(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_POLL", 3600.0)
+    async with opened(dsn) as queue:
+        places = (await queue._opened()).job_manager
+        assert isinstance(places, Places)
+        answers, look = Answers(1), places._taken
+
+        async def slowly(queues: Iterable[str] | None, worker_id: int) -> Job | None:
+            job, heard = await look(queues, worker_id), places._heard
+            if job is None and not answers.got:
+                await queue.enqueue("meanwhile")
+                while places._heard == heard:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            return job
+
+        async with serving(queue, answers) as task:
+            # Once it listens, and has answered all that: of one that waits already nobody is told again.
+            bells = (f"first{number}" for number in count())
+            while not places._heard:
+                await queue.enqueue(next(bells))
+                await asyncio.sleep(0.01)
+            while await queue.waiting():  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            monkeypatch.setattr(places, "_taken", slowly)
+            answers.got.clear()
+            answers.all.clear()
+            assert places._wake is not None
+            await places._wake(channel="", notification={"type": "job_inserted", "job_id": 0})
+            await answers.all.wait()
+            assert not task.done()
+        assert answers.got == ["meanwhile"]
+
+
+@pytest.mark.parametrize(
+    "dsn",
+    [
+        "postgresql://app:se%cret@db/app",
+        "postgresql://app:se cret@db/app",
+        "postgresql://app:x@secret@db/app",
+        "postgresql://app:x/secret@db/app",
+        "host=db password='secret",
+    ],
+)
+def test_no_error_of_an_address_shows_its_password(dsn: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        PostgresQueue(dsn)
+    assert "cret" not in "".join(traceback.format_exception(caught.value)) + repr(caught.value)
+
+
+async def test_no_error_of_a_server_that_is_away_shows_the_password(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    queue = PostgresQueue("postgresql://app:secret@127.0.0.1:1/app?connect_timeout=1")
+    with pytest.raises(ConnectorException) as caught:
+        await queue.waiting()
+    told = "".join(traceback.format_exception(caught.value)) + repr(queue) + caplog.text
+    assert "secret" not in told
+
+
+async def test_an_error_of_the_server_is_told_in_its_words(dsn: str) -> None:
+    async with opened(dsn) as queue:
+        assert await queue.waiting() == 0
+        with psycopg.connect(dsn) as connection:
+            connection.execute("ALTER TABLE procrastinate_jobs RENAME TO jobs")
+        for call in (queue.enqueue("run"), queue.waiting()):
+            with pytest.raises(ConnectorException, match='relation "procrastinate_jobs" does not exist'):
+                await call
+
+
+async def test_the_server_drops_a_worker_that_is_frozen_and_does_not_listen(dsn: str) -> None:
+    async with opened(dsn) as queue:
+        connector = (await queue._opened()).connector
+        assert isinstance(connector, PsycopgConnector)
+        async with connector._get_standalone_connection() as listener:
+            cursor = await listener.execute("SHOW tcp_user_timeout")
+            assert await cursor.fetchone() == ("5000",)

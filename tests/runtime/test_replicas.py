@@ -1,0 +1,67 @@
+"""Replicas over one Postgres: what one starts and another one drives, a third one shows token by token."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import httpx
+import pytest
+
+from rxloop import Agent, PostgresEventLog, Runtime
+from rxloop.runtime import PostgresQueue
+from rxloop.server import api
+from rxloop.testing import ScriptedModel, frames
+from support.api_server import listening
+
+pytestmark = pytest.mark.service("postgres")
+
+
+@asynccontextmanager
+async def replica(dsn: str, agent: Agent[None, str], *, works: bool = False) -> AsyncGenerator[Runtime]:
+    log, queue = PostgresEventLog(dsn), PostgresQueue(dsn)
+    try:
+        async with Runtime({"a": agent}, log=log, queue=queue, works=works, grace=0) as runtime:
+            yield runtime
+    finally:
+        await queue.aclose()
+        await log.aclose()
+
+
+async def test_a_run_is_followed_token_by_token_at_another_replica(postgres_database: str) -> None:
+    agent = Agent(ScriptedModel(frames("-It -is -quite -warm -in -Oslo.|", 0.2)), thoughts=False)
+    async with AsyncExitStack() as stack:
+        starts = await stack.enter_async_context(replica(postgres_database, agent))
+        shows = await stack.enter_async_context(replica(postgres_database, agent))
+        await stack.enter_async_context(replica(postgres_database, agent, works=True))
+        record = await starts.start("a", "Is it warm?")
+        events = [event async for event in shows.follow(record.task_id)]
+    deltas = [event for event in events if event.kind == "content-delta"]
+    assert len(deltas) >= 3
+    assert [event.seq for event in events if event.durable] == list(range(1, events[-1].seq + 1))
+
+
+async def test_a_client_goes_on_at_another_replica_after_the_last_event_it_has(postgres_database: str) -> None:
+    agent = Agent(ScriptedModel(frames("-It -is -quite -warm.|", 0.2)), thoughts=False)
+    async with AsyncExitStack() as stack:
+        first = await stack.enter_async_context(replica(postgres_database, agent))
+        second = await stack.enter_async_context(replica(postgres_database, agent))
+        await stack.enter_async_context(replica(postgres_database, agent, works=True))
+        urls = [await stack.enter_async_context(listening(api(each))) for each in (first, second)]
+        async with httpx.AsyncClient(timeout=20) as client:
+            run = (await client.post(f"{urls[0]}/runs", json={"input": "Warm?"})).json()
+            path = f"/runs/{run['taskId']}/events"
+            seen: list[str] = []
+            async with client.stream("GET", urls[0] + path) as answer:
+                async for line in answer.aiter_lines():
+                    if line.startswith("id:"):
+                        seen.append(line[3:].strip())
+                    if len(seen) == 2:
+                        break
+            rest = (await client.get(urls[1] + path, headers={"last-event-id": seen[-1]})).text
+    ids = [line[3:].strip() for line in rest.splitlines() if line.startswith("id:")]
+    assert seen[-1] not in ids
+    numbers = [int(each.split(".")[1]) for each in [*seen, *ids]]
+    assert numbers == sorted(numbers)
+    assert set(numbers) == set(range(1, numbers[-1] + 1))
+    assert '"state":"completed"' in rest

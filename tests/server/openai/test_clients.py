@@ -1,0 +1,163 @@
+"""Random runs by the official clients, of Python and of npm: what they put together is what the log has."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+from collections.abc import Generator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from openai import AsyncOpenAI
+
+from rxloop import Runtime
+from rxloop.errors import ConflictError
+from support.clients.openai import Served, serving
+from support.misbehaving import PLANTED
+from support.processes.services import CLIENTS, NODE
+from support.runs_of_all_kinds import NAME, SHOW_MAP, AnyRun, any_run, unheard
+from support.vendors.openai_judge import Json, check_response
+
+RUNS = int(os.environ.get("RXLOOP_OPENAI_RUNS", "12"))
+TOOLS: list[Any] = [{"type": "function", "strict": False, **SHOW_MAP}]
+CHECKED = settings(
+    max_examples=RUNS,
+    phases=[Phase.generate],
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+
+
+def answers(output: list[Any], *, declines: bool) -> list[Any] | None:
+    """The input that answers all that a response asks; None if it asks nothing, or what nobody here can answer."""
+    approvals = {item["id"] for item in output if item["type"] == "mcp_approval_request"}
+    found: list[Any] = []
+    for item in output:
+        if item["type"] == "mcp_approval_request":
+            found.append({"type": "mcp_approval_response", "approval_request_id": item["id"], "approve": not declines})
+        elif item["type"] == "function_call":
+            said = '{"error": "no map here"}' if declines else '{"shown": true}'
+            found.append({"type": "function_call_output", "call_id": item["call_id"], "output": said})
+        elif item["type"] == "message" and item["id"].startswith("msg_mcpr_"):
+            text, asked = item["content"][0]["text"], item["id"].removeprefix("msg_")
+            if "github" in text:
+                return None
+            if asked.split(":response:")[0] not in approvals:
+                said = "a" if text.startswith("Which?") else '{"city": "Oslo", "nights": 2}'
+                found.append({"type": "function_call_output", "call_id": asked, "output": said})
+    return found or None
+
+
+async def by_python(client: AsyncOpenAI, kind: AnyRun, *, background: bool) -> list[Json]:
+    """What the client of Python says of each response of a run."""
+    responses: list[Json] = []
+    body: dict[str, Any] | None = {"input": "Go."}
+    while body is not None and len(responses) < 8:
+        try:
+            async with client.responses.stream(model=NAME, tools=TOOLS, background=background, **body) as stream:
+                events = [event async for event in stream]
+        except openai.ConflictError:
+            # A run that is cancelled while it waits has no use for the answer.
+            assert responses
+            assert kind.cancel_after is not None
+            break
+        # `get_final_response` is for those that have completed.
+        final: Any = events[-1]
+        output = final.response.to_dict()["output"]
+        numbers = [event.sequence_number for event in events]
+        responses.append(
+            {
+                "id": final.response.id,
+                "status": final.response.status,
+                "text": final.response.output_text,
+                "output": output,
+                "numbers": numbers,
+            }
+        )
+        given = answers(output, declines=kind.declines) if final.response.status == "completed" else None
+        body = None if given is None else {"input": given, "previous_response_id": final.response.id}
+    return responses
+
+
+async def meddle(kind: AnyRun, runtime: Runtime) -> None:
+    """Cancel the run, or say something to it, after so many of its events."""
+    number = 0
+    async for event in runtime.events:
+        number += 1
+        if number == kind.cancel_after:
+            with suppress(ConflictError):
+                await runtime.cancel(event.root_task_id, "enough")
+
+
+async def check(served: Served, responses: list[Json], *, background: bool) -> None:
+    async with served.client() as client:
+        for each in responses:
+            assert each["numbers"] == [*range(len(each["numbers"]))]
+            kept = await client.responses.retrieve(each["id"])
+            check_response(kept.to_dict())
+            assert (kept.status, kept.output_text) == (each["status"], each["text"])
+            assert [item.id for item in kept.output] == [item["id"] for item in each["output"]]
+            if background:
+                again = await client.responses.retrieve(each["id"], stream=True)
+                assert [event.sequence_number async for event in again] == each["numbers"]
+    assert PLANTED not in json.dumps(responses)
+
+
+async def with_server(kind: AnyRun, read: Any, *, background: bool) -> None:
+    async with serving(kind.agent(), log=kind.log()) as served:
+        meddling = asyncio.create_task(meddle(kind, served.runtime))
+        responses = await asyncio.wait_for(read(served), 60)
+        meddling.cancel()
+        assert responses
+        await check(served, responses, background=background)
+
+
+@CHECKED
+@given(kind=any_run())
+def test_the_client_of_python(kind: AnyRun) -> None:
+    background = kind.keeps_deltas
+
+    async def read(served: Served) -> list[Json]:
+        async with served.client() as client:
+            return await by_python(client, kind, background=background)
+
+    with unheard():
+        asyncio.run(with_server(kind, read, background=background))
+
+
+@pytest.fixture(scope="module")
+def node() -> Generator[subprocess.Popen[str]]:
+    """One process for all runs."""
+    script = Path(__file__).with_name("client.mjs")
+    command = [NODE or "node", str(script), str(CLIENTS)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        yield process
+        process.kill()
+
+
+@pytest.mark.service("node-clients")
+@CHECKED
+@given(kind=any_run())
+def test_the_client_of_npm(node: subprocess.Popen[str], kind: AnyRun) -> None:
+    assert node.stdin is not None
+    assert node.stdout is not None
+    stdin, stdout = node.stdin, node.stdout
+    background = kind.keeps_deltas
+
+    async def read(served: Served) -> list[Json]:
+        asked = {"base": f"{served.url}/v1", "model": NAME, "tools": TOOLS, "declines": kind.declines}
+        asked["cancels"] = kind.cancel_after is not None
+        stdin.write(json.dumps({**asked, "background": background}) + "\n")
+        stdin.flush()
+        said = json.loads(await asyncio.to_thread(stdout.readline))
+        assert "error" not in said, said["error"]
+        return said["responses"]
+
+    with unheard():
+        asyncio.run(with_server(kind, read, background=background))

@@ -1,0 +1,94 @@
+"""A response in the background, read again after each of its numbers: live, replayed, and by another process."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import BadRequestError
+
+from rxloop import Agent, EventLog, MemoryEventLog, RunContext, SqliteEventLog, Usage, tool
+from rxloop.testing import ScriptedModel, call, frames, turn
+from support.clients.openai import serving
+from support.vendors.openai_judge import check_stream
+
+
+@tool
+async def weather(ctx: RunContext[Any], city: str) -> str:
+    """Tell the weather."""
+    ctx.progress("looking")
+    return f"7 C in {city}"
+
+
+def agent() -> Agent[Any, Any]:
+    """One that can be made in another process, too: its model is not asked again there."""
+    first = turn(frames("-Let -me -see.|", 0.002), calls=[call("weather", city="Oslo")], reasoning="Hm, well.")
+    last = turn(frames("-It -is -7 -C.|", 0.002), usage=Usage(input_tokens=5, output_tokens=5))
+    return Agent(ScriptedModel(first, last), tools=[weather], thoughts=False, name="clerk")
+
+
+@pytest.mark.parametrize("keep", [True, False])
+async def test_after_each_number_comes_what_follows(keep: bool, tmp_path: Path) -> None:
+    def log() -> EventLog:
+        return SqliteEventLog(tmp_path / "runs.db", keep_deltas=keep)
+
+    here = log()
+    async with serving(agent(), log=here) as served, served.client() as client:
+        stream = await client.responses.create(model="clerk", input="Go", background=True, stream=True)
+        live = [event.to_dict() async for event in stream]
+        assert check_stream(live)["status"] == "completed"
+        deltas = [event["delta"] for event in live if event["type"] == "response.output_text.delta"]
+        assert deltas == (["Let ", "me ", "see.", "It ", "is ", "7 ", "C."] if keep else ["Let me see.", "It is 7 C."])
+        task_id: Any = live[0]["response"]
+        for number in range(len(live)):
+            again = await client.responses.retrieve(task_id["id"], stream=True, starting_after=number)
+            assert [event.to_dict() async for event in again] == live[number + 1 :]
+    await here.aclose()
+    # As if this process had been restarted.
+    there = log()
+    async with serving(agent(), log=there) as served, served.client() as client:
+        for number in range(len(live)):
+            again = await client.responses.retrieve(task_id["id"], stream=True, starting_after=number)
+            assert [event.to_dict() async for event in again] == live[number + 1 :]
+        async with client.responses.stream(response_id=task_id["id"], starting_after=7) as stream:
+            final = await stream.get_final_response()
+        assert final.output_text == "Let me see.It is 7 C."
+    await there.aclose()
+
+
+async def test_while_it_goes_on_each_reader_sees_the_same_numbers() -> None:
+    log = MemoryEventLog(keep_deltas=True)
+    async with serving(agent(), log=log) as served, served.client() as client:
+        begun = await client.responses.create(model="clerk", input="Go", background=True)
+
+        async def read(after: int) -> list[Any]:
+            stream = await client.responses.retrieve(begun.id, stream=True, starting_after=after)
+            return [event.to_dict() async for event in stream]
+
+        first, *others = await asyncio.gather(*(read(after) for after in range(12)))
+    assert first[0]["sequence_number"] == 1
+    for after, events in enumerate(others, start=1):
+        assert events == first[after:]
+
+
+async def test_two_processes_on_one_log_say_the_same(tmp_path: Path) -> None:
+    one, other = (SqliteEventLog(tmp_path / "runs.db", keep_deltas=True) for _ in range(2))
+    async with serving(agent(), log=one) as a, serving(agent(), log=other) as b:
+        async with a.client() as here, b.client() as there:
+            stream = await here.responses.create(model="clerk", input="Go", background=True, stream=True)
+            first = await anext(aiter(stream))
+            assert first.type == "response.created"
+            elsewhere = await there.responses.retrieve(first.response.id, stream=True)
+            seen = [event.to_dict() async for event in elsewhere]
+            assert seen == [first.to_dict(), *[event.to_dict() async for event in stream]]
+    await one.aclose()
+    await other.aclose()
+
+
+async def test_what_is_not_in_the_background_is_not_streamed_again() -> None:
+    async with serving(agent()) as served, served.client() as client:
+        response = await client.responses.create(model="clerk", input="Go")
+        with pytest.raises(BadRequestError, match="background=true"):
+            await client.responses.retrieve(response.id, stream=True)

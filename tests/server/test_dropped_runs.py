@@ -1,0 +1,383 @@
+"""A run whose questions a later run of its conversation drops: its readers end, and late answers are refused."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from a2a.client import ClientConfig, create_client
+from a2a.types import a2a_pb2 as pb
+from starlette.applications import Starlette
+from starlette.routing import Mount
+
+from rxloop import ApiError, Event, RunRecord, Runtime, follow
+from rxloop.client import Client
+from rxloop.errors import InvalidInput, NotAsked
+from rxloop.protocol.commands import AnswerCommand, MessageCommand
+from rxloop.recorded.replay import history
+from rxloop.run import loading
+from rxloop.server import a2a, agui, api, mcp_server, openai_api, ui_stream
+from support.api_server import listening
+from support.clients.a2a import all_of, states
+from support.clients.mcp import Desk, text
+from support.dropping import LOGS, asks, clerk, drop, logs, settled
+
+
+class World:
+    """Two runtimes on one storage: one drops questions, the other one serves readers by every protocol."""
+
+    def __init__(self, here: Runtime, elsewhere: Runtime, url: str, desk: Desk) -> None:
+        self.here, self.elsewhere, self.url, self.desk = here, elsewhere, url, desk
+        self.http = httpx.AsyncClient(base_url=url, timeout=20)
+
+
+@asynccontextmanager
+async def world(kind: str, folder: Path, request: pytest.FixtureRequest) -> AsyncGenerator[World]:
+    async with AsyncExitStack() as stack:
+        make = await stack.enter_async_context(logs(kind, folder, request))
+        agents = clerk(), clerk()
+        here, elsewhere = [
+            await stack.enter_async_context(Runtime({"clerk": agent}, log=make(), grace=0.3)) for agent in agents
+        ]
+        door = mcp_server(here)
+        mounts = [
+            Mount("/agui", agui(here)),
+            Mount("/ui", ui_stream(here)),
+            Mount("/openai", openai_api(here)),
+            Mount("/a2a", a2a(here)),
+            Mount("/", api(here)),
+        ]
+        url = await stack.enter_async_context(listening(Starlette(routes=mounts)))
+        made = World(here, elsewhere, url, Desk(await stack.enter_async_context(listening(door)), door, here))
+        yield made
+        await made.http.aclose()
+        await door.drain(0.2)
+        for agent in agents:
+            await agent.aclose()
+
+
+@pytest.fixture(params=LOGS)
+async def two(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator[World]:
+    async with world(request.param, tmp_path, request) as made:
+        yield made
+
+
+# -- readers
+
+
+async def _runtime(two: World, record: RunRecord) -> str:
+    events = [event async for event in two.here.follow(record.task_id)]
+    return getattr(events[-1], "state", "")
+
+
+async def _recorded(two: World, record: RunRecord) -> str:
+    events = [event async for event in follow(two.here.log, record.task_id, until="end")]
+    return getattr(events[-1], "state", "")
+
+
+async def _log(two: World, record: RunRecord) -> str:
+    events = [event async for event in two.here.log.follow(record.task_id, until="end")]
+    return getattr(events[-1], "state", "")
+
+
+async def _from_the_pause(two: World, record: RunRecord) -> str:
+    cursor = f"{record.task_id}/{record.attempt}.{record.seq}.0"
+    events: list[Event] = [event async for event in two.here.follow(record.task_id, after=cursor)]
+    return getattr(events[-1], "state", "") if events else record.state
+
+
+async def _client(two: World, record: RunRecord) -> str:
+    async with Client(two.url) as client:
+        events = [event async for event in client.follow(record.task_id)]
+    return getattr(events[-1], "state", "")
+
+
+async def _server_sent(two: World, record: RunRecord) -> str:
+    answer = await two.http.get(f"/runs/{record.task_id}/events", headers={"accept": "text/event-stream"})
+    assert answer.status_code == 200
+    return next(word for word in ("canceled", "input-required") if f'"state":"{word}"' in answer.text)
+
+
+async def _a2a(two: World, record: RunRecord) -> str:
+    config = ClientConfig(httpx_client=two.http, supported_protocol_bindings=["JSONRPC"])
+    async with await create_client(f"{two.url}/a2a", config) as client:
+        told = await all_of(client.subscribe(pb.SubscribeToTaskRequest(id=record.task_id)))
+    return states(told)[-1].lower().replace("_", "-")
+
+
+READERS: list[Callable[[World, RunRecord], Awaitable[str]]] = [
+    *(_runtime, _recorded, _log, _from_the_pause, _client, _server_sent, _a2a)
+]
+
+
+# P18
+@pytest.mark.parametrize("read", READERS)
+async def test_a_reader_ends_when_a_later_run_drops_the_question(
+    two: World, read: Callable[[World, RunRecord], Awaitable[str]]
+) -> None:
+    record = await asks(two.here, context_id="c")
+    reading = asyncio.ensure_future(read(two, record))
+    await asyncio.sleep(0.3)
+    assert not reading.done()
+    await drop(two.elsewhere, record)
+    async with asyncio.timeout(20):
+        assert await reading == "canceled"
+
+
+# P18
+@pytest.mark.parametrize("read", [each for each in READERS if each is not _a2a])
+async def test_a_reader_that_comes_after_the_question_was_dropped_ends(
+    two: World, read: Callable[[World, RunRecord], Awaitable[str]]
+) -> None:
+    record = await asks(two.here, context_id="c")
+    await drop(two.elsewhere, record)
+    async with asyncio.timeout(20):
+        assert await read(two, record) == "canceled"
+
+
+# P18
+@pytest.mark.parametrize("read", [each for each in READERS if each is not _log])
+async def test_a_reader_of_a_run_that_an_earlier_version_dropped_ends(
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    read: Callable[[World, RunRecord], Awaitable[str]],
+) -> None:
+    async def none(*_: Any) -> list[RunRecord]:
+        return []
+
+    async with world("sqlite", tmp_path, request) as two:
+        record = await asks(two.here, context_id="c")
+        with monkeypatch.context() as earlier_version:
+            earlier_version.setattr(loading, "list_waiting", none)
+            await drop(two.elsewhere, record)
+        assert (await two.here.get_record(record.task_id)).state == "input-required"
+        async with asyncio.timeout(20):
+            assert await read(two, record) == "input-required"
+
+        # The next run of the conversation ends it.
+        await drop(two.elsewhere, record)
+        assert (await two.here.get_record(record.task_id)).state == "canceled"
+
+
+# P18
+@pytest.mark.parametrize("read", [each for each in READERS if each is not _log])
+async def test_a_reader_ends_when_the_process_that_dropped_the_question_has_died_since(
+    tmp_path: Path, request: pytest.FixtureRequest, read: Callable[[World, RunRecord], Awaitable[str]]
+) -> None:
+    async with world("sqlite", tmp_path, request) as two:
+        record = await asks(two.here, context_id="c")
+        # All that the process came to.
+        await two.elsewhere.log.send_command(record.task_id, MessageCommand(messages=[], lets_go="later"))
+        async with asyncio.timeout(20):
+            assert await read(two, record) == "input-required"
+        await drop(two.elsewhere, record)
+        assert (await two.here.get_record(record.task_id)).state == "canceled"
+
+
+# P18
+async def test_the_command_that_follows_a_run_to_its_end_ends_with_a_dropped_run(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    async with world("sqlite", tmp_path, request) as two:
+        record = await asks(two.here, context_id="c")
+        command = (sys.executable, "-m", "rxloop", "show", record.task_id, "--until-end", "--db", tmp_path / "runs.db")
+        shown = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+        assert shown.stdout is not None
+        while b"input-required" not in (line := await shown.stdout.readline()):
+            assert line
+        await drop(two.elsewhere, record)
+        rest, _ = await asyncio.wait_for(shown.communicate(), 30)
+        assert b"cancelled" in rest
+        assert shown.returncode == 0
+
+
+# -- what the log knows
+
+
+# P18
+async def test_a_dropped_run_is_canceled_for_everybody_who_lists_runs(two: World) -> None:
+    record = await asks(two.here, context_id="c")
+    await drop(two.elsewhere, record)
+
+    dropped = await two.here.get_record(record.task_id)
+    assert (dropped.state, dropped.error and dropped.error.code) == ("canceled", "superseded")
+    waiting = await two.here.log.list_runs(states=("input-required", "auth-required"))
+    assert list(waiting) == []
+    info = (await two.http.get(f"/runs/{record.task_id}")).json()
+    assert (info["state"], info["reason"], info.get("pending")) == ("canceled", "superseded", None)
+    assert info["error"]["message"] == "A later run of the conversation dropped the questions of this run."
+
+
+# P18
+async def test_a_later_run_ends_all_earlier_runs_that_wait(two: World) -> None:
+    first = await asks(two.here, context_id="c")
+    second = await asks(two.elsewhere, context_id="c")
+    await drop(two.here, first)
+    states_ = [(await two.here.get_record(each.task_id)).state for each in (first, second)]
+    assert states_ == ["canceled", "canceled"]
+    other = await asks(two.here, context_id="another")
+    assert (await two.elsewhere.get_record(other.task_id)).state == "input-required"
+
+
+# P18
+async def test_a_dropped_run_cannot_be_resumed_or_answered(two: World) -> None:
+    record = await asks(two.here, context_id="c")
+    later = await drop(two.elsewhere, record)
+    agent = two.here.agents["clerk"]
+    for attempt in (agent.resume(record.task_id), agent.resume(record.task_id, inputs={"1.0.1": True})):
+        with pytest.raises(
+            NotAsked, match=f"the later run {later.task_id} of the conversation c dropped its questions"
+        ):
+            await attempt
+    with pytest.raises(InvalidInput, match=f"{later.task_id} .* dropped its questions"):
+        await two.here.answer(record.task_id, {"1.0.1": True})
+    assert (await agent.execute(record.task_id)).state == "canceled"
+    forked = await agent.fork(record.task_id, at=record.seq, on_input=lambda question: True)
+    assert forked.output == "Refunded."
+
+
+# -- late answers
+
+
+Answering = Callable[[World, RunRecord, bool], Awaitable[Any]]
+
+
+async def _by_http(two: World, record: RunRecord, value: bool) -> Any:
+    answer = await two.http.post(f"/runs/{record.task_id}/resume?wait=5", json={"inputs": {"1.0.1": value}})
+    return answer.status_code, answer.json().get("error", {}).get("code")
+
+
+async def _by_client(two: World, record: RunRecord, value: bool) -> Any:
+    async with Client(two.url) as client:
+        try:
+            await client.answer(record.task_id, {"1.0.1": value}, wait=5)
+        except ApiError as error:
+            return error.status, error.code
+    return 200, None
+
+
+async def _by_ui(two: World, record: RunRecord, value: bool, **more: Any) -> Any:
+    approval = {"id": f"{record.task_id}:1.0.1", "approved": value, **more}
+    part = {"type": "dynamic-tool", "toolName": "refund", "toolCallId": "x", "state": "approval-responded"}
+    message = {"id": record.task_id, "role": "assistant", "parts": [{**part, "approval": approval}]}
+    body = {"id": record.context_id, "messages": [message], "messageId": record.task_id}
+    answer = await two.http.post("/ui/api/chat", json=body)
+    return answer.status_code, "not_waiting" if answer.status_code == 409 else None
+
+
+async def _by_agui(two: World, record: RunRecord, value: bool, reason: str | None = None) -> Any:
+    entry = {"interruptId": f"{record.task_id}:1.0.1", "status": "resolved", "payload": value}
+    said = [{"id": "m9", "role": "user", "content": reason}] if reason else []
+    body = {"threadId": record.context_id, "runId": f"r-{value}", "messages": said, "resume": [entry]}
+    answer = await two.http.post("/agui/", json=body)
+    assert answer.text.endswith("\n\n")
+    if "RUN_ERROR" not in answer.text:
+        return 200, None
+    return 409, "not_waiting" if "not_waiting" in answer.text else answer.text
+
+
+async def _by_openai(two: World, record: RunRecord, value: bool) -> Any:
+    item = {
+        "type": "mcp_approval_response",
+        "approval_request_id": f"mcpr_{record.task_id}:1.0.1",
+        "approve": value,
+    }
+    answer = await two.http.post("/openai/v1/responses", json={"model": "clerk", "input": [item]})
+    return answer.status_code, (answer.json().get("error") or {}).get("code")
+
+
+async def _by_a2a(two: World, record: RunRecord, value: bool) -> Any:
+    part = {"data": {"inputs": {"1.0.1": value}}}
+    message = {"messageId": f"m-{value}", "role": "ROLE_USER", "taskId": record.task_id, "parts": [part]}
+    body = {"jsonrpc": "2.0", "id": 1, "method": "SendMessage", "params": {"message": message}}
+    answer = (await two.http.post("/a2a/rpc", json=body, headers={"a2a-version": "1.0"})).json()
+    return (200, None) if "result" in answer else (409, answer["error"])
+
+
+async def _by_mcp(two: World, record: RunRecord, value: bool) -> Any:
+    async with two.desk.client("legacy") as client:
+        result = await client.call_tool("continue_run", {"task_id": record.task_id, "answers": {"1.0.1": value}})
+    return (409, text(result)) if result.is_error else (200, None)
+
+
+ANSWERS: list[Answering] = [_by_http, _by_client, _by_ui, _by_agui, _by_openai, _by_a2a, _by_mcp]
+
+
+# P18
+@pytest.mark.parametrize("how", ANSWERS)
+@pytest.mark.parametrize("late", ["dropped", "canceled", "answered otherwise"])
+async def test_a_late_answer_is_refused(two: World, how: Answering, late: str) -> None:
+    record = await asks(two.here, context_id="c")
+    if late == "dropped":
+        await drop(two.elsewhere, record)
+    elif late == "canceled":
+        await two.elsewhere.cancel(record.task_id)
+    else:
+        await two.elsewhere.answer(record.task_id, {"1.0.1": True})
+    async with asyncio.timeout(20):
+        status, code = await how(two, record, False)
+    assert 400 <= status < 500, code
+    assert code is not None
+
+
+# P18
+@pytest.mark.parametrize("how", ANSWERS)
+async def test_the_same_answer_once_more_is_no_late_one(two: World, how: Answering) -> None:
+    record = await asks(two.here, context_id="c")
+    async with asyncio.timeout(20):
+        assert await how(two, record, True) == (200, None)
+        status, _ = await how(two, record, True)
+    assert status in (200, 409)
+    assert (await two.elsewhere.get_record(record.task_id)).state == "completed"
+
+
+# P18
+@pytest.mark.parametrize("how", [_by_ui, _by_agui])
+@pytest.mark.parametrize("first", [AnswerCommand(inputs={"1.0.1": True}), MessageCommand(messages=[], lets_go="later")])
+async def test_what_is_said_with_an_answer_that_comes_second_is_not_sent(
+    two: World,
+    monkeypatch: pytest.MonkeyPatch,
+    how: Callable[..., Awaitable[Any]],
+    first: AnswerCommand | MessageCommand,
+) -> None:
+    record = await asks(two.here, context_id="c")
+    send = type(two.here.log).send_command
+    letters: list[Any] = []
+
+    async def second(log: Any, task_id: str, mail: Any) -> int:
+        letters.append(mail)
+        if len(letters) == 1:
+            # At the same moment, from another process.
+            await send(two.elsewhere.log, task_id, first)
+        return await send(log, task_id, mail)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(two.here.log), "send_command", second)
+        async with asyncio.timeout(20):
+            assert await how(two, record, False, reason="It is too expensive.") == (409, "not_waiting")
+    assert letters
+    if isinstance(first, AnswerCommand):
+        result = await two.elsewhere.agents["clerk"].resume(record.task_id)
+        assert result.output == "Refunded."
+    else:
+        await drop(two.elsewhere, record)
+    assert "too expensive" not in str([each.text for each in await history(two.here.log, "c")])
+
+
+# P18
+@pytest.mark.parametrize("how", [_by_ui, _by_agui])
+async def test_what_is_said_with_an_answer_reaches_the_model(two: World, how: Callable[..., Awaitable[Any]]) -> None:
+    record = await asks(two.here, context_id="c")
+    async with asyncio.timeout(20):
+        assert await how(two, record, False, reason="It is too expensive.") == (200, None)
+        assert (await settled(two.here, record)).state == "completed"
+    found = [(each.role, each.text) for each in await history(two.here.log, "c", public=True)]
+    assert [each for each in found if "expensive" in each[1]] == [("user", "It is too expensive.")]
+    assert [role for role, _ in found] == ["user", "assistant", "tool", "user", "assistant"]

@@ -1,0 +1,172 @@
+"""Questions that a run asks while its other calls are at work: each client sees them, and its answer counts at once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable
+from typing import Any
+
+import httpx
+import pytest
+
+from rxloop import Agent, MemoryEventLog, Runtime, tool
+from rxloop.client import Client
+from rxloop.run.sending import open_questions
+from rxloop.testing import ScriptedModel, call, turn
+from support.api_server import serving
+from support.clients.a2a import saying, serving_a2a
+from support.clients.agui import door
+from support.clients.agui_posts import post
+from support.clients.ai_sdk import site
+from support.clients.mcp import ERAS, desk
+from support.run_checks import until
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+class Bank:
+    """An agent that asks for an approval while another tool works."""
+
+    def __init__(self, nested: int = 0) -> None:
+        self.paid: list[int] = []
+        self.release = asyncio.Event()
+        self.log = MemoryEventLog()
+
+        @tool(approve=True)
+        async def pay(amount: int) -> str:
+            """Pay."""
+            self.paid.append(amount)
+            return "paid"
+
+        @tool
+        async def slow() -> str:
+            """Work until it is released."""
+            await self.release.wait()
+            return "slow"
+
+        asks, tools = call("pay", amount=5), [pay, slow]
+        for level in range(nested):
+            name = f"teller{level}"
+            teller: Agent[Any, Any] = Agent(ScriptedModel(asks, "Paid."), tools=tools, thoughts=False, name=name)
+            asks, tools = call(name, prompt="Pay."), [teller.as_tool(), slow]
+        self.agent: Agent[Any, Any] = Agent(
+            ScriptedModel(turn("", calls=[asks, call("slow")]), "Done."), tools=tools, thoughts=False, name="clerk"
+        )
+
+    async def question(self, runtime: Runtime) -> tuple[str, str]:
+        """Wait for the question of the only run, and return the ids of both."""
+        while not (records := await runtime.log.list_runs()):  # noqa: ASYNC110 (no event tells it)
+            await asyncio.sleep(0)
+        task_id = records[0].task_id
+        while not (pending := await open_questions(runtime.log, task_id)):  # noqa: ASYNC110 (no event tells it)
+            await asyncio.sleep(0)
+        return task_id, pending[0].input_id
+
+    async def finish(self, runtime: Runtime, task_id: str) -> None:
+        """Check that the call was started by the answer, and that nothing was lost."""
+        await asyncio.wait_for(until(lambda: self.paid), 5)
+        assert await open_questions(runtime.log, task_id) == []
+        self.release.set()
+        async for _ in runtime.follow(task_id, after=None):
+            pass
+        assert (await runtime.get_record(task_id)).state == "completed"
+        assert self.paid == [5]
+
+
+async def test_pending_shows_a_question_while_another_call_works() -> None:  # P24
+    bank = Bank()
+    run = bank.agent.run("Go.").start()
+    await until(lambda: run.pending)
+    assert [each.input_id for each in run.pending] == ["1.0.1"]
+    bank.release.set()
+    assert [each.input_id for each in (await run).pending] == ["1.0.1"] == [each.input_id for each in run.pending]
+
+
+@pytest.mark.parametrize("here", [True, False])
+@pytest.mark.parametrize("nested", [0, 1, 2])
+async def test_http_shows_and_takes_an_early_answer(
+    here: bool, nested: int, monkeypatch: pytest.MonkeyPatch
+) -> None:  # P24
+    bank = Bank(nested)
+    async with serving(bank.agent, log=bank.log) as served, Client(served.url, token="ann-key") as client:
+        if not here:
+            # As if another process executed the run: the question is known when the log has it.
+            monkeypatch.setattr("rxloop.run.sending.find_owned", lambda log, task_id: None)
+        started = await client.start("clerk", "Go.")
+        task_id, asked = await bank.question(served.runtime)
+        info = await client.record(started.task_id)
+        assert (info.state, [each.input_id for each in info.pending]) == ("working", [asked])
+        answered = await client.answer(task_id, {asked: True})
+        assert (answered.state, answered.pending) == ("working", [])
+        await bank.finish(served.runtime, task_id)
+
+
+@contextlib.asynccontextmanager
+async def reading(reads: Awaitable[Any]) -> AsyncGenerator[None]:
+    """Read a stream meanwhile."""
+    task = asyncio.ensure_future(reads)
+    try:
+        yield
+    finally:
+        await asyncio.wait_for(task, 10)
+
+
+async def test_the_ui_stream_takes_an_early_approval() -> None:  # P24
+    bank = Bank()
+    said = {"id": "m", "role": "user", "parts": [{"type": "text", "text": "Pay"}]}
+    async with site(bank.agent, with_node=False) as made:
+        headers = {"authorization": "Bearer ann-key"}
+        async with httpx.AsyncClient(base_url=made.url, headers=headers, timeout=30) as ann:
+            async with reading(ann.post("/api/chat", json={"id": "c", "messages": [said]})):
+                task_id, asked = await bank.question(made.runtime)
+                part = {"type": "dynamic-tool", "toolName": "pay", "toolCallId": "x", "state": "approval-responded"}
+                approval = {"id": f"{task_id}:{asked}", "approved": True}
+                message = {"id": task_id, "role": "assistant", "parts": [{**part, "approval": approval}]}
+                body = {"id": "c", "messages": [message], "messageId": task_id}
+                async with reading(ann.post("/api/chat", json=body)):
+                    await bank.finish(made.runtime, task_id)
+
+
+@pytest.mark.parametrize("nested", [0, 1, 2])
+async def test_agui_takes_an_early_answer(nested: int) -> None:  # P24
+    bank = Bank(nested)
+    body: dict[str, Any] = {
+        "threadId": "t",
+        "runId": "r",
+        "messages": [{"id": "m", "role": "user", "content": "Go."}],
+        "state": {},
+        "tools": [],
+        "context": [],
+        "forwardedProps": {},
+    }
+    async with door(bank.agent) as served, reading(post(served.url, body)):
+        task_id, asked = await bank.question(served.runtime)
+        entry = {"interruptId": f"{task_id}:{asked}", "status": "resolved", "payload": True}
+        async with reading(post(served.url, {**body, "runId": "r2", "resume": [entry]})):
+            await bank.finish(served.runtime, task_id)
+
+
+async def test_a2a_takes_an_early_answer_as_data() -> None:  # P24
+    bank = Bank()
+    async with serving_a2a(bank.agent) as served, served.client("JSONRPC", streaming=False) as client:
+
+        async def send(**fields: Any) -> None:
+            async for _ in client.send_message(saying(**fields)):
+                pass
+
+        async with reading(send(text="Pay.")):
+            task_id, asked = await bank.question(served.runtime)
+            async with reading(send(data={"inputs": {asked: True}}, task_id=task_id)):
+                await bank.finish(served.runtime, task_id)
+
+
+@pytest.mark.parametrize("mode", ERAS)
+async def test_mcp_takes_an_early_answer(mode: str) -> None:  # P24
+    bank = Bank()
+    async with desk(bank.agent, log=bank.log) as made, made.client(mode) as client, made.client(mode) as other:
+        async with reading(client.call_tool("clerk", {"prompt": "Pay."})):
+            task_id, asked = await bank.question(made.runtime)
+            arguments = {"task_id": task_id, "answers": {asked: True}}
+            async with reading(other.call_tool("continue_run", arguments)):
+                await bank.finish(made.runtime, task_id)

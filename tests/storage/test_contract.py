@@ -1,0 +1,211 @@
+"""The logs of the house keep the contract of every event log, and what they promise beyond it."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rxloop.errors import EventLogError, UnknownRun
+from rxloop.protocol.commands import CancelCommand
+from rxloop.protocol.events import ContentDeltaEvent, State
+from rxloop.storage import MemoryEventLog, PostgresEventLog, SqliteEventLog
+from rxloop.testing import event_log_contract
+from rxloop.testing.event_log_contract.toolkit import Follower, begun, note, status, task
+from support.postgres.server import emptied
+
+BuiltIn = MemoryEventLog | SqliteEventLog | PostgresEventLog
+
+
+class MakeLog(Protocol):
+    """Makes one of the logs."""
+
+    def __call__(self, *, keep_deltas: bool = False) -> BuiltIn: ...
+
+
+POSTGRES = pytest.param("postgres", marks=pytest.mark.service("postgres"))
+
+
+@pytest.fixture(params=["memory", "sqlite", POSTGRES], scope="session")
+def make_log(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> MakeLog:
+    """Makes a new, empty log at each call."""
+
+    def sqlite(*, keep_deltas: bool = False) -> SqliteEventLog:
+        return SqliteEventLog(tmp_path_factory.mktemp("log") / "runs.db", keep_deltas=keep_deltas)
+
+    def postgres(*, keep_deltas: bool = False) -> PostgresEventLog:
+        address = emptied(request.getfixturevalue("postgres"))
+        return PostgresEventLog(address, deltas="keep" if keep_deltas else "live")
+
+    return {"memory": MemoryEventLog, "sqlite": sqlite, "postgres": postgres}[request.param]
+
+
+@pytest.fixture
+async def log(make_log: MakeLog) -> AsyncIterator[BuiltIn]:
+    log = make_log()
+    yield log
+    await log.aclose()
+
+
+# L10, L91, L132, L138
+@pytest.mark.parametrize("check", event_log_contract.CHECKS, ids=lambda check: check.__name__)
+async def test_the_log_keeps_the_contract(make_log: MakeLog, check: event_log_contract.Check) -> None:
+    await check(make_log)
+
+
+@pytest.mark.parametrize("check", event_log_contract.SHARED_CHECKS, ids=lambda check: check.__name__)
+async def test_two_logs_on_one_file_keep_the_contract(tmp_path: Path, check: event_log_contract.SharedCheck) -> None:
+    path = tmp_path / "runs.db"
+    await check(lambda: (SqliteEventLog(path, keep_deltas=True), SqliteEventLog(path, keep_deltas=True)))
+
+
+@pytest.mark.service("postgres")
+@pytest.mark.parametrize("check", event_log_contract.SHARED_CHECKS, ids=lambda check: check.__name__)
+async def test_two_logs_on_one_database_keep_the_contract(postgres: str, check: event_log_contract.SharedCheck) -> None:
+    await check(lambda: (PostgresEventLog(emptied(postgres)), PostgresEventLog(postgres)))
+
+
+def test_one_log_serves_one_event_loop_after_another(make_log: MakeLog) -> None:
+    log = make_log()
+
+    async def first() -> None:
+        await log.append("run", begun(), expected_seq=0)
+        await Follower(log).sees(1, 2)  # still waits when the loop is closed
+
+    async def second() -> list[int]:
+        follower = Follower(log)
+        await follower.sees(1, 2)
+        await log.append("run", [status(3, "completed", final=True)], expected_seq=2)
+        await follower.task
+        await log.aclose()
+        return follower.seen
+
+    asyncio.run(first())
+
+    assert asyncio.run(second()) == [1, 2, 3]
+
+
+@given(batches=st.lists(st.integers(1, 4), max_size=8), after_seq=st.integers(0, 12), turns=st.integers(0, 3))
+def test_a_follower_sees_what_a_later_read_gives_however_the_batches_fall(
+    make_log: MakeLog, batches: list[int], after_seq: int, turns: int
+) -> None:
+    async def scenario(log: BuiltIn) -> tuple[list[int], list[int]]:
+        await log.append("run", begun(), expected_seq=0)
+        follower = Follower(log, after_seq=after_seq)
+        seq = 2
+        for size in batches:
+            await log.append("run", [note(seq + 1 + at) for at in range(size)], expected_seq=seq)
+            seq += size
+            for _ in range(turns):
+                await asyncio.sleep(0)
+        await log.append("run", [status(seq + 1, "completed", final=True)], expected_seq=seq)
+        await follower.task
+        read = await log.read("run", after_seq=after_seq)
+        await log.aclose()
+        return follower.seen, [event.seq for event in read]
+
+    seen, read = asyncio.run(scenario(make_log()))
+
+    assert seen == read
+
+
+async def finished(log: BuiltIn, task_id: str, state: State, *, at: int = 0, **fields: Any) -> None:
+    events = [
+        task(task_id=task_id, timestamp=at),
+        ContentDeltaEvent(seq=1, sub=1, delta="a", task_id=task_id),
+        status(2, state, final=True, timestamp=at, **fields),
+    ]
+    await log.append(task_id, events if log.keeps_deltas else [events[0], events[2]], expected_seq=0)
+
+
+async def test_a_run_does_not_begin_with_a_transient_event(make_log: MakeLog) -> None:
+    log = make_log(keep_deltas=True)
+    delta = ContentDeltaEvent(task_id="run", seq=0, sub=1, delta="x")
+    with pytest.raises(EventLogError, match="a run begins with a durable event"):
+        await asyncio.wait_for(log.append("run", [delta], expected_seq=0), 5)
+    with pytest.raises(UnknownRun):
+        await log.get_record("run")
+    await log.aclose()
+
+
+async def test_a_finished_run_can_be_deleted(log: BuiltIn) -> None:
+    await finished(log, "old", "completed")
+    await finished(log, "new", "completed")
+
+    await log.delete("old")
+
+    assert [record.task_id for record in await log.list_runs()] == ["new"]
+    with pytest.raises(UnknownRun, match="old"):
+        await log.read("old")
+    with pytest.raises(UnknownRun, match="old"):
+        await log.delete("old")
+
+
+async def test_mail_is_removed_with_its_run(log: BuiltIn) -> None:
+    await finished(log, "old", "completed")
+    number = await log.send_command("old", CancelCommand())
+    await log.delete("old")
+    with pytest.raises(UnknownRun, match="old"):
+        await log.read_commands("old")
+
+    await finished(log, "old", "completed")
+    assert await log.read_commands("old") == []
+    assert await log.send_command("old", CancelCommand()) > number
+
+
+async def test_a_run_that_was_removed_is_no_part_of_its_conversation(log: BuiltIn) -> None:
+    for at, task_id in enumerate(["deleted", "trimmed", "new"]):
+        events = [
+            task(task_id=task_id, context_id="c", timestamp=at),
+            status(2, "completed", final=True, timestamp=round(time.time() * 1000) if task_id == "new" else at),
+        ]
+        await log.append(task_id, events, expected_seq=0)
+
+    await log.delete("deleted")
+    assert [record.task_id for record in await log.list_runs(context_id="c")] == ["trimmed", "new"]
+    await log.trim(1_800)
+    assert [record.task_id for record in await log.list_runs(context_id="c")] == ["new"]
+    await log.delete("new")
+    assert await log.list_runs(context_id="c") == []
+
+
+@pytest.mark.parametrize("state", ["canceled", "input-required", "auth-required"])
+async def test_a_run_that_can_go_on_is_never_removed(log: BuiltIn, state: State) -> None:  # L94
+    await finished(log, "waits", state)
+    await log.append("works", begun(task_id="works"), expected_seq=0)
+
+    with pytest.raises(EventLogError, match=f"waits is {state}"):
+        await log.delete("waits")
+    with pytest.raises(EventLogError, match="works is working"):
+        await log.delete("works")
+
+    assert await log.trim(0, states=("completed", "failed", state, "working")) == []
+    assert len(await log.list_runs()) == 2
+
+
+async def test_trimming_goes_by_age_and_state(log: BuiltIn) -> None:  # L94
+    now = round(time.time() * 1000)
+    await finished(log, "old", "completed", at=now - 3_600_000)
+    await finished(log, "failed", "failed", at=now - 3_600_000)
+    await finished(log, "new", "completed", at=now - 60_000)
+
+    assert await log.trim(1_800, states=("completed",)) == ["old"]
+    assert [record.task_id for record in await log.list_runs()] == ["failed", "new"]
+    assert await log.trim(1_800) == ["failed"]
+    assert await log.trim(1_800) == []
+
+
+async def test_the_transient_events_alone_can_be_trimmed(make_log: MakeLog) -> None:
+    log = make_log(keep_deltas=True)
+    await finished(log, "run", "completed")
+    assert len(await log.read("run", deltas=True)) == 3
+
+    assert await log.trim(0, deltas_only=True) == ["run"]
+
+    assert len(await log.read("run", deltas=True)) == 2
+    assert await log.trim(0, deltas_only=True) == []
+    await log.aclose()

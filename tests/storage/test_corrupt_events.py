@@ -1,0 +1,163 @@
+"""What a SQLite log makes of an event that nobody can read, and who may go on behind it."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rxloop import Agent, ConfigurationError, EventLogError, SqliteEventLog, tool
+from rxloop.pipeline.records import RunEvents
+from rxloop.protocol.events import CustomEvent, Event, StatusUpdateEvent, TaskEvent
+from rxloop.protocol.messages import Message
+from rxloop.state.kept_folds import FORMAT
+from rxloop.testing import ScriptedModel, call
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "runs.db"
+
+
+async def damaged(path: Path, seq: int, json: bytes) -> None:
+    """Three runs of a conversation, one of which has an event that nobody can read."""
+    log = SqliteEventLog(path)
+    for name in ("before", "damaged", "behind"):
+        fields: dict[str, Any] = {"task_id": name, "context_id": "c"}
+        events: list[Event] = [
+            TaskEvent(seq=1, attempt=1, messages=[Message.user("Hi")], model="m", agent_name="helper", **fields),
+            CustomEvent(seq=2, attempt=1, name="note", **fields),
+            StatusUpdateEvent(seq=3, state="completed", final=True, **fields),
+        ]
+        await log.append(name, events, expected_seq=0)
+    await log.aclose()
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("UPDATE events SET json = ? WHERE run = 2 AND seq = ?", (json, seq))
+
+
+ROTTEN = [
+    b"",
+    b"\xff\xfe\x00",
+    b'{"kind":"cus\xff',
+    b'{"kind":"custom","name":7}',
+    b'{"kind":"status-update","state":"x"}',
+    b"[]",
+]
+
+
+async def parts(log: SqliteEventLog, before: str) -> int:
+    """How many events the log gives of the conversation."""
+    found = (await log.read_conversation("c", before=before, version=FORMAT)).parts
+    return sum(len(part.events) for part in found if isinstance(part, RunEvents))
+
+
+@pytest.mark.parametrize("json", ROTTEN)
+async def test_an_event_that_cannot_be_read_is_named_and_harms_no_other_run(path: Path, json: bytes) -> None:
+    await damaged(path, 2, json)
+    log = SqliteEventLog(path)
+    for read in (log.read("damaged"), anext(log.follow("damaged", after_seq=1)), parts(log, before="none")):
+        with pytest.raises(EventLogError, match=r"the event 2 of the run damaged cannot be read.*skip") as refusal:
+            await read
+        assert not refusal.value.retryable
+    assert [record.state for record in await log.list_runs()] == ["completed"] * 3
+    assert len(await log.read("before")) == len(await log.read("behind")) == 3
+    assert await parts(log, before="damaged") == 3
+    await log.aclose()
+
+
+@pytest.mark.parametrize("seq", [1, 2, 3])
+async def test_an_event_that_cannot_be_read_is_left_out_by_name_where_that_is_asked_for(
+    path: Path, seq: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    await damaged(path, seq, b"rotten")
+    log = SqliteEventLog(path, corrupt="skip")
+    rest = [each for each in (1, 2, 3) if each != seq]
+    assert [event.seq for event in await log.read("damaged")] == rest
+    assert f"the event {seq} of the run damaged cannot be read" in caplog.text
+    assert [event.seq async for event in log.follow("damaged")] == rest
+    assert await parts(log, before="none") == 8
+    agent = Agent(ScriptedModel("Hello."), log=log)
+    assert (await agent.run("Hi", context_id="c")).output == "Hello."
+    await log.aclose()
+
+
+@pytest.mark.parametrize("lost", range(1, 12))
+async def test_nobody_goes_on_behind_an_event_that_was_left_out(path: Path, lost: int) -> None:
+    paid: list[int] = []
+
+    @tool
+    async def pay(amount: int) -> str:
+        """Pays."""
+        paid.append(amount)
+        return "paid"
+
+    @tool(approve=True)
+    async def more() -> str:
+        """Asks."""
+        return "more"
+
+    log = SqliteEventLog(path)
+    script = [call("pay", amount=5), call("more"), "Done."]
+    waiting = await Agent(ScriptedModel(*script), tools=[pay, more], log=log).run("Pay.")
+    assert (waiting.state, (await log.list_runs())[0].seq) == ("input-required", 12)
+    await log.aclose()
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("UPDATE events SET json = 'rotten' WHERE seq = ?", (lost,))
+
+    log = SqliteEventLog(path, corrupt="skip")
+    agent = Agent(ScriptedModel(*["Done."] * 20), tools=[pay, more], log=log)
+    named = rf"the event {lost} of the run {waiting.task_id} cannot be read"
+    with pytest.raises(EventLogError, match=named) as refusal:
+        await agent.resume(waiting.task_id, inputs={waiting.pending[0].input_id: True})
+    assert not refusal.value.retryable
+    assert (f"at={lost - 1})" in str(refusal.value)) == (lost > 1)
+    for at in (lost, 12):
+        with pytest.raises(EventLogError, match=named):
+            await agent.fork(waiting.task_id, at)
+    assert paid == [5]
+    if lost > 1:
+        results = {"1/0": "paid before"} if lost > 4 else None
+        assert (
+            await agent.fork(waiting.task_id, lost - 1, results=results, on_input=lambda ask: True)
+        ).output == "Done."
+    # A run that nobody goes on with can be given up.
+    await agent.cancel(waiting.task_id)
+    await log.aclose()
+
+
+async def test_a_last_event_that_was_left_out_is_named_to_who_goes_on_behind_it(path: Path) -> None:
+    log = SqliteEventLog(path)
+    result = await Agent(ScriptedModel("Hi."), log=log).run("Go.")
+    last = (await log.list_runs())[0].seq
+    await log.aclose()
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("UPDATE events SET json = 'rotten' WHERE seq = ?", (last,))
+    log = SqliteEventLog(path, corrupt="skip")
+    agent = Agent(ScriptedModel("never said"), log=log)
+    for going_on in (agent.resume(result.task_id), agent.cancel(result.task_id)):
+        with pytest.raises(EventLogError, match=f"the event {last} of the run {result.task_id} cannot be read"):
+            await going_on
+    assert (await agent.fork(result.task_id, last - 1)).state == "completed"
+    await log.aclose()
+
+
+async def test_a_run_of_which_nothing_can_be_read_is_refused(path: Path) -> None:
+    log = SqliteEventLog(path)
+    result = await Agent(ScriptedModel("Hi."), log=log).run("Go.")
+    await log.aclose()
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("UPDATE events SET json = 'rotten'")
+    log = SqliteEventLog(path, corrupt="skip")
+    agent = Agent(ScriptedModel("Hi."), log=log)
+    for run in (agent.resume(result.task_id), agent.fork(result.task_id, 1)):
+        with pytest.raises(EventLogError, match="the event 1 of the run"):
+            await run
+    await log.aclose()
+
+
+def test_what_becomes_of_corrupt_events_is_one_of_two(path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="'refuse' or 'skip', not 'ignore'"):
+        SqliteEventLog(path, corrupt="ignore")  # pyright: ignore[reportArgumentType]

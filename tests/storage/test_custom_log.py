@@ -1,0 +1,139 @@
+"""A log with the six required methods alone keeps the contract, and executes runs as the others do."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rxloop import Agent, MemoryEventLog, Runtime, tool
+from rxloop.errors import ConfigurationError, EventLogError, LogWentBack
+from rxloop.pipeline.event_log import EventLog
+from rxloop.testing import ScriptedModel, call, event_log_contract
+from rxloop.testing.event_log_contract.toolkit import begun, end, note, task
+
+EXAMPLE = Path(__file__).parents[2] / "examples/custom_event_log.py"
+
+
+def _load_example() -> Any:
+    spec = importlib.util.spec_from_file_location("custom_event_log", EXAMPLE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+FolderEventLog = _load_example().FolderEventLog
+
+
+class MakeFolderLog:
+    """Makes a new, empty log at each call."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._count = 0
+
+    def __call__(self, *, keep_deltas: bool = False) -> EventLog:
+        self._count += 1
+        folder = self._root / str(self._count)
+        folder.mkdir()
+        return FolderEventLog(folder)
+
+
+@pytest.mark.parametrize("check", event_log_contract.CHECKS, ids=lambda check: check.__name__)
+async def test_six_methods_keep_the_contract(tmp_path: Path, check: event_log_contract.Check) -> None:
+    await check(MakeFolderLog(tmp_path))
+
+
+async def test_a_line_that_a_crash_cut_off_is_overwritten(tmp_path: Path) -> None:
+    log = FolderEventLog(tmp_path)
+    await log.append("run", begun(), expected_seq=0)
+    [file] = tmp_path.iterdir()
+    with file.open("ab") as lines:
+        lines.write(b'{"run": "run", "wri')
+
+    again = FolderEventLog(tmp_path)
+    assert [event.seq for event in await again.read("run")] == [1, 2]
+    await again.append("run", [note(3)], expected_seq=2)
+    assert [event.seq for event in await FolderEventLog(tmp_path).read("run")] == [1, 2, 3]
+
+
+async def test_a_follower_notices_that_an_event_was_replaced(tmp_path: Path) -> None:
+    log = FolderEventLog(tmp_path)
+    await log.append("run", begun(), expected_seq=0)
+    followed = log.follow("run")
+    assert [(await anext(followed)).seq for _ in range(2)] == [1, 2]
+
+    [file] = tmp_path.iterdir()
+    file.unlink()
+    restored = FolderEventLog(tmp_path)
+    await restored.append("run", [task(), note(2)], expected_seq=0)
+    with pytest.raises(LogWentBack):
+        await anext(followed)
+
+
+async def test_a_run_pauses_is_answered_and_continues(tmp_path: Path) -> None:
+    paid: list[int] = []
+
+    @tool(approve=True)
+    async def pay(amount: int) -> str:
+        """Pay."""
+        paid.append(amount)
+        return "paid"
+
+    agent = Agent(ScriptedModel(call("pay", amount=5), "Done."), tools=[pay], log=FolderEventLog(tmp_path))
+    paused = await agent.run("Pay.")
+    log = agent.log
+    assert log is not None
+    assert list(await log.list_orphaned()) == []
+    await agent.answer(paused.task_id, {paused.pending[0].input_id: True})
+    assert [record.task_id for record in await log.list_orphaned()] == [paused.task_id]
+    assert (await agent.execute(paused.task_id)).state == "completed"
+    assert paid == [5]
+
+
+async def test_a_runtime_executes_runs_and_warns_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    agent = Agent(ScriptedModel("One.", "Two."), thoughts=False)
+    with caplog.at_level(logging.WARNING, "rxloop"):
+        runtime = Runtime({"a": agent}, log=FolderEventLog(tmp_path))
+    assert [record.message.split(" is safe")[0] for record in caplog.records] == ["FolderEventLog"]
+    async with runtime:
+        records = [await runtime.start("a", "Hi", context_id="c") for _ in range(2)]
+        for record in records:
+            async for _ in runtime.follow(record.task_id, after=None):
+                pass
+        assert [(await runtime.get_record(record.task_id)).state for record in records] == ["completed", "completed"]
+
+
+def test_a_queue_needs_a_log_that_stores_leases_and_commands(tmp_path: Path) -> None:
+    queue: Any = object()
+    with pytest.raises(ConfigurationError, match="acquire_lease"):
+        Runtime({"a": Agent(ScriptedModel())}, log=FolderEventLog(tmp_path), queue=queue)
+
+
+async def test_runs_are_removed_only_by_a_log_that_can(tmp_path: Path) -> None:
+    log = FolderEventLog(tmp_path)
+    await log.append("run", [*begun(), end(3)], expected_seq=0)
+    with pytest.raises(EventLogError, match="override delete"):
+        await log.delete("run")
+    with pytest.raises(EventLogError, match="override trim"):
+        await log.trim(0)
+
+
+def test_a_class_that_lacks_a_required_method_cannot_be_created() -> None:
+    class Half(EventLog):
+        async def aclose(self) -> None: ...
+
+    with pytest.raises(TypeError, match="append"):
+        Half()  # type: ignore[abstract]
+
+
+def test_the_lease_of_a_closed_event_loop_is_free() -> None:
+    log = MemoryEventLog()
+    assert asyncio.run(log.acquire_lease("c", "run", lambda: None))
+    assert asyncio.run(log.acquire_lease("c", "other", lambda: None))

@@ -1,0 +1,203 @@
+"""What happens to the file of a SQLite log while it is open: forks, removals, a write-ahead log that grows."""
+
+import asyncio
+import json
+import os
+import shutil
+import sqlite3
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from rxloop import Agent, EventLogError, RunError, SqliteArtifacts, SqliteEventLog, ThinkingSessions, tool
+from rxloop.protocol.events import CustomEvent, Event, TaskEvent
+from rxloop.protocol.messages import Message
+from rxloop.storage.sqlite import file as open_file
+from rxloop.testing import ScriptedModel, call
+from support.sequential_thoughts import thought
+
+FORKER = Path(__file__).with_name("forker.py")
+
+
+def task(task_id: str = "run") -> Event:
+    return TaskEvent(seq=1, attempt=1, task_id=task_id, messages=[Message.user("Hi")], model="m", agent_name="helper")
+
+
+def notes(first: int, last: int) -> list[Event]:
+    return [CustomEvent(seq=seq, attempt=1, name=f"note {seq}", data="x" * 500) for seq in range(first, last + 1)]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "runs.db"
+
+
+# -- forks
+
+
+async def test_a_log_that_is_in_use_passes_a_fork_and_both_processes_keep_all_that_they_write(path: Path) -> None:
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(sys.executable, FORKER, path, stdout=pipe)
+    printed, _ = await process.communicate()
+    lines = [json.loads(line) for line in printed.decode().splitlines()]
+    assert lines == [[0, {"before": 502, "parent": 801, "child": 801}]] * 6
+
+
+async def test_a_fork_that_python_was_not_told_of_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = SqliteEventLog(path)
+    await log.append("run", [task()], expected_seq=0)
+    await log.read("run")
+    with monkeypatch.context() as child:
+        child.setattr(os, "getpid", lambda: -1)
+        for use in (log.append("run", notes(2, 2), expected_seq=1), log.read("run")):
+            with pytest.raises(EventLogError, match="make the log after the fork"):
+                await use
+    await log.append("run", notes(2, 2), expected_seq=1)
+    assert len(await log.read("run")) == 2
+    await log.aclose()
+
+
+# -- a file that is gone
+
+
+def removed(path: Path) -> None:
+    for file in path.parent.glob("runs.db*"):
+        file.unlink()
+
+
+def replaced(path: Path) -> None:
+    shutil.copy(path, path.with_name("backup"))
+    path.with_name("backup").replace(path)
+
+
+def moved_with_its_folder(path: Path) -> None:
+    path.parent.rename(path.parent.with_name("elsewhere"))
+
+
+def robbed_of_its_write_ahead_log(path: Path) -> None:
+    path.with_name("runs.db-wal").unlink()
+
+
+WAYS = [removed, replaced, moved_with_its_folder, robbed_of_its_write_ahead_log]
+
+
+@pytest.mark.parametrize("lose", WAYS)
+@pytest.mark.parametrize("count", [1, 100])
+async def test_what_is_written_into_a_file_that_is_gone_is_an_error_and_never_durable(
+    tmp_path: Path, lose: Callable[[Path], None], count: int
+) -> None:
+    (tmp_path / "place").mkdir()
+    path = tmp_path / "place" / "runs.db"
+    log = SqliteEventLog(path)
+    await log.append("run", [task()], expected_seq=0)
+    lose(path)
+    for _ in range(2):
+        with pytest.raises(EventLogError, match=r"runs\.db.* was removed or replaced while it was open"):
+            await log.append("run", notes(2, 1 + count), expected_seq=1)
+    await log.aclose()
+
+
+async def test_the_reader_of_a_file_that_is_gone_says_so_and_not_that_there_is_no_run(path: Path) -> None:
+    log = SqliteEventLog(path)
+    await log.append("run", [task()], expected_seq=0)
+    follower = asyncio.ensure_future(anext(log.follow("run", after_seq=1)))
+    await log.read("run")
+    removed(path)
+    for read in (log.read("run"), log.list_runs(), follower):
+        with pytest.raises(EventLogError, match="was removed or replaced while it was open"):
+            await asyncio.wait_for(read, 10)
+    await log.aclose()
+    assert await log.list_runs() == []
+
+
+async def test_a_closed_log_begins_with_the_file_that_is_there_now(path: Path) -> None:
+    log = SqliteEventLog(path)
+    await log.append("run", [task()], expected_seq=0)
+    removed(path)
+    with pytest.raises(EventLogError):
+        await log.append("run", notes(2, 2), expected_seq=1)
+    await log.aclose()
+
+    await log.append("another", [task("another")], expected_seq=0)
+
+    assert [record.task_id for record in await log.list_runs()] == ["another"]
+    await log.aclose()
+
+
+async def test_a_run_whose_log_is_removed_ends_and_says_so(path: Path) -> None:
+    @tool
+    async def clean_up() -> str:
+        removed(path)
+        return "done"
+
+    log = SqliteEventLog(path)
+    with pytest.raises(RunError, match="was removed or replaced") as failure:
+        await Agent(ScriptedModel(call("clean_up"), "Never said."), tools=[clean_up], log=log).run("Hi")
+    assert failure.value.code == "log"
+    await log.aclose()
+
+
+async def test_sessions_in_a_file_that_is_gone_are_an_error(path: Path) -> None:
+    sessions = ThinkingSessions(SqliteArtifacts(path))
+    await sessions.think(thought(), session_id="plan")
+    removed(path)
+    with pytest.raises(EventLogError, match="was removed or replaced"):
+        await sessions.get_session("plan")
+    await sessions.aclose()
+
+
+# -- the write-ahead log
+
+
+def waiting(path: Path) -> int:
+    return path.with_name("runs.db-wal").stat().st_size
+
+
+async def test_writers_that_come_and_go_leave_nothing_in_the_write_ahead_log(path: Path) -> None:
+    reader = SqliteEventLog(path)
+    await reader.append("run", [task()], expected_seq=0)
+    for seq in range(2, 402, 40):
+        writer = SqliteEventLog(path)
+        await writer.append("run", notes(seq, seq + 39), expected_seq=seq - 1)
+        await writer.aclose()
+        assert waiting(path) == 0
+    assert len(await reader.read("run")) == 401
+    await reader.aclose()
+
+
+async def test_writers_that_do_not_close_leave_no_more_than_the_limit(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(open_file, "WAL_BYTES", 100_000)
+    reader = SqliteEventLog(path)
+    await reader.append("run", [task()], expected_seq=0)
+    most = 0
+    for seq in range(2, 802, 40):
+        writer = SqliteEventLog(path)
+        await writer.append("run", notes(seq, seq + 39), expected_seq=seq - 1)
+        most = max(most, waiting(path))
+        del writer
+    assert most < 300_000
+    await reader.aclose()
+
+
+async def test_a_reader_that_stays_holds_the_write_ahead_log_up_no_longer_than_it_stays(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(open_file, "WAL_BYTES", 100_000)
+    log = SqliteEventLog(path)
+    await log.append("run", [task()], expected_seq=0)
+    with closing(sqlite3.connect(path, isolation_level=None)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM runs").fetchone()
+        for seq in range(2, 802, 40):
+            await log.append("run", notes(seq, seq + 39), expected_seq=seq - 1)
+        held_up = waiting(path)
+        reader.execute("ROLLBACK")
+        for seq in range(802, 1_002, 40):
+            await log.append("run", notes(seq, seq + 39), expected_seq=seq - 1)
+        assert waiting(path) < 300_000 < held_up
+    await log.aclose()

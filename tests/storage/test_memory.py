@@ -1,0 +1,101 @@
+import asyncio
+import gc
+import sys
+
+from rxloop.pipeline.event_log import EventLog
+from rxloop.protocol.events import StatusUpdateEvent, TaskEvent
+from rxloop.protocol.messages import Message
+from rxloop.storage import MemoryEventLog
+from rxloop.testing import virtual_time
+
+TASK = TaskEvent(seq=1, messages=[Message.user("Hi")], model="m", agent_name="helper")
+FINAL = StatusUpdateEvent(seq=2, state="completed", final=True)
+
+
+def test_it_is_an_event_log() -> None:
+    log: EventLog = MemoryEventLog()
+
+    assert isinstance(log, MemoryEventLog)
+
+
+async def test_a_follower_that_left_is_forgotten() -> None:
+    log = MemoryEventLog()
+    await log.append("run", [TASK], expected_seq=0)
+    events = log.follow("run")
+    assert await anext(events) is TASK
+    waiting = asyncio.ensure_future(anext(events))
+    await asyncio.sleep(0)
+    assert len(log._runs["run"].waiters) == 1
+
+    waiting.cancel()
+    await asyncio.wait([waiting])
+
+    assert not log._runs["run"].waiters
+
+
+def test_a_loop_that_was_closed_in_the_middle_of_a_wait_does_no_harm() -> None:
+    log = MemoryEventLog()
+    events = log.follow("run", after_seq=1)
+
+    async def wait() -> None:
+        await log.append("run", [TASK], expected_seq=0)
+        # By hand what a task does, so that there is no task to be destroyed while it is pending.
+        waiter: asyncio.Future[None] = anext(events).__await__().send(None)
+        waiter.add_done_callback(lambda _: None)
+
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(wait())
+    loop.close()
+    assert log._runs["run"].waiters
+
+    asyncio.run(log.append("run", [FINAL], expected_seq=1))
+
+    assert not log._runs["run"].waiters
+
+
+def test_a_submitted_run_is_an_orphan_after_a_while() -> None:
+    async def main() -> None:
+        log = MemoryEventLog()
+        await log.append("run", [TASK], expected_seq=0)
+        await asyncio.sleep(29)
+        assert await log.list_orphaned() == []
+        await asyncio.sleep(1)
+        assert [record.task_id for record in await log.list_orphaned()] == ["run"]
+
+    with virtual_time() as time:
+        time.run(main())
+
+
+async def test_the_events_stay_readable_after_closing() -> None:
+    log = MemoryEventLog()
+    await log.append("run", [TASK], expected_seq=0)
+
+    await log.aclose()
+
+    assert list(await log.read("run")) == [TASK]
+
+
+async def calls_for_a_conversation(others: int) -> int:
+    log = MemoryEventLog()
+    for number in range(others + 1):
+        await log.append(f"run-{number}", [TASK.model_copy(update={"context_id": f"c{number}"})], expected_seq=0)
+    calls = 0
+
+    def seen(*_: object) -> None:
+        nonlocal calls
+        calls += 1
+
+    # What is collected meanwhile is none of the log's.
+    gc.disable()
+    sys.setprofile(seen)
+    try:
+        records = await log.list_runs(context_id="c0")
+    finally:
+        sys.setprofile(None)
+        gc.enable()
+    assert [record.task_id for record in records] == ["run-0"]
+    return calls
+
+
+async def test_what_a_conversation_costs_does_not_depend_on_how_many_others_there_are() -> None:
+    assert await calls_for_a_conversation(200) == await calls_for_a_conversation(1)

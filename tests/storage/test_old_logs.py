@@ -1,0 +1,313 @@
+"""Logs of an earlier version are read and continued as by that version; see `old_logs/README.md`."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from rxloop import PostgresEventLog, SequentialThought, SqliteArtifacts, SqliteEventLog, ThinkingSessions
+from rxloop.cli.app import app
+from storage.old_logs import observed
+from support.sequential_thoughts import thought
+
+FOLDER = Path(__file__).parent / "old_logs"
+EXPECTED: dict[str, Any] = json.loads((FOLDER / "expected.json").read_bytes())
+EXPORT = gzip.decompress((FOLDER / "runs.jsonl.gz").read_bytes())
+RUNS: dict[str, str] = EXPECTED["runs"]
+STATES: dict[str, str] = {name: record["state"] for name, record in EXPECTED["records"].items()}
+OVER = [name for name in RUNS if name not in EXPECTED["settled"]]
+
+
+def read_export() -> dict[str, list[Any]]:
+    """Return the events of the export, by the ids of the runs whose log has them."""
+    runs: dict[str, list[Any]] = {task_id: [] for task_id in RUNS.values()}
+    current = ""
+    for line in EXPORT.splitlines():
+        event = json.loads(line)
+        # The events of nested runs are in the log of the outermost run.
+        current = event["taskId"] if event["taskId"] in runs else current
+        runs[current].append(event)
+    return runs
+
+
+EVENTS = read_export()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A copy of the old file."""
+    copy = tmp_path / "runs.sqlite"
+    copy.write_bytes(gzip.decompress((FOLDER / "runs.sqlite.gz").read_bytes()))
+    return copy
+
+
+@pytest.fixture
+async def log(path: Path) -> AsyncIterator[SqliteEventLog]:
+    """A log over the copy."""
+    log = SqliteEventLog(path)
+    yield log
+    await log.aclose()
+
+
+@pytest.fixture
+async def postgres_log(postgres_database: str) -> AsyncIterator[PostgresEventLog]:
+    """A log over a database with the old dump."""
+    import psycopg
+
+    with psycopg.connect(postgres_database, autocommit=True) as connection:
+        connection.execute(gzip.decompress((FOLDER / "runs.sql.gz").read_bytes()))
+    log = PostgresEventLog(postgres_database, schema="rxloop_old")
+    yield log
+    await log.aclose()
+
+
+@pytest.fixture(scope="module")
+def read_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the old file for the tests that only read."""
+    copy = tmp_path_factory.mktemp("old") / "runs.sqlite"
+    copy.write_bytes(gzip.decompress((FOLDER / "runs.sqlite.gz").read_bytes()))
+    return copy
+
+
+@pytest.fixture
+async def read_log(read_path: Path) -> AsyncIterator[SqliteEventLog]:
+    """A log for the tests that only read."""
+    log = SqliteEventLog(read_path)
+    yield log
+    await log.aclose()
+
+
+# Reading
+
+
+async def test_old_runs_are_listed_in_order(read_log: SqliteEventLog) -> None:
+    assert await observed.list_records(read_log) == EXPECTED["listed"]
+    assert await observed.list_records(read_log, unfinished=True) == EXPECTED["unfinished"]
+    assert await observed.list_records(read_log, owner="ann") == EXPECTED["owned"]
+
+
+async def test_old_orphaned_runs_are_found(read_log: SqliteEventLog) -> None:
+    assert await observed.list_orphaned(read_log) == EXPECTED["orphaned"]
+
+
+@pytest.mark.parametrize("name", RUNS)
+async def test_old_run_has_its_record(read_log: SqliteEventLog, name: str) -> None:
+    assert await observed.read_record(read_log, RUNS[name]) == EXPECTED["records"][name]
+
+
+@pytest.mark.parametrize("name", RUNS)
+async def test_old_run_has_the_events_of_its_export(read_log: SqliteEventLog, name: str) -> None:
+    assert await observed.read_events(read_log, RUNS[name]) == EVENTS[RUNS[name]]
+
+
+async def test_old_run_has_its_deltas(read_log: SqliteEventLog) -> None:
+    assert await observed.read_events(read_log, RUNS["deltas"], deltas=True) == EXPECTED["deltas"]
+
+
+@pytest.mark.parametrize("name", RUNS)
+async def test_old_run_has_its_commands(read_log: SqliteEventLog, name: str) -> None:
+    assert await observed.read_commands(read_log, RUNS[name]) == EXPECTED["commands"][name]
+
+
+@pytest.mark.parametrize("name", RUNS)
+async def test_old_run_is_folded(read_log: SqliteEventLog, name: str) -> None:
+    assert await observed.fold_events(read_log, RUNS[name]) == expected_fold(name)
+
+
+@pytest.mark.parametrize("name", RUNS)
+async def test_old_run_is_replayed(read_log: SqliteEventLog, name: str) -> None:
+    assert await observed.replay_run(read_log, RUNS[name]) == EXPECTED["replays"][name]
+
+
+@pytest.mark.parametrize("name", RUNS)
+async def test_old_run_is_followed(read_log: SqliteEventLog, name: str) -> None:
+    events, ends = EVENTS[RUNS[name]], STATES[name] not in ("working", "submitted")
+    assert await observed.follow_run(read_log, RUNS[name], len(events), ends=ends) == events
+
+
+async def test_old_run_is_followed_after_an_old_cursor(read_log: SqliteEventLog) -> None:
+    cursor = f"{RUNS['attempts']}/2.10.0"
+    followed = await observed.follow_run(read_log, RUNS["attempts"], 22, ends=True, after=cursor)
+    assert followed == EVENTS[RUNS["attempts"]][10:]
+
+
+@pytest.mark.parametrize("context_id", EXPECTED["histories"])
+async def test_old_conversation_is_read_from_its_kept_folds(read_log: SqliteEventLog, context_id: str) -> None:
+    assert await observed.read_history(read_log, context_id) == EXPECTED["histories"][context_id]
+
+
+@pytest.mark.parametrize("context_id", EXPECTED["histories"])
+async def test_old_conversation_is_read_without_its_kept_folds(
+    path: Path, log: SqliteEventLog, context_id: str
+) -> None:
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("DELETE FROM folds")
+    assert await observed.read_history(log, context_id) == EXPECTED["histories"][context_id]
+
+
+async def test_old_artifacts_are_read(read_log: SqliteEventLog) -> None:
+    assert await observed.read_artifacts(read_log, "pages") == EXPECTED["artifacts"]
+
+
+async def test_tables_of_old_thinking_sessions_stay_and_the_file_takes_new_sessions(path: Path) -> None:
+    sessions = ThinkingSessions(SqliteArtifacts(path))
+    result = await sessions.think(thought(), session_id="move")
+    assert (len(result.session), result.warnings) == (1, ())
+    await sessions.aclose()
+    with closing(sqlite3.connect(path)) as connection:
+        rows = connection.execute(
+            "SELECT session_id, tool_session_entries.json FROM tool_session_entries"
+            " JOIN tool_sessions ON session = number ORDER BY place"
+        ).fetchall()
+    assert [name for name, _ in rows] == ["move"] * 2
+    assert observed.to_json([SequentialThought.model_validate_json(row) for _, row in rows]) == EXPECTED["session"]
+
+
+# Continuing
+
+
+async def test_old_runs_that_are_over_are_not_executed(log: SqliteEventLog) -> None:
+    for name in OVER:
+        outcome = await observed.settle(log, RUNS[name])
+        assert (outcome["kinds"], outcome["effects"], outcome["requests"]) == ([], [], []), name
+        assert await observed.read_record(log, RUNS[name]) == EXPECTED["records"][name], name
+
+
+@pytest.mark.parametrize("name", EXPECTED["settled"])
+async def test_old_run_is_executed(log: SqliteEventLog, name: str) -> None:
+    assert await observed.settle(log, RUNS[name]) == EXPECTED["settled"][name]
+
+
+async def test_old_interrupted_tool_is_not_called_again(log: SqliteEventLog) -> None:
+    outcome = await observed.settle(log, RUNS["crashed in tools"])
+    [interrupted] = [
+        event
+        for event in (await observed.read_events(log, RUNS["crashed in tools"]))[9:]
+        if event["kind"] == "tool-complete" and event["call"]["id"] == "p1"
+    ]
+    assert outcome["effects"] == ["look slowly Oslo"]
+    assert not interrupted["success"]
+    assert "interrupted, effect unknown" in interrupted["content"]
+
+
+@pytest.mark.parametrize("name", EXPECTED["resumed"])
+async def test_old_run_is_resumed(log: SqliteEventLog, name: str) -> None:
+    assert await observed.resume(log, RUNS[name]) == EXPECTED["resumed"][name]
+
+
+@pytest.mark.parametrize("name", EXPECTED["answered"])
+async def test_old_questions_are_answered(log: SqliteEventLog, name: str) -> None:
+    assert await observed.answer(log, RUNS[name]) == EXPECTED["answered"][name]
+
+
+@pytest.mark.parametrize("name", EXPECTED["declined"])
+async def test_old_questions_are_declined(log: SqliteEventLog, name: str) -> None:
+    assert await observed.decline(log, RUNS[name]) == EXPECTED["declined"][name]
+
+
+@pytest.mark.parametrize("name", EXPECTED["cancelled"])
+async def test_old_run_is_cancelled(log: SqliteEventLog, name: str) -> None:
+    assert await observed.cancel(log, RUNS[name]) == EXPECTED["cancelled"][name]
+
+
+@pytest.mark.parametrize("name", EXPECTED["told"])
+async def test_old_run_receives_a_message(log: SqliteEventLog, name: str) -> None:
+    assert await observed.say(log, RUNS[name]) == EXPECTED["told"][name]
+
+
+@pytest.mark.parametrize(("name", "at", "outcome"), EXPECTED["forked"])
+async def test_old_run_is_forked(log: SqliteEventLog, name: str, at: int, outcome: Any) -> None:
+    assert await observed.fork_run(log, RUNS[name], at) == outcome
+
+
+@pytest.mark.parametrize("context_id", EXPECTED["next"])
+async def test_old_conversation_continues(log: SqliteEventLog, context_id: str) -> None:
+    assert await observed.run_next(log, context_id) == EXPECTED["next"][context_id]
+
+
+async def test_runtime_adopts_old_runs(log: SqliteEventLog) -> None:
+    assert await observed.adopt(log) == EXPECTED["adopted"]
+
+
+async def test_old_key_stands_for_its_old_run(log: SqliteEventLog) -> None:
+    assert await observed.start_again(log, key="request-17", owner="ann") == EXPECTED["started"]
+
+
+# The export
+
+
+def import_runs(folder: Path) -> Path:
+    """Import the old export into a new file."""
+    export, database = folder / "runs.jsonl", folder / "imported.db"
+    export.write_bytes(EXPORT)
+    done = CliRunner().invoke(app, ["import", str(export), "--db", str(database)])
+    assert done.exit_code == 0, done.output
+    return database
+
+
+@pytest.fixture
+async def imported(tmp_path: Path) -> AsyncIterator[SqliteEventLog]:
+    """A log with the runs of the old export."""
+    log = SqliteEventLog(await asyncio.to_thread(import_runs, tmp_path))
+    yield log
+    await log.aclose()
+
+
+async def test_old_export_is_imported(imported: SqliteEventLog) -> None:
+    for name, task_id in RUNS.items():
+        assert await observed.read_events(imported, task_id) == EVENTS[task_id], name
+        assert await observed.read_record(imported, task_id) == EXPECTED["records"][name], name
+    for context_id, messages in EXPECTED["histories"].items():
+        assert await observed.read_history(imported, context_id) == messages
+
+
+async def test_imported_runs_continue(imported: SqliteEventLog) -> None:
+    for name in ("crashed in tools", "crashed in model", "crashed in second attempt", "nested, crashed", "submitted"):
+        assert await observed.settle(imported, RUNS[name]) == EXPECTED["settled"][name], name
+    for name, outcome in EXPECTED["answered"].items():
+        assert await observed.answer(imported, RUNS[name]) == outcome, name
+
+
+# Postgres
+
+
+@pytest.mark.service("postgres")
+async def test_old_postgres_log_is_read(postgres_log: PostgresEventLog) -> None:
+    assert await observed.list_records(postgres_log) == EXPECTED["listed"]
+    assert await observed.list_orphaned(postgres_log) == EXPECTED["orphaned"]
+    assert await observed.read_artifacts(postgres_log, "pages") == EXPECTED["artifacts"]
+    for name, task_id in RUNS.items():
+        assert await observed.read_record(postgres_log, task_id) == EXPECTED["records"][name], name
+        assert await observed.read_events(postgres_log, task_id) == EVENTS[task_id], name
+        assert await observed.replay_run(postgres_log, task_id) == EXPECTED["replays"][name], name
+    for context_id, messages in EXPECTED["histories"].items():
+        assert await observed.read_history(postgres_log, context_id) == messages
+
+
+@pytest.mark.service("postgres")
+async def test_old_postgres_runs_are_executed(postgres_log: PostgresEventLog) -> None:
+    for name, outcome in EXPECTED["settled"].items():
+        assert await observed.settle(postgres_log, RUNS[name]) == outcome, name
+
+
+@pytest.mark.service("postgres")
+async def test_old_postgres_runs_are_answered_and_cancelled(postgres_log: PostgresEventLog) -> None:
+    for name in ("waiting", "nested, waiting"):
+        assert await observed.answer(postgres_log, RUNS[name]) == EXPECTED["answered"][name], name
+    for name in ("carl waits", "crashed in tools", "nested, crashed"):
+        assert await observed.cancel(postgres_log, RUNS[name]) == EXPECTED["cancelled"][name], name
+    assert await observed.run_next(postgres_log, "bob") == EXPECTED["next"]["bob"]
+
+
+def expected_fold(name: str) -> dict[str, Any]:
+    """Return the expected fold of a run; without messages of earlier runs, they are those of its replay."""
+    return {"messages": EXPECTED["replays"][name]["messages"], **EXPECTED["folds"][name]}

@@ -1,0 +1,177 @@
+"""Who may do what in a log in Postgres, and from where."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import sys
+from typing import Any
+
+import psycopg
+import pytest
+
+from rxloop import ConfigurationError, EventLogError, PostgresEventLog
+from rxloop.protocol.commands import CancelCommand
+from rxloop.storage.postgres import schema
+from rxloop.testing.event_log_contract.toolkit import Follower, begun, end, ids, note, task, wait_for
+from support.postgres.logs import MakeLog, asked
+from support.postgres.proxies import Proxy
+from support.postgres.server import new_schema
+
+pytestmark = pytest.mark.service("postgres")
+
+
+async def test_several_processes_make_the_tables_at_once(postgres: str) -> None:
+    ours = new_schema()
+    logs = [PostgresEventLog(postgres, schema=ours) for _ in range(5)]
+    await asyncio.gather(*(log.append(f"run{number}", [task()], expected_seq=0) for number, log in enumerate(logs)))
+    assert len(await logs[0].list_runs()) == 5
+    for log in logs:
+        await log.aclose()
+
+
+async def test_logs_in_two_schemas_know_nothing_of_each_other(new_log: MakeLog) -> None:
+    one, two = new_log(), new_log(schema=new_schema())
+    await one.append("run", begun(), expected_seq=0)
+    assert ids(await two.list_runs()) == []
+    assert await one.acquire_lease("c", "run", pytest.fail)
+    assert await two.acquire_lease("c", "run", pytest.fail)
+
+
+async def test_a_role_with_few_rights_is_enough_once_the_tables_are_there(postgres_database: str) -> None:
+    role = f"rxloop_{secrets.token_hex(4)}"
+    await asked(postgres_database, f"CREATE ROLE {role} LOGIN PASSWORD 'x'")
+    try:
+        log = PostgresEventLog(postgres_database.replace("postgres@", f"{role}:x@"), lease=1_000)
+        with pytest.raises(EventLogError, match=r"permission denied .*migrate\(grant=\.\.\.\)"):
+            await log.list_runs()
+        owner = PostgresEventLog(postgres_database)
+        await owner.migrate(grant=role)
+        await owner.migrate(grant=role)
+        await log.append("run", begun(context_id="c"), expected_seq=0)
+        assert await log.acquire_lease("c", "run", pytest.fail)
+        await log.send_command("run", CancelCommand())
+        assert ids(await log.list_orphaned()) == []
+        ended = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = %s"
+        await asked(postgres_database, ended, role)
+        assert await log.has_lease("c", "run")
+        await log.append("run", [end(3)], expected_seq=2)
+        await log.delete("run")
+        for statement in ("DROP TABLE rxloop.runs", "UPDATE rxloop.version SET number = 0"):
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                await asked(log._address.dsn, statement)
+        await log.aclose()
+        await owner.aclose()
+    finally:
+        await asked(postgres_database, f"DROP OWNED BY {role}")
+        await asked(postgres_database, f"DROP ROLE {role}")
+
+
+async def test_tables_of_an_older_version_get_the_steps_that_they_lack(
+    postgres: str, new_log: MakeLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as older:
+        older.setattr(schema, "SCHEMA", schema.SCHEMA[:1])
+        await new_log().append("run", begun(), expected_seq=0)
+    log = new_log()
+    assert ids(await log.list_runs()) == ["run"]
+    indexes = "SELECT indexname FROM pg_indexes WHERE schemaname = %s AND indexname LIKE 'runs_%%ing'"
+    assert await asked(postgres, indexes, log._address.schema) == [("runs_waiting",)]
+
+
+async def test_tables_of_a_newer_version_are_left_alone(postgres: str, new_log: MakeLog) -> None:
+    log = new_log()
+    await log.append("run", begun(), expected_seq=0)
+    await log.aclose()
+    await asked(postgres, f"UPDATE {log._address.schema}.version SET number = 99")
+    with pytest.raises(EventLogError, match="newer version of rxloop"):
+        await new_log().append("run", [note(3)], expected_seq=2)
+
+
+async def test_a_log_goes_through_a_bouncer_beside_its_sessions(postgres: str, new_log: MakeLog) -> None:
+    way = Proxy()
+    shared = await way.start(postgres)
+    log = new_log(shared, session_dsn=postgres)
+    await log.append("run", begun(), expected_seq=0)
+    follower = Follower(log)
+    await follower.sees(1, 2)
+    assert await log.acquire_lease("c", "run", pytest.fail)
+    # What goes through it has nothing that only one session knows.
+    for lane in (log._engine().write, *log._engine().read.lanes):
+        connection = lane._connection
+        assert connection is None or connection.prepare_threshold is None
+    way.cut_answers = True
+    await asyncio.sleep(0.05)
+    way.cut_answers = False
+    await log.append("run", [end(3)], expected_seq=2, writer="mine")
+    await wait_for(follower)
+    assert await log.has_lease("c", "run")
+    await log.aclose()
+    await way.stop()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dsn": "postgresql://h:1/db?nonsense=1"}, "dsn is no address of a Postgres database"),
+        ({"dsn": "", "schema": 'a"b'}, "schema is a plain name"),
+        ({"dsn": "", "lease": 0}, "lease is a number of seconds"),
+        ({"dsn": "", "patience": -1}, "patience is a number of seconds"),
+        ({"dsn": "", "deltas": "some"}, "deltas is 'drop', 'live' or 'keep', not 'some'"),
+    ],
+)
+def test_an_argument_that_cannot_be_used_is_refused(options: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        PostgresEventLog(**options)
+
+
+@pytest.mark.parametrize("rest", ["u:se@cret@h/db", "u:se/cret@h/db", "u:se@cr/et@h:1/db?connect_timeout=1"])
+def test_a_password_that_would_be_read_as_the_name_of_a_host_is_refused_and_not_shown(rest: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"has an @ too many: .* write %40") as refused:
+        PostgresEventLog(f"postgresql://{rest}")
+    assert "cret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "postgresql://u%40e.org:p%40w%2F@h:5432/a%40b",
+        "postgresql:///db?host=/run/a@b&password=p@w",
+        "host=@abstract dbname=a@b password=p@w/",
+    ],
+)
+def test_an_at_sign_that_is_written_as_it_should_be_is_taken(address: str) -> None:
+    PostgresEventLog(address)
+
+
+def test_a_forked_process_has_connections_of_its_own(postgres: str) -> None:
+    log = PostgresEventLog(postgres, schema=new_schema())
+
+    async def parent() -> None:
+        await log.append("run", begun(), expected_seq=0)
+        assert await log.acquire_lease("c", "run", pytest.fail)
+        child = os.fork()
+        if not child:
+            code = 1
+            try:
+                # No loop of this process runs here.
+                asyncio.events._set_running_loop(None)
+                code = asyncio.run(in_child())
+            finally:
+                os._exit(code)
+        assert await asyncio.to_thread(os.waitpid, child, 0) == (child, 0)
+        assert await log.has_lease("c", "run")
+        await log.append("run", [note(3)], expected_seq=2)
+        assert ids(await log.list_runs()) == ["run", "child"]
+        await log.aclose()
+
+    async def in_child() -> int:
+        assert not await log.acquire_lease("c", "run", lambda: None)
+        await log.append("child", begun("child"), expected_seq=0)
+        await log.aclose()
+        return 0
+
+    if sys.platform == "win32":
+        pytest.skip("there are no forks")
+    asyncio.run(parent())

@@ -1,0 +1,93 @@
+"""A process that listens and is frozen: it must not fill the queue of notifications, which all others share."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from rxloop import PostgresEventLog
+from rxloop.protocol.events import ContentDeltaEvent
+from rxloop.testing.event_log_contract.toolkit import begun, end, note
+from support.postgres.logs import asked
+from support.postgres.server import PostgresServer
+
+pytestmark = pytest.mark.service("postgres")
+
+LISTENER = Path(__file__).with_name("listener.py")
+SECONDS = 60
+MOST = 0.01
+"""The part of the queue of notifications that may be in use: when it is full, nobody can append any more."""
+WRITERS, PACE = 20, 0.015
+"""Who writes, and the seconds in which each of them does nothing after each append."""
+LISTENING = "SELECT pid FROM pg_stat_activity WHERE starts_with(query, 'LISTEN') AND application_name = 'rxloop'"
+USAGE = "SELECT pg_notification_queue_usage()"
+
+
+async def test_a_frozen_listener_is_cut_off_while_the_others_append_and_has_everything_when_it_goes_on() -> None:
+    with PostgresServer() as server:
+        log = PostgresEventLog(server.dsn)
+        await log.append("run", begun(), expected_seq=0)
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, str(LISTENER), server.dsn, stdout=asyncio.subprocess.PIPE
+        )
+        assert process.stdout is not None
+        try:
+            last = 2
+            async with asyncio.timeout(SECONDS):
+                while not await asked(server.dsn, LISTENING):  # noqa: ASYNC110 it is not told
+                    await asyncio.sleep(0.02)
+                await log.append("run", [note(3)], expected_seq=2)
+                last = 3
+                assert await process.stdout.readline() == b"ready\n"
+            frozen = await asked(server.dsn, LISTENING)
+            assert len(frozen) == 1
+            process.send_signal(signal.SIGSTOP)
+
+            waited, over = [0.0], asyncio.Event()
+
+            async def write(name: str) -> None:
+                """Append what is told of at length, at a pace that no machine is too fast or too slow for."""
+                loop = asyncio.get_running_loop()
+                await log.append(name, begun(name), expected_seq=0)
+                seq = 2
+                while not over.is_set():
+                    began = loop.time()
+                    told = ContentDeltaEvent(seq=seq + 1, sub=1, step="1", delta=f"{seq} " * 1_500)
+                    await log.append(name, [note(seq + 1), told], expected_seq=seq)
+                    waited.append(loop.time() - began)
+                    seq += 1
+                    await asyncio.sleep(PACE)
+
+            async def watch() -> list[float]:
+                used: list[float] = []
+                async with asyncio.timeout(SECONDS):
+                    while await asked(server.dsn, LISTENING):
+                        [[usage]] = await asked(server.dsn, USAGE)
+                        used.append(usage)
+                        await asyncio.sleep(0.1)
+                return used
+
+            writing = [asyncio.create_task(write(f"w{number}")) for number in range(WRITERS)]
+            used = await watch()
+            over.set()
+            await asyncio.gather(*writing)
+            # It did hold the queue up, and not for long.
+            assert 0 < max(used) < MOST, f"{max(used):.4f} of the queue, after {len(waited)} appends"
+            assert max(waited) < 3
+            [[left]] = await asked(server.dsn, USAGE)
+            assert left <= max(used)
+
+            await log.append("run", [note(4), end(5)], expected_seq=last)
+            process.send_signal(signal.SIGCONT)
+            async with asyncio.timeout(SECONDS):
+                assert await process.stdout.readline() == b"1 2 3 4 5\n"
+                assert await process.wait() == 0
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        await log.aclose()

@@ -1,0 +1,91 @@
+"""How the server plans what a log in Postgres appends with, and what it looks for the runs of dead workers with."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from rxloop import PostgresEventLog
+from rxloop.storage.postgres import reads
+from rxloop.storage.postgres.address import Connection
+from rxloop.testing.event_log_contract.toolkit import begun, note
+from support.postgres.logs import MakeLog, asked
+
+pytestmark = pytest.mark.service("postgres")
+
+_PREPARED = """
+SELECT name, cardinality(parameter_types), generic_plans, custom_plans FROM pg_prepared_statements
+WHERE statement LIKE '%INSERT INTO%events%'
+"""
+_WAITING = """
+INSERT INTO $s.runs (task_id, context_id, agent_name, state, at_rest, attempt, seq, created, updated, writer, taken,
+    model, labels, arrived)
+SELECT 'old' || n, 'c' || n, 'a', 'submitted', false, 1, 1, 0, 0, 'w', 0, 'm', '{}', now() - interval '1 hour'
+FROM generate_series(1, 20000) AS n
+"""
+_OTHERS = """
+INSERT INTO $s.runs (task_id, context_id, agent_name, state, at_rest, attempt, seq, created, updated, writer, taken,
+    model, labels)
+SELECT 'old' || n, 'c', 'a', 'completed', true, 1, 1, 0, 0, 'w', 0, 'm', '{}' FROM generate_series(1, 20000) AS n
+"""
+
+
+async def test_appends_share_a_plan(new_log: MakeLog) -> None:
+    log = new_log()
+    await _append(log)
+    shared, planned_alone, _ = await _plan(log)
+    assert shared > 10
+    assert planned_alone == 0
+
+
+async def test_an_append_reads_no_whole_table_soon_after_the_tables_have_grown(postgres: str, new_log: MakeLog) -> None:
+    log = new_log()
+    await _append(log)
+    assert "Seq Scan on runs" in (await _plan(log))[2]
+    await asked(postgres, _OTHERS.replace("$s", log._address.schema))
+    async with asyncio.timeout(10):
+        while "Seq Scan on runs" in (await _plan(log))[2]:  # noqa: ASYNC110 (it is a matter of time)
+            await asyncio.sleep(0.05)
+
+
+async def test_the_runs_of_dead_workers_are_found_without_all_that_waits(postgres: str, new_log: MakeLog) -> None:
+    log = new_log()
+    await log.append("run", begun(), expected_seq=0)
+    await asked(postgres, _WAITING.replace("$s", log._address.schema))
+    for table in ("runs", "turns", "mail"):
+        await asked(postgres, f"VACUUM ANALYZE {log._address.schema}.{table}")
+    explain = "EXPLAIN (ANALYZE, FORMAT JSON) " + reads._ORPHANS.replace("$s", log._address.schema)
+    values = {"before": 20, "limit": 0, "after": "NULL", "settling": 0}
+    [[[plan]]] = await asked(postgres, explain % values)
+    assert plan["Plan"]["Actual Rows"] == 1
+    assert sum(_rows_of_runs(plan["Plan"])) < 10
+
+
+def _rows_of_runs(plan: dict[str, Any]) -> Iterator[int]:
+    """How many rows of the runs a plan has looked at, in each of its parts."""
+    if plan.get("Relation Name") == "runs":
+        yield (plan["Actual Rows"] + plan.get("Rows Removed by Filter", 0)) * plan["Actual Loops"]
+    for part in plan.get("Plans", ()):
+        yield from _rows_of_runs(part)
+
+
+async def _append(log: PostgresEventLog) -> None:
+    """Append so often that the statement is prepared."""
+    await log.append("run", begun(), expected_seq=0)
+    for seq in range(3, 23):
+        await log.append("run", [note(seq)], expected_seq=seq - 1)
+
+
+async def _plan(log: PostgresEventLog) -> tuple[int, int, str]:
+    """How often the shared plan of an append was used, how often it had one of its own, and the shared one."""
+
+    async def work(connection: Connection) -> tuple[int, int, str]:
+        [[name, values, shared, alone]] = await (await connection.execute(_PREPARED.encode(), prepare=False)).fetchall()
+        execute = f'EXPLAIN (COSTS OFF) EXECUTE "{name}"({", ".join(["NULL"] * values)})'
+        lines = await (await connection.execute(execute.encode(), prepare=False)).fetchall()
+        return shared, alone, "\n".join(line for (line,) in lines)
+
+    return await log._engine().writing(work)

@@ -1,0 +1,199 @@
+"""Readers of a log in Postgres: those who follow, and those who read conversations."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from rxloop import Agent, EventLogError, PostgresEventLog, follow, history
+from rxloop.errors import UnknownRun
+from rxloop.protocol.commands import CancelCommand
+from rxloop.protocol.events import ContentDeltaEvent, Event
+from rxloop.storage.postgres import listener as hearing
+from rxloop.testing import ScriptedModel
+from rxloop.testing.event_log_contract.toolkit import SECONDS, Follower, begun, end, note, status, wait_for
+from support.postgres.logs import MakeLog, asked
+
+pytestmark = pytest.mark.service("postgres")
+
+
+async def test_any_number_of_readers_share_six_connections(postgres_database: str) -> None:
+    log, writer = PostgresEventLog(postgres_database), PostgresEventLog(postgres_database)
+    for number in range(10):
+        await writer.append(f"run{number}", begun(f"run{number}"), expected_seq=0)
+    followers = [Follower(log, f"run{number % 10}") for number in range(300)]
+    stops = [log.watch_commands(f"run{number}", lambda: None) for number in range(10)]
+    await log.acquire_lease("c", "run0", lambda: None)
+    await log.append("run0", [note(3)], expected_seq=2)
+    for number in range(1, 10):
+        await writer.append(f"run{number}", [note(3)], expected_seq=2)
+    for follower in followers:
+        await follower.sees(1, 2, 3)
+    await writer.aclose()
+    [[count]] = await asked(
+        postgres_database,
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'rxloop'",
+    )
+    assert count <= 6
+    for number in range(10):
+        await log.append(f"run{number}", [end(4)], expected_seq=3)
+    await wait_for(*followers)
+    for stop in stops:
+        stop()
+    await log.aclose()
+
+
+async def test_the_poll_finds_what_nobody_was_told_of(new_log: MakeLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hearing, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(hearing.Hearing, "_told", lambda *_: None)
+    log, writer = new_log(), new_log()
+    await writer.append("run", begun(), expected_seq=0)
+    follower, mail = Follower(log), asyncio.Event()
+    stop = log.watch_commands("run", mail.set)
+    await follower.sees(1, 2)
+    await writer.append("run", [note(3)], expected_seq=2)
+    await follower.sees(1, 2, 3)
+    mail.clear()
+    await writer.send_command("run", CancelCommand())
+    async with asyncio.timeout(SECONDS):
+        await mail.wait()
+    stop()
+    await writer.append("run", [end(4)], expected_seq=3)
+    await wait_for(follower)
+
+
+async def test_a_reader_that_is_far_behind_loses_nothing(new_log: MakeLog) -> None:
+    log, writer = new_log(), new_log()
+    await writer.append("run", begun(), expected_seq=0)
+    events = aiter(log.follow("run"))
+    seen = [(await anext(events)).seq, (await anext(events)).seq]
+    follower = Follower(log)
+    await follower.sees(1, 2)
+    for first in range(3, 2_003, 100):
+        await writer.append("run", [note(seq) for seq in range(first, first + 100)], expected_seq=first - 1)
+    await writer.append("run", [end(2_003)], expected_seq=2_002)
+    await wait_for(follower)
+    seen += [event.seq async for event in events]
+    assert seen == follower.seen == [*range(1, 2_004)]
+
+
+async def test_a_run_that_is_removed_ends_its_followers(new_log: MakeLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hearing, "POLL_SECONDS", 0.05)
+    log, writer = new_log(), new_log()
+    await writer.append("run", [*begun(), end(3)], expected_seq=0)
+    await writer.append("run", [status(4, "working", attempt=2)], expected_seq=3)
+    follower = Follower(log)
+    await follower.sees(1, 2, 3, 4)
+    schema = writer._address.schema
+    await asked(writer._address.dsn, f"DELETE FROM {schema}.runs")
+    with pytest.raises(UnknownRun, match="run"):
+        await asyncio.wait_for(follower.task, SECONDS)
+
+
+async def test_a_log_that_went_back_in_time_is_said_to_its_followers(
+    new_log: MakeLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hearing, "POLL_SECONDS", 0.05)
+    log, writer = new_log(), new_log()
+    await writer.append("run", [*begun(), note(3), note(4)], expected_seq=0)
+    follower = Follower(log)
+    await follower.sees(1, 2, 3, 4)
+    address = writer._address
+    await asked(address.dsn, f"UPDATE {address.schema}.runs SET seq = 3")
+    with pytest.raises(EventLogError, match="gone back: the event 4 of the run run is not there"):
+        await asyncio.wait_for(follower.task, SECONDS)
+
+
+# -- transient events
+
+
+def delta(seq: int, sub: int, text: str) -> Event:
+    return ContentDeltaEvent(seq=seq, sub=sub, delta=text, step="1")
+
+
+async def listening(log: PostgresEventLog, task_id: str = "run") -> None:
+    """Wait until a run is followed, and it is listened to what is said of it."""
+    tails = log._engine().hearing
+    async with asyncio.timeout(SECONDS):
+        while tails._connection is None or task_id not in tails.tails.of_task:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        # And until it was asked what came before that.
+        await asyncio.sleep(0.1)
+
+
+async def collected(log: PostgresEventLog, into: list[Event], **options: Any) -> None:
+    async for event in log.follow("run", deltas=True, **options):
+        into.append(event)  # noqa: PERF401 (it is read meanwhile)
+
+
+async def test_transient_events_reach_those_who_follow_behind_their_durable_one_and_are_not_kept(
+    new_log: MakeLog,
+) -> None:
+    log, writer = new_log(), new_log()
+    await writer.append("run", begun(), expected_seq=0)
+    far, near, plain = list[Event](), list[Event](), Follower(log)
+    readers = [asyncio.create_task(collected(log, far)), asyncio.create_task(collected(writer, near))]
+    await plain.sees(1, 2)
+    await listening(log)
+    long = "é" * 9_000
+    await writer.append("run", [note(3), delta(3, 1, "a"), delta(3, 2, "b")], expected_seq=2)
+    await writer.append("run", [delta(3, 3, "c"), delta(3, 4, long)], expected_seq=3)
+    await writer.append("run", [delta(3, 5, "d"), note(4), delta(4, 1, "e"), end(5)], expected_seq=3)
+    await asyncio.wait_for(asyncio.gather(*readers, plain.task), SECONDS)
+
+    for seen in (far, near):
+        places = [(event.seq, event.sub) for event in seen]
+        assert places == sorted({*places})
+        assert [event.seq for event in seen if event.durable] == [1, 2, 3, 4, 5]
+        assert "".join(event.delta for event in seen if isinstance(event, ContentDeltaEvent)) == f"abc{long}de"
+    # Put together on their way.
+    assert [(event.seq, event.sub) for event in far if not event.durable] == [(3, 2), (3, 4), (3, 5), (4, 1)]
+    assert plain.seen == [1, 2, 3, 4, 5]
+    assert all(event.durable for event in await log.read("run", deltas=True))
+
+
+async def test_a_writer_that_is_refused_passes_nothing_on(new_log: MakeLog) -> None:
+    log, writer = new_log(), new_log()
+    await writer.append("run", [*begun(), note(3)], expected_seq=0)
+    seen = list[Event]()
+    reader = asyncio.create_task(collected(log, seen))
+    await listening(log)
+    with pytest.raises(EventLogError, match="expected seq 2"):
+        await writer.append("run", [delta(2, 1, "stale")], expected_seq=2)
+    await writer.append("run", [delta(3, 1, "true"), end(4)], expected_seq=3)
+    await asyncio.wait_for(reader, SECONDS)
+    assert [event.delta for event in seen if isinstance(event, ContentDeltaEvent)] == ["true"]
+
+
+async def test_a_run_is_followed_token_by_token_from_another_process(new_log: MakeLog) -> None:
+    log, elsewhere = new_log(), new_log()
+    agent = Agent(ScriptedModel("It is sunny in Oslo today, and will be tomorrow."), log=log)
+    run = agent.run("Hello")
+    await run.begin()
+    following = [event async for event in follow(elsewhere, run.task_id, deltas=True)]
+    assert (await run).output == "It is sunny in Oslo today, and will be tomorrow."
+    assert [event.seq for event in following if event.durable] == [event.seq for event in await log.read(run.task_id)]
+
+
+@pytest.mark.parametrize("deltas", ["drop", "keep"])
+async def test_transient_events_may_be_dropped_or_kept(new_log: MakeLog, deltas: Any) -> None:
+    log = new_log(deltas=deltas)
+    assert (log.keeps_deltas, log.passes_deltas) == (deltas == "keep", deltas == "keep")
+    result = await Agent(ScriptedModel("One two three."), log=log).run("Hello")
+    found = [event.durable for event in await log.read(result.task_id, deltas=True)]
+    assert all(found) == (deltas == "drop")
+
+
+# -- conversations
+
+
+async def test_an_agent_goes_on_with_a_conversation_in_another_process(new_log: MakeLog) -> None:
+    first, second = new_log(), new_log()
+    model = ScriptedModel("Hello Ann.", "You are Ann.", "Indeed.")
+    await Agent(model, log=first).run("I am Ann.", context_id="ann")
+    await Agent(model, log=second).run("Who am I?", context_id="ann")
+    await Agent(model, log=first).run("Sure?", context_id="ann")
+    told = [message.content for message in await history(new_log(), "ann") if message.role != "system"]
+    assert told == ["I am Ann.", "Hello Ann.", "Who am I?", "You are Ann.", "Sure?", "Indeed."]

@@ -1,0 +1,51 @@
+"""A bank whose agent asks before it pays, and what a crash leaves of its runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rxloop import (
+    Agent,
+    Event,
+    MemoryEventLog,
+    Result,
+    RunContext,
+    StatusUpdateEvent,
+    tool,
+)
+from rxloop.testing import ScriptedModel, call
+from support.runs import first_events
+
+
+class Bank:
+    """Payments, which are asked for, made and counted."""
+
+    def __init__(self, log: MemoryEventLog | None = None) -> None:
+        self.log = log or MemoryEventLog()
+        self.paid: list[str] = []
+
+        @tool(approve=True)
+        async def pay(amount: int, ctx: RunContext[Any]) -> str:
+            """Pays."""
+            self.paid.append(ctx.idempotency_key)
+            return f"paid {amount}"
+
+        self.pay = pay
+
+    def agent(self, *turns: Any, **fields: Any) -> Agent:
+        options: dict[str, Any] = {"tools": [self.pay], "log": self.log, **fields}
+        return Agent(ScriptedModel(*turns), **options)
+
+    async def waiting(self, **options: Any) -> Result[str]:
+        return await self.agent(call("pay", "p", amount=5)).run("Pay", **options)
+
+    async def last(self, task_id: str) -> StatusUpdateEvent:
+        event = (await self.log.read(task_id))[-1]
+        assert isinstance(event, StatusUpdateEvent)
+        return event
+
+
+async def crashed(log: MemoryEventLog, task_id: str, kind: type[Event]) -> MemoryEventLog:
+    """What a crash leaves behind right after the first event of a kind."""
+    events = await log.read(task_id)
+    return await first_events(log, task_id, next(event.seq for event in events if isinstance(event, kind)))

@@ -1,0 +1,1 @@
+"""Logs, agents and a second checker for tests of the chaos kit."""

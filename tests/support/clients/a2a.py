@@ -1,0 +1,100 @@
+"""A2A doors on real ports, and the official client against them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterable
+from typing import Any
+
+import httpx
+from a2a.client import Client, ClientConfig, create_client
+from a2a.types import a2a_pb2 as pb
+from google.protobuf.json_format import ParseDict
+
+from rxloop import Agent, EventLog, MemoryEventLog, Runtime
+from rxloop.server import A2A, a2a, bearer
+from support.api_server import TOKENS, client_of, listening
+
+BINDINGS = ["JSONRPC", "HTTP+JSON"]
+
+
+class Served:
+    """A door with its address and its runtime."""
+
+    def __init__(self, url: str, app: A2A, runtime: Runtime) -> None:
+        self.url, self.app, self.runtime = url, app, runtime
+
+    @contextlib.asynccontextmanager
+    async def client(self, binding: str = "JSONRPC", token: str = "ann-key", **options: Any) -> AsyncGenerator[Client]:
+        """The official client, as one of `TOKENS`."""
+        http = client_of(self.url, token)
+        config = ClientConfig(httpx_client=http, supported_protocol_bindings=[binding], **options)
+        async with http, await create_client(self.url, config) as client:
+            yield client
+
+    async def rpc(self, method: str, params: Any, token: str = "ann-key") -> httpx.Response:
+        """Send a plain request."""
+        body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+        async with client_of(self.url, token) as http:
+            return await http.post("/rpc", json=body, headers={"a2a-version": "1.0"})
+
+
+@contextlib.asynccontextmanager
+async def serving_a2a(
+    *agents: Agent[Any, Any], log: EventLog | None = None, runtime: dict[str, Any] | None = None, **options: Any
+) -> AsyncGenerator[Served]:
+    """Serve an agent by A2A, with the users of `TOKENS`, and see that nothing of it is left."""
+    made = Runtime({each.name: each for each in agents}, log=log or MemoryEventLog(), grace=0.5, **(runtime or {}))
+    async with made:
+        options = {"auth": bearer(TOKENS), **options}
+        app = a2a(made, **options)
+        async with listening(app) as url:
+            yield Served(url, app, made)
+            await app.drain(0.2)
+    for agent in agents:
+        await agent.aclose()
+
+
+_count = iter(range(10**9))
+
+
+def saying(text: str = "Hi", *, data: Any = None, config: Any = None, **fields: Any) -> pb.SendMessageRequest:
+    """A request with a message of a text, or of data."""
+    part = {"text": text} if data is None else {"data": data}
+    message = {"messageId": f"m{next(_count)}", "role": "ROLE_USER", "parts": [part]}
+    request = pb.SendMessageRequest(message=ParseDict(message, pb.Message()), configuration=config)
+    request.message.MergeFrom(pb.Message(**fields))
+    return request
+
+
+async def all_of(responses: AsyncIterable[pb.StreamResponse]) -> list[pb.StreamResponse]:
+    """Everything that comes."""
+    return [each async for each in responses]
+
+
+async def last_of(responses: AsyncIterable[pb.StreamResponse]) -> pb.Task:
+    """The task that comes of a request which does not stream."""
+    [response] = await all_of(responses)
+    return response.task
+
+
+def answer_of(task: pb.Task) -> str:
+    """What the agent has said in the end."""
+    [text] = [each.parts[0].text for each in task.artifacts if each.artifact_id == f"{task.id}:answer"]
+    return text
+
+
+def put_together(responses: list[pb.StreamResponse]) -> dict[str, str]:
+    """The artifacts of texts, as a client puts them together."""
+    texts: dict[str, str] = {}
+    for update in (each.artifact_update for each in responses if each.HasField("artifact_update")):
+        before = texts.get(update.artifact.artifact_id, "") if update.append else ""
+        texts[update.artifact.artifact_id] = before + "".join(part.text for part in update.artifact.parts)
+    return texts
+
+
+def states(responses: list[pb.StreamResponse]) -> list[str]:
+    """The states that a client is told of, without repeats."""
+    told = [each.task if each.HasField("task") else each.status_update for each in responses]
+    names = [pb.TaskState.Name(each.status.state)[11:] for each in told if each.HasField("status")]
+    return [name for name, before in zip(names, ["", *names], strict=False) if name != before]

@@ -1,0 +1,144 @@
+"""Pages that talk to `ui_stream` with the official packages of the AI SDK, in a node of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import json
+import subprocess
+import threading
+from collections.abc import AsyncGenerator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from rxloop import Agent, EventLog, MemoryEventLog, Runtime
+from rxloop.server import UiStream, bearer, ui_stream
+from support.api_server import TOKENS, listening
+from support.processes.services import CLIENTS, NODE
+
+PROGRAM = Path(__file__).parents[2] / "server/ui_messages/page.mjs"
+
+
+class Pages:
+    """A node with pages; `await pages.do("send", "one", message={"text": "Hi"})` is a command of page.mjs."""
+
+    def __init__(self) -> None:
+        assert NODE is not None
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen([NODE, PROGRAM, CLIENTS], stdin=pipe, stdout=pipe)
+        self._waiting: dict[int, tuple[asyncio.AbstractEventLoop, asyncio.Future[Any]]] = {}
+        self._number = 0
+        self._reading = threading.Thread(target=self._read, daemon=True)
+        self._reading.start()
+        atexit.register(self.close)
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            said = json.loads(line)
+            loop, waiting = self._waiting.pop(said["number"])
+            with contextlib.suppress(RuntimeError):  # the test is over
+                loop.call_soon_threadsafe(_give, waiting, said)
+
+    async def do(self, command: str, name: str = "", **rest: Any) -> Any:
+        """Have something done, and give what comes of it."""
+        self._number += 1
+        loop = asyncio.get_running_loop()
+        waiting = loop.create_future()
+        self._waiting[self._number] = loop, waiting
+        assert self._process.stdin is not None
+        line = json.dumps({"number": self._number, "command": command, "name": name, **rest})
+        self._process.stdin.write(f"{line}\n".encode())
+        self._process.stdin.flush()
+        said = await asyncio.wait_for(waiting, 60)
+        if "error" in said:
+            raise AssertionError(said["error"])
+        return said["result"]
+
+    def close(self) -> None:
+        """End it."""
+        self._process.kill()
+        self._process.wait()
+        self._reading.join()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
+
+
+def _give(waiting: asyncio.Future[Any], said: Any) -> None:
+    if not waiting.done():
+        waiting.set_result(said)
+
+
+@cache
+def node() -> Pages:
+    """One node for all tests, since it takes long to load the packages."""
+    return Pages()
+
+
+class Site:
+    """A server of `ui_stream`, and pages of its users."""
+
+    def __init__(self, url: str, app: UiStream, runtime: Runtime, pages: Pages | None) -> None:
+        self.url, self.app, self.runtime = url, app, runtime
+        self._pages = pages
+        self.api = f"{url}/api/chat"
+
+    @property
+    def pages(self) -> Pages:
+        assert self._pages is not None
+        return self._pages
+
+    async def page(self, name: str = "page", *, chat: str = "chat-1", token: str = "ann-key", **options: Any) -> Page:
+        """Open a page."""
+        await self.pages.do("open", name, api=self.api, id=chat, token=token, **options)
+        return Page(self.pages, name)
+
+
+class Page:
+    """One page; each command gives what it shows, and what it has done."""
+
+    def __init__(self, pages: Pages, name: str) -> None:
+        self._pages, self._name = pages, name
+
+    async def send(self, text: str | None = None, *, wait: bool = True, **options: Any) -> Any:
+        message = None if text is None else {"text": text}
+        return await self._pages.do("send", self._name, message=message, options=options, wait=wait)
+
+    async def do(self, command: str, **rest: Any) -> Any:
+        return await self._pages.do(command, self._name, **rest)
+
+
+@contextlib.asynccontextmanager
+async def site(
+    *agents: Agent[Any, Any],
+    log: EventLog | None = None,
+    runtime: dict[str, Any] | None = None,
+    with_node: bool = True,
+    **options: Any,
+) -> AsyncGenerator[Site]:
+    """Serve agents to pages, with the users of `TOKENS`."""
+    options = {"auth": bearer(TOKENS), **options}
+    made = Runtime({each.name: each for each in agents}, log=log or MemoryEventLog(), grace=0.5, **(runtime or {}))
+    async with made, contextlib.AsyncExitStack() as stack:
+        app = ui_stream(made, **options)
+        pages = node() if with_node else None
+        url = await stack.enter_async_context(listening(app))
+        yield Site(url, app, made, pages)
+        await app.drain(0.2)
+    for agent in agents:
+        await agent.aclose()
+
+
+def parts_of(shown: Any, *types: str) -> list[dict[str, Any]]:
+    """The parts of the newest message, those of some types alone."""
+    parts = shown["messages"][-1]["parts"]
+    return [part for part in parts if not types or part["type"] in types]
+
+
+def text_of(shown: Any) -> str:
+    """The text of the newest message."""
+    return "".join(part["text"] for part in parts_of(shown, "text"))

@@ -1,0 +1,50 @@
+"""Runs that end, whatever happens to them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from rxloop import (
+    Agent,
+    AttemptError,
+    Operator,
+    op,
+    tool,
+)
+from rxloop.testing import ScriptedModel, call
+from support.run_checks import Recorder, finals, other_tasks
+
+
+@tool
+async def look() -> str:
+    """Look."""
+    await asyncio.sleep(0)
+    return "seen"
+
+
+def script() -> ScriptedModel:
+    return ScriptedModel(call("look"), "Done.")
+
+
+async def failure(agent: Agent[Any, Any], prompt: str = "Go.", **options: Any) -> AttemptError:
+    """How a run fails, which has to end in time, once, and leave nothing."""
+    run = agent.run(prompt, **options)
+    recorder = Recorder(run.events)
+    with pytest.raises(AttemptError) as caught:
+        async with asyncio.timeout(10):
+            await run
+    assert len(finals(recorder.events)) == 1
+    assert recorder.events[-1].kind == "status-update"
+    assert recorder.completed
+    await asyncio.sleep(0)
+    assert other_tasks() == set()
+    return caught.value
+
+
+def with_operator(operator: Operator, place: int) -> Agent[Any, str]:
+    loop = op.standard()
+    loop.insert(place, operator)
+    return Agent(script(), tools=[look], loop=loop)

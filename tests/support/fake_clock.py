@@ -1,0 +1,18 @@
+"""A clock that tests set."""
+
+from __future__ import annotations
+
+MINUTE = 60_000
+
+
+class FakeClock:
+    """A clock that a test sets."""
+
+    def __init__(self) -> None:
+        self.time = 1_700_000_000_000
+
+    def now(self) -> int:
+        return self.time
+
+    def monotonic(self) -> float:
+        return self.time / 1_000

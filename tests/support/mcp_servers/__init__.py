@@ -1,0 +1,1 @@
+"""MCP servers, and runs with their tools."""

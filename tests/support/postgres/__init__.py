@@ -1,0 +1,1 @@
+"""Postgres servers, logs and queues."""

@@ -1,0 +1,59 @@
+"""What tests of a log in Postgres are written with."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+
+from rxloop import PostgresEventLog
+from rxloop.testing.event_log_contract.toolkit import begun, end, note
+
+MakeLog = Callable[..., PostgresEventLog]
+"""Makes logs over one schema: the fixture `new_log`."""
+
+
+async def asked(address: str, query: str, *values: Any) -> list[tuple[Any, ...]]:
+    """What a query gives."""
+    connection = await psycopg.AsyncConnection.connect(address, autocommit=True)
+    async with connection:
+        cursor = await connection.execute(query.encode(), values)
+        return await cursor.fetchall() if cursor.description else []
+
+
+class Writing:
+    """Runs that are written one event after the other, until that is enough."""
+
+    def __init__(self, log: PostgresEventLog, count: int) -> None:
+        self._log, self._stop = log, asyncio.Event()
+        self.names = [f"run{number}" for number in range(count)]
+        self.last = dict.fromkeys(self.names, 0)
+        """The last event of each run that the log has taken."""
+        self._grown = asyncio.Event()
+        self._tasks = [asyncio.create_task(self._write(name)) for name in self.names]
+
+    async def _write(self, name: str) -> int:
+        seq = 0
+        while not seq or not self._stop.is_set():
+            events = [note(seq + 1)] if seq else begun(name, context_id=name)
+            await self._log.append(name, events, expected_seq=seq, writer=name)
+            seq += len(events)
+            self.last[name] = seq
+            self._grown.set()
+        await self._log.append(name, [end(seq + 1)], expected_seq=seq, writer=name)
+        return seq + 1
+
+    async def goes_on(self) -> None:
+        """Wait until each run has grown by some events."""
+        enough = {name: seq + 10 for name, seq in self.last.items()}
+        async with asyncio.timeout(60):
+            while any(self.last[name] < seq for name, seq in enough.items()):
+                self._grown.clear()
+                await self._grown.wait()
+
+    async def stop(self) -> list[int]:
+        """End the runs; give the last event of each."""
+        self._stop.set()
+        return await asyncio.gather(*self._tasks)

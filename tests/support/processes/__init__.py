@@ -1,0 +1,1 @@
+"""Processes, machines and the services that tests need."""

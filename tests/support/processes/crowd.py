@@ -1,0 +1,93 @@
+"""Many runs at once in a process with few descriptors: `crowd.py URL TRANSPORT FOLDER` prints what becomes of them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import resource
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from rxloop import Agent, EventLogError, RunError, SqliteEventLog
+from rxloop.providers import Retry, openai_chat
+from rxloop.providers.vendors import Preset
+from rxloop.testing import ScriptedModel
+
+RUNS, FILES = 200, 64
+
+
+def taken() -> list[int]:
+    """All descriptors that are left."""
+    held: list[int] = []
+    try:
+        while True:
+            held.append(os.open(os.devnull, os.O_RDONLY))
+    except OSError:
+        return held
+
+
+def count() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+async def outcome(agent: Agent[None, str]) -> str:
+    try:
+        await agent.run("Hello")
+    except RunError as error:
+        said = "no file descriptor left" in str(error) and "ulimit -n" in str(error)
+        info = error.result.error
+        return f"{error.code} {info is not None and info.retryable} {said}"
+    return "answered"
+
+
+async def main(url: str, transport: Any, folder: str) -> None:
+    preset = Preset(name="crowd", base_url=url)
+    model = openai_chat("demo", preset=preset, api_key="k", transport=transport, retry=Retry(attempts=1))
+    log = SqliteEventLog(Path(folder, "runs.db"))
+    agent = Agent(model, log=log)
+    told: dict[str, Any] = {}
+    # All modules are imported.
+    await agent.run("Hello")
+    await model.aclose()
+    await log.aclose()
+    before = count()
+    # As a service has it: the log is open before the crowd comes.
+    await Agent(ScriptedModel("Hi."), log=log).run("Hello")
+    await log.list_runs()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (FILES, FILES))
+
+    model = openai_chat("demo", preset=preset, api_key="k", transport=transport, retry=Retry(attempts=1))
+    agent = Agent(model, log=log)
+    told["crowd"] = Counter(await asyncio.gather(*(outcome(agent) for _ in range(RUNS))))
+    await model.aclose()
+    await log.aclose()
+
+    # Not one is left: sockets are refused, and the log is waited for.
+    held = taken()
+    model = openai_chat("demo", preset=preset, api_key="k", transport=transport, retry=Retry(attempts=1))
+    alone = Agent(model)
+    told["no socket"] = await outcome(alone)
+    reading = asyncio.create_task(log.list_runs())
+    try:
+        await reading
+    except EventLogError as error:
+        told["no file"] = [error.retryable, "no file descriptor left" in str(error)]
+    waiting = asyncio.create_task(Agent(ScriptedModel("Hi."), log=log).run("Hello").result())
+    done, _ = await asyncio.wait([waiting], timeout=0.5)
+    told["waits"] = not done
+    for each in held:
+        os.close(each)
+    told["goes on"] = (await waiting).output
+    told["again"] = await outcome(alone)
+    await model.aclose()
+    await log.aclose()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    told["left"] = count() - before
+    print(json.dumps(told))
+
+
+asyncio.run(main(*sys.argv[1:]))

@@ -1,0 +1,100 @@
+"""Programs and servers that some tests need: used where they are, and named in one line where they are not."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections import Counter
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from support.postgres import server as postgres
+from support.processes import disks, hosts
+
+CHROMIUM = next(
+    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
+)
+
+
+@cache
+def mermaid_file() -> Path:
+    """Where npm has put Mermaid for a browser."""
+    npm = shutil.which("npm")
+    root = subprocess.run([npm, "root", "--global"], check=False, capture_output=True, text=True) if npm else None
+    return Path(root.stdout.strip() if root else "nowhere") / "mermaid/dist/mermaid.min.js"
+
+
+MCP_SERVERS = Path(os.environ.get("RXLOOP_MCP_SERVERS") or Path.home() / ".cache/rxloop/mcp-servers")
+"""Where `scripts/mcp-servers` puts the MCP servers of others."""
+
+
+def mcp_program(name: str) -> Path:
+    """An MCP server of somebody else's."""
+    found = (MCP_SERVERS / folder / name for folder in ("node_modules/.bin", "venv/bin"))
+    return next((path for path in found if path.exists()), MCP_SERVERS / name)
+
+
+CLIENTS = Path(os.environ.get("RXLOOP_CLIENTS") or Path.home() / ".cache/rxloop/clients")
+"""Where `scripts/clients` puts the official clients of the protocols that the server speaks."""
+
+A2A_TCK = Path(os.environ.get("RXLOOP_A2A_TCK") or Path.home() / ".cache/rxloop/a2a-tck")
+"""A checkout of the official tests of A2A, the branch 1.0-dev of a2aproject/a2a-tck, with what it needs in `venv`."""
+
+NODE = shutil.which("node")
+
+SERVICES: dict[str, tuple[Callable[[], bool], str]] = {
+    "chromium": (lambda: CHROMIUM is not None, "there is no Chromium on the PATH (Debian: apt-get install chromium)"),
+    "mermaid": (lambda: mermaid_file().is_file(), "there is no Mermaid (npm install --global mermaid@11)"),
+    "mcp-servers": (
+        lambda: mcp_program("mcp-server-everything").exists() and mcp_program("mcp-server-time").exists(),
+        "there are no MCP servers of others (scripts/mcp-servers)",
+    ),
+    "mcp-conformance": (
+        lambda: mcp_program("conformance").exists() and mcp_program("node").exists(),
+        "there is no conformance suite of MCP (scripts/mcp-servers)",
+    ),
+    "a2a-tck": (
+        lambda: (A2A_TCK / "run_tck.py").is_file() and (A2A_TCK / "venv/bin/python").exists(),
+        "there are no official tests of A2A (a2aproject/a2a-tck in RXLOOP_A2A_TCK, with a venv of its own)",
+    ),
+    "hosts": (
+        hosts.possible,
+        "no network namespaces can be made: it takes root, /dev/net/tun and ip (Debian: apt-get install iproute2)",
+    ),
+    "small-disks": (disks.possible, "no small disk can be mounted: it takes root, and mount"),
+    "postgres": (postgres.there, "there is no PostgreSQL (Debian: apt-get install postgresql)"),
+    "node-clients": (
+        lambda: NODE is not None and (CLIENTS / ".installed").is_file(),
+        "there is no node with the official clients of the server's protocols (scripts/clients)",
+    ),
+}
+"""How each is found, and what is said where it is not. `@pytest.mark.service(name)` marks a test that needs it."""
+
+_ran: Counter[str] = Counter()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test whose service is missing."""
+    for mark in item.iter_markers("service"):
+        (name,) = mark.args
+        there, missing = SERVICES[name]
+        if not there():
+            pytest.skip(missing)
+        item.user_properties.append(("service", name))
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Count what ran, by the reports: the tests themselves may run in other processes (pytest-xdist)."""
+    if report.when == "setup":
+        _ran.update(str(name) for what, name in report.user_properties if what == "service")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how many tests of each service ran."""
+    if _ran:
+        counts = ", ".join(f"{name} {count}" for name, count in sorted(_ran.items()))
+        terminalreporter.write_line(f"tests of services that ran: {counts}")

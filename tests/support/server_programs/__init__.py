@@ -1,0 +1,1 @@
+"""Agents and servers that run in processes of their own."""

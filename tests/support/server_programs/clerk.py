@@ -1,0 +1,65 @@
+"""What the processes of the tests serve; as a program, under hypercorn: `clerk.py port`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from hypercorn.asyncio import serve
+from hypercorn.config import Config
+
+from rxloop import Agent, ModelRequest, RunContext, Runtime, SqliteEventLog, tool
+from rxloop.providers.script import Turn
+from rxloop.server import Shutdown, api, bearer
+from rxloop.testing import ScriptedModel, call, frames
+
+GRACE = float(os.environ.get("GRACE", "0.3"))
+
+
+@tool(approve=True)
+async def pay(amount: int) -> str:
+    """Pay somebody."""
+    return f"paid {amount}"
+
+
+@tool(idempotent=True)
+async def hold(ctx: RunContext[Any]) -> str:
+    """Wait until a file is there."""
+    ctx.progress("begun")
+    while not Path("go").exists():  # noqa: ASYNC110 (nobody tells when it is so)
+        await asyncio.sleep(0.01)
+    return "held"
+
+
+def answer(request: ModelRequest) -> Turn:
+    """What the model says follows from the messages alone, so that any process may go on."""
+    last = request.messages[-1]
+    if last.role == "tool":
+        return frames(f"-It is -{last.text}-.|", 0.01)
+    if "for ever" in last.text:
+        return frames("-on and on", 0.02)
+    return call("hold") if "Hold" in last.text else call("pay", amount=5)
+
+
+def runtime() -> Runtime:
+    """A runtime on the log that the processes share."""
+    agent = Agent(ScriptedModel(*[answer] * 1_000), tools=[pay, hold], thoughts=False)
+    return Runtime({"clerk": agent}, log=SqliteEventLog("runs.db", lease=2), adopt_every=0.3, grace=GRACE)
+
+
+async def main(port: str) -> None:
+    """Serve under hypercorn, as docs/server.md has it."""
+    app: Any = api(runtime(), auth=bearer({os.environ["CLERK_KEY"]: "ann"}))
+    config = Config()
+    config.bind = [f"127.0.0.1:{port}"]
+    ending = Shutdown(app, seconds=GRACE)
+    await serve(app, config, shutdown_trigger=ending.signalled)
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level="INFO", format="%(message)s")
+    asyncio.run(main(sys.argv[1]))

@@ -1,0 +1,48 @@
+"""A protocol of next to nothing, for what stands below all protocols."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rxloop.pipeline.requests import ModelRequest
+from rxloop.providers import Preset
+from rxloop.providers.codecs import JSONReader, Notice
+from rxloop.providers.codecs.draft import MessageDraft
+from rxloop.providers.error_responses import from_error_object
+
+
+class EchoReader(JSONReader):
+    """Reads events that have a piece of text, an error or the end."""
+
+    arrays = True
+
+    def event(self, event: dict[str, Any]) -> None:
+        if "error" in event:
+            raise from_error_object(event, self.draft.where)
+        if "text" in event:
+            self.draft.write(event["text"])
+        if "stop" in event:
+            self.draft.finish("stop", "stop")
+
+    def answer(self, answer: dict[str, Any]) -> None:
+        self.event(answer)
+
+
+class EchoCodec:
+    """Sends nothing, and reads with `reads`."""
+
+    headers: Mapping[str, str] = {}
+    keeps_to_schema = False
+    reads: type[JSONReader] = EchoReader
+
+    def __init__(self, model: str, preset: Preset, *, stream: bool) -> None: ...
+
+    def url(self, base: str) -> str:
+        return f"{base}/echo"
+
+    def encode(self, request: ModelRequest, notice: Notice) -> bytes:
+        return b"{}"
+
+    def reader(self, draft: MessageDraft) -> JSONReader:
+        return self.reads(draft)

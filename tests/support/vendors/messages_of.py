@@ -1,0 +1,19 @@
+"""The messages that answers become."""
+
+from __future__ import annotations
+
+from rxloop.protocol.events import ContentCompleteEvent, Event
+from rxloop.protocol.messages import Message
+from rxloop.state.history import content_with
+
+
+def message_of(complete: Event) -> Message:
+    """The message of the model, as the history of a run has it."""
+    assert isinstance(complete, ContentCompleteEvent), complete
+    return Message(
+        role="assistant",
+        content=content_with(complete.content, complete.files) if complete.files else complete.content,
+        reasoning=complete.reasoning,
+        tool_calls=tuple(complete.tool_calls),
+        provider_state=complete.provider_state,
+    )

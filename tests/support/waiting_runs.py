@@ -1,0 +1,18 @@
+"""Runs that wait for an approval, and the mail that they took."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rxloop.state.fold import fold_all
+from rxloop.testing import call
+from support.processes.machines import Machine
+
+
+async def waiting(machine: Machine, **options: Any) -> str:
+    """A run that waits for an approval."""
+    return (await machine.agent(call("pay", amount=5)).run("Pay", **options)).task_id
+
+
+async def read_commands(machine: Machine, task_id: str) -> int:
+    return fold_all(await machine.log.read(task_id)).mail

@@ -1,0 +1,116 @@
+"""Workers in processes of their own over a real Postgres, for tests of the faults that may come.
+
+`RXLOOP_CHAOS_KILLS=1 pytest tests/runtime` tries those too that take long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import AsyncGenerator, Iterable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rxloop import Event, PostgresEventLog, RunRecord
+from rxloop.protocol.events import StatusUpdateEvent
+from rxloop.testing.chaos import Chaos
+from rxloop.testing.chaos.checker import Judge
+from rxloop.testing.chaos.processes import Worker
+from rxloop.testing.chaos.report import Witness, seen
+
+LEASE = 2.0
+BY_HAND = pytest.mark.skipif("RXLOOP_CHAOS_KILLS" not in os.environ, reason="takes long: set RXLOOP_CHAOS_KILLS")
+
+
+@asynccontextmanager
+async def cluster(dsn: str, workers: int = 2, *, agent: str = "agent", **options: Any) -> AsyncGenerator[Cluster]:
+    """Workers with an agent of `doomed`; `options` are those of `Chaos`."""
+    given: dict[str, Any] = {"lease": LEASE, "grace": 1, **options}
+    async with Chaos(f"support.workers.doomed:{agent}", dsn, workers=workers, **given) as chaos:
+        yield Cluster(chaos)
+
+
+class Cluster:
+    """Workers, and a replica that starts runs."""
+
+    def __init__(self, chaos: Chaos) -> None:
+        self.chaos, self.web = chaos, chaos.runtime
+        self.log: PostgresEventLog = chaos._log
+        assert self.web.queue is not None
+        self.queue = self.web.queue
+        self.folder = Path(chaos._folder.name)
+
+    async def start(self, prompt: str, **options: Any) -> RunRecord:
+        return await self.web.start("a", prompt, **options)
+
+    async def start_all(self, prompt: str, count: int) -> list[RunRecord]:
+        return list(await asyncio.gather(*(self.start(prompt) for _ in range(count))))
+
+    async def until(self, task_id: str, kind: str, attempt: int = 1) -> Event:
+        """The first event of that kind."""
+        async for event in self.log.follow(task_id, until="end"):
+            if event.kind == kind and event.attempt >= attempt:
+                return event
+        raise AssertionError(f"{task_id} came to its end without {kind}")
+
+    async def owner(self, task_id: str) -> Worker:
+        """Who carries the run out, or did last."""
+        while True:
+            pids = [line["pid"] for line in notes(self.folder / "begun") if line["task"] == task_id]
+            if pids:
+                return next(worker for worker in self.chaos.workers if worker.pid == pids[-1])
+            await asyncio.sleep(0.02)
+
+    async def over(self, record: RunRecord) -> RunRecord:
+        await self.web.follow(record.task_id)
+        return await self.web.get_record(record.task_id)
+
+    async def all_over(self, records: Iterable[RunRecord]) -> list[RunRecord]:
+        return list(await asyncio.gather(*map(self.over, records)))
+
+    async def state(self, record: RunRecord, *states: str) -> RunRecord:
+        """Wait until it is in one of these states."""
+        while (now := await self.web.get_record(record.task_id)).state not in states:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        return now
+
+    async def judge(self, records: Iterable[RunRecord]) -> None:
+        """See that nothing of these runs is lost, and nothing was done twice."""
+        judge = Judge(self.folder, {})
+        await judge.judge(self.log, [await self._witness(record) for record in records])
+        judge.report.check()
+
+    async def _witness(self, record: RunRecord) -> Witness:
+        """Somebody who follows the run once it is over."""
+        events = [event async for event in self.web.follow(record.task_id) if event.durable]
+        return Witness(record.task_id, record.context_id, seen=[seen(event) for event in events], saw_its_end=True)
+
+    def effects(self, task_id: str) -> list[str]:
+        """The tools that were begun for a run and are not idempotent, in order."""
+        return [line["tool"] for line in notes(self.folder / "effects") if line["key"].startswith(task_id)]
+
+
+def notes(file: Path) -> Iterator[dict[str, Any]]:
+    """What processes have noted in a file, a line each."""
+    if file.exists():
+        yield from map(json.loads, file.read_text(encoding="utf-8").splitlines())
+
+
+def seconds_between(before: Event, after: Event) -> float:
+    return (after.timestamp - before.timestamp) / 1000
+
+
+def finals(events: Iterable[Event]) -> list[str]:
+    return [event.state for event in events if isinstance(event, StatusUpdateEvent) and event.final]
+
+
+async def python(module: str, *arguments: str) -> int:
+    """Run a module of the tests in a process of its own; give how it ended."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    process = await asyncio.create_subprocess_exec(sys.executable, "-m", module, *arguments, env=environment)
+    return await process.wait()

@@ -1,0 +1,127 @@
+"""Agents whose tools take long, ask, or kill the process that they are in."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+from reactivex import Observable
+from reactivex import operators as rx
+
+from rxloop import Agent, ContentCompleteEvent, Event, Limits, Message, RunContext, op, tool
+from rxloop.pipeline.requests import ModelRequest, Signal
+from rxloop.protocol.messages import ToolCall
+from rxloop.stream.sources import Push, from_task
+from support.workers import sabotage
+
+
+class Obedient:
+    """A model without a memory: calls the tools that the question names, such as `look; wait 3`, and says "Done."."""
+
+    name = "obedient"
+
+    def call(self, request: ModelRequest) -> Observable[Event]:
+        async def work(push: Push[Event]) -> None:
+            await asyncio.sleep(0)
+            push(_message(list(request.messages)))
+
+        return from_task(work, request.ctx, shielded=True)
+
+    async def aclose(self) -> None:
+        """Nothing is open."""
+
+
+def _message(messages: list[Message]) -> ContentCompleteEvent:
+    begun = max(place for place, each in enumerate(messages) if each.role == "user")
+    number = sum(each.role == "assistant" and bool(each.tool_calls) for each in messages[begun:])
+    wanted = [line.split() for line in messages[begun].text.split(";")]
+    if number >= len(wanted):
+        return ContentCompleteEvent(content="Done.", finish_reason="stop")
+    name, *argument = wanted[number]
+    arguments: dict[str, Any] = {"value": argument[0]} if argument else {}
+    return ContentCompleteEvent(
+        content="", tool_calls=[ToolCall(id=f"c{number}", name=name, arguments=arguments)], finish_reason="tool_calls"
+    )
+
+
+@tool
+async def pay(ctx: RunContext[Any]) -> str:
+    """Pay, which nobody may do twice."""
+    return "paid"
+
+
+@tool
+async def pay_slowly(value: str) -> str:
+    """Pay, which takes so many seconds, and which nobody may do twice."""
+    await asyncio.sleep(float(value))
+    return "paid"
+
+
+@tool(idempotent=True)
+async def look() -> str:
+    """Look."""
+    return "seen"
+
+
+@tool(idempotent=True)
+async def wait(value: str) -> str:
+    """Take so many seconds."""
+    await asyncio.sleep(float(value))
+    return "waited"
+
+
+@tool(idempotent=True)
+async def hold(value: str) -> str:
+    """Wait until a file is there."""
+    while not Path(value).exists():  # noqa: ASYNC110
+        await asyncio.sleep(0.05)
+    return "held"
+
+
+@tool(idempotent=True)
+async def ask(ctx: RunContext[Any]) -> str:
+    """Ask for a number of stars."""
+    return f"{await ctx.ask('How many stars?', answer=int)} stars"
+
+
+@tool(idempotent=True)
+async def die() -> str:
+    """Kill the process, each time."""
+    os.kill(os.getpid(), signal.SIGKILL)
+    return "dead"
+
+
+@tool
+async def pay_and_die(value: str) -> str:
+    """Pay, and kill the process before that is known."""
+    os.kill(os.getpid(), signal.SIGKILL)
+    return "dead"
+
+
+def dying(source: Observable[Signal]) -> Observable[Signal]:
+    """Kill the process, once, when an event comes by: `RXLOOP_DIE_AT` is its kind and a file, with a colon between."""
+    kind, _, marker = os.environ.get("RXLOOP_DIE_AT", "").partition(":")
+
+    def see(each: Signal) -> None:
+        if isinstance(each, Event) and each.kind == kind and not Path(marker).exists():
+            Path(marker).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return source.pipe(rx.do_action(see))
+
+
+def agent(attempts: int = 3) -> Agent[Any, str]:
+    """The agent of most tests."""
+    sabotage.carry_out()
+    limits = Limits(iterations=30, attempts=attempts)
+    loop = op.standard(at_end=[dying])
+    tools = [pay, pay_slowly, look, wait, hold, ask, die, pay_and_die]
+    return Agent(Obedient(), tools=tools, name="a", limits=limits, loop=loop, thoughts=False)
+
+
+def sturdy() -> Agent[Any, str]:
+    """The same agent, for many faults."""
+    return agent(attempts=30)

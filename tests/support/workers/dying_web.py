@@ -1,0 +1,37 @@
+"""A web replica that dies between what it writes and its bell.
+
+`python -m support.workers.dying_web DSN start|answer ...`
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from typing import Any
+
+from rxloop import PostgresEventLog, Runtime
+from rxloop.runtime import PostgresQueue
+from support.workers import doomed
+
+
+class Dying(PostgresQueue):
+    """Rings never."""
+
+    async def enqueue(self, task_id: str, **options: Any) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+async def main(dsn: str, verb: str, *arguments: str) -> None:
+    async with Runtime({"a": doomed.agent()}, log=PostgresEventLog(dsn), queue=Dying(dsn)) as web:
+        if verb == "start":
+            prompt, key = arguments
+            await web.start("a", prompt, key=key)
+        else:
+            task_id, question, stars = arguments
+            await web.answer(task_id, {question: int(stars)})
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))

@@ -1,0 +1,96 @@
+"""A queue that keeps no promise, in a table of the database, so that several processes are lied to."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import uuid
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any
+
+import psycopg
+
+from rxloop.runtime import PostgresQueue
+
+TABLE = "CREATE TABLE bells (number bigserial PRIMARY KEY, task text NOT NULL, due timestamptz NOT NULL)"
+_RING = "INSERT INTO bells (task, due) SELECT %s, now() + random() * interval '2 s' FROM generate_series(1, %s)"
+_ANY = "number = (SELECT number FROM bells WHERE due <= now() ORDER BY random() LIMIT 1 FOR UPDATE SKIP LOCKED)"
+_TAKE = f"DELETE FROM bells WHERE {_ANY} RETURNING task"
+_KEEP = f"UPDATE bells SET due = now() + interval '1 s' WHERE {_ANY} RETURNING task"
+_KNOWN = "SELECT task_id FROM rxloop.runs ORDER BY random() LIMIT 1"
+
+Settle = Callable[[str], Awaitable[None]]
+
+
+class Liar:
+    """Loses 30 % of the bells, doubles, delays and shuffles the others, and invents some.
+
+    It forgets a bell before the run is settled, or never, and then rings it again and again. What serves breaks down
+    every few seconds.
+    """
+
+    def __init__(self, dsn: str, waiting: int = 0) -> None:
+        """`waiting` is how many bells it says that wait, each time."""
+        self._dsn, self._waiting = dsn, waiting
+        self._dice = random.Random()
+        self._answering: set[asyncio.Task[None]] = set()
+
+    async def enqueue(self, task_id: str, **_: Any) -> None:
+        if self._dice.random() < 0.3:
+            return
+        if self._dice.random() < 0.1:
+            raise OSError("the queue is out of order")
+        await self._one(_RING, task_id, self._dice.choice((1, 1, 2)))
+
+    async def serve(self, settle: Settle, *, concurrency: int, **options: Any) -> None:
+        try:
+            for _ in range(self._dice.randint(20, 100)):
+                await asyncio.sleep(0.03)
+                told = await self._one(self._dice.choice((_TAKE, _TAKE, _KEEP)))
+                if self._dice.random() < 0.1:
+                    told = await self._invented()
+                if told is not None:
+                    task = asyncio.create_task(self._answer(settle, told))
+                    self._answering.add(task)
+                    task.add_done_callback(self._answering.discard)
+        except asyncio.CancelledError:
+            for task in self._answering:
+                task.cancel()
+            raise
+        raise OSError("the queue is out of order")
+
+    async def waiting(self, version: str | None = None) -> int:
+        return self._waiting
+
+    async def aclose(self) -> None:
+        """Nothing is open."""
+
+    async def _invented(self) -> str | None:
+        """A bell that nobody has rung: for a run that is not there, or for any that is."""
+        return str(uuid.uuid4()) if self._dice.random() < 0.3 else await self._one(_KNOWN)
+
+    async def _answer(self, settle: Settle, task_id: str) -> None:
+        # Nobody hears of a failure, and nobody rings once more.
+        with suppress(Exception):
+            await settle(task_id)
+
+    async def _one(self, query: str, *values: Any) -> Any:
+        async with await psycopg.AsyncConnection.connect(self._dsn, autocommit=True) as connection:
+            cursor = await connection.execute(query.encode(), values)
+            row = await cursor.fetchone() if cursor.description else None
+        return None if row is None else row[0]
+
+
+def take_the_place(dsn: str, replace: Callable[[Any, str, Any], None]) -> None:
+    """Have the `PostgresQueue` of this process be a liar; `replace` is `setattr`, or like it."""
+    liar = Liar(dsn)
+
+    def lying(name: str) -> Callable[..., Any]:
+        def call(queue: Any, *arguments: Any, **options: Any) -> Any:
+            return getattr(liar, name)(*arguments, **options)
+
+        return call
+
+    for name in ("enqueue", "serve", "waiting"):
+        replace(PostgresQueue, name, lying(name))

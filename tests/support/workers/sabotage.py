@@ -1,0 +1,160 @@
+"""Faults inside the processes of workers: a test orders them, and who loads the agent of `doomed` carries them out.
+
+Orders are a JSON object in the environment. The process of the test itself is spared.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime, tzinfo
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typing_extensions import override
+
+from rxloop import Event, PostgresEventLog, RunRecord, Runtime
+from rxloop.protocol.events import StatusUpdateEvent
+from rxloop.runtime import PostgresQueue
+from rxloop.runtime import executor as _driving
+from rxloop.runtime import postgres_queue as queues
+from support.workers import liar
+
+_ORDERS = "RXLOOP_SABOTAGE"
+
+
+def order(monkeypatch: pytest.MonkeyPatch, folder: Path, **orders: Any) -> Path:
+    """Order what the workers that are started from now on do.
+
+    Args:
+        monkeypatch: Takes the orders back.
+        folder: Where they leave notes.
+        **orders: `die`, a moment of those below; `patience`, the seconds after which a bell counts as lost; `lie`,
+            the address of a database with a queue that lies; `version`, that of the program; `clocks`, how many
+            seconds each is ahead; `watch`, to note who looks for lost bells.
+
+    Returns:
+        The file that is there once somebody has died.
+    """
+    told = {"spared": os.getpid(), "folder": str(folder), **orders}
+    monkeypatch.setenv(_ORDERS, json.dumps(told))
+    return folder / "died"
+
+
+def carry_out() -> None:
+    """Do as ordered."""
+    orders = json.loads(os.environ.get(_ORDERS, "{}"))
+    if not orders or orders["spared"] == os.getpid():
+        return
+    folder = Path(orders["folder"])
+    if moment := orders.get("die"):
+        kind, _, which = moment.partition(" ")
+        _MOMENTS[kind](which, functools.partial(_first, folder / "died"))
+    if patience := orders.get("patience"):
+        _hurry(patience)
+    if dsn := orders.get("lie"):
+        liar.take_the_place(dsn, setattr)
+    if version := orders.get("version"):
+        defaults: Any = Runtime.__init__.__kwdefaults__
+        defaults["version"] = version
+    for place, seconds in enumerate(orders.get("clocks", ())):
+        if _first(folder / f"clock-{place}"):
+            set_clock(seconds, setattr)
+            break
+    if orders.get("watch"):
+        _note_looks(folder / "looks")
+
+
+def _first(marker: Path) -> bool:
+    """Whether nobody has died yet; whoever asks is the one."""
+    try:
+        marker.touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+def _die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _die_when_committed(kind: str, first: Callable[[], bool]) -> None:
+    """Die when an event is committed, nothing behind it is, and nobody in the process knows of it yet."""
+    append = PostgresEventLog.append
+
+    async def committed(self: Any, task_id: str, events: Sequence[Event], **options: Any) -> None:
+        place = next((place for place, event in enumerate(events) if _is(event, kind)), None)
+        if place is not None and first():
+            await append(self, task_id, events[: place + 1], **options)
+            _die()
+        await append(self, task_id, events, **options)
+
+    PostgresEventLog.append = committed
+
+
+def _die_settled(_: str, first: Callable[[], bool]) -> None:
+    """Die when a run is at rest, and its bell is not acknowledged yet."""
+    serve = PostgresQueue.serve
+
+    async def served(self: Any, settle: Callable[[str], Awaitable[None]], **options: Any) -> None:
+        async def settled(task_id: str) -> None:
+            await settle(task_id)
+            if first():
+                _die()
+
+        await serve(self, settled, **options)
+
+    PostgresQueue.serve = served
+
+
+def _is(event: Event, kind: str) -> bool:
+    if kind == "final":
+        return isinstance(event, StatusUpdateEvent) and event.final
+    return event.kind == kind
+
+
+_MOMENTS = {"committed": _die_when_committed, "settled": _die_settled}
+
+
+def _hurry(patience: float) -> None:
+    """Take a bell for lost, and a worker of the queue for dead, after fewer seconds than usual."""
+    _driving._LOST = _driving._LOOK = patience
+    queues._STALLED, queues._HEARTBEAT = patience, patience / 4
+
+
+def _note_looks(file: Path) -> None:
+    """Note each look for runs that nobody drives, and each bell that is rung by it."""
+    looks = 0
+    orphans, ring = PostgresEventLog.list_orphaned, PostgresQueue.enqueue
+
+    async def looked(self: Any, **options: Any) -> Sequence[RunRecord]:
+        nonlocal looks
+        looks += 1
+        return await orphans(self, **options)
+
+    async def rung(self: Any, task_id: str, **options: Any) -> None:
+        with file.open("ab", buffering=0) as end:
+            end.write(json.dumps({"worker": os.getpid(), "look": looks, "task": task_id}).encode() + b"\n")
+        await ring(self, task_id, **options)
+
+    PostgresEventLog.list_orphaned, PostgresQueue.enqueue = looked, rung
+
+
+def set_clock(seconds: float, replace: Callable[[Any, str, Any], None]) -> None:
+    """Have the clock of this process be ahead; `replace` is `setattr`, or like it."""
+    now, now_ns = time.time, time.time_ns
+
+    class Shifted(datetime):
+        @classmethod
+        @override
+        def now(cls, tz: tzinfo | None = None) -> datetime:
+            return datetime.fromtimestamp(time.time(), tz)
+
+    replace(time, "time", lambda: now() + seconds)
+    replace(time, "time_ns", lambda: now_ns() + int(seconds * 1e9))
+    replace(queues, "datetime", Shifted)

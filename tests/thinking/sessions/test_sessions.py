@@ -1,0 +1,513 @@
+"""Sessions over each store: whose they are, how long they live, who writes them; T25 to T50."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import uuid
+from dataclasses import FrozenInstanceError
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rxloop.errors import ArtifactError, ConfigurationError, InvalidThought, SessionConflict, UnknownSession
+from rxloop.pipeline.artifacts import ArtifactStore
+from rxloop.storage import MemoryArtifacts
+from rxloop.thinking.sessions import ThinkingSessions, ThoughtResult
+from rxloop.thinking.sessions.session_artifacts import CONTEXT, Head
+from support.fake_clock import MINUTE, FakeClock
+from support.sequential_thoughts import codes, thought
+
+
+async def owners(store: ArtifactStore) -> list[str]:
+    """Return the owner of each session in a store."""
+    return sorted(head.owner for record in await store.list(CONTEXT) if (head := Head.of(record)) is not None)
+
+
+def numbers(result: ThoughtResult) -> list[int]:
+    return [each.thought_number for each in result.history]
+
+
+async def test_a_thought_without_an_id_begins_a_session(store: ArtifactStore) -> None:
+    # T25
+    sessions = ThinkingSessions(store)
+    ids = [(await sessions.think(thought())).session_id for _ in range(20)]
+    assert all(uuid.UUID(each).version == 7 for each in ids)
+    assert ids == sorted(set(ids))
+
+
+async def test_the_id_of_the_first_answer_leads_back(store: ArtifactStore) -> None:
+    # T26
+    sessions = ThinkingSessions(store)
+    first = await sessions.think(thought())
+    second = await sessions.think(thought(2, sessionId=first.session_id))
+    assert (second.session_id, len(second.session)) == (first.session_id, 2)
+
+
+async def test_clearing_begins_the_session_again_under_its_id(store: ArtifactStore) -> None:
+    # T28, T31
+    sessions = ThinkingSessions(store)
+    first = await sessions.think(thought())
+    cleared = await sessions.think(thought(sessionId=first.session_id, clearSession=True))
+    assert (len(cleared.session), cleared.session_id) == (1, first.session_id)
+    assert cleared.thought_id != first.thought_id
+    late = await sessions.think(thought(2, sessionId=first.session_id))
+    assert (late.session_id, len(late.session), codes(late)) == (first.session_id, 2, [])
+    assert len({cleared.thought_id, late.thought_id, first.thought_id}) == 3
+
+
+async def test_a_bound_session_begins_with_its_first_thought(store: ArtifactStore) -> None:
+    # T29
+    sessions = ThinkingSessions(store)
+    results = [await sessions.think(thought(n), session_id="agent-1") for n in (1, 2, 3)]
+    assert [(each.session_id, len(each.session)) for each in results] == [("agent-1", n) for n in (1, 2, 3)]
+
+
+async def test_a_bound_session_that_was_cleared_keeps_its_id(store: ArtifactStore) -> None:
+    # T30
+    sessions = ThinkingSessions(store)
+    await sessions.think(thought(), session_id="agent-1")
+    results = [
+        await sessions.think(thought(n, clearSession=True if n == 1 else None), session_id="agent-1") for n in (1, 2, 3)
+    ]
+    assert [len(each.session) for each in results] == [1, 2, 3]
+    assert {each.session_id for each in results} == {"agent-1"}
+    assert await sessions.get_session("agent-1") == results[-1].session
+    cleared = await sessions.clear_session("agent-1")
+    assert (cleared.session_id, len(cleared)) == ("agent-1", 0)
+    again = await sessions.think(thought(), session_id="agent-1")
+    assert (len(again.session), codes(again)) == (1, [])
+
+
+async def test_a_bound_session_that_was_never_used_has_nothing_to_clear(store: ArtifactStore) -> None:
+    result = await ThinkingSessions(store).think(thought(clearSession=True), session_id="agent-1")
+    assert result.session_id == "agent-1"
+
+
+async def test_the_ids_of_thoughts_differ_however_often_a_session_is_cleared(store: ArtifactStore) -> None:
+    # T30
+    sessions = ThinkingSessions(store)
+    found: list[str] = []
+    for _ in range(6):
+        found.append((await sessions.think(thought(clearSession=True), session_id="agent-1")).thought_id)
+        found.append((await sessions.think(thought(2), session_id="agent-1")).thought_id)
+        await sessions.clear_session("agent-1")
+    assert found[:3] == ["agent-1#1", "agent-1#2", "agent-1#2.1"]
+    assert len(set(found)) == 12
+    assert len(await ThinkingSessions(store).get_session("agent-1")) == 0
+
+
+async def test_an_id_that_was_made_up_is_refused(store: ArtifactStore) -> None:
+    # T32
+    sessions = ThinkingSessions(store)
+    for bad in ("mine", str(uuid.uuid4())):
+        with pytest.raises(UnknownSession, match="leave sessionId out") as caught:
+            await sessions.think(thought(sessionId=bad))
+        assert caught.value.code == "unknown_session"
+    assert await sessions.all_sessions() == []
+
+
+async def test_the_session_of_another_owner_does_not_exist(store: ArtifactStore) -> None:
+    # T33
+    sessions = ThinkingSessions(store)
+    first = await sessions.think(thought(), owner="ann")
+    for act in (
+        sessions.think(thought(sessionId=first.session_id), owner="bob"),
+        sessions.get_session(first.session_id, owner="bob"),
+        sessions.clear_session(first.session_id, owner="bob"),
+    ):
+        with pytest.raises(UnknownSession, match="there is no session"):
+            await act
+    assert (await sessions.get_session(first.session_id, owner="ann")) == first.session
+
+
+async def test_agents_side_by_side_keep_to_their_own_sessions(store: ArtifactStore) -> None:
+    # T34
+    sessions = ThinkingSessions(store)
+
+    async def agent(name: str) -> list[str]:
+        for n in range(1, 21):
+            await sessions.think(thought(n, 20, text=f"{name} {n}"), session_id=name)
+            await asyncio.sleep(0)
+        return [each.thought for each in (await sessions.get_session(name)).thoughts]
+
+    names = ["a", "b", "c"]
+    for name, thoughts in zip(names, await asyncio.gather(*map(agent, names)), strict=True):
+        assert thoughts == [f"{name} {n}" for n in range(1, 21)]
+
+
+async def test_a_session_in_use_never_expires(store: ArtifactStore, clock: FakeClock) -> None:
+    # T35
+    sessions = ThinkingSessions(store)
+    for n in range(1, 8):
+        result = await sessions.think(thought(n, 9), session_id="s")
+        assert (len(result.session), codes(result)) == (n, [])
+        clock.time += 20 * MINUTE
+
+
+async def test_a_silent_session_expires_by_itself(store: ArtifactStore, clock: FakeClock) -> None:
+    # T36
+    sessions = ThinkingSessions(store)
+    first = await sessions.think(thought())
+    clock.time += 30 * MINUTE
+    assert len((await sessions.think(thought(2, sessionId=first.session_id))).session) == 2
+    clock.time += 30 * MINUTE + 1
+    with pytest.raises(UnknownSession):
+        await sessions.get_session(first.session_id)
+    assert await sessions.all_sessions() == []
+    late = await sessions.think(thought(3, sessionId=first.session_id))
+    assert (len(late.session), codes(late)) == (1, ["session_expired"])
+    assert (late.session_id, late.thought_id == first.thought_id) == (first.session_id, False)
+    after = await sessions.think(thought(4, sessionId=first.session_id))
+    assert (after.session_id, len(after.session)) == (late.session_id, 2)
+
+
+async def test_a_lifetime_may_count_from_the_beginning(store: ArtifactStore, clock: FakeClock) -> None:
+    # T37
+    sessions = ThinkingSessions(store, ttl_from="created")
+    for n in (1, 2):
+        await sessions.think(thought(n), session_id="s")
+        clock.time += 20 * MINUTE
+    expired = await sessions.think(thought(1), session_id="s")
+    assert codes(expired) == ["session_expired"]
+    clock.time += 20 * MINUTE
+    for n, writer in enumerate((sessions, ThinkingSessions(store, ttl_from="created")), start=2):
+        # The artifact is older, and the session is not.
+        assert await writer.sweep() == 0
+        assert codes(await writer.think(thought(n), session_id="s")) == []
+    clock.time += 11 * MINUTE
+    assert await sessions.sweep() == 1
+
+
+async def test_a_rejected_thought_and_a_look_do_not_prolong_a_session(store: ArtifactStore, clock: FakeClock) -> None:
+    # T14
+    sessions = ThinkingSessions(store)
+    await sessions.think(thought(), session_id="s")
+    clock.time += 29 * MINUTE
+    with pytest.raises(ValueError, match="thoughtNumber"):
+        await sessions.think(thought(0), session_id="s")
+    await sessions.get_session("s")
+    clock.time += 2 * MINUTE
+    assert codes(await sessions.think(thought(2), session_id="s")) == ["session_expired"]
+
+
+async def test_sessions_may_live_for_ever(store: ArtifactStore, clock: FakeClock) -> None:
+    sessions = ThinkingSessions(store, ttl=None)
+    await sessions.think(thought(), session_id="s")
+    clock.time += 10_000 * MINUTE
+    assert len((await sessions.think(thought(2), session_id="s")).session) == 2
+    assert await sessions.sweep() == 0
+
+
+def test_no_timer_keeps_a_process(tmp_path: Path) -> None:
+    # T38
+    program = (
+        "import asyncio\n"
+        "from rxloop import MemoryArtifacts, SqliteArtifacts, ThinkingSessions\n"
+        "async def main():\n"
+        "    for sessions in (ThinkingSessions(MemoryArtifacts()), ThinkingSessions(SqliteArtifacts('s.db'))):\n"
+        "        thought = {'thought': 'x', 'thoughtNumber': 1, 'totalThoughts': 2, 'nextThoughtNeeded': True}\n"
+        "        await sessions.think(thought)\n"
+        "asyncio.run(main(), debug=True)\n"
+    )
+    command = [sys.executable, "-W", "error::ResourceWarning", "-X", "dev", "-c", program]
+    ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=30, cwd=tmp_path)
+    assert (ended.returncode, ended.stdout) == (0, "")
+    assert "Task was destroyed" not in ended.stderr
+    assert "never awaited" not in ended.stderr
+
+
+async def test_a_sweep_deletes_the_expired_sessions_alone(store: ArtifactStore, clock: FakeClock) -> None:
+    # T39
+    sessions = ThinkingSessions(store)
+    await sessions.think(thought(), owner="ann")
+    clock.time += 20 * MINUTE
+    live = await sessions.think(thought(), owner="ann")
+    await sessions.clear_session(live.session_id, owner="ann")
+    clock.time += 15 * MINUTE
+    assert await sessions.sweep() == 1
+    assert await owners(store) == ["ann"]
+    assert (await sessions.get_session(live.session_id, owner="ann")).session_id == live.session_id
+    assert await sessions.sweep() == 0
+
+
+async def test_a_repeated_call_gets_the_first_answer_again(store: ArtifactStore) -> None:
+    # T44
+    sessions = ThinkingSessions(store)
+    first = await sessions.think(thought(1), call_id="c1")
+    second = await sessions.think(thought(5, 9, sessionId=first.session_id), call_id="c2")
+    await sessions.think(thought(6, 9, sessionId=first.session_id), call_id="c3")
+    for writer in (sessions, ThinkingSessions(store)):
+        for given, call_id, result in (
+            (thought(1), "c1", first),
+            (thought(5, 9, sessionId=first.session_id), "c2", second),
+        ):
+            again = await writer.think(given, call_id=call_id)
+            assert (again.to_json(), again.to_text(500)) == (result.to_json(), result.to_text(500))
+    assert len(await sessions.get_session(first.session_id)) == 3
+    assert len(await sessions.all_sessions()) == 1
+
+
+async def test_a_call_that_two_writers_make_at_once_begins_one_session(store: ArtifactStore) -> None:
+    # T43, T44
+    writers = [ThinkingSessions(store) for _ in range(4)]
+    for number in range(10):
+        results = await asyncio.gather(*(each.think(thought(), owner="ann", call_id=f"c{number}") for each in writers))
+        assert len({each.thought_id for each in results}) == 1
+    assert len(await writers[0].all_sessions(owner="ann")) == 10
+    other = await writers[0].think(thought(), owner="bob", call_id="c1")
+    assert len(other.session) == 1
+
+
+async def test_the_repeated_call_of_a_cleared_session_begins_another_one(store: ArtifactStore) -> None:
+    sessions = ThinkingSessions(store)
+    first = await sessions.think(thought(), call_id="c1")
+    await sessions.clear_session(first.session_id)
+    again = await sessions.think(thought(), call_id="c1")
+    assert again.session_id != first.session_id
+    assert len(await sessions.get_session(first.session_id)) == 0
+
+
+async def test_a_repeated_call_does_not_clear_again(store: ArtifactStore) -> None:
+    # T44
+    sessions = ThinkingSessions(store)
+    await sessions.think(thought(1), session_id="s", call_id="c1")
+    cleared = await sessions.think(thought(1, clearSession=True), session_id="s", call_id="c2")
+    await sessions.think(thought(2), session_id="s", call_id="c3")
+    again = await sessions.think(thought(1, clearSession=True), session_id="s", call_id="c2")
+    assert again.to_json() == cleared.to_json()
+    assert len(await sessions.get_session("s")) == 2
+
+
+async def test_parallel_thoughts_keep_their_order(store: ArtifactStore) -> None:
+    # T45
+    sessions = ThinkingSessions(store)
+    results = await asyncio.gather(*(sessions.think(thought(n, 30), session_id="s") for n in range(1, 31)))
+    assert [each.placed.place for each in results] == list(range(1, 31))
+    assert numbers(results[-1]) == list(range(1, 31))
+
+
+async def test_two_writers_lose_and_double_nothing(store: ArtifactStore) -> None:
+    # T43
+    writers = [ThinkingSessions(store), ThinkingSessions(store)]
+
+    async def write(sessions: ThinkingSessions, name: str) -> None:
+        for n in range(1, 21):
+            await sessions.think(thought(n, 20, text=f"{name}{n}"), session_id="s")
+            await asyncio.sleep(0)
+
+    await asyncio.gather(write(writers[0], "a"), write(writers[1], "b"))
+    said = [each.thought for each in (await writers[0].get_session("s")).thoughts]
+    assert sorted(said) == sorted(f"{name}{n}" for name in "ab" for n in range(1, 21))
+    for name in "ab":
+        assert [each for each in said if each[0] == name] == [f"{name}{n}" for n in range(1, 21)]
+
+
+async def test_two_writers_may_clear_a_session_while_it_is_used(store: ArtifactStore) -> None:
+    # T43
+    writers = [ThinkingSessions(store), ThinkingSessions(store)]
+
+    async def write(sessions: ThinkingSessions, name: str) -> list[str]:
+        found: list[str] = []
+        for n in range(1, 16):
+            given = thought(n, 20, text=f"{name}{n}", clearSession=n % 5 == 0)
+            result = await sessions.think(given, session_id="s")
+            assert result.thought.thought == f"{name}{n}"
+            found.append(result.thought_id)
+        return found
+
+    ids = [each for found in await asyncio.gather(write(writers[0], "a"), write(writers[1], "b")) for each in found]
+    assert len(set(ids)) == 30
+    assert await writers[0].get_session("s") == await ThinkingSessions(store).get_session("s")
+
+
+async def test_writers_that_keep_coming_first_are_a_conflict_in_the_end(
+    store: ArtifactStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # T43
+    sessions, other = ThinkingSessions(store, max_thoughts=1_000), ThinkingSessions(store, max_thoughts=1_000)
+    await sessions.think(thought(), session_id="s")
+    append = store.append
+
+    async def overtaken(context_id: str, artifact: str, data: bytes, **options: Any) -> Any:
+        if b"overtaken" in data:
+            await other.think(thought(2), session_id="s")
+        return await append(context_id, artifact, data, **options)
+
+    monkeypatch.setattr(store, "append", overtaken)
+    with pytest.raises(SessionConflict, match="another writer has changed the session 's'"):
+        await sessions.think(thought(2, text="overtaken"), session_id="s")
+    session = await sessions.get_session("s")
+    assert (len(session), {each.thought for each in session.thoughts}) == (51, {"thought 1", "thought 2"})
+
+
+async def test_a_writer_that_missed_a_deletion_loses_and_harms_nothing(store: ArtifactStore, clock: FakeClock) -> None:
+    # T43
+    late, other = ThinkingSessions(store), ThinkingSessions(store)
+    for n in (1, 2):
+        await late.think(thought(n, text=f"old {n}"), session_id="s")
+    await other.clear_all_sessions()
+    for n in range(1, 4):
+        await other.think(thought(n, text=f"new {n}"), session_id="s")
+        # It takes the session for one of two thoughts, and this one for the third.
+        await late.think(thought(n, text=f"late {n}"), session_id="s")
+    said = [each.thought for each in (await ThinkingSessions(store).get_session("s")).thoughts]
+    assert said == ["new 1", "late 1", "new 2", "late 2", "new 3", "late 3"]
+    assert (await other.get_session("s")).thoughts == (await late.get_session("s")).thoughts
+
+
+async def test_a_thought_that_is_refused_leaves_a_session_that_it_would_clear(store: ArtifactStore) -> None:
+    # T14, T42
+    sessions = ThinkingSessions(store, strict=True)
+    before = (await sessions.think(thought(), session_id="s")).session
+    for bad in (thought(0, clearSession=True), thought(1, clearSession=True, isRevision=True, revisesThought=1)):
+        with pytest.raises(InvalidThought):
+            await sessions.think(bad, session_id="s")
+    assert await ThinkingSessions(store).get_session("s") == before
+
+
+async def test_a_store_that_fails_leaves_the_session_as_it_was(
+    store: ArtifactStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # T42
+    sessions = ThinkingSessions(store)
+    before = (await sessions.think(thought(), session_id="s")).session
+
+    async def broken(*given: Any, **options: Any) -> Any:
+        raise ArtifactError("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "append", broken)
+        for given in (thought(2), thought(clearSession=True)):
+            with pytest.raises(ArtifactError, match="the disk is full"):
+                await sessions.think(given, session_id="s")
+        with pytest.raises(ArtifactError, match="the disk is full"):
+            await sessions.think(thought(), session_id="new")
+    assert await sessions.get_session("s") == before
+    with pytest.raises(UnknownSession):
+        await sessions.get_session("new")
+    assert [len(each) for each in await sessions.all_sessions()] == [1]
+    assert codes(await sessions.think(thought(), session_id="new")) == []
+
+
+async def test_a_large_artifact_is_read_from_its_newest_version_and_replaced_when_it_is_cleared(
+    store: ArtifactStore,
+) -> None:
+    sessions = ThinkingSessions(store)
+    text = "x" * 19_000
+    for n in range(1, 21):
+        await sessions.think(thought(n, 20, text=f"{n} {text}", clearSession=n == 5), session_id="s")
+    for reader in (sessions, ThinkingSessions(store)):
+        found = await reader.get_session("s")
+        assert [each.thought_number for each in found.thoughts] == [*range(5, 21)]
+    [record] = await store.list(CONTEXT)
+    assert record.size > 20 * 19_000
+    for n in range(1, 61):
+        await sessions.think(thought(n, 60, text=f"{n} {text}"), session_id="s")
+    version = (await sessions.get_session("s")).version
+    cleared = await sessions.think(thought(clearSession=True), session_id="s")
+    assert (version, cleared.session.version) == (2, 3)
+    [record] = await store.list(CONTEXT)
+    assert record.size < 1_000
+    assert len(await ThinkingSessions(store).get_session("s")) == 1
+
+
+async def test_thoughts_before_the_newest_version_are_not_read(
+    store: ArtifactStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sessions = ThinkingSessions(store)
+    for n in range(40):
+        await sessions.think(thought(text=f"{n} {'x' * 19_000}", clearSession=True), session_id="s")
+    await sessions.think(thought(2), session_id="s")
+    sizes: list[int] = []
+    read = store.read
+
+    async def counted(*given: Any, **options: Any) -> bytes:
+        content = await read(*given, **options)
+        sizes.append(len(content))
+        return content
+
+    monkeypatch.setattr(store, "read", counted)
+    assert len(await ThinkingSessions(store).get_session("s")) == 2
+    assert sum(sizes) < 100_000
+    sizes.clear()
+    await sessions.think(thought(3), session_id="s")
+    assert not sizes
+
+
+async def test_a_damaged_session_is_an_error_and_stays(store: ArtifactStore) -> None:
+    sessions = ThinkingSessions(store)
+    await sessions.think(thought(), session_id="s")
+    [record] = await store.list(CONTEXT)
+    await store.append(CONTEXT, record.artifact_id, b"garbage\n", version=1, last=False, key="other", now=1)
+    with pytest.raises(ArtifactError, match="the artifact of the session 's' is damaged"):
+        await ThinkingSessions(store).think(thought(2), session_id="s")
+    assert (await store.versions(CONTEXT, record.artifact_id))[-1].chunks == 2
+
+
+async def test_of_too_many_sessions_the_oldest_complete_one_goes(store: ArtifactStore, clock: FakeClock) -> None:
+    # T48
+    sessions = ThinkingSessions(store, max_sessions=3)
+    for name, needed in (("open", True), ("done", False), ("done later", False)):
+        await sessions.think(thought(needed=needed), session_id=name)
+        clock.time += 1
+    await sessions.think(thought(), session_id="other", owner="bob")
+
+    async def left() -> list[str]:
+        return [each.session_id for each in await sessions.all_sessions(owner="")]
+
+    await sessions.think(thought(), session_id="4th")
+    assert await left() == ["open", "done later", "4th"]
+    clock.time += 1
+    await sessions.think(thought(), session_id="5th")
+    assert await left() == ["open", "4th", "5th"]
+    clock.time += 1
+    await sessions.think(thought(), session_id="6th")
+    assert await left() == ["4th", "5th", "6th"]
+    assert len(await sessions.all_sessions(owner="bob")) == 1
+
+
+async def test_clearing_all_leaves_other_owners_alone(store: ArtifactStore) -> None:
+    # T49
+    sessions = ThinkingSessions(store)
+    for owner in ("ann", "ann", "bob"):
+        await sessions.think(thought(), owner=owner)
+    assert await sessions.clear_all_sessions(owner="ann") == 2
+    assert await sessions.all_sessions(owner="ann") == []
+    assert len(await sessions.all_sessions(owner="bob")) == 1
+
+
+async def test_a_session_is_a_value_that_nobody_can_change(store: ArtifactStore) -> None:
+    # T50
+    sessions = ThinkingSessions(store)
+    await sessions.think(thought(2, branchFromThought=1, branchId="b"), session_id="s")
+    session = await sessions.get_session("s")
+    session.branches.clear()
+    with pytest.raises(FrozenInstanceError):
+        session.owner = "bob"  # pyright: ignore[reportAttributeAccessIssue]
+    await sessions.think(thought(3), session_id="s")
+    assert len(session) == 1
+    assert list((await sessions.get_session("s")).branches) == ["b"]
+
+
+async def test_a_thousand_sessions_at_once(store: ArtifactStore) -> None:
+    sessions = ThinkingSessions(store, max_sessions=1_000)
+
+    async def use(number: int) -> int:
+        for n in (1, 2, 3):
+            result = await sessions.think(
+                thought(n, text=f"{number}.{n}"), session_id=f"s{number}", owner=f"o{number % 7}"
+            )
+        return len(result.session)
+
+    assert await asyncio.gather(*map(use, range(1_000))) == [3] * 1_000
+    kept = [each for owner in range(7) for each in await sessions.all_sessions(owner=f"o{owner}")]
+    assert all([t.thought for t in each.thoughts] == [f"{each.session_id[1:]}.{n}" for n in (1, 2, 3)] for each in kept)
+
+
+@pytest.mark.parametrize("options", [{"ttl": 0}, {"ttl_from": "never"}, {"max_sessions": 0}, {"max_thoughts": 0}])
+def test_options_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match=next(iter(options))):
+        ThinkingSessions(MemoryArtifacts(), **options)

@@ -1,0 +1,133 @@
+"""Answers that are compared, and the vote among them."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from itertools import product
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from rxloop.errors import NoAnswers
+from rxloop.thinking.stages import decided, majority, normalise
+
+
+class City(BaseModel):
+    name: str
+    people: int
+
+
+@pytest.mark.parametrize(
+    ("answer", "form"),
+    [
+        *[
+            (each, "42")
+            for each in (
+                42,
+                "42 ",
+                42.0,
+                "42.00",
+                "$42.00",
+                "+42",
+                "4.2e1",
+                "**42**.",
+                "`42`",
+                "\N{FULLWIDTH DIGIT FOUR}2",
+                "42!",
+            )
+        ],
+        *[(each, "1000") for each in ("1,000", "1000", "1e3", "$1,000.00", "€ 1000", Decimal("1E+3"), "01000")],
+        *[(each, "-0.5") for each in ("-.5", "-0.50", "\N{MINUS SIGN}0.5", "-$0.5", "$-0.5")],
+        *[(each, "0") for each in (0, "-0", "0.000", "0e5")],
+        *[
+            (each, "oslo")
+            for each in (
+                "Oslo",
+                " OSLO\n",
+                '"Oslo."',
+                "\N{LEFT SINGLE QUOTATION MARK}oslo\N{RIGHT SINGLE QUOTATION MARK}",
+            )
+        ],
+        ("New   York\tCity.", "new york city"),
+        ("Straße", "strasse"),
+        ("\N{LATIN SMALL LIGATURE FI}ve", "five"),
+        # Texts, however much they look like numbers.
+        ("50%", "50%"),
+        ("1/2", "1/2"),
+        ("3 1/2", "3 1/2"),
+        ("10 km", "10 km"),
+        ("1,00", "1,00"),
+        ("1_000", "1_000"),
+        ("--5", "--5"),
+        ("nan", "nan"),
+        (float("inf"), "inf"),
+        ("1.2.3", "1.2.3"),
+        (True, "true"),
+        ("True", "true"),
+        ("", ""),
+        ("...", "..."),
+        (None, "null"),
+        # Numbers that no float and no default precision can tell apart.
+        ("123456789012345678901234567890123456789", "123456789012345678901234567890123456789"),
+        ("0." + "0" * 28 + "1", "0." + "0" * 28 + "1"),
+        ("1e9999", "1E+9999"),
+        ("-1e-9999", "-1E-9999"),
+        ({"b": 1, "a": [2, "x"]}, '{"a":[2,"x"],"b":1}'),
+        (City(name="Oslo", people=7), '{"name":"Oslo","people":7}'),
+        ((1, 2), "[1,2]"),
+    ],
+)
+def test_an_answer_has_one_form_however_it_is_written(answer: Any, form: str) -> None:  # T77
+    assert normalise(answer) == form
+
+
+@given(st.text() | st.decimals(allow_nan=False, allow_infinity=False, places=4).map(str))
+def test_a_normal_form_is_normal(answer: str) -> None:
+    assert normalise(normalise(answer)) == normalise(answer)
+
+
+def test_the_answer_given_most_often_wins() -> None:  # T77
+    vote = majority([42, "42 ", 7])
+    assert (vote.winner, vote.answer, vote.count, vote.total) == ("42", 42, 2, 3)
+    assert vote.ratio == 2 / 3
+    assert vote.counts == (("42", 2), ("7", 1))
+    assert not vote.tied
+    assert str(vote) == "42: 2 of 3 answers"
+
+
+def test_of_answers_with_as_many_votes_the_one_given_first_wins() -> None:  # T77
+    vote = majority(["b", "a", "c", "A", "B"])
+    assert (vote.winner, vote.tied, vote.ratio) == ("b", True, 0.4)
+    assert str(vote) == "b: 2 of 5 answers, as many as another that was given later"
+    assert majority(["a", "b"]).winner == "a"
+    assert majority(["b", "a"]).winner == "b"
+
+
+def test_paths_that_failed_do_not_vote_and_the_vote_says_so() -> None:  # T78
+    vote = majority(["7", 7], failed=1)
+    assert (vote.ratio, vote.total, vote.failed) == (1.0, 2, 1)
+    assert str(vote) == "7: 2 of 2 answers; 1 without an answer"
+
+
+def test_without_an_answer_there_is_no_vote() -> None:  # T78
+    with pytest.raises(NoAnswers, match="3 of 3 paths failed"):
+        majority([], failed=3)
+
+
+def test_a_vote_is_decided_when_the_rest_cannot_change_it() -> None:  # T77
+    assert decided([7, 7, 7], remaining=2)
+    assert not decided([7, 7], remaining=3)
+    assert decided([7, "7.0", 8], remaining=1)  # at best a tie with what was given later
+    assert not decided([8, 7, 7], remaining=1)  # 8 was given first and would win a tie
+    assert not decided([], remaining=1)
+    assert decided([], remaining=0)
+
+
+@given(st.lists(st.sampled_from("abc"), max_size=6), st.integers(0, 3))
+def test_decided_is_what_trying_every_rest_finds(answers: list[str], remaining: int) -> None:
+    rests = [rest for length in range(remaining + 1) for rest in product("abcd", repeat=length)]
+    outcomes = {majority([*answers, *rest]).winner if answers or rest else None for rest in rests}
+    assert decided(answers, remaining) is (len(outcomes) == 1)
