@@ -63,6 +63,49 @@ def test_a_live_run_cannot_be_resumed_elsewhere_and_goes_on(machines: Machines) 
     assert (a.begun, a.cut, b.begun) == (1, 0, 0)
 
 
+@pytest.mark.parametrize("elsewhere", [True, False])
+def test_whoever_has_read_the_end_of_a_run_can_go_on_before_the_run_gives_its_turn_back(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch, elsewhere: bool
+) -> None:
+    a, b = machines
+    release = a.log.release_lease
+
+    async def late(context_id: str, task_id: str) -> None:
+        await asyncio.sleep(1)
+        await release(context_id, task_id)
+
+    monkeypatch.setattr(a.log, "release_lease", late)
+    with virtual_time() as time:
+
+        async def main() -> None:
+            first = a.agent("one").run("1", context_id="c").start()
+            async for _ in a.log.follow((await first.begin()).task_id):
+                pass
+            assert "c" in a.log.shared.turns
+            second = await (b if elsewhere else a).agent("two").run("2", context_id="c")
+            assert [message.text for message in second.messages] == ["1", "one", "2", "two"]
+            assert 1 <= time.now < 2.1
+            await first
+            await nothing_left()
+
+        time.run(main())
+
+
+def test_a_turn_that_a_run_at_rest_does_not_give_back_makes_the_conversation_busy(machines: Machines) -> None:
+    a, b = machines
+    with virtual_time() as time:
+
+        async def main() -> None:
+            await a.agent("one").run("1", context_id="c")
+            a.log.shared.turns["c"] = a.log, "another", lambda: None
+            with pytest.raises(ContextBusy):
+                await b.agent().run("2", context_id="c")
+            assert time.now == pytest.approx(2, abs=0.1)
+            await nothing_left()
+
+        time.run(main())
+
+
 async def test_a_run_that_is_over_gives_its_end_whoever_has_the_turn(machines: Machines) -> None:
     a, b = machines
     over = await a.agent("done").run("1", context_id="c")

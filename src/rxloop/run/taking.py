@@ -9,6 +9,7 @@ from rxloop.coordination import locks
 from rxloop.coordination.order import RETRY
 from rxloop.errors import ContextBusy
 from rxloop.pipeline.event_log import EventLog
+from rxloop.pipeline.log_retry import read_log
 from rxloop.protocol.events import Event
 from rxloop.run.attempt import Attempt
 from rxloop.run.ends import is_over
@@ -16,6 +17,11 @@ from rxloop.run.held_turn import HeldTurn
 from rxloop.support.tasks import GRACE
 
 log = logging.getLogger("rxloop")
+
+_GIVEN_BACK_IN = 2.0
+"""Seconds in which a run gives its turn back after its last event is in the log, as a rule."""
+_LOOK_AGAIN = 0.02
+"""Seconds between two attempts to take a turn that is about to be free."""
 
 
 async def take_turn(attempt: Attempt, event_log: EventLog) -> bool:
@@ -25,12 +31,15 @@ async def take_turn(attempt: Attempt, event_log: EventLog) -> bool:
         False if the attempt has to end before it is its turn, or the run is over by now.
 
     Raises:
-        ContextBusy: Somebody has it, here or in another process, and the attempt is not to wait.
+        ContextBusy: A run is working here or in another process, and the attempt is not to wait. A run that is at rest
+            in the log, and has not given its turn back yet, is waited for.
     """
     # One that is cancelled at its very beginning, and need not wait, is recorded all the same.
     if await attempt.life.prepare(try_turn(attempt, event_log), GRACE):
         return True
     if attempt.spec.when_busy == "refuse" and not attempt.life.ending:
+        if await attempt.life.prepare(_take_from_run_at_rest(attempt, event_log), GRACE):
+            return True
         raise ContextBusy(
             f"the conversation {attempt.context_id} has a run that has not ended, in this process or in another one: "
             'await it, cancel it, use another context_id, or queue this one with when_busy="wait"'
@@ -45,6 +54,23 @@ async def try_turn(attempt: Attempt, event_log: EventLog) -> bool:
         return False
     attempt.turn = HeldTurn(attempt.life, attempt.recorder, event_log, here)
     return await attempt.turn.take()
+
+
+async def _take_from_run_at_rest(attempt: Attempt, event_log: EventLog) -> bool:
+    """Take the turn from a run that is at rest for every reader of the log, and gives its turn back now.
+
+    Returns:
+        False if a run of the conversation is working, or the turn is not free in time.
+    """
+    loop = asyncio.get_running_loop()
+    late = loop.time() + _GIVEN_BACK_IN
+    while loop.time() < late and not attempt.life.ending:
+        if await read_log(event_log.list_runs, context_id=attempt.context_id, states=("working",), limit=1):
+            return False
+        await asyncio.sleep(_LOOK_AGAIN)
+        if await (try_turn(attempt, event_log) if attempt.turn is None else attempt.turn.take()):
+            return True
+    return False
 
 
 async def _wait(attempt: Attempt, event_log: EventLog) -> bool:
