@@ -22,6 +22,7 @@ class ConversationLocks:
 
     def __init__(self) -> None:
         self._waiting: dict[str, deque[Place]] = {}
+        self._ending: set[str] = set()
         self._lock = threading.Lock()
 
     def acquire(self, context_id: str) -> bool:
@@ -52,10 +53,19 @@ class ConversationLocks:
                 self.release(context_id)
             raise
 
+    def end(self, context_id: str) -> None:
+        """Tell that the run which holds the lock writes its last event, and releases the lock soon."""
+        self._ending.add(context_id)
+
+    def is_working(self, context_id: str) -> bool:
+        """Whether a run holds the lock that has not come to its last event."""
+        return context_id in self._waiting and context_id not in self._ending
+
     def release(self, context_id: str) -> None:
         """Pass the lock to the run that has waited longest, if there is one; from any thread."""
         with self._lock:
             waiting = self._waiting[context_id]
+            self._ending.discard(context_id)
             while waiting:
                 place = waiting.popleft()
                 # The runs of an event loop that is closed wait no more.
@@ -70,6 +80,10 @@ class ConversationLock:
 
     def __init__(self, locks: ConversationLocks, context_id: str) -> None:
         self._locks, self._context_id = locks, context_id
+
+    def end(self) -> None:
+        """Tell that the run writes its last event; after it only `release` follows."""
+        self._locks.end(self._context_id)
 
     def release(self) -> None:
         """Release the lock; from any thread."""
@@ -87,6 +101,11 @@ async def wait(log: EventLog, context_id: str) -> ConversationLock:
     locks = log.local.get(ConversationLocks)
     await locks.wait(context_id)
     return ConversationLock(locks, context_id)
+
+
+def is_working(log: EventLog, context_id: str) -> bool:
+    """Whether a run of this process holds the lock of a conversation and has not come to its last event."""
+    return log.local.get(ConversationLocks).is_working(context_id)
 
 
 def _wake(place: Place) -> None:

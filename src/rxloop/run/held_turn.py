@@ -83,6 +83,11 @@ class HeldTurn:
         if self._asking is not None:
             await asyncio.wait([self._asking])
 
+    def end(self) -> None:
+        """Tell that the attempt writes its last event, behind which the next run of the conversation may wait."""
+        if self._here is not None:
+            self._here.end()
+
     async def give_back(self) -> None:
         """Give the turn to whoever waits for it. If the log cannot be told now, it finds out itself.
 

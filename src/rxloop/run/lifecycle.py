@@ -189,6 +189,8 @@ def _record_end(attempt: Attempt, end: Exception | Canceled | None) -> Event:
     lost = writer is not None and writer.error is not None
     if not paused and not lost:
         _close_what_is_open(attempt)
+    if attempt.turn is not None:
+        attempt.turn.end()
     final = attempt.recorder.record(final_event(attempt.state(), end))
     life.phase = Phase.CLOSED
     return final

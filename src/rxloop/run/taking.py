@@ -65,6 +65,8 @@ async def _take_from_run_at_rest(attempt: Attempt, event_log: EventLog) -> bool:
     loop = asyncio.get_running_loop()
     late = loop.time() + _GIVEN_BACK_IN
     while loop.time() < late and not attempt.life.ending:
+        if attempt.turn is None and locks.is_working(event_log, attempt.context_id):
+            return False
         if await read_log(event_log.list_runs, context_id=attempt.context_id, states=("working",), limit=1):
             return False
         await asyncio.sleep(_LOOK_AGAIN)
