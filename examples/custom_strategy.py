@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from rxloop import Agent, MessageAddedEvent, StageEvent, ThoughtStreamEvent, op
-from rxloop.strategies import Reasoning, Reply, strategy
+from rxloop.strategies import Reply, StrategyRun, normalise, strategy
 from rxloop.testing import demo_model
-from rxloop.thinking.stages import Stage, StrategyDefinition, normalise
+from rxloop.thinking.stages import Stage, StrategyDefinition
 
 STAGES = StrategyDefinition(
     name="second_opinion",
@@ -21,7 +21,7 @@ STAGES = StrategyDefinition(
 
 
 @strategy(stages=STAGES)
-async def second_opinion(run: Reasoning) -> str:
+async def second_opinion(run: StrategyRun) -> str:
     """Ask two that do not know of each other; if they differ, decide."""
     prompt = f"{run.stage('ask_two')}\n{run.question}"
     # Both at the same time, each on its own line. A resumed run finds both answers in its log and asks nothing again.

@@ -205,6 +205,8 @@ if TYPE_CHECKING:
     from rxloop.storage.postgres_log import PostgresEventLog as PostgresEventLog
     from rxloop.storage.sqlite_artifacts import SqliteArtifacts as SqliteArtifacts
     from rxloop.storage.sqlite_log import SqliteEventLog as SqliteEventLog
+    from rxloop.strategies.catalog import STRATEGIES as STRATEGIES
+    from rxloop.strategies.strategic_thinking import strategic_thinking as strategic_thinking
     from rxloop.stream.readers import merge as merge
     from rxloop.stream.rx import timers as timers
     from rxloop.stream.sources import Push as Push
@@ -218,7 +220,6 @@ if TYPE_CHECKING:
     from rxloop.thinking.sessions import ThinkingSessions as ThinkingSessions
     from rxloop.thinking.sessions import ThoughtInput as ThoughtInput
     from rxloop.thinking.sessions import ThoughtResult as ThoughtResult
-    from rxloop.thinking.stages import STRATEGIES as STRATEGIES
     from rxloop.thinking.stages import Stage as Stage
     from rxloop.thinking.stages import StageManager as StageManager
     from rxloop.thinking.stages import StrategyDefinition as StrategyDefinition
@@ -231,4 +232,3 @@ if TYPE_CHECKING:
     from rxloop.tools.request_input import request_input as request_input
     from rxloop.tools.sequential_thinking import sequential_thinking as sequential_thinking
     from rxloop.tools.skills import skills as skills
-    from rxloop.tools.strategic_thinking import strategic_thinking as strategic_thinking

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rxloop import Agent, ConfigurationError, Limits, ModelSettings, RunContext, ToolCompleteEvent, external, op, tool
-from rxloop.strategies import Reasoning, strategy
+from rxloop.strategies import StrategyRun, strategy
 from rxloop.testing import ScriptedModel, call, turn
 from support.nested_agents import checked, editor, in_virtual_time, of, researcher, search, tokens
 from support.runs import collect
@@ -212,7 +212,7 @@ async def test_note_about_an_incomplete_answer_reaches_the_agent_that_called_and
 
 async def test_answer_of_a_strategy_that_is_a_truncated_reply_is_truncated() -> None:  # P15
     @strategy
-    async def once(run: Reasoning) -> str:
+    async def once(run: StrategyRun) -> str:
         return (await run.ask("Think.", branch="once/1")).text
 
     inner = Agent(ScriptedModel(turn("half an ans", finish_reason="length")), name="inner", strategy=once)

@@ -8,7 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from rxloop.cli.app import app
-from rxloop.thinking.stages import STAGE_TABLES, StrategyDefinition
+from rxloop.strategies import STRATEGIES
+from rxloop.thinking.stages import StrategyDefinition
 
 
 def rxloop(*arguments: str) -> tuple[int, str]:
@@ -20,15 +21,15 @@ def test_all_nine_are_listed_with_their_stages_and_when_to_use_them() -> None:
     code, said = rxloop()
     assert code == 0
     flat = " ".join(said.split())
-    for each in STAGE_TABLES.values():
+    for each in STRATEGIES.values():
         assert each.when in flat
         assert " > ".join(stage.name for stage in each.stages) in flat
 
 
 def test_one_is_described_drawn_or_written() -> None:
-    react = STAGE_TABLES["react"]
+    react = STRATEGIES["react"]
     assert rxloop("react") == (0, react.describe())
-    assert rxloop("tree_of_thoughts", "--format", "mermaid") == (0, STAGE_TABLES["tree_of_thoughts"].to_mermaid())
+    assert rxloop("tree_of_thoughts", "--format", "mermaid") == (0, STRATEGIES["tree_of_thoughts"].to_mermaid())
     code, written = rxloop("react", "--format", "json")
     assert (code, StrategyDefinition.from_json(written)) == (0, react)
 

@@ -6,9 +6,8 @@ import pytest
 
 from rxloop import Agent, Limits
 from rxloop.demo.question_parser import evaluate
-from rxloop.strategies import by_name, tree_of_thoughts
+from rxloop.strategies import STRATEGIES, load_strategy, tree_of_thoughts
 from rxloop.testing import OfflineModel
-from rxloop.thinking.stages import STAGE_TABLES
 from support.reasoning import is_legal, walk
 from support.runs import collect
 
@@ -18,7 +17,7 @@ async def calculate(expression: str) -> float:
     return evaluate(expression)
 
 
-@pytest.mark.parametrize("name", STAGE_TABLES)
+@pytest.mark.parametrize("name", STRATEGIES)
 @pytest.mark.parametrize(
     ("question", "result"),
     [("What is 17 * 24 + 5?", "413"), ("What is 3 + 4?", "7"), ("What is (2 - 8) * (7 - 3) / 2?", "-12")],
@@ -32,7 +31,9 @@ async def test_it_works_out_a_sum_by_each_of_them(name: str, question: str, resu
     assert is_legal(walk(events), name)
 
 
-@pytest.mark.parametrize("strategy", [tree_of_thoughts(evaluate="vote"), by_name("react"), by_name("self_ask")])
+@pytest.mark.parametrize(
+    "strategy", [tree_of_thoughts(evaluate="vote"), load_strategy("react"), load_strategy("self_ask")]
+)
 async def test_it_does_so_without_tools_too_and_when_it_has_to_vote(strategy: object) -> None:
     async with aclosing(OfflineModel().provider()) as model:
         result = await Agent(model, strategy=strategy).run("What is 17 * 24 + 5?")  # pyright: ignore[reportArgumentType]

@@ -26,7 +26,7 @@ from rxloop import (
     tool,
 )
 from rxloop.providers import fallback, hedge, limited, routed
-from rxloop.strategies import Reasoning, strategy
+from rxloop.strategies import StrategyRun, strategy
 from rxloop.testing import ScriptedModel, call, turn
 from support.http_server import Reply, delta, serving, sse
 from support.runs import collect, first_events
@@ -262,7 +262,7 @@ async def test_fork_does_not_execute_calls_of_an_incomplete_message() -> None:  
 
 async def test_call_on_a_branch_of_a_strategy_is_not_executed_when_its_message_is_truncated() -> None:  # P1
     @strategy
-    async def twice(run: Reasoning) -> str:
+    async def twice(run: StrategyRun) -> str:
         return (await run.ask("Think.", tools=True, branch="twice/1")).text
 
     wiper = Wiper()

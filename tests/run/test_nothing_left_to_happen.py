@@ -28,7 +28,7 @@ from rxloop import (
 )
 from rxloop.errors import Overloaded
 from rxloop.providers import Retry, retrying
-from rxloop.strategies import Reasoning, strategy
+from rxloop.strategies import StrategyRun, strategy
 from rxloop.stream import watchdog
 from rxloop.testing import ScriptedModel, virtual_time
 from support.endings import failure, look, script, with_operator
@@ -237,7 +237,7 @@ def fine_with(_: Any) -> None: ...
 
 async def test_a_strategy_whose_requests_nothing_can_answer_any_more_ends() -> None:
     @strategy
-    async def asking(run: Reasoning) -> str:
+    async def asking(run: StrategyRun) -> str:
         first, second = await asyncio.gather(run.ask("One?", branch="a"), run.ask("Two?", branch="b"))
         return first.text + second.text
 

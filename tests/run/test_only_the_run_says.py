@@ -21,7 +21,7 @@ from rxloop import (
     tool,
 )
 from rxloop.errors import NoAnswers, PlanRefused
-from rxloop.strategies import Reasoning, strategy
+from rxloop.strategies import StrategyRun, strategy
 from rxloop.stream.sources import from_task
 from rxloop.testing import ScriptedModel, call
 from support.endings import failure, with_operator
@@ -68,7 +68,7 @@ async def test_the_error_of_a_strategy_ends_the_run_with_its_own_code() -> None:
     for error in (PlanRefused("no steps"), NoAnswers("nobody voted")):
 
         @strategy
-        async def refusing(run: Reasoning, error: Exception = error) -> str:
+        async def refusing(run: StrategyRun, error: Exception = error) -> str:
             raise error
 
         assert (await failure(Agent(ScriptedModel(), strategy=refusing))).code == error.code

@@ -23,7 +23,7 @@ from rxloop import (
     tool,
 )
 from rxloop.pipeline.requests import ModelRequest, Operator, Signal, ToolRequest
-from rxloop.strategies import Reasoning, strategy
+from rxloop.strategies import StrategyRun, strategy
 from rxloop.testing import ScriptedModel, call, virtual_time
 from support.runs import collect, first_events
 
@@ -114,7 +114,7 @@ def in_a_nested_agent(world: World, log: Any) -> Agent:
 
 
 @strategy
-async def on_a_line(run: Reasoning) -> str:
+async def on_a_line(run: StrategyRun) -> str:
     await run.ask("Think of it.")
     await run.ask("Look.", tools=True)
     return await run.conclude("Say it.")

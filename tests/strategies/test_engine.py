@@ -19,7 +19,7 @@ from rxloop import (
 )
 from rxloop.errors import StageRefused, StrategyError
 from rxloop.pipeline.requests import ModelRequest
-from rxloop.strategies import Reasoning, strategy
+from rxloop.strategies import StrategyRun, strategy
 from rxloop.testing import ScriptedModel, call, frames, virtual_time
 from rxloop.thinking.stages import Stage, StrategyDefinition
 from support.reasoning import add, ask_text, echo, in_turn, left_open
@@ -60,7 +60,7 @@ async def test_a_strategy_goes_on_with_a_conversation() -> None:
 
 async def test_an_answer_in_the_words_of_the_strategy_is_text_of_the_run() -> None:
     @strategy
-    async def own(run: Reasoning) -> str:
+    async def own(run: StrategyRun) -> str:
         await run.ask("?")
         return "In my words."
 
@@ -70,7 +70,7 @@ async def test_an_answer_in_the_words_of_the_strategy_is_text_of_the_run() -> No
 
 async def test_lines_of_their_own_know_nothing_of_each_other() -> None:
     @strategy
-    async def apart(run: Reasoning) -> str:
+    async def apart(run: StrategyRun) -> str:
         await run.ask("A?", branch="apart/1")
         return (await run.ask("B?", branch="apart/2")).text
 
@@ -94,7 +94,7 @@ async def test_a_name_and_a_docstring_are_those_of_the_function() -> None:
 
 
 def test_what_is_no_async_function_is_refused() -> None:
-    def plain(run: Reasoning) -> Any:
+    def plain(run: StrategyRun) -> Any:
         return "x"
 
     with pytest.raises(ConfigurationError, match="plain"):
@@ -103,7 +103,7 @@ def test_what_is_no_async_function_is_refused() -> None:
 
 async def test_a_strategy_that_returns_no_text_is_told_so() -> None:
     @strategy
-    async def forgetful(run: Reasoning) -> Any:
+    async def forgetful(run: StrategyRun) -> Any:
         await run.ask("Anything?")
 
     result = await outcome(Agent(ScriptedModel("x"), strategy=forgetful).run("Q"))
@@ -113,7 +113,7 @@ async def test_a_strategy_that_returns_no_text_is_told_so() -> None:
 
 async def test_an_exception_of_the_function_ends_the_run_and_closes_what_goes_on() -> None:
     @strategy
-    async def broken(run: Reasoning) -> str:
+    async def broken(run: StrategyRun) -> str:
         async def fails() -> str:
             await asyncio.sleep(0)
             raise KeyError("mine")
@@ -135,7 +135,7 @@ async def test_an_exception_of_the_function_ends_the_run_and_closes_what_goes_on
 
 async def test_stages_of_ones_own_are_kept_to_and_give_their_prompts() -> None:
     @strategy(stages=PAIR)
-    async def pair(run: Reasoning) -> str:
+    async def pair(run: StrategyRun) -> str:
         prompts = [run.stage("draft"), run.stage("check")]
         try:
             run.stage("draft")
@@ -155,7 +155,7 @@ async def test_stages_of_ones_own_are_kept_to_and_give_their_prompts() -> None:
 
 async def test_without_stages_any_name_will_do_and_each_event_has_the_newest_thought() -> None:
     @strategy
-    async def free(run: Reasoning) -> str:
+    async def free(run: StrategyRun) -> str:
         run.stage("one")
         thought = run.thought("Hm.")
         return str(run.stage("two", "three")) + thought
@@ -175,7 +175,7 @@ async def test_without_stages_any_name_will_do_and_each_event_has_the_newest_tho
 
 async def test_a_typed_answer_is_read_and_what_is_said_on_other_lines_need_not_fit() -> None:
     @strategy
-    async def counting(run: Reasoning) -> str:
+    async def counting(run: StrategyRun) -> str:
         await run.ask("How?")
         return "42"
 
@@ -185,7 +185,7 @@ async def test_a_typed_answer_is_read_and_what_is_said_on_other_lines_need_not_f
 @pytest.mark.parametrize("mode", ["prompted", "tool"])
 async def test_an_answer_that_does_not_fit_is_corrected_by_the_model(mode: Any) -> None:
     @strategy
-    async def vague(run: Reasoning) -> str:
+    async def vague(run: StrategyRun) -> str:
         return "forty-two"
 
     right = call("final_answer", value=42) if mode == "tool" else "42"
@@ -209,7 +209,7 @@ async def test_the_model_concludes_by_the_tool_for_the_answer() -> None:
 @pytest.mark.parametrize("mode", ["native", "tool"])
 async def test_on_other_lines_nothing_is_said_of_the_form_of_the_answer(mode: Any) -> None:
     @strategy
-    async def asking(run: Reasoning) -> str:
+    async def asking(run: StrategyRun) -> str:
         await run.ask("With tools.", tools=True)
         return await run.conclude("Now.")
 
@@ -226,7 +226,7 @@ async def test_on_other_lines_nothing_is_said_of_the_form_of_the_answer(mode: An
 
 async def test_a_line_begins_where_it_began_though_the_main_line_has_gone_on() -> None:
     @strategy
-    async def steered(run: Reasoning) -> str:
+    async def steered(run: StrategyRun) -> str:
         await run.ask("One?")
         return await run.conclude("Now.")
 
@@ -247,7 +247,7 @@ async def test_a_line_begins_where_it_began_though_the_main_line_has_gone_on() -
 
 async def test_the_question_stays_what_it_was() -> None:
     @strategy
-    async def asked(run: Reasoning) -> str:
+    async def asked(run: StrategyRun) -> str:
         before = run.question
         run.ctx.host.publish(MessageAddedEvent(content="Be brief.", cause="strategy"))
         return f"{before} {run.question}"
@@ -258,7 +258,7 @@ async def test_the_question_stays_what_it_was() -> None:
 
 async def test_two_equal_events_are_two_after_a_resume() -> None:
     @strategy
-    async def twice(run: Reasoning) -> str:
+    async def twice(run: StrategyRun) -> str:
         run.thought("Same.", id="same")
         run.thought("Same.", id="same")
         return (await run.ask("?")).text
@@ -296,7 +296,7 @@ async def test_a_message_of_the_model_is_told_before_its_tools_are_called() -> N
         return "ok"
 
     @strategy
-    async def watching(run: Reasoning) -> str:
+    async def watching(run: StrategyRun) -> str:
         return (await run.ask("Go.", tools=True, said=lambda reply: order.append(reply.text))).text
 
     model = ScriptedModel(["I will.", call("note")], "Done.")

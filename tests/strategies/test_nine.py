@@ -21,9 +21,8 @@ from rxloop import (
     Usage,
 )
 from rxloop.pipeline.requests import ModelRequest
-from rxloop.strategies import by_name
+from rxloop.strategies import STRATEGIES, load_strategy
 from rxloop.testing import ScriptedModel, frames, turn
-from rxloop.thinking.stages import STAGE_TABLES
 from support.reasoning import CASES, Case, add, by_step, is_legal, left_open, said_by_strategy, thoughts_of, walk
 from support.runs import collect, first_events, shape
 
@@ -38,7 +37,7 @@ def agent_of(
 
 
 def test_the_cases_are_the_nine() -> None:
-    assert [case.name for case in CASES] == list(STAGE_TABLES)
+    assert [case.name for case in CASES] == list(STRATEGIES)
 
 
 @every
@@ -182,7 +181,7 @@ async def test_it_is_chosen_by_name(case: Case) -> None:
 
 def test_an_alias_will_do_and_an_unknown_name_is_refused_with_the_nine() -> None:
     # T55, T56
-    assert getattr(by_name("base_sequential"), "__name__", "") == "linear"
-    assert getattr(by_name("Tree-of-Thoughts"), "__name__", "") == "tree_of_thoughts"
-    with pytest.raises(ConfigurationError, match=", ".join(STAGE_TABLES)):
+    assert getattr(load_strategy("base_sequential"), "__name__", "") == "linear"
+    assert getattr(load_strategy("Tree-of-Thoughts"), "__name__", "") == "tree_of_thoughts"
+    with pytest.raises(ConfigurationError, match=", ".join(STRATEGIES)):
         Agent(ScriptedModel(), strategy="tree")

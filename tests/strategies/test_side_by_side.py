@@ -18,7 +18,7 @@ from rxloop import (
 )
 from rxloop.errors import ContextLengthExceeded
 from rxloop.pipeline.requests import ModelRequest
-from rxloop.strategies import Reasoning, strategy
+from rxloop.strategies import StrategyRun, strategy
 from rxloop.testing import ScriptedModel, frames, turn, virtual_time
 from support.reasoning import ask_text, echo, in_turn, left_open
 from support.runs import collect
@@ -26,7 +26,7 @@ from support.runs import collect
 
 def test_asks_side_by_side_take_the_time_of_one_and_come_in_order() -> None:
     @strategy
-    async def beside(run: Reasoning) -> str:
+    async def beside(run: StrategyRun) -> str:
         return " ".join(await run.gather(*(ask_text(run, name) for name in "abc")))
 
     def late(request: ModelRequest) -> Any:
@@ -45,7 +45,7 @@ def test_no_more_at_once_than_was_said() -> None:
     most = 0
 
     @strategy
-    async def narrow(run: Reasoning) -> str:
+    async def narrow(run: StrategyRun) -> str:
         return "".join(await run.gather(*(ask_text(run, str(name)) for name in range(5)), at_once=2))
 
     def says(request: ModelRequest) -> Any:
@@ -65,7 +65,7 @@ def test_no_more_at_once_than_was_said() -> None:
 
 def test_enough_closes_the_rest_at_once() -> None:
     @strategy
-    async def first(run: Reasoning) -> str:
+    async def first(run: StrategyRun) -> str:
         said = await run.gather(*(ask_text(run, name) for name in "abc"), until=lambda texts: len(texts) > 0)
         return f"{said} {model.open}"
 
@@ -90,7 +90,7 @@ def test_enough_closes_the_rest_at_once() -> None:
 
 async def test_what_had_not_begun_when_it_was_enough_is_never_asked() -> None:
     @strategy
-    async def first(run: Reasoning) -> str:
+    async def first(run: StrategyRun) -> str:
         return str(await run.gather(*(ask_text(run, name) for name in "abc"), at_once=1, until=lambda texts: True))
 
     model = ScriptedModel("A")
@@ -99,7 +99,7 @@ async def test_what_had_not_begun_when_it_was_enough_is_never_asked() -> None:
 
 def test_a_timeout_around_an_ask_closes_it() -> None:
     @strategy
-    async def hasty(run: Reasoning) -> str:
+    async def hasty(run: StrategyRun) -> str:
         try:
             async with asyncio.timeout(0.1):
                 await run.ask("Slow?")
@@ -123,7 +123,7 @@ async def test_an_ask_in_a_task_of_ones_own_ends_with_the_run() -> None:
     own: list[asyncio.Task[Any]] = []
 
     @strategy
-    async def careless(run: Reasoning) -> str:
+    async def careless(run: StrategyRun) -> str:
         own.append(asyncio.create_task(run.ask("Slow?")))
         return (await asyncio.shield(own[0])).text
 
@@ -142,7 +142,7 @@ async def test_an_ask_in_a_task_of_ones_own_ends_with_the_run() -> None:
 
 async def test_what_a_strategy_says_when_it_is_cancelled_is_not_heard() -> None:
     @strategy
-    async def talkative(run: Reasoning) -> str:
+    async def talkative(run: StrategyRun) -> str:
         try:
             return (await run.ask("?")).text
         finally:
@@ -162,7 +162,7 @@ async def test_what_a_strategy_says_when_it_is_cancelled_is_not_heard() -> None:
 
 async def test_a_strategy_may_go_on_without_a_model_call_that_failed() -> None:
     @strategy
-    async def patient(run: Reasoning) -> str:
+    async def patient(run: StrategyRun) -> str:
         try:
             await run.ask("One?")
         except ProviderError as error:
@@ -191,7 +191,7 @@ async def test_a_request_of_a_line_that_is_too_long_is_sent_again_under_the_same
 
 async def test_a_limit_is_not_to_be_caught_as_a_failure_of_the_model() -> None:
     @strategy
-    async def stubborn(run: Reasoning) -> str:
+    async def stubborn(run: StrategyRun) -> str:
         while True:
             try:
                 await run.ask("Again?", branch=f"stubborn/{run.calls}")
@@ -209,7 +209,7 @@ async def test_a_limit_is_not_to_be_caught_as_a_failure_of_the_model() -> None:
 )
 async def test_a_message_that_is_none_does_not_count_as_the_one_that_was_asked_for(first: Any) -> None:
     @strategy
-    async def once(run: Reasoning) -> str:
+    async def once(run: StrategyRun) -> str:
         return (await run.ask("One?", tools=True, times=1)).text
 
     assert (await Agent(ScriptedModel(first, "Here."), strategy=once).run("Q")).output == "Here."

@@ -19,7 +19,7 @@ from rxloop import (
     tool,
 )
 from rxloop.pipeline.requests import ModelRequest, Signal, ToolRequest
-from rxloop.strategies import Reasoning, strategy
+from rxloop.strategies import StrategyRun, strategy
 from rxloop.testing import ScriptedModel, call
 from support.reasoning import add, left_open
 from support.runs import collect
@@ -27,7 +27,7 @@ from support.runs import collect
 
 async def test_tools_are_offered_only_where_they_are_asked_for_and_settings_hold_for_one_ask() -> None:
     @strategy
-    async def handy(run: Reasoning) -> str:
+    async def handy(run: StrategyRun) -> str:
         without = await run.ask("Without.", settings=ModelSettings(temperature=0.9))
         found = await run.ask("With.", tools=True)
         return f"{without.text} {found.text} {[each.result for each in found.results]}"
@@ -57,7 +57,7 @@ async def test_a_call_goes_by_the_guards_and_is_answered_by_them() -> None:
 
 
 @strategy
-async def calling(run: Reasoning) -> str:
+async def calling(run: StrategyRun) -> str:
     answer = await run.call("add", {"a": 1, "b": 2}, branch="calling/1")
     return f"{answer.success} {answer.content}"
 
@@ -115,7 +115,7 @@ async def pay(ctx: RunContext[None], amount: int) -> str:
 
 async def test_a_question_on_a_line_pauses_the_run_which_goes_on_with_the_answer() -> None:
     @strategy
-    async def paying(run: Reasoning) -> str:
+    async def paying(run: StrategyRun) -> str:
         await run.ask("Say hello.")
         paid = await run.gather(*(run.ask("Pay.", branch=name, tools=True) for name in "ab"))
         return " ".join(each.text for each in paid)
@@ -140,7 +140,7 @@ async def test_a_question_on_a_line_pauses_the_run_which_goes_on_with_the_answer
 
 async def test_of_two_questions_the_open_one_is_not_put_again() -> None:
     @strategy
-    async def paying(run: Reasoning) -> str:
+    async def paying(run: StrategyRun) -> str:
         await run.ask("Say hello.", branch="first")
         paid = await run.gather(*(run.ask("Pay.", branch=name, tools=True) for name in "ab"))
         return " ".join(each.text for each in paid)
@@ -160,7 +160,7 @@ async def test_of_two_questions_the_open_one_is_not_put_again() -> None:
 
 async def test_a_question_on_a_line_may_be_answered_while_the_run_waits() -> None:
     @strategy
-    async def paying(run: Reasoning) -> str:
+    async def paying(run: StrategyRun) -> str:
         return (await run.ask("Pay.", tools=True)).text
 
     model = ScriptedModel(call("pay", amount=5), lambda request: request.messages[-1].text)

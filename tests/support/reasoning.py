@@ -18,7 +18,8 @@ from rxloop import (
 )
 from rxloop.pipeline.requests import ModelRequest, Strategy
 from rxloop.strategies import (
-    Reasoning,
+    STRATEGIES,
+    StrategyRun,
     chain_of_thought,
     linear,
     react,
@@ -31,7 +32,6 @@ from rxloop.strategies import (
     tree_of_thoughts,
 )
 from rxloop.testing import call
-from rxloop.thinking.stages import STAGE_TABLES
 
 
 @tool(idempotent=True)
@@ -149,7 +149,7 @@ def walk(events: Iterable[Event]) -> list[str]:
 
 def is_legal(stages: list[str], name: str) -> bool:
     """Whether a walk leads along the transitions of a strategy, from its beginning to its end."""
-    definition = STAGE_TABLES[name]
+    definition = STRATEGIES[name]
     edges = pairwise(stages)
     return (
         stages[0] == definition.initial
@@ -200,12 +200,12 @@ def echo(request: ModelRequest) -> str:
 
 
 @strategy
-async def in_turn(run: Reasoning) -> str:
+async def in_turn(run: StrategyRun) -> str:
     """One line, and an answer from it."""
     first = await run.ask("First?")
     second = await run.ask("Second?")
     return await run.conclude(f"{first.text} + {second.text}")
 
 
-async def ask_text(run: Reasoning, name: str) -> str:
+async def ask_text(run: StrategyRun, name: str) -> str:
     return (await run.ask("?", branch=name)).text

@@ -8,7 +8,7 @@ import pytest
 from rxloop import Agent, ContentDeltaEvent, Event, MemoryEventLog, Run, RunCancelled, op
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.state.fold import fold_all
-from rxloop.strategies import Reasoning, strategy
+from rxloop.strategies import StrategyRun, strategy
 from rxloop.testing import ScriptedModel, call, frames, turn, virtual_time
 from support.reasoning import CASES, by_step
 from support.runs import collect, first_events, outcome, shape
@@ -89,7 +89,7 @@ def test_a_line_that_was_cancelled_and_asked_again_has_the_later_answer() -> Non
 def test_what_an_operator_cut_off_is_there_to_be_cut_off_again() -> None:
     def agent(model: ScriptedModel) -> Agent:
         @strategy
-        async def twice(run: Reasoning) -> str:
+        async def twice(run: StrategyRun) -> str:
             try:
                 async with asyncio.timeout(1):
                     await run.ask("First?", branch="a")

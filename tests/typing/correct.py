@@ -56,7 +56,7 @@ from rxloop import (
     tool,
 )
 from rxloop.operators import Stats, View, ViewOutput
-from rxloop.strategies import Reasoning, strategy, tree_of_thoughts
+from rxloop.strategies import StrategyRun, strategy, tree_of_thoughts
 from rxloop.testing import ScriptedModel, call
 from rxloop.tools import AnyTool
 
@@ -196,7 +196,7 @@ def around(pipeline: Operator) -> Operator:
 
 
 @strategy
-async def twice(run: Reasoning) -> str:
+async def twice(run: StrategyRun) -> str:
     first = await run.ask("One?")
     return await run.conclude(f"{first.text}?")
 

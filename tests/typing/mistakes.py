@@ -44,7 +44,7 @@ from rxloop import (
     tool,
 )
 from rxloop.pipeline.requests import Operator
-from rxloop.strategies import Reasoning, strategy
+from rxloop.strategies import StrategyRun, strategy
 from rxloop.tools import FunctionTool
 
 
@@ -304,7 +304,7 @@ async def yields_its_reason(request: ToolRequest, ctx: RunContext[None]) -> Asyn
 
 
 @strategy  # wrong
-async def says_nothing(run: Reasoning) -> None: ...
+async def says_nothing(run: StrategyRun) -> None: ...
 
 
 @tool(enabled=lambda ctx: "yes")  # wrong

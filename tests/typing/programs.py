@@ -67,7 +67,7 @@ from rxloop import (
     tool,
 )
 from rxloop.operators import Stats
-from rxloop.strategies import Reasoning, Reply, strategy, tree_of_thoughts
+from rxloop.strategies import Reply, StrategyRun, strategy, tree_of_thoughts
 from rxloop.testing import ScriptedModel, assert_marbles, call, frames, virtual_time
 
 
@@ -311,7 +311,7 @@ def can_reach_24(path: Sequence[str]) -> bool:
 
 
 @strategy
-async def of_ones_own(run: Reasoning) -> str:
+async def of_ones_own(run: StrategyRun) -> str:
     first, second = await run.gather(run.ask("One?", branch="a"), run.ask("Two?", branch="b"))
     assert_type(first, Reply)
     assert_type(await run.gather(run.tools()), list[tuple[ToolDefinition, ...]])
@@ -331,7 +331,7 @@ async def strategies(agent: Agent[None, str]) -> None:
     agent.run("Hi", strategy=tree_of_thoughts)  # pyright: ignore[reportArgumentType]
 
     @strategy  # pyright: ignore[reportArgumentType]
-    async def says_nothing(run: Reasoning) -> None: ...
+    async def says_nothing(run: StrategyRun) -> None: ...
 
     print(says_nothing)
 

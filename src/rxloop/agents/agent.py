@@ -325,10 +325,10 @@ class Agent(MakesRuns[D, O]):
 
 
 def _by_name(name: str) -> Strategy:
-    # Imported here: most runs need none of them.
-    from rxloop.strategies import by_name
+    # Most runs need no strategy, so it is imported here.
+    from rxloop.strategies.catalog import load_strategy
 
-    return by_name(name)
+    return load_strategy(name)
 
 
 def _pipeline(loop: Sequence[Operator], output_type: type[Any], output: Output, retries: int) -> Operator:

@@ -92,14 +92,14 @@ class AgentOptions:
         """
         if self.strategy is not None:
             # An unknown name is reported before the first question.
-            from rxloop.strategies import by_name
+            from rxloop.strategies.catalog import load_strategy
 
             if Path(self.strategy).suffix in (".json", ".yaml", ".yml"):
                 raise ConfigurationError(
                     f"--strategy {self.strategy!r}: a file holds only stages, and nothing that runs them; "
                     "name a strategy (rxloop strategies lists them), or make an agent with one of your own for --agent"
                 )
-            by_name(self.strategy)
+            load_strategy(self.strategy)
         if self.agent is not None:
             if self.tools or self.mcp:
                 option = "--tools" if self.tools else "--mcp"

@@ -1,60 +1,41 @@
-"""Other ways from a question to an answer than the usual loop: nine reasoning strategies, and what to write one with.
+"""The nine reasoning strategies, each whole in one file, and the tool that lets a model walk through their stages.
 
     result = await agent.run("Make 24 from 4 9 10 13.", strategy=tree_of_thoughts(keep=2, depth=3))
 
-They ask the model beside the main line, put their stages and thoughts on the stream, and give one answer. `strategy`
-makes one of an async function.
+A strategy calls the model on branches next to the main branch, publishes its stages and thoughts as events, and returns
+one answer. The decorator `strategy` makes a strategy from an async function.
 """
 
-from __future__ import annotations
+from typing import TYPE_CHECKING
 
-from collections.abc import Callable
+from rxloop._lazy import import_later
 
-from rxloop.pipeline.requests import Strategy
-from rxloop.strategies.chain_of_thought import chain_of_thought
-from rxloop.strategies.engine import strategy
-from rxloop.strategies.linear import linear
-from rxloop.strategies.react import react
-from rxloop.strategies.rewoo import rewoo
-from rxloop.strategies.scratchpad import scratchpad
-from rxloop.strategies.self_ask import self_ask
-from rxloop.strategies.self_consistency import self_consistency
-from rxloop.strategies.step_back import step_back
-from rxloop.strategies.strategy_run import Reply, StrategyRun
-from rxloop.strategies.tree_of_thoughts import tree_of_thoughts
-from rxloop.thinking.stages import table_of
+__all__: list[str]
+import_later(__name__)
 
-_MAKERS: tuple[Callable[[], Strategy], ...] = (
-    linear, chain_of_thought, react, rewoo, scratchpad, self_ask, self_consistency, step_back, tree_of_thoughts
-)  # fmt: skip
-_BY_NAME = {make.__name__: make for make in _MAKERS}
-
-Reasoning = StrategyRun
-"""The same under the name that it had first."""
-
-
-def by_name(name: str) -> Strategy:
-    """Make the strategy of that name or alias, with its default arguments.
-
-    Raises:
-        ConfigurationError: There is none; the message lists the nine.
-    """
-    return _BY_NAME[table_of(name).name]()
-
-
-__all__ = [
-    "Reasoning",
-    "Reply",
-    "StrategyRun",
-    "by_name",
-    "chain_of_thought",
-    "linear",
-    "react",
-    "rewoo",
-    "scratchpad",
-    "self_ask",
-    "self_consistency",
-    "step_back",
-    "strategy",
-    "tree_of_thoughts",
-]
+# The list of the public names: type checkers read it, and `import_later` does.
+if TYPE_CHECKING:
+    from rxloop.strategies.catalog import STRATEGIES as STRATEGIES
+    from rxloop.strategies.catalog import get_stages as get_stages
+    from rxloop.strategies.catalog import load_strategy as load_strategy
+    from rxloop.strategies.chain_of_thought import chain_of_thought as chain_of_thought
+    from rxloop.strategies.engine import strategy as strategy
+    from rxloop.strategies.linear import linear as linear
+    from rxloop.strategies.plan import Plan as Plan
+    from rxloop.strategies.plan import PlanStep as PlanStep
+    from rxloop.strategies.plan import parse_plan as parse_plan
+    from rxloop.strategies.react import react as react
+    from rxloop.strategies.rewoo import rewoo as rewoo
+    from rxloop.strategies.scratchpad import scratchpad as scratchpad
+    from rxloop.strategies.self_ask import self_ask as self_ask
+    from rxloop.strategies.self_consistency import Vote as Vote
+    from rxloop.strategies.self_consistency import find_majority as find_majority
+    from rxloop.strategies.self_consistency import is_decided as is_decided
+    from rxloop.strategies.self_consistency import normalise as normalise
+    from rxloop.strategies.self_consistency import self_consistency as self_consistency
+    from rxloop.strategies.step_back import step_back as step_back
+    from rxloop.strategies.strategic_thinking import StrategicThinking as StrategicThinking
+    from rxloop.strategies.strategic_thinking import strategic_thinking as strategic_thinking
+    from rxloop.strategies.strategy_run import Reply as Reply
+    from rxloop.strategies.strategy_run import StrategyRun as StrategyRun
+    from rxloop.strategies.tree_of_thoughts import tree_of_thoughts as tree_of_thoughts

@@ -1,9 +1,46 @@
+"""Chain of thought: reasoning in steps, then an answer from the reasoning."""
+
 from __future__ import annotations
+
+from dataclasses import replace
 
 from rxloop.pipeline.requests import Strategy
 from rxloop.strategies.engine import strategy
 from rxloop.strategies.replies import paragraphs
+from rxloop.strategies.shared_stages import FINAL_RESPONSE, PROBLEM_RECEPTION, SOLUTION_FORMULATION
 from rxloop.strategies.strategy_run import StrategyRun
+from rxloop.thinking.stages.definition import Stage, StrategyDefinition
+
+STAGES = StrategyDefinition(
+    name="chain_of_thought",
+    title="Chain of Thought",
+    when="For problems that fall into a few steps in a fixed order, such as arithmetic and logic; the cheapest of all.",
+    pattern="linear",
+    traits={"verification"},
+    stages=(
+        replace(PROBLEM_RECEPTION, next="step_decomposition"),
+        Stage(
+            name="step_decomposition",
+            next="sequential_reasoning",
+            description="Split the problem into ordered steps",
+            prompt="Split the problem into numbered steps, each of which needs only those before it.",
+        ),
+        Stage(
+            name="sequential_reasoning",
+            next="solution_formulation",
+            description="Work the steps in order",
+            prompt="Work through the steps in order. Write down the result of each before you begin the next.",
+        ),
+        replace(SOLUTION_FORMULATION, next="answer_verification"),
+        Stage(
+            name="answer_verification",
+            next="final_response",
+            description="Check the answer against the question",
+            prompt="Check the answer against the question: is it what was asked, and does it meet every condition?",
+        ),
+        FINAL_RESPONSE,
+    ),
+)
 
 _STEP_BY_STEP = "Let's think step by step. Do not give the final answer yet."
 
@@ -16,7 +53,7 @@ def chain_of_thought() -> Strategy:
     Reasoners" (2022): the reasoning comes first, and the answer is taken from it.
     """
 
-    @strategy
+    @strategy(stages=STAGES)
     async def chain_of_thought(run: StrategyRun) -> str:
         run.stage("problem_reception")
         prompt = run.stage("step_decomposition", "sequential_reasoning")

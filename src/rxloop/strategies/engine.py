@@ -17,11 +17,12 @@ from rxloop.operators.loop.compose import describe
 from rxloop.pipeline.requests import IterationEnd, Operator, RunRequest, Signal, Strategy
 from rxloop.pipeline.run_context import RunContext
 from rxloop.protocol.events import ContentCompleteEvent
+from rxloop.strategies.catalog import STRATEGIES
 from rxloop.strategies.requests import Sender
 from rxloop.strategies.strategy_run import StrategyRun
 from rxloop.stream.rx import connect
 from rxloop.stream.sources import Push, emit, from_task
-from rxloop.thinking.stages import STAGE_TABLES, StrategyDefinition
+from rxloop.thinking.stages.definition import StrategyDefinition
 
 Function = Callable[[StrategyRun], Awaitable[str]]
 
@@ -69,7 +70,7 @@ def strategy(
         name = getattr(function, "__name__", type(function).__name__)
         if not any(map(inspect.iscoroutinefunction, (function, type(function).__call__))):
             raise ConfigurationError(f"@strategy is for an async function, and {name} is not one: write `async def`")
-        definition = stages or STAGE_TABLES.get(name)
+        definition = stages or STRATEGIES.get(name)
 
         def strategy(pipeline: Operator) -> Operator:
             operator = answering(RunRequest, lambda each: _reasoning(name, definition, function, pipeline, each.ctx))

@@ -1,9 +1,86 @@
+"""Sequential thinking: thoughts one after another, revisions, and a tested hypothesis."""
+
 from __future__ import annotations
+
+from dataclasses import replace
 
 from rxloop.pipeline.requests import Strategy
 from rxloop.strategies.engine import strategy
 from rxloop.strategies.replies import at_least, word
+from rxloop.strategies.shared_stages import BRANCH_CREATION, CONTINUATION_DECISION, FINAL_RESPONSE, PROBLEM_RECEPTION
 from rxloop.strategies.strategy_run import StrategyRun
+from rxloop.thinking.stages.definition import Branching, IterationPoint, Stage, StrategyDefinition
+
+STAGES = StrategyDefinition(
+    name="linear",
+    title="Base Sequential",
+    aliases="base_sequential",
+    when="For open problems whose length cannot be foreseen: it thinks, revises, branches off, and tests a hypothesis.",
+    pattern="adaptive",
+    traits={"backtracking", "revision", "verification", "dynamic_thought_count"},
+    stages=(
+        replace(PROBLEM_RECEPTION, next="initial_thought_planning"),
+        Stage(
+            name="initial_thought_planning",
+            next="thought_generation",
+            description="Guess how many thoughts are needed and sketch a start",
+            prompt="Estimate how many thoughts this will take, and sketch how you will begin.",
+        ),
+        Stage(
+            name="thought_generation",
+            next="thought_evaluation",
+            description="Produce one thought: analysis, question, doubt or revision",
+            prompt="Think one thought further: an analysis, a question, a doubt, or a better version of an "
+            "earlier thought.",
+        ),
+        Stage(
+            name="thought_evaluation",
+            next=("thought_revision", "continuation_decision"),
+            description="Judge whether the thought stands or must be revised",
+            prompt="Judge your last thought. Does it hold, and does it help? Say whether it stands or must be revised.",
+        ),
+        Stage(
+            name="thought_revision",
+            next="continuation_decision",
+            fields=("isRevision", "revisesThought"),
+            description="Replace an earlier thought in the light of new insight",
+            prompt="Name the earlier thought that was wrong or weak, and write what replaces it.",
+        ),
+        replace(CONTINUATION_DECISION, next=("thought_adjustment", "branch_creation", "hypothesis_generation")),
+        Stage(
+            name="thought_adjustment",
+            next="thought_generation",
+            fields=("needsMoreThoughts", "totalThoughts"),
+            description="Raise or lower the estimate of thoughts",
+            prompt="Say how many thoughts you now expect to need in all, and why.",
+        ),
+        replace(BRANCH_CREATION, next="thought_generation", fields=("branchFromThought", "branchId")),
+        Stage(
+            name="hypothesis_generation",
+            next="hypothesis_verification",
+            fields="hypothesis",
+            description="State a candidate answer",
+            prompt="State one candidate answer, precisely enough to be tested.",
+        ),
+        Stage(
+            name="hypothesis_verification",
+            next=("solution_finalization", "continuation_decision"),
+            description="Test the candidate against the thoughts so far",
+            prompt="Test the candidate against every thought so far. Look for what contradicts it.",
+        ),
+        Stage(
+            name="solution_finalization",
+            next="final_response",
+            description="Settle the verified answer",
+            prompt="Write down the verified answer in its final form.",
+        ),
+        FINAL_RESPONSE,
+    ),
+    iteration_point=IterationPoint(
+        stage="continuation_decision", back_to="thought_generation", via=("thought_adjustment", "branch_creation")
+    ),
+    branching=Branching(kind="explicit", stage="branch_creation", fields=("branchFromThought", "branchId")),
+)
 
 _FORM = (
     "End with one line: `Next: continue` if another thought is needed, `Next: revise` if this one is wrong, "
@@ -25,7 +102,7 @@ def linear(max_thoughts: int = 8) -> Strategy:
     """
     at_least(1, max_thoughts=max_thoughts)
 
-    @strategy
+    @strategy(stages=STAGES)
     async def linear(run: StrategyRun) -> str:
         run.stage("problem_reception")
         prompt = run.stage("initial_thought_planning")

@@ -1,9 +1,68 @@
+"""ReAct: cycles of reasoning, tool calls and observations."""
+
 from __future__ import annotations
+
+from dataclasses import replace
 
 from rxloop.pipeline.requests import Strategy
 from rxloop.strategies.engine import strategy
 from rxloop.strategies.replies import at_least
+from rxloop.strategies.shared_stages import FINAL_RESPONSE, PROBLEM_RECEPTION, SOLUTION_FORMULATION
 from rxloop.strategies.strategy_run import Reply, StrategyRun
+from rxloop.thinking.stages.definition import IterationPoint, Stage, StrategyDefinition
+
+STAGES = StrategyDefinition(
+    name="react",
+    title="ReAct",
+    when="For questions that need tools, where each result decides what to do next.",
+    pattern="cyclic",
+    traits={"external_tools", "backtracking", "revision", "verification", "dynamic_thought_count"},
+    stages=(
+        replace(PROBLEM_RECEPTION, next="initial_reasoning"),
+        Stage(
+            name="initial_reasoning",
+            next="action_planning",
+            description="Find out what is not yet known",
+            prompt="Say what you know already, and what you must find out.",
+        ),
+        Stage(
+            name="action_planning",
+            next="action_execution",
+            description="Pick one concrete action",
+            prompt="Choose the one action that tells you most, and say what you expect of it.",
+        ),
+        Stage(
+            name="action_execution",
+            next="observation_reception",
+            fields="action|plannedActions",
+            description="Run the action outside",
+            prompt="Call the tool for the action that you chose.",
+        ),
+        Stage(
+            name="observation_reception",
+            next="reasoning_update",
+            fields="observation|actionResults",
+            description="Take in what the action returned",
+            prompt="Write down what the action returned, without interpreting it. An error is an observation, too.",
+        ),
+        Stage(
+            name="reasoning_update",
+            next="evaluation_checkpoint",
+            description="Fold the observation into the reasoning",
+            prompt="Say what the observation changes: what you now know, and what has proved wrong.",
+        ),
+        Stage(
+            name="evaluation_checkpoint",
+            next=("action_planning", "solution_formulation"),
+            description="Choose: act again or answer",
+            prompt="Decide whether you know enough to answer, or must act again. Do not repeat an action that "
+            "told you nothing.",
+        ),
+        replace(SOLUTION_FORMULATION, next="final_response"),
+        FINAL_RESPONSE,
+    ),
+    iteration_point=IterationPoint(stage="evaluation_checkpoint", back_to="action_planning"),
+)
 
 _CYCLE = (
     "Work in cycles. In each: say in a sentence or two what you know and what you must find out, then call the tool "
@@ -24,7 +83,7 @@ def react(max_cycles: int = 8) -> Strategy:
     """
     at_least(1, max_cycles=max_cycles)
 
-    @strategy
+    @strategy(stages=STAGES)
     async def react(run: StrategyRun) -> str:
         before: str | None = None
 

@@ -1,18 +1,70 @@
+"""ReWOO: a plan of all tool calls, the calls, and an answer from their results."""
+
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 from rxloop.errors import PlanRefused, StrategyError
 from rxloop.pipeline.requests import Strategy, ToolDefinition
 from rxloop.protocol.events import ToolCompleteEvent
 from rxloop.strategies.engine import strategy
+from rxloop.strategies.plan import Plan, parse_plan
 from rxloop.strategies.replies import at_least
+from rxloop.strategies.shared_stages import FINAL_RESPONSE, PROBLEM_RECEPTION
 from rxloop.strategies.strategy_run import StrategyRun
-from rxloop.thinking.stages import Plan, parse_plan
+from rxloop.thinking.stages.definition import Stage, StrategyDefinition
+
+STAGES = StrategyDefinition(
+    name="rewoo",
+    title="ReWOO",
+    when="For several tool calls that can be planned ahead: two model calls in all, and the tools run side by side.",
+    pattern="modular",
+    traits={"external_tools"},
+    stages=(
+        replace(PROBLEM_RECEPTION, next="planning_phase"),
+        Stage(
+            name="planning_phase",
+            next="tool_call_specification",
+            description="Plan every step before acting",
+            prompt="Plan every step that is needed before any of them is carried out.",
+        ),
+        Stage(
+            name="tool_call_specification",
+            next="working_phase",
+            fields="planningPhase",
+            description="Name every call with its inputs and dependencies",
+            prompt='Write each step on a line as `Plan: why. #E1 = tool_name[{"argument": "value"}]`, numbered '
+            "from #E1. Where a step needs the result of an earlier one, write its label, such as #E1, in "
+            "place of the value.",
+        ),
+        Stage(
+            name="working_phase",
+            next="evidence_collection",
+            fields="toolCalls|plannedActions",
+            description="Run all planned calls, independent ones together",
+            prompt="Run the planned calls as they are; those that do not depend on each other at the same time.",
+        ),
+        Stage(
+            name="evidence_collection",
+            next="solving_phase",
+            description="Gather the results under their labels",
+            prompt="Gather the results under their labels, in order, failures included.",
+        ),
+        Stage(
+            name="solving_phase",
+            next="final_response",
+            description="Answer from the evidence only",
+            prompt="Solve the problem from the plan and its evidence alone. Say so where the evidence is missing "
+            "or in doubt.",
+        ),
+        FINAL_RESPONSE,
+    ),
+)
 
 
 def rewoo(concurrency: int = 5, replans: int = 1) -> Strategy:
@@ -29,7 +81,7 @@ def rewoo(concurrency: int = 5, replans: int = 1) -> Strategy:
     at_least(1, concurrency=concurrency)
     at_least(0, replans=replans)
 
-    @strategy
+    @strategy(stages=STAGES)
     async def rewoo(run: StrategyRun) -> str:
         tools = {tool.name: tool for tool in await run.tools()}
         if not tools:

@@ -1,9 +1,55 @@
+"""Scratchpad: a calculation whose variables are written down after each step."""
+
 from __future__ import annotations
+
+from dataclasses import replace
 
 from rxloop.pipeline.requests import Strategy
 from rxloop.strategies.engine import strategy
 from rxloop.strategies.replies import at_least, word
+from rxloop.strategies.shared_stages import CONTINUATION_DECISION, FINAL_RESPONSE, PROBLEM_RECEPTION
 from rxloop.strategies.strategy_run import StrategyRun
+from rxloop.thinking.stages.definition import IterationPoint, Stage, StrategyDefinition
+
+STAGES = StrategyDefinition(
+    name="scratchpad",
+    title="Scratchpad",
+    when="For calculations and simulations in which intermediate values must not get lost.",
+    pattern="iterative",
+    traits={"backtracking", "revision", "dynamic_thought_count"},
+    stages=(
+        replace(PROBLEM_RECEPTION, next="scratchpad_initialization"),
+        Stage(
+            name="scratchpad_initialization",
+            next="iterative_calculation",
+            description="Set up variables and their start values",
+            prompt="Name the variables that the calculation needs, with their start values.",
+        ),
+        Stage(
+            name="iterative_calculation",
+            next="state_tracking",
+            fields="stateVariables",
+            description="Do one step of the calculation",
+            prompt="Do the next step of the calculation, and only that one.",
+        ),
+        Stage(
+            name="state_tracking",
+            next="continuation_decision",
+            fields="stateVariables",
+            description="Write down the new values",
+            prompt="Write down the value of every variable after this step.",
+        ),
+        replace(CONTINUATION_DECISION, next=("iterative_calculation", "result_extraction")),
+        Stage(
+            name="result_extraction",
+            next="final_response",
+            description="Read the result out of the state",
+            prompt="Read the result out of the variables, with its unit.",
+        ),
+        FINAL_RESPONSE,
+    ),
+    iteration_point=IterationPoint(stage="continuation_decision", back_to="iterative_calculation"),
+)
 
 _FORM = "End with a line `Done: yes` if the values hold the result, or `Done: no` if more steps are needed."
 
@@ -19,7 +65,7 @@ def scratchpad(max_steps: int = 10) -> Strategy:
     """
     at_least(1, max_steps=max_steps)
 
-    @strategy
+    @strategy(stages=STAGES)
     async def scratchpad(run: StrategyRun) -> str:
         run.stage("problem_reception")
         prompt = f"{run.stage('scratchpad_initialization')}\n"

@@ -1,9 +1,60 @@
+"""Self-ask: sub-questions and their answers, until they answer the question."""
+
 from __future__ import annotations
+
+from dataclasses import replace
 
 from rxloop.pipeline.requests import Strategy
 from rxloop.strategies.engine import strategy
 from rxloop.strategies.replies import at_least, labelled
+from rxloop.strategies.shared_stages import FINAL_RESPONSE, PROBLEM_RECEPTION, SOLUTION_FORMULATION
 from rxloop.strategies.strategy_run import StrategyRun
+from rxloop.thinking.stages.definition import IterationPoint, Stage, StrategyDefinition
+
+STAGES = StrategyDefinition(
+    name="self_ask",
+    title="Self-Ask",
+    when="For questions with several hops, whose answer rests on the answers to simpler questions.",
+    pattern="hierarchical",
+    traits={"backtracking", "dynamic_thought_count"},
+    stages=(
+        replace(PROBLEM_RECEPTION, next="problem_decomposition"),
+        Stage(
+            name="problem_decomposition",
+            next="sub_question_formulation",
+            description="Split the question into sub-questions",
+            prompt="Split the question into simpler ones whose answers together answer it.",
+        ),
+        Stage(
+            name="sub_question_formulation",
+            next="sub_question_answering",
+            description="Put the next sub-question",
+            prompt="Put the next sub-question, so that it can be answered by itself.",
+        ),
+        Stage(
+            name="sub_question_answering",
+            next="answer_integration",
+            fields=("subQuestion", "subQuestionNumber", "subQuestionAnswer"),
+            description="Answer it",
+            prompt="Answer this sub-question alone, in a sentence.",
+        ),
+        Stage(
+            name="answer_integration",
+            next="completion_check",
+            description="Fold the answer into the whole",
+            prompt="Say what this answer settles of the whole question, and what is still open.",
+        ),
+        Stage(
+            name="completion_check",
+            next=("sub_question_formulation", "solution_formulation"),
+            description="Choose: ask again or answer",
+            prompt="Decide whether the answers so far suffice, or another sub-question is needed.",
+        ),
+        replace(SOLUTION_FORMULATION, next="final_response"),
+        FINAL_RESPONSE,
+    ),
+    iteration_point=IterationPoint(stage="completion_check", back_to="sub_question_formulation"),
+)
 
 _FORM = (
     "Write one line: `Follow up: ` and the next question whose answer you need, so that it can be understood by "
@@ -25,7 +76,7 @@ def self_ask(max_questions: int = 5) -> Strategy:
     """
     at_least(1, max_questions=max_questions)
 
-    @strategy
+    @strategy(stages=STAGES)
     async def self_ask(run: StrategyRun) -> str:
         run.stage("problem_reception")
         prompt = run.stage("problem_decomposition")

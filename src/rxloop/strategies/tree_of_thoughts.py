@@ -1,3 +1,5 @@
+"""Tree of thoughts: a search among partial solutions."""
+
 from __future__ import annotations
 
 import inspect
@@ -10,8 +12,67 @@ from rxloop.errors import ConfigurationError
 from rxloop.pipeline.requests import Strategy
 from rxloop.strategies.engine import strategy
 from rxloop.strategies.replies import at_least, labelled, listed, number, numbered
+from rxloop.strategies.shared_stages import (
+    BRANCH_CREATION,
+    CONTINUATION_DECISION,
+    FINAL_RESPONSE,
+    PROBLEM_RECEPTION,
+    SOLUTION_FORMULATION,
+)
 from rxloop.strategies.strategy_run import Reply, StrategyRun
 from rxloop.support.threads import run_in_thread
+from rxloop.thinking.stages.definition import Branching, IterationPoint, Stage, StrategyDefinition
+
+STAGES = StrategyDefinition(
+    name="tree_of_thoughts",
+    title="Tree of Thoughts",
+    when="For puzzles and designs with many beginnings of which few succeed, and where a partial answer can be judged.",
+    pattern="branching",
+    traits={"multiple_paths", "backtracking", "revision", "verification", "dynamic_thought_count"},
+    stages=(
+        replace(PROBLEM_RECEPTION, next="approach_exploration"),
+        Stage(
+            name="approach_exploration",
+            next="branch_creation",
+            description="List several different approaches",
+            prompt="List several approaches that differ in kind, each in a sentence.",
+        ),
+        replace(BRANCH_CREATION, next="branch_development", fields="approaches"),
+        Stage(
+            name="branch_development",
+            next="branch_evaluation",
+            fields="approachId",
+            description="Take one branch a step further",
+            prompt="Take this branch one step further.",
+        ),
+        Stage(
+            name="branch_evaluation",
+            next="branch_selection",
+            description="Score the branch",
+            prompt="Score this branch from 0 to 1: how likely does it lead to a right answer? Give the reason.",
+        ),
+        Stage(
+            name="branch_selection",
+            next="continuation_decision",
+            fields="evaluationScore",
+            description="Keep, drop or prefer branches",
+            prompt="Compare the scores: say which branches to keep, and which to drop.",
+        ),
+        replace(CONTINUATION_DECISION, next=("branch_development", "branch_creation", "solution_formulation")),
+        replace(SOLUTION_FORMULATION, next="path_justification"),
+        Stage(
+            name="path_justification",
+            next="final_response",
+            description="Say why the chosen path was best",
+            prompt="Say why the chosen path is better than those that were dropped.",
+        ),
+        FINAL_RESPONSE,
+    ),
+    iteration_point=IterationPoint(stage="continuation_decision", back_to=("branch_development", "branch_creation")),
+    branching=Branching(
+        kind="tree", stage="branch_creation", fields=("approaches", "approachId", "branchId", "evaluationScore")
+    ),
+)
 
 Judge = Callable[[Sequence[str]], "float | Awaitable[float]"]
 Evaluate = Literal["value", "vote"] | Judge
@@ -54,7 +115,7 @@ def tree_of_thoughts(
             "the thoughts, and search is 'breadth' or 'best'"
         )
 
-    @strategy
+    @strategy(stages=STAGES)
     async def tree_of_thoughts(run: StrategyRun) -> str:
         tree = _Tree(run, propose, keep, depth, evaluate)
         run.stage("problem_reception", "approach_exploration", "branch_creation")

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from rxloop import Agent, CheckpointEvent, LimitReached, Limits, LLMCallEvent, MemoryEventLog, op, tool
 from rxloop.operators.loop.iterate import iterate
 from rxloop.pipeline.requests import ModelRequest
-from rxloop.strategies import Reasoning, strategy
+from rxloop.strategies import StrategyRun, strategy
 from rxloop.testing import ScriptedModel, call, turn
 from support.runs import collect, outcome, shape
 
@@ -103,7 +103,7 @@ async def test_so_many_iterations_are_so_many_whole_messages() -> None:
 
 async def test_a_line_of_a_strategy_gives_the_whole_message_and_so_does_its_answer() -> None:
     @strategy
-    async def twice(run: Reasoning) -> str:
+    async def twice(run: StrategyRun) -> str:
         draft = await run.ask("Draft?", times=1)
         return await run.conclude(f"Better than {draft.text}?")
 

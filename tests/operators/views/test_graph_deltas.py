@@ -25,8 +25,8 @@ from rxloop import (
 from rxloop.operators.views.thought_graph import EdgeAdded, NodeAdded, graph_deltas
 from rxloop.protocol.events import SessionLink, ToolStartEvent
 from rxloop.protocol.messages import ToolCall
+from rxloop.strategies.strategic_thinking import NAME
 from rxloop.testing import ScriptedModel, call
-from rxloop.tools.strategic_thinking import NAME
 from support.graph_events import message, thought
 from support.graphs import Rebuilt, rebuilds
 from support.reasoning import CASES, Case, add, by_step

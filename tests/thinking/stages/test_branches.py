@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 
 from rxloop.errors import BranchRefused
+from rxloop.strategies import get_stages
 from rxloop.thinking.stages import Branches, StageManager
 
 
 def tree(*names: str) -> Branches:
     """A tree of thoughts whose main line has come to open branches, with some of them."""
-    flow = StageManager("tree_of_thoughts")
+    flow = StageManager(get_stages("tree_of_thoughts"))
     flow.transition_to("approach_exploration")
     flow.transition_to("branch_creation")
     branches = Branches(flow)

@@ -6,11 +6,12 @@ import re
 
 import pytest
 
-from rxloop.thinking.stages import STAGE_TABLES, Stage, StrategyDefinition
+from rxloop.strategies import STRATEGIES
+from rxloop.thinking.stages import Stage, StrategyDefinition
 
 
 def test_a_strategy_is_drawn_with_its_decisions_and_ways_back() -> None:
-    assert STAGE_TABLES["scratchpad"].to_mermaid() == (
+    assert STRATEGIES["scratchpad"].to_mermaid() == (
         "flowchart TD\n"
         '    problem_reception(["problem reception"])\n'
         '    scratchpad_initialization["scratchpad initialization"]\n'
@@ -29,7 +30,7 @@ def test_a_strategy_is_drawn_with_its_decisions_and_ways_back() -> None:
     )
 
 
-@pytest.mark.parametrize("strategy", STAGE_TABLES.values(), ids=lambda each: each.name)
+@pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=lambda each: each.name)
 def test_every_stage_and_every_transition_is_drawn_once(strategy: StrategyDefinition) -> None:
     drawing = strategy.to_mermaid()
     arrows = re.findall(r"^    (\w+) (-->|-\. again \.->) (\w+)$", drawing, re.MULTILINE)
@@ -51,7 +52,7 @@ def test_a_name_that_mermaid_would_misread_is_no_id(name: str) -> None:
 
 
 def test_a_strategy_is_told_in_text() -> None:
-    assert STAGE_TABLES["react"].describe() == (
+    assert STRATEGIES["react"].describe() == (
         "react: ReAct\n"
         "For questions that need tools, where each result decides what to do next.\n"
         "\n"
@@ -75,6 +76,6 @@ def test_a_strategy_is_told_in_text() -> None:
         "      then final_response\n"
         " 9. final_response: Give the answer; nothing follows\n"
     )
-    assert STAGE_TABLES["linear"].describe().startswith("linear (also base_sequential): Base Sequential\n")
+    assert STRATEGIES["linear"].describe().startswith("linear (also base_sequential): Base Sequential\n")
     bare = StrategyDefinition(name="own", stages=(Stage(name="only"),))
     assert bare.describe() == "own: Own\n\n 1. only\n"

@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from rxloop.errors import StageChoiceRequired, StageRefused
-from rxloop.thinking.stages import STAGE_TABLES, StageManager, StrategyDefinition
+from rxloop.strategies import STRATEGIES
+from rxloop.thinking.stages import StageManager, StrategyDefinition
 
 
 class Walk(RuleBasedStateMachine):  # T57 T58 T69 T70 T83
     @initialize(
-        strategy=st.sampled_from(list(STAGE_TABLES.values())),
+        strategy=st.sampled_from(list(STRATEGIES.values())),
         loop_cap=st.integers(0, 3),
         spare=st.none() | st.integers(0, 30),
     )
@@ -64,7 +65,7 @@ class Walk(RuleBasedStateMachine):  # T57 T58 T69 T70 T83
 
     @rule()
     def restore(self) -> None:
-        again = StageManager.restore(json.loads(json.dumps(self.flow.snapshot())))
+        again = StageManager.restore(json.loads(json.dumps(self.flow.snapshot())), self.flow.strategy)
         assert again.snapshot() == self.flow.snapshot()
         assert (again.next_stages, again.passes) == (self.flow.next_stages, self.flow.passes)
         self.flow = again

@@ -20,7 +20,7 @@ from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.records import RunRecord
 from rxloop.protocol.events import Event, PendingInput
 from rxloop.recorded.replay import replay
-from rxloop.thinking.stages import STAGE_TABLES
+from rxloop.strategies.catalog import STRATEGIES
 
 
 def resume(
@@ -59,7 +59,7 @@ def resume(
             first = await first_event(log, record.task_id)
             made = agent.make(recorded=first.model if first is not None else None)
             async with made.logging_to(log) as ready:
-                recorded = first.strategy if first is not None and first.strategy in STAGE_TABLES else None
+                recorded = first.strategy if first is not None and first.strategy in STRATEGIES else None
                 chosen = strategy or recorded
                 taken_up = ready.agent.resume(
                     record.task_id, inputs=answers or None, model=ready.model, strategy=chosen

@@ -12,7 +12,8 @@ import typer
 from pydantic import TypeAdapter
 
 from rxloop.cli.terminal import reporting, write
-from rxloop.thinking.stages import STAGE_TABLES, StrategyDefinition, table_of
+from rxloop.strategies.catalog import STRATEGIES, get_stages
+from rxloop.thinking.stages import StrategyDefinition
 
 _WIDTH = 100
 
@@ -45,7 +46,7 @@ def strategies(
 ) -> None:
     """List the reasoning strategies, or show the stages of one."""
     with reporting():
-        found = [_find(name)] if name is not None else list(STAGE_TABLES.values())
+        found = [_find(name)] if name is not None else list(STRATEGIES.values())
         if name is None and format is StrategyFormat.text:
             text = "\n\n".join(map(_summary, found)) + "\n"
         else:
@@ -57,7 +58,7 @@ def _find(name: str) -> StrategyDefinition:
     path = Path(name)
     if path.suffix in (".yaml", ".yml"):
         return StrategyDefinition.from_yaml(path)
-    return StrategyDefinition.from_json(path) if path.suffix == ".json" else table_of(name)
+    return StrategyDefinition.from_json(path) if path.suffix == ".json" else get_stages(name)
 
 
 def _summary(found: StrategyDefinition) -> str:

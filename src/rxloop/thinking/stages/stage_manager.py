@@ -11,7 +11,6 @@ from rxloop.errors import ConfigurationError, StageChoiceRequired, StageRefused
 from rxloop.thinking.stages import files as load
 from rxloop.thinking.stages.definition import StrategyDefinition
 from rxloop.thinking.stages.routes import Edge
-from rxloop.thinking.stages.table import table_of
 
 LOOP_CAP = 10
 """How often each way back may be taken, unless said otherwise."""
@@ -29,32 +28,31 @@ class StageSnapshot(TypedDict):
 
 
 class StageManager:
-    """The place of one flow in its strategy.
+    """Position of a flow in its strategy.
 
-    What may follow the current stage is what the strategy says, less what would not end:
+    The strategy defines the stages that may follow the current one. Some of them are not offered, so that every flow
+    ends:
 
-    * A way back that was taken `loop_cap` times is no longer offered, nor is any stage that leads nowhere without it.
-    * With a budget of steps, only stages from which the end can still be reached within it are offered. When just
-      enough steps for the shortest way remain, only that way is left.
+    * A loop that was taken `loop_cap` times is closed, and so is every stage that only leads to this loop.
+    * With a budget of steps, a stage is only offered if the end can be reached from it within the budget. When the
+      remaining steps are just enough for the shortest path, only this path is offered.
 
-    So there is always something to go on to, until the end. A refused move changes nothing.
+    Until the end there is always at least one next stage. A refused transition changes nothing.
 
     Args:
-        strategy: The strategy, or the name or alias of one of the nine.
-        loop_cap: How often each way back may be taken.
-        budget: The steps for the whole flow: transitions, and thoughts that stay in their stage (`stay`). None is no
-            limit.
+        definition: The strategy. `rxloop.strategies.get_stages("react")` returns one of the nine.
+        loop_cap: Maximum number of times that each loop may be taken.
+        budget: Maximum number of steps. Steps are transitions, and thoughts that stay in their stage (`stay`). None
+            means no limit.
 
     Raises:
-        ConfigurationError: There is no such strategy, or the budget is too small for its shortest way.
+        ConfigurationError: The budget is too small for the shortest path to the end.
     """
 
     __slots__ = ("_history", "_passes", "_stage", "_stays", "_ways", "budget", "loop_cap", "strategy")
 
-    def __init__(
-        self, strategy: StrategyDefinition | str, *, loop_cap: int = LOOP_CAP, budget: int | None = None
-    ) -> None:
-        self.strategy: Final = table_of(strategy) if isinstance(strategy, str) else strategy
+    def __init__(self, definition: StrategyDefinition, *, loop_cap: int = LOOP_CAP, budget: int | None = None) -> None:
+        self.strategy: Final = definition
         if loop_cap < 0:
             raise ConfigurationError(f"loop_cap is {loop_cap}; it is a number of passes, 0 or more")
         self._stage = self.strategy.initial
@@ -189,21 +187,24 @@ class StageManager:
         }
 
     @classmethod
-    def restore(cls, snapshot: Mapping[str, Any], strategy: StrategyDefinition | None = None) -> Self:
-        """Restore a flow from a snapshot by walking its way again, so that the result is always a valid state.
+    def restore(cls, snapshot: Mapping[str, Any], definition: StrategyDefinition) -> Self:
+        """Restore a flow from a snapshot.
+
+        The transitions in the snapshot are repeated, so the restored position is always valid.
 
         Args:
-            snapshot: What `snapshot` gave, perhaps by way of JSON.
-            strategy: The strategy, if it is not one of the nine.
+            snapshot: Return value of `snapshot`, also after a round trip through JSON.
+            definition: The strategy of the flow.
 
         Raises:
-            ConfigurationError: It is not a snapshot, or not one of that strategy.
+            ConfigurationError: The snapshot is invalid, or belongs to another strategy.
         """
         data = load.validate(StageSnapshot, snapshot, "the snapshot of a flow")
-        found = strategy or table_of(data["strategy"])
-        if data["strategy"] != found.name:
-            raise ConfigurationError(f"the snapshot is of the strategy {data['strategy']!r}, not of {found.name!r}")
-        made = cls(found, loop_cap=data["loop_cap"])
+        if data["strategy"] != definition.name:
+            raise ConfigurationError(
+                f"the snapshot is of the strategy {data['strategy']!r}, not of {definition.name!r}"
+            )
+        made = cls(definition, loop_cap=data["loop_cap"])
         made._walk([*data["history"], data["stage"]])
         made._stays, made.budget = data["stays"], data["budget"]
         remaining = made.remaining

@@ -243,7 +243,7 @@ class Flow:
             self.branches[line].stages = merged.copy()
 
 
-def by_name(definitions: tuple[StrategyDefinition, ...]) -> dict[str, StrategyDefinition]:
+def index_definitions(definitions: tuple[StrategyDefinition, ...]) -> dict[str, StrategyDefinition]:
     """Index strategies by their names and aliases.
 
     Raises:

@@ -23,9 +23,10 @@ from rxloop import (
     strategic_thinking,
 )
 from rxloop.errors import ConfigurationError, ToolError
+from rxloop.strategies import STRATEGIES
+from rxloop.strategies.strategic_thinking import NAME, StrategicThinking
 from rxloop.testing import ScriptedModel, call
-from rxloop.thinking.stages import STAGE_TABLES, Stage, StrategyDefinition
-from rxloop.tools.strategic_thinking import NAME, StrategicThinking
+from rxloop.thinking.stages import Stage, StrategyDefinition
 from support.sequential_thoughts import TO_BRANCHES, thought
 
 DRAFT = StrategyDefinition(
@@ -72,7 +73,7 @@ async def tree(*branches: str, **options: Any) -> Thinker:
     return thinker
 
 
-@pytest.mark.parametrize("name", [*STAGE_TABLES, "base_sequential", "Tree of Thoughts"])
+@pytest.mark.parametrize("name", [*STRATEGIES, "base_sequential", "Tree of Thoughts"])
 async def test_every_strategy_begins_with_its_first_stage(name: str) -> None:
     # T55
     said = await Thinker().think(strategy=name)
@@ -86,7 +87,7 @@ async def test_an_unknown_strategy_is_refused_with_the_names_of_the_nine() -> No
     for fields, code in (({"strategy": "magic"}, "unknown_strategy"), ({}, "strategy_required")):
         said = await thinker.refused(**fields)
         assert said["code"] == code
-        assert all(name in said["error"] for name in STAGE_TABLES)
+        assert all(name in said["error"] for name in STRATEGIES)
     assert await thinker.tool.sessions.all_sessions() == []
 
 
@@ -119,7 +120,7 @@ async def test_one_successor_follows_by_itself() -> None:
     # T62
     thinker = Thinker("chain_of_thought")
     stages = [(await thinker.think())["stage"] for _ in range(6)]
-    assert stages == [stage.name for stage in STAGE_TABLES["chain_of_thought"].stages]
+    assert stages == [stage.name for stage in STRATEGIES["chain_of_thought"].stages]
 
 
 async def test_at_a_decision_point_a_stage_has_to_be_named() -> None:

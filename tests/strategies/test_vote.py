@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from rxloop.errors import NoAnswers
-from rxloop.thinking.stages import decided, majority, normalise
+from rxloop.strategies import find_majority, is_decided, normalise
 
 
 class City(BaseModel):
@@ -90,7 +90,7 @@ def test_a_normal_form_is_normal(answer: str) -> None:
 
 
 def test_the_answer_given_most_often_wins() -> None:  # T77
-    vote = majority([42, "42 ", 7])
+    vote = find_majority([42, "42 ", 7])
     assert (vote.winner, vote.answer, vote.count, vote.total) == ("42", 42, 2, 3)
     assert vote.ratio == 2 / 3
     assert vote.counts == (("42", 2), ("7", 1))
@@ -99,35 +99,35 @@ def test_the_answer_given_most_often_wins() -> None:  # T77
 
 
 def test_of_answers_with_as_many_votes_the_one_given_first_wins() -> None:  # T77
-    vote = majority(["b", "a", "c", "A", "B"])
+    vote = find_majority(["b", "a", "c", "A", "B"])
     assert (vote.winner, vote.tied, vote.ratio) == ("b", True, 0.4)
     assert str(vote) == "b: 2 of 5 answers, as many as another that was given later"
-    assert majority(["a", "b"]).winner == "a"
-    assert majority(["b", "a"]).winner == "b"
+    assert find_majority(["a", "b"]).winner == "a"
+    assert find_majority(["b", "a"]).winner == "b"
 
 
 def test_paths_that_failed_do_not_vote_and_the_vote_says_so() -> None:  # T78
-    vote = majority(["7", 7], failed=1)
+    vote = find_majority(["7", 7], failed=1)
     assert (vote.ratio, vote.total, vote.failed) == (1.0, 2, 1)
     assert str(vote) == "7: 2 of 2 answers; 1 without an answer"
 
 
 def test_without_an_answer_there_is_no_vote() -> None:  # T78
     with pytest.raises(NoAnswers, match="3 of 3 paths failed"):
-        majority([], failed=3)
+        find_majority([], failed=3)
 
 
 def test_a_vote_is_decided_when_the_rest_cannot_change_it() -> None:  # T77
-    assert decided([7, 7, 7], remaining=2)
-    assert not decided([7, 7], remaining=3)
-    assert decided([7, "7.0", 8], remaining=1)  # at best a tie with what was given later
-    assert not decided([8, 7, 7], remaining=1)  # 8 was given first and would win a tie
-    assert not decided([], remaining=1)
-    assert decided([], remaining=0)
+    assert is_decided([7, 7, 7], remaining=2)
+    assert not is_decided([7, 7], remaining=3)
+    assert is_decided([7, "7.0", 8], remaining=1)  # at best a tie with what was given later
+    assert not is_decided([8, 7, 7], remaining=1)  # 8 was given first and would win a tie
+    assert not is_decided([], remaining=1)
+    assert is_decided([], remaining=0)
 
 
 @given(st.lists(st.sampled_from("abc"), max_size=6), st.integers(0, 3))
 def test_decided_is_what_trying_every_rest_finds(answers: list[str], remaining: int) -> None:
     rests = [rest for length in range(remaining + 1) for rest in product("abcd", repeat=length)]
-    outcomes = {majority([*answers, *rest]).winner if answers or rest else None for rest in rests}
-    assert decided(answers, remaining) is (len(outcomes) == 1)
+    outcomes = {find_majority([*answers, *rest]).winner if answers or rest else None for rest in rests}
+    assert is_decided(answers, remaining) is (len(outcomes) == 1)

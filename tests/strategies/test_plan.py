@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rxloop.errors import PlanRefused
-from rxloop.thinking.stages import Plan, PlanStep, parse_plan
+from rxloop.strategies import Plan, PlanStep, parse_plan
 
 PLAN = """
 I will plan first.

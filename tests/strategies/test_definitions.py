@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import pickle
+import subprocess
+import sys
 from dataclasses import FrozenInstanceError, replace
 from itertools import product
 from typing import Any
@@ -11,7 +13,8 @@ from typing import Any
 import pytest
 
 from rxloop.errors import ConfigurationError, StageRefused
-from rxloop.thinking.stages import STAGE_TABLES, StageManager, StrategyDefinition, table_of
+from rxloop.strategies import STRATEGIES, get_stages
+from rxloop.thinking.stages import StageManager, StrategyDefinition
 from support.strategy_table import EXPECTED, TABLE, needs_table
 
 NINE = (
@@ -29,7 +32,7 @@ NINE = (
 
 @pytest.fixture(params=NINE)
 def definition(request: pytest.FixtureRequest) -> StrategyDefinition:
-    return STAGE_TABLES[request.param]
+    return STRATEGIES[request.param]
 
 
 def at(definition: StrategyDefinition, stage: str) -> StageManager:
@@ -70,7 +73,7 @@ def plain(definition: StrategyDefinition) -> dict[str, Any]:
 
 
 def test_there_are_nine() -> None:
-    assert tuple(STAGE_TABLES) == NINE
+    assert tuple(STRATEGIES) == NINE
 
 
 @needs_table
@@ -103,25 +106,31 @@ def test_every_stage_tells_the_model_what_to_do_and_every_strategy_when_to_use_i
 
 @pytest.mark.parametrize("name", [*NINE, "base_sequential", "Tree-of-Thoughts", " chain of thought "])
 def test_a_flow_of_each_name_stands_at_the_reception_of_the_problem(name: str) -> None:  # T55
-    flow = StageManager(name)
+    flow = StageManager(get_stages(name))
     assert flow.stage == "problem_reception"
     assert flow.history == ()
-    assert flow.strategy is table_of(name)
+    assert flow.strategy is get_stages(name)
 
 
 def test_the_alias_of_linear_is_linear() -> None:  # T55
-    assert table_of("base_sequential") is STAGE_TABLES["linear"]
+    assert get_stages("base_sequential") is STRATEGIES["linear"]
+
+
+def test_reading_one_definition_imports_the_module_of_that_strategy_only() -> None:
+    code = "import sys; from rxloop import STRATEGIES; STRATEGIES['react']; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert {f"rxloop.strategies.{name}" for name in NINE} & {*done.stdout.split()} == {"rxloop.strategies.react"}
 
 
 def test_an_unknown_name_is_refused_with_the_names_that_there_are() -> None:  # T56
     with pytest.raises(ConfigurationError, match="no strategy 'guessing'") as caught:
-        StageManager("guessing")
+        StageManager(get_stages("guessing"))
     assert str(caught.value).endswith(f"there are {', '.join(NINE)}")
 
 
 def test_all_74_transitions_are_accepted_and_all_562_other_pairs_refused() -> None:  # T57 T58
     accepted = refused = 0
-    for each in STAGE_TABLES.values():
+    for each in STRATEGIES.values():
         for source, target in product(each.transitions, repeat=2):
             flow = at(each, source)
             before = flow.snapshot()
@@ -146,14 +155,14 @@ def test_the_rejected_transitions_of_the_table_are_refused() -> None:  # T58
     assert len(TABLE["rejected_transitions"]) == 18
     for name, source, target in TABLE["rejected_transitions"]:
         with pytest.raises(StageRefused):
-            at(STAGE_TABLES[name], source).transition_to(target)
+            at(STRATEGIES[name], source).transition_to(target)
 
 
 @needs_table
 @pytest.mark.parametrize("walk", ["react_two_cycles", "tot_two_branches"])
 def test_the_walks_of_the_table_are_accepted(walk: str) -> None:  # T61
     name, path = TABLE["accepted_walks"][walk]["strategy"], TABLE["accepted_walks"][walk]["path"]
-    flow = StageManager(name)
+    flow = StageManager(get_stages(name))
     for stage in path[1:]:  # the first move names the second stage: the flow stands at the first from the beginning
         flow.transition_to(stage)
     assert [*flow.history, flow.stage] == path
@@ -181,7 +190,7 @@ def test_a_definition_cannot_be_changed(definition: StrategyDefinition) -> None:
     with pytest.raises(TypeError):
         definition.transitions["x"] = ()  # pyright: ignore[reportIndexIssue]
     with pytest.raises(TypeError):
-        STAGE_TABLES["x"] = definition  # pyright: ignore[reportIndexIssue]
+        STRATEGIES["x"] = definition  # pyright: ignore[reportIndexIssue]
     assert replace(definition) == definition
     assert hash(replace(definition)) == hash(definition)
 

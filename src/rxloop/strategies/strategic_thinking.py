@@ -9,10 +9,12 @@ import orjson
 
 from rxloop.errors import ConfigurationError, InvalidThought
 from rxloop.pipeline.requests import ToolDefinition
+from rxloop.strategies.catalog import STRATEGIES, get_stages
 from rxloop.thinking.sessions import Session, ThinkingSessions, ThoughtInput, ThoughtResult
 from rxloop.thinking.sessions.thought import parameters
-from rxloop.thinking.stages import LOOP_CAP, STAGE_TABLES, StrategyDefinition, table_of
-from rxloop.thinking.stages.staged_session import Flow, StagedInput, by_name
+from rxloop.thinking.stages.definition import StrategyDefinition
+from rxloop.thinking.stages.stage_manager import LOOP_CAP
+from rxloop.thinking.stages.staged_session import Flow, StagedInput, index_definitions
 from rxloop.tools.sequential_thinking import Owner, SessionTool
 
 NAME = "strategic_thinking"
@@ -63,7 +65,7 @@ class StrategicThinking(SessionTool):
     ) -> None:
         """See `strategic_thinking`."""
         found = tuple(
-            table_of(given) if isinstance(given, str) else given for given in strategies or STAGE_TABLES.values()
+            get_stages(given) if isinstance(given, str) else given for given in strategies or STRATEGIES.values()
         )
         definition = ToolDefinition(
             name=NAME,
@@ -72,7 +74,7 @@ class StrategicThinking(SessionTool):
             hidden=hidden,
         )
         super().__init__(definition, session_id, sessions, owner, text_tokens)
-        self._definitions = by_name(found)
+        self._definitions = index_definitions(found)
         self._loop_cap = loop_cap
         self._budget = budget
         self._strict = strict
