@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from agents import Agent, OpenAIChatCompletionsModel, RunConfig, Runner, function_tool, set_tracing_disabled
 from contenders.contender import Contender
 from openai import AsyncOpenAI
+
+from agents import Agent, OpenAIChatCompletionsModel, RunConfig, Runner, function_tool, set_tracing_disabled
 
 set_tracing_disabled(True)
 QUIET = RunConfig(tracing_disabled=True)

@@ -103,15 +103,15 @@ if TYPE_CHECKING:
     from rxloop.pipeline.artifacts import ArtifactStore as ArtifactStore
     from rxloop.pipeline.artifacts import Draft as Draft
     from rxloop.pipeline.artifacts import RunArtifacts as RunArtifacts
+    from rxloop.pipeline.context_interfaces import Budget as Budget
+    from rxloop.pipeline.context_interfaces import Compressor as Compressor
+    from rxloop.pipeline.context_interfaces import TokenCounter as TokenCounter
+    from rxloop.pipeline.context_interfaces import Workspace as Workspace
+    from rxloop.pipeline.context_interfaces import WorkspacePart as WorkspacePart
     from rxloop.pipeline.event_log import EventLog as EventLog
-    from rxloop.pipeline.interfaces import Budget as Budget
-    from rxloop.pipeline.interfaces import Compressor as Compressor
     from rxloop.pipeline.interfaces import Provider as Provider
-    from rxloop.pipeline.interfaces import TokenCounter as TokenCounter
     from rxloop.pipeline.interfaces import Tool as Tool
     from rxloop.pipeline.interfaces import Toolset as Toolset
-    from rxloop.pipeline.interfaces import Workspace as Workspace
-    from rxloop.pipeline.interfaces import WorkspacePart as WorkspacePart
     from rxloop.pipeline.records import RunRecord as RunRecord
     from rxloop.pipeline.requests import IterationEnd as IterationEnd
     from rxloop.pipeline.requests import ModelRequest as ModelRequest
@@ -122,7 +122,6 @@ if TYPE_CHECKING:
     from rxloop.pipeline.requests import ToolDefinition as ToolDefinition
     from rxloop.pipeline.requests import ToolRequest as ToolRequest
     from rxloop.pipeline.run_context import RunContext as RunContext
-    from rxloop.protocol.commands import PendingInput as PendingInput
     from rxloop.protocol.envelope import Event as Event
     from rxloop.protocol.envelope import UnknownEvent as UnknownEvent
     from rxloop.protocol.events import AnyEvent as AnyEvent
@@ -136,6 +135,7 @@ if TYPE_CHECKING:
     from rxloop.protocol.messages import ImagePart as ImagePart
     from rxloop.protocol.messages import Message as Message
     from rxloop.protocol.messages import Part as Part
+    from rxloop.protocol.messages import PendingInput as PendingInput
     from rxloop.protocol.messages import TextPart as TextPart
     from rxloop.protocol.messages import ToolCall as ToolCall
     from rxloop.protocol.messages import Usage as Usage

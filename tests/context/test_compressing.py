@@ -13,7 +13,7 @@ from rxloop.context import (
     TokenBudgetCompressor,
     TokenEstimator,
 )
-from rxloop.pipeline.interfaces import Budget, Compressor
+from rxloop.pipeline.context_interfaces import Budget, Compressor
 from rxloop.protocol.messages import FilePart, ImagePart, Message, TextPart
 from rxloop.state.history import History
 from support.histories import call, compressed, long_history, turn

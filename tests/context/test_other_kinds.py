@@ -14,7 +14,7 @@ from rxloop.context import (
     TokenBudgetCompressor,
     TokenEstimator,
 )
-from rxloop.pipeline.interfaces import Compressor
+from rxloop.pipeline.context_interfaces import Compressor
 from rxloop.protocol.messages import Message
 from support.histories import call, compressed, turn
 

@@ -13,7 +13,7 @@ from rxloop.context import (
     blocks_of,
     problems_of,
 )
-from rxloop.pipeline.interfaces import Compressor, TokenCounter
+from rxloop.pipeline.context_interfaces import Compressor, TokenCounter
 from rxloop.protocol.messages import Message
 from support.histories import Words, compressed, every_compressor, histories
 

@@ -18,7 +18,7 @@ from rxloop.context import (
     TokenBudgetCompressor,
     TokenEstimator,
 )
-from rxloop.pipeline.interfaces import Budget, Compressor, TokenCounter
+from rxloop.pipeline.context_interfaces import Budget, Compressor, TokenCounter
 from rxloop.protocol.messages import ImagePart, Message, TextPart, ToolCall
 
 WORDS = [

@@ -11,9 +11,8 @@ from pydantic import Field
 from typing_extensions import override
 
 from rxloop.agents.definition import Description
-from rxloop.agents.history_checks import check_history
 from rxloop.agents.options import AgentToolOptions, Options
-from rxloop.agents.validation import check_deps, check_names, check_options
+from rxloop.agents.validation import check_deps, check_history, check_names, check_options
 from rxloop.errors import ConfigurationError, Paused, ToolError
 from rxloop.pipeline.run_context import RunContext
 from rxloop.pipeline.time_limits import limit_time

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any, cast, overload
 
 from typing_extensions import TypeVar, Unpack
 
-from rxloop.agents.history_checks import check_history
 from rxloop.agents.options import ForkOptions, Options, ResumeOptions, RunOptions
 from rxloop.agents.runs_by_id import RunsById, check_given
-from rxloop.agents.validation import check_deps, check_fork
+from rxloop.agents.validation import check_deps, check_fork, check_history
 from rxloop.errors import ConfigurationError, RxloopError
 from rxloop.pipeline.run_context import D
 from rxloop.protocol.ids import make_id

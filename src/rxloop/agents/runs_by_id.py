@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any, Generic, cast, overload
 from typing_extensions import TypeVar, Unpack
 
 from rxloop.agents.definition import Description
-from rxloop.agents.history_checks import check_history
 from rxloop.agents.options import Options, ResumeOptions, RunOptions, compare_model, resumed_with
-from rxloop.agents.validation import check_deps, check_names, check_options
+from rxloop.agents.validation import check_deps, check_history, check_names, check_options
 from rxloop.errors import ConfigurationError
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.run_context import D

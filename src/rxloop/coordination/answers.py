@@ -8,9 +8,9 @@ from typing import Any
 
 from rxloop.errors import InvalidEvent, InvalidInput, NotAsked, ToolError
 from rxloop.pipeline.records import RunRecord
-from rxloop.protocol.commands import failure_of
 from rxloop.protocol.events import SUPERSEDED, State
 from rxloop.protocol.json_data import storable
+from rxloop.protocol.messages import failure_of
 from rxloop.state.run_state import RunState
 from rxloop.support.json_schema import find_misfit, to_json_text
 from rxloop.tools import encode_result

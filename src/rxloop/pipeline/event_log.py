@@ -11,7 +11,6 @@ from typing_extensions import Unpack
 
 from rxloop.errors import EventLogError, UnknownRun
 from rxloop.pipeline.local_state import FirstSeen, LeaseTable, LocalInbox, LocalState
-from rxloop.protocol.commands import Command
 from rxloop.protocol.events import Event, State, ends_attempt
 from rxloop.state.fold import fold_all
 from rxloop.support.tasks import CLOCK
@@ -19,6 +18,7 @@ from rxloop.support.tasks import CLOCK
 if TYPE_CHECKING:
     from rxloop.pipeline.artifacts import ArtifactStore
     from rxloop.pipeline.records import ConversationPage, Mark, RunQuery, RunRecord, Until
+    from rxloop.protocol.commands import Command
     from rxloop.state.kept_folds import RunFold
 
 _FINISHED: tuple[State, ...] = ("completed", "failed")

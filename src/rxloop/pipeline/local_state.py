@@ -6,9 +6,10 @@ import asyncio
 import os
 from collections.abc import Callable, Sequence
 from threading import Lock
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from rxloop.protocol.commands import Command
+if TYPE_CHECKING:
+    from rxloop.protocol.commands import Command
 
 T = TypeVar("T")
 

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypedDict
 from typing_extensions import TypeVar, Unpack
 
 from rxloop.errors import InvalidEvent, RxloopError
-from rxloop.protocol.commands import PendingInput
 from rxloop.protocol.events import Event, ToolCompleteEvent, ToolProgressEvent, normalise
-from rxloop.protocol.messages import Message, ToolCall, Usage
+from rxloop.protocol.messages import Message, PendingInput, ToolCall, Usage
 from rxloop.protocol.settings import Limits
 
 if TYPE_CHECKING:

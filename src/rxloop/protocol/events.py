@@ -10,9 +10,9 @@ from typing import Annotated, Any, TypeVar, Union, cast
 from pydantic import Field, TypeAdapter
 
 from rxloop.errors import ConfigurationError, InvalidEvent
-from rxloop.protocol.commands import PendingInput as PendingInput
 from rxloop.protocol.envelope import Event as Event
 from rxloop.protocol.json_data import LARGEST, LEAST, plan_of, readable, settled, storable, takes_any
+from rxloop.protocol.messages import PendingInput as PendingInput
 from rxloop.protocol.model import EMPTY_DICT, stamp
 from rxloop.protocol.run_events import (
     ArtifactUpdateEvent,

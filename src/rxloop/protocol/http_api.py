@@ -6,11 +6,21 @@ from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import Field, model_validator
 
-from rxloop.protocol.commands import PendingInput
 from rxloop.protocol.envelope import Timestamp
 from rxloop.protocol.ids import Id
 from rxloop.protocol.media import make_part
-from rxloop.protocol.messages import ErrorInfo, FilePart, ImagePart, Message, Part, TextPart, ToolCall, Usage, Wire
+from rxloop.protocol.messages import (
+    ErrorInfo,
+    FilePart,
+    ImagePart,
+    Message,
+    Part,
+    PendingInput,
+    TextPart,
+    ToolCall,
+    Usage,
+    Wire,
+)
 from rxloop.protocol.model import absent
 from rxloop.protocol.run_events import State
 from rxloop.protocol.settings import ReasoningEffort

@@ -13,7 +13,8 @@ from rxloop.protocol.model import Wire
 
 _LONGEST = 200
 """Characters of an address or a name in a placeholder."""
-_LOCAL = re.compile(r"file:|~?[/\\]|~$|\.{1,2}[/\\]|[a-z]:[/\\]", re.IGNORECASE)
+_LOCAL = r"(?i)file:|~?[/\\]|~$|\.{1,2}[/\\]|[a-z]:[/\\]"
+"""Not compiled at import: most programs have no images or files."""
 
 
 class TextPart(Wire):
@@ -160,7 +161,7 @@ def is_data_url(url: str) -> bool:
 
 def is_local_path(url: str) -> bool:
     r"""True if a URL is a path of a file system, such as `./a.png`, `C:\a.png` or `file:///a.png`."""
-    return _LOCAL.match(url.strip()) is not None
+    return re.match(_LOCAL, url.strip()) is not None
 
 
 def with_placeholders(text: str, parts: Sequence[ImagePart | FilePart]) -> str:

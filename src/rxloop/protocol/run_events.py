@@ -8,9 +8,8 @@ from typing import Any, Literal
 from pydantic import Field
 from typing_extensions import override
 
-from rxloop.protocol.commands import PendingInput, public_question
 from rxloop.protocol.envelope import Event
-from rxloop.protocol.messages import Content, ErrorInfo, Message, ToolCall, Usage
+from rxloop.protocol.messages import Content, ErrorInfo, Message, PendingInput, ToolCall, Usage, public_question
 from rxloop.protocol.model import absent
 from rxloop.protocol.visibility import id_unless_hidden, public_error_of, public_messages, public_questions
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rxloop.protocol.commands import PendingInput, public_question
-from rxloop.protocol.messages import ErrorInfo, Message, ToolCall
+from rxloop.protocol.messages import ErrorInfo, Message, PendingInput, ToolCall, public_question
 
 ROOT = "root_task_id"
 """In the metadata of an event of a run that is nested more than once: the outermost run, which numbers the event."""

@@ -17,14 +17,13 @@ from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.interfaces import Provider, Tool
 from rxloop.pipeline.requests import ModelRequest, ToolRequest, marked
 from rxloop.pipeline.run_context import ModelCall, RunContext
-from rxloop.protocol.commands import PendingInput
 from rxloop.protocol.events import (
     ContentCompleteEvent,
     Event,
     ThoughtStreamEvent,
     ToolCompleteEvent,
 )
-from rxloop.protocol.messages import Message
+from rxloop.protocol.messages import Message, PendingInput
 from rxloop.protocol.settings import Limits
 from rxloop.run.asking import Questions
 from rxloop.run.ends import OpenWork
@@ -54,11 +53,48 @@ class Attempt:
     `life` says where the attempt stands, `recorder` makes its stream, `lifecycle` carries it out.
     """
 
-    patience = 1.0
-    """The part of the usual seconds that what is cancelled has to stop in."""
+    # With more than 30 attributes, Python gives each instance a dict of its own, which takes 1,800 bytes.
+    __slots__ = (
+        "__weakref__",
+        "_writes",
+        "clock",
+        "credentials",
+        "durable",
+        "durable_now",
+        "exists",
+        "final",
+        "holds",
+        "life",
+        "made_at",
+        "metadata",
+        "nested",
+        "news",
+        "noticed",
+        "open_call",
+        "passed",
+        "past",
+        "patience",
+        "post",
+        "publish",
+        "questions",
+        "recorder",
+        "refusal",
+        "requests",
+        "said",
+        "scope",
+        "spec",
+        "state",
+        "steering",
+        "subscription",
+        "taken",
+        "tools",
+        "turn",
+    )
 
     def __init__(self, spec: RunSpec) -> None:
         self.spec = spec
+        self.patience = 1.0
+        """The part of the usual seconds that what is cancelled has to stop in."""
         self.life = Life(spec.task_id, spec.loop)
         self.recorder = self._new_recorder()
         # Bound here: what operators call for each event goes to the recorder without a detour.

@@ -135,6 +135,8 @@ class NestedRecorder(Recorder):
 class NestedAttempt(Attempt):
     """One attempt of a nested run."""
 
+    __slots__ = ("above", "agent_path", "hidden")
+
     def __init__(self, spec: RunSpec, call: RunContext[Any], above: Attempt) -> None:
         """Go on with the run, or begin with it, if nothing is known of it.
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from rxloop.pipeline.interfaces import Tool
 from rxloop.pipeline.requests import ToolRequest
-from rxloop.protocol.commands import PendingInput, failure_of
 from rxloop.protocol.events import AskingEvent, Event, InputReceivedEvent, LLMNoticeEvent, ToolCompleteEvent
 from rxloop.protocol.json_data import readable
+from rxloop.protocol.messages import PendingInput, failure_of
 from rxloop.protocol.refusals import is_refusal, refusal_reason
 from rxloop.run.recorder import Recorder
 from rxloop.state.earlier_attempts import AskedQuestion

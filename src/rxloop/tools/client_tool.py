@@ -12,8 +12,8 @@ from pydantic_core import SchemaError
 from rxloop.errors import ConfigurationError, InvalidEvent, ToolError
 from rxloop.pipeline.requests import ToolDefinition
 from rxloop.pipeline.run_context import RunContext
-from rxloop.protocol.commands import PendingInput, failure_of
 from rxloop.protocol.json_data import storable
+from rxloop.protocol.messages import PendingInput, failure_of
 from rxloop.support.json_schema import explain_schema_error, find_flaw, find_misfit, to_json_text
 from rxloop.tools.approval import described
 from rxloop.tools.function import check_name

@@ -17,7 +17,6 @@ from rxloop.pipeline.requests import ToolDefinition
 from rxloop.pipeline.run_context import RunContext
 from rxloop.tools.execution import caller_of, label
 from rxloop.tools.result import MAX_RESULT
-from rxloop.tools.signature import Parameters
 
 P = ParamSpec("P")
 
@@ -119,6 +118,9 @@ class FunctionTool(Generic[C, P, R]):
             ConfigurationError: As for `tool`.
             TypeError: An option is unknown.
         """
+        # Imported here: a program without tools need not load what reads signatures and docstrings.
+        from rxloop.tools.signature import Parameters
+
         _check_names("FunctionTool.__init__", options)
         # First, because it copies the attributes of the function.
         functools.update_wrapper(self, function)

@@ -13,8 +13,6 @@ from rxloop.errors import ConfigurationError, ToolError
 from rxloop.pipeline.interfaces import Provider
 from rxloop.pipeline.requests import ToolDefinition
 from rxloop.pipeline.run_context import RunContext
-from rxloop.protocol.lenient import find_json, unfence
-from rxloop.support.json_schema import explain_schema_error, resolve_reference
 
 FINAL_ANSWER = "final_answer"
 
@@ -140,12 +138,17 @@ def output_of(output_type: Any, mode: OutputMode = "auto") -> Output:
 
 def _json_in(text: str) -> str:
     """Return the JSON of an answer: the text, or the body of the code fence that it is, or the only value in it."""
+    # Imported here: most answers are text, and importing rxloop is quicker without.
+    from rxloop.protocol.lenient import find_json, unfence
+
     body = unfence(text)
     return body if _is_json(body) else find_json(text) or body
 
 
 def is_read_leniently(text: str) -> bool:
     """True if a text is neither JSON nor JSON in a plain code fence, so that an answer is only a part of it."""
+    from rxloop.protocol.lenient import find_json, unfence
+
     return not _is_json(unfence(text)) and find_json(text) is not None
 
 
@@ -167,12 +170,17 @@ def adapter_of(output_type: Any) -> tuple[TypeAdapter[Any], dict[str, Any]]:
         adapter: TypeAdapter[Any] = TypeAdapter(output_type)
         return adapter, adapter.json_schema()
     except (PydanticUserError, SchemaError) as error:
+        from rxloop.support.json_schema import explain_schema_error
+
         reason = explain_schema_error(error) if isinstance(error, SchemaError) else str(error).partition("\n")[0]
         raise ConfigurationError(f"output_type={output_type!r} cannot be the type of an answer: {reason}") from error
 
 
 def is_object(schema: dict[str, Any]) -> bool:
     """Tell whether everything that fits the schema is a JSON object, by its root."""
+    # Imported here, because importing rxloop is quicker without.
+    from rxloop.support.json_schema import resolve_reference
+
     # A type that contains itself is a reference.
     root = resolve_reference(schema["$ref"], schema) if "$ref" in schema else schema
     return root is not None and root.get("type") == "object"

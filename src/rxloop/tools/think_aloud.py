@@ -14,7 +14,6 @@ from rxloop.pipeline.requests import ToolDefinition
 from rxloop.pipeline.run_context import RunContext
 from rxloop.protocol.events import THOUGHT_TYPES, ThoughtStreamEvent, ThoughtType, Verbosity
 from rxloop.support.text import to_one_line
-from rxloop.tools.signature import json_schema, validate
 
 if TYPE_CHECKING:
     from rxloop.state.run_state import RunState
@@ -113,7 +112,11 @@ class ThinkAloud:
     approve = False
 
     def __init__(self, config: Thoughts | None = None) -> None:
+        # Imported here, because importing rxloop is quicker without.
+        from rxloop.tools.signature import json_schema, validate
+
         self.config = config or Thoughts()
+        self._validate = validate
         thought = Field(min_length=1, max_length=self.config.max_length, description="The thought, in plain words.")
         fields: dict[str, Any] = {
             "thought": (str, thought),
@@ -145,7 +148,7 @@ class ThinkAloud:
             )
         if isinstance(kind := arguments.get("thought_type"), str):
             arguments = {**arguments, "thought_type": kind.strip().lower()}
-        given: _Arguments = validate(self._arguments, arguments, NAME, self._arguments.model_fields)
+        given: _Arguments = self._validate(self._arguments, arguments, NAME, self._arguments.model_fields)
         if not given.thought.strip():
             raise ToolError("thought: required, but it is blank. Say what you think.")
         # Nothing is awaited from here to the event: parallel calls could take the same id otherwise.

@@ -21,7 +21,7 @@ from rxloop.context import (
     SlidingWindowCompressor,
     problems_of,
 )
-from rxloop.pipeline.interfaces import Budget
+from rxloop.pipeline.context_interfaces import Budget
 from rxloop.testing import ScriptedModel, virtual_time
 from support.long_runs import compressions, look, looks, run_of, sent
 

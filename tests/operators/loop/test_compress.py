@@ -26,7 +26,7 @@ from rxloop.context import (
     TokenEstimator,
     problems_of,
 )
-from rxloop.pipeline.interfaces import Budget
+from rxloop.pipeline.context_interfaces import Budget
 from rxloop.testing import ScriptedModel, turn
 from support.long_runs import MANY, compressions, look, looks, run_of, sent
 from support.runs import shape

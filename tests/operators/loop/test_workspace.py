@@ -21,7 +21,7 @@ from rxloop.context import (
     TextWorkspace,
     TokenEstimator,
 )
-from rxloop.pipeline.interfaces import Rendered, WorkspacePart
+from rxloop.pipeline.context_interfaces import Rendered, WorkspacePart
 from rxloop.testing import ScriptedModel
 from support.long_runs import MANY, look, looks, run_of, sent
 

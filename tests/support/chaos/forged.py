@@ -10,7 +10,6 @@ from typing import Any
 from rxloop import Event
 from rxloop.errors import UnknownRun
 from rxloop.pipeline.records import RunRecord
-from rxloop.protocol.commands import PendingInput
 from rxloop.protocol.events import (
     CheckpointEvent,
     ContentCompleteEvent,
@@ -22,7 +21,7 @@ from rxloop.protocol.events import (
     ToolCompleteEvent,
     ToolStartEvent,
 )
-from rxloop.protocol.messages import Message, ToolCall, Usage
+from rxloop.protocol.messages import Message, PendingInput, ToolCall, Usage
 from rxloop.state.fold import fold_all
 from rxloop.testing.chaos.checker import Expect, Judge
 from rxloop.testing.chaos.report import Report, Witness, digest_of, seen

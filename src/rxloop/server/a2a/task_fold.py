@@ -11,7 +11,6 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from rxloop.operators.views import View
 from rxloop.operators.views.make_view import ViewOutput, make_view
-from rxloop.protocol.commands import PendingInput
 from rxloop.protocol.events import (
     ArtifactUpdateEvent,
     ContentCompleteEvent,
@@ -22,7 +21,7 @@ from rxloop.protocol.events import (
     ThoughtStreamEvent,
 )
 from rxloop.protocol.finish import explain_incomplete
-from rxloop.protocol.messages import Message, Usage
+from rxloop.protocol.messages import Message, PendingInput, Usage
 from rxloop.protocol.run_events import State
 from rxloop.protocol.visibility import PUBLIC_METADATA
 from rxloop.recorded.follow import OVER

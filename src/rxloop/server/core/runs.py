@@ -12,9 +12,8 @@ from typing_extensions import Unpack
 from rxloop.errors import ConflictError, EventLogError, InvalidInput, NotAsked, RunOver, UnknownRun
 from rxloop.pipeline.log_retry import read_log
 from rxloop.pipeline.records import RunRecord
-from rxloop.protocol.commands import public_question
 from rxloop.protocol.events import MessageAddedEvent, PendingInput, StatusUpdateEvent, TaskEvent, ends_attempt
-from rxloop.protocol.messages import Message, Prompt, as_messages
+from rxloop.protocol.messages import Message, Prompt, as_messages, public_question
 from rxloop.recorded.replay import history
 from rxloop.run import sending
 from rxloop.runtime.runtime import StartOptions

@@ -13,7 +13,6 @@ from rxloop.coordination.order import is_idle
 from rxloop.errors import EventLogError
 from rxloop.pipeline.log_retry import read_log
 from rxloop.pipeline.records import RunRecord
-from rxloop.protocol.commands import public_question
 from rxloop.protocol.events import StatusUpdateEvent, ends_attempt
 from rxloop.protocol.http_api import (
     AgentInfo,
@@ -27,6 +26,7 @@ from rxloop.protocol.http_api import (
     RunPage,
     StateInfo,
 )
+from rxloop.protocol.messages import public_question
 from rxloop.protocol.visibility import PUBLIC_METADATA, messages_for_clients, public_error
 from rxloop.recorded.follow import OVER
 from rxloop.recorded.replay import history, replay

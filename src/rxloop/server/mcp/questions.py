@@ -11,7 +11,7 @@ import mcp_types as types
 import orjson
 
 from rxloop.errors import ToolError
-from rxloop.protocol.commands import PendingInput
+from rxloop.protocol.messages import PendingInput
 
 ANSWER = "answer"
 """The field of a form that asks for one value."""

@@ -13,7 +13,6 @@ import mcp_types as types
 from rxloop.errors import ToolError
 from rxloop.operators.views import View
 from rxloop.operators.views.make_view import ViewOutput, make_view
-from rxloop.protocol.commands import PendingInput
 from rxloop.protocol.events import (
     AnyEvent,
     Event,
@@ -25,7 +24,7 @@ from rxloop.protocol.events import (
     ToolStartEvent,
     ends_attempt,
 )
-from rxloop.protocol.messages import FilePart, ImagePart
+from rxloop.protocol.messages import FilePart, ImagePart, PendingInput
 from rxloop.protocol.model import thawed
 from rxloop.server.mcp.tools import CONTEXT, CONTINUE, Offered
 from rxloop.tools.result import failure_fields

@@ -6,9 +6,8 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from rxloop.protocol.commands import PendingInput
 from rxloop.protocol.events import ContentCompleteEvent, Event, StatusUpdateEvent, TaskEvent, ends_attempt
-from rxloop.protocol.messages import ErrorInfo, Usage
+from rxloop.protocol.messages import ErrorInfo, PendingInput, Usage
 from rxloop.server.core import chat_changes as to
 from rxloop.server.core.chat_changes import Change
 from rxloop.server.openai import response_items as items

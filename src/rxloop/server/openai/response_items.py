@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from rxloop.protocol.commands import PendingInput
 from rxloop.protocol.events import ContentCompleteEvent, ToolCompleteEvent
-from rxloop.protocol.messages import ToolCall, Usage
+from rxloop.protocol.messages import PendingInput, ToolCall, Usage
 
 _ID = re.compile(r"([0-9a-f-]{36})(?:\.([1-9][0-9]{0,5}))?")
 

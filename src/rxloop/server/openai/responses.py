@@ -10,8 +10,7 @@ from starlette.responses import Response
 
 from rxloop.pipeline.log_retry import read_log
 from rxloop.pipeline.records import RunRecord
-from rxloop.protocol.commands import PendingInput, failure_of
-from rxloop.protocol.messages import FilePart, ImagePart, Message, TextPart
+from rxloop.protocol.messages import FilePart, ImagePart, Message, PendingInput, TextPart, failure_of
 from rxloop.server.core.errors import Refused
 from rxloop.server.core.request_body import read_body, read_query
 from rxloop.server.core.runs import agent_of, answer

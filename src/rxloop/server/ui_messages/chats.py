@@ -12,10 +12,9 @@ from rxloop.coordination.answers import new_answers
 from rxloop.errors import InvalidInput
 from rxloop.pipeline.log_retry import read_log
 from rxloop.pipeline.records import RunRecord
-from rxloop.protocol.commands import PendingInput
 from rxloop.protocol.events import Event, TaskEvent
 from rxloop.protocol.ids import derive_id, is_id
-from rxloop.protocol.messages import Message, TextPart
+from rxloop.protocol.messages import Message, PendingInput, TextPart
 from rxloop.server.core import runs
 from rxloop.server.core.chat_fold import chat
 from rxloop.server.core.errors import Refused
