@@ -227,7 +227,7 @@ async def test_wrong_use_is_refused(log: MemoryEventLog) -> None:
         await runtime.start("a", "Hi")
     with pytest.raises(RxloopError, match="make another one"):
         await runtime.__aenter__()
-    for agents in ({}, [agent("x")], {"a": "b"}):
+    for agents in ([agent("x")], {"a": "b"}):
         with pytest.raises(ConfigurationError, match="agents by"):
             Runtime(agents, log=log)  # pyright: ignore[reportArgumentType]
 
@@ -396,3 +396,10 @@ async def test_a_start_that_was_cancelled_in_the_middle_is_made_good_by_the_next
 
         await runtime.follow((await runtime.start("a", "Hi", key="k")).task_id)
         assert [record.state for record in await log.list_runs()] == ["completed"]
+
+
+async def test_a_runtime_may_have_no_agents() -> None:
+    async with Runtime({}, log=MemoryEventLog()) as runtime:
+        assert dict(runtime.agents) == {}
+        with pytest.raises(ConfigurationError, match="no agent 'a'"):
+            await runtime.start("a", "Hi")

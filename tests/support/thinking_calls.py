@@ -1,13 +1,29 @@
-"""Calls of the server of sequential thinking."""
+"""A server with the tools of sequential thinking, and calls of it."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
+from mcp import Client
+from mcp.server import Server
 from mcp_types import CallToolResult, TextContent
 
-from mcp import Client
+from rxloop import MemoryEventLog, Runtime
+from rxloop.server import ThinkingTools, mcp_server
+from rxloop.thinking.sessions import ThinkingSessions, ThoughtResult
+
+
+def thinking_server(
+    sessions: ThinkingSessions | None = None,
+    *,
+    session: str | None = None,
+    on_thought: Callable[[ThoughtResult], None] | None = None,
+) -> Server[Any]:
+    """A server without agents, for transports in memory."""
+    tools = ThinkingTools(sessions, session=session, on_thought=on_thought)
+    return mcp_server(Runtime({}, log=MemoryEventLog()), sequential_thinking=tools).server
 
 
 def thought(number: int = 1, text: str = "So.", **fields: Any) -> dict[str, Any]:

@@ -74,7 +74,8 @@ class Runtime:
         """Create a runtime. It opens nothing until `async with runtime:`.
 
         Args:
-            agents: Agents by name. The log stores the names, so do not change them between restarts.
+            agents: Agents by name. The log stores the names, so do not change them between restarts. An empty mapping
+                is allowed, for a server without agents.
             log: Event log for the runs of all agents. It must support leases and commands, like the logs of rxloop.
             deps: Function that returns the deps of a run, also after a restart. It receives the `RunRecord` with the
                 owner and the metadata. A synchronous function must not block. Without it, agents get no deps.

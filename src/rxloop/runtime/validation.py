@@ -82,9 +82,9 @@ def _check_shared(event_log: EventLog, queue: Queue | None) -> None:
 
 
 def _check_agents(agents: Any) -> None:
-    if not isinstance(agents, Mapping) or not agents:
+    if not isinstance(agents, Mapping):
         raise ConfigurationError(
-            f"a runtime needs agents by their names, such as {{'support': support}}, not {agents!r}"
+            f"agents must be a mapping of agents by name, such as {{'support': support}}, got {agents!r}"
         )
     for name, agent in cast("Mapping[Any, Any]", agents).items():
         if not isinstance(name, str) or not isinstance(agent, Agent):

@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from rxloop.server.http.adapter import api as api
     from rxloop.server.mcp.adapter import McpServer as McpServer
     from rxloop.server.mcp.adapter import mcp_server as mcp_server
+    from rxloop.server.mcp.stdio import serve_stdio as serve_stdio
+    from rxloop.server.mcp.thinking_tools import ThinkingTools as ThinkingTools
+    from rxloop.server.mcp.thinking_tools import make_connection_sessions as make_connection_sessions
     from rxloop.server.mcp.tools import AgentTool as AgentTool
     from rxloop.server.openai.adapter import openai_api as openai_api
     from rxloop.server.ui_messages.adapter import UiStream as UiStream

@@ -14,10 +14,10 @@ from typing import Any
 
 import mcp_types as types
 import pytest
+from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
 from mcp.shared.exceptions import MCPError
 
-from mcp import Client, StdioServerParameters
 from rxloop import SqliteEventLog
 from support.clients.mcp import ERAS, Says, Steps, accept, given_up, meta, text
 from support.commands import Place
@@ -208,6 +208,7 @@ async def test_a_dict_of_agents_is_served_as_rxloop_serve_does_it(place: Place) 
         ),
         (["nowhere:clerk"], "there is no module 'nowhere'"),
         (["office:clerk", "office.py:clerk"], "two agents are called 'clerk'"),
+        (["office:desk", "--allow-host", "example.org"], "--allow-host is for agents"),
         (["office:clerk", "--wait", "0"], "wait must be more than 0 seconds"),
     ],
 )

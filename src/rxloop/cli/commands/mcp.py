@@ -17,13 +17,17 @@ from rxloop.agents.agent import Agent
 from rxloop.cli import options
 from rxloop.cli.agent_loader import agents_of, load, made_of
 from rxloop.cli.database import opened
-from rxloop.cli.terminal import fail, running, say
+from rxloop.cli.terminal import CANCELLED, fail, running, say
 from rxloop.errors import ConfigurationError, UnknownSession
 from rxloop.pipeline.event_log import EventLog
 from rxloop.storage import MemoryEventLog, SqliteArtifacts
 
 if TYPE_CHECKING:
+    from rxloop.server.core.adapter import OnDisconnect
     from rxloop.server.mcp.adapter import McpServer
+
+_DAY = 24 * 60 * 60.0
+"""Seconds without a request after which an HTTP client of the thinking tools counts as gone."""
 
 AGENTS = "agent"
 """The command that serves agents; its name may be left out."""
@@ -90,9 +94,8 @@ def sequential_thinking(
     Each client has a session of its own. Thoughts are shown on stderr unless DISABLE_THOUGHT_LOGGING is "true".
     """
     try:
-        from rxloop.mcp.sequential_thinking import connection_sessions, sequential_thinking_server
-        from rxloop.mcp.thought_log import ThoughtLog, logs_thoughts
-        from rxloop.mcp.transports import IDLE, serve_http, serve_stdio
+        # Fails here if the extra is not installed.
+        from rxloop.server.mcp.thinking_tools import make_connection_sessions
 
         if path is not None and session is None:
             raise ConfigurationError("--path keeps a session for later, and later it needs a name: add --session NAME")
@@ -100,25 +103,35 @@ def sequential_thinking(
             raise ConfigurationError("--session is blank: give it a name, or leave it out")
         if ttl is not None and not 0 < ttl < math.inf:
             raise ConfigurationError(f"--ttl {ttl:g}: give more than 0 seconds, or leave it out")
-        silence = ttl if ttl is not None or session is not None or not http else IDLE
+        silence = ttl if ttl is not None or session is not None or not http else _DAY
     except ConfigurationError as error:
         fail(error)
 
-    async def main() -> None:
+    async def main() -> int:
+        from rxloop.cli.thought_log import ThoughtLog, logs_thoughts
+        from rxloop.runtime.runtime import Runtime
+        from rxloop.server import ServerLimits, ThinkingTools, mcp_server
+        from rxloop.server.mcp.thinking_tools import MAX_BODY
+
         artifacts = None if path is None else SqliteArtifacts(path)
-        sessions = connection_sessions(artifacts, strict=strict, ttl=silence)
+        sessions = make_connection_sessions(artifacts, strict=strict, ttl=silence)
         try:
             if session is not None:
                 # A file that cannot be used is said now, and not to the first client.
                 with suppress(UnknownSession):
                     await sessions.get_session(session)
             with ThoughtLog() if logs_thoughts() else nullcontext() as log:
-                server = sequential_thinking_server(sessions, session=session, log=log)
-                if http:
-                    hosts = allow_host or ()
-                    await serve_http(server, host, port, allowed_hosts=hosts, ttl=ttl or IDLE, ready=say)
-                else:
-                    await serve_stdio(server)
+                tools = ThinkingTools(sessions, session=session, on_thought=log)
+                server = mcp_server(
+                    Runtime({}, log=MemoryEventLog()),
+                    name="rxloop-sequential-thinking",
+                    sequential_thinking=tools,
+                    limits=ServerLimits(body=MAX_BODY),
+                    session_timeout=ttl or _DAY,
+                    max_sessions=1_000,
+                    allowed_hosts=[host, *(allow_host or ())],
+                )
+                return await _serve(server, (host, port) if http else None)
         finally:
             await sessions.aclose()
 
@@ -150,38 +163,66 @@ def agents(
     A call is a run of the agent, kept in the database: what a process leaves when it dies, the next one goes on with.
     """
     try:
-        from rxloop.mcp.transports import serve_http, serve_stdio
-        from rxloop.server.core.adapter import OnDisconnect
+        # Fails here if the extra is not installed.
+        from rxloop.server.mcp.adapter import McpServer
 
-        leaves: OnDisconnect = "keep" if keep else "cancel"
         # Stdout belongs to the protocol, whatever a module prints.
         with redirect_stdout(sys.stderr):
             found = [(reference, load(reference, "rxloop mcp")) for reference in references]
+        if allow_host and any(isinstance(each, McpServer) for _, each in found):
+            raise ConfigurationError("--allow-host is for agents; pass allowed_hosts= to the mcp_server of the module")
     except ConfigurationError as error:
         fail(error)
 
-    async def main() -> None:
+    async def main() -> int:
         async with _log(db, kept=not no_log) as log:
-            door = _door(found, log, wait, leaves)
-            async with door.host.runtime as runtime:
-                try:
-                    if http:
-                        await serve_http(door.server, host, port, allowed_hosts=allow_host or (), ready=say)
-                    else:
-                        await serve_stdio(door.server)
-                finally:
-                    await door.drain()
-            for agent in runtime.agents.values():
+            server = _load_server(found, log, wait, "keep" if keep else "cancel", [host, *(allow_host or ())])
+            code = await _serve(server, (host, port) if http else None)
+            for agent in server.host.runtime.agents.values():
                 await agent.aclose()
+        return code
 
     running(main())
 
 
-def _door(found: Sequence[tuple[str, Any]], log: EventLog, wait: float | None, leaves: Any) -> McpServer:
-    """Make a server of what was loaded.
+async def _serve(server: McpServer, address: tuple[str, int] | None) -> int:
+    """Serve until the client leaves, or over HTTP until a signal.
+
+    Args:
+        server: The server.
+        address: Host and port. None serves over stdin and stdout.
+
+    Returns:
+        The exit code.
 
     Raises:
-        ConfigurationError: It is neither agents nor a server, or two agents have one name.
+        ConfigurationError: The port cannot be opened.
+    """
+    from rxloop.server import Shutdown, serve_stdio
+
+    async with server.host.runtime:
+        if address is None:
+            try:
+                await serve_stdio(server.server)
+            finally:
+                await server.drain()
+            return 0
+        # Imported here: over stdin and stdout it needs no uvicorn.
+        from rxloop.cli.service import process
+
+        with process.listening(*address) as listener:
+            url = process.address(listener) + server.path
+            await process.until_signalled(server, listener, Shutdown(server), lambda: say(url))
+        return CANCELLED
+
+
+def _load_server(
+    found: Sequence[tuple[str, Any]], log: EventLog, wait: float | None, leaves: OnDisconnect, hosts: Sequence[str]
+) -> McpServer:
+    """Return the server that was loaded, or a server of the agents that were loaded.
+
+    Raises:
+        ConfigurationError: An object is neither an agent nor a server, or two agents have one name.
     """
     from rxloop.runtime.runtime import Runtime
     from rxloop.server.mcp.adapter import McpServer, mcp_server
@@ -202,7 +243,7 @@ def _door(found: Sequence[tuple[str, Any]], log: EventLog, wait: float | None, l
         if twice:
             raise ConfigurationError(f"two agents are called {min(twice)!r}: give one of them another name=")
         agents |= more
-    return mcp_server(Runtime(agents, log=log), wait=wait, on_disconnect=leaves)
+    return mcp_server(Runtime(agents, log=log), wait=wait, on_disconnect=leaves, allowed_hosts=hosts)
 
 
 @asynccontextmanager

@@ -1,10 +1,12 @@
-"""The door for clients of the Model Context Protocol: agents as tools, over streamable HTTP or pipes."""
+"""The MCP adapter: agents and sequential thinking as tools, over streamable HTTP or pipes."""
 
 from importlib import import_module
 
-from rxloop.mcp import missing
+from rxloop.errors import ConfigurationError
 
 try:
     import_module("mcp_types")
 except ModuleNotFoundError as error:
-    raise missing(error) from error
+    if error.name != "mcp_types":
+        raise
+    raise ConfigurationError("the MCP server needs mcp, which is not installed: pip install 'rxloop[mcp]'") from error

@@ -1,12 +1,13 @@
-"""The MCP adapter: agents as tools, over streamable HTTP or pipes."""
+"""The MCP adapter: agents and sequential thinking as tools."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import re
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
 from typing import Any
 
 import anyio
@@ -14,24 +15,23 @@ import mcp_types as types
 from mcp.server import Server
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
 from mcp.server.auth.provider import AccessToken
+from mcp.server.context import HandlerResult
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
-from mcp.server.transport_security import TransportSecuritySettings
+from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from rxloop._version import __version__
 from rxloop.errors import ConfigurationError
-from rxloop.mcp import with_body
-from rxloop.mcp._connections import connected
-from rxloop.mcp.sequential_thinking import Thinking, connection_sessions
 from rxloop.runtime.runtime import Runtime
 from rxloop.server.core.adapter import Adapter, OnDisconnect
 from rxloop.server.core.errors import Refused, refusal_of
 from rxloop.server.core.gateway import ANYBODY, Auth, Host, ServerLimits
 from rxloop.server.core.request_body import read_bytes
 from rxloop.server.mcp.calls import PRINCIPAL, Calls, Context, Given
+from rxloop.server.mcp.thinking_tools import ThinkingTools
 from rxloop.server.mcp.tools import Chosen, offered
 from rxloop.thinking.sessions import ThinkingSessions
 
@@ -41,13 +41,59 @@ _WRITTEN_IN = 3.0
 """Seconds in which results are written to clients before the sessions end."""
 
 
+class AllowedHosts:
+    """Names of this server in the headers `Host` and `Origin`.
+
+    Other names are refused, because a page in a browser can make its own name resolve to this machine.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        """Allow the names of this machine, and other ones.
+
+        Args:
+            names: Other names. A name without a port is valid with any port.
+        """
+        bracketed = (f"[{name}]" if name.count(":") > 1 and not name.startswith("[") else name for name in names)
+        self._names = frozenset(name.lower() for name in (*_LOCAL, *bracketed))
+
+    def check(self, request: Request) -> None:
+        """Check the headers of a request.
+
+        Raises:
+            Refused: A header has another name.
+        """
+        for header, value in request.headers.items():
+            if header == "host" and not self._is_allowed(value.lower()):
+                raise Refused(421, "misdirected", "Invalid Host header")
+            if header == "origin":
+                scheme, separator, host = value.lower().partition("://")
+                if scheme not in ("http", "https") or not separator or not self._is_allowed(host):
+                    raise Refused(403, "forbidden", "Invalid Origin header")
+
+    def _is_allowed(self, host: str) -> bool:
+        found = _HOST.fullmatch(host)
+        return found is not None and (found["name"] in self._names or host in self._names)
+
+
+_LOCAL = ("127.0.0.1", "localhost", "[::1]")
+_HOST = re.compile(r"(?P<name>\[[0-9a-f:.]+\]|[^\s:@/?#\[\]\\]+)(:[0-9]{1,5})?")
+
+
 class Endpoint:
     """Serves the requests of clients; the sessions begin with the first one, and end when the host is drained."""
 
     def __init__(
-        self, host: Host, server: Server[Any], security: TransportSecuritySettings | None, *, sessions: bool
+        self,
+        host: Host,
+        server: Server[Any],
+        hosts: AllowedHosts | None,
+        *,
+        sessions: bool,
+        session_timeout: float,
+        max_sessions: int,
     ) -> None:
-        self._host, self._server, self._security, self._stateless = host, server, security, not sessions
+        self._host, self._server, self._hosts, self._stateless = host, server, hosts, not sessions
+        self._session_timeout, self._max_sessions = session_timeout, max_sessions
         self._opening: asyncio.Future[StreamableHTTPSessionManager] | None = None
         self._life: asyncio.Task[None] | None = None
         self._posts = 0
@@ -58,6 +104,8 @@ class Endpoint:
         request = Request(scope, receive)
         with self._counted(request.method == "POST"):
             try:
+                if self._hosts is not None:
+                    self._hosts.check(request)
                 principal = await self._host.principal(request)
                 if self._stateless and request.method == "GET":
                     # A stream of what the server has to say in a session would be open for ever, with nothing in it.
@@ -65,7 +113,7 @@ class Endpoint:
                     raise Refused(405, "method_not_allowed", words, headers={"allow": "POST"})
                 sessions = await self._sessions()
                 if request.method == "POST":
-                    receive = with_body(await read_bytes(request, self._host.limits), receive)
+                    receive = _replay_body(await read_bytes(request, self._host.limits), receive)
             except Exception as error:
                 await _answer(error, request)(scope, receive, send)
                 return
@@ -92,7 +140,8 @@ class Endpoint:
         sessions = StreamableHTTPSessionManager(
             self._server,
             stateless=self._stateless,
-            security_settings=self._security,
+            session_idle_timeout=None if self._stateless else self._session_timeout,
+            max_sessions=self._max_sessions,
             max_request_body_size=self._host.limits.body,
         )
         # As one of the streams of the host: it ends with them.
@@ -135,20 +184,30 @@ def _answer(error: Exception, request: Request) -> Response:
     return Response(body.model_dump_json(by_alias=True), refused.status, headers, media_type="application/json")
 
 
-_LOCAL = ("127.0.0.1", "localhost", "[::1]")
+def _replay_body(body: bytes, receive: Receive) -> Receive:
+    """Return a `receive` that yields a body that was already read, and then the later messages."""
+    pending = [body]
+
+    async def replay() -> Message:
+        if pending:
+            return {"type": "http.request", "body": pending.pop(), "more_body": False}
+        return await receive()
+
+    return replay
 
 
 class McpServer(Adapter):
-    """An MCP server whose tools are agents; see `mcp_server`.
+    """An MCP server whose tools are agents and sequential thinking; see `mcp_server`.
 
     Attributes:
-        server: The server of the official SDK, for other transports: `rxloop.mcp.transports.serve_stdio(door.server)`.
+        server: The server of the official SDK, for other transports, such as `rxloop.server.serve_stdio(mcp.server)`.
             Enter the runtime before, and call `drain` after.
+        path: Where it is served.
     """
 
     def __init__(self, host: Host, server: Server[Any], path: str, endpoint: Endpoint) -> None:
         """Serve a host; nothing is opened before the application is."""
-        self.server = server
+        self.server, self.path = server, path
         super().__init__(host, [Route(path, endpoint)], on_error)
 
 
@@ -160,14 +219,16 @@ def mcp_server(
     agents: Chosen = None,
     name: str = "rxloop",
     instructions: str | None = None,
-    sequential_thinking: bool | ThinkingSessions = False,
+    sequential_thinking: bool | ThinkingSessions | ThinkingTools = False,
     wait: float | None = None,
     on_disconnect: OnDisconnect = "cancel",
     sessions: bool | None = None,
+    session_timeout: float = 1_800.0,
+    max_sessions: int = 10_000,
     path: str = "/mcp",
     allowed_hosts: Sequence[str] | None = None,
 ) -> McpServer:
-    """Make an MCP server whose tools are the agents of a runtime.
+    """Make an MCP server whose tools are the agents of a runtime, sequential thinking, or both.
 
     A call is a run: its progress is told, its questions are put to the person before the client, and a cancel of the
     client cancels it. The tool `continue_run` answers a run for clients that cannot ask, and waits for one whose caller
@@ -182,7 +243,8 @@ def mcp_server(
             default all of them.
         name: What the server is called.
         instructions: What the client's model is told of the server as a whole.
-        sequential_thinking: Offer the tools of sequential thinking, too; sessions with rules of your own, or True.
+        sequential_thinking: Offer the tools and resources of sequential thinking: True, sessions with your own limits,
+            or `ThinkingTools`. With `Runtime({}, log=log)` the server has no other tools.
         wait: Seconds after which a call is answered though its run goes on, for clients that do not wait for ever;
             `continue_run` waits on. None waits for the end.
         on_disconnect: What becomes of a run whose caller is gone: `cancel` cancels it, `keep` lets it go on. Over HTTP
@@ -191,6 +253,8 @@ def mcp_server(
             and can cancel a call, and all of its requests have to come to this process. Without, each may come to any
             process; answers come by `continue_run`, and who cancels has to close the connection. None is sessions,
             unless the runtime has a queue: then there are other servers beside this one.
+        session_timeout: Seconds without a request after which the session of a client is closed.
+        max_sessions: Maximum number of open sessions. The next client gets status 503.
         path: Where it is served.
         allowed_hosts: The names by which clients may call it over HTTP, beside those of this machine. Without `auth`
             there are none by default, so that no page in a browser reaches it; with it all names are good.
@@ -207,50 +271,80 @@ def mcp_server(
         raise ConfigurationError(f"wait must be more than 0 seconds, or None for the end of the run, not {wait!r}")
     if on_disconnect not in ("keep", "cancel"):
         raise ConfigurationError(f"on_disconnect must be 'keep' or 'cancel', not {on_disconnect!r}")
+    if not 0 < session_timeout < math.inf:
+        raise ConfigurationError(f"session_timeout must be a finite number of seconds above 0, got {session_timeout!r}")
+    if max_sessions < 1:
+        raise ConfigurationError(f"max_sessions must be at least 1, got {max_sessions}")
     if not path.startswith("/"):
         raise ConfigurationError(f"path must begin with /, not {path!r}")
     host = Host(runtime, auth, limits or ServerLimits())
     calls = Calls(host, offered(runtime.agents, agents), wait=wait, on_disconnect=on_disconnect)
-    server = _server(name, instructions, calls, sequential_thinking)
+    server = _make_server(name, instructions, calls, _make_thinking(sequential_thinking))
     if sessions is None:
         sessions = runtime.queue is None
-    return McpServer(host, server, path, Endpoint(host, server, _security(auth, allowed_hosts), sessions=sessions))
+    # A page in a browser has no token, so every name is safe with `auth`.
+    hosts = None if auth is not None and allowed_hosts is None else AllowedHosts(allowed_hosts or ())
+    endpoint = Endpoint(
+        host, server, hosts, sessions=sessions, session_timeout=session_timeout, max_sessions=max_sessions
+    )
+    return McpServer(host, server, path, endpoint)
 
 
-def _server(name: str, instructions: str | None, calls: Calls, thinking: bool | ThinkingSessions) -> Server[Any]:
-    sessions = connection_sessions() if thinking is True else thinking or None
-    thoughts = None if sessions is None else Thinking(sessions)
+def _make_thinking(given: bool | ThinkingSessions | ThinkingTools) -> ThinkingTools | None:
+    if isinstance(given, ThinkingTools):
+        return given
+    if isinstance(given, ThinkingSessions):
+        return ThinkingTools(given)
+    return ThinkingTools() if given else None
 
+
+def _make_server(name: str, instructions: str | None, calls: Calls, thinking: ThinkingTools | None) -> Server[Any]:
     async def list_tools(ctx: Context, params: types.PaginatedRequestParams | None) -> types.ListToolsResult:
-        beside = [] if thoughts is None else (await thoughts.list_tools(ctx, params)).tools
-        return types.ListToolsResult(tools=[*calls.list_tools(), *beside])
+        return types.ListToolsResult(tools=[*calls.list_tools(), *(thinking.list_tools() if thinking else ())])
 
     async def call_tool(ctx: Context, params: types.CallToolRequestParams) -> Given:
-        if thoughts is not None and thoughts.has(params.name):
-            return await thoughts.call_tool(ctx, params)
+        if thinking is not None and params.name in thinking.names:
+            return await thinking.call_tool(ctx, params)
         return await calls.call(ctx, params)
 
-    for each in () if thoughts is None else ("sequentialthinking", "thinking_history", "clear_thinking"):
-        if calls.has(each):
-            raise ConfigurationError(f"an agent is called {each!r}, like a tool of sequential thinking: rename it")
-    more: dict[str, Any] = {} if sessions is None else {"lifespan": partial(connected, sessions, None)}
-    return Server(
+    options: dict[str, Any] = {}
+    if thinking is not None:
+        for each in thinking.names:
+            if calls.has(each):
+                raise ConfigurationError(f"an agent is called {each!r}, like a tool of sequential thinking: rename it")
+        options = {
+            "lifespan": thinking.open_connections,
+            "on_list_resources": thinking.list_resources,
+            "on_read_resource": thinking.read_resource,
+        }
+        if not calls.has_agents:
+            options["title"] = "Sequential Thinking"
+            options["description"] = "Thinks in numbered steps that can be revised and branched from."
+    elif not calls.has_agents:
+        raise ConfigurationError("the server has no tools: add agents to the runtime, or pass sequential_thinking=True")
+    server = Server(
         name,
         version=__version__,
         instructions=instructions,
         on_list_tools=list_tools,
         on_call_tool=call_tool,
-        **more,
+        **options,
     )
+    if not calls.has_agents:
+        _require_connections(server)
+    return server
 
 
-def _security(auth: Auth | None, allowed: Sequence[str] | None) -> TransportSecuritySettings | None:
-    if auth is not None and allowed is None:
-        # A page in a browser has no token.
-        return TransportSecuritySettings(enable_dns_rebinding_protection=False)
-    names = [each for host in (*_LOCAL, *(allowed or ())) for each in (host, f"{host}:*")]
-    return TransportSecuritySettings(
-        enable_dns_rebinding_protection=True,
-        allowed_hosts=names,
-        allowed_origins=[f"{scheme}://{name}" for scheme in ("http", "https") for name in names],
-    )
+def _require_connections(server: Server[Any]) -> None:
+    """Over HTTP, offer only protocols with connections: later ones have none, so a client would have no session."""
+    discover = server.get_request_handler("server/discover")
+    if discover is None:
+        return
+
+    async def handler(ctx: Context, params: types.RequestParams) -> HandlerResult:
+        result = await discover.handler(ctx, params)
+        if ctx.request is None or not isinstance(result, types.DiscoverResult):
+            return result
+        return result.model_copy(update={"supported_versions": list(HANDSHAKE_PROTOCOL_VERSIONS)})
+
+    server.add_request_handler("server/discover", types.RequestParams, handler)

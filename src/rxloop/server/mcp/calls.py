@@ -108,11 +108,16 @@ class Calls:
 
     def has(self, name: str) -> bool:
         """Whether there is a tool of that name."""
-        return name in self._tools or name == CONTINUE
+        return name in self._tools or (name == CONTINUE and self.has_agents)
+
+    @property
+    def has_agents(self) -> bool:
+        """True if at least one agent is a tool."""
+        return bool(self._tools)
 
     def list_tools(self) -> list[types.Tool]:
         """The tools, as clients see them."""
-        return [*(each.tool for each in self._tools.values()), continuing()]
+        return [*(each.tool for each in self._tools.values()), *([continuing()] if self._tools else ())]
 
     async def call(self, ctx: Context, params: types.CallToolRequestParams) -> Given:
         """Carry out a call; whatever goes wrong becomes a result that a model can read.

@@ -181,7 +181,7 @@ def offered(agents: Mapping[str, Agent[Any, Any]], chosen: Chosen) -> dict[str, 
         if made.tool.name in (*found, CONTINUE):
             raise ConfigurationError(f"the agent {name!r} would be one more tool {made.tool.name!r}: rename it")
         found[made.tool.name] = made
-    if not found:
+    if not found and chosen is not None:
         raise ConfigurationError("agents= names none: leave it out for all agents of the runtime")
     return found
 

@@ -6,14 +6,17 @@ import asyncio
 from typing import Any, Literal
 
 import pytest
+from mcp import Client
 from typing_extensions import override
 
-from mcp import Client
-from rxloop.mcp.sequential_thinking import connection_sessions, sequential_thinking_server
+from rxloop import Agent, ConfigurationError, MemoryEventLog, Runtime
 from rxloop.pipeline.artifact_rules import ArtifactChunk
+from rxloop.server import mcp_server
+from rxloop.server.mcp.thinking_tools import make_connection_sessions
 from rxloop.storage import MemoryArtifacts
+from rxloop.testing import ScriptedModel
 from rxloop.thinking.sessions import ThinkingSessions, ThoughtResult
-from support.thinking_calls import history, refused, said, texts, think, thought
+from support.thinking_calls import history, refused, said, texts, think, thinking_server, thought
 
 OFFICIAL = ["thoughtNumber", "totalThoughts", "nextThoughtNeeded", "branches", "thoughtHistoryLength"]
 REQUIRED = ["thought", "nextThoughtNeeded", "thoughtNumber", "totalThoughts"]
@@ -21,7 +24,7 @@ Mode = Literal["legacy", "auto"]
 
 
 async def test_the_published_tool_has_the_fields_of_the_reference_server() -> None:
-    async with Client(sequential_thinking_server()) as client:
+    async with Client(thinking_server()) as client:
         tool = (await client.list_tools()).tools[0]
     # T24
     assert tool.input_schema["required"] == REQUIRED
@@ -45,7 +48,7 @@ async def test_the_published_tool_has_the_fields_of_the_reference_server() -> No
 
 
 async def test_the_annotations_are_honest() -> None:
-    async with Client(sequential_thinking_server()) as client:
+    async with Client(thinking_server()) as client:
         tools = {tool.name: tool.annotations for tool in (await client.list_tools()).tools}
     hints = {
         name: (each.read_only_hint, each.idempotent_hint, each.destructive_hint, each.open_world_hint)
@@ -60,7 +63,7 @@ async def test_the_annotations_are_honest() -> None:
 
 
 async def test_the_description_shows_a_revision_and_a_branch_and_speaks_of_no_ids() -> None:
-    async with Client(sequential_thinking_server()) as client:
+    async with Client(thinking_server()) as client:
         description = (await client.list_tools()).tools[0].description or ""
     assert '"isRevision": true' in description
     assert '"branchFromThought": ' in description
@@ -69,7 +72,7 @@ async def test_the_description_shows_a_revision_and_a_branch_and_speaks_of_no_id
 
 @pytest.mark.parametrize("mode", ["legacy", "auto"])
 async def test_the_answer_has_the_official_keys_in_text_and_in_structured_content(mode: Mode) -> None:
-    async with Client(sequential_thinking_server(), mode=mode) as client:
+    async with Client(thinking_server(), mode=mode) as client:
         told = await think(client, thought(1, totalThoughts=2), thought(5))
     # T2, T23
     assert list(told)[:5] == OFFICIAL
@@ -84,7 +87,7 @@ async def test_the_answer_has_the_official_keys_in_text_and_in_structured_conten
 
 @pytest.mark.parametrize("mode", ["legacy", "auto"])
 async def test_calls_with_no_id_go_on_in_the_session_of_the_connection(mode: Mode) -> None:
-    async with Client(sequential_thinking_server(), mode=mode) as client:
+    async with Client(thinking_server(), mode=mode) as client:
         first = await think(client, thought(1))
         last = await think(client, thought(2), thought(3, nextThoughtNeeded=False))
     assert (first["thoughtHistoryLength"], last["thoughtHistoryLength"]) == (1, 3)
@@ -95,7 +98,7 @@ async def test_calls_with_no_id_go_on_in_the_session_of_the_connection(mode: Mod
 
 
 async def test_what_is_odd_about_a_thought_stands_beside_the_answer() -> None:
-    async with Client(sequential_thinking_server()) as client:
+    async with Client(thinking_server()) as client:
         first = await think(client, thought(1))
         # T15
         told = await think(client, thought(2, isRevision=True, revisesThought=9))
@@ -112,21 +115,21 @@ async def test_what_clients_send_is_read_leniently() -> None:
         branchId=None,
         unknown={"a": 1},
     )
-    async with Client(sequential_thinking_server()) as client:
+    async with Client(thinking_server()) as client:
         # T9, T10, T11, T12
         told = await think(client, lenient)
     assert (told["thoughtNumber"], told["totalThoughts"], told["nextThoughtNeeded"]) == (1, 2, True)
 
 
 async def test_a_field_in_snake_case_is_an_unknown_one() -> None:
-    async with Client(sequential_thinking_server()) as client:
+    async with Client(thinking_server()) as client:
         told = await think(client, thought(1, branch_id="a", branchFromThought=1, total_thoughts=9))
     assert (told["branches"], told["totalThoughts"]) == ([], 3)
 
 
 @pytest.mark.parametrize("name", ["__proto__", "constructor", "10", "   ", "🌿", "x" * 5_000])
 async def test_every_text_is_a_name_for_a_branch(name: str) -> None:
-    async with Client(sequential_thinking_server()) as client:
+    async with Client(thinking_server()) as client:
         # T5, T7
         names = ["b", name]
         told = await think(client, thought(1), *(thought(2, branchId=each, branchFromThought=1) for each in names))
@@ -134,7 +137,7 @@ async def test_every_text_is_a_name_for_a_branch(name: str) -> None:
 
 
 async def test_what_does_not_fit_is_an_error_that_names_the_fields_and_stores_nothing() -> None:
-    async with Client(sequential_thinking_server()) as client:
+    async with Client(thinking_server()) as client:
         # T9, T13, T14
         told = await refused(client, {"thought": "a", "thoughtNumber": True, "totalThoughts": "one"})
         assert told["code"] == "invalid_thought"
@@ -144,13 +147,13 @@ async def test_what_does_not_fit_is_an_error_that_names_the_fields_and_stores_no
 
 
 async def test_a_call_without_arguments_is_refused_like_one_with_none_of_the_fields() -> None:
-    async with Client(sequential_thinking_server()) as client:
+    async with Client(thinking_server()) as client:
         result = await client.call_tool("sequentialthinking")
     assert said(result)["code"] == "invalid_thought"
 
 
 async def test_a_thought_may_be_long_and_not_endless() -> None:
-    async with Client(sequential_thinking_server()) as client:
+    async with Client(thinking_server()) as client:
         # T8
         await think(client, thought(1, "x" * 1_000_000))
         told = await refused(client, thought(2, "x" * 1_000_001))
@@ -159,7 +162,7 @@ async def test_a_thought_may_be_long_and_not_endless() -> None:
 
 
 async def test_a_full_session_says_so_and_can_be_cleared() -> None:
-    async with Client(sequential_thinking_server(ThinkingSessions(MemoryArtifacts(), max_thoughts=2))) as client:
+    async with Client(thinking_server(ThinkingSessions(MemoryArtifacts(), max_thoughts=2))) as client:
         await think(client, thought(1), thought(2))
         # T47
         assert (await refused(client, thought(3)))["code"] == "max_thoughts"
@@ -168,14 +171,14 @@ async def test_a_full_session_says_so_and_can_be_cleared() -> None:
 
 
 async def test_strict_rules_refuse_a_revision_of_nothing() -> None:
-    async with Client(sequential_thinking_server(connection_sessions(strict=True))) as client:
+    async with Client(thinking_server(make_connection_sessions(strict=True))) as client:
         # T15
         told = await refused(client, thought(1, isRevision=True, revisesThought=4))
     assert (told["code"], set(told["fields"])) == ("dangling_revision", {"revisesThought"})
 
 
 async def test_no_connection_finds_the_session_of_another_one() -> None:
-    server = sequential_thinking_server()
+    server = thinking_server()
     async with Client(server) as one, Client(server) as other:
         mine = await think(one, thought(1, "mine"))
         await think(other, thought(1, "other"), thought(2))
@@ -189,14 +192,14 @@ async def test_no_connection_finds_the_session_of_another_one() -> None:
 
 
 async def test_an_id_that_nobody_gave_out_is_refused() -> None:
-    async with Client(sequential_thinking_server()) as client:
+    async with Client(thinking_server()) as client:
         # T32
         assert (await refused(client, thought(1, sessionId="made-up")))["code"] == "unknown_session"
         assert (await history(client))["thoughtHistoryLength"] == 0
 
 
 async def test_a_thought_may_clear_the_session_whose_id_stays() -> None:
-    async with Client(sequential_thinking_server()) as client:
+    async with Client(thinking_server()) as client:
         old = await think(client, thought(1), thought(2))
         # T28, T30
         new = await think(client, thought(1, clearSession=True))
@@ -209,7 +212,7 @@ async def test_a_thought_may_clear_the_session_whose_id_stays() -> None:
 
 
 async def test_clearing_forgets_the_thoughts_and_twice_is_as_once() -> None:
-    async with Client(sequential_thinking_server()) as client:
+    async with Client(thinking_server()) as client:
         await think(client, thought(1), thought(2))
         cleared = said(await client.call_tool("clear_thinking", {}))
         assert cleared["forgotten"] == 2
@@ -219,7 +222,7 @@ async def test_clearing_forgets_the_thoughts_and_twice_is_as_once() -> None:
 
 
 async def test_parallel_calls_keep_their_order() -> None:
-    async with Client(sequential_thinking_server(), mode="legacy") as client:
+    async with Client(thinking_server(), mode="legacy") as client:
         # T45
         made = [client.call_tool("sequentialthinking", thought(number, str(number))) for number in range(1, 21)]
         told = [said(result)["thoughtHistoryLength"] for result in await asyncio.gather(*made)]
@@ -238,7 +241,7 @@ class Slow(MemoryArtifacts):
 
 
 async def test_who_reads_sees_what_was_sent_before() -> None:
-    async with Client(sequential_thinking_server(ThinkingSessions(Slow())), mode="legacy") as client:
+    async with Client(thinking_server(ThinkingSessions(Slow())), mode="legacy") as client:
         thinking = asyncio.create_task(client.call_tool("sequentialthinking", thought(1)))
         told = asyncio.create_task(history(client))
         await thinking
@@ -259,7 +262,7 @@ class Breaking(MemoryArtifacts):
 
 async def test_a_crash_is_an_answer_and_the_server_goes_on() -> None:
     store = Breaking()
-    async with Client(sequential_thinking_server(ThinkingSessions(store))) as client:
+    async with Client(thinking_server(ThinkingSessions(store))) as client:
         await think(client, thought(1))
         store.broken = True
         told = await refused(client, thought(2))
@@ -270,8 +273,8 @@ async def test_a_crash_is_an_answer_and_the_server_goes_on() -> None:
 
 @pytest.mark.parametrize("mode", ["legacy", "auto"])
 async def test_the_session_of_a_closed_connection_is_freed(mode: Mode) -> None:
-    sessions = connection_sessions()
-    async with Client(sequential_thinking_server(sessions), mode=mode) as client:
+    sessions = make_connection_sessions()
+    async with Client(thinking_server(sessions), mode=mode) as client:
         await think(client, thought(1))
         await think(client, thought(1, clearSession=True))
         assert await sessions.all_sessions()
@@ -279,8 +282,8 @@ async def test_the_session_of_a_closed_connection_is_freed(mode: Mode) -> None:
 
 
 async def test_a_named_session_is_one_for_all_connections_and_stays() -> None:
-    sessions = connection_sessions()
-    server = sequential_thinking_server(sessions, session="plan")
+    sessions = make_connection_sessions()
+    server = thinking_server(sessions, session="plan")
     async with Client(server) as one, Client(server) as other:
         assert (await think(one, thought(1)))["sessionId"] == "plan"
         assert (await think(other, thought(2, sessionId="plan")))["thoughtHistoryLength"] == 2
@@ -291,7 +294,7 @@ async def test_a_named_session_is_one_for_all_connections_and_stays() -> None:
 
 async def test_each_accepted_thought_is_logged_and_no_other() -> None:
     logged: list[ThoughtResult] = []
-    async with Client(sequential_thinking_server(log=logged.append)) as client:
+    async with Client(thinking_server(on_thought=logged.append)) as client:
         await think(client, thought(1, "one"))
         await refused(client, thought(0))
         await think(client, thought(2, "two"))
@@ -302,5 +305,30 @@ async def test_a_log_that_fails_costs_no_thought() -> None:
     def broken(result: ThoughtResult) -> None:
         raise OSError("no space left")
 
-    async with Client(sequential_thinking_server(log=broken)) as client:
+    async with Client(thinking_server(on_thought=broken)) as client:
         assert (await think(client, thought(1), thought(2)))["thoughtHistoryLength"] == 2
+
+
+async def test_a_server_without_agents_has_the_three_tools_and_no_other() -> None:
+    async with Client(thinking_server()) as client:
+        tools = [tool.name for tool in (await client.list_tools()).tools]
+    assert tools == ["sequentialthinking", "thinking_history", "clear_thinking"]
+
+
+async def test_a_server_with_agents_has_the_tools_and_resources_as_well() -> None:
+    agent = Agent(ScriptedModel("Four."), name="adder")
+    runtime = Runtime({"adder": agent}, log=MemoryEventLog())
+    server = mcp_server(runtime, sequential_thinking=True)
+    async with runtime, Client(server.server) as client:
+        tools = [tool.name for tool in (await client.list_tools()).tools]
+        resources = [resource.uri for resource in (await client.list_resources()).resources]
+        await think(client, thought(1))
+        assert texts(await history(client)) == ["So."]
+        await server.drain()
+    assert tools == ["adder", "continue_run", "sequentialthinking", "thinking_history", "clear_thinking"]
+    assert resources == ["thinking://session", "thinking://session/graph"]
+
+
+def test_a_server_with_neither_agents_nor_thinking_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="the server has no tools"):
+        mcp_server(Runtime({}, log=MemoryEventLog()))

@@ -10,8 +10,8 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from rxloop.mcp import thought_log
-from rxloop.mcp.thought_log import ThoughtLog, box, logs_thoughts
+from rxloop.cli import thought_log
+from rxloop.cli.thought_log import ThoughtLog, box, logs_thoughts
 from rxloop.storage import MemoryArtifacts
 from rxloop.thinking.sessions import ThinkingSessions, ThoughtResult
 

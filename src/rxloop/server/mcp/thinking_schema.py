@@ -1,4 +1,4 @@
-"""The tools and resources of the sequential-thinking server, as clients see them."""
+"""Schemas of the sequential thinking tools, and sessions as pages, as JSON and as a flowchart."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from typing import Any
 
 import mcp_types as types
 
+from rxloop.support.text import to_mermaid_text, to_one_line
+from rxloop.thinking.sessions import Placed, Session
 from rxloop.thinking.sessions.thought import DESCRIPTION, PROPERTIES, REQUIRED, SESSION_PROPERTIES
 
 THINK = "sequentialthinking"
@@ -16,9 +18,12 @@ SESSION_URI = "thinking://session"
 GRAPH_URI = "thinking://session/graph"
 
 PAGE = 50
-"""Thoughts of a page of the history, unless the client says how many."""
-MOST = 500
-"""Thoughts of the longest page."""
+"""Default number of thoughts on a page of the history."""
+MAX_PAGE = 500
+"""Maximum number of thoughts on a page of the history."""
+
+_DRAWN_CHARACTERS = 120
+"""Characters of a thought in the flowchart."""
 
 _LARGEST = 2**53 - 1
 _TEXT = {"type": "string"}
@@ -56,7 +61,7 @@ _KEPT = {
 
 
 def _lenient(field: dict[str, Any]) -> dict[str, Any]:
-    """A field as the reference server publishes it: truth values may be text, numbers have an end."""
+    """Return a field as the reference server publishes it: booleans may be strings, and integers have a maximum."""
     if field.get("type") == "boolean":
         return {**field, "type": ["boolean", "string"]}
     if field.get("type") == "integer":
@@ -67,13 +72,13 @@ def _lenient(field: dict[str, Any]) -> dict[str, Any]:
 _SESSION_ID = {**SESSION_PROPERTIES["sessionId"], "description": "Another session than that of this connection."}
 
 
-def tools() -> list[types.Tool]:
-    """The tools of the server."""
-    return [_think(), _history(), _clear()]
+def list_tools() -> list[types.Tool]:
+    """Return the three tools."""
+    return [_think_tool(), _history_tool(), _clear_tool()]
 
 
-def resources() -> list[types.Resource]:
-    """The resources of the server."""
+def list_resources() -> list[types.Resource]:
+    """Return the two resources."""
     return [
         types.Resource(
             uri=SESSION_URI,
@@ -92,7 +97,7 @@ def resources() -> list[types.Resource]:
     ]
 
 
-def _think() -> types.Tool:
+def _think_tool() -> types.Tool:
     return types.Tool(
         name=THINK,
         title="Sequential Thinking",
@@ -101,14 +106,14 @@ def _think() -> types.Tool:
         output_schema=_object(
             {**_OFFICIAL, "sessionId": _TEXT, "summary": _TEXT, "warnings": _WARNINGS}, list(_OFFICIAL)
         ),
-        # A thought is added with each call, and nothing is ever taken away.
+        # Each call adds a thought and removes nothing.
         annotations=types.ToolAnnotations(
             read_only_hint=False, destructive_hint=False, idempotent_hint=False, open_world_hint=False
         ),
     )
 
 
-def _history() -> types.Tool:
+def _history_tool() -> types.Tool:
     page = {"type": "integer", "minimum": 1}
     return types.Tool(
         name=HISTORY,
@@ -121,7 +126,7 @@ def _history() -> types.Tool:
             {
                 "branchId": {**_TEXT, "description": "Only the thoughts of this branch."},
                 "first": {**page, "description": "The place of the first thought to give, from 1; 1 by default."},
-                "limit": {**page, "maximum": MOST, "description": f"How many thoughts to give; {PAGE} by default."},
+                "limit": {**page, "maximum": MAX_PAGE, "description": f"How many thoughts to give; {PAGE} by default."},
                 "sessionId": _SESSION_ID,
             }
         ),
@@ -142,7 +147,7 @@ def _history() -> types.Tool:
     )
 
 
-def _clear() -> types.Tool:
+def _clear_tool() -> types.Tool:
     return types.Tool(
         name=CLEAR,
         title="Clear thinking",
@@ -168,3 +173,70 @@ def _object(properties: dict[str, Any], required: list[str] | None = None) -> di
         "properties": properties,
         **({"required": list(required)} if required else {}),
     }
+
+
+def make_page(session: Session, *, first: int, limit: int, branch: str | None) -> dict[str, Any]:
+    """Return some thoughts of a session, and the position of the next page.
+
+    Args:
+        session: The session.
+        first: Position of the first thought, from 1.
+        limit: Maximum number of thoughts.
+        branch: Return only the thoughts of this branch.
+    """
+    found: list[Placed] = []
+    further: int | None = None
+    for place in range(first, len(session) + 1):
+        placed = session.at(place)
+        if branch is not None and placed.branch != branch:
+            continue
+        if len(found) == limit:
+            further = place
+            break
+        found.append(placed)
+    thoughts = {**_head(session), "thoughts": [_thought(placed) for placed in found]}
+    return thoughts if further is None else {**thoughts, "next": further}
+
+
+def to_json(session: Session) -> dict[str, Any]:
+    """Return the whole session."""
+    return {**_head(session), "thoughts": [_thought(placed) for placed in session.placed()]}
+
+
+def to_mermaid(session: Session) -> str:
+    """Return the session as a Mermaid flowchart. A dotted line leads from a revision to the revised thought."""
+    lines = ["flowchart TD"]
+    edges: list[str] = []
+    for placed in session.placed():
+        text = to_mermaid_text(to_one_line(placed.thought.thought, _DRAWN_CHARACTERS))
+        lines.append(f'    n{placed.place}["{to_mermaid_text(_title(placed))}<br/>{text}"]')
+        if placed.follows is not None:
+            name = f'|"{to_mermaid_text(to_one_line(placed.branch or ""))}"| ' if placed.opens else ""
+            edges.append(f"    n{placed.follows} -->{name or ' '}n{placed.place}")
+        if placed.revises is not None:
+            edges.append(f'    n{placed.place} -.->|"revises"| n{placed.revises}')
+    return "\n".join([*lines, *edges]) + "\n"
+
+
+def _head(session: Session) -> dict[str, Any]:
+    return {
+        "sessionId": session.session_id or None,
+        "status": session.status,
+        "thoughtHistoryLength": len(session),
+        "branches": session.branch_names(),
+    }
+
+
+def _thought(placed: Placed) -> dict[str, Any]:
+    thought = placed.thought
+    return {
+        "place": placed.place,
+        **thought.echo,
+        "totalThoughts": thought.total_thoughts,
+        "branchFromThought": thought.branch_from_thought,
+    }
+
+
+def _title(placed: Placed) -> str:
+    thought = placed.thought
+    return f"{thought.thought_number}/{thought.total_thoughts}"

@@ -9,17 +9,13 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Self
 
-from rxloop.mcp import missing
+from rich.box import ROUNDED
+from rich.console import Console
+from rich.panel import Panel
+from rich.text import Text
+
 from rxloop.support.text import to_one_line, to_visible
 from rxloop.thinking.sessions import ThoughtResult
-
-try:
-    from rich.box import ROUNDED
-    from rich.console import Console
-    from rich.panel import Panel
-    from rich.text import Text
-except ModuleNotFoundError as error:
-    raise missing(error) from error
 
 _SHOWN = 2_000
 """The characters of a thought that are shown."""
@@ -41,7 +37,7 @@ class ThoughtLog:
 
     Example:
         >>> with ThoughtLog() as log:
-        ...     server = sequential_thinking_server(log=log)
+        ...     server = mcp_server(runtime, sequential_thinking=ThinkingTools(on_thought=log))
     """
 
     def __init__(self, console: Console | None = None) -> None:

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from mcp import Client
 from mcp.shared.exceptions import MCPError
 from mcp_types import TextResourceContents
 
-from mcp import Client
-from rxloop.mcp.sequential_thinking import sequential_thinking_server
-from support.thinking_calls import history, refused, texts, think, thought
+from support.thinking_calls import history, refused, texts, think, thinking_server, thought
 
 
 async def branched(client: Client) -> None:
@@ -23,7 +22,7 @@ async def branched(client: Client) -> None:
 
 
 async def test_the_history_tells_what_was_thought() -> None:
-    async with Client(sequential_thinking_server()) as client:
+    async with Client(thinking_server()) as client:
         empty = await history(client)
         await branched(client)
         told = await history(client)
@@ -58,21 +57,21 @@ async def test_the_history_tells_what_was_thought() -> None:
 async def test_the_history_comes_in_pages_and_by_branch(
     arguments: dict[str, Any], expected: Sequence[str], further: int | None
 ) -> None:
-    async with Client(sequential_thinking_server()) as client:
+    async with Client(thinking_server()) as client:
         await branched(client)
         told = await history(client, **arguments)
     assert (texts(told), told.get("next")) == (expected, further)
 
 
 async def test_a_page_of_the_history_has_an_end() -> None:
-    async with Client(sequential_thinking_server()) as client:
+    async with Client(thinking_server()) as client:
         await think(client, *(thought(number) for number in range(1, 52)))
         told = await history(client)
     assert (len(told["thoughts"]), told["next"]) == (50, 51)
 
 
 async def test_a_history_that_cannot_be_given_is_refused() -> None:
-    async with Client(sequential_thinking_server()) as client:
+    async with Client(thinking_server()) as client:
         await branched(client)
         told = await refused(client, {"branchId": "none"}, "thinking_history")
         assert told["code"] == "unknown_branch"
@@ -82,7 +81,7 @@ async def test_a_history_that_cannot_be_given_is_refused() -> None:
 
 
 async def test_the_session_is_a_resource_as_json_and_drawn() -> None:
-    async with Client(sequential_thinking_server()) as client:
+    async with Client(thinking_server()) as client:
         listed = (await client.list_resources()).resources
         await branched(client)
         [whole] = (await client.read_resource("thinking://session")).contents
@@ -111,7 +110,7 @@ async def test_the_session_is_a_resource_as_json_and_drawn() -> None:
 
 
 async def test_what_is_not_there_is_an_error_of_the_protocol() -> None:
-    async with Client(sequential_thinking_server()) as client:
+    async with Client(thinking_server()) as client:
         with pytest.raises(MCPError, match="no tool 'think'"):
             await client.call_tool("think", {})
         with pytest.raises(MCPError, match="no resource 'thinking://else'"):

@@ -1,0 +1,192 @@
+"""MCP over stdin and stdout."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import sys
+import threading
+from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import Any, Self, cast
+
+import anyio
+import mcp_types as types
+from mcp.server import Server
+from mcp.server.stdio import stdio_server
+from mcp.shared.message import SessionMessage
+
+from rxloop.protocol.json_data import readable
+
+_STDIN = 0
+_CHUNK = 65_536
+_AHEAD = 16
+"""Chunks of stdin that are read in advance."""
+_GRACE = 5.0
+"""Seconds that pending requests may take after the end of stdin."""
+
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+async def serve_stdio(server: Server[Any]) -> None:
+    """Serve one client over stdin and stdout, until stdin ends or stdout is closed.
+
+    Other output to stdout goes to stderr in the meantime. Requests that arrive before the end of stdin are answered.
+    """
+    lines: Any = _Lines(_STDIN)
+    try:
+        async with stdio_server(stdin=lines) as (read, write):
+            unanswered = _Unanswered()
+            options = server.create_initialization_options()
+            try:
+                await server.run(cast("Any", _Read(read, unanswered)), cast("Any", _Write(write, unanswered)), options)
+            finally:
+                # Other output may be in a buffer, and still goes to stderr now.
+                sys.stdout.flush()
+    except* (BrokenPipeError, ConnectionResetError):
+        # The client left without waiting for an answer.
+        pass
+
+
+class _Lines:
+    """Lines of a file descriptor.
+
+    A daemon thread reads them, because a read of stdin cannot be interrupted.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._chunks: asyncio.Queue[bytes] = asyncio.Queue()
+        self._ahead = threading.Semaphore(_AHEAD)
+        self._loop = asyncio.get_running_loop()
+        threading.Thread(target=self._read, name="stdin", daemon=True).start()
+
+    def _read(self) -> None:
+        chunk = b"more"
+        while chunk:
+            self._ahead.acquire()
+            try:
+                chunk = os.read(self._descriptor, _CHUNK)
+            except OSError:
+                chunk = b""
+            try:
+                self._loop.call_soon_threadsafe(self._chunks.put_nowait, chunk)
+            except RuntimeError:
+                # The loop is closed.
+                return
+
+    async def __aiter__(self) -> AsyncIterator[str]:
+        parts: list[bytes] = []
+        while chunk := await self._chunks.get():
+            self._ahead.release()
+            *ends, rest = chunk.split(b"\n")
+            for end in ends:
+                line = b"".join([*parts, end])
+                parts.clear()
+                if line.strip():
+                    yield _line(line)
+            parts.append(rest)
+        if last := b"".join(parts).strip():
+            yield _line(last)
+
+
+def _line(line: bytes) -> str:
+    """Decode a message. Half of a surrogate pair becomes a replacement character."""
+    text = line.decode("utf-8", "replace")
+    if _SURROGATE.search(text):
+        try:
+            return readable(json.dumps(json.loads(text), ensure_ascii=False))
+        except ValueError:
+            return text
+    return text
+
+
+class _Unanswered:
+    """Pending requests."""
+
+    def __init__(self) -> None:
+        self._ids: set[str | int] = set()
+        self._none = asyncio.Event()
+
+    def asked(self, message: object) -> None:
+        """Record a message of the client."""
+        if isinstance(message, types.JSONRPCRequest):
+            self._ids.add(message.id)
+        elif isinstance(message, types.JSONRPCNotification) and message.method == "notifications/cancelled":
+            self._done((message.params or {}).get("requestId"))
+
+    def answered(self, message: object) -> None:
+        """Record a message of the server."""
+        if isinstance(message, types.JSONRPCResponse | types.JSONRPCError) and message.id is not None:
+            self._done(message.id)
+
+    async def wait(self) -> None:
+        """Wait until all requests are answered, at most for the grace period."""
+        with anyio.move_on_after(_GRACE):
+            while self._ids:
+                self._none.clear()
+                await self._none.wait()
+
+    def _done(self, request: Any) -> None:
+        self._ids.discard(request)
+        self._none.set()
+
+
+class _Wrapped:
+    """A stream of the SDK that wraps another one."""
+
+    def __init__(self, inner: Any, unanswered: _Unanswered) -> None:
+        self._inner = inner
+        self._unanswered = unanswered
+
+    async def aclose(self) -> None:
+        """Close the stream."""
+        await self._inner.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+
+class _Read(_Wrapped):
+    """Messages of the client. The stream ends when all requests are answered."""
+
+    @property
+    def last_context(self) -> Any:
+        """Context variables of the sender."""
+        return self._inner.last_context
+
+    async def receive(self) -> SessionMessage | Exception:
+        """Return the next message, or the error of an invalid one."""
+        try:
+            item = await self._inner.receive()
+        except anyio.EndOfStream:
+            await self._unanswered.wait()
+            raise
+        if isinstance(item, SessionMessage):
+            self._unanswered.asked(item.message)
+        return item
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> SessionMessage | Exception:
+        try:
+            return await self.receive()
+        except anyio.EndOfStream:
+            raise StopAsyncIteration from None
+
+
+class _Write(_Wrapped):
+    """Messages of the server."""
+
+    async def send(self, item: SessionMessage, /) -> None:
+        """Send a message."""
+        await self._inner.send(item)
+        self._unanswered.answered(item.message)
