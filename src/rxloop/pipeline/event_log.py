@@ -18,8 +18,15 @@ from rxloop.support.tasks import CLOCK
 if TYPE_CHECKING:
     from rxloop.pipeline.artifacts import ArtifactStore
     from rxloop.pipeline.records import ConversationPage, Mark, RunQuery, RunRecord, Until
+    from rxloop.pipeline.snapshot import HistoryQuery, Snapshot
     from rxloop.protocol.commands import Command
     from rxloop.state.kept_folds import RunFold
+
+_SHORTCUTS = {
+    "append_now": {"append_now", "append"},
+    "snapshot": {"snapshot", "get_record", "read", "read_commands", "list_runs", "read_conversation"},
+}
+"""Methods that a log may make quicker than by its other methods, each with those that it replaces."""
 
 _FINISHED: tuple[State, ...] = ("completed", "failed")
 
@@ -42,12 +49,13 @@ class EventLog(ABC):
     """Seconds of silence after which another process may take a lease; None if a holder cannot freeze alone."""
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Let an override of `append` alone see every batch: the inherited `append_now` would pass it by."""
+        """Let an override of a method see every call: an inherited shortcut would pass it by."""
         super().__init_subclass__(**options)
-        # The override may come from a base class that is not a log.
-        nearest = next(vars(each) for each in cls.__mro__ if {"append", "append_now"} & vars(each).keys())
-        if "append_now" not in nearest:
-            cls.append_now = EventLog.append_now
+        for shortcut, methods in _SHORTCUTS.items():
+            # The override may come from a base class that is not a log.
+            nearest = next(vars(each) for each in cls.__mro__ if methods & vars(each).keys())
+            if shortcut not in nearest:
+                setattr(cls, shortcut, getattr(EventLog, shortcut))
 
     # -- required
 
@@ -157,6 +165,36 @@ class EventLog(ABC):
             events = await self.read(record.task_id)
             parts.append(RunEvents(record.task_id, complete=ends_attempt(events[-1]), events=events))
         return ConversationPage(parts, Mark.after(records), whole=not known)
+
+    async def snapshot(
+        self, task_id: str, *, since: Snapshot | None = None, history: HistoryQuery | None = None
+    ) -> Snapshot:
+        """Return a run, the commands sent to it, and its neighbours in the conversation, by one call.
+
+        The default makes four to five reads, in the order of the fields of `Snapshot`.
+
+        Args:
+            task_id: The run.
+            since: An earlier snapshot of the run: only what came after it is read.
+            history: The part of the conversation before the run that is wanted, too.
+
+        Raises:
+            UnknownRun: The log does not have the run.
+            EventLogError: The log cannot be read.
+        """
+        # Imported here: importing rxloop is quicker without.
+        from rxloop.pipeline.snapshot import Snapshot, find_neighbours
+
+        record = await self.get_record(task_id)
+        known = since.events if since is not None else ()
+        new = await self.read(task_id, after_seq=known[-1].seq if known else 0)
+        commands = await self.read_commands(task_id, after=since.state.mail if since is not None else 0)
+        waiting, later = find_neighbours(task_id, await self.list_runs(context_id=record.context_id))
+        page = None
+        if history is not None:
+            after, version = history
+            page = await self.read_conversation(record.context_id, before=task_id, after=after, version=version)
+        return Snapshot(record, [*known, *new], commands, waiting, later, page)
 
     def store_folds(self, context_id: str, folds: Sequence[RunFold], *, version: int) -> None:  # noqa: B027
         """Store folds of a conversation when there is time, each in place of those of the same runs.

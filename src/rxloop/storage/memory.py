@@ -8,18 +8,34 @@ from bisect import bisect_right
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import merge
-from itertools import islice
+from itertools import islice, takewhile
+from typing import TYPE_CHECKING
 
 from typing_extensions import Unpack
 
 from rxloop.pipeline.artifacts import ArtifactStore
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.local_state import LeaseTable, LocalInbox
-from rxloop.pipeline.records import FINISHED, RunFilter, RunQuery, RunRecord, Until, finishes, last_end, state_after
+from rxloop.pipeline.records import (
+    FINISHED,
+    ConversationPage,
+    Mark,
+    RunEvents,
+    RunFilter,
+    RunQuery,
+    RunRecord,
+    Until,
+    finishes,
+    last_end,
+    state_after,
+)
 from rxloop.protocol.commands import Command
 from rxloop.protocol.events import Event, State, StatusUpdateEvent, TaskEvent, ends_attempt
 from rxloop.storage.rules import check_batch, check_finished, conflict, repeated, unknown_run
 from rxloop.support.tasks import CLOCK
+
+if TYPE_CHECKING:
+    from rxloop.pipeline.snapshot import HistoryQuery, Snapshot
 
 _ALL_SUBS = 1 << 62
 
@@ -103,6 +119,38 @@ class MemoryEventLog(EventLog):
             if run.at_rest and (until == "attempt" or finishes(run.events[-1])):
                 return
             await run.grown()
+
+    async def snapshot(
+        self, task_id: str, *, since: Snapshot | None = None, history: HistoryQuery | None = None
+    ) -> Snapshot:
+        """Return a run with its neighbours, as `EventLog.snapshot` says.
+
+        Raises:
+            UnknownRun: The log does not have the run.
+        """
+        # Imported here: importing rxloop is quicker without.
+        from rxloop.pipeline.snapshot import Snapshot, find_neighbours
+
+        run = self._run(task_id)
+        commands = self.local.get(LocalInbox).read(task_id, since.state.mail if since is not None else 0)
+        records = [each.record() for each in self._by_context[run.context_id].values()]
+        waiting, later = find_neighbours(task_id, records)
+        page = None if history is None else self._page(records, task_id, history.after)
+        return Snapshot(run.record(), tuple(run.events), commands, waiting, later, page)
+
+    async def read_conversation(
+        self, context_id: str, *, before: str, after: Mark | None = None, version: int
+    ) -> ConversationPage:
+        """Return the runs of a conversation that come before a run, as `EventLog.read_conversation` says."""
+        return self._page([run.record() for run in self._by_context.get(context_id, {}).values()], before, after)
+
+    def _page(self, listed: Sequence[RunRecord], before: str, after: Mark | None) -> ConversationPage:
+        """Return the events of the runs of a conversation that come before a run, and after a mark that still holds."""
+        records = list(takewhile(lambda record: record.task_id != before, listed))
+        known = after.runs if after is not None and Mark.after(records[: after.runs]) == after else 0
+        runs = [self._runs[record.task_id] for record in records[known:]]
+        parts = [RunEvents(run.task_id, complete=run.at_rest, events=tuple(run.events)) for run in runs]
+        return ConversationPage(parts, Mark.after(records), whole=not known)
 
     async def get_record(self, task_id: str) -> RunRecord:
         """What is known of a run without its events.

@@ -15,6 +15,7 @@ from rxloop.errors import ConfigurationError
 from rxloop.pipeline.artifacts import ArtifactStore
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.records import FINISHED, ConversationPage, Mark, RunFilter, RunQuery, RunRecord, Until
+from rxloop.pipeline.snapshot import HistoryQuery, Snapshot
 from rxloop.protocol.commands import Command
 from rxloop.protocol.events import Event, State
 from rxloop.state.kept_folds import RunFold
@@ -31,6 +32,7 @@ from rxloop.storage.postgres.reads import (
 )
 from rxloop.storage.postgres.rows import AT_ONCE, Batch, put_command, remove_run, trim
 from rxloop.storage.postgres.schema import migrate
+from rxloop.storage.postgres.snapshot import read_snapshot
 from rxloop.storage.rules import check_batch
 from rxloop.storage.tail import PAGE, Page, Place, followed
 
@@ -144,6 +146,19 @@ class PostgresEventLog(EventLog):
         joined = partial(engine.hearing.tails.joined, task_id)
         async for event in followed(task_id, page, joined, after_seq, deltas, until):
             yield event
+
+    async def snapshot(
+        self, task_id: str, *, since: Snapshot | None = None, history: HistoryQuery | None = None
+    ) -> Snapshot:
+        """Return a run with its neighbours, as `EventLog.snapshot` says.
+
+        Raises:
+            UnknownRun: The log does not have the run.
+            EventLogError: The server cannot be read.
+        """
+        return await self._engine().reading(
+            lambda connection: read_snapshot(connection, self._address, task_id, since, history)
+        )
 
     async def read_conversation(
         self, context_id: str, *, before: str, after: Mark | None = None, version: int

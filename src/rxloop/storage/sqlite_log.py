@@ -18,6 +18,7 @@ from rxloop.errors import ConfigurationError, EventLogError
 from rxloop.pipeline.artifacts import ArtifactStore
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.records import FINISHED, ConversationPage, Mark, RunFilter, RunQuery, RunRecord, Until
+from rxloop.pipeline.snapshot import HistoryQuery, Snapshot
 from rxloop.protocol.commands import Command
 from rxloop.protocol.events import Event, State
 from rxloop.state.kept_folds import RunFold
@@ -37,6 +38,7 @@ from rxloop.storage.sqlite.reads import (
     store_folds,
 )
 from rxloop.storage.sqlite.rows import put_command, remove_run, trim
+from rxloop.storage.sqlite.snapshot import read_snapshot
 from rxloop.storage.sqlite.worker import Worker
 from rxloop.storage.sqlite.writer import Writer
 from rxloop.storage.tail import PAGE, Place, Tail, Tails, followed
@@ -199,6 +201,19 @@ class SqliteEventLog(EventLog):
                 self._tails().forget(tail)
                 tail.fail(error)
 
+    async def snapshot(
+        self, task_id: str, *, since: Snapshot | None = None, history: HistoryQuery | None = None
+    ) -> Snapshot:
+        """Return a run with its neighbours as of one moment, as `EventLog.snapshot` says.
+
+        Raises:
+            UnknownRun: The log does not have the run.
+            EventLogError: The file cannot be read.
+        """
+        return await self._reading_run(
+            task_id, lambda connection: read_snapshot(connection, task_id, since, history, self._corrupt)
+        )
+
     async def read_conversation(
         self, context_id: str, *, before: str, after: Mark | None = None, version: int
     ) -> ConversationPage:
@@ -228,10 +243,7 @@ class SqliteEventLog(EventLog):
             UnknownRun: The log does not have the run.
             EventLogError: The file cannot be read.
         """
-        found = await self._reading(lambda connection: read_record(connection, task_id), None)
-        if found is None:
-            raise unknown_run(task_id)
-        return found
+        return await self._reading_run(task_id, lambda connection: read_record(connection, task_id))
 
     async def list_runs(self, **query: Unpack[RunQuery]) -> Sequence[RunRecord]:
         """Return the records of the matching runs, as `EventLog.list_runs` says.
@@ -306,10 +318,7 @@ class SqliteEventLog(EventLog):
             UnknownRun: The log does not have the run.
             EventLogError: The file cannot be read.
         """
-        found = await self._reading(lambda connection: read_commands(connection, task_id, after), None)
-        if found is None:
-            raise unknown_run(task_id)
-        return found
+        return await self._reading_run(task_id, lambda connection: read_commands(connection, task_id, after))
 
     def watch_commands(self, task_id: str, notify: Callable[[], None]) -> Callable[[], None]:
         """Call `notify` at most 20 ms after a command was sent to a run, as `EventLog.watch_commands` says."""
@@ -378,11 +387,19 @@ class SqliteEventLog(EventLog):
             return empty
         return await self._reader.do(read)
 
-    async def _page(self, task_id: str, deltas: bool, limit: int, after: Place) -> SeenPage:
-        """Events of a run after a place."""
-        found = await self._reading(
-            lambda connection: read_page(connection, task_id, after, deltas, limit, self._corrupt), None
-        )
+    async def _reading_run(self, task_id: str, work: Callable[[sqlite3.Connection], T | None]) -> T:
+        """What a query gives of a run, which it does not find where it gives None.
+
+        Raises:
+            UnknownRun: The log does not have the run.
+        """
+        found = await self._reading(work, None)
         if found is None:
             raise unknown_run(task_id)
         return found
+
+    async def _page(self, task_id: str, deltas: bool, limit: int, after: Place) -> SeenPage:
+        """Events of a run after a place."""
+        return await self._reading_run(
+            task_id, lambda connection: read_page(connection, task_id, after, deltas, limit, self._corrupt)
+        )

@@ -24,7 +24,8 @@ from rxloop.storage.tail import Page, Place
 MOST = (1 << 31) - 1
 """The greatest number of an event."""
 
-_RECORD = "task_id, context_id, agent_name, state, attempt, seq, created, updated, model, owner, metadata, usage, error"
+RECORD = "task_id, context_id, agent_name, state, attempt, seq, created, updated, model, owner, metadata, usage, error"
+"""The columns that `record_of` takes."""
 
 _PAGE = """
 SELECT r.number, r.seq, r.at_rest, r.state, r.error, e.seq, e.sub, e.json FROM $s.runs r LEFT JOIN LATERAL (
@@ -60,7 +61,7 @@ WITH alive AS MATERIALIZED ({ALIVE}), submitted AS (
         AND NOT EXISTS (SELECT FROM $s.turns t WHERE t.context_id = s.context_id AND t.task_id = s.task_id)
     ORDER BY number LIMIT %(limit)s
 )
-SELECT {_RECORD} FROM $s.runs r
+SELECT {RECORD} FROM $s.runs r
 WHERE now() > pg_postmaster_start_time() + %(settling)s * interval '1 second' AND number IN (
     SELECT number FROM $s.runs WHERE NOT at_rest AND state <> 'submitted'
     UNION ALL
@@ -106,7 +107,7 @@ async def read_record(connection: Connection, address: Address, task_id: str) ->
     Raises:
         UnknownRun: The log holds no such run.
     """
-    query = address.sql(f"SELECT {_RECORD} FROM $s.runs WHERE task_id = %s")
+    query = address.sql(f"SELECT {RECORD} FROM $s.runs WHERE task_id = %s")
     row = await (await connection.execute(query, (task_id,))).fetchone() if can_keep(task_id) else None
     if row is None:
         raise unknown_run(task_id)
@@ -129,7 +130,7 @@ async def read_records(connection: Connection, address: Address, wanted: RunFilt
         condition, values = f"{condition} AND number {beyond} %s", [*values, row[0]]
     if not can_keep(*values):
         return []
-    query = f"SELECT {_RECORD} FROM $s.runs WHERE {condition} ORDER BY number {order} LIMIT %s"
+    query = f"SELECT {RECORD} FROM $s.runs WHERE {condition} ORDER BY number {order} LIMIT %s"
     rows = await (await connection.execute(address.sql(query), (*values, wanted.limit))).fetchall()
     return [record_of(row) for row in rows]
 
@@ -182,8 +183,17 @@ async def read_commands(
     )
     if not rows:
         raise unknown_run(task_id)
+    return commands_of(task_id, [row for row in rows if row[0] is not None])
+
+
+def commands_of(task_id: str, rows: Iterable[tuple[int, bytes]]) -> list[tuple[int, Command]]:
+    """The commands of rows.
+
+    Raises:
+        EventLogError: One cannot be read.
+    """
     try:
-        letters = [(number, read_command(json)) for number, json in rows if number is not None]
+        letters = [(number, read_command(json)) for number, json in rows]
     except ConfigurationError as error:
         raise EventLogError(f"a letter to the run {task_id} cannot be read: {error}", retryable=False) from error
     return [(number, letter) for number, letter in letters if letter is not None]

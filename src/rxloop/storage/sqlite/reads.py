@@ -134,9 +134,15 @@ def read_commands(connection: sqlite3.Connection, task_id: str, after: int) -> l
         found = connection.execute("SELECT number FROM runs WHERE task_id = ?", (task_id,)).fetchone()
         if found is None:
             return None
-        query = "SELECT number, json FROM mail WHERE run = ? AND number > ? ORDER BY number"
-        rows = connection.execute(query, (found[0], after)).fetchall()
-    letters = [(number, _letter(task_id, number, json)) for number, json in rows]
+        return commands_of(connection, task_id, found[0], after)
+
+
+def commands_of(connection: sqlite3.Connection, task_id: str, run: int, after: int) -> list[tuple[int, Command]]:
+    """The commands of the run with that number in the file."""
+    rows = connection.execute(
+        "SELECT number, json FROM mail WHERE run = ? AND number > ? ORDER BY number", (run, after)
+    )
+    letters = [(number, _letter(task_id, number, json)) for number, json in rows.fetchall()]
     return [(number, letter) for number, letter in letters if letter is not None]
 
 
@@ -216,27 +222,34 @@ def read_conversation(
 ) -> ConversationPage:
     """The runs of a conversation; only those after a mark, if nothing before it has changed."""
     with one_moment(connection):
-        begin, until = span(connection, context_id, before, after)
-        place = (context_id, -1 if begin is None else begin)
-        query = f"SELECT number, task_id, seq, at_rest, updated FROM runs WHERE context_id = ? AND number > ?{until[0]}"
-        runs = connection.execute(f"{query} ORDER BY number", (*place, *until[1])).fetchall()
-        query = (
-            "SELECT first, last, runs, events, crc, summary, messages FROM folds"
-            " WHERE context_id = ? AND first > ? AND version = ?"
-        )
-        folds: dict[int, _Row] = {row[0]: row for row in connection.execute(query, (*place, version))}
-        found: list[RunFold | RunEvents] = []
-        at = 0
-        while at < len(runs):
-            number, task_id, seq, at_rest, _ = runs[at]
-            fold = _fitting(folds.get(number), runs, at)
-            if fold is None:
-                query = "SELECT ?, seq, sub, json FROM events WHERE run = ? AND sub = 0 ORDER BY seq"
-                events = parsed(connection.execute(query, (task_id, number)), corrupt)
-                found.append(RunEvents(task_id, bool(at_rest) and len(events) == seq, events))
-            else:
-                found.append(fold)
-            at += 1 if fold is None else fold.runs
+        return conversation_page(connection, context_id, before, after, version, corrupt)
+
+
+def conversation_page(
+    connection: sqlite3.Connection, context_id: str, before: str, after: Mark | None, version: int, corrupt: Corrupt
+) -> ConversationPage:
+    """The same, within a transaction."""
+    begin, until = span(connection, context_id, before, after)
+    place = (context_id, -1 if begin is None else begin)
+    query = f"SELECT number, task_id, seq, at_rest, updated FROM runs WHERE context_id = ? AND number > ?{until[0]}"
+    runs = connection.execute(f"{query} ORDER BY number", (*place, *until[1])).fetchall()
+    query = (
+        "SELECT first, last, runs, events, crc, summary, messages FROM folds"
+        " WHERE context_id = ? AND first > ? AND version = ?"
+    )
+    folds: dict[int, _Row] = {row[0]: row for row in connection.execute(query, (*place, version))}
+    found: list[RunFold | RunEvents] = []
+    at = 0
+    while at < len(runs):
+        number, task_id, seq, at_rest, _ = runs[at]
+        fold = _fitting(folds.get(number), runs, at)
+        if fold is None:
+            query = "SELECT ?, seq, sub, json FROM events WHERE run = ? AND sub = 0 ORDER BY seq"
+            events = parsed(connection.execute(query, (task_id, number)), corrupt)
+            found.append(RunEvents(task_id, bool(at_rest) and len(events) == seq, events))
+        else:
+            found.append(fold)
+        at += 1 if fold is None else fold.runs
     known = after if after is not None and begin is not None else Mark(0, 0, 0, "")
     events, updated = known.events + sum(run[2] for run in runs), known.updated + sum(run[4] for run in runs)
     mark = Mark(known.runs + at, events, updated, runs[-1][1] if runs else known.last)

@@ -7,8 +7,21 @@ from typing import Any
 from rxloop.errors import ConfigurationError, UnknownRun
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.records import ConversationPage, RunEvents
+from rxloop.pipeline.snapshot import HistoryQuery
+from rxloop.protocol.commands import CancelCommand
 from rxloop.state.kept_folds import RunFold
-from rxloop.testing.event_log_contract.toolkit import Check, begun, check, end, equal, ids, note, raises, task
+from rxloop.testing.event_log_contract.toolkit import (
+    Check,
+    begun,
+    check,
+    end,
+    equal,
+    ids,
+    note,
+    raises,
+    status,
+    task,
+)
 
 CHECKS: list[Check] = []
 
@@ -228,3 +241,64 @@ async def a_fold_of_runs_that_went_on_is_not_given_and_not_kept(log: EventLog) -
     log.store_folds("c", [wide], version=1)
     await log.append("open", [note(4)], expected_seq=3)
     equal(await _found(log), [("a", True, 3), ("b", False, 4), ("c", True, 3), ("open", False, 4)])
+
+
+@check(CHECKS)
+async def a_snapshot_has_what_the_single_reads_return(log: EventLog) -> None:
+    """The record, the events and the commands of the run; and the conversation before it, if that is wanted."""
+    with raises(UnknownRun, "run"):
+        await log.snapshot("run")
+    await _conversation(log)
+    number = await log.send_command("open", CancelCommand())
+    await log.send_command("a", CancelCommand())
+
+    found = await log.snapshot("open", history=HistoryQuery(None, 1))
+    equal((found.record, list(found.events)), (await log.get_record("open"), list(await log.read("open"))))
+    equal(list(found.commands), [(number, CancelCommand())])
+    equal((ids(found.waiting), found.later), (list[str](), None))
+    equal(found.history, await log.read_conversation("c", before="open", version=1))
+    equal((await log.snapshot("open")).history, None)
+
+
+@check(CHECKS)
+async def a_snapshot_since_another_one_adds_what_came_after_it(log: EventLog) -> None:
+    """New events, commands that were not applied then, and the conversation after a mark."""
+    await _conversation(log)
+    first = await log.send_command("open", CancelCommand())
+    known = await log.snapshot("open", history=HistoryQuery(None, 1))
+    await log.append("open", [status(3, "working", metadata={"mail_id": first})], expected_seq=2)
+    second = await log.send_command("open", CancelCommand(reason="again"))
+
+    mark = known.history.mark if known.history is not None else None
+    found = await log.snapshot("open", since=known, history=HistoryQuery(mark, 1))
+    equal(list(found.events), list(await log.read("open")))
+    equal([number for number, _ in found.new_commands], [second])
+    equal((found.record.seq, found.history is not None and len(found.history.parts)), (3, 0))
+    # From there on only what the events have not applied is read.
+    equal([number for number, _ in (await log.snapshot("open", since=found)).commands], [second])
+
+
+@check(CHECKS)
+async def a_snapshot_has_the_neighbours_that_decide_about_questions(log: EventLog) -> None:
+    """The earlier runs that wait, the newest one first; and the first later run that did something."""
+    events = {
+        "asks": [end(3, "input-required")],
+        "over": [end(3)],
+        "signs in": [end(3, "auth-required")],
+        "run": [end(3, "input-required")],
+        "cancelled": [end(3, "canceled")],
+        "later": [note(3)],
+        "latest": [],
+    }
+    for name, more in events.items():
+        await log.append(name, [*begun(name, context_id="c"), *more], expected_seq=0)
+    await log.append("elsewhere", [*begun("elsewhere", context_id="d"), end(3, "input-required")], expected_seq=0)
+    await log.append("submitted", [task(task_id="submitted", context_id="c")], expected_seq=0)
+
+    found = await log.snapshot("run")
+    equal(ids(found.waiting), ["signs in", "asks"])
+    equal(found.later, await log.get_record("later"))
+    last = await log.snapshot("submitted")
+    equal((ids(last.waiting), last.later), (["run", "signs in", "asks"], None))
+    alone = await log.snapshot("elsewhere")
+    equal((ids(alone.waiting), alone.later), (list[str](), None))
