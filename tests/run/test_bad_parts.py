@@ -129,15 +129,19 @@ async def test_two_equal_logs_are_two_logs() -> None:
 
 @pytest.mark.parametrize("broken", ["list_runs", "read"])
 async def test_a_log_that_cannot_be_read_is_an_error_of_the_log(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(MemoryEventLog):
+        disk_is_gone = False
+
+    async def fails(log: Broken, *args: Any, **options: Any) -> Any:
+        if log.disk_is_gone:
+            raise OSError("the disk is gone")
+        return await getattr(super(Broken, log), broken)(*args, **options)
+
     monkeypatch.setattr(log_retry, "PATIENCE", 0)
-    log = MemoryEventLog()
+    log = type("Failing", (Broken,), {broken: fails})()
     agent = Agent(ScriptedModel("one", "two"), log=log)
     first = await agent.run("Hi", context_id="c")
-
-    async def fails(*_: Any, **__: Any) -> Any:
-        raise OSError("the disk is gone")
-
-    setattr(log, broken, fails)
+    log.disk_is_gone = True
     for run in (agent.run("Hi", context_id="c"), agent.resume(first.task_id)):
         with pytest.raises(EventLogError, match="the disk is gone") as raised:
             await run

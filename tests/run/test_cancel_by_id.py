@@ -139,7 +139,7 @@ async def test_one_that_somebody_else_cancels_at_the_same_moment_has_one_end() -
 
     sent: list[Command] = []
     log = Quicker()
-    log._runs = left._runs
+    log._runs, log._by_context = left._runs, left._by_context
     await bank.agent(log=log).cancel(done.task_id, "second")
 
     assert [event.state for event in finals(await log.read(done.task_id))] == ["canceled"]
@@ -176,7 +176,7 @@ def test_a_cancel_gives_up_where_another_process_always_writes_first() -> None:
     with virtual_time() as time:
         waiting = time.run(bank.waiting())
         log = Quicker()
-        log._runs = bank.log._runs
+        log._runs, log._by_context = bank.log._runs, bank.log._by_context
         with pytest.raises(ConflictError, match="has not ended it for 30 s"):
             time.run(bank.agent(log=log).cancel(waiting.task_id))
         assert 30 <= time.now <= 31

@@ -38,7 +38,7 @@ async def test_an_attempt_that_is_refused_is_no_end_for_a_follower() -> None:
 
         async def list_runs(self, **options: Any) -> Any:
             self.reads += 1
-            if self.reads == 3:  # by the attempt
+            if self.reads == 1:  # by the attempt
                 raise ValueError("a mistake in the log")
             return await super().list_runs(**options)
 
@@ -51,5 +51,5 @@ async def test_an_attempt_that_is_refused_is_no_end_for_a_follower() -> None:
     async with Runtime({"a": agent}, log=log, deps=deps_of) as runtime:
         record = await runtime.start("a", "Hi")
         events = [event async for event in runtime.follow(record.task_id)]
-    assert log.reads > 3
+    assert log.reads > 1
     assert events[-1].state == "completed"  # pyright: ignore[reportAttributeAccessIssue]

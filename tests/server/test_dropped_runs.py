@@ -149,13 +149,13 @@ async def test_a_reader_of_a_run_that_an_earlier_version_dropped_ends(
     monkeypatch: pytest.MonkeyPatch,
     read: Callable[[World, RunRecord], Awaitable[str]],
 ) -> None:
-    async def none(*_: Any) -> list[RunRecord]:
-        return []
+    async def begins(*_: Any) -> bool:
+        return False
 
     async with world("sqlite", tmp_path, request) as two:
         record = await asks(two.here, context_id="c")
         with monkeypatch.context() as earlier_version:
-            earlier_version.setattr(loading, "list_waiting", none)
+            earlier_version.setattr(loading, "gives_way", begins)
             await drop(two.elsewhere, record)
         assert (await two.here.get_record(record.task_id)).state == "input-required"
         async with asyncio.timeout(20):

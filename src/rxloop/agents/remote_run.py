@@ -21,6 +21,7 @@ from rxloop.errors import (
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.log_retry import read_log
 from rxloop.pipeline.records import RunRecord
+from rxloop.pipeline.snapshot import Snapshot
 from rxloop.run.attempt import Attempt
 from rxloop.run.beginning import task_event
 from rxloop.run.ends import run_exists
@@ -29,10 +30,11 @@ from rxloop.run.log_writer import LogWriter
 from rxloop.run.ownership import find_owned
 from rxloop.run.result import Result
 from rxloop.run.spec import RunSpec, WhenBusy
-from rxloop.state.fold import fold_all
-from rxloop.state.run_state import RunState
 
 log = logging.getLogger("rxloop")
+
+Known = RunRecord | Snapshot
+"""What is known of a run before an attempt: its record, or all that the log had of it a moment ago."""
 
 
 async def submit(event_log: EventLog, spec: RunSpec) -> RunRecord:
@@ -45,39 +47,51 @@ async def submit(event_log: EventLog, spec: RunSpec) -> RunRecord:
     attempt = Attempt(spec)
     writer = LogWriter(event_log, spec.task_id, 0, lambda error: None)
     attempt.recorder.writer = writer
-    attempt.recorder.record(task_event(attempt))
+    task = attempt.recorder.record(task_event(attempt))
     try:
         await writer.flush()
     except ConflictError as error:
         raise run_exists(spec.task_id, "is in the log") from error
     finally:
         await writer.close()
-    return await read_log(event_log.get_record, spec.task_id)
+    return RunRecord.from_events(spec.task_id, [task])
 
 
 async def settle(
-    event_log: EventLog, task_id: str, resume: Callable[[], Run[Any]], *, asks: bool, when_busy: WhenBusy = "wait"
+    event_log: EventLog,
+    task_id: str,
+    resume: Callable[[Known], Run[Any]],
+    *,
+    asks: bool,
+    when_busy: WhenBusy = "wait",
+    known: Known | None = None,
 ) -> RunRecord:
-    """Bring a run to rest; see `Agent.settle`.
+    """Bring a run to rest; see `Agent.execute`.
 
     Args:
         event_log: Holds it.
         task_id: The run.
-        resume: Makes one more attempt of it, which waits for its turn.
+        resume: Makes one more attempt of it, which waits for its turn, from what is known of the run.
         asks: Whether such an attempt answers questions itself.
         when_busy: What to do while an earlier run of the conversation is not at rest.
+        known: What the log had of the run, if it was found due a moment ago.
     """
     hold = find_owned(event_log, task_id)
     if hold is not None and hold.surrounds:
         raise RxloopError(f"a tool of the run {task_id} settles the run itself: neither could ever end")
-    while await until_due(event_log, task_id, asks=asks, when_busy=when_busy) is not None:
-        asks = not await carry_out(task_id, resume()) and asks
+    while (known := known or await until_due(event_log, task_id, asks=asks, when_busy=when_busy)) is not None:
+        run = resume(known)
+        ended = await carry_out(task_id, run)
+        record = known.record if isinstance(known, Snapshot) else known
+        if ended and (final := run.hold.end) is not None:
+            return record.ended_by(final)
+        known, asks = None, asks and not ended
     return await read_log(event_log.get_record, task_id)
 
 
 async def until_due(
     event_log: EventLog, task_id: str, *, asks: bool = False, when_busy: WhenBusy = "wait"
-) -> RunState | None:
+) -> Snapshot | None:
     """Wait until no earlier run of the conversation has to come to rest before a run can go on.
 
     Args:
@@ -87,25 +101,25 @@ async def until_due(
         when_busy: Whether to wait, or to raise.
 
     Returns:
-        Where the run stands; None if it is at rest itself.
+        The run; None if it is at rest itself.
 
     Raises:
         ContextBusy: There is such a run, and it is not to be waited for.
     """
     while True:
-        events = await read_log(event_log.read, task_id)
-        context_id, state = events[0].context_id, fold_all(events)
-        if await is_idle(event_log, context_id, task_id, state, asks=asks):
+        snapshot = await read_log(event_log.snapshot, task_id)
+        if is_idle(snapshot, asks=asks):
             return None
+        context_id = snapshot.record.context_id
         earlier = await find_blocking(event_log, context_id, task_id)
         if earlier is None:
-            return state
+            return snapshot
         if when_busy == "refuse":
             raise ContextBusy(
                 f"the run {task_id} cannot go on before the run {earlier.task_id}, which is earlier in the "
                 f"conversation {context_id} and {earlier.state}: settle that one first, or wait for it"
             )
-        await wait_until_first(event_log, context_id, task_id, state.seq)
+        await wait_until_first(event_log, context_id, task_id, snapshot.state.seq)
 
 
 async def carry_out(task_id: str, run: Run[Any]) -> bool:

@@ -24,6 +24,7 @@ from rxloop.run.spec import RunSpec, WhenBusy
 from rxloop.run.steering import as_said
 
 if TYPE_CHECKING:
+    from rxloop.agents.remote_run import Known
     from rxloop.pipeline.records import RunRecord
 
 O = TypeVar("O", default=str)  # noqa: E741
@@ -129,18 +130,30 @@ class RunsById(Generic[D, O]):
             ContextBusy: An earlier run has to come first, and it is not to be waited for.
             ConfigurationError: The agent has no log, or `deps` are missing.
         """
+        return await self._execute(task_id, None, deps=deps, on_input=on_input, on_run=on_run, when_busy=when_busy)
+
+    async def _execute(
+        self,
+        task_id: str,
+        known: Known | None,
+        *,
+        deps: Any,
+        on_input: OnInput | None,
+        on_run: Callable[[Run[O]], object] | None,
+        when_busy: WhenBusy,
+    ) -> RunRecord:
         event_log = self._log_to(f"execute {task_id}")
         # Imported here: importing rxloop is quicker without.
         from rxloop.agents.remote_run import settle
 
-        def resume() -> Run[O]:
+        def resume(known: Known) -> Run[O]:
             options: ResumeOptions = {"on_input": on_input, "when_busy": "wait"}
-            run = self._start(self._next("execute", task_id, None, deps, options, settles=True))
+            run = self._start(self._next("execute", task_id, None, deps, options, settles=True, known=known))
             if on_run is not None:
                 on_run(run)
             return run
 
-        return await settle(event_log, task_id, resume, asks=on_input is not None, when_busy=when_busy)
+        return await settle(event_log, task_id, resume, asks=on_input is not None, when_busy=when_busy, known=known)
 
     async def cancel(self, task_id: str, reason: str | None = None) -> None:
         """Cancel a run by its id, and wait until it has an end. A run that is over stays as it is.
@@ -266,6 +279,7 @@ class RunsById(Generic[D, O]):
         options: ResumeOptions,
         *,
         settles: bool = False,
+        known: Known | None = None,
     ) -> RunSpec:
         """What one more attempt of a run is made of."""
         given = cast("Options", options)
@@ -275,7 +289,7 @@ class RunsById(Generic[D, O]):
         overrides = OVERRIDES.get().get(self, {})
 
         def spec(options: Options) -> RunSpec:
-            fields: dict[str, Any] = {"resume": True, "settles": settles, "inputs": inputs}
+            fields: dict[str, Any] = {"resume": True, "settles": settles, "inputs": inputs, "known": known}
             return self._spec(task_id, given.get("context_id") or "", deps, options, overrides, **fields)
 
         def as_begun(begun: Mapping[str, Any]) -> RunSpec:
@@ -305,6 +319,31 @@ class RunsById(Generic[D, O]):
             overrides=OVERRIDES.get().get(self, {}) if overrides is None else overrides,
             **fields,
         )
+
+
+async def execute_run(
+    agent: RunsById[Any, Any],
+    task_id: str,
+    *,
+    deps: Any,
+    on_input: OnInput | None,
+    on_run: Callable[[Run[Any]], object] | None,
+    when_busy: WhenBusy,
+    known: Known,
+) -> RunRecord:
+    """Execute a run that the caller has found due a moment ago, so that the log is not asked again.
+
+    Args:
+        agent: The agent that executes it.
+        task_id: The run.
+        deps: As for `Agent.run`.
+        on_input: Answers the questions of the run while it goes on here.
+        on_run: Gets each attempt that is made here.
+        when_busy: What to do while an earlier run of the conversation comes first.
+        known: What the log had of the run.
+    """
+    execute = agent._execute  # pyright: ignore[reportPrivateUsage] (of the same module; users have no use for `known`)
+    return await execute(task_id, known, deps=deps, on_input=on_input, on_run=on_run, when_busy=when_busy)
 
 
 def check_given(method: str, options: Options, known: type[Options]) -> None:

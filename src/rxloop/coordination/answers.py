@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from rxloop.errors import InvalidEvent, InvalidInput, NotAsked, ToolError
 from rxloop.pipeline.records import RunRecord
-from rxloop.protocol.events import SUPERSEDED, State
+from rxloop.pipeline.snapshot import WAITING
+from rxloop.protocol.events import SUPERSEDED
 from rxloop.protocol.json_data import storable
 from rxloop.protocol.messages import failure_of
 from rxloop.state.run_state import RunState
 from rxloop.support.json_schema import find_misfit, to_json_text
 from rxloop.tools import encode_result
-
-WAITING = ("input-required", "auth-required")
-"""States of a run that waits for an answer."""
-_NOTHING_DONE = 3
-"""Number of events of a run that ended before it did anything: its task, its start and its end."""
 
 
 def new_answers(task_id: str, state: RunState, inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -117,7 +113,7 @@ def check_waiting(task_id: str, state: RunState) -> None:
         raise InvalidInput(f"the run {task_id} waits for {waiting}: give inputs={{...}} or on_input=")
 
 
-def check_not_dropped(task_id: str, state: RunState, records: Sequence[RunRecord]) -> None:
+def check_not_dropped(task_id: str, state: RunState, later: RunRecord | None) -> None:
     """Check that no later run of the conversation has dropped the questions of this one.
 
     The later run continued without an answer, so an answer now would make two versions of one history.
@@ -125,12 +121,11 @@ def check_not_dropped(task_id: str, state: RunState, records: Sequence[RunRecord
     Args:
         task_id: The run.
         state: The state of the run.
-        records: The runs of its conversation, in order.
+        later: The first later run of its conversation that has begun, if there is one.
 
     Raises:
         NotAsked: A later run has begun.
     """
-    later = later_run(task_id, records)
     if later is not None and state.pending:
         raise make_dropped_error(task_id, state, later.task_id, later.context_id)
 
@@ -168,17 +163,3 @@ def make_dropped_error(task_id: str, state: RunState, later: str, context_id: st
         f"the run {task_id} does not wait for {', '.join(state.pending)} any more: {describe_drop(later, context_id)}. "
         f"{_ASK_ANEW}"
     )
-
-
-def later_run(task_id: str, records: Sequence[RunRecord]) -> RunRecord | None:
-    """Return the first run of a conversation that has begun after this one."""
-    place = next((place for place, record in enumerate(records) if record.task_id == task_id), len(records))
-    return next((record for record in records[place + 1 :] if has_begun(record.state, record.seq)), None)
-
-
-def has_begun(state: State, seq: int) -> bool:
-    """Return True if a run with that many events has begun, and so has dropped the questions before it.
-
-    A run that ended before it did anything has not begun, such as one that was cancelled while it waited.
-    """
-    return state != "submitted" and not (state in ("canceled", "failed") and seq <= _NOTHING_DONE)

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from contextlib import suppress
-from math import inf
 
-from rxloop.coordination.answers import WAITING, check_not_dropped, check_waiting, later_run
+from rxloop.coordination.answers import check_not_dropped, check_waiting
 from rxloop.coordination.commands import AppliedCommands, apply_commands
 from rxloop.errors import InvalidInput, UnknownRun
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.log_retry import read_log
 from rxloop.pipeline.records import RunRecord
+from rxloop.pipeline.snapshot import WAITING, Snapshot
 from rxloop.protocol.commands import MessageCommand
-from rxloop.state.fold import fold_all
-from rxloop.state.run_state import RunState
 
 RETRY = 0.5
 """Seconds between two attempts to acquire a lease that another process holds."""
@@ -24,46 +21,31 @@ _PAGE = 10
 """Runs of a conversation that are listed at once."""
 
 
-async def is_idle(event_log: EventLog, context_id: str, task_id: str, state: RunState, *, asks: bool = False) -> bool:
+def is_idle(snapshot: Snapshot, *, asks: bool = False) -> bool:
     """Whether nothing is to be done for a run: it is over, was cancelled, or waits for an answer that nobody has given.
 
     Args:
-        event_log: Holds it.
-        context_id: Its conversation.
-        task_id: The run.
-        state: Where it stands.
+        snapshot: The run.
         asks: Whether its questions are answered where it goes on.
     """
+    state = snapshot.state
     if state.finished or state.state == "canceled":
         return True
     if state.state not in WAITING:
         return False
-    commands = await read_log(event_log.read_commands, task_id, after=state.mail)
-    taken = apply_commands(task_id, state, commands, warn=False)
+    taken = apply_commands(snapshot.task_id, state, snapshot.new_commands, warn=False)
     try:
-        await check_can_continue(event_log, context_id, task_id, state, taken, asks=asks)
+        check_can_continue(snapshot, taken, asks=asks)
     except InvalidInput:
         return True
     return False
 
 
-async def check_can_continue(
-    event_log: EventLog,
-    context_id: str,
-    task_id: str,
-    state: RunState,
-    taken: AppliedCommands,
-    *,
-    asks: bool,
-    answered: bool = False,
-) -> None:
+def check_can_continue(snapshot: Snapshot, taken: AppliedCommands, *, asks: bool, answered: bool = False) -> None:
     """See that a run which is not over can go on, or come to its end, now.
 
     Args:
-        event_log: Holds it.
-        context_id: Its conversation.
-        task_id: The run.
-        state: Where it stands.
+        snapshot: The run.
         taken: What its next attempt takes of its mail.
         asks: Whether its questions are answered where it goes on.
         answered: Whether its next attempt brings answers of its own.
@@ -74,10 +56,10 @@ async def check_can_continue(
     if taken.cancel is not None:
         # That needs no answer, and takes nothing from what came later.
         return
-    if answered or state.state in WAITING:
-        check_not_dropped(task_id, state, await read_log(event_log.list_runs, context_id=context_id))
+    if answered or snapshot.state.state in WAITING:
+        check_not_dropped(snapshot.task_id, snapshot.state, snapshot.later)
     if not (answered or asks or taken.answers):
-        check_waiting(task_id, state)
+        check_waiting(snapshot.task_id, snapshot.state)
 
 
 async def find_blocking(event_log: EventLog, context_id: str, task_id: str) -> RunRecord | None:
@@ -96,17 +78,6 @@ async def find_blocking(event_log: EventLog, context_id: str, task_id: str) -> R
         after = page[-1].task_id
 
 
-async def list_waiting(event_log: EventLog, context_id: str, before: str | None) -> Sequence[RunRecord]:
-    """List the runs of a conversation that wait for answers, the newest one first.
-
-    Args:
-        event_log: Holds them.
-        context_id: The conversation.
-        before: Only those that are earlier than this run.
-    """
-    return await read_log(event_log.list_runs, context_id=context_id, states=WAITING, newest_first=True, after=before)
-
-
 async def drop_questions(event_log: EventLog, record: RunRecord, task_id: str) -> RunRecord | None:
     """Let the questions of a run go before a later one begins, unless one of them has got its answer.
 
@@ -121,21 +92,16 @@ async def drop_questions(event_log: EventLog, record: RunRecord, task_id: str) -
     Returns:
         The run that has got its answer, and with which nobody has gone on yet.
     """
-    state = fold_all(await read_log(event_log.read, record.task_id))
-
-    async def taken(before: float = inf) -> AppliedCommands:
-        commands = await read_log(event_log.read_commands, record.task_id, after=state.mail)
-        return apply_commands(
-            record.task_id, state, [command for command in commands if command[0] < before], warn=False
-        )
-
-    found = await taken()
+    snapshot = await read_log(event_log.snapshot, record.task_id)
+    state = snapshot.state
+    found = apply_commands(record.task_id, state, snapshot.new_commands, warn=False)
     if found.cancel is None and not found.answers and found.dropped_by is None:
         number = await read_log(event_log.send_command, record.task_id, MessageCommand(messages=[], lets_go=task_id))
-        found = await taken(before=number)
+        snapshot = await read_log(event_log.snapshot, record.task_id, since=snapshot)
+        earlier = [command for command in snapshot.commands if state.mail < command[0] < number]
+        found = apply_commands(record.task_id, state, earlier, warn=False)
     # A cancel is not void when a later run begins, and an answer may be.
-    rests = not found.answers or await is_idle(event_log, record.context_id, record.task_id, state)
-    return None if rests else record
+    return None if not found.answers or is_idle(snapshot) else record
 
 
 async def is_dropped(event_log: EventLog, record: RunRecord) -> bool:
@@ -146,13 +112,10 @@ async def is_dropped(event_log: EventLog, record: RunRecord) -> bool:
     """
     if record.state not in WAITING:
         return False
-    if later_run(record.task_id, await read_log(event_log.list_runs, context_id=record.context_id)) is not None:
+    snapshot = await read_log(event_log.snapshot, record.task_id)
+    if snapshot.later is not None:
         return True
-    commands = await read_log(event_log.read_commands, record.task_id)
-    if not any(isinstance(command, MessageCommand) and command.lets_go is not None for _, command in commands):
-        return False
-    state = fold_all(await read_log(event_log.read, record.task_id))
-    left = [(number, command) for number, command in commands if number > state.mail]
+    state, left = snapshot.state, snapshot.new_commands
     if state.state not in WAITING or apply_commands(record.task_id, state, left, warn=False).dropped_by is None:
         return False
     # The event follows the command in a moment, if the process is alive.
@@ -168,8 +131,7 @@ async def _comes_first(event_log: EventLog, record: RunRecord) -> bool:
     if all(isinstance(command, MessageCommand) for _, command in commands):
         # Most of them nobody has answered, however long ago they asked.
         return False
-    state = fold_all(await read_log(event_log.read, record.task_id))
-    return not await is_idle(event_log, record.context_id, record.task_id, state)
+    return not is_idle(await read_log(event_log.snapshot, record.task_id))
 
 
 async def wait_for_end(event_log: EventLog, task_id: str, after_seq: int) -> None:

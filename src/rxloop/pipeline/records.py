@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypedDict
 
 import orjson
@@ -44,6 +44,18 @@ class RunRecord:
     def finished(self) -> bool:
         """True if the run is completed or failed. A run with a retryable error is failed, too, until it is resumed."""
         return self.state in FINISHED
+
+    def ended_by(self, end: StatusUpdateEvent) -> RunRecord:
+        """Return the record of the run after an attempt with this final event."""
+        return replace(
+            self,
+            state=end.state,
+            attempt=end.attempt,
+            seq=end.seq,
+            updated=end.timestamp,
+            usage=end.usage,
+            error=end.error,
+        )
 
     @classmethod
     def from_events(cls, task_id: str, events: Sequence[Event]) -> RunRecord:

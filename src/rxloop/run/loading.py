@@ -3,58 +3,45 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from rxloop.coordination.answers import (
-    check_not_superseded,
-    describe_drop,
-    find_credentials,
-    has_begun,
-    is_superseded,
-    new_answers,
-)
+from rxloop.coordination.answers import check_not_superseded, find_credentials, is_superseded, new_answers
 from rxloop.coordination.commands import AppliedCommands, Commands, apply_commands, find_new_messages
-from rxloop.coordination.order import check_can_continue, drop_questions, list_waiting, wait_for_end
-from rxloop.errors import ConfigurationError, ConflictError, ContextBusy, RunOver, UnknownRun
+from rxloop.coordination.order import check_can_continue
+from rxloop.errors import ConfigurationError, ConflictError, RunOver, UnknownRun
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.log_retry import check_whole, read_log
+from rxloop.pipeline.records import RunRecord
+from rxloop.pipeline.snapshot import HistoryQuery, Snapshot, has_begun
 from rxloop.protocol.commands import MessageCommand
-from rxloop.protocol.events import (
-    SUPERSEDED,
-    Event,
-    InputReceivedEvent,
-    TaskEvent,
-    ToolCompleteEvent,
-    normalise,
-)
+from rxloop.protocol.events import Event, InputReceivedEvent, TaskEvent, ToolCompleteEvent, normalise
 from rxloop.run.attempt import Attempt
 from rxloop.run.ends import is_over, run_exists
 from rxloop.run.life import Canceled
 from rxloop.run.log_writer import LogWriter
 from rxloop.run.post import Post
 from rxloop.run.steering import say
-from rxloop.run.taking import take_turn, try_turn
+from rxloop.run.taking import Close, gives_way, take_turn, take_turn_to_begin, try_turn
 from rxloop.state.earlier_attempts import EarlierAttempts
 from rxloop.state.fold import fold_all
+from rxloop.state.kept_folds import FORMAT
 from rxloop.state.run_state import MAIL_ID, RunState, check_attempts
-from rxloop.storage.conversation import conversation
+from rxloop.storage.conversation import add_page, conversation, find_cached
 from rxloop.support.tasks import GRACE
 from rxloop.thinking.graph.thought_graph import ThoughtGraph
 
 if TYPE_CHECKING:
-    from rxloop.pipeline.records import RunRecord
     from rxloop.run.fork import Fork
 
 log = logging.getLogger("rxloop")
 
 _BEYOND = 2**31 - 1
 """A `seq` that no run comes to."""
-_Close = Callable[[Attempt], Awaitable[None]]
 
 
-async def load(attempt: Attempt, event_log: EventLog, close: _Close) -> Event | None:
+async def load(attempt: Attempt, event_log: EventLog, close: Close) -> Event | None:
     """Fold what the log has; give the final event of a run that is over already.
 
     Without such an event, and without a writer, the attempt had to end before it was loaded.
@@ -74,9 +61,7 @@ async def load(attempt: Attempt, event_log: EventLog, close: _Close) -> Event | 
     if spec.fork is not None:
         await attempt.life.prepare(_copy_run(attempt, event_log, spec.fork))
         return None
-    taking = (
-        _take_turn_to_begin(attempt, event_log, None, close) if spec.keep_context else take_turn(attempt, event_log)
-    )
+    taking = take_turn_to_begin(attempt, event_log, close) if spec.keep_context else take_turn(attempt, event_log)
     if not await taking:
         return None
     if spec.keep_context:
@@ -85,90 +70,6 @@ async def load(attempt: Attempt, event_log: EventLog, close: _Close) -> Event | 
             attempt.recorder.states[None] = before
     _write_after(attempt, event_log, 0)
     return None
-
-
-async def _take_turn_to_begin(attempt: Attempt, event_log: EventLog, own: RunState | None, close: _Close) -> bool:
-    """Take the turn for a run that nobody has begun, and that lets go what earlier ones of its conversation ask.
-
-    Args:
-        attempt: Its attempt.
-        event_log: The log.
-        own: Where it stands; None if the log gets it only when it begins.
-        close: Executes the attempt that ends a run whose questions this one drops.
-
-    Returns:
-        As `take_turn`.
-
-    Raises:
-        ContextBusy: As `take_turn`; or one of them has got its answer, which would be void.
-    """
-    spec = attempt.spec
-    while await take_turn(attempt, event_log):
-        if attempt.life.ending:
-            return True
-        # With time to come to its end: a run is not to be left half closed.
-        answered = await attempt.life.prepare(_drop_questions(attempt, event_log, own, close), GRACE)
-        if answered is None:
-            return True
-        if spec.when_busy == "refuse" or spec.settles:
-            raise ContextBusy(
-                f"the run {answered.task_id}, which is earlier in the conversation {attempt.context_id}, has got its "
-                "answer, and nobody has gone on with it yet: settle or resume that one first, cancel it, or queue this "
-                'one with when_busy="wait"'
-            )
-        if attempt.turn is not None:
-            await attempt.turn.give_back()
-            attempt.turn = None
-        await attempt.life.prepare(wait_for_end(event_log, answered.task_id, answered.seq))
-    return False
-
-
-async def _drop_questions(
-    attempt: Attempt, event_log: EventLog, own: RunState | None, close: _Close
-) -> RunRecord | None:
-    """End the earlier runs of the conversation that wait for answers, so that their readers learn that none counts.
-
-    Returns:
-        The run that has got its answer, so that the attempt cannot begin yet.
-    """
-    waiting = await list_waiting(event_log, attempt.context_id, None if own is None else attempt.task_id)
-    if not waiting:
-        return None
-    if own is not None and await _is_cancelled(event_log, attempt.task_id, own):
-        # It comes to its end, and does not begin.
-        return None
-    answered = await drop_questions(event_log, waiting[0], attempt.task_id)
-    if answered is not None:
-        return answered
-    said = describe_drop(attempt.task_id, attempt.context_id)
-    for record in reversed(waiting):
-        spec = attempt.spec._replace(
-            task_id=record.task_id,
-            context_id=record.context_id,
-            resume=True,
-            cancel=said,
-            cancel_code=SUPERSEDED,
-            # What the new run brings is none of this one's.
-            settles=False,
-            messages=(),
-            inputs=None,
-            fork=None,
-            metadata={},
-            as_begun=None,
-            steering=None,
-            chosen_id=False,
-        )
-        try:
-            await close(Attempt(spec))
-        except ConflictError as error:
-            log.debug("the run %s was ended elsewhere: %s", record.task_id, error)
-    return None
-
-
-async def _is_cancelled(event_log: EventLog, task_id: str, state: RunState) -> bool:
-    """Whether a command to cancel a run waits in its mail."""
-    letters = await read_log(event_log.read_commands, task_id, after=state.mail)
-    return apply_commands(task_id, state, letters, warn=False).cancel is not None
 
 
 async def _see_that_it_is_new(attempt: Attempt, event_log: EventLog) -> None:
@@ -185,43 +86,98 @@ async def _see_that_it_is_new(attempt: Attempt, event_log: EventLog) -> None:
     raise run_exists(attempt.task_id, "is in the log")
 
 
-async def _load_run(attempt: Attempt, event_log: EventLog, close: _Close) -> Event | None:
-    prepare, task_id, gives_up = attempt.life.prepare, attempt.task_id, attempt.spec.cancel is not None
-    # An attempt that is cancelled before it began is loaded all the same: its end belongs into the log.
-    events = await prepare(read_log(event_log.read, task_id), GRACE)
-    if events is None:
-        return None
-    if not events:
-        check_whole(task_id, events, 1)
-    attempt.recorder.context_id = events[0].context_id
-    _go_on_as_begun(attempt, events)
-    if gives_up:
+async def _load_run(attempt: Attempt, event_log: EventLog, close: Close) -> Event | None:
+    prepare, known = attempt.life.prepare, attempt.spec.known
+    if known is None:
+        # An attempt that is cancelled before it began is loaded all the same: its end belongs into the log.
+        known = await prepare(read_log(event_log.snapshot, attempt.task_id), GRACE)
+        if known is None:
+            return None
+    if isinstance(known, Snapshot):
+        _go_on_as_begun(attempt, known.events)
+        found = await _read_in_turn(attempt, event_log, known.record, known, close)
+    else:
+        found = await _read_in_turn(attempt, event_log, known, None, close)
+        if found is not None:
+            _go_on_as_begun(attempt, found.snapshot.events)
+    return None if found is None else _take_up(attempt, event_log, found)
+
+
+class _Found(NamedTuple):
+    """What the log has of a run when its attempt has the turn."""
+
+    snapshot: Snapshot
+    before: RunState
+    """The state that the earlier runs of the conversation leave."""
+
+
+async def _read_in_turn(
+    attempt: Attempt, event_log: EventLog, record: RunRecord, seen: Snapshot | None, close: Close
+) -> _Found | None:
+    """Take the turn, and read what decides how the run goes on; None if the attempt has to end before.
+
+    Args:
+        attempt: The attempt.
+        event_log: The log.
+        record: Where the run stood.
+        seen: What is known of it: only what came after that is read.
+        close: Executes the attempt that ends a run whose questions this one drops.
+
+    Raises:
+        ContextBusy: As `take_turn`; or an earlier run has got its answer.
+    """
+    attempt.recorder.context_id = record.context_id
+    if attempt.spec.cancel is not None:
         # A cancel adds nothing to the conversation, and need not wait for the run that goes on there.
-        await prepare(try_turn(attempt, event_log), GRACE)
-    elif not is_over(events[-1]):
-        own = fold_all(events)
-        begun = has_begun(own.state, events[-1].seq)
-        taken = await (take_turn(attempt, event_log) if begun else _take_turn_to_begin(attempt, event_log, own, close))
+        await attempt.life.prepare(try_turn(attempt, event_log), GRACE)
+        return await _read(attempt, event_log, seen)
+    if seen is not None and is_over(seen.events[-1]):
+        return await _read(attempt, event_log, seen)
+    while True:
+        taken = await take_turn(attempt, event_log)
         # Somebody may have gone on with this run meanwhile.
-        newer = await prepare(read_log(event_log.read, task_id, after_seq=events[-1].seq), GRACE)
-        if newer is None:
-            return None
-        events = [*events, *newer]
-        if not taken and fold_all(events).state == "working":
-            return None
-    await prepare(_see_that_it_is_whole(attempt, event_log, events), GRACE)
-    before = await prepare(conversation(event_log, attempt.context_id, before=task_id), GRACE)
-    post, letters = attempt.post, ()
-    if post is not None and not is_over(events[-1]):
-        letters = await prepare(post.letters(0), GRACE)
-    if before is None or letters is None:
+        found = await _read(attempt, event_log, seen)
+        if found is None or not taken:
+            return None if found is None or found.snapshot.state.state == "working" else found
+        snapshot = found.snapshot
+        if not snapshot.waiting or attempt.life.ending or is_over(snapshot.events[-1]):
+            return found
+        if has_begun(snapshot.record.state, snapshot.record.seq) or _is_cancelled(snapshot):
+            # It has dropped their questions already; or it comes to its end, and does not begin.
+            return found
+        if not await gives_way(attempt, event_log, snapshot.waiting, close):
+            return await _read(attempt, event_log, snapshot)
+
+
+async def _read(attempt: Attempt, event_log: EventLog, seen: Snapshot | None) -> _Found | None:
+    """Read the run and the conversation before it, or what came since the earlier snapshot.
+
+    Raises:
+        EventLogError: One of the last events cannot be read.
+    """
+    prepare, task_id, context_id = attempt.life.prepare, attempt.task_id, attempt.context_id
+    if attempt.post is not None:
+        attempt.post.reads()
+    cached = find_cached(event_log, context_id)
+    history = HistoryQuery(cached[0], FORMAT)
+    snapshot = await prepare(read_log(event_log.snapshot, task_id, since=seen, history=history), GRACE)
+    if snapshot is None or snapshot.history is None:
         return None
-    return await _take_up(attempt, event_log, events, before, letters)
+    events = snapshot.events
+    if not events or snapshot.record.seq > events[-1].seq:
+        check_whole(task_id, events, max(1, snapshot.record.seq))
+    before = await prepare(add_page(event_log, context_id, task_id, cached, snapshot.history), GRACE)
+    return None if before is None else _Found(snapshot, before)
+
+
+def _is_cancelled(snapshot: Snapshot) -> bool:
+    """Whether a command to cancel a run waits in its mail."""
+    return apply_commands(snapshot.task_id, snapshot.state, snapshot.new_commands, warn=False).cancel is not None
 
 
 def _go_on_as_begun(attempt: Attempt, events: Sequence[Event]) -> None:
     """Take from the `task` event what the run was begun with; a run that is given up, or over, needs none of it."""
-    task, as_begun = events[0], attempt.spec.as_begun
+    task, as_begun = events[0] if events else None, attempt.spec.as_begun
     if as_begun is None or not isinstance(task, TaskEvent) or task.options is None:
         return
     state = fold_all(events)
@@ -230,24 +186,10 @@ def _go_on_as_begun(attempt: Attempt, events: Sequence[Event]) -> None:
         attempt.life.limit(attempt.limits.seconds)
 
 
-async def _see_that_it_is_whole(attempt: Attempt, event_log: EventLog, events: Sequence[Event]) -> None:
-    """See that the last events are there.
-
-    Raises:
-        EventLogError: One of them cannot be read.
-    """
-    record = await read_log(event_log.get_record, attempt.task_id)
-    if record.seq > events[-1].seq:
-        # Read once more: somebody may have written it just now, and who that was is told by a conflict.
-        check_whole(attempt.task_id, await read_log(event_log.read, attempt.task_id), record.seq)
-
-
-async def _take_up(
-    attempt: Attempt, event_log: EventLog, events: Sequence[Event], before: RunState, letters: Commands
-) -> Event | None:
+def _take_up(attempt: Attempt, event_log: EventLog, found: _Found) -> Event | None:
     """Go on with a run as its next attempt; give its final event if it has ended for good."""
-    spec = attempt.spec
-    earlier = EarlierAttempts(events, before)
+    spec, events = attempt.spec, found.snapshot.events
+    earlier = EarlierAttempts(events, found.before)
     state = earlier.state
     if spec.cancel is None and (state.retryable or not state.finished):
         check_whole(attempt.task_id, events, state.seq)
@@ -267,20 +209,19 @@ async def _take_up(
     answers = new_answers(attempt.task_id, state, inputs)
     attempt.credentials.update(find_credentials(state, inputs))
     # Nobody needs them there any more, and a credential is to be in as few places as possible.
-    attempt.use_spec(spec._replace(inputs=None, as_begun=None))
+    attempt.use_spec(spec._replace(inputs=None, as_begun=None, known=None))
     attempt.news = [
         earlier.addressed(InputReceivedEvent(input_id=input_id, value=value)) for input_id, value in answers.items()
     ]
     if (state.finished and not state.retryable) or (leaves_at_rest and (state.finished or state.state == "canceled")):
         # Who settles a run, or ends it, leaves it at rest, which somebody may have brought it to just now.
         return events[-1]
-    taken = _take_mail(attempt, state.changed(answers={**state.answers, **answers}), letters)
+    commands = () if is_over(events[-1]) else found.snapshot.new_commands
+    if attempt.post is not None:
+        attempt.post.has_read(commands[-1][0] if commands else state.mail)
+    taken = _take_mail(attempt, state.changed(answers={**state.answers, **answers}), commands)
     if not attempt.life.ending:
-        asks, answered = spec.on_input is not None, bool(inputs)
-        checking = check_can_continue(
-            event_log, attempt.context_id, attempt.task_id, state, taken, asks=asks, answered=answered
-        )
-        await attempt.life.prepare(checking, GRACE)
+        check_can_continue(found.snapshot, taken, asks=spec.on_input is not None, answered=bool(inputs))
     if spec.cancel is None:
         _compare_strategy(attempt, events[0])
         limit = check_attempts(state, attempt.limits)

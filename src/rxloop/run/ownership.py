@@ -13,6 +13,7 @@ from reactivex import abc
 
 from rxloop.errors import RxloopError
 from rxloop.pipeline.event_log import EventLog
+from rxloop.pipeline.records import FINISHED
 from rxloop.protocol.events import PendingInput, StatusUpdateEvent
 from rxloop.run.attempt import Attempt
 from rxloop.run.ends import error_code
@@ -94,6 +95,14 @@ class RunHold:
         """Whether the attempt ended because the run waits for an answer."""
         final = self._attempt.final
         return isinstance(final, StatusUpdateEvent) and final.state in ("input-required", "auth-required")
+
+    @property
+    def end(self) -> StatusUpdateEvent | None:
+        """The final event of the attempt, if the log has it, and no other attempt is expected to follow."""
+        final = self._attempt.final
+        if not isinstance(final, StatusUpdateEvent) or final.state not in FINISHED:
+            return None
+        return None if final.error is not None and final.error.retryable else final
 
     @property
     def pending(self) -> list[PendingInput]:

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 
 from rxloop.coordination.answers import find_credentials
-from rxloop.coordination.commands import Commands, is_accepted, read_answers
+from rxloop.coordination.commands import is_accepted, read_answers
 from rxloop.errors import EventLogError, UnknownRun
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.log_retry import read_log
@@ -54,16 +54,13 @@ class Post:
         self._reading: asyncio.Task[None] | None = None
         self._stop = event_log.watch_commands(self._task_id, self._arrived)
 
-    async def letters(self, after: int) -> Commands:
-        """The letters that there are at the beginning of an attempt.
-
-        Raises:
-            EventLogError: The log cannot be read.
-        """
+    def reads(self) -> None:
+        """Tell that the log is about to be read, with all commands that have come by now."""
         self._new = False
-        found = await read_log(self._log.read_commands, self._task_id, after=after)
-        self._seen = found[-1][0] if found else after
-        return found
+
+    def has_read(self, number: int) -> None:
+        """Tell the number of the last command that the attempt begins with; those after it are read from the log."""
+        self._seen = number
 
     def open(self) -> None:
         """Take what comes, now that the attempt has begun."""
@@ -78,8 +75,9 @@ class Post:
 
     async def _read(self) -> None:
         while self._new:
+            self._new = False
             try:
-                found = await self.letters(self._seen)
+                found = await read_log(self._log.read_commands, self._task_id, after=self._seen)
             except UnknownRun:
                 # It was told for nothing, and the first event is not in the log yet.
                 return
@@ -87,6 +85,7 @@ class Post:
                 log.warning("the mail of the run %s cannot be read: %s", self._task_id, error)
                 return
             for number, letter in found:
+                self._seen = number
                 if not self._life.ending:
                     self._take(number, letter)
 

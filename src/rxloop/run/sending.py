@@ -15,7 +15,6 @@ from rxloop.coordination.answers import (
     find_credentials,
     find_plain_credentials,
     is_superseded,
-    later_run,
     make_dropped_error,
     new_answers,
 )
@@ -24,6 +23,7 @@ from rxloop.coordination.order import wait_for_end
 from rxloop.errors import AttemptError, ConflictError, InvalidInput, RunOver
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.log_retry import PATIENCE, read_log
+from rxloop.pipeline.snapshot import Snapshot
 from rxloop.protocol.commands import AnswerCommand, CancelCommand, MessageCommand
 from rxloop.protocol.events import InputReceivedEvent, PendingInput
 from rxloop.protocol.ids import make_id
@@ -118,8 +118,8 @@ async def answer(
         InvalidInput: The run does not wait for an answer, has another one, or the answer does not fit the question.
     """
     await wait_stored(event_log, task_id)
-    new = await _to_answer(event_log, task_id, inputs)
-    state = await _state(event_log, task_id)
+    snapshot = await read_log(event_log.snapshot, task_id)
+    new, state = _to_answer(snapshot, inputs), snapshot.state
     plain = find_plain_credentials(state, inputs)
     if plain and not goes_on_here:
         raise InvalidInput(
@@ -132,7 +132,8 @@ async def answer(
         number = await read_log(event_log.send_command, task_id, letter)
         # Of those that found the question open at the same moment the first one counts: another answer, or a later run
         # that lets the question go.
-        await _to_answer(event_log, task_id, new, before=number, beside=encrypted)
+        snapshot = await read_log(event_log.snapshot, task_id, since=snapshot)
+        _to_answer(snapshot, new, before=number, beside=encrypted)
     elif plain and messages:
         await say(event_log, task_id, messages, interrupt=False)
     return plain
@@ -166,31 +167,25 @@ async def open_questions(event_log: EventLog, task_id: str) -> list[PendingInput
     return list((await _state(event_log, task_id)).pending.values())
 
 
-async def _to_answer(
-    event_log: EventLog,
-    task_id: str,
-    inputs: Mapping[str, Any],
-    *,
-    before: float = inf,
-    beside: Collection[str] = (),
+def _to_answer(
+    snapshot: Snapshot, inputs: Mapping[str, Any], *, before: float = inf, beside: Collection[str] = ()
 ) -> dict[str, Any]:
     """The answers that a run has not got yet, by its mail up to that letter; `beside` are credentials in the letter.
 
     Raises:
         InvalidInput: As for `answer`.
     """
-    events = await read_log(event_log.read, task_id)
-    state = fold_all(events)
+    task_id, state = snapshot.task_id, snapshot.state
     if not inputs.keys() <= state.answers.keys():
         check_not_superseded(task_id, state)
     open_yet = not (inputs.keys() <= state.answers.keys() and state.pending.keys().isdisjoint(beside))
     if open_yet:
-        check_not_dropped(task_id, state, await read_log(event_log.list_runs, context_id=events[0].context_id))
-    letters = await read_log(event_log.read_commands, task_id, after=state.mail)
-    taken = apply_commands(task_id, state, [letter for letter in letters if letter[0] < before], warn=False)
+        check_not_dropped(task_id, state, snapshot.later)
+    earlier = [command for command in snapshot.new_commands if command[0] < before]
+    taken = apply_commands(task_id, state, earlier, warn=False)
     known = {event.input_id: event.value for event in taken.news if isinstance(event, InputReceivedEvent)}
     if open_yet and taken.dropped_by is not None:
-        raise make_dropped_error(task_id, state, taken.dropped_by, events[0].context_id)
+        raise make_dropped_error(task_id, state, taken.dropped_by, snapshot.record.context_id)
     return new_answers(task_id, state.changed(answers={**state.answers, **known}), inputs)
 
 
@@ -201,8 +196,8 @@ async def say(event_log: EventLog, task_id: str, messages: Sequence[Message], *,
         RunOver: The run is over, was cancelled, or waits for an answer that a later run has made void.
         ConfigurationError: The log has no mail.
     """
-    events = await read_log(event_log.read, task_id)
-    state = fold_all(events)
+    snapshot = await read_log(event_log.snapshot, task_id)
+    state, later = snapshot.state, snapshot.later
     if state.finished:
         raise RunOver(
             f"the run {task_id} is {state.state}, and nothing can be said to it: begin a new run in its conversation"
@@ -216,9 +211,7 @@ async def say(event_log: EventLog, task_id: str, messages: Sequence[Message], *,
             f"the run {task_id} is canceled, and nobody goes on with it: begin a new run in its conversation, or "
             "resume it and say it there"
         )
-    records = await read_log(event_log.list_runs, context_id=events[0].context_id) if state.pending else ()
-    later = later_run(task_id, records)
-    if later is not None:
+    if state.pending and later is not None:
         reason = describe_drop(later.task_id, later.context_id)
         raise RunOver(f"nobody goes on with the run {task_id}, since {reason}: begin a new run in its conversation")
     # By its id a message is known that was sent twice, since nobody heard that it had arrived.

@@ -19,6 +19,8 @@ from rxloop.tools import AgentTools
 
 if TYPE_CHECKING:
     from rxloop.pipeline.artifacts import ArtifactStore
+    from rxloop.pipeline.records import RunRecord
+    from rxloop.pipeline.snapshot import Snapshot
     from rxloop.run.fork import Fork
 
 WhenBusy = Literal["refuse", "wait"]
@@ -80,6 +82,8 @@ class RunSpec(NamedTuple):
     resume: bool = False
     settles: bool = False
     """Whether the attempt is one to settle the run: it waits for its turn for as long as that takes."""
+    known: RunRecord | Snapshot | None = None
+    """What the caller knows of a run that is resumed: its record, or all that the log had of it a moment ago."""
     inputs: Mapping[str, Any] | None = None
     cancel: str | None = None
     """The reason for which the attempt is there to cancel the run, and to do nothing else."""

@@ -7,10 +7,12 @@ import inspect
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from rxloop.agents.agent import Agent
-from rxloop.agents.remote_run import carry_out, until_due
+from rxloop.agents.remote_run import Known, carry_out, until_due
+from rxloop.agents.runs_by_id import execute_run
+from rxloop.coordination.order import find_blocking
 from rxloop.errors import ContextBusy, Paused, RuntimeClosed, RxloopError, UnknownRun
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.interfaces import Queue
@@ -18,7 +20,6 @@ from rxloop.pipeline.log_retry import read_log, within
 from rxloop.pipeline.records import RunRecord
 from rxloop.protocol.events import PendingInput
 from rxloop.run.handle import Run
-from rxloop.run.spec import WhenBusy
 from rxloop.runtime.jobs import Strangers, due_in, ring, ring_for_all, waiting
 from rxloop.runtime.live_runs import Driven
 from rxloop.support.tasks import wait_all
@@ -59,6 +60,13 @@ _SERVED = 32
 """Runs of a queue that go on at once, where nobody says how many."""
 
 
+class Submitted(NamedTuple):
+    """A run that this process has just submitted; `alone` if the id of its conversation was made with it."""
+
+    record: RunRecord
+    alone: bool
+
+
 class Driving:
     """Brings runs to rest, and takes up those that nobody drives any more."""
 
@@ -92,11 +100,10 @@ class Driving:
         self._queue, self._version = queue, version
         self._concurrency = concurrency or _SERVED
         self._strangers = Strangers(events, agents, version)
-        self._looked_at = float("-inf")
-        """When it was looked for submitted runs."""
+        self._looked_at = self._look_at = float("-inf")
+        """When it was looked for submitted runs, and when it is to be looked again."""
         self._looked_to: str | None = None
         """The submitted run behind which the next look goes on; None is from the first one."""
-        self._look_at = float("-inf")
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._credentials: dict[str, dict[str, Any]] = {}
         """Those that a run is to go on with here, by its id and that of the question."""
@@ -153,6 +160,7 @@ class Driving:
         agent: str,
         *,
         begun: Run[Any] | None = None,
+        submitted: Submitted | None = None,
         credentials: Mapping[str, Any] | None = None,
     ) -> asyncio.Task[None] | None:
         """Bring a run to rest in a task of its own; if one does so already, it looks once more before it is over.
@@ -161,6 +169,7 @@ class Driving:
             task_id: The run.
             agent: The name of its agent.
             begun: An attempt of it that goes on already.
+            submitted: Its record, if this process has just written it into the log.
             credentials: What it is to go on with here, by the id of the question.
 
         Returns:
@@ -176,7 +185,7 @@ class Driving:
             return task
         if self.closing:
             return None
-        work = self._settle(task_id, agent, begun)
+        work = self._settle(task_id, agent, begun, submitted)
         self._failed[task_id] = asyncio.get_running_loop().create_future()
         with within(None):
             task = self._tasks[task_id] = asyncio.create_task(work, name=f"rxloop-drive-{task_id}")
@@ -187,7 +196,7 @@ class Driving:
         if self._tasks.get(task_id) is task:
             del self._tasks[task_id], self._failed[task_id]
 
-    async def _settle(self, task_id: str, agent: str, begun: Run[Any] | None) -> None:
+    async def _settle(self, task_id: str, agent: str, begun: Run[Any] | None, submitted: Submitted | None) -> None:
         pause, secret = 1.0, dict[str, Any]()
 
         async def give(question: PendingInput) -> Any:
@@ -204,16 +213,18 @@ class Driving:
                     attempt, begun = begun, None
                     await carry_out(task_id, attempt)
                 # Before it takes room, which the run that it waits for may need.
-                when_busy: WhenBusy = "wait" if self._queue is None else "refuse"
-                if await until_due(self._log, task_id, asks=bool(secret), when_busy=when_busy) is not None:
+                known, submitted = await self._until_due(task_id, submitted, asks=bool(secret)), None
+                if known is not None:
                     async with self._room:
                         deps = await self.deps_of(task_id)
-                        await self._agents[agent].execute(
+                        await execute_run(
+                            self._agents[agent],
                             task_id,
                             deps=deps,
                             on_input=give if secret else None,
                             on_run=self.driven.begun,
                             when_busy="refuse",
+                            known=known,
                         )
                         secret.clear()
                 if task_id not in self._once_more:
@@ -236,6 +247,14 @@ class Driving:
             elif task_id not in self._once_more:
                 # Otherwise a bell has rung meanwhile, for what was not there to be seen, and is answered by this task.
                 return
+
+    async def _until_due(self, task_id: str, submitted: Submitted | None, *, asks: bool) -> Known | None:
+        """Wait as `until_due` does; with a queue, an earlier run that comes first is `ContextBusy`."""
+        if submitted is not None:
+            record, alone = submitted
+            if alone or await find_blocking(self._log, record.context_id, task_id) is None:
+                return record
+        return await until_due(self._log, task_id, asks=asks, when_busy="wait" if self._queue is None else "refuse")
 
     async def deps_of(self, task_id: str) -> Any:
         """Ask for the deps of a run.

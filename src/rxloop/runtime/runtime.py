@@ -21,7 +21,7 @@ from rxloop.protocol.messages import Message, Prompt, as_messages
 from rxloop.protocol.settings import Limits, ModelSettings
 from rxloop.recorded.follow import RecordedStream
 from rxloop.run.sending import answer
-from rxloop.runtime.executor import DepsOf, Driving
+from rxloop.runtime.executor import DepsOf, Driving, Submitted
 from rxloop.runtime.jobs import QUEUE, Depth, ring, told
 from rxloop.runtime.live_runs import followed
 from rxloop.runtime.validation import check_runtime, check_start_options
@@ -209,7 +209,7 @@ class Runtime:
             if task_id is None or (found := await self._started(task_id)) is None:
                 raise
             return found
-        await self._goes_on(record)
+        await self._goes_on(record, submitted=Submitted(record, options.get("context_id") is None))
         return record
 
     async def _started(self, task_id: str) -> RunRecord | None:
@@ -356,12 +356,18 @@ class Runtime:
             raise ConfigurationError(f"there is no agent {name!r}: the runtime has {', '.join(self._agents)}")
         return self._agents[name]
 
-    async def _goes_on(self, record: RunRecord, credentials: Mapping[str, Any] | None = None) -> None:
+    async def _goes_on(
+        self,
+        record: RunRecord,
+        *,
+        submitted: Submitted | None = None,
+        credentials: Mapping[str, Any] | None = None,
+    ) -> None:
         """Schedule a run in this process, or pass it to a worker."""
         if self._queue is not None:
             await ring(self._queue, record)
         else:
-            self._driving.drive(record.task_id, record.agent_name, credentials=credentials)
+            self._driving.drive(record.task_id, record.agent_name, submitted=submitted, credentials=credentials)
 
     async def _agent_of(self, task_id: str) -> Agent[Any, Any]:
         return self._agent((await self.get_record(task_id)).agent_name)

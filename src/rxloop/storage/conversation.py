@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING
 
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.log_retry import read_log
-from rxloop.pipeline.records import Mark, RunEvents
+from rxloop.pipeline.records import ConversationPage, Mark, RunEvents
 from rxloop.state.fold import fold_all
 from rxloop.state.kept_folds import FORMAT, RunFold, add_kept, add_run, keep, put_together
 from rxloop.state.run_state import RunState, no_run
@@ -17,9 +17,7 @@ from rxloop.state.run_state import RunState, no_run
 if TYPE_CHECKING:
     from rxloop.protocol.events import Event
 
-P = ParamSpec("P")
-
-T = TypeVar("T")
+Cached = tuple[Mark | None, RunState]
 
 _AT_ONCE = 200
 """Events that are folded before the rest of the event loop has a turn."""
@@ -41,10 +39,30 @@ async def conversation(log: EventLog, context_id: str, before: str) -> RunState:
         context_id: The conversation.
         before: The run; only those that came earlier count.
     """
-    folded = log.local.get(ConversationCache)
-    mark, state = folded.get(context_id, (None, no_run()))
-    # The cached state is valid if the log finds that the runs before its mark are unchanged.
-    found = await read_log(log.read_conversation, context_id, before=before, after=mark, version=FORMAT)
+    cached = find_cached(log, context_id)
+    found = await read_log(log.read_conversation, context_id, before=before, after=cached[0], version=FORMAT)
+    return await add_page(log, context_id, before, cached, found)
+
+
+def find_cached(log: EventLog, context_id: str) -> Cached:
+    """Return the cached state of a conversation, and its mark: None if there is none.
+
+    The state is valid if the log finds that the runs before the mark are unchanged.
+    """
+    return log.local.get(ConversationCache).get(context_id, (None, no_run()))
+
+
+async def add_page(log: EventLog, context_id: str, before: str, cached: Cached, found: ConversationPage) -> RunState:
+    """Return the state of a conversation before a run; cache it, and store the folds of its runs.
+
+    Args:
+        log: Holds them.
+        context_id: The conversation.
+        before: The run.
+        cached: What `find_cached` returned before the page was read.
+        found: The page after the mark of the cached state.
+    """
+    mark, state = cached
     kept, state = await _add_parts(found.parts, no_run() if found.whole else state, log.stores_folds)
     folds = _new(kept, found.parts)
     if (
@@ -58,7 +76,7 @@ async def conversation(log: EventLog, context_id: str, before: str) -> RunState:
         kept = [*every[: len(every) - len(kept)], *kept]
     if log.stores_folds and (folds := [*folds, *_together(kept)]):
         log.store_folds(context_id, folds, version=FORMAT)
-    _remember(folded, context_id, found.mark, state)
+    _remember(log.local.get(ConversationCache), context_id, found.mark, state)
     return state
 
 
@@ -121,7 +139,7 @@ async def _fold(events: Sequence[Event], state: RunState) -> RunState:
     return state
 
 
-class ConversationCache(OrderedDict[str, tuple[Mark, RunState]]):
+class ConversationCache(OrderedDict[str, tuple[Mark | None, RunState]]):
     """States of the conversations of a log object when they were last read, with their marks, the newest last."""
 
 

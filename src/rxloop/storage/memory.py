@@ -138,12 +138,6 @@ class MemoryEventLog(EventLog):
         page = None if history is None else self._page(records, task_id, history.after)
         return Snapshot(run.record(), tuple(run.events), commands, waiting, later, page)
 
-    async def read_conversation(
-        self, context_id: str, *, before: str, after: Mark | None = None, version: int
-    ) -> ConversationPage:
-        """Return the runs of a conversation that come before a run, as `EventLog.read_conversation` says."""
-        return self._page([run.record() for run in self._by_context.get(context_id, {}).values()], before, after)
-
     def _page(self, listed: Sequence[RunRecord], before: str, after: Mark | None) -> ConversationPage:
         """Return the events of the runs of a conversation that come before a run, and after a mark that still holds."""
         records = list(takewhile(lambda record: record.task_id != before, listed))

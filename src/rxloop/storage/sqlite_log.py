@@ -210,9 +210,8 @@ class SqliteEventLog(EventLog):
             UnknownRun: The log does not have the run.
             EventLogError: The file cannot be read.
         """
-        return await self._reading_run(
-            task_id, lambda connection: read_snapshot(connection, task_id, since, history, self._corrupt)
-        )
+        corrupt = self._corrupt
+        return await self._reading_run(task_id, lambda each: read_snapshot(each, task_id, since, history, corrupt))
 
     async def read_conversation(
         self, context_id: str, *, before: str, after: Mark | None = None, version: int
@@ -388,11 +387,7 @@ class SqliteEventLog(EventLog):
         return await self._reader.do(read)
 
     async def _reading_run(self, task_id: str, work: Callable[[sqlite3.Connection], T | None]) -> T:
-        """What a query gives of a run, which it does not find where it gives None.
-
-        Raises:
-            UnknownRun: The log does not have the run.
-        """
+        """Return what a query finds of a run; None is `UnknownRun`."""
         found = await self._reading(work, None)
         if found is None:
             raise unknown_run(task_id)
@@ -400,6 +395,5 @@ class SqliteEventLog(EventLog):
 
     async def _page(self, task_id: str, deltas: bool, limit: int, after: Place) -> SeenPage:
         """Events of a run after a place."""
-        return await self._reading_run(
-            task_id, lambda connection: read_page(connection, task_id, after, deltas, limit, self._corrupt)
-        )
+        corrupt = self._corrupt
+        return await self._reading_run(task_id, lambda each: read_page(each, task_id, after, deltas, limit, corrupt))

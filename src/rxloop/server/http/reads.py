@@ -8,11 +8,11 @@ from typing import Any
 import anyio
 from starlette.responses import Response
 
-from rxloop.coordination.answers import WAITING
 from rxloop.coordination.order import is_idle
 from rxloop.errors import EventLogError
 from rxloop.pipeline.log_retry import read_log
 from rxloop.pipeline.records import RunRecord
+from rxloop.pipeline.snapshot import WAITING
 from rxloop.protocol.events import StatusUpdateEvent, ends_attempt
 from rxloop.protocol.http_api import (
     AgentInfo,
@@ -72,9 +72,7 @@ async def _is_at_rest(host: Host, record: RunRecord) -> bool:
     """Tell whether a run is over, or waits for an answer that nobody has sent."""
     if record.state not in WAITING:
         return record.state in OVER
-    log = host.runtime.log
-    state = fold_all(await read_log(log.read, record.task_id))
-    return await is_idle(log, record.context_id, record.task_id, state)
+    return is_idle(await read_log(host.runtime.log.snapshot, record.task_id))
 
 
 def cursor_of(record: RunRecord) -> str:
