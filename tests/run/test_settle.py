@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rxloop import Agent, Event, Limits, MemoryEventLog, UnknownRun, follow
+from rxloop import Agent, Event, Limits, MemoryEventLog, RunContext, SqliteEventLog, UnknownRun, follow
 from rxloop.errors import LogUnreachable, RunOver, RxloopError
 from rxloop.pipeline import log_retry
 from rxloop.pipeline.event_log import EventLog
@@ -261,7 +262,7 @@ async def test_on_input_is_asked_once(machines: Machines) -> None:
 
 
 async def test_a_tool_that_settles_its_own_run_is_refused(machines: Machines) -> None:
-    from rxloop import RunContext, tool
+    from rxloop import tool
 
     a, _ = machines
 
@@ -274,6 +275,24 @@ async def test_a_tool_that_settles_its_own_run_is_refused(machines: Machines) ->
     a.tools.append(settles)
     result = await a.agent(call("settles"), "done").run("Go")
     assert "settles the run itself" in result.messages[2].text
+
+
+@pytest.mark.parametrize("made", [MemoryEventLog, lambda: SqliteEventLog("runs.db")], ids=["memory", "sqlite"])
+@pytest.mark.parametrize("model", ["Done.", ValueError("broken"), call("asks")], ids=["completed", "failed", "waits"])
+async def test_the_record_of_a_run_is_the_one_that_the_log_has(
+    made: Callable[[], EventLog], model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    async def asks(ctx: RunContext[None]) -> bool:
+        return await ctx.ask("Really?")
+
+    log = made()
+    agent = Agent(ScriptedModel(model), tools=[asks], name="clerk", log=log)
+    submitted = await agent.submit("Hi", owner="ann", metadata={"public": {"a": 1}})
+    assert submitted == await log.get_record(submitted.task_id)
+    assert await agent.execute(submitted.task_id) == await log.get_record(submitted.task_id)
+    await log.aclose()
 
 
 async def test_an_unknown_run_cannot_be_settled(machines: Machines) -> None:
