@@ -81,11 +81,12 @@ async def settle(
         raise RxloopError(f"a tool of the run {task_id} settles the run itself: neither could ever end")
     while (known := known or await until_due(event_log, task_id, asks=asks, when_busy=when_busy)) is not None:
         run = resume(known)
+        # The events are not kept for as long as the attempt lasts.
+        record, known = known.record if isinstance(known, Snapshot) else known, None
         ended = await carry_out(task_id, run)
-        record = known.record if isinstance(known, Snapshot) else known
         if ended and (final := run.hold.end) is not None:
             return record.ended_by(final)
-        known, asks = None, asks and not ended
+        asks = asks and not ended
     return await read_log(event_log.get_record, task_id)
 
 

@@ -10,7 +10,7 @@ from contextlib import nullcontext, suppress
 from typing import Any, NamedTuple
 
 from rxloop.agents.agent import Agent
-from rxloop.agents.remote_run import Known, carry_out, until_due
+from rxloop.agents.remote_run import carry_out, until_due
 from rxloop.agents.runs_by_id import execute_run
 from rxloop.coordination.order import find_blocking
 from rxloop.errors import ContextBusy, Paused, RuntimeClosed, RxloopError, UnknownRun
@@ -20,6 +20,7 @@ from rxloop.pipeline.log_retry import read_log, within
 from rxloop.pipeline.records import RunRecord
 from rxloop.protocol.events import PendingInput
 from rxloop.run.handle import Run
+from rxloop.run.spec import WhenBusy
 from rxloop.runtime.jobs import Strangers, due_in, ring, ring_for_all, waiting
 from rxloop.runtime.live_runs import Driven
 from rxloop.support.tasks import wait_all
@@ -31,7 +32,6 @@ DepsOf = Callable[[RunRecord], Any]
 
 _DEPS_IN = 60.0
 """Seconds that the deps of a run may take, which holds the room of one run meanwhile."""
-
 _FOR_CALLS = 0.25
 """The part of the time at the end that is kept for calls that nobody can make again; nothing else begins in it."""
 
@@ -40,7 +40,6 @@ _LONGEST_PAUSE = 60.0
 
 _STOPS_IN = 5.0
 """Seconds after which what has not stopped is told so once more."""
-
 _LOST = 20.0
 """Seconds that a submitted run is left to whoever was told of it; then its bell, or its process, counts as lost."""
 
@@ -96,8 +95,7 @@ class Driving:
         self.closing = False
         self._log, self._agents, self._deps = events, agents, deps
         self._room = asyncio.Semaphore(concurrency) if concurrency is not None else nullcontext()
-        self._adopt_every = adopt_every
-        self._queue, self._version = queue, version
+        self._adopt_every, self._queue, self._version = adopt_every, queue, version
         self._concurrency = concurrency or _SERVED
         self._strangers = Strangers(events, agents, version)
         self._looked_at = self._look_at = float("-inf")
@@ -248,13 +246,15 @@ class Driving:
                 # Otherwise a bell has rung meanwhile, for what was not there to be seen, and is answered by this task.
                 return
 
-    async def _until_due(self, task_id: str, submitted: Submitted | None, *, asks: bool) -> Known | None:
+    async def _until_due(self, task_id: str, submitted: Submitted | None, *, asks: bool) -> RunRecord | None:
         """Wait as `until_due` does; with a queue, an earlier run that comes first is `ContextBusy`."""
         if submitted is not None:
             record, alone = submitted
             if alone or await find_blocking(self._log, record.context_id, task_id) is None:
                 return record
-        return await until_due(self._log, task_id, asks=asks, when_busy="wait" if self._queue is None else "refuse")
+        when_busy: WhenBusy = "wait" if self._queue is None else "refuse"
+        due = await until_due(self._log, task_id, asks=asks, when_busy=when_busy)
+        return due.record if due is not None else None
 
     async def deps_of(self, task_id: str) -> Any:
         """Ask for the deps of a run.
