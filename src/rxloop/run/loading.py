@@ -93,6 +93,8 @@ async def _load_run(attempt: Attempt, event_log: EventLog, close: Close) -> Even
         known = await prepare(read_log(event_log.snapshot, attempt.task_id), GRACE)
         if known is None:
             return None
+        if not known.events:
+            check_whole(attempt.task_id, (), 1)
     if isinstance(known, Snapshot):
         _go_on_as_begun(attempt, known.events)
         found = await _read_in_turn(attempt, event_log, known.record, known, close)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -100,11 +100,20 @@ async def going_on(host: Host, record: RunRecord, message: pb.Message, task: Tas
     if not pending and (inputs := inputs_of(message)):
         # An answer may come while other calls of the task are at work.
         pending = [each for each in await open_questions(host, record) if each.input_id in inputs]
+        if not pending and not inputs.keys().isdisjoint(await _answered(host, record)):
+            # It comes too late, and is not to be said to the model.
+            await answer(host, record, inputs)
+            return
     if pending:
         await answer(host, record, answers_of(message, pending))
     else:
         said = Message.user(content_of(message), message_id=message.message_id)
         await host.runtime.send(record.task_id, said)
+
+
+async def _answered(host: Host, record: RunRecord) -> Collection[str]:
+    """The questions of a run that have their answer."""
+    return (await read_log(host.runtime.log.snapshot, record.task_id)).state.answers.keys()
 
 
 ExtendedCard = pb.AgentCard | Callable[[Principal], pb.AgentCard]
