@@ -221,8 +221,8 @@ async def test_a_reader_that_stops_leaves_no_connection() -> None:
         async for event in events:
             if event.kind == "content-delta":
                 break
-        assert len(served.host._open) == 1
+        assert len(served.gateway._open) == 1
         await events.aclose()  # pyright: ignore[reportAttributeAccessIssue]
         async with asyncio.timeout(5):
-            await served.host._closed.wait()
+            await served.gateway._closed.wait()
         assert (await client.cancel(run.task_id)).state == "canceled"

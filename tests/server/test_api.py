@@ -123,7 +123,7 @@ async def test_what_becomes_of_a_run_whose_reader_leaves_is_said_by_the_request(
         task_id = (await client.get("/runs")).json()["runs"][0]["taskId"]
         seconds = 10 if leaves == "cancel" else 0.3
         run = (await client.get(f"/runs/{task_id}?wait={seconds}")).json()
-        assert not served.host._open
+        assert not served.gateway._open
         if leaves == "keep":
             assert run["state"] == "working"
             run = (await client.post(f"/runs/{task_id}/cancel", json={"reason": "enough"})).json()

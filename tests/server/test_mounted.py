@@ -71,7 +71,7 @@ async def test_under_hypercorn_a_run_is_followed_and_a_reader_that_leaves_is_not
             if event.kind == "content-delta":
                 break
         async with asyncio.timeout(5):
-            await app._host._closed.wait()
+            await app.gateway._closed.wait()
         await client.cancel(endless.task_id)
     over.set()
     await serving

@@ -212,7 +212,7 @@ async def test_many_readers_of_one_run_share_its_encoding(monkeypatch: pytest.Mo
         readers = [await Raw.connect(served.url) for _ in range(MANY)]
         for reader in readers:
             await reader.get(run.events)
-        assert len(served.host._open) == MANY
+        assert len(served.gateway._open) == MANY
         texts = await asyncio.gather(*(reader.reader.readuntil(b"\r\n0\r\n\r\n") for reader in readers))
         for reader in readers:
             await reader.hang_up()
@@ -223,7 +223,7 @@ async def test_many_readers_of_one_run_share_its_encoding(monkeypatch: pytest.Mo
         places = [(each.seq, each.sub) for each in encoded]
         assert len(places) == len(set(places))
         assert len(deltas) == 30
-        assert not served.host._open
+        assert not served.gateway._open
 
 
 async def test_readers_that_leave_leave_nothing() -> None:
@@ -235,14 +235,14 @@ async def test_readers_that_leave_leave_nothing() -> None:
             for reader in readers:
                 await reader.get(run["events"])
                 await reader.reader.readuntil(b"content-delta")
-            assert len(served.host._open) == len(readers)
+            assert len(served.gateway._open) == len(readers)
             for reader in readers:
                 reader.writer.transport.abort()
             async with asyncio.timeout(10):
-                await served.host._closed.wait()
+                await served.gateway._closed.wait()
         await asyncio.sleep(0.1)
         assert len(asyncio.all_tasks()) <= tasks_before + 1
-        assert not served.host._streams
+        assert not served.gateway._streams
         await client.post(f"/runs/{run['taskId']}/cancel")
 
 
@@ -265,7 +265,7 @@ async def test_slow_readers_hold_up_nobody_and_are_let_go(caplog: pytest.LogCapt
         tracemalloc.stop()
         assert events_of(whole.text)[-1].state == "completed"  # type: ignore[attr-defined]
         async with asyncio.timeout(20):
-            await served.host._closed.wait()
+            await served.gateway._closed.wait()
         for reader in slow:
             reader.writer.transport.abort()
     assert caplog.text.count("is let go") == len(slow)
@@ -288,7 +288,7 @@ async def test_a_reader_gets_all_while_others_take_nothing() -> None:
         async with asyncio.timeout(20):
             whole = await client.get(run["events"])
         # They would be held for an hour, and so would who waits for them.
-        assert len(served.host._open) == len(slow)
+        assert len(served.gateway._open) == len(slow)
         for reader in slow:
             reader.writer.transport.abort()
     assert events_of(whole.text)[-1].state == "completed"  # type: ignore[attr-defined]
@@ -306,5 +306,5 @@ async def test_a_run_that_pauses_is_not_cancelled_by_the_end_of_its_stream() -> 
         for _ in range(20):
             told = await client.post("/runs", json={"input": "Pay"}, headers=headers)
             assert events_of(told.text)[-1].kind == "status-update"
-        await asyncio.gather(*served.host._tasks)
+        await asyncio.gather(*served.gateway._tasks)
         assert {record.state for record in await served.runtime.log.list_runs()} == {"input-required"}

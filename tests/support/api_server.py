@@ -69,8 +69,8 @@ class Served:
         self.url, self.app, self.runtime = url, app, runtime
 
     @property
-    def host(self) -> Any:
-        return self.app._host
+    def gateway(self) -> Any:
+        return self.app.gateway
 
 
 @contextlib.asynccontextmanager

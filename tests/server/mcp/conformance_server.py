@@ -134,7 +134,7 @@ def server() -> McpServer:
 async def main() -> None:
     """Serve until somebody ends the process."""
     door = server()
-    async with door.host.runtime, listening(door) as url:
+    async with door.gateway.runtime, listening(door) as url:
         print(f"{url}/mcp", flush=True)
         await asyncio.sleep(3600)
 

@@ -287,7 +287,7 @@ async def test_a_reader_that_leaves_ends_its_response_unless_it_is_in_the_backgr
         if not background:
             assert await ended(served, record.task_id) == ends
             return
-        await served.app.host._closed.wait()
+        await served.app.gateway._closed.wait()
         assert (await log.get_record(record.task_id)).state == ends
         await client.responses.cancel(record.task_id)
 

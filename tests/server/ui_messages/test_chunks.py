@@ -22,7 +22,7 @@ from rxloop.protocol.events import (
 from rxloop.protocol.messages import Citation, FilePart, ImagePart, ToolCall, Usage
 from rxloop.server.core.chat_fold import chat
 from rxloop.server.ui_messages.fold import chunks
-from rxloop.server.ui_messages.frames import Chunk, encode, with_done
+from rxloop.server.ui_messages.frames import DONE, Chunk
 from rxloop.server.ui_messages.message_fold import ui_message
 
 CALL = ToolCall(id="0", name="weather", arguments={"city": "Oslo"}, raw='{"city": "Oslo"}')
@@ -136,11 +136,14 @@ def test_how_a_run_ends_is_how_its_message_does() -> None:
 
 def test_a_source_that_fails_is_an_error_and_an_end() -> None:
     found: list[Chunk | None] = []
-    throw(EventLogError("at 10.0.0.1")).pipe(chat(), chunks("t", "c"), with_done()).subscribe(found.append)
+    throw(EventLogError("at 10.0.0.1")).pipe(chat(), chunks("t", "c")).subscribe(
+        found.append, on_completed=lambda: found.append(None)
+    )
     assert found[1] is not None
     assert found[1]["type"] == "error"
     assert "10.0.0.1" not in found[1]["errorText"]
-    assert encode(found[2]) == b"data: [DONE]\n\n"
+    assert found[2] is None
+    assert DONE == b"data: [DONE]\n\n"
 
 
 def test_what_was_written_to_the_cache_is_told_where_there_was_any() -> None:

@@ -178,7 +178,7 @@ def agents(
         async with _log(db, kept=not no_log) as log:
             server = _load_server(found, log, wait, "keep" if keep else "cancel", [host, *(allow_host or ())])
             code = await _serve(server, (host, port) if http else None)
-            for agent in server.host.runtime.agents.values():
+            for agent in server.gateway.runtime.agents.values():
                 await agent.aclose()
         return code
 
@@ -200,7 +200,7 @@ async def _serve(server: McpServer, address: tuple[str, int] | None) -> int:
     """
     from rxloop.server import Shutdown, serve_stdio
 
-    async with server.host.runtime:
+    async with server.gateway.runtime:
         if address is None:
             try:
                 await serve_stdio(server.server)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
-import anyio
 import orjson
 from a2a.server.context import ServerCallContext
 from a2a.server.jsonrpc_models import JSONParseError, JSONRPCError
@@ -30,11 +29,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Message, Receive
 from typing_extensions import override
 
-from rxloop.errors import RxloopError
+from rxloop.server.core.adapter import Call
 from rxloop.server.core.errors import Refused, refusal_of
-from rxloop.server.core.gateway import Host, Principal
+from rxloop.server.core.gateway import Principal
 from rxloop.server.core.request_body import read_bytes
-from rxloop.server.core.stream import SSE, EventStream, Format
+from rxloop.server.core.stream import SSE, FrameWriter
 from rxloop.stream.sources import Push, from_task
 from rxloop.stream.stream import Reading, Stream
 
@@ -61,11 +60,6 @@ class Asked:
     principal: Principal
     request: Request
     refused: Refused | None = None
-
-    async def left(self) -> None:
-        """Wait until the client has left."""
-        while (await self.request.receive())["type"] != "http.disconnect":
-            pass
 
     @contextmanager
     def in_words_of_a2a(self) -> Generator[None]:
@@ -103,46 +97,34 @@ def asked_of(context: ServerCallContext) -> Asked:
     return cast("Asked", context.state[_ASKED])
 
 
-Endpoint = Callable[[Request], Awaitable[Response]]
+SdkEndpoint = Callable[[Request], Awaitable[Response]]
 
 
-def guarded(host: Host, endpoint: Endpoint, *, rpc: bool, heartbeat: float | None) -> Endpoint:
-    """Put a route of the SDK behind what all doors share: who asks, limits, streams that are counted and drained.
+async def serve_sdk(endpoint: SdkEndpoint, rpc: bool, call: Call[None, None]) -> Response:
+    """Answer a request by a route of the SDK, with a bounded body and a stream that is counted and drained.
 
     Args:
-        host: Knows all that.
         endpoint: The route of the SDK.
         rpc: It speaks JSON-RPC, and not REST.
-        heartbeat: Seconds of silence after which a stream gives a sign of life; None for none.
+        call: The request.
     """
-
-    async def serve(request: Request) -> Response:
-        try:
-            principal = await host.principal(request)
-            body = b"" if request.method in ("GET", "HEAD", "DELETE") else await read_bytes(request, host.limits)
-        except Exception as error:
-            return on_error(request, error)
-        if body:
-            if _media_type(request) not in _JSON:
-                return _unreadable(rpc, ContentTypeNotSupportedError("send the body as application/json"))
-            body = _harmless(body)
-            if body is None:
-                message = "the body is no JSON, or is nested too deep"
-                return _unreadable(rpc, JSONParseError(message=message) if rpc else InvalidRequestError(message))
-        inner = Request(request.scope, _replayed(body, request.receive))
-        asked = inner.scope[_ASKED] = Asked(principal, inner)
-        response = await endpoint(inner)
-        if asked.refused is not None:
-            return _refusal(asked.refused)
-        if not isinstance(response, EventSourceResponse):
-            return response
-        frames = Stream(*_held(cast("Any", response).body_iterator), overflow="block")
-        try:
-            return EventStream(host, principal, frames, _FRAMES, heartbeat=heartbeat)
-        except Refused as refused:
-            return _refusal(refused)
-
-    return serve
+    request = call.request
+    body = b"" if request.method in ("GET", "HEAD", "DELETE") else await read_bytes(request, call.gateway.limits)
+    if body:
+        if _media_type(request) not in _JSON:
+            return _unreadable(rpc, ContentTypeNotSupportedError("send the body as application/json"))
+        body = _harmless(body)
+        if body is None:
+            message = "the body is no JSON, or is nested too deep"
+            return _unreadable(rpc, JSONParseError(message=message) if rpc else InvalidRequestError(message))
+    inner = Request(request.scope, _replayed(body, request.receive))
+    asked = inner.scope[_ASKED] = Asked(call.principal, inner)
+    response = await endpoint(inner)
+    if asked.refused is not None:
+        raise asked.refused
+    if not isinstance(response, EventSourceResponse):
+        return response
+    return call.stream(Stream(*_held(cast("Any", response).body_iterator), overflow="block"), _WRITER)
 
 
 def _media_type(request: Request) -> str:
@@ -198,56 +180,14 @@ def _frame(item: Any) -> bytes:
     return ensure_bytes(item, "\n")
 
 
-_FRAMES = Format(SSE.media_type, _frame, b"", SSE.beat, SSE.last)
-
-
-@asynccontextmanager
-async def waiting(host: Host, asked: Asked) -> AsyncGenerator[Callable[[Stream[Any]], Awaitable[None]]]:
-    """Wait for a stream to end, as long as the client waits and the server stays; it counts as one that is read.
-
-    Raises:
-        Refused: The client waits for too many already.
-    """
-    host.take_stream(asked.principal)
-    scope = anyio.CancelScope()
-
-    async def wait_for(events: Stream[Any]) -> None:
-        failed: Exception | None = None
-        with scope:
-            async with anyio.create_task_group() as group:
-
-                async def watch() -> None:
-                    await asked.left()
-                    group.cancel_scope.cancel()
-
-                group.start_soon(watch)
-                try:
-                    async for _ in events:
-                        pass
-                except RxloopError as error:
-                    # Raised in here, it would come out as one of a group.
-                    failed = error
-                group.cancel_scope.cancel()
-        if failed is not None:
-            raise failed
-
-    with host.streaming(asked.principal, scope):
-        yield wait_for
+_WRITER = FrameWriter[Any](SSE.media_type, _frame, draining=SSE.draining)
 
 
 # -- refusals
 
 
-def on_error(request: Request, error: Exception) -> Response:
-    """Answer a request that no handler has answered."""
-    refused = refusal_of(error)
-    if refused is None:
-        log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        refused = Refused(500, "internal", "the server failed")
-    return _refusal(refused)
-
-
-def _refusal(refused: Refused) -> Response:
+def answer(refused: Refused) -> Response:
+    """Return the response to a request that is refused before the SDK handles it."""
     status = _STATUS.get(refused.status, "INVALID_ARGUMENT")
     error = {"code": refused.status, "status": status, "message": str(refused)}
     return JSONResponse({"error": error}, refused.status, {"cache-control": "no-store", **refused.headers})

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Collection
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import orjson
@@ -31,28 +32,29 @@ from a2a.utils.task import (
 )
 from typing_extensions import override
 
-from rxloop.errors import ConflictError, RunOver
+from rxloop.errors import RunOver
 from rxloop.operators.views.filters import until_final
 from rxloop.pipeline.log_retry import read_log
 from rxloop.pipeline.records import RunRecord
 from rxloop.protocol.cursor import read_cursor
 from rxloop.protocol.events import Event
-from rxloop.protocol.ids import find_id_fault
 from rxloop.protocol.messages import Message
 from rxloop.protocol.run_events import State
 from rxloop.protocol.visibility import PUBLIC_METADATA
 from rxloop.recorded.follow import OVER
-from rxloop.server.a2a.calls import Asked, asked_of, waiting
+from rxloop.server.a2a.calls import Asked, asked_of
 from rxloop.server.a2a.card import addressed, url_of
 from rxloop.server.a2a.parts import answers_of, content_of, inputs_of, metadata_of
 from rxloop.server.a2a.push import Push
 from rxloop.server.a2a.task_fold import STATES, TaskFold, Update, folded, updates
 from rxloop.server.core.errors import Refused
-from rxloop.server.core.gateway import Host, Principal
-from rxloop.server.core.runs import answer, open_questions, start
+from rxloop.server.core.gateway import Gateway, Principal
+from rxloop.server.core.request_body import check_id
+from rxloop.server.core.runs import answer_run, cancel_run, list_pending_inputs, read_idempotency_key, start_run
+from rxloop.server.core.stream import read_to_end, wait_disconnected
 
 
-async def starting(host: Host, agent: str, asked: Asked, params: pb.SendMessageRequest) -> RunRecord:
+async def starting(gateway: Gateway, agent: str, asked: Asked, params: pb.SendMessageRequest) -> RunRecord:
     """Start a run with a message; with an `Idempotency-Key` once, however often it is sent.
 
     Raises:
@@ -61,18 +63,15 @@ async def starting(host: Host, agent: str, asked: Asked, params: pb.SendMessageR
     """
     message = params.message
     context_id = message.context_id or None
-    for value, name in ((message.message_id, "messageId"), (context_id, "contextId")):
-        wrong = None if value is None else find_id_fault(name, value)
-        if wrong is not None:
-            raise InvalidParamsError(wrong)
+    check_id(message.message_id, "messageId")
+    if context_id is not None:
+        check_id(context_id, "contextId")
     prompt = Message.user(content_of(message), message_id=message.message_id)
     given = metadata_of(params.metadata) | metadata_of(message.metadata)
-    key = asked.request.headers.get("idempotency-key")
-    if key is not None and not 0 < len(key) <= 200:
-        raise InvalidParamsError("an Idempotency-Key has 1 to 200 characters")
+    key = read_idempotency_key(asked.request)
     try:
-        return await start(
-            host,
+        return await start_run(
+            gateway,
             asked.principal,
             agent,
             [prompt],
@@ -87,7 +86,7 @@ async def starting(host: Host, agent: str, asked: Asked, params: pb.SendMessageR
         raise InvalidParamsError("this contextId cannot be used") from None
 
 
-async def going_on(host: Host, record: RunRecord, message: pb.Message, task: TaskFold) -> None:
+async def going_on(gateway: Gateway, record: RunRecord, message: pb.Message, task: TaskFold) -> None:
     """Answer the questions of a run that waits, or say something to one that goes on.
 
     Raises:
@@ -95,25 +94,25 @@ async def going_on(host: Host, record: RunRecord, message: pb.Message, task: Tas
         Refused: The run does not wait for that, or the answer does not fit.
         RunOver: The run is over.
     """
-    host.check_open()
+    gateway.check_accepting()
     pending = task.pending
     if not pending and (inputs := inputs_of(message)):
         # An answer may come while other calls of the task are at work.
-        pending = [each for each in await open_questions(host, record) if each.input_id in inputs]
-        if not pending and not inputs.keys().isdisjoint(await _answered(host, record)):
+        pending = [each for each in await list_pending_inputs(gateway, record) if each.input_id in inputs]
+        if not pending and not inputs.keys().isdisjoint(await _answered(gateway, record)):
             # It comes too late, and is not to be said to the model.
-            await answer(host, record, inputs)
+            await answer_run(gateway, record, inputs)
             return
     if pending:
-        await answer(host, record, answers_of(message, pending))
+        await answer_run(gateway, record, answers_of(message, pending))
     else:
         said = Message.user(content_of(message), message_id=message.message_id)
-        await host.runtime.send(record.task_id, said)
+        await gateway.runtime.send(record.task_id, said)
 
 
-async def _answered(host: Host, record: RunRecord) -> Collection[str]:
+async def _answered(gateway: Gateway, record: RunRecord) -> Collection[str]:
     """The questions of a run that have their answer."""
-    return (await read_log(host.runtime.log.snapshot, record.task_id)).state.answers.keys()
+    return (await read_log(gateway.runtime.log.snapshot, record.task_id)).state.answers.keys()
 
 
 ExtendedCard = pb.AgentCard | Callable[[Principal], pb.AgentCard]
@@ -124,7 +123,7 @@ _PAGE = 50
 class Served:
     """What is served, and how."""
 
-    host: Host
+    gateway: Gateway
     agent: str
     card: pb.AgentCard
     extended: ExtendedCard | None
@@ -139,14 +138,14 @@ class Served:
             Refused: There is none, or it is somebody else's.
             TaskNotFoundError: It is another agent's.
         """
-        record = await self.host.record(principal, task_id)
+        record = await self.gateway.find_run(principal, task_id)
         if record.agent_name != self.agent:
             raise TaskNotFoundError
         return record
 
     async def fold(self, task_id: str) -> TaskFold:
         """Read a task."""
-        return folded(await read_log(self.host.runtime.log.read, task_id), thoughts=self.thoughts)
+        return folded(await read_log(self.gateway.runtime.log.read, task_id), thoughts=self.thoughts)
 
 
 class Tasks(RequestHandler):
@@ -182,7 +181,7 @@ class Tasks(RequestHandler):
             if not states:
                 return pb.ListTasksResponse(page_size=params.page_size or _PAGE)
         found = await read_log(
-            served.host.runtime.log.list_runs,
+            served.gateway.runtime.log.list_runs,
             agent_name=served.agent,
             context_id=params.context_id or None,
             states=states,
@@ -218,24 +217,23 @@ class Tasks(RequestHandler):
             record = await served.record(asked.principal, params.id)
             if record.state in OVER:
                 raise TaskNotCancelableError
-            with suppress(ConflictError):
-                # In its mail, where it stays until somebody has time for it.
-                await served.host.runtime.cancel(record.task_id)
+            await cancel_run(served.gateway, record.task_id)
             return (await served.fold(record.task_id)).task
 
     @override
     async def on_message_send(self, params: pb.SendMessageRequest, context: ServerCallContext) -> pb.Task | pb.Message:
         served, asked = self._served, asked_of(context)
         with asked.in_words_of_a2a():
-            runtime, config = served.host.runtime, params.configuration
+            runtime, config = served.gateway.runtime, params.configuration
             self._check(params)
             if config.return_immediately:
                 task_id, _ = await self._begin(asked, params)
             else:
                 # Before anything begins: whoever may not wait starts nothing.
-                async with waiting(served.host, asked) as wait_for:
+                with served.gateway.reserve_stream(asked.principal) as slot:
                     task_id, after = await self._begin(asked, params)
-                    await wait_for(runtime.follow(task_id, after=after).pipe(until_final()))
+                    events = runtime.follow(task_id, after=after).pipe(until_final())
+                    await read_to_end(slot, events, disconnected=partial(wait_disconnected, asked.request.receive))
             return apply_history_length((await served.fold(task_id)).task, config)
 
     @override
@@ -273,7 +271,7 @@ class Tasks(RequestHandler):
             task_id: The task.
             after: What happened up to there comes as the task in one; None is from its beginning.
         """
-        runtime, thoughts = self._served.host.runtime, self._served.thoughts
+        runtime, thoughts = self._served.gateway.runtime, self._served.thoughts
         before: list[Event] = []
         if after is not None:
             seen = read_cursor(after, strict=True).seq
@@ -301,7 +299,7 @@ class Tasks(RequestHandler):
         if wanted is not None:
             await self._push.check(wanted)
         if not params.message.task_id:
-            record, after, seen = await starting(served.host, served.agent, asked, params), None, 0
+            record, after, seen = await starting(served.gateway, served.agent, asked, params), None, 0
         else:
             record = await served.record(asked.principal, params.message.task_id)
             if params.message.context_id and params.message.context_id != record.context_id:
@@ -312,7 +310,7 @@ class Tasks(RequestHandler):
             # Behind the question that is answered, which may be newer than the record.
             after, seen = task.cursor, task.seq
             try:
-                await going_on(served.host, record, params.message, task)
+                await going_on(served.gateway, record, params.message, task)
             except RunOver:
                 raise UnsupportedOperationError("the task is over: send the message without its taskId") from None
         if wanted is not None:

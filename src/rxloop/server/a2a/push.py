@@ -32,7 +32,7 @@ from rxloop.protocol.events import Event, StatusUpdateEvent, ends_attempt
 from rxloop.recorded.follow import OVER, follow, is_over
 from rxloop.server.a2a.task_fold import TaskFold, folded
 from rxloop.server.a2a.webhook_addresses import Unsafe, post, read_url, safe_addresses
-from rxloop.server.core.gateway import ANYBODY, Host
+from rxloop.server.core.gateway import ANYBODY, Gateway, StreamSlot
 from rxloop.support.http_environment import name_variables
 from rxloop.support.tasks import wait_all
 
@@ -92,18 +92,16 @@ class Push:
         self._client: httpx.AsyncClient | None = None
         self._started = False
 
-    def start(self, host: Host) -> None:
+    def start(self, gateway: Gateway) -> None:
         """Begin to tell webhooks, until the server goes away: of what happens, and of what a process has left."""
-        if not self._started and not host.draining:
+        if not self._started and not gateway.is_draining:
             with name_variables():
                 client = httpx.AsyncClient(timeout=self._options.timeout, trust_env=False)
             self._started = True
-            host.take_stream(ANYBODY)
-            host.later(self._work(host, client))
+            gateway.spawn(self._work(gateway.reserve_stream(ANYBODY), client))
 
-    async def _work(self, host: Host, client: httpx.AsyncClient) -> None:
-        scope = anyio.CancelScope()
-        with host.streaming(ANYBODY, scope), scope:
+    async def _work(self, slot: StreamSlot, client: httpx.AsyncClient) -> None:
+        with slot, slot.scope:
             async with client as self._client:
                 try:
                     await self._look()

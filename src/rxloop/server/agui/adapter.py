@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import inspect
-import logging
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import orjson
 from ag_ui.core import RunAgentInput, ToolMessage
-from starlette.requests import Request
+from starlette.requests import HTTPConnection
 from starlette.responses import Response
-from starlette.routing import Route
+from typing_extensions import Unpack, override
 
-from rxloop.errors import ConfigurationError
 from rxloop.pipeline.log_retry import read_log
 from rxloop.pipeline.records import RunRecord
 from rxloop.protocol.messages import Message
@@ -22,71 +20,67 @@ from rxloop.recorded.follow import OVER
 from rxloop.recorded.replay import history
 from rxloop.run.sending import wait_stored
 from rxloop.runtime.runtime import Runtime, StartOptions
-from rxloop.server.agui.frames import FORM, frame, refusal
+from rxloop.server.agui.frames import WRITER, frame, refusal
 from rxloop.server.agui.messages import Telling
 from rxloop.server.agui.questions import Abandoned, answers_to, questions_of
-from rxloop.server.agui.requests import check_ids, client_tools, messages_of, new_messages, reasoning_of, said_messages
+from rxloop.server.agui.requests import client_tools, messages_of, new_messages, reasoning_of, said_messages
 from rxloop.server.agui.threads import agui_frames, last_run_of, restated, runs_of
-from rxloop.server.core.adapter import Adapter, OnDisconnect
-from rxloop.server.core.errors import Refused, on_error, refusal_of
-from rxloop.server.core.gateway import Auth, Host, Principal, ServerLimits
-from rxloop.server.core.request_body import read_body
-from rxloop.server.core.runs import AT_REST, REQUEST, answer, cancelling, digest_of, known, start
+from rxloop.server.core import runs
+from rxloop.server.core.adapter import Adapter, AdapterOptions, Call, Endpoint, OnDisconnect, find_only_agent
+from rxloop.server.core.errors import Refused
+from rxloop.server.core.errors import answer as problem
+from rxloop.server.core.gateway import Principal
+from rxloop.server.core.request_body import check_id
 from rxloop.server.core.stream import EventStream
-
-log = logging.getLogger("rxloop")
 
 OptionsOf = Callable[[RunAgentInput, Principal], StartOptions | Awaitable[StartOptions]]
 """Gives what a run is started with, plain or async, of what the client sends, such as its `state`."""
 _WAITING = ("input-required", "auth-required")
 
 
-@dataclass(frozen=True, slots=True)
-class _Options:
-    agent: str
-    options: OptionsOf | None
-    state: str | None
-    heartbeat: float | None
-    on_disconnect: OnDisconnect
-
-
 class AgUi(Adapter):
     """AG-UI over a runtime; see `agui`."""
 
-    def __init__(self, host: Host, options: _Options) -> None:
-        """Serve a host; nothing is opened before the application is."""
-        self._options = options
-        routes = [
-            Route("/", self._endpoint(host, _Call.run), methods=["POST"]),
-            Route("/connect", self._endpoint(host, _Call.connect), methods=["POST"]),
+    agent: str
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        agent: str | None,
+        options: OptionsOf | None,
+        state: str | None,
+        on_disconnect: OnDisconnect,
+        more: AdapterOptions,
+    ) -> None:
+        """Create the adapter; see `agui`."""
+        super().__init__(runtime, agent=find_only_agent(runtime, agent), on_disconnect=on_disconnect, **more)
+        self.options, self.state = options, state
+
+    @override
+    def endpoints(self) -> Sequence[Endpoint]:
+        return [
+            Endpoint("POST", "/", lambda call: _Request(self, call).run(), RunAgentInput),
+            Endpoint("POST", "/connect", lambda call: _Request(self, call).connect(), RunAgentInput),
         ]
-        super().__init__(host, routes, on_error)
 
-    def _endpoint(
-        self, host: Host, handler: Callable[[_Call], Awaitable[Response]]
-    ) -> Callable[[Request], Awaitable[Response]]:
-        async def endpoint(request: Request) -> Response:
-            try:
-                principal = await host.principal(request)
-                asked = await read_body(RunAgentInput, request, host.limits)
-                check_ids(asked)
-                return await handler(_Call(host, self._options, principal, asked))
-            except Exception as error:
-                return _refused(request, error)
+    @override
+    def write_error(self, refused: Refused, request: HTTPConnection) -> Response:
+        # A run that never began: clients read it as they read every other failure.
+        return _answer(refusal(refused), refused.headers)
 
-        return endpoint
+    @override
+    def write_routing_error(self, refused: Refused, request: HTTPConnection) -> Response:
+        return problem(refused)
 
 
 def agui(
     runtime: Runtime,
     *,
-    auth: Auth | None = None,
-    limits: ServerLimits | None = None,
     agent: str | None = None,
     options: OptionsOf | None = None,
     state: str | None = None,
-    heartbeat: float | None = 15.0,
     on_disconnect: OnDisconnect = "cancel",
+    **more: Unpack[AdapterOptions],
 ) -> AgUi:
     """Serve an agent to user interfaces that speak AG-UI, such as CopilotKit or `HttpAgent` of @ag-ui/client.
 
@@ -95,15 +89,13 @@ def agui(
 
     Args:
         runtime: Has the agents, and the log.
-        auth: Tells who asks; `bearer({...})` knows people by tokens. Without it everybody sees all threads.
-        limits: How much clients may take.
         agent: Which one is served; it may be left out if there is only one.
         options: Gives options for each run that is started, of what the client sends.
         state: The name of the custom event by which a run says what the state of the application is now:
             `ctx.emit(CustomEvent(name=state, data=...))`. Without it a run has no state.
-        heartbeat: Seconds of silence after which a stream gives a sign of life, so that proxies keep it; None for none.
         on_disconnect: What becomes of a run whose client leaves before its end: `cancel`, since this is how clients of
             AG-UI stop a run, or `keep`, for those that reconnect.
+        more: `auth`, `limits` and `heartbeat`; see `AdapterOptions`.
 
     Raises:
         ConfigurationError: An argument is wrong.
@@ -112,49 +104,27 @@ def agui(
         >>> app = agui(Runtime({"support": support}, log=SqliteEventLog("app.db")), auth=bearer({"secret": "ann"}))
         >>> uvicorn.run(app)
     """
-    names = ", ".join(runtime.agents)
-    if agent is None and len(runtime.agents) == 1:
-        [agent] = runtime.agents
-    if agent is None:
-        raise ConfigurationError(
-            f"agui(agent=...) has to name one of the agents {names}: make one door for each of them"
-        )
-    if agent not in runtime.agents:
-        raise ConfigurationError(f"agui(agent={agent!r}): there is no such agent; the runtime has {names}")
-    if heartbeat is not None and not heartbeat > 0:
-        raise ConfigurationError(f"heartbeat must be more than 0 seconds, or None for none, not {heartbeat!r}")
-    if on_disconnect not in ("keep", "cancel"):
-        raise ConfigurationError(f"on_disconnect must be 'keep' or 'cancel', not {on_disconnect!r}")
-    return AgUi(
-        Host(runtime, auth, limits or ServerLimits()), _Options(agent, options, state, heartbeat, on_disconnect)
-    )
-
-
-def _refused(request: Request, error: Exception) -> Response:
-    """A refusal is a run that never began: clients read it as they read every other failure."""
-    refused = refusal_of(error)
-    if refused is None:
-        log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        refused = Refused(500, "internal", "the server failed")
-    return _answer(refusal(refused), refused.headers)
+    return AgUi(runtime, agent, options, state, on_disconnect, more)
 
 
 def _answer(frames: bytes, headers: dict[str, str] | None = None) -> Response:
     return Response(frames, 200, {"cache-control": "no-store", **(headers or {})}, media_type="text/event-stream")
 
 
-class _Call:
+class _Request:
     """One request of a client."""
 
-    def __init__(self, host: Host, options: _Options, principal: Principal, asked: RunAgentInput) -> None:
-        self._host, self._runtime = host, host.runtime
-        self._options, self._principal, self._asked = options, principal, asked
+    def __init__(self, adapter: AgUi, call: Call[RunAgentInput, None]) -> None:
+        self._adapter, self._call, self._asked = adapter, call, call.body
+        self._gateway, self._runtime, self._principal = call.gateway, call.gateway.runtime, call.principal
+        check_id(self._asked.thread_id, "threadId")
+        check_id(self._asked.run_id, "runId")
 
     async def run(self) -> Response:
         """Start a run, go on with one that waits for what the client has, or attach to one that it has started."""
-        self._host.check_stream(self._principal)
-        last = await last_run_of(self._host, self._principal, self._asked.thread_id)
-        if last is not None and (last.agent_name != self._options.agent):
+        self._gateway.check_stream(self._principal)
+        last = await last_run_of(self._gateway, self._principal, self._asked.thread_id)
+        if last is not None and (last.agent_name != self._adapter.agent):
             raise Refused(409, "other_agent", "the thread is one of another agent")
         if last is not None and self._may_answer(last):
             answered = await self._resume(last)
@@ -166,7 +136,7 @@ class _Call:
         """Tell a client all of a thread, and how its last run goes on."""
         asked = self._asked
         try:
-            records = await runs_of(self._host, self._principal, asked.thread_id)
+            records = await runs_of(self._gateway, self._principal, asked.thread_id)
         except Refused:
             # Somebody else's is as if it were not there.
             records = ()
@@ -174,7 +144,7 @@ class _Call:
             ids = {"threadId": asked.thread_id, "runId": asked.run_id}
             return _answer(frame("RUN_STARTED", ids) + frame("RUN_FINISHED", ids))
         named = {each.tool_call_id: each.id for each in asked.messages if isinstance(each, ToolMessage)}
-        messages = await restated(self._host, records[:-1], named)
+        messages = await restated(self._gateway, records[:-1], named)
         messages.had = bool(asked.messages)
         return self._told(await self._runtime.get_record(records[-1].task_id), lambda: messages, activities=True)
 
@@ -200,7 +170,7 @@ class _Call:
             return self._restated(await self._runtime.get_record(last.task_id))
         if not answers:
             return None
-        self._host.check_open()
+        self._gateway.check_accepting()
         if answers.keys() & found.early:
             # The questions of the last pause that are left open may be answered with them.
             waiting = found.early | (found.open - found.answered)
@@ -217,17 +187,17 @@ class _Call:
             else:
                 return None
         after = max(found.asked_at.values())
-        await answer(self._host, last, answers, self._new(await self._stored()))
+        await runs.answer_run(self._gateway, last, answers, self._new(await self._stored()))
         return self._stream(last, Telling(**self._ids(), messages=lambda: messages_of(self._asked), after=after))
 
     async def _answer_early(self, last: RunRecord, answers: dict[str, Any]) -> Response:
         """Answer questions that a run asks while its other calls are at work."""
-        await answer(self._host, last, answers, self._new(await self._stored()))
+        await runs.answer_run(self._gateway, last, answers, self._new(await self._stored()))
         return self._restated(await self._runtime.get_record(last.task_id))
 
     async def _answered_before(self, last: RunRecord, answers: dict[str, Any]) -> Response:
         """A request that was sent again, since its stream broke off: the answers are there, if they are the same."""
-        await answer(self._host, last, answers)
+        await runs.answer_run(self._gateway, last, answers)
         return self._restated(await self._runtime.get_record(last.task_id))
 
     def _is_last(self, answers: dict[str, Any], found: Any) -> bool:
@@ -246,8 +216,10 @@ class _Call:
             return attached
         if not said:
             raise Refused(422, "nothing_new", "there is no new message of the user, and nothing waits for an answer")
-        options, agent = await self._start_options(), self._options.agent
-        record = await start(self._host, self._principal, agent, said, key=key, request=request, again=True, **options)
+        options, agent = await self._start_options(), self._adapter.agent
+        record = await runs.start_run(
+            self._gateway, self._principal, agent, said, key=key, request=request, again=True, **options
+        )
         if record.task_id != self._runtime.id_of(agent, key, self._principal.id or None):
             # Another request has brought these messages, and their run goes on.
             return self._restated(record)
@@ -255,8 +227,8 @@ class _Call:
 
     async def _start_options(self) -> StartOptions:
         asked, given = self._asked, StartOptions()
-        if self._options.options is not None:
-            made = self._options.options(asked, self._principal)
+        if self._adapter.options is not None:
+            made = self._adapter.options(asked, self._principal)
             given = await made if inspect.isawaitable(made) else made
         sent = {
             "run_id": asked.run_id,
@@ -274,10 +246,10 @@ class _Call:
         Raises:
             Refused: It was another request.
         """
-        record = await known(self._host, self._principal, self._options.agent, key)
+        record = await runs.find_started_run(self._gateway, self._principal, self._adapter.agent, key)
         if record is None or record.state == "submitted":
             return None
-        if request is not None and record.metadata.get(REQUEST) != digest_of(request):
+        if request is not None and record.metadata.get(runs.REQUEST) != runs.digest_request(request):
             raise Refused(422, "key_used", "this runId stands for another request")
         return self._restated(record)
 
@@ -290,7 +262,7 @@ class _Call:
         return new_messages(self._asked, stored)
 
     def _ids(self) -> dict[str, Any]:
-        return {"thread_id": self._asked.thread_id, "run_id": self._asked.run_id, "state": self._options.state}
+        return {"thread_id": self._asked.thread_id, "run_id": self._asked.run_id, "state": self._adapter.state}
 
     def _restated(self, record: RunRecord) -> Response:
         """Tell of a run from where it stands; the client may have any part of it."""
@@ -298,7 +270,7 @@ class _Call:
 
     def _told(self, record: RunRecord, messages: Any, *, activities: bool) -> EventStream:
         # Of a run at rest its last event is told, which says how it has ended.
-        after = record.seq - 1 if record.state in AT_REST else record.seq
+        after = record.seq - 1 if record.state in runs.AT_REST else record.seq
         telling = Telling(
             **self._ids(),
             messages=messages,
@@ -310,12 +282,9 @@ class _Call:
         return self._stream(record, telling, leaves=activities)
 
     def _stream(self, record: RunRecord, telling: Telling, *, leaves: bool = False) -> EventStream:
-        cancels = self._options.on_disconnect == "cancel" and not leaves
-        return EventStream(
-            self._host,
-            self._principal,
+        cancels = self._adapter.on_disconnect == "cancel" and not leaves
+        return self._call.stream(
             self._runtime.follow(record.task_id).pipe(agui_frames(telling)),
-            FORM,
-            heartbeat=self._options.heartbeat,
-            on_disconnect=cancelling(self._host, record.task_id) if cancels else None,
+            WRITER,
+            on_disconnect=partial(runs.cancel_abandoned_run, self._gateway, record.task_id) if cancels else None,
         )

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import orjson
 
 from rxloop.protocol.events import PendingInput, StatusUpdateEvent
 from rxloop.server.core.errors import Refused
-from rxloop.server.core.stream import Format
-from rxloop.stream.readers import HEARTBEAT
+from rxloop.server.core.stream import FrameWriter
 
 VERSION = "1.0"
 """Of the protocol."""
@@ -68,14 +67,9 @@ def refusal(refused: Refused) -> bytes:
     return failure(refused.code, f"{refused} ({fields})" if fields else str(refused))
 
 
-def _as_it_is(frames: bytes) -> bytes:
-    return frames
-
-
-_encode: Callable[[Any], bytes] = _as_it_is
 _GOES_AWAY = failure("draining", "the server goes away; connect again")
 # Without a `retry:` line: clients of AG-UI do not read it, and do not come back by themselves.
-FORM = Format("text/event-stream", _encode, b"", HEARTBEAT, _GOES_AWAY)
+WRITER = FrameWriter[bytes]("text/event-stream", bytes, draining=_GOES_AWAY)
 
 Slots = Mapping[tuple[str, str | None, int], str]
 COUNTED = {

@@ -13,7 +13,6 @@ from reactivex import Observable
 
 from rxloop.operators.loop.answering import answering
 from rxloop.pipeline.requests import ModelRequest, Operator, Signal
-from rxloop.protocol.ids import find_id_fault
 from rxloop.protocol.media import make_part
 from rxloop.protocol.messages import Content, FilePart, ImagePart, Message, TextPart
 from rxloop.server.agui.frames import Data
@@ -83,18 +82,6 @@ def _taken(part: Any, place: int) -> TextPart | ImagePart | FilePart:
 
 _MOST_MESSAGES = 64
 """How many new messages one run may begin with."""
-
-
-def check_ids(asked: RunAgentInput) -> None:
-    """See that the ids are such.
-
-    Raises:
-        Refused: They are not.
-    """
-    for name, given in (("threadId", asked.thread_id), ("runId", asked.run_id)):
-        wrong = find_id_fault(name, given)
-        if wrong is not None:
-            raise Refused(422, "invalid", wrong, fields={name: wrong})
 
 
 def said_messages(asked: RunAgentInput) -> list[Message]:

@@ -15,7 +15,7 @@ from rxloop.server.agui.frames import failure
 from rxloop.server.agui.messages import Messages, Telling
 from rxloop.server.core.chat_changes import Change
 from rxloop.server.core.chat_fold import ChatFold
-from rxloop.server.core.gateway import Host, Principal
+from rxloop.server.core.gateway import Gateway, Principal
 
 log = logging.getLogger("rxloop")
 
@@ -72,37 +72,37 @@ _NOWHERE = 1 << 62
 """After the last event of any run."""
 
 
-async def runs_of(host: Host, principal: Principal, thread_id: str) -> Sequence[RunRecord]:
+async def runs_of(gateway: Gateway, principal: Principal, thread_id: str) -> Sequence[RunRecord]:
     """The runs of a thread, in order; none where there is no such thread.
 
     Raises:
         Refused: It is somebody else's.
     """
-    if not await host.check_context(principal, thread_id):
+    if not await gateway.find_context(principal, thread_id):
         return ()
-    found = await read_log(host.runtime.log.list_runs, context_id=thread_id)
+    found = await read_log(gateway.runtime.log.list_runs, context_id=thread_id)
     return [record for record in found if principal.may_see(record)]
 
 
-async def last_run_of(host: Host, principal: Principal, thread_id: str) -> RunRecord | None:
+async def last_run_of(gateway: Gateway, principal: Principal, thread_id: str) -> RunRecord | None:
     """The newest run of a thread, without a look at those before it; None where there is no such thread.
 
     Raises:
         Refused: It is somebody else's.
     """
-    if not await host.check_context(principal, thread_id):
+    if not await gateway.find_context(principal, thread_id):
         return None
     # In a thread of its own a principal does not see what those who see all have begun there.
     owner = None if "others" in principal.scopes else principal.id or None
-    found = await read_log(host.runtime.log.list_runs, context_id=thread_id, owner=owner, newest_first=True, limit=1)
+    found = await read_log(gateway.runtime.log.list_runs, context_id=thread_id, owner=owner, newest_first=True, limit=1)
     return found[0] if found and principal.may_see(found[0]) else None
 
 
-async def restated(host: Host, records: Sequence[RunRecord], answered: dict[str, str]) -> Messages:
+async def restated(gateway: Gateway, records: Sequence[RunRecord], answered: dict[str, str]) -> Messages:
     """Fold runs into the messages that a client has of them.
 
     Args:
-        host: Has the log.
+        gateway: Has the log.
         records: The runs.
         answered: By call: under which id the client has its answer.
     """
@@ -114,7 +114,7 @@ async def restated(host: Host, records: Sequence[RunRecord], answered: dict[str,
             writer.take(item)
 
         fold = ChatFold(take)
-        for event in await read_log(host.runtime.log.read, record.task_id):
+        for event in await read_log(gateway.runtime.log.read, record.task_id):
             shown = event.for_clients()
             if shown is not None:
                 fold.take(shown)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import HTTPConnection
 from starlette.responses import Response
 
 from rxloop.errors import (
@@ -121,10 +121,10 @@ def refusal_of(error: Exception) -> Refused | None:
             return None
 
 
-async def on_error(request: Request, error: Exception) -> Response:
-    """Answer a request that failed."""
+def to_refusal(error: Exception, request: HTTPConnection) -> Refused:
+    """Return what a client is told about an error. A defect of the server is logged, and the client learns no more."""
     refused = refusal_of(error)
     if refused is None:
-        log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        log.error("%s %s failed", request.scope.get("method", "WebSocket"), request.url.path, exc_info=error)
         refused = Refused(500, "internal", "the server failed")
-    return answer(refused)
+    return refused

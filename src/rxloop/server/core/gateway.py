@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from secrets import compare_digest
-from typing import Any, Literal
+from typing import Any, Literal, Self
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import anyio
@@ -116,17 +116,17 @@ class ServerLimits:
     wait: float = 60.0
 
 
-class Host:
+class Gateway:
     """A runtime for clients."""
 
     def __init__(self, runtime: Runtime, auth: Auth | None, limits: ServerLimits) -> None:
         self.runtime, self.limits = runtime, limits
-        self.draining = False
+        self.is_draining = False
         self._last_words = False
         self._auth = auth
         self._streams: Counter[str] = Counter()
         self._locks = _locks.setdefault(runtime, _Locks())
-        self._open: set[anyio.CancelScope] = set()
+        self._open: set[StreamSlot] = set()
         self._closed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -137,7 +137,7 @@ class Host:
 
     # -- who asks
 
-    async def principal(self, request: HTTPConnection) -> Principal:
+    async def authenticate(self, request: HTTPConnection) -> Principal:
         """Find out who asks.
 
         Raises:
@@ -156,7 +156,7 @@ class Host:
             raise Refused(401, "unauthorized", "say who you are by a valid token", headers=headers)
         return who
 
-    async def record(self, principal: Principal, task_id: str) -> RunRecord:
+    async def find_run(self, principal: Principal, task_id: str) -> RunRecord:
         """What the log knows of a run.
 
         Raises:
@@ -170,7 +170,7 @@ class Host:
             raise not_found()
         return record
 
-    async def check_context(self, principal: Principal, context_id: str) -> bool:
+    async def find_context(self, principal: Principal, context_id: str) -> bool:
         """See that a conversation is nobody else's; whoever began it has it.
 
         Returns:
@@ -186,13 +186,13 @@ class Host:
 
     # -- how much at once
 
-    def check_open(self) -> None:
+    def check_accepting(self) -> None:
         """See that something new may begin.
 
         Raises:
             Refused: The server drains, or has not begun.
         """
-        if self.draining:
+        if self.is_draining:
             raise draining()
         if not self.runtime.open:
             if not self.runtime.entered:
@@ -202,13 +202,13 @@ class Host:
             raise draining()
 
     @asynccontextmanager
-    async def starting(self, principal: Principal) -> AsyncGenerator[None]:
+    async def reserve_run(self, principal: Principal) -> AsyncGenerator[None]:
         """Let a principal start one more run; its starts come one after the other, so that all of them count.
 
         Raises:
             Refused: Too many of its runs go on.
         """
-        self.check_open()
+        self.check_accepting()
         most = self.limits.runs
         if self._auth is None or most is None:
             yield
@@ -221,7 +221,7 @@ class Host:
             yield
 
     @asynccontextmanager
-    async def in_context(self, context_id: str | None, *, everywhere: bool = False) -> AsyncGenerator[None]:
+    async def lock_context(self, context_id: str | None, *, everywhere: bool = False) -> AsyncGenerator[None]:
         """Let the starts in a conversation come one after the other, so that each finds what those before it made.
 
         Args:
@@ -247,10 +247,10 @@ class Host:
                     await leases.release_lease(name, holder)
 
     def check_stream(self, principal: Principal) -> None:
-        """See that a principal may read one more stream, before anything is done that it is to read.
+        """Check that a principal may read one more stream, before a run is started or answered for it.
 
         Raises:
-            Refused: Too many are read already, or the server goes away.
+            Refused: The principal reads too many streams, or the server goes away.
         """
         if self._last_words:
             raise draining()
@@ -258,47 +258,47 @@ class Host:
         if self._auth is not None and most is not None and self._streams[principal.id] >= most:
             raise _too_many("streams", most)
 
-    def take_stream(self, principal: Principal) -> None:
-        """Take one more stream for a principal; it is given back by `streaming`.
+    def reserve_stream(self, principal: Principal) -> StreamSlot:
+        """Reserve one of the streams that a principal may read; enter the slot to read, also to release it.
 
         Raises:
             Refused: As for `check_stream`.
         """
         self.check_stream(principal)
         self._streams[principal.id] += 1
+        return StreamSlot(self, principal)
 
-    @contextmanager
-    def streaming(self, principal: Principal, scope: anyio.CancelScope) -> Generator[None]:
-        """Read a stream that was taken, and give it back; `drain` cancels the scope."""
-        self._open.add(scope)
+    def enter_stream(self, slot: StreamSlot) -> None:
+        """Cancel the scope of the slot when the server drains, and wait for its end."""
+        self._open.add(slot)
         self._closed.clear()
-        try:
-            yield
-        finally:
-            self._streams[principal.id] -= 1
-            self._streams += Counter()  # without what is 0
-            self._open.discard(scope)
-            if not self._open:
-                self._closed.set()
+
+    def release_stream(self, slot: StreamSlot) -> None:
+        """Release a slot that was entered."""
+        self._streams[slot.principal.id] -= 1
+        self._streams += Counter()  # without what is 0
+        self._open.discard(slot)
+        if not self._open:
+            self._closed.set()
 
     # -- the end
 
-    def later(self, work: Coroutine[Any, Any, None]) -> None:
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Do something that does not end with the request that wants it."""
         with within(None):
             task = asyncio.create_task(work, name="rxloop-server")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def refuse(self) -> None:
+    def stop_accepting(self) -> None:
         """Take nothing new from now on; `/readyz` says so."""
-        self.draining = True
+        self.is_draining = True
 
     async def end_streams(self) -> None:
         """End each stream with a last word, and what was begun by those that are over; for a few seconds."""
-        self.draining = self._last_words = True
-        for scope in list(self._open):
-            scope.cancel()
+        self.is_draining = self._last_words = True
+        for slot in list(self._open):
+            slot.scope.cancel()
         with suppress(TimeoutError):
             async with asyncio.timeout(LAST_WORDS_IN):
                 if self._open:
@@ -307,11 +307,29 @@ class Host:
 
     async def drain(self, seconds: float | None = None) -> None:
         """Take nothing new, let runs end or give them up, then end the streams; see `Adapter.drain`."""
-        self.refuse()
+        self.stop_accepting()
         try:
             await self.runtime.drain(seconds)
         finally:
             await self.end_streams()
+
+
+class StreamSlot:
+    """One of the streams that a principal reads at once, from its reservation until the slot is left.
+
+    Attributes:
+        scope: Cancelled when the server drains. Read the stream within it, and the last words outside of it.
+    """
+
+    def __init__(self, gateway: Gateway, principal: Principal) -> None:
+        self.gateway, self.principal, self.scope = gateway, principal, anyio.CancelScope()
+
+    def __enter__(self) -> Self:
+        self.gateway.enter_stream(self)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.gateway.release_stream(self)
 
 
 def _ignore() -> None:

@@ -8,6 +8,7 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
+from rxloop.protocol.ids import find_id_fault
 from rxloop.server.core.errors import Refused, misfit
 from rxloop.server.core.gateway import ServerLimits
 
@@ -24,10 +25,24 @@ async def read_body(model: type[M], request: Request, limits: ServerLimits) -> M
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if data and media_type != "application/json":
         raise Refused(415, "media_type", "send the body as application/json")
+    return parse_json(model, data or b"{}", "body")
+
+
+def parse_json(model: type[M], data: bytes | str, where: str) -> M:
+    """Parse JSON that a client sent.
+
+    Args:
+        model: The model of the data.
+        data: The JSON.
+        where: Name of the data in an error, such as `body`.
+
+    Raises:
+        Refused: It is no JSON, or does not fit.
+    """
     try:
-        return model.model_validate_json(data or b"{}")
+        return model.model_validate_json(data)
     except ValidationError as error:
-        raise misfit(error, "body") from None
+        raise misfit(error, where) from None
 
 
 async def read_bytes(request: Request, limits: ServerLimits) -> bytes:
@@ -64,3 +79,14 @@ def read_query(model: type[M], request: Request) -> M:
         return model.model_validate(dict(request.query_params))
     except ValidationError as error:
         raise misfit(error, "query") from None
+
+
+def check_id(value: str, name: str) -> None:
+    """Check an id that a client chose.
+
+    Raises:
+        Refused: It is no id.
+    """
+    wrong = find_id_fault(name, value)
+    if wrong is not None:
+        raise Refused(422, "invalid", wrong, fields={name: wrong})

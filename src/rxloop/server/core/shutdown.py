@@ -14,7 +14,7 @@ from typing import Any, Self
 from rxloop.errors import ConfigurationError
 from rxloop.runtime.runtime import Runtime
 from rxloop.server.core.adapter import Adapter
-from rxloop.server.core.gateway import LAST_WORDS_IN, Host
+from rxloop.server.core.gateway import LAST_WORDS_IN, Gateway
 from rxloop.support.tasks import GRACE
 from rxloop.support.threads import call_user_function
 
@@ -67,16 +67,16 @@ class Shutdown:
             raise ConfigurationError("a shutdown needs the doors that it is to close: Shutdown(api(runtime))")
         if not seconds >= 0:
             raise ConfigurationError(f"seconds must be 0 or more, not {seconds!r}")
-        hosts = list(dict.fromkeys(door.host for door in doors))
-        runtimes = list(dict.fromkeys(host.runtime for host in hosts))
+        gateways = list(dict.fromkeys(door.gateway for door in doors))
+        runtimes = list(dict.fromkeys(gateway.runtime for gateway in gateways))
         logs = list({id(runtime.log): runtime.log for runtime in runtimes}.values())
         self._watchers: list[_Watcher] = []
         self._running: asyncio.Task[bool] | None = None
         self._seconds = seconds
-        self.watch(10, "readiness", partial(_refuse, hosts))
+        self.watch(10, "readiness", partial(_refuse, gateways))
         # Beside their time they have that which a tool gets to stop in.
         self.watch(20, "runs", partial(_drain, runtimes, seconds), seconds=seconds + GRACE + 2)
-        self.watch(30, "streams", partial(_end_streams, hosts), seconds=LAST_WORDS_IN + 1)
+        self.watch(30, "streams", partial(_end_streams, gateways), seconds=LAST_WORDS_IN + 1)
         self.watch(40, "log", lambda: _all(log.aclose() for log in logs))
         self.watch(50, "agents", partial(_close_agents, runtimes))
 
@@ -160,17 +160,17 @@ async def _carried_out(watcher: _Watcher) -> bool:
     return True
 
 
-async def _refuse(hosts: Iterable[Host]) -> None:
-    for host in hosts:
-        host.refuse()
+async def _refuse(gateways: Iterable[Gateway]) -> None:
+    for gateway in gateways:
+        gateway.stop_accepting()
 
 
 async def _drain(runtimes: Iterable[Runtime], seconds: float) -> None:
     await _all(runtime.drain(seconds) for runtime in runtimes)
 
 
-async def _end_streams(hosts: Iterable[Host]) -> None:
-    await _all(host.end_streams() for host in hosts)
+async def _end_streams(gateways: Iterable[Gateway]) -> None:
+    await _all(gateway.end_streams() for gateway in gateways)
 
 
 async def _close_agents(runtimes: Iterable[Runtime]) -> None:

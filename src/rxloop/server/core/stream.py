@@ -1,174 +1,261 @@
-"""Events on their way to a client: frames, heartbeats, and the end of a stream."""
+"""Streams on their way to a client: frames, heartbeats, and the end, over any transport."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Coroutine, Generator, Mapping
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, Generic, Literal, TypeVar
 
 import anyio
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
+from starlette.websockets import WebSocketDisconnect
 from typing_extensions import override
 
 from rxloop.errors import RxloopError
 from rxloop.protocol.events import Event
-from rxloop.server.core.gateway import Host, Principal
+from rxloop.server.core.gateway import StreamSlot
 from rxloop.stream.back_pressure import Silence
 from rxloop.stream.readers import HEARTBEAT, frame, framed
 from rxloop.stream.stream import Reader, Stream
 
 log = logging.getLogger("rxloop")
 
-_AT_ONCE = 1 << 16
-"""Bytes after which no more is put into one piece."""
+T = TypeVar("T")
+
+_MAX_PIECE = 1 << 16
+"""Bytes after which frames are no longer joined into one piece."""
+
+StreamEnd = Literal["complete", "disconnected", "stalled", "draining", "broken"]
+"""Why a stream ended: it completed, the client left or read nothing, the server drains, or the log failed."""
+SendBytes = Callable[[bytes], Awaitable[None]]
+Disconnected = Callable[[], Awaitable[object]]
+"""Returns when the client has left."""
 
 
-@dataclass(frozen=True, slots=True)
-class Format:
-    """How a stream is written."""
+# Without slots: Python 3.11 cannot create instances of a generic frozen class with slots by `FrameWriter[T](...)`.
+@dataclass(frozen=True)
+class FrameWriter(Generic[T]):
+    """Encoding of a stream.
+
+    Attributes:
+        media_type: `content-type` of an HTTP response.
+        encode: Encodes one item.
+        opening: Sent before the first item.
+        heartbeat: Sent after a silence, so that proxies keep the connection.
+        closing: Sent after the last item of a stream that completed.
+        draining: Sent if the server drains, so that the client reconnects.
+        broken: Sent if the log fails, for clients that would take a plain end for the end of the run.
+    """
 
     media_type: str
-    encode: Callable[[Any], bytes]
-    first: bytes
-    beat: bytes
-    last: bytes
-    """What a client reads before the server goes away: it may come back."""
+    encode: Callable[[T], bytes]
+    opening: bytes = b""
+    heartbeat: bytes = HEARTBEAT
+    closing: bytes = b""
+    draining: bytes = b""
     broken: bytes = b""
-    """What a client reads last where the log fails, if it would take an end without a word for the end of the run."""
 
 
-def _line(event: Event) -> bytes:
-    # Out of the frame, which is written once for all readers, and which is one line of JSON behind its head.
-    written = frame(event)
-    return written[written.index(b"\ndata: ") + 7 : -1]
+def _encode_line(event: Event) -> bytes:
+    # The frame is encoded once for all readers. It is one line of JSON after its head.
+    encoded = frame(event)
+    return encoded[encoded.index(b"\ndata: ") + 7 : -1]
 
 
-_GO_ON = b": the server goes away, come back with the last id\n\n"
-SSE = Format("text/event-stream", frame, b"retry: 2000\n\n", HEARTBEAT, _GO_ON)
-NDJSON = Format("application/x-ndjson", _line, b"", b"\n", b"")
+_COME_BACK = b": the server goes away, come back with the last id\n\n"
+SSE = FrameWriter[Event]("text/event-stream", frame, b"retry: 2000\n\n", draining=_COME_BACK)
+NDJSON = FrameWriter[Event]("application/x-ndjson", _encode_line, heartbeat=b"\n")
 
 
-def _whole(event: Event) -> bytes:
+def _encode_internal(event: Event) -> bytes:
     return framed(event, event.to_json())
 
 
-def _whole_line(event: Event) -> bytes:
+def _encode_internal_line(event: Event) -> bytes:
     return event.to_json() + b"\n"
 
 
 INTERNAL = {
-    SSE.media_type: replace(SSE, encode=_whole),
-    NDJSON.media_type: replace(NDJSON, encode=_whole_line),
+    SSE.media_type: replace(SSE, encode=_encode_internal),
+    NDJSON.media_type: replace(NDJSON, encode=_encode_internal_line),
 }
-"""The same with all of each event, for those who may see what is not for clients; written for each of them anew."""
+"""The same with the fields that are not for clients. These are encoded for each reader."""
+
+
+async def deliver(
+    slot: StreamSlot,
+    events: Stream[T],
+    send: SendBytes,
+    writer: FrameWriter[T],
+    *,
+    heartbeat: float | None,
+    disconnected: Disconnected,
+) -> StreamEnd:
+    """Send a stream to a client until one of them ends, or the server drains.
+
+    Args:
+        slot: Reserved with `Gateway.reserve_stream`, and entered by the caller, who leaves it after the last words.
+        events: Events, or the result of a view. It is subscribed to here.
+        send: Sends a piece, which consists of whole frames.
+        writer: Encodes the items.
+        heartbeat: Seconds of silence after which the client gets a heartbeat; None for never.
+        disconnected: Returns when the client has left.
+
+    Returns:
+        Why the stream ended.
+    """
+    end: StreamEnd | None = None
+    stalled_after = slot.gateway.limits.stalled
+    with slot.scope:
+        async with anyio.create_task_group() as group:
+
+            def leave(reason: StreamEnd) -> None:
+                nonlocal end
+                end = reason
+                group.cancel_scope.cancel()
+
+            async def watch() -> None:
+                await disconnected()
+                leave("disconnected")
+
+            group.start_soon(watch)
+            with _limit_sends(send, stalled_after, partial(leave, "stalled")) as send_in_time:
+                end = await _send_all(events, send_in_time, writer, heartbeat)
+            group.cancel_scope.cancel()
+    end = end or "draining"
+    last = {"complete": writer.closing, "draining": writer.draining, "broken": writer.broken}.get(end)
+    if last:
+        await _send_last(send, last, stalled_after)
+    return end
+
+
+async def _send_all(events: Stream[T], send: SendBytes, writer: FrameWriter[T], heartbeat: float | None) -> StreamEnd:
+    async with aclosing(_pieces(aiter(events), heartbeat, writer)) as pieces:
+        try:
+            if writer.opening:
+                await send(writer.opening)
+            async for piece in pieces:
+                await send(piece)
+        except (OSError, WebSocketDisconnect):
+            return "disconnected"
+        except RxloopError as error:
+            # The log could be read when the answer began. The client learns the cause when it comes back.
+            log.warning("a stream breaks off: %s", error)
+            return "broken"
+    return "complete"
+
+
+async def _send_last(send: SendBytes, last: bytes, seconds: float) -> None:
+    with suppress(TimeoutError, OSError, WebSocketDisconnect):
+        async with asyncio.timeout(seconds):
+            await send(last)
+
+
+async def read_to_end(slot: StreamSlot, events: AsyncIterable[Any], *, disconnected: Disconnected) -> StreamEnd:
+    """Read a stream for an answer that is sent as a whole, as long as the client waits for it.
+
+    Args:
+        slot: As for `deliver`.
+        events: The stream; a fold in it keeps what the answer needs.
+        disconnected: Returns when the client has left.
+
+    Raises:
+        RxloopError: The stream failed.
+    """
+    end: StreamEnd = "draining"
+    failure: RxloopError | None = None
+    with slot.scope:
+        async with anyio.create_task_group() as group:
+
+            async def watch() -> None:
+                nonlocal end
+                await disconnected()
+                end = "disconnected"
+                group.cancel_scope.cancel()
+
+            group.start_soon(watch)
+            try:
+                async for _ in events:
+                    pass
+                end = "complete"
+            except RxloopError as error:
+                # Raised here, it would become part of an exception group.
+                failure = error
+            group.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+    return end
+
+
+async def wait_disconnected(receive: Receive) -> None:
+    """Return when the client of an HTTP request has left."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 class EventStream(Response):
-    """A stream of events as an answer. A client that leaves ends its reading at once, and so does `drain`."""
+    """A stream as an HTTP response. It ends at once if the client leaves, and when the server drains."""
 
     def __init__(
         self,
-        host: Host,
-        principal: Principal,
-        events: Stream[Any],
-        form: Format,
+        slot: StreamSlot,
+        events: Stream[T],
+        writer: FrameWriter[T],
         *,
         heartbeat: float | None,
         on_disconnect: Callable[[], Coroutine[Any, Any, None]] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """Take a stream for a principal.
+        """Create a response; the stream is subscribed to when it is sent.
 
         Args:
-            host: Counts it, and ends it.
-            principal: Who reads.
-            events: What is read, events or what a view made of them; subscribed to once the answer begins.
-            form: How it is written.
-            heartbeat: Seconds of silence after which there is a sign of life; None for none.
-            on_disconnect: What is done when the client has left before the end.
-            headers: More of them.
-
-        Raises:
-            Refused: The principal reads too many already.
+            slot: Reserved with `Gateway.reserve_stream`.
+            events: As for `deliver`, as are `writer` and `heartbeat`.
+            writer: Encodes the items.
+            heartbeat: Seconds of silence before a heartbeat.
+            on_disconnect: Called if the client left before the end.
+            headers: Additional headers.
         """
-        host.take_stream(principal)
-        always = {"cache-control": "no-store", "x-accel-buffering": "no", "content-type": form.media_type}
+        always = {"cache-control": "no-store", "x-accel-buffering": "no", "content-type": writer.media_type}
         self.status_code, self.background = 200, None
         self.init_headers({**always, **(headers or {})})
         del self.headers["content-length"]
-        self._host, self._principal, self._events, self._form = host, principal, events, form
+        self._slot, self._events, self._writer = slot, events, writer
         self._heartbeat, self._on_disconnect = heartbeat, on_disconnect
-        self._told = False
-        """Whether the client has been told all, but for the end."""
 
     @override
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        left = False
-        cancelling = anyio.CancelScope()
-        with self._host.streaming(self._principal, cancelling):
-            with cancelling:
-                async with anyio.create_task_group() as group:
+        async def send_body(piece: bytes, *, more: bool = True) -> None:
+            await send({"type": "http.response.body", "body": piece, "more_body": more})
 
-                    def leave() -> None:
-                        nonlocal left
-                        # A server tells of the end of its answer as if the client had left.
-                        left = not self._told
-                        group.cancel_scope.cancel()
-
-                    async def watch() -> None:
-                        while (await receive())["type"] != "http.disconnect":
-                            pass
-                        leave()
-
-                    group.start_soon(watch)
-                    with _patient(send, self._host.limits.stalled, leave) as sending:
-                        await self._write(scope, sending)
-                        left = not self._told
-                    group.cancel_scope.cancel()
-            if left:
-                if self._on_disconnect is not None:
-                    self._host.later(self._on_disconnect())
-            elif cancelling.cancel_called:
-                await self._end(send, self._form.last)
-
-    async def _write(self, scope: Scope, send: Send) -> None:
-        """Write all of it."""
-        form = self._form
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        if scope["method"] == "HEAD":
-            await self._finish(send)
-            return
-        last = b""
-        async with aclosing(_pieces(aiter(self._events), self._heartbeat, form)) as pieces:
-            try:
-                await send({"type": "http.response.body", "body": form.first, "more_body": True})
-                async for piece in pieces:
-                    await send({"type": "http.response.body", "body": piece, "more_body": True})
-            except OSError:
-                return
-            except RxloopError as error:
-                # It was there when the answer began. What comes of it, the client learns when it comes back.
-                log.warning("a stream breaks off: %s", error)
-                last = form.broken
-        await self._finish(send, last)
-
-    async def _finish(self, send: Send, last: bytes = b"") -> None:
-        self._told = True
-        await self._end(send, last)
-
-    async def _end(self, send: Send, last: bytes) -> None:
-        with suppress(TimeoutError, OSError):
-            async with asyncio.timeout(self._host.limits.stalled):
-                await send({"type": "http.response.body", "body": last, "more_body": False})
+        with self._slot as slot:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            end: StreamEnd = "complete"
+            if scope["method"] != "HEAD":
+                # Some servers send the head with the first piece.
+                await send_body(b"")
+                end = await deliver(
+                    slot,
+                    self._events,
+                    send_body,
+                    self._writer,
+                    heartbeat=self._heartbeat,
+                    disconnected=partial(wait_disconnected, receive),
+                )
+            if end not in ("disconnected", "stalled"):
+                await _send_last(partial(send_body, more=False), b"", slot.gateway.limits.stalled)
+            elif self._on_disconnect is not None:
+                slot.gateway.spawn(self._on_disconnect())
 
 
-async def _pieces(events: Reader[Any], heartbeat: float | None, form: Format) -> AsyncGenerator[bytes]:
-    """Write what is there, all of it in one piece: to send one takes longer than to write it."""
-    encode = form.encode
+async def _pieces(events: Reader[T], heartbeat: float | None, writer: FrameWriter[T]) -> AsyncGenerator[bytes]:
+    """Join all items that are there into one piece: sending takes longer than encoding."""
+    encode = writer.encode
     try:
         while True:
             try:
@@ -176,14 +263,14 @@ async def _pieces(events: Reader[Any], heartbeat: float | None, form: Format) ->
             except StopAsyncIteration:
                 return
             except Silence:
-                yield form.beat
+                yield writer.heartbeat
                 continue
             more: list[bytes] = []
             size = len(written)
             for event in events.there():
                 more.append(encode(event))
                 size += len(more[-1])
-                if size > _AT_ONCE:
+                if size > _MAX_PIECE:
                     break
             yield b"".join((written, *more)) if more else written
     finally:
@@ -191,31 +278,31 @@ async def _pieces(events: Reader[Any], heartbeat: float | None, form: Format) ->
 
 
 @contextmanager
-def _patient(send: Send, seconds: float, leave: Callable[[], None]) -> Generator[Send]:
-    """Send, and leave once a client has taken nothing for so long.
+def _limit_sends(send: SendBytes, seconds: float, leave: Callable[[], None]) -> Generator[SendBytes]:
+    """Yield a `send` that calls `leave` if one call takes longer than `seconds`.
 
-    One timer looks now and then: nearly every send is over at once, and a timer for each would cost more than it.
+    One timer checks at intervals. Nearly every call returns at once, and a timer for each would cost more than that.
     """
     loop = asyncio.get_running_loop()
     since: float | None = None
 
-    async def sending(message: Message) -> None:
+    async def send_in_time(piece: bytes) -> None:
         nonlocal since
         since = loop.time()
-        await send(message)
+        await send(piece)
         since = None
 
-    def look() -> None:
+    def check() -> None:
         nonlocal timer
         until = (loop.time() if since is None else since) + seconds
         if since is not None and until <= loop.time():
             log.info("a client that took nothing for %g s is let go", seconds)
             leave()
         else:
-            timer = loop.call_at(until, look)
+            timer = loop.call_at(until, check)
 
-    timer = loop.call_later(seconds, look)
+    timer = loop.call_later(seconds, check)
     try:
-        yield sending
+        yield send_in_time
     finally:
         timer.cancel()

@@ -2,43 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import TypeVar
 
 from pydantic import BaseModel
-from starlette.requests import Request
 from starlette.responses import Response
 
 from rxloop.pipeline.records import RunRecord
-from rxloop.server.core.adapter import OnDisconnect, id_in_path
+from rxloop.server.core.adapter import Call, id_in_path
 from rxloop.server.core.errors import Refused
-from rxloop.server.core.gateway import Host, Principal
 
 B = TypeVar("B")
 Q = TypeVar("Q")
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
-    """How the API behaves where a request does not say it."""
+class ApiCall(Call[B, Q]):
+    """A request of the HTTP API."""
 
-    heartbeat: float | None
-    on_disconnect: OnDisconnect
     settings: frozenset[str]
-    """Those of a model call that clients may set."""
-
-
-@dataclass(frozen=True, slots=True)
-class Call(Generic[B, Q]):
-    """One request, after its checks."""
-
-    host: Host
-    options: Options
-    request: Request
-    principal: Principal
-    body: B
-    query: Q
+    """The settings of model calls that clients may choose."""
 
     @property
     def task_id(self) -> str:
@@ -51,7 +34,7 @@ class Call(Generic[B, Q]):
         Raises:
             Refused: There is none, or it is somebody else's.
         """
-        return await self.host.record(self.principal, self.task_id)
+        return await self.gateway.find_run(self.principal, self.task_id)
 
     async def context_id(self) -> str:
         """The conversation in the address.
@@ -60,7 +43,7 @@ class Call(Generic[B, Q]):
             Refused: There is none, or it is somebody else's.
         """
         context_id = id_in_path(self.request, "context_id")
-        if not await self.host.check_context(self.principal, context_id):
+        if not await self.gateway.find_context(self.principal, context_id):
             raise Refused(404, "not_found", "there is no such conversation")
         return context_id
 
@@ -82,6 +65,3 @@ def written(model: BaseModel, status: int = 200, headers: dict[str, str] | None 
     """Answer with a model."""
     given = {"cache-control": "no-store", **(headers or {})}
     return Response(model.model_dump_json(by_alias=True), status, given, media_type="application/json")
-
-
-Handler = Callable[[Call[Any, Any]], Coroutine[Any, Any, Response]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
@@ -14,9 +14,9 @@ from rxloop._version import __version__
 from rxloop.protocol import http_api as http
 from rxloop.protocol.envelope import EVENT_TYPES
 from rxloop.protocol.http_api import Deltas, Problem, RunInfo
+from rxloop.server.core.adapter import Endpoint
 from rxloop.server.core.stream import NDJSON, SSE
 from rxloop.server.http import actions, events, reads
-from rxloop.server.http.call import Handler
 from rxloop.server.http.queries import (
     EventsQuery,
     GraphQuery,
@@ -30,30 +30,24 @@ from rxloop.server.http.queries import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """One method of one path."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation(Endpoint):
+    """An endpoint with its description in the document."""
 
-    method: Literal["GET", "POST"]
-    path: str
-    handler: Handler
+    query: type[Query] = Query
     answers: Mapping[int, type[BaseModel] | None]
     """The model of each answer that is no error; None for one without."""
-    body: type[BaseModel] | None = None
-    query: type[Query] = Query
     headers: tuple[str, ...] = ()
     """The headers that it reads."""
     streams: bool = False
     """Whether its answer may be a stream of events."""
     others: tuple[str, ...] = ()
     """The media types of an answer without a model."""
-    public: bool = False
-    """Whether it is for everybody."""
 
     @property
     def name(self) -> str:
         """What it is called in the document."""
-        return self.handler.__name__
+        return self.handle.__name__
 
 
 _RUN = "/runs/{task_id}"
@@ -61,23 +55,31 @@ _CONTEXT = "/contexts/{context_id}"
 _STARTED = {202: RunInfo, 200: RunInfo}
 _EVENTS = {200: None, 204: None}
 _DRAWN = ("application/json", "text/plain", "text/html")
+_KEY = ("Idempotency-Key",)
+_CURSOR = ("Last-Event-ID",)
 OPERATIONS = (
-    Operation("POST", "/runs", actions.start, _STARTED, http.StartRun, StartQuery, ("Idempotency-Key",), streams=True),
-    Operation("GET", "/runs", reads.runs, {200: http.RunPage}, query=RunsQuery),
-    Operation("GET", _RUN, reads.record, {200: RunInfo}, query=InfoQuery),
-    Operation("GET", f"{_RUN}/events", events.events, _EVENTS, None, EventsQuery, ("Last-Event-ID",), streams=True),
-    Operation("POST", f"{_RUN}/resume", actions.resume, _STARTED, http.ResumeRun, StartQuery, streams=True),
-    Operation("POST", f"{_RUN}/say", actions.say, {202: RunInfo}, http.SayToRun),
-    Operation("POST", f"{_RUN}/cancel", actions.cancel, _STARTED, http.CancelRun),
-    Operation("POST", f"{_RUN}/fork", actions.fork, {202: RunInfo}, http.ForkRun),
-    Operation("GET", f"{_RUN}/state", reads.state, {200: http.StateInfo}, query=StateQuery),
-    Operation("GET", f"{_RUN}/graph", reads.graph, {200: None}, query=GraphQuery, others=_DRAWN),
-    Operation("GET", "/contexts", reads.contexts, {200: http.ContextPage}, query=PageQuery),
-    Operation("GET", f"{_CONTEXT}/runs", reads.context_runs, {200: http.RunPage}, query=RunsInContextQuery),
-    Operation("GET", f"{_CONTEXT}/messages", reads.messages, {200: http.MessageList}),
-    Operation("GET", "/agents", reads.agents, {200: http.AgentList}),
-    Operation("GET", "/healthz", reads.healthz, {200: http.Health}, public=True),
-    Operation("GET", "/readyz", reads.readyz, {200: http.Health}, public=True),
+    Operation(
+        "POST", "/runs", actions.start, http.StartRun, query=StartQuery, answers=_STARTED, headers=_KEY, streams=True
+    ),
+    Operation("GET", "/runs", reads.runs, query=RunsQuery, answers={200: http.RunPage}),
+    Operation("GET", _RUN, reads.record, query=InfoQuery, answers={200: RunInfo}),
+    Operation(
+        "GET", f"{_RUN}/events", events.events, query=EventsQuery, answers=_EVENTS, headers=_CURSOR, streams=True
+    ),
+    Operation(
+        "POST", f"{_RUN}/resume", actions.resume, http.ResumeRun, query=StartQuery, answers=_STARTED, streams=True
+    ),
+    Operation("POST", f"{_RUN}/say", actions.say, http.SayToRun, answers={202: RunInfo}),
+    Operation("POST", f"{_RUN}/cancel", actions.cancel, http.CancelRun, answers=_STARTED),
+    Operation("POST", f"{_RUN}/fork", actions.fork, http.ForkRun, answers={202: RunInfo}),
+    Operation("GET", f"{_RUN}/state", reads.state, query=StateQuery, answers={200: http.StateInfo}),
+    Operation("GET", f"{_RUN}/graph", reads.graph, query=GraphQuery, answers={200: None}, others=_DRAWN),
+    Operation("GET", "/contexts", reads.contexts, query=PageQuery, answers={200: http.ContextPage}),
+    Operation("GET", f"{_CONTEXT}/runs", reads.context_runs, query=RunsInContextQuery, answers={200: http.RunPage}),
+    Operation("GET", f"{_CONTEXT}/messages", reads.messages, answers={200: http.MessageList}),
+    Operation("GET", "/agents", reads.agents, answers={200: http.AgentList}),
+    Operation("GET", "/healthz", reads.healthz, answers={200: http.Health}, public=True),
+    Operation("GET", "/readyz", reads.readyz, answers={200: http.Health}, public=True),
 )
 
 _PLACE = "#/components/schemas/"
@@ -123,7 +125,7 @@ def _operation(operation: Operation, refs: Any, secured: bool) -> dict[str, Any]
     error = {"application/json": {"schema": refs[Problem, "serialization"]}}
     made: dict[str, Any] = {
         "operationId": operation.name,
-        "summary": (inspect.getdoc(operation.handler) or "").splitlines()[0],
+        "summary": (inspect.getdoc(operation.handle) or "").splitlines()[0],
         "parameters": [*_parameters(operation)],
         "responses": {
             **{str(status): _answer(operation, status, refs) for status in operation.answers},

@@ -15,7 +15,7 @@ from rxloop.protocol.events import Event, GapEvent, State
 from rxloop.protocol.ids import Id
 from rxloop.server.core.adapter import OnDisconnect
 from rxloop.server.core.errors import Refused
-from rxloop.server.core.stream import NDJSON, SSE, Format
+from rxloop.server.core.stream import NDJSON, SSE, FrameWriter
 
 
 def _listed(value: Any) -> Any:
@@ -142,14 +142,14 @@ def chosen(query: EventsQuery) -> Callable[[Event], Event | None]:
     return choose
 
 
-def streams_in(request: Request) -> Format | None:
+def streams_in(request: Request) -> FrameWriter[Event] | None:
     """In what form a client wants events, if it does: by its `Accept`."""
     accepted = _accepted(request)
     forms = [form for form in (SSE, NDJSON) if form.media_type in accepted]
     return min(forms, key=lambda form: accepted.index(form.media_type)) if forms else None
 
 
-def format_of_events(request: Request) -> Format:
+def format_of_events(request: Request) -> FrameWriter[Event]:
     """In what form a client gets events that it has asked for.
 
     Raises:

@@ -31,9 +31,9 @@ from rxloop.protocol.visibility import PUBLIC_METADATA, messages_for_clients, pu
 from rxloop.recorded.follow import OVER
 from rxloop.recorded.replay import history, replay
 from rxloop.server.core.errors import Refused
-from rxloop.server.core.gateway import Host
-from rxloop.server.core.runs import last_update, open_questions
-from rxloop.server.http.call import Call, written
+from rxloop.server.core.gateway import Gateway
+from rxloop.server.core.runs import find_last_update, list_pending_inputs
+from rxloop.server.http.call import ApiCall, written
 from rxloop.server.http.queries import (
     GraphQuery,
     InfoQuery,
@@ -47,32 +47,31 @@ from rxloop.state.fold import fold_all
 from rxloop.state.run_state import RunState
 
 
-async def at_rest(call: Call[Any, Any], record: RunRecord, seconds: float, after: str | None) -> RunRecord:
+async def at_rest(call: ApiCall[Any, Any], record: RunRecord, seconds: float, after: str | None) -> RunRecord:
     """Wait until a run has come to rest, for so long at most; what comes after `after` counts.
 
     Raises:
         Refused: The principal waits for too many already.
     """
-    host = call.host
-    if seconds and after is None and not await _is_at_rest(host, record):
+    gateway = call.gateway
+    if seconds and after is None and not await _is_at_rest(gateway, record):
         # The ends of its earlier attempts do not count.
         after = cursor_of(record)
     if seconds and after is not None:
-        host.take_stream(call.principal)
-        scope = anyio.move_on_after(min(seconds, host.limits.wait))
-        with host.streaming(call.principal, scope), scope:
-            async for event in host.runtime.follow(record.task_id, after=after):
+        with gateway.reserve_stream(call.principal) as slot, slot.scope:
+            slot.scope.deadline = anyio.current_time() + min(seconds, gateway.limits.wait)
+            async for event in gateway.runtime.follow(record.task_id, after=after):
                 if ends_attempt(event):
                     break
-        return await host.runtime.get_record(record.task_id)
-    return record if after is None else await host.runtime.get_record(record.task_id)
+        return await gateway.runtime.get_record(record.task_id)
+    return record if after is None else await gateway.runtime.get_record(record.task_id)
 
 
-async def _is_at_rest(host: Host, record: RunRecord) -> bool:
+async def _is_at_rest(gateway: Gateway, record: RunRecord) -> bool:
     """Tell whether a run is over, or waits for an answer that nobody has sent."""
     if record.state not in WAITING:
         return record.state in OVER
-    return is_idle(await read_log(host.runtime.log.snapshot, record.task_id))
+    return is_idle(await read_log(gateway.runtime.log.snapshot, record.task_id))
 
 
 def cursor_of(record: RunRecord) -> str:
@@ -80,13 +79,13 @@ def cursor_of(record: RunRecord) -> str:
     return f"{record.task_id}/{record.attempt}.{record.seq}.0"
 
 
-async def info_of(call: Call[Any, Any], record: RunRecord) -> RunInfo:
+async def info_of(call: ApiCall[Any, Any], record: RunRecord) -> RunInfo:
     """Tell where a run stands, with its open questions and with what its last attempt came to."""
     made = short_info(call, record)
     if record.state == "working":
-        pending = await open_questions(call.host, record)
+        pending = await list_pending_inputs(call.gateway, record)
         return made.model_copy(update={"pending": [public_question(each) for each in pending]})
-    last = await last_update(call.host, record)
+    last = await find_last_update(call.gateway, record)
     shown = last.for_clients() if last is not None else None
     if not isinstance(shown, StatusUpdateEvent):
         return made
@@ -94,7 +93,7 @@ async def info_of(call: Call[Any, Any], record: RunRecord) -> RunInfo:
     return made.model_copy(update={name: getattr(shown, name) for name in names})
 
 
-def short_info(call: Call[Any, Any], record: RunRecord) -> RunInfo:
+def short_info(call: ApiCall[Any, Any], record: RunRecord) -> RunInfo:
     """Tell where a run stands, by what the log knows without its events."""
     return RunInfo(
         task_id=record.task_id,
@@ -103,7 +102,7 @@ def short_info(call: Call[Any, Any], record: RunRecord) -> RunInfo:
         state=record.state,
         attempt=record.attempt,
         seq=record.seq,
-        deltas=deltas_of(call.host, record),
+        deltas=deltas_of(call.gateway, record),
         cursor=cursor_of(record),
         created=record.created,
         updated=record.updated,
@@ -145,44 +144,44 @@ def for_clients(info: StateInfo) -> StateInfo:
     )
 
 
-def deltas_of(host: Host, record: RunRecord, *, replayed: bool = False) -> Deltas:
+def deltas_of(gateway: Gateway, record: RunRecord, *, replayed: bool = False) -> Deltas:
     """What a stream of a run has of its deltas, as things are now."""
-    log = host.runtime.log
+    log = gateway.runtime.log
     passed_on = log.takes_deltas and not log.keeps_deltas
-    if not replayed and record.state not in OVER and (passed_on or host.runtime.drives(record.task_id)):
+    if not replayed and record.state not in OVER and (passed_on or gateway.runtime.drives(record.task_id)):
         return "live"
     return "kept" if log.keeps_deltas else "none"
 
 
-async def record(call: Call[None, InfoQuery]) -> Response:
+async def record(call: ApiCall[None, InfoQuery]) -> Response:
     """Tell where a run stands."""
     found = await at_rest(call, await call.record(), call.query.wait, None)
     return written(await info_of(call, found))
 
 
-async def runs(call: Call[None, RunsQuery]) -> Response:
+async def runs(call: ApiCall[None, RunsQuery]) -> Response:
     """List the runs of whoever asks, newest first."""
     return await _runs(call, call.query.context_id)
 
 
-async def context_runs(call: Call[None, RunsInContextQuery]) -> Response:
+async def context_runs(call: ApiCall[None, RunsInContextQuery]) -> Response:
     """List the runs of a conversation, newest first."""
     return await _runs(call, await call.context_id())
 
 
-async def _runs(call: Call[None, Any], context_id: str | None) -> Response:
+async def _runs(call: ApiCall[None, Any], context_id: str | None) -> Response:
     states = None if call.query.state is None else (call.query.state,)
     found, following = await _page(call, context_id=context_id, states=states)
     return written(RunPage(runs=[short_info(call, record) for record in found], next=following))
 
 
-async def contexts(call: Call[None, PageQuery]) -> Response:
+async def contexts(call: ApiCall[None, PageQuery]) -> Response:
     """List the conversations of whoever asks, by their latest runs, newest first."""
     found, following = await _page(call, latest_only=True)
     infos: list[ContextInfo] = []
     for latest in found:
         first = next(
-            iter(await read_log(call.host.runtime.log.list_runs, context_id=latest.context_id, limit=1)), latest
+            iter(await read_log(call.gateway.runtime.log.list_runs, context_id=latest.context_id, limit=1)), latest
         )
         if not call.principal.may_see(first):
             continue  # Somebody else began it at the same moment, and has it.
@@ -200,41 +199,41 @@ async def contexts(call: Call[None, PageQuery]) -> Response:
     return written(ContextPage(contexts=infos, next=following))
 
 
-async def _page(call: Call[None, Any], **wanted: Any) -> tuple[list[RunRecord], str | None]:
+async def _page(call: ApiCall[None, Any], **wanted: Any) -> tuple[list[RunRecord], str | None]:
     """A page of the runs that somebody may see, newest first, and where the next one begins."""
     query, principal = call.query, call.principal
     if query.after is not None:
-        await call.host.record(principal, query.after)
+        await call.gateway.find_run(principal, query.after)
     owner = None if "others" in principal.scopes else principal.id
     limits: dict[str, Any] = {"newest_first": True, "after": query.after, "limit": query.limit + 1}
-    found = await read_log(call.host.runtime.log.list_runs, owner=owner, **wanted, **limits)
+    found = await read_log(call.gateway.runtime.log.list_runs, owner=owner, **wanted, **limits)
     shown = [record for record in found if principal.may_see(record)][: query.limit]
     return shown, shown[-1].task_id if shown and len(found) > query.limit else None
 
 
-async def messages(call: Call[None, Query]) -> Response:
+async def messages(call: ApiCall[None, Query]) -> Response:
     """Give the messages of a conversation, as clients may see them."""
-    shown = await history(call.host.runtime.log, await call.context_id(), public=True)
+    shown = await history(call.gateway.runtime.log, await call.context_id(), public=True)
     return written(MessageList(messages=shown))
 
 
-async def state(call: Call[None, StateQuery]) -> Response:
+async def state(call: ApiCall[None, StateQuery]) -> Response:
     """Tell how a run stood after one of its events, as clients may see it, or all of it for those who may."""
     record, query = await call.record(), call.query
     call.check_visibility(query.visibility)
     seq = record.seq if query.seq is None else query.seq
     if seq > record.seq:
         raise Refused(422, "invalid", "there is no such event", fields={"seq": f"from 1 to {record.seq}"})
-    events = await read_log(call.host.runtime.log.read, record.task_id)
+    events = await read_log(call.gateway.runtime.log.read, record.task_id)
     stood = fold_all(event for event in events if event.seq <= seq)
     info = state_info(record.task_id, seq, stood)
     return written(info if query.visibility == "all" else for_clients(info))
 
 
-async def graph(call: Call[None, GraphQuery]) -> Response:
+async def graph(call: ApiCall[None, GraphQuery]) -> Response:
     """Draw the thoughts of a run."""
     record = await call.record()
-    thoughts = (await replay(call.host.runtime.log, record.task_id).result()).thoughts
+    thoughts = (await replay(call.gateway.runtime.log, record.task_id).result()).thoughts
     match call.query.form:
         case "json":
             return Response(thoughts.to_json(), media_type="application/json")
@@ -244,22 +243,22 @@ async def graph(call: Call[None, GraphQuery]) -> Response:
             return Response(thoughts.to_html(), media_type="text/html")
 
 
-async def agents(call: Call[None, Query]) -> Response:
+async def agents(call: ApiCall[None, Query]) -> Response:
     """List the agents that runs can be started of."""
-    return written(AgentList(agents=[_agent_info(name, each) for name, each in call.host.runtime.agents.items()]))
+    return written(AgentList(agents=[_agent_info(name, each) for name, each in call.gateway.runtime.agents.items()]))
 
 
-async def healthz(call: Call[None, Query]) -> Response:
+async def healthz(call: ApiCall[None, Query]) -> Response:
     """Tell that the server is there."""
     return written(Health())
 
 
-async def readyz(call: Call[None, Query]) -> Response:
+async def readyz(call: ApiCall[None, Query]) -> Response:
     """Tell whether the server takes runs: it does not drain, and its log answers."""
-    call.host.check_open()
+    call.gateway.check_accepting()
     try:
         async with asyncio.timeout(2):
-            await call.host.runtime.log.list_runs(limit=1)
+            await call.gateway.runtime.log.list_runs(limit=1)
     except (TimeoutError, EventLogError):
         raise Refused(503, "log", "the log is out of reach", headers={"retry-after": "5"}) from None
     return written(Health())

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 import re
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -18,17 +18,18 @@ from mcp.server.auth.provider import AccessToken
 from mcp.server.context import HandlerResult
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 from starlette.types import Message, Receive, Scope, Send
+from typing_extensions import Unpack, override
 
 from rxloop._version import __version__
 from rxloop.errors import ConfigurationError
 from rxloop.runtime.runtime import Runtime
-from rxloop.server.core.adapter import Adapter, OnDisconnect
-from rxloop.server.core.errors import Refused, refusal_of
-from rxloop.server.core.gateway import ANYBODY, Auth, Host, ServerLimits
+from rxloop.server.core.adapter import Adapter, AdapterOptions, OnDisconnect
+from rxloop.server.core.errors import Refused, to_refusal
+from rxloop.server.core.gateway import ANYBODY, Auth, Gateway, ServerLimits, StreamSlot
 from rxloop.server.core.request_body import read_bytes
 from rxloop.server.mcp.calls import PRINCIPAL, Calls, Context, Given
 from rxloop.server.mcp.thinking_tools import ThinkingTools
@@ -80,11 +81,11 @@ _HOST = re.compile(r"(?P<name>\[[0-9a-f:.]+\]|[^\s:@/?#\[\]\\]+)(:[0-9]{1,5})?")
 
 
 class Endpoint:
-    """Serves the requests of clients; the sessions begin with the first one, and end when the host is drained."""
+    """Serves the requests of clients; the sessions begin with the first one, and end when the gateway is drained."""
 
     def __init__(
         self,
-        host: Host,
+        gateway: Gateway,
         server: Server[Any],
         hosts: AllowedHosts | None,
         *,
@@ -92,7 +93,7 @@ class Endpoint:
         session_timeout: float,
         max_sessions: int,
     ) -> None:
-        self._host, self._server, self._hosts, self._stateless = host, server, hosts, not sessions
+        self._gateway, self._server, self._hosts, self._stateless = gateway, server, hosts, not sessions
         self._session_timeout, self._max_sessions = session_timeout, max_sessions
         self._opening: asyncio.Future[StreamableHTTPSessionManager] | None = None
         self._life: asyncio.Task[None] | None = None
@@ -106,19 +107,19 @@ class Endpoint:
             try:
                 if self._hosts is not None:
                     self._hosts.check(request)
-                principal = await self._host.principal(request)
+                principal = await self._gateway.authenticate(request)
                 if self._stateless and request.method == "GET":
                     # A stream of what the server has to say in a session would be open for ever, with nothing in it.
                     words = "without sessions there is nothing to listen to here"
                     raise Refused(405, "method_not_allowed", words, headers={"allow": "POST"})
                 sessions = await self._sessions()
                 if request.method == "POST":
-                    receive = _replay_body(await read_bytes(request, self._host.limits), receive)
+                    receive = _replay_body(await read_bytes(request, self._gateway.limits), receive)
             except Exception as error:
-                await _answer(error, request)(scope, receive, send)
+                await _answer(to_refusal(error, request))(scope, receive, send)
                 return
             known: dict[str, Any] = {PRINCIPAL: principal}
-            if self._host.secured:
+            if self._gateway.secured:
                 # By this the SDK knows that a session is for whoever began it.
                 known["user"] = AuthenticatedUser(AccessToken(token="", client_id=principal.id, scopes=[]))
             await sessions.handle_request({**scope, **known}, receive, send)
@@ -130,25 +131,24 @@ class Endpoint:
             Refused: The server goes away.
         """
         if self._opening is None or (self._life is not None and self._life.done()):
-            self._host.take_stream(ANYBODY)
+            slot = self._gateway.reserve_stream(ANYBODY)
             self._opening = asyncio.get_running_loop().create_future()
-            self._life = asyncio.create_task(self._live(self._opening), name="rxloop-mcp-sessions")
+            self._life = asyncio.create_task(self._live(slot, self._opening), name="rxloop-mcp-sessions")
         return await asyncio.shield(self._opening)
 
-    async def _live(self, opening: asyncio.Future[StreamableHTTPSessionManager]) -> None:
-        scope = anyio.CancelScope()
+    async def _live(self, slot: StreamSlot, opening: asyncio.Future[StreamableHTTPSessionManager]) -> None:
         sessions = StreamableHTTPSessionManager(
             self._server,
             stateless=self._stateless,
             session_idle_timeout=None if self._stateless else self._session_timeout,
             max_sessions=self._max_sessions,
-            max_request_body_size=self._host.limits.body,
+            max_request_body_size=self._gateway.limits.body,
         )
-        # As one of the streams of the host: it ends with them.
-        with self._host.streaming(ANYBODY, scope):
+        # As one of the streams of the gateway: it ends with them.
+        with slot:
             async with sessions.run():
                 opening.set_result(sessions)
-                with scope:
+                with slot.scope:
                     await anyio.sleep_forever()
                 with suppress(TimeoutError):
                     async with asyncio.timeout(_WRITTEN_IN):
@@ -167,17 +167,8 @@ class Endpoint:
                 self._no_posts.set()
 
 
-async def on_error(request: Request, error: Exception) -> Response:
-    """Answer a request for what there is not."""
-    return _answer(error, request)
-
-
-def _answer(error: Exception, request: Request) -> Response:
+def _answer(refused: Refused) -> Response:
     """A refusal as an error of JSON-RPC."""
-    refused = refusal_of(error)
-    if refused is None:
-        log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        refused = Refused(500, "internal", "the server failed")
     info = types.ErrorData(code=types.INVALID_REQUEST, message=str(refused), data={"code": refused.code})
     body = types.JSONRPCError(jsonrpc="2.0", id=None, error=info)
     headers = {"cache-control": "no-store", **refused.headers}
@@ -205,10 +196,27 @@ class McpServer(Adapter):
         path: Where it is served.
     """
 
-    def __init__(self, host: Host, server: Server[Any], path: str, endpoint: Endpoint) -> None:
-        """Serve a host; nothing is opened before the application is."""
-        self.server, self.path = server, path
-        super().__init__(host, [Route(path, endpoint)], on_error)
+    def __init__(
+        self,
+        runtime: Runtime,
+        path: str,
+        make: Callable[[Gateway], tuple[Server[Any], Endpoint]],
+        *,
+        on_disconnect: OnDisconnect,
+        **options: Unpack[AdapterOptions],
+    ) -> None:
+        """Create the adapter; see `mcp_server`."""
+        super().__init__(runtime, on_disconnect=on_disconnect, **options)
+        self.path = path
+        self.server, self._endpoint = make(self.gateway)
+
+    @override
+    def endpoints(self) -> Sequence[BaseRoute]:
+        return [Route(self.path, self._endpoint)]
+
+    @override
+    def write_error(self, refused: Refused, request: HTTPConnection) -> Response:
+        return _answer(refused)
 
 
 def mcp_server(
@@ -269,25 +277,25 @@ def mcp_server(
     """
     if wait is not None and not wait > 0:
         raise ConfigurationError(f"wait must be more than 0 seconds, or None for the end of the run, not {wait!r}")
-    if on_disconnect not in ("keep", "cancel"):
-        raise ConfigurationError(f"on_disconnect must be 'keep' or 'cancel', not {on_disconnect!r}")
     if not 0 < session_timeout < math.inf:
         raise ConfigurationError(f"session_timeout must be a finite number of seconds above 0, got {session_timeout!r}")
     if max_sessions < 1:
         raise ConfigurationError(f"max_sessions must be at least 1, got {max_sessions}")
     if not path.startswith("/"):
         raise ConfigurationError(f"path must begin with /, not {path!r}")
-    host = Host(runtime, auth, limits or ServerLimits())
-    calls = Calls(host, offered(runtime.agents, agents), wait=wait, on_disconnect=on_disconnect)
-    server = _make_server(name, instructions, calls, _make_thinking(sequential_thinking))
     if sessions is None:
         sessions = runtime.queue is None
     # A page in a browser has no token, so every name is safe with `auth`.
     hosts = None if auth is not None and allowed_hosts is None else AllowedHosts(allowed_hosts or ())
-    endpoint = Endpoint(
-        host, server, hosts, sessions=sessions, session_timeout=session_timeout, max_sessions=max_sessions
-    )
-    return McpServer(host, server, path, endpoint)
+
+    def make(gateway: Gateway) -> tuple[Server[Any], Endpoint]:
+        calls = Calls(gateway, offered(runtime.agents, agents), wait=wait, on_disconnect=on_disconnect)
+        server = _make_server(name, instructions, calls, _make_thinking(sequential_thinking))
+        return server, Endpoint(
+            gateway, server, hosts, sessions=sessions, session_timeout=session_timeout, max_sessions=max_sessions
+        )
+
+    return McpServer(runtime, path, make, on_disconnect=on_disconnect, auth=auth, limits=limits)
 
 
 def _make_thinking(given: bool | ThinkingSessions | ThinkingTools) -> ThinkingTools | None:

@@ -27,8 +27,8 @@ from rxloop.protocol.events import ContentCompleteEvent, StatusUpdateEvent, Tool
 from rxloop.protocol.finish import explain_incomplete
 from rxloop.server.core.adapter import OnDisconnect
 from rxloop.server.core.errors import Refused, not_found, refusal_of
-from rxloop.server.core.gateway import ANYBODY, Host, Principal
-from rxloop.server.core.runs import answer, cancelling, last_update, start
+from rxloop.server.core.gateway import ANYBODY, Gateway, Principal
+from rxloop.server.core.runs import answer_run, cancel_abandoned_run, find_last_update, start_run
 from rxloop.server.mcp import results
 from rxloop.server.mcp.questions import Asks, Questions, check_credential
 from rxloop.server.mcp.results import Answer, Progress, Told, heard
@@ -101,9 +101,9 @@ class Calls:
     """Carries out the calls of a server's clients."""
 
     def __init__(
-        self, host: Host, tools: Mapping[str, Offered], *, wait: float | None, on_disconnect: OnDisconnect
+        self, gateway: Gateway, tools: Mapping[str, Offered], *, wait: float | None, on_disconnect: OnDisconnect
     ) -> None:
-        self._host, self._tools, self._wait, self._on_disconnect = host, tools, wait, on_disconnect
+        self._gateway, self._tools, self._wait, self._on_disconnect = gateway, tools, wait, on_disconnect
         self._by_agent = {each.agent_name: each for each in tools.values()}
 
     def has(self, name: str) -> bool:
@@ -145,7 +145,7 @@ class Calls:
             found = ctx.request.scope.get(PRINCIPAL)
             if isinstance(found, Principal):
                 return found
-        if self._host.secured:
+        if self._gateway.secured:
             raise Refused(401, "unauthorized", "over pipes nobody says who asks: serve it by HTTP, or without auth=")
         return ANYBODY
 
@@ -165,7 +165,7 @@ class Calls:
             return await going_on
         except asyncio.CancelledError:
             if self._is_given_up(ctx):
-                self._host.later(self._cancel(call))
+                self._gateway.spawn(self._cancel(call))
             raise
 
     async def _of(self, ctx: Context, principal: Principal, task_id: str) -> tuple[Call, RunRecord]:
@@ -174,7 +174,7 @@ class Calls:
         Raises:
             Refused: There is none of these agents, or it is somebody else's.
         """
-        record = await self._host.record(principal, task_id)
+        record = await self._gateway.find_run(principal, task_id)
         agent = self._by_agent.get(record.agent_name)
         if agent is None:
             raise not_found()
@@ -196,7 +196,7 @@ class Calls:
 
     def _is_given_up(self, ctx: Context) -> bool:
         """Whether a call that is cancelled takes its run with it."""
-        if self._host.draining:
+        if self._gateway.is_draining:
             return False
         # The SDK has no public way to tell a cancel of the client from a connection that is gone.
         outbound = ctx.session._request_outbound  # pyright: ignore[reportPrivateUsage]
@@ -208,21 +208,21 @@ class Calls:
                 record = await call.starting
                 call.run = Told(record.task_id, record.context_id)
             if call.run is not None:
-                await cancelling(self._host, call.run.task_id)()
+                await cancel_abandoned_run(self._gateway, call.run.task_id)
 
     # -- runs
 
     async def _begin(self, call: Call, arguments: Mapping[str, Any]) -> Given:
-        host, name = self._host, call.agent.agent_name
+        gateway, name = self._gateway, call.agent.agent_name
         prompt, context_id = await call.agent.prompt(arguments)
-        if context_id is not None and not await host.check_context(call.principal, context_id):
+        if context_id is not None and not await gateway.find_context(call.principal, context_id):
             # A model may make one up: nothing begins under that name.
             raise Refused(404, "not_found", "there is no such conversation")
         key, said = (call.ctx.meta or {}).get(KEY), json.dumps(dict(arguments), sort_keys=True).encode()
         if key is not None and not (isinstance(key, str) and 0 < len(key) <= _LONGEST_KEY):
             raise ToolError(f"{KEY} in the metadata of a call is a text of up to {_LONGEST_KEY} characters")
         call.starting = asyncio.ensure_future(
-            start(host, call.principal, name, prompt, key=key, request=said, context_id=context_id)
+            start_run(gateway, call.principal, name, prompt, key=key, request=said, context_id=context_id)
         )
         # A call that is cancelled meanwhile has to know which run is its own.
         record = await asyncio.shield(call.starting)
@@ -241,7 +241,7 @@ class Calls:
         for each in questions.left:
             if each.input_id in answers:
                 check_credential(each, answers[each.input_id])
-        await answer(self._host, record, answers)
+        await answer_run(self._gateway, record, answers)
         call.given.update(answers)
         questions.taken(answers)
         if questions.left:
@@ -286,8 +286,8 @@ class Calls:
                 answers, said = questions.read(said), None
                 try:
                     if answers:
-                        record = await self._host.record(call.principal, call.told.task_id)
-                        await answer(self._host, record, answers)
+                        record = await self._gateway.find_run(call.principal, call.told.task_id)
+                        await answer_run(self._gateway, record, answers)
                     questions.taken(answers)
                     call.given.update(answers)
                 except Refused as error:
@@ -302,11 +302,11 @@ class Calls:
 
     async def _follow(self, call: Call, after: str | None) -> StatusUpdateEvent | None:
         """Tell the client of a run until it comes to rest; None if it takes longer than a call waits."""
-        host, task_id = self._host, call.told.task_id
-        host.take_stream(call.principal)
-        scope = anyio.CancelScope(deadline=math.inf if self._wait is None else anyio.current_time() + self._wait)
-        with host.streaming(call.principal, scope), scope:
-            async for each in host.runtime.follow(task_id, after=after).pipe(heard()):
+        gateway, task_id = self._gateway, call.told.task_id
+        with gateway.reserve_stream(call.principal) as slot, slot.scope:
+            if self._wait is not None:
+                slot.scope.deadline = anyio.current_time() + self._wait
+            async for each in gateway.runtime.follow(task_id, after=after).pipe(heard()):
                 if isinstance(each, StatusUpdateEvent):
                     return each
                 await call.tell(each)
@@ -314,7 +314,7 @@ class Calls:
 
     async def _end(self, record: RunRecord) -> StatusUpdateEvent | None:
         """The end of the last attempt of a run as clients may see it; None if it is not at rest."""
-        last = await last_update(self._host, record)
+        last = await find_last_update(self._gateway, record)
         shown = None if last is None else last.for_clients()
         return shown if isinstance(shown, StatusUpdateEvent) else None
 
@@ -324,7 +324,7 @@ class Calls:
             return Answer()
         # Nearly always it is one of the last events: all of them are read only if it is not.
         for after in (max(0, end.seq - _NEAR), 0):
-            events = await read_log(self._host.runtime.log.read, end.task_id, after_seq=after)
+            events = await read_log(self._gateway.runtime.log.read, end.task_id, after_seq=after)
             for event in reversed(events):
                 if event.branch is not None or event.parent_task_id is not None:
                     continue

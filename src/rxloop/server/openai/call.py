@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import orjson
-from starlette.requests import Request
 from starlette.responses import Response
 
 from rxloop.pipeline.records import RunRecord
 from rxloop.protocol.events import StatusUpdateEvent
 from rxloop.protocol.visibility import PUBLIC_METADATA
 from rxloop.runtime.runtime import Runtime
-from rxloop.server.core.errors import Refused, refusal_of
-from rxloop.server.core.gateway import Host, Principal
+from rxloop.server.core.adapter import Call
+from rxloop.server.core.errors import Refused
 from rxloop.server.openai.response_fold import About
 from rxloop.server.openai.response_items import Json
 
-log = logging.getLogger("rxloop")
+B = TypeVar("B")
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 _CODES = {"unauthorized": "invalid_api_key", "too_many": "rate_limit_exceeded", "unknown_agent": "model_not_found"}
@@ -64,15 +61,6 @@ def answer(refused: Refused) -> Response:
     return Response(orjson.dumps({"error": error}), status, headers, media_type="application/json")
 
 
-async def on_error(request: Request, error: Exception) -> Response:
-    """Answer a request that failed."""
-    refused = refusal_of(error)
-    if refused is None:
-        log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        refused = Refused(500, "internal", "the server failed")
-    return answer(refused)
-
-
 Instructions = Literal["data", "ignore", "refuse"]
 
 OPENAI = "openai"
@@ -80,25 +68,11 @@ OPENAI = "openai"
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
-    """How the door behaves."""
+class OpenAiCall(Call[B, None]):
+    """A request of the OpenAI adapter."""
 
-    heartbeat: float | None
     instructions: Instructions
     reasoning_content: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One request, of somebody who is known."""
-
-    host: Host
-    options: Options
-    request: Request
-    principal: Principal
-
-
-Handler = Callable[[Call], Coroutine[Any, Any, Response]]
 
 
 def about_of(record: RunRecord, runtime: Runtime) -> About:

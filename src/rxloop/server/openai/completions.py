@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from functools import partial
 
 import orjson
 from starlette.responses import Response
@@ -11,11 +11,10 @@ from starlette.responses import Response
 from rxloop.protocol.ids import find_id_fault
 from rxloop.protocol.messages import Message
 from rxloop.server.core.errors import Refused
-from rxloop.server.core.request_body import read_body
-from rxloop.server.core.runs import agent_of
-from rxloop.server.core.stream import SSE, Format
-from rxloop.server.openai.answers import Left, cancelling, json, streamed, waited
-from rxloop.server.openai.call import Call, invalid, unsupported
+from rxloop.server.core.runs import resolve_agent
+from rxloop.server.core.stream import SSE, FrameWriter
+from rxloop.server.openai.answers import Left, abandon, json, streamed, waited
+from rxloop.server.openai.call import OpenAiCall, invalid, unsupported
 from rxloop.server.openai.completion_fold import CompletionFold
 from rxloop.server.openai.requests import CreateCompletion, MessageItem, check_format
 from rxloop.server.openai.response_items import Json, ResponseId
@@ -31,20 +30,19 @@ def _chunk(chunk: Json) -> bytes:
     return b"data: " + (orjson.dumps(chunk) if chunk else b"[DONE]") + b"\n\n"
 
 
-CHUNKS: Format = replace(
-    SSE,
-    encode=_chunk,
-    first=b"",
-    last=_error("draining", "the server goes away"),
+CHUNKS = FrameWriter(
+    SSE.media_type,
+    _chunk,
+    draining=_error("draining", "the server goes away"),
     broken=_error("log", "the log is out of reach"),
 )
 
 
-async def complete(call: Call) -> Response:
+async def complete(call: OpenAiCall[CreateCompletion]) -> Response:
     """Answer a conversation, which the client sends whole, or of which it names the id."""
-    body = await read_body(CreateCompletion, call.request, call.host.limits)
+    body = call.body
     _check(call, body)
-    agent = agent_of(call.host, body.model, "model")
+    agent = resolve_agent(call.gateway, body.model, "model")
     metadata = dict(body.metadata or {})
     context_id = metadata.get("context_id")
     wrong = None if context_id is None else find_id_fault("metadata.context_id", context_id)
@@ -62,13 +60,13 @@ async def complete(call: Call) -> Response:
     made: list[CompletionFold] = []
 
     def fold(emit: Callable[[Json], None]) -> CompletionFold:
-        reasoning = call.options.reasoning_content
+        reasoning = call.reasoning_content
         found = CompletionFold(record.task_id, agent, record.created, emit, reasoning=reasoning, usage=usage)
         made.append(found)
         return found
 
-    chunks = call.host.runtime.follow(record.task_id).pipe(completion_chunks(fold))
-    leave = cancelling(call, record, ResponseId(record.task_id, 1))
+    chunks = call.gateway.runtime.follow(record.task_id).pipe(completion_chunks(fold))
+    leave = partial(abandon, call, record, ResponseId(record.task_id, 1))
     try:
         if body.stream:
             return streamed(call, chunks, leave, CHUNKS)
@@ -112,8 +110,8 @@ def _failed(error: Json) -> Response:
     return answer
 
 
-def _check(call: Call, body: CreateCompletion) -> None:
-    call.host.check_open()
+def _check(call: OpenAiCall[CreateCompletion], body: CreateCompletion) -> None:
+    call.gateway.check_accepting()
     if body.tools or body.functions:
         raise unsupported("tools", "chat completions know no tools of the client here: /v1/responses does")
     if body.n not in (None, 1):

@@ -11,8 +11,8 @@ from rxloop.protocol.http_api import Text
 from rxloop.protocol.ids import Id
 from rxloop.protocol.media import make_part
 from rxloop.protocol.messages import Message, Part, TextPart
-from rxloop.server.core.runs import agent_of
-from rxloop.server.openai.call import Call, invalid, unsupported
+from rxloop.server.core.runs import resolve_agent
+from rxloop.server.openai.call import OpenAiCall, invalid, unsupported
 
 _ADDRESS = re.compile(r"https?://[!-~]{1,1990}", re.IGNORECASE)
 _Address = Annotated[str, Field(min_length=1)]
@@ -305,7 +305,10 @@ class ItemsQuery(BaseModel):
     after: str | None = None
 
 
-def check_format(call: Call, model: str | None, form: str, param: str) -> None:
+def check_format(call: OpenAiCall[Any], model: str | None, form: str, param: str) -> None:
     """See that an answer in JSON is asked only of an agent that gives such answers; the schema is its own."""
-    if form != "text" and call.host.runtime.agents[agent_of(call.host, model, "model")].output_schema is None:
+    if (
+        form != "text"
+        and call.gateway.runtime.agents[resolve_agent(call.gateway, model, "model")].output_schema is None
+    ):
         raise unsupported(param, "the agent answers in text: give it an output_type for answers in JSON")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import orjson
@@ -12,21 +13,20 @@ from rxloop.pipeline.log_retry import read_log
 from rxloop.pipeline.records import RunRecord
 from rxloop.protocol.messages import FilePart, ImagePart, Message, PendingInput, TextPart, failure_of
 from rxloop.server.core.errors import Refused
-from rxloop.server.core.request_body import read_body, read_query
-from rxloop.server.core.runs import agent_of, answer
+from rxloop.server.core.request_body import read_query
+from rxloop.server.core.runs import answer_run, cancel_run, resolve_agent
 from rxloop.server.openai import response_items as items
 from rxloop.server.openai.answers import (
     ALL_TURNS,
     Left,
-    cancel,
-    cancelling,
+    abandon,
     folded,
     json,
     response_stream,
     streamed,
     waited,
 )
-from rxloop.server.openai.call import Call, about_of, invalid, unsupported
+from rxloop.server.openai.call import OpenAiCall, about_of, invalid, unsupported
 from rxloop.server.openai.requests import (
     ApprovalItem,
     CreateResponse,
@@ -58,20 +58,20 @@ class _Place(NamedTuple):
         return pauses[self.turn - 1].waiting if self.turn <= len(pauses) else {}
 
 
-async def create(call: Call) -> Response:
+async def create(call: OpenAiCall[CreateResponse]) -> Response:
     """Begin a response: of a new run, or of one that waits and gets its answers."""
-    body = await read_body(CreateResponse, call.request, call.host.limits)
+    body = call.body
     _check(call, body)
-    call.host.check_open()
+    call.gateway.check_accepting()
     # What is sent once more neither answers the run that it has begun, nor comes too late because of it.
     again = not _answers_last(body) and await is_begun(call, body.model)
     place = await _place(call, body, again=again)
     inputs = {} if place is None or again else _answers(body, place.waiting)
     if place is not None and inputs:
         record, turn = place.record, place.turn + 1
-        if body.background and not about_of(record, call.host.runtime).background:
+        if body.background and not about_of(record, call.gateway.runtime).background:
             raise unsupported("background", "a run that was not begun in the background does not go on there")
-        await answer(call.host, record, inputs)
+        await answer_run(call.gateway, record, inputs)
     else:
         record, turn = await _started(call, body, place, again=again), 1
     which = ResponseId(record.task_id, turn)
@@ -80,38 +80,38 @@ async def create(call: Call) -> Response:
     except Refused:
         if not again:
             # Nobody would ever know of it: the client reads too many streams.
-            await cancelling(call, record, which)()
+            await abandon(call, record, which)
         raise
 
 
-async def retrieve(call: Call) -> Response:
+async def retrieve(call: OpenAiCall[Any]) -> Response:
     """Tell where a response stands, or stream its events."""
     record, which, fold = await _found(call)
     query = read_query(RetrieveQuery, call.request)
     if not query.stream:
         return json(fold.response())
-    if not about_of(record, call.host.runtime).background:
+    if not about_of(record, call.gateway.runtime).background:
         raise unsupported("stream", "only a response that was begun with background=true can be streamed again")
     after = -1 if query.starting_after is None else query.starting_after
     return streamed(call, response_stream(call, record, which, after=after), None)
 
 
-async def cancel_response(call: Call) -> Response:
+async def cancel_response(call: OpenAiCall[Any]) -> Response:
     """Cancel a response; one that is over stays as it is."""
     record, which, fold = await _found(call)
     if not fold.over:
-        await cancel(call, record)
+        await cancel_run(call.gateway, record.task_id)
         fold = await folded(call, record, which)
     return json(fold.response())
 
 
-async def input_items(call: Call) -> Response:
+async def input_items(call: OpenAiCall[Any]) -> Response:
     """List what a response was asked."""
     record, which, _ = await _found(call)
     query = read_query(ItemsQuery, call.request)
     listed: list[Json] = []
     if which.turn == 1:
-        first = (await read_log(call.host.runtime.log.read, record.task_id))[0].for_clients()
+        first = (await read_log(call.gateway.runtime.log.read, record.task_id))[0].for_clients()
         messages: Sequence[Message] = getattr(first, "messages", ())
         listed = [_input_item(each, f"msg_{record.task_id}:in:{place}") for place, each in enumerate(messages)]
     if query.order == "desc":
@@ -129,7 +129,7 @@ async def input_items(call: Call) -> Response:
 # -- creating
 
 
-def _check(call: Call, body: CreateResponse) -> None:
+def _check(call: OpenAiCall[Any], body: CreateResponse) -> None:
     if body.prompt is not None:
         raise unsupported("prompt", "there are no templates here: the agent has its own instructions")
     if body.tool_choice not in (None, "auto", "none"):
@@ -137,7 +137,7 @@ def _check(call: Call, body: CreateResponse) -> None:
     check_format(call, body.model, body.text.format.type if body.text is not None else "text", "text.format")
 
 
-async def _place(call: Call, body: CreateResponse, *, again: bool) -> _Place | None:
+async def _place(call: OpenAiCall[Any], body: CreateResponse, *, again: bool) -> _Place | None:
     """What a request goes on from; None if that is a new conversation, or none that has come to rest."""
     found: _Place | None = None
     if body.previous_response_id is not None:
@@ -173,10 +173,10 @@ def _answered(item: ApprovalItem | OutputItem) -> str:
     return question_of(item.approval_request_id if isinstance(item, ApprovalItem) else item.call_id)
 
 
-async def _read(call: Call, id: ResponseId) -> _Place | None:
+async def _read(call: OpenAiCall[Any], id: ResponseId) -> _Place | None:
     """A response with its run, if that is there, and may be seen."""
     try:
-        record = await call.host.record(call.principal, id.task_id)
+        record = await call.gateway.find_run(call.principal, id.task_id)
     except Refused:
         return None
     fold = await folded(call, record, ResponseId(id.task_id, ALL_TURNS))
@@ -185,7 +185,7 @@ async def _read(call: Call, id: ResponseId) -> _Place | None:
     return _Place(record, fold, id.turn)
 
 
-async def _asking(call: Call, id: str) -> _Place | None:
+async def _asking(call: OpenAiCall[Any], id: str) -> _Place | None:
     """The response that has asked what an id names."""
     read = read_response_id(run_of(id))
     place = None if read is None else await _read(call, read)
@@ -195,10 +195,10 @@ async def _asking(call: Call, id: str) -> _Place | None:
     return place._replace(turn=turns[-1]) if turns else None
 
 
-async def _waiting_in(call: Call, context_id: str) -> _Place | None:
+async def _waiting_in(call: OpenAiCall[Any], context_id: str) -> _Place | None:
     """The newest run of a conversation, if it waits for an answer."""
-    await call.host.check_context(call.principal, context_id)
-    runs = call.host.runtime.log.list_runs
+    await call.gateway.find_context(call.principal, context_id)
+    runs = call.gateway.runtime.log.list_runs
     waiting = await read_log(runs, context_id=context_id, states=("input-required",))
     if not waiting or await read_log(runs, context_id=context_id, after=waiting[-1].task_id, limit=1):
         return None
@@ -255,12 +255,12 @@ def _read_json(text: str) -> Any:
         return text
 
 
-async def _started(call: Call, body: CreateResponse, place: _Place | None, *, again: bool) -> RunRecord:
+async def _started(call: OpenAiCall[Any], body: CreateResponse, place: _Place | None, *, again: bool) -> RunRecord:
     """Start a new run, in the conversation of a response, in a named one, or in one of its own."""
-    agent = agent_of(call.host, body.model, "model")
+    agent = resolve_agent(call.gateway, body.model, "model")
     if place is not None and not again:
         after = place.record.task_id
-        runs = call.host.runtime.log.list_runs
+        runs = call.gateway.runtime.log.list_runs
         if place.turn < len(place.fold.pauses) or await read_log(
             runs, context_id=place.record.context_id, after=after, limit=1
         ):
@@ -281,8 +281,8 @@ async def _started(call: Call, body: CreateResponse, place: _Place | None, *, ag
     return await start(call, agent, prompt, body, context_id=context_id, said=said, metadata=body.metadata, tools=tools)
 
 
-async def _given(call: Call, record: RunRecord, which: ResponseId, body: CreateResponse) -> Response:
-    leave = None if body.background else cancelling(call, record, which)
+async def _given(call: OpenAiCall[Any], record: RunRecord, which: ResponseId, body: CreateResponse) -> Response:
+    leave = None if body.background else partial(abandon, call, record, which)
     if body.stream:
         return streamed(call, response_stream(call, record, which), leave)
     if not body.background:
@@ -296,7 +296,7 @@ async def _given(call: Call, record: RunRecord, which: ResponseId, body: CreateR
 # -- reading
 
 
-async def _found(call: Call) -> tuple[RunRecord, ResponseId, ResponseFold]:
+async def _found(call: OpenAiCall[Any]) -> tuple[RunRecord, ResponseId, ResponseFold]:
     """The response in the address.
 
     Raises:
@@ -307,7 +307,7 @@ async def _found(call: Call) -> tuple[RunRecord, ResponseId, ResponseFold]:
     if which is None:
         raise missing
     try:
-        record = await call.host.record(call.principal, which.task_id)
+        record = await call.gateway.find_run(call.principal, which.task_id)
     except Refused:
         raise missing from None
     fold = await folded(call, record, which)

@@ -2,40 +2,37 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, cast
 
 import orjson
 from reactivex import operators as ops
-from starlette.requests import Request
+from starlette.requests import HTTPConnection
 from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Route
+from typing_extensions import Unpack, override
 
-from rxloop.errors import ConfigurationError, ConflictError
+from rxloop.errors import ConfigurationError
 from rxloop.operators.views import EventView
 from rxloop.pipeline.log_retry import read_log
 from rxloop.pipeline.records import RunRecord
 from rxloop.protocol.events import Event, ends_attempt
 from rxloop.protocol.visibility import PUBLIC_METADATA
 from rxloop.runtime.runtime import Runtime
-from rxloop.server.core.adapter import Adapter, OnDisconnect, id_in_path
+from rxloop.server.core import runs
+from rxloop.server.core.adapter import Adapter, AdapterOptions, Call, Endpoint, OnDisconnect, id_in_path
 from rxloop.server.core.chat_fold import chat
-from rxloop.server.core.errors import Refused, refusal_of
-from rxloop.server.core.gateway import Auth, Host, Principal, ServerLimits
-from rxloop.server.core.request_body import read_body
-from rxloop.server.core.runs import AT_REST, REQUEST, agent_of, cancelling, digest_of, start
-from rxloop.server.core.stream import EventStream, Format
+from rxloop.server.core.errors import Refused
+from rxloop.server.core.stream import EventStream, FrameWriter
 from rxloop.server.ui_messages.chats import NOTE, Chat, answer, check_chat_id, note_of
 from rxloop.server.ui_messages.fold import chunks
-from rxloop.server.ui_messages.frames import encode, with_done
+from rxloop.server.ui_messages.frames import DONE, encode
 from rxloop.server.ui_messages.requests import Answers, Asked, Post, messages_of, new_of
 
-log = logging.getLogger("rxloop")
-
 _GOES_AWAY = {"type": "error", "errorText": "The server goes away, and the answer goes on: come back in a moment."}
-_FORM = Format("text/event-stream", encode, b"", b": heartbeat\n\n", encode(_GOES_AWAY))
+_WRITER = FrameWriter(
+    "text/event-stream", encode, heartbeat=b": heartbeat\n\n", closing=DONE, draining=encode(_GOES_AWAY)
+)
 _HEADERS = {"x-vercel-ai-ui-message-stream": "v1"}
 _NEVER_STORED = {"cache-control": "no-store"}
 
@@ -44,126 +41,126 @@ class UiStream(Adapter):
     """The AI SDK's UI message stream of a runtime; see `ui_stream`."""
 
     def __init__(
-        self, host: Host, path: str, agent: str | None, heartbeat: float | None, on_disconnect: OnDisconnect
+        self, runtime: Runtime, path: str, agent: str | None, on_disconnect: OnDisconnect, options: AdapterOptions
     ) -> None:
-        """Serve a host; nothing is opened before the application is."""
-        self._agent, self._heartbeat, self._on_disconnect = agent, heartbeat, on_disconnect
-        routes = [
-            Route(path or "/", self._endpoint(self._post), methods=["POST"]),
-            # The SDK writes the id of a chat into an address as it is: it may have slashes.
-            Route(f"{path}/{{chat_id:rxloop_id}}/stream", self._endpoint(self._resume), methods=["GET"]),
-            Route(f"{path}/{{chat_id:rxloop_id}}/stop", self._endpoint(self._stop), methods=["POST"]),
-            Route(f"{path}/{{chat_id:rxloop_id}}", self._endpoint(self._messages), methods=["GET"]),
+        """Create the adapter; see `ui_stream`."""
+        super().__init__(runtime, agent=agent, on_disconnect=on_disconnect, **options)
+        if path and (not path.startswith("/") or path.endswith("/") or "{" in path):
+            raise ConfigurationError(f"path must begin with / and not end with it, such as '/api/chat', not {path!r}")
+        self._path = path
+
+    @override
+    def endpoints(self) -> Sequence[Endpoint]:
+        # The SDK writes the id of a chat into an address as it is: it may have slashes.
+        chat_path = f"{self._path}/{{chat_id:rxloop_id}}"
+        return [
+            Endpoint("POST", self._path or "/", self._post, Post),
+            Endpoint("GET", f"{chat_path}/stream", self._resume),
+            Endpoint("POST", f"{chat_path}/stop", self._stop),
+            Endpoint("GET", chat_path, self._messages),
         ]
-        super().__init__(host, routes, _on_error)
 
-    def _endpoint(
-        self, handler: Callable[[Request, Principal], Awaitable[Response]]
-    ) -> Callable[[Request], Awaitable[Response]]:
-        async def endpoint(request: Request) -> Response:
-            try:
-                return await handler(request, await self._host.principal(request))
-            except Exception as error:
-                return await _on_error(request, error)
-
-        return endpoint
+    @override
+    def write_error(self, refused: Refused, request: HTTPConnection) -> Response:
+        # One sentence, since a page shows it as it comes.
+        fields = "".join(f"; {name}: {said}" for name, said in (refused.fields or {}).items())
+        headers = {**_NEVER_STORED, **refused.headers}
+        return PlainTextResponse(f"{refused}{fields}", refused.status, headers)
 
     # -- the routes
 
-    async def _post(self, request: Request, principal: Principal) -> Response:
+    async def _post(self, call: Call[Post, None]) -> Response:
         """Start a run, make its answer anew, or answer its questions; give what is new of its message."""
-        body = await read_body(Post, request, self._host.limits)
-        self._host.check_stream(principal)
-        found = await Chat(self._host, principal, body.id).find()
-        new = new_of(body)
+        self.gateway.check_stream(call.principal)
+        found = await Chat(self.gateway, call.principal, call.body.id).find()
+        new = new_of(call.body)
         if isinstance(new, Answers):
-            return await self._answered(principal, found, body, new)
-        async with self._host.in_context(body.id, everywhere=True):
+            return await self._answered(call, found, new)
+        async with self.gateway.lock_context(call.body.id, everywhere=True):
             # Anew: another request may have begun a run of the chat meanwhile.
-            found = await Chat(self._host, principal, body.id).find()
-            record = await self._asked(principal, found, body, new)
-        return self._streamed(principal, record)
+            found = await Chat(self.gateway, call.principal, call.body.id).find()
+            record = await self._asked(call, found, new)
+        return self._streamed(call, record)
 
-    async def _messages(self, request: Request, principal: Principal) -> Response:
+    async def _messages(self, call: Call[None, None]) -> Response:
         """Give all messages of a chat, for a page that is loaded anew."""
-        found = await self._chat(request, principal)
+        found = await self._chat(call)
         made = await found.messages() if found is not None else []
         return Response(orjson.dumps(made), media_type="application/json", headers=_NEVER_STORED)
 
-    async def _resume(self, request: Request, principal: Principal) -> Response:
+    async def _resume(self, call: Call[None, None]) -> Response:
         """Give the run that goes on, from its first event."""
-        record = await self._newest(request, principal)
-        if record is None or record.state in AT_REST:
+        record = await self._newest(call)
+        if record is None or record.state in runs.AT_REST:
             return Response(status_code=204, headers=_NEVER_STORED)
-        return self._streamed(principal, record)
+        return self._streamed(call, record)
 
-    async def _stop(self, request: Request, principal: Principal) -> Response:
+    async def _stop(self, call: Call[None, None]) -> Response:
         """Cancel the run that goes on or waits."""
-        record = await self._newest(request, principal)
+        record = await self._newest(call)
         if record is not None:
-            with suppress(ConflictError):
-                # In its mail, where it stays until somebody has time for it.
-                await self._host.runtime.cancel(record.task_id, "The user stopped it.")
+            await runs.cancel_run(self.gateway, record.task_id, "The user stopped it.")
         return Response(status_code=204, headers=_NEVER_STORED)
 
     # -- what they share
 
-    async def _chat(self, request: Request, principal: Principal) -> Chat | None:
+    async def _chat(self, call: Call[None, None]) -> Chat | None:
         """The chat in the address; None if there is none, or it is somebody else's."""
-        chat_id = id_in_path(request, "chat_id")
+        chat_id = id_in_path(call.request, "chat_id")
         try:
             check_chat_id(chat_id)
-            found = await Chat(self._host, principal, chat_id).find()
+            found = await Chat(self.gateway, call.principal, chat_id).find()
         except Refused as refused:
             if refused.status != 404:
                 raise
             return None
         return found if found.begun else None
 
-    async def _newest(self, request: Request, principal: Principal) -> RunRecord | None:
-        found = await self._chat(request, principal)
+    async def _newest(self, call: Call[None, None]) -> RunRecord | None:
+        found = await self._chat(call)
         if found is None:
             return None
         context_id = found.conversations[-1]
-        runs = await read_log(self._host.runtime.log.list_runs, context_id=context_id, newest_first=True, limit=1)
-        return runs[0] if runs else None
+        found_runs = await read_log(
+            self.gateway.runtime.log.list_runs, context_id=context_id, newest_first=True, limit=1
+        )
+        return found_runs[0] if found_runs else None
 
-    async def _asked(self, principal: Principal, found: Chat, body: Post, asked: list[Asked]) -> RunRecord:
+    async def _asked(self, call: Call[Post, None], found: Chat, asked: list[Asked]) -> RunRecord:
         """The run that answers what a person has asked; one that there is already is not begun again."""
-        agent, newest = self._agent or agent_of(self._host, body.agent), asked[-1]
+        agent, newest = self.agent or runs.resolve_agent(self.gateway, call.body.agent), asked[-1]
         place = await found.run_of(agent, newest.id)
         if place is None:
             new = await found.not_begun(agent, asked)
-            return await self._started(principal, found, body, agent, new)
+            return await self._started(call, found, agent, new)
         record = place.record
         note = note_of(record)
-        anew = body.trigger == "regenerate-message"
+        anew = call.body.trigger == "regenerate-message"
         # The first one of a conversation that was begun for it: the same request, posted once more.
-        under_way = place.newest and "replaces" in note and record.state not in AT_REST
-        if record.metadata.get(REQUEST) == digest_of(newest.written()) and (not anew or under_way):
+        under_way = place.newest and "replaces" in note and record.state not in runs.AT_REST
+        if record.metadata.get(runs.REQUEST) == runs.digest_request(newest.written()) and (not anew or under_way):
             return record
-        return await self._started(principal, found, body, agent, [newest], instead_of=record)
+        return await self._started(call, found, agent, [newest], instead_of=record)
 
     async def _started(
         self,
-        principal: Principal,
+        call: Call[Post, None],
         found: Chat,
-        body: Post,
         agent: str,
         asked: list[Asked],
         instead_of: RunRecord | None = None,
     ) -> RunRecord:
-        context_id = found.conversations[-1] if instead_of is None else found.next_id()
-        own = self._host.runtime.agents[agent].client_tool_names
+        body, context_id = call.body, found.conversations[-1] if instead_of is None else found.next_id()
+        own = self.gateway.runtime.agents[agent].client_tool_names
         note: dict[str, Any] = {"new": len(asked), "tools": [*own, *(each.name for each in body.tools)]}
         before = []
         if instead_of is not None:
             note["replaces"] = instead_of.task_id
             before = await found.before(instead_of)
         public = {PUBLIC_METADATA: body.metadata} if body.metadata else {}
-        return await start(
-            self._host,
-            principal,
+        return await runs.start_run(
+            self.gateway,
+            call.principal,
             agent,
             [*before, *messages_of(asked)],
             key=found.key(asked[-1].id, context_id),
@@ -174,40 +171,37 @@ class UiStream(Adapter):
             locked=True,
         )
 
-    async def _answered(self, principal: Principal, found: Chat, body: Post, answers: Answers) -> Response:
-        record = await self._host.record(principal, answers.task_id)
+    async def _answered(self, call: Call[Post, None], found: Chat, answers: Answers) -> Response:
+        record = await self.gateway.find_run(call.principal, answers.task_id)
         if record.context_id not in found.conversations:
             raise Refused(404, "not_found", "there is no such run in this conversation")
-        new = await answer(self._host, record, answers, body.inputs)
-        return self._streamed(principal, record, after=record.seq if new else answers.seen, goes_on=new)
+        new = await answer(self.gateway, record, answers, call.body.inputs)
+        return self._streamed(call, record, after=record.seq if new else answers.seen, goes_on=new)
 
     def _streamed(
-        self, principal: Principal, record: RunRecord, *, after: int = 0, goes_on: bool = False
+        self, call: Call[Any, Any], record: RunRecord, *, after: int = 0, goes_on: bool = False
     ) -> EventStream:
         """Answer with the message of a run, up to the end of its attempt.
 
         Args:
-            principal: Who reads.
+            call: The request.
             record: The run as it stands, before it was given any answers.
             after: The `seq` of the last event that the client has.
             goes_on: It was given answers.
         """
-        host, task_id = self._host, record.task_id
-        over = record.state in AT_REST and not goes_on
+        task_id, known = record.task_id, record.seq
+        over = record.state in runs.AT_REST and not goes_on
         tools = note_of(record).get("tools", ())
-
-        return EventStream(
-            host,
-            principal,
-            host.runtime.follow(task_id).pipe(
-                _until(record.seq - 1 if over else record.seq),
+        return call.stream(
+            self.gateway.runtime.follow(task_id).pipe(
+                _until(known - 1 if over else known),
                 chat(),
-                chunks(task_id, record.context_id, client_tools=tools, after=after, known=record.seq),
-                with_done(),
+                chunks(task_id, record.context_id, client_tools=tools, after=after, known=known),
             ),
-            _FORM,
-            heartbeat=self._heartbeat,
-            on_disconnect=cancelling(host, task_id) if self._on_disconnect == "cancel" else None,
+            _WRITER,
+            on_disconnect=partial(runs.cancel_abandoned_run, self.gateway, task_id)
+            if self.on_disconnect == "cancel"
+            else None,
             headers=_HEADERS,
         )
 
@@ -221,26 +215,13 @@ def _until(seq: int) -> EventView:
     return cast("EventView", ops.take_while(goes_on, inclusive=True))
 
 
-async def _on_error(request: Request, error: Exception) -> Response:
-    """Say what is wrong in one sentence, since a page shows it as it comes."""
-    refused = refusal_of(error)
-    if refused is None:
-        log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        refused = Refused(500, "internal", "the server failed")
-    fields = "".join(f"; {name}: {said}" for name, said in (refused.fields or {}).items())
-    headers = {**_NEVER_STORED, **refused.headers}
-    return PlainTextResponse(f"{refused}{fields}", refused.status, headers)
-
-
 def ui_stream(
     runtime: Runtime,
     *,
-    auth: Auth | None = None,
-    limits: ServerLimits | None = None,
     agent: str | None = None,
     path: str = "/api/chat",
-    heartbeat: float | None = 15.0,
     on_disconnect: OnDisconnect = "keep",
+    **options: Unpack[AdapterOptions],
 ) -> UiStream:
     """Serve a runtime to `useChat` of the AI SDK 6.
 
@@ -250,13 +231,11 @@ def ui_stream(
 
     Args:
         runtime: Has the agents, and the log.
-        auth: Tells who asks; `bearer({...})` knows people by tokens. Without it everybody sees all chats.
-        limits: How much clients may take.
         agent: The name of the agent that answers. Without it, it is the only one, or the one that the body names.
         path: Where it is served; the default is where `useChat` looks for it.
-        heartbeat: Seconds of silence after which a stream gives a sign of life; None for none.
         on_disconnect: What becomes of a run whose page leaves before its end: `keep` lets it go on, so that the page
             can come back; `cancel` cancels it, also where `stop()` of the page does no more than leave.
+        options: `auth`, `limits` and `heartbeat`; see `AdapterOptions`.
 
     Raises:
         ConfigurationError: An argument is wrong.
@@ -265,12 +244,4 @@ def ui_stream(
         >>> app = ui_stream(Runtime({"support": support}, log=SqliteEventLog("app.db")), auth=session)
         >>> uvicorn.run(app)
     """
-    if agent is not None and agent not in runtime.agents:
-        raise ConfigurationError(f"there is no agent {agent!r}: the runtime has {', '.join(runtime.agents)}")
-    if path and (not path.startswith("/") or path.endswith("/") or "{" in path):
-        raise ConfigurationError(f"path must begin with / and not end with it, such as '/api/chat', not {path!r}")
-    if heartbeat is not None and not heartbeat > 0:
-        raise ConfigurationError(f"heartbeat must be more than 0 seconds, or None for none, not {heartbeat!r}")
-    if on_disconnect not in ("keep", "cancel"):
-        raise ConfigurationError(f"on_disconnect must be 'keep' or 'cancel', not {on_disconnect!r}")
-    return UiStream(Host(runtime, auth, limits or ServerLimits()), path, agent, heartbeat, on_disconnect)
+    return UiStream(runtime, path, agent, on_disconnect, options)

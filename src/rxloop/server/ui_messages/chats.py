@@ -18,8 +18,8 @@ from rxloop.protocol.messages import Message, PendingInput, TextPart
 from rxloop.server.core import runs
 from rxloop.server.core.chat_fold import chat
 from rxloop.server.core.errors import Refused
-from rxloop.server.core.gateway import Host, Principal
-from rxloop.server.core.runs import known
+from rxloop.server.core.gateway import Gateway, Principal
+from rxloop.server.core.runs import find_started_run
 from rxloop.server.ui_messages.fold import chunks
 from rxloop.server.ui_messages.frames import Chunk, file_part
 from rxloop.server.ui_messages.message_fold import ui_message
@@ -47,8 +47,8 @@ class Chat:
     stood before it, and the chat goes on there: a conversation has no second course.
     """
 
-    def __init__(self, host: Host, principal: Principal, chat_id: str) -> None:
-        self._host, self._principal, self._chat_id = host, principal, chat_id
+    def __init__(self, gateway: Gateway, principal: Principal, chat_id: str) -> None:
+        self._gateway, self._principal, self._chat_id = gateway, principal, chat_id
         self.conversations: list[str] = [chat_id]
         """Their ids, oldest first."""
         self.begun = False
@@ -59,8 +59,8 @@ class Chat:
         Raises:
             Refused: The chat is somebody else's.
         """
-        self.begun = await self._host.check_context(self._principal, self._chat_id)
-        while self.begun and await self._host.check_context(self._principal, self.next_id()):
+        self.begun = await self._gateway.find_context(self._principal, self._chat_id)
+        while self.begun and await self._gateway.find_context(self._principal, self.next_id()):
             self.conversations.append(self.next_id())
         return self
 
@@ -75,7 +75,7 @@ class Chat:
     async def run_of(self, agent: str, message_id: str) -> Place | None:
         """The run that a message has begun; the newest one, where it was begun anew."""
         for context_id in reversed(self.conversations):
-            record = await known(self._host, self._principal, agent, self.key(message_id, context_id))
+            record = await find_started_run(self._gateway, self._principal, agent, self.key(message_id, context_id))
             if record is not None:
                 return Place(record, context_id == self.conversations[-1])
         return None
@@ -89,7 +89,7 @@ class Chat:
 
     async def before(self, record: RunRecord) -> list[Message]:
         """The messages of the chat before a run, as that one has begun with them."""
-        return list((await conversation(self._host.runtime.log, record.context_id, before=record.task_id)).messages)
+        return list((await conversation(self._gateway.runtime.log, record.context_id, before=record.task_id)).messages)
 
     async def runs(self) -> list[RunRecord]:
         """The runs that stand in the chat, in order."""
@@ -97,18 +97,18 @@ class Chat:
         context_id: str | None = self.conversations[-1]
         before = ""
         while context_id is not None:
-            records = list(await read_log(self._host.runtime.log.list_runs, context_id=context_id))
+            records = list(await read_log(self._gateway.runtime.log.list_runs, context_id=context_id))
             ids = [record.task_id for record in records]
             found[:0] = records[: ids.index(before)] if before in ids else records
             before = str(note_of(records[0]).get("replaces", "")) if records else ""
-            context_id = (await read_log(self._host.runtime.log.get_record, before)).context_id if before else None
+            context_id = (await read_log(self._gateway.runtime.log.get_record, before)).context_id if before else None
         return found
 
     async def messages(self) -> list[dict[str, Any]]:
         """All of it, as UI messages."""
         made: list[dict[str, Any]] = []
         for record in await self.runs() if self.begun else ():
-            events = await read_log(self._host.runtime.log.read, record.task_id)
+            events = await read_log(self._gateway.runtime.log.read, record.task_id)
             made += _asked(events, note_of(record).get("new"))
             if record.state != "submitted":
                 made.append(_answered(record, events))
@@ -163,11 +163,11 @@ def _part(part: Any) -> dict[str, Any]:
     return file_part(part)
 
 
-async def answer(host: Host, record: RunRecord, answers: Answers, inputs: dict[str, Any]) -> bool:
+async def answer(gateway: Gateway, record: RunRecord, answers: Answers, inputs: dict[str, Any]) -> bool:
     """Give a run the answers that it waits for; the others of the message are those that it has.
 
     Args:
-        host: Has the run.
+        gateway: Has the run.
         record: The run.
         answers: What stands in its message.
         inputs: Answers to other questions.
@@ -178,8 +178,8 @@ async def answer(host: Host, record: RunRecord, answers: Answers, inputs: dict[s
     Raises:
         Refused: An answer does not fit, or there is none that the run waits for and it tells nothing new.
     """
-    last = await runs.last_update(host, record)
-    pending = await runs.open_questions(host, record)
+    last = await runs.find_last_update(gateway, record)
+    pending = await runs.list_pending_inputs(gateway, record)
     given: dict[str, Any] = {}
     reasons: dict[str, str] = {}
     for question in pending:
@@ -188,13 +188,13 @@ async def answer(host: Host, record: RunRecord, answers: Answers, inputs: dict[s
             if reason is not None:
                 reasons[f"{record.task_id}:{question.input_id}"] = reason
     if not given:
-        await _check_known(host, record, answers, inputs)
+        await _check_known(gateway, record, answers, inputs)
         if last is not None and answers.seen >= record.seq:
             raise Refused(409, "not_waiting", _NOT_WAITING if pending else "the run waits for no answer")
         return False
     # A decision is yes or no: what the person says to it is a message, and one however often it is posted.
     said = [Message.user(reason, message_id=f"{asked}:reason") for asked, reason in reasons.items()]
-    await runs.answer(host, record, given, said)
+    await runs.answer_run(gateway, record, given, said)
     return True
 
 
@@ -213,7 +213,7 @@ def _matches(
             yield inputs[name], None
 
 
-async def _check_known(host: Host, record: RunRecord, answers: Answers, inputs: Mapping[str, Any]) -> None:
+async def _check_known(gateway: Gateway, record: RunRecord, answers: Answers, inputs: Mapping[str, Any]) -> None:
     """See that the run has every answer that is posted though no question waits for it: the same request came twice.
 
     Raises:
@@ -222,7 +222,7 @@ async def _check_known(host: Host, record: RunRecord, answers: Answers, inputs: 
     if not (answers.approvals or answers.results or inputs):
         return
     state, asked = no_run(), dict[str, PendingInput]()
-    for event in await read_log(host.runtime.log.read, record.task_id):
+    for event in await read_log(gateway.runtime.log.read, record.task_id):
         state = fold_all([event], state)
         asked |= state.pending
     given = {

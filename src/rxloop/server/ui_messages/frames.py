@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, cast
 
 import orjson
 
-from rxloop.operators.views import View
-from rxloop.operators.views.make_view import ViewOutput, make_view
 from rxloop.protocol.events import (
     ContentCompleteEvent,
     CustomEvent,
@@ -81,26 +79,12 @@ def file_part(file: ImagePart | FilePart, *, named: bool = True) -> dict[str, An
     return {"type": "file", "mediaType": media_type, "url": url, **name}
 
 
-def with_done() -> View[Chunk, Chunk | None]:
-    """Put the end of the stream behind the last chunk: None, which `encode` writes as `[DONE]`.
-
-    ::
-
-        source         --a--b--|
-        with_done()    --a--b--(N|)      N None
-    """
-
-    def add_end(out: ViewOutput[Chunk | None]) -> Callable[[Chunk], None]:
-        out.on_end(lambda: out.emit(None))
-        return out.emit
-
-    return make_view(add_end)
+DONE = b"data: [DONE]\n\n"
+"""The frame after the last chunk."""
 
 
-def encode(chunk: Chunk | None) -> bytes:
-    """Write a chunk as a frame; None is the `[DONE]` behind the last one."""
-    if chunk is None:
-        return b"data: [DONE]\n\n"
+def encode(chunk: Chunk) -> bytes:
+    """Write a chunk as a frame."""
     data = orjson.dumps(chunk)
     if b'"__proto__"' in data or b'"prototype"' in data:
         # A client refuses the stream for them, and they may come from anywhere, such as the result of a tool.

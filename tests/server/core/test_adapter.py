@@ -1,0 +1,144 @@
+"""An adapter of one's own, with the endpoints, refusals and streams of the kit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import httpx
+import pytest
+from pydantic import BaseModel
+from starlette.requests import HTTPConnection
+from starlette.responses import PlainTextResponse, Response
+from typing_extensions import override
+
+from rxloop import Agent, ConfigurationError, MemoryEventLog, Runtime, op
+from rxloop.server import ServerLimits, bearer
+from rxloop.server.core import Adapter, Call, Endpoint, FrameWriter, Refused, cancel_abandoned_run, start_run
+from rxloop.testing import ScriptedModel, frames
+from support.api_server import TOKENS, Raw, listening
+
+WRITER = FrameWriter("text/plain", str.encode, b"<", b"~", b">", b"!")
+
+
+class Question(BaseModel):
+    text: str
+
+
+class PlainText(Adapter):
+    @override
+    def endpoints(self) -> Sequence[Endpoint]:
+        return [
+            Endpoint("POST", "/runs", self.ask, Question),
+            Endpoint("GET", "/runs", self.count),
+            Endpoint("GET", "/broken", self.fail, public=True),
+        ]
+
+    @override
+    def write_error(self, refused: Refused, request: HTTPConnection) -> Response:
+        return PlainTextResponse(f"{refused.code}: {refused}", refused.status, refused.headers)
+
+    async def ask(self, call: Call[Question, None]) -> Response:
+        assert self.agent is not None
+        record = await start_run(self.gateway, call.principal, self.agent, call.body.text)
+        text = self.gateway.runtime.follow(record.task_id).pipe(op.text())
+        return call.stream(text, WRITER, on_disconnect=partial(cancel_abandoned_run, self.gateway, record.task_id))
+
+    async def count(self, call: Call[None, None]) -> Response:
+        return PlainTextResponse(str(len(await self.gateway.runtime.log.list_runs(owner=call.principal.id))))
+
+    async def fail(self, call: Call[None, None]) -> Response:
+        raise ZeroDivisionError("a secret")
+
+
+def runtime_of(model: ScriptedModel) -> Runtime:
+    return Runtime({"a": Agent(model)}, log=MemoryEventLog(), grace=0.2)
+
+
+def client_of(app: Adapter) -> httpx.AsyncClient:
+    headers = {"authorization": "Bearer ann-key"}
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://x", headers=headers)
+
+
+async def test_endpoints_are_authenticated_and_read_checked_bodies() -> None:
+    async with runtime_of(ScriptedModel("Blue.")) as runtime:
+        app = PlainText(runtime, agent="a", auth=bearer(TOKENS), limits=ServerLimits(body=100))
+        async with client_of(app) as client:
+            answer = await client.post("/runs", json={"text": "Which color?"})
+            count = await client.get("/runs")
+            wrong = [
+                await client.post("/runs", json={"text": 1}),
+                await client.post("/runs", json={"text": "x" * 100}),
+                await client.get("/runs", headers={"authorization": "Bearer wrong"}),
+                await client.get("/nothing"),
+            ]
+
+    assert (answer.text, answer.headers["content-type"], count.text) == ("<Blue.>", "text/plain", "1")
+    assert [(each.status_code, each.text.partition(":")[0]) for each in wrong] == [
+        (422, "invalid"),
+        (413, "too_large"),
+        (401, "unauthorized"),
+        (404, "not_found"),
+    ]
+
+
+async def test_unknown_method_lists_all_methods_of_the_path() -> None:
+    async with runtime_of(ScriptedModel()) as runtime, client_of(PlainText(runtime, agent="a")) as client:
+        answer = await client.delete("/runs")
+
+    assert (answer.status_code, answer.text) == (405, "method_not_allowed: this path does not take this method")
+    assert {*answer.headers["allow"].split(", ")} == {"GET", "HEAD", "POST"}
+
+
+async def test_exception_of_a_handler_is_logged_and_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    async with runtime_of(ScriptedModel()) as runtime:
+        async with client_of(PlainText(runtime, agent="a", auth=bearer(TOKENS))) as client:
+            answer = await client.get("/broken", headers={"authorization": ""})
+
+    assert (answer.status_code, answer.text) == (500, "internal: the server failed")
+    assert "GET /broken failed" in caplog.text
+
+
+async def test_stream_that_is_drained_ends_with_the_last_words_of_its_writer() -> None:
+    async with runtime_of(ScriptedModel(frames("-It is", 0.01))) as runtime:
+        app = PlainText(runtime, agent="a", heartbeat=None)
+        async with listening(app) as url, httpx.AsyncClient(base_url=url) as client:
+            async with client.stream("POST", "/runs", json={"text": "Which color?"}) as answer:
+                pieces = answer.aiter_text()
+                text = await anext(pieces)
+                while "It is" not in text:
+                    text += await anext(pieces)
+                await app.drain(0)
+                text += "".join([piece async for piece in pieces])
+
+    assert text == "<It is!"
+
+
+async def test_client_that_leaves_ends_its_stream_and_its_run() -> None:
+    async with runtime_of(ScriptedModel(frames("-It is", 0.01))) as runtime:
+        app = PlainText(runtime, agent="a", heartbeat=0.01)
+        async with listening(app) as url:
+            client = await Raw.connect(url)
+            body = b'{"text": "Which color?"}'
+            head = f"POST /runs HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
+            client.writer.write(head.encode() + b"\r\n\r\n" + body)
+            await client.reader.readuntil(b"~")
+            await client.hang_up()
+            [record] = await runtime.log.list_runs()
+            events = [event async for event in runtime.log.follow(record.task_id)]
+
+    assert getattr(events[-1], "state", "") == "canceled"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"heartbeat": 0}, "heartbeat must be more than 0 seconds, or None for none, not 0"),
+        ({"on_disconnect": "wait"}, "on_disconnect must be 'keep' or 'cancel', not 'wait'"),
+        ({"agent": "b"}, "there is no agent 'b': the runtime has a"),
+    ],
+)
+def test_wrong_options_are_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        PlainText(runtime_of(ScriptedModel()), **options)
