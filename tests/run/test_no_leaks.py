@@ -103,6 +103,12 @@ def young_heap() -> Generator[None]:
     gc.unfreeze()
 
 
+def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What was logged, but for the time that a tool held the event loop: a busy machine takes it from the process."""
+    messages = [record.getMessage() for record in caplog.records]
+    return [message for message in messages if "held the event loop" not in message]
+
+
 @pytest.mark.usefixtures("young_heap")
 @pytest.mark.parametrize("end", ENDS)
 async def test_a_thousand_runs_leave_nothing(end: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -133,7 +139,7 @@ async def test_a_thousand_runs_leave_nothing(end: str, caplog: pytest.LogCapture
     model.requests.clear()
     gc.collect()
     assert [part() for part in parts if part() is not None] == []
-    assert caplog.records == []
+    assert _warnings(caplog) == []
 
 
 async def test_a_run_that_has_ended_has_no_subscriber_left() -> None:
@@ -297,4 +303,4 @@ async def test_a_client_that_leaves_ends_the_run(way: str, caplog: pytest.LogCap
     await settled()
     assert [run() for run, _ in runs] == [None] * 20
     assert other_tasks() == set()
-    assert [record.getMessage() for record in caplog.records] == []
+    assert _warnings(caplog) == []
