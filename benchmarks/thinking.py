@@ -11,21 +11,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from rxloop import (
-    Agent,
-    ArtifactStore,
-    Limits,
-    MemoryArtifacts,
-    RunContext,
-    SqliteArtifacts,
-    Stage,
-    StageManager,
-    StrategyDefinition,
-    ThinkingSessions,
-    sequential_thinking,
-    strategic_thinking,
-)
+from rxloop import Agent, Limits, RunContext, sequential_thinking, strategic_thinking
+from rxloop.pipeline import ArtifactStore
+from rxloop.storage import MemoryArtifacts, SqliteArtifacts
 from rxloop.testing import ScriptedModel, call
+from rxloop.thinking import Stage, StageManager, StrategyDefinition, ThinkingSessions
 
 ROUNDS, THOUGHTS, LENGTHS = 5, 500, (0, 1_000, 5_000)
 TEXT = "The queue holds what the writers add while the copy is made. " * 6

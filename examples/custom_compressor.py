@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from rxloop import Agent, Budget, ContextCompressedEvent, Message, op, tool
-from rxloop.context import blocks_of
+from rxloop import Agent, ContextCompressedEvent, Message, op, tool
+from rxloop.context.blocks import blocks_of
+from rxloop.pipeline import Budget
 from rxloop.testing import ScriptedModel, call
 
 

@@ -7,7 +7,7 @@ import asyncio
 from rxloop import Agent, MessageAddedEvent, StageEvent, ThoughtStreamEvent, op
 from rxloop.strategies import Reply, StrategyRun, normalise, strategy
 from rxloop.testing import demo_model
-from rxloop.thinking.stages import Stage, StrategyDefinition
+from rxloop.thinking import Stage, StrategyDefinition
 
 STAGES = StrategyDefinition(
     name="second_opinion",

@@ -14,7 +14,8 @@ from typing import Annotated
 
 import httpx
 
-from rxloop import Agent, ContentDeltaEvent, Event, MemoryEventLog, StatusUpdateEvent, UnknownRun, follow
+from rxloop import Agent, ContentDeltaEvent, Event, MemoryEventLog, StatusUpdateEvent, follow
+from rxloop.errors import UnknownRun
 from rxloop.testing import demo_model
 
 try:

@@ -8,7 +8,8 @@ from tempfile import mkdtemp
 
 import reactivex.operators as rx
 
-from rxloop import Agent, Case, Report, Result, SqliteEventLog, compare, experiment, op, score, tool
+from rxloop import Agent, Result, SqliteEventLog, op, tool
+from rxloop.evals import Case, Report, compare, experiment, score
 from rxloop.testing import demo_model
 
 WEATHER = {"Oslo": 18, "Bergen": 13, "Tromsø": 7}

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rxloop import Agent, Limits, Message, ModelRequest, Operator, op, tool
-from rxloop.context import SlidingWindowCompressor, TextWorkspace, TokenEstimator
+from rxloop import Agent, Limits, Message, ModelRequest, Operator, SlidingWindowCompressor, op, tool
+from rxloop.context import TextWorkspace, TokenEstimator
 from rxloop.testing import ScriptedModel, call
 
 CYCLES = 60

@@ -15,8 +15,9 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from rxloop import Agent, ApiError, InputRequiredEvent, MemoryEventLog, RunContext, RunRecord, Runtime, op, tool
+from rxloop import Agent, InputRequiredEvent, MemoryEventLog, RunContext, RunRecord, Runtime, op, tool
 from rxloop.client import Client
+from rxloop.errors import ApiError
 from rxloop.testing import demo_model
 
 try:

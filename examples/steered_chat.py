@@ -9,16 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
-from rxloop import (
-    Agent,
-    ContentCompleteEvent,
-    ContentDeltaEvent,
-    LLMCallEvent,
-    MessageAddedEvent,
-    Steer,
-    ToolStartEvent,
-    tool,
-)
+from rxloop import Agent, ContentCompleteEvent, ContentDeltaEvent, LLMCallEvent, MessageAddedEvent, ToolStartEvent, tool
+from rxloop.agents import Steer
 from rxloop.testing import ScriptedModel, call, frames
 
 TYPED = [(0.2, "Only trains, please."), (0.5, "No, on Saturday!")]

@@ -6,8 +6,10 @@ import asyncio
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from rxloop import Agent, Result, SqliteArtifacts, ThinkingSessions, sequential_thinking
+from rxloop import Agent, Result, sequential_thinking
+from rxloop.storage import SqliteArtifacts
 from rxloop.testing import ScriptedModel, call
+from rxloop.thinking import ThinkingSessions
 
 NAMES = ("architect", "tester", "writer")
 STEPS = 5

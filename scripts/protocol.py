@@ -16,7 +16,7 @@ from typing import Any
 import orjson
 from pydantic.alias_generators import to_camel
 
-from rxloop import protocol_schema
+from rxloop.protocol import protocol_schema
 from rxloop.protocol.envelope import EVENT_TYPES, Event, form_of
 
 ROOT = Path(__file__).parents[1]

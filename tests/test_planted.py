@@ -18,6 +18,7 @@ from rxloop import (
     MemoryEventLog,
     Message,
     ModelSettings,
+    SlidingWindowCompressor,
     Thoughts,
     ToolCall,
     follow,
@@ -25,7 +26,6 @@ from rxloop import (
     replay,
     tool,
 )
-from rxloop.context import SlidingWindowCompressor
 from rxloop.errors import AttemptError, ServerError
 from rxloop.operators import View
 from rxloop.pipeline.run_context import RunContext
@@ -40,7 +40,7 @@ from rxloop.providers import Retry, anthropic_messages, fallback, google_gemini,
 from rxloop.run.handle import Run
 from rxloop.run.result import Result
 from rxloop.testing import ScriptedModel, call
-from rxloop.tools import AgentTools
+from rxloop.tools.agent_tools import AgentTools
 from support.http_server import Reply, serving
 
 MARK = "PLANTED"

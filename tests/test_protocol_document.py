@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from rxloop import protocol_schema
+from rxloop.protocol import protocol_schema
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "scripts/protocol.py"

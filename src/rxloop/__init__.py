@@ -14,100 +14,21 @@ if TYPE_CHECKING:
     from rxloop._version import __version__ as __version__
     from rxloop.agents.agent import Agent as Agent
     from rxloop.agents.batch import Outcome as Outcome
-    from rxloop.agents.cold_run import ColdRun as ColdRun
-    from rxloop.agents.options import ForkOptions as ForkOptions
-    from rxloop.agents.options import ResumeOptions as ResumeOptions
-    from rxloop.agents.options import RunOptions as RunOptions
-    from rxloop.context import ChainedCompressor as ChainedCompressor
-    from rxloop.context import CompositeWorkspace as CompositeWorkspace
-    from rxloop.context import FolderWorkspace as FolderWorkspace
-    from rxloop.context import Scratchpad as Scratchpad
-    from rxloop.context import SemanticCompressor as SemanticCompressor
-    from rxloop.context import SlidingWindowCompressor as SlidingWindowCompressor
-    from rxloop.context import TextWorkspace as TextWorkspace
-    from rxloop.context import ThinkingResult as ThinkingResult
-    from rxloop.context import TokenBudgetCompressor as TokenBudgetCompressor
-    from rxloop.context import TokenEstimator as TokenEstimator
-    from rxloop.errors import ApiError as ApiError
-    from rxloop.errors import ArtifactError as ArtifactError
-    from rxloop.errors import ArtifactExists as ArtifactExists
-    from rxloop.errors import AttemptError as AttemptError
-    from rxloop.errors import AuthenticationError as AuthenticationError
-    from rxloop.errors import BadRequest as BadRequest
-    from rxloop.errors import BranchRefused as BranchRefused
+    from rxloop.context.compressors import SlidingWindowCompressor as SlidingWindowCompressor
+    from rxloop.context.compressors import TokenBudgetCompressor as TokenBudgetCompressor
+    from rxloop.context.semantic import SemanticCompressor as SemanticCompressor
+    from rxloop.context.workspaces import FolderWorkspace as FolderWorkspace
+    from rxloop.context.workspaces import Scratchpad as Scratchpad
     from rxloop.errors import ConfigurationError as ConfigurationError
-    from rxloop.errors import ConflictError as ConflictError
-    from rxloop.errors import ContentFiltered as ContentFiltered
-    from rxloop.errors import ContextBusy as ContextBusy
-    from rxloop.errors import ContextLengthExceeded as ContextLengthExceeded
-    from rxloop.errors import EventLogError as EventLogError
-    from rxloop.errors import Fenced as Fenced
-    from rxloop.errors import GrammarError as GrammarError
-    from rxloop.errors import InvalidEvent as InvalidEvent
-    from rxloop.errors import InvalidInput as InvalidInput
-    from rxloop.errors import InvalidOutput as InvalidOutput
-    from rxloop.errors import InvalidThought as InvalidThought
     from rxloop.errors import LimitReached as LimitReached
-    from rxloop.errors import LogUnreachable as LogUnreachable
-    from rxloop.errors import LogWentBack as LogWentBack
-    from rxloop.errors import NoAnswers as NoAnswers
-    from rxloop.errors import NotAsked as NotAsked
     from rxloop.errors import NotFinished as NotFinished
-    from rxloop.errors import Overloaded as Overloaded
-    from rxloop.errors import PermissionDenied as PermissionDenied
-    from rxloop.errors import PipelineError as PipelineError
-    from rxloop.errors import PlanRefused as PlanRefused
-    from rxloop.errors import ProviderConnectionError as ProviderConnectionError
     from rxloop.errors import ProviderError as ProviderError
-    from rxloop.errors import ProviderProtocolError as ProviderProtocolError
-    from rxloop.errors import ProviderTimeout as ProviderTimeout
-    from rxloop.errors import QueueFull as QueueFull
-    from rxloop.errors import RateLimited as RateLimited
-    from rxloop.errors import RecordingMismatch as RecordingMismatch
     from rxloop.errors import RunCancelled as RunCancelled
     from rxloop.errors import RunError as RunError
-    from rxloop.errors import RunExists as RunExists
-    from rxloop.errors import RunOver as RunOver
-    from rxloop.errors import RuntimeClosed as RuntimeClosed
     from rxloop.errors import RxloopError as RxloopError
-    from rxloop.errors import RxloopWarning as RxloopWarning
-    from rxloop.errors import ScoreMissing as ScoreMissing
-    from rxloop.errors import ServerError as ServerError
-    from rxloop.errors import SessionConflict as SessionConflict
-    from rxloop.errors import SessionError as SessionError
-    from rxloop.errors import SessionFull as SessionFull
-    from rxloop.errors import SlowReader as SlowReader
-    from rxloop.errors import StageChoiceRequired as StageChoiceRequired
-    from rxloop.errors import StageRefused as StageRefused
-    from rxloop.errors import StrategyError as StrategyError
     from rxloop.errors import ToolError as ToolError
-    from rxloop.errors import UnknownArtifact as UnknownArtifact
-    from rxloop.errors import UnknownModel as UnknownModel
-    from rxloop.errors import UnknownRun as UnknownRun
-    from rxloop.errors import UnknownSession as UnknownSession
-    from rxloop.errors import UnpricedModel as UnpricedModel
-    from rxloop.evals import score as score
-    from rxloop.evals.case import Case as Case
-    from rxloop.evals.experiment import Experiment as Experiment
-    from rxloop.evals.experiment import experiment as experiment
-    from rxloop.evals.report import Comparison as Comparison
-    from rxloop.evals.report import Report as Report
-    from rxloop.evals.report import compare as compare
-    from rxloop.evals.runner import Variant as Variant
-    from rxloop.evals.scorer import Score as Score
-    from rxloop.evals.scorer import Scorer as Scorer
-    from rxloop.evals.trials import Trial as Trial
-    from rxloop.pipeline.artifact_rules import ArtifactChunk as ArtifactChunk
-    from rxloop.pipeline.artifact_rules import ArtifactRecord as ArtifactRecord
-    from rxloop.pipeline.artifacts import Artifacts as Artifacts
-    from rxloop.pipeline.artifacts import ArtifactStore as ArtifactStore
-    from rxloop.pipeline.artifacts import Draft as Draft
-    from rxloop.pipeline.artifacts import RunArtifacts as RunArtifacts
-    from rxloop.pipeline.context_interfaces import Budget as Budget
     from rxloop.pipeline.context_interfaces import Compressor as Compressor
-    from rxloop.pipeline.context_interfaces import TokenCounter as TokenCounter
     from rxloop.pipeline.context_interfaces import Workspace as Workspace
-    from rxloop.pipeline.context_interfaces import WorkspacePart as WorkspacePart
     from rxloop.pipeline.event_log import EventLog as EventLog
     from rxloop.pipeline.interfaces import Provider as Provider
     from rxloop.pipeline.interfaces import Tool as Tool
@@ -123,12 +44,8 @@ if TYPE_CHECKING:
     from rxloop.pipeline.requests import ToolRequest as ToolRequest
     from rxloop.pipeline.run_context import RunContext as RunContext
     from rxloop.protocol.envelope import Event as Event
-    from rxloop.protocol.envelope import UnknownEvent as UnknownEvent
     from rxloop.protocol.events import AnyEvent as AnyEvent
-    from rxloop.protocol.events import external as external
     from rxloop.protocol.events import from_json as from_json
-    from rxloop.protocol.events import protocol_schema as protocol_schema
-    from rxloop.protocol.ids import derive_id as derive_id
     from rxloop.protocol.messages import Citation as Citation
     from rxloop.protocol.messages import ErrorInfo as ErrorInfo
     from rxloop.protocol.messages import FilePart as FilePart
@@ -163,7 +80,6 @@ if TYPE_CHECKING:
     from rxloop.protocol.step_events import LLMFailedEvent as LLMFailedEvent
     from rxloop.protocol.step_events import LLMNoticeEvent as LLMNoticeEvent
     from rxloop.protocol.step_events import ServerToolEvent as ServerToolEvent
-    from rxloop.protocol.step_events import SessionLink as SessionLink
     from rxloop.protocol.step_events import ThoughtDeltaEvent as ThoughtDeltaEvent
     from rxloop.protocol.step_events import ThoughtStreamEvent as ThoughtStreamEvent
     from rxloop.protocol.step_events import ToolCallDeltaEvent as ToolCallDeltaEvent
@@ -172,63 +88,38 @@ if TYPE_CHECKING:
     from rxloop.protocol.step_events import ToolStartEvent as ToolStartEvent
     from rxloop.protocol.step_events import ToolVoidedEvent as ToolVoidedEvent
     from rxloop.protocol.step_events import UsageEvent as UsageEvent
-    from rxloop.providers import Bounds as Bounds
-    from rxloop.providers import Preset as Preset
-    from rxloop.providers import Price as Price
-    from rxloop.providers import Retry as Retry
-    from rxloop.providers import Timeouts as Timeouts
-    from rxloop.providers import fallback as fallback
-    from rxloop.providers import hedge as hedge
-    from rxloop.providers import limited as limited
-    from rxloop.providers import openai_chat as openai_chat
-    from rxloop.recorded.diff import RunCost as RunCost
-    from rxloop.recorded.diff import RunDiff as RunDiff
-    from rxloop.recorded.diff import RunSide as RunSide
+    from rxloop.providers.bounds import Timeouts as Timeouts
+    from rxloop.providers.catalog import Price as Price
+    from rxloop.providers.combinators.limited import limited as limited
+    from rxloop.providers.combinators.selection import fallback as fallback
+    from rxloop.providers.combinators.selection import hedge as hedge
+    from rxloop.providers.factories import anthropic_messages as anthropic_messages
+    from rxloop.providers.factories import google_gemini as google_gemini
+    from rxloop.providers.factories import openai_chat as openai_chat
+    from rxloop.providers.factories import openai_responses as openai_responses
+    from rxloop.providers.retry import Retry as Retry
     from rxloop.recorded.diff import diff as diff
-    from rxloop.recorded.follow import RecordedStream as RecordedStream
     from rxloop.recorded.follow import follow as follow
-    from rxloop.recorded.replay import Replay as Replay
     from rxloop.recorded.replay import history as history
     from rxloop.recorded.replay import replay as replay
     from rxloop.run.handle import Run as Run
     from rxloop.run.result import Result as Result
-    from rxloop.run.spec import Steer as Steer
     from rxloop.runtime.runtime import Runtime as Runtime
-    from rxloop.state.fold import fold as fold
-    from rxloop.state.run_state import CompressionTotals as CompressionTotals
     from rxloop.state.run_state import RunState as RunState
-    from rxloop.storage import MemoryEventLog as MemoryEventLog
-    from rxloop.storage.folder_artifacts import FolderArtifacts as FolderArtifacts
-    from rxloop.storage.memory_artifacts import MemoryArtifacts as MemoryArtifacts
+    from rxloop.storage.memory import MemoryEventLog as MemoryEventLog
     from rxloop.storage.opening import open_log as open_log
-    from rxloop.storage.postgres_artifacts import PostgresArtifacts as PostgresArtifacts
     from rxloop.storage.postgres_log import PostgresEventLog as PostgresEventLog
-    from rxloop.storage.sqlite_artifacts import SqliteArtifacts as SqliteArtifacts
     from rxloop.storage.sqlite_log import SqliteEventLog as SqliteEventLog
-    from rxloop.strategies.catalog import STRATEGIES as STRATEGIES
     from rxloop.strategies.strategic_thinking import strategic_thinking as strategic_thinking
     from rxloop.stream.readers import merge as merge
-    from rxloop.stream.rx import timers as timers
-    from rxloop.stream.sources import Push as Push
     from rxloop.stream.sources import emit as emit
-    from rxloop.stream.sources import from_task as from_task
     from rxloop.stream.stream import Stream as Stream
-    from rxloop.support.tasks import Clock as Clock
     from rxloop.thinking.graph.thought_graph import ThoughtGraph as ThoughtGraph
-    from rxloop.thinking.sessions import SequentialThought as SequentialThought
-    from rxloop.thinking.sessions import Session as Session
-    from rxloop.thinking.sessions import ThinkingSessions as ThinkingSessions
-    from rxloop.thinking.sessions import ThoughtInput as ThoughtInput
-    from rxloop.thinking.sessions import ThoughtResult as ThoughtResult
-    from rxloop.thinking.stages import Stage as Stage
-    from rxloop.thinking.stages import StageManager as StageManager
-    from rxloop.thinking.stages import StrategyDefinition as StrategyDefinition
-    from rxloop.tools import Thoughts as Thoughts
-    from rxloop.tools import ToolResult as ToolResult
-    from rxloop.tools import tool as tool
     from rxloop.tools.artifacts import artifact_tools as artifact_tools
-    from rxloop.tools.client_tool import ClientTool as ClientTool
     from rxloop.tools.client_tool import client_tool as client_tool
+    from rxloop.tools.function import tool as tool
     from rxloop.tools.request_input import request_input as request_input
+    from rxloop.tools.result import ToolResult as ToolResult
     from rxloop.tools.sequential_thinking import sequential_thinking as sequential_thinking
     from rxloop.tools.skills import skills as skills
+    from rxloop.tools.think_aloud import Thoughts as Thoughts

@@ -12,8 +12,10 @@ class _Lazy(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name not in self._homes:
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-        value = getattr(import_module(self._homes[name]), name)
-        setattr(self, name, value)
+        home = self._homes[name]
+        # A public module of the package itself, such as `rxloop.evals.score`, is no attribute before it is imported.
+        value = import_module(f"{home}.{name}") if home == self.__name__ else getattr(import_module(home), name)
+        super().__setattr__(name, value)
         return value
 
     def __setattr__(self, name: str, value: Any) -> None:

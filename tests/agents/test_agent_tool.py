@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from rxloop import Agent, ConfigurationError, Limits, ModelSettings, RunContext, ToolCompleteEvent, external, op, tool
+from rxloop import Agent, ConfigurationError, Limits, ModelSettings, RunContext, ToolCompleteEvent, op, tool
+from rxloop.protocol import external
 from rxloop.strategies import StrategyRun, strategy
 from rxloop.testing import ScriptedModel, call, turn
 from support.nested_agents import checked, editor, in_virtual_time, of, researcher, search, tokens

@@ -5,19 +5,30 @@ from __future__ import annotations
 import ast
 import inspect
 import pkgutil
+import re
 import subprocess
 import sys
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 import rxloop
+import rxloop.errors
 
 PACKAGES = [
     "rxloop",
     *(found.name for found in pkgutil.walk_packages(rxloop.__path__, "rxloop.") if found.ispkg),
 ]
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+PUBLIC_MODULES = [name for name in PACKAGES if getattr(import_module(name), "__all__", ())]
+MAX_TOP_NAMES = 113
+"""Number of names of `rxloop` itself. All others are in the package that they belong to."""
+INTERNAL_ERRORS = {"EventLike", "Paused"}
+"""Classes in `rxloop.errors` that are not for users."""
 
 
 @pytest.fixture(params=PACKAGES)
@@ -52,6 +63,26 @@ def test_what_the_type_checker_sees_is_what_comes_when_a_name_is_asked_for() -> 
     for name, (module, own) in seen.items():
         assert getattr(rxloop, name) is getattr(import_module(module), own)
     assert {*dir(rxloop)} >= {*rxloop.__all__}
+
+
+def test_rxloop_itself_has_few_names() -> None:
+    assert len(rxloop.__all__) <= MAX_TOP_NAMES
+
+
+def test_every_public_name_is_in_a_document() -> None:
+    words = {word for path in DOCUMENTS for word in re.findall(r"\w+", path.read_text(encoding="utf-8"))}
+    errors = [
+        name for name, value in vars(rxloop.errors).items() if getattr(value, "__module__", "") == "rxloop.errors"
+    ]
+    names = {name: exported(import_module(name)) for name in PUBLIC_MODULES}
+    names["rxloop.errors"] = [name for name in errors if not name.startswith("_") and name not in INTERNAL_ERRORS]
+    assert {package: missing for package, found in names.items() if (missing := {*found} - words)} == {
+        "rxloop": {"__version__"}
+    }
+
+
+def test_every_public_module_has_a_docstring() -> None:
+    assert [name for name in PUBLIC_MODULES if not import_module(name).__doc__] == []
 
 
 def test_no_module_takes_the_place_of_an_exported_function() -> None:

@@ -9,7 +9,7 @@ import sys
 import orjson
 import pytest
 
-from rxloop import Report
+from rxloop.evals import Report
 from support.commands import Place
 
 EVALS = """

@@ -6,7 +6,8 @@ import orjson
 import pytest
 from jsonschema import Draft202012Validator
 
-from rxloop import ToolCompleteEvent, protocol_schema
+from rxloop import ToolCompleteEvent
+from rxloop.protocol import protocol_schema
 from rxloop.protocol.envelope import EVENT_TYPES
 from rxloop.protocol.messages import ToolCall
 from support.commands import Place

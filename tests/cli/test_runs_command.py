@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rxloop import ConfigurationError, EventLogError, MemoryEventLog, StatusUpdateEvent, TaskEvent, UnknownRun
+from rxloop import ConfigurationError, MemoryEventLog, StatusUpdateEvent, TaskEvent
 from rxloop.cli.commands.inspect import ago
 from rxloop.cli.database import find_context, find_run, first_event, opened, short_ids
+from rxloop.errors import EventLogError, UnknownRun
 from support.commands import Place
 
 

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from rxloop.cli.app import app
 from rxloop.strategies import STRATEGIES
-from rxloop.thinking.stages import StrategyDefinition
+from rxloop.thinking import StrategyDefinition
 
 
 def rxloop(*arguments: str) -> tuple[int, str]:

@@ -13,7 +13,7 @@ from rich.console import Console
 from rxloop.cli import thought_log
 from rxloop.cli.thought_log import ThoughtLog, box, logs_thoughts
 from rxloop.storage import MemoryArtifacts
-from rxloop.thinking.sessions import ThinkingSessions, ThoughtResult
+from rxloop.thinking import ThinkingSessions, ThoughtResult
 
 
 async def results(*thoughts: dict[str, Any]) -> list[ThoughtResult]:

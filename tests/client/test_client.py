@@ -13,18 +13,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from rxloop import (
-    Agent,
-    ApiError,
-    ContentDeltaEvent,
-    Event,
-    MemoryEventLog,
-    SqliteEventLog,
-    external,
-    op,
-    tool,
-)
+from rxloop import Agent, ContentDeltaEvent, Event, MemoryEventLog, SqliteEventLog, op, tool
 from rxloop.client import Client
+from rxloop.errors import ApiError
+from rxloop.protocol import external
 from rxloop.testing import ScriptedModel, call, frames
 from support.api_server import serving
 from support.processes.replicas import free_port, replica

@@ -6,13 +6,9 @@ from typing import Any
 
 import pytest
 
-from rxloop.context import (
-    Compression,
-    LastCut,
-    SlidingWindowCompressor,
-    TokenBudgetCompressor,
-    TokenEstimator,
-)
+from rxloop import SlidingWindowCompressor, TokenBudgetCompressor
+from rxloop.context import TokenEstimator
+from rxloop.context.compression import Compression, LastCut
 from rxloop.pipeline.context_interfaces import Budget, Compressor
 from rxloop.protocol.messages import FilePart, ImagePart, Message, TextPart
 from rxloop.state.history import History

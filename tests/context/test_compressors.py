@@ -4,16 +4,10 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from rxloop.context import (
-    ChainedCompressor,
-    Compression,
-    LastCut,
-    SemanticCompressor,
-    SlidingWindowCompressor,
-    TokenBudgetCompressor,
-    TokenEstimator,
-    problems_of,
-)
+from rxloop import SemanticCompressor, SlidingWindowCompressor, TokenBudgetCompressor
+from rxloop.context import ChainedCompressor, TokenEstimator
+from rxloop.context.blocks import problems_of
+from rxloop.context.compression import Compression, LastCut
 from rxloop.errors import ConfigurationError
 from rxloop.pipeline.context_interfaces import Compressor
 from rxloop.protocol.messages import ImagePart, Message, TextPart

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from rxloop.context import facts_of
+from rxloop.context.facts import facts_of
 from rxloop.protocol.messages import Message, ToolCall
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rxloop.context import FolderWorkspace
+from rxloop import FolderWorkspace
 from rxloop.context import workspaces as folder
 from rxloop.context.workspaces import parts_of
 from rxloop.support import safe_files as below

@@ -4,10 +4,10 @@ import gc
 
 import pytest
 
-from rxloop.context import FactLedger, facts
 from rxloop.context import fact_ledger as ledger
+from rxloop.context import facts
 from rxloop.context.counting import text_tokens
-from rxloop.context.fact_ledger import ledger_of
+from rxloop.context.fact_ledger import FactLedger, ledger_of
 from rxloop.protocol.messages import Message
 from support.histories import call, long_history, turn
 

@@ -7,13 +7,9 @@ from random import Random
 
 import pytest
 
-from rxloop.context import (
-    LastCut,
-    SemanticCompressor,
-    SlidingWindowCompressor,
-    TokenBudgetCompressor,
-    TokenEstimator,
-)
+from rxloop import SemanticCompressor, SlidingWindowCompressor, TokenBudgetCompressor
+from rxloop.context import TokenEstimator
+from rxloop.context.compression import LastCut
 from rxloop.pipeline.context_interfaces import Compressor
 from rxloop.protocol.messages import Message
 from support.histories import call, compressed, turn

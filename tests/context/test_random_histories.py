@@ -6,13 +6,9 @@ from collections.abc import Callable
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from rxloop.context import (
-    Compressed,
-    LastCut,
-    TokenEstimator,
-    blocks_of,
-    problems_of,
-)
+from rxloop.context import TokenEstimator
+from rxloop.context.blocks import blocks_of, problems_of
+from rxloop.context.compression import Compressed, LastCut
 from rxloop.pipeline.context_interfaces import Compressor, TokenCounter
 from rxloop.protocol.messages import Message
 from support.histories import Words, compressed, every_compressor, histories

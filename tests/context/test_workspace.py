@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rxloop.context import CompositeWorkspace, FolderWorkspace, Scratchpad, TextWorkspace
+from rxloop import FolderWorkspace, Scratchpad
+from rxloop.context import CompositeWorkspace, TextWorkspace
 from rxloop.context.workspaces import parts_of
 from rxloop.errors import ConfigurationError
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from rxloop import Agent, ContextBusy, MemoryEventLog, Message, RunCancelled, SqliteEventLog
+from rxloop import Agent, MemoryEventLog, Message, RunCancelled, SqliteEventLog
 from rxloop.coordination import locks
-from rxloop.errors import ConfigurationError
+from rxloop.errors import ConfigurationError, ContextBusy
 from rxloop.testing import ScriptedModel, frames
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from rxloop import Event, SqliteEventLog, StatusUpdateEvent, ToolCompleteEvent, UnknownRun
+from rxloop import Event, SqliteEventLog, StatusUpdateEvent, ToolCompleteEvent
+from rxloop.errors import UnknownRun
 from rxloop.protocol.events import ThoughtStreamEvent
 from support.crash.killed_runs import Nursery, folder, left_behind, lines, nursery_process
 

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from rxloop import ContentCompleteEvent, Report, SqliteEventLog
+from rxloop import ContentCompleteEvent, SqliteEventLog
+from rxloop.evals import Report
 from support.crash.experimenter import CASES, CONCURRENCY, VARIANTS
 
 EXPERIMENTER = Path(__file__).parents[1] / "support/crash/experimenter.py"

@@ -6,7 +6,8 @@ import pytest
 
 from rxloop import Agent, Limits
 from rxloop.demo.question_parser import evaluate
-from rxloop.strategies import STRATEGIES, load_strategy, tree_of_thoughts
+from rxloop.strategies import STRATEGIES, tree_of_thoughts
+from rxloop.strategies.catalog import load_strategy
 from rxloop.testing import OfflineModel
 from support.reasoning import is_legal, walk
 from support.runs import collect

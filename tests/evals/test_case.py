@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from rxloop import Case, ConfigurationError, MemoryEventLog, Message, experiment, score
+from rxloop import ConfigurationError, MemoryEventLog, Message
+from rxloop.evals import Case, experiment, score
 from rxloop.evals.case import numbered
 from support.capitals import CASES, agent, knows
 

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from rxloop import ConfigurationError, Report, Score, Trial, compare
+from rxloop import ConfigurationError
+from rxloop.evals import Report, Score, Trial, compare
 from rxloop.evals.trials import Measure
 
 

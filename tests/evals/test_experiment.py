@@ -12,21 +12,8 @@ from typing import Any
 import pytest
 import reactivex.operators as rx
 
-from rxloop import (
-    Agent,
-    Case,
-    ConfigurationError,
-    Limits,
-    MemoryEventLog,
-    RunContext,
-    RxloopError,
-    SqliteEventLog,
-    Variant,
-    experiment,
-    op,
-    score,
-    tool,
-)
+from rxloop import Agent, ConfigurationError, Limits, MemoryEventLog, RunContext, RxloopError, SqliteEventLog, op, tool
+from rxloop.evals import Case, Variant, experiment, score
 from rxloop.evals import runner as carrying_out
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.strategies import chain_of_thought

@@ -11,7 +11,9 @@ import pytest
 from rich.console import Console
 from typing_extensions import override
 
-from rxloop import Case, ConfigurationError, Report, Score, ScoreMissing, Trial, Usage, experiment, score
+from rxloop import ConfigurationError, Usage
+from rxloop.errors import ScoreMissing
+from rxloop.evals import Case, Report, Score, Trial, experiment, score
 from rxloop.evals.trials import Measure
 from support.capitals import CASES, agent, knows
 

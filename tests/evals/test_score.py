@@ -8,21 +8,8 @@ import orjson
 import pytest
 from pydantic import BaseModel
 
-from rxloop import (
-    Agent,
-    Case,
-    ConfigurationError,
-    MemoryEventLog,
-    Price,
-    Report,
-    Score,
-    ToolCall,
-    ToolStartEvent,
-    Usage,
-    experiment,
-    score,
-    tool,
-)
+from rxloop import Agent, ConfigurationError, MemoryEventLog, Price, ToolCall, ToolStartEvent, Usage, tool
+from rxloop.evals import Case, Report, Score, experiment, score
 from rxloop.evals.scorer import Evidence, scored
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.testing import ScriptedModel, call, frames, turn, virtual_time

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import reactivex.operators as rx
 
-from rxloop import Case, ConfigurationError, Report, Result, Score, ScoreMissing, Scorer, Usage, experiment, op, score
+from rxloop import ConfigurationError, Result, Usage, op
+from rxloop.errors import ScoreMissing
+from rxloop.evals import Case, Report, Score, Scorer, experiment, score
 from support.capitals import CASES, agent, knows, looks_up, lookup
 
 

@@ -11,7 +11,8 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from rxloop import Agent, Event, MemoryEventLog, RunContext, external, tool
+from rxloop import Agent, Event, MemoryEventLog, RunContext, tool
+from rxloop.protocol import external
 from rxloop.testing import ScriptedModel, call, frames
 
 PATH = Path(__file__).parents[2] / "examples/embed_fastapi.py"

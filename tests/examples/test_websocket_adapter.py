@@ -16,7 +16,8 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
-from rxloop import Agent, MemoryEventLog, Runtime, external, tool
+from rxloop import Agent, MemoryEventLog, Runtime, tool
+from rxloop.protocol import external
 from rxloop.protocol.events import Event
 from rxloop.server import ServerLimits, bearer
 from rxloop.testing import ScriptedModel, call, frames

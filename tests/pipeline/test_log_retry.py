@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from rxloop import EventLogError, LogUnreachable
+from rxloop.errors import EventLogError, LogUnreachable
 from rxloop.pipeline.log_retry import PATIENCE, patiently, within
 from rxloop.testing import virtual_time
 

@@ -17,16 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from rxloop import (
-    ContentCompleteEvent,
-    CustomEvent,
-    Event,
-    InvalidEvent,
-    Message,
-    TaskEvent,
-    ToolCall,
-    ToolCompleteEvent,
-)
+from rxloop import ContentCompleteEvent, CustomEvent, Event, Message, TaskEvent, ToolCall, ToolCompleteEvent
+from rxloop.errors import InvalidEvent
 from rxloop.protocol.envelope import EVENT_TYPES
 from rxloop.protocol.events import UsageEvent, normalise
 from rxloop.protocol.json_data import DEPTH, readable, storable

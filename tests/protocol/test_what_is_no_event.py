@@ -16,7 +16,6 @@ from rxloop import (
     ContentCompleteEvent,
     CustomEvent,
     Event,
-    InvalidInput,
     Message,
     RunContext,
     RunError,
@@ -26,7 +25,7 @@ from rxloop import (
     op,
     tool,
 )
-from rxloop.errors import InvalidEvent
+from rxloop.errors import InvalidEvent, InvalidInput
 from rxloop.operators import on
 from rxloop.protocol.envelope import EVENT_TYPES, UnknownEvent
 from rxloop.protocol.events import StatusUpdateEvent, ThoughtStreamEvent, ToolCompleteEvent, ToolStartEvent

@@ -9,8 +9,7 @@ from typing import Any
 import orjson
 import pytest
 
-from rxloop import Agent, AnyEvent, Event, MemoryEventLog, op, replay, tool
-from rxloop.context import SlidingWindowCompressor
+from rxloop import Agent, AnyEvent, Event, MemoryEventLog, SlidingWindowCompressor, op, replay, tool
 from rxloop.protocol.events import LLMFailedEvent, LLMNoticeEvent, ToolCompleteEvent
 from rxloop.providers import Fallback, Retry, anthropic_messages, fallback, google_gemini, openai_responses
 from support.bank import crashed

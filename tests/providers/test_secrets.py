@@ -11,9 +11,9 @@ import httpx
 import orjson
 import pytest
 
-from rxloop import Agent, Preset
+from rxloop import Agent
 from rxloop.errors import ConfigurationError, RunError
-from rxloop.providers import fallback, hedge, limited, openai_chat
+from rxloop.providers import Preset, fallback, hedge, limited, openai_chat
 from rxloop.storage import MemoryEventLog
 from rxloop.support.redaction import display_url, find_secrets, redact_secrets
 from support.http_server import REQUEST, Reply, Server, chat, collect, delta, sse

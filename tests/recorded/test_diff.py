@@ -16,11 +16,11 @@ from rxloop import (
     StatusUpdateEvent,
     TaskEvent,
     ToolCompleteEvent,
-    UnknownRun,
     Usage,
     diff,
     tool,
 )
+from rxloop.errors import UnknownRun
 from rxloop.testing import ScriptedModel, call, turn, virtual_time
 from support.runs import outcome
 

@@ -20,11 +20,11 @@ from rxloop import (
     Message,
     StatusUpdateEvent,
     TaskEvent,
-    UnknownRun,
     follow,
     op,
     tool,
 )
+from rxloop.errors import UnknownRun
 from rxloop.testing import ScriptedModel, call, frames, virtual_time
 from support.run_checks import settled
 from support.runs import collect

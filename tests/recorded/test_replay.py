@@ -16,20 +16,20 @@ from rxloop import (
     Event,
     Limits,
     MemoryEventLog,
-    Replay,
     RunContext,
     RunState,
     RxloopError,
     StatusUpdateEvent,
     ToolError,
-    UnknownRun,
-    external,
-    fold,
     op,
     replay,
     tool,
 )
+from rxloop.errors import UnknownRun
 from rxloop.pipeline.requests import ModelRequest
+from rxloop.protocol import external
+from rxloop.recorded import Replay
+from rxloop.state import fold
 from rxloop.testing import ScriptedModel, call, frames, turn, virtual_time
 from support.runs import collect, outcome, shape, well_formed
 

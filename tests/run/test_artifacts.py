@@ -12,23 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rxloop import (
-    Agent,
-    ArtifactUpdateEvent,
-    FolderArtifacts,
-    MemoryArtifacts,
-    MemoryEventLog,
-    RunContext,
-    SqliteArtifacts,
-    SqliteEventLog,
-    artifact_tools,
-    op,
-    tool,
-)
+from rxloop import Agent, ArtifactUpdateEvent, MemoryEventLog, RunContext, SqliteEventLog, artifact_tools, op, tool
 from rxloop.errors import ArtifactError, ArtifactExists, ConfigurationError, UnknownArtifact
 from rxloop.pipeline import artifacts as front
 from rxloop.pipeline.artifacts import ArtifactStore, RunArtifacts, Writer, Writes
 from rxloop.protocol.events import Event
+from rxloop.storage import FolderArtifacts, MemoryArtifacts, SqliteArtifacts
 from rxloop.testing import ScriptedModel, call, turn
 
 MAKERS: dict[str, Callable[[Path], ArtifactStore]] = {

@@ -6,19 +6,8 @@ from typing import Any
 
 import pytest
 
-from rxloop import (
-    Agent,
-    ConfigurationError,
-    InvalidInput,
-    InvalidOutput,
-    MemoryEventLog,
-    Message,
-    RunContext,
-    RunError,
-    Thoughts,
-    op,
-    tool,
-)
+from rxloop import Agent, ConfigurationError, MemoryEventLog, Message, RunContext, RunError, Thoughts, op, tool
+from rxloop.errors import InvalidInput, InvalidOutput
 from rxloop.pipeline.requests import Operator, RunRequest, Signal
 from rxloop.protocol.messages import ToolCall
 from rxloop.testing import ScriptedModel, call

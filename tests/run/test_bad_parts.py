@@ -7,18 +7,8 @@ from typing import Any, Self
 import pytest
 from reactivex import Observable
 
-from rxloop import (
-    Agent,
-    ConfigurationError,
-    ContextBusy,
-    EventLogError,
-    Limits,
-    MemoryEventLog,
-    RunContext,
-    RunError,
-    Usage,
-    op,
-)
+from rxloop import Agent, ConfigurationError, Limits, MemoryEventLog, RunContext, RunError, Usage, op
+from rxloop.errors import ContextBusy, EventLogError
 from rxloop.pipeline import log_retry
 from rxloop.pipeline.requests import IterationEnd, Operator, Signal, ToolRequest
 from rxloop.protocol.messages import ToolCall

@@ -10,20 +10,20 @@ import pytest
 
 from rxloop import (
     Agent,
-    ConflictError,
     Event,
     MemoryEventLog,
     RunCancelled,
     RunContext,
     ToolCompleteEvent,
     ToolStartEvent,
-    UnknownRun,
     follow,
     tool,
 )
 from rxloop.errors import (
     ConfigurationError,
+    ConflictError,
     InvalidInput,
+    UnknownRun,
 )
 from rxloop.protocol.commands import Command
 from rxloop.state.fold import fold_all

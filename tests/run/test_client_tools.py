@@ -13,9 +13,7 @@ from rxloop import (
     Agent,
     InputReceivedEvent,
     InputRequiredEvent,
-    InvalidInput,
     MemoryEventLog,
-    NotAsked,
     RunContext,
     Runtime,
     SqliteEventLog,
@@ -27,6 +25,7 @@ from rxloop import (
     op,
     tool,
 )
+from rxloop.errors import InvalidInput, NotAsked
 from rxloop.testing import ScriptedModel, call, virtual_time
 from support.bank import crashed
 from support.run_checks import nothing_left

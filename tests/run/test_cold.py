@@ -11,7 +11,8 @@ import reactivex as rx
 from reactivex import operators as ops
 from reactivex.subject import Subject
 
-from rxloop import Agent, ColdRun, Limits, ModelRequest, RunContext, merge, op, tool
+from rxloop import Agent, Limits, ModelRequest, RunContext, merge, op, tool
+from rxloop.agents import ColdRun
 from rxloop.errors import ConfigurationError, LimitReached, RunCancelled, RunError, ServerError
 from rxloop.protocol.events import StatusUpdateEvent
 from rxloop.testing import ScriptedModel, call, frames, turn, virtual_time

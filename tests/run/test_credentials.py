@@ -14,7 +14,6 @@ from rxloop import (
     AuthRequiredEvent,
     ConfigurationError,
     InputReceivedEvent,
-    InvalidInput,
     MemoryEventLog,
     NotFinished,
     PendingInput,
@@ -28,7 +27,7 @@ from rxloop import (
     replay,
     tool,
 )
-from rxloop.errors import RxloopError
+from rxloop.errors import InvalidInput, RxloopError
 from rxloop.protocol.events import InputRequiredEvent
 from rxloop.testing import ScriptedModel, call
 from support.bank import crashed

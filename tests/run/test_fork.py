@@ -22,11 +22,11 @@ from rxloop import (
     TaskEvent,
     ToolCompleteEvent,
     ToolStartEvent,
-    UnknownRun,
-    fold,
     tool,
 )
+from rxloop.errors import UnknownRun
 from rxloop.pipeline.requests import ModelRequest
+from rxloop.state import fold
 from rxloop.state.run_state import RunState
 from rxloop.testing import ScriptedModel, call, virtual_time
 from support.fork_shop import Shop, seq_of

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from rxloop import Agent, ConfigurationError, MemoryEventLog, RunExists, derive_id
+from rxloop import Agent, ConfigurationError, MemoryEventLog
+from rxloop.agents import derive_id
+from rxloop.errors import RunExists
 from rxloop.testing import ScriptedModel
 
 

@@ -12,7 +12,6 @@ from rxloop import (
     Event,
     InputReceivedEvent,
     InputRequiredEvent,
-    InvalidInput,
     MemoryEventLog,
     NotFinished,
     PendingInput,
@@ -22,6 +21,7 @@ from rxloop import (
     op,
     tool,
 )
+from rxloop.errors import InvalidInput
 from rxloop.pipeline.requests import Signal, ToolRequest
 from rxloop.testing import ScriptedModel, call, virtual_time
 from support.payments import Payments

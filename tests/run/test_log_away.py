@@ -8,17 +8,8 @@ from typing import Any
 
 import pytest
 
-from rxloop import (
-    Agent,
-    Event,
-    EventLogError,
-    MemoryEventLog,
-    Result,
-    Run,
-    RunCancelled,
-    RunError,
-    tool,
-)
+from rxloop import Agent, Event, MemoryEventLog, Result, Run, RunCancelled, RunError, tool
+from rxloop.errors import EventLogError
 from rxloop.pipeline import log_retry
 from rxloop.state.history import INTERRUPTED
 from rxloop.testing import ScriptedModel, call, virtual_time

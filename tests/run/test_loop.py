@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from rxloop import (
     Agent,
-    AttemptError,
     ContentCompleteEvent,
     CustomEvent,
     Event,
@@ -35,7 +34,7 @@ from rxloop import (
     op,
     tool,
 )
-from rxloop.errors import Overloaded
+from rxloop.errors import AttemptError, Overloaded
 from rxloop.pipeline.requests import ModelRequest, Signal
 from rxloop.state.fold import fold_all
 from rxloop.state.history import INTERRUPTED

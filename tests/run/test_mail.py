@@ -7,16 +7,9 @@ from typing import Any
 
 import pytest
 
-from rxloop import (
-    Agent,
-    ConflictError,
-    MemoryEventLog,
-    Message,
-    MessageAddedEvent,
-    RunCancelled,
-    Steer,
-)
-from rxloop.errors import ConfigurationError, RunOver
+from rxloop import Agent, MemoryEventLog, Message, MessageAddedEvent, RunCancelled
+from rxloop.agents import Steer
+from rxloop.errors import ConfigurationError, ConflictError, RunOver
 from rxloop.pipeline.log_retry import PATIENCE
 from rxloop.protocol.commands import AnswerCommand, CancelCommand, Command, MessageCommand
 from rxloop.testing import ScriptedModel, call, frames, virtual_time

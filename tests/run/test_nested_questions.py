@@ -11,17 +11,17 @@ from rxloop import (
     Agent,
     InputReceivedEvent,
     InputRequiredEvent,
-    InvalidInput,
     MemoryEventLog,
     RunContext,
     RunState,
     StatusUpdateEvent,
     SubtaskEvent,
     ToolCompleteEvent,
-    fold,
     tool,
 )
+from rxloop.errors import InvalidInput
 from rxloop.run.ends import canceled_call
+from rxloop.state import fold
 from rxloop.testing import call
 from support.nested_agents import check_attempts, checked, editor, in_virtual_time, of, researcher, tokens, used
 from support.runs import collect, outcome, shape

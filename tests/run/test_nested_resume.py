@@ -21,11 +21,11 @@ from rxloop import (
     ToolCompleteEvent,
     ToolStartEvent,
     Usage,
-    fold,
     tool,
 )
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.run.nested import NestedRecorder
+from rxloop.state import fold
 from rxloop.testing import ScriptedModel, call, turn
 from rxloop.thinking.graph.thought_graph import ThoughtGraph
 from support.nested_agents import check_attempts, of, used

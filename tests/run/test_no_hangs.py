@@ -18,7 +18,6 @@ from reactivex.scheduler import NewThreadScheduler
 
 from rxloop import (
     Agent,
-    AttemptError,
     ContentCompleteEvent,
     ContentDeltaEvent,
     CustomEvent,
@@ -38,6 +37,7 @@ from rxloop import (
     op,
     tool,
 )
+from rxloop.errors import AttemptError
 from rxloop.providers import hedge
 from rxloop.stream.sources import from_task
 from rxloop.testing import ScriptedModel, call

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 import rxloop
-from rxloop import Agent, ContextBusy, MemoryEventLog, RunContext, tool
+from rxloop import Agent, MemoryEventLog, RunContext, tool
+from rxloop.errors import ContextBusy
 from rxloop.run.life import Life, Phase
 from rxloop.testing import ScriptedModel, call
 from support.runs import outcome

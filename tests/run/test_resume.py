@@ -22,11 +22,11 @@ from rxloop import (
     ThoughtStreamEvent,
     ToolCompleteEvent,
     ToolStartEvent,
-    UnknownRun,
     Usage,
     op,
     tool,
 )
+from rxloop.errors import UnknownRun
 from rxloop.pipeline.requests import ModelRequest, Signal
 from rxloop.state.history import INTERRUPTED
 from rxloop.testing import ScriptedModel, call, turn, virtual_time

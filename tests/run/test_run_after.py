@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from rxloop import Agent, RunContext, external, follow, replay, tool
+from rxloop import Agent, RunContext, follow, replay, tool
+from rxloop.protocol import external
 from rxloop.protocol.events import (
     ContentDeltaEvent,
     CustomEvent,

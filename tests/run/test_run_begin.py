@@ -5,16 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from rxloop import (
-    Agent,
-    ContextBusy,
-    EventLogError,
-    InvalidInput,
-    MemoryEventLog,
-    RunCancelled,
-    SqliteEventLog,
-    UnknownRun,
-)
+from rxloop import Agent, MemoryEventLog, RunCancelled, SqliteEventLog
+from rxloop.errors import ContextBusy, EventLogError, InvalidInput, UnknownRun
 from rxloop.testing import ScriptedModel, call, frames
 
 

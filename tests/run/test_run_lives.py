@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 
 from rxloop import (
     Agent,
-    AttemptError,
     Event,
     MemoryEventLog,
     Run,
@@ -29,12 +28,11 @@ from rxloop import (
     SqliteEventLog,
     StatusUpdateEvent,
     Stream,
-    UnknownRun,
     op,
     replay,
     tool,
 )
-from rxloop.errors import InvalidInput, Overloaded
+from rxloop.errors import AttemptError, InvalidInput, Overloaded, UnknownRun
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.protocol.events import ends_attempt
 from rxloop.state.fold import fold_all

@@ -10,7 +10,6 @@ import pytest
 
 from rxloop import (
     Agent,
-    ConflictError,
     Event,
     Limits,
     LLMCallEvent,
@@ -26,6 +25,7 @@ from rxloop import (
     op,
     tool,
 )
+from rxloop.errors import ConflictError
 from rxloop.state.history import CANCELED_CALL, INTERRUPTED, NEVER_BEGAN
 from rxloop.testing import ScriptedModel, call, virtual_time
 from support.bank import Bank, crashed

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from rxloop import Agent, Event, Limits, MemoryEventLog, RunContext, SqliteEventLog, UnknownRun, follow
-from rxloop.errors import LogUnreachable, RunOver, RxloopError
+from rxloop import Agent, Event, Limits, MemoryEventLog, RunContext, SqliteEventLog, follow
+from rxloop.errors import LogUnreachable, RunOver, RxloopError, UnknownRun
 from rxloop.pipeline import log_retry
 from rxloop.pipeline.event_log import EventLog
 from rxloop.testing import ScriptedModel, call, frames, virtual_time

@@ -19,7 +19,6 @@ from rxloop import (
     ConfigurationError,
     ContentCompleteEvent,
     Event,
-    InvalidEvent,
     LimitReached,
     Limits,
     MemoryEventLog,
@@ -28,14 +27,14 @@ from rxloop import (
     Operator,
     Run,
     RunContext,
-    RunOver,
     StatusUpdateEvent,
-    Steer,
     ToolStartEvent,
     op,
     replay,
     tool,
 )
+from rxloop.agents import Steer
+from rxloop.errors import InvalidEvent, RunOver
 from rxloop.run.steering import say
 from rxloop.state.fold import fold_all
 from rxloop.testing import ScriptedModel, call, frames, turn, virtual_time

@@ -7,7 +7,8 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rxloop import Agent, Event, MemoryEventLog, RunOver, op, replay, tool
+from rxloop import Agent, Event, MemoryEventLog, op, replay, tool
+from rxloop.errors import RunOver
 from rxloop.state.fold import fold_all
 from rxloop.testing import ScriptedModel, call, frames, turn, virtual_time
 from support.runs import shape, well_formed

@@ -13,7 +13,8 @@ from reactivex import operators as ops
 from reactivex.disposable import Disposable
 from reactivex.subject import Subject
 
-from rxloop import Agent, ConfigurationError, MemoryEventLog, Message, ModelRequest, RunError, Steer, op, tool
+from rxloop import Agent, ConfigurationError, MemoryEventLog, Message, ModelRequest, RunError, op, tool
+from rxloop.agents import Steer
 from rxloop.run.spec import Said
 from rxloop.testing import ScriptedModel, call, frames, virtual_time
 from support.runs import outcome, shape

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import reactivex
 
-from rxloop import Agent, RunExists, derive_id
-from rxloop.errors import ConfigurationError
+from rxloop import Agent
+from rxloop.agents import derive_id
+from rxloop.errors import ConfigurationError, RunExists
 from rxloop.testing import ScriptedModel
 from support.processes.machines import Machines
 from support.run_checks import kinds, nothing_left

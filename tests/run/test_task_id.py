@@ -8,7 +8,9 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from rxloop import Agent, ConfigurationError, MemoryEventLog, RunExists, SqliteEventLog, derive_id
+from rxloop import Agent, ConfigurationError, MemoryEventLog, SqliteEventLog
+from rxloop.agents import derive_id
+from rxloop.errors import RunExists
 from rxloop.testing import ScriptedModel, frames
 
 ID = "6f9619ff-8b86-4011-b42d-00c04fc964ff"

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from rxloop import ContextBusy, RunError, StatusUpdateEvent
-from rxloop.errors import Fenced
+from rxloop import RunError, StatusUpdateEvent
+from rxloop.errors import ContextBusy, Fenced
 from rxloop.protocol.events import CustomEvent
 from rxloop.testing import call, frames, virtual_time
 from support.processes.machines import LEASE, Machines, states

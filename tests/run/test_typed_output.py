@@ -10,7 +10,6 @@ from rxloop import (
     ConfigurationError,
     ContentCompleteEvent,
     Event,
-    InvalidOutput,
     MemoryEventLog,
     ModelRequest,
     ModelSettings,
@@ -20,7 +19,7 @@ from rxloop import (
     StatusUpdateEvent,
     tool,
 )
-from rxloop.errors import IncompleteOutput
+from rxloop.errors import IncompleteOutput, InvalidOutput
 from rxloop.protocol.events import MessageAddedEvent
 from rxloop.protocol.messages import ToolCall
 from rxloop.providers import openai_chat

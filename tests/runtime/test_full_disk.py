@@ -8,7 +8,8 @@ from contextlib import suppress
 import psycopg
 import pytest
 
-from rxloop import LogUnreachable, RunRecord
+from rxloop import RunRecord
+from rxloop.errors import LogUnreachable
 from support.postgres.server import PostgresServer
 from support.processes.disks import small_disk
 from support.workers.cluster import BY_HAND, Cluster, cluster

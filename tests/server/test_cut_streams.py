@@ -11,7 +11,8 @@ from urllib.parse import urlsplit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rxloop import Event, Runtime, external
+from rxloop import Event, Runtime
+from rxloop.protocol import external
 from rxloop.server import Api, api
 from rxloop.testing import virtual_time
 from support.misbehaving import PLANTED

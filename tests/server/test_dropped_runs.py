@@ -16,9 +16,9 @@ from a2a.types import a2a_pb2 as pb
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from rxloop import ApiError, Event, RunRecord, Runtime, follow
+from rxloop import Event, RunRecord, Runtime, follow
 from rxloop.client import Client
-from rxloop.errors import InvalidInput, NotAsked
+from rxloop.errors import ApiError, InvalidInput, NotAsked
 from rxloop.protocol.commands import AnswerCommand, MessageCommand
 from rxloop.recorded.replay import history
 from rxloop.run import loading

@@ -7,8 +7,9 @@ from typing import Any
 import httpx
 import pytest
 
-from rxloop import Agent, ApiError, EventLog, MemoryEventLog, SqliteEventLog
+from rxloop import Agent, EventLog, MemoryEventLog, SqliteEventLog
 from rxloop.client import Client
+from rxloop.errors import ApiError
 from rxloop.testing import ScriptedModel
 from support.api_server import Served, serving
 

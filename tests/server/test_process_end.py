@@ -14,8 +14,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from rxloop import ApiError
 from rxloop.client import Client
+from rxloop.errors import ApiError
 from support.api_server import Raw
 
 PROGRAMS = Path(__file__).parents[1] / "support/server_programs"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from rxloop import Agent, ApiError, MemoryEventLog, tool
+from rxloop import Agent, MemoryEventLog, tool
 from rxloop.client import Client
+from rxloop.errors import ApiError
 from rxloop.protocol.visibility import messages_for_clients
 from rxloop.recorded.replay import history
 from rxloop.state.fold import fold_all

@@ -13,8 +13,9 @@ from typing import Any
 import httpx
 import pytest
 
-from rxloop import Agent, ContentDeltaEvent, CustomEvent, Event, MemoryEventLog, RunContext, external, tool
+from rxloop import Agent, ContentDeltaEvent, CustomEvent, Event, MemoryEventLog, RunContext, tool
 from rxloop.client import Client
+from rxloop.protocol import external
 from rxloop.server import ServerLimits
 from rxloop.stream import readers as sse
 from rxloop.stream.hub import Hub

@@ -12,7 +12,6 @@ from rxloop import (
     Agent,
     ConfigurationError,
     ContentCompleteEvent,
-    ContextBusy,
     Event,
     ImagePart,
     MemoryEventLog,
@@ -24,6 +23,7 @@ from rxloop import (
     ToolCall,
     tool,
 )
+from rxloop.errors import ContextBusy
 from rxloop.pipeline.records import RunEvents
 from rxloop.storage import conversation
 from rxloop.testing import ScriptedModel, call, frames, virtual_time

@@ -9,7 +9,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from rxloop import FolderArtifacts, SqliteArtifacts
+from rxloop.storage import FolderArtifacts, SqliteArtifacts
 
 
 async def main(kind: str, folder: Path, name: str, count: int) -> None:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from rxloop import EventLogError, open_log
+from rxloop import open_log
+from rxloop.errors import EventLogError
 from rxloop.protocol.events import CustomEvent, StatusUpdateEvent, TaskEvent
 from rxloop.protocol.messages import Message
 

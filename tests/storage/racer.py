@@ -7,7 +7,8 @@ import secrets
 import sys
 import time
 
-from rxloop import ConflictError, SqliteEventLog
+from rxloop import SqliteEventLog
+from rxloop.errors import ConflictError
 from rxloop.protocol.events import TaskEvent
 from rxloop.protocol.messages import Message
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from rxloop import FolderArtifacts, MemoryArtifacts, PostgresArtifacts, SqliteArtifacts, SqliteEventLog
+from rxloop import SqliteEventLog
 from rxloop.errors import ArtifactError, ConfigurationError, EventLogError, UnknownArtifact
 from rxloop.pipeline.artifacts import ArtifactStore
-from rxloop.storage import folder_artifacts
+from rxloop.storage import FolderArtifacts, MemoryArtifacts, PostgresArtifacts, SqliteArtifacts, folder_artifacts
 from rxloop.testing.artifact_store_contract import CHECKS, SHARED_CHECKS, Check, SharedCheck
 from support.postgres.server import emptied
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from rxloop import Agent, ConfigurationError, EventLogError, SqliteEventLog, tool
+from rxloop import Agent, ConfigurationError, SqliteEventLog, tool
+from rxloop.errors import EventLogError
 from rxloop.pipeline.records import RunEvents
 from rxloop.protocol.events import CustomEvent, Event, StatusUpdateEvent, TaskEvent
 from rxloop.protocol.messages import Message

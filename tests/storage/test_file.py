@@ -12,11 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from rxloop import Agent, EventLogError, RunError, SqliteArtifacts, SqliteEventLog, ThinkingSessions, tool
+from rxloop import Agent, RunError, SqliteEventLog, tool
+from rxloop.errors import EventLogError
 from rxloop.protocol.events import CustomEvent, Event, TaskEvent
 from rxloop.protocol.messages import Message
+from rxloop.storage import SqliteArtifacts
 from rxloop.storage.sqlite import file as open_file
 from rxloop.testing import ScriptedModel, call
+from rxloop.thinking import ThinkingSessions
 from support.sequential_thoughts import thought
 
 FORKER = Path(__file__).with_name("forker.py")

@@ -13,7 +13,8 @@ from typing import Any, cast
 
 import pytest
 
-from rxloop import Agent, Event, GapEvent, LogWentBack, PostgresEventLog, SqliteEventLog, UnknownRun, follow, history
+from rxloop import Agent, Event, GapEvent, PostgresEventLog, SqliteEventLog, follow, history
+from rxloop.errors import LogWentBack, UnknownRun
 from rxloop.protocol.events import ContentDeltaEvent
 from rxloop.storage.postgres import listener as hearing
 from rxloop.testing import ScriptedModel

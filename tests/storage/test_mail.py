@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from rxloop import EventLogError, SqliteEventLog
+from rxloop import SqliteEventLog
+from rxloop.errors import EventLogError
 from rxloop.protocol.commands import CancelCommand
 from rxloop.protocol.events import CustomEvent, Event, TaskEvent
 from rxloop.protocol.messages import Message

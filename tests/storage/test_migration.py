@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rxloop import EventLogError, SqliteEventLog
+from rxloop import SqliteEventLog
+from rxloop.errors import EventLogError
 from rxloop.pipeline.records import RunRecord
 from rxloop.protocol.events import CustomEvent, Event, StatusUpdateEvent, TaskEvent
 from rxloop.protocol.messages import ErrorInfo, Message, Usage

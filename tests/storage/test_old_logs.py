@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from rxloop import PostgresEventLog, SequentialThought, SqliteArtifacts, SqliteEventLog, ThinkingSessions
+from rxloop import PostgresEventLog, SqliteEventLog
 from rxloop.cli.app import app
+from rxloop.storage import SqliteArtifacts
+from rxloop.thinking import SequentialThought, ThinkingSessions
 from storage.old_logs import observed
 from support.sequential_thoughts import thought
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from rxloop import LogUnreachable, PostgresEventLog
+from rxloop import PostgresEventLog
+from rxloop.errors import LogUnreachable
 from rxloop.protocol.commands import CancelCommand
 from rxloop.testing.event_log_contract.toolkit import Follower, begun, ids, note, task
 from support.postgres.logs import MakeLog, Writing

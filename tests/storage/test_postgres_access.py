@@ -11,7 +11,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from rxloop import ConfigurationError, EventLogError, PostgresEventLog
+from rxloop import ConfigurationError, PostgresEventLog
+from rxloop.errors import EventLogError
 from rxloop.protocol.commands import CancelCommand
 from rxloop.storage.postgres import schema
 from rxloop.testing.event_log_contract.toolkit import Follower, begun, end, ids, note, task, wait_for

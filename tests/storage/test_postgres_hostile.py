@@ -17,8 +17,8 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from rxloop import ConfigurationError, EventLogError, LogUnreachable, LogWentBack, PostgresEventLog
-from rxloop.errors import UnknownRun
+from rxloop import ConfigurationError, PostgresEventLog
+from rxloop.errors import EventLogError, LogUnreachable, LogWentBack, UnknownRun
 from rxloop.protocol.commands import CancelCommand
 from rxloop.protocol.events import ContentDeltaEvent, Event
 from rxloop.storage import postgres_log as postgres_log

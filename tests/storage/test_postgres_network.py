@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from rxloop import Agent, Fenced, PostgresEventLog, RunError, tool
+from rxloop import Agent, PostgresEventLog, RunError, tool
+from rxloop.errors import Fenced
 from rxloop.protocol.events import StatusUpdateEvent
 from rxloop.storage.postgres.rows import write
 from rxloop.testing import ScriptedModel, call

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from rxloop import Agent, EventLogError, PostgresEventLog, follow, history
-from rxloop.errors import UnknownRun
+from rxloop import Agent, PostgresEventLog, follow, history
+from rxloop.errors import EventLogError, UnknownRun
 from rxloop.protocol.commands import CancelCommand
 from rxloop.protocol.events import ContentDeltaEvent, Event
 from rxloop.storage.postgres import listener as hearing

@@ -9,7 +9,8 @@ from contextlib import asynccontextmanager
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from rxloop import Agent, ConflictError, EventLogError, PostgresEventLog
+from rxloop import Agent, PostgresEventLog
+from rxloop.errors import ConflictError, EventLogError
 from rxloop.protocol.commands import CancelCommand
 from rxloop.runtime import PostgresQueue
 from rxloop.storage.postgres.address import Connection

@@ -13,7 +13,8 @@ from typing import Any, cast
 import psycopg
 import pytest
 
-from rxloop import EventLogError, Fenced, PostgresEventLog
+from rxloop import PostgresEventLog
+from rxloop.errors import EventLogError, Fenced
 from rxloop.storage.postgres.address import Connection
 from rxloop.testing.event_log_contract.toolkit import begun, ids, note, task
 from support.postgres.logs import asked

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from rxloop import Agent, ConfigurationError, ConflictError, EventLogError, Fenced, SqliteEventLog
+from rxloop import Agent, ConfigurationError, SqliteEventLog
+from rxloop.errors import ConflictError, EventLogError, Fenced
 from rxloop.protocol.events import ContentDeltaEvent, CustomEvent, Event, StatusUpdateEvent, TaskEvent
 from rxloop.protocol.messages import Message
 from rxloop.storage.sqlite import database

@@ -9,17 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from rxloop import (
-    Agent,
-    FolderArtifacts,
-    PostgresArtifacts,
-    SqliteArtifacts,
-    SqliteEventLog,
-    ThinkingSessions,
-    sequential_thinking,
-)
+from rxloop import Agent, SqliteEventLog, sequential_thinking
 from rxloop.errors import EventLogError
+from rxloop.storage import FolderArtifacts, PostgresArtifacts, SqliteArtifacts
 from rxloop.testing import ScriptedModel, call
+from rxloop.thinking import ThinkingSessions
 from support.postgres.server import emptied
 from support.sequential_thoughts import thought
 

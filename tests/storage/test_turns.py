@@ -14,7 +14,8 @@ from typing import Any, Literal
 
 import pytest
 
-from rxloop import ConfigurationError, Fenced, SqliteEventLog
+from rxloop import ConfigurationError, SqliteEventLog
+from rxloop.errors import Fenced
 from rxloop.protocol.events import CustomEvent, Event, StatusUpdateEvent, TaskEvent
 from rxloop.protocol.messages import Message
 from rxloop.storage.sqlite import leases as turns

@@ -12,8 +12,8 @@ import sqlite3
 import sys
 from typing import NoReturn
 
-from rxloop import FolderArtifacts, PostgresArtifacts, SqliteArtifacts, ThinkingSessions
-from rxloop.storage import folder_artifacts, sqlite_artifacts
+from rxloop.storage import FolderArtifacts, PostgresArtifacts, SqliteArtifacts, folder_artifacts, sqlite_artifacts
+from rxloop.thinking import ThinkingSessions
 
 MAKERS = {"folder": FolderArtifacts, "sqlite": SqliteArtifacts, "postgres": PostgresArtifacts}
 

@@ -8,7 +8,8 @@ import resource
 import signal
 import sys
 
-from rxloop import Agent, EventLogError, RunError, SqliteEventLog
+from rxloop import Agent, RunError, SqliteEventLog
+from rxloop.errors import EventLogError
 from rxloop.pipeline import log_retry
 from rxloop.protocol.events import CustomEvent, Event, TaskEvent
 from rxloop.protocol.messages import Message

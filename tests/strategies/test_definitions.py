@@ -14,7 +14,7 @@ import pytest
 
 from rxloop.errors import ConfigurationError, StageRefused
 from rxloop.strategies import STRATEGIES, get_stages
-from rxloop.thinking.stages import StageManager, StrategyDefinition
+from rxloop.thinking import StageManager, StrategyDefinition
 from support.strategy_table import EXPECTED, TABLE, needs_table
 
 NINE = (

@@ -21,7 +21,7 @@ from rxloop.errors import StageRefused, StrategyError
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.strategies import StrategyRun, strategy
 from rxloop.testing import ScriptedModel, call, frames, virtual_time
-from rxloop.thinking.stages import Stage, StrategyDefinition
+from rxloop.thinking import Stage, StrategyDefinition
 from support.reasoning import add, ask_text, echo, in_turn, left_open
 from support.runs import collect, first_events, outcome, shape
 

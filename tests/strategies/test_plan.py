@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rxloop.errors import PlanRefused
-from rxloop.strategies import Plan, PlanStep, parse_plan
+from rxloop.strategies import Plan
+from rxloop.strategies.plan import PlanStep, parse_plan
 
 PLAN = """
 I will plan first.

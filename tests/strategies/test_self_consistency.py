@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from rxloop import Agent, ConfigurationError, ContentCompleteEvent, RunError, ServerError, StageEvent
-from rxloop.errors import NoAnswers
+from rxloop import Agent, ConfigurationError, ContentCompleteEvent, RunError, StageEvent
+from rxloop.errors import NoAnswers, ServerError
 from rxloop.strategies import self_consistency
 from rxloop.testing import ScriptedModel
 from support.http_server import Reply, active, chat, say, serving, sse

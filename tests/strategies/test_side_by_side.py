@@ -5,18 +5,8 @@ from typing import Any
 
 import pytest
 
-from rxloop import (
-    Agent,
-    ContentCompleteEvent,
-    Event,
-    LimitReached,
-    Limits,
-    LLMCallEvent,
-    ProviderError,
-    RunError,
-    ServerError,
-)
-from rxloop.errors import ContextLengthExceeded
+from rxloop import Agent, ContentCompleteEvent, Event, LimitReached, Limits, LLMCallEvent, ProviderError, RunError
+from rxloop.errors import ContextLengthExceeded, ServerError
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.strategies import StrategyRun, strategy
 from rxloop.testing import ScriptedModel, frames, turn, virtual_time

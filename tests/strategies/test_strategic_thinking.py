@@ -14,19 +14,18 @@ from rxloop import (
     Event,
     MemoryEventLog,
     RunContext,
-    SqliteArtifacts,
     StageEvent,
-    ThinkingSessions,
     ThoughtGraph,
     ThoughtStreamEvent,
     ToolCompleteEvent,
     strategic_thinking,
 )
 from rxloop.errors import ConfigurationError, ToolError
+from rxloop.storage import SqliteArtifacts
 from rxloop.strategies import STRATEGIES
 from rxloop.strategies.strategic_thinking import NAME, StrategicThinking
 from rxloop.testing import ScriptedModel, call
-from rxloop.thinking.stages import Stage, StrategyDefinition
+from rxloop.thinking import Stage, StrategyDefinition, ThinkingSessions
 from support.sequential_thoughts import TO_BRANCHES, thought
 
 DRAFT = StrategyDefinition(

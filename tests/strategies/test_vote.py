@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from rxloop.errors import NoAnswers
-from rxloop.strategies import find_majority, is_decided, normalise
+from rxloop.strategies import normalise
+from rxloop.strategies.self_consistency import find_majority, is_decided
 
 
 class City(BaseModel):

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from rxloop import Agent, CompositeWorkspace, Limits, RunContext, RunError, op, tool
+from rxloop import Agent, Limits, RunContext, RunError, op, tool
+from rxloop.context import CompositeWorkspace
 from rxloop.strategies import tree_of_thoughts
 from rxloop.testing import ScriptedModel, call, virtual_time
 from support.run_checks import Recorder, finals, nothing_left

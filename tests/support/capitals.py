@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from rxloop import Agent, Case, Usage, tool
+from rxloop import Agent, Usage, tool
+from rxloop.evals import Case
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.testing import ScriptedModel, call, turn
 

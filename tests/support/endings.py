@@ -7,13 +7,8 @@ from typing import Any
 
 import pytest
 
-from rxloop import (
-    Agent,
-    AttemptError,
-    Operator,
-    op,
-    tool,
-)
+from rxloop import Agent, Operator, op, tool
+from rxloop.errors import AttemptError
 from rxloop.testing import ScriptedModel, call
 from support.run_checks import Recorder, finals, other_tasks
 

@@ -9,15 +9,9 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
-from rxloop.context import (
-    ChainedCompressor,
-    Compressed,
-    Compression,
-    SemanticCompressor,
-    SlidingWindowCompressor,
-    TokenBudgetCompressor,
-    TokenEstimator,
-)
+from rxloop import SemanticCompressor, SlidingWindowCompressor, TokenBudgetCompressor
+from rxloop.context import ChainedCompressor, TokenEstimator
+from rxloop.context.compression import Compressed, Compression
 from rxloop.pipeline.context_interfaces import Budget, Compressor, TokenCounter
 from rxloop.protocol.messages import ImagePart, Message, TextPart, ToolCall
 

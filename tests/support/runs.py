@@ -3,7 +3,8 @@
 from collections.abc import AsyncIterable, Callable, Iterable, Sequence, Set
 from typing import Any
 
-from rxloop import AttemptError, Event, MemoryEventLog, Message, Result, Run, RunState
+from rxloop import Event, MemoryEventLog, Message, Result, Run, RunState
+from rxloop.errors import AttemptError
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.pipeline.run_context import RunContext
 from rxloop.protocol.messages import ToolCall

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rxloop.storage import MemoryArtifacts
-from rxloop.thinking.sessions import ThinkingSessions, ThoughtResult
+from rxloop.thinking import ThinkingSessions, ThoughtResult
 
 
 def thought(number: Any = 1, total: Any = 3, needed: Any = True, text: Any = None, **fields: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from mcp_types import CallToolResult, TextContent
 
 from rxloop import MemoryEventLog, Runtime
 from rxloop.server import ThinkingTools, mcp_server
-from rxloop.thinking.sessions import ThinkingSessions, ThoughtResult
+from rxloop.thinking import ThinkingSessions, ThoughtResult
 
 
 def thinking_server(

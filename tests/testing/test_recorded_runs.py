@@ -17,6 +17,7 @@ from rxloop import (
     MemoryEventLog,
     RunContext,
     RunError,
+    SlidingWindowCompressor,
     TaskEvent,
     ThoughtStreamEvent,
     ToolCallDeltaEvent,
@@ -26,7 +27,6 @@ from rxloop import (
     replay,
     tool,
 )
-from rxloop.context import SlidingWindowCompressor
 from rxloop.errors import ContextLengthExceeded, RateLimited
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.providers import fallback

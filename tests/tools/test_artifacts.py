@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rxloop import Agent, Limits, MemoryArtifacts, RunContext, artifact_tools, tool
+from rxloop import Agent, Limits, RunContext, artifact_tools, tool
+from rxloop.storage import MemoryArtifacts
 from rxloop.testing import ScriptedModel, call
 from rxloop.tools.result import text_of
 

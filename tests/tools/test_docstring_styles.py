@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rxloop import tool
 from rxloop.pipeline.run_context import RunContext
-from rxloop.tools import tool
 from rxloop.tools.docstring import parse
 
 NAMES = ("city", "days", "lat", "lon")

@@ -12,14 +12,15 @@ from typing import Any
 
 import pytest
 
-from rxloop import Agent
+from rxloop import Agent, tool
 from rxloop.errors import ConfigurationError, RxloopError, ToolError
 from rxloop.pipeline.interfaces import Tool
 from rxloop.pipeline.run_context import RunContext
 from rxloop.protocol.events import CustomEvent, Event, ToolProgressEvent
 from rxloop.protocol.messages import ToolCall
 from rxloop.testing import ScriptedModel
-from rxloop.tools import FunctionTool, as_tool, tool
+from rxloop.tools import FunctionTool
+from rxloop.tools.function import as_tool
 from support.fake_host import FakeHost
 
 CALL = ToolCall(id="call_7", name="work")

@@ -7,17 +7,11 @@ from typing import Any
 
 import pytest
 
-from rxloop import (
-    Agent,
-    MemoryArtifacts,
-    RunContext,
-    ThinkingSessions,
-    ToolCompleteEvent,
-    sequential_thinking,
-    strategic_thinking,
-)
+from rxloop import Agent, RunContext, ToolCompleteEvent, sequential_thinking, strategic_thinking
 from rxloop.errors import ConfigurationError
+from rxloop.storage import MemoryArtifacts
 from rxloop.testing import ScriptedModel, call
+from rxloop.thinking import ThinkingSessions
 from rxloop.thinking.sessions.ids import new_id
 from support.sequential_thoughts import thought
 

@@ -17,8 +17,7 @@ from pydantic.dataclasses import dataclass as pydantic_dataclass
 from rxloop import Agent, FilePart, ImagePart, Message, TextPart, ToolCompleteEvent, ToolResult, tool
 from rxloop.errors import ToolError
 from rxloop.testing import ScriptedModel, call
-from rxloop.tools import encode_result
-from rxloop.tools.result import encode_with_parts
+from rxloop.tools.result import encode_result, encode_with_parts
 
 T = TypeVar("T")
 CHART = ImagePart(data=b"\x89PNG" * 1_000, media_type="image/png")

@@ -12,13 +12,14 @@ from typing import Annotated, Any
 import pytest
 from pydantic import BaseModel, SecretStr
 
-from rxloop import Agent
+from rxloop import Agent, tool
 from rxloop.errors import ConfigurationError, ToolError
 from rxloop.pipeline.run_context import RunContext
 from rxloop.server.mcp.tools import AgentTool, offered
 from rxloop.testing import ScriptedModel
 from rxloop.testing import call as scripted
-from rxloop.tools import FunctionTool, as_tool, tool
+from rxloop.tools import FunctionTool
+from rxloop.tools.function import as_tool
 from support.fake_host import FakeHost
 
 KEY = "sk-bound-1234"

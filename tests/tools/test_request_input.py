@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from rxloop import Agent, InvalidInput, MemoryEventLog, PendingInput, Result
+from rxloop import Agent, MemoryEventLog, PendingInput, Result
+from rxloop.errors import InvalidInput
 from rxloop.testing import ScriptedModel, call, turn
 from rxloop.tools.request_input import request_input
 

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
+from rxloop import ToolResult
 from rxloop.errors import ToolError
-from rxloop.tools import ToolResult, encode_result
+from rxloop.tools.result import encode_result
 from rxloop.tools.result_parts import BYTES, VALUES
 
 

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
+from rxloop import tool
 from rxloop.errors import ConfigurationError, ToolError
 from rxloop.pipeline.run_context import RunContext
-from rxloop.tools import FunctionTool, tool
+from rxloop.tools import FunctionTool
 from support.fake_host import FakeHost
 
 if TYPE_CHECKING:

@@ -14,10 +14,8 @@ from rxloop import (
     Event,
     LimitReached,
     Limits,
-    MemoryArtifacts,
     MemoryEventLog,
     RunContext,
-    ThinkingSessions,
     ThoughtGraph,
     ThoughtStreamEvent,
     ToolCompleteEvent,
@@ -26,7 +24,9 @@ from rxloop import (
 )
 from rxloop.errors import ConfigurationError, ToolError
 from rxloop.protocol.events import from_json
+from rxloop.storage import MemoryArtifacts
 from rxloop.testing import ScriptedModel, call, turn
+from rxloop.thinking import ThinkingSessions
 from rxloop.tools.sequential_thinking import SequentialThinking
 from support.sequential_thoughts import thought
 

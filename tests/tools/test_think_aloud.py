@@ -2,12 +2,12 @@ from typing import Any
 
 import pytest
 
+from rxloop import Thoughts
 from rxloop.errors import ConfigurationError, ToolError
 from rxloop.protocol.events import ContentCompleteEvent, Event, ThoughtStreamEvent, ToolCompleteEvent
 from rxloop.protocol.messages import ToolCall
 from rxloop.thinking.graph.thought_graph import ThoughtGraph
-from rxloop.tools import Thoughts, think_aloud
-from rxloop.tools.think_aloud import ThinkAloud
+from rxloop.tools.think_aloud import ThinkAloud, think_aloud
 from support.fake_host import FakeHost
 
 

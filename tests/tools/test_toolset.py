@@ -4,10 +4,12 @@ from typing import Any
 
 import pytest
 
+from rxloop import tool
 from rxloop.errors import ConfigurationError
 from rxloop.pipeline.interfaces import Tool
 from rxloop.pipeline.run_context import RunContext
-from rxloop.tools import AgentTools, think_aloud, tool
+from rxloop.tools.agent_tools import AgentTools
+from rxloop.tools.think_aloud import think_aloud
 from rxloop.tools.toolsets import Missing
 from support.fake_host import FakeHost
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
-from rxloop import Agent, ArtifactUpdateEvent, Event, MemoryArtifacts, Run, ToolCompleteEvent, artifact_tools, tool
+from rxloop import Agent, ArtifactUpdateEvent, Event, Run, ToolCompleteEvent, artifact_tools, tool
+from rxloop.storage import MemoryArtifacts
 from rxloop.testing import ScriptedModel, call
 
 LONG = "".join(f"{n:07}\n" for n in range(20_000))

@@ -13,8 +13,6 @@ from reactivex import Observable
 from rxloop import (
     Agent,
     AnyEvent,
-    Budget,
-    Case,
     ContentDeltaEvent,
     CustomEvent,
     Event,
@@ -27,8 +25,6 @@ from rxloop import (
     ModelSettings,
     Operator,
     PendingInput,
-    Replay,
-    Report,
     Result,
     Run,
     RunContext,
@@ -43,19 +39,18 @@ from rxloop import (
     Toolset,
     ToolStartEvent,
     UsageEvent,
-    Variant,
     client_tool,
-    compare,
     emit,
-    experiment,
     follow,
     merge,
     op,
     replay,
-    score,
     tool,
 )
+from rxloop.evals import Case, Report, Variant, compare, experiment, score
 from rxloop.operators import Stats, View, ViewOutput
+from rxloop.pipeline import Budget
+from rxloop.recorded import Replay
 from rxloop.strategies import StrategyRun, strategy, tree_of_thoughts
 from rxloop.testing import ScriptedModel, call
 from rxloop.tools import AnyTool

@@ -16,8 +16,6 @@ from reactivex import Observable
 from rxloop import (
     Agent,
     AnyEvent,
-    Budget,
-    Case,
     CustomEvent,
     Event,
     EventLog,
@@ -36,13 +34,13 @@ from rxloop import (
     ToolStartEvent,
     client_tool,
     emit,
-    experiment,
     follow,
     op,
     replay,
-    score,
     tool,
 )
+from rxloop.evals import Case, experiment, score
+from rxloop.pipeline import Budget
 from rxloop.pipeline.requests import Operator
 from rxloop.strategies import StrategyRun, strategy
 from rxloop.tools import FunctionTool

@@ -21,33 +21,26 @@ from reactivex import Observable
 from rxloop import (
     Agent,
     AnyEvent,
-    Bounds,
     ContentDeltaEvent,
     CustomEvent,
     Event,
-    InvalidEvent,
     Limits,
-    MemoryArtifacts,
     MemoryEventLog,
     Message,
     ModelRequest,
     ModelSettings,
     Operator,
     PendingInput,
-    Replay,
     Result,
     Run,
     RunContext,
-    RunDiff,
     RunState,
     Signal,
     SlidingWindowCompressor,
     SqliteEventLog,
     StageEvent,
-    Steer,
     Strategy,
     Stream,
-    ThinkingSessions,
     ThoughtGraph,
     ThoughtStreamEvent,
     Timeouts,
@@ -58,7 +51,6 @@ from rxloop import (
     ToolRequest,
     ToolStartEvent,
     UsageEvent,
-    derive_id,
     diff,
     follow,
     op,
@@ -66,9 +58,15 @@ from rxloop import (
     replay,
     tool,
 )
+from rxloop.agents import Steer, derive_id
+from rxloop.errors import InvalidEvent
 from rxloop.operators import Stats
+from rxloop.providers import Bounds
+from rxloop.recorded import Replay, RunDiff
+from rxloop.storage import MemoryArtifacts
 from rxloop.strategies import Reply, StrategyRun, strategy, tree_of_thoughts
 from rxloop.testing import ScriptedModel, assert_marbles, call, frames, virtual_time
+from rxloop.thinking import ThinkingSessions
 
 
 # 1 Hello, awaited and streamed

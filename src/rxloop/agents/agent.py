@@ -27,8 +27,9 @@ from rxloop.pipeline.requests import Operator, Strategy
 from rxloop.pipeline.run_context import D, RunContext
 from rxloop.protocol.settings import Limits, ModelSettings
 from rxloop.support.tasks import wait_all
-from rxloop.tools import AnyTool, Thoughts
+from rxloop.tools.agent_tools import AnyTool
 from rxloop.tools.output import Output, OutputMode, output_of
+from rxloop.tools.think_aloud import Thoughts
 
 if TYPE_CHECKING:
     from rxloop.agents.agent_tool import AgentTool

@@ -21,9 +21,10 @@ from rxloop.run.handle import Run
 from rxloop.run.ownership import OwnedRuns, RunHold
 from rxloop.run.spec import Instructions, RunSpec
 from rxloop.support.tasks import close_all
-from rxloop.tools import AgentTools, AnyTool, Thoughts, think_aloud
+from rxloop.tools.agent_tools import AgentTools, AnyTool
 from rxloop.tools.function import FunctionTool
 from rxloop.tools.output import Output
+from rxloop.tools.think_aloud import Thoughts, think_aloud
 from rxloop.tools.toolsets import Families
 
 if TYPE_CHECKING:

@@ -17,9 +17,10 @@ from rxloop.protocol.model import thawed
 from rxloop.protocol.settings import Limits, ModelSettings
 from rxloop.run.asking import OnInput
 from rxloop.run.spec import Steering, WhenBusy
-from rxloop.tools import AnyTool, Thoughts
+from rxloop.tools.agent_tools import AnyTool
 from rxloop.tools.function import CallOptions
 from rxloop.tools.output import OutputMode
+from rxloop.tools.think_aloud import Thoughts
 
 if TYPE_CHECKING:
     from rxloop.pipeline.artifacts import ArtifactStore

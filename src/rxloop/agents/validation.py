@@ -26,7 +26,8 @@ from rxloop.protocol.json_data import storable
 from rxloop.protocol.messages import Message, Wire
 from rxloop.protocol.settings import Limits, ModelSettings
 from rxloop.state.run_state import MAIL_ID
-from rxloop.tools import Thoughts, nearest
+from rxloop.tools.agent_tools import nearest
+from rxloop.tools.think_aloud import Thoughts
 
 log = logging.getLogger("rxloop")
 

@@ -22,7 +22,8 @@ from rxloop.errors import ConfigurationError
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.interfaces import Provider
 from rxloop.providers import PRESETS, HTTPModel, openai_chat, resolve_model
-from rxloop.tools import AnyTool, Thoughts
+from rxloop.tools.agent_tools import AnyTool
+from rxloop.tools.think_aloud import Thoughts
 
 _NAMELESS = "agent"
 """The name of an agent that nobody has given one."""

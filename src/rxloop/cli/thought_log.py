@@ -15,7 +15,7 @@ from rich.panel import Panel
 from rich.text import Text
 
 from rxloop.support.text import to_one_line, to_visible
-from rxloop.thinking.sessions import ThoughtResult
+from rxloop.thinking.sessions.result import ThoughtResult
 
 _SHOWN = 2_000
 """The characters of a thought that are shown."""

@@ -1,38 +1,16 @@
-"""What fits the window: counting, compressors, workspaces."""
+"""What fits the window: use it to compress long histories, and to show a model its workspace."""
 
-from rxloop.context.blocks import Block, blocks_of, problems_of, repaired
-from rxloop.context.compression import Compressed, Compression, LastCut
-from rxloop.context.compressors import ChainedCompressor, SlidingWindowCompressor, TokenBudgetCompressor
-from rxloop.context.counting import TextCounter, TokenEstimator
-from rxloop.context.fact_ledger import FactLedger
-from rxloop.context.facts import Fact, facts_of
-from rxloop.context.semantic import SemanticCompressor
-from rxloop.context.summaries import Summary, reflect
-from rxloop.context.workspaces import CompositeWorkspace, FolderWorkspace, Scratchpad, TextWorkspace
-from rxloop.pipeline.requests import ThinkingResult
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "Block",
-    "ChainedCompressor",
-    "CompositeWorkspace",
-    "Compressed",
-    "Compression",
-    "Fact",
-    "FactLedger",
-    "FolderWorkspace",
-    "LastCut",
-    "Scratchpad",
-    "SemanticCompressor",
-    "SlidingWindowCompressor",
-    "Summary",
-    "TextCounter",
-    "TextWorkspace",
-    "ThinkingResult",
-    "TokenBudgetCompressor",
-    "TokenEstimator",
-    "blocks_of",
-    "facts_of",
-    "problems_of",
-    "reflect",
-    "repaired",
-]
+from rxloop._lazy import import_later
+
+__all__: list[str]
+import_later(__name__)
+
+# The list of the public names: type checkers read it, and `import_later` does.
+if TYPE_CHECKING:
+    from rxloop.context.compressors import ChainedCompressor as ChainedCompressor
+    from rxloop.context.counting import TextCounter as TextCounter
+    from rxloop.context.counting import TokenEstimator as TokenEstimator
+    from rxloop.context.workspaces import CompositeWorkspace as CompositeWorkspace
+    from rxloop.context.workspaces import TextWorkspace as TextWorkspace

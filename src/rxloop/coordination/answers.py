@@ -14,7 +14,7 @@ from rxloop.protocol.json_data import storable
 from rxloop.protocol.messages import failure_of
 from rxloop.state.run_state import RunState
 from rxloop.support.json_schema import find_misfit, to_json_text
-from rxloop.tools import encode_result
+from rxloop.tools.result import encode_result
 
 
 def new_answers(task_id: str, state: RunState, inputs: Mapping[str, Any]) -> dict[str, Any]:

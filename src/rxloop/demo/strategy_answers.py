@@ -10,7 +10,7 @@ from typing import Any
 
 from rxloop.demo.conversation import Conversation, Reply, as_json, as_object, plainest, text_of
 from rxloop.demo.question_parser import OPERATIONS, evaluate, exact, sum_in
-from rxloop.tools import FINAL_ANSWER
+from rxloop.tools.output import FINAL_ANSWER
 
 
 def strategist(conversation: Conversation) -> Reply | None:

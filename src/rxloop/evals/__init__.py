@@ -1,7 +1,25 @@
-"""Experiments: cases that are asked of variants of an agent, scored, reported and compared."""
+"""Experiments: use them to compare models, prompts and settings by scores.
 
-from __future__ import annotations
+Cases are asked of variants of an agent, and their answers are scored, reported and compared.
+"""
 
-from rxloop.evals import score
+from typing import TYPE_CHECKING
 
-__all__ = ["score"]
+from rxloop._lazy import import_later
+
+__all__: list[str]
+import_later(__name__)
+
+# The list of the public names: type checkers read it, and `import_later` does.
+if TYPE_CHECKING:
+    from rxloop.evals import score as score
+    from rxloop.evals.case import Case as Case
+    from rxloop.evals.experiment import Experiment as Experiment
+    from rxloop.evals.experiment import experiment as experiment
+    from rxloop.evals.report import Comparison as Comparison
+    from rxloop.evals.report import Report as Report
+    from rxloop.evals.report import compare as compare
+    from rxloop.evals.runner import Variant as Variant
+    from rxloop.evals.scorer import Score as Score
+    from rxloop.evals.scorer import Scorer as Scorer
+    from rxloop.evals.trials import Trial as Trial

@@ -15,10 +15,9 @@ from rxloop.protocol.refusals import is_refusal, refusal_reason
 from rxloop.run.recorder import Recorder
 from rxloop.state.earlier_attempts import AskedQuestion
 from rxloop.state.history import Slot
-from rxloop.tools import encode_result
 from rxloop.tools.approval import approval_question
 from rxloop.tools.client_tool import ClientTool
-from rxloop.tools.result import MAX_RESULT, shortened
+from rxloop.tools.result import MAX_RESULT, encode_result, shortened
 
 log = logging.getLogger("rxloop")
 

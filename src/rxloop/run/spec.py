@@ -15,7 +15,7 @@ from rxloop.pipeline.run_context import RunContext
 from rxloop.protocol.messages import Message
 from rxloop.protocol.settings import Limits, ModelSettings
 from rxloop.run.asking import OnInput
-from rxloop.tools import AgentTools
+from rxloop.tools.agent_tools import AgentTools
 
 if TYPE_CHECKING:
     from rxloop.pipeline.artifacts import ArtifactStore

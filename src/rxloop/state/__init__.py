@@ -1,1 +1,13 @@
-"""Everything that is a pure fold of events: run state, history, limits, the grammar of a stream."""
+"""Folds of events: use `fold` to rebuild the state of a run from its events, without an agent or a log."""
+
+from typing import TYPE_CHECKING
+
+from rxloop._lazy import import_later
+
+__all__: list[str]
+import_later(__name__)
+
+# The list of the public names: type checkers read it, and `import_later` does.
+if TYPE_CHECKING:
+    from rxloop.state.fold import fold as fold
+    from rxloop.state.run_state import CompressionTotals as CompressionTotals

@@ -17,20 +17,14 @@ import_later(__name__)
 if TYPE_CHECKING:
     from rxloop.strategies.catalog import STRATEGIES as STRATEGIES
     from rxloop.strategies.catalog import get_stages as get_stages
-    from rxloop.strategies.catalog import load_strategy as load_strategy
     from rxloop.strategies.chain_of_thought import chain_of_thought as chain_of_thought
     from rxloop.strategies.engine import strategy as strategy
     from rxloop.strategies.linear import linear as linear
     from rxloop.strategies.plan import Plan as Plan
-    from rxloop.strategies.plan import PlanStep as PlanStep
-    from rxloop.strategies.plan import parse_plan as parse_plan
     from rxloop.strategies.react import react as react
     from rxloop.strategies.rewoo import rewoo as rewoo
     from rxloop.strategies.scratchpad import scratchpad as scratchpad
     from rxloop.strategies.self_ask import self_ask as self_ask
-    from rxloop.strategies.self_consistency import Vote as Vote
-    from rxloop.strategies.self_consistency import find_majority as find_majority
-    from rxloop.strategies.self_consistency import is_decided as is_decided
     from rxloop.strategies.self_consistency import normalise as normalise
     from rxloop.strategies.self_consistency import self_consistency as self_consistency
     from rxloop.strategies.step_back import step_back as step_back

@@ -1,1 +1,22 @@
-"""Data structures of thoughts: the graph of a run, sequential sessions, and stage flows."""
+"""Data structures of thoughts: use them for sequential thinking and staged strategies without a model.
+
+`ThinkingSessions` holds sessions of sequential thoughts; `StageManager` walks through the stages of a strategy.
+"""
+
+from typing import TYPE_CHECKING
+
+from rxloop._lazy import import_later
+
+__all__: list[str]
+import_later(__name__)
+
+# The list of the public names: type checkers read it, and `import_later` does.
+if TYPE_CHECKING:
+    from rxloop.thinking.sessions.result import ThoughtResult as ThoughtResult
+    from rxloop.thinking.sessions.session import Session as Session
+    from rxloop.thinking.sessions.sessions import ThinkingSessions as ThinkingSessions
+    from rxloop.thinking.sessions.thought import SequentialThought as SequentialThought
+    from rxloop.thinking.sessions.thought import ThoughtInput as ThoughtInput
+    from rxloop.thinking.stages.definition import Stage as Stage
+    from rxloop.thinking.stages.definition import StrategyDefinition as StrategyDefinition
+    from rxloop.thinking.stages.stage_manager import StageManager as StageManager

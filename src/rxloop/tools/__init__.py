@@ -1,24 +1,15 @@
-"""What a model may call: functions, `think_aloud`, questions, answers, client tools, files, skills, MCP (`mcp/`)."""
+"""What a model may call. Use `rxloop.tool` for functions; this package has the types of tools and of their options."""
 
-from rxloop.tools.agent_tools import AgentTools, AnyTool, nearest
-from rxloop.tools.function import FunctionTool, ToolOptions, as_tool, tool
-from rxloop.tools.output import FINAL_ANSWER, FinalAnswer
-from rxloop.tools.result import ToolResult, encode_result
-from rxloop.tools.think_aloud import ThinkAloud, Thoughts, think_aloud
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "FINAL_ANSWER",
-    "AgentTools",
-    "AnyTool",
-    "FinalAnswer",
-    "FunctionTool",
-    "ThinkAloud",
-    "Thoughts",
-    "ToolOptions",
-    "ToolResult",
-    "as_tool",
-    "encode_result",
-    "nearest",
-    "think_aloud",
-    "tool",
-]
+from rxloop._lazy import import_later
+
+__all__: list[str]
+import_later(__name__)
+
+# The list of the public names: type checkers read it, and `import_later` does.
+if TYPE_CHECKING:
+    from rxloop.tools.agent_tools import AnyTool as AnyTool
+    from rxloop.tools.client_tool import ClientTool as ClientTool
+    from rxloop.tools.function import FunctionTool as FunctionTool
+    from rxloop.tools.function import ToolOptions as ToolOptions

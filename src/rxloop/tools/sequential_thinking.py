@@ -22,9 +22,11 @@ from rxloop.pipeline.requests import ToolDefinition
 from rxloop.pipeline.run_context import RunContext
 from rxloop.protocol.events import CustomEvent, SessionLink, StageEvent, ThoughtStreamEvent
 from rxloop.storage import MemoryArtifacts
-from rxloop.thinking.sessions import Session, ThinkingSessions, ThoughtInput, ThoughtResult
 from rxloop.thinking.sessions.ids import is_generated
-from rxloop.thinking.sessions.thought import DESCRIPTION, parameters, wrong_with_name
+from rxloop.thinking.sessions.result import ThoughtResult
+from rxloop.thinking.sessions.session import Session
+from rxloop.thinking.sessions.sessions import ThinkingSessions
+from rxloop.thinking.sessions.thought import DESCRIPTION, ThoughtInput, parameters, wrong_with_name
 from rxloop.tools.result import ToolResult
 
 Owner = str | Callable[[RunContext[Any]], str]

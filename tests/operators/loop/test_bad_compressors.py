@@ -14,13 +14,11 @@ from rxloop import (
     ConfigurationError,
     MemoryEventLog,
     Message,
+    SlidingWindowCompressor,
     ThinkingFailedEvent,
     op,
 )
-from rxloop.context import (
-    SlidingWindowCompressor,
-    problems_of,
-)
+from rxloop.context.blocks import problems_of
 from rxloop.pipeline.context_interfaces import Budget
 from rxloop.testing import ScriptedModel, virtual_time
 from support.long_runs import compressions, look, looks, run_of, sent

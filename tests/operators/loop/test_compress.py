@@ -11,21 +11,19 @@ import pytest
 from rxloop import (
     Agent,
     ConfigurationError,
-    ContextLengthExceeded,
     LLMCallEvent,
     MemoryEventLog,
     Message,
     ModelRequest,
     Signal,
+    SlidingWindowCompressor,
     Usage,
     op,
 )
-from rxloop.context import (
-    LastCut,
-    SlidingWindowCompressor,
-    TokenEstimator,
-    problems_of,
-)
+from rxloop.context import TokenEstimator
+from rxloop.context.blocks import problems_of
+from rxloop.context.compression import LastCut
+from rxloop.errors import ContextLengthExceeded
 from rxloop.pipeline.context_interfaces import Budget
 from rxloop.testing import ScriptedModel, turn
 from support.long_runs import MANY, compressions, look, looks, run_of, sent

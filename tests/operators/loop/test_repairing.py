@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from rxloop import Agent, AnyEvent, Event, MemoryEventLog, Message, ModelRequest, Signal, op
-from rxloop.context import SlidingWindowCompressor, repair
+from rxloop import Agent, AnyEvent, Event, MemoryEventLog, Message, ModelRequest, Signal, SlidingWindowCompressor, op
+from rxloop.context import repair
 from rxloop.protocol.events import LLMCallEvent, MessageAddedEvent, StatusUpdateEvent
 from rxloop.protocol.messages import ToolCall
 from rxloop.testing import ScriptedModel, call, turn

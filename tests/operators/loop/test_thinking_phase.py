@@ -11,16 +11,18 @@ from rxloop import (
     Agent,
     ConfigurationError,
     ContextCompressedEvent,
-    ContextLengthExceeded,
     Event,
     Limits,
-    ProviderTimeout,
     RunCancelled,
+    SlidingWindowCompressor,
     ThinkingFailedEvent,
     Usage,
     op,
 )
-from rxloop.context import SlidingWindowCompressor, Summary, ThinkingResult, TokenEstimator
+from rxloop.context import TokenEstimator
+from rxloop.context.summaries import Summary
+from rxloop.errors import ContextLengthExceeded, ProviderTimeout
+from rxloop.pipeline import ThinkingResult
 from rxloop.testing import ScriptedModel, call, frames, turn, virtual_time
 from support.long_runs import MANY, compressions, look, looks, run_of, sent
 

@@ -11,16 +11,12 @@ from rxloop import (
     Agent,
     Message,
     ModelRequest,
+    Scratchpad,
     Signal,
+    SlidingWindowCompressor,
     op,
 )
-from rxloop.context import (
-    CompositeWorkspace,
-    Scratchpad,
-    SlidingWindowCompressor,
-    TextWorkspace,
-    TokenEstimator,
-)
+from rxloop.context import CompositeWorkspace, TextWorkspace, TokenEstimator
 from rxloop.pipeline.context_interfaces import Rendered, WorkspacePart
 from rxloop.testing import ScriptedModel
 from support.long_runs import MANY, look, looks, run_of, sent

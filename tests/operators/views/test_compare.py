@@ -15,12 +15,12 @@ from rxloop import (
     Event,
     MemoryEventLog,
     RunContext,
+    SlidingWindowCompressor,
     diff,
     op,
     replay,
     tool,
 )
-from rxloop.context import SlidingWindowCompressor
 from rxloop.errors import RecordingMismatch, RxloopError
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.protocol.events import ContentCompleteEvent, ToolCompleteEvent

@@ -20,7 +20,7 @@ from rxloop.pipeline.artifact_rules import ArtifactRecord
 from rxloop.server import ServerLimits, ThinkingTools, make_connection_sessions, mcp_server
 from rxloop.server.mcp.thinking_tools import MAX_BODY
 from rxloop.storage import MemoryArtifacts
-from rxloop.thinking.sessions import ThinkingSessions
+from rxloop.thinking import ThinkingSessions
 from rxloop.thinking.sessions.session_artifacts import CONTEXT
 from support.clients.mcp import desk
 

@@ -15,7 +15,7 @@ from rxloop.server import mcp_server
 from rxloop.server.mcp.thinking_tools import make_connection_sessions
 from rxloop.storage import MemoryArtifacts
 from rxloop.testing import ScriptedModel
-from rxloop.thinking.sessions import ThinkingSessions, ThoughtResult
+from rxloop.thinking import ThinkingSessions, ThoughtResult
 from support.thinking_calls import history, refused, said, texts, think, thinking_server, thought
 
 OFFICIAL = ["thoughtNumber", "totalThoughts", "nextThoughtNeeded", "branches", "thoughtHistoryLength"]

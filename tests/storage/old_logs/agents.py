@@ -22,25 +22,24 @@ from rxloop import (
     FilePart,
     ImagePart,
     LLMNoticeEvent,
-    MemoryArtifacts,
     Message,
     ModelRequest,
     ProviderError,
-    Push,
     RunContext,
     ServerToolEvent,
     SlidingWindowCompressor,
-    ThinkingSessions,
     ToolCallDeltaEvent,
     ToolError,
     Usage,
-    from_task,
     op,
     sequential_thinking,
     tool,
 )
 from rxloop.errors import RateLimited
+from rxloop.storage import MemoryArtifacts
+from rxloop.stream import Push, from_task
 from rxloop.testing import ScriptedModel, call, frames, turn
+from rxloop.thinking import ThinkingSessions
 
 IMAGE = ImagePart(data=b"\x89PNG\r\n\x1a\n", media_type="image/png")
 """A small image."""

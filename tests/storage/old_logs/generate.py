@@ -31,14 +31,14 @@ from rxloop import (
     RxloopError,
     SqliteEventLog,
     TextPart,
-    ThinkingSessions,
-    derive_id,
     history,
     replay,
 )
+from rxloop.agents import derive_id
 from rxloop.cli.app import app
 from rxloop.protocol.commands import CancelCommand
 from rxloop.storage import conversation
+from rxloop.thinking import ThinkingSessions
 from storage.old_logs import observed
 from storage.old_logs.agents import IMAGE, SHOW_MAP, Shop
 

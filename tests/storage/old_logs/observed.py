@@ -24,13 +24,13 @@ from rxloop import (
     RunState,
     Runtime,
     RxloopError,
-    SqliteArtifacts,
-    ThinkingSessions,
-    fold,
     follow,
     history,
     replay,
 )
+from rxloop.state import fold
+from rxloop.storage import SqliteArtifacts
+from rxloop.thinking import ThinkingSessions
 from storage.old_logs.agents import ANSWERS, Shop
 
 REASON = "no longer needed"

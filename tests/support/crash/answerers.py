@@ -17,8 +17,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rxloop import Agent, AttemptError, Event, SqliteEventLog, tool
-from rxloop.errors import RxloopError
+from rxloop import Agent, Event, SqliteEventLog, tool
+from rxloop.errors import AttemptError, RxloopError
 from rxloop.protocol.events import InputRequiredEvent
 from rxloop.support import tasks as clock
 from rxloop.testing import ScriptedModel, call

@@ -11,7 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rxloop import Agent, Case, SqliteEventLog, experiment, score, tool
+from rxloop import Agent, SqliteEventLog, tool
+from rxloop.evals import Case, experiment, score
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.testing import ScriptedModel, call, frames
 

@@ -9,17 +9,10 @@ import asyncio
 import sys
 from pathlib import Path
 
-from rxloop import (
-    Agent,
-    ArtifactStore,
-    ArtifactUpdateEvent,
-    FolderArtifacts,
-    RunContext,
-    SqliteEventLog,
-    UnknownRun,
-    op,
-    tool,
-)
+from rxloop import Agent, ArtifactUpdateEvent, RunContext, SqliteEventLog, op, tool
+from rxloop.errors import UnknownRun
+from rxloop.pipeline import ArtifactStore
+from rxloop.storage import FolderArtifacts
 from rxloop.testing import ScriptedModel, call
 
 CHUNKS = 60

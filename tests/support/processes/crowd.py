@@ -11,7 +11,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from rxloop import Agent, EventLogError, RunError, SqliteEventLog
+from rxloop import Agent, RunError, SqliteEventLog
+from rxloop.errors import EventLogError
 from rxloop.providers import Retry, openai_chat
 from rxloop.providers.vendors import Preset
 from rxloop.testing import ScriptedModel

@@ -10,8 +10,8 @@ import sys
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
-from rxloop import ApiError
 from rxloop.client import Client
+from rxloop.errors import ApiError
 from support.processes.bound_processes import BOUND
 
 _REPLICA = Path(__file__).parents[1] / "server_programs/replica.py"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rxloop.errors import InvalidThought, SessionFull
 from rxloop.storage import MemoryArtifacts
-from rxloop.thinking.sessions import Session, ThinkingSessions
+from rxloop.thinking import Session, ThinkingSessions
 from rxloop.thinking.sessions.thought import parameters
 from support.sequential_thoughts import codes, think, thought
 

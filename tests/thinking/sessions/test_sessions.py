@@ -15,7 +15,7 @@ import pytest
 from rxloop.errors import ArtifactError, ConfigurationError, InvalidThought, SessionConflict, UnknownSession
 from rxloop.pipeline.artifacts import ArtifactStore
 from rxloop.storage import MemoryArtifacts
-from rxloop.thinking.sessions import ThinkingSessions, ThoughtResult
+from rxloop.thinking import ThinkingSessions, ThoughtResult
 from rxloop.thinking.sessions.session_artifacts import CONTEXT, Head
 from support.fake_clock import MINUTE, FakeClock
 from support.sequential_thoughts import codes, thought

@@ -8,7 +8,7 @@ from rxloop.errors import ConfigurationError, UnknownSession
 from rxloop.pipeline.artifact_rules import ArtifactRecord
 from rxloop.pipeline.artifacts import ArtifactStore
 from rxloop.storage import MemoryArtifacts
-from rxloop.thinking.sessions import ThinkingSessions
+from rxloop.thinking import ThinkingSessions
 from rxloop.thinking.sessions.ids import new_id
 from rxloop.thinking.sessions.session_artifacts import CONTEXT, Head
 from support.fake_clock import MINUTE, FakeClock

@@ -8,7 +8,8 @@ import pytest
 
 from rxloop.errors import BranchRefused
 from rxloop.strategies import get_stages
-from rxloop.thinking.stages import Branches, StageManager
+from rxloop.thinking import StageManager
+from rxloop.thinking.stages.branches import Branches
 
 
 def tree(*names: str) -> Branches:

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from rxloop.errors import ConfigurationError
-from rxloop.thinking.stages import Branching, IterationPoint, Stage, StageManager, StrategyDefinition
+from rxloop.thinking import Stage, StageManager, StrategyDefinition
+from rxloop.thinking.stages.definition import Branching, IterationPoint
 
 
 def stages(**following: Any) -> tuple[Stage, ...]:

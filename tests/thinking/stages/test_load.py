@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from rxloop.errors import ConfigurationError
-from rxloop.thinking.stages import Branching, IterationPoint, Stage, StrategyDefinition
+from rxloop.thinking import Stage, StrategyDefinition
+from rxloop.thinking.stages.definition import Branching, IterationPoint
 
 OWN = StrategyDefinition(
     name="own",

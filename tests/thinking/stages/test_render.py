@@ -7,7 +7,7 @@ import re
 import pytest
 
 from rxloop.strategies import STRATEGIES
-from rxloop.thinking.stages import Stage, StrategyDefinition
+from rxloop.thinking import Stage, StrategyDefinition
 
 
 def test_a_strategy_is_drawn_with_its_decisions_and_ways_back() -> None:

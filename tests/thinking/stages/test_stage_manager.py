@@ -10,7 +10,7 @@ import pytest
 
 from rxloop.errors import ConfigurationError, StageChoiceRequired, StageRefused
 from rxloop.strategies import STRATEGIES, get_stages
-from rxloop.thinking.stages import Stage, StageManager, StrategyDefinition
+from rxloop.thinking import Stage, StageManager, StrategyDefinition
 
 LOOP = ["action_planning", "action_execution", "observation_reception", "reasoning_update", "evaluation_checkpoint"]
 

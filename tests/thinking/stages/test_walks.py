@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from rxloop.errors import StageChoiceRequired, StageRefused
 from rxloop.strategies import STRATEGIES
-from rxloop.thinking.stages import StageManager, StrategyDefinition
+from rxloop.thinking import StageManager, StrategyDefinition
 
 
 class Walk(RuleBasedStateMachine):  # T57 T58 T69 T70 T83

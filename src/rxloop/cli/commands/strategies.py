@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 
 from rxloop.cli.terminal import reporting, write
 from rxloop.strategies.catalog import STRATEGIES, get_stages
-from rxloop.thinking.stages import StrategyDefinition
+from rxloop.thinking.stages.definition import StrategyDefinition
 
 _WIDTH = 100
 

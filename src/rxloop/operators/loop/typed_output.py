@@ -13,8 +13,7 @@ from rxloop.protocol.events import ContentCompleteEvent, LLMNoticeEvent, Message
 from rxloop.protocol.finish import COMPLETE, CUT_OFF, explain_end, is_filtered, is_refusal
 from rxloop.state.run_state import RunState
 from rxloop.stream.sources import emit
-from rxloop.tools import FINAL_ANSWER
-from rxloop.tools.output import is_read_leniently
+from rxloop.tools.output import FINAL_ANSWER, is_read_leniently
 
 _READABLE = COMPLETE | CUT_OFF
 

@@ -18,8 +18,7 @@ from rxloop.protocol.events import (
     ToolCompleteEvent,
 )
 from rxloop.protocol.finish import COMPLETE
-from rxloop.tools import FINAL_ANSWER
-from rxloop.tools.output import VALUE, adapter_of, is_object, output_of
+from rxloop.tools.output import FINAL_ANSWER, VALUE, adapter_of, is_object, output_of
 
 E = TypeVar("E")
 T = TypeVar("T")

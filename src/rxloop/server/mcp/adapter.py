@@ -34,7 +34,7 @@ from rxloop.server.core.request_body import read_bytes
 from rxloop.server.mcp.calls import PRINCIPAL, Calls, Context, Given
 from rxloop.server.mcp.thinking_tools import ThinkingTools
 from rxloop.server.mcp.tools import Chosen, offered
-from rxloop.thinking.sessions import ThinkingSessions
+from rxloop.thinking.sessions.sessions import ThinkingSessions
 
 log = logging.getLogger("rxloop")
 

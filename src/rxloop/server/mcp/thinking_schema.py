@@ -7,7 +7,7 @@ from typing import Any
 import mcp_types as types
 
 from rxloop.support.text import to_mermaid_text, to_one_line
-from rxloop.thinking.sessions import Placed, Session
+from rxloop.thinking.sessions.session import Placed, Session
 from rxloop.thinking.sessions.thought import DESCRIPTION, PROPERTIES, REQUIRED, SESSION_PROPERTIES
 
 THINK = "sequentialthinking"
