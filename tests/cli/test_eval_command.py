@@ -16,7 +16,8 @@ EVALS = """
 import os
 import sys
 
-from rxloop import Agent, Case, MemoryEventLog, SqliteEventLog, experiment, score
+from rxloop import Agent, MemoryEventLog, SqliteEventLog
+from rxloop.evals import Case, experiment, score
 from rxloop.testing import ScriptedModel, frames
 
 cases = [Case(f"{n} + 1?", expected=str(n + 1), id=f"c{n}") for n in range(4)]

@@ -117,7 +117,7 @@ def test_the_alias_of_linear_is_linear() -> None:  # T55
 
 
 def test_reading_one_definition_imports_the_module_of_that_strategy_only() -> None:
-    code = "import sys; from rxloop import STRATEGIES; STRATEGIES['react']; print(*sys.modules)"
+    code = "import sys; from rxloop.strategies import STRATEGIES; STRATEGIES['react']; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert {f"rxloop.strategies.{name}" for name in NINE} & {*done.stdout.split()} == {"rxloop.strategies.react"}
 

@@ -182,6 +182,6 @@ def test_a_certificate_that_is_not_trusted_names_the_variables(monkeypatch: pyte
 async def test_webhooks_of_a2a_name_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     push = Push(MemoryEventLog(), PushOptions(), thoughts=False)
     monkeypatch.setenv("SSLKEYLOGFILE", "/nowhere/keys.log")
-    host: Any = SimpleNamespace(draining=False)
+    gateway: Any = SimpleNamespace(is_draining=False)
     with fails("SSLKEYLOGFILE must be"):
-        push.start(host)
+        push.start(gateway)

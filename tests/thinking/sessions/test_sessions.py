@@ -205,7 +205,8 @@ def test_no_timer_keeps_a_process(tmp_path: Path) -> None:
     # T38
     program = (
         "import asyncio\n"
-        "from rxloop import MemoryArtifacts, SqliteArtifacts, ThinkingSessions\n"
+        "from rxloop.storage import MemoryArtifacts, SqliteArtifacts\n"
+        "from rxloop.thinking import ThinkingSessions\n"
         "async def main():\n"
         "    for sessions in (ThinkingSessions(MemoryArtifacts()), ThinkingSessions(SqliteArtifacts('s.db'))):\n"
         "        thought = {'thought': 'x', 'thoughtNumber': 1, 'totalThoughts': 2, 'nextThoughtNeeded': True}\n"
