@@ -13,7 +13,6 @@ from reactivex import abc
 
 from rxloop.errors import RxloopError
 from rxloop.pipeline.event_log import EventLog
-from rxloop.pipeline.records import FINISHED
 from rxloop.protocol.events import PendingInput, StatusUpdateEvent
 from rxloop.run.attempt import Attempt
 from rxloop.run.ends import error_code
@@ -100,7 +99,7 @@ class RunHold:
     def end(self) -> StatusUpdateEvent | None:
         """The final event of the attempt, if the log has it, and no other attempt is expected to follow."""
         final = self._attempt.final
-        if not isinstance(final, StatusUpdateEvent) or final.state not in FINISHED:
+        if not isinstance(final, StatusUpdateEvent) or final.state not in ("completed", "failed"):
             return None
         return None if final.error is not None and final.error.retryable else final
 
