@@ -169,13 +169,11 @@ class EventLog(ABC):
     async def snapshot(
         self, task_id: str, *, since: Snapshot | None = None, history: HistoryQuery | None = None
     ) -> Snapshot:
-        """Return a run, the commands sent to it, and its neighbours in the conversation, by one call.
-
-        The default makes four to five reads, in the order of the fields of `Snapshot`.
+        """Return a run, its commands and its neighbours by one call; the default makes five to six reads, in order.
 
         Args:
             task_id: The run.
-            since: An earlier snapshot of the run: only what came after it is read.
+            since: An earlier snapshot: only what came after it is read.
             history: The part of the conversation before the run that is wanted, too.
 
         Raises:
@@ -183,17 +181,21 @@ class EventLog(ABC):
             EventLogError: The log cannot be read.
         """
         # Imported here: importing rxloop is quicker without.
-        from rxloop.pipeline.snapshot import Snapshot, find_neighbours
+        from rxloop.pipeline.snapshot import WAITING, Snapshot, has_begun
 
         record = await self.get_record(task_id)
         known = since.events if since is not None else ()
         new = await self.read(task_id, after_seq=known[-1].seq if known else 0)
         commands = await self.read_commands(task_id, after=since.state.mail if since is not None else 0)
-        waiting, later = find_neighbours(task_id, await self.list_runs(context_id=record.context_id))
+        # Not all runs of the conversation, of which there may be thousands.
+        place = record.context_id
+        waiting = await self.list_runs(context_id=place, states=WAITING, newest_first=True, after=task_id)
+        after_it = await self.list_runs(context_id=place, after=task_id)
+        later = next((each for each in after_it if has_begun(each.state, each.seq)), None)
         page = None
         if history is not None:
             after, version = history
-            page = await self.read_conversation(record.context_id, before=task_id, after=after, version=version)
+            page = await self.read_conversation(place, before=task_id, after=after, version=version)
         return Snapshot(record, [*known, *new], commands, waiting, later, page)
 
     def store_folds(self, context_id: str, folds: Sequence[RunFold], *, version: int) -> None:  # noqa: B027
