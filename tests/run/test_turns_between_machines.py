@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rxloop import RunError, StatusUpdateEvent
+from rxloop import RunCancelled, RunError, StatusUpdateEvent
 from rxloop.errors import ContextBusy, Fenced
 from rxloop.protocol.events import CustomEvent
 from rxloop.testing import call, frames, virtual_time
@@ -101,6 +101,23 @@ def test_a_turn_that_a_run_at_rest_does_not_give_back_makes_the_conversation_bus
             with pytest.raises(ContextBusy):
                 await b.agent().run("2", context_id="c")
             assert time.now == pytest.approx(2, abs=0.1)
+            await nothing_left()
+
+        time.run(main())
+
+
+def test_a_run_that_is_cancelled_before_the_turn_is_given_back_is_cancelled_and_not_refused(machines: Machines) -> None:
+    a, b = machines
+    with virtual_time() as time:
+
+        async def main() -> None:
+            await a.agent("one").run("1", context_id="c")
+            a.log.shared.turns["c"] = a.log, "another", lambda: None
+            second = b.agent().run("2", context_id="c").start()
+            await asyncio.sleep(1)
+            second.cancel()
+            with pytest.raises(RunCancelled):
+                await second
             await nothing_left()
 
         time.run(main())

@@ -47,10 +47,12 @@ async def take_turn(attempt: Attempt, event_log: EventLog) -> bool:
     if attempt.spec.when_busy == "refuse" and not attempt.life.ending:
         if await attempt.life.prepare(_take_from_run_at_rest(attempt, event_log), GRACE):
             return True
-        raise ContextBusy(
-            f"the conversation {attempt.context_id} has a run that has not ended, in this process or in another one: "
-            'await it, cancel it, use another context_id, or queue this one with when_busy="wait"'
-        )
+        # One that was cancelled meanwhile is cancelled, and not refused.
+        if not attempt.life.ending:
+            raise ContextBusy(
+                f"the conversation {attempt.context_id} has a run that has not ended, in this process or in another "
+                'one: await it, cancel it, use another context_id, or queue this one with when_busy="wait"'
+            )
     return await attempt.life.prepare(_wait(attempt, event_log)) or False
 
 
