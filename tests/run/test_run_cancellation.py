@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -206,6 +207,22 @@ async def test_while_the_instructions_are_made() -> None:
     run.cancel()
     await cancelled(run, recorder)
     assert model.requests == []
+
+
+async def test_in_each_step_of_its_start_nothing_is_left_that_nobody_awaited() -> None:
+    async def brief(ctx: RunContext) -> str:
+        await asyncio.sleep(0)
+        return "Be brief."
+
+    agent = Agent(ScriptedModel(*["Hi."] * 40), instructions=brief, log=MemoryEventLog())
+    for steps in range(40):
+        run = agent.run("Go.")
+        ending = asyncio.ensure_future(outcome(run))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        run.cancel()
+        await ending
+    gc.collect()
 
 
 async def test_while_the_tools_of_a_family_are_asked_for() -> None:

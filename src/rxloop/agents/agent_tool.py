@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Annotated, Any, TypeVar, cast
 
 from pydantic import Field
@@ -107,7 +108,7 @@ class AgentTool(FunctionTool[C, ..., Prompt]):
         deps = (
             ctx.deps
             if self._deps is None
-            else await limit_time(ctx, call_user_function(self._deps, ctx), f"deps= of {self!r}")
+            else await limit_time(ctx, partial(call_user_function, self._deps, ctx), f"deps= of {self!r}")
         )
         self._check_room(above)
         child = NestedAttempt(self._made(above, ctx, prompt, deps), ctx, above)

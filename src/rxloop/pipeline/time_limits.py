@@ -25,14 +25,16 @@ async def _wait(task: asyncio.Future[Any], seconds: float | None, scope: TimeSco
         await asyncio.wait([task, expired], return_when=asyncio.FIRST_COMPLETED)
 
 
-async def limit_time(ctx: RunContext[Any], work: Awaitable[T], who: str | Callable[[], str]) -> T:
+async def limit_time(ctx: RunContext[Any], work: Callable[[], Awaitable[T]], who: str | Callable[[], str]) -> T:
     """Wait for some work, which may take `limits.preparation` seconds and is abandoned when it takes more.
 
     The time in which a person is asked does not count.
 
     Args:
         ctx: That of the run; outside one there is no limit.
-        work: What is awaited, in a task of its own: what does not listen when it is cancelled cannot hold the run.
+        work: Begins the work, which is awaited in a task of its own: what does not listen when it is cancelled cannot
+            hold the run. It is a function because a coroutine would never be awaited if this one is cancelled before
+            its first step.
         who: Does the work; or what tells it when the time is over.
 
     Raises:
@@ -40,7 +42,7 @@ async def limit_time(ctx: RunContext[Any], work: Awaitable[T], who: str | Callab
     """
     limits: Limits | None = getattr(ctx.run, "limits", None)
     seconds = None if limits is None else limits.preparation
-    task = asyncio.ensure_future(work)
+    task = asyncio.ensure_future(work())
     try:
         await _wait(task, seconds, ctx.time_scope or getattr(ctx.run, "time_scope", None))
     except asyncio.CancelledError:

@@ -154,7 +154,7 @@ async def _system(attempt: Attempt) -> tuple[Message, ...]:
 
         name = f"the instructions {getattr(instructions, '__name__', 'function')}()"
         ctx = attempt.context()
-        text = await attempt.life.prepare(limit_time(ctx, call_user_function(instructions, ctx), name))
+        text = await attempt.life.prepare(limit_time(ctx, lambda: call_user_function(instructions, ctx), name))
         if not isinstance(text, str) and not attempt.life.ending:
             raise ConfigurationError(f"{name} gave {text!r}: they have to give a text")
     texts = [part for part in (text, attempt.spec.output_prompt) if part]

@@ -270,7 +270,7 @@ async def _ask_enabled(tools: Sequence[Tool], ctx: RunContext[Any]) -> list[bool
     from rxloop.pipeline.time_limits import limit_time
     from rxloop.support.threads import run_in_thread
 
-    return await limit_time(ctx, run_in_thread(ask), lambda: f"enabled= of the tool {current}")
+    return await limit_time(ctx, lambda: run_in_thread(ask), lambda: f"enabled= of the tool {current}")
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:

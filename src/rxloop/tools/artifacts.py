@@ -137,7 +137,7 @@ async def kept_whole(content: str, ctx: RunContext[Any]) -> str | None:
     place = re.sub(r"[^a-zA-Z0-9]", "-", f"{ctx.step}-{ctx.index}")[:32]
     artifact_id = f"{ctx.call.name}-{ctx.task_id[-12:]}-{place}.txt"
     try:
-        await limit_time(ctx, _keep(artifact_id, content, ctx), "the store of artifacts")
+        await limit_time(ctx, lambda: _keep(artifact_id, content, ctx), "the store of artifacts")
     except Exception as error:
         log.warning("the whole result of %s could not be kept as an artifact: %s", ctx.call.name, error)
         return None

@@ -86,7 +86,7 @@ class Families:
 
         name = family_name(family)
         try:
-            return await limit_time(ctx, self._given(family, ctx), f"the family of tools {name}")
+            return await limit_time(ctx, lambda: self._given(family, ctx), f"the family of tools {name}")
         except RxloopError as error:
             return Missing(name, _reason(error))
 

@@ -47,7 +47,9 @@ def workspace(shown: Workspace) -> Operator[object]:
 async def _with_parts_of(request: ModelRequest, shown: Workspace) -> ModelRequest:
     from rxloop.context.workspaces import parts_of
 
-    return _with_parts(request, await limit_time(request.ctx, parts_of(shown), f"the workspace {type(shown).__name__}"))
+    return _with_parts(
+        request, await limit_time(request.ctx, lambda: parts_of(shown), f"the workspace {type(shown).__name__}")
+    )
 
 
 def _with_parts(request: ModelRequest, found: Sequence[WorkspacePart]) -> ModelRequest:
