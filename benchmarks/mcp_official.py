@@ -26,10 +26,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
+from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
 from mcp.shared.exceptions import MCPError
-
-from mcp import Client, StdioServerParameters
 
 OURS = [sys.executable, "-m", "rxloop", "mcp", "sequential-thinking"]
 TOOL = "sequentialthinking"

@@ -20,7 +20,6 @@ from rxloop.testing import demo_model
 
 try:
     import mcp_types as types
-
     from mcp import Client, StdioServerParameters
 except ImportError as error:
     sys.exit(f'This example needs the extra mcp ({error}): pip install "rxloop[mcp]"')

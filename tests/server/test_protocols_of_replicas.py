@@ -13,10 +13,10 @@ import httpx2
 import pytest
 from a2a.client import ClientConfig, create_client
 from a2a.types import a2a_pb2 as pb
+from mcp import Client as McpClient
 from mcp.client.streamable_http import streamable_http_client
 from openai import AsyncOpenAI
 
-from mcp import Client as McpClient
 from rxloop import PostgresEventLog
 from support.clients.a2a import all_of, saying
 from support.clients.mcp import LEGACY, text

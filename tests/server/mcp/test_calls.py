@@ -6,11 +6,11 @@ import asyncio
 from typing import Annotated, Any
 
 import pytest
+from mcp import Client
 from mcp.shared.exceptions import MCPError
 from pydantic import BaseModel, Field
 from reactivex import operators as ops
 
-from mcp import Client
 from rxloop import (
     Agent,
     ContentCompleteEvent,

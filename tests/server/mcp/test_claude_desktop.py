@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
 
-from mcp import Client, StdioServerParameters
 from support.commands import SOURCE
 
 DOCUMENT = Path(__file__).parents[3] / "docs/mcp.md"

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
-from mcp import Client
 from rxloop import Agent, ModelRequest, RunContext, SqliteEventLog, tool
 from rxloop.providers.script import Turn
 from rxloop.testing import ScriptedModel, call, frames

@@ -9,9 +9,9 @@ from typing import Any
 
 import httpx2
 import mcp_types as types
+from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
-from mcp import Client
 from rxloop import Agent, EventLog, MemoryEventLog, Runtime
 from rxloop.server import McpServer, bearer, mcp_server
 from support.api_server import TOKENS, listening

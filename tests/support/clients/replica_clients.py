@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import httpx2
+from mcp import Client as McpClient
 from mcp.client.streamable_http import streamable_http_client
 
-from mcp import Client as McpClient
 from rxloop import EventLog
 from rxloop.server.core import chat_changes as to
 from rxloop.server.core.chat_fold import ChatFold
