@@ -319,11 +319,11 @@ def test_what_a_tool_says_after_a_freeze_is_not_told(machines: Machines) -> None
 async def test_a_turn_that_is_given_back_twice_is_taken_from_nobody(machines: Machines) -> None:
     a, _ = machines
     first = await a.agent(frames("-never")).run("1", context_id="c").begin()
-    turn = first._attempt.turn
-    assert turn is not None
+    lease = first._attempt.lease
+    assert lease is not None
     await first.release()
     async with a.agent(frames("-never")).run("2", context_id="c") as second:
         await second.begin()
-        await turn.give_back()
+        await lease.release()
         with pytest.raises(ContextBusy):
             await a.agent("no").run("3", context_id="c")

@@ -150,12 +150,12 @@ async def test_a_reader_of_a_run_that_an_earlier_version_dropped_ends(
     read: Callable[[World, RunRecord], Awaitable[str]],
 ) -> None:
     async def begins(*_: Any) -> bool:
-        return False
+        return True
 
     async with world("sqlite", tmp_path, request) as two:
         record = await asks(two.here, context_id="c")
         with monkeypatch.context() as earlier_version:
-            earlier_version.setattr(loading, "gives_way", begins)
+            earlier_version.setattr(loading, "drop_earlier_questions", begins)
             await drop(two.elsewhere, record)
         assert (await two.here.get_record(record.task_id)).state == "input-required"
         async with asyncio.timeout(20):

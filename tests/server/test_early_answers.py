@@ -12,7 +12,7 @@ import pytest
 
 from rxloop import Agent, MemoryEventLog, Runtime, tool
 from rxloop.client import Client
-from rxloop.run.sending import open_questions
+from rxloop.run.ownership import read_open_questions
 from rxloop.testing import ScriptedModel, call, turn
 from support.api_server import serving
 from support.clients.a2a import saying, serving_a2a
@@ -59,14 +59,14 @@ class Bank:
         while not (records := await runtime.log.list_runs()):  # noqa: ASYNC110 (no event tells it)
             await asyncio.sleep(0)
         task_id = records[0].task_id
-        while not (pending := await open_questions(runtime.log, task_id)):  # noqa: ASYNC110 (no event tells it)
+        while not (pending := await read_open_questions(runtime.log, task_id)):  # noqa: ASYNC110 (no event tells it)
             await asyncio.sleep(0)
         return task_id, pending[0].input_id
 
     async def finish(self, runtime: Runtime, task_id: str) -> None:
         """Check that the call was started by the answer, and that nothing was lost."""
         await asyncio.wait_for(until(lambda: self.paid), 5)
-        assert await open_questions(runtime.log, task_id) == []
+        assert await read_open_questions(runtime.log, task_id) == []
         self.release.set()
         async for _ in runtime.follow(task_id, after=None):
             pass
@@ -92,7 +92,7 @@ async def test_http_shows_and_takes_an_early_answer(
     async with serving(bank.agent, log=bank.log) as served, Client(served.url, token="ann-key") as client:
         if not here:
             # As if another process executed the run: the question is known when the log has it.
-            monkeypatch.setattr("rxloop.run.sending.find_owned", lambda log, task_id: None)
+            monkeypatch.setattr("rxloop.run.ownership.find_owned", lambda log, task_id: None)
         started = await client.start("clerk", "Go.")
         task_id, asked = await bank.question(served.runtime)
         info = await client.record(started.task_id)

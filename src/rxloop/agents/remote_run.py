@@ -151,6 +151,21 @@ async def carry_out(task_id: str, run: Run[Any]) -> bool:
     return True
 
 
+async def has_ended(run: Run[Any]) -> bool:
+    """Await an attempt that only writes the end of a run; return False if another process owns the run."""
+    try:
+        await run
+    except ConflictError:
+        return False
+    except AttemptError as error:
+        if error.result.state != "working":
+            return True
+        if error.code in ("conflict", "fenced"):
+            return False
+        raise
+    return True
+
+
 O = TypeVar("O")  # noqa: E741
 
 _MOMENT = 0.01

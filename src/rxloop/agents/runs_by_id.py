@@ -20,6 +20,7 @@ from rxloop.protocol.ids import make_id
 from rxloop.protocol.messages import Prompt, as_messages
 from rxloop.run.asking import OnInput
 from rxloop.run.handle import Run
+from rxloop.run.ownership import wait_stored
 from rxloop.run.spec import RunSpec, WhenBusy
 from rxloop.run.steering import as_said
 
@@ -183,12 +184,15 @@ class RunsById(Generic[D, O]):
                 f"the run {task_id} does not go on in this process: to cancel it the agent needs the log that holds it"
             )
         # Imported here: importing rxloop is quicker without.
-        from rxloop.run.sending import cancel
+        from rxloop.agents.remote_run import has_ended
+        from rxloop.coordination.sending import send_cancel
 
-        def close() -> Run[O]:
-            return self._start(self._spec(task_id, "", None, {}, resume=True, cancel=reason or "cancelled"))
+        async def close() -> bool:
+            return await has_ended(
+                self._start(self._spec(task_id, "", None, {}, resume=True, cancel=reason or "cancelled"))
+            )
 
-        await cancel(self.log, task_id, reason or "cancelled", close)
+        await send_cancel(self.log, task_id, reason or "cancelled", close)
 
     async def answer(self, task_id: str, inputs: Mapping[str, Any]) -> None:
         """Answer questions of a run that this process does not hold; durable when it returns.
@@ -207,9 +211,10 @@ class RunsById(Generic[D, O]):
         """
         event_log = self._log_to(f"answer {task_id}")
         # Imported here: importing rxloop is quicker without.
-        from rxloop.run.sending import answer
+        from rxloop.coordination.sending import send_answer
 
-        await answer(event_log, task_id, inputs)
+        await wait_stored(event_log, task_id)
+        await send_answer(event_log, task_id, inputs)
 
     async def send(self, task_id: str, message: Prompt, *, interrupt: bool = False) -> None:
         """Say something to a run that this process does not hold; durable when it returns.
@@ -233,9 +238,9 @@ class RunsById(Generic[D, O]):
         if not messages or any(each.role not in ("user", "system") for each in messages):
             raise ConfigurationError("send() takes messages of the user or the system, such as a text")
         # Imported here: importing rxloop is quicker without.
-        from rxloop.run.sending import say
+        from rxloop.coordination.sending import send_message
 
-        await say(event_log, task_id, messages, interrupt=interrupt)
+        await send_message(event_log, task_id, messages, interrupt=interrupt)
 
     def _log_to(self, what: str) -> EventLog:
         if self.log is None:

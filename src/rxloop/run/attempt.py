@@ -40,9 +40,9 @@ from rxloop.stream.watchdog import Watchdog
 from rxloop.support.tasks import Clock
 
 if TYPE_CHECKING:
+    from rxloop.coordination.inbox import Inbox
+    from rxloop.coordination.lease import Lease
     from rxloop.pipeline.artifacts import Writes
-    from rxloop.run.held_turn import HeldTurn
-    from rxloop.run.post import Post
 
 log = logging.getLogger("rxloop")
 
@@ -64,6 +64,8 @@ class Attempt:
         "exists",
         "final",
         "holds",
+        "inbox",
+        "lease",
         "life",
         "made_at",
         "metadata",
@@ -74,7 +76,6 @@ class Attempt:
         "passed",
         "past",
         "patience",
-        "post",
         "publish",
         "questions",
         "recorder",
@@ -88,7 +89,6 @@ class Attempt:
         "subscription",
         "taken",
         "tools",
-        "turn",
     )
 
     def __init__(self, spec: RunSpec) -> None:
@@ -113,10 +113,10 @@ class Attempt:
         """What the attempt says as soon as it has begun: the answers that it is resumed with, the changes of a fork."""
         self.passed = 0
         """The number of the last letter that the attempt found at its beginning, and that comes to nothing."""
-        self.post: Post | None = None
-        """Takes its mail, while the attempt goes on and has a log with mail."""
-        self.turn: HeldTurn | None = None
-        """The turn in the conversation, while the attempt has it."""
+        self.inbox: Inbox | None = None
+        """Inbox of the run, from loading to the end of the attempt, if the run has a log."""
+        self.lease: Lease | None = None
+        """Lease of the conversation, if the run has a log."""
         self.subscription = SerialDisposable()
         """That to the pipeline."""
         self.holds: set[object] = set()

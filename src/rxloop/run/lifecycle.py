@@ -37,8 +37,8 @@ async def carry_out(attempt: Attempt) -> None:
             life.phase = Phase.ANNOUNCING
             await announce(attempt)
             life.open()
-            if attempt.post is not None:
-                attempt.post.open()
+            if attempt.inbox is not None:
+                attempt.inbox.open()
             await begin(attempt)
             await life.until_end()
             if isinstance(life.end, Released):
@@ -62,10 +62,12 @@ async def carry_out(attempt: Attempt) -> None:
         attempt.credentials.clear()
         if attempt.said:
             log.warning("the run %s was over before it heard what had been said to it", attempt.task_id)
-        if attempt.post is not None:
-            await life.insist(attempt.post.aclose)
-        if attempt.turn is not None:
-            await life.insist(attempt.turn.give_back)
+        if attempt.inbox is not None:
+            await life.insist(attempt.inbox.aclose)
+            # The inbox refers to the attempt: without it, no cycle is left to the garbage collector.
+            attempt.inbox = None
+        if attempt.lease is not None:
+            await life.insist(attempt.lease.release)
         attempt.scope.close()
 
 
@@ -85,7 +87,7 @@ async def _load(attempt: Attempt) -> Event | None:
     final = await load(attempt, attempt.log, carry_out)
     if final is None and attempt.recorder.writer is None:
         # It had to end before its turn, or before the log told where it stands: nothing of it can be recorded.
-        lost = attempt.turn.lost if attempt.turn is not None else None
+        lost = attempt.lease.lost if attempt.lease is not None else None
         return attempt.recorder.record(end_before_it_began(attempt.spec, attempt.state(), lost or attempt.life.end))
     return final
 
@@ -133,8 +135,8 @@ async def _give_up(attempt: Attempt, cause: Released) -> Event:
     """
     recorder, writer = attempt.recorder, attempt.recorder.writer
     end = unrecorded_end(attempt.task_id, attempt.state(), cause)
-    if attempt.turn is not None:
-        await attempt.life.insist(attempt.turn.certain)
+    if attempt.lease is not None:
+        await attempt.life.insist(attempt.lease.wait_checked)
     if writer is not None:
         try:
             await attempt.life.insist(writer.flush)
@@ -189,8 +191,8 @@ def _record_end(attempt: Attempt, end: Exception | Canceled | None) -> Event:
     lost = writer is not None and writer.error is not None
     if not paused and not lost:
         _close_what_is_open(attempt)
-    if attempt.turn is not None:
-        attempt.turn.end()
+    if attempt.lease is not None:
+        attempt.lease.announce_release()
     final = attempt.recorder.record(final_event(attempt.state(), end))
     life.phase = Phase.CLOSED
     return final

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rxloop.coordination.answers import check_not_superseded, find_credentials, is_superseded, new_answers
 from rxloop.coordination.commands import AppliedCommands, Commands, apply_commands, find_new_messages
+from rxloop.coordination.inbox import Inbox
 from rxloop.coordination.order import check_can_continue
 from rxloop.errors import ConfigurationError, ConflictError, RunOver, UnknownRun
 from rxloop.pipeline.event_log import EventLog
@@ -17,13 +18,18 @@ from rxloop.pipeline.records import RunRecord
 from rxloop.pipeline.snapshot import HistoryQuery, Snapshot, has_begun
 from rxloop.protocol.commands import MessageCommand
 from rxloop.protocol.events import Event, InputReceivedEvent, TaskEvent, ToolCompleteEvent, normalise
+from rxloop.run.admission import (
+    Close,
+    acquire_lease,
+    acquire_lease_to_begin,
+    drop_earlier_questions,
+    try_acquire_lease,
+)
 from rxloop.run.attempt import Attempt
 from rxloop.run.ends import is_over, run_exists
 from rxloop.run.life import Canceled
 from rxloop.run.log_writer import LogWriter
-from rxloop.run.post import Post
 from rxloop.run.steering import say
-from rxloop.run.taking import Close, gives_way, take_turn, take_turn_to_begin, try_turn
 from rxloop.state.earlier_attempts import EarlierAttempts
 from rxloop.state.fold import fold_all
 from rxloop.state.kept_folds import FORMAT
@@ -53,7 +59,15 @@ async def load(attempt: Attempt, event_log: EventLog, close: Close) -> Event | N
     """
     spec = attempt.spec
     attempt.questions.has_inbox = True
-    attempt.post = Post(attempt.life, attempt.recorder, event_log, partial(_say, attempt), attempt.questions.open)
+    attempt.inbox = Inbox(
+        event_log,
+        attempt.task_id,
+        state=attempt.state,
+        is_ending=lambda life=attempt.life: life.ending,
+        on_cancel=lambda reason, number, life=attempt.life: life.finish(Canceled(reason, number)),
+        on_message=partial(_say, attempt),
+        on_answers=attempt.questions.open.take,
+    )
     if spec.resume:
         return await _load_run(attempt, event_log, close)
     if spec.chosen_id:
@@ -61,8 +75,11 @@ async def load(attempt: Attempt, event_log: EventLog, close: Close) -> Event | N
     if spec.fork is not None:
         await attempt.life.prepare(_copy_run(attempt, event_log, spec.fork))
         return None
-    taking = take_turn_to_begin(attempt, event_log, close) if spec.keep_context else take_turn(attempt, event_log)
-    if not await taking:
+    if spec.keep_context:
+        acquired = await acquire_lease_to_begin(attempt, event_log, close)
+    else:
+        acquired = await acquire_lease(attempt, event_log)
+    if not acquired:
         return None
     if spec.keep_context:
         before = await attempt.life.prepare(conversation(event_log, attempt.context_id, before=spec.task_id))
@@ -126,20 +143,20 @@ async def _read_in_turn(
         close: Executes the attempt that ends a run whose questions this one drops.
 
     Raises:
-        ContextBusy: As `take_turn`; or an earlier run has got its answer.
+        ContextBusy: As `acquire_lease`; or an earlier run has got its answer.
     """
     attempt.recorder.context_id = record.context_id
     if attempt.spec.cancel is not None:
         # A cancel adds nothing to the conversation, and need not wait for the run that goes on there.
-        await attempt.life.prepare(try_turn(attempt, event_log), GRACE)
+        await attempt.life.prepare(try_acquire_lease(attempt, event_log), GRACE)
         return await _read(attempt, event_log, seen)
     if seen is not None and is_over(seen.events[-1]):
         return await _read(attempt, event_log, seen)
     while True:
-        taken = await take_turn(attempt, event_log)
+        acquired = await acquire_lease(attempt, event_log)
         # Somebody may have gone on with this run meanwhile.
         found = await _read(attempt, event_log, seen)
-        if found is None or not taken:
+        if found is None or not acquired:
             return None if found is None or found.snapshot.state.state == "working" else found
         snapshot = found.snapshot
         if not snapshot.waiting or attempt.life.ending or is_over(snapshot.events[-1]):
@@ -147,7 +164,7 @@ async def _read_in_turn(
         if has_begun(snapshot.record.state, snapshot.record.seq) or _is_cancelled(snapshot):
             # It has dropped their questions already; or it comes to its end, and does not begin.
             return found
-        if not await gives_way(attempt, event_log, snapshot.waiting, close):
+        if await drop_earlier_questions(attempt, event_log, snapshot.waiting, close):
             return await _read(attempt, event_log, snapshot)
 
 
@@ -158,8 +175,8 @@ async def _read(attempt: Attempt, event_log: EventLog, seen: Snapshot | None) ->
         EventLogError: One of the last events cannot be read.
     """
     prepare, task_id, context_id = attempt.life.prepare, attempt.task_id, attempt.context_id
-    if attempt.post is not None:
-        attempt.post.reads()
+    if attempt.inbox is not None:
+        attempt.inbox.will_read()
     cached = find_cached(event_log, context_id)
     history = HistoryQuery(cached[0], FORMAT)
     snapshot = await prepare(read_log(event_log.snapshot, task_id, since=seen, history=history), GRACE)
@@ -219,8 +236,8 @@ def _take_up(attempt: Attempt, event_log: EventLog, found: _Found) -> Event | No
         # Who settles a run, or ends it, leaves it at rest, which somebody may have brought it to just now.
         return events[-1]
     commands = () if is_over(events[-1]) else found.snapshot.new_commands
-    if attempt.post is not None:
-        attempt.post.has_read(commands[-1][0] if commands else state.mail)
+    if attempt.inbox is not None:
+        attempt.inbox.skip_to(commands[-1][0] if commands else state.mail)
     taken = _take_mail(attempt, state.changed(answers={**state.answers, **answers}), commands)
     if not attempt.life.ending:
         check_can_continue(found.snapshot, taken, asks=spec.on_input is not None, answered=bool(inputs))
@@ -279,7 +296,7 @@ async def _copy_run(attempt: Attempt, event_log: EventLog, fork: Fork) -> None:
         metadata={**events[0].metadata, **attempt.spec.metadata},
         asked=attempt.asked,
     )
-    if not await take_turn(attempt, event_log):
+    if not await acquire_lease(attempt, event_log):
         return
     for event in attempt.past:
         normalise(event)
@@ -306,7 +323,7 @@ def _go_on(attempt: Attempt, earlier: EarlierAttempts, events: Sequence[Event], 
 
 
 def _write_after(attempt: Attempt, event_log: EventLog, durable_seq: int) -> None:
-    if attempt.turn is not None and attempt.turn.lost is not None:
+    if attempt.lease is not None and attempt.lease.lost is not None:
         # Its end would be one that the run does not have: others may have begun it, or will.
         return
 

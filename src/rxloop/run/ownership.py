@@ -13,11 +13,13 @@ from reactivex import abc
 
 from rxloop.errors import RxloopError
 from rxloop.pipeline.event_log import EventLog
+from rxloop.pipeline.log_retry import read_log
 from rxloop.protocol.events import PendingInput, StatusUpdateEvent
 from rxloop.run.attempt import Attempt
 from rxloop.run.ends import error_code
 from rxloop.run.life import Canceled, Released
 from rxloop.run.lifecycle import start
+from rxloop.state.fold import fold_all
 from rxloop.stream.back_pressure import Gate
 from rxloop.stream.rx import running_loop
 from rxloop.support.tasks import wait_all
@@ -217,3 +219,31 @@ def _failure(attempt: Attempt) -> str | None:
     if not isinstance(final, StatusUpdateEvent) or final.state not in ("failed", "working") or final.error is None:
         return None
     return f"[{final.error.code}] {final.error.message}"
+
+
+async def wait_stored(event_log: EventLog, task_id: str) -> None:
+    """Wait until the log has all events that subscribers in this process have seen, such as a question.
+
+    Args:
+        event_log: The log.
+        task_id: The run. If another process executes it, there is nothing to wait for.
+    """
+    hold = find_owned(event_log, task_id)
+    if hold is not None:
+        await hold.durable()
+
+
+async def read_open_questions(event_log: EventLog, task_id: str) -> list[PendingInput]:
+    """Return the unanswered questions of a run, also while its other calls work.
+
+    Args:
+        event_log: The log. Its events are read if another process executes the run.
+        task_id: The run.
+
+    Raises:
+        UnknownRun: The log does not have the run.
+    """
+    hold = find_owned(event_log, task_id)
+    if hold is not None:
+        return hold.pending
+    return list(fold_all(await read_log(event_log.read, task_id)).pending.values())

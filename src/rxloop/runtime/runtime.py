@@ -10,6 +10,7 @@ from typing import Any, Self, TypedDict
 from typing_extensions import Unpack
 
 from rxloop.agents.agent import Agent
+from rxloop.coordination.sending import send_answer
 from rxloop.errors import ConfigurationError, QueueFull, RunExists, RuntimeClosed, RxloopError, UnknownRun
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.interfaces import Queue
@@ -20,7 +21,7 @@ from rxloop.protocol.ids import derive_id
 from rxloop.protocol.messages import Message, Prompt, as_messages
 from rxloop.protocol.settings import Limits, ModelSettings
 from rxloop.recorded.follow import RecordedStream
-from rxloop.run.sending import answer
+from rxloop.run.ownership import wait_stored
 from rxloop.runtime.executor import DepsOf, Driving, Submitted
 from rxloop.runtime.jobs import QUEUE, Depth, ring, told
 from rxloop.runtime.live_runs import followed
@@ -303,7 +304,8 @@ class Runtime:
         record = await self.get_record(task_id)
         self._agent(record.agent_name)
         said = () if messages is None else as_messages(messages)
-        secret = await answer(self.log, task_id, inputs, messages=said, goes_on_here=self._queue is None)
+        await wait_stored(self.log, task_id)
+        secret = await send_answer(self.log, task_id, inputs, messages=said, executes_here=self._queue is None)
         await self._goes_on(record, credentials=secret)
 
     async def cancel(self, task_id: str, reason: str | None = None) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rxloop import Agent, tool
-from rxloop.run.sending import open_questions
+from rxloop.run.ownership import read_open_questions
 from rxloop.testing import ScriptedModel, call
 from support.clients.agui import Served, door
 from support.clients.agui_posts import ASKED, post
@@ -67,7 +67,7 @@ class Clerk:
             while not (records := await log.list_runs()):  # noqa: ASYNC110 (no event tells it)
                 await asyncio.sleep(0)
             self.task_id = records[0].task_id
-            while {each.input_id for each in await open_questions(log, self.task_id)} != set(input_ids):  # noqa: ASYNC110
+            while {each.input_id for each in await read_open_questions(log, self.task_id)} != set(input_ids):  # noqa: ASYNC110
                 await asyncio.sleep(0)
 
         await asyncio.wait_for(wait(), 5)

@@ -20,7 +20,7 @@ def in_a_worker() -> bool:
 def unfenced() -> Agent[Any, str]:
     """A worker that does not hear that it has lost a turn, and writes wherever it believes to be."""
     if in_a_worker():
-        from rxloop.run.held_turn import HeldTurn
+        from rxloop.coordination.lease import Lease
         from rxloop.storage.postgres import rows
 
         statement = rows._APPEND
@@ -28,7 +28,8 @@ def unfenced() -> Agent[Any, str]:
             assert guard in statement
             statement = statement.replace(guard, "")
         rows._APPEND = rows._APPEND_NEW = statement
-        HeldTurn._lost = HeldTurn._doubt = lambda self: None
+        Lease._lose = lambda self: None
+        Lease.check = lambda self, on_confirmed, on_error: None
     return clerk()
 
 

@@ -18,7 +18,7 @@ from rxloop.pipeline.records import RunRecord
 from rxloop.protocol.messages import Message
 from rxloop.recorded.follow import OVER
 from rxloop.recorded.replay import history
-from rxloop.run.sending import wait_stored
+from rxloop.run.ownership import wait_stored
 from rxloop.runtime.runtime import Runtime, StartOptions
 from rxloop.server.agui.frames import WRITER, frame, refusal
 from rxloop.server.agui.messages import Telling

@@ -17,7 +17,7 @@ from rxloop.pipeline.records import RunRecord
 from rxloop.protocol.events import MessageAddedEvent, PendingInput, StatusUpdateEvent, TaskEvent, ends_attempt
 from rxloop.protocol.messages import Message, Prompt, as_messages, public_question
 from rxloop.recorded.replay import history
-from rxloop.run import sending
+from rxloop.run.ownership import read_open_questions
 from rxloop.runtime.runtime import StartOptions
 from rxloop.server.core.errors import Refused
 from rxloop.server.core.gateway import Gateway, Principal
@@ -43,7 +43,7 @@ async def list_pending_inputs(gateway: Gateway, record: RunRecord) -> Sequence[P
     Some of them are not for clients; see `public_question`.
     """
     if record.state == "working":
-        return await sending.open_questions(gateway.runtime.log, record.task_id)
+        return await read_open_questions(gateway.runtime.log, record.task_id)
     last = await find_last_update(gateway, record)
     return last.pending if last is not None else ()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rxloop import Agent, MemoryEventLog, Message, RunCancelled, SqliteEventLog
-from rxloop.coordination import locks
+from rxloop.coordination.lease import ConversationLocks
 from rxloop.errors import ConfigurationError, ContextBusy
 from rxloop.testing import ScriptedModel, frames
 
@@ -20,23 +20,24 @@ def log() -> MemoryEventLog:
     return MemoryEventLog()
 
 
-def give_back(turn: locks.ConversationLock | None) -> None:
-    assert turn is not None
-    turn.release()
+@pytest.fixture
+def locks(log: MemoryEventLog) -> ConversationLocks:
+    return log.local.get(ConversationLocks)
 
 
-def take_and_give_back(log: MemoryEventLog) -> None:
-    give_back(locks.acquire(log, "c"))
+def acquire_and_release(locks: ConversationLocks) -> None:
+    assert locks.acquire("c")
+    locks.release("c")
 
 
-async def test_who_waits_for_a_turn_that_is_free_by_now_has_it(log: MemoryEventLog) -> None:
-    take_and_give_back(log)
+async def test_wait_acquires_a_free_lock_at_once(locks: ConversationLocks) -> None:
+    acquire_and_release(locks)
 
-    turn = await locks.wait(log, "c")
+    await locks.wait("c")
 
-    assert not locks.acquire(log, "c")
-    give_back(turn)
-    take_and_give_back(log)
+    assert not locks.acquire("c")
+    locks.release("c")
+    acquire_and_release(locks)
 
 
 async def test_a_run_that_waits_goes_on_whenever_the_one_before_it_ends() -> None:
@@ -52,21 +53,21 @@ async def test_a_run_that_waits_goes_on_whenever_the_one_before_it_ends() -> Non
         await first
 
 
-async def test_who_is_cancelled_while_it_waits_has_no_turn_and_keeps_nobody_from_it(log: MemoryEventLog) -> None:
-    turn = locks.acquire(log, "c")
-    waiting: list[asyncio.Task[locks.ConversationLock]] = [asyncio.create_task(locks.wait(log, "c")) for _ in range(3)]
+async def test_cancelled_waiters_pass_the_lock_on(locks: ConversationLocks) -> None:
+    assert locks.acquire("c")
+    waiting = [asyncio.create_task(locks.wait("c")) for _ in range(3)]
     await asyncio.sleep(0)
 
     waiting[0].cancel()
     await asyncio.wait(waiting[:1])
-    give_back(turn)
-    # It has the turn, and has not heard of it yet.
+    locks.release("c")
+    # This waiter has the lock, but its task has not run yet.
     waiting[1].cancel()
     await asyncio.wait(waiting, timeout=5)
 
     assert [task.cancelled() for task in waiting] == [True, True, False]
-    give_back(waiting[2].result())
-    take_and_give_back(log)
+    locks.release("c")
+    acquire_and_release(locks)
 
 
 def in_a_thread(work: Callable[[], None]) -> threading.Thread:
@@ -75,50 +76,52 @@ def in_a_thread(work: Callable[[], None]) -> threading.Thread:
     return thread
 
 
-def test_who_waits_in_the_event_loop_of_another_thread_is_woken(log: MemoryEventLog) -> None:
-    turn = locks.acquire(log, "c")
+def test_release_wakes_a_waiter_in_the_event_loop_of_another_thread(locks: ConversationLocks) -> None:
+    assert locks.acquire("c")
     waits = threading.Event()
 
     async def wait() -> None:
         asyncio.get_running_loop().call_later(0.01, waits.set)
-        give_back(await locks.wait(log, "c"))
+        await locks.wait("c")
+        locks.release("c")
 
     thread = in_a_thread(lambda: asyncio.run(wait()))
     assert waits.wait(5)
-    give_back(turn)
+    locks.release("c")
 
     thread.join(5)
     assert not thread.is_alive()
-    take_and_give_back(log)
+    acquire_and_release(locks)
 
 
-def test_an_event_loop_that_was_closed_keeps_nobody_from_the_turn(log: MemoryEventLog) -> None:
-    turn = locks.acquire(log, "c")
+def test_release_skips_waiters_of_a_closed_event_loop(locks: ConversationLocks) -> None:
+    assert locks.acquire("c")
     loop = asyncio.new_event_loop()
-    waiting = loop.create_task(locks.wait(log, "c"))
+    waiting = loop.create_task(locks.wait("c"))
     loop.run_until_complete(asyncio.sleep(0))
     loop.close()
 
-    give_back(turn)
+    locks.release("c")
 
-    take_and_give_back(log)
+    acquire_and_release(locks)
     waiting._log_destroy_pending = False  # pyright: ignore[reportAttributeAccessIssue]
     waiting.get_coro().close()  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue]
 
 
-def test_many_threads_take_turns(log: MemoryEventLog) -> None:
+def test_threads_hold_the_lock_one_at_a_time(locks: ConversationLocks) -> None:
     inside, most, done = 0, 0, 0
 
     async def work() -> None:
         nonlocal inside, most, done
         for _ in range(50):
-            turn = locks.acquire(log, "c") or await locks.wait(log, "c")
+            if not locks.acquire("c"):
+                await locks.wait("c")
             inside += 1
             most = max(most, inside)
             await asyncio.sleep(0)
             inside -= 1
             done += 1
-            turn.release()
+            locks.release("c")
 
     threads = [in_a_thread(lambda: asyncio.run(work())) for _ in range(4)]
     for thread in threads:
@@ -159,21 +162,21 @@ async def test_two_logs_on_one_file_have_one_turn(tmp_path: Path, monkeypatch: p
 
 async def test_conversations_of_two_files_do_not_wait_for_each_other(tmp_path: Path) -> None:
     logs = [SqliteEventLog(tmp_path / name) for name in ("a.db", "b.db")]
-    for turn in [locks.acquire(log, "c") for log in logs]:
-        give_back(turn)
+    for locks in [log.local.get(ConversationLocks) for log in logs]:
+        assert locks.acquire("c")
 
 
 def test_a_forked_process_has_none_of_the_turns_of_its_parent() -> None:
     program = """
 import os
 from rxloop import MemoryEventLog
-from rxloop.coordination import locks
+from rxloop.coordination.lease import ConversationLocks
 log = MemoryEventLog()
-assert locks.acquire(log, "c")
+assert log.local.get(ConversationLocks).acquire("c")
 if os.fork() == 0:
-    os._exit(0 if locks.acquire(log, "c") else 1)
+    os._exit(0 if log.local.get(ConversationLocks).acquire("c") else 1)
 assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
-assert not locks.acquire(log, "c")
+assert not log.local.get(ConversationLocks).acquire("c")
 """
     subprocess.run([sys.executable, "-c", program], check=True)
 
