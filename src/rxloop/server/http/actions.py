@@ -27,7 +27,7 @@ from rxloop.server.core.runs import (
 from rxloop.server.http.call import ApiCall, written
 from rxloop.server.http.events import streamed
 from rxloop.server.http.queries import EventsQuery, Query, StartQuery, streams_in
-from rxloop.server.http.reads import at_rest, cursor_of, info_of
+from rxloop.server.http.reads import cursor_of, info_of, wait_until_idle
 from rxloop.tools.client_tool import ClientTool
 
 
@@ -72,8 +72,8 @@ async def _goes_on(call: ApiCall[Any, StartQuery], record: RunRecord, after: str
         asked = {"after": after, "until": "attempt", "onDisconnect": call.query.on_disconnect}
         return await streamed(call, record, EventsQuery.model_validate(asked), writer)
     seq = record.seq
-    record = await at_rest(call, record, call.query.wait, after)
-    info = await info_of(call, record)
+    record, last = await wait_until_idle(call, record, call.query.wait, after)
+    info = await info_of(call, record, last)
     if info.pending and after is not None and (record.seq == seq or not info.at_rest):
         # Its answers wait in its mail, and whoever drives it takes them.
         left = [each for each in info.pending if each.input_id not in call.body.inputs]

@@ -32,7 +32,7 @@ from rxloop.recorded.follow import OVER
 from rxloop.recorded.replay import history, replay
 from rxloop.server.core.errors import Refused
 from rxloop.server.core.gateway import Gateway
-from rxloop.server.core.runs import find_last_update, list_pending_inputs
+from rxloop.server.core.runs import AT_REST, find_last_update, list_pending_inputs
 from rxloop.server.http.call import ApiCall, written
 from rxloop.server.http.queries import (
     GraphQuery,
@@ -47,11 +47,22 @@ from rxloop.state.fold import fold_all
 from rxloop.state.run_state import RunState
 
 
-async def at_rest(call: ApiCall[Any, Any], record: RunRecord, seconds: float, after: str | None) -> RunRecord:
-    """Wait until a run has come to rest, for so long at most; what comes after `after` counts.
+async def wait_until_idle(
+    call: ApiCall[Any, Any], record: RunRecord, seconds: float, after: str | None
+) -> tuple[RunRecord, StatusUpdateEvent | None]:
+    """Wait until a run is idle, for a limited time.
+
+    Args:
+        call: The request.
+        record: The run.
+        seconds: The longest time to wait.
+        after: Cursor after which the end of an attempt counts; None if a run that is idle now is not waited for.
+
+    Returns:
+        The run, and the event that ended its last attempt, if that event arrived during the wait.
 
     Raises:
-        Refused: The principal waits for too many already.
+        Refused: The principal waits for too many runs.
     """
     gateway = call.gateway
     if seconds and after is None and not await _is_at_rest(gateway, record):
@@ -61,10 +72,13 @@ async def at_rest(call: ApiCall[Any, Any], record: RunRecord, seconds: float, af
         with gateway.reserve_stream(call.principal) as slot, slot.scope:
             slot.scope.deadline = anyio.current_time() + min(seconds, gateway.limits.wait)
             async for event in gateway.runtime.follow(record.task_id, after=after):
+                if isinstance(event, StatusUpdateEvent) and event.state in AT_REST and ends_attempt(event):
+                    return record.ended_by(event), event
                 if ends_attempt(event):
                     break
-        return await gateway.runtime.get_record(record.task_id)
-    return record if after is None else await gateway.runtime.get_record(record.task_id)
+    if after is not None:
+        record = await gateway.runtime.get_record(record.task_id)
+    return record, None
 
 
 async def _is_at_rest(gateway: Gateway, record: RunRecord) -> bool:
@@ -79,13 +93,19 @@ def cursor_of(record: RunRecord) -> str:
     return f"{record.task_id}/{record.attempt}.{record.seq}.0"
 
 
-async def info_of(call: ApiCall[Any, Any], record: RunRecord) -> RunInfo:
-    """Tell where a run stands, with its open questions and with what its last attempt came to."""
+async def info_of(call: ApiCall[Any, Any], record: RunRecord, last: StatusUpdateEvent | None = None) -> RunInfo:
+    """Return the state of a run, its open questions, and the outcome of its last attempt.
+
+    Args:
+        call: The request.
+        record: The run.
+        last: Final event of its last attempt, if the caller has it; otherwise the log is read.
+    """
     made = short_info(call, record)
     if record.state == "working":
         pending = await list_pending_inputs(call.gateway, record)
         return made.model_copy(update={"pending": [public_question(each) for each in pending]})
-    last = await find_last_update(call.gateway, record)
+    last = last or await find_last_update(call.gateway, record)
     shown = last.for_clients() if last is not None else None
     if not isinstance(shown, StatusUpdateEvent):
         return made
@@ -155,8 +175,8 @@ def deltas_of(gateway: Gateway, record: RunRecord, *, replayed: bool = False) ->
 
 async def record(call: ApiCall[None, InfoQuery]) -> Response:
     """Tell where a run stands."""
-    found = await at_rest(call, await call.record(), call.query.wait, None)
-    return written(await info_of(call, found))
+    found, last = await wait_until_idle(call, await call.record(), call.query.wait, None)
+    return written(await info_of(call, found, last))
 
 
 async def runs(call: ApiCall[None, RunsQuery]) -> Response:
