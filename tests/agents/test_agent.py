@@ -364,7 +364,7 @@ async def test_who_goes_on_with_a_run_gives_the_dependencies_too(method: str, ca
         getattr(agent, method)(*arguments, deps=Shop())
     assert "deps is a Shop, but the deps_type of the agent is Office" in caplog.text
     # Nothing of the agent is called by it.
-    await agent.cancel(result.task_id)
+    await agent.get_run(result.task_id).cancel()
 
 
 @pytest.mark.parametrize("kind", [None, type(None), object, Office | None, Any])

@@ -185,7 +185,7 @@ async def test_another_agent_of_the_same_log_finds_and_cancels_a_run(log: Memory
     running = Agent(ScriptedModel(frames("-" * 100 + "|")), log=log, name="first").run("Go", context_id="c")
     events = running.events.subscribe(lambda event: None)
     await asyncio.sleep(0)
-    await Agent(ScriptedModel(), log=log, name="second").cancel(running.task_id, "enough")
+    await Agent(ScriptedModel(), log=log, name="second").get_run(running.task_id).cancel("enough")
 
     assert (await log.get_record(running.task_id)).state == "canceled"
     events.dispose()
@@ -197,8 +197,8 @@ async def test_a_run_without_a_log_is_found_by_its_agent_alone() -> None:
     events = running.events.subscribe(lambda event: None)
     await asyncio.sleep(0)
     with pytest.raises(ConfigurationError, match="needs the log"):
-        await second.cancel(running.task_id)
-    await first.cancel(running.task_id, "enough")
+        await second.get_run(running.task_id).cancel()
+    await first.get_run(running.task_id).cancel("enough")
 
     with pytest.raises(RunCancelled, match="enough"):
         await running

@@ -54,36 +54,36 @@ def agent(log: Log, *turns: Any, **options: Any) -> Agent[None, str]:
 async def waiting(log: Log, context_id: str = "c") -> str:
     """A run of a conversation that waits for an approval."""
     asking = agent(log, call("pay", amount=5))
-    return (await asking.execute((await asking.submit("Pay", context_id=context_id)).task_id)).task_id
+    return (await asking.get_run((await asking.submit("Pay", context_id=context_id)).task_id).execute()).task_id
 
 
 async def taken(log: Log, task_id: str) -> bool:
     """Whether a run takes an answer when somebody settles it."""
-    await agent(log, "Paid.").execute(task_id)
+    await agent(log, "Paid.").get_run(task_id).execute()
     return any(isinstance(event, InputReceivedEvent) for event in await log.read(task_id))
 
 
 async def test_a_later_run_that_is_cancelled_before_it_begins_lets_no_question_go(log: Log) -> None:
     asked = await waiting(log)
     later = await agent(log).submit("And now?", context_id="c")
-    await agent(log).answer(asked, ANSWER)
-    await agent(log).cancel(later.task_id)
+    await agent(log).get_run(asked).answer(ANSWER)
+    await agent(log).get_run(later.task_id).cancel()
     assert await taken(log, asked)
 
 
 async def test_a_question_is_answered_after_a_later_run_was_cancelled_before_it_began(log: Log) -> None:
     asked = await waiting(log)
     later = await agent(log).submit("And now?", context_id="c")
-    await agent(log).cancel(later.task_id)
-    await agent(log).answer(asked, ANSWER)
+    await agent(log).get_run(later.task_id).cancel()
+    await agent(log).get_run(asked).answer(ANSWER)
     assert await taken(log, asked)
 
 
 async def test_a_run_that_was_cancelled_before_it_began_drops_no_answer_when_it_is_resumed(log: Log) -> None:
     asked = await waiting(log)
     later = await agent(log).submit("And now?", context_id="c")
-    await agent(log).cancel(later.task_id)
-    await agent(log).answer(asked, ANSWER)
+    await agent(log).get_run(later.task_id).cancel()
+    await agent(log).get_run(asked).answer(ANSWER)
     with pytest.raises(ContextBusy, match=f"{asked}.* has got its answer"):
         await agent(log, "Never.").resume(later.task_id)
     assert await taken(log, asked)
@@ -94,8 +94,8 @@ async def test_a_run_that_is_begun_with_a_cancel_in_its_mail_lets_no_question_go
     later = await agent(log).submit("And now?", context_id="c")
     # A worker takes it up at the moment in which somebody cancels it.
     await log.send_command(later.task_id, CancelCommand())
-    assert (await agent(log, "Never.").execute(later.task_id)).state == "canceled"
-    await agent(log).answer(asked, ANSWER)
+    assert (await agent(log, "Never.").get_run(later.task_id).execute()).state == "canceled"
+    await agent(log).get_run(asked).answer(ANSWER)
     assert await taken(log, asked)
 
 
@@ -103,10 +103,10 @@ async def test_a_run_that_goes_on_after_it_was_cancelled_lets_the_question_go(lo
     asked = await waiting(log)
     later = await agent(log).submit("And now?", context_id="c")
     await log.send_command(later.task_id, CancelCommand())
-    assert (await agent(log, "Never.").execute(later.task_id)).state == "canceled"
+    assert (await agent(log, "Never.").get_run(later.task_id).execute()).state == "canceled"
     assert (await agent(log, "Well.").resume(later.task_id)).output == "Well."
     with pytest.raises(NotAsked, match=later.task_id):
-        await agent(log).answer(asked, ANSWER)
+        await agent(log).get_run(asked).answer(ANSWER)
 
 
 async def test_a_run_that_is_cancelled_before_it_begins_is_never_seen_under_way(
@@ -120,7 +120,7 @@ async def test_a_run_that_is_cancelled_before_it_begins_is_never_seen_under_way(
         states.append((await log.get_record(task_id)).state)
 
     monkeypatch.setattr(log, "append", noted)
-    await agent(log).cancel(later.task_id)
+    await agent(log).get_run(later.task_id).cancel()
     assert states == ["canceled"]
 
 
@@ -134,7 +134,7 @@ async def test_an_answer_is_told_that_it_is_too_late_once_a_later_run_is_about_t
         if not told:
             # The later run has looked at the mail, and is not in the log yet.
             try:
-                await agent(log).answer(asked, ANSWER)
+                await agent(log).get_run(asked).answer(ANSWER)
                 told.append("acknowledged")
             except NotAsked as error:
                 told.append(str(error))
@@ -156,7 +156,7 @@ async def test_a_later_run_gives_way_to_an_answer_that_comes_just_before_it_lets
     async def late(task_id: str, mail: Command) -> int:
         # The later run has looked at the mail, and is about to write that it lets the question go.
         monkeypatch.setattr(log, "send_command", send)
-        await agent(log).answer(asked, ANSWER)
+        await agent(log).get_run(asked).answer(ANSWER)
         return await send(task_id, mail)
 
     monkeypatch.setattr(log, "send_command", late)
@@ -181,10 +181,10 @@ async def test_a_question_that_a_run_lets_go_which_dies_before_it_begins_is_answ
                 await agent(log, "Never.").resume(later.task_id)
     assert len(await log.read_commands(asked)) == 1
     with pytest.raises(NotAsked, match=later.task_id):
-        await agent(log).answer(asked, ANSWER)
+        await agent(log).get_run(asked).answer(ANSWER)
     assert not await taken(log, asked)
     assert (await agent(log, "Paid.").resume(asked, inputs=ANSWER)).output == "Paid."
-    assert (await agent(log, "Well.").execute(later.task_id)).state == "completed"
+    assert (await agent(log, "Well.").get_run(later.task_id).execute()).state == "completed"
 
 
 async def test_an_answer_before_the_word_that_its_question_is_let_go_counts_and_one_behind_it_does_not(
@@ -192,10 +192,10 @@ async def test_an_answer_before_the_word_that_its_question_is_let_go_counts_and_
 ) -> None:
     answered, late = await waiting(log, "c"), await waiting(log, "d")
     word = MessageCommand(messages=[], lets_go="later")
-    await agent(log).answer(answered, ANSWER)
+    await agent(log).get_run(answered).answer(ANSWER)
     await log.send_command(answered, word)
     # Once more, as somebody does who did not hear that it had arrived.
-    await agent(log).answer(answered, ANSWER)
+    await agent(log).get_run(answered).answer(ANSWER)
     assert await taken(log, answered)
     await log.send_command(late, word)
     await log.send_command(late, AnswerCommand(inputs=ANSWER))
@@ -227,7 +227,7 @@ async def test_a_later_run_that_failed_before_it_did_anything_lets_no_question_g
     await log.append("late", written, expected_seq=0)
     if asked_its_model:
         with pytest.raises(NotAsked, match="late"):
-            await agent(log).answer(asked, ANSWER)
+            await agent(log).get_run(asked).answer(ANSWER)
     else:
-        await agent(log).answer(asked, ANSWER)
+        await agent(log).get_run(asked).answer(ANSWER)
         assert await taken(log, asked)

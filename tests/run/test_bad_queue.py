@@ -41,7 +41,7 @@ class BadQueue:
             task_id = await self._jobs.get()
             self.delivered += 1
             manner = self._random.choice(("good", "lost", "zombie", "cut"))
-            job = asyncio.ensure_future(agent.execute(task_id))
+            job = asyncio.ensure_future(agent.get_run(task_id).execute())
             if manner == "cut":
                 await asyncio.wait([job], timeout=self._random.random() * 90)
                 job.cancel()

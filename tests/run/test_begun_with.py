@@ -197,7 +197,7 @@ async def test_a_run_is_given_up_though_its_model_is_gone(log: MemoryEventLog) -
     agent = Agent(ScriptedModel(), log=later)
     with pytest.raises(ConfigurationError, match="nowhere"):
         await agent.resume(task_id).begin()
-    await agent.cancel(task_id, "not needed")
+    await agent.get_run(task_id).cancel("not needed")
 
     assert (await later.list_runs())[0].state == "canceled"
 

@@ -39,7 +39,7 @@ async def test_a_run_that_waits_for_an_answer_can_be_cancelled() -> None:
     waiting = await bank.waiting(context_id="c")
     following = asyncio.ensure_future(collect(follow(bank.log, waiting.task_id)))
 
-    await bank.agent().cancel(waiting.task_id, "changed my mind")
+    await bank.agent().get_run(waiting.task_id).cancel("changed my mind")
 
     last = await bank.last(waiting.task_id)
     assert (last.state, last.pending) == ("canceled", [])
@@ -63,7 +63,7 @@ async def test_a_run_that_a_crash_left_can_be_cancelled_and_no_model_is_asked() 
     def instructions(ctx: RunContext[Any]) -> str:
         raise AssertionError("nothing is prepared to cancel a run")
 
-    await bank.agent(instructions=instructions).cancel(done.task_id)
+    await bank.agent(instructions=instructions).get_run(done.task_id).cancel()
 
     events = await bank.log.read(done.task_id)
     assert [e.content for e in events if isinstance(e, ToolCompleteEvent)] == [INTERRUPTED]
@@ -84,7 +84,7 @@ async def test_a_run_in_this_process_is_cancelled_there_by_another_agent_of_its_
     run = bank.agent(call("slow"), tools=[slow]).run("Go")
     async for event in run:
         if isinstance(event, ToolStartEvent):
-            await bank.agent().cancel(run.task_id, "enough")
+            await bank.agent().get_run(run.task_id).cancel("enough")
     with pytest.raises(RunCancelled, match="enough"):
         await run
     assert len(finals(await bank.log.read(run.task_id))) == 1
@@ -95,11 +95,11 @@ async def test_a_run_without_a_log_is_cancelled_where_it_goes_on() -> None:
     agent = Agent(ScriptedModel("Hi"), log=None)
     run = agent.run("Hi")
     async with run:
-        await agent.cancel(run.task_id)
+        await agent.get_run(run.task_id).cancel()
         with pytest.raises(RunCancelled):
             await run
     with pytest.raises(ConfigurationError, match="needs the log"):
-        await agent.cancel("somewhere")
+        await agent.get_run("somewhere").cancel()
 
 
 @pytest.mark.parametrize("turn", ["done", RuntimeError("broken")])
@@ -109,8 +109,8 @@ async def test_a_run_that_is_over_stays_as_it_is_when_it_is_cancelled(turn: Any)
     await outcome(run)
     before = await bank.log.read(run.task_id)
 
-    await bank.agent().cancel(run.task_id)
-    await bank.agent().cancel(run.task_id)
+    await bank.agent().get_run(run.task_id).cancel()
+    await bank.agent().get_run(run.task_id).cancel()
 
     assert await bank.log.read(run.task_id) == before
 
@@ -118,8 +118,8 @@ async def test_a_run_that_is_over_stays_as_it_is_when_it_is_cancelled(turn: Any)
 async def test_cancelling_twice_leaves_one_end() -> None:
     bank = Bank()
     waiting = await bank.waiting()
-    await bank.agent().cancel(waiting.task_id)
-    await bank.agent().cancel(waiting.task_id)
+    await bank.agent().get_run(waiting.task_id).cancel()
+    await bank.agent().get_run(waiting.task_id).cancel()
 
     assert [event.state for event in finals(await bank.log.read(waiting.task_id))] == ["input-required", "canceled"]
 
@@ -134,20 +134,20 @@ async def test_one_that_somebody_else_cancels_at_the_same_moment_has_one_end() -
             number = await super().send_command(task_id, command)
             if len(sent) == 0:
                 sent.append(command)
-                await bank.agent(log=self).cancel(task_id, "first")
+                await bank.agent(log=self).get_run(task_id).cancel("first")
             return number
 
     sent: list[Command] = []
     log = Quicker()
     log._runs, log._by_context = left._runs, left._by_context
-    await bank.agent(log=log).cancel(done.task_id, "second")
+    await bank.agent(log=log).get_run(done.task_id).cancel("second")
 
     assert [event.state for event in finals(await log.read(done.task_id))] == ["canceled"]
 
 
 async def test_an_unknown_run_cannot_be_cancelled() -> None:
     with pytest.raises(UnknownRun, match="nowhere"):
-        await Bank().agent().cancel("nowhere")
+        await Bank().agent().get_run("nowhere").cancel()
 
 
 async def test_a_cancel_does_not_wait_for_the_run_that_goes_on_in_the_conversation() -> None:
@@ -157,7 +157,7 @@ async def test_a_cancel_does_not_wait_for_the_run_that_goes_on_in_the_conversati
     @tool
     async def cancels() -> str:
         """Cancels the run before this one."""
-        await bank.agent().cancel(waiting.task_id)
+        await bank.agent().get_run(waiting.task_id).cancel()
         return "ok"
 
     result = await bank.agent(call("cancels"), "done", tools=[cancels]).run("Go", context_id="c")
@@ -178,5 +178,5 @@ def test_a_cancel_gives_up_where_another_process_always_writes_first() -> None:
         log = Quicker()
         log._runs, log._by_context = bank.log._runs, bank.log._by_context
         with pytest.raises(ConflictError, match="has not ended it for 30 s"):
-            time.run(bank.agent(log=log).cancel(waiting.task_id))
+            time.run(bank.agent(log=log).get_run(waiting.task_id).cancel())
         assert 30 <= time.now <= 31

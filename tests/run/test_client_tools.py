@@ -132,7 +132,7 @@ async def test_a_result_that_does_not_fit_is_refused_and_the_run_still_waits(log
         with pytest.raises(InvalidInput, match=says):
             await asking.resume(waiting.task_id, inputs={"1.0.1": value})
         with pytest.raises(InvalidInput, match=says):
-            await asking.answer(waiting.task_id, {"1.0.1": value})
+            await asking.get_run(waiting.task_id).answer({"1.0.1": value})
     assert (await asking.resume(waiting.task_id, inputs={"1.0.1": {"shown": False}})).output == "There."
 
 
@@ -175,8 +175,8 @@ async def test_definitions_of_a_run_are_there_where_it_is_resumed(tmp_path: Path
         model: Any = second.model
         with pytest.raises(InvalidInput, match="lacks 'shown'"):
             await second.resume(waiting.task_id, inputs={"1.0.1": {}})
-        await second.answer(waiting.task_id, {"1.1.1": "Bergen"})
-        record = await second.execute(waiting.task_id)
+        await second.get_run(waiting.task_id).answer({"1.1.1": "Bergen"})
+        record = await second.get_run(waiting.task_id).execute()
         assert record.state == "input-required"
         result = await second.resume(waiting.task_id, inputs={"1.0.1": {"shown": True}})
 
@@ -195,9 +195,9 @@ async def test_other_definitions_may_be_given_with_the_resumption(log: MemoryEve
 async def test_a_submitted_run_has_them(log: MemoryEventLog) -> None:  # L105
     worker = agent(log, call("locate"), "There.")
     record = await worker.submit("Where?", client_tools=[LOCATE])
-    assert (await worker.execute(record.task_id)).state == "input-required"
-    await worker.answer(record.task_id, {"1.0.1": "Oslo"})
-    assert (await worker.execute(record.task_id)).state == "completed"
+    assert (await worker.get_run(record.task_id).execute()).state == "input-required"
+    await worker.get_run(record.task_id).answer({"1.0.1": "Oslo"})
+    assert (await worker.get_run(record.task_id).execute()).state == "completed"
 
 
 async def test_a_run_of_a_runtime_has_them(log: MemoryEventLog) -> None:  # L106

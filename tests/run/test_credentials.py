@@ -193,7 +193,7 @@ async def test_two_that_wait_are_answered_one_by_one(hub: Hub, log: MemoryEventL
 
 async def test_a_nested_agent_may_need_one(hub: Hub, log: MemoryEventLog) -> None:  # L107, L117
     child = hub.agent(None, call("list_issues"), "Three.", name="child")
-    asks = child.as_tool("child", "Knows.")
+    asks = child.as_tool("child", description="Knows.")
     parent = Agent(ScriptedModel(call("child", prompt="Which?"), "Three."), tools=[asks], log=log)
     waiting = await parent.run("Which?")
     assert (waiting.state, [question.provider for question in waiting.pending]) == ("auth-required", ["github"])
@@ -277,15 +277,15 @@ async def test_mail_does_not_take_a_credential_in_clear(hub: Hub, log: MemoryEve
     agent = hub.agent(log, [call("list_issues"), call("publish")], "Done.")
     waiting = await agent.run("Go")
     with pytest.raises(InvalidInput, match="which no log is to keep") as raised:
-        await agent.answer(waiting.task_id, {"1.0.1": TOKEN, "1.1.1": "ciphertext"})
+        await agent.get_run(waiting.task_id).answer({"1.0.1": TOKEN, "1.1.1": "ciphertext"})
     assert TOKEN not in "".join(traceback.format_exception(raised.value))
     assert list(await log.read_commands(waiting.task_id)) == []
 
     with pytest.raises(InvalidInput, match="is to be ciphertext") as raised:
-        await agent.answer(waiting.task_id, {"1.1.1": {"token": TOKEN}})
+        await agent.get_run(waiting.task_id).answer({"1.1.1": {"token": TOKEN}})
     assert TOKEN not in str(raised.value)
-    await agent.answer(waiting.task_id, {"1.1.1": b"\x01\x02", "1.0.1": None})
-    assert (await agent.execute(waiting.task_id)).state == "completed"
+    await agent.get_run(waiting.task_id).answer({"1.1.1": b"\x01\x02", "1.0.1": None})
+    assert (await agent.get_run(waiting.task_id).execute()).state == "completed"
     assert hub.tokens == ["AQI="]
     received = [event for event in await log.read(waiting.task_id) if isinstance(event, InputReceivedEvent)]
     assert [event.value for event in received] == [None, None]
@@ -397,7 +397,7 @@ async def test_a_credential_and_the_deps_are_nowhere(
                 await agent.resume(run.task_id, inputs=wrong, deps=Deps())
             errors.append(raised.value)
         with pytest.raises(InvalidInput) as raised:
-            await agent.answer(run.task_id, inputs)
+            await agent.get_run(run.task_id).answer(inputs)
         errors.append(raised.value)
         again = agent.resume(run.task_id, inputs=inputs, deps=Deps())
         seen += [repr(again._attempt.spec), await collect(again), await again, again]

@@ -67,7 +67,7 @@ async def test_an_approved_call_starts_while_its_sibling_is_at_work(order: Calls
     seen: list[Event] = []
     run.events.subscribe(seen.append)
     await until(lambda: questions(seen))
-    await agent.answer(run.task_id, {questions(seen)[0]: True})
+    await agent.get_run(run.task_id).answer({questions(seen)[0]: True})
     await until(lambda: shop.done)
     assert shop.done == ["paid 5"]
     shop.release.set()
@@ -85,7 +85,7 @@ async def test_a_refused_call_ends_while_its_sibling_is_at_work() -> None:  # P2
     seen: list[Event] = []
     run.events.subscribe(seen.append)
     await until(lambda: questions(seen))
-    await agent.answer(run.task_id, {questions(seen)[0]: False})
+    await agent.get_run(run.task_id).answer({questions(seen)[0]: False})
     await until(lambda: "tool-complete" in kinds(seen))
     shop.release.set()
     assert (await run).output == "Done."
@@ -100,7 +100,7 @@ async def test_a_question_of_a_tool_stops_the_timeout_of_the_tool() -> None:  # 
     run.events.subscribe(seen.append)
     await until(lambda: questions(seen))
     await asyncio.sleep(0.3)
-    await agent.answer(run.task_id, {questions(seen)[0]: "red"})
+    await agent.get_run(run.task_id).answer({questions(seen)[0]: "red"})
     await until(lambda: shop.done)
     assert shop.done == ["red"]
     shop.release.set()
@@ -133,7 +133,7 @@ async def test_one_of_two_questions_is_answered_and_the_other_pauses_the_run() -
     run.events.subscribe(seen.append)
     await until(lambda: len(questions(seen)) == 2)
     first, second = questions(seen)
-    await agent.answer(run.task_id, {second: True})
+    await agent.get_run(run.task_id).answer({second: True})
     await until(lambda: shop.done)
     assert shop.done == ["paid 6"]
     shop.release.set()

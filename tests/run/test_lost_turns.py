@@ -97,14 +97,14 @@ async def _play(kind: Kind, place: int, patch: pytest.MonkeyPatch, taken: bool) 
     if kind not in ("run", "chosen"):
         await others.submit("Go", task_id=TASK, context_id="c")
     if kind == "answered":
-        await others.execute(TASK)
-        await others.answer(TASK, YES)
+        await others.get_run(TASK).execute()
+        await others.get_run(TASK).answer(YES)
 
     async def take() -> None:
         # A run that is new may not be in the log yet.
         with suppress(UnknownRun):
             if taken:
-                await others.execute(TASK)
+                await others.get_run(TASK).execute()
 
     loser = Loser(a, patch, place, take)
     acknowledged = True
@@ -114,9 +114,9 @@ async def _play(kind: Kind, place: int, patch: pytest.MonkeyPatch, taken: bool) 
         acknowledged = False
     patch.undo()
     for record in await b.log.list_runs(unfinished=True):
-        if record.state != "canceled" and (await others.execute(record.task_id)).state == "input-required":
-            await others.answer(record.task_id, YES)
-            await others.execute(record.task_id)
+        if record.state != "canceled" and (await others.get_run(record.task_id).execute()).state == "input-required":
+            await others.get_run(record.task_id).answer(YES)
+            await others.get_run(record.task_id).execute()
     where = f"{kind}, lost at {place}, {taken=}"
     for record in await b.log.list_runs():
         ends = await states(b, record.task_id)
@@ -137,8 +137,8 @@ async def _act(kind: Kind, agent: Agent[None, str]) -> None:
         case "chosen":
             await agent.run("Go", context_id="c", task_id=TASK)
         case "cancelled":
-            await agent.cancel(TASK)
+            await agent.get_run(TASK).cancel()
         case "released":
             await (await agent.resume(TASK).begin()).release()
         case _:
-            await agent.execute(TASK)
+            await agent.get_run(TASK).execute()

@@ -30,8 +30,8 @@ def machines() -> Machines:
 async def test_an_answer_is_taken_by_whoever_settles_next(machines: Machines) -> None:
     a, b = machines
     task_id = await waiting(a)
-    await a.agent().answer(task_id, {"1.0.1": True})
-    record = await b.agent("paid").execute(task_id)
+    await a.agent().get_run(task_id).answer({"1.0.1": True})
+    record = await b.agent("paid").get_run(task_id).execute()
     [received] = [e for e in await a.log.read(task_id) if isinstance(e, InputReceivedEvent)]
     assert (record.state, received.metadata, b.paid) == ("completed", {"mail_id": 1}, [5])
 
@@ -41,7 +41,7 @@ async def test_a_plain_resume_takes_an_answer_too(machines: Machines) -> None:
     task_id = await waiting(a)
     with pytest.raises(InvalidInput, match="waits for"):
         await b.agent("paid").resume(task_id)
-    await a.agent().answer(task_id, {"1.0.1": True})
+    await a.agent().get_run(task_id).answer({"1.0.1": True})
     assert (await b.agent("paid").resume(task_id)).output == "paid"
     assert b.paid == [5]
 
@@ -51,11 +51,11 @@ async def test_an_answer_is_checked_before_it_is_sent(machines: Machines) -> Non
     task_id = await waiting(a)
     for inputs in ({"1.0.1": "perhaps"}, {"nothing": True}):
         with pytest.raises(InvalidInput):
-            await a.agent().answer(task_id, inputs)
-    await a.agent().answer(task_id, {"1.0.1": True})
-    await a.agent().answer(task_id, {"1.0.1": True})
+            await a.agent().get_run(task_id).answer(inputs)
+    await a.agent().get_run(task_id).answer({"1.0.1": True})
+    await a.agent().get_run(task_id).answer({"1.0.1": True})
     with pytest.raises(InvalidInput, match="has its answer already"):
-        await a.agent().answer(task_id, {"1.0.1": False})
+        await a.agent().get_run(task_id).answer({"1.0.1": False})
     assert len(a.log.shared.letters) == 1
 
 
@@ -64,7 +64,7 @@ async def test_an_answer_to_a_run_that_is_over_is_refused(machines: Machines) ->
     run = a.agent("done").run("Go")
     await run
     with pytest.raises(InvalidInput, match="is completed"):
-        await a.agent().answer(run.task_id, {"1.0.1": True})
+        await a.agent().get_run(run.task_id).answer({"1.0.1": True})
 
 
 async def test_an_answer_to_a_question_that_was_let_go_is_refused(machines: Machines) -> None:
@@ -72,7 +72,7 @@ async def test_an_answer_to_a_question_that_was_let_go_is_refused(machines: Mach
     task_id = await waiting(a, context_id="c")
     await a.agent("Fine.").run("Never mind", context_id="c")
     with pytest.raises(InvalidInput, match="dropped its questions"):
-        await a.agent().answer(task_id, {"1.0.1": True})
+        await a.agent().get_run(task_id).answer({"1.0.1": True})
 
 
 async def test_an_answer_in_the_mail_of_a_run_whose_question_was_let_go_is_no_answer(machines: Machines) -> None:
@@ -82,7 +82,7 @@ async def test_an_answer_in_the_mail_of_a_run_whose_question_was_let_go_is_no_an
     await a.log.send_command(task_id, AnswerCommand(inputs={"1.0.1": True}))
     for answer in (True, False):
         with pytest.raises(InvalidInput, match="dropped its questions"):
-            await a.agent().answer(task_id, {"1.0.1": answer})
+            await a.agent().get_run(task_id).answer({"1.0.1": answer})
 
 
 async def test_of_two_answers_at_the_same_moment_the_first_one_counts_and_the_other_is_told_so(
@@ -99,9 +99,9 @@ async def test_of_two_answers_at_the_same_moment_the_first_one_counts_and_the_ot
 
     monkeypatch.setattr(b.log, "send_command", late)
     with pytest.raises(InvalidInput, match="has its answer already: True, which False cannot replace"):
-        await b.agent().answer(task_id, {"1.0.1": False})
-    await a.agent().answer(task_id, {"1.0.1": True})
-    assert (await b.agent("paid").execute(task_id)).state == "completed"
+        await b.agent().get_run(task_id).answer({"1.0.1": False})
+    await a.agent().get_run(task_id).answer({"1.0.1": True})
+    assert (await b.agent("paid").get_run(task_id).execute()).state == "completed"
     assert b.paid == [5]
 
 
@@ -120,16 +120,16 @@ async def test_of_contradicting_answers_at_once_over_a_file_one_is_accepted_and_
     agents = [Agent(ScriptedModel(), tools=[pay], log=log) for log in logs]
     for number in range(8):
         asking = Agent(ScriptedModel(call("pay", to=str(number)), "done"), tools=[pay], log=logs[0])
-        record = await asking.execute((await asking.submit("Pay")).task_id)
+        record = await asking.get_run((await asking.submit("Pay")).task_id).execute()
         answers = [bool(place % 2) for place in range(len(agents))]
         told = await asyncio.gather(
-            *(agent.answer(record.task_id, {"1.0.1": yes}) for agent, yes in zip(agents, answers, strict=True)),
+            *(agent.get_run(record.task_id).answer({"1.0.1": yes}) for agent, yes in zip(agents, answers, strict=True)),
             return_exceptions=True,
         )
         accepted = {yes for yes, refusal in zip(answers, told, strict=True) if refusal is None}
         assert len(accepted) == 1, told
         assert all(refusal is None or isinstance(refusal, InvalidInput) for refusal in told)
-        await asking.execute(record.task_id)
+        await asking.get_run(record.task_id).execute()
         assert (str(number) in paid) == accepted.pop()
     for log in logs:
         await log.aclose()
@@ -144,12 +144,12 @@ async def test_an_answer_that_the_other_one_was_quicker_to_be_taken_for_is_told_
 
     async def late(task_id: str, mail: Command) -> int:
         await a.log.send_command(task_id, AnswerCommand(inputs={"1.0.1": True}))
-        await a.agent("paid").execute(task_id)
+        await a.agent("paid").get_run(task_id).execute()
         return await send(task_id, mail)
 
     monkeypatch.setattr(b.log, "send_command", late)
     with pytest.raises(InvalidInput, match="has its answer already"):
-        await b.agent().answer(task_id, {"1.0.1": False})
+        await b.agent().get_run(task_id).answer({"1.0.1": False})
 
 
 async def test_an_answer_to_a_question_that_is_let_go_at_the_same_moment_is_told_so(
@@ -165,7 +165,7 @@ async def test_an_answer_to_a_question_that_is_let_go_at_the_same_moment_is_told
 
     monkeypatch.setattr(b.log, "send_command", late)
     with pytest.raises(InvalidInput, match="dropped its questions"):
-        await b.agent().answer(task_id, {"1.0.1": True})
+        await b.agent().get_run(task_id).answer({"1.0.1": True})
 
 
 async def test_wrong_letters_are_passed_over_and_never_come_again(
@@ -174,12 +174,12 @@ async def test_wrong_letters_are_passed_over_and_never_come_again(
     a, b = machines
     task_id = await waiting(a)
     await a.log.send_command(task_id, AnswerCommand(inputs={"1.0.1": "perhaps", "nothing": 1}))
-    assert (await b.agent().execute(task_id)).state == "input-required"
+    assert (await b.agent().get_run(task_id).execute()).state == "input-required"
     assert caplog.text == ""
 
     await a.log.send_command(task_id, AnswerCommand(inputs={"1.0.1": True}))
     await a.log.send_command(task_id, AnswerCommand(inputs={"1.0.1": False}))
-    assert (await b.agent("paid").execute(task_id)).state == "completed"
+    assert (await b.agent("paid").get_run(task_id).execute()).state == "completed"
     assert (b.paid, await read_commands(a, task_id)) == ([5], 3)
     assert [text.split(" ")[1] for text in caplog.messages if "comes to nothing" in text] == ["1", "1", "3"]
 
@@ -192,12 +192,12 @@ def test_an_answer_starts_its_call_while_another_call_is_at_work(machines: Machi
             # The question is asked while the other tool works for a minute.
             submitted = await a.agent().submit("Go")
             asking = a.agent([call("pay", amount=5), call("work")], "paid")
-            settling = asyncio.ensure_future(asking.execute(submitted.task_id))
+            settling = asyncio.ensure_future(asking.get_run(submitted.task_id).execute())
             await until(lambda: a.begun)
             await settled()
             await asyncio.sleep(1)
-            await b.agent().answer(submitted.task_id, {"1.0.1": True})
-            await b.agent().send(submitted.task_id, "Thank you")
+            await b.agent().get_run(submitted.task_id).answer({"1.0.1": True})
+            await b.agent().get_run(submitted.task_id).send("Thank you")
             await until(lambda: a.paid)
             assert time.now < 60
             record = await settling

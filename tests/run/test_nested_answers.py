@@ -109,7 +109,7 @@ class Office:
         if way == "agent":
             run = agent.run("Go.")
             run.events.subscribe(self.seen.append)
-            yield run.task_id, lambda inputs: agent.answer(run.task_id, dict(inputs))
+            yield run.task_id, lambda inputs: agent.get_run(run.task_id).answer(dict(inputs))
             self.release.set()
             assert (await run).output == "Done."
             return
@@ -230,7 +230,7 @@ async def test_an_answer_for_a_nested_run_counts_at_once_in_a_second_attempt(dep
     run = agent.resume(result.task_id, inputs={asked["red?"]: "red", asked["later?"]: "now"})
     run.events.subscribe(office.seen.append)
     await until(lambda: "green?" in office.questions())
-    await agent.answer(run.task_id, {office.questions()["green?"]: "green"})
+    await agent.get_run(run.task_id).answer({office.questions()["green?"]: "green"})
     await until(lambda: office.done)
     assert office.done == ["red", "green"]
     office.release.set()
@@ -288,7 +288,7 @@ async def test_a_nested_run_that_waits_leaves_room_for_another() -> None:  # P24
     run = agent.run("Go.", limits=Limits(width=1))
     run.events.subscribe(office.seen.append)
     await until(lambda: len(office.questions()) == 2)
-    await agent.answer(run.task_id, {office.approval(5): True, office.approval(6): True})
+    await agent.get_run(run.task_id).answer({office.approval(5): True, office.approval(6): True})
     office.release.set()
     assert (await run).output == "Done."
     assert sorted(office.done) == ["paid 5", "paid 6", "slow"]
@@ -334,7 +334,7 @@ async def test_a_tool_some_of_whose_questions_are_answered_pauses(asks: Any, ans
     asked = {input_id: prompt for prompt, input_id in office.questions().items()}
     early = dict(list(asked.items())[:answered])
     if early:
-        await agent.answer(run.task_id, early)
+        await agent.get_run(run.task_id).answer(early)
         await until(lambda: kinds(office.seen).count("input-received") == answered)
     office.release.set()
     result = await run

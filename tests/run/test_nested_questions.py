@@ -245,7 +245,7 @@ async def test_a_paused_run_that_is_cancelled_ends_the_runs_that_wait_below() ->
     agent = editor(middle.as_tool("research"), log=log)
     run = agent.run("q")
     await checked(run)
-    await agent.cancel(run.task_id)
+    await agent.get_run(run.task_id).cancel()
     whole = await log.read(run.task_id)
     check_attempts(whole)
     ends = [event for event in whole if isinstance(event, StatusUpdateEvent) and event.final]

@@ -138,7 +138,7 @@ async def test_a_run_that_is_cut_off_and_cancelled_leaves_no_nested_run_open() -
         kept = events[:cut]
         log = MemoryEventLog()
         await log.append(task_id, kept, expected_seq=0)
-        await Family().agent(log).cancel(task_id)
+        await Family().agent(log).get_run(task_id).cancel()
         whole = await log.read(task_id)
         check_attempts(whole)
 

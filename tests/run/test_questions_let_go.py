@@ -17,11 +17,15 @@ from support.run_checks import nothing_left
 
 async def test_a_later_run_that_nobody_has_begun_lets_no_question_go(machines: Machines) -> None:
     a, b = machines
-    first = await a.agent(call("pay", amount=5)).execute((await a.agent().submit("Pay", context_id="c")).task_id)
+    first = (
+        await a.agent(call("pay", amount=5)).get_run((await a.agent().submit("Pay", context_id="c")).task_id).execute()
+    )
     second = await a.agent().submit("And now?", context_id="c")
-    await a.agent().answer(first.task_id, {"1.0.1": True})
+    await a.agent().get_run(first.task_id).answer({"1.0.1": True})
 
-    both = await asyncio.gather(b.agent("later").execute(second.task_id), a.agent("paid").execute(first.task_id))
+    both = await asyncio.gather(
+        b.agent("later").get_run(second.task_id).execute(), a.agent("paid").get_run(first.task_id).execute()
+    )
 
     assert [record.state for record in both] == ["completed", "completed"]
     result = await b.agent().resume(second.task_id)
@@ -30,15 +34,17 @@ async def test_a_later_run_that_nobody_has_begun_lets_no_question_go(machines: M
 
 async def test_an_answer_to_a_question_that_a_later_run_dropped_leaves_the_run_as_it_is(machines: Machines) -> None:
     a, b = machines
-    first = await a.agent(call("pay", amount=5)).execute((await a.agent().submit("Pay", context_id="c")).task_id)
+    first = (
+        await a.agent(call("pay", amount=5)).get_run((await a.agent().submit("Pay", context_id="c")).task_id).execute()
+    )
     await a.agent("never mind").run("And now?", context_id="c")
     # At the same moment as the later one began.
     await a.log.send_command(first.task_id, AnswerCommand(inputs={"1.0.1": True}))
 
-    assert (await b.agent().execute(first.task_id)).state == "canceled"
+    assert (await b.agent().get_run(first.task_id).execute()).state == "canceled"
     assert b.paid == []
     third = await a.agent().submit("And then?", context_id="c")
-    assert (await b.agent("well").execute(third.task_id)).state == "completed"
+    assert (await b.agent("well").get_run(third.task_id).execute()).state == "completed"
 
 
 def test_a_cancel_in_the_mail_ends_a_run_whose_question_a_later_one_has_let_go(machines: Machines) -> None:
@@ -46,8 +52,10 @@ def test_a_cancel_in_the_mail_ends_a_run_whose_question_a_later_one_has_let_go(m
     with virtual_time() as time:
 
         async def main() -> None:
-            first = await a.agent(call("pay", amount=5)).execute(
-                (await a.agent().submit("Pay", context_id="c")).task_id
+            first = (
+                await a.agent(call("pay", amount=5))
+                .get_run((await a.agent().submit("Pay", context_id="c")).task_id)
+                .execute()
             )
             # Who sends it is killed before it has closed the run.
             await a.log.send_command(first.task_id, CancelCommand(reason="enough"))
@@ -56,7 +64,9 @@ def test_a_cancel_in_the_mail_ends_a_run_whose_question_a_later_one_has_let_go(m
 
             async with asyncio.timeout(100):
                 both = await asyncio.gather(
-                    a.agent().execute(first.task_id), b.agent("done").execute(later.task_id), return_exceptions=True
+                    a.agent().get_run(first.task_id).execute(),
+                    b.agent("done").get_run(later.task_id).execute(),
+                    return_exceptions=True,
                 )
             assert [record.state for record in both if isinstance(record, RunRecord)] == ["canceled", "completed"]
             assert await states(a, first.task_id) == ["input-required", "canceled"]
@@ -66,13 +76,15 @@ def test_a_cancel_in_the_mail_ends_a_run_whose_question_a_later_one_has_let_go(m
 
 async def test_a_new_run_does_not_drop_a_question_that_has_its_answer(machines: Machines) -> None:
     a, b = machines
-    first = await a.agent(call("pay", amount=5)).execute((await a.agent().submit("Pay", context_id="c")).task_id)
-    await a.agent().answer(first.task_id, {"1.0.1": True})
+    first = (
+        await a.agent(call("pay", amount=5)).get_run((await a.agent().submit("Pay", context_id="c")).task_id).execute()
+    )
+    await a.agent().get_run(first.task_id).answer({"1.0.1": True})
 
     with pytest.raises(ContextBusy, match=f"{first.task_id}.* has got its answer"):
         await b.agent("never").run("And now?", context_id="c")
     waiting = b.agent("later").run("And then?", context_id="c", when_busy="wait").start()
-    assert (await a.agent("paid").execute(first.task_id)).state == "completed"
+    assert (await a.agent("paid").get_run(first.task_id).execute()).state == "completed"
     assert [message.text for message in (await waiting).messages][-3:] == ["paid", "And then?", "later"]
     assert a.paid == [5]
     await nothing_left()
@@ -80,16 +92,20 @@ async def test_a_new_run_does_not_drop_a_question_that_has_its_answer(machines: 
 
 async def test_a_submitted_run_that_is_resumed_does_not_drop_a_question_that_has_its_answer(machines: Machines) -> None:
     a, b = machines
-    first = await a.agent(call("pay", amount=5)).execute((await a.agent().submit("Pay", context_id="c")).task_id)
+    first = (
+        await a.agent(call("pay", amount=5)).get_run((await a.agent().submit("Pay", context_id="c")).task_id).execute()
+    )
     second = await a.agent().submit("And now?", context_id="c")
-    await a.agent().answer(first.task_id, {"1.0.1": True})
+    await a.agent().get_run(first.task_id).answer({"1.0.1": True})
     with pytest.raises(ContextBusy, match=first.task_id):
         await b.agent("never").resume(second.task_id)
 
 
 async def test_a_cancel_in_the_mail_keeps_no_new_run_from_beginning(machines: Machines) -> None:
     a, b = machines
-    first = await a.agent(call("pay", amount=5)).execute((await a.agent().submit("Pay", context_id="c")).task_id)
+    first = (
+        await a.agent(call("pay", amount=5)).get_run((await a.agent().submit("Pay", context_id="c")).task_id).execute()
+    )
     await a.log.send_command(first.task_id, CancelCommand(reason="enough"))
     assert (await b.agent("later").run("And now?", context_id="c")).output == "later"
 
@@ -99,22 +115,24 @@ def test_an_answer_that_comes_just_before_a_settled_run_begins_is_not_dropped(ma
     with virtual_time() as time:
 
         async def main() -> None:
-            first = await a.agent(call("pay", amount=5)).execute(
-                (await a.agent().submit("Pay", context_id="c")).task_id
+            first = (
+                await a.agent(call("pay", amount=5))
+                .get_run((await a.agent().submit("Pay", context_id="c")).task_id)
+                .execute()
             )
             second = await a.agent().submit("And now?", context_id="c")
             acquire_lease = b.log.acquire_lease
 
             async def late(context_id: str, task_id: str, on_lost: Callable[[], None]) -> bool:
                 b.log.acquire_lease = acquire_lease
-                await a.agent().answer(first.task_id, {"1.0.1": True})
+                await a.agent().get_run(first.task_id).answer({"1.0.1": True})
                 return await acquire_lease(context_id, task_id, on_lost)
 
             b.log.acquire_lease = late
-            later = asyncio.ensure_future(b.agent("later").execute(second.task_id))
+            later = asyncio.ensure_future(b.agent("later").get_run(second.task_id).execute())
             await asyncio.sleep(3)
             assert await states(b, second.task_id) == []
-            assert (await a.agent("paid").execute(first.task_id)).state == "completed"
+            assert (await a.agent("paid").get_run(first.task_id).execute()).state == "completed"
             assert ((await later).state, a.paid) == ("completed", [5])
 
         time.run(main())

@@ -282,9 +282,9 @@ async def test_answer_of_a_client_is_the_result_when_the_tool_is_not_a_client_to
 async def test_refusal_counts_when_it_arrived_while_no_process_was_running() -> None:  # P19
     a, b = two_machines()
     task_id = (await a.agent(call("pay", amount=5)).run("Pay")).task_id
-    await a.agent().answer(task_id, {"1.0.1": False})
+    await a.agent().get_run(task_id).answer({"1.0.1": False})
 
-    record = await agent(b.log, "Not paid.", tools=[payment()]).execute(task_id)
+    record = await agent(b.log, "Not paid.", tools=[payment()]).get_run(task_id).execute()
 
     assert (paid, a.paid, record.state) == ([], [], "completed")
     assert "The call of pay was not approved." in [

@@ -207,7 +207,7 @@ async def stop(life: Life, how: str, delay: float, run: Run[str]) -> None:
         await run.aclose()
     elif how == "cancel by id":
         with suppress(UnknownRun):
-            await life.world.agent().cancel(run.task_id)
+            await life.world.agent().get_run(run.task_id).cancel()
     elif how == "twice":
         twin = life.world.agent().resume(run.task_id)
         with suppress(RxloopError):

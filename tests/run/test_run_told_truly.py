@@ -109,7 +109,7 @@ def test_a_cancel_by_id_that_the_log_does_not_get_is_no_cancel() -> None:
             asyncio.get_running_loop().call_later(0.5, setattr, SlowToRead, "seconds", 3600.0)
             SlowToRead.seconds = 1.0
             with pytest.raises(RunError, match="could not be recorded"):
-                await bank.agent().cancel(waiting.task_id)
+                await bank.agent().get_run(waiting.task_id).cancel()
 
         try:
             time.run(cancel())

@@ -23,10 +23,10 @@ from support.runs import collect
 @pytest.mark.parametrize("ending", ["done", RuntimeError("broken"), call("pay", amount=5)])
 async def test_a_run_that_is_at_rest_is_left_as_it_is(machines: Machines, ending: Any) -> None:
     a, b = machines
-    record = await a.agent(ending).execute((await a.agent().submit("Go")).task_id)
+    record = await a.agent(ending).get_run((await a.agent().submit("Go")).task_id).execute()
     held = await a.log.read(record.task_id)
 
-    assert await b.agent().execute(record.task_id) == record
+    assert await b.agent().get_run(record.task_id).execute() == record
     assert record.state == {"str": "completed", "RuntimeError": "failed"}.get(type(ending).__name__, "input-required")
     assert await a.log.read(record.task_id) == held
     assert b.log.taken == []
@@ -35,8 +35,8 @@ async def test_a_run_that_is_at_rest_is_left_as_it_is(machines: Machines, ending
 async def test_a_run_that_was_cancelled_is_at_rest(machines: Machines) -> None:
     a, b = machines
     record = await a.agent().submit("Go")
-    await a.agent().cancel(record.task_id)
-    assert (await b.agent().execute(record.task_id)).state == "canceled"
+    await a.agent().get_run(record.task_id).cancel()
+    assert (await b.agent().get_run(record.task_id).execute()).state == "canceled"
 
 
 def test_any_number_settle_a_run_and_it_is_carried_out_once(machines: Machines) -> None:
@@ -46,7 +46,7 @@ def test_any_number_settle_a_run_and_it_is_carried_out_once(machines: Machines) 
         async def main() -> None:
             record = await a.agent().submit("Go")
             agents = [machine.agent(call("work"), "done") for machine in (a, b, a, b)]
-            records = await asyncio.gather(*(agent.execute(record.task_id) for agent in agents))
+            records = await asyncio.gather(*(agent.get_run(record.task_id).execute() for agent in agents))
             assert [record.state for record in records] == ["completed"] * 4
             assert (a.begun + b.begun, time.now) == (1, 60)
             assert await states(a, record.task_id) == ["completed"]
@@ -61,7 +61,7 @@ def test_settling_a_run_that_somebody_carries_out_waits_for_its_end(machines: Ma
 
         async def main() -> None:
             run = await a.agent(call("work"), "done").run("Go").begin()
-            record = await b.agent().execute(run.task_id)
+            record = await b.agent().get_run(run.task_id).execute()
             assert (record.state, time.now, b.begun) == ("completed", 60, 0)
             await run
 
@@ -77,7 +77,7 @@ def test_the_time_for_which_others_go_on_is_none_of_ones_own(machines: Machines)
             first = await a.agent(call("work"), call("work"), "done").run("Go", context_id="c").begin()
             second = await b.agent().submit("And now?", context_id="d", limits=limits)
             turn = await b.agent(frames("-never")).run("Hold", context_id="d").begin()
-            settling = asyncio.ensure_future(a.agent("second").execute(second.task_id))
+            settling = asyncio.ensure_future(a.agent("second").get_run(second.task_id).execute())
             await first
             await turn.aclose()
             assert ((await settling).state, time.now > 100) == ("completed", True)
@@ -92,7 +92,7 @@ def test_a_run_whose_machine_died_is_taken_over(machines: Machines) -> None:
         async def main() -> None:
             run = await a.agent(call("work"), "done").run("Go", context_id="c").begin()
             await until(lambda: a.begun)
-            settling = asyncio.ensure_future(b.agent("mine").execute(run.task_id))
+            settling = asyncio.ensure_future(b.agent("mine").get_run(run.task_id).execute())
             await asyncio.sleep(3)
             assert b.log.taken == []
             lost = a.log.freezes("c")
@@ -111,10 +111,10 @@ def test_who_is_fenced_while_settling_settles_on_and_finds_the_end(machines: Mac
 
         async def main() -> None:
             submitted = await a.agent().submit("Go", context_id="c")
-            first = asyncio.ensure_future(a.agent(call("work"), "done").execute(submitted.task_id))
+            first = asyncio.ensure_future(a.agent(call("work"), "done").get_run(submitted.task_id).execute())
             await until(lambda: a.begun)
             lost = a.log.freezes("c")
-            second = await b.agent("mine").execute(submitted.task_id)
+            second = await b.agent("mine").get_run(submitted.task_id).execute()
             lost()
             assert await first == second
             assert (second.state, a.cut) == ("completed", 1)
@@ -128,14 +128,14 @@ def test_who_is_cancelled_while_settling_releases_the_run(machines: Machines) ->
 
         async def main() -> None:
             submitted = await a.agent().submit("Go")
-            settling = asyncio.ensure_future(a.agent(call("work"), "never").execute(submitted.task_id))
+            settling = asyncio.ensure_future(a.agent(call("work"), "never").get_run(submitted.task_id).execute())
             await until(lambda: a.begun)
             settling.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await settling
             assert a.log.shared.turns == {}
             assert await states(a, submitted.task_id) == []
-            assert (await b.agent("done").execute(submitted.task_id)).state == "completed"
+            assert (await b.agent("done").get_run(submitted.task_id).execute()).state == "completed"
             await nothing_left()
 
         time.run(main())
@@ -147,7 +147,7 @@ def test_who_is_cancelled_while_it_waits_for_the_turn_leaves_nothing(machines: M
 
         async def main() -> None:
             run = await a.agent(call("work"), "done").run("Go").begin()
-            settling = asyncio.ensure_future(b.agent().execute(run.task_id))
+            settling = asyncio.ensure_future(b.agent().get_run(run.task_id).execute())
             await asyncio.sleep(2)
             settling.cancel()
             await asyncio.wait([settling])
@@ -164,10 +164,10 @@ def test_an_earlier_run_of_the_conversation_goes_first(machines: Machines) -> No
         async def main() -> None:
             first = await a.agent().submit("one", context_id="c")
             second = await a.agent().submit("two", context_id="c")
-            later = asyncio.ensure_future(b.agent("second").execute(second.task_id))
+            later = asyncio.ensure_future(b.agent("second").get_run(second.task_id).execute())
             await asyncio.sleep(5)
             assert await states(b, second.task_id) == []
-            await a.agent("first").execute(first.task_id)
+            await a.agent("first").get_run(first.task_id).execute()
             assert (await later).state == "completed"
             assert time.now <= 5.5
             result = await b.agent().resume(second.task_id)
@@ -196,14 +196,14 @@ def test_however_many_wait_in_a_conversation_one_looks_for_all_of_them(
         async def main() -> None:
             first = await a.agent(call("work"), "first").run("one", context_id="c").begin()
             waiting = [await a.agent().submit(str(number), context_id="c") for number in range(20)]
-            settling = [asyncio.ensure_future(b.agent("done").execute(record.task_id)) for record in waiting]
+            settling = [asyncio.ensure_future(b.agent("done").get_run(record.task_id).execute()) for record in waiting]
             await asyncio.sleep(2)
             asked.clear()
             await asyncio.sleep(50)
             assert asked == {"list_runs": 100, "follow": 100}
 
             # One that somebody else ends in the queue waits no longer.
-            await a.agent().cancel(waiting[10].task_id)
+            await a.agent().get_run(waiting[10].task_id).cancel()
             assert (await settling[10]).state == "canceled"
             settling[19].cancel()
             assert time.now < 60
@@ -231,14 +231,16 @@ def test_a_log_that_fails_while_runs_wait_in_a_conversation_is_told_to_all_of_th
         async def main() -> None:
             async with a.agent(call("work"), "first").run("one", context_id="c"):
                 waiting = [await a.agent().submit(str(number), context_id="c") for number in range(3)]
-                settling = [asyncio.ensure_future(b.agent("done").execute(record.task_id)) for record in waiting]
+                settling = [
+                    asyncio.ensure_future(b.agent("done").get_run(record.task_id).execute()) for record in waiting
+                ]
                 await asyncio.sleep(2)
                 with monkeypatch.context() as patched:
                     patched.setattr(b.log, "list_runs", away)
                     told = await asyncio.gather(*settling, return_exceptions=True)
                 assert [type(error) for error in told] == [LogUnreachable] * 3
-            await b.agent().cancel(waiting[0].task_id)
-            assert (await b.agent("done").execute(waiting[1].task_id)).state == "completed"
+            await b.agent().get_run(waiting[0].task_id).cancel()
+            assert (await b.agent("done").get_run(waiting[1].task_id).execute()).state == "completed"
             await nothing_left()
 
         time.run(main())
@@ -246,7 +248,7 @@ def test_a_log_that_fails_while_runs_wait_in_a_conversation_is_told_to_all_of_th
 
 async def test_on_input_is_asked_once(machines: Machines) -> None:
     a, b = machines
-    waiting = await a.agent(call("pay", amount=5)).execute((await a.agent().submit("Pay")).task_id)
+    waiting = await a.agent(call("pay", amount=5)).get_run((await a.agent().submit("Pay")).task_id).execute()
     asked: list[str] = []
 
     def no_answer(question: Any) -> Any:
@@ -255,9 +257,9 @@ async def test_on_input_is_asked_once(machines: Machines) -> None:
         asked.append(question.input_id)
         raise Paused
 
-    assert (await b.agent().execute(waiting.task_id, on_input=no_answer)).state == "input-required"
+    assert (await b.agent().get_run(waiting.task_id).execute(on_input=no_answer)).state == "input-required"
     assert asked == ["1.0.1"]
-    assert (await b.agent("paid").execute(waiting.task_id, on_input=lambda question: True)).state == "completed"
+    assert (await b.agent("paid").get_run(waiting.task_id).execute(on_input=lambda question: True)).state == "completed"
     assert b.paid == [5]
 
 
@@ -269,7 +271,7 @@ async def test_a_tool_that_settles_its_own_run_is_refused(machines: Machines) ->
     @tool
     async def settles(ctx: RunContext[Any]) -> str:
         """Settles."""
-        await a.agent().execute(ctx.task_id)
+        await a.agent().get_run(ctx.task_id).execute()
         return "never"
 
     a.tools.append(settles)
@@ -291,13 +293,13 @@ async def test_the_record_of_a_run_is_the_one_that_the_log_has(
     agent = Agent(ScriptedModel(model), tools=[asks], name="clerk", log=log)
     submitted = await agent.submit("Hi", owner="ann", metadata={"public": {"a": 1}})
     assert submitted == await log.get_record(submitted.task_id)
-    assert await agent.execute(submitted.task_id) == await log.get_record(submitted.task_id)
+    assert await agent.get_run(submitted.task_id).execute() == await log.get_record(submitted.task_id)
     await log.aclose()
 
 
 async def test_an_unknown_run_cannot_be_settled(machines: Machines) -> None:
     with pytest.raises(UnknownRun):
-        await machines[0].agent().execute("nowhere")
+        await machines[0].agent().get_run("nowhere").execute()
 
 
 async def test_a_log_that_cannot_be_reached_is_told_to_who_settles(
@@ -313,20 +315,20 @@ async def test_a_log_that_cannot_be_reached_is_told_to_who_settles(
     with monkeypatch.context() as patched:
         patched.setattr(a.log, "append", away)
         with pytest.raises(LogUnreachable, match="the server restarts"):
-            await a.agent("done").execute(record.task_id)
-    assert (await b.agent("done").execute(record.task_id)).state == "completed"
+            await a.agent("done").get_run(record.task_id).execute()
+    assert (await b.agent("done").get_run(record.task_id).execute()).state == "completed"
 
 
 async def test_an_agent_that_is_closed_settles_nothing(machines: Machines) -> None:
     a, b = machines
     agent = a.agent(frames("-never"))
     record = await a.agent().submit("Go")
-    settling = asyncio.ensure_future(agent.execute(record.task_id))
+    settling = asyncio.ensure_future(agent.get_run(record.task_id).execute())
     await until(lambda: a.log.taken)
     await agent.aclose(release=1)
     with pytest.raises(RxloopError, match="is closed"):
         await settling
-    assert (await b.agent("done").execute(record.task_id)).state == "completed"
+    assert (await b.agent("done").get_run(record.task_id).execute()).state == "completed"
 
 
 def test_a_follower_sees_the_whole_run_whoever_carries_it_out(machines: Machines) -> None:
@@ -336,10 +338,10 @@ def test_a_follower_sees_the_whole_run_whoever_carries_it_out(machines: Machines
         async def main() -> list[Event]:
             record = await a.agent().submit("Go")
             following = asyncio.ensure_future(collect(follow(a.log, record.task_id, until="end")))
-            first = asyncio.ensure_future(a.agent(call("work"), "never").execute(record.task_id))
+            first = asyncio.ensure_future(a.agent(call("work"), "never").get_run(record.task_id).execute())
             await until(lambda: a.begun)
             first.cancel()
-            await b.agent("done").execute(record.task_id)
+            await b.agent("done").get_run(record.task_id).execute()
             events = await following
             assert list(await a.log.read(record.task_id)) == events
             return events
@@ -354,12 +356,12 @@ async def test_one_process_settles_and_sends_on_a_log_with_six_methods() -> None
     log: Any = type("Plain", (EventLog,), methods)()
     record = await Agent(ScriptedModel(), log=log).submit("Go")
     agents = [Agent(ScriptedModel("done"), log=log) for _ in range(3)]
-    records = await asyncio.gather(*(agent.execute(record.task_id) for agent in agents))
+    records = await asyncio.gather(*(agent.get_run(record.task_id).execute() for agent in agents))
     assert [record.state for record in records] == ["completed"] * 3
     with pytest.raises(RunOver, match="is completed"):
-        await agents[0].send(record.task_id, "Hello")
+        await agents[0].get_run(record.task_id).send("Hello")
     waiting = await agents[0].submit("Go")
-    await agents[0].send(waiting.task_id, "Hello")
+    await agents[0].get_run(waiting.task_id).send("Hello")
     assert [command.kind for _, command in await log.read_commands(waiting.task_id)] == ["say"]
 
 
@@ -377,9 +379,9 @@ async def test_a_run_that_is_cancelled_while_somebody_is_about_to_settle_it_stay
     model = ScriptedModel("Never asked.")
     agent = Agent(model, log=log)
     record = await agent.submit("Go")
-    log.cancels = lambda: agent.cancel(record.task_id, "never mind")
+    log.cancels = lambda: agent.get_run(record.task_id).cancel("never mind")
 
-    assert (await agent.execute(record.task_id)).state == "canceled"
+    assert (await agent.get_run(record.task_id).execute()).state == "canceled"
     assert model.requests == []
     assert [event.state for event in finals(await log.read(record.task_id))] == ["canceled"]
     await nothing_left()

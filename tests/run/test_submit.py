@@ -30,7 +30,7 @@ async def test_the_first_attempt_belongs_to_whoever_begins_it(machines: Machines
     a, b = machines
     record = await a.agent().submit("Go")
 
-    record = await b.agent("done").execute(record.task_id)
+    record = await b.agent("done").get_run(record.task_id).execute()
 
     assert (record.state, record.attempt) == ("completed", 1)
     assert kinds(await a.log.read(record.task_id))[:3] == ["task", "status-update", "llm-call"]
@@ -47,12 +47,19 @@ async def test_a_run_is_submitted_once(machines: Machines) -> None:
 
 @pytest.mark.parametrize("option", [{"on_input": print}, {"when_busy": "wait"}, {"steering": reactivex.never()}])
 async def test_what_is_for_whoever_carries_a_run_out_is_not_submitted(machines: Machines, option: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"give it to .*resume\(\)"):
+    with pytest.raises(ConfigurationError, match=r"pass it to .*resume\(\)"):
         await machines[0].agent().submit("Go", **option)
 
 
 @pytest.mark.parametrize("way", ["submit", "execute", "answer", "send"])
 async def test_without_a_log_there_is_nothing_to_submit_to(way: str) -> None:
-    agent: Any = Agent(ScriptedModel("done"))
+    agent = Agent(ScriptedModel("done"))
+    run = agent.get_run("run")
+    calls = {
+        "submit": lambda: agent.submit("run"),
+        "execute": run.execute,
+        "answer": lambda: run.answer({}),
+        "send": lambda: run.send("hi"),
+    }
     with pytest.raises(ConfigurationError, match="needs a log"):
-        await getattr(agent, way)(*(["run", {}] if way == "answer" else ["run", "hi"] if way == "send" else ["run"]))
+        await calls[way]()

@@ -220,7 +220,7 @@ async def test_a_run_that_loses_its_turn_before_it_begins_never_comes_into_the_l
 async def test_a_submitted_run_outlives_the_turn_that_is_lost_before_it_begins(machines: Machines) -> None:
     a, _ = machines
     submitted = await a.agent().submit("Go", context_id="c")
-    assert (await a.agent("done").execute(submitted.task_id)).state == "completed"
+    assert (await a.agent("done").get_run(submitted.task_id).execute()).state == "completed"
     assert await states(a, submitted.task_id) == ["completed"]
 
 
@@ -228,7 +228,7 @@ async def test_a_submitted_run_outlives_the_turn_that_is_lost_before_it_begins(m
 async def test_a_run_is_cancelled_though_the_turn_for_that_is_lost(machines: Machines) -> None:
     a, _ = machines
     submitted = await a.agent().submit("Go", context_id="c")
-    await a.agent().cancel(submitted.task_id)
+    await a.agent().get_run(submitted.task_id).cancel()
     assert await states(a, submitted.task_id) == ["canceled"]
 
 

@@ -24,7 +24,7 @@ async def test_the_past_of_a_run_is_read_beyond_an_attempt_that_was_cancelled() 
     async for event in run.events:
         if event.kind == "tool-start":
             break
-    await agent.cancel(run.task_id)
+    await agent.get_run(run.task_id).cancel()
     await agent.resume(run.task_id)
     async with Runtime({"a": agent}, log=log) as runtime:
         events = [event async for event in runtime.follow(run.task_id)]

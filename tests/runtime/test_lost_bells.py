@@ -83,12 +83,12 @@ class Stale(MemoryEventLog):
 def test_a_bell_that_rings_while_its_run_is_found_to_wait_leads_to_another_look() -> None:
     async def program() -> None:
         log, queue = Stale(unfinished=True), Bare()
-        clerk = answering().with_log(log).named("a")
+        clerk = answering().with_log(log).with_name("a")
         first = await clerk.submit("Hi", context_id="bob")
         async with Runtime({"a": answering()}, log=log, queue=queue, works=True, adopt_every=NEVER) as worker:
             second = await worker.start("a", "Hi", context_id="bob")
             await log.asked.wait()  # the first run was seen not to be at rest
-            await clerk.execute(first.task_id)
+            await clerk.get_run(first.task_id).execute()
             await queue.enqueue(second.task_id)
             await queue.until_answered(2)
             log.go.set()

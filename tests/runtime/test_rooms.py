@@ -143,7 +143,7 @@ def test_runs_are_looked_for_again_though_the_log_fails_once() -> None:
 
     async def main() -> None:
         async with Runtime({"a": agent("x")}, log=log) as runtime:
-            record = await agent("y").with_log(log).named("a").submit("Hi")
+            record = await agent("y").with_log(log).with_name("a").submit("Hi")
             await asyncio.sleep(100)
             assert (await runtime.get_record(record.task_id)).state == "completed"
 

@@ -367,9 +367,9 @@ def test_a_run_that_was_cancelled_gets_no_deps_any_more(log: MemoryEventLog) -> 
 @pytest.mark.parametrize("in_file", [False, True])
 async def test_a_run_that_got_its_answer_where_no_runtime_is_goes_on(tmp_path: Path, in_file: bool) -> None:
     log = SqliteEventLog(tmp_path / "log.db") if in_file else MemoryEventLog()
-    asks = agent(call("pay", amount=5), "Paid.", tools=[pay]).with_log(log).named("a")
+    asks = agent(call("pay", amount=5), "Paid.", tools=[pay]).with_log(log).with_name("a")
     result = await asks.run("Pay")
-    await asks.answer(result.task_id, {result.pending[0].input_id: True})  # and then this process is gone
+    await asks.get_run(result.task_id).answer({result.pending[0].input_id: True})  # and then this process is gone
     async with Runtime({"a": asks}, log=log) as runtime:
         await runtime.follow(result.task_id)
         assert (await runtime.get_record(result.task_id)).state == "completed"

@@ -238,7 +238,7 @@ async def test_a_dropped_run_cannot_be_resumed_or_answered(two: World) -> None:
             await attempt
     with pytest.raises(InvalidInput, match=f"{later.task_id} .* dropped its questions"):
         await two.here.answer(record.task_id, {"1.0.1": True})
-    assert (await agent.execute(record.task_id)).state == "canceled"
+    assert (await agent.get_run(record.task_id).execute()).state == "canceled"
     forked = await agent.fork(record.task_id, at=record.seq, on_input=lambda question: True)
     assert forked.output == "Refunded."
 

@@ -27,7 +27,7 @@ async def test_a_tool_that_the_client_carries_out_pauses_the_run() -> None:
 
 async def test_events_of_nested_runs_come_or_not() -> None:
     below: Agent[Any, Any] = Agent(ScriptedModel("It is 7 C."), thoughts=False, name="weather")
-    tool = below.as_tool("ask_weather", "Knows the weather.")
+    tool = below.as_tool("ask_weather", description="Knows the weather.")
     above = Agent(
         ScriptedModel(call("ask_weather", prompt="Oslo?"), "7 C."), tools=[tool], thoughts=False, name="clerk"
     )

@@ -125,7 +125,7 @@ async def test_nobody_goes_on_behind_an_event_that_was_left_out(path: Path, lost
             await agent.fork(waiting.task_id, lost - 1, results=results, on_input=lambda ask: True)
         ).output == "Done."
     # A run that nobody goes on with can be given up.
-    await agent.cancel(waiting.task_id)
+    await agent.get_run(waiting.task_id).cancel()
     await log.aclose()
 
 
@@ -138,7 +138,7 @@ async def test_a_last_event_that_was_left_out_is_named_to_who_goes_on_behind_it(
         connection.execute("UPDATE events SET json = 'rotten' WHERE seq = ?", (last,))
     log = SqliteEventLog(path, corrupt="skip")
     agent = Agent(ScriptedModel("never said"), log=log)
-    for going_on in (agent.resume(result.task_id), agent.cancel(result.task_id)):
+    for going_on in (agent.resume(result.task_id), agent.get_run(result.task_id).cancel()):
         with pytest.raises(EventLogError, match=f"the event {last} of the run {result.task_id} cannot be read"):
             await going_on
     assert (await agent.fork(result.task_id, last - 1)).state == "completed"

@@ -91,9 +91,9 @@ async def test_a_run_pauses_is_answered_and_continues(tmp_path: Path) -> None:
     log = agent.log
     assert log is not None
     assert list(await log.list_orphaned()) == []
-    await agent.answer(paused.task_id, {paused.pending[0].input_id: True})
+    await agent.get_run(paused.task_id).answer({paused.pending[0].input_id: True})
     assert [record.task_id for record in await log.list_orphaned()] == [paused.task_id]
-    assert (await agent.execute(paused.task_id)).state == "completed"
+    assert (await agent.get_run(paused.task_id).execute()).state == "completed"
     assert paid == [5]
 
 

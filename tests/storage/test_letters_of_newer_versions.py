@@ -77,12 +77,12 @@ async def test_a_run_that_waits_goes_on_by_the_answer_behind_a_letter_of_an_unkn
     agent = paying(log)
     waits = await agent.run("Pay")
     await log.send_command(waits.task_id, DANCE)
-    assert (await agent.execute(waits.task_id)).state == "input-required"
+    assert (await agent.get_run(waits.task_id).execute()).state == "input-required"
     assert await log.read_commands(waits.task_id) == []
 
     await log.send_command(waits.task_id, LoudMail(messages=[]))
     number = await log.send_command(waits.task_id, AnswerCommand(inputs={waits.pending[0].input_id: True}))
-    assert (await agent.execute(waits.task_id)).state == "completed"
+    assert (await agent.get_run(waits.task_id).execute()).state == "completed"
     assert await log.read_commands(waits.task_id, after=number) == []
 
 
@@ -90,7 +90,7 @@ async def test_a_letter_of_an_unknown_kind_stays_for_who_knows_it(log: Log, monk
     agent = paying(log)
     waits = await agent.run("Pay")
     number = await log.send_command(waits.task_id, DANCE)
-    assert (await agent.execute(waits.task_id)).state == "input-required"
+    assert (await agent.get_run(waits.task_id).execute()).state == "input-required"
 
     def newer(data: bytes) -> DanceMail:
         return DanceMail.model_validate_json(data)

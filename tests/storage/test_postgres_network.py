@@ -97,7 +97,7 @@ async def test_the_tools_of_an_owner_that_is_cut_off_stop_and_its_run_goes_on_el
     assert loop.time() - began < FOUND_OUT
     working.clear()
     # It is not idempotent, and so is not begun again.
-    assert (await agent(there).execute(run.task_id)).state == "completed"
+    assert (await agent(there).get_run(run.task_id).execute()).state == "completed"
     assert not working.is_set()
 
     way.heal()

@@ -191,7 +191,7 @@ async def test_an_asynchronous_standby_that_lacks_events_doubles_no_number_and_s
                 # Whoever has the turn next goes on from what is there.
                 await owner.release_lease("c", "run")
                 agent = Agent(ScriptedModel("Hello."), name="helper", log=reader)
-                assert (await agent.execute("run")).state == "completed"
+                assert (await agent.get_run("run").execute()).state == "completed"
                 events = await reader.read("run")
                 assert [event.seq for event in events] == [*range(1, len(events) + 1)]
                 assert {event.attempt for event in events[3:]} == {2}

@@ -19,7 +19,7 @@ async def confirm(ctx: RunContext[Any]) -> str:
 def agent(*turns: Any) -> Agent[Any, Any]:
     model = ScriptedModel(call("confirm"), f"{MARK} below.")
     below: Agent[Any, Any] = Agent(model, tools=[confirm], name=f"below_{MARK}")
-    tools = [peek, ask, fail, below.as_tool(f"consult_{MARK}", "Consult in secret.", hidden=True)]
+    tools = [peek, ask, fail, below.as_tool(f"consult_{MARK}", description="Consult in secret.", hidden=True)]
     return Agent(ScriptedModel(*turns), tools=tools, instructions=f"{MARK}: be brief.", name="clerk")
 
 

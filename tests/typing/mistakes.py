@@ -124,6 +124,9 @@ def forgotten(agent: Agent[Mine, str], log: EventLog) -> None:
     agent.run_sync("Hi")  # wrong
     agent.resume("task")  # wrong
     agent.fork("task", 3)  # wrong
+    agent.observe("Hi")  # wrong
+    agent.map(["Hi"])  # wrong
+    agent.get_run("task").execute()  # wrong
     agent.run("Hi", deps=Other(3))  # wrong
     agent.run("Hi", deps=Mine)  # wrong
     Agent("m").run("Hi", deps=Mine("Ann"))  # wrong

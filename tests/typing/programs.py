@@ -434,7 +434,7 @@ async def operated(agent: Agent[Deps, City], task_id: str) -> None:
     log = SqliteEventLog("runs.db", corrupt="skip", keep_deltas=True)
     kept = agent.with_log(log)
     assert_type(kept, Agent[Deps, City])
-    await kept.cancel(task_id, "too dear")
+    await kept.get_run(task_id).cancel("too dear")
     events = follow(log, task_id, until="end", deltas=True)
     assert_type(events.pipe(op.thoughts()), Stream[ThoughtStreamEvent])
     assert_type(await events.has_more(None), bool)

@@ -1,7 +1,7 @@
 """Agents and how their runs are made: options, batches, agents as tools.
 
-Use `rxloop.Agent` for everything. This package has the types of its options and of runs that are prepared and not
-started, for code that passes them on.
+Use `rxloop.Agent` for everything. This package has the types of its options, and of runs that are not started or are
+addressed by id, for code that passes them on.
 """
 
 from typing import TYPE_CHECKING
@@ -14,8 +14,12 @@ import_later(__name__)
 # The list of the public names: type checkers read it, and `import_later` does.
 if TYPE_CHECKING:
     from rxloop.agents.cold_run import ColdRun as ColdRun
+    from rxloop.agents.options import AgentOptions as AgentOptions
+    from rxloop.agents.options import AgentToolOptions as AgentToolOptions
     from rxloop.agents.options import ForkOptions as ForkOptions
+    from rxloop.agents.options import MapOptions as MapOptions
     from rxloop.agents.options import ResumeOptions as ResumeOptions
     from rxloop.agents.options import RunOptions as RunOptions
+    from rxloop.agents.remote_run import RemoteRun as RemoteRun
     from rxloop.protocol.ids import derive_id as derive_id
     from rxloop.run.spec import Steer as Steer

@@ -3,250 +3,308 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager
 from copy import copy
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, overload
+from typing import TYPE_CHECKING, Any, Generic, Self, overload
 
 from typing_extensions import TypeVar, Unpack
 
-from rxloop.agents.definition import Description, Opened, toolset_of
-from rxloop.agents.options import AgentOptions, AgentToolOptions
-from rxloop.agents.runs import MakesRuns
-from rxloop.agents.runs_by_id import OVERRIDES
-from rxloop.agents.validation import check_agent, check_log, check_model, check_operator, check_tools
-from rxloop.operators.loop.compose import compose
-from rxloop.operators.loop.iterate import iterate
-from rxloop.operators.loop.standard import standard
-from rxloop.operators.loop.typed_output import typed_output
+from rxloop.agents.definition import AgentDefinition, make_definition
+from rxloop.agents.options import AgentOptions, AgentToolOptions, ForkOptions, MapOptions, ResumeOptions, RunOptions
+from rxloop.agents.specs import make_fork_spec, make_resume_spec, make_run_spec
+from rxloop.agents.validation import check_deps, check_log, check_options
+from rxloop.errors import ConfigurationError, RxloopError
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.interfaces import Provider
-from rxloop.pipeline.requests import Operator, Strategy
 from rxloop.pipeline.run_context import D, RunContext
+from rxloop.protocol.messages import Prompt
 from rxloop.protocol.settings import Limits, ModelSettings
-from rxloop.support.tasks import wait_all
+from rxloop.run.handle import Run
+from rxloop.run.result import Result
 from rxloop.tools.agent_tools import AnyTool
-from rxloop.tools.output import Output, OutputMode, output_of
-from rxloop.tools.think_aloud import Thoughts
 
 if TYPE_CHECKING:
     from rxloop.agents.agent_tool import AgentTool
-    from rxloop.pipeline.artifacts import ArtifactStore
+    from rxloop.agents.batch import Items, Outcome
+    from rxloop.agents.cold_run import ColdRun
+    from rxloop.agents.remote_run import RemoteRun
+    from rxloop.pipeline.records import RunRecord
+    from rxloop.stream.stream import Stream
 
 O = TypeVar("O", default=str)  # noqa: E741
 
 T = TypeVar("T", default=str)
 
+I = TypeVar("I")  # noqa: E741
+
 P = TypeVar("P")
 
 
-class Agent(MakesRuns[D, O]):
-    """An immutable description of an agent; each `run` is a run of its own, and any number may go on at once."""
+class Agent(Generic[D, O]):
+    """Immutable description of an agent. Each `run` is a new run, and any number of runs can be open at once."""
 
     @overload
     def __init__(
         self: Agent[None, T],
         model: Provider | str,
         *,
-        instructions: str | Callable[[RunContext[None]], Any] = "",
-        tools: Sequence[AnyTool[None]] = (),
         output_type: type[T] = str,
-        loop: Sequence[Operator[None]] | None = None,
-        strategy: Strategy[None] | str | None = None,
-        **options: Unpack[AgentOptions],
+        **options: Unpack[AgentOptions[None]],
     ) -> None: ...
     @overload
     def __init__(
         self,
         model: Provider | str,
         *,
-        instructions: str | Callable[[RunContext[D]], Any] = "",
-        tools: Sequence[AnyTool[D]] = (),
         deps_type: type[D],
         output_type: type[O] = str,
-        loop: Sequence[Operator[D]] | None = None,
-        strategy: Strategy[D] | str | None = None,
-        **options: Unpack[AgentOptions],
+        **options: Unpack[AgentOptions[D]],
     ) -> None: ...
     def __init__(
         self,
         model: Provider | str,
         *,
-        name: str = "agent",
-        instructions: str | Callable[[RunContext[Any]], Any] = "",
-        tools: Sequence[AnyTool] = (),
         deps_type: type[Any] | None = None,
         output_type: type[Any] = str,
-        output_mode: OutputMode = "auto",
-        output_retries: int = 2,
-        loop: Sequence[Operator] | None = None,
-        strategy: Strategy | str | None = None,
-        limits: Limits | None = None,
-        thoughts: bool | Thoughts = True,
-        log: EventLog | None = None,
-        artifacts: ArtifactStore | None = None,
-        settings: ModelSettings | None = None,
+        **options: Unpack[AgentOptions[Any]],
     ) -> None:
         """Describe an agent.
 
         Args:
             model: A provider, or a model string such as `zai:glm-4.7`.
-            name: What it is called on the stream.
-            instructions: The system prompt, or a function of the run's context that gives it, sync or async.
-            tools: Functions, tools and families of tools.
-            deps_type: The type of what `run(deps=...)` takes, and tools and operators find on `ctx.deps`; without it an
-                agent has no deps. With a class, a run, resume or fork without `deps=` is refused, and one with
-                something else is warned about.
-            output_type: The type of the answer: text, or anything that pydantic can validate.
-            output_mode: How an answer of that type is asked for: by the provider's own means (`native`), by a tool that
-                takes it (`tool`), or in the system prompt (`prompted`). `auto` leaves it to the provider where that is
-                known to keep to a schema in every request, and otherwise says it in the system prompt too.
-            output_retries: How often an answer that does not fit is sent back.
-            loop: The operators of one iteration; `op.standard()` by default.
-            strategy: What makes a run of the loop: a strategy, or the name of one of `rxloop.strategies`, such as
-                `rewoo`; `op.iterate` by default.
-            limits: Where a run ends even without an answer.
-            thoughts: Whether, and how, the model may think aloud by a tool.
-            log: Keeps the events; makes conversations and resumption possible.
-            artifacts: Keeps the files that runs make; by default they are where the log is, and without a log in
-                memory, for as long as the run is held.
-            settings: Settings of the model calls.
+            deps_type: Type of `run(deps=...)`, which tools and operators get as `ctx.deps`. By default an agent has no
+                deps. With a class, runs without `deps=` are refused, and those with another type cause a warning.
+            output_type: Type of the answer: text, or any type that pydantic can validate.
+            **options: See `AgentOptions`.
 
         Raises:
-            ConfigurationError: An argument is of a wrong kind, or the model string names nothing.
+            ConfigurationError: An argument has a wrong type, or the model string is unknown.
+            TypeError: An option is unknown.
         """
-        check_agent(
-            model=model,
-            name=name,
-            instructions=instructions,
-            tools=tools,
-            output_retries=output_retries,
-            loop=loop,
-            strategy=strategy,
-            limits=limits,
-            thoughts=thoughts,
-            log=log,
-            artifacts=artifacts,
-            settings=settings,
-        )
-        opened = Opened()
-        output = output_of(output_type, output_mode)
-        thinking = None if thoughts is False else thoughts if isinstance(thoughts, Thoughts) else Thoughts()
-        pipeline = _pipeline(standard() if loop is None else loop, output_type, output, output_retries)
-        chosen = _by_name(strategy) if isinstance(strategy, str) else strategy or iterate
-        if strategy is not None:
-            check_operator(chosen, chosen(pipeline))
-        self._made_of = Description(
-            name=name,
-            model=opened.provider(model),
-            deps_type=deps_type,
-            instructions=instructions,
-            thoughts=thinking,
-            output=output,
-            tools=toolset_of(tools, output, thinking, opened),
-            pipeline=pipeline,
-            strategy=chosen,
-            limits=limits or Limits(),
-            settings=settings or ModelSettings(),
-            log=log,
-            artifacts=artifacts,
-            opened=opened,
-            strategies=_by_name,
-        )
+        self.definition: AgentDefinition = make_definition(model, deps_type, output_type, options)
+        """Parts of the agent, for programs that show or serve agents."""
 
     def __repr__(self) -> str:
-        return f"<Agent {self.name} {self.model.name} tools={self._made_of.tools!r}>"
+        return f"<Agent {self.name} {self.model.name} tools={self.definition.tools!r}>"
 
     @property
-    def limits(self) -> Limits:
-        """Where its runs end even without an answer, unless a run names other limits."""
-        return self._made_of.limits
-
-    @property
-    def settings(self) -> ModelSettings:
-        """The settings of its model calls, unless a run names other ones."""
-        return self._made_of.settings
-
-    def with_log(self, log: EventLog | None) -> Self:
-        """The same agent with another log; what one of the two has open, both have, and either closes it.
-
-        Raises:
-            ConfigurationError: It is not an event log.
-        """
-        if log is not None:
-            check_log(log)
-        other = copy(self)
-        other._made_of = replace(self._made_of, log=log)
-        return other
-
-    def named(self, name: str) -> Self:
-        """The same agent under another name; what one of the two has open, both have, and either closes it."""
-        other = copy(self)
-        other._made_of = replace(self._made_of, name=name)
-        return other
+    def name(self) -> str:
+        """Name on the stream."""
+        return self.definition.name
 
     @property
     def model(self) -> Provider:
-        """The model of its runs, unless a run names another one."""
-        return self._made_of.model
+        """Default model of the runs."""
+        return self.definition.model
 
     @property
-    def tool_names(self) -> list[str]:
-        """The names of its tools that clients may know of; families of tools are asked only in a run."""
-        return [*self.tool_descriptions]
+    def log(self) -> EventLog | None:
+        """Log of the events."""
+        return self.definition.log
 
     @property
-    def tool_descriptions(self) -> dict[str, str]:
-        """What those tools are for, by their names."""
-        tools = self._made_of.tools
-        return {name: each.definition.description for name, each in tools.plain.items() if not tools.hides(name)}
+    def limits(self) -> Limits:
+        """Default limits of the runs."""
+        return self.definition.limits
 
     @property
-    def output_schema(self) -> dict[str, Any] | None:
-        """The JSON Schema of its answers, as `output_json` gives them; None for an agent that answers in text."""
-        return self._made_of.output.json_schema()
+    def settings(self) -> ModelSettings:
+        """Default settings of the model calls."""
+        return self.definition.settings
 
-    def output_json(self, content: str) -> Any:
-        """Read the content of an answer as JSON, for programs that know nothing of its type; text stays as it is.
+    @overload
+    def run(self: Agent[None, O], prompt: Prompt, *, deps: None = None, **options: Unpack[RunOptions]) -> Run[O]: ...
+    @overload
+    def run(self, prompt: Prompt, *, deps: D, **options: Unpack[RunOptions]) -> Run[O]: ...
+    def run(self, prompt: Prompt, *, deps: Any = None, **options: Unpack[RunOptions]) -> Run[O]:
+        """Make a run, which starts when it is first used.
+
+        Args:
+            prompt: A text, a message, or several of both, such as the history of an earlier result with a question.
+            deps: Value that tools and instructions get as `ctx.deps`.
+            **options: See `RunOptions`.
 
         Raises:
-            ValueError: It is no answer of this agent's `output_type`.
+            ConfigurationError: There is a `context_id` and the agent has no log, the prompt is empty or has a tool call
+                without a result, or an option has a wrong type. The run itself raises `RunExists` if the log has its
+                `task_id`, and `ContextBusy` if another run of its conversation has not ended.
+            TypeError: An option is unknown.
         """
-        return self._made_of.output.as_json(content)
+        check_deps("Agent.run", self.definition.deps_type, deps)
+        return self.definition.make_run(make_run_spec(self.definition, "Agent.run", prompt, deps, options))
 
-    @property
-    def client_tool_names(self) -> list[str]:
-        """The names of its tools that the client of a run carries out, beside those that come with a run."""
-        # Imported here: importing rxloop is quicker without.
-        from rxloop.tools.client_tool import ClientTool
+    @overload
+    def observe(
+        self: Agent[None, O], prompt: Prompt, *, deps: None = None, **options: Unpack[RunOptions]
+    ) -> ColdRun[O]: ...
+    @overload
+    def observe(self, prompt: Prompt, *, deps: D, **options: Unpack[RunOptions]) -> ColdRun[O]: ...
+    def observe(self, prompt: Prompt, *, deps: Any = None, **options: Unpack[RunOptions]) -> ColdRun[O]:
+        """Return an Observable that starts a new run for each subscription; disposing the subscription cancels the run.
 
-        return [name for name, tool in self._made_of.tools.plain.items() if isinstance(tool, ClientTool)]
+        Use it in Rx pipelines: `questions.pipe(rx.flat_map_latest(agent.observe))` cancels the older run. It takes the
+        arguments of `run`. Wrong arguments are errors of the subscription.
+        """
+        # Imported lazily to keep `import rxloop` fast.
+        from rxloop.agents.cold_run import ColdRun
+
+        return ColdRun(lambda: self.run(prompt, deps=deps, **options))
+
+    @overload
+    def run_sync(
+        self: Agent[None, O], prompt: Prompt, *, deps: None = None, **options: Unpack[RunOptions]
+    ) -> Result[O]: ...
+    @overload
+    def run_sync(self, prompt: Prompt, *, deps: D, **options: Unpack[RunOptions]) -> Result[O]: ...
+    def run_sync(self, prompt: Prompt, *, deps: Any = None, **options: Unpack[RunOptions]) -> Result[O]:
+        """Run to the end in a new event loop, for scripts. Takes the arguments of `run`."""
+        check_options("Agent.run_sync", options, RunOptions)
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            pass
+        else:
+            raise RxloopError("run_sync() cannot wait inside a running event loop: use `await agent.run(...)`")
+
+        async def main() -> Result[O]:
+            try:
+                return await self.run(prompt, deps=deps, **options)
+            finally:
+                await self.definition.close_resources()
+
+        return asyncio.run(main())
+
+    @overload
+    def map(
+        self: Agent[None, O], items: Items[I], *, deps: None = None, **options: Unpack[MapOptions[I]]
+    ) -> Stream[Outcome[I, O]]: ...
+    @overload
+    def map(self, items: Items[I], *, deps: D, **options: Unpack[MapOptions[I]]) -> Stream[Outcome[I, O]]: ...
+    def map(self, items: Items[Any], *, deps: Any = None, **options: Unpack[MapOptions[Any]]) -> Stream[Any]:
+        """Run the agent for each item, and yield each outcome as soon as its run has ended.
+
+        A failed run does not end the batch: its outcome has the error. A slow reader holds the batch back, so the items
+        may be endless.
+
+        A batch with a name can be run again by an agent with the same log, also after a crash. The name of the agent,
+        the name of the batch and the key of an item make the id of a run. Finished runs are not repeated, interrupted
+        runs are resumed, and runs that failed with a transient error are tried once more.
+
+        Args:
+            items: An iterable, sync or async, or an Observable.
+            deps: As for `run`, shared by all runs.
+            **options: See `MapOptions`.
+
+        Returns:
+            A stream that runs the batch each time it is iterated, subscribed or awaited. Items that can be read only
+            once, such as those of a generator, can be run only once.
+
+        Raises:
+            ConfigurationError: `items` or an option has a wrong type or value, there is a name and no log, or an item
+                is not a prompt and `prompt` is missing. The stream raises it if the items are not a list.
+            TypeError: An option is unknown.
+        """
+        # Imported lazily, because few programs have batches.
+        from rxloop.agents.batch import run_batch
+
+        return run_batch(self.definition, items, deps, options)
+
+    @overload
+    def resume(
+        self: Agent[None, O], task_id: str, *, deps: None = None, **options: Unpack[ResumeOptions]
+    ) -> Run[O]: ...
+    @overload
+    def resume(self, task_id: str, *, deps: D, **options: Unpack[ResumeOptions]) -> Run[O]: ...
+    def resume(self, task_id: str, *, deps: Any = None, **options: Unpack[ResumeOptions]) -> Run[O]:
+        """Continue an unfinished run as its next attempt, in the same stream.
+
+        A finished run publishes its final event again, and calls no model.
+
+        Args:
+            task_id: The run.
+            deps: As for `run`.
+            **options: See `ResumeOptions`.
+
+        Raises:
+            ConfigurationError: The agent has no log, an option has a wrong type, or `deps` are missing.
+            TypeError: An option is unknown.
+        """
+        return self.definition.make_run(make_resume_spec(self.definition, "Agent.resume", task_id, deps, options))
+
+    @overload
+    def fork(
+        self: Agent[None, O], task_id: str, at: int, *, deps: None = None, **options: Unpack[ForkOptions[None]]
+    ) -> Run[O]: ...
+    @overload
+    def fork(self, task_id: str, at: int, *, deps: D, **options: Unpack[ForkOptions[D]]) -> Run[O]: ...
+    def fork(self, task_id: str, at: int, *, deps: Any = None, **options: Unpack[ForkOptions[Any]]) -> Run[O]:
+        """Make a new run that starts with the first events of another run.
+
+        The new run has new ids, and its log has all of its events. Copied model and tool calls are not repeated. Tool
+        calls without a copied result are executed, even if the other run has started them. The other run does not
+        change.
+
+        Args:
+            task_id: The run to copy from.
+            at: `seq` of the last event to copy.
+            deps: As for `run`.
+            **options: See `ForkOptions`.
+
+        Raises:
+            ConfigurationError: The agent has no log, or an argument has a wrong type. The new run raises it if the
+                other run ends before `at` or has no such call, `UnknownRun` if the log does not have the other run, and
+                `RunExists` if the log has a run with this `fork_id`.
+            TypeError: An option is unknown.
+        """
+        return self.definition.make_run(make_fork_spec(self.definition, task_id, at, deps, options))
+
+    async def submit(self, prompt: Prompt, **options: Unpack[RunOptions]) -> RunRecord:
+        """Write a run into the log without starting it. `get_run(task_id).execute` or `resume` starts it later.
+
+        Args:
+            prompt: As for `run`.
+            **options: As for `run`, except `on_input`, `when_busy` and `steering`.
+
+        Returns:
+            The durable record of the run.
+
+        Raises:
+            RunExists: The log has a run of this `task_id`.
+            ConfigurationError: As for `run`, or the agent has no log.
+            EventLogError: It could not be written.
+        """
+        event_log = self.definition.get_log("submit a run")
+        for name in ("on_input", "when_busy", "steering"):
+            if options.get(name) is not None:
+                other = "resume()" if name == "steering" else "execute() or resume()"
+                raise ConfigurationError(f"submit() does not accept {name}=; pass it to {other}")
+        # Imported lazily to keep `import rxloop` fast.
+        from rxloop.agents.remote_run import submit_run
+
+        return await submit_run(event_log, make_run_spec(self.definition, "Agent.submit", prompt, None, options))
+
+    def get_run(self, task_id: str) -> RemoteRun[D, O]:
+        """Address a run by its id, to execute, cancel or answer it, or to send a message. The log is not read."""
+        # Imported lazily to keep `import rxloop` fast.
+        from rxloop.agents.remote_run import RemoteRun
+
+        return RemoteRun(self.definition, task_id)
 
     @overload
     def as_tool(
-        self: Agent[None, O],
-        name: str | None = None,
-        description: str | None = None,
-        *,
-        deps: None = None,
-        **options: Unpack[AgentToolOptions],
+        self: Agent[None, O], name: str | None = None, *, deps: None = None, **options: Unpack[AgentToolOptions]
     ) -> AgentTool[object]: ...
     @overload
     def as_tool(
-        self,
-        name: str | None = None,
-        description: str | None = None,
-        *,
-        deps: None = None,
-        **options: Unpack[AgentToolOptions],
+        self, name: str | None = None, *, deps: None = None, **options: Unpack[AgentToolOptions]
     ) -> AgentTool[D]: ...
     @overload
     def as_tool(
         self,
         name: str | None = None,
-        description: str | None = None,
         *,
         deps: Callable[[RunContext[P]], D | Awaitable[D]],
         **options: Unpack[AgentToolOptions],
@@ -254,67 +312,67 @@ class Agent(MakesRuns[D, O]):
     def as_tool(
         self,
         name: str | None = None,
-        description: str | None = None,
         *,
         deps: Callable[[RunContext[Any]], Any] | None = None,
         **options: Unpack[AgentToolOptions],
     ) -> AgentTool[Any]:
-        """Make a tool of the agent, for another agent: each call is a run that is nested in the run of the caller.
+        """Make a tool for another agent. Each call is a run that is nested in the run of the caller.
 
-        Its events are on the stream of the caller's run, under an id of its own, with `parent_task_id` and
-        `agent_path`. Its tokens count for both; what ends the caller's run ends it as well, and what it asks, the
-        caller's run asks. It begins with the prompt alone, in the log of the caller, and a failure is a failed result.
-        `Limits(depth=, width=)` of the caller bound how many there are.
+        The events of the nested run are on the stream of the caller, with their own id, `parent_task_id` and
+        `agent_path`. Its tokens count for both runs. The end of the caller's run ends it too, and its questions are
+        questions of the caller's run. It starts with only the prompt and uses the log of the caller. A failed run is a
+        failed result. `Limits(depth=, width=)` of the caller limit the number of nested runs.
 
         Args:
-            name: What the model calls it; the name of the agent otherwise.
-            description: What it is for; by default, that it hands a task to the agent of that name.
-            deps: Makes the dependencies of the nested run, sync or async; those of the caller's run by default.
+            name: Name of the tool. The default is the name of the agent.
+            deps: Function that makes the deps of the nested run, sync or async. The default is the deps of the caller.
             **options: See `AgentToolOptions`.
 
         Raises:
             ConfigurationError: As for `tool`.
-            TypeError: There is no such option.
+            TypeError: An option is unknown.
         """
-        # Imported here: most agents have no others among their tools, and importing rxloop is quicker without.
+        # Imported lazily, because few agents are tools of other agents.
         from rxloop.agents.agent_tool import AgentTool
 
-        return AgentTool(self._made_of, self._spec, name, description, deps, options)
+        return AgentTool(self.definition, name, deps, options)
 
-    @contextmanager
+    def with_log(self, log: EventLog | None) -> Self:
+        """Return this agent with another log. Both share their open resources, and either of them closes these.
+
+        Raises:
+            ConfigurationError: `log` is not an event log.
+        """
+        if log is not None:
+            check_log(log)
+        return self._with(log=log)
+
+    def with_name(self, name: str) -> Self:
+        """Return this agent with another name. Both share their open resources, and either of them closes these."""
+        return self._with(name=name)
+
+    def _with(self, **changes: Any) -> Self:
+        other = copy(self)
+        other.definition = replace(self.definition, **changes)
+        return other
+
     def override(
         self, *, model: Provider | str | None = None, tools: Sequence[AnyTool[D]] | None = None
-    ) -> Generator[None, None, None]:
-        """Put another model or other tools in place for the runs that are made inside.
+    ) -> AbstractContextManager[None]:
+        """Replace the model or the tools of the runs that are made inside, for tests.
 
-        For tests of code that has an agent of its own; other tasks are not affected. The model goes before one that a
-        run names.
+        Other tasks are not affected. The model also replaces one that a run names.
         """
-        changes: dict[str, Any] = dict(OVERRIDES.get().get(self, {}))
-        if model is not None:
-            check_model(model)
-            changes["model"] = self._made_of.opened.provider(model)
-        if tools is not None:
-            check_tools(tools)
-            changes["tools"] = self._made_of.toolset(tools)
-        token = OVERRIDES.set({**OVERRIDES.get(), self: changes})
-        try:
-            yield
-        finally:
-            OVERRIDES.reset(token)
+        return self.definition.override(model, tools)
 
     async def aclose(self, *, release: float | None = None) -> None:
-        """End the runs that go on, and close what the agent opened. May be called twice; later runs are refused.
+        """End the open runs and close what the agent has opened. May be called twice. Later runs are refused.
 
         Args:
-            release: Give the runs up that have a log, as `run.release` does, with so many seconds of grace: for a
-                deploy, so that another process goes on with them. None cancels them all.
+            release: Seconds of grace with which runs with a log are released, as by `run.release`, so that another
+                process can continue them after a deploy. None cancels all runs.
         """
-        self._made_of.opened.closed = True
-        # In a task, so that nothing stays open when whoever closes the agent is cancelled itself.
-        closing = asyncio.create_task(self._made_of.end(release), name="rxloop-closing")
-        await wait_all([closing])
-        closing.result()
+        await self.definition.close(release)
 
     async def __aenter__(self) -> Self:
         return self
@@ -323,17 +381,3 @@ class Agent(MakesRuns[D, O]):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await self.aclose()
-
-
-def _by_name(name: str) -> Strategy:
-    # Most runs need no strategy, so it is imported here.
-    from rxloop.strategies.catalog import load_strategy
-
-    return load_strategy(name)
-
-
-def _pipeline(loop: Sequence[Operator], output_type: type[Any], output: Output, retries: int) -> Operator:
-    """What carries out one iteration, answers of a type included."""
-    if output_type is str:
-        return compose(*loop)
-    return compose(*loop, typed_output(output.parse, retries, by_tool=output.tool is not None))

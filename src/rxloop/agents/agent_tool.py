@@ -11,9 +11,10 @@ from typing import Annotated, Any, TypeVar, cast
 from pydantic import Field
 from typing_extensions import override
 
-from rxloop.agents.definition import Description
+from rxloop.agents.definition import AgentDefinition
 from rxloop.agents.options import AgentToolOptions, Options
-from rxloop.agents.validation import check_deps, check_history, check_names, check_options
+from rxloop.agents.specs import make_spec
+from rxloop.agents.validation import check_deps, check_history, check_options
 from rxloop.errors import ConfigurationError, Paused, ToolError
 from rxloop.pipeline.run_context import RunContext
 from rxloop.pipeline.time_limits import limit_time
@@ -36,8 +37,6 @@ C = TypeVar("C", contravariant=True)
 
 MakesDeps = Callable[[RunContext[Any]], Any | Awaitable[Any]]
 
-MakesSpec = Callable[..., RunSpec]
-
 _PAUSED = ("input-required", "auth-required")
 
 _NOT_IN_A_NAME = re.compile(r"[^a-zA-Z0-9_-]+")
@@ -58,38 +57,33 @@ class AgentTool(FunctionTool[C, ..., Prompt]):
 
     def __init__(
         self,
-        made_of: Description,
-        spec: MakesSpec,
+        definition: AgentDefinition,
         name: str | None,
-        description: str | None,
         deps: MakesDeps | None,
         options: AgentToolOptions,
     ) -> None:
         """Make a tool of an agent.
 
         Args:
-            made_of: The agent.
-            spec: Makes what a run of it is made of.
-            name: What the model calls it.
-            description: What it is for; by default, that it hands a task to the agent of that name.
-            deps: Makes the dependencies of the run.
-            options: The others.
+            definition: The agent.
+            name: Name of the tool.
+            deps: Function that makes the deps of the nested run.
+            options: Other options of the tool.
         """
-        check_names("as_tool", options, AgentToolOptions.__annotations__)
+        check_options("Agent.as_tool", options, AgentToolOptions)
         prompt, limits = options.pop("prompt", None), options.pop("limits", None)
-        check_options(limits=limits)
+        description = options.pop("description", None)
         if prompt is None and description is None:
-            description = f"Hands a task to the agent {made_of.name}, and gives its answer."
+            description = f"Hands a task to the agent {definition.name}, and gives its answer."
         super().__init__(
             prompt or _prompt,
-            name=name or _NOT_IN_A_NAME.sub("_", made_of.name),
+            name=name or _NOT_IN_A_NAME.sub("_", definition.name),
             description=description,
             idempotent=True,
             **cast("CallOptions", options),
         )
         self.takes_context = self.takes_context or deps is not None
-        self._made_of = made_of
-        self._spec = spec
+        self._agent = definition
         self._deps = deps
         self._limits = limits
 
@@ -124,17 +118,17 @@ class AgentTool(FunctionTool[C, ..., Prompt]):
     @override
     async def aclose(self) -> None:
         """Close what the agent has opened, unless runs of its own go on."""
-        if not any(hold.goes_on for hold in self._made_of.opened.runs):
-            await self._made_of.aclose()
+        if not any(hold.goes_on for hold in self._agent.resources.runs):
+            await self._agent.close_resources()
 
     def _made(self, above: Attempt, ctx: RunContext[Any], prompt: Prompt, deps: Any) -> RunSpec:
-        check_deps("run", self._made_of.deps_type, deps)
+        check_deps("Agent.run", self._agent.deps_type, deps)
         messages = check_history(as_messages(prompt))
         if not messages:
             raise ConfigurationError(f"the prompt of {self!r} is empty")
         options: Options = {"limits": self._limits, "metadata": above.metadata, "on_input": above.spec.on_input}
         task_id = make_nested_id(above.task_id, ctx.first_step or ctx.step, ctx.index)
-        spec = self._spec(task_id, above.context_id, deps, options, messages=messages)
+        spec = make_spec(self._agent, task_id, above.context_id, deps, options, messages=messages)
         return spec._replace(log=above.log, initiator=above.agent_name, begun_with=None)
 
     def _check_room(self, above: Attempt) -> None:
@@ -144,16 +138,16 @@ class AgentTool(FunctionTool[C, ..., Prompt]):
             ToolError: It would.
         """
         if not above.recorder.taking:
-            raise ToolError(f"The agent {self._made_of.name} was not called: the run of {above.agent_name} is over.")
+            raise ToolError(f"The agent {self._agent.name} was not called: the run of {above.agent_name} is over.")
         for depth, run in enumerate([above, *runs_above(above)], 1):
             if run.limits.depth is not None and depth > run.limits.depth:
                 raise ToolError(
-                    f"The agent {self._made_of.name} was not called: below {run.agent_name}, agents may be nested "
+                    f"The agent {self._agent.name} was not called: below {run.agent_name}, agents may be nested "
                     f"{run.limits.depth} deep (limits.depth). Do it without."
                 )
             if run.limits.width is not None and _count(run) >= run.limits.width:
                 raise ToolError(
-                    f"The agent {self._made_of.name} was not called: below {run.agent_name}, {run.limits.width} agents "
+                    f"The agent {self._agent.name} was not called: below {run.agent_name}, {run.limits.width} agents "
                     "are at work already (limits.width). Call it again when one of them has answered."
                 )
 

@@ -15,17 +15,21 @@ from collections.abc import (
 )
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 import reactivex
 from reactivex import Observable, abc
 from reactivex.disposable import CompositeDisposable, Disposable
 
-from rxloop.agents.remote_run import once
+from rxloop.agents.definition import AgentDefinition
+from rxloop.agents.options import MapOptions, Options, ResumeOptions, RunOptions
+from rxloop.agents.remote_run import run_once
+from rxloop.agents.specs import make_resume_spec, make_run_spec
+from rxloop.agents.validation import check_deps, check_options
 from rxloop.errors import AttemptError, ConfigurationError
-from rxloop.pipeline.event_log import EventLog
 from rxloop.protocol.ids import derive_id
 from rxloop.protocol.messages import Message, Usage, as_messages
+from rxloop.run.handle import Run
 from rxloop.run.result import Result
 from rxloop.stream.back_pressure import Gate, ReadBuffer
 from rxloop.stream.readers import Holds
@@ -75,63 +79,41 @@ class Outcome(Generic[I, R]):
         return Usage() if self.result is None else self.result.usage
 
 
-class Asks(Protocol[R]):
-    """What makes the runs of a batch: an agent."""
-
-    @property
-    def name(self) -> str:
-        """What it is called."""
-        ...
-
-    @property
-    def log(self) -> EventLog | None:
-        """What keeps the events of its runs."""
-        ...
-
-    @property
-    def run(self) -> Callable[..., Awaitable[Result[R]]]:
-        """Makes a run."""
-        ...
-
-    @property
-    def resume(self) -> Callable[..., Awaitable[Result[R]]]:
-        """Goes on with a run, or gives its end."""
-        ...
-
-
-def mapped(
-    agent: Asks[R],
-    items: Items[I],
-    prompt: Callable[[I], Any] | None,
-    key: Callable[[I], str | int] | None,
-    name: str | None,
-    concurrency: int,
-    deps: Any,
-    options: dict[str, Any],
-) -> Stream[Outcome[I, R]]:
-    """A run of the agent for each item, whose id is made of the item's key; see `Agent.map`."""
-    if name is not None and agent.log is None:
+def run_batch(
+    definition: AgentDefinition, items: Items[I], deps: Any, options: MapOptions[I]
+) -> Stream[Outcome[I, Any]]:
+    """Run an agent for each item; see `Agent.map`."""
+    check_options("Agent.map", options, MapOptions)
+    prompt, key, name = options.pop("prompt", None), options.pop("key", None), options.pop("name", None)
+    concurrency, metadata = options.pop("concurrency", 50), options.pop("metadata", None) or {}
+    if name is not None and definition.log is None:
         raise ConfigurationError(
             f"the batch {name!r} needs a log that keeps its runs: Agent(..., log=SqliteEventLog('runs.db'))"
         )
-    metadata: dict[str, Any] = options.pop("metadata", None) or {}
+    shared = cast("Options", options)
 
-    def prompt_of(item: I) -> Any:
+    def to_prompt(item: I) -> Any:
         return item if prompt is None else prompt(item)
 
-    async def ask(item: I, own: str) -> Result[R]:
+    def make_run(item: I, own: RunOptions) -> Run[Any]:
+        check_deps("Agent.map", definition.deps_type, deps)
+        run_options: RunOptions = {**shared, **own}
+        return definition.make_run(make_run_spec(definition, "Agent.map", to_prompt(item), deps, run_options))
+
+    def resume(task_id: str) -> Run[Any]:
+        resume_options: ResumeOptions = {**shared, "when_busy": "wait"}
+        return definition.make_run(make_resume_spec(definition, "Agent.map", task_id, deps, resume_options))
+
+    async def ask(item: I, own: str) -> Result[Any]:
         if name is None:
-            return await agent.run(prompt_of(item), deps=deps, metadata=metadata, **options)
-        task_id = derive_id(agent.name, name, own)
+            return await make_run(item, {"metadata": metadata})
+        task_id = derive_id(definition.name, name, own)
         told = {**metadata, "batch": {"name": name} if key is None else {"name": name, "key": own}}
-        # The same batch may be under way elsewhere, and be quicker.
-        return await once(
-            lambda: agent.run(prompt_of(item), deps=deps, metadata=told, task_id=task_id, **options),
-            lambda: agent.resume(task_id, deps=deps, when_busy="wait", **options),
-        )
+        # Another process may execute the same batch, and be quicker.
+        return await run_once(lambda: make_run(item, {"metadata": told, "task_id": task_id}), lambda: resume(task_id))
 
     check = _check_prompt if prompt is None else _check_nothing
-    return batch(items, ask, key or (lambda item: _key_of(prompt_of(item))), concurrency, check)
+    return batch(items, ask, key or (lambda item: _key_of(to_prompt(item))), concurrency, check)
 
 
 def _check_prompt(item: object) -> None:
@@ -151,7 +133,7 @@ def _key_of(prompt: Any) -> str:
     """The key of an item that has none of its own: its prompt, so that another prompt is another run."""
     if isinstance(prompt, str):
         return prompt
-    # Imported here: importing rxloop is quicker without.
+    # Imported lazily to keep `import rxloop` fast.
     import orjson
 
     return orjson.dumps([message.model_dump(mode="json") for message in as_messages(prompt)]).decode()

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, TypedDict
 from weakref import WeakSet
 
-from rxloop.agents.options import Options, kept
-from rxloop.agents.validation import check_operator
-from rxloop.errors import RxloopError
+from rxloop.agents.options import AgentOptions
+from rxloop.agents.validation import check_model, check_operator, check_options, check_tools
+from rxloop.errors import ConfigurationError, RxloopError
+from rxloop.operators.loop.compose import compose
 from rxloop.operators.loop.iterate import iterate
+from rxloop.operators.loop.standard import standard
+from rxloop.operators.loop.typed_output import typed_output
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.interfaces import MakesModels, Provider
 from rxloop.pipeline.requests import Operator, Strategy
@@ -20,186 +27,249 @@ from rxloop.run.attempt import Attempt
 from rxloop.run.handle import Run
 from rxloop.run.ownership import OwnedRuns, RunHold
 from rxloop.run.spec import Instructions, RunSpec
-from rxloop.support.tasks import close_all
+from rxloop.support.tasks import close_all, wait_all
 from rxloop.tools.agent_tools import AgentTools, AnyTool
 from rxloop.tools.function import FunctionTool
-from rxloop.tools.output import Output
+from rxloop.tools.output import Output, output_of
 from rxloop.tools.think_aloud import Thoughts, think_aloud
 from rxloop.tools.toolsets import Families
 
 if TYPE_CHECKING:
     from rxloop.pipeline.artifacts import ArtifactStore
-    from rxloop.tools.client_tool import ClientTool
 
 
-class Opened:
-    """What an agent has open: its runs, model clients and families of tools. The description itself never changes."""
+class OpenResources:
+    """Runs, model clients and toolsets that an agent has opened."""
 
     def __init__(self) -> None:
         self.runs: WeakSet[RunHold] = WeakSet()
         self.owned = OwnedRuns()
-        """The runs without a log that were started."""
+        """Started runs without a log."""
         self.providers: dict[str, Provider] = {}
-        """Those that were made of model strings."""
+        """Providers made from model strings."""
         self.given: WeakSet[Provider] = WeakSet()
-        """Those that may have made some of model strings themselves."""
+        """Providers of the user that may make other providers from model strings."""
         self.families = Families()
-        self.closed = False
+        self.is_closed = False
 
-    def provider(self, model: Provider | str) -> Provider:
-        """The provider that a model string stands for: one for each string, closed with the agent."""
+    def get_provider(self, model: Provider | str) -> Provider:
+        """Return the provider of a model string: one for each string, closed with the agent."""
         if not isinstance(model, str):
             if isinstance(model, MakesModels):
                 self.given.add(model)
             return model
         if model not in self.providers:
-            # Imported here: the providers are a good part of what importing rxloop would cost.
+            # Imported lazily, because importing the providers is slow.
             from rxloop.providers.factories import resolve_model
 
             self.providers[model] = resolve_model(model)
         return self.providers[model]
 
 
+class Overrides(TypedDict, total=False):
+    """Parts that replace those of an agent, and those that a run names."""
+
+    model: Provider
+    tools: AgentTools
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Description:
-    """What an agent is made of."""
+class AgentDefinition:
+    """Immutable parts of an agent."""
 
     name: str
     model: Provider
     deps_type: type[Any] | None
     instructions: Instructions
     thoughts: Thoughts | None
-    """How the model may think aloud, if it may."""
+    """Options of the tool with which the model thinks aloud, or None without this tool."""
     output: Output
     tools: AgentTools
     pipeline: Operator
-    """Carries out one iteration."""
+    """Executes one iteration."""
     strategy: Strategy
     limits: Limits
     settings: ModelSettings
     log: EventLog | None
     artifacts: ArtifactStore | None
-    opened: Opened
-    strategies: Callable[[str], Strategy]
-    """Gives the strategy of a name."""
+    resources: OpenResources
 
-    def spec(
-        self,
-        task_id: str,
-        context_id: str,
-        deps: Any,
-        options: Options,
-        *,
-        strategy: Strategy | None,
-        overrides: Mapping[str, Any],
-        **fields: Any,
-    ) -> RunSpec:
-        """What a run is made of.
+    @property
+    def tool_names(self) -> list[str]:
+        """Names of the tools that are visible to clients. Toolsets list their tools only in a run."""
+        return [*self.tool_descriptions]
 
-        Args:
-            task_id: The run.
-            context_id: The conversation.
-            deps: What tools find on `ctx.deps`.
-            options: What was said of this run.
-            strategy: The one among the options; None for the agent's own.
-            overrides: A model and tools that go before those of the agent, and of the run.
-            **fields: Further fields of the `RunSpec`.
+    @property
+    def tool_descriptions(self) -> dict[str, str]:
+        """Descriptions of these tools, by name."""
+        tools = self.tools
+        return {name: each.definition.description for name, each in tools.plain.items() if not tools.hides(name)}
+
+    @property
+    def client_tool_names(self) -> list[str]:
+        """Names of the tools that clients execute, without the client tools of a single run."""
+        # Imported lazily to keep `import rxloop` fast.
+        from rxloop.tools.client_tool import ClientTool
+
+        return [name for name, tool in self.tools.plain.items() if isinstance(tool, ClientTool)]
+
+    @property
+    def output_schema(self) -> dict[str, Any] | None:
+        """JSON Schema of the values that `output_json` returns, or None if the answer is text."""
+        return self.output.json_schema()
+
+    def output_json(self, content: str) -> Any:
+        """Parse the content of an answer into JSON data; text is returned unchanged.
+
+        Raises:
+            ValueError: The content does not fit the `output_type` of the agent.
         """
-        model, settings, limits = options.get("model"), options.get("settings"), options.get("limits")
-        made_by = strategy or self.strategy
-        tools: AgentTools = overrides.get("tools", self.tools)
-        client = _client_tools(options)
-        loop = made_by(self.pipeline)
-        if strategy is not None:
-            check_operator(strategy, loop)
-        chosen = overrides.get("model") or (self.opened.provider(model) if model is not None else self.model)
-        return RunSpec(
-            task_id=task_id,
-            context_id=context_id,
-            agent_name=self.name,
-            model=chosen,
-            loop=loop,
-            pipeline=self.pipeline,
-            strategy=getattr(made_by, "__name__", None) if made_by is not iterate else None,
-            tools=tools.with_client(client) if client else tools,
-            instructions=self.instructions,
-            limits=limits.over(self.limits) if limits is not None else self.limits,
-            settings=settings.over(self.settings) if settings is not None else self.settings,
-            thought_limit=(self.thoughts or Thoughts()).limit,
-            deps=deps,
-            log=self.log,
-            artifacts=self.artifacts,
-            metadata=dict(options.get("metadata") or {}),
-            provider=self.opened.provider,
-            on_input=options.get("on_input"),
-            steering=options.get("steering"),
-            when_busy=options.get("when_busy") or "refuse",
-            parse=self.output.parse,
-            output_prompt=self.output.prompt(chosen),
-            response_schema=self.output.schema,
-            begun_with=kept(options, client),
-            **fields,
-        )
+        return self.output.as_json(content)
 
-    def run(self, spec: RunSpec, made_at: tuple[str, int]) -> Run[Any]:
-        """A run that nobody has started yet.
+    @property
+    def owned(self) -> OwnedRuns:
+        """Runs that this process executes with the log of the agent, or those of the agent without a log."""
+        return self.resources.owned if self.log is None else self.log.local.get(OwnedRuns)
+
+    @property
+    def overrides(self) -> Overrides:
+        """Overrides of the current context."""
+        return _OVERRIDES.get().get(self, {})
+
+    def get_log(self, purpose: str) -> EventLog:
+        """Return the log.
 
         Args:
-            spec: What it is made of.
-            made_at: The file and line that asked for it.
+            purpose: What the log is needed for, as an infinitive.
+
+        Raises:
+            ConfigurationError: The agent has no log.
+        """
+        if self.log is None:
+            raise ConfigurationError(f"to {purpose} the agent needs a log that holds its runs: Agent(..., log=...)")
+        return self.log
+
+    def make_run(self, spec: RunSpec) -> Run[Any]:
+        """Make a run, to be called by the method that the user has called.
 
         Raises:
             RxloopError: The agent is closed.
         """
-        if self.opened.closed:
+        if self.resources.is_closed:
             raise RxloopError(f"the agent {self.name!r} is closed: make another one")
         attempt = Attempt(spec)
-        attempt.made_at = made_at
+        caller = sys._getframe(2)  # pyright: ignore[reportPrivateUsage] (the line that warnings about the run show)
+        attempt.made_at = (caller.f_code.co_filename, caller.f_lineno)
         run: Run[Any] = Run(attempt, self.owned)
-        self.opened.runs.add(run.hold)
+        self.resources.runs.add(run.hold)
         return run
 
-    @property
-    def owned(self) -> OwnedRuns:
-        """The runs that this process executes with the agent's log, or those of the agent if it has none."""
-        return self.opened.owned if self.log is None else self.log.local.get(OwnedRuns)
+    def make_tools(self, tools: Sequence[AnyTool]) -> AgentTools:
+        """Return these tools together with those for the answer and for thoughts."""
+        return _make_tools(tools, self.output, self.thoughts, self.resources)
 
-    def toolset(self, tools: Sequence[AnyTool]) -> AgentTools:
-        """These tools, with those by which the model answers and thinks."""
-        return toolset_of(tools, self.output, self.thoughts, self.opened)
+    @contextmanager
+    def override(self, model: Provider | str | None, tools: Sequence[AnyTool] | None) -> Generator[None]:
+        """Replace the model or the tools in the current context; see `Agent.override`."""
+        changes = self.overrides.copy()
+        if model is not None:
+            check_model(model)
+            changes["model"] = self.resources.get_provider(model)
+        if tools is not None:
+            check_tools(tools)
+            changes["tools"] = self.make_tools(tools)
+        token = _OVERRIDES.set({**_OVERRIDES.get(), self: changes})
+        try:
+            yield
+        finally:
+            _OVERRIDES.reset(token)
 
-    async def end(self, release: float | None) -> None:
-        """End the runs that go on, and close what the agent opened itself.
+    async def close(self, release: float | None) -> None:
+        """End the open runs and close what the agent has opened. Cancelling the caller does not interrupt this.
 
         Args:
-            release: Give the runs up that have a log, with so many seconds of grace; None cancels them all.
+            release: Seconds of grace with which runs with a log are released. None cancels all runs.
         """
-        runs = list(self.opened.runs)
-        kept = [hold.release(release) for hold in runs if hold.has_log and release is not None]
+        self.resources.is_closed = True
+        closing = asyncio.create_task(self._close(release), name="rxloop-closing")
+        await wait_all([closing])
+        closing.result()
+
+    async def _close(self, release: float | None) -> None:
+        runs = list(self.resources.runs)
+        released = [hold.release(release) for hold in runs if hold.has_log and release is not None]
         ended = [hold.aclose("the agent was closed") for hold in runs if not hold.has_log or release is None]
-        await asyncio.gather(*kept, *ended)
-        await self.aclose()
+        await asyncio.gather(*released, *ended)
+        await self.close_resources()
 
-    async def aclose(self) -> None:
-        """Close what the agent opened itself."""
-        made = [provider.aclose for provider in self.opened.providers.values()]
-        given = [provider.aclose_made for provider in self.opened.given if isinstance(provider, MakesModels)]
+    async def close_resources(self) -> None:
+        """Close the model clients and tools that the agent has opened."""
+        made = [provider.aclose for provider in self.resources.providers.values()]
+        given = [provider.aclose_made for provider in self.resources.given if isinstance(provider, MakesModels)]
         tools = [tool.aclose for tool in self.tools.plain.values() if isinstance(tool, FunctionTool)]
-        await close_all([self.opened.families.aclose, *tools, *made, *given])
+        await close_all([self.resources.families.aclose, *tools, *made, *given])
 
 
-def _client_tools(options: Options) -> tuple[ClientTool, ...]:
-    """The tools that the client of the run carries out."""
-    given = options.get("client_tools")
-    if not given:
-        return ()
-    # Imported here: few runs have any, and importing rxloop is quicker without.
-    from rxloop.tools.client_tool import client_tools
-
-    return client_tools(given)
+_OVERRIDES: ContextVar[Mapping[AgentDefinition, Overrides]] = ContextVar(
+    "rxloop_overrides", default=MappingProxyType({})
+)
+"""Overrides of this context. An override in one task does not affect other tasks."""
 
 
-def toolset_of(tools: Sequence[AnyTool], output: Output, thoughts: Thoughts | None, opened: Opened) -> AgentTools:
-    """These tools, with those by which the model answers and thinks."""
+def make_definition(
+    model: Provider | str, deps_type: type[Any] | None, output_type: type[Any], options: AgentOptions[Any]
+) -> AgentDefinition:
+    """Check the arguments of an agent and make its parts.
+
+    Raises:
+        ConfigurationError: An argument has a wrong type or value.
+        TypeError: An option is unknown.
+    """
+    check_model(model)
+    check_options("Agent", options, AgentOptions)
+    resources = OpenResources()
+    output = output_of(output_type, options.get("output_mode", "auto"))
+    thoughts = options.get("thoughts", True)
+    thinking = None if thoughts is False else thoughts if isinstance(thoughts, Thoughts) else Thoughts()
+    loop = options.get("loop")
+    operators: list[Operator[Any]] = [*(standard() if loop is None else loop)]
+    if output_type is not str:
+        retries = options.get("output_retries", 2)
+        operators.append(typed_output(output.parse, retries, by_tool=output.tool is not None))
+    pipeline = compose(*operators)
+    strategy = load_strategy(options.get("strategy"))
+    if strategy is not None:
+        check_operator(strategy, strategy(pipeline))
+    return AgentDefinition(
+        name=options.get("name", "agent"),
+        model=resources.get_provider(model),
+        deps_type=deps_type,
+        instructions=options.get("instructions", ""),
+        thoughts=thinking,
+        output=output,
+        tools=_make_tools(options.get("tools", ()), output, thinking, resources),
+        pipeline=pipeline,
+        strategy=strategy or iterate,
+        limits=options.get("limits") or Limits(),
+        settings=options.get("settings") or ModelSettings(),
+        log=options.get("log"),
+        artifacts=options.get("artifacts"),
+        resources=resources,
+    )
+
+
+def load_strategy(strategy: Strategy | str | None) -> Strategy | None:
+    """Return the strategy of a name, and other values unchanged."""
+    if not isinstance(strategy, str):
+        return strategy
+    # Imported lazily, because most runs need no strategy.
+    from rxloop.strategies.catalog import load_strategy
+
+    return load_strategy(strategy)
+
+
+def _make_tools(
+    tools: Sequence[AnyTool], output: Output, thoughts: Thoughts | None, resources: OpenResources
+) -> AgentTools:
     own = [tool for tool in (output.tool, think_aloud(thoughts) if thoughts is not None else None) if tool]
-    return AgentTools([*tools, *own], opened.families)
+    return AgentTools([*tools, *own], resources.families)

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar
 
 from pydantic import ValidationError
 
 from rxloop.errors import ConfigurationError
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.interfaces import Provider
-from rxloop.pipeline.requests import Strategy
+from rxloop.pipeline.requests import Operator, Strategy
+from rxloop.pipeline.run_context import D, RunContext
 from rxloop.protocol.messages import Prompt
 from rxloop.protocol.model import thawed
 from rxloop.protocol.settings import Limits, ModelSettings
 from rxloop.run.asking import OnInput
+from rxloop.run.handle import Run
 from rxloop.run.spec import Steering, WhenBusy
 from rxloop.tools.agent_tools import AnyTool
 from rxloop.tools.function import CallOptions
@@ -26,97 +28,160 @@ if TYPE_CHECKING:
     from rxloop.pipeline.artifacts import ArtifactStore
     from rxloop.tools.client_tool import ClientTool
 
+I = TypeVar("I")  # noqa: E741
 
-class AgentOptions(TypedDict, total=False):
-    """What can be said of an agent, beside its model, tools, loop and types; see `Agent`."""
+O = TypeVar("O")  # noqa: E741
+
+
+class AgentOptions(TypedDict, Generic[D], total=False):
+    """Options of `Agent`."""
 
     name: str
+    """Name on the stream. The default is `agent`."""
+    instructions: str | Callable[[RunContext[D]], Any]
+    """System prompt, or a function that returns the system prompt for the context of a run, sync or async."""
+    tools: Sequence[AnyTool[D]]
+    """Functions, tools and toolsets."""
     output_mode: OutputMode
+    """How the model is asked for an answer of `output_type`: by the structured output of the provider (`native`), by a
+    tool that takes the answer (`tool`), or in the system prompt (`prompted`). With `auto`, the default, the provider
+    decides if it is known to apply the schema to every request; otherwise the system prompt contains it as well."""
     output_retries: int
+    """How many times the model may correct an answer that does not fit. The default is 2."""
+    loop: Sequence[Operator[D]] | None
+    """Operators of one iteration. The default is `op.standard()`."""
+    strategy: Strategy[D] | str | None
+    """Function that makes a run of the loop, or a name in `rxloop.strategies`, such as `rewoo`. The default is
+    `op.iterate`."""
     limits: Limits | None
+    """Limits that end a run without an answer."""
     thoughts: bool | Thoughts
+    """Tool with which the model thinks aloud: True, False, or its options. The default is True."""
     log: EventLog | None
+    """Log of the events. Conversations and resumed runs need one."""
     artifacts: ArtifactStore | None
+    """Store of the files that runs make. The default is the store of the log. Without a log, files stay in memory
+    until the run is released."""
     settings: ModelSettings | None
+    """Settings of the model calls."""
 
 
 class AgentToolOptions(CallOptions, total=False):
     """Options of `Agent.as_tool`."""
 
+    description: str | None
+    """Description of the tool. The default says that it hands a task to the agent of that name."""
     prompt: Callable[..., Prompt] | None
-    """Makes the prompt of the nested run: a function, the parameters of which are those of the tool. Without it there
-    is one, `prompt`."""
+    """Function that makes the prompt of the nested run. The tool has the parameters of the function. The default has
+    one parameter, `prompt`."""
     limits: Limits | None
-    """Over those of the agent; they end the nested run alone."""
+    """Limits of the nested run. They are applied over those of the agent."""
 
 
 class Options(TypedDict, total=False):
-    """What can be said of one run and of a fork."""
+    """Options of runs, resumed runs, forks and batches."""
 
     model: Provider | str | None
     settings: ModelSettings | None
-    """Over those of the agent."""
+    """Settings that are applied over those of the agent."""
     limits: Limits | None
-    """Over those of the agent: a limit that is not set here stays as it is there."""
+    """Limits that are applied over those of the agent. Limits that are not set here keep the value of the agent."""
     strategy: Strategy | str | None
-    """What makes a run of the loop: a strategy, or the name of one of `rxloop.strategies`."""
+    """Function that makes a run of the loop, or a name in `rxloop.strategies`."""
     on_input: OnInput | None
-    """Answers the questions of `ctx.ask` while the run waits: a function on the event loop that gives the value, or an
-    awaitable of it. What blocks, such as `input()`, belongs in `asyncio.to_thread`."""
+    """Function that answers the questions of `ctx.ask` while the run waits. It is called on the event loop and returns
+    the value or an awaitable. Use `asyncio.to_thread` for functions that block, such as `input`."""
     steering: Steering | None
-    """Messages that steer the run, each as by `run.say`: an Observable or an async iterable of texts, messages or
-    `Steer`. The source is subscribed to when the run begins and disposed of when it ends; its
-    error ends the run."""
+    """Messages that steer the run, each as by `run.send`: an Observable or an async iterable of texts, messages or
+    `Steer`. The run subscribes to the source when it starts and disposes the subscription when it ends. An error of
+    the source ends the run."""
     metadata: dict[str, Any] | None
     client_tools: Sequence[ClientTool | Mapping[str, Any]] | None
-    """Tools that the client carries out, for this run: made by `client_tool`, or dicts with `name`, `description` and
-    `parameters` as the client has sent them. Whoever resumes the run has them too."""
+    """Tools of this run that the client executes: made by `client_tool`, or dicts with `name`, `description` and
+    `parameters` as sent by the client. A resumed run keeps them."""
 
 
 class _Conversation(TypedDict, total=False):
     context_id: str | None
-    """The conversation to go on with; its history comes from the agent's log."""
+    """Conversation to continue. The log of the agent has its history."""
     when_busy: WhenBusy
-    """What to do while another run of the conversation is under way: `refuse`, or `wait` for it to end, in order."""
+    """Whether to `refuse` a run while another run of the conversation is not finished, or to `wait`, in order."""
 
 
-class ResumeOptions(_Conversation, Options):
-    """What can be said of one more attempt of a run."""
+class ResumeOptions(_Conversation, Options, total=False):
+    """Options of `Agent.resume`."""
+
+    inputs: Mapping[str, Any] | None
+    """Answers to the questions of the run, by `input_id`."""
 
 
-class RunOptions(ResumeOptions, total=False):
-    """What can be said of a new run."""
+class RunOptions(_Conversation, Options, total=False):
+    """Options of a new run."""
 
     task_id: str | None
-    """Its id, a UUID, as `derive_id` makes it of a key of your own; a new one by default. There is never a second run
-    of the same id in a log: it is refused with `RunExists` before a request is sent."""
+    """Id of the run, a UUID, such as one that `derive_id` makes of a key. The default is a new id. A log never contains
+    two runs with one id: the second run is refused with `RunExists` before it sends a request."""
     owner: str | None
-    """Whose run it is, such as a user or a tenant; it stays on the server."""
+    """Owner of the run, such as a user or a tenant. The owner is not sent to clients."""
 
 
-class ForkOptions(Options, total=False):
-    """What can be said of a fork: all that can be said of a run but its conversation, which is a new one."""
+class ForkOptions(Options, Generic[D], total=False):
+    """Options of `Agent.fork`. A fork starts a new conversation."""
 
-    tools: Sequence[AnyTool] | None
-    """In the place of those of the agent."""
+    prompt: Prompt | None
+    """Replaces the message of the user if `at` is 1; otherwise a new message after the copied events. Calls that are
+    open there are closed as cancelled."""
+    results: Mapping[str, Any] | None
+    """Results of tools, by the id of the call, or by its slot if ids are not unique (`"2/0"`: first call of step 2). A
+    `ToolError` makes a failed result."""
+    tools: Sequence[AnyTool[D]] | None
+    """Tools that replace those of the agent."""
     fork_id: str | None
-    """The id of the new run, as `task_id` is for `run`."""
+    """Id of the new run, as `task_id` is for `Agent.run`."""
+
+
+class MapOptions(Options, Generic[I], total=False):
+    """Options of `Agent.map`."""
+
+    prompt: Callable[[I], Prompt] | None
+    """Function that returns the prompt of an item. By default the item is the prompt."""
+    key: Callable[[I], str | int] | None
+    """Function that returns the key of an item, equal in every process. The default is the prompt. In a batch with a
+    name, items with equal keys are one run."""
+    name: str | None
+    """Name of the batch. Without a name, the model is asked again for all items. If a name is used again with other
+    instructions or another model, the answers are those in the log."""
+    concurrency: int
+    """Maximum number of concurrent runs. The default is 50. `limited(model, per_minute=...)` limits the model calls."""
+
+
+class ExecuteOptions(TypedDict, Generic[O], total=False):
+    """Options of `RemoteRun.execute`."""
+
+    on_input: OnInput | None
+    """Function that answers the questions of the run while it is executed here."""
+    on_run: Callable[[Run[O]], object] | None
+    """Function that receives each attempt before it starts, to read its events live."""
+    when_busy: WhenBusy
+    """Whether to `wait` while an earlier run of the conversation has to finish first, or to `refuse`, for workers with
+    little capacity. The default is `wait`."""
 
 
 log = logging.getLogger("rxloop")
 
 _SECRET = {"headers"}
-"""Credentials travel in headers: they are not written into a log."""
+"""Settings with credentials, which are not recorded."""
 
 
-def kept(options: Options, client: Sequence[ClientTool] = ()) -> dict[str, Any] | None:
-    """What of the options of a run its `task` event keeps; None if there is nothing to keep.
+def options_to_record(options: Options, client: Sequence[ClientTool] = ()) -> dict[str, Any] | None:
+    """Return the options that the `task` event records, or None.
 
-    A model and a strategy that were given as text can be made again of it. Of a provider only the name is kept.
+    Models and strategies passed as strings can be created again from their names. For provider objects, only the name
+    is recorded.
 
     Args:
-        options: What was said of the run.
-        client: The tools that its client carries out.
+        options: Options of the run.
+        client: Tools that the client of the run executes.
     """
     model, strategy = options.get("model"), options.get("strategy")
     settings, limits = options.get("settings"), options.get("limits")
@@ -136,24 +201,24 @@ def kept(options: Options, client: Sequence[ClientTool] = ()) -> dict[str, Any] 
     return found or None
 
 
-def resumed_with(given: Options, begun: Mapping[str, Any]) -> Options:
-    """The options of a resumption: those that are given with it, and those that the run was begun with elsewhere.
+def merge_options(given: Options, recorded: Mapping[str, Any]) -> Options:
+    """Return the options of a resumed run: the given ones, and the recorded ones that they do not replace.
 
-    Settings and limits are joined field by field.
+    Settings and limits are merged field by field.
 
     Raises:
-        ConfigurationError: The run was begun with something that cannot be read any more.
+        ConfigurationError: A recorded option cannot be read.
     """
     options = given.copy()
-    if given.get("model") is None and "model" in begun:
-        options["model"] = begun["model"]
-    if given.get("strategy") is None and "strategy" in begun:
-        options["strategy"] = begun["strategy"]
-    if given.get("client_tools") is None and "client_tools" in begun:
-        options["client_tools"] = begun["client_tools"]
+    if given.get("model") is None and "model" in recorded:
+        options["model"] = recorded["model"]
+    if given.get("strategy") is None and "strategy" in recorded:
+        options["strategy"] = recorded["strategy"]
+    if given.get("client_tools") is None and "client_tools" in recorded:
+        options["client_tools"] = recorded["client_tools"]
     try:
-        settings = ModelSettings.model_validate(thawed(begun["settings"])) if "settings" in begun else None
-        limits = Limits.model_validate(thawed(begun["limits"])) if "limits" in begun else None
+        settings = ModelSettings.model_validate(thawed(recorded["settings"])) if "settings" in recorded else None
+        limits = Limits.model_validate(thawed(recorded["limits"])) if "limits" in recorded else None
     except ValidationError as error:
         raise ConfigurationError(f"what the run was begun with cannot be read: {error}") from error
     if settings is not None:
@@ -163,9 +228,9 @@ def resumed_with(given: Options, begun: Mapping[str, Any]) -> Options:
     return options
 
 
-def compare_model(task_id: str, given: Options, begun: Mapping[str, Any], model: Provider) -> None:
-    """Tell whoever resumes a run that its model was given as an object, if the agent has another one."""
-    name = begun.get("provider")
+def compare_model(task_id: str, given: Options, recorded: Mapping[str, Any], model: Provider) -> None:
+    """Warn if a resumed run was started with a provider object that has another name than the model used now."""
+    name = recorded.get("provider")
     if name is not None and given.get("model") is None and name != model.name:
         log.warning(
             "the run %s was begun with the model %s, of which only the name is kept, and goes on with %s: "

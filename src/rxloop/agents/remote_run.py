@@ -1,15 +1,23 @@
-"""Submitted runs, executed in whatever process takes them."""
+"""Run addressed by its id, and executed in any process."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Generic, overload
 
+from typing_extensions import TypeVar, Unpack
+
+from rxloop.agents.definition import AgentDefinition
+from rxloop.agents.options import ExecuteOptions, ResumeOptions
+from rxloop.agents.specs import make_resume_spec, make_spec
+from rxloop.agents.validation import check_options
 from rxloop.coordination.order import RETRY, find_blocking, is_idle, wait_until_first
+from rxloop.coordination.sending import send_answer, send_cancel, send_message
 from rxloop.errors import (
     AttemptError,
+    ConfigurationError,
     ConflictError,
     ContextBusy,
     InvalidInput,
@@ -21,24 +29,152 @@ from rxloop.errors import (
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.log_retry import read_log
 from rxloop.pipeline.records import RunRecord
+from rxloop.pipeline.run_context import D
 from rxloop.pipeline.snapshot import Snapshot
+from rxloop.protocol.messages import Prompt
 from rxloop.run.attempt import Attempt
 from rxloop.run.beginning import task_event
 from rxloop.run.ends import run_exists
 from rxloop.run.handle import Run
 from rxloop.run.log_writer import LogWriter
-from rxloop.run.ownership import find_owned
+from rxloop.run.ownership import find_owned, wait_stored
 from rxloop.run.result import Result
 from rxloop.run.spec import RunSpec, WhenBusy
+from rxloop.run.steering import as_said
 
 log = logging.getLogger("rxloop")
 
-Known = RunRecord | Snapshot
-"""What is known of a run before an attempt: its record, or all that the log had of it a moment ago."""
+O = TypeVar("O", default=str)  # noqa: E741
+
+_EXECUTE = "Agent.get_run(...).execute"
+
+_MOMENT = 0.01
+"""Seconds until a run that was started in this process is looked up in the log again."""
 
 
-async def submit(event_log: EventLog, spec: RunSpec) -> RunRecord:
-    """Write the first event of a run, and begin nothing.
+class RemoteRun(Generic[D, O]):
+    """Run addressed by its id, in whatever process it is executed; made by `agent.get_run`."""
+
+    def __init__(self, definition: AgentDefinition, task_id: str) -> None:
+        """Address a run.
+
+        Args:
+            definition: The agent.
+            task_id: The run.
+        """
+        self.task_id = task_id
+        self._definition = definition
+
+    def __repr__(self) -> str:
+        return f"<RemoteRun {self.task_id} of {self._definition.name!r}>"
+
+    @overload
+    async def execute(
+        self: RemoteRun[None, O], *, deps: None = None, **options: Unpack[ExecuteOptions[O]]
+    ) -> RunRecord: ...
+    @overload
+    async def execute(self, *, deps: D, **options: Unpack[ExecuteOptions[O]]) -> RunRecord: ...
+    async def execute(self, *, deps: Any = None, **options: Unpack[ExecuteOptions[O]]) -> RunRecord:
+        """Execute the run until it is idle: finished, cancelled, or waiting for an answer that has not arrived.
+
+        This waits while another process executes the run, and while an earlier run of the conversation has to finish
+        first, and continues the run if it is orphaned. So any number of processes may call it any number of times for
+        one run: it is the job for a queue with at-least-once delivery. If the awaiting task is cancelled, the run is
+        released, not cancelled.
+
+        Args:
+            deps: Dependencies of the run, as for `Agent.run`.
+            **options: See `ExecuteOptions`.
+
+        Returns:
+            The record of the log. A failed run does not raise: see `record.state`.
+
+        Raises:
+            UnknownRun: The log does not have the run.
+            LogUnreachable: The log could not be reached, so the progress of the run is unknown. Execute it again.
+            ContextBusy: An earlier run has to finish first, and `when_busy` is `refuse`.
+            ConfigurationError: The agent has no log, or `deps` are missing.
+            TypeError: An option is unknown.
+        """
+        return await execute_run(self._definition, self.task_id, deps, options)
+
+    async def cancel(self, reason: str | None = None) -> None:
+        """Cancel the run, and wait until it has ended. A finished run does not change.
+
+        A run that this process executes is cancelled here, even if another agent has made it. If another process
+        executes the run, it receives a command. If the run waits for an answer or is orphaned, a new attempt closes its
+        open calls and writes its end, without calling the model or tools.
+
+        Args:
+            reason: Text in the final event of the run.
+
+        Raises:
+            ConfigurationError: This process does not execute the run, and the agent has no log.
+            UnknownRun: The log does not have the run.
+            ConflictError: Another process executes the run and has not ended it after 30 s. The command stays in its
+                inbox. With a log that has no inbox, cancel the run in that process.
+        """
+        definition, task_id, reason = self._definition, self.task_id, reason or "cancelled"
+        hold = definition.owned.find(task_id)
+        if hold is not None:
+            await hold.cancelled(reason)
+            if definition.log is None or not hold.paused:
+                return
+            # The attempt has ended already and the run waits, so the log has to record the cancel.
+        elif definition.log is None:
+            raise ConfigurationError(
+                f"the run {task_id} does not go on in this process: to cancel it the agent needs the log that holds it"
+            )
+
+        async def close() -> bool:
+            spec = make_spec(definition, task_id, "", None, {}, resume=True, cancel=reason)
+            return await has_ended(definition.make_run(spec))
+
+        await send_cancel(definition.log, task_id, reason, close)
+
+    async def answer(self, inputs: Mapping[str, Any]) -> None:
+        """Answer questions of the run. The answers are durable when this returns.
+
+        The next attempt of the run takes the answers. An equal answer may be sent again. Credentials must be encrypted,
+        because the log stores them; otherwise pass them to `Agent.resume`.
+
+        Args:
+            inputs: Answers by `input_id`.
+
+        Raises:
+            InvalidInput: The run does not wait for an answer, has another answer, or the answer does not fit.
+            UnknownRun: The log does not have the run.
+            ConfigurationError: The agent has no log, or a log without an inbox.
+        """
+        event_log = self._definition.get_log(f"answer {self.task_id}")
+        await wait_stored(event_log, self.task_id)
+        await send_answer(event_log, self.task_id, inputs)
+
+    async def send(self, message: Prompt, *, interrupt: bool = False) -> None:
+        """Send a message to the run. The message is durable when this returns.
+
+        The message is added to the history after the open tool calls. A run that is executed takes it at once, other
+        runs take it with their next attempt.
+
+        Args:
+            message: A text, a message, or several.
+            interrupt: Interrupt the answer that the model is writing.
+
+        Raises:
+            RunOver: The run is finished, finished before it took the message, or waits for an answer that a later run
+                has superseded.
+            UnknownRun: The log does not have the run.
+            ConfigurationError: The agent has no log, or one without an inbox, or the message is empty.
+        """
+        event_log = self._definition.get_log(f"send a message to {self.task_id}")
+        messages = as_said(message)
+        if not messages or any(each.role not in ("user", "system") for each in messages):
+            raise ConfigurationError("send() takes messages of the user or the system, such as a text")
+        await send_message(event_log, self.task_id, messages, interrupt=interrupt)
+
+
+async def submit_run(event_log: EventLog, spec: RunSpec) -> RunRecord:
+    """Write the first event of a run into the log, and start nothing.
 
     Raises:
         RunExists: The log has a run of this id.
@@ -57,30 +193,35 @@ async def submit(event_log: EventLog, spec: RunSpec) -> RunRecord:
     return RunRecord.from_events(spec.task_id, [task])
 
 
-async def settle(
-    event_log: EventLog,
+async def execute_run(
+    definition: AgentDefinition,
     task_id: str,
-    resume: Callable[[Known], Run[Any]],
-    *,
-    asks: bool,
-    when_busy: WhenBusy = "wait",
-    known: Known | None = None,
+    deps: Any,
+    options: ExecuteOptions[Any],
+    known: RunRecord | Snapshot | None = None,
 ) -> RunRecord:
-    """Bring a run to rest; see `Agent.execute`.
+    """Execute a run until it is idle; see `RemoteRun.execute`.
 
     Args:
-        event_log: Holds it.
+        definition: The agent.
         task_id: The run.
-        resume: Makes one more attempt of it, which waits for its turn, from what is known of the run.
-        asks: Whether such an attempt answers questions itself.
-        when_busy: What to do while an earlier run of the conversation is not at rest.
-        known: What the log had of the run, if it was found due a moment ago.
+        deps: Dependencies of the run.
+        options: Options of the execution.
+        known: Contents of the log for this run, if the caller has found it due a moment ago.
     """
+    check_options(_EXECUTE, options, ExecuteOptions)
+    event_log = definition.get_log(f"execute {task_id}")
+    on_input, on_run = options.get("on_input"), options.get("on_run")
+    asks, when_busy = on_input is not None, options.get("when_busy", "wait")
+    attempt_options: ResumeOptions = {"on_input": on_input, "when_busy": "wait"}
     hold = find_owned(event_log, task_id)
     if hold is not None and hold.surrounds:
         raise RxloopError(f"a tool of the run {task_id} settles the run itself: neither could ever end")
     while (known := known or await until_due(event_log, task_id, asks=asks, when_busy=when_busy)) is not None:
-        run = resume(known)
+        spec = make_resume_spec(definition, _EXECUTE, task_id, deps, attempt_options, settles=True, known=known)
+        run = definition.make_run(spec)
+        if on_run is not None:
+            on_run(run)
         # The events are not kept for as long as the attempt lasts.
         record, known = known.record if isinstance(known, Snapshot) else known, None
         ended = await carry_out(task_id, run)
@@ -166,18 +307,12 @@ async def has_ended(run: Run[Any]) -> bool:
     return True
 
 
-O = TypeVar("O")  # noqa: E741
-
-_MOMENT = 0.01
-"""Seconds until what was begun in this process is looked for in the log again."""
-
-
-async def once(begin: Callable[[], Awaitable[Result[O]]], resume: Callable[[], Awaitable[Result[O]]]) -> Result[O]:
-    """Await a run that has a chosen id; where somebody else has begun it, its end, which may still be to come.
+async def run_once(begin: Callable[[], Awaitable[Result[O]]], resume: Callable[[], Awaitable[Result[O]]]) -> Result[O]:
+    """Await the run of a chosen id. If another process has started it, await its end.
 
     Args:
         begin: Makes the run.
-        resume: Goes on with it, or gives its end; it waits while the run is under way elsewhere.
+        resume: Continues the run, or returns its end. It waits while another process executes the run.
     """
     while True:
         try:
@@ -186,5 +321,5 @@ async def once(begin: Callable[[], Awaitable[Result[O]]], resume: Callable[[], A
             try:
                 return await resume()
             except UnknownRun:
-                # Begun in this process this very moment: its first events are on their way into the log.
+                # This process has just started the run, and its first events are not in the log yet.
                 await asyncio.sleep(_MOMENT)

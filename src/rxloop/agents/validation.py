@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import AsyncIterable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
+from functools import partial
 from os import PathLike, fspath
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from reactivex import Observable
 
 from rxloop import operators
+from rxloop.agents.options import AgentOptions
 from rxloop.errors import ConfigurationError, InvalidEvent
 from rxloop.operators.loop.checks import check_iteration, check_run
 from rxloop.operators.loop.compose import describe
@@ -23,7 +25,7 @@ from rxloop.pipeline.interfaces import Provider
 from rxloop.pipeline.requests import Operator
 from rxloop.protocol.ids import check_name, check_task_id
 from rxloop.protocol.json_data import storable
-from rxloop.protocol.messages import Message, Wire
+from rxloop.protocol.messages import Message, Prompt, Wire, as_messages
 from rxloop.protocol.settings import Limits, ModelSettings
 from rxloop.state.run_state import MAIL_ID
 from rxloop.tools.agent_tools import nearest
@@ -36,118 +38,119 @@ _MODEL = "give a provider, or a model string such as 'zai:glm-4.7'"
 _LOOP = "give a list of operators, such as [op.call_model(), op.run_tools()]"
 
 
-def check_agent(
-    *,
-    model: Any,
-    name: Any,
-    instructions: Any,
-    tools: Any,
-    output_retries: Any,
-    loop: Any,
-    strategy: Any,
-    limits: Any,
-    thoughts: Any,
-    log: Any,
-    artifacts: Any,
-    settings: Any,
-) -> None:
-    """Refuse arguments of an agent that are of a wrong kind.
+class _Kind(NamedTuple):
+    """Types of the values of an option, and the remedy for other values."""
+
+    types: tuple[Any, ...]
+    advice: str
+
+
+_KINDS = {
+    "name": _Kind((str,), "give a text"),
+    "instructions": _Kind((str, Callable), "give a text or a function of the run's context, or leave it out"),
+    "output_retries": _Kind((int,), "give a number of times: 0 or more"),
+    "strategy": _Kind((str, Callable), "give a strategy, such as react() of rxloop.strategies, or the name of one"),
+    "thoughts": _Kind((bool, Thoughts), "give True, False, or Thoughts()"),
+    "owner": _Kind((str,), "give a text, such as the id of a user"),
+    "on_input": _Kind((Callable,), "give a function that takes the question and gives the answer"),
+    "steering": _Kind((Observable, AsyncIterable), "give an Observable or an async iterable of messages"),
+    "metadata": _Kind((Mapping,), "give a dict"),
+}
+
+_NEVER_NONE = {"name", "instructions", "tools", "output_retries", "thoughts"}
+"""Options of an agent for which None is not the default."""
+
+
+def check_options(callee: str, options: Mapping[str, Any], kind: type) -> None:
+    """Refuse unknown options and options of a wrong type.
+
+    Args:
+        callee: Name in error messages, such as `Agent.run`.
+        options: The options.
+        kind: TypedDict of the options.
 
     Raises:
-        ConfigurationError: One is; it says which, what was given, and what to write.
+        TypeError: An option is unknown. The message has the most similar name.
+        ConfigurationError: An option has a wrong type. The message has the name, the value and the remedy.
     """
-    check_model(model)
-    check_tools(tools)
-    check_options(settings=settings, limits=limits, strategy=strategy)
-    if not isinstance(name, str):
-        raise _wrong("name", name, "give a text")
-    if not (isinstance(instructions, str) or callable(instructions)):
-        advice = "give a text or a function of the run's context, or leave it out"
-        raise _wrong("instructions", instructions, advice)
-    if not isinstance(output_retries, int) or output_retries < 0:
-        raise _wrong("output_retries", output_retries, "give a number of times: 0 or more")
-    if loop is not None:
-        _check_loop(loop)
-    if not isinstance(thoughts, bool | Thoughts):
-        raise _wrong("thoughts", thoughts, "give True, False, or Thoughts()")
-    if log is not None:
-        check_log(log)
+    known = kind.__annotations__
+    for name, value in options.items():
+        if name not in known:
+            near = nearest(name, known)
+            advice = f"did you mean {near!r}?" if near is not None else f"it takes {', '.join(known)}"
+            raise TypeError(f"{callee}() got an unknown argument {name!r}; {advice}")
+        if value is None and (kind is not AgentOptions or name not in _NEVER_NONE):
+            continue
+        expected = _KINDS.get(name)
+        if expected is not None and not isinstance(value, expected.types):
+            raise _wrong(name, value, expected.advice)
+        check = _CHECKS.get(name)
+        if check is not None:
+            check(value)
+
+
+def check_messages(prompt: Prompt) -> tuple[Message, ...]:
+    """Return the messages of a prompt.
+
+    Raises:
+        ConfigurationError: The prompt is empty, or `check_history` refuses it.
+    """
+    messages = as_messages(prompt)
+    if not messages:
+        raise ConfigurationError("the prompt is empty: give a text, a message, or a list of them")
+    return check_history(messages)
+
+
+def _check_artifacts(artifacts: Any) -> None:
     if isinstance(artifacts, str | PathLike):
         where = fspath(cast("str | PathLike[str]", artifacts))
         raise _wrong("artifacts", artifacts, f"write artifacts=FolderArtifacts({where!r})")
-    if artifacts is not None:
-        # Imported here: importing rxloop is quicker without.
-        from rxloop.pipeline.artifacts import ArtifactStore
+    # Imported lazily to keep `import rxloop` fast.
+    from rxloop.pipeline.artifacts import ArtifactStore
 
-        if isinstance(artifacts, type) or not isinstance(artifacts, ArtifactStore):
-            raise _wrong("artifacts", artifacts, "give a store, such as FolderArtifacts('files')")
+    if isinstance(artifacts, type) or not isinstance(artifacts, ArtifactStore):
+        raise _wrong("artifacts", artifacts, "give a store, such as FolderArtifacts('files')")
 
 
-def check_options(
-    *,
-    task_id: Any = None,
-    owner: Any = None,
-    context_id: Any = None,
-    when_busy: Any = None,
-    model: Any = None,
-    settings: Any = None,
-    limits: Any = None,
-    strategy: Any = None,
-    on_input: Any = None,
-    steering: Any = None,
-    metadata: Any = None,
-    client_tools: Any = None,
-) -> None:
-    """Refuse what is said of one run and is of a wrong kind; None stands for what is not said.
+def _check_retries(retries: int) -> None:
+    if retries < 0:
+        raise _wrong("output_retries", retries, _KINDS["output_retries"].advice)
 
-    Raises:
-        ConfigurationError: As for `check_agent`.
-    """
-    if task_id is not None:
-        check_task_id(task_id)
-    if owner is not None and not isinstance(owner, str):
-        raise _wrong("owner", owner, "give a text, such as the id of a user")
-    if context_id is not None:
-        check_name(context_id, "context_id")
-    if when_busy not in (None, "refuse", "wait"):
-        raise _wrong("when_busy", when_busy, "give 'refuse' or 'wait'")
-    if model is not None:
-        check_model(model)
+
+def _check_settings(settings: Any) -> None:
     _check_values("settings", settings, ModelSettings, "temperature=0")
-    if settings is not None:
-        _check_storable("settings.extra_body", settings.extra_body)
-    _check_values("limits", limits, Limits, "iterations=3")
-    if strategy is not None and not callable(strategy) and not isinstance(strategy, str):
-        advice = "give a strategy, such as react() of rxloop.strategies, or the name of one"
-        raise _wrong("strategy", strategy, advice)
-    if on_input is not None and not callable(on_input):
-        raise _wrong("on_input", on_input, "give a function that takes the question and gives the answer")
-    if steering is not None and not isinstance(steering, Observable | AsyncIterable):
-        raise _wrong("steering", steering, "give an Observable or an async iterable of messages")
-    if metadata is not None and not isinstance(metadata, Mapping):
-        raise _wrong("metadata", metadata, "give a dict")
-    if metadata is not None:
-        _check_storable("metadata", metadata)
-        if MAIL_ID in metadata:
-            raise _wrong("metadata", metadata, f"{MAIL_ID!r} is the number of a letter to a run: choose another name")
-    if client_tools is not None and (isinstance(client_tools, str | bytes) or not isinstance(client_tools, Sequence)):
-        raise _wrong("client_tools", client_tools, "give a list of definitions; each is a dict or of client_tool()")
+    _check_storable("settings.extra_body", settings.extra_body)
 
 
-def check_fork(at: Any, results: Any, tools: Any, fork_id: Any = None) -> None:
-    """Refuse arguments of a fork that are of a wrong kind.
+def _check_metadata(metadata: Mapping[str, Any]) -> None:
+    _check_storable("metadata", metadata)
+    if MAIL_ID in metadata:
+        raise _wrong("metadata", metadata, f"{MAIL_ID!r} is the number of a letter to a run: choose another name")
+
+
+def _check_client_tools(tools: Any) -> None:
+    if isinstance(tools, str | bytes) or not isinstance(tools, Sequence):
+        raise _wrong("client_tools", tools, "give a list of definitions; each is a dict or of client_tool()")
+
+
+def _check_when_busy(when_busy: Any) -> None:
+    if when_busy not in ("refuse", "wait"):
+        raise _wrong("when_busy", when_busy, "give 'refuse' or 'wait'")
+
+
+def check_at(at: Any) -> None:
+    """Refuse a position of a fork that is not the `seq` of an event.
 
     Raises:
-        ConfigurationError: As for `check_agent`.
+        ConfigurationError: As for `check_options`.
     """
     if not isinstance(at, int) or isinstance(at, bool) or at < 1:
         raise _wrong("at", at, "give the seq of the last event to take over: 1 or more")
-    if results is not None and not (isinstance(results, Mapping) and all(isinstance(key, str) for key in results)):
+
+
+def _check_results(results: Any) -> None:
+    if not (isinstance(results, Mapping) and all(isinstance(key, str) for key in results)):
         raise _wrong("results", results, 'give a dict from ids of calls to results, such as {"call_1": "declined"}')
-    if tools is not None:
-        check_tools(tools)
-    if fork_id is not None:
-        check_task_id(fork_id)
 
 
 def _check_storable(name: str, value: Any) -> None:
@@ -157,24 +160,11 @@ def _check_storable(name: str, value: Any) -> None:
         raise ConfigurationError(f"{error}; what only your own code needs belongs into deps=") from error
 
 
-def check_names(method: str, given: Iterable[str], known: Collection[str]) -> None:
-    """Refuse an argument that a method does not have.
-
-    Raises:
-        TypeError: There is one; it says which was probably meant.
-    """
-    for name in given:
-        if name not in known:
-            near = nearest(name, known)
-            advice = f"did you mean {near!r}?" if near is not None else f"it takes {', '.join(known)}"
-            raise TypeError(f"Agent.{method}() got an unknown argument {name!r}; {advice}")
-
-
 def check_model(model: Any) -> None:
     """Refuse what is neither a provider nor a string.
 
     Raises:
-        ConfigurationError: As for `check_agent`.
+        ConfigurationError: As for `check_options`.
     """
     if isinstance(model, type):
         raise _wrong("model", model, f"it is a class; {_MODEL}")
@@ -186,23 +176,23 @@ def check_tools(tools: Any) -> None:
     """Refuse what is not a list of tools; the tools themselves are checked where they are put together.
 
     Raises:
-        ConfigurationError: As for `check_agent`.
+        ConfigurationError: As for `check_options`.
     """
     if isinstance(tools, str | bytes | Mapping) or not isinstance(tools, Iterable):
         name = getattr(tools, "__name__", "tool") if callable(tools) else "tool"
         raise _wrong("tools", tools, f"give a list, such as tools=[{name}]")
 
 
-def check_deps(method: str, kind: object, deps: object) -> None:
-    """Refuse a run without the dependencies that its tools were written for, and warn of other ones.
+def check_deps(callee: str, kind: object, deps: object) -> None:
+    """Refuse a run without dependencies if its tools need them, and warn about those of another type.
 
     Args:
-        method: What was called to make the run.
-        kind: The `deps_type` of the agent; only a class can be checked.
-        deps: What the run was given.
+        callee: Name of the called method, such as `Agent.run`.
+        kind: `deps_type` of the agent. Only classes can be checked.
+        deps: Dependencies of the run.
 
     Raises:
-        ConfigurationError: There are none.
+        ConfigurationError: The dependencies are missing.
     """
     if not isinstance(kind, type) or kind is Any:
         return
@@ -214,9 +204,8 @@ def check_deps(method: str, kind: object, deps: object) -> None:
     if fits:
         return
     if deps is None:
-        raise ConfigurationError(
-            f"the tools of this agent need deps, and none were given: agent.{method}(..., deps={kind.__name__}(...))"
-        )
+        call = f"agent.{callee.removeprefix('Agent.')}(..., deps={kind.__name__}(...))"
+        raise ConfigurationError(f"the tools of this agent need deps, and none were given: {call}")
     log.warning("deps is a %s, but the deps_type of the agent is %s", type(deps).__name__, kind.__name__)
 
 
@@ -273,7 +262,7 @@ def check_log(log: Any) -> None:
     """Refuse an argument that is not an event log.
 
     Raises:
-        ConfigurationError: As for `check_agent`.
+        ConfigurationError: As for `check_options`.
     """
     if isinstance(log, EventLog):
         return
@@ -284,7 +273,7 @@ def check_log(log: Any) -> None:
 
 
 def _check_values(argument: str, value: Any, kind: type[Wire], example: str) -> None:
-    if value is None or isinstance(value, kind):
+    if isinstance(value, kind):
         return
     given = example
     if isinstance(value, dict):
@@ -332,3 +321,22 @@ def _check_answered(due: Mapping[int, tuple[str, str]], place: int) -> None:
             f"prompt[{place}] calls the tool {name!r} ({call_id!r}), and nothing after it answers the call: "
             f"put Message.tool({call_id!r}, ...) right after it, or leave the call out"
         )
+
+
+_CHECKS: Mapping[str, Callable[[Any], object]] = {
+    "artifacts": _check_artifacts,
+    "client_tools": _check_client_tools,
+    "context_id": partial(check_name, name="context_id"),
+    "fork_id": check_task_id,
+    "limits": lambda limits: _check_values("limits", limits, Limits, "iterations=3"),
+    "log": check_log,
+    "loop": _check_loop,
+    "metadata": _check_metadata,
+    "model": check_model,
+    "output_retries": _check_retries,
+    "results": _check_results,
+    "settings": _check_settings,
+    "task_id": check_task_id,
+    "tools": check_tools,
+    "when_busy": _check_when_busy,
+}

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic_core import to_jsonable_python
 
 from rxloop.agents.agent import Agent
-from rxloop.agents.remote_run import once
+from rxloop.agents.remote_run import run_once
 from rxloop.errors import AttemptError, ConfigurationError
 from rxloop.evals.case import MARK, Case, plain_input
 from rxloop.evals.report import Report
@@ -214,7 +214,7 @@ async def _evidence(experiment: Plan, planned: _Planned, known: Known) -> Eviden
             result = await _resumed(experiment, planned)
         else:
             # Another process may carry out the same experiment, and be quicker.
-            result = await once(lambda: _begun(experiment, planned), lambda: _resumed(experiment, planned))
+            result = await run_once(lambda: _begun(experiment, planned), lambda: _resumed(experiment, planned))
     except AttemptError as failure:
         result, error = failure.result, f"{failure.code}: {failure}"
     except Exception as failure:

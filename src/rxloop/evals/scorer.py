@@ -16,7 +16,7 @@ from reactivex.internal.exceptions import SequenceContainsNoElementsError
 from typing_extensions import override
 
 from rxloop.agents.agent import Agent
-from rxloop.agents.remote_run import once
+from rxloop.agents.remote_run import run_once
 from rxloop.errors import AttemptError, ConfigurationError
 from rxloop.evals.case import MARK, Case, plain_input
 from rxloop.pipeline.event_log import EventLog
@@ -349,7 +349,7 @@ class _Judge(Scorer):
         task_id = derive_id(MARK, evidence.task_id, self.name, question)
         mark = {MARK: evidence.task_id, f"{MARK}.judge": self.name}
         if kept:
-            result = await once(
+            result = await run_once(
                 lambda: agent.run(question, metadata=mark, task_id=task_id),
                 lambda: agent.resume(task_id, when_busy="wait"),
             )

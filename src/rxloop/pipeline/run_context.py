@@ -413,7 +413,7 @@ class RunContext(Generic[D_co]):
             provider: Name of the service, such as `github`. A credential is only valid for this name.
             url: Sign-in page.
             public_key: Key with which the client encrypts the credential. This call then returns the ciphertext, which
-                the tool decrypts. A ciphertext may also be sent by `agent.answer` and is then stored in the log.
+                the tool decrypts. A ciphertext may also be sent by `RemoteRun.answer` and is then stored in the log.
 
         Raises:
             ToolError: The user declined by answering None.

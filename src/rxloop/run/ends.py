@@ -54,7 +54,7 @@ def unrecorded_end(task_id: str, state: RunState, cause: EventLogError | Release
     Its state is what the log says of the run, `working`, so that nobody takes it for an end that others will find.
     """
     if isinstance(cause, Released):
-        text = f"the run {task_id} was released: agent.execute(task_id) or agent.resume(task_id) goes on with it"
+        text = f"the run {task_id} was released: agent.get_run(task_id).execute() or agent.resume(task_id) continues it"
         return _final(state, "working", "error", ErrorInfo(code="released", message=text, retryable=True))
     if isinstance(cause, ConflictError):
         how = f"another process goes on with the run {task_id}: follow(log, task_id) shows what it comes to"

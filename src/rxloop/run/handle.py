@@ -93,7 +93,8 @@ class Run(Pipes[AnyEvent], Generic[O]):
     def pending(self) -> list[PendingInput]:
         """The questions that have no answer yet, also while other calls of the run are at work.
 
-        Answer them with `agent.answer(run.task_id, {input_id: value})`. `result.pending` has those of a paused run.
+        Answer them with `agent.get_run(run.task_id).answer({input_id: value})`. `result.pending` has the questions of a
+        paused run.
         """
         return self.hold.pending
 
@@ -316,9 +317,9 @@ class Run(Pipes[AnyEvent], Generic[O]):
     async def release(self, grace: float = 0) -> None:
         """Give the run up without ending it, and wait until nothing of it is left here.
 
-        The log then says that it is working, and `agent.settle` or `agent.resume` goes on with it at once, in whatever
-        process. Nothing is cancelled in the log: calls and messages that are open stay open. The readers of this
-        attempt get an end that the log does not have, in state `working`, with the code `released`.
+        The log then says that it is working, and any process continues it at once with `agent.get_run(task_id).execute`
+        or `agent.resume`. Nothing is cancelled in the log: calls and messages that are open stay open. The readers of
+        this attempt get an end that the log does not have, in state `working`, with the code `released`.
 
         Args:
             grace: The seconds to wait for tools that are not idempotent, whose calls nobody can make again; no call

@@ -10,8 +10,8 @@ from contextlib import nullcontext, suppress
 from typing import Any, NamedTuple
 
 from rxloop.agents.agent import Agent
-from rxloop.agents.remote_run import carry_out, until_due
-from rxloop.agents.runs_by_id import execute_run
+from rxloop.agents.options import ExecuteOptions
+from rxloop.agents.remote_run import carry_out, execute_run, until_due
 from rxloop.coordination.order import find_blocking
 from rxloop.errors import ContextBusy, Paused, RuntimeClosed, RxloopError, UnknownRun
 from rxloop.pipeline.event_log import EventLog
@@ -215,15 +215,10 @@ class Driving:
                 if known is not None:
                     async with self._room:
                         deps = await self.deps_of(task_id)
-                        await execute_run(
-                            self._agents[agent],
-                            task_id,
-                            deps=deps,
-                            on_input=give if secret else None,
-                            on_run=self.driven.begun,
-                            when_busy="refuse",
-                            known=known,
-                        )
+                        options: ExecuteOptions[Any] = {"on_run": self.driven.begun, "when_busy": "refuse"}
+                        if secret:
+                            options["on_input"] = give
+                        await execute_run(self._agents[agent].definition, task_id, deps, options, known)
                         secret.clear()
                 if task_id not in self._once_more:
                     await self.ring_next(task_id)

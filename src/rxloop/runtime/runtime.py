@@ -97,7 +97,7 @@ class Runtime:
         """
         check_runtime(agents, log, queue, concurrency, adopt_every, grace)
         self.log = log
-        self._agents = {name: agent.with_log(log).named(name) for name, agent in agents.items()}
+        self._agents = {name: agent.with_log(log).with_name(name) for name, agent in agents.items()}
         self._grace = grace
         self._queue, self._version = queue, version
         self._depth = None if queue is None else Depth(queue, max_waiting, version)
@@ -282,8 +282,8 @@ class Runtime:
         return followed(self.log, self._driving.driven, task_id, after, strict=strict)
 
     async def send(self, task_id: str, message: str | Message, *, interrupt: bool = False) -> None:
-        """Send a message to a run in any process; see `Run.say`."""
-        await (await self._agent_of(task_id)).send(task_id, message, interrupt=interrupt)
+        """Send a message to a run in any process; see `RemoteRun.send`."""
+        await (await self._agent_of(task_id)).get_run(task_id).send(message, interrupt=interrupt)
 
     async def answer(self, task_id: str, inputs: Mapping[str, Any], *, messages: Prompt | None = None) -> None:
         """Answer questions of a run. The run continues in this process if no other process owns it.
@@ -310,7 +310,7 @@ class Runtime:
 
     async def cancel(self, task_id: str, reason: str | None = None) -> None:
         """Cancel a run in any process, and wait until the cancellation is in the log."""
-        await (await self._agent_of(task_id)).cancel(task_id, reason)
+        await (await self._agent_of(task_id)).get_run(task_id).cancel(reason)
         await self._driving.ring_next(task_id)
 
     async def get_record(self, task_id: str) -> RunRecord:

@@ -55,7 +55,7 @@ class PostgresEventLog(EventLog):
         >>> log = PostgresEventLog("postgresql://app@db.internal/app")
         >>> agent = Agent("zai:glm-4.7", log=log)
         >>> for record in await log.list_orphaned():
-        ...     await agent.execute(record.task_id)
+        ...     await agent.get_run(record.task_id).execute()
     """
 
     def __init__(

@@ -112,7 +112,7 @@ class Asking:
             self.desk.asked[name].set_result(value)
         else:
             received = self.received
-            await self.agent.answer(self.run.task_id, {self.ids[name]: value})
+            await self.agent.get_run(self.run.task_id).answer({self.ids[name]: value})
             await until(lambda: self.received > received)
         await settled()
 

@@ -64,7 +64,7 @@ clerk = Agent(then("wait"), tools=[wait], thoughts=False)
 
 
 def both():
-    return {"one": clerk, "two": clerk.named("x")}
+    return {"one": clerk, "two": clerk.with_name("x")}
 
 
 def payer():

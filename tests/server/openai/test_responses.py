@@ -422,7 +422,7 @@ async def test_what_a_nested_agent_does_is_shown_as_one_call() -> None:
     below = Agent(ScriptedModel("It is 7 C."), thoughts=False, name="weather")
     above: Agent[Any, Any] = Agent(
         ScriptedModel(call("ask_weather", prompt="Oslo?"), "7 C."),
-        tools=[below.as_tool("ask_weather", "Knows the weather.")],
+        tools=[below.as_tool("ask_weather", description="Knows the weather.")],
         thoughts=False,
         name="clerk",
     )

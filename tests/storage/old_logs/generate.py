@@ -138,7 +138,7 @@ async def write_with_several_attempts(shop: Shop, broken: Shop) -> None:
     with contextlib.suppress(RxloopError):
         await broken.clerk.run("Ask a busy model.", task_id=new_id("busy"))
     await shop.clerk.run("Refund 5.", task_id=new_id("waiting, then cancelled"))
-    await shop.clerk.cancel(RUNS["waiting, then cancelled"], "not needed")
+    await shop.clerk.get_run(RUNS["waiting, then cancelled"]).cancel("not needed")
 
 
 async def write_conversation(shop: Shop) -> None:
@@ -225,9 +225,9 @@ async def send_commands(log: Any) -> None:
     ):
         [question] = (await replay(log, RUNS[name]).result()).pending
         agent = shop.boss if name.startswith("nested") else shop.clerk
-        await agent.answer(RUNS[name], {question.input_id: answer})
+        await agent.get_run(RUNS[name]).answer({question.input_id: answer})
     for name in ("waiting, message sent", "crashed, message sent"):
-        await shop.clerk.send(RUNS[name], observed.MESSAGE)
+        await shop.clerk.get_run(RUNS[name]).send(observed.MESSAGE)
     for name in ("waiting, cancel sent", "crashed, cancel sent", "submitted, cancel sent"):
         # Without the wait of `cancel`, which would close the run.
         await log.send_command(RUNS[name], CancelCommand(reason=observed.REASON))

@@ -174,7 +174,7 @@ async def read_session(path: Path, session_id: str) -> list[Any]:
 async def settle(log: EventLog, task_id: str) -> dict[str, Any]:
     """Execute a run until it finishes or waits."""
     shop = Shop(log)
-    return await _outcome(log, shop, task_id, (await _agent(shop, log, task_id)).execute(task_id))
+    return await _outcome(log, shop, task_id, (await _agent(shop, log, task_id)).get_run(task_id).execute())
 
 
 async def resume(log: EventLog, task_id: str) -> dict[str, Any]:
@@ -198,8 +198,8 @@ async def answer(log: EventLog, task_id: str) -> dict[str, Any]:
                 # A credential is never stored, so it cannot be sent as a command.
                 await agent.resume(task_id, inputs=inputs)
             else:
-                await agent.answer(task_id, inputs)
-                await agent.execute(task_id)
+                await agent.get_run(task_id).answer(inputs)
+                await agent.get_run(task_id).execute()
 
     return await _outcome(log, shop, task_id, answer_all())
 
@@ -216,7 +216,7 @@ async def decline(log: EventLog, task_id: str) -> dict[str, Any]:
 async def cancel(log: EventLog, task_id: str) -> dict[str, Any]:
     """Cancel a run by its id."""
     shop = Shop(log)
-    return await _outcome(log, shop, task_id, (await _agent(shop, log, task_id)).cancel(task_id, REASON))
+    return await _outcome(log, shop, task_id, (await _agent(shop, log, task_id)).get_run(task_id).cancel(REASON))
 
 
 async def say(log: EventLog, task_id: str) -> dict[str, Any]:
@@ -225,8 +225,8 @@ async def say(log: EventLog, task_id: str) -> dict[str, Any]:
     agent = await _agent(shop, log, task_id)
 
     async def say_and_settle() -> None:
-        await agent.send(task_id, MESSAGE)
-        await agent.execute(task_id)
+        await agent.get_run(task_id).send(MESSAGE)
+        await agent.get_run(task_id).execute()
 
     return await _outcome(log, shop, task_id, say_and_settle())
 

@@ -67,7 +67,7 @@ async def ask(order: dict[str, Any]) -> None:
 
 async def die(asking: Agent[None, str], task_id: str) -> None:
     """Die when the question is in the log, before the end of the attempt can be."""
-    attempt = next(hold._attempt for hold in asking._made_of.opened.runs)
+    attempt = next(hold._attempt for hold in asking.definition.resources.runs)
     attempt.life.finish = lambda end: None  # type: ignore[method-assign]  (the attempt does not come to its end)
     await attempt.durable()
     os.kill(os.getpid(), signal.SIGKILL)

@@ -103,13 +103,13 @@ class Replica:
         if do == "submit":
             return (await agent.submit("Go", task_id=task, context_id=order["context"])).state
         if do == "settle":
-            return (await agent.execute(task)).state
+            return (await agent.get_run(task).execute()).state
         if do == "cancel":
-            return await agent.cancel(task)
+            return await agent.get_run(task).cancel()
         if do == "answer":
-            return await agent.answer(task, order["inputs"])
+            return await agent.get_run(task).answer(order["inputs"])
         if do == "say":
-            return await agent.send(task, order["text"])
+            return await agent.get_run(task).send(order["text"])
         if do == "release":
             hold = None if agent.log is None else find_owned(agent.log, task)
             return None if hold is None else await hold.release(order["grace"])

@@ -35,7 +35,7 @@ def card_of(agent: Agent[Any, Any], skills: Skills, *, description: str, version
     if skills == "tools":
         shown = [
             pb.AgentSkill(id=name, name=name, description=text or name, tags=["tool"])
-            for name, text in agent.tool_descriptions.items()
+            for name, text in agent.definition.tool_descriptions.items()
         ] or shown
     card = pb.AgentCard(
         name=agent.name,

@@ -299,7 +299,7 @@ def parse_client_tools(
             contains only what the client sent.
     """
     tools = client_tools(definitions)
-    for name in {each.definition.name for each in tools} & {*gateway.runtime.agents[agent].tool_names}:
+    for name in {each.definition.name for each in tools} & {*gateway.runtime.agents[agent].definition.tool_names}:
         raise ConfigurationError(f"the agent has a tool called {name!r}")
     return tools or None
 

@@ -285,4 +285,4 @@ async def readyz(call: ApiCall[None, Query]) -> Response:
 
 
 def _agent_info(name: str, agent: Any) -> AgentInfo:
-    return AgentInfo(name=name, model=agent.model.name, tools=agent.tool_names)
+    return AgentInfo(name=name, model=agent.model.name, tools=agent.definition.tool_names)

@@ -128,7 +128,7 @@ class Offered:
         self._context = Parameters(_context, tool_name)
         if CONTEXT in self._parameters.schema.get("properties", {}):
             raise ConfigurationError(f"agent {name!r}: prompt= has a parameter {CONTEXT}, which every tool has anyway")
-        answer = agent.output_schema
+        answer = agent.definition.output_schema
         self._wrapped = answer is not None and not is_object(answer)
         usual = f"Hands a task to the agent {name}, and gives its answer."
         description = how.description or self._parameters.description or usual
@@ -160,7 +160,7 @@ class Offered:
         """
         if self.tool.output_schema is None:
             return None
-        value = self._agent.output_json(content)
+        value = self._agent.definition.output_json(content)
         return {RESULT: value} if self._wrapped else value
 
 

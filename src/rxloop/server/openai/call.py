@@ -82,5 +82,5 @@ def about_of(record: RunRecord, runtime: Runtime) -> About:
     public = record.metadata.get(PUBLIC_METADATA)
     metadata = {key: value for key, value in public.items() if isinstance(value, str)} if public else {}
     known = {name: said[name] for name in ("background", "previous", "tools", "text") if name in said}
-    client = frozenset[str]() if agent is None else frozenset(agent.client_tool_names)
+    client = frozenset[str]() if agent is None else frozenset(agent.definition.client_tool_names)
     return About(record.agent_name, record.context_id, record.created, metadata=metadata, client=client, **known)

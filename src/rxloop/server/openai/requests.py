@@ -309,6 +309,6 @@ def check_format(call: OpenAiCall[Any], model: str | None, form: str, param: str
     """See that an answer in JSON is asked only of an agent that gives such answers; the schema is its own."""
     if (
         form != "text"
-        and call.gateway.runtime.agents[resolve_agent(call.gateway, model, "model")].output_schema is None
+        and call.gateway.runtime.agents[resolve_agent(call.gateway, model, "model")].definition.output_schema is None
     ):
         raise unsupported(param, "the agent answers in text: give it an output_type for answers in JSON")

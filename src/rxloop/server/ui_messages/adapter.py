@@ -151,7 +151,7 @@ class UiStream(Adapter):
         instead_of: RunRecord | None = None,
     ) -> RunRecord:
         body, context_id = call.body, found.conversations[-1] if instead_of is None else found.next_id()
-        own = self.gateway.runtime.agents[agent].client_tool_names
+        own = self.gateway.runtime.agents[agent].definition.client_tool_names
         note: dict[str, Any] = {"new": len(asked), "tools": [*own, *(each.name for each in body.tools)]}
         before = []
         if instead_of is not None:

@@ -1,0 +1,194 @@
+"""Specifications of runs, made from an agent and the options of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+from rxloop.agents.definition import AgentDefinition, Overrides, load_strategy
+from rxloop.agents.options import (
+    ForkOptions,
+    Options,
+    ResumeOptions,
+    RunOptions,
+    compare_model,
+    merge_options,
+    options_to_record,
+)
+from rxloop.agents.validation import check_at, check_deps, check_history, check_messages, check_operator, check_options
+from rxloop.errors import ConfigurationError
+from rxloop.operators.loop.iterate import iterate
+from rxloop.protocol.ids import make_id
+from rxloop.protocol.messages import Prompt, as_messages
+from rxloop.run.spec import RunSpec
+from rxloop.tools.think_aloud import Thoughts
+
+if TYPE_CHECKING:
+    from rxloop.pipeline.records import RunRecord
+    from rxloop.pipeline.snapshot import Snapshot
+    from rxloop.tools.client_tool import ClientTool
+
+
+def make_run_spec(definition: AgentDefinition, callee: str, prompt: Prompt, deps: Any, options: RunOptions) -> RunSpec:
+    """Return the specification of a new run.
+
+    Args:
+        definition: The agent.
+        callee: Name of the called method in error messages.
+        prompt: The prompt.
+        deps: Dependencies of the run. The caller has checked them.
+        options: Options of the run.
+
+    Raises:
+        ConfigurationError: An option or the prompt is wrong, or a conversation is given and the agent has no log.
+        TypeError: An option is unknown.
+    """
+    check_options(callee, options, RunOptions)
+    context_id, task_id = options.get("context_id"), options.get("task_id")
+    if context_id is not None and definition.log is None:
+        raise ConfigurationError(
+            f"context_id={context_id!r} needs a log that keeps the conversation: Agent(..., log=MemoryEventLog())"
+        )
+    return make_spec(
+        definition,
+        task_id if task_id is not None else make_id(),
+        context_id if context_id is not None else make_id(),
+        deps,
+        options,
+        messages=check_messages(prompt),
+        keep_context=context_id is not None,
+        chosen_id=task_id is not None,
+        owner=options.get("owner"),
+    )
+
+
+def make_resume_spec(
+    definition: AgentDefinition,
+    callee: str,
+    task_id: str,
+    deps: Any,
+    options: ResumeOptions,
+    *,
+    settles: bool = False,
+    known: RunRecord | Snapshot | None = None,
+) -> RunSpec:
+    """Return the specification of the next attempt of a run.
+
+    Args:
+        definition: The agent.
+        callee: Name of the called method in error messages.
+        task_id: The run.
+        deps: Dependencies of the run.
+        options: Options of the attempt.
+        settles: True if the attempt executes the run, and so waits for the lease without a time limit.
+        known: Contents of the log for this run a moment ago, if the caller has read them.
+
+    Raises:
+        ConfigurationError: An option is wrong, the agent has no log, or `deps` are missing.
+        TypeError: An option is unknown.
+    """
+    check_options(callee, options, ResumeOptions)
+    definition.get_log(f"{callee.rpartition('.')[2]} {task_id}")
+    check_deps(callee, definition.deps_type, deps)
+    overrides, inputs = definition.overrides, options.get("inputs")
+
+    def make(merged: Options) -> RunSpec:
+        fields: dict[str, Any] = {"resume": True, "settles": settles, "inputs": inputs, "known": known}
+        return make_spec(definition, task_id, options.get("context_id") or "", deps, merged, overrides, **fields)
+
+    def as_begun(recorded: Mapping[str, Any]) -> RunSpec:
+        spec = make(merge_options(options, recorded))
+        if "model" not in overrides:
+            compare_model(task_id, options, recorded, spec.model)
+        return spec
+
+    return make(options)._replace(as_begun=as_begun)
+
+
+def make_fork_spec(definition: AgentDefinition, task_id: str, at: int, deps: Any, options: ForkOptions[Any]) -> RunSpec:
+    """Return the specification of a fork; see `Agent.fork`."""
+    # Imported lazily, because few programs fork a run.
+    from rxloop.run.fork import make_fork
+
+    check_options("Agent.fork", options, ForkOptions)
+    check_at(at)
+    if definition.log is None:
+        raise ConfigurationError(f"to fork {task_id} the agent needs the log that holds it: Agent(..., log=...)")
+    check_deps("Agent.fork", definition.deps_type, deps)
+    prompt, tools, fork_id = options.get("prompt"), options.get("tools"), options.get("fork_id")
+    messages = check_history(as_messages(prompt) if prompt is not None else ())
+    fork = make_fork(task_id, at, messages, options.get("results") or {})
+    new_id = make_id() if fork_id is None else fork_id
+    spec = make_spec(definition, new_id, make_id(), deps, options, fork=fork, chosen_id=fork_id is not None)
+    return spec if tools is None else spec._replace(tools=definition.make_tools(tools))
+
+
+def make_spec(
+    definition: AgentDefinition,
+    task_id: str,
+    context_id: str,
+    deps: Any,
+    options: Options,
+    overrides: Overrides | None = None,
+    **fields: Any,
+) -> RunSpec:
+    """Return the specification of a run.
+
+    Args:
+        definition: The agent.
+        task_id: The run.
+        context_id: The conversation.
+        deps: Dependencies of the run.
+        options: Checked options.
+        overrides: Overrides of the agent; those of the current context by default.
+        **fields: Further fields of the `RunSpec`.
+    """
+    if overrides is None:
+        overrides = definition.overrides
+    model, settings, limits = options.get("model"), options.get("settings"), options.get("limits")
+    given = load_strategy(options.get("strategy"))
+    strategy = given or definition.strategy
+    loop = strategy(definition.pipeline)
+    if given is not None:
+        check_operator(given, loop)
+    tools, client = overrides.get("tools", definition.tools), _make_client_tools(options)
+    get_provider, output = definition.resources.get_provider, definition.output
+    chosen = overrides.get("model") or (get_provider(model) if model is not None else definition.model)
+    return RunSpec(
+        task_id=task_id,
+        context_id=context_id,
+        agent_name=definition.name,
+        model=chosen,
+        loop=loop,
+        pipeline=definition.pipeline,
+        strategy=getattr(strategy, "__name__", None) if strategy is not iterate else None,
+        tools=tools.with_client(client) if client else tools,
+        instructions=definition.instructions,
+        limits=limits.over(definition.limits) if limits is not None else definition.limits,
+        settings=settings.over(definition.settings) if settings is not None else definition.settings,
+        thought_limit=(definition.thoughts or Thoughts()).limit,
+        deps=deps,
+        log=definition.log,
+        artifacts=definition.artifacts,
+        metadata=dict(options.get("metadata") or {}),
+        provider=get_provider,
+        on_input=options.get("on_input"),
+        steering=options.get("steering"),
+        when_busy=cast("ResumeOptions", options).get("when_busy") or "refuse",
+        parse=output.parse,
+        output_prompt=output.prompt(chosen),
+        response_schema=output.schema,
+        begun_with=options_to_record(options, client),
+        **fields,
+    )
+
+
+def _make_client_tools(options: Options) -> tuple[ClientTool, ...]:
+    """Return the tools that the client of the run executes."""
+    given = options.get("client_tools")
+    if not given:
+        return ()
+    # Imported lazily, because few runs have client tools.
+    from rxloop.tools.client_tool import client_tools
+
+    return client_tools(given)
