@@ -1,4 +1,4 @@
-"""Interfaces that users implement, and the requests that travel in the loop.
+"""Interfaces that users implement (logs, tools, toolsets, compressors, stores), and the requests in the loop.
 
 * `ArtifactStore`: keep artifacts in a store of your own. `Artifacts` is a conversation's view of any store,
   `RunArtifacts` that of a run, and `Draft` a version that is being written.

@@ -1,4 +1,4 @@
-"""Messages, events and their JSON: use it to read, filter and validate the stream of a run outside of rxloop."""
+"""Messages, events, commands, bodies of the HTTP API, and their JSON: use it to read the stream of a run."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Front doors over the runtime: the HTTP API, AG-UI, the AI SDK's UI stream, OpenAI's API, A2A, MCP."""
+"""Adapters (HTTP API, AG-UI, the AI SDK's UI stream, OpenAI's API, A2A, MCP), and `core/`, the kit for them."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Event logs and artifacts: in memory, SQLite, Postgres and folders."""
+"""Event logs and artifact stores: in memory, SQLite, Postgres and folders. `EventLog` itself is in `pipeline/`."""
 
 from typing import TYPE_CHECKING
 
