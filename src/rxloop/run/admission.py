@@ -153,8 +153,8 @@ async def try_acquire_lease(attempt: Attempt, event_log: EventLog) -> bool:
     if not await lease.try_acquire():
         return False
     if event_log.lease_seconds is not None:
-        check = partial(lease.check, recorder.trust, partial(_fail_writer, recorder))
-        recorder.beware(round(event_log.lease_seconds * 500), check)
+        check = partial(lease.check, recorder.delivery.open, partial(_fail_writer, recorder))
+        recorder.guard(round(event_log.lease_seconds * 500), check)
     return True
 
 

@@ -26,18 +26,21 @@ from rxloop.protocol.events import (
 from rxloop.protocol.messages import Message, PendingInput
 from rxloop.protocol.settings import Limits
 from rxloop.run.asking import Questions
+from rxloop.run.delivery import DeliveryGate
 from rxloop.run.ends import OpenWork
 from rxloop.run.life import Canceled, Life
 from rxloop.run.offered_tools import AttemptTools, RequestBuilder
 from rxloop.run.open_questions import Place
 from rxloop.run.recorder import Recorder
 from rxloop.run.spec import RunSpec
+from rxloop.run.stamp import EventStamp, Numbering
 from rxloop.state.earlier_attempts import EarlierAttempts
 from rxloop.state.history import Slot
 from rxloop.state.run_state import MAIL_ID
+from rxloop.stream.hub import Hub
 from rxloop.stream.scope import Scope, TimeScope
 from rxloop.stream.watchdog import Watchdog
-from rxloop.support.tasks import Clock
+from rxloop.support.tasks import CLOCK, Clock
 
 if TYPE_CHECKING:
     from rxloop.coordination.inbox import Inbox
@@ -96,13 +99,13 @@ class Attempt:
         self.patience = 1.0
         """The part of the usual seconds that what is cancelled has to stop in."""
         self.life = Life(spec.task_id, spec.loop)
-        self.recorder = self._new_recorder()
+        self.clock: Clock = CLOCK.get()
+        self.recorder = self.make_recorder()
         # Bound here: what operators call for each event goes to the recorder without a detour.
         self.publish = self.recorder.publish
         self.state = self.recorder.state
         self.durable = self.recorder.durable
         self.durable_now = self.recorder.durable_now
-        self.clock: Clock = self.recorder.clock
         self.scope = Scope(self.life.fail, self.life.time_scope)
         self.metadata = spec.metadata
         self.use_spec(spec)
@@ -153,8 +156,11 @@ class Attempt:
         self.tools = AttemptTools(spec.tools, self.recorder)
         self.requests = RequestBuilder(spec, self.tools, self.recorder)
 
-    def _new_recorder(self) -> Recorder:
-        return Recorder(self.spec.task_id, self.spec.context_id, self.spec.loop, self.life)
+    def make_recorder(self) -> Recorder:
+        """Create the recorder of the attempt."""
+        spec, hub = self.spec, Hub()
+        stamp = EventStamp(spec.task_id, spec.context_id, Numbering(self.clock.now))
+        return Recorder(stamp, hub, DeliveryGate(hub.publish, self.clock), spec.loop, self.life)
 
     # -- what a run is, for those inside
 

@@ -141,7 +141,7 @@ async def _give_up(attempt: Attempt, cause: Released) -> Event:
         try:
             await attempt.life.insist(writer.flush)
         except EventLogError as error:
-            recorder.mute()
+            recorder.delivery.drop()
             log.error("not all of the run %s could be recorded: %s", attempt.task_id, error)
             end = unrecorded_end(attempt.task_id, attempt.state(), error)
         await attempt.life.insist(writer.close)
@@ -161,9 +161,9 @@ async def _close(attempt: Attempt) -> Event:
     try:
         await life.insist(writer.flush)
         # Nobody else can have the turn whose events the log takes.
-        recorder.trust()
+        recorder.delivery.open()
     except EventLogError as error:
-        recorder.mute()
+        recorder.delivery.drop()
         log.error("the run %s could not be recorded to its end: %s", attempt.task_id, error)
         end = unrecorded_end(attempt.task_id, attempt.state(), error)
         final = end.model_copy(update={name: getattr(final, name) for name in _ENVELOPE})

@@ -318,7 +318,7 @@ def _changes(attempt: Attempt, fork: Fork, answers: Sequence[ToolCompleteEvent])
 
 
 def _go_on(attempt: Attempt, earlier: EarlierAttempts, events: Sequence[Event], number: int) -> None:
-    attempt.recorder.go_on(earlier, ThoughtGraph.of(events), number)
+    attempt.recorder.resume(earlier, ThoughtGraph.of(events), number)
     attempt.metadata = {**events[0].metadata, **attempt.spec.metadata}
 
 
@@ -330,7 +330,7 @@ def _write_after(attempt: Attempt, event_log: EventLog, durable_seq: int) -> Non
     def failed(error: Exception) -> None:
         if isinstance(error, ConflictError):
             # What comes from here on is none of the run's any more.
-            attempt.recorder.mute()
+            attempt.recorder.delivery.drop()
         attempt.life.finish(error)
 
     attempt.recorder.writer = LogWriter(event_log, attempt.task_id, durable_seq, failed, attempt.scope.gate)

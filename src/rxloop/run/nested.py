@@ -1,11 +1,8 @@
 """A run that is nested in a tool call of another one: an attempt like any other, on the stream of that other run."""
 
-# What a recorder keeps for its own stream is here that of the run which has the stream.
-# pyright: reportIncompatibleVariableOverride=false, reportIncompatibleMethodOverride=false
-
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
@@ -17,10 +14,10 @@ from rxloop.protocol.model import EMPTY_DICT, FrozenDict, stamp
 from rxloop.protocol.visibility import HIDDEN, ROOT
 from rxloop.run.attempt import Attempt
 from rxloop.run.ends import canceled_call, final_event
-from rxloop.run.event_traits import Traits
 from rxloop.run.life import CUT_OFF
 from rxloop.run.recorder import Recorder
 from rxloop.run.spec import RunSpec
+from rxloop.run.stamp import EventStamp, EventTraits
 from rxloop.state.run_state import LimitHit
 from rxloop.thinking.graph.thought_graph import ThoughtGraph
 
@@ -28,108 +25,98 @@ if TYPE_CHECKING:
     from rxloop.pipeline.artifacts import Writes
 
 
-class NestedRecorder(Recorder):
-    """Records a nested run on the stream of the outermost one, which numbers, keeps and delivers its events.
+class NestedStamp(EventStamp):
+    """Stamp of a nested run: numbers of the outermost run, and the nesting in each event.
 
-    By itself the run is one like any other: its own fold knows nothing of where it is nested. What is added then, its
-    place, is for the runs above, each of which folds the event in its turn.
+    The run folds its own events without the nesting, like any other run. `nest` then adds it for the runs above.
     """
 
-    def __init__(self, run: NestedAttempt, events: Sequence[Event]) -> None:  # pyright: ignore[reportMissingSuperCall]
-        """Begin after the events that earlier attempts have recorded of the run."""
-        above, spec, life = run.above.recorder, run.spec, run.life
-        self._above, self._top = above, above.top
-        self.task_id = spec.task_id
+    __slots__ = ("_marks", "_nesting", "_top_id")
+
+    def __init__(self, task_id: str, above: Recorder, agent_path: tuple[str, ...], *, hidden: bool) -> None:
+        """Create the stamp of a run.
+
+        Args:
+            task_id: Id of the nested run.
+            above: Recorder of the run that called it.
+            agent_path: Names of the nested agents down to this run.
+            hidden: True if clients do not get the events of the run.
+        """
+        super().__init__(task_id, above.context_id, above.stamp.numbering)
+        self.ids["attempt"] = above.attempt
+        self._top_id = above.top.task_id
+        marks: dict[str, Any] = {}
+        if above is not above.top:
+            marks[ROOT] = self._top_id
+        if hidden:
+            marks[HIDDEN] = True
+        self._nesting: dict[str, Any] = {"parent_task_id": above.task_id, "agent_path": agent_path}
+        self._marks = FrozenDict(marks)
+        if marks:
+            self._nesting["metadata"] = self._marks
+
+    @override
+    def apply(self, event: Event, traits: EventTraits) -> Event:
+        event = super().apply(event, traits)
+        if not event.durable:
+            self.nest(event)
+        return event
+
+    @override
+    def adopt(self, event: Event) -> None:
+        super().adopt(event)
+        fields = stamp(event)
+        if fields["parent_task_id"] is not None:
+            fields["metadata"] = FrozenDict({**fields["metadata"], **self._marks, ROOT: self._top_id})
+
+    def nest(self, event: Event) -> None:
+        """Write the nesting into an event of the run, unless it is an event of a run nested in this one."""
+        fields = stamp(event)
+        if fields["parent_task_id"] is not None:
+            return
+        metadata = fields["metadata"]
+        fields.update(self._nesting)
+        if metadata is not EMPTY_DICT:
+            fields["metadata"] = FrozenDict({**metadata, **self._marks})
+
+
+class NestedRecorder(Recorder):
+    """Recorder of a nested run, which publishes on the stream of the outermost run."""
+
+    def __init__(self, run: NestedAttempt, events: Sequence[Event]) -> None:
+        """Continue after the events that earlier attempts recorded of the run."""
+        above = run.above.recorder
+        stamp = NestedStamp(run.spec.task_id, above, run.agent_path, hidden=run.hidden)
+        super().__init__(stamp, above.hub, above.delivery, run.spec.loop, run.life)
+        self._above, self._top, self._nest = above, above.top, stamp.nest
         self.attempt = above.attempt
-        self.hub, self.clock, self.writer = above.hub, above.clock, above.writer
+        self.writer = above.writer
         self.earlier = self._top.earlier.fold_nested(events)
         self.graph = ThoughtGraph.of(events)
         self.states = {None: self.earlier.state}
-        self._operator = spec.loop
-        self._life = life
-        self._ids = {"attempt": above.attempt, "task_id": spec.task_id, "context_id": above.context_id}
-        self._started = set()
-        marks: dict[str, Any] = {}
-        if above is not self._top:
-            marks[ROOT] = self._top.task_id
-        if run.hidden:
-            marks[HIDDEN] = True
-        self._place: dict[str, Any] = {"parent_task_id": above.task_id, "agent_path": run.agent_path}
-        self._marks = FrozenDict(marks)
-        if marks:
-            self._place["metadata"] = self._marks
 
     @property
     @override
     def top(self) -> Recorder:
-        """That of the outermost run, on whose stream this one's events are."""
+        """Recorder of the outermost run."""
         return self._top
-
-    @property
-    def _seq(self) -> int:
-        return self._top._seq
-
-    @_seq.setter
-    def _seq(self, seq: int) -> None:
-        self._top._seq = seq
-
-    @property
-    def _sub(self) -> int:
-        return self._top._sub
-
-    @_sub.setter
-    def _sub(self, sub: int) -> None:
-        self._top._sub = sub
-
-    @property
-    def _now(self) -> Callable[[], int]:
-        return self._top._now
-
-    @property
-    def _deliver(self) -> Callable[[Event], None]:
-        return self._top._deliver
 
     @property
     @override
     def begun(self) -> bool:
-        """Whether an earlier attempt has recorded anything of the run."""
+        """True if an earlier attempt has recorded an event of the run."""
         return self.earlier.state.seq > 0
 
     @override
-    def _stamp(self, event: Event, traits: Traits) -> Event:
-        event = super()._stamp(event, traits)
-        if not event.durable:
-            self._nest(event)
-        return event
-
-    @override
-    def _adopt(self, event: Event) -> None:
-        super()._adopt(event)
-        fields = stamp(event)
-        if fields["parent_task_id"] is not None:
-            fields["metadata"] = FrozenDict({**fields["metadata"], **self._marks, ROOT: self._top.task_id})
-
-    @override
-    def _fold(self, event: Event) -> None:
-        super()._fold(event)
+    def fold(self, event: Event) -> None:
+        super().fold(event)
         self._nest(event)
-        self._above.fold_below(event)
+        self._above.fold_nested(event)
 
     @override
-    def fold_below(self, event: Event) -> None:
-        """Fold an event of a run that is nested in this one."""
-        super().fold_below(event)
-        self._above.fold_below(event)
-
-    def _nest(self, event: Event) -> None:
-        """Write into an event of the run where it is nested."""
-        if event.parent_task_id is not None:
-            return
-        fields = stamp(event)
-        metadata = fields["metadata"]
-        fields.update(self._place)
-        if metadata is not EMPTY_DICT:
-            fields["metadata"] = FrozenDict({**metadata, **self._marks})
+    def fold_nested(self, event: Event) -> None:
+        super().fold_nested(event)
+        self._above.fold_nested(event)
 
 
 class NestedAttempt(Attempt):
@@ -156,7 +143,7 @@ class NestedAttempt(Attempt):
         self.questions = above.questions.below(call, self.agent_path, self.scope, self.life.time_scope)
 
     @override
-    def _new_recorder(self) -> Recorder:
+    def make_recorder(self) -> Recorder:
         return NestedRecorder(self, self.above.recorder.top.earlier.take_up(self.spec.task_id))
 
     @property

@@ -53,8 +53,8 @@ def hasty() -> Agent[Any, str]:
         from rxloop.run.recorder import Recorder
 
         async def durable(self: Recorder) -> int | None:
-            return self._seq
+            return self.stamp.numbering.seq
 
         Recorder.durable = durable
-        Recorder.durable_now = lambda self: self._seq
+        Recorder.durable_now = lambda self: self.stamp.numbering.seq
     return clerk()
