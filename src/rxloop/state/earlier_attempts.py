@@ -23,8 +23,9 @@ from rxloop.protocol.events import (
     ToolCompleteEvent,
     ToolStartEvent,
 )
-from rxloop.state.fold import PAUSED, fold_all
+from rxloop.state.fold import fold_all
 from rxloop.state.history import Slot
+from rxloop.state.nested_runs import PAUSED
 from rxloop.state.run_state import RunState
 
 

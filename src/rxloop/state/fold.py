@@ -1,8 +1,8 @@
-"""The fold of a run's events into its state, `fold(state, event) -> state`: what each kind of event changes."""
+"""Fold of the events of a run into its state: `fold(state, event) -> state`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,6 @@ from rxloop.protocol.events import (
     LLMCallEvent,
     LLMFailedEvent,
     MessageAddedEvent,
-    PendingInput,
     StatusUpdateEvent,
     SubtaskEvent,
     TaskEvent,
@@ -28,27 +27,23 @@ from rxloop.protocol.events import (
     ToolStartEvent,
     UsageEvent,
 )
-from rxloop.protocol.messages import Message
+from rxloop.protocol.messages import Message, ToolCall
 from rxloop.protocol.model import unchecked
-from rxloop.protocol.visibility import HIDDEN
-from rxloop.state.history import Batch, History, content_with
-from rxloop.state.run_state import MAIL_ID, Asker, Measured, RunState, earlier_with, left_to_the_next, made_of, no_run
+from rxloop.state.history import Batch, History, Ledger, content_with
+from rxloop.state.nested_runs import PAUSED, Handler, add_answer, add_subtask, find_nested_handler, remove_questions
+from rxloop.state.run_state import MAIL_ID, Measured, RunState, earlier_with, left_to_the_next, made_of, no_run
 
 _message = unchecked(Message)
 
-PAUSED = ("input-required", "auth-required")
-_ALSO_OF_THE_RUN = (
-    *(ThoughtStreamEvent, InputRequiredEvent, AuthRequiredEvent, InputReceivedEvent, SubtaskEvent),
-    ThinkingFailedEvent,
-)
-_RESTS = (*PAUSED, "canceled")
+_SHARED = (ThoughtStreamEvent, AskingEvent, InputReceivedEvent, SubtaskEvent, ThinkingFailedEvent)
+"""Events of a branch that change the state of the main branch in the same way."""
 
 
 def fold(state: RunState, event: Event) -> RunState:
-    """Fold one more event of its line, or of a run that is nested in its run, into a state."""
+    """Fold the next event of a branch, or of a run nested in this one, into the state of the branch."""
     if not event.durable:
         return state
-    handler = _HANDLERS[type(event)] if event.parent_task_id is None else _below(state, event)
+    handler = _HANDLERS[type(event)] if event.parent_task_id is None else find_nested_handler(state, event)
     if event.metadata and MAIL_ID in event.metadata:
         state = state.changed(mail=_newest_mail(state, event))
     if handler is None:
@@ -57,8 +52,8 @@ def fold(state: RunState, event: Event) -> RunState:
 
 
 def fold_beside(state: RunState, event: Event) -> RunState:
-    """Fold an event of a branch into the state of the main line: tokens, thoughts, calls, questions."""
-    if isinstance(event, _ALSO_OF_THE_RUN):
+    """Fold an event of another branch into the state of the main branch: tokens, thoughts, calls, questions."""
+    if isinstance(event, _SHARED):
         return fold(state, event)
     changes: dict[str, Any] = {}
     if isinstance(event, UsageEvent):
@@ -68,12 +63,9 @@ def fold_beside(state: RunState, event: Event) -> RunState:
     if isinstance(event, ContextCompressedEvent):
         changes["compression"] = state.compression.add(event)
     if isinstance(event, ContentCompleteEvent) and event.tool_calls:
-        calls = state.calls
-        for call in event.tool_calls:
-            calls = calls.add(call.id, call)
-        changes["calls"] = calls
+        changes["calls"] = _add_calls(state, event)
     elif isinstance(event, ToolCompleteEvent) and state.pending:
-        changes["pending"] = _unasked(state, event.step, event.index)
+        changes["pending"] = remove_questions(state, event.step, event.index)
     if event.metadata and MAIL_ID in event.metadata:
         changes["mail"] = _newest_mail(state, event)
     return state.changed(seq=event.seq or state.seq, **changes)
@@ -81,7 +73,7 @@ def fold_beside(state: RunState, event: Event) -> RunState:
 
 def _newest_mail(state: RunState, event: Event) -> int:
     number = event.metadata[MAIL_ID]
-    # A letter to a run that somebody passes on is none of this one's.
+    # The event of a forwarded run has the number of a command to that run.
     own = (event.parent_task_id is None or event.task_id in state.subtasks) and isinstance(number, int)
     return max(state.mail, number) if own else state.mail
 
@@ -89,12 +81,12 @@ def _newest_mail(state: RunState, event: Event) -> int:
 def fold_all(
     events: Iterable[Event], state: RunState | None = None, born: dict[str, RunState] | None = None
 ) -> RunState:
-    """Fold events into the state of the main line.
+    """Fold events, in order, into the state of the main branch.
 
     Args:
-        events: In order.
-        state: Where they begin.
-        born: Filled with the state in which each branch began.
+        events: Events of a run.
+        state: State before them.
+        born: Receives the initial state of each branch.
     """
     state = state or no_run()
     for event in events:
@@ -108,7 +100,7 @@ def fold_all(
 
 
 def _task(state: RunState, event: TaskEvent) -> dict[str, Any]:
-    # What was compressed of the history stays compressed, since it only grows.
+    # Compressed messages stay compressed, because the history only grows.
     fresh = no_run().changed(
         seq=event.seq,
         attempt=event.attempt,
@@ -132,13 +124,13 @@ def _status(state: RunState, event: StatusUpdateEvent) -> dict[str, Any]:
     }
     if event.attempt > state.attempt:
         changes["tries"] = state.tries + 1
-    elif event.final and event.state in _RESTS:
+    elif event.final and event.state in (*PAUSED, "canceled"):
         changes["tries"] = 0
     if event.resumed and state.open_step is not None and state.held:
-        # The answer that was being written is lost with its attempt: the next one hears what was said meanwhile.
+        # The open answer is lost with its attempt, so the next request has the messages that came meanwhile.
         changes.update(messages=state.messages.append(*state.held), held=())
     if state.batch is not None and state.pending and (event.final or event.resumed):
-        # A call that waits for an answer was left at its question, and begins once more when the answer is there.
+        # A call that waits for an answer starts again when the answer arrives.
         batch = state.batch
         changes["batch"] = replace(batch, begun=batch.begun & ~batch.asking(state.pending.values()))
     return changes
@@ -168,12 +160,8 @@ def _llm_failed(state: RunState, event: LLMFailedEvent) -> dict[str, Any]:
 
 def _content_complete(state: RunState, event: ContentCompleteEvent) -> dict[str, Any]:
     if event.finish_reason == "canceled":
-        return {
-            "open_step": None,
-            **_said(event),
-            "messages": state.messages.append(*state.held),
-            "held": (),
-        }
+        messages = state.messages.append(*state.held)
+        return {"open_step": None, **_content(event), "messages": messages, "held": ()}
     if event.finish_reason == "interrupted":
         return _interrupted(state, event)
     message = _message(
@@ -184,47 +172,46 @@ def _content_complete(state: RunState, event: ContentCompleteEvent) -> dict[str,
         provider_state=event.provider_state,
         message_id=f"{event.task_id}:{event.step}",
     )
-    changes: dict[str, Any] = {"open_step": None, "failure": None, "last": event, "answered": False, **_said(event)}
-    if not event.tool_calls:
-        if event.left_out and not (event.content or event.files or event.reasoning):
-            # To clients it says nothing.
-            return changes
-        before, after = _around(state)
-        changes.update(messages=before.append(message, *after), held=(), failures=0, thought_streak=0)
-        return changes
-    calls = state.calls
-    for call in event.tool_calls:
-        calls = calls.add(call.id, call)
-    return {**changes, "batch": Batch(event.step or "", message, left_out=tuple(event.left_out)), "calls": calls}
-
-
-def _said(event: ContentCompleteEvent) -> dict[str, Any]:
-    return {"content": event.content, "files": event.files, "citations": event.citations}
-
-
-def _around(state: RunState) -> tuple[History, Sequence[Message]]:
-    """What comes before a new answer, and what after it: an answer is never to what its author has not heard."""
-    if state.open_step is not None or not state.unheard:
-        return state.messages, state.held
-    # A strategy gives an answer that no request of the main line has led to.
-    return History(state.messages[: -state.unheard]), state.messages[-state.unheard :]
-
-
-def _interrupted(state: RunState, event: ContentCompleteEvent) -> dict[str, Any]:
-    """Keep what was said of an answer that was cut off; half a thought, and its signature, nobody takes back."""
-    kept: list[Message] = []
-    if event.content.strip():
-        message_id = f"{event.task_id}:{event.step}"
-        kept.append(_message(role="assistant", content=event.content, message_id=message_id))
-    return {
+    changes: dict[str, Any] = {
         "open_step": None,
         "failure": None,
         "last": event,
         "answered": False,
-        **_said(event),
-        "messages": state.messages.append(*kept, *state.held),
-        "held": (),
+        **_content(event),
     }
+    if not event.tool_calls:
+        if event.left_out and not (event.content or event.files or event.reasoning):
+            # The message is empty for clients.
+            return changes
+        before, after = _around(state)
+        changes.update(messages=before.append(message, *after), held=(), failures=0, thought_streak=0)
+        return changes
+    batch = Batch(event.step or "", message, left_out=tuple(event.left_out))
+    return {**changes, "batch": batch, "calls": _add_calls(state, event)}
+
+
+def _add_calls(state: RunState, event: ContentCompleteEvent) -> Ledger[str, ToolCall]:
+    return state.calls.add_all((call.id, call) for call in event.tool_calls)
+
+
+def _content(event: ContentCompleteEvent) -> dict[str, Any]:
+    return {"content": event.content, "files": event.files, "citations": event.citations}
+
+
+def _around(state: RunState) -> tuple[History, Sequence[Message]]:
+    """Return the messages before and after a new answer, which follows only messages that the model has read."""
+    if state.open_step is not None or not state.unheard:
+        return state.messages, state.held
+    # A strategy can publish an answer without a request on the main branch.
+    return History(state.messages[: -state.unheard]), state.messages[-state.unheard :]
+
+
+def _interrupted(state: RunState, event: ContentCompleteEvent) -> dict[str, Any]:
+    # Vendors refuse half a thought and its signature, so keep only the text.
+    message = _message(role="assistant", content=event.content, message_id=f"{event.task_id}:{event.step}")
+    kept = [message] if event.content.strip() else []
+    changes = {"open_step": None, "failure": None, "last": event, "answered": False, **_content(event)}
+    return {**changes, "messages": state.messages.append(*kept, *state.held), "held": ()}
 
 
 def _tool_complete(state: RunState, event: ToolCompleteEvent) -> dict[str, Any]:
@@ -232,7 +219,7 @@ def _tool_complete(state: RunState, event: ToolCompleteEvent) -> dict[str, Any]:
     if batch is None or batch.step != event.step or not batch.awaits(index := batch.index_of(event.index)):
         return {}
     batch = Batch(batch.step, batch.message, batch.answers.add(index, event), batch.begun, batch.left_out)
-    pending = _unasked(state, batch.step, event.index)
+    pending = remove_questions(state, batch.step, event.index)
     if len(batch.answers) < len(batch.calls):
         return {"batch": batch, "pending": pending}
     answers = [batch.answers[index] for index in range(len(batch.calls))]
@@ -248,38 +235,13 @@ def _tool_complete(state: RunState, event: ToolCompleteEvent) -> dict[str, Any]:
     }
 
 
-def _unasked(state: RunState, step: str | None, index: int, task_id: str | None = None) -> dict[str, PendingInput]:
-    """Remove the questions of a call that is answered: it may have failed, or been cut off, while it asked.
-
-    Args:
-        state: The run.
-        step: The model call that asked for it.
-        index: Its place in the message.
-        task_id: The nested run that made it, if one did.
-    """
-    if not state.pending:
-        return state.pending
-    call = Asker(task_id, step, index)
-    return {key: asked for key, asked in state.pending.items() if call not in _askers(state, asked)}
-
-
-def _askers(state: RunState, question: PendingInput) -> Iterator[Asker]:
-    """Find the call that has asked, and the calls that its run is nested in: the innermost first."""
-    if question.call is not None:
-        yield Asker(question.task_id, question.step, question.index)
-    task_id = question.task_id
-    while task_id is not None and (above := state.subtasks.get(task_id)) is not None:
-        yield above
-        task_id = above.task_id
-
-
 def _answer(state: RunState, answers: list[ToolCompleteEvent]) -> dict[str, Any]:
-    """Take the answer of the run from a whole batch: its first good one stands, else a bad one is a retry."""
-    given = [answer for answer in answers if answer.answer]
-    good = [answer for answer in given if answer.success]
-    if good:
-        return {"answered": True, "content": good[0].content, "files": good[0].parts, "citations": ()}
-    return {"retries": state.retries + 1} if given else {}
+    """Take the answer of the run from a complete batch: the first valid one. An invalid one counts as a retry."""
+    proposed = [answer for answer in answers if answer.answer]
+    valid = [answer for answer in proposed if answer.success]
+    if valid:
+        return {"answered": True, "content": valid[0].content, "files": valid[0].parts, "citations": ()}
+    return {"retries": state.retries + 1} if proposed else {}
 
 
 def _message_added(state: RunState, event: MessageAddedEvent) -> dict[str, Any]:
@@ -307,64 +269,14 @@ def _thinking_failed(state: RunState, event: ThinkingFailedEvent) -> dict[str, A
 
 
 def _thought(state: RunState, event: ThoughtStreamEvent) -> dict[str, Any]:
-    return {
-        "thoughts": state.thoughts.add(event.thought_id, event),
-        "thought_count": state.thought_count + 1,
-    }
+    return {"thoughts": state.thoughts.add(event.thought_id, event), "thought_count": state.thought_count + 1}
 
 
 def _asked(state: RunState, event: AskingEvent) -> dict[str, Any]:
     return {"pending": {**state.pending, event.input_id: event.input}}
 
 
-def _input_received(state: RunState, event: InputReceivedEvent) -> dict[str, Any]:
-    pending = {key: value for key, value in state.pending.items() if key != event.input_id}
-    question = state.pending.get(event.input_id)
-    if question is not None and question.secret:
-        return {"pending": pending}
-    return {"pending": pending, "answers": {**state.answers, event.input_id: event.value}}
-
-
-def _subtask(state: RunState, event: SubtaskEvent) -> dict[str, Any]:
-    """Note which call a nested run belongs to."""
-    if event.subtask_id in state.subtasks:
-        return {}
-    above = event.task_id if event.task_id in state.subtasks else None
-    return {"subtasks": state.subtasks.add(event.subtask_id, Asker(above, event.step, event.index))}
-
-
-def _below(state: RunState, event: Event) -> Callable[[RunState, Any], dict[str, Any]] | None:
-    """Find what an event of another run changes: nothing, if that is not of an agent which is nested in this one."""
-    return _NESTED[type(event)] if event.task_id in state.subtasks else None
-
-
-def _usage_below(state: RunState, event: UsageEvent) -> dict[str, Any]:
-    return {"usage": state.usage + event.usage}
-
-
-def _asked_below(state: RunState, event: AskingEvent) -> dict[str, Any]:
-    changes = {"task_id": event.task_id, "agent_path": event.agent_path, "hidden": HIDDEN in event.metadata}
-    return {"pending": {**state.pending, event.input_id: event.input.model_copy(update=changes)}}
-
-
-def _answered_below(state: RunState, event: ToolCompleteEvent) -> dict[str, Any]:
-    return {"pending": _unasked(state, event.step, event.index, event.task_id)} if state.pending else {}
-
-
-def _status_below(state: RunState, event: StatusUpdateEvent) -> dict[str, Any]:
-    if not state.pending or not event.final or event.state in PAUSED:
-        return {}
-    ended = event.task_id
-    return {
-        "pending": {
-            key: asked
-            for key, asked in state.pending.items()
-            if asked.task_id != ended and all(call.task_id != ended for call in _askers(state, asked))
-        }
-    }
-
-
-_HANDLERS = ByClass[Callable[[RunState, Any], dict[str, Any]]](
+_HANDLERS = ByClass[Handler](
     {
         TaskEvent: _task,
         StatusUpdateEvent: _status,
@@ -378,21 +290,9 @@ _HANDLERS = ByClass[Callable[[RunState, Any], dict[str, Any]]](
         ThoughtStreamEvent: _thought,
         InputRequiredEvent: _asked,
         AuthRequiredEvent: _asked,
-        InputReceivedEvent: _input_received,
-        SubtaskEvent: _subtask,
+        InputReceivedEvent: add_answer,
+        SubtaskEvent: add_subtask,
         ContextCompressedEvent: _compressed,
         ThinkingFailedEvent: _thinking_failed,
     }
 )
-_NESTED = ByClass[Callable[[RunState, Any], dict[str, Any]]](
-    {
-        UsageEvent: _usage_below,
-        InputRequiredEvent: _asked_below,
-        AuthRequiredEvent: _asked_below,
-        InputReceivedEvent: _input_received,
-        SubtaskEvent: _subtask,
-        ToolCompleteEvent: _answered_below,
-        StatusUpdateEvent: _status_below,
-    }
-)
-"""What a run has of those that are nested in it: their tokens and their questions."""

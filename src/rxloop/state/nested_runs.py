@@ -1,0 +1,116 @@
+"""Fold of the events of nested runs, and the pending questions of a run and of the runs nested in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from rxloop.protocol.events import (
+    AskingEvent,
+    AuthRequiredEvent,
+    ByClass,
+    Event,
+    InputReceivedEvent,
+    InputRequiredEvent,
+    PendingInput,
+    StatusUpdateEvent,
+    SubtaskEvent,
+    ToolCompleteEvent,
+    UsageEvent,
+)
+from rxloop.protocol.visibility import HIDDEN
+from rxloop.state.run_state import Asker, RunState
+
+Handler = Callable[[RunState, Any], dict[str, Any]]
+"""Returns the fields of a state that an event changes."""
+
+PAUSED = ("input-required", "auth-required")
+"""States of a run that waits for an answer."""
+
+
+def find_nested_handler(state: RunState, event: Event) -> Handler | None:
+    """Return the handler of an event of another run, or None unless that run is nested in this one."""
+    return _HANDLERS[type(event)] if event.task_id in state.subtasks else None
+
+
+def add_subtask(state: RunState, event: SubtaskEvent) -> dict[str, Any]:
+    """Record the call that started a nested run."""
+    if event.subtask_id in state.subtasks:
+        return {}
+    above = event.task_id if event.task_id in state.subtasks else None
+    return {"subtasks": state.subtasks.add(event.subtask_id, Asker(above, event.step, event.index))}
+
+
+def add_answer(state: RunState, event: InputReceivedEvent) -> dict[str, Any]:
+    """Remove a question and keep its answer, unless the answer is a credential."""
+    pending = {key: value for key, value in state.pending.items() if key != event.input_id}
+    question = state.pending.get(event.input_id)
+    if question is not None and question.secret:
+        return {"pending": pending}
+    return {"pending": pending, "answers": {**state.answers, event.input_id: event.value}}
+
+
+def remove_questions(
+    state: RunState, step: str | None, index: int, task_id: str | None = None
+) -> dict[str, PendingInput]:
+    """Return the pending questions without those of a completed call, which may have failed while it asked.
+
+    Args:
+        state: State of the run.
+        step: Model call that requested the tool call.
+        index: Index of the call in its message.
+        task_id: Nested run that made the call, or None for the run itself.
+    """
+    if not state.pending:
+        return state.pending
+    call = Asker(task_id, step, index)
+    return {key: question for key, question in state.pending.items() if call not in _list_askers(state, question)}
+
+
+def _list_askers(state: RunState, question: PendingInput) -> Iterator[Asker]:
+    """Yield the call that asked, then the calls that its run is nested in, from the innermost one."""
+    if question.call is not None:
+        yield Asker(question.task_id, question.step, question.index)
+    task_id = question.task_id
+    while task_id is not None and (above := state.subtasks.get(task_id)) is not None:
+        yield above
+        task_id = above.task_id
+
+
+def _add_usage(state: RunState, event: UsageEvent) -> dict[str, Any]:
+    return {"usage": state.usage + event.usage}
+
+
+def _add_question(state: RunState, event: AskingEvent) -> dict[str, Any]:
+    changes = {"task_id": event.task_id, "agent_path": event.agent_path, "hidden": HIDDEN in event.metadata}
+    return {"pending": {**state.pending, event.input_id: event.input.model_copy(update=changes)}}
+
+
+def _complete_call(state: RunState, event: ToolCompleteEvent) -> dict[str, Any]:
+    return {"pending": remove_questions(state, event.step, event.index, event.task_id)} if state.pending else {}
+
+
+def _end_run(state: RunState, event: StatusUpdateEvent) -> dict[str, Any]:
+    if not state.pending or not event.final or event.state in PAUSED:
+        return {}
+    ended = event.task_id
+    return {
+        "pending": {
+            key: question
+            for key, question in state.pending.items()
+            if question.task_id != ended and all(call.task_id != ended for call in _list_askers(state, question))
+        }
+    }
+
+
+_HANDLERS = ByClass[Handler](
+    {
+        UsageEvent: _add_usage,
+        InputRequiredEvent: _add_question,
+        AuthRequiredEvent: _add_question,
+        InputReceivedEvent: add_answer,
+        SubtaskEvent: add_subtask,
+        ToolCompleteEvent: _complete_call,
+        StatusUpdateEvent: _end_run,
+    }
+)
