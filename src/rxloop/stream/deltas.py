@@ -1,4 +1,4 @@
-"""Deltas: how they are made cheaply, and merged, the only way in which a stream may get shorter and lose nothing."""
+"""Deltas that are merged, packed, and retained for late subscribers. No text is lost."""
 
 from __future__ import annotations
 
@@ -9,7 +9,19 @@ from itertools import accumulate, pairwise
 from operator import itemgetter
 from typing import Any
 
-from rxloop.protocol.events import ContentDeltaEvent, Event, ThoughtDeltaEvent, ToolCallDeltaEvent
+from rxloop.protocol.events import (
+    ContentCompleteEvent,
+    ContentDeltaEvent,
+    Event,
+    GapEvent,
+    LLMCallEvent,
+    ThoughtDeltaEvent,
+    ThoughtStreamEvent,
+    ToolCallDeltaEvent,
+    ToolCompleteEvent,
+    ToolProgressEvent,
+    ends_attempt,
+)
 from rxloop.protocol.model import stamp
 
 
@@ -215,3 +227,125 @@ def packed(events: Iterable[Event]) -> list[Event | PackedDeltas]:
         run.append(event)
     close()
     return out
+
+
+# -- transient events of open messages and calls
+
+Key = tuple[str, str | None]
+"""Run, and step of an open message or slot of an open call."""
+
+FRESH = 16
+"""Number of newest deltas that are not packed. An event takes a hundred times the memory of a token."""
+
+
+class OpenMessage:
+    """Transient events of one message or call that is not complete."""
+
+    __slots__ = ("_merged", "_packed", "count", "fresh", "thought")
+
+    def __init__(self) -> None:
+        self._merged: dict[tuple[str, int], MergedDeltas] = {}
+        """Oldest deltas, by kind of text and index of the tool call."""
+        self._packed: list[Event | PackedDeltas] = []
+        self.fresh: list[Event] = []
+        """Newest events, which are not packed yet."""
+        self.count = 0
+        """Number of events that are not merged."""
+        self.thought = 0
+        """`seq` of the last complete thought."""
+
+    def shorten(self, limit: int) -> None:
+        """Pack the newest events, and merge the older half if more than `limit` events are not merged."""
+        fresh = packed(self.fresh)
+        self.fresh.clear()
+        last = self._packed[-1] if self._packed else None
+        if isinstance(last, PackedDeltas) and isinstance(fresh[0], PackedDeltas) and last.take(fresh[0]):
+            del fresh[0]
+        self._packed += fresh
+        if self.count > limit:
+            self._merge_oldest(limit // 2)
+
+    def _merge_oldest(self, rest: int) -> None:
+        merged = 0
+        for item in self._packed:
+            if self.count <= rest:
+                break
+            merged += 1
+            self.count -= len(item) if isinstance(item, PackedDeltas) else 1
+            # Only the newest progress report matters, but no text may be lost.
+            if isinstance(item, PackedDeltas) or delta_text(item) is not None:
+                self._merge(item)
+        del self._packed[:merged]
+
+    def _merge(self, deltas: Event | PackedDeltas) -> None:
+        first = deltas if isinstance(deltas, Event) else deltas.first
+        key = (first.kind, first.index if isinstance(first, ToolCallDeltaEvent) else 0)
+        text = self._merged.get(key)
+        # The next thought is another text, because the last one has a durable event.
+        if text is None or (first.kind == "thought-delta" and text.seq < self.thought <= first.seq):
+            text = self._merged[key] = MergedDeltas()
+        text.add(deltas)
+
+    def events(self) -> Iterator[Event]:
+        """Yield the events in order. Merged deltas are one event."""
+        yield from sorted((text.event() for text in self._merged.values()), key=event_order)
+        for item in self._packed:
+            if isinstance(item, PackedDeltas):
+                yield from item.events()
+            else:
+                yield item
+        yield from self.fresh
+
+    def text(self) -> str:
+        """Return the text of the message so far."""
+        pieces = [
+            delta_text(item) or "" if isinstance(item, Event) else item.text
+            for item in (*self._packed, *self.fresh)
+            if item.kind == "content-delta"
+        ]
+        oldest = self._merged.get(("content-delta", 0))
+        return "".join(pieces if oldest is None else (oldest.text, *pieces))
+
+    def reasoning(self) -> str:
+        """Return the text of the open thought so far."""
+        pieces = [event for event in self.events() if event.kind == "thought-delta" and event.seq >= self.thought]
+        return "".join(delta_text(event) or "" for event in pieces)
+
+
+def release_complete(messages: dict[Key, OpenMessage], event: Event) -> None:
+    """Remove the open message or call that a durable event completes."""
+    if isinstance(event, ContentCompleteEvent | LLMCallEvent):
+        # A second request of a step makes the deltas of the first one invalid.
+        messages.pop((event.task_id, event.step), None)
+    elif isinstance(event, ToolCompleteEvent):
+        messages.pop((event.task_id, slot_name(event)), None)
+    elif isinstance(event, ThoughtStreamEvent) and event.source in ("reasoning", "tag"):
+        message = messages.get((event.task_id, event.step))
+        if message is not None:
+            message.thought = event.seq
+    elif ends_attempt(event):
+        messages.clear()
+
+
+def make_gap(first: Event, count: int) -> GapEvent:
+    """Return the notice that `count` events before the first retained event are missing."""
+    return GapEvent(
+        reason="trimmed",
+        count=count,
+        context_id=first.context_id,
+        task_id=first.root_task_id,
+        attempt=first.attempt,
+        seq=first.seq - 1,
+        sub=1,
+        timestamp=first.timestamp,
+    )
+
+
+def slot_name(event: ToolProgressEvent | ToolCompleteEvent) -> str:
+    """Return the key of a tool call among the open messages of a run."""
+    return f"{event.step}#{event.index}"
+
+
+def event_order(event: Event) -> tuple[Any, ...]:
+    """Return the sort key of an event in the stream of a run."""
+    return event.attempt, event.seq, event.sub
