@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
@@ -9,7 +8,7 @@ from reactivex import Observable, abc
 
 from rxloop.errors import ConfigurationError
 from rxloop.operators.loop.checks import handling
-from rxloop.pipeline.active_call import Permit
+from rxloop.pipeline.active_call import Permit, Permits
 from rxloop.pipeline.requests import Operator, Request, Signal
 from rxloop.stream.rx import Cold, Connections, connect, dispose_after
 
@@ -45,12 +44,9 @@ def answering(
 def answering_with_permits(
     request_type: type[R], answer: Callable[[R, Permit | None], Observable[Signal]], concurrency: int | None
 ) -> Operator[object]:
-    """Do as `answering`, but let each answer give its permit back while it waits for a person.
+    """Return `answering`, but pass `answer` a permit, which the answer can give back while it waits for a person.
 
-    Args:
-        request_type: The requests to answer.
-        answer: Called with each of them and with its permit, which is None if `concurrency` is.
-        concurrency: How many answers may hold a permit at once.
+    The permit is None if `concurrency` is None.
     """
     if concurrency is not None and concurrency < 1:
         raise ConfigurationError(f"concurrency must be at least 1, not {concurrency}")
@@ -59,7 +55,7 @@ def answering_with_permits(
         def subscribe(
             observer: abc.ObserverBase[Signal], scheduler: abc.SchedulerBase | None = None
         ) -> abc.DisposableBase:
-            return _Answering(request_type, answer, concurrency, observer, scheduler).of(source)
+            return _Answering(request_type, answer, concurrency, observer, scheduler).connect(source)
 
         return Cold(subscribe)
 
@@ -74,12 +70,10 @@ class _Answering(Generic[R]):
         "_active",
         "_advancing",
         "_answer",
-        "_away",
-        "_concurrency",
         "_connections",
         "_observer",
+        "_permits",
         "_request_type",
-        "_returning",
         "_scheduler",
         "_source_ended",
         "_waiting",
@@ -95,28 +89,26 @@ class _Answering(Generic[R]):
     ) -> None:
         self._request_type = request_type
         self._answer = answer
-        self._concurrency = concurrency
+        self._permits = None if concurrency is None else Permits(concurrency)
         self._observer = observer
         self._scheduler = scheduler
         self._connections = Connections()
+        # An empty deque would take 600 bytes.
         self._waiting: deque[R] | None = None
-        self._returning: deque[_Permit] | None = None
-        """The answers that want their permits back."""
         self._active = 0
-        self._away = 0
-        """The number of answers that have given their permits back."""
+        """Number of answers under way, including those that wait without their permits."""
         self._source_ended = False
         self._advancing = False
 
-    def of(self, source: Observable[Signal]) -> abc.DisposableBase:
-        """Begin; disposing the result ends the source and all answers."""
+    def connect(self, source: Observable[Signal]) -> abc.DisposableBase:
+        """Begin. Disposing the result ends the source and all answers."""
         connect(source, self._on_next, self._on_error, self._on_completed, self._scheduler, self._connections)
         return self._connections
 
     def _on_next(self, signal: Signal) -> None:
         if not isinstance(signal, self._request_type):
             self._observer.on_next(signal)
-        elif self._concurrency is not None and self._active >= self._concurrency:
+        elif self._permits is not None and not self._permits.available:
             if self._waiting is None:
                 self._waiting = deque()
             self._waiting.append(signal)
@@ -125,66 +117,33 @@ class _Answering(Generic[R]):
 
     def _start(self, request: R) -> None:
         if self._connections.disposed:
-            # A source that delivers inside its `subscribe` learns of an error only then.
+            # A source that delivers inside its `subscribe` cannot be disposed before.
             return
-        permit = None if self._concurrency is None else _Permit(self)
+        permit = None if self._permits is None else Permit(self._permits, self._advance, self._end)
         try:
             inner = self._answer(request, permit)
         except Exception as error:
             self._on_error(error)
             return
         self._active += 1
-        ended = self._ended if permit is None else permit.end
-        connect(inner, self._observer.on_next, self._on_error, ended, self._scheduler, self._connections)
+        end = self._end if permit is None else permit.end
+        connect(inner, self._observer.on_next, self._on_error, end, self._scheduler, self._connections)
 
-    def _ended(self) -> None:
+    def _end(self) -> None:
         self._active -= 1
-        self._advance()
-
-    # -- permits
-
-    @property
-    def has_room(self) -> bool:
-        """True if one more answer may be under way."""
-        return self._concurrency is None or self._active < self._concurrency
-
-    def leave(self) -> None:
-        """Let the next answer begin in the place of one that waits."""
-        self._active -= 1
-        self._away += 1
-        self._advance()
-
-    def come_back(self) -> None:
-        """Count an answer again that has waited."""
-        self._active += 1
-        self._away -= 1
-
-    def queue(self, permit: _Permit) -> None:
-        """Note that an answer wants its permit back."""
-        if self._returning is None:
-            self._returning = deque()
-        self._returning.append(permit)
-
-    def end(self, held: bool) -> None:
-        """Take an answer off that has ended, with its permit or while it waited."""
-        if held:
-            self._active -= 1
-        else:
-            self._away -= 1
         self._advance()
 
     def _advance(self) -> None:
-        # A loop and not a recursion, for answers that end inside `_start`.
+        # A loop and not a recursion, because answers can end inside `_start`.
         if self._advancing:
             return
         self._advancing = True
-        while self._returning and self.has_room:
-            self._returning.popleft().reclaim()
-        while self._waiting and self.has_room:
-            self._start(self._waiting.popleft())
+        if self._permits is not None:
+            self._permits.readmit()
+            while self._waiting and self._permits.available:
+                self._start(self._waiting.popleft())
         self._advancing = False
-        under_way = self._active or self._away or self._waiting
-        if self._source_ended and not under_way and not self._connections.disposed:
+        if self._source_ended and not self._active and not self._waiting and not self._connections.disposed:
             self._observer.on_completed()
 
     def _on_error(self, error: Exception) -> None:
@@ -195,52 +154,3 @@ class _Answering(Generic[R]):
     def _on_completed(self) -> None:
         self._source_ended = True
         self._advance()
-
-
-class _Permit:
-    """The permit of one answer."""
-
-    __slots__ = ("_engine", "_granted", "_held", "_over")
-
-    def __init__(self, engine: _Answering[Any]) -> None:
-        self._engine = engine
-        self._held = True
-        self._over = False
-        self._granted: asyncio.Future[None] | None = None
-
-    def release(self) -> None:
-        """Give the permit back, so that the next answer may begin."""
-        if self._held and not self._over:
-            self._held = False
-            self._engine.leave()
-
-    async def acquire(self) -> None:
-        """Wait until the answer may go on; several tasks of it may wait at once."""
-        if self._held or self._over:
-            return
-        if self._granted is None and self._engine.has_room:
-            self.reclaim()
-            return
-        if self._granted is None:
-            self._granted = asyncio.get_running_loop().create_future()
-            self._engine.queue(self)
-        # Not awaited itself: a task that is cancelled would cancel it for the others.
-        await asyncio.wait([self._granted])
-
-    def reclaim(self) -> None:
-        """Take the permit back at once, even if this is one more than allowed."""
-        if not self._held and not self._over:
-            self._held = True
-            self._engine.come_back()
-        self._grant()
-
-    def end(self) -> None:
-        """End the answer."""
-        self._over = True
-        self._grant()
-        self._engine.end(self._held)
-
-    def _grant(self) -> None:
-        if self._granted is not None and not self._granted.done():
-            self._granted.set_result(None)
-        self._granted = None
