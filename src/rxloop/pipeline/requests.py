@@ -11,7 +11,7 @@ from reactivex import Observable
 from typing_extensions import TypeVar, Unpack
 
 from rxloop.pipeline.edited_calls import add_edit_note
-from rxloop.pipeline.run_context import D_co, OfferedTools, RunContext
+from rxloop.pipeline.run_context import D_co, RunContext
 from rxloop.protocol.envelope import check_id
 from rxloop.protocol.events import Event, ToolCompleteEvent
 from rxloop.protocol.json_data import storable
@@ -206,22 +206,6 @@ class ToolRequest(Request[Any]):
 
     def _complete(self, **fields: Any) -> ToolCompleteEvent:
         return ToolCompleteEvent(answer=self.ctx.answer, **{**self.ctx.call_fields, "call": self.call}, **fields)
-
-
-def marked(call: ToolCall, tools: OfferedTools) -> ToolCall:
-    """The call, marked as hidden if its tool is not for clients."""
-    return call.model_copy(update={"hidden": True}) if not call.hidden and tools.hides(call.name) else call
-
-
-def offer_of(tools: Sequence[ToolDefinition], calls: Sequence[ToolCall], offered: OfferedTools) -> list[str] | None:
-    """What a message says of the tools that it was offered: nothing where those are all, and it calls no other one.
-
-    From it a resumed run knows what a call of the message may reach.
-    """
-    names = {tool.name for tool in tools}
-    if names.issuperset(call.name for call in calls) and not offered.has_others(names):
-        return None
-    return [tool.name for tool in tools]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,10 @@ from reactivex.disposable import SerialDisposable
 from rxloop.errors import InvalidEvent
 from rxloop.operators.loop.checks import stuck
 from rxloop.operators.loop.compose import describe
+from rxloop.operators.loop.model_exchange import mark_hidden
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.interfaces import Provider, Tool
-from rxloop.pipeline.requests import ModelRequest, ToolRequest, marked
+from rxloop.pipeline.requests import ModelRequest, ToolRequest
 from rxloop.pipeline.run_context import ModelCall, RunContext
 from rxloop.protocol.events import (
     ContentCompleteEvent,
@@ -320,7 +321,7 @@ class Attempt:
         if message.message_id is None:
             changes["message_id"] = f"{self.task_id}:input:{place}"
         if any(self.tools.hides(call.name) and not call.hidden for call in message.tool_calls):
-            changes["tool_calls"] = tuple(marked(call, self.tools) for call in message.tool_calls)
+            changes["tool_calls"] = tuple(mark_hidden(call, self.tools) for call in message.tool_calls)
         return message.model_copy(update=changes) if changes else message
 
     def parsed(self, content: str) -> tuple[Any, str | None]:

@@ -12,7 +12,8 @@ import orjson
 
 from rxloop.errors import PipelineError, StageRefused
 from rxloop.operators.loop.compose import describe
-from rxloop.pipeline.requests import IterationEnd, ModelRequest, ToolDefinition, ToolRequest, marked, offer_of
+from rxloop.operators.loop.model_exchange import list_offered, mark_hidden
+from rxloop.pipeline.requests import IterationEnd, ModelRequest, ToolDefinition, ToolRequest
 from rxloop.pipeline.run_context import RunContext
 from rxloop.protocol.events import (
     ContentCompleteEvent,
@@ -262,10 +263,12 @@ class StrategyRun:
     async def _called(self, tool: str, arguments: Mapping[str, Any], ctx: RunContext[Any]) -> ToolCompleteEvent:
         branch = ctx.step or ""
         given = dict(arguments)
-        call = marked(ToolCall(id=branch, name=tool, arguments=given, raw=orjson.dumps(given).decode()), ctx.host.tools)
+        call = mark_hidden(
+            ToolCall(id=branch, name=tool, arguments=given, raw=orjson.dumps(given).decode()), ctx.host.tools
+        )
         tools = await self.tools()
         request = ToolRequest(call, ctx.bind(call=call), ctx.host.tools.narrow(branch, tools))
-        answer = await self._answered(request, offer_of(tools, [call], ctx.host.tools))
+        answer = await self._answered(request, list_offered(tools, [call], ctx.host.tools))
         earlier = answer.attempt and answer.attempt < ctx.attempt
         if earlier and answer.error == CANCELED and getattr(ctx.host.tools.find(request), "idempotent", False):
             # It was cut off when an earlier attempt was cancelled, and may be made once more.

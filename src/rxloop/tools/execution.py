@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
 import logging
@@ -13,9 +14,12 @@ from contextlib import aclosing, suppress
 from typing import Any, TypeVar, cast
 
 from rxloop.errors import ToolError
+from rxloop.pipeline.interfaces import Tool
 from rxloop.pipeline.run_context import RunContext
 from rxloop.protocol.events import Event
 from rxloop.protocol.json_data import readable
+from rxloop.protocol.model import thawed
+from rxloop.stream.scope import TimeScope
 from rxloop.tools.result import encode_result
 from rxloop.tools.result_parts import TooLarge
 
@@ -269,6 +273,25 @@ async def _in_thread(work: Callable[[threading.Event], T], name: str) -> T:
         return await run_in_thread(lambda: work(stop), left=left)
     finally:
         stop.set()
+
+
+async def call_with_limit(tool: Tool, seconds: float, deadline: asyncio.Timeout, ctx: RunContext[Any]) -> Any:
+    """Call a tool with a time limit, which stops while the tool asks a person.
+
+    Args:
+        tool: The tool.
+        seconds: Time limit.
+        deadline: Timeout without a deadline, which is set when the time is over.
+        ctx: Context of the call.
+    """
+    call = ctx.call
+    assert call is not None
+    scope = TimeScope(ctx.time_scope or ctx.host.time_scope)
+    ctx = ctx.bind(time_scope=scope)
+    now = asyncio.get_running_loop().time
+    async with deadline:
+        with scope.limit(seconds, lambda: deadline.reschedule(now())), scope.entered():
+            return await watched(tool.call(thawed(call.arguments), ctx), call.name)
 
 
 TOO_LONG = 0.5

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from pydantic_core import PydanticSerializationError, from_json, to_json, to_jsonable_python
 
@@ -26,6 +27,11 @@ from rxloop.tools.result_parts import (
     describe_part,
     too_long,
 )
+
+if TYPE_CHECKING:
+    from rxloop.pipeline.ask import Asked
+
+log = logging.getLogger("rxloop")
 
 MAX_RESULT = 100_000
 """Characters of a result that the model reads, unless the tool has a limit of its own."""
@@ -198,6 +204,35 @@ def failure_fields(error: ToolError, limit: int | None = MAX_RESULT) -> dict[str
         # A generator may raise anything.
         content += f"\n[The value or the parts of this failure are left out: {readable(str(problem))}]"
     return {**fields, "content": content}
+
+
+def make_failure(text: str) -> dict[str, Any]:
+    """Return the fields of a failed result."""
+    text = shortened(readable(text), MAX_RESULT)
+    return {"success": False, "error": text, "content": text}
+
+
+def explain_error(error: BaseException) -> str:
+    """Return the type and message of an exception, for the model."""
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+def report_unawaited(questions: Sequence[Asked[Any]], name: str, public_name: str) -> str:
+    """Log that a tool continued without the answers to its questions, and return the text of its failure.
+
+    Args:
+        questions: Questions that were not awaited.
+        name: Name of the tool, for the model.
+        public_name: Name of the tool, for the log.
+    """
+    for question in questions:
+        question.reported = True
+    method = questions[0].method
+    log.error("the tool %s did not wait for an answer: write `await %s(...)`", public_name, method)
+    return (
+        f"{name} asked {questions[0].prompt!r} and did not wait for the answer (`{method}` without `await`), so that "
+        "nobody was asked. What it did, it did without an answer."
+    )
 
 
 def _is_in(written: str, value: Any, text: str) -> bool:

@@ -21,7 +21,8 @@ from rxloop import (
     tool,
 )
 from rxloop.errors import ContextLengthExceeded
-from rxloop.operators.loop.iterate import MOST_PRESSURE, iterate
+from rxloop.operators.loop.checks import MAX_PRESSURE
+from rxloop.operators.loop.iterate import iterate
 from rxloop.pipeline.requests import IterationEnd, ModelRequest, Operator, RunRequest, Signal, ToolRequest
 from rxloop.stream.sources import emit
 from rxloop.testing import ScriptedModel, call, turn, virtual_time
@@ -191,7 +192,7 @@ async def test_pressure_has_an_end() -> None:
         await Agent(model).run("Hi")
 
     assert caught.value.code == "context_length"
-    assert len(model.requests) == MOST_PRESSURE + 1
+    assert len(model.requests) == MAX_PRESSURE + 1
 
 
 async def test_pressure_is_no_iteration() -> None:

@@ -1,4 +1,4 @@
-"""Declarations, position checks and errors of a loop."""
+"""Declarations, position checks and errors of a loop and its iterations."""
 
 from __future__ import annotations
 
@@ -6,14 +6,27 @@ import threading
 from collections.abc import Iterable
 from typing import Any, NamedTuple, TypeVar
 
-from rxloop.errors import ConfigurationError, PipelineError
+from rxloop.errors import (
+    ConfigurationError,
+    ContextLengthExceeded,
+    MediaRefused,
+    PipelineError,
+    ProviderProtocolError,
+)
 from rxloop.operators.loop.compose import describe, parts
 from rxloop.pipeline.requests import IterationEnd, ModelRequest, Operator, Request, RunRequest, ToolRequest
+from rxloop.protocol.events import LLMFailedEvent
+from rxloop.protocol.finish import KNOWN, explain_end
+from rxloop.protocol.step_events import MALFORMED_REASON
 from rxloop.state.run_state import RunState
 from rxloop.stream.stream import HANDLING
 from rxloop.support.foreign_errors import find_sender
 
 O = TypeVar("O", bound=Operator)  # noqa: E741
+
+MAX_PRESSURE = 3
+_ANSWERS: dict[type[Request], str] = {ModelRequest: "op.call_model()", ToolRequest: "op.run_tools()"}
+NO_CALL = "Your message ended as if it called tools, but no usable call arrived. Call the tool again, or answer."
 
 
 class _Handling(NamedTuple):
@@ -147,3 +160,102 @@ def unordered(what: str, loop: Operator) -> PipelineError:
         f"{what}: something in the loop drops, doubles or holds back events, which have to pass untouched and at once; "
         f"the loop is {describe(loop)}"
     )
+
+
+# -- iterations
+
+
+def unanswered(request: ModelRequest | ToolRequest, pipeline: Operator) -> PipelineError:
+    """Make the error of a request that left the pipeline of an iteration."""
+    return PipelineError(
+        f"nothing answered a {type(request).__name__} of step {request.ctx.step}: "
+        f"the pipeline is {describe(pipeline)}; put {_ANSWERS[type(request)]} after what sends it"
+    )
+
+
+def check_iteration_end(state: RunState, step: str | None, pipeline: Operator) -> None:
+    """Check that an iteration completed its message and answered all calls.
+
+    Raises:
+        PipelineError: It did not.
+    """
+    if state.last is None or state.last.step != step:
+        raise PipelineError(f"iteration {step} ended without a content-complete: the pipeline is {describe(pipeline)}")
+    if state.batch is not None:
+        names = ", ".join(state.batch.calls[index].name for index in state.batch.open)
+        raise PipelineError(
+            f"iteration {step} left tool calls unanswered ({names}): the pipeline is {describe(pipeline)}"
+        )
+
+
+def check_answer(state: RunState) -> None:
+    """Refuse an empty answer with an unknown finish reason, because it may not be an answer.
+
+    Raises:
+        ProviderProtocolError: The newest message is such an answer.
+    """
+    last = state.last
+    if last is None or state.content or state.files or last.finish_reason in KNOWN:
+        return
+    raise ProviderProtocolError(f"the model gave no answer: its message is empty, and {explain_end(last)}")
+
+
+def find_retry(state: RunState) -> LLMFailedEvent | None:
+    """Return the failure of a model call that `iterate` retries: too long a request, or media the vendor refused.
+
+    Providers retry after other failures.
+    """
+    failure = state.failure
+    if failure is None or state.open_step is None:
+        return None
+    return failure if failure.refused or failure.error.code == ContextLengthExceeded.code else None
+
+
+class Retries:
+    """Repeated requests of one iteration."""
+
+    __slots__ = ("_refusal", "pressure")
+
+    def __init__(self) -> None:
+        self.pressure = 0
+        """Number of times that the provider reported that the request is too long."""
+        self._refusal: str | None = None
+        """Reason why the vendor refused images or files."""
+
+    def add(self, failure: LLMFailedEvent) -> None:
+        """Count a failure found by `find_retry`.
+
+        Raises:
+            MediaRefused: The vendor refused images or files again.
+            ContextLengthExceeded: The request is still too long.
+        """
+        if failure.refused:
+            if self._refusal is not None:
+                raise MediaRefused(self._refusal)
+            self._refusal = failure.error.message
+            return
+        self.pressure += 1
+        if self.pressure > MAX_PRESSURE:
+            raise ContextLengthExceeded(failure.error.message)
+
+
+def lacks_calls(state: RunState) -> bool:
+    """True if the newest message ended as if it called tools, but has no calls."""
+    return state.last is not None and state.last.finish_reason == "tool_calls" and not state.last.tool_calls
+
+
+def lost_calls_note(state: RunState) -> str:
+    """Return the message to a model whose tool calls did not arrive.
+
+    Raises:
+        ProviderProtocolError: The model has just been told, so the run would not end.
+    """
+    raw = state.last.raw_finish_reason if state.last is not None else None
+    why = f" (finish reason {raw!r})" if raw and raw != "tool_calls" else ""
+    reason = state.last.metadata.get(MALFORMED_REASON) if state.last is not None else None
+    if isinstance(reason, str) and reason:
+        why = f"{why}: {reason}"
+    before = state.messages[-2] if len(state.messages) > 1 else None
+    if before is not None and before.role == "user" and before.text.startswith(NO_CALL):
+        raise ProviderProtocolError(f"the model says that it calls tools, but its messages hold no usable call{why}")
+    return f"{NO_CALL}{why}"

@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from reactivex import Observable
 
@@ -16,25 +16,23 @@ from rxloop.pipeline.interfaces import Tool
 from rxloop.pipeline.requests import Operator, Signal, ToolRequest
 from rxloop.pipeline.run_context import RunContext
 from rxloop.protocol.events import ToolCompleteEvent, ToolStartEvent
-from rxloop.protocol.json_data import readable, settled_model, storable
-from rxloop.protocol.messages import ToolCall
+from rxloop.protocol.json_data import settled_model, storable
 from rxloop.protocol.model import thawed, unchecked
 from rxloop.state.history import FIND_OUT, INTERRUPTED, UNKNOWN_EFFECT
-from rxloop.stream.scope import TimeScope
 from rxloop.stream.sources import Push, emit, from_task
-from rxloop.tools.execution import watched
+from rxloop.tools.execution import call_with_limit, watched
 from rxloop.tools.result import (
     MAX_RESULT,
     encode_with_parts,
+    explain_error,
     failure_fields,
     gathered,
+    make_failure,
     messages_with,
     parts_with,
+    report_unawaited,
     shortened,
 )
-
-if TYPE_CHECKING:
-    from rxloop.pipeline.ask import Asked
 
 log = logging.getLogger("rxloop")
 
@@ -51,25 +49,25 @@ def run_tools(concurrency: int = 5, *, early: bool = False) -> Operator[object]:
         in   --T1-T2------------------------------|
         out  --s1-s2--progress2--x2---thought1-x1-|
 
-    T `ToolRequest`, s `tool-start`, x `tool-complete`; between them stands what the tool emits itself. Every failure
-    becomes a failed result, which the model reads: an unknown tool, arguments that do not fit, a timeout, an exception.
-    A call that is refused has no `tool-start`. A call that is asked for twice is carried out once.
+    T `ToolRequest`, s `tool-start`, x `tool-complete`. The tool's own events come between them. Every failure becomes a
+    failed result for the model: an unknown tool, invalid arguments, a timeout, an exception. A refused call has no
+    `tool-start`. A call that is requested twice is executed once.
 
-    With a log, a tool that is not idempotent is called once its `tool-start` is durable.
+    With a log, a tool that is not idempotent is called after its `tool-start` is durable.
 
-    With `early=True`, a call of a read-only tool begins as soon as its arguments are written, while the model still
-    writes the rest of its message. What it emits is held until its `ToolRequest` comes, so that the stream, the log and
-    a resume are as they are without. If the request does not come, or is not the same, the call is cancelled, and an
-    internal `tool-voided` event is all that is left of it. Guards see the request after the call has begun.
+    With `early=True`, a call of a read-only tool begins as soon as its arguments are complete, while the model still
+    writes the rest of its message. Its events are held until its `ToolRequest` arrives, so that the stream, the log and
+    a resume do not change. If the request does not arrive or differs, the call is cancelled and leaves only an internal
+    `tool-voided` event. Guards see the request after the call has begun.
 
     Args:
-        concurrency: How many tools may run at once in one iteration; further calls wait. A call that waits for a person
-            does not count.
-        early: Start calls early, on the main line: those of tools with `read_only=True` that nobody has to approve.
+        concurrency: Maximum number of tools that run at once in one iteration. A call that waits for a person does not
+            count.
+        early: Start calls early, on the main branch: calls of tools with `read_only=True` that need no approval.
     """
     operator = answering_with_permits(ToolRequest, _answer, concurrency)
     if early:
-        # Imported here, because most programs do not need it.
+        # Imported here, because few programs need it.
         from rxloop.operators.loop.early_tools import starting_early
 
         operator = starting_early(_carried_out, _answer, concurrency)
@@ -83,7 +81,7 @@ def _answer(request: ToolRequest, permit: Permit | None = None) -> Observable[Si
     if earlier is not None:
         return emit(earlier)
     if not host.claim(request.slot):
-        # An operator has doubled the request, but the tool must act once.
+        # An operator has doubled the request, but the tool may only be called once.
         return emit()
     tool = host.tools.find(request)
     if not isinstance(tool, str):
@@ -114,9 +112,13 @@ def _carried_out(
 async def _carry_out(tool: Tool, request: ToolRequest, push: Push[Signal], active: ActiveCall) -> None:
     ctx: RunContext[Any] = request.ctx.bind(out=push, questions=[], active_call=active)
     call = request.call
-    if tool.approve and not await _approved(tool.approve, ctx, call):
-        push(request.refuse(f"The call of {call.name} was not approved."))
-        return
+    if tool.approve:
+        # Imported here, because `import rxloop` is faster without this module.
+        from rxloop.tools.approval import approval_question
+
+        if not await ctx.ask(approval_question(tool.approve, call)):
+            push(request.refuse(f"The call of {call.name} was not approved."))
+            return
     about: dict[str, Any] = {**ctx.call_fields, "call": settled_model(call, "tool-start: call")}
     push(_start(idempotency_key=ctx.idempotency_key, **about))
     if ctx.log is not None and not tool.idempotent:
@@ -128,15 +130,8 @@ async def _carry_out(tool: Tool, request: ToolRequest, push: Push[Signal], activ
     push(_complete(answer=ctx.answer, duration=ctx.clock.monotonic() - start, **about, **fields))
 
 
-async def _approved(approve: bool | str, ctx: RunContext[Any], call: ToolCall) -> bool:
-    # Imported here, because importing rxloop is quicker without.
-    from rxloop.tools.approval import approval_question
-
-    return await ctx.ask(approval_question(approve, call))
-
-
 async def _result(tool: Tool, ctx: RunContext[Any]) -> dict[str, Any]:
-    """Call the tool, and give the outcome as the fields of its event."""
+    """Call the tool, and return the outcome as fields of its event."""
     call = ctx.call
     assert call is not None
     deadline = None if tool.timeout is None else asyncio.timeout(None)
@@ -144,78 +139,44 @@ async def _result(tool: Tool, ctx: RunContext[Any]) -> dict[str, Any]:
         if deadline is None or tool.timeout is None:
             value = await watched(tool.call(thawed(call.arguments), ctx), call.name)
         else:
-            value = await _within(tool, tool.timeout, deadline, ctx)
+            value = await call_with_limit(tool, tool.timeout, deadline, ctx)
         value = gathered(value)
         result, content, parts = encode_with_parts(value)
         result = storable(result, "the result")
         beside = {**messages_with(value), **parts_with(parts)}
-        forgotten = [asked for asked in ctx.questions or () if asked.forgotten]
-        if forgotten:
-            return _not_awaited(ctx, call.name, forgotten)
+        unawaited = [question for question in ctx.questions or () if question.forgotten]
+        if unawaited:
+            return make_failure(report_unawaited(unawaited, call.name, _public_name(ctx)))
     except ToolError as error:
         return failure_fields(error, getattr(tool, "max_result", MAX_RESULT))
     except InvalidEvent as error:
-        return _failure(str(error))
+        return make_failure(str(error))
     except TimeoutError as error:
         if deadline is not None and deadline.expired():
             text = f"{call.name} timed out after {tool.timeout} s."
-            return _failure(text if tool.idempotent else f"{text} It was cut off, {UNKNOWN_EFFECT}. {FIND_OUT}")
-        return _failure(_describe(error))
+            return make_failure(text if tool.idempotent else f"{text} It was cut off, {UNKNOWN_EFFECT}. {FIND_OUT}")
+        return make_failure(explain_error(error))
     except asyncio.CancelledError:
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             raise
-        return _failure(f"{call.name} waited for something that was cancelled.")
+        return make_failure(f"{call.name} waited for something that was cancelled.")
     except SystemExit as error:
-        return _failure(f"{call.name} tried to exit the process with status {error.code}.")
+        return make_failure(f"{call.name} tried to exit the process with status {error.code}.")
     except Exception as error:
-        # For the log alone: the model could do nothing with it.
+        # The traceback is only for the log, because the model cannot use it.
         hint = _NO_DEPS if ctx.deps is None and "NoneType" in str(error) else ""
         log.warning("the tool %s failed%s", _public_name(ctx), hint, exc_info=error)
-        return _failure(_describe(error))
+        return make_failure(explain_error(error))
     limit = getattr(tool, "max_result", MAX_RESULT)
     if limit is not None and len(content) > limit and not ctx.answer:
-        # Imported here, because importing rxloop is quicker without.
+        # Imported here, because `import rxloop` is faster without this module.
         from rxloop.tools.artifacts import kept_whole
 
         content = shortened(content, limit, await kept_whole(content, ctx))
     return {"success": True, "result": result, "content": content, **beside}
 
 
-async def _within(tool: Tool, seconds: float, deadline: asyncio.Timeout, ctx: RunContext[Any]) -> Any:
-    """Call a tool with a time limit, which stops while the tool asks a person."""
-    call = ctx.call
-    assert call is not None
-    scope = TimeScope(ctx.time_scope or ctx.host.time_scope)
-    ctx = ctx.bind(time_scope=scope)
-    now = asyncio.get_running_loop().time
-    async with deadline:
-        with scope.limit(seconds, lambda: deadline.reschedule(now())), scope.entered():
-            return await watched(tool.call(thawed(call.arguments), ctx), call.name)
-
-
 def _public_name(ctx: RunContext[Any]) -> str:
-    """Name a tool for everybody: a hidden one by the place of its call."""
+    """Return a name of the tool that everyone may read. A hidden tool is named by its slot."""
     return f"{ctx.step}/{ctx.index}" if ctx.call is None or ctx.call.hidden else ctx.call.name
-
-
-def _not_awaited(ctx: RunContext[Any], name: str, forgotten: list[Asked[Any]]) -> dict[str, Any]:
-    """Make the failure of a tool that went on without the answers to its questions."""
-    for asked in forgotten:
-        asked.reported = True
-    method = forgotten[0].method
-    text = (
-        f"{name} asked {forgotten[0].prompt!r} and did not wait for the answer (`{method}` without `await`), so that "
-        "nobody was asked. What it did, it did without an answer."
-    )
-    log.error("the tool %s did not wait for an answer: write `await %s(...)`", _public_name(ctx), method)
-    return _failure(text)
-
-
-def _failure(text: str) -> dict[str, Any]:
-    text = shortened(readable(text), MAX_RESULT)
-    return {"success": False, "error": text, "content": text}
-
-
-def _describe(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -1,0 +1,215 @@
+"""Requests to the model before they are sent, and its messages and failures before they are published."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rxloop.errors import ContextLengthExceeded, MediaRefused, ProviderError
+from rxloop.pipeline.requests import ModelRequest, Signal, ToolDefinition, ToolRequest
+from rxloop.pipeline.run_context import OfferedTools, RunContext
+from rxloop.protocol.events import (
+    ContentCompleteEvent,
+    Event,
+    LLMCallEvent,
+    LLMFailedEvent,
+    LLMNoticeEvent,
+    normalise,
+)
+from rxloop.protocol.finish import CUT_OFF, explain_refused_call, is_complete
+from rxloop.protocol.json_data import LARGEST, readable, settled_model
+from rxloop.protocol.messages import ErrorInfo, Message, ToolCall
+from rxloop.protocol.model import FrozenList, stamp, unchecked
+from rxloop.state.history import INTERRUPTED, History
+from rxloop.state.refused_media import select_refused, vendor_reason
+
+if TYPE_CHECKING:
+    from rxloop.context.repair import RequestRepair
+
+CHARACTERS_PER_TOKEN = 4
+_llm_call = unchecked(LLMCallEvent, settled=True)
+
+
+# -- requests
+
+
+class RequestChecks:
+    """Last changes to requests: messages of the meantime, repair, and no media that the vendor refused before."""
+
+    def __init__(self) -> None:
+        self._repair: RequestRepair | None = None
+
+    def prepare(self, request: ModelRequest) -> tuple[ModelRequest, Sequence[str]]:
+        """Return the request to send, and the problems that were repaired."""
+        request, problems = self._check(_add_late_messages(request))
+        if request.ctx.state.refused:
+            request = _omit_refused_media(request)
+        return request, problems
+
+    def _check(self, request: ModelRequest) -> tuple[ModelRequest, Sequence[str]]:
+        ctx = request.ctx
+        if request.messages is ctx.state.messages and request.system is ctx.host.system:
+            return request, ()
+        if self._repair is None:
+            # Imported here, because only operators that change requests need it.
+            from rxloop.context.repair import RequestRepair
+
+            self._repair = RequestRepair()
+        return self._repair.checked(request)
+
+
+def _add_late_messages(request: ModelRequest) -> ModelRequest:
+    """Add the messages that entered the history after the request was created."""
+    history = request.ctx.state.messages
+    if request.history is None or len(history) == request.history:
+        return request
+    messages: Sequence[Message] = request.messages
+    if history.extends(messages):
+        return request.replace(messages=history, history=len(history))
+    if not isinstance(messages, Sequence):  # pyright: ignore[reportUnnecessaryIsInstance]
+        return request
+    late = history[request.history :]
+    return request.replace(messages=[*messages, *late], history=len(history))
+
+
+def _omit_refused_media(request: ModelRequest) -> ModelRequest:
+    omit = request.ctx.state.refused.omit_from
+    return request.replace(
+        messages=omit(request.messages), system=tuple(omit(request.system)), tail=tuple(omit(request.tail))
+    )
+
+
+def describe_request(request: ModelRequest, problems: Sequence[str]) -> LLMCallEvent:
+    """Return the `llm-call` event of a request.
+
+    Args:
+        request: The request that is about to be sent.
+        problems: Problems that were repaired.
+    """
+    layers = (*request.system, *request.tail)
+    repairs: dict[str, Any] = {"problems": list(problems)} if problems else {}
+    name, iteration = request.ctx.model.name, request.iteration
+    estimate = _estimate(request, layers) if request.estimate is None else request.estimate
+    # Providers, strategies and counters of users may return values of other types.
+    numbers = iteration.__class__ is int and estimate.__class__ is int and 0 <= estimate <= LARGEST
+    make = _llm_call if numbers and name.__class__ is str and name.isascii() and not problems else LLMCallEvent
+    return make(
+        step=request.step,
+        branch=request.branch,
+        iteration=iteration,
+        model=name,
+        message_count=len(layers) + len(request.messages),
+        tool_count=len(request.tools),
+        estimated_input_tokens=estimate,
+        **repairs,
+    )
+
+
+def _estimate(request: ModelRequest, layers: Sequence[Message]) -> int:
+    messages = request.messages if isinstance(request.messages, History) else History(request.messages)
+    size = messages.size + sum(len(message.text) for message in layers) + sum(tool.size for tool in request.tools)
+    return size // CHARACTERS_PER_TOKEN
+
+
+# -- failures
+
+
+def find_refused_media(request: ModelRequest, error: MediaRefused) -> tuple[dict[str, str], list[LLMNoticeEvent]]:
+    """Return the images and files that the vendor refused, with the reason, and a notice that names them."""
+    reason = vendor_reason(readable(str(error)))
+    media = select_refused((*request.system, *request.tail), request.messages, error.media, error.scope)
+    if not media:
+        return {}, []
+    names = ", ".join(media.values())
+    text = readable(f"{request.ctx.model.name} refused {names}, which is omitted from now on: {reason}")
+    notice = LLMNoticeEvent(code="left_out", message=text, step=request.step, branch=request.branch)
+    return dict.fromkeys(media, reason), [notice]
+
+
+def describe_failure(request: ModelRequest, error: Exception, refused: dict[str, str], tries: int) -> LLMFailedEvent:
+    """Return the `llm-failed` event of the last request of a call. Requests that were retried have their own events.
+
+    Args:
+        request: The request.
+        error: The error of the provider.
+        refused: Images and files that the vendor refused.
+        tries: Number of requests.
+    """
+    known = error if isinstance(error, ProviderError) else None
+    code = known.code if known else "error"
+    return LLMFailedEvent(
+        error=ErrorInfo(code=code, message=readable(str(error))),
+        retryable=isinstance(error, ContextLengthExceeded) or bool(refused) or (known is not None and known.retryable),
+        status=known and known.status,
+        tries=tries,
+        refused=refused,
+        step=request.step,
+        branch=request.branch,
+    )
+
+
+# -- messages
+
+
+def complete_message(message: ContentCompleteEvent, request: ModelRequest) -> None:
+    """Add what the request says about the calls of a message, before the message is published."""
+    if message.tool_calls:
+        name = "content-complete: tool_calls"
+        tools = request.ctx.host.tools
+        calls = [settled_model(mark_hidden(call, tools), name) for call in message.tool_calls]
+        stamp(message).update(tool_calls=FrozenList(calls), offered=list_offered(request.tools, calls, tools))
+    if message.finish_reason == "length" and message.max_tokens is None:
+        stamp(message)["max_tokens"] = request.settings.max_tokens
+    # Normalise before the calls are read, so that tools get the same arguments as the log.
+    normalise(message)
+
+
+def mark_hidden(call: ToolCall, tools: OfferedTools) -> ToolCall:
+    """Return the call, marked as hidden if clients do not get its tool."""
+    return call.model_copy(update={"hidden": True}) if not call.hidden and tools.hides(call.name) else call
+
+
+def list_offered(tools: Sequence[ToolDefinition], calls: Sequence[ToolCall], offered: OfferedTools) -> list[str] | None:
+    """Return the names of the tools that a message was offered, or None if it was offered all tools of the run.
+
+    A resumed run uses them to decide which tools the calls of the message can reach.
+    """
+    names = {tool.name for tool in tools}
+    if names.issuperset(call.name for call in calls) and not offered.has_others(names):
+        return None
+    return [tool.name for tool in tools]
+
+
+def make_tool_requests(
+    message: ContentCompleteEvent,
+    calls: Iterable[tuple[int, ToolCall]],
+    ctx: RunContext[Any],
+    offered: tuple[ToolDefinition, ...] | None,
+) -> list[Signal]:
+    """Return a `ToolRequest` for each tool call of a complete message, or a failed `tool-complete` otherwise.
+
+    The arguments of an incomplete message may be truncated, so guards, tools and people never get requests for them.
+
+    Args:
+        message: The message that calls the tools.
+        calls: Its unanswered calls, with their indexes.
+        ctx: The context of the model call.
+        offered: The tools offered to the model, or None for all tools of the run.
+    """
+    if message.finish_reason in CUT_OFF:
+        return []
+    requests = [ToolRequest(call, ctx.bind(call=call, index=index), offered) for index, call in calls]
+    return list(requests) if is_complete(message) else [_refuse(request, message) for request in requests]
+
+
+def _refuse(request: ToolRequest, message: ContentCompleteEvent) -> Event:
+    host = request.ctx.host
+    earlier = host.earlier.results.get(request.slot)
+    if earlier is not None:
+        return earlier
+    tool = host.tools.find(request)
+    if not isinstance(tool, str):
+        request = request.of(tool.definition)
+        if request.slot in host.earlier.interrupted and not tool.idempotent:
+            return request.refuse(INTERRUPTED)
+    return request.refuse(explain_refused_call(message, request.call.name))
