@@ -15,7 +15,8 @@ from rxloop.context.request_compressor import RequestCutter
 from rxloop.errors import RxloopError
 from rxloop.pipeline.context_interfaces import TokenCounter
 from rxloop.pipeline.interfaces import Provider
-from rxloop.pipeline.requests import ModelRequest, Signal, ThinkingResult
+from rxloop.pipeline.requests import ModelRequest, Signal
+from rxloop.pipeline.thinking_result import ThinkingResult
 from rxloop.protocol.events import Event, ThinkingFailedEvent
 from rxloop.protocol.messages import Message, Usage, Wire
 from rxloop.protocol.settings import ModelSettings

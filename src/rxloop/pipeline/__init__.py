@@ -26,5 +26,5 @@ if TYPE_CHECKING:
     from rxloop.pipeline.context_interfaces import Budget as Budget
     from rxloop.pipeline.context_interfaces import TokenCounter as TokenCounter
     from rxloop.pipeline.context_interfaces import WorkspacePart as WorkspacePart
-    from rxloop.pipeline.requests import ThinkingResult as ThinkingResult
+    from rxloop.pipeline.thinking_result import ThinkingResult as ThinkingResult
     from rxloop.support.tasks import Clock as Clock

@@ -12,39 +12,13 @@ from typing_extensions import TypeVar, Unpack
 
 from rxloop.pipeline.edited_calls import add_edit_note
 from rxloop.pipeline.run_context import D_co, RunContext
+from rxloop.pipeline.thinking_result import ThinkingResult
 from rxloop.protocol.envelope import check_id
 from rxloop.protocol.events import Event, ToolCompleteEvent
 from rxloop.protocol.json_data import storable
-from rxloop.protocol.messages import FilePart, ImagePart, Message, ToolCall, Usage
+from rxloop.protocol.messages import FilePart, ImagePart, Message, ToolCall
 from rxloop.protocol.parts import with_placeholders
 from rxloop.protocol.settings import ModelSettings
-
-_NOTE = "[Where you are, for you alone; the conversation above is what counts.]"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ThinkingResult:
-    """What the thinking phase made of a run, before one of its model calls."""
-
-    summary: str = ""
-    """What stands for the messages that are left out."""
-    current_state: str = ""
-    """How far the run is, in a sentence or two."""
-    insights: tuple[str, ...] = ()
-    """What the model has found so far, by its own thoughts."""
-    next_actions: tuple[str, ...] = ()
-    """What it meant to do, by its own thoughts, and what went wrong last."""
-    compressed_history: Sequence[Message] = field(default=(), repr=False)
-    """The messages that are sent for the history."""
-    thinking_tokens: Usage = field(default_factory=Usage)
-    """What the thinking model used for it."""
-
-    def note(self) -> str:
-        """Write the note for the model, in a few lines; empty if there is nothing to say."""
-        lines = [self.current_state] if self.current_state else []
-        lines += [f"You found: {insight}" for insight in self.insights]
-        lines += [f"To do: {action}" for action in self.next_actions]
-        return "\n".join([_NOTE, *lines]) if lines else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,44 @@
+"""Result of the thinking phase."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from rxloop.protocol.messages import Message, Usage
+
+_NOTE = "[Where you are, for you alone; the conversation above is what counts.]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThinkingResult:
+    """Result of the thinking phase before a model call, in `ModelRequest.thinking`.
+
+    `op.thinking_phase` sets it, so that the operators after it can read it::
+
+        @op.on(ModelRequest)
+        async def show(request, ctx):
+            if request.thinking is not None:
+                ctx.emit(CustomEvent(name="thinking", data={"note": request.thinking.note()}))
+            yield request
+    """
+
+    summary: str = ""
+    """Summary of the messages that are omitted."""
+    current_state: str = ""
+    """Progress of the run, in a sentence or two."""
+    insights: tuple[str, ...] = ()
+    """Findings of the model so far, from its own thoughts."""
+    next_actions: tuple[str, ...] = ()
+    """Plans of the model, from its own thoughts, and its last failure."""
+    compressed_history: Sequence[Message] = field(default=(), repr=False)
+    """Messages that are sent instead of the history."""
+    thinking_tokens: Usage = field(default_factory=Usage)
+    """Tokens used by the thinking model."""
+
+    def note(self) -> str:
+        """Return a note for the model, in a few lines, or an empty string."""
+        lines = [self.current_state] if self.current_state else []
+        lines += [f"You found: {insight}" for insight in self.insights]
+        lines += [f"To do: {action}" for action in self.next_actions]
+        return "\n".join([_NOTE, *lines]) if lines else ""
