@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 
 from rxloop.coordination.answers import describe_drop
 from rxloop.coordination.lease import Lease
 from rxloop.coordination.order import RETRY, drop_questions, wait_for_end
-from rxloop.errors import ConflictError, ContextBusy, EventLogError
+from rxloop.errors import ConflictError, ContextBusy, EventLogError, Fenced
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.log_retry import read_log
 from rxloop.pipeline.records import RunRecord
 from rxloop.pipeline.snapshot import WAITING
 from rxloop.protocol.events import SUPERSEDED, Event
 from rxloop.run.attempt import Attempt
-from rxloop.run.ends import is_over
+from rxloop.run.ends import is_over, run_exists
 from rxloop.run.life import Life
 from rxloop.run.recorder import Recorder
 from rxloop.support.tasks import GRACE
@@ -231,3 +231,54 @@ async def _follow_to_end(attempt: Attempt, event_log: EventLog) -> Event | None:
     except Exception as error:
         log.debug("the run %s cannot be followed: %s", attempt.task_id, error)
     return last
+
+
+async def claim_run(attempt: Attempt, first: Iterable[Event]) -> None:
+    """Append the first events of an attempt. Of several processes, only one succeeds and continues the run.
+
+    A fork appends the events that it copied from another run in the same batch.
+
+    Raises:
+        RunExists: A new run of this id has just begun elsewhere.
+        ConflictError: Another process continues the run.
+        Fenced: The lease was lost.
+    """
+    recorder, writer = attempt.recorder, attempt.recorder.writer
+    if writer is not None:
+        for event in attempt.past:
+            if event.seq > writer.durable_seq:
+                writer.add(event)
+    recorded = [recorder.record(event) for event in first]
+    # An attempt that only ends the run is appended as a whole, so that no reader sees it working.
+    ends_at_once = recorder.begun and attempt.life.ending
+    if writer is not None and not ends_at_once:
+        try:
+            await attempt.life.insist(writer.flush)
+        except ConflictError as error:
+            await writer.close()
+            if isinstance(error, Fenced) and not await _is_in_another_conversation(attempt):
+                raise
+            run = attempt.task_id
+            if attempt.spec.chosen_id:
+                raise run_exists(run, "was begun elsewhere at the same moment") from error
+            raise ConflictError(
+                f"the run {run} was taken up elsewhere at the same moment, and goes on there; nothing was done here. "
+                f"follow(log, {run!r}) shows what it comes to; agent.resume() gives its end later"
+            ) from error
+    for event in (*attempt.past, *recorded):
+        recorder.hub.publish(event)
+
+
+async def _is_in_another_conversation(attempt: Attempt) -> bool:
+    """Return True if the log has a run of the chosen id in another conversation.
+
+    The owner of that conversation keeps every other process out, and this one had no lease of it to lose.
+    """
+    log = attempt.log
+    if log is None or not attempt.spec.chosen_id:
+        return False
+    try:
+        record = await read_log(log.get_record, attempt.task_id)
+    except EventLogError:
+        return False
+    return record.context_id != attempt.context_id

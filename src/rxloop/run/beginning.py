@@ -6,15 +6,12 @@ import asyncio
 from collections.abc import Iterator
 from typing import Any
 
-from rxloop.errors import ConfigurationError, ConflictError, EventLogError, Fenced, Paused
+from rxloop.errors import Paused
 from rxloop.operators.loop.iterate import iterate
-from rxloop.pipeline.log_retry import read_log
 from rxloop.pipeline.requests import Operator, RunRequest
 from rxloop.protocol.events import Event, StatusUpdateEvent, TaskEvent
-from rxloop.protocol.messages import Message
 from rxloop.protocol.model import EMPTY_DICT, unchecked
 from rxloop.run.attempt import Attempt
-from rxloop.run.ends import run_exists
 from rxloop.run.life import CLOSING
 from rxloop.state.run_state import MAIL_ID
 from rxloop.stream.rx import RunScheduler, connect
@@ -34,7 +31,10 @@ async def announce(attempt: Attempt) -> None:
     """
     first = first_events(attempt)
     if attempt.recorder.begun or attempt.spec.chosen_id:
-        await _claim(attempt, first)
+        # Imported here, because few runs without a log have a chosen id.
+        from rxloop.run.admission import claim_run
+
+        await claim_run(attempt, first)
     else:
         for event in first:
             attempt.publish(event)
@@ -66,52 +66,6 @@ def first_events(attempt: Attempt) -> Iterator[Event]:
     yield from attempt.news
 
 
-async def _claim(attempt: Attempt, first: Iterator[Event]) -> None:
-    """Take a run up: whoever gets the first events of the attempt into the log goes on with it, and nobody else.
-
-    What the log does not have of the past, since it is taken over of another run, goes into it by the same write.
-    """
-    recorder, writer = attempt.recorder, attempt.recorder.writer
-    if writer is not None:
-        for event in attempt.past:
-            if event.seq > writer.durable_seq:
-                writer.add(event)
-    recorded = [recorder.record(event) for event in first]
-    # One that has nothing to do but to end is written as a whole: nobody is to see it under way.
-    ends_at_once = recorder.begun and attempt.life.ending
-    if writer is not None and not ends_at_once:
-        try:
-            await attempt.life.insist(writer.flush)
-        except ConflictError as error:
-            await writer.close()
-            if isinstance(error, Fenced) and not await _is_in_another_conversation(attempt):
-                raise
-            run = attempt.task_id
-            if attempt.spec.chosen_id:
-                raise run_exists(run, "was begun elsewhere at the same moment") from error
-            raise ConflictError(
-                f"the run {run} was taken up elsewhere at the same moment, and goes on there; nothing was done here. "
-                f"follow(log, {run!r}) shows what it comes to; agent.resume() gives its end later"
-            ) from error
-    for event in (*attempt.past, *recorded):
-        recorder.hub.publish(event)
-
-
-async def _is_in_another_conversation(attempt: Attempt) -> bool:
-    """Return True if the log has a run of the chosen id in another conversation.
-
-    The owner of that conversation keeps every other process out, and this one had no lease of it to lose.
-    """
-    log = attempt.log
-    if log is None or not attempt.spec.chosen_id:
-        return False
-    try:
-        record = await read_log(log.get_record, attempt.task_id)
-    except EventLogError:
-        return False
-    return record.context_id != attempt.context_id
-
-
 async def begin(attempt: Attempt) -> None:
     """Feed the run to its pipeline, unless it has to end before; what fails on the way is its end."""
     life, tools = attempt.life, attempt.spec.tools
@@ -123,7 +77,7 @@ async def begin(attempt: Attempt) -> None:
             # So that the calls of before can be closed, whatever happens next.
             attempt.tools.replace(tools.plain, (), attempt.context())
         if not life.ending:
-            attempt.requests.system = await _system(attempt)
+            await attempt.requests.resolve_system(attempt.context(), life)
         if resumed and not life.ending:
             offered = await life.prepare(tools.resolve(attempt.context()))
             if offered is not None:
@@ -142,23 +96,6 @@ async def begin(attempt: Attempt) -> None:
             return
         life.fail(to_error(error))
         leave_to_loop(error)
-
-
-async def _system(attempt: Attempt) -> tuple[Message, ...]:
-    instructions = attempt.spec.instructions
-    text: Any = instructions
-    if not isinstance(instructions, str):
-        # Imported here: importing rxloop is quicker without.
-        from rxloop.pipeline.time_limits import limit_time
-        from rxloop.support.threads import call_user_function
-
-        name = f"the instructions {getattr(instructions, '__name__', 'function')}()"
-        ctx = attempt.context()
-        text = await attempt.life.prepare(limit_time(ctx, lambda: call_user_function(instructions, ctx), name))
-        if not isinstance(text, str) and not attempt.life.ending:
-            raise ConfigurationError(f"{name} gave {text!r}: they have to give a text")
-    texts = [part for part in (text, attempt.spec.output_prompt) if part]
-    return (Message.system("\n\n".join(texts)),) if texts else ()
 
 
 def _steer(attempt: Attempt) -> None:

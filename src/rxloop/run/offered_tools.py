@@ -6,11 +6,13 @@ import logging
 from collections.abc import Awaitable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
+from rxloop.errors import ConfigurationError
 from rxloop.pipeline.interfaces import Tool
 from rxloop.pipeline.requests import ModelRequest, ToolDefinition, ToolRequest
 from rxloop.pipeline.run_context import RunContext
 from rxloop.protocol.events import ToolsUnavailableEvent
 from rxloop.protocol.messages import Message, ToolCall
+from rxloop.run.life import Life
 from rxloop.run.recorder import Recorder
 from rxloop.run.spec import RunSpec
 
@@ -117,6 +119,26 @@ class RequestBuilder:
     def __init__(self, spec: RunSpec, tools: AttemptTools, recorder: Recorder) -> None:
         self._spec, self._tools, self._recorder = spec, tools, recorder
         self.system: tuple[Message, ...] = ()
+
+    async def resolve_system(self, ctx: RunContext[Any], life: Life) -> None:
+        """Set the layers of the system prompt, unless the end of the attempt is decided meanwhile.
+
+        Raises:
+            ConfigurationError: The function for the instructions did not return a string.
+        """
+        instructions = self._spec.instructions
+        text: Any = instructions
+        if not isinstance(instructions, str):
+            # Imported here, because `import rxloop` is faster without these modules.
+            from rxloop.pipeline.time_limits import limit_time
+            from rxloop.support.threads import call_user_function
+
+            name = f"the instructions {getattr(instructions, '__name__', 'function')}()"
+            text = await life.prepare(limit_time(ctx, lambda: call_user_function(instructions, ctx), name))
+            if not isinstance(text, str) and not life.ending:
+                raise ConfigurationError(f"{name} gave {text!r}: they have to give a text")
+        texts = [part for part in (text, self._spec.output_prompt) if part]
+        self.system = (Message.system("\n\n".join(texts)),) if texts else ()
 
     def build(self, ctx: RunContext[Any], iteration: int, pressure: int) -> ModelRequest | Awaitable[ModelRequest]:
         """Return the request of the next model call, or an awaitable if a toolset has to be asked for its tools.
