@@ -1,29 +1,22 @@
-"""The hot face of a run: what `agent.run()` gives."""
+"""Handle of a run, as returned by `agent.run()`."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Generator, Sequence
-from copy import copy
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Self, TypedDict, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, Self, TypedDict, overload
 
-from reactivex import Observable
 from typing_extensions import TypeVar, Unpack
 
-from rxloop.errors import (
-    ConfigurationError,
-    EventLogError,
-    RxloopError,
-)
-from rxloop.operators.views.after import after as after_cursor
+from rxloop.errors import ConfigurationError, EventLogError, RxloopError
 from rxloop.operators.views.text import text
 from rxloop.protocol.cursor import is_behind, read_cursor
-from rxloop.protocol.events import AnyEvent, Event, PendingInput, StatusUpdateEvent
+from rxloop.protocol.events import AnyEvent, PendingInput, StatusUpdateEvent
 from rxloop.protocol.messages import Message
 from rxloop.run.attempt import Attempt
 from rxloop.run.ownership import OwnedRuns, RunHold
-from rxloop.run.result import Result, or_failure, outcome
+from rxloop.run.result import Misuse, Result, copy_error, or_failure, outcome
 from rxloop.stream.back_pressure import Overflow
 from rxloop.stream.stream import A, B, C, D, E, Pipes, Stream, V, check_reader
 
@@ -34,64 +27,52 @@ O = TypeVar("O", default=str)  # noqa: E741
 
 
 class StreamOptions(TypedDict, total=False):
-    """How a stream treats a reader that is slow, and where it starts; see `Run.stream`."""
+    """Policy for a slow reader, and the first event of the stream; see `Run.stream`."""
 
     overflow: Overflow
     buffer: int
     after: str | None
 
 
-def _raised_again(error: BaseException) -> BaseException:
-    """Copy an exception for one more who awaits: one that is raised again and again has a longer and longer trace."""
-    try:
-        fresh = copy(error).with_traceback(error.__traceback__)
-    except Exception:
-        return error
-    fresh.__cause__ = error.__cause__
-    return fresh
-
-
-class Run(Pipes[AnyEvent], Generic[O]):
+class Run(Misuse, Pipes[AnyEvent], Generic[O]):
     """A run of an agent: a stream of events, an awaitable result, and a handle to cancel it.
 
     The first use starts it, exactly once. Awaiting it is like awaiting a task: cancelling the awaiter cancels the run.
-    Leaving `async with` cancels what is unfinished. Reading never does; letting go of the last holder does. A task that
-    is cancelled while it reads lets go of everything that its functions hold.
+    Leaving `async with` cancels an unfinished run. Reading never cancels it, but the end of its last holder does. A
+    task that is cancelled while it reads drops everything that its functions hold.
     """
 
     def __init__(self, attempt: Attempt, owned: OwnedRuns) -> None:
         self._attempt = attempt
         self.hold = RunHold(attempt, owned)
-        """What the handle and its streams hold of the run."""
-        # A reader also gets kinds of your own, which a type checker finds by `isinstance` or `match`.
-        self._source = cast("Observable[AnyEvent]", attempt.recorder.hub.events)
+        """Ownership of the run, shared by the handle and its streams."""
 
     @property
     def task_id(self) -> str:
-        """The id of the run."""
+        """Id of the run."""
         return self._attempt.task_id
 
     @property
     def context_id(self) -> str:
-        """The id of the conversation."""
+        """Id of the conversation."""
         return self._attempt.context_id
 
     @property
     def artifacts(self) -> Artifacts:
-        """The files of the conversation, to read; without a log and a store of its own, those of this run."""
-        # Few programs read them.
+        """Artifacts of the conversation, read-only. Without a log and a store, only those of this run."""
+        # Imported here, because few programs read artifacts.
         from rxloop.pipeline.artifacts import Artifacts
 
         return Artifacts(self._attempt.writes.store, self.context_id)
 
     @property
     def started(self) -> bool:
-        """Whether anybody has used the run yet."""
+        """True if the run was started."""
         return self.hold.driver is not None
 
     @property
     def pending(self) -> list[PendingInput]:
-        """The questions that have no answer yet, also while other calls of the run are at work.
+        """Questions without an answer, also while other calls of the run work.
 
         Answer them with `agent.get_run(run.task_id).answer({input_id: value})`. `result.pending` has the questions of a
         paused run.
@@ -101,7 +82,7 @@ class Run(Pipes[AnyEvent], Generic[O]):
     @property
     def events(self) -> Stream[AnyEvent]:
         """Every event of the run, from the first one, for each subscriber and each iterator."""
-        return Stream(self._retained(), self.hold)
+        return Stream(self.hold.events(), self.hold)
 
     def _through(self, operators: Sequence[Callable[[Any], Any]]) -> Any:
         return self.events.pipe(*operators)
@@ -142,88 +123,61 @@ class Run(Pipes[AnyEvent], Generic[O]):
         buffer: int = 1024,
         after: str | None = None,
     ) -> Any:
-        """A stream with a policy for a reader that is slow.
+        """Return a stream with a policy for a slow reader.
 
         Args:
             views: As for `pipe`.
-            overflow: What to do with an item when `buffer` items wait to be read. `coalesce` merges adjacent deltas,
-                `block` holds the model's socket back, `drop_oldest` drops transient events and reports it by a `gap`
-                event, `error` raises `SlowReader` from the iteration. Durable events are never merged or dropped.
-            buffer: The number of items.
-            after: The cursor of the last event that the reader has; only what follows it is delivered.
+            overflow: Policy for an item while `buffer` items wait. `coalesce` merges adjacent deltas, `block` pauses
+                the model's socket, `drop_oldest` drops transient events and reports them by a `gap` event, `error`
+                raises `SlowReader` from the iteration. Durable events are never merged or dropped.
+            buffer: Maximum number of items that wait.
+            after: Cursor of the last event that the reader has. The stream starts with the next event.
         """
         check_reader(overflow, buffer)
-        source = self._retained() if after is None else after_cursor(after)(self._whole())
-        return Stream(source, self.hold, overflow=overflow, buffer=buffer).pipe(*views)
+        return Stream(self.hold.events(after), self.hold, overflow=overflow, buffer=buffer).pipe(*views)
 
     def text(self) -> Stream[str]:
-        """The text of the answer, as it streams.
+        """Return the text of the answer, as it streams.
 
-        An answer that `send(..., interrupt=True)` has cut off is followed by the new one; `events` shows where: a
+        An answer that `send(..., interrupt=True)` interrupts is followed by the new one. In `events`, a
         `content-complete` with the finish reason `interrupted` comes between them.
 
         Raises:
             LimitReached: After the last piece, if a limit ended the run.
-            RunError: After the last piece, if the run failed. A cancelled one just ends.
+            RunError: After the last piece, if the run failed. The stream of a cancelled run ends without an error.
         """
         return self.pipe(text(), or_failure(self._attempt))
 
     def sse(self, after: str | None = None, heartbeat: float | None = 15) -> AsyncIterator[bytes]:
-        """The public events as server-sent events.
+        """Return the public events as server-sent events.
 
         Args:
-            after: The `Last-Event-ID` of a client that comes back.
-            heartbeat: Seconds of silence after which a comment line is sent; None sends none.
+            after: The `Last-Event-ID` of a client that reconnects.
+            heartbeat: Seconds of silence before a comment line is sent, or None for no comment lines.
 
         Raises:
             ConfigurationError: The heartbeat is not more than 0.
         """
         if heartbeat is not None and not heartbeat > 0:
             raise ConfigurationError(f"heartbeat must be more than 0 seconds, or None for none, not {heartbeat!r}")
-        # Imported here: importing rxloop is quicker without.
+        # Imported here, because `import rxloop` is faster without these modules.
         from rxloop.operators.views.filters import public
         from rxloop.stream.readers import Frames
 
-        # The id comes from a client: one that is not a cursor is as good as one that is unknown.
-        source = after_cursor(after, strict=False)(self._whole()) if after else self._retained()
+        # The cursor comes from a client, so an invalid one counts as unknown.
+        source = self.hold.events(after or None, strict=False)
         return Frames(aiter(Stream(source, self.hold).pipe(public())), heartbeat)
 
     async def has_more(self, after: str | None) -> bool:
-        """Whether a client that comes back gets anything.
+        """Return True if a client that reconnects gets an event. Otherwise, answer 204.
 
-        Answer 204 where it does not: an `EventSource` comes back after every end, and 204 tells it to stay away.
+        An `EventSource` reconnects after every end of its stream, except after a 204.
 
         Args:
-            after: Its `Last-Event-ID`.
+            after: The `Last-Event-ID` of the client.
         """
         final = self._attempt.final
         return final is None or not after or is_behind(read_cursor(after, strict=False), final)
-
-    def _retained(self) -> Observable[AnyEvent]:
-        """The events of this attempt: out of the log what is not in memory any more."""
-        attempt = self._attempt
-        if not attempt.recorder.hub.trimmed:
-            return self._source
-        return self._whole(attempt.first_attempt)
-
-    def _whole(self, first_attempt: int = 1) -> Observable[AnyEvent]:
-        """The events of the run from an attempt on, those of earlier ones out of the log."""
-        attempt = self._attempt
-        log = attempt.log
-        if log is None:
-            return self._source
-        # Imported here: importing rxloop is quicker without.
-        from rxloop.stream.readers import with_past
-
-        async def read(before: int) -> Sequence[Event]:
-            await attempt.durable()
-            return [
-                event
-                for event in await log.read(attempt.task_id)
-                if event.attempt >= first_attempt and event.seq < before
-            ]
-
-        return cast("Observable[AnyEvent]", with_past(self._source, read))
 
     def __aiter__(self) -> AsyncIterator[AnyEvent]:
         return aiter(self.events)
@@ -232,13 +186,13 @@ class Run(Pipes[AnyEvent], Generic[O]):
         return self.result().__await__()
 
     async def result(self) -> Result[O]:
-        """The result of the run; a coroutine, for `asyncio.run` and `TaskGroup.create_task`.
+        """Return the result of the run. A coroutine, for `asyncio.run` and `TaskGroup.create_task`.
 
         Raises:
-            LimitReached: A limit ended it.
+            LimitReached: A limit ended the run.
             RunError: The provider, the pipeline, the tool machinery or the log failed.
-            RunCancelled: It was cancelled.
-            RxloopError: It was refused before it began, by an unknown id, a busy conversation, or wrong inputs.
+            RunCancelled: The run was cancelled.
+            RxloopError: The run was refused before it began: unknown id, busy conversation, or invalid inputs.
         """
         driver = self.hold.start()
         if self._attempt.scope.owns(asyncio.current_task()):
@@ -251,11 +205,11 @@ class Run(Pipes[AnyEvent], Generic[O]):
         self._attempt.noticed = True
         refusal = driver.exception()
         if refusal is not None:
-            raise _raised_again(refusal)
+            raise copy_error(refusal)
         return outcome(self._attempt)
 
     def start(self) -> Self:
-        """Start the run without waiting for anything, and give it back; keep it, since a run that nobody holds ends.
+        """Start the run without waiting, and return it. Keep the handle, because a run without holders ends.
 
         Raises:
             RxloopError: There is no running event loop, or the run belongs to another one.
@@ -264,24 +218,24 @@ class Run(Pipes[AnyEvent], Generic[O]):
         return self
 
     async def begin(self) -> Self:
-        """Start the run, wait until it is accepted, and give it back: its first events are in the log then.
+        """Start the run, wait until it is accepted and its first events are in the log, and return it.
 
-        What refuses a run is raised before a request is sent. A run that goes on, or is over, is accepted.
+        A refusal is raised before any request to the model. A run that is working or over is accepted.
 
         Raises:
-            ContextBusy: The conversation has a run that has not ended.
-            RunExists: There is a run of this `task_id`.
-            UnknownRun: The log does not have the run that is to be resumed, or forked.
-            InvalidInput: An answer does not fit the run that is resumed.
+            ContextBusy: The conversation has an unfinished run.
+            RunExists: A run of this `task_id` exists.
+            UnknownRun: The log does not have the run to resume or to fork.
+            InvalidInput: An answer does not fit the resumed run.
             EventLogError: The log cannot be read or written.
-            RxloopError: It was refused for another reason, such as a missing event loop.
+            RxloopError: The run was refused for another reason, such as a missing event loop.
         """
         attempt, driver = self._attempt, self.hold.start()
         await attempt.life.until_open(driver)
         refusal = driver.exception() if driver.done() else None
         if refusal is not None:
             attempt.noticed = True
-            raise _raised_again(refusal)
+            raise copy_error(refusal)
         try:
             await attempt.durable()
         except EventLogError:
@@ -290,43 +244,43 @@ class Run(Pipes[AnyEvent], Generic[O]):
         return self
 
     def send(self, message: str | Message | Sequence[Message | str], *, interrupt: bool = False) -> None:
-        """Say something to the model while the run goes on; from any thread, from tools and from readers.
+        """Send a message to the model during the run. Safe from any thread, from tools and from readers.
 
-        It enters the history at once; where the model is writing, or tools are running, after that message and the
-        results of all its calls. A model that has just answered, or is answering, is asked once more, as long as the
-        limits of the run allow it. What is said before the run begins follows its prompt.
+        The message enters the history at once, or after the open message and the results of all its calls. A model that
+        is answering, or has just answered, is called once more within the limits of the run. Messages that are sent
+        before the run begins follow its prompt.
 
         Args:
-            message: A text of the user, a message of the user or the system, or several.
-            interrupt: Cut off the answer that is being written: what there is of it stands in the history, its tool
-                calls are not carried out, and the model goes on with the new message. Tools that run are not cut off.
+            message: Text or message of the user, message of the system, or a sequence of them.
+            interrupt: Interrupt the open answer. Its text so far stays in the history, its tool calls are not executed,
+                and the model continues with the new message. Running tools are not interrupted.
 
         Raises:
-            RunOver: The end of the run is decided; nothing was said.
-            ConfigurationError: It is no message that can be said to a run.
+            RunOver: The end of the run is decided, so the message was not sent.
+            ConfigurationError: The message is invalid.
         """
-        # Imported here: most runs are not steered, and importing rxloop is quicker without.
+        # Imported here, because few programs send messages.
         from rxloop.run.steering import as_said, say
 
         say(self._attempt, as_said(message), interrupt=interrupt)
 
     def cancel(self, reason: str | None = None) -> None:
-        """Begin to cancel the run; returns at once. `await run.aclose()` waits until nothing is left of it."""
+        """Cancel the run without waiting. `await run.aclose()` waits for its end."""
         self.hold.cancel(reason)
 
     async def release(self, grace: float = 0) -> None:
-        """Give the run up without ending it, and wait until nothing of it is left here.
+        """Stop owning the run without ending it, and wait until this process has stopped working on it.
 
-        The log then says that it is working, and any process continues it at once with `agent.get_run(task_id).execute`
-        or `agent.resume`. Nothing is cancelled in the log: calls and messages that are open stay open. The readers of
-        this attempt get an end that the log does not have, in state `working`, with the code `released`.
+        In the log the run is working, with its open calls and messages, and any process can continue it at once by
+        `agent.get_run(task_id).execute` or `agent.resume`. The readers of this attempt get a final event that is not in
+        the log, in state `working` with the code `released`.
 
         Args:
-            grace: The seconds to wait for tools that are not idempotent, whose calls nobody can make again; no call
-                begins meanwhile. What is not over by then is cut off, and reads "interrupted" in the next attempt.
+            grace: Seconds to wait for running tools that are not idempotent. No call begins in this time. A call that
+                takes longer is interrupted, and the next attempt reports it as such.
 
         Raises:
-            ConfigurationError: The run has no log, out of which anybody could go on with it.
+            ConfigurationError: The run has no log, so no process could continue it.
         """
         if self._attempt.log is None:
             raise ConfigurationError(
@@ -337,7 +291,7 @@ class Run(Pipes[AnyEvent], Generic[O]):
         await self.hold.release(grace)
 
     async def aclose(self) -> None:
-        """Cancel what is unfinished, and wait until nothing is left of it. Never raises what the run raised."""
+        """Cancel the run if it is unfinished, and wait for its end. Never raises the error of the run."""
         self._attempt.noticed = True
         await self.hold.aclose("closed")
 
@@ -353,27 +307,10 @@ class Run(Pipes[AnyEvent], Generic[O]):
     def __repr__(self) -> str:
         attempt = self._attempt
         if not self.started:
-            # `asyncio.create_task(run)` shows this, and wants a coroutine.
+            # `asyncio.create_task(run)` needs a coroutine, and its error shows this text.
             return (
                 f"<Run {self.task_id} of {attempt.agent_name!r}, not started: await it, or create_task(run.result())>"
             )
         final = attempt.final
         state = final.state if isinstance(final, StatusUpdateEvent) else "refused" if attempt.refusal else "under way"
         return f"<Run {self.task_id} of {attempt.agent_name!r}, {state}>"
-
-    if not TYPE_CHECKING:
-        # A type checker tells these mistakes by itself, as long as it does not see that they are provided for.
-
-        def __getattr__(self, name: str) -> Any:
-            if name in Result.__dataclass_fields__ or name == "output":
-                raise AttributeError(f"a run has no {name!r}, its result has: await it first, `(await run).{name}`")
-            raise AttributeError(f"'Run' object has no attribute {name!r}")
-
-        def __iter__(self) -> Any:
-            raise TypeError("a run is read with `async for event in run`; in an Rx pipeline it is `run.events`")
-
-        def __enter__(self) -> Any:
-            raise TypeError("a run is held with `async with agent.run(...) as run`")
-
-        def __exit__(self, *exception: object) -> None:
-            """For `with`, which looks for it before it calls `__enter__`."""

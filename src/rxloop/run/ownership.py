@@ -6,15 +6,16 @@ import asyncio
 import logging
 import warnings
 import weakref
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, cast
 
-from reactivex import abc
+from reactivex import Observable, abc
 
 from rxloop.errors import RxloopError
+from rxloop.operators.views.after import after as after_cursor
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.log_retry import read_log
-from rxloop.protocol.events import PendingInput, StatusUpdateEvent
+from rxloop.protocol.events import AnyEvent, Event, PendingInput, StatusUpdateEvent
 from rxloop.run.attempt import Attempt
 from rxloop.run.ends import error_code
 from rxloop.run.life import Canceled, Released
@@ -114,6 +115,34 @@ class RunHold:
     def gate(self) -> Gate:
         """Holds the sockets of the run back."""
         return self._attempt.scope.gate
+
+    def events(self, after: str | None = None, *, strict: bool = True) -> Observable[AnyEvent]:
+        """Return the events of the run. Events that are not in memory are read from the log.
+
+        Args:
+            after: Cursor of the last event to omit. None starts with the first event of this attempt.
+            strict: Refuse an invalid cursor. Otherwise it counts as unknown.
+        """
+        attempt = self._attempt
+        # Users match their own kinds by `isinstance`, so a type checker may assume the built-in kinds.
+        source = cast("Observable[AnyEvent]", attempt.recorder.hub.events)
+        if after is not None:
+            return after_cursor(after, strict=strict)(self._add_past(source, 1))
+        return self._add_past(source, attempt.first_attempt) if attempt.recorder.hub.trimmed else source
+
+    def _add_past(self, source: Observable[AnyEvent], first_attempt: int) -> Observable[AnyEvent]:
+        attempt, log = self._attempt, self._attempt.log
+        if log is None:
+            return source
+        # Imported here, because `import rxloop` is faster without this module.
+        from rxloop.stream.readers import with_past
+
+        async def read(before: int) -> Sequence[Event]:
+            await attempt.durable()
+            events = await log.read(attempt.task_id)
+            return [event for event in events if event.attempt >= first_attempt and event.seq < before]
+
+        return cast("Observable[AnyEvent]", with_past(source, read))
 
     def scheduler(self) -> abc.SchedulerBase:
         """The scheduler of the run; starts the run."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, field
-from typing import Any, Generic
+from typing import TYPE_CHECKING, Any, Generic
 
 from reactivex import Observable, abc
 from typing_extensions import TypeVar
@@ -160,3 +161,34 @@ def or_failure(attempt: Attempt) -> Callable[[Observable[str]], Observable[str]]
         return Observable(subscribe)
 
     return operator
+
+
+def copy_error(error: BaseException) -> BaseException:
+    """Copy an exception for another awaiter, because each raise of the same object makes its traceback longer."""
+    try:
+        fresh = copy(error).with_traceback(error.__traceback__)
+    except Exception:
+        return error
+    fresh.__cause__ = error.__cause__
+    return fresh
+
+
+class Misuse:
+    """Errors of a run that is used like its result, or without `async`."""
+
+    if not TYPE_CHECKING:
+        # Without these methods, a type checker finds the same mistakes.
+
+        def __getattr__(self, name: str) -> Any:
+            if name in Result.__dataclass_fields__ or name == "output":
+                raise AttributeError(f"a run has no {name!r}, its result has: await it first, `(await run).{name}`")
+            raise AttributeError(f"'Run' object has no attribute {name!r}")
+
+        def __iter__(self) -> Any:
+            raise TypeError("a run is read with `async for event in run`; in an Rx pipeline it is `run.events`")
+
+        def __enter__(self) -> Any:
+            raise TypeError("a run is held with `async with agent.run(...) as run`")
+
+        def __exit__(self, *exception: object) -> None:
+            """For `with`, which looks for it before it calls `__enter__`."""
