@@ -155,7 +155,7 @@ async def test_a_slow_reader_that_blocks_holds_the_socket_of_the_model_back() ->
         async with Agent(openai_chat("m", base_url=server.base_url, api_key="k")) as agent:
             run = agent.run("Go.")
             recorder = Recorder(run.events)
-            iterator = aiter(run.stream(op.text(), overflow="block", buffer=4))
+            iterator = aiter(run.stream(overflow="block", buffer=4).pipe(op.text()))
             await anext(iterator)
             counts: list[int] = []
             for _ in range(3):

@@ -312,7 +312,7 @@ def views(run: Run[str]) -> None:
     assert_type(run.pipe(op.text(), op.make_view(lengths, name="lengths")), Stream[int])
     assert_type(run.pipe(rx.map(seq)), Stream[int])
     assert_type(run.pipe(op.text(), rx.buffer_with_count(3)), Stream[list[str]])
-    assert_type(run.stream(op.thoughts(), overflow="block", after="task/1.2.0"), Stream[ThoughtStreamEvent])
+    assert_type(run.stream(overflow="block", after="task/1.2.0").pipe(op.thoughts()), Stream[ThoughtStreamEvent])
     run.pipe(op.record("run.jsonl"), op.grammar(), op.coalesce_deltas(0.1)).subscribe(print)
     assert_type(run.pipe(op.stats(), rx.map(token_rate)), Stream[float])
     run.pipe(op.thoughts(), rx.take(1)).subscribe(lambda thought: print(thought.confidence))

@@ -275,7 +275,7 @@ def mixed_up(run: Run[str], agent: Agent[None, str]) -> None:
     run.pipe(guard_of_other)  # wrong
     run.events.pipe(op.checkpoint())  # wrong
     run.pipe(op.public(), op.call_model())  # wrong
-    run.stream(op.call_model())  # wrong
+    run.stream().pipe(op.call_model())  # wrong
     run.pipe(op.thoughts)  # wrong
     run.pipe(op.text(), op.thoughts())  # wrong
     agent.run("Hi", strategy=op.iterate(op.call_model()))  # wrong

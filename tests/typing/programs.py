@@ -193,7 +193,7 @@ async def more_views(run: Run[str]) -> None:
     assert_type(run.pipe(op.text()), Stream[str])
     assert_type(run.pipe(op.tool_calls()), Stream[ToolCompleteEvent])
     assert_type(run.pipe(op.thought_graph(), rx.last()), Stream[ThoughtGraph])
-    assert_type(run.stream(op.thoughts(), overflow="block", buffer=10), Stream[ThoughtStreamEvent])
+    assert_type(run.stream(overflow="block", buffer=10).pipe(op.thoughts()), Stream[ThoughtStreamEvent])
     assert_type(run.stream(after="task/1.2.0"), Stream[AnyEvent])
     assert_type(run.pipe(rx.map(lambda event: event.seq)), Stream[int])
     two = run.pipe(rx.map(lambda event: event.seq), rx.scan(lambda a, b: a + b, 0))

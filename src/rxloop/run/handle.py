@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Generator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Self, TypedDict, overload
+from typing import TYPE_CHECKING, Any, Generic, Self
 
-from typing_extensions import TypeVar, Unpack
+from typing_extensions import TypeVar
 
 from rxloop.errors import ConfigurationError, EventLogError, RxloopError
 from rxloop.operators.views.text import text
@@ -18,20 +18,12 @@ from rxloop.run.attempt import Attempt
 from rxloop.run.ownership import OwnedRuns, RunHold
 from rxloop.run.result import Misuse, Result, copy_error, or_failure, outcome
 from rxloop.stream.back_pressure import Overflow
-from rxloop.stream.stream import A, B, C, D, E, Pipes, Stream, V, check_reader
+from rxloop.stream.stream import Pipes, Stream, check_reader
 
 if TYPE_CHECKING:
     from rxloop.pipeline.artifacts import Artifacts
 
 O = TypeVar("O", default=str)  # noqa: E741
-
-
-class StreamOptions(TypedDict, total=False):
-    """Policy for a slow reader, and the first event of the stream; see `Run.stream`."""
-
-    overflow: Overflow
-    buffer: int
-    after: str | None
 
 
 class Run(Misuse, Pipes[AnyEvent], Generic[O]):
@@ -87,46 +79,12 @@ class Run(Misuse, Pipes[AnyEvent], Generic[O]):
     def _through(self, operators: Sequence[Callable[[Any], Any]]) -> Any:
         return self.events.pipe(*operators)
 
-    @overload
-    def stream(self, /, **options: Unpack[StreamOptions]) -> Stream[AnyEvent]: ...
-    @overload
-    def stream(self, a: V[AnyEvent, A], /, **options: Unpack[StreamOptions]) -> Stream[A]: ...
-    @overload
-    def stream(self, a: V[AnyEvent, A], b: V[A, B], /, **options: Unpack[StreamOptions]) -> Stream[B]: ...
-    @overload
-    def stream(self, a: V[AnyEvent, A], b: V[A, B], c: V[B, C], /, **options: Unpack[StreamOptions]) -> Stream[C]: ...
-    @overload
     def stream(
-        self, a: V[AnyEvent, A], b: V[A, B], c: V[B, C], d: V[C, D], /, **options: Unpack[StreamOptions]
-    ) -> Stream[D]: ...
-    @overload
-    def stream(
-        self, a: V[AnyEvent, A], b: V[A, B], c: V[B, C], d: V[C, D], e: V[D, E], /, **options: Unpack[StreamOptions]
-    ) -> Stream[E]: ...
-    @overload
-    def stream(
-        self,
-        a: V[AnyEvent, A],
-        b: V[A, B],
-        c: V[B, C],
-        d: V[C, D],
-        e: V[D, E],
-        f: V[E, Any],
-        /,
-        *more: Callable[[Any], Any],
-        **options: Unpack[StreamOptions],
-    ) -> Any: ...
-    def stream(
-        self,
-        *views: Callable[[Any], Any],
-        overflow: Overflow = "coalesce",
-        buffer: int = 1024,
-        after: str | None = None,
-    ) -> Any:
+        self, *, overflow: Overflow = "coalesce", buffer: int = 1024, after: str | None = None
+    ) -> Stream[AnyEvent]:
         """Return a stream with a policy for a slow reader.
 
         Args:
-            views: As for `pipe`.
             overflow: Policy for an item while `buffer` items wait. `coalesce` merges adjacent deltas, `block` pauses
                 the model's socket, `drop_oldest` drops transient events and reports them by a `gap` event, `error`
                 raises `SlowReader` from the iteration. Durable events are never merged or dropped.
@@ -134,7 +92,7 @@ class Run(Misuse, Pipes[AnyEvent], Generic[O]):
             after: Cursor of the last event that the reader has. The stream starts with the next event.
         """
         check_reader(overflow, buffer)
-        return Stream(self.hold.events(after), self.hold, overflow=overflow, buffer=buffer).pipe(*views)
+        return Stream(self.hold.events(after), self.hold, overflow=overflow, buffer=buffer).pipe()
 
     def text(self) -> Stream[str]:
         """Return the text of the answer, as it streams.

@@ -8,14 +8,13 @@ from dataclasses import replace
 from threading import get_ident
 from typing import TYPE_CHECKING
 
-from rxloop.errors import InvalidEvent, PipelineError, RxloopError
-from rxloop.operators.loop.checks import no_signal, unordered
-from rxloop.operators.loop.compose import describe
-from rxloop.pipeline.requests import Operator, Request, RunRequest
-from rxloop.protocol.events import ContentCompleteEvent, Event, StatusUpdateEvent, TaskEvent, ToolProgressEvent
+from rxloop.errors import InvalidEvent, RxloopError
+from rxloop.operators.loop.checks import find_signal_error, unordered
+from rxloop.pipeline.requests import Operator
+from rxloop.protocol.events import ContentCompleteEvent, Event, ToolProgressEvent
 from rxloop.run.delivery import DeliveryGate
 from rxloop.run.life import Life, Phase
-from rxloop.run.stamp import TRAITS, EventStamp, EventTraits, fill_references
+from rxloop.run.stamp import TRAITS, EventStamp, EventTraits, check_publisher, fill_references
 from rxloop.state.earlier_attempts import EarlierAttempts, no_attempts
 from rxloop.state.fold import fold, fold_beside
 from rxloop.state.run_state import RunState
@@ -130,7 +129,9 @@ class Recorder:
             return
         traits = TRAITS[type(event)]
         if not traits.is_event:
-            self._take_other(event)
+            error = find_signal_error(event, self._operator)
+            if error is not None:
+                life.finish(error)
             return
         if self.attempt > 1 and self._is_recorded(event):
             self._repeat(event)
@@ -154,14 +155,6 @@ class Recorder:
             if self.writer is not None:
                 self.writer.add(event)
         self.delivery.deliver(event)
-
-    def _take_other(self, signal: object) -> None:
-        """End the attempt if the loop emitted an unanswered or unknown signal."""
-        if isinstance(signal, RunRequest):
-            loop = describe(self._operator)
-            self._life.finish(PipelineError(f"nothing answered the RunRequest: the loop is {loop}"))
-        elif not isinstance(signal, Request):
-            self._life.finish(no_signal(signal, self._operator))
 
     def _reject(self, event: Event, misorder: str) -> None:
         # A thread can still report progress after its call has ended, so only drop such an event.
@@ -201,15 +194,8 @@ class Recorder:
         Raises:
             InvalidEvent: The event starts or ends this run.
         """
-        if self._life.phase not in _BEGUN or event.task_id not in ("", self.task_id):
-            return
-        if isinstance(event, TaskEvent):
-            raise InvalidEvent("a `task` event begins a run, and this one has begun: emit an event of another kind")
-        if isinstance(event, StatusUpdateEvent) and event.final:
-            raise InvalidEvent(
-                "a final `status-update` is the end of a run, which only the run itself can tell: return or raise to "
-                "end your part, or cancel the run by its handle"
-            )
+        if self._life.phase in _BEGUN and event.task_id in ("", self.task_id):
+            check_publisher(event)
 
     def fold(self, event: Event) -> None:
         """Fold a stamped event into the state of its branch."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from rxloop.errors import InvalidEvent
 from rxloop.protocol.envelope import ROOT, check_time
 from rxloop.protocol.events import (
     ByClass,
@@ -136,6 +137,21 @@ def fill_references(event: ThoughtStreamEvent | SubtaskEvent, main: RunState) ->
     hidden = [call for call in named if call is not None and call in main.calls and main.calls[call].hidden]
     if hidden:
         fields["hidden_calls"] = FrozenList(hidden)
+
+
+def check_publisher(event: Event) -> None:
+    """Reject events that only the run itself may publish.
+
+    Raises:
+        InvalidEvent: The event starts or ends a run.
+    """
+    if isinstance(event, TaskEvent):
+        raise InvalidEvent("a `task` event begins a run, and this one has begun: emit an event of another kind")
+    if isinstance(event, StatusUpdateEvent) and event.final:
+        raise InvalidEvent(
+            "a final `status-update` is the end of a run, which only the run itself can tell: return or raise to "
+            "end your part, or cancel the run by its handle"
+        )
 
 
 # -- rules: each returns the reason why an event cannot follow the events of its branch

@@ -194,7 +194,7 @@ async def test_slow_reader_gets_joined_pieces_if_the_view_joins() -> None:
     async def read(joins: bool) -> list[str]:
         run = Agent(ScriptedModel(frames("a-b-c-d|", 0.001))).run("Go")
         # The reader is slower than the model.
-        reader = aiter(run.stream(make_view(letters, joins=joins), buffer=2))
+        reader = aiter(run.stream(buffer=2).pipe(make_view(letters, joins=joins)))
         first = await anext(reader)
         await asyncio.sleep(0.1)
         return [first, *[value async for value in reader]]

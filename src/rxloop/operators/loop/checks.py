@@ -118,6 +118,16 @@ def shown(value: object) -> str:
     return text if len(text) <= 100 else f"{text[:100]}..."
 
 
+def find_signal_error(signal: object, loop: Operator) -> PipelineError | None:
+    """Return the error of an object that left the loop: an unanswered `RunRequest`, or neither an event nor a request.
+
+    Call it in the thread in which the object arrives, because the error names the sender.
+    """
+    if isinstance(signal, RunRequest):
+        return PipelineError(f"nothing answered the RunRequest: the loop is {describe(loop)}")
+    return None if isinstance(signal, Request) else no_signal(signal, loop)
+
+
 def no_signal(value: object, loop: Operator) -> PipelineError:
     """Make the error of an operator that sent neither an event nor a request; call it where that arrives."""
     return PipelineError(
