@@ -242,7 +242,7 @@ def close_nested(attempt: Attempt) -> None:
         life.phase = Phase.CLOSED
         return
     attempt.final = _record_end(attempt, end)
-    recorder.deliver(attempt.final)
+    recorder.delivery.deliver(attempt.final)
     life.phase = Phase.OVER
 
 

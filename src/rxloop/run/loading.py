@@ -145,7 +145,7 @@ async def _read_in_turn(
     Raises:
         ContextBusy: As `acquire_lease`; or an earlier run has got its answer.
     """
-    attempt.recorder.context_id = record.context_id
+    attempt.recorder.stamp.ids["context_id"] = record.context_id
     if attempt.spec.cancel is not None:
         # A cancel adds nothing to the conversation, and need not wait for the run that goes on there.
         await attempt.life.prepare(try_acquire_lease(attempt, event_log), GRACE)

@@ -81,10 +81,6 @@ class Recorder:
         """Id of the conversation."""
         return self.stamp.ids["context_id"]
 
-    @context_id.setter
-    def context_id(self, context_id: str) -> None:
-        self.stamp.ids["context_id"] = context_id
-
     @property
     def top(self) -> Recorder:
         """Recorder of the outermost run, which publishes the events of nested runs."""
@@ -133,7 +129,7 @@ class Recorder:
             if error is not None:
                 life.finish(error)
             return
-        if self.attempt > 1 and self._is_recorded(event):
+        if self.attempt > 1 and self.earlier.has(event, self.task_id, self.attempt):
             self._repeat(event)
             return
         if life.phase not in _ACCEPTING:
@@ -224,20 +220,9 @@ class Recorder:
         """Hold events after a gap of more than `max_silence` milliseconds; see `DeliveryGate.guard`."""
         self.stamp.numbering.now = self.delivery.guard(max_silence, on_doubt)
 
-    def deliver(self, event: Event) -> None:
-        """Deliver a recorded event."""
-        self.delivery.deliver(event)
-
-    def _is_recorded(self, event: Event) -> bool:
-        """True if an earlier attempt recorded this event, which is now replayed or created again by a strategy."""
-        if event.attempt and event.attempt < self.attempt:
-            return event.task_id == self.task_id
-        return self.earlier.has(event)
-
     def _repeat(self, event: Event) -> None:
         """Fold a recorded event into its branch. The state of the main branch already contains it."""
-        if not 0 < event.attempt < self.attempt:
-            self.earlier.take(event)
+        self.earlier.take(event, self.attempt)
         if event.branch is None:
             return
         state = self.state(event.branch)

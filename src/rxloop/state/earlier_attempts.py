@@ -186,8 +186,16 @@ class EarlierAttempts:
                 if asked.slot != slot or (precedes_start and not asked.precedes_start)
             }
 
-    def has(self, event: Event) -> bool:
-        """Whether a new event is one that the log has already: a strategy that runs again makes it once more."""
+    def has(self, event: Event, task_id: str, attempt: int) -> bool:
+        """Return True if an earlier attempt recorded an event, which is replayed or created again by a strategy.
+
+        Args:
+            event: Event of an attempt that continues the run.
+            task_id: Id of the run.
+            attempt: Number of the attempt.
+        """
+        if 0 < event.attempt < attempt:
+            return event.task_id == task_id
         if not event.durable or event.parent_task_id is not None:
             return False
         if isinstance(event, ContentCompleteEvent):
@@ -197,9 +205,9 @@ class EarlierAttempts:
         key = _remade_by(event) if self._remade else None
         return key is not None and self._remade[key] > 0
 
-    def take(self, event: Event) -> None:
-        """Count off an event that `has` finds: the second of two equal ones is known only if the log has two."""
-        key = _remade_by(event)
+    def take(self, event: Event, attempt: int) -> None:
+        """Count a recorded event that a strategy created again: if it creates two, the log must have two."""
+        key = None if 0 < event.attempt < attempt else _remade_by(event)
         if key is not None:
             self._remade[key] -= 1
 
