@@ -155,8 +155,12 @@ class _Iterations:
         if self._fed is not None:
             if state.pending:
                 return None
-            self._check(state)
-            if self._enough(state):
+            failure = find_retry(state)
+            if failure is None:
+                check_iteration_end(state, self._fed, self._pipeline)
+            else:
+                self._retries.add(failure)
+            if self._is_last(state):
                 return None
         if state.batch is not None:
             return self._open_calls(state, state.batch)
@@ -166,7 +170,9 @@ class _Iterations:
             if not lacks_calls(state):
                 check_answer(state)
                 return None
-            state = self._ask_again(state)
+            note = lost_calls_note(state)
+            self._observer.on_next(MessageAddedEvent(content=note, cause="retry", branch=self._ctx.branch))
+            state = self._ctx.state
         retry = find_retry(state) is not None
         iteration = state.iteration
         if not retry and not (self._fed is None and state.open_step is not None):
@@ -177,21 +183,7 @@ class _Iterations:
             self._retries = Retries()
         return self._model_request(iteration)
 
-    def _ask_again(self, state: RunState) -> RunState:
-        """Tell the model that its tool calls did not arrive."""
-        note = lost_calls_note(state)
-        self._observer.on_next(MessageAddedEvent(content=note, cause="retry", branch=self._ctx.branch))
-        return self._ctx.state
-
-    def _check(self, state: RunState) -> None:
-        """Check the result of the iteration that has just ended."""
-        failure = find_retry(state)
-        if failure is None:
-            check_iteration_end(state, self._fed, self._pipeline)
-        else:
-            self._retries.add(failure)
-
-    def _enough(self, state: RunState) -> bool:
+    def _is_last(self, state: RunState) -> bool:
         """Count the iteration that has just ended. True if it was the last one."""
         if self._times is None or find_retry(state) is not None or lacks_calls(state) or state.to_be_continued:
             return False
