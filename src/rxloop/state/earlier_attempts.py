@@ -25,8 +25,8 @@ from rxloop.protocol.events import (
 )
 from rxloop.state.fold import fold_all
 from rxloop.state.history import Slot
-from rxloop.state.nested_runs import PAUSED
 from rxloop.state.run_state import RunState
+from rxloop.state.side_events import PAUSED
 
 
 class AskedQuestion(NamedTuple):

@@ -27,11 +27,22 @@ from rxloop.protocol.events import (
     ToolStartEvent,
     UsageEvent,
 )
-from rxloop.protocol.messages import Message, ToolCall
+from rxloop.protocol.messages import Message
 from rxloop.protocol.model import unchecked
-from rxloop.state.history import Batch, History, Ledger, content_with
-from rxloop.state.nested_runs import PAUSED, Handler, add_answer, add_subtask, find_nested_handler, remove_questions
+from rxloop.state.history import Batch, History, content_with
 from rxloop.state.run_state import MAIL_ID, Measured, RunState, earlier_with, left_to_the_next, made_of, no_run
+from rxloop.state.side_events import (
+    PAUSED,
+    Handler,
+    add_answer,
+    add_calls,
+    add_question,
+    add_subtask,
+    find_nested_handler,
+    find_shared_changes,
+    newest_mail,
+    remove_questions,
+)
 
 _message = unchecked(Message)
 
@@ -45,7 +56,7 @@ def fold(state: RunState, event: Event) -> RunState:
         return state
     handler = _HANDLERS[type(event)] if event.parent_task_id is None else find_nested_handler(state, event)
     if event.metadata and MAIL_ID in event.metadata:
-        state = state.changed(mail=_newest_mail(state, event))
+        state = state.changed(mail=newest_mail(state, event))
     if handler is None:
         return state.changed(seq=event.seq or state.seq)
     return made_of(vars(state) | {"seq": event.seq or state.seq, **handler(state, event)})
@@ -55,27 +66,7 @@ def fold_beside(state: RunState, event: Event) -> RunState:
     """Fold an event of another branch into the state of the main branch: tokens, thoughts, calls, questions."""
     if isinstance(event, _SHARED):
         return fold(state, event)
-    changes: dict[str, Any] = {}
-    if isinstance(event, UsageEvent):
-        changes["usage"] = state.usage + event.usage
-    if isinstance(event, LLMFailedEvent) and event.refused:
-        changes["refused"] = state.refused.add(event.refused)
-    if isinstance(event, ContextCompressedEvent):
-        changes["compression"] = state.compression.add(event)
-    if isinstance(event, ContentCompleteEvent) and event.tool_calls:
-        changes["calls"] = _add_calls(state, event)
-    elif isinstance(event, ToolCompleteEvent) and state.pending:
-        changes["pending"] = remove_questions(state, event.step, event.index)
-    if event.metadata and MAIL_ID in event.metadata:
-        changes["mail"] = _newest_mail(state, event)
-    return state.changed(seq=event.seq or state.seq, **changes)
-
-
-def _newest_mail(state: RunState, event: Event) -> int:
-    number = event.metadata[MAIL_ID]
-    # The event of a forwarded run has the number of a command to that run.
-    own = (event.parent_task_id is None or event.task_id in state.subtasks) and isinstance(number, int)
-    return max(state.mail, number) if own else state.mail
+    return state.changed(seq=event.seq or state.seq, **find_shared_changes(state, event))
 
 
 def fold_all(
@@ -187,11 +178,7 @@ def _content_complete(state: RunState, event: ContentCompleteEvent) -> dict[str,
         changes.update(messages=before.append(message, *after), held=(), failures=0, thought_streak=0)
         return changes
     batch = Batch(event.step or "", message, left_out=tuple(event.left_out))
-    return {**changes, "batch": batch, "calls": _add_calls(state, event)}
-
-
-def _add_calls(state: RunState, event: ContentCompleteEvent) -> Ledger[str, ToolCall]:
-    return state.calls.add_all((call.id, call) for call in event.tool_calls)
+    return {**changes, "batch": batch, "calls": add_calls(state, event)}
 
 
 def _content(event: ContentCompleteEvent) -> dict[str, Any]:
@@ -272,10 +259,6 @@ def _thought(state: RunState, event: ThoughtStreamEvent) -> dict[str, Any]:
     return {"thoughts": state.thoughts.add(event.thought_id, event), "thought_count": state.thought_count + 1}
 
 
-def _asked(state: RunState, event: AskingEvent) -> dict[str, Any]:
-    return {"pending": {**state.pending, event.input_id: event.input}}
-
-
 _HANDLERS = ByClass[Handler](
     {
         TaskEvent: _task,
@@ -288,8 +271,8 @@ _HANDLERS = ByClass[Handler](
         MessageAddedEvent: _message_added,
         UsageEvent: _usage,
         ThoughtStreamEvent: _thought,
-        InputRequiredEvent: _asked,
-        AuthRequiredEvent: _asked,
+        InputRequiredEvent: add_question,
+        AuthRequiredEvent: add_question,
         InputReceivedEvent: add_answer,
         SubtaskEvent: add_subtask,
         ContextCompressedEvent: _compressed,

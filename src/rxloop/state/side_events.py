@@ -1,4 +1,4 @@
-"""Fold of the events of nested runs, and the pending questions of a run and of the runs nested in it."""
+"""Changes of a state by events of nested runs and other branches, and the pending questions of a run."""
 
 from __future__ import annotations
 
@@ -9,17 +9,22 @@ from rxloop.protocol.events import (
     AskingEvent,
     AuthRequiredEvent,
     ByClass,
+    ContentCompleteEvent,
+    ContextCompressedEvent,
     Event,
     InputReceivedEvent,
     InputRequiredEvent,
+    LLMFailedEvent,
     PendingInput,
     StatusUpdateEvent,
     SubtaskEvent,
     ToolCompleteEvent,
     UsageEvent,
 )
+from rxloop.protocol.messages import ToolCall
 from rxloop.protocol.visibility import HIDDEN
-from rxloop.state.run_state import Asker, RunState
+from rxloop.state.history import Ledger
+from rxloop.state.run_state import MAIL_ID, Asker, RunState
 
 Handler = Callable[[RunState, Any], dict[str, Any]]
 """Returns the fields of a state that an event changes."""
@@ -33,12 +38,48 @@ def find_nested_handler(state: RunState, event: Event) -> Handler | None:
     return _HANDLERS[type(event)] if event.task_id in state.subtasks else None
 
 
+def find_shared_changes(state: RunState, event: Event) -> dict[str, Any]:
+    """Return the fields of the state of the main branch that an event of another branch changes."""
+    changes: dict[str, Any] = {}
+    if isinstance(event, UsageEvent):
+        changes["usage"] = state.usage + event.usage
+    if isinstance(event, LLMFailedEvent) and event.refused:
+        changes["refused"] = state.refused.add(event.refused)
+    if isinstance(event, ContextCompressedEvent):
+        changes["compression"] = state.compression.add(event)
+    if isinstance(event, ContentCompleteEvent) and event.tool_calls:
+        changes["calls"] = add_calls(state, event)
+    elif isinstance(event, ToolCompleteEvent) and state.pending:
+        changes["pending"] = remove_questions(state, event.step, event.index)
+    if event.metadata and MAIL_ID in event.metadata:
+        changes["mail"] = newest_mail(state, event)
+    return changes
+
+
+def newest_mail(state: RunState, event: Event) -> int:
+    """Return the number of the newest command that the run has applied."""
+    number = event.metadata[MAIL_ID]
+    # The event of a forwarded run has the number of a command to that run.
+    own = (event.parent_task_id is None or event.task_id in state.subtasks) and isinstance(number, int)
+    return max(state.mail, number) if own else state.mail
+
+
+def add_calls(state: RunState, event: ContentCompleteEvent) -> Ledger[str, ToolCall]:
+    """Return the calls of a run with the calls of a message."""
+    return state.calls.add_all((call.id, call) for call in event.tool_calls)
+
+
 def add_subtask(state: RunState, event: SubtaskEvent) -> dict[str, Any]:
     """Record the call that started a nested run."""
     if event.subtask_id in state.subtasks:
         return {}
     above = event.task_id if event.task_id in state.subtasks else None
     return {"subtasks": state.subtasks.add(event.subtask_id, Asker(above, event.step, event.index))}
+
+
+def add_question(state: RunState, event: AskingEvent) -> dict[str, Any]:
+    """Add a question of the run itself."""
+    return {"pending": {**state.pending, event.input_id: event.input}}
 
 
 def add_answer(state: RunState, event: InputReceivedEvent) -> dict[str, Any]:
@@ -81,7 +122,7 @@ def _add_usage(state: RunState, event: UsageEvent) -> dict[str, Any]:
     return {"usage": state.usage + event.usage}
 
 
-def _add_question(state: RunState, event: AskingEvent) -> dict[str, Any]:
+def _add_nested_question(state: RunState, event: AskingEvent) -> dict[str, Any]:
     changes = {"task_id": event.task_id, "agent_path": event.agent_path, "hidden": HIDDEN in event.metadata}
     return {"pending": {**state.pending, event.input_id: event.input.model_copy(update=changes)}}
 
@@ -106,8 +147,8 @@ def _end_run(state: RunState, event: StatusUpdateEvent) -> dict[str, Any]:
 _HANDLERS = ByClass[Handler](
     {
         UsageEvent: _add_usage,
-        InputRequiredEvent: _add_question,
-        AuthRequiredEvent: _add_question,
+        InputRequiredEvent: _add_nested_question,
+        AuthRequiredEvent: _add_nested_question,
         InputReceivedEvent: add_answer,
         SubtaskEvent: add_subtask,
         ToolCompleteEvent: _complete_call,
