@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from types import MappingProxyType, TracebackType
 from typing import Any, Self, TypedDict
+from weakref import WeakValueDictionary
 
 from typing_extensions import Unpack
 
@@ -114,6 +116,9 @@ class Runtime:
             version=version,
         )
         self._entered = False
+        self.start_locks: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
+        """Locks that all servers of this runtime share, so that they start the runs of a principal or a conversation
+        one after the other. Locks are kept while they are in use."""
 
     def __repr__(self) -> str:
         return f"<Runtime {', '.join(self._agents)}: {len(self._driving.driven)} runs under way>"

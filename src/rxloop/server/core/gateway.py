@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from hashlib import sha256
 from secrets import compare_digest
 from typing import Any, Literal, Self
-from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import anyio
 from starlette.requests import HTTPConnection
@@ -87,9 +86,6 @@ _PAUSE, _LONGEST_PAUSE = 0.005, 0.1
 """Seconds between two tries for that lease: another process needs it for a few milliseconds."""
 LAST_WORDS_IN = 5.0
 """Seconds that streams have to end in."""
-_Locks = WeakValueDictionary[tuple[str, str], asyncio.Lock]
-_locks: WeakKeyDictionary[Runtime, _Locks] = WeakKeyDictionary()
-"""Those of a runtime, which all of its doors share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +121,6 @@ class Gateway:
         self._last_words = False
         self._auth = auth
         self._streams: Counter[str] = Counter()
-        self._locks = _locks.setdefault(runtime, _Locks())
         self._open: set[StreamSlot] = set()
         self._closed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -214,7 +209,7 @@ class Gateway:
             yield
             return
         log = self.runtime.log
-        async with self._locks.setdefault(("principal", principal.id), asyncio.Lock()):
+        async with self.runtime.start_locks.setdefault(("principal", principal.id), asyncio.Lock()):
             found = await read_log(log.list_runs, owner=principal.id, states=("submitted", "working"), limit=most)
             if len(found) >= most:
                 raise _too_many("runs", most)
@@ -231,7 +226,7 @@ class Gateway:
         if context_id is None:
             yield
             return
-        async with self._locks.setdefault(("context", context_id), asyncio.Lock()):
+        async with self.runtime.start_locks.setdefault(("context", context_id), asyncio.Lock()):
             if not everywhere:
                 yield
                 return
