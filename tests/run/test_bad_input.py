@@ -33,6 +33,19 @@ def test_an_unknown_argument_is_refused_with_the_nearest_one(method: str, wrong:
     assert shown in str(raised.value)
 
 
+def test_agent_refuses_an_unknown_option_with_the_nearest_name() -> None:
+    options: dict[str, Any] = {"tols": [look]}
+    with pytest.raises(TypeError, match=r"^Agent\(\) got an unknown argument 'tols'; did you mean 'tools'\?$"):
+        Agent(ScriptedModel("Hi."), **options)
+
+
+async def test_remote_run_refuses_an_unknown_option_with_the_nearest_name() -> None:
+    run = Agent(ScriptedModel("Hi."), log=MemoryEventLog()).get_run("run")
+    options: dict[str, Any] = {"when_bussy": "wait"}
+    with pytest.raises(TypeError, match=r"unknown argument 'when_bussy'; did you mean 'when_busy'\?$"):
+        await run.execute(**options)
+
+
 @pytest.mark.parametrize(
     ("argument", "value"),
     [

@@ -28,6 +28,7 @@ from rxloop import (
     Result,
     Run,
     RunContext,
+    RunRecord,
     Signal,
     Strategy,
     Stream,
@@ -154,6 +155,9 @@ async def tools(some: Sequence[AnyTool]) -> None:
     Agent("m").resume("t", client_tools=[show, *client], inputs={"1.0.1": {"error": "no"}})
     family: Toolset[Deps] = Family()
     Agent("m", tools=[family, plain], deps_type=Admin, instructions=lambda ctx: f"You help {ctx.deps.user}.")
+    mine.map([1, 2], prompt=lambda number: f"{number + 1}", key=lambda number: number, deps=Deps("Ann"))
+    assert_type(await mine.get_run("t").execute(deps=Deps("Ann"), on_run=lambda run: run.cancel()), RunRecord)
+    assert_type(await Agent("m").get_run("t").execute(when_busy="refuse"), RunRecord)
     mine.run("Hi", deps=Admin("Ann"), limits=Limits(tokens=5), settings=ModelSettings(temperature=0))
     assert_type(add(1, 2), int)
     assert_type(await weather(RunContext(Deps("Ann")), "Oslo"), dict[str, float])

@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
 from copy import copy
 from dataclasses import replace
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, overload
 
 from typing_extensions import TypeVar, Unpack
@@ -16,7 +15,7 @@ from rxloop.agents.definition import AgentDefinition, make_definition
 from rxloop.agents.options import AgentOptions, AgentToolOptions, ForkOptions, MapOptions, ResumeOptions, RunOptions
 from rxloop.agents.specs import make_fork_spec, make_resume_spec, make_run_spec
 from rxloop.agents.validation import check_deps, check_log, check_options
-from rxloop.errors import ConfigurationError, RxloopError
+from rxloop.errors import RxloopError
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.interfaces import Provider
 from rxloop.pipeline.run_context import D, RunContext
@@ -276,15 +275,10 @@ class Agent(Generic[D, O]):
             ConfigurationError: As for `run`, or the agent has no log.
             EventLogError: It could not be written.
         """
-        event_log = self.definition.get_log("submit a run")
-        for name in ("on_input", "when_busy", "steering"):
-            if options.get(name) is not None:
-                other = "resume()" if name == "steering" else "execute() or resume()"
-                raise ConfigurationError(f"submit() does not accept {name}=; pass it to {other}")
         # Imported lazily to keep `import rxloop` fast.
         from rxloop.agents.remote_run import submit_run
 
-        return await submit_run(event_log, make_run_spec(self.definition, "Agent.submit", prompt, None, options))
+        return await submit_run(self.definition, prompt, options)
 
     def get_run(self, task_id: str) -> RemoteRun[D, O]:
         """Address a run by its id, to execute, cancel or answer it, or to send a message. The log is not read."""
@@ -310,11 +304,7 @@ class Agent(Generic[D, O]):
         **options: Unpack[AgentToolOptions],
     ) -> AgentTool[P]: ...
     def as_tool(
-        self,
-        name: str | None = None,
-        *,
-        deps: Callable[[RunContext[Any]], Any] | None = None,
-        **options: Unpack[AgentToolOptions],
+        self, name: str | None = None, *, deps: Any = None, **options: Unpack[AgentToolOptions]
     ) -> AgentTool[Any]:
         """Make a tool for another agent. Each call is a run that is nested in the run of the caller.
 
@@ -377,7 +367,5 @@ class Agent(Generic[D, O]):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         await self.aclose()

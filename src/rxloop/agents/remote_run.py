@@ -10,8 +10,8 @@ from typing import Any, Generic, overload
 from typing_extensions import TypeVar, Unpack
 
 from rxloop.agents.definition import AgentDefinition
-from rxloop.agents.options import ExecuteOptions, ResumeOptions
-from rxloop.agents.specs import make_resume_spec, make_spec
+from rxloop.agents.options import ExecuteOptions, ResumeOptions, RunOptions
+from rxloop.agents.specs import make_resume_spec, make_run_spec, make_spec
 from rxloop.agents.validation import check_options
 from rxloop.coordination.order import RETRY, find_blocking, is_idle, wait_until_first
 from rxloop.coordination.sending import send_answer, send_cancel, send_message
@@ -39,7 +39,7 @@ from rxloop.run.handle import Run
 from rxloop.run.log_writer import LogWriter
 from rxloop.run.ownership import find_owned, wait_stored
 from rxloop.run.result import Result
-from rxloop.run.spec import RunSpec, WhenBusy
+from rxloop.run.spec import WhenBusy
 from rxloop.run.steering import as_said
 
 log = logging.getLogger("rxloop")
@@ -173,13 +173,14 @@ class RemoteRun(Generic[D, O]):
         await send_message(event_log, self.task_id, messages, interrupt=interrupt)
 
 
-async def submit_run(event_log: EventLog, spec: RunSpec) -> RunRecord:
-    """Write the first event of a run into the log, and start nothing.
-
-    Raises:
-        RunExists: The log has a run of this id.
-        EventLogError: It could not be written.
-    """
+async def submit_run(definition: AgentDefinition, prompt: Prompt, options: RunOptions) -> RunRecord:
+    """Write the first event of a run into the log, and start nothing; see `Agent.submit`."""
+    event_log = definition.get_log("submit a run")
+    for name in ("on_input", "when_busy", "steering"):
+        if options.get(name) is not None:
+            other = "resume()" if name == "steering" else "execute() or resume()"
+            raise ConfigurationError(f"submit() does not accept {name}=; pass it to {other}")
+    spec = make_run_spec(definition, "Agent.submit", prompt, None, options)
     attempt = Attempt(spec)
     writer = LogWriter(event_log, spec.task_id, 0, lambda error: None)
     attempt.recorder.writer = writer
