@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from copy import copy
 from dataclasses import replace
@@ -15,10 +14,9 @@ from rxloop.agents.definition import AgentDefinition, make_definition
 from rxloop.agents.options import AgentOptions, AgentToolOptions, ForkOptions, MapOptions, ResumeOptions, RunOptions
 from rxloop.agents.specs import make_fork_spec, make_resume_spec, make_run_spec
 from rxloop.agents.validation import check_deps, check_log, check_options
-from rxloop.errors import RxloopError
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.interfaces import Provider
-from rxloop.pipeline.run_context import D, RunContext
+from rxloop.pipeline.run_context import D
 from rxloop.protocol.messages import Prompt
 from rxloop.protocol.settings import Limits, ModelSettings
 from rxloop.run.handle import Run
@@ -26,7 +24,7 @@ from rxloop.run.result import Result
 from rxloop.tools.agent_tools import AnyTool
 
 if TYPE_CHECKING:
-    from rxloop.agents.agent_tool import AgentTool
+    from rxloop.agents.agent_tool import AgentTool, NestedDeps
     from rxloop.agents.batch import Items, Outcome
     from rxloop.agents.cold_run import ColdRun
     from rxloop.agents.remote_run import RemoteRun
@@ -161,20 +159,7 @@ class Agent(Generic[D, O]):
     def run_sync(self, prompt: Prompt, *, deps: Any = None, **options: Unpack[RunOptions]) -> Result[O]:
         """Run to the end in a new event loop, for scripts. Takes the arguments of `run`."""
         check_options("Agent.run_sync", options, RunOptions)
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            pass
-        else:
-            raise RxloopError("run_sync() cannot wait inside a running event loop: use `await agent.run(...)`")
-
-        async def main() -> Result[O]:
-            try:
-                return await self.run(prompt, deps=deps, **options)
-            finally:
-                await self.definition.close_resources()
-
-        return asyncio.run(main())
+        return self.definition.run_sync(lambda: self.run(prompt, deps=deps, **options))
 
     @overload
     def map(
@@ -297,11 +282,7 @@ class Agent(Generic[D, O]):
     ) -> AgentTool[D]: ...
     @overload
     def as_tool(
-        self,
-        name: str | None = None,
-        *,
-        deps: Callable[[RunContext[P]], D | Awaitable[D]],
-        **options: Unpack[AgentToolOptions],
+        self, name: str | None = None, *, deps: NestedDeps[P, D], **options: Unpack[AgentToolOptions]
     ) -> AgentTool[P]: ...
     def as_tool(
         self, name: str | None = None, *, deps: Any = None, **options: Unpack[AgentToolOptions]

@@ -35,7 +35,12 @@ from rxloop.tools.result import ToolResult, encode_result
 
 C = TypeVar("C", contravariant=True)
 
-MakesDeps = Callable[[RunContext[Any]], Any | Awaitable[Any]]
+P = TypeVar("P")
+
+R = TypeVar("R")
+
+NestedDeps = Callable[[RunContext[P]], R | Awaitable[R]]
+"""Function that makes the deps of a nested run from the context of the caller."""
 
 _PAUSED = ("input-required", "auth-required")
 
@@ -59,7 +64,7 @@ class AgentTool(FunctionTool[C, ..., Prompt]):
         self,
         definition: AgentDefinition,
         name: str | None,
-        deps: MakesDeps | None,
+        deps: NestedDeps[Any, Any] | None,
         options: AgentToolOptions,
     ) -> None:
         """Make a tool of an agent.

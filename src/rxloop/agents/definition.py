@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 from weakref import WeakSet
 
 from rxloop.agents.options import AgentOptions
@@ -26,6 +26,7 @@ from rxloop.protocol.settings import Limits, ModelSettings
 from rxloop.run.attempt import Attempt
 from rxloop.run.handle import Run
 from rxloop.run.ownership import OwnedRuns, RunHold
+from rxloop.run.result import Result
 from rxloop.run.spec import Instructions, RunSpec
 from rxloop.support.tasks import close_all, wait_all
 from rxloop.tools.agent_tools import AgentTools, AnyTool
@@ -36,6 +37,8 @@ from rxloop.tools.toolsets import Families
 
 if TYPE_CHECKING:
     from rxloop.pipeline.artifacts import ArtifactStore
+
+O = TypeVar("O")  # noqa: E741
 
 
 class OpenResources:
@@ -163,6 +166,23 @@ class AgentDefinition:
         run: Run[Any] = Run(attempt, self.owned)
         self.resources.runs.add(run.hold)
         return run
+
+    def run_sync(self, make_run: Callable[[], Run[O]]) -> Result[O]:
+        """Execute a run in a new event loop, and close what the agent has opened there; see `Agent.run_sync`."""
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            pass
+        else:
+            raise RxloopError("run_sync() cannot wait inside a running event loop: use `await agent.run(...)`")
+
+        async def main() -> Result[O]:
+            try:
+                return await make_run()
+            finally:
+                await self.close_resources()
+
+        return asyncio.run(main())
 
     def make_tools(self, tools: Sequence[AnyTool]) -> AgentTools:
         """Return these tools together with those for the answer and for thoughts."""
