@@ -137,7 +137,7 @@ class Recorder:
             return
         # Avoid a function call for each token of the main branch.
         fits = traits.text and event.step == self.states[None].open_step and event.branch is None
-        if traits.rule is not None and not fits:
+        if not fits and traits.rule is not None:
             misorder = self.stamp.find_misorder(self.states.get(event.branch), event, traits)
             if misorder is not None:
                 self._reject(event, misorder)

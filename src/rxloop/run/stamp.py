@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from rxloop.errors import InvalidEvent
 from rxloop.protocol.envelope import ROOT, check_time
@@ -54,7 +55,8 @@ class EventStamp:
         self.numbering = numbering
         self.ids: dict[str, Any] = {"attempt": 1, "task_id": task_id, "context_id": context_id}
         """Ids that are written into most events."""
-        self._started: set[Slot] = set()
+        # An empty set would take 216 bytes per run.
+        self._started: set[Slot] | None = None
 
     def apply(self, event: Event, traits: EventTraits) -> Event:
         """Write numbers, ids and a timestamp into an event, and return it. An event that was published is copied."""
@@ -113,6 +115,8 @@ class EventStamp:
         if reason is None and isinstance(event, ToolStartEvent):
             # The state cannot detect this, because an attempt may restart calls of earlier attempts.
             slot = (event.step or "", event.index)
+            if self._started is None:
+                self._started = set()
             if slot in self._started:
                 reason = f"call {event.index} of step {event.step} begins twice"
             self._started.add(slot)
@@ -215,7 +219,8 @@ _TEXT: dict[type[Event], str] = {
 }
 
 
-class EventTraits(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class EventTraits:
     """Properties of an event class. Calling `isinstance` for each event would cost more than stamping it."""
 
     is_event: bool
