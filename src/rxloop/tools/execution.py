@@ -13,14 +13,15 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iter
 from contextlib import aclosing, suppress
 from typing import Any, TypeVar, cast
 
-from rxloop.errors import ToolError
+from rxloop.errors import InvalidEvent, ToolError
 from rxloop.pipeline.interfaces import Tool
 from rxloop.pipeline.run_context import RunContext
 from rxloop.protocol.events import Event
 from rxloop.protocol.json_data import readable
 from rxloop.protocol.model import thawed
+from rxloop.state.history import FIND_OUT, UNKNOWN_EFFECT
 from rxloop.stream.scope import TimeScope
-from rxloop.tools.result import encode_result
+from rxloop.tools.result import MAX_RESULT, encode_result, explain_error, failure_fields, make_failure
 from rxloop.tools.result_parts import TooLarge
 
 _PARTIAL_DOC = functools.partial.__doc__
@@ -292,6 +293,47 @@ async def call_with_limit(tool: Tool, seconds: float, deadline: asyncio.Timeout,
     async with deadline:
         with scope.limit(seconds, lambda: deadline.reschedule(now())), scope.entered():
             return await watched(tool.call(thawed(call.arguments), ctx), call.name)
+
+
+_NO_DEPS = " (the run was given no deps: a tool that uses ctx.deps wants agent.run(..., deps=...))"
+
+
+def to_failure(error: BaseException, tool: Tool, ctx: RunContext[Any], *, timed_out: bool) -> dict[str, Any] | None:
+    """Return the fields of the failed result for an exception of a call, or None if the exception must be raised.
+
+    Args:
+        error: Exception of the call.
+        tool: The tool.
+        ctx: Context of the call.
+        timed_out: True if the time limit of the tool ended the call.
+    """
+    name = tool.definition.name if ctx.call is None else ctx.call.name
+    if isinstance(error, ToolError):
+        return failure_fields(error, getattr(tool, "max_result", MAX_RESULT))
+    if isinstance(error, InvalidEvent):
+        return make_failure(str(error))
+    if isinstance(error, TimeoutError):
+        if not timed_out:
+            return make_failure(explain_error(error))
+        text = f"{name} timed out after {tool.timeout} s."
+        return make_failure(text if tool.idempotent else f"{text} It was cut off, {UNKNOWN_EFFECT}. {FIND_OUT}")
+    if isinstance(error, asyncio.CancelledError):
+        task = asyncio.current_task()
+        is_canceled = task is not None and task.cancelling()
+        return None if is_canceled else make_failure(f"{name} waited for something that was cancelled.")
+    if isinstance(error, SystemExit):
+        return make_failure(f"{name} tried to exit the process with status {error.code}.")
+    if not isinstance(error, Exception):
+        return None
+    # The traceback is only for the log, because the model cannot use it.
+    hint = _NO_DEPS if ctx.deps is None and "NoneType" in str(error) else ""
+    log.warning("the tool %s failed%s", public_name(ctx), hint, exc_info=error)
+    return make_failure(explain_error(error))
+
+
+def public_name(ctx: RunContext[Any]) -> str:
+    """Return a name of the tool that everyone may read. A hidden tool is named by its slot."""
+    return f"{ctx.step}/{ctx.index}" if ctx.call is None or ctx.call.hidden else ctx.call.name
 
 
 TOO_LONG = 0.5

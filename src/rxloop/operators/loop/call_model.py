@@ -59,18 +59,12 @@ def call_model() -> Operator[object]:
         if isinstance(earlier, ContentCompleteEvent):
             offered = request.ctx.host.tools.narrow(request.step, request.tools)
             return emit(earlier, *make_tool_requests(earlier, enumerate(earlier.tool_calls), request.ctx, offered))
-        return _call(*checks.prepare(request))
+        request, problems = checks.prepare(request)
+        return Cold(lambda observer, scheduler=None: _Call(request, problems, observer, scheduler))
 
     operator = answering(ModelRequest, answer)
     operator.__qualname__ = "call_model"
     return handling(operator, ModelRequest, ends=True)
-
-
-def _call(request: ModelRequest, problems: Sequence[str]) -> Observable[Signal]:
-    def subscribe(observer: abc.ObserverBase[Signal], scheduler: abc.SchedulerBase | None = None) -> abc.DisposableBase:
-        return _Call(request, problems, observer, scheduler)
-
-    return Cold(subscribe)
 
 
 class _Call(abc.DisposableBase):

@@ -1,13 +1,11 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from typing import Any
 
 from reactivex import Observable
 
-from rxloop.errors import InvalidEvent, ToolError
 from rxloop.operators.loop.answering import answering_with_permits
 from rxloop.operators.loop.checks import handling
 from rxloop.pipeline.active_call import ActiveCall, Permit
@@ -18,14 +16,12 @@ from rxloop.pipeline.run_context import RunContext
 from rxloop.protocol.events import ToolCompleteEvent, ToolStartEvent
 from rxloop.protocol.json_data import settled_model, storable
 from rxloop.protocol.model import thawed, unchecked
-from rxloop.state.history import FIND_OUT, INTERRUPTED, UNKNOWN_EFFECT
+from rxloop.state.history import INTERRUPTED
 from rxloop.stream.sources import Push, emit, from_task
-from rxloop.tools.execution import call_with_limit, watched
+from rxloop.tools.execution import call_with_limit, public_name, to_failure, watched
 from rxloop.tools.result import (
     MAX_RESULT,
     encode_with_parts,
-    explain_error,
-    failure_fields,
     gathered,
     make_failure,
     messages_with,
@@ -34,9 +30,6 @@ from rxloop.tools.result import (
     shortened,
 )
 
-log = logging.getLogger("rxloop")
-
-_NO_DEPS = " (the run was given no deps: a tool that uses ctx.deps wants agent.run(..., deps=...))"
 _start = unchecked(ToolStartEvent, settled=True)
 _complete = unchecked(ToolCompleteEvent, settled=True)
 
@@ -106,7 +99,7 @@ def _carried_out(
         active.task = asyncio.current_task()
         await _carry_out(tool, request, push, active)
 
-    return from_task(work, request.ctx, name=f"rxloop-tool-{_public_name(request.ctx)}", abandoned=abandoned)
+    return from_task(work, request.ctx, name=f"rxloop-tool-{public_name(request.ctx)}", abandoned=abandoned)
 
 
 async def _carry_out(tool: Tool, request: ToolRequest, push: Push[Signal], active: ActiveCall) -> None:
@@ -146,28 +139,12 @@ async def _result(tool: Tool, ctx: RunContext[Any]) -> dict[str, Any]:
         beside = {**messages_with(value), **parts_with(parts)}
         unawaited = [question for question in ctx.questions or () if question.forgotten]
         if unawaited:
-            return make_failure(report_unawaited(unawaited, call.name, _public_name(ctx)))
-    except ToolError as error:
-        return failure_fields(error, getattr(tool, "max_result", MAX_RESULT))
-    except InvalidEvent as error:
-        return make_failure(str(error))
-    except TimeoutError as error:
-        if deadline is not None and deadline.expired():
-            text = f"{call.name} timed out after {tool.timeout} s."
-            return make_failure(text if tool.idempotent else f"{text} It was cut off, {UNKNOWN_EFFECT}. {FIND_OUT}")
-        return make_failure(explain_error(error))
-    except asyncio.CancelledError:
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
+            return make_failure(report_unawaited(unawaited, call.name, public_name(ctx)))
+    except BaseException as error:
+        failure = to_failure(error, tool, ctx, timed_out=deadline is not None and deadline.expired())
+        if failure is None:
             raise
-        return make_failure(f"{call.name} waited for something that was cancelled.")
-    except SystemExit as error:
-        return make_failure(f"{call.name} tried to exit the process with status {error.code}.")
-    except Exception as error:
-        # The traceback is only for the log, because the model cannot use it.
-        hint = _NO_DEPS if ctx.deps is None and "NoneType" in str(error) else ""
-        log.warning("the tool %s failed%s", _public_name(ctx), hint, exc_info=error)
-        return make_failure(explain_error(error))
+        return failure
     limit = getattr(tool, "max_result", MAX_RESULT)
     if limit is not None and len(content) > limit and not ctx.answer:
         # Imported here, because `import rxloop` is faster without this module.
@@ -175,8 +152,3 @@ async def _result(tool: Tool, ctx: RunContext[Any]) -> dict[str, Any]:
 
         content = shortened(content, limit, await kept_whole(content, ctx))
     return {"success": True, "result": result, "content": content, **beside}
-
-
-def _public_name(ctx: RunContext[Any]) -> str:
-    """Return a name of the tool that everyone may read. A hidden tool is named by its slot."""
-    return f"{ctx.step}/{ctx.index}" if ctx.call is None or ctx.call.hidden else ctx.call.name
