@@ -78,11 +78,10 @@ class EventStamp:
             fields.update(self.ids)
         if event.durable:
             numbering.seq += 1
-            numbering.sub = 0
+            fields["sub"] = numbering.sub = 0
         else:
-            numbering.sub += 1
+            fields["sub"] = numbering.sub = numbering.sub + 1
         fields["seq"] = numbering.seq
-        fields["sub"] = numbering.sub
         return event
 
     def adopt(self, event: Event) -> None:

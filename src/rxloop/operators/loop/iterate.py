@@ -4,7 +4,7 @@ import threading
 from typing import Any
 
 from reactivex import Observable, abc
-from reactivex.disposable import Disposable, SerialDisposable
+from reactivex.disposable import SerialDisposable
 
 from rxloop.errors import PipelineError
 from rxloop.operators.loop.answering import answering
@@ -60,21 +60,16 @@ def iterate(pipeline: Operator[OperatorDeps], times: int | None = None) -> Opera
         pipeline: Executes one iteration: `op.compose(op.call_model(), op.run_tools(), ...)`.
         times: Maximum number of iterations, for strategies that work step by step.
     """
-    operator = answering(RunRequest, lambda request: _iterations(pipeline, request.ctx, times))
+
+    def answer(request: RunRequest) -> Observable[Signal]:
+        return Cold(lambda observer, scheduler=None: _Iterations(pipeline, request.ctx, times, observer, scheduler))
+
+    operator = answering(RunRequest, answer)
     operator.__qualname__ = f"iterate({describe(pipeline)})"
     return handling(operator, RunRequest, ends=True, pipeline=pipeline)
 
 
-def _iterations(pipeline: Operator, ctx: RunContext[Any], times: int | None) -> Observable[Signal]:
-    def subscribe(observer: abc.ObserverBase[Signal], scheduler: abc.SchedulerBase | None = None) -> abc.DisposableBase:
-        iterations = _Iterations(pipeline, ctx, times, observer, scheduler)
-        iterations.advance()
-        return Disposable(iterations.stop)
-
-    return Cold(subscribe)
-
-
-class _Iterations:
+class _Iterations(abc.DisposableBase):
     """Iterations of one run. A trampoline keeps the stack flat."""
 
     def __init__(
@@ -98,13 +93,13 @@ class _Iterations:
         self._running = False
         self._stopped = False
         self._thread = threading.get_ident()
+        self._advance()
 
-    def stop(self) -> None:
-        """End the current iteration, and begin no other."""
+    def dispose(self) -> None:
         self._stopped = True
         self._current.dispose()
 
-    def advance(self) -> None:
+    def _advance(self) -> None:
         """Begin the next iteration, at once or as soon as the current one has returned."""
         if threading.get_ident() != self._thread:
             # The run detects this as well, and its error has the details.
@@ -133,7 +128,7 @@ class _Iterations:
             self._stopped = True
             self._observer.on_completed()
             return
-        connection = connect(self._pipeline(source), self._pass, self._fail, self.advance, self._scheduler)
+        connection = connect(self._pipeline(source), self._pass, self._fail, self._advance, self._scheduler)
         # Each iteration has a new disposable, so that finished iterations are not retained.
         self._current.disposable = connection
 
