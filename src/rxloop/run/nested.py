@@ -137,6 +137,7 @@ class NestedAttempt(Attempt):
         self.hidden = call.hidden or (isinstance(above, NestedAttempt) and above.hidden)
         """Whether nothing of it is for clients."""
         super().__init__(spec)
+        self.clock = above.clock
         self.scope.gate = above.scope.gate
         # So that it is over before the run above gives it up.
         self.patience = above.patience * 0.8
