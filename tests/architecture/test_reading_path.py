@@ -20,7 +20,7 @@ PATH = [
     "state/fold.py",
     "stream/hub.py",
 ]
-MAX_LINES = 2_671
+MAX_LINES = 2_619
 """The goal is 2,500. Lower this limit when the path gets shorter."""
 
 

@@ -18,9 +18,9 @@ R = TypeVar("R", bound=Request[Any])
 def answering(
     request_type: type[R], answer: Callable[[R], Observable[Signal]], concurrency: int | None = None
 ) -> Operator[object]:
-    """Pass everything on, but put the answers to requests of one type in their place.
+    """Replace requests of one type by their answers, and pass all other signals through.
 
-    The engine of the loop: `call_model`, `run_tools`, `iterate` and `on` are made of it.
+    The engine of the loop. `call_model`, `run_tools`, `iterate` and `on` use it.
 
     ::
 
@@ -30,13 +30,13 @@ def answering(
         out     --e----a--b--e----c---e--d--|
 
     Args:
-        request_type: The requests to answer.
-        answer: Called with each of them; what it returns is subscribed once and takes the place of the request.
-        concurrency: How many answers may be under way at once; further requests wait, in order. None means no limit.
+        request_type: Type of the requests to answer.
+        answer: Called with each of these requests. The result is subscribed once, and replaces the request.
+        concurrency: Maximum number of answers under way. Other requests wait, in order. None means no limit.
 
     Returns:
-        An operator that completes when its source and all answers have. An error of one answer ends it
-        and disposes the other answers.
+        Operator that completes after its source and all answers. An error of one answer disposes the other answers and
+        is the error of the operator.
     """
     return answering_with_permits(request_type, lambda request, _: answer(request), concurrency)
 
@@ -52,9 +52,7 @@ def answering_with_permits(
         raise ConfigurationError(f"concurrency must be at least 1, not {concurrency}")
 
     def operator(source: Observable[Signal]) -> Observable[Signal]:
-        def subscribe(
-            observer: abc.ObserverBase[Signal], scheduler: abc.SchedulerBase | None = None
-        ) -> abc.DisposableBase:
+        def subscribe(observer: Any, scheduler: Any = None) -> abc.DisposableBase:
             return _Answering(request_type, answer, concurrency, observer, scheduler).connect(source)
 
         return Cold(subscribe)
@@ -64,7 +62,7 @@ def answering_with_permits(
 
 
 class _Answering(Generic[R]):
-    """One subscription of `answering`. A class and not a closure, because each iteration has several."""
+    """One subscription of `answering`. A class, because closures for each iteration would cost more."""
 
     __slots__ = (
         "_active",

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from reactivex import Observable, abc
 
@@ -11,10 +10,12 @@ from rxloop.operators.loop.checks import handling
 from rxloop.operators.loop.model_exchange import (
     RequestChecks,
     complete_message,
+    copy_unstamped,
     describe_failure,
     describe_request,
     find_refused_media,
     make_tool_requests,
+    not_an_event,
 )
 from rxloop.pipeline.requests import ModelRequest, Operator, Signal
 from rxloop.protocol.events import ContentCompleteEvent, Event, LLMFailedEvent, ToolCallDeltaEvent
@@ -22,18 +23,9 @@ from rxloop.protocol.model import stamp
 from rxloop.stream.rx import Cold, connect
 from rxloop.stream.sources import emit
 
-_UNSTAMPED: dict[str, Any] = {
-    "step": None,
-    "branch": None,
-    "task_id": "",
-    "context_id": "",
-    "attempt": 0,
-    "timestamp": 0,
-}
-
 
 def call_model() -> Operator[object]:
-    """Answer each `ModelRequest`: call the model, and ask for the tools that it wants.
+    """Answer each `ModelRequest`: call the model, and request the tools that it calls.
 
     ::
 
@@ -41,16 +33,16 @@ def call_model() -> Operator[object]:
         model      --delta--delta--complete--|
         out      --L-d------d------(C,T,T)---|
 
-    M `ModelRequest`, L `llm-call` just before the request leaves, d deltas and thoughts as they stream, C
+    M `ModelRequest`, L `llm-call` just before the request is sent, d deltas and thoughts as they stream, C
     `content-complete`, T one `ToolRequest` for each tool call of the message.
 
-    Each request that fails is an internal `llm-failed` event. If it was too long for the model, `iterate` sends it once
-    more, under pressure; every other failure of the provider is also the error of this operator. A step that an earlier
-    attempt of the run has an answer for is answered from the log.
+    Each failed request is an internal `llm-failed` event. `iterate` sends a request that was too long once more, with a
+    higher pressure. Every other failure of the provider is also the error of this operator. A step that an earlier
+    attempt of the run completed is answered from the log.
 
-    This is the one place where the messages that operators have made are checked: each call is followed by one result,
-    in order; the newest message of the user, pinned messages and the system prompt are there. Anything else is
-    repaired; `llm-call` says what it was, and a warning names the loop.
+    Only this operator checks the messages that operators have changed. Each call must be followed by one result, in
+    order, and the newest message of the user, pinned messages and the system prompt must be there. Other requests are
+    repaired: `llm-call` lists the problems, and a warning names the loop.
     """
     checks = RequestChecks()
 
@@ -68,7 +60,7 @@ def call_model() -> Operator[object]:
 
 
 class _Call(abc.DisposableBase):
-    """One call of the model. A class and not a closure, because each iteration has one."""
+    """One call of the model. A class, because closures for each iteration would cost more."""
 
     __slots__ = ("_answer", "_branch", "_ended", "_failures", "_host", "_observer", "_shown", "_step", "request")
 
@@ -87,7 +79,7 @@ class _Call(abc.DisposableBase):
         self._ended = False
         self._failures = 0
         self._shown: str | None = None
-        """The name of the tool that was called last, if it is for clients."""
+        """Name of the last called tool, unless it is hidden."""
         observer.on_next(describe_request(request, problems))
         model = request.ctx.model
         if request.branch is None:
@@ -103,7 +95,7 @@ class _Call(abc.DisposableBase):
                 self._host.close_abandoned(self.request.ctx)
 
     def interrupt(self, ends: Sequence[Event]) -> None:
-        """Cut the answer off: what there is of it is the message, and the iteration ends."""
+        """Interrupt the answer. Its text so far is the message, and the iteration ends."""
         if self._ended:
             return
         self._over()
@@ -122,22 +114,19 @@ class _Call(abc.DisposableBase):
             fields = stamp(event)
             published = fields["attempt"]
         except (AttributeError, KeyError):
-            raise PipelineError(
-                f"the provider {self.request.ctx.model.name} sent {event!r}, of the type {type(event).__qualname__}: "
-                "a provider may send nothing but events"
-            ) from None
+            raise not_an_event(event, self.request) from None
         if published:
-            # Published before: the provider sends one object for several requests.
-            event = event.model_copy(update=_UNSTAMPED)
+            # Providers may send one object for several requests.
+            event = copy_unstamped(event)
             fields = stamp(event)
         if fields["step"] is None:
             fields["step"] = self._step
         if self._branch is not None:
             fields["branch"] = self._branch
         if not event.durable:
-            # Not `isinstance`, which takes ten calls for each token.
+            # `isinstance` would take ten calls for each token.
             if type(event) is ToolCallDeltaEvent and event.name != self._shown and not event.hidden:
-                # From here on, everything knows by the call that its tool is not for clients.
+                # Subscribers hide the call by this field.
                 fields["hidden"] = self._host.tools.hides(event.name)
                 self._shown = None if event.hidden else event.name
         elif isinstance(event, ContentCompleteEvent):
@@ -149,7 +138,7 @@ class _Call(abc.DisposableBase):
         self._observer.on_next(event)
 
     def _complete(self, message: ContentCompleteEvent) -> None:
-        """Send the message, and ask for the tools that it calls."""
+        """Send the message and a request for each tool call."""
         complete_message(message, self.request)
         self._observer.on_next(message)
         calls = enumerate(message.tool_calls)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rxloop.errors import ContextLengthExceeded, MediaRefused, ProviderError
+from rxloop.errors import ContextLengthExceeded, MediaRefused, PipelineError, ProviderError
 from rxloop.pipeline.requests import ModelRequest, Signal, ToolDefinition, ToolRequest
 from rxloop.pipeline.run_context import OfferedTools, RunContext
 from rxloop.protocol.events import (
@@ -27,6 +27,14 @@ if TYPE_CHECKING:
     from rxloop.context.repair import RequestRepair
 
 CHARACTERS_PER_TOKEN = 4
+_UNSTAMPED: dict[str, Any] = {
+    "step": None,
+    "branch": None,
+    "task_id": "",
+    "context_id": "",
+    "attempt": 0,
+    "timestamp": 0,
+}
 _llm_call = unchecked(LLMCallEvent, settled=True)
 
 
@@ -148,7 +156,20 @@ def describe_failure(request: ModelRequest, error: Exception, refused: dict[str,
     )
 
 
-# -- messages
+# -- events of the provider
+
+
+def copy_unstamped(event: Event) -> Event:
+    """Copy an event that was published, so that it can be published again."""
+    return event.model_copy(update=_UNSTAMPED)
+
+
+def not_an_event(value: object, request: ModelRequest) -> PipelineError:
+    """Make the error of a provider that sent something else than an event."""
+    return PipelineError(
+        f"the provider {request.ctx.model.name} sent {value!r}, of the type {type(value).__qualname__}: "
+        "a provider may send nothing but events"
+    )
 
 
 def complete_message(message: ContentCompleteEvent, request: ModelRequest) -> None:
