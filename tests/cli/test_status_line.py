@@ -103,14 +103,14 @@ def test_the_screen_is_the_same_as_without_a_status(
 @pytest.mark.parametrize("arguments", [(), ("--json",)])
 def test_a_pipe_gets_no_status(place: Place, arguments: tuple[str, ...]) -> None:
     process = place.process(*NAP, *arguments)
-    out, err = process.communicate(timeout=10)
+    out, err = process.communicate(timeout=60)
     assert b"awake" in out + err
     assert b"\x1b" not in out + err
 
 
 def test_a_pipe_that_is_to_have_colours_gets_no_status_either(place: Place) -> None:
     place.env["FORCE_COLOR"] = "1"
-    out, err = place.process(*NAP).communicate(timeout=10)
+    out, err = place.process(*NAP).communicate(timeout=60)
     assert b"\x1b[3" in err
     assert not re.search(rb"\x1b\[[^m]*[a-zA-Z]", re.sub(rb"\x1b\[[0-9;]*m", b"", out + err))
 

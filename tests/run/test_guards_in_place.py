@@ -23,6 +23,7 @@ from rxloop import (
     ToolRequest,
     op,
 )
+from rxloop.pipeline.host import get_host
 from rxloop.strategies import chain_of_thought
 from rxloop.stream.sources import emit
 from rxloop.testing import ScriptedModel
@@ -140,7 +141,7 @@ async def test_a_strategy_that_feeds_the_loop_itself_may_be_made_of_the_same_ope
     def once(pipeline: Operator) -> Operator:
         def send(request: RunRequest) -> Observable[Signal]:
             ctx = request.ctx.bind(step="1")
-            made: Any = ctx.host.build_request(ctx, 1, 0)
+            made: Any = get_host(ctx).build_request(ctx, 1, 0)
             return emit(made, IterationEnd(1, ctx))
 
         return op.compose(op.answering(RunRequest, send), pipeline)

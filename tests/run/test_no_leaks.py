@@ -123,7 +123,7 @@ async def test_a_thousand_runs_leave_nothing(end: str, caplog: pytest.LogCapture
         run = agent.run(where)
         seen: list[Event] = []
         run._attempt.recorder.hub.events.subscribe(seen.append)
-        parts.extend(weakref.ref(part) for part in (run._attempt, run._attempt.recorder.hub, run._attempt.scope))
+        parts.extend(weakref.ref(part) for part in (run._attempt, run._attempt.recorder.hub, run._attempt.info.scope))
         await use(run, "tool-start" if where == "tool" else "content-delta")
         return seen
 

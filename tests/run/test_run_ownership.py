@@ -244,7 +244,9 @@ async def test_nothing_keeps_a_run_alive_that_has_ended() -> None:
     run = Agent(ScriptedModel(call("look"), "ok"), tools=[look]).run("Go.")
     Recorder(run.events)
     await run
-    refs = [weakref.ref(part) for part in (run, run._attempt, run._attempt.recorder.hub, run._attempt.scope, run.hold)]
+    refs = [
+        weakref.ref(part) for part in (run, run._attempt, run._attempt.recorder.hub, run._attempt.info.scope, run.hold)
+    ]
     del run
     await settled()
     gc.collect()
@@ -260,7 +262,9 @@ async def look(ctx: RunContext) -> str:
 
 async def test_nothing_keeps_a_run_alive_that_was_abandoned() -> None:
     run, seen = watched(Agent(endless()))
-    refs = [weakref.ref(part) for part in (run, run._attempt, run._attempt.recorder.hub, run._attempt.scope, run.hold)]
+    refs = [
+        weakref.ref(part) for part in (run, run._attempt, run._attempt.recorder.hub, run._attempt.info.scope, run.hold)
+    ]
     await first_of(run, "content-delta")
     del run
     await ended(seen)

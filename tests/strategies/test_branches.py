@@ -21,6 +21,7 @@ from rxloop import (
     op,
     tool,
 )
+from rxloop.pipeline.host import get_host
 from rxloop.pipeline.requests import IterationEnd, ModelRequest, Operator, RunRequest, Signal, ToolRequest
 from rxloop.stream.sources import emit
 from rxloop.testing import ScriptedModel, call, turn
@@ -52,7 +53,7 @@ def side_by_side(*make: Callable[[RunContext[Any]], ModelRequest]) -> Callable[[
 def branch(name: str, **fields: Any) -> Callable[[RunContext[Any]], ModelRequest]:
     def make(ctx: RunContext[Any]) -> ModelRequest:
         step = f"{name}/1"
-        made = ctx.host.build_request(ctx.bind(step=step, branch=name), 1, 0)
+        made = get_host(ctx).build_request(ctx.bind(step=step, branch=name), 1, 0)
         assert isinstance(made, ModelRequest)
         return made.replace(**fields)
 
@@ -134,7 +135,7 @@ async def test_a_branch_of_another_run_is_none_of_ours() -> None:
     async def forward(ctx: RunContext[None]) -> str:
         """Passes on what a nested agent says."""
         ctx.emit(MessageAddedEvent(content="theirs", task_id="child", parent_task_id=ctx.task_id, branch="b"))
-        assert [message.text for message in ctx.host.state("b").messages] == ["q"]
+        assert [message.text for message in ctx.port.state("b").messages] == ["q"]
         return "ok"
 
     result = await Agent(ScriptedModel(call("forward"), "done"), tools=[forward]).run("q")

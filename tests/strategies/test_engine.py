@@ -231,7 +231,7 @@ async def test_a_line_begins_where_it_began_though_the_main_line_has_gone_on() -
         return await run.conclude("Now.")
 
     def steering(request: ModelRequest) -> str:
-        request.ctx.host.publish(MessageAddedEvent(content="Be brief."))
+        request.ctx.port.publish(MessageAddedEvent(content="Be brief."))
         return "One."
 
     log = MemoryEventLog()
@@ -249,7 +249,7 @@ async def test_the_question_stays_what_it_was() -> None:
     @strategy
     async def asked(run: StrategyRun) -> str:
         before = run.question
-        run.ctx.host.publish(MessageAddedEvent(content="Be brief.", cause="strategy"))
+        run.ctx.port.publish(MessageAddedEvent(content="Be brief.", cause="strategy"))
         return f"{before} {run.question}"
 
     result = await Agent(ScriptedModel(), strategy=asked).run(["Hello.", "Q"])

@@ -3,22 +3,42 @@
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
-from rxloop.pipeline.run_context import Host, RunContext
+from rxloop.pipeline.host import Host
+from rxloop.pipeline.run_context import AttemptInfo, RunContext
 from rxloop.protocol.events import ContentCompleteEvent, Event
 from rxloop.protocol.messages import ToolCall
+from rxloop.protocol.settings import Limits
 from rxloop.state.fold import fold
 from rxloop.state.run_state import RunState
+from rxloop.stream.scope import Scope, TimeScope
+from rxloop.support.tasks import CLOCK
+
+
+def make_info(**changes: Any) -> AttemptInfo:
+    """Facts about the first attempt of the run "r" in the conversation "c"."""
+    facts: dict[str, Any] = {
+        "ids": {"task_id": "r", "context_id": "c", "attempt": 1},
+        "agent_name": "agent",
+        "model": None,
+        "log": None,
+        "limits": Limits(),
+        "thought_limit": 3,
+        "metadata": {},
+        "clock": CLOCK.get(),
+        "scope": Scope(),
+        "time_scope": TimeScope(),
+        "describe_loop": lambda: "call_model",
+        "answers_inline": False,
+        "resolve_model": lambda model: model,
+    }
+    return AttemptInfo(**facts | changes)
 
 
 class FakeHost:
     """Implements what tools use of `Host`."""
 
-    context_id = "c"
-    task_id = "r"
-    attempt = 1
-    agent_name = "agent"
-
     def __init__(self, events: Iterable[Event] = ()) -> None:
+        self.info = make_info()
         self.events: list[Event] = []
         self._state = RunState()
         for event in events:

@@ -10,6 +10,7 @@ from rxloop.pipeline.run_context import RunContext
 from rxloop.protocol.messages import ToolCall
 from rxloop.state.earlier_attempts import EarlierAttempts
 from rxloop.testing.marbles import letter
+from support.fake_host import make_info
 
 
 async def collect(run: AsyncIterable[Event]) -> list[Event]:
@@ -62,11 +63,9 @@ class FakeHost:
     def __init__(self, **states: RunState) -> None:
         self.main = states.pop("state", RunState())
         self.abandoned: list[RunContext[Any]] = []
-        self.log: Any = None
+        self.info = make_info()
         self.durable_seq: int | None = None
         self.system: tuple[Message, ...] = ()
-        self.loop_name = "call_model"
-        self.task_id = "r"
         self.tools = self
         self.earlier = EarlierAttempts()
 

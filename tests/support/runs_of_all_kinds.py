@@ -189,7 +189,7 @@ class Model(ScriptedModel):
 
     def call(self, request: ModelRequest) -> Observable[Event]:
         said = self._answer(request)
-        place = (request.ctx.host.task_id, request.step)
+        place = (request.ctx.task_id, request.step)
         if not isinstance(said, Stumble) or place in self._stumbled:
             return super().call(request)
 

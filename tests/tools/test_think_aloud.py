@@ -232,7 +232,7 @@ async def test_earlier_thoughts_are_known_in_a_resumed_run() -> None:  # L37
     before = Thinker()
     await before.think(thought_id="plan")
     resumed = Thinker(events=before.host.events)
-    resumed.host.attempt, resumed.steps = 2, 1
+    resumed.host.info.ids, resumed.steps = {**resumed.host.info.ids, "attempt": 2}, 1
     assert "warning" not in await resumed.think("Go on.", related_to="plan")
     assert resumed.thoughts[-1].thought_id == "t2"
 
@@ -241,7 +241,7 @@ async def test_a_call_that_was_interrupted_behind_its_thought_does_not_think_it_
     before = Thinker()
     await before.think("Once.", thought_id="plan")
     resumed = Thinker(events=before.host.events)
-    resumed.host.attempt, resumed.steps = 2, 1
+    resumed.host.info.ids, resumed.steps = {**resumed.host.info.ids, "attempt": 2}, 1
     arguments = {"thought": "Once.", "thought_type": "planning", "thought_id": "plan"}
     answer = await resumed.call(ToolCall(id="call_1", name="think_aloud"), arguments)
     assert (answer["thoughtId"], len(resumed.thoughts)) == ("plan", 1)

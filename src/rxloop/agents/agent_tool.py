@@ -131,10 +131,10 @@ class AgentTool(FunctionTool[C, ..., Prompt]):
         messages = check_history(as_messages(prompt))
         if not messages:
             raise ConfigurationError(f"the prompt of {self!r} is empty")
-        options: Options = {"limits": self._limits, "metadata": above.metadata, "on_input": above.spec.on_input}
+        options: Options = {"limits": self._limits, "metadata": above.info.metadata, "on_input": above.spec.on_input}
         task_id = make_nested_id(above.task_id, ctx.first_step or ctx.step, ctx.index)
         spec = make_spec(self._agent, task_id, above.context_id, deps, options, messages=messages)
-        return spec._replace(log=above.log, initiator=above.agent_name, begun_with=None)
+        return spec._replace(log=above.info.log, initiator=above.info.agent_name, begun_with=None)
 
     def _check_room(self, above: Attempt) -> None:
         """Refuse a run that would be nested too deep, or be one too many, or in one that is given up.
@@ -143,16 +143,17 @@ class AgentTool(FunctionTool[C, ..., Prompt]):
             ToolError: It would.
         """
         if not above.recorder.taking:
-            raise ToolError(f"The agent {self._agent.name} was not called: the run of {above.agent_name} is over.")
+            raise ToolError(f"The agent {self._agent.name} was not called: the run of {above.info.agent_name} is over.")
         for depth, run in enumerate([above, *runs_above(above)], 1):
-            if run.limits.depth is not None and depth > run.limits.depth:
+            if run.info.limits.depth is not None and depth > run.info.limits.depth:
                 raise ToolError(
-                    f"The agent {self._agent.name} was not called: below {run.agent_name}, agents may be nested "
-                    f"{run.limits.depth} deep (limits.depth). Do it without."
+                    f"The agent {self._agent.name} was not called: below {run.info.agent_name}, agents may be nested "
+                    f"{run.info.limits.depth} deep (limits.depth). Do it without."
                 )
-            if run.limits.width is not None and _count(run) >= run.limits.width:
+            width = run.info.limits.width
+            if width is not None and _count(run) >= width:
                 raise ToolError(
-                    f"The agent {self._agent.name} was not called: below {run.agent_name}, {run.limits.width} agents "
+                    f"The agent {self._agent.name} was not called: below {run.info.agent_name}, {width} agents "
                     "are at work already (limits.width). Call it again when one of them has answered."
                 )
 
@@ -199,7 +200,7 @@ def _tell(child: NestedAttempt, ctx: RunContext[Any], state: State) -> None:
         above.publish(
             SubtaskEvent(
                 subtask_id=child.task_id,
-                agent_name=child.agent_name,
+                agent_name=child.info.agent_name,
                 tool_call_id=ctx.call.id if ctx.call is not None else None,
                 index=ctx.index,
                 state=state,

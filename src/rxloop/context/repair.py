@@ -10,6 +10,7 @@ from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 from rxloop.context.blocks import Block, blocks_of
+from rxloop.pipeline.host import get_host
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.protocol.messages import Message, ToolCall
 from rxloop.state.history import History
@@ -31,7 +32,7 @@ class RequestRepair:
 
     def checked(self, request: ModelRequest) -> tuple[ModelRequest, list[str]]:
         """Give the request as it may leave, and its problems: none, and the same object, if all is well."""
-        host, state = request.ctx.host, request.ctx.state
+        host, state = get_host(request.ctx), request.ctx.state
         system, problems = _with_layers(request.system, host.system)
         messages, wrong = self._checked(request, state)
         problems += wrong
@@ -42,7 +43,7 @@ class RequestRepair:
             log.warning(
                 "run %s: an operator before call_model in %s made a request that had to be repaired: %s",
                 request.ctx.task_id,
-                host.loop_name,
+                host.info.describe_loop(),
                 "; ".join(problems),
             )
         return request.replace(messages=messages, system=system), problems
@@ -56,7 +57,7 @@ class RequestRepair:
         if wrong is not None:
             return history, [wrong]
         messages = cast("Sequence[Message]", given)
-        known = self._right.setdefault(request.ctx.host, {})
+        known = self._right.setdefault(get_host(request.ctx), {})
         before = known.get(request.branch, ())
         same = sum(takewhile(bool, map(is_, messages, before)))
         problems = pair_problems(messages, same)

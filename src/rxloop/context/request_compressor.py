@@ -11,6 +11,7 @@ from rxloop.context.compression import Compressed, Compression, LastCut
 from rxloop.context.counting import TokenEstimator
 from rxloop.errors import ConfigurationError
 from rxloop.pipeline.context_interfaces import Compressor, TokenCounter
+from rxloop.pipeline.host import get_host
 from rxloop.pipeline.requests import ModelRequest, Signal
 from rxloop.protocol.events import ContextCompressedEvent, Event, ThinkingFailedEvent
 from rxloop.protocol.messages import Message
@@ -63,7 +64,7 @@ class RequestCutter:
         if not isinstance(self._counter, TokenEstimator):
             return self._counter
         counter = self._counter.for_model(request.ctx.model.name)
-        step, raw = self._sent.get(request.ctx.host, {}).pop(request.branch, ("", 0.0))
+        step, raw = self._sent.get(get_host(request.ctx), {}).pop(request.branch, ("", 0.0))
         measured = request.ctx.state.measured
         # Some providers report the uncached tokens alone: whoever believed them would never cut.
         if measured is not None and measured.step == step and measured.input_tokens > _BELIEVED * raw:
@@ -72,14 +73,17 @@ class RequestCutter:
 
     def skips(self, request: ModelRequest) -> bool:
         """Tell whether a request is sent as it is: its answer is in the log, or compression has failed too often."""
-        return request.step in request.ctx.host.earlier.messages or request.ctx.state.thinking_failures >= MOST_FAILURES
+        return (
+            request.step in get_host(request.ctx).earlier.messages
+            or request.ctx.state.thinking_failures >= MOST_FAILURES
+        )
 
     def last_cut(self, request: ModelRequest) -> LastCut | None:
         """Give what the last cut left: the same object, with the same messages, until the next cut."""
         event = request.ctx.state.compressed
         if event is None or not event.view:
             return None
-        read = self._read.setdefault(request.ctx.host, {})
+        read = self._read.setdefault(get_host(request.ctx), {})
         known = read.get(request.branch)
         if known is None or known[0] is not event:
             known = read[request.branch] = event, LastCut.load(event.view)
@@ -107,7 +111,7 @@ class RequestCutter:
         if not isinstance(counter, TokenEstimator):
             return request.replace(messages=messages, estimate=counter.count(everything, request.tools))
         raw = counter.raw(everything, request.tools)
-        self._sent.setdefault(request.ctx.host, {})[request.branch] = (request.step, raw)
+        self._sent.setdefault(get_host(request.ctx), {})[request.branch] = (request.step, raw)
         return request.replace(messages=messages, estimate=counter.predicted(raw))
 
     def _overhead(self, request: ModelRequest, counter: TokenCounter) -> int:
@@ -130,8 +134,8 @@ class RequestCutter:
 
     def _warn(self, request: ModelRequest, what: str) -> None:
         """Name the compressor in a warning, once a run."""
-        if request.ctx.host not in self._warned:
-            self._warned[request.ctx.host] = True
+        if get_host(request.ctx) not in self._warned:
+            self._warned[get_host(request.ctx)] = True
             log.warning(
                 "run %s: the result of %r had to be repaired or thrown away: %s",
                 request.ctx.task_id,

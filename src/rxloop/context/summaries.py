@@ -235,7 +235,7 @@ class SummarisingPhase:
         used = Usage()
         name = model if isinstance(model, str) else type(model).__name__
         try:
-            provider = request.ctx.host.provider(model)
+            provider = request.ctx.info.resolve_model(model)
             name = provider.name
             async with asyncio.timeout(self._timeout):
                 text, used = await self._ask(provider, request, made)

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence, Set
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypedDict
 
 from typing_extensions import TypeVar, Unpack
 
 from rxloop.errors import InvalidEvent, RxloopError
-from rxloop.protocol.events import Event, ToolCompleteEvent, ToolProgressEvent, normalise
-from rxloop.protocol.messages import Message, PendingInput, ToolCall, Usage
+from rxloop.protocol.events import Event, ToolProgressEvent, normalise
+from rxloop.protocol.messages import PendingInput, ToolCall, Usage
 from rxloop.protocol.settings import Limits
 
 if TYPE_CHECKING:
+    from reactivex import Observable
+
     from rxloop.pipeline.active_call import ActiveCall
     from rxloop.pipeline.artifacts import RunArtifacts, Writes
     from rxloop.pipeline.ask import Asked
     from rxloop.pipeline.event_log import EventLog
-    from rxloop.pipeline.interfaces import Provider, Tool
-    from rxloop.pipeline.requests import ModelRequest, ToolDefinition, ToolRequest
-    from rxloop.state.earlier_attempts import EarlierAttempts
     from rxloop.state.run_state import RunState
     from rxloop.stream.scope import Scope, TimeScope
     from rxloop.support.tasks import Clock
@@ -30,106 +29,80 @@ D_co = TypeVar("D_co", covariant=True, default=object)
 T = TypeVar("T")
 
 
-class ModelCall(Protocol):
-    """Model call whose answer is streaming."""
+class Model(Protocol):
+    """Model of a run. It is a `Provider` without the type of its requests."""
 
-    request: ModelRequest
-    """Request that was sent."""
+    @property
+    def name(self) -> str:
+        """Name of the model on the stream."""
+        ...
 
-    def interrupt(self, ends: Sequence[Event]) -> None:
-        """Stop the answer.
+    def call(self, request: Any) -> Observable[Event]:
+        """Answer one request."""
+        ...
 
-        Args:
-            ends: Events that close the message, with the text so far.
-        """
+    async def aclose(self) -> None:
+        """Close what the model opened itself."""
         ...
 
 
-class OfferedTools(Protocol):
-    """Tools that were offered to the model."""
+@dataclass(slots=True, eq=False)
+class AttemptInfo:
+    """Facts about one attempt of a run."""
 
-    def find(self, request: ToolRequest) -> Tool | str:
-        """Return the requested tool, or the reason why it cannot be called."""
+    ids: Mapping[str, Any]
+    """Ids of the run, the attempt and the conversation, as they are written into events."""
+    agent_name: str
+    """Name of the agent."""
+    model: Model
+    """Model of the run."""
+    log: EventLog | None
+    """Event log of the agent, if any."""
+    limits: Limits
+    """Limits of the run."""
+    thought_limit: int
+    """Maximum number of consecutive iterations that only think."""
+    metadata: dict[str, Any]
+    """Value of `agent.run(metadata=...)`."""
+    clock: Clock
+    """Clock of the run."""
+    scope: Scope
+    """Owner of the run's tasks."""
+    time_scope: TimeScope
+    """Time limits of the run. They stop while a person is asked."""
+    describe_loop: Callable[[], str]
+    """Returns a description of the loop, for error messages."""
+    answers_inline: bool
+    """True if questions are answered during the attempt and do not end it."""
+    resolve_model: Callable[[Any], Any]
+    """Returns the provider for a model string. It is created once and closed with the agent."""
+
+    @property
+    def task_id(self) -> str:
+        """Id of the run."""
+        return self.ids["task_id"]
+
+    @property
+    def context_id(self) -> str:
+        """Id of the conversation."""
+        return self.ids["context_id"]
+
+    @property
+    def attempt(self) -> int:
+        """Number of the attempt, starting from 1."""
+        return self.ids["attempt"]
+
+
+class RunPort(Protocol):
+    """Interface of a run for the `RunContext` of user code."""
+
+    @property
+    def info(self) -> AttemptInfo:
+        """Facts about the attempt."""
         ...
 
-    def narrow(self, step: str, tools: tuple[ToolDefinition, ...] | None = None) -> tuple[ToolDefinition, ...] | None:
-        """Return those of `tools` that were also offered when an earlier attempt executed the step.
-
-        Return `tools` unchanged if the message of the step does not record withheld tools. None means all tools.
-        """
-        ...
-
-    def offers(self, name: str) -> bool:
-        """Return True if a tool with this name was offered to the model."""
-        ...
-
-    def hides(self, name: str) -> bool:
-        """Return True if the tool with this name is hidden from clients."""
-        ...
-
-    def has_others(self, names: Set[str]) -> bool:
-        """Return True if the run has tools with other names, whether they are offered now or not."""
-        ...
-
-
-class Host(Protocol):
-    """Interface of a run for its operators and tools."""
-
-    open_call: ModelCall | None
-    """Model call of the main branch whose answer is streaming."""
-
-    @property
-    def tools(self) -> OfferedTools:
-        """Tools that were offered to the model."""
-        ...
-
-    @property
-    def earlier(self) -> EarlierAttempts:
-        """State of earlier attempts of the run, including their unfinished work."""
-        ...
-
-    @property
-    def context_id(self) -> str: ...
-    @property
-    def task_id(self) -> str: ...
-    @property
-    def attempt(self) -> int: ...
-    @property
-    def agent_name(self) -> str: ...
-    @property
-    def model(self) -> Provider: ...
-    @property
-    def log(self) -> EventLog | None: ...
-    @property
-    def limits(self) -> Limits: ...
-    @property
-    def thought_limit(self) -> int: ...
-    @property
-    def metadata(self) -> dict[str, Any]: ...
-    @property
-    def clock(self) -> Clock: ...
-    @property
-    def scope(self) -> Scope: ...
-    @property
-    def time_scope(self) -> TimeScope: ...
-
-    @property
-    def writes(self) -> Writes:
-        """State shared by all writes to artifacts."""
-        ...
-
-    @property
-    def system(self) -> tuple[Message, ...]:
-        """System messages of the run itself."""
-        ...
-
-    def provider(self, model: Provider | str) -> Provider:
-        """Return the provider for a model string. It is created once and closed with the agent."""
-        ...
-
-    @property
-    def loop_name(self) -> str:
-        """Description of the loop, for error messages."""
+    def artifact_writes(self) -> Writes:
+        """Return the state shared by all writes to artifacts."""
         ...
 
     def state(self, branch: str | None) -> RunState:
@@ -148,35 +121,8 @@ class Host(Protocol):
         """Wait until all published events are in the log, and return its last `seq`; None without a log."""
         ...
 
-    def durable_now(self) -> int | None:
-        """Return the last `seq` like `durable`, but None if this requires waiting."""
-        ...
-
     async def ask(self, ctx: RunContext[Any], question: PendingInput, read: Callable[[Any], Any]) -> Any:
         """Ask the user or client of the run a question, and return the answer converted by `read`."""
-        ...
-
-    def build_request(
-        self, ctx: RunContext[Any], iteration: int, pressure: int
-    ) -> ModelRequest | Awaitable[ModelRequest]:
-        """Return the request for the next model call, whose step and branch are in `ctx`."""
-        ...
-
-    def recorded_outcome(self, request: ToolRequest, tool: Tool | str) -> ToolCompleteEvent | None:
-        """Return the tool result for an unused recorded answer, or None."""
-        ...
-
-    @property
-    def answers_now(self) -> bool:
-        """True if questions are answered during the attempt and do not end it."""
-        ...
-
-    def claim(self, slot: tuple[str, int]) -> bool:
-        """Claim a call for execution, or return False if this attempt must not execute it."""
-        ...
-
-    def close_abandoned(self, ctx: RunContext[Any]) -> None:
-        """Close the open message or call of a subscription that was disposed early."""
         ...
 
 
@@ -215,7 +161,7 @@ class RunContext(Generic[D_co]):
     """
 
     deps: D_co = field(default=None)  # pyright: ignore[reportAssignmentType]
-    run: Host | None = field(default=None, repr=False)
+    run: RunPort | None = field(default=None, repr=False)
     call: ToolCall | None = None
     index: int = 0
     step: str | None = None
@@ -236,11 +182,16 @@ class RunContext(Generic[D_co]):
     """Running tool call, in the context of a tool."""
 
     @property
-    def host(self) -> Host:
+    def port(self) -> RunPort:
         """The run. Raises `RxloopError` if the context was created outside a run."""
         if self.run is None:
             raise RxloopError("this RunContext belongs to no run: it was made by hand, outside agent.run()")
         return self.run
+
+    @property
+    def info(self) -> AttemptInfo:
+        """Facts about the attempt."""
+        return self.port.info
 
     @property
     def hidden(self) -> bool:
@@ -261,61 +212,61 @@ class RunContext(Generic[D_co]):
     @property
     def context_id(self) -> str:
         """Id of the conversation."""
-        return self.host.context_id
+        return self.info.context_id
 
     @property
     def task_id(self) -> str:
         """Id of the run."""
-        return self.host.task_id
+        return self.info.task_id
 
     @property
     def attempt(self) -> int:
         """Number of the attempt, starting from 1."""
-        return self.host.attempt
+        return self.info.attempt
 
     @property
     def agent_name(self) -> str:
         """Name of the agent."""
-        return self.host.agent_name
+        return self.info.agent_name
 
     @property
-    def model(self) -> Provider:
+    def model(self) -> Model:
         """Model of the run."""
-        return self.host.model
+        return self.info.model
 
     @property
     def log(self) -> EventLog | None:
         """Event log of the agent, if any."""
-        return self.host.log
+        return self.info.log
 
     @property
     def limits(self) -> Limits:
         """Limits of the run."""
-        return self.host.limits
+        return self.info.limits
 
     @property
     def metadata(self) -> dict[str, Any]:
         """Value of `agent.run(metadata=...)`."""
-        return self.host.metadata
+        return self.info.metadata
 
     @property
     def clock(self) -> Clock:
         """Clock of the run."""
-        return self.host.clock
+        return self.info.clock
 
     @property
     def scope(self) -> Scope:
         """Owner of the run's tasks."""
-        return self.host.scope
+        return self.info.scope
 
     def owner_scope(self) -> Scope | None:
         """Return the scope of the run, or None if the context was created outside a run."""
-        return None if self.run is None else self.run.scope
+        return None if self.run is None else self.run.info.scope
 
     @property
     def state(self) -> RunState:
         """State of the run on the current branch."""
-        return self.host.state(self.branch)
+        return self.port.state(self.branch)
 
     @property
     def usage(self) -> Usage:
@@ -333,7 +284,7 @@ class RunContext(Generic[D_co]):
 
         place = self.index if self.call is not None else self.asked_by
         return RunArtifacts(
-            self.host.writes,
+            self.port.artifact_writes(),
             self.context_id,
             Writer(
                 name=f"{self.task_id}:{self.step or 'run'}:{place}",
@@ -366,7 +317,7 @@ class RunContext(Generic[D_co]):
         event = event.model_copy(update={"step": self.step, "branch": self.branch} if unset else None)
         # The run does the same, but too late to raise the error in the caller.
         normalise(event)
-        self.host.emit(event, self.out)
+        self.port.emit(event, self.out)
 
     def progress(self, message: str, fraction: float | None = None) -> None:
         """Report the progress of the tool.
@@ -397,7 +348,7 @@ class RunContext(Generic[D_co]):
         # Imported here, because `import rxloop` is faster without this module.
         from rxloop.pipeline.ask import Asked, question_of
 
-        asked: Asked[T] = Asked(prompt, lambda: self.host.ask(self, *question_of(prompt, answer, options)))
+        asked: Asked[T] = Asked(prompt, lambda: self.port.ask(self, *question_of(prompt, answer, options)))
         if self.questions is not None:
             self.questions.append(asked)
         return asked
@@ -424,7 +375,7 @@ class RunContext(Generic[D_co]):
         question = sign_in(provider, url, public_key)
 
         async def put() -> Any:
-            return given_credential(provider, await self.host.ask(self, question, lambda credential: credential))
+            return given_credential(provider, await self.port.ask(self, question, lambda credential: credential))
 
         asked: Asked[Any] = Asked(provider, put, "ctx.require_auth")
         if self.questions is not None:

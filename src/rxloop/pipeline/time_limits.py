@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 
 from rxloop.errors import RxloopError
 from rxloop.pipeline.run_context import RunContext
-from rxloop.protocol.settings import Limits
 from rxloop.stream.scope import TimeScope
 from rxloop.support.tasks import GRACE
 
@@ -40,11 +39,10 @@ async def limit_time(ctx: RunContext[Any], work: Callable[[], Awaitable[T]], who
     Raises:
         RxloopError: It took longer.
     """
-    limits: Limits | None = getattr(ctx.run, "limits", None)
-    seconds = None if limits is None else limits.preparation
+    seconds = None if ctx.run is None else ctx.info.limits.preparation
     task = asyncio.ensure_future(work())
     try:
-        await _wait(task, seconds, ctx.time_scope or getattr(ctx.run, "time_scope", None))
+        await _wait(task, seconds, ctx.time_scope or (None if ctx.run is None else ctx.info.time_scope))
     except asyncio.CancelledError:
         task.cancel()
         # So that nothing of it is left, if it listens.

@@ -218,7 +218,7 @@ async def _wait_for_lease(attempt: Attempt, event_log: EventLog) -> bool:
         if ending is not None:
             ending.cancel()
     if attempt.spec.settles:
-        attempt.life.limit(attempt.limits.seconds, anew=True)
+        attempt.life.limit(attempt.info.limits.seconds, anew=True)
     return True
 
 
@@ -274,7 +274,7 @@ async def _is_in_another_conversation(attempt: Attempt) -> bool:
 
     The owner of that conversation keeps every other process out, and this one had no lease of it to lose.
     """
-    log = attempt.log
+    log = attempt.info.log
     if log is None or not attempt.spec.chosen_id:
         return False
     try:

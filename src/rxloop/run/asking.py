@@ -118,7 +118,7 @@ class Questions:
             if not self.has_inbox or question.secret or task is None:
                 raise Paused
             value = await self.open.wait(self.place, ctx, task, input_id)
-            await ctx.host.durable()
+            await ctx.port.durable()
             return _read(question, value, read)
         else:
             async with self._waiting(ctx, question):
@@ -126,7 +126,7 @@ class Questions:
         kept = None if question.secret else value
         ctx.emit(InputReceivedEvent(input_id=input_id, value=kept, step=ctx.step, branch=ctx.branch))
         # Before anything is done with it: otherwise it would be asked for, and done, once more after a crash.
-        await ctx.host.durable()
+        await ctx.port.durable()
         return value
 
     def _waiting(self, ctx: RunContext[Any], question: PendingInput) -> AbstractAsyncContextManager[None]:
@@ -154,7 +154,7 @@ class Questions:
         if question.input_kind == "tool":
             # The client executes the call, and the tool's `timeout` limits this.
             return await self._answer(on_input, question)
-        with (ctx.time_scope or ctx.host.time_scope).pause():
+        with (ctx.time_scope or ctx.info.time_scope).pause():
             return await self._answer(on_input, question)
 
     async def _answer(self, on_input: OnInput, question: PendingInput) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from reactivex.abc import DisposableBase
@@ -14,10 +15,10 @@ from rxloop.errors import InvalidEvent
 from rxloop.operators.loop.checks import stuck
 from rxloop.operators.loop.compose import describe
 from rxloop.operators.loop.model_exchange import mark_hidden
-from rxloop.pipeline.event_log import EventLog
-from rxloop.pipeline.interfaces import Provider, Tool
+from rxloop.pipeline.host import ModelCall
+from rxloop.pipeline.interfaces import Tool
 from rxloop.pipeline.requests import ModelRequest, ToolRequest
-from rxloop.pipeline.run_context import ModelCall, RunContext
+from rxloop.pipeline.run_context import AttemptInfo, RunContext
 from rxloop.protocol.events import (
     ContentCompleteEvent,
     Event,
@@ -25,7 +26,6 @@ from rxloop.protocol.events import (
     ToolCompleteEvent,
 )
 from rxloop.protocol.messages import Message, PendingInput
-from rxloop.protocol.settings import Limits
 from rxloop.run.asking import Questions
 from rxloop.run.delivery import DeliveryGate
 from rxloop.run.ends import OpenWork
@@ -39,7 +39,7 @@ from rxloop.state.earlier_attempts import EarlierAttempts
 from rxloop.state.history import Slot
 from rxloop.state.run_state import MAIL_ID
 from rxloop.stream.hub import Hub
-from rxloop.stream.scope import Scope, TimeScope
+from rxloop.stream.scope import Scope
 from rxloop.stream.watchdog import Watchdog
 from rxloop.support.tasks import CLOCK, Clock
 
@@ -61,7 +61,6 @@ class Attempt:
     __slots__ = (
         "__weakref__",
         "_writes",
-        "clock",
         "credentials",
         "durable",
         "durable_now",
@@ -69,10 +68,10 @@ class Attempt:
         "final",
         "holds",
         "inbox",
+        "info",
         "lease",
         "life",
         "made_at",
-        "metadata",
         "nested",
         "news",
         "noticed",
@@ -86,7 +85,6 @@ class Attempt:
         "refusal",
         "requests",
         "said",
-        "scope",
         "spec",
         "state",
         "steering",
@@ -100,15 +98,14 @@ class Attempt:
         self.patience = 1.0
         """The part of the usual seconds that what is cancelled has to stop in."""
         self.life = Life(spec.task_id, spec.loop)
-        self.clock: Clock = CLOCK.get()
-        self.recorder = self.make_recorder()
+        clock = CLOCK.get()
+        self.recorder = self.make_recorder(clock)
         # Bound here: what operators call for each event goes to the recorder without a detour.
         self.publish = self.recorder.publish
         self.state = self.recorder.state
         self.durable = self.recorder.durable
         self.durable_now = self.recorder.durable_now
-        self.scope = Scope(self.life.fail, self.life.time_scope)
-        self.metadata = spec.metadata
+        self.info = self._make_info(clock, Scope(self.life.fail, self.life.time_scope), spec.metadata)
         self.use_spec(spec)
         self.past: Sequence[Event] = ()
         """What is on the stream before the first event of the attempt: what a fork takes over of another run, or the
@@ -144,7 +141,7 @@ class Attempt:
         """The file and line in which the run was made."""
         self.credentials: dict[str, Any] = {}
         """Those that the attempt was begun with, by the id of the question: here alone, and until they are used."""
-        self.questions = Questions(spec.on_input, self.credentials, Place(self.scope, self.life.time_scope))
+        self.questions = Questions(spec.on_input, self.credentials, Place(self.info.scope, self.life.time_scope))
         self.taken: set[Slot] = set()
         """The tool calls that this attempt handles."""
         self._writes: Writes | None = None
@@ -154,14 +151,33 @@ class Attempt:
     def use_spec(self, spec: RunSpec) -> None:
         """Use another specification, before anything is offered to the model."""
         self.spec = spec
+        self.info = self._make_info(self.info.clock, self.info.scope, self.info.metadata)
         self.tools = AttemptTools(spec.tools, self.recorder)
         self.requests = RequestBuilder(spec, self.tools, self.recorder)
 
-    def make_recorder(self) -> Recorder:
+    def _make_info(self, clock: Clock, scope: Scope, metadata: dict[str, Any]) -> AttemptInfo:
+        spec = self.spec
+        return AttemptInfo(
+            ids=self.recorder.stamp.ids,
+            agent_name=spec.agent_name,
+            model=spec.model,
+            log=spec.log,
+            limits=spec.limits,
+            thought_limit=spec.thought_limit,
+            metadata=metadata,
+            clock=clock,
+            scope=scope,
+            time_scope=self.life.time_scope,
+            describe_loop=partial(describe, spec.loop),
+            answers_inline=spec.on_input is not None,
+            resolve_model=spec.provider,
+        )
+
+    def make_recorder(self, clock: Clock) -> Recorder:
         """Create the recorder of the attempt."""
         spec, hub = self.spec, Hub()
-        stamp = EventStamp(spec.task_id, spec.context_id, Numbering(self.clock.now))
-        return Recorder(stamp, hub, DeliveryGate(hub.publish, self.clock), spec.loop, self.life)
+        stamp = EventStamp(spec.task_id, spec.context_id, Numbering(clock.now))
+        return Recorder(stamp, hub, DeliveryGate(hub.publish, clock), spec.loop, self.life)
 
     # -- what a run is, for those inside
 
@@ -174,50 +190,16 @@ class Attempt:
         return self.recorder.context_id
 
     @property
-    def attempt(self) -> int:
-        return self.recorder.attempt
-
-    @property
     def resumed(self) -> bool:
         """Whether an earlier attempt has begun the run."""
-        return self.attempt > 1
+        return self.recorder.attempt > 1
 
     @property
     def first_attempt(self) -> int:
         """The attempt of the first event on the stream."""
-        return self.past[0].attempt if self.past else self.attempt
+        return self.past[0].attempt if self.past else self.recorder.attempt
 
-    @property
-    def agent_name(self) -> str:
-        return self.spec.agent_name
-
-    @property
-    def model(self) -> Provider:
-        return self.spec.model
-
-    @property
-    def log(self) -> EventLog | None:
-        return self.spec.log
-
-    @property
-    def limits(self) -> Limits:
-        return self.spec.limits
-
-    @property
-    def time_scope(self) -> TimeScope:
-        """The time limits of the run, which stop while a person is asked."""
-        return self.life.time_scope
-
-    @property
-    def thought_limit(self) -> int:
-        return self.spec.thought_limit
-
-    @property
-    def loop_name(self) -> str:
-        return describe(self.spec.loop)
-
-    @property
-    def writes(self) -> Writes:
+    def artifact_writes(self) -> Writes:
         """What the writes to artifacts share: those of the agent's store, of its log, or else of this attempt alone."""
         if self._writes is None:
             # Few runs make any.
@@ -240,10 +222,6 @@ class Attempt:
         """What earlier attempts of the run received, and have not finished."""
         return self.recorder.earlier
 
-    def provider(self, model: Provider | str) -> Provider:
-        """The provider that a model string stands for."""
-        return self.spec.provider(model)
-
     def context(self) -> RunContext[Any]:
         """The context of the main line."""
         return RunContext(self.spec.deps, self)
@@ -264,7 +242,7 @@ class Attempt:
 
     def watch(self) -> None:
         """From now on, end the attempt when nothing is left that could do so."""
-        Watchdog(self.task_id, self.scope, lambda: not self.life.ending, self._stuck)
+        Watchdog(self.task_id, self.info.scope, lambda: not self.life.ending, self._stuck)
 
     def _stuck(self) -> None:
         self.life.finish(stuck(self.state(), self.spec.loop))
@@ -354,11 +332,6 @@ class Attempt:
         from rxloop.run.recorded_answers import recorded_outcome
 
         return recorded_outcome(self.recorder, self.questions.read, request, tool)
-
-    @property
-    def answers_now(self) -> bool:
-        """Whether questions are answered while the run waits."""
-        return self.spec.on_input is not None
 
     def claim(self, slot: Slot) -> bool:
         """Claim a call to execute it; False if this attempt has claimed it before, or is coming to its end."""

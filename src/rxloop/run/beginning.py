@@ -83,7 +83,7 @@ async def begin(attempt: Attempt) -> None:
             if offered is not None:
                 attempt.tools.replace(offered.tools, offered.missing, attempt.context())
         if not life.ending:
-            attempt.scope.run(_connect, attempt)
+            attempt.info.scope.run(_connect, attempt)
     except Paused:
         # The instructions asked a question, or a family of tools did.
         life.finish(None)
@@ -104,14 +104,14 @@ def _steer(attempt: Attempt) -> None:
 
     speak(attempt)
     if attempt.spec.steering is not None and not attempt.life.ending:
-        attempt.steering = attempt.scope.run(listen, attempt, attempt.spec.steering)
+        attempt.steering = attempt.info.scope.run(listen, attempt, attempt.spec.steering)
 
 
 def _connect(attempt: Attempt) -> None:
-    scheduler = RunScheduler(asyncio.get_running_loop(), attempt.scope)
+    scheduler = RunScheduler(asyncio.get_running_loop(), attempt.info.scope)
     attempt.watch()
     _feed(attempt, attempt.spec.loop, scheduler)
-    attempt.scope.settle()
+    attempt.info.scope.settle()
 
 
 def _feed(attempt: Attempt, loop: Operator, scheduler: RunScheduler) -> None:

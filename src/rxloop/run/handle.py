@@ -55,7 +55,7 @@ class Run(Misuse, Pipes[AnyEvent], Generic[O]):
         # Imported here, because few programs read artifacts.
         from rxloop.pipeline.artifacts import Artifacts
 
-        return Artifacts(self._attempt.writes.store, self.context_id)
+        return Artifacts(self._attempt.artifact_writes().store, self.context_id)
 
     @property
     def started(self) -> bool:
@@ -153,7 +153,7 @@ class Run(Misuse, Pipes[AnyEvent], Generic[O]):
             RxloopError: The run was refused before it began: unknown id, busy conversation, or invalid inputs.
         """
         driver = self.hold.start()
-        if self._attempt.scope.owns(asyncio.current_task()):
+        if self._attempt.info.scope.owns(asyncio.current_task()):
             raise RxloopError(f"a tool of the run {self.task_id} awaits the run itself: neither could ever end")
         try:
             await asyncio.wait([driver])
@@ -240,7 +240,7 @@ class Run(Misuse, Pipes[AnyEvent], Generic[O]):
         Raises:
             ConfigurationError: The run has no log, so no process could continue it.
         """
-        if self._attempt.log is None:
+        if self._attempt.info.log is None:
             raise ConfigurationError(
                 f"the run {self.task_id} has no log, so that nobody could go on with it: cancel it, or await it"
             )
@@ -263,12 +263,10 @@ class Run(Misuse, Pipes[AnyEvent], Generic[O]):
         await self.hold.aclose("its `async with` was left")
 
     def __repr__(self) -> str:
-        attempt = self._attempt
+        attempt, name = self._attempt, self._attempt.info.agent_name
         if not self.started:
             # `asyncio.create_task(run)` needs a coroutine, and its error shows this text.
-            return (
-                f"<Run {self.task_id} of {attempt.agent_name!r}, not started: await it, or create_task(run.result())>"
-            )
+            return f"<Run {self.task_id} of {name!r}, not started: await it, or create_task(run.result())>"
         final = attempt.final
         state = final.state if isinstance(final, StatusUpdateEvent) else "refused" if attempt.refusal else "under way"
-        return f"<Run {self.task_id} of {attempt.agent_name!r}, {state}>"
+        return f"<Run {self.task_id} of {name!r}, {state}>"

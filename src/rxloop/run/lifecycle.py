@@ -30,7 +30,7 @@ async def carry_out(attempt: Attempt) -> None:
     An exception here is a run that was refused before its first event; everything later is an event.
     """
     life, hub = attempt.life, attempt.recorder.hub
-    life.limit(attempt.limits.seconds)
+    life.limit(attempt.info.limits.seconds)
     try:
         final = await _load(attempt)
         if final is None:
@@ -68,7 +68,7 @@ async def carry_out(attempt: Attempt) -> None:
             attempt.inbox = None
         if attempt.lease is not None:
             await life.insist(attempt.lease.release)
-        attempt.scope.close()
+        attempt.info.scope.close()
 
 
 async def _load(attempt: Attempt) -> Event | None:
@@ -79,12 +79,12 @@ async def _load(attempt: Attempt) -> Event | None:
     """
     if attempt.exists:
         raise run_exists(attempt.task_id, "goes on in this process")
-    if attempt.log is None:
+    if attempt.info.log is None:
         return None
     # Imported here: a run without a log has nothing to load, and importing rxloop is quicker without.
     from rxloop.run.loading import load
 
-    final = await load(attempt, attempt.log, carry_out)
+    final = await load(attempt, attempt.info.log, carry_out)
     if final is None and attempt.recorder.writer is None:
         # It had to end before its turn, or before the log told where it stands: nothing of it can be recorded.
         lost = attempt.lease.lost if attempt.lease is not None else None
@@ -96,7 +96,7 @@ async def _stop(attempt: Attempt) -> None:
     """Dispose the pipeline, and wait for its tasks to stop."""
     _dispose(attempt)
     grace = GRACE * attempt.patience
-    stuck = await attempt.life.insist(lambda: attempt.scope.join(grace))
+    stuck = await attempt.life.insist(lambda: attempt.info.scope.join(grace))
     if stuck:
         log.error("after %g s the run %s leaves behind: %s", grace, attempt.task_id, ", ".join(stuck))
 
@@ -111,7 +111,7 @@ def _dispose(attempt: Attempt) -> None:
         # What somebody's Disposable does must not keep the run from its end.
         log.exception("the pipeline of the run %s could not be disposed by %s", attempt.task_id, find_raiser(error))
         leave_to_loop(error)
-        attempt.scope.stop()
+        attempt.info.scope.stop()
 
 
 async def _see_off(attempt: Attempt, grace: float) -> None:
@@ -215,7 +215,7 @@ async def carry_out_nested(attempt: Attempt) -> None:
     if life.phase is Phase.CLOSED:
         # Given up with the run around it before it began.
         return
-    life.limit(attempt.limits.seconds)
+    life.limit(attempt.info.limits.seconds)
     try:
         life.phase = Phase.ANNOUNCING
         for event in first_events(attempt):
@@ -228,7 +228,7 @@ async def carry_out_nested(attempt: Attempt) -> None:
     await _stop(attempt)
     close_nested(attempt)
     life.limit(None)
-    attempt.scope.close()
+    attempt.info.scope.close()
 
 
 def close_nested(attempt: Attempt) -> None:

@@ -202,7 +202,7 @@ def _go_on_as_begun(attempt: Attempt, events: Sequence[Event]) -> None:
     state = fold_all(events)
     if state.retryable or not state.finished:
         attempt.use_spec(as_begun(task.options))
-        attempt.life.limit(attempt.limits.seconds)
+        attempt.life.limit(attempt.info.limits.seconds)
 
 
 def _take_up(attempt: Attempt, event_log: EventLog, found: _Found) -> Event | None:
@@ -243,7 +243,7 @@ def _take_up(attempt: Attempt, event_log: EventLog, found: _Found) -> Event | No
         check_can_continue(found.snapshot, taken, asks=spec.on_input is not None, answered=bool(inputs))
     if spec.cancel is None:
         _compare_strategy(attempt, events[0])
-        limit = check_attempts(state, attempt.limits)
+        limit = check_attempts(state, attempt.info.limits)
         if limit is not None and state.state != "submitted":
             attempt.life.finish(limit)
     _write_after(attempt, event_log, state.seq)
@@ -290,8 +290,8 @@ async def _copy_run(attempt: Attempt, event_log: EventLog, fork: Fork) -> None:
         before.messages,
         task_id=attempt.task_id,
         context_id=attempt.context_id,
-        agent_name=attempt.agent_name,
-        model=attempt.model.name,
+        agent_name=attempt.info.agent_name,
+        model=attempt.info.model.name,
         options=attempt.spec.begun_with,
         metadata={**events[0].metadata, **attempt.spec.metadata},
         asked=attempt.asked,
@@ -319,7 +319,7 @@ def _changes(attempt: Attempt, fork: Fork, answers: Sequence[ToolCompleteEvent])
 
 def _go_on(attempt: Attempt, earlier: EarlierAttempts, events: Sequence[Event], number: int) -> None:
     attempt.recorder.resume(earlier, ThoughtGraph.of(events), number)
-    attempt.metadata = {**events[0].metadata, **attempt.spec.metadata}
+    attempt.info.metadata = {**events[0].metadata, **attempt.spec.metadata}
 
 
 def _write_after(attempt: Attempt, event_log: EventLog, durable_seq: int) -> None:
@@ -333,7 +333,7 @@ def _write_after(attempt: Attempt, event_log: EventLog, durable_seq: int) -> Non
             attempt.recorder.delivery.drop()
         attempt.life.finish(error)
 
-    attempt.recorder.writer = LogWriter(event_log, attempt.task_id, durable_seq, failed, attempt.scope.gate)
+    attempt.recorder.writer = LogWriter(event_log, attempt.task_id, durable_seq, failed, attempt.info.scope.gate)
 
 
 def _compare_strategy(attempt: Attempt, task: Event) -> None:

@@ -23,6 +23,7 @@ from rxloop.thinking.graph.thought_graph import ThoughtGraph
 
 if TYPE_CHECKING:
     from rxloop.pipeline.artifacts import Writes
+    from rxloop.support.tasks import Clock
 
 
 class NestedStamp(EventStamp):
@@ -137,21 +138,20 @@ class NestedAttempt(Attempt):
         self.hidden = call.hidden or (isinstance(above, NestedAttempt) and above.hidden)
         """Whether nothing of it is for clients."""
         super().__init__(spec)
-        self.clock = above.clock
-        self.scope.gate = above.scope.gate
+        self.info.clock = above.info.clock
+        self.info.scope.gate = above.info.scope.gate
         # So that it is over before the run above gives it up.
         self.patience = above.patience * 0.8
-        self.questions = above.questions.below(call, self.agent_path, self.scope, self.life.time_scope)
+        self.questions = above.questions.below(call, self.agent_path, self.info.scope, self.life.time_scope)
 
     @override
-    def make_recorder(self) -> Recorder:
+    def make_recorder(self, clock: Clock) -> Recorder:
         return NestedRecorder(self, self.above.recorder.top.earlier.take_up(self.spec.task_id))
 
-    @property
     @override
-    def writes(self) -> Writes:
+    def artifact_writes(self) -> Writes:
         """What the writes to artifacts share: those of the run around it, since the conversation is one."""
-        return self.above.writes
+        return self.above.artifact_writes()
 
     @property
     @override
@@ -169,9 +169,11 @@ class NestedAttempt(Attempt):
             LimitHit: A run that this one is nested in may use no more tokens.
         """
         for run in runs_above(self):
-            limit, used = run.limits.tokens, run.state().usage.total_tokens
+            limit, used = run.info.limits.tokens, run.state().usage.total_tokens
             if limit is not None and used >= limit:
-                raise LimitHit("tokens", f"{used} of {limit} tokens of {run.agent_name!r} are spent (limits.tokens)")
+                raise LimitHit(
+                    "tokens", f"{used} of {limit} tokens of {run.info.agent_name!r} are spent (limits.tokens)"
+                )
         return super().build_request(ctx, iteration, pressure)
 
 

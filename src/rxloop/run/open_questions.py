@@ -138,7 +138,7 @@ class OpenQuestions:
             assert each.answered is not None
             ctx = each.ctx
             # At once, since a letter behind this one may be taken next, and letters are recorded in order.
-            publish = ctx.out or ctx.host.publish
+            publish = ctx.out or ctx.port.publish
             publish(answer.model_copy(update={"step": ctx.step, "branch": ctx.branch}))
             each.answered.set_result(answer.value)
         return True

@@ -79,12 +79,12 @@ class RunHold:
     @property
     def has_log(self) -> bool:
         """Whether the run can go on elsewhere."""
-        return self._attempt.log is not None
+        return self._attempt.info.log is not None
 
     @property
     def surrounds(self) -> bool:
         """Whether the caller is one of the tools of the run."""
-        return self._attempt.scope.surrounds()
+        return self._attempt.info.scope.surrounds()
 
     @property
     def goes_on(self) -> bool:
@@ -114,7 +114,7 @@ class RunHold:
     @property
     def gate(self) -> Gate:
         """Holds the sockets of the run back."""
-        return self._attempt.scope.gate
+        return self._attempt.info.scope.gate
 
     def events(self, after: str | None = None, *, strict: bool = True) -> Observable[AnyEvent]:
         """Return the events of the run. Events that are not in memory are read from the log.
@@ -131,7 +131,7 @@ class RunHold:
         return self._add_past(source, attempt.first_attempt) if attempt.recorder.hub.trimmed else source
 
     def _add_past(self, source: Observable[AnyEvent], first_attempt: int) -> Observable[AnyEvent]:
-        attempt, log = self._attempt, self._attempt.log
+        attempt, log = self._attempt, self._attempt.info.log
         if log is None:
             return source
         # Imported here, because `import rxloop` is faster without this module.
@@ -211,7 +211,7 @@ class RunHold:
 
     async def _over(self) -> None:
         # A tool that closes its own run cannot wait for an end that waits for the tool.
-        if self.driver is None or self._attempt.scope.surrounds():
+        if self.driver is None or self._attempt.info.scope.surrounds():
             return
         await wait_all([self.driver])
 
@@ -223,7 +223,7 @@ def _fetch(task: asyncio.Task[None]) -> None:
 
 def _abandoned(attempt: Attempt) -> None:
     if not attempt.life.used:
-        name = attempt.agent_name
+        name = attempt.info.agent_name
         text = f"the run {attempt.task_id} of {name!r} was never started: await it, iterate it or subscribe to it"
         if attempt.made_at is not None:
             warnings.warn_explicit(text, RuntimeWarning, *attempt.made_at)
@@ -233,7 +233,7 @@ def _abandoned(attempt: Attempt) -> None:
         log.warning(
             "the run %s of %r failed, and nobody asked how it ended: %s. Await it, or read run.text(), which raises",
             attempt.task_id,
-            attempt.agent_name,
+            attempt.info.agent_name,
             failure,
         )
     elif attempt.life.event_loop is not None and not attempt.life.event_loop.is_closed() and not attempt.life.ending:

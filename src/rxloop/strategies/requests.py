@@ -15,6 +15,7 @@ from rxloop.operators.loop.answering import answering
 from rxloop.operators.loop.checks import from_thread, no_signal
 from rxloop.operators.loop.compose import compose
 from rxloop.operators.loop.iterate import iterate
+from rxloop.pipeline.host import get_host
 from rxloop.pipeline.requests import ModelRequest, Operator, Request, RunRequest, Signal
 from rxloop.pipeline.run_context import RunContext
 from rxloop.protocol.events import Event
@@ -74,7 +75,7 @@ class Sender:
             # Each model call is an iteration of the run, whatever its line; a request that is sent again is the same.
             if request.step not in self._steps:
                 state = request.ctx.state.changed(iteration=self.calls)
-                limit = check_limits(state, self._ctx.limits, self._ctx.host.thought_limit)
+                limit = check_limits(state, self._ctx.limits, self._ctx.info.thought_limit)
                 if limit is not None:
                     raise limit
                 self._steps.add(request.step)
@@ -129,7 +130,7 @@ def _close(ctx: RunContext[Any]) -> None:
     """Close what a failure has left open on a line: the strategy may go on without it."""
     state = ctx.state
     if state.open_step is not None:
-        ctx.host.close_abandoned(ctx.bind(step=state.open_step, call=None))
+        get_host(ctx).close_abandoned(ctx.bind(step=state.open_step, call=None))
     if state.batch is not None:
         for index in state.batch.open:
-            ctx.host.close_abandoned(ctx.bind(step=state.batch.step, call=state.batch.calls[index], index=index))
+            get_host(ctx).close_abandoned(ctx.bind(step=state.batch.step, call=state.batch.calls[index], index=index))

@@ -13,6 +13,7 @@ import orjson
 from rxloop.errors import PipelineError, StageRefused
 from rxloop.operators.loop.compose import describe
 from rxloop.operators.loop.model_exchange import list_offered, mark_hidden
+from rxloop.pipeline.host import get_host
 from rxloop.pipeline.requests import IterationEnd, ModelRequest, ToolDefinition, ToolRequest
 from rxloop.pipeline.run_context import RunContext
 from rxloop.protocol.events import (
@@ -264,13 +265,13 @@ class StrategyRun:
         branch = ctx.step or ""
         given = dict(arguments)
         call = mark_hidden(
-            ToolCall(id=branch, name=tool, arguments=given, raw=orjson.dumps(given).decode()), ctx.host.tools
+            ToolCall(id=branch, name=tool, arguments=given, raw=orjson.dumps(given).decode()), get_host(ctx).tools
         )
         tools = await self.tools()
-        request = ToolRequest(call, ctx.bind(call=call), ctx.host.tools.narrow(branch, tools))
-        answer = await self._answered(request, list_offered(tools, [call], ctx.host.tools))
+        request = ToolRequest(call, ctx.bind(call=call), get_host(ctx).tools.narrow(branch, tools))
+        answer = await self._answered(request, list_offered(tools, [call], get_host(ctx).tools))
         earlier = answer.attempt and answer.attempt < ctx.attempt
-        if earlier and answer.error == CANCELED and getattr(ctx.host.tools.find(request), "idempotent", False):
+        if earlier and answer.error == CANCELED and getattr(get_host(ctx).tools.find(request), "idempotent", False):
             # It was cut off when an earlier attempt was cancelled, and may be made once more.
             again = f"{branch}/again"
             first = ctx.first_step or branch
@@ -301,7 +302,7 @@ class StrategyRun:
 
     async def tools(self) -> tuple[ToolDefinition, ...]:
         """List the tools of the agent that are for work, and not for thinking aloud or for the answer."""
-        made = self.ctx.host.build_request(self.ctx, 0, 0)
+        made = get_host(self.ctx).build_request(self.ctx, 0, 0)
         request = made if isinstance(made, ModelRequest) else await made
         return tuple(tool for tool in request.tools if not tool.answer and tool.name != THINK_ALOUD)
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import Field
 
 from rxloop.errors import ArtifactError, ToolError
+from rxloop.pipeline.host import get_host
 from rxloop.pipeline.run_context import RunContext
 from rxloop.pipeline.time_limits import limit_time
 from rxloop.tools.function import FunctionTool, tool
@@ -128,9 +129,9 @@ async def kept_whole(content: str, ctx: RunContext[Any]) -> str | None:
     Returns:
         How the model gets at it; None where it is not kept.
     """
-    readable = ctx.host.tools.offers(READ_ARTIFACT)
+    readable = get_host(ctx).tools.offers(READ_ARTIFACT)
     # What a hidden call gives is not for clients, and artifacts of the conversation may be.
-    if ctx.call is None or ctx.hidden or not (readable or ctx.host.writes.given):
+    if ctx.call is None or ctx.hidden or not (readable or ctx.port.artifact_writes().given):
         return None
     if ctx.asked_for is not None:
         await ctx.asked_for()

@@ -10,6 +10,7 @@ from pydantic import BaseModel, PydanticUserError, TypeAdapter
 from pydantic_core import SchemaError
 
 from rxloop.errors import ConfigurationError, InvalidEvent, ToolError
+from rxloop.pipeline.host import get_host
 from rxloop.pipeline.requests import ToolDefinition
 from rxloop.pipeline.run_context import RunContext
 from rxloop.protocol.json_data import storable
@@ -87,7 +88,7 @@ class ClientTool:
             answer_schema=self._result,
             call=call.model_copy(update={"arguments": checked}),
         )
-        answer = await ctx.host.ask(ctx, question, self._read)
+        answer = await get_host(ctx).ask(ctx, question, self._read)
         error = failure_of(answer)
         if error is not None:
             raise ToolError(error)

@@ -287,7 +287,7 @@ async def call_with_limit(tool: Tool, seconds: float, deadline: asyncio.Timeout,
     """
     call = ctx.call
     assert call is not None
-    scope = TimeScope(ctx.time_scope or ctx.host.time_scope)
+    scope = TimeScope(ctx.time_scope or ctx.info.time_scope)
     ctx = ctx.bind(time_scope=scope)
     now = asyncio.get_running_loop().time
     async with deadline:

@@ -116,7 +116,7 @@ class Families:
 
             self._owned = Owned()
         life = cast("AbstractAsyncContextManager[Any]", family)
-        limits = getattr(ctx.run, "limits", None)
+        limits = None if ctx.run is None else ctx.info.limits
         seconds = None if limits is None else limits.preparation
         # By its id: a family need not be hashable, and what is entered keeps it alive.
         key = id(family)

@@ -23,6 +23,7 @@ from rxloop import (
 from rxloop.errors import ContextLengthExceeded
 from rxloop.operators.loop.checks import MAX_PRESSURE
 from rxloop.operators.loop.iterate import iterate
+from rxloop.pipeline.host import get_host
 from rxloop.pipeline.requests import IterationEnd, ModelRequest, Operator, RunRequest, Signal, ToolRequest
 from rxloop.stream.sources import emit
 from rxloop.testing import ScriptedModel, call, turn, virtual_time
@@ -154,7 +155,7 @@ async def test_a_message_from_outside_is_what_the_model_sees_next() -> None:
     @tool
     async def slow(ctx: RunContext[Any]) -> str:
         """Is steered meanwhile."""
-        ctx.host.publish(MessageAddedEvent(content="Faster!"))
+        ctx.port.publish(MessageAddedEvent(content="Faster!"))
         return "ok"
 
     model = ScriptedModel([call("slow"), call("step", n=5)], "done")
@@ -212,7 +213,7 @@ def beside(pipeline: Operator) -> Operator:
 
     def answer_on(request: RunRequest, branch: str) -> ModelRequest:
         ctx = request.ctx.bind(step=f"{branch}/1", branch=branch)
-        made = ctx.host.build_request(ctx, 1, 0)
+        made = get_host(ctx).build_request(ctx, 1, 0)
         assert isinstance(made, ModelRequest)
         return made
 

@@ -17,6 +17,7 @@ from rxloop.operators.loop.model_exchange import (
     make_tool_requests,
     not_an_event,
 )
+from rxloop.pipeline.host import get_host
 from rxloop.pipeline.requests import ModelRequest, Operator, Signal
 from rxloop.protocol.events import ContentCompleteEvent, Event, LLMFailedEvent, ToolCallDeltaEvent
 from rxloop.protocol.model import stamp
@@ -47,9 +48,9 @@ def call_model() -> Operator[object]:
     checks = RequestChecks()
 
     def answer(request: ModelRequest) -> Observable[Signal]:
-        earlier = request.ctx.host.earlier.messages.get(request.step)
+        earlier = get_host(request.ctx).earlier.messages.get(request.step)
         if isinstance(earlier, ContentCompleteEvent):
-            offered = request.ctx.host.tools.narrow(request.step, request.tools)
+            offered = get_host(request.ctx).tools.narrow(request.step, request.tools)
             return emit(earlier, *make_tool_requests(earlier, enumerate(earlier.tool_calls), request.ctx, offered))
         request, problems = checks.prepare(request)
         return Cold(lambda observer, scheduler=None: _Call(request, problems, observer, scheduler))
@@ -72,7 +73,7 @@ class _Call(abc.DisposableBase):
         scheduler: abc.SchedulerBase | None,
     ) -> None:
         self.request = request
-        self._host = request.ctx.host
+        self._host = get_host(request.ctx)
         self._observer = observer
         self._step = request.step
         self._branch = request.branch

@@ -6,6 +6,7 @@ from reactivex import Observable
 
 from rxloop.errors import ConfigurationError
 from rxloop.operators.loop.at_end import at_end
+from rxloop.pipeline.host import get_host
 from rxloop.pipeline.requests import IterationEnd, Operator, Signal
 from rxloop.protocol.events import CheckpointEvent
 from rxloop.protocol.model import unchecked
@@ -49,12 +50,12 @@ def checkpoint(every: int = 1) -> Operator[object]:
             return emit(end)
         if end.ctx.log is None:
             return emit(_event(end, None), end)
-        seq = end.ctx.host.durable_now()
+        seq = get_host(end.ctx).durable_now()
         if seq is not None:
             return emit(_event(end, seq), end)
 
         async def wait(push: Push[Signal]) -> None:
-            push(_event(end, await end.ctx.host.durable()))
+            push(_event(end, await end.ctx.port.durable()))
             push(end)
 
         return from_task(wait, end.ctx, name="rxloop-checkpoint")

@@ -13,6 +13,7 @@ from reactivex.notification import Notification, OnCompleted, OnError, OnNext
 from rxloop.errors import InvalidEvent
 from rxloop.operators.loop.answering import answering_with_permits
 from rxloop.pipeline.active_call import ActiveCall, Permit
+from rxloop.pipeline.host import get_host
 from rxloop.pipeline.interfaces import Tool
 from rxloop.pipeline.requests import IterationEnd, Operator, Signal, ToolRequest
 from rxloop.pipeline.run_context import RunContext
@@ -137,7 +138,7 @@ class _EarlyCall:
     def _abandon(self) -> None:
         if not self._link.stopped:
             self.dispose()
-            self.request.ctx.host.close_abandoned(self.request.ctx)
+            get_host(self.request.ctx).close_abandoned(self.request.ctx)
 
     def dispose(self) -> None:
         """Cancel the call."""
@@ -194,7 +195,7 @@ class _Ahead:
         """Go on with the call that was started for this request, if it is still the same one."""
         early = self._started.pop(request.slot, None)
         if early is not None:
-            host = request.ctx.host
+            host = get_host(request.ctx)
             same = (
                 host.tools.find(request) is early.tool and request.of(early.tool.definition).call == early.request.call
             )
@@ -230,13 +231,13 @@ class _Ahead:
             self._start(self._ctx, delta, written)
 
     def _start(self, ctx: RunContext[Any], delta: ToolCallDeltaEvent, written: _Written) -> None:
-        model_call = ctx.host.open_call
+        model_call = get_host(ctx).open_call
         if model_call is None or model_call.request.step != delta.step:
             return
         sent = model_call.request
         call = ToolCall.parse(delta.tool_call_id, delta.name, "".join(written.pieces))
         request = ToolRequest(call, sent.ctx.bind(call=call, index=written.place), sent.tools)
-        tool = ctx.host.tools.find(request)
+        tool = get_host(ctx).tools.find(request)
         if call.error is None and not isinstance(tool, str) and _may_be_vain(tool):
             request = request.of(tool.definition)
             self._started[request.slot] = _EarlyCall(tool, request, self._carried_out, self._scheduler)

@@ -20,6 +20,7 @@ from rxloop.operators.loop.checks import (
 )
 from rxloop.operators.loop.compose import describe
 from rxloop.operators.loop.model_exchange import make_tool_requests
+from rxloop.pipeline.host import get_host
 from rxloop.pipeline.requests import (
     IterationEnd,
     ModelRequest,
@@ -171,7 +172,7 @@ class _Iterations(abc.DisposableBase):
         retry = find_retry(state) is not None
         iteration = state.iteration
         if not retry and not (self._fed is None and state.open_step is not None):
-            limit = check_limits(state, self._ctx.limits, self._ctx.host.thought_limit)
+            limit = check_limits(state, self._ctx.limits, self._ctx.info.thought_limit)
             if limit is not None:
                 raise limit
             iteration += 1
@@ -190,7 +191,7 @@ class _Iterations(abc.DisposableBase):
         self._fed = step
         ctx = self._ctx.bind(step=step)
         end = IterationEnd(iteration, ctx)
-        request = ctx.host.build_request(ctx, iteration, self._retries.pressure)
+        request = get_host(ctx).build_request(ctx, iteration, self._retries.pressure)
         if isinstance(request, ModelRequest):
             return emit(request, end)
         pending = request
@@ -209,7 +210,7 @@ class _Iterations(abc.DisposableBase):
     def _open_calls(self, state: RunState, batch: Batch) -> Observable[Signal]:
         self._fed = batch.step
         ctx = self._ctx.bind(step=batch.step)
-        offered = ctx.host.tools.narrow(batch.step)
+        offered = get_host(ctx).tools.narrow(batch.step)
         calls = [(index, batch.calls[index]) for index in batch.open]
         assert state.last is not None
         return emit(*make_tool_requests(state.last, calls, ctx, offered), IterationEnd(state.iteration, ctx))

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rxloop.errors import ContextLengthExceeded, MediaRefused, PipelineError, ProviderError
+from rxloop.pipeline.host import OfferedTools, get_host
 from rxloop.pipeline.requests import ModelRequest, Signal, ToolDefinition, ToolRequest
-from rxloop.pipeline.run_context import OfferedTools, RunContext
+from rxloop.pipeline.run_context import RunContext
 from rxloop.protocol.events import (
     ContentCompleteEvent,
     Event,
@@ -56,7 +57,7 @@ class RequestChecks:
 
     def _check(self, request: ModelRequest) -> tuple[ModelRequest, Sequence[str]]:
         ctx = request.ctx
-        if request.messages is ctx.state.messages and request.system is ctx.host.system:
+        if request.messages is ctx.state.messages and request.system is get_host(ctx).system:
             return request, ()
         if self._repair is None:
             # Imported here, because only operators that change requests need it.
@@ -176,7 +177,7 @@ def complete_message(message: ContentCompleteEvent, request: ModelRequest) -> No
     """Add what the request says about the calls of a message, before the message is published."""
     if message.tool_calls:
         name = "content-complete: tool_calls"
-        tools = request.ctx.host.tools
+        tools = get_host(request.ctx).tools
         calls = [settled_model(mark_hidden(call, tools), name) for call in message.tool_calls]
         stamp(message).update(tool_calls=FrozenList(calls), offered=list_offered(request.tools, calls, tools))
     if message.finish_reason == "length" and message.max_tokens is None:
@@ -224,7 +225,7 @@ def make_tool_requests(
 
 
 def _refuse(request: ToolRequest, message: ContentCompleteEvent) -> Event:
-    host = request.ctx.host
+    host = get_host(request.ctx)
     earlier = host.earlier.results.get(request.slot)
     if earlier is not None:
         return earlier

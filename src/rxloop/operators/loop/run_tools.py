@@ -10,6 +10,7 @@ from rxloop.operators.loop.answering import answering_with_permits
 from rxloop.operators.loop.checks import handling
 from rxloop.pipeline.active_call import ActiveCall, Permit
 from rxloop.pipeline.edited_calls import add_edit_note
+from rxloop.pipeline.host import get_host
 from rxloop.pipeline.interfaces import Tool
 from rxloop.pipeline.requests import Operator, Signal, ToolRequest
 from rxloop.pipeline.run_context import RunContext
@@ -69,7 +70,7 @@ def run_tools(concurrency: int = 5, *, early: bool = False) -> Operator[object]:
 
 
 def _answer(request: ToolRequest, permit: Permit | None = None) -> Observable[Signal]:
-    host = request.ctx.host
+    host = get_host(request.ctx)
     earlier = host.earlier.results.get(request.slot)
     if earlier is not None:
         return emit(earlier)
@@ -115,7 +116,7 @@ async def _carry_out(tool: Tool, request: ToolRequest, push: Push[Signal], activ
     about: dict[str, Any] = {**ctx.call_fields, "call": settled_model(call, "tool-start: call")}
     push(_start(idempotency_key=ctx.idempotency_key, **about))
     if ctx.log is not None and not tool.idempotent:
-        await ctx.host.durable()
+        await ctx.port.durable()
     start = ctx.clock.monotonic()
     fields = await _result(tool, ctx)
     if not (ctx.answer and fields["success"]):

@@ -218,7 +218,7 @@ class Answers:
 
     async def _elicit(self, context: ClientRequestContext, asked: types.ElicitRequestParams) -> types.ElicitResult:
         call, link = self._call(), self._link()
-        if call is None or link is None or not call.ctx.host.answers_now:
+        if call is None or link is None or not call.ctx.info.answers_inline:
             return DECLINED
         answer: Any = await self._during(call, elicited(call.ctx, link.name, asked))
         return answer if answer is not None else DECLINED

@@ -176,7 +176,7 @@ class MCPServer:
             owned.drop(credential.key, found)
             found = None
         if found is None:
-            limits = getattr(ctx.run, "limits", None)
+            limits = None if ctx.run is None else ctx.info.limits
             seconds = 60.0 if limits is None else limits.preparation
             make = partial(connect, self.name, self.place, self.taken, credential, self.connection)
             found = await owned.get(credential.key, make, name=f"mcp {self.name}", seconds=seconds)

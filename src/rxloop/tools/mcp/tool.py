@@ -12,6 +12,7 @@ from mcp.shared.exceptions import MCPError
 from pydantic import TypeAdapter, ValidationError
 
 from rxloop.errors import Paused, ToolError
+from rxloop.pipeline.host import get_host
 from rxloop.pipeline.requests import ToolDefinition
 from rxloop.pipeline.run_context import RunContext
 from rxloop.protocol.events import Event
@@ -48,7 +49,7 @@ class Rounds:
     async def earlier(self) -> tuple[Responses | None, str | None]:
         """What to begin with: the answers to the questions at which an earlier attempt of the run left the call."""
         ctx = self._call.ctx
-        note = thawed(ctx.host.earlier.notes.get((ctx.step or "", ctx.index), {}).get(_KEY))
+        note = thawed(get_host(ctx).earlier.notes.get((ctx.step or "", ctx.index), {}).get(_KEY))
         if note is None:
             return None, None
         return await self._answers(_requests.validate_python(note["requests"]), note), note["state"]
@@ -96,7 +97,7 @@ class Rounds:
         def noted(event: Event) -> None:
             if isinstance(event, AskingEvent):
                 event = event.model_copy(update={"metadata": {**event.metadata, _KEY: note}})
-            (out or ctx.host.publish)(event)
+            (out or ctx.port.publish)(event)
 
         return ctx.bind(out=cast("Any", noted))
 

@@ -1,0 +1,108 @@
+"""Interface of a run for operators and tools."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Sequence, Set
+from typing import Any, Protocol, cast
+
+from rxloop.pipeline.interfaces import Tool
+from rxloop.pipeline.requests import ModelRequest, ToolDefinition, ToolRequest
+from rxloop.pipeline.run_context import RunContext, RunPort
+from rxloop.protocol.events import Event, ToolCompleteEvent
+from rxloop.protocol.messages import Message
+from rxloop.state.earlier_attempts import EarlierAttempts
+
+
+class ModelCall(Protocol):
+    """Model call whose answer is streaming."""
+
+    request: ModelRequest
+    """Request that was sent."""
+
+    def interrupt(self, ends: Sequence[Event]) -> None:
+        """Stop the answer.
+
+        Args:
+            ends: Events that close the message, with the text so far.
+        """
+        ...
+
+
+class OfferedTools(Protocol):
+    """Tools that were offered to the model."""
+
+    def find(self, request: ToolRequest) -> Tool | str:
+        """Return the requested tool, or the reason why it cannot be called."""
+        ...
+
+    def narrow(self, step: str, tools: tuple[ToolDefinition, ...] | None = None) -> tuple[ToolDefinition, ...] | None:
+        """Return those of `tools` that were also offered when an earlier attempt executed the step.
+
+        Return `tools` unchanged if the message of the step does not record withheld tools. None means all tools.
+        """
+        ...
+
+    def offers(self, name: str) -> bool:
+        """Return True if a tool with this name was offered to the model."""
+        ...
+
+    def hides(self, name: str) -> bool:
+        """Return True if the tool with this name is hidden from clients."""
+        ...
+
+    def has_others(self, names: Set[str]) -> bool:
+        """Return True if the run has tools with other names, whether they are offered now or not."""
+        ...
+
+
+class Host(RunPort, Protocol):
+    """Interface of a run for its operators and tools."""
+
+    open_call: ModelCall | None
+    """Model call of the main branch whose answer is streaming."""
+
+    @property
+    def tools(self) -> OfferedTools:
+        """Tools that were offered to the model."""
+        ...
+
+    @property
+    def earlier(self) -> EarlierAttempts:
+        """State of earlier attempts of the run, including their unfinished work."""
+        ...
+
+    @property
+    def system(self) -> tuple[Message, ...]:
+        """System messages of the run itself."""
+        ...
+
+    def durable_now(self) -> int | None:
+        """Return the last `seq` like `durable`, but None if this requires waiting."""
+        ...
+
+    def build_request(
+        self, ctx: RunContext[Any], iteration: int, pressure: int
+    ) -> ModelRequest | Awaitable[ModelRequest]:
+        """Return the request for the next model call, whose step and branch are in `ctx`."""
+        ...
+
+    def recorded_outcome(self, request: ToolRequest, tool: Tool | str) -> ToolCompleteEvent | None:
+        """Return the tool result for an unused recorded answer, or None."""
+        ...
+
+    def claim(self, slot: tuple[str, int]) -> bool:
+        """Claim a call for execution, or return False if this attempt must not execute it."""
+        ...
+
+    def close_abandoned(self, ctx: RunContext[Any]) -> None:
+        """Close the open message or call of a subscription that was disposed early."""
+        ...
+
+
+def get_host(ctx: RunContext[Any]) -> Host:
+    """Return the run of a context.
+
+    Raises:
+        RxloopError: The context was created outside a run.
+    """
+    return cast("Host", ctx.port)
