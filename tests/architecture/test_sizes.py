@@ -18,9 +18,9 @@ TEXTS = {path.relative_to(SOURCE).as_posix(): path.read_text(encoding="utf-8") f
 LINES = {name: len(text.splitlines()) for name, text in TEXTS.items()}
 
 MAX_FILES = 480
-MIN_MEDIAN_LINES = 190
-MAX_CODE_LINES = 61_706
-"""Does not count comments, docstrings and blank lines. The limit was 1 % above the number when it was set."""
+MIN_MEDIAN_LINES = 192
+MAX_CODE_LINES = 61_500
+"""Does not count comments, docstrings and blank lines."""
 
 NO_CODE = {
     tokenize.COMMENT,
@@ -31,11 +31,8 @@ NO_CODE = {
     tokenize.ENDMARKER,
 }
 
-LONG_FILES = {
-    "errors.py",
-    "pipeline/run_context.py",
-}
-LARGE_FOLDERS = {"run"}
+LONG_FILES = {"errors.py"}
+LARGE_FOLDERS: set[str] = set()
 NOT_MODULES = {"__main__.py", "_version.py"}
 """Entry point and version."""
 

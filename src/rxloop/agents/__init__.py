@@ -13,7 +13,7 @@ import_later(__name__)
 
 # The list of the public names: type checkers read it, and `import_later` does.
 if TYPE_CHECKING:
-    from rxloop.agents.cold_run import ColdRun as ColdRun
+    from rxloop.agents.batch import ColdRun as ColdRun
     from rxloop.agents.options import AgentOptions as AgentOptions
     from rxloop.agents.options import AgentToolOptions as AgentToolOptions
     from rxloop.agents.options import ForkOptions as ForkOptions

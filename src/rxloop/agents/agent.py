@@ -25,8 +25,7 @@ from rxloop.tools.agent_tools import AnyTool
 
 if TYPE_CHECKING:
     from rxloop.agents.agent_tool import AgentTool, NestedDeps
-    from rxloop.agents.batch import Items, Outcome
-    from rxloop.agents.cold_run import ColdRun
+    from rxloop.agents.batch import ColdRun, Items, Outcome
     from rxloop.agents.remote_run import RemoteRun
     from rxloop.pipeline.records import RunRecord
     from rxloop.stream.stream import Stream
@@ -146,7 +145,7 @@ class Agent(Generic[D, O]):
         arguments of `run`. Wrong arguments are errors of the subscription.
         """
         # Imported lazily to keep `import rxloop` fast.
-        from rxloop.agents.cold_run import ColdRun
+        from rxloop.agents.batch import ColdRun
 
         return ColdRun(lambda: self.run(prompt, deps=deps, **options))
 

@@ -1,4 +1,4 @@
-"""A run for each item."""
+"""A run for each item of a batch, or for each subscription."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from collections.abc import (
 )
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, cast
 
 import reactivex
 from reactivex import Observable, abc
 from reactivex.disposable import CompositeDisposable, Disposable
+from typing_extensions import TypeVar
 
 from rxloop.agents.definition import AgentDefinition
 from rxloop.agents.options import MapOptions, Options, ResumeOptions, RunOptions
@@ -27,6 +28,7 @@ from rxloop.agents.remote_run import run_once
 from rxloop.agents.specs import make_resume_spec, make_run_spec
 from rxloop.agents.validation import check_deps, check_options
 from rxloop.errors import AttemptError, ConfigurationError
+from rxloop.protocol.events import AnyEvent
 from rxloop.protocol.ids import derive_id
 from rxloop.protocol.messages import Message, Usage, as_messages
 from rxloop.run.handle import Run
@@ -34,13 +36,17 @@ from rxloop.run.result import Result
 from rxloop.stream.back_pressure import Gate, ReadBuffer
 from rxloop.stream.readers import Holds
 from rxloop.stream.rx import RunScheduler
-from rxloop.stream.sources import Push, from_task
+from rxloop.stream.sources import Push, from_awaitable, from_task
 from rxloop.stream.stream import Stream
 from rxloop.support.tasks import close_iterator
 
 I = TypeVar("I")  # noqa: E741
 
 R = TypeVar("R")
+
+T = TypeVar("T")
+
+O = TypeVar("O", default=str)  # noqa: E741
 
 Items = Iterable[I] | AsyncIterable[I] | Observable[I]
 """What a batch is made of; it may be endless."""
@@ -317,3 +323,54 @@ async def _from_buffer(buffer: ReadBuffer) -> AsyncGenerator[Any]:
             yield await buffer.get()
     except StopAsyncIteration:
         return
+
+
+class ColdRun(Stream[AnyEvent], Generic[O]):
+    """A prompt as an Observable: each subscription makes a run of its own, and disposing it cancels that run.
+
+    It is the events of the run. How a run fails is told by its final event, as by `Run.events`; `result()` and `text()`
+    end with the error, for `retry` and `catch`.
+
+    ::
+
+        questions                                            --a-----b----------|
+        questions.pipe(rx.flat_map_latest(agent.observe))    --twl-d-twl-d-c-F--|      the run of a is cancelled
+
+    A slow reader of a merged stream that blocks holds back the runs of the subscription, too.
+    """
+
+    def __init__(self, make: Callable[[], Run[O]]) -> None:
+        """Make an Observable of runs.
+
+        Args:
+            make: Makes the run of a subscription.
+        """
+        super().__init__(_each(make, lambda run: run.events), Holds())
+        self._make = make
+
+    def text(self) -> Stream[str]:
+        """The text of the answer as it streams, and at the end the error of a run that failed; see `Run.text`."""
+        return Stream(_each(self._make, lambda run: run.text()), Holds(), joins=True)
+
+    def result(self) -> Stream[Result[O]]:
+        """The result, or the error of a run that has none; see `Run.result`."""
+        return Stream(_each(self._make, lambda run: from_awaitable(run.result, name="rxloop-result")), Holds())
+
+
+def _each(make: Callable[[], Run[R]], of: Callable[[Run[R]], Observable[T]]) -> Observable[T]:
+    """Something of a run that each subscription makes for itself."""
+
+    def subscribe(observer: abc.ObserverBase[T], scheduler: abc.SchedulerBase | None = None) -> abc.DisposableBase:
+        run = make()
+        gate, gates = run.hold.gate, scheduler.gates if isinstance(scheduler, RunScheduler) else None
+        if gates is not None:
+            gates.add(gate)
+
+        def dispose() -> None:
+            if gates is not None:
+                gates.remove(gate)
+            run.cancel("its subscription was disposed")
+
+        return CompositeDisposable(of(run).subscribe(observer, scheduler=scheduler), Disposable(dispose))
+
+    return Observable(subscribe)

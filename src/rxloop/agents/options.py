@@ -16,8 +16,8 @@ from rxloop.pipeline.run_context import D, RunContext
 from rxloop.protocol.messages import Prompt
 from rxloop.protocol.model import thawed
 from rxloop.protocol.settings import Limits, ModelSettings
-from rxloop.run.asking import OnInput
 from rxloop.run.handle import Run
+from rxloop.run.questions.asking import OnInput
 from rxloop.run.spec import Steering, WhenBusy
 from rxloop.tools.agent_tools import AnyTool
 from rxloop.tools.function import CallOptions

@@ -26,8 +26,8 @@ from rxloop.protocol.ids import derive_id
 from rxloop.protocol.messages import Message, Prompt, as_messages
 from rxloop.protocol.settings import Limits, ModelSettings
 from rxloop.recorded.diff import cost_of
-from rxloop.run.asking import OnInput
 from rxloop.run.handle import Run
+from rxloop.run.questions.asking import OnInput
 from rxloop.run.result import Result
 from rxloop.stream.sources import Push
 from rxloop.support.tasks import CLOCK

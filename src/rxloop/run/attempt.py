@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from reactivex.abc import DisposableBase
 from reactivex.disposable import SerialDisposable
 
+from rxloop.coordination.delivery import DeliveryGate
 from rxloop.errors import InvalidEvent
 from rxloop.operators.loop.checks import stuck
 from rxloop.operators.loop.compose import describe
@@ -26,12 +27,11 @@ from rxloop.protocol.events import (
     ToolCompleteEvent,
 )
 from rxloop.protocol.messages import Message, PendingInput
-from rxloop.run.asking import Questions
-from rxloop.run.delivery import DeliveryGate
 from rxloop.run.ends import OpenWork
 from rxloop.run.life import Canceled, Life
 from rxloop.run.offered_tools import AttemptTools, RequestBuilder
-from rxloop.run.open_questions import Place
+from rxloop.run.questions.asking import Questions
+from rxloop.run.questions.open_questions import Place
 from rxloop.run.recorder import Recorder
 from rxloop.run.spec import RunSpec
 from rxloop.run.stamp import EventStamp, Numbering
@@ -329,7 +329,7 @@ class Attempt:
         if not self.recorder.earlier.undecided:
             return None
         # Imported here: few runs are resumed at a question, and importing rxloop is quicker without.
-        from rxloop.run.recorded_answers import recorded_outcome
+        from rxloop.run.questions.recorded_answers import recorded_outcome
 
         return recorded_outcome(self.recorder, self.questions.read, request, tool)
 

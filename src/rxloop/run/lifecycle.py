@@ -184,7 +184,7 @@ def _record_end(attempt: Attempt, end: Exception | Canceled | None) -> Event:
             life.revise(end)
     if attempt.recorder.earlier.undecided or attempt.recorder.earlier.below:
         # Imported here: few runs are resumed at a question, and importing rxloop is quicker without.
-        from rxloop.run.recorded_answers import report_unread
+        from rxloop.run.questions.recorded_answers import report_unread
 
         report_unread(attempt.recorder, attempt.questions.read, attempt.news, attempt.taken, ended=end is None)
     paused = end is None and bool(state.pending)

@@ -8,11 +8,11 @@ from dataclasses import replace
 from threading import get_ident
 from typing import TYPE_CHECKING
 
+from rxloop.coordination.delivery import DeliveryGate
 from rxloop.errors import InvalidEvent, RxloopError
 from rxloop.operators.loop.checks import find_signal_error, unordered
 from rxloop.pipeline.requests import Operator
 from rxloop.protocol.events import ContentCompleteEvent, Event, ToolProgressEvent
-from rxloop.run.delivery import DeliveryGate
 from rxloop.run.life import Life, Phase
 from rxloop.run.stamp import TRAITS, EventStamp, EventTraits, check_publisher, fill_references
 from rxloop.state.earlier_attempts import EarlierAttempts, no_attempts

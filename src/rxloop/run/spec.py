@@ -14,7 +14,7 @@ from rxloop.pipeline.requests import Operator
 from rxloop.pipeline.run_context import RunContext
 from rxloop.protocol.messages import Message
 from rxloop.protocol.settings import Limits, ModelSettings
-from rxloop.run.asking import OnInput
+from rxloop.run.questions.asking import OnInput
 from rxloop.tools.agent_tools import AgentTools
 
 if TYPE_CHECKING:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from rxloop.coordination.delivery import DeliveryGate
 from rxloop.protocol.events import CustomEvent, Event
-from rxloop.run.delivery import DeliveryGate
 from support.fake_clock import FakeClock
 
 

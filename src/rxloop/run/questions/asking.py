@@ -19,7 +19,7 @@ from rxloop.protocol.events import (
     PendingInput,
 )
 from rxloop.protocol.json_data import readable
-from rxloop.run.open_questions import OpenQuestions, Place
+from rxloop.run.questions.open_questions import OpenQuestions, Place
 from rxloop.stream.scope import Scope, TimeScope
 
 OnInput = Callable[[PendingInput], Any]
