@@ -1,21 +1,139 @@
-"""Inbox of an attempt: the commands that reach a run while it works."""
+"""Inbox of a run: the commands that it receives, as the events that they become, or as the end of the attempt."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
-from rxloop.coordination.answers import find_credentials
-from rxloop.coordination.commands import is_accepted, read_answers
-from rxloop.errors import EventLogError, UnknownRun
+from rxloop.coordination.answers import find_credentials, new_answers
+from rxloop.errors import EventLogError, InvalidInput, UnknownRun
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.log_retry import read_log
 from rxloop.protocol.commands import AnswerCommand, CancelCommand, Command, MessageCommand
-from rxloop.protocol.events import InputReceivedEvent
-from rxloop.state.run_state import RunState
+from rxloop.protocol.events import Event, InputReceivedEvent, MessageAddedEvent
+from rxloop.protocol.messages import Message
+from rxloop.state.run_state import MAIL_ID, RunState
 
 log = logging.getLogger("rxloop")
+
+Commands = Sequence[tuple[int, Command]]
+"""Commands in order, each with its number."""
+
+
+class CancelRequest(NamedTuple):
+    """Cancel of a run that another process sent."""
+
+    reason: str
+    number: int
+    """Number of the newest command, all of which the cancel precedes."""
+
+
+class AppliedCommands(NamedTuple):
+    """Commands that an attempt applies when it starts."""
+
+    cancel: CancelRequest | None = None
+    """Cancel, which precedes all other commands."""
+    news: tuple[Event, ...] = ()
+    """Answers and messages as events, in order."""
+    credentials: Mapping[str, Any] = MappingProxyType({})
+    """Credentials that a client has encrypted, by the id of the question."""
+    skipped: int = 0
+    """Highest number of the commands that become no event; 0 if there are none."""
+    dropped_by: str | None = None
+    """Later run that dropped the questions before any of them was answered."""
+
+    @property
+    def answers(self) -> bool:
+        """True if a question is answered."""
+        return bool(self.credentials) or any(isinstance(event, InputReceivedEvent) for event in self.news)
+
+
+def apply_commands(task_id: str, state: RunState, commands: Commands, *, warn: bool = True) -> AppliedCommands:
+    """Return what the commands become that a run has not applied yet.
+
+    An answer that does not fit, or comes too late, is skipped with a warning. A cancel of a run that is already
+    canceled is skipped, too: it must not end an attempt that was requested after it.
+
+    Args:
+        task_id: The run, which is not finished.
+        state: The state of the run before the attempt.
+        commands: The commands after `state.mail`.
+        warn: Log the commands that are skipped.
+    """
+    if not commands:
+        return AppliedCommands()
+    newest = commands[-1][0]
+    cancels = [command for _, command in commands if isinstance(command, CancelCommand)]
+    if cancels and state.state != "canceled":
+        return AppliedCommands(CancelRequest(cancels[0].reason or "cancelled", newest))
+    news: list[Event] = []
+    encrypted: dict[str, Any] = {}
+    skipped, dropped_by = 0, None
+    for number, command in commands:
+        before = len(news)
+        said: Iterable[MessageAddedEvent] = ()
+        if isinstance(command, AnswerCommand):
+            encrypted |= find_credentials(state, command.inputs)
+            for event in read_answers(task_id, state, number, command, warn=warn):
+                news.append(event)
+                state = state.changed(answers={**state.answers, event.input_id: event.value})
+            if command.messages and is_accepted(task_id, state, command):
+                said = read_messages(state, number, command)
+        elif isinstance(command, MessageCommand):
+            if command.lets_go is not None and not AppliedCommands(None, tuple(news), encrypted).answers:
+                # An answer that comes first keeps the later run from beginning, and one behind is told that it is late.
+                dropped_by, state = dropped_by or command.lets_go, state.changed(pending={})
+            said = read_messages(state, number, command)
+        for event in said:
+            news.append(event)
+            state = state.changed(held=(*state.held, Message(role=event.role, message_id=event.message_id)))
+        if len(news) == before:
+            skipped = number
+    return AppliedCommands(None, tuple(news), encrypted, skipped, dropped_by)
+
+
+def read_answers(
+    task_id: str, state: RunState, number: int, command: AnswerCommand, *, warn: bool = True
+) -> Iterator[InputReceivedEvent]:
+    """Yield the answers of a command to open questions; equal answers that the run already has are skipped."""
+    for input_id, value in command.inputs.items():
+        try:
+            answers = new_answers(task_id, state, {input_id: value})
+        except InvalidInput as error:
+            if warn:
+                log.warning("letter %s to the run %s comes to nothing: %s", number, task_id, error)
+            continue
+        for answer in answers.values():
+            yield InputReceivedEvent(input_id=input_id, value=answer, metadata={MAIL_ID: number})
+
+
+def is_accepted(task_id: str, state: RunState, command: AnswerCommand) -> bool:
+    """Return True if a run accepts every answer of a command, or already has an equal answer."""
+    try:
+        new_answers(task_id, state, command.inputs)
+    except InvalidInput:
+        return False
+    return True
+
+
+def read_messages(state: RunState, number: int, command: MessageCommand | AnswerCommand) -> Iterator[MessageAddedEvent]:
+    """Yield the messages of a command as events."""
+    for message in find_new_messages(state, command):
+        yield MessageAddedEvent(
+            role="system" if message.role == "system" else "user",
+            content=message.content,
+            message_id=message.message_id,
+            metadata={MAIL_ID: number},
+        )
+
+
+def find_new_messages(state: RunState, command: MessageCommand | AnswerCommand) -> list[Message]:
+    """Return the messages of a command that the run does not have yet; a sender may repeat a message by its id."""
+    known = {message.message_id for message in (*state.messages, *state.held)}
+    return [message for message in command.messages if message.message_id is None or message.message_id not in known]
 
 
 class Inbox:

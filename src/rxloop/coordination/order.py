@@ -6,7 +6,7 @@ import asyncio
 from contextlib import suppress
 
 from rxloop.coordination.answers import check_not_dropped, check_waiting
-from rxloop.coordination.commands import AppliedCommands, apply_commands
+from rxloop.coordination.inbox import AppliedCommands, apply_commands
 from rxloop.errors import InvalidInput, UnknownRun
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.log_retry import read_log

@@ -18,7 +18,7 @@ from rxloop.coordination.answers import (
     make_dropped_error,
     new_answers,
 )
-from rxloop.coordination.commands import apply_commands, find_new_messages
+from rxloop.coordination.inbox import apply_commands, find_new_messages
 from rxloop.coordination.order import wait_for_end
 from rxloop.errors import ConflictError, InvalidInput, RunOver
 from rxloop.pipeline.event_log import EventLog

@@ -8,8 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from rxloop.coordination.answers import check_not_superseded, find_credentials, is_superseded, new_answers
-from rxloop.coordination.commands import AppliedCommands, Commands, apply_commands, find_new_messages
-from rxloop.coordination.inbox import Inbox
+from rxloop.coordination.inbox import AppliedCommands, Commands, Inbox, apply_commands, find_new_messages
 from rxloop.coordination.order import check_can_continue
 from rxloop.errors import ConfigurationError, ConflictError, RunOver, UnknownRun
 from rxloop.pipeline.event_log import EventLog

@@ -20,6 +20,7 @@ from rxloop.protocol.events import (
 from rxloop.protocol.messages import Message
 from rxloop.providers.codecs.text import text_delta
 from rxloop.stream.sources import emit
+from support.fake_host import make_info
 from support.runs import FakeHost, called, context
 
 on_next: Callable[[int, Any], Recorded[Any]] = ReactiveTest.on_next
@@ -35,7 +36,7 @@ class ColdModel(FakeHost):
 
     def __init__(self, *answers: Observable[Any]) -> None:
         super().__init__()
-        self.model = self
+        self.info = make_info(model=self)
         self.answers = list(answers)
         self.requests: list[ModelRequest] = []
 
