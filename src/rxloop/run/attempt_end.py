@@ -11,6 +11,7 @@ from rxloop.run.attempt import Attempt
 from rxloop.run.ends import final_event, unrecorded_end
 from rxloop.run.life import CUT_OFF, Canceled, Phase, Released
 from rxloop.support.foreign_errors import find_raiser, leave_to_loop
+from rxloop.support.tasks import GRACE
 
 log = logging.getLogger("rxloop")
 
@@ -111,6 +112,15 @@ def stop_accepting(attempt: Attempt) -> None:
         stop_accepting(child)
         # At once: what its tools did from now on would be in no log, and be done once more.
         dispose(child)
+
+
+async def stop(attempt: Attempt) -> None:
+    """Dispose the pipeline, and wait for its tasks to stop."""
+    dispose(attempt)
+    grace = GRACE * attempt.patience
+    stuck = await attempt.life.insist(lambda: attempt.info.scope.join(grace))
+    if stuck:
+        log.error("after %g s the run %s leaves behind: %s", grace, attempt.task_id, ", ".join(stuck))
 
 
 def dispose(attempt: Attempt) -> None:

@@ -8,11 +8,10 @@ import logging
 from rxloop.errors import EventLogError
 from rxloop.protocol.events import Event, normalise
 from rxloop.run.attempt import Attempt
-from rxloop.run.attempt_end import close_nested, dispose, record_end, release, stop_accepting, wait_for_calls
+from rxloop.run.attempt_end import close_nested, record_end, release, stop, stop_accepting, wait_for_calls
 from rxloop.run.beginning import announce, begin, first_events
 from rxloop.run.ends import end_before_it_began, run_exists, unrecorded_end
 from rxloop.run.life import Phase, Released
-from rxloop.support.tasks import GRACE
 
 log = logging.getLogger("rxloop")
 
@@ -44,7 +43,7 @@ async def carry_out(attempt: Attempt) -> None:
             if isinstance(life.end, Released):
                 await wait_for_calls(attempt, life.end.grace)
                 stop_accepting(attempt)
-            await _stop(attempt)
+            await stop(attempt)
             final = await _close(attempt)
         normalise(final)
         attempt.final = final
@@ -92,15 +91,6 @@ async def _load(attempt: Attempt) -> Event | None:
     return final
 
 
-async def _stop(attempt: Attempt) -> None:
-    """Dispose the pipeline, and wait for its tasks to stop."""
-    dispose(attempt)
-    grace = GRACE * attempt.patience
-    stuck = await attempt.life.insist(lambda: attempt.info.scope.join(grace))
-    if stuck:
-        log.error("after %g s the run %s leaves behind: %s", grace, attempt.task_id, ", ".join(stuck))
-
-
 async def _close(attempt: Attempt) -> Event:
     """Close what is open, and record the final event; give it as readers get it."""
     life, recorder = attempt.life, attempt.recorder
@@ -139,7 +129,7 @@ async def carry_out_nested(attempt: Attempt) -> None:
         await life.until_end()
     except Exception as error:
         life.fail(error)
-    await _stop(attempt)
+    await stop(attempt)
     close_nested(attempt)
     life.limit(None)
     attempt.info.scope.close()
