@@ -232,6 +232,16 @@ async def test_what_is_refused_for_want_of_a_stream_has_begun_nothing(query: str
     assert sorted(each["state"] for each in runs) == ["input-required", "working"]
 
 
+async def test_a_run_that_has_started_is_accepted_when_another_request_takes_the_last_stream() -> None:
+    agent = clerk(*[frames("-done|", 0.05)] * 2)
+    async with serving(agent, limits=ServerLimits(streams=1)) as served, using(served) as client:
+        answers = await asyncio.gather(*(client.post("/runs?wait=10", json={"input": "Go"}) for _ in range(2)))
+        runs = (await client.get("/runs")).json()["runs"]
+    accepted = [each for each in answers if each.status_code in (200, 202)]
+    assert {each.json()["taskId"] for each in accepted} == {each["taskId"] for each in runs}
+    assert all(each.headers["location"].endswith(each.json()["taskId"]) for each in accepted)
+
+
 async def test_a_server_that_drains_takes_nothing_new_and_ends_its_streams_with_a_word() -> None:  # L140
     async with serving(endless()) as served, using(served) as client:
         run = (await client.post("/runs", json={"input": "Go on"})).json()

@@ -31,11 +31,8 @@ if TYPE_CHECKING:
     from rxloop.stream.stream import Stream
 
 O = TypeVar("O", default=str)  # noqa: E741
-
 T = TypeVar("T", default=str)
-
 I = TypeVar("I")  # noqa: E741
-
 P = TypeVar("P")
 
 

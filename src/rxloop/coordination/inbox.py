@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from rxloop.coordination.answers import find_credentials, new_answers
-from rxloop.errors import EventLogError, InvalidInput, UnknownRun
+from rxloop.errors import EventLogError, InvalidInput, LogUnreachable, UnknownRun
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.log_retry import read_log
 from rxloop.protocol.commands import AnswerCommand, CancelCommand, Command, MessageCommand
@@ -18,6 +18,9 @@ from rxloop.protocol.messages import Message
 from rxloop.state.run_state import MAIL_ID, RunState
 
 log = logging.getLogger("rxloop")
+
+RETRY = 0.5
+"""Seconds until a log that could not be reached is read again."""
 
 Commands = Sequence[tuple[int, Command]]
 """Commands in order, each with its number."""
@@ -203,6 +206,11 @@ class Inbox:
             except UnknownRun:
                 # The notification came before the first event of the run was stored.
                 return
+            except LogUnreachable as error:
+                log.warning("the mail of the run %s cannot be read, trying again: %s", self._task_id, error)
+                self._has_new = True
+                await asyncio.sleep(RETRY)
+                continue
             except EventLogError as error:
                 log.warning("the mail of the run %s cannot be read: %s", self._task_id, error)
                 return

@@ -29,7 +29,7 @@ from rxloop.protocol.events import InputReceivedEvent
 from rxloop.protocol.ids import make_id
 from rxloop.protocol.messages import Message
 from rxloop.state.fold import fold_all
-from rxloop.state.run_state import RunState
+from rxloop.state.run_state import MAIL_ID, RunState
 
 _APPLIED_IN = 2.0
 """Seconds to wait until a working run has applied a message. The message is durable in any case."""
@@ -209,7 +209,7 @@ async def _wait_applied(event_log: EventLog, task_id: str, after_seq: int, numbe
     with suppress(TimeoutError):
         async with asyncio.timeout(_APPLIED_IN):
             async for event in event_log.follow(task_id, after_seq=after_seq):
-                if event.metadata.get("mail_id", 0) >= number:
+                if event.metadata.get(MAIL_ID, 0) >= number:
                     return
 
 

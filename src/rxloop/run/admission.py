@@ -245,7 +245,7 @@ async def claim_run(attempt: Attempt, first: Iterable[Event]) -> None:
     """
     recorder, writer = attempt.recorder, attempt.recorder.writer
     if writer is not None:
-        for event in attempt.past:
+        for event in attempt.earlier_events:
             if event.seq > writer.durable_seq:
                 writer.add(event)
     recorded = [recorder.record(event) for event in first]
@@ -265,7 +265,7 @@ async def claim_run(attempt: Attempt, first: Iterable[Event]) -> None:
                 f"the run {run} was taken up elsewhere at the same moment, and goes on there; nothing was done here. "
                 f"follow(log, {run!r}) shows what it comes to; agent.resume() gives its end later"
             ) from error
-    for event in (*attempt.past, *recorded):
+    for event in (*attempt.earlier_events, *recorded):
         recorder.hub.publish(event)
 
 

@@ -61,11 +61,14 @@ class Attempt:
     __slots__ = (
         "__weakref__",
         "_writes",
+        "claimed_slots",
         "credentials",
         "durable",
         "durable_now",
+        "earlier_events",
         "exists",
         "final",
+        "first_news",
         "holds",
         "inbox",
         "info",
@@ -73,47 +76,43 @@ class Attempt:
         "life",
         "made_at",
         "nested",
-        "news",
         "noticed",
         "open_call",
-        "passed",
-        "past",
         "patience",
         "publish",
         "questions",
         "recorder",
         "refusal",
         "requests",
-        "said",
+        "skipped_commands",
         "spec",
         "state",
         "steering",
         "subscription",
-        "taken",
         "tools",
+        "unpublished_messages",
     )
 
     def __init__(self, spec: RunSpec) -> None:
         self.spec = spec
         self.patience = 1.0
-        """The part of the usual seconds that what is cancelled has to stop in."""
+        """Fraction of the normal grace period that cancelled work gets."""
         self.life = Life(spec.task_id, spec.loop)
         clock = CLOCK.get()
         self.recorder = self.make_recorder(clock)
-        # Bound here: what operators call for each event goes to the recorder without a detour.
+        # Bound here so that publishing an event is a single call.
         self.publish = self.recorder.publish
         self.state = self.recorder.state
         self.durable = self.recorder.durable
         self.durable_now = self.recorder.durable_now
         self.info = self._make_info(clock, Scope(self.life.fail, self.life.time_scope), spec.metadata)
         self.use_spec(spec)
-        self.past: Sequence[Event] = ()
-        """What is on the stream before the first event of the attempt: what a fork takes over of another run, or the
-        `task` of a run that nobody had begun."""
-        self.news: Iterable[Event] = ()
-        """What the attempt says as soon as it has begun: the answers that it is resumed with, the changes of a fork."""
-        self.passed = 0
-        """The number of the last letter that the attempt found at its beginning, and that comes to nothing."""
+        self.earlier_events: Sequence[Event] = ()
+        """Events that precede this attempt: the prefix that a fork copied, or the `task` event of a submitted run."""
+        self.first_news: Iterable[Event] = ()
+        """Events published right after the start: the answers of a resume, or the changes of a fork."""
+        self.skipped_commands = 0
+        """Number of the last command before the start that becomes no event; 0 if there is none."""
         self.inbox: Inbox | None = None
         """Inbox of the run, from loading to the end of the attempt, if the run has a log."""
         self.lease: Lease | None = None
@@ -128,8 +127,8 @@ class Attempt:
         """Why the attempt never began."""
         self.noticed = False
         """Whether somebody has learnt how it ended, so that a failure is not silent."""
-        self.said: list[Event] = []
-        """What was said to the run before it had begun."""
+        self.unpublished_messages: list[Event] = []
+        """Messages sent to the run before its start."""
         self.steering: DisposableBase | None = None
         """The subscription to the messages that steer the run."""
         self.open_call: ModelCall | None = None
@@ -142,7 +141,7 @@ class Attempt:
         self.credentials: dict[str, Any] = {}
         """Those that the attempt was begun with, by the id of the question: here alone, and until they are used."""
         self.questions = Questions(spec.on_input, self.credentials, Place(self.info.scope, self.life.time_scope))
-        self.taken: set[Slot] = set()
+        self.claimed_slots: set[Slot] = set()
         """The tool calls that this attempt handles."""
         self._writes: Writes | None = None
         if spec.cancel is not None:
@@ -197,7 +196,7 @@ class Attempt:
     @property
     def first_attempt(self) -> int:
         """The attempt of the first event on the stream."""
-        return self.past[0].attempt if self.past else self.recorder.attempt
+        return self.earlier_events[0].attempt if self.earlier_events else self.recorder.attempt
 
     def artifact_writes(self) -> Writes:
         """What the writes to artifacts share: those of the agent's store, of its log, or else of this attempt alone."""
@@ -337,8 +336,8 @@ class Attempt:
         """Claim a call to execute it; False if this attempt has claimed it before, or is coming to its end."""
         if self.life.ending:
             return False
-        if slot in self.taken:
+        if slot in self.claimed_slots:
             log.warning("call %s of step %s was asked for twice: it is carried out once", slot[1], slot[0])
             return False
-        self.taken.add(slot)
+        self.claimed_slots.add(slot)
         return True

@@ -31,7 +31,9 @@ def record_end(attempt: Attempt, end: Exception | Canceled | None) -> Event:
         # Imported here: few runs are resumed at a question, and importing rxloop is quicker without.
         from rxloop.run.questions.recorded_answers import report_unread
 
-        report_unread(attempt.recorder, attempt.questions.read, attempt.news, attempt.taken, ended=end is None)
+        report_unread(
+            attempt.recorder, attempt.questions.read, attempt.first_news, attempt.claimed_slots, ended=end is None
+        )
     paused = end is None and bool(state.pending)
     lost = writer is not None and writer.error is not None
     if not paused and not lost:

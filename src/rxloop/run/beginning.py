@@ -61,9 +61,9 @@ def first_events(attempt: Attempt) -> Iterator[Event]:
     if not attempt.recorder.begun:
         yield task_event(attempt)
     after = attempt.state().seq if resumed else None
-    metadata = {MAIL_ID: attempt.passed} if attempt.passed else EMPTY_DICT
+    metadata = {MAIL_ID: attempt.skipped_commands} if attempt.skipped_commands else EMPTY_DICT
     yield _status(state="working", resumed=resumed, after_seq=after, metadata=metadata)
-    yield from attempt.news
+    yield from attempt.first_news
 
 
 async def begin(attempt: Attempt) -> None:
@@ -71,7 +71,7 @@ async def begin(attempt: Attempt) -> None:
     life, tools = attempt.life, attempt.spec.tools
     resumed = attempt.resumed
     try:
-        if attempt.said or attempt.spec.steering is not None:
+        if attempt.unpublished_messages or attempt.spec.steering is not None:
             _steer(attempt)
         if resumed:
             # So that the calls of before can be closed, whatever happens next.

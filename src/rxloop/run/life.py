@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class Phase(Enum):
-    """Where an attempt stands. It only goes forward, and only `lifecycle` moves it."""
+    """Phase of an attempt. It only goes forward. `lifecycle`, `attempt_end` and `Life.open` move it."""
 
     NEW = "new"
     """Nobody has started the run."""

@@ -1,4 +1,4 @@
-"""The life of an attempt: load, announce, begin, wait, close. The one way in which every attempt ends is here."""
+"""Life cycle of an attempt: load, announce, begin, wait, close. `attempt_end.py` has the steps of the end."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def carry_out(attempt: Attempt) -> None:
     finally:
         life.limit(None)
         attempt.credentials.clear()
-        if attempt.said:
+        if attempt.unpublished_messages:
             log.warning("the run %s was over before it heard what had been said to it", attempt.task_id)
         if attempt.inbox is not None:
             await life.insist(attempt.inbox.aclose)

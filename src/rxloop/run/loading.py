@@ -213,7 +213,7 @@ def _take_up(attempt: Attempt, event_log: EventLog, found: _Found) -> Event | No
         check_whole(attempt.task_id, events, state.seq)
     if state.state == "submitted":
         # Nobody has begun it yet: this is its first attempt, and the `task` belongs to it.
-        attempt.past = events
+        attempt.earlier_events = events
         _go_on(attempt, earlier, events, state.attempt)
     else:
         _go_on(attempt, earlier, events, state.attempt + 1)
@@ -228,7 +228,7 @@ def _take_up(attempt: Attempt, event_log: EventLog, found: _Found) -> Event | No
     attempt.credentials.update(find_credentials(state, inputs))
     # Nobody needs them there any more, and a credential is to be in as few places as possible.
     attempt.use_spec(spec._replace(inputs=None, as_begun=None, known=None))
-    attempt.news = [
+    attempt.first_news = [
         earlier.addressed(InputReceivedEvent(input_id=input_id, value=value)) for input_id, value in answers.items()
     ]
     if (state.finished and not state.retryable) or (leaves_at_rest and (state.finished or state.state == "canceled")):
@@ -262,9 +262,9 @@ def _take_mail(attempt: Attempt, state: RunState, letters: Commands) -> AppliedC
     if not attempt.life.ending:
         addressed = attempt.recorder.earlier.addressed
         news = [addressed(event) if isinstance(event, InputReceivedEvent) else event for event in taken.news]
-        attempt.news = (*attempt.news, *news)
+        attempt.first_news = (*attempt.first_news, *news)
         attempt.credentials.update(taken.credentials)
-        attempt.passed = taken.skipped
+        attempt.skipped_commands = taken.skipped
     return taken
 
 
@@ -284,7 +284,7 @@ async def _copy_run(attempt: Attempt, event_log: EventLog, fork: Fork) -> None:
     events = await read_log(event_log.read, fork.task_id)
     check_whole(fork.task_id, events, 1)
     before = await conversation(event_log, events[0].context_id, before=fork.task_id)
-    attempt.past, answers = fork.copy(
+    attempt.earlier_events, answers = fork.copy(
         events,
         before.messages,
         task_id=attempt.task_id,
@@ -297,11 +297,11 @@ async def _copy_run(attempt: Attempt, event_log: EventLog, fork: Fork) -> None:
     )
     if not await acquire_lease(attempt, event_log):
         return
-    for event in attempt.past:
+    for event in attempt.earlier_events:
         normalise(event)
-    earlier = EarlierAttempts(attempt.past)
-    _go_on(attempt, earlier, attempt.past, earlier.state.attempt + 1)
-    attempt.news = _changes(attempt, fork, answers)
+    earlier = EarlierAttempts(attempt.earlier_events)
+    _go_on(attempt, earlier, attempt.earlier_events, earlier.state.attempt + 1)
+    attempt.first_news = _changes(attempt, fork, answers)
     _write_after(attempt, event_log, 0)
 
 

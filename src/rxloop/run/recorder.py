@@ -113,6 +113,8 @@ class Recorder:
     def publish(self, event: Event) -> None:
         """Stamp an event, fold it, add it to the log's buffer and deliver it, without waiting.
 
+        Subscribers can get an event before the log has stored it; `durable` waits. A misplaced event ends the run.
+
         Args:
             event: Event to publish, or another object that the loop emitted by mistake.
 
@@ -221,7 +223,10 @@ class Recorder:
         self.stamp.numbering.now = self.delivery.guard(max_silence, on_doubt)
 
     def _repeat(self, event: Event) -> None:
-        """Fold a recorded event into its branch. The state of the main branch already contains it."""
+        """Fold a recorded event into its branch. The state of the main branch already contains it.
+
+        The event is not delivered: subscribers get it from the log, or from `RunHold.events`.
+        """
         self.earlier.take(event, self.attempt)
         if event.branch is None:
             return

@@ -49,7 +49,7 @@ def say(
     interrupt: bool = False,
     metadata: Mapping[str, Any] | None = None,
 ) -> None:
-    """Say something to the model of a run, from any thread; see `Run.say`.
+    """Say something to the model of a run, from any thread; see `Run.send`.
 
     Args:
         attempt: That of the run.
@@ -90,8 +90,8 @@ def _take(attempt: Attempt, events: Sequence[Event], interrupt: bool) -> None:
     life = attempt.life
     if life.ending:
         raise _over(attempt)
-    speaking = bool(attempt.said)
-    attempt.said.extend(events)
+    speaking = bool(attempt.unpublished_messages)
+    attempt.unpublished_messages.extend(events)
     if life.waits:
         return
     step = attempt.state().open_step
@@ -143,11 +143,11 @@ def _in_loop(attempt: Attempt, function: Callable[[], None]) -> None:
 
 def speak(attempt: Attempt) -> None:
     """Put what was said on the stream, in order, though a reader of the first of it may say more."""
-    while attempt.said:
+    while attempt.unpublished_messages:
         try:
-            attempt.publish(attempt.said[0])
+            attempt.publish(attempt.unpublished_messages[0])
         finally:
-            del attempt.said[0]
+            del attempt.unpublished_messages[0]
 
 
 def listen(attempt: Attempt, source: Steering) -> abc.DisposableBase:

@@ -146,6 +146,7 @@ class _Leaf:
             # A task that the work awaited was cancelled. Let through, it would end this task and tell nobody.
             self._end(RxloopError("something that this task waited for was cancelled"))
         except Paused:
+            # The question is pending in the state of the run, so that the run ends as `input-required`.
             self._end()
         except Exception as error:
             self._end(error)

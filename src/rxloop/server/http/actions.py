@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from pydantic.alias_generators import to_camel
@@ -10,6 +11,7 @@ from starlette.responses import Response
 
 from rxloop.errors import ConfigurationError
 from rxloop.pipeline.records import RunRecord
+from rxloop.protocol.events import StatusUpdateEvent
 from rxloop.protocol.http_api import CancelRun, ForkRun, ResumeRun, SayToRun, StartRun, messages_of
 from rxloop.protocol.settings import ModelSettings
 from rxloop.protocol.visibility import PUBLIC_METADATA
@@ -49,7 +51,7 @@ async def start(call: ApiCall[StartRun, StartQuery]) -> Response:
         settings=_settings(call),
         client_tools=_tools(gateway, agent, body),
     )
-    return await _goes_on(call, record, None)
+    return await _answer_when_idle(call, record, None)
 
 
 async def resume(call: ApiCall[ResumeRun, StartQuery]) -> Response:
@@ -57,7 +59,7 @@ async def resume(call: ApiCall[ResumeRun, StartQuery]) -> Response:
     record = await call.record()
     _check_stream(call)
     await answer_run(call.gateway, record, call.body.inputs)
-    return await _goes_on(call, record, cursor_of(record))
+    return await _answer_when_idle(call, record, cursor_of(record))
 
 
 def _check_stream(call: ApiCall[Any, StartQuery]) -> None:
@@ -66,13 +68,16 @@ def _check_stream(call: ApiCall[Any, StartQuery]) -> None:
         call.gateway.check_stream(call.principal)
 
 
-async def _goes_on(call: ApiCall[Any, StartQuery], record: RunRecord, after: str | None) -> Response:
+async def _answer_when_idle(call: ApiCall[Any, StartQuery], record: RunRecord, after: str | None) -> Response:
     writer = streams_in(call.request)
     if writer is not None:
         asked = {"after": after, "until": "attempt", "onDisconnect": call.query.on_disconnect}
         return await streamed(call, record, EventsQuery.model_validate(asked), writer)
     seq = record.seq
-    record, last = await wait_until_idle(call, record, call.query.wait, after)
+    last: StatusUpdateEvent | None = None
+    # The run has started, so the client must get its id although there is no slot to wait in.
+    with suppress(Refused):
+        record, last = await wait_until_idle(call, record, call.query.wait, after)
     info = await info_of(call, record, last)
     if info.pending and after is not None and (record.seq == seq or not info.at_rest):
         # Its answers wait in its mail, and whoever drives it takes them.
