@@ -8,9 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from typing_extensions import override
 
 from rxloop import Agent, MemoryEventLog, Message, RunCancelled, SqliteEventLog
-from rxloop.coordination.lease import ConversationLocks
+from rxloop.coordination.lease import ConversationLocks, Lease
 from rxloop.errors import ConfigurationError, ContextBusy
 from rxloop.testing import ScriptedModel, frames
 
@@ -203,3 +204,25 @@ async def test_a_run_without_a_log_is_found_by_its_agent_alone() -> None:
     with pytest.raises(RunCancelled, match="enough"):
         await running
     events.dispose()
+
+
+class SlowLog(MemoryEventLog):
+    """Log that takes a while to release a lease."""
+
+    @override
+    async def release_lease(self, context_id: str, task_id: str) -> None:
+        await asyncio.sleep(0)
+        await super().release_lease(context_id, task_id)
+
+
+async def test_release_can_be_repeated_after_it_was_interrupted() -> None:
+    log = SlowLog()
+    lease = Lease(log, "c", "r", lambda error: None)
+    assert await lease.try_acquire()
+    releasing = asyncio.create_task(lease.release())
+    await asyncio.sleep(0)
+    releasing.cancel()
+    await asyncio.wait([releasing])
+    assert await log.has_lease("c", "r")
+    await lease.release()
+    assert not await log.has_lease("c", "r")

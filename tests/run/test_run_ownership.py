@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rxloop import Agent, RunContext, op, tool
+from rxloop import Agent, MemoryEventLog, RunContext, op, tool
 from rxloop.protocol.events import Event
 from rxloop.testing import ScriptedModel, call, frames
 from support.cancelling import ended, endless, first_of, watched
@@ -251,6 +251,31 @@ async def test_nothing_keeps_a_run_alive_that_has_ended() -> None:
     await settled()
     gc.collect()
     assert [ref() for ref in refs] == [None] * 5
+
+
+class LeasedLog(MemoryEventLog):
+    """Log whose leases expire."""
+
+    lease_seconds = 10.0
+
+
+@pytest.mark.parametrize("log", [None, MemoryEventLog(), LeasedLog()], ids=["no log", "memory", "leases"])
+async def test_attempt_is_freed_without_the_garbage_collector(log: MemoryEventLog | None) -> None:
+    model = ScriptedModel(call("look"), "ok")
+    agent = Agent(model, tools=[look], log=log)
+    gc.collect()
+    gc.disable()
+    try:
+        run = agent.run("Go.")
+        await run
+        # A scripted model keeps its requests, and so their runs.
+        model.requests.clear()
+        attempt = weakref.ref(run._attempt)
+        del run
+        await settled()
+        assert attempt() is None
+    finally:
+        gc.enable()
 
 
 @tool

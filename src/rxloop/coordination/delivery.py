@@ -50,6 +50,10 @@ class DeliveryGate:
         self._last, self._max_silence, self._on_doubt = self._clock.now(), max_silence, on_doubt
         return self._now
 
+    def stop_guarding(self) -> None:
+        """Forget the callback of `guard`, which refers to the gate: no cycle is left to the garbage collector."""
+        self._on_doubt = None
+
     def open(self) -> None:
         """Deliver the held events and all later ones, because the lease is confirmed."""
         while self._held:

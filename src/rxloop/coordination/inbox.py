@@ -147,6 +147,22 @@ class Inbox:
     records the number of the last one.
     """
 
+    __slots__ = (
+        "_has_deferred",
+        "_has_new",
+        "_is_ending",
+        "_is_open",
+        "_last_number",
+        "_log",
+        "_on_answers",
+        "_on_cancel",
+        "_on_message",
+        "_reading",
+        "_state",
+        "_stop",
+        "_task_id",
+    )
+
     def __init__(
         self,
         event_log: EventLog,
@@ -236,6 +252,12 @@ class Inbox:
     async def aclose(self) -> None:
         """Apply no more commands."""
         self._stop()
+        # The function refers to the inbox: without it, no cycle is left to the garbage collector.
+        self._stop = _do_nothing
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.wait([self._reading])
+
+
+def _do_nothing() -> None:
+    pass

@@ -194,9 +194,10 @@ class Lease:
             if self._is_acquired:
                 async with asyncio.timeout(ANSWERS_IN):
                     await self._log.release_lease(self._context_id, self._task_id)
+            self._is_acquired = False
         except Exception as error:
+            self._is_acquired = False
             log.warning("the turn of the conversation %s could not be given back: %s", self._context_id, error)
         finally:
-            self._is_acquired = False
             if was_locked:
                 self._locks.release(self._context_id)

@@ -65,6 +65,7 @@ async def carry_out(attempt: Attempt) -> None:
             await life.insist(attempt.inbox.aclose)
             # The inbox refers to the attempt: without it, no cycle is left to the garbage collector.
             attempt.inbox = None
+        attempt.recorder.delivery.stop_guarding()
         if attempt.lease is not None:
             await life.insist(attempt.lease.release)
         attempt.info.scope.close()

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from rxloop.coordination.answers import check_not_superseded, find_credentials, is_superseded, new_answers
+from rxloop.coordination.delivery import DeliveryGate
 from rxloop.coordination.inbox import AppliedCommands, Commands, Inbox, apply_commands, find_new_messages
 from rxloop.coordination.order import check_can_continue
 from rxloop.errors import ConfigurationError, ConflictError, RunOver, UnknownRun
@@ -26,7 +27,7 @@ from rxloop.run.admission import (
 )
 from rxloop.run.attempt import Attempt
 from rxloop.run.ends import is_over, run_exists
-from rxloop.run.life import Canceled
+from rxloop.run.life import Canceled, Life
 from rxloop.run.log_writer import LogWriter
 from rxloop.run.steering import say
 from rxloop.state.earlier_attempts import EarlierAttempts
@@ -325,14 +326,17 @@ def _write_after(attempt: Attempt, event_log: EventLog, durable_seq: int) -> Non
     if attempt.lease is not None and attempt.lease.lost is not None:
         # Its end would be one that the run does not have: others may have begun it, or will.
         return
-
-    def failed(error: Exception) -> None:
-        if isinstance(error, ConflictError):
-            # What comes from here on is none of the run's any more.
-            attempt.recorder.delivery.drop()
-        attempt.life.finish(error)
-
+    # The writer must not refer to the attempt: the cycle would leave each attempt to the garbage collector.
+    failed = partial(_end_unwritten, attempt.life, attempt.recorder.delivery)
     attempt.recorder.writer = LogWriter(event_log, attempt.task_id, durable_seq, failed, attempt.info.scope.gate)
+
+
+def _end_unwritten(life: Life, delivery: DeliveryGate, error: Exception) -> None:
+    """End an attempt whose events the log does not accept."""
+    if isinstance(error, ConflictError):
+        # Another process owns the run, so subscribers must not get more events of this attempt.
+        delivery.drop()
+    life.finish(error)
 
 
 def _compare_strategy(attempt: Attempt, task: Event) -> None:

@@ -168,7 +168,8 @@ def deltas_of(gateway: Gateway, record: RunRecord, *, replayed: bool = False) ->
     """What a stream of a run has of its deltas, as things are now."""
     log = gateway.runtime.log
     passed_on = log.takes_deltas and not log.keeps_deltas
-    if not replayed and record.state not in OVER and (passed_on or gateway.runtime.drives(record.task_id)):
+    is_driven = record.state in ("submitted", "working") and gateway.runtime.drives(record.task_id)
+    if not replayed and record.state not in OVER and (passed_on or is_driven):
         return "live"
     return "kept" if log.keeps_deltas else "none"
 
