@@ -25,6 +25,7 @@ from rxloop.providers import (
 from rxloop.providers.retry import Retry
 from rxloop.providers.vendors.model_names import names_of
 from rxloop.support.redaction import display_url
+from support.fake_host import FakeHost
 
 
 @pytest.mark.parametrize(
@@ -147,16 +148,14 @@ async def test_a_router_chooses_by_what_the_run_was_given() -> None:
         async def aclose(self) -> None:
             self.closed += 1
 
-    class Run:
-        metadata = {"plan": "pro"}
-
     small, large = Named("small"), Named("large")
     models: dict[str, Any] = {"pro": large, "free": small}
-    host: Any = Run()
+    host: Any = FakeHost()
+    host.info.metadata = {"plan": "pro"}
     router = routed(lambda request: models[request.ctx.metadata["plan"]])
     request = ModelRequest(messages=[Message.user("hi")], ctx=RunContext(run=host))
     router.call(request)
-    Run.metadata = {"plan": "free"}
+    host.info.metadata = {"plan": "free"}
     router.call(request)
     assert seen == ["large", "small"]
     await router.aclose()

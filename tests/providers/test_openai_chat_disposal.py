@@ -12,7 +12,7 @@ from rxloop.errors import ServerError as ServerFailed
 from rxloop.pipeline.run_context import RunContext
 from rxloop.protocol.events import ContentCompleteEvent, ContentDeltaEvent, Event
 from rxloop.providers import Retry
-from rxloop.stream.scope import Scope
+from support.fake_host import FakeHost
 from support.http_server import REQUEST, Reply, Server, active, chat, collect, delta, say, sse, text
 
 pytestmark = pytest.mark.usefixtures("transport")
@@ -116,9 +116,8 @@ async def test_an_error_in_the_middle_closes_the_connection_and_leaves_nothing_t
 
 
 async def test_a_closed_gate_holds_the_socket_back(server: Server) -> None:
-    class Run:
-        scope = Scope()
-
+    host: Any = FakeHost()
+    scope = host.info.scope
     server.answer(say("a", "b", "c"))
     provider = chat(server)
     events: list[Event] = []
@@ -126,12 +125,11 @@ async def test_a_closed_gate_holds_the_socket_back(server: Server) -> None:
 
     def on_next(event: Event) -> None:
         events.append(event)
-        if not Run.scope.gate.closed:
-            Run.scope.gate.close()
+        if not scope.gate.closed:
+            scope.gate.close()
         came.set()
 
     end = asyncio.Event()
-    host: Any = Run()
     request = REQUEST.replace(ctx=RunContext(run=host))
     provider.call(request).subscribe(on_next, on_completed=end.set)
     await came.wait()
@@ -140,12 +138,12 @@ async def test_a_closed_gate_holds_the_socket_back(server: Server) -> None:
         await asyncio.sleep(0)
     assert len(events) == held
     while not end.is_set():
-        Run.scope.gate.open()
+        scope.gate.open()
         came.clear()
         waiting = [asyncio.ensure_future(came.wait()), asyncio.ensure_future(end.wait())]
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         for task in waiting:
             task.cancel()
     assert isinstance(events[-1], ContentCompleteEvent)
-    assert await Run.scope.join(1) == []
+    assert await scope.join(1) == []
     await provider.aclose()

@@ -29,10 +29,10 @@ def phases(monkeypatch: pytest.MonkeyPatch) -> list[Phase]:
     return seen
 
 
-def test_only_the_life_cycle_moves_an_attempt_to_another_phase() -> None:
+def test_only_the_life_cycle_and_the_end_move_an_attempt_to_another_phase() -> None:
     source = Path(rxloop.__file__).parent
     moving = {path.name for path in source.rglob("*.py") if re.search(r"\blife\.phase = ", path.read_text("utf-8"))}
-    assert moving == {"lifecycle.py"}
+    assert moving == {"attempt_end.py", "lifecycle.py"}
 
 
 @pytest.mark.parametrize("log", [None, MemoryEventLog()])

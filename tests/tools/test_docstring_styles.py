@@ -6,7 +6,7 @@ import functools
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rxloop import tool
@@ -137,6 +137,7 @@ LINES = [
 
 
 @given(st.lists(st.sampled_from(LINES), max_size=12), st.sampled_from([(), NAMES]))
+@example(["Parameters", "----------", "Args:", "    city: aa", "    days (list[int]): bb"], NAMES)
 def test_no_description_is_lost_in_any_order_of_lines(lines: list[str], names: Any) -> None:  # P29
     found = parse("\n".join(lines), names)
     texts = f"{found.description} {' '.join(found.parameters.values())}"

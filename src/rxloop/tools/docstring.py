@@ -192,7 +192,11 @@ def _read_block(
                 found = match(joined, collector.names)
                 at += more if found is not None else 0
         if found is not None:
-            if match is _match_underlined_entry and at < len(block) and block[at][margin : margin + 1].isspace():
+            if (
+                match is _match_underlined_entry
+                and at < len(block)
+                and block[at][margin + here : margin + here + 1].isspace()
+            ):
                 # The text after the name is a type, because a description follows.
                 found = found._replace(text="")
             entry, depth = found, here

@@ -265,7 +265,7 @@ async def test_a_sync_tool_blocks_no_loop() -> None:
 async def test_a_tool_that_swallows_its_cancellation_does_not_hold_the_run_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("rxloop.run.lifecycle.GRACE", 0.05)
+    monkeypatch.setattr("rxloop.run.attempt_end.GRACE", 0.05)
     begun = asyncio.Event()
     stop = asyncio.Event()
 
