@@ -13,7 +13,7 @@ from rxloop.pipeline.event_log import EventLog
 from rxloop.testing.chaos import Chaos, Report
 from rxloop.testing.chaos import chaos as kit
 from rxloop.testing.chaos.checker import Judge
-from rxloop.testing.chaos.report import Witness
+from rxloop.testing.chaos.report import Kind, Witness
 from support.chaos.second_judge import Verdict, judged
 from support.postgres.server import database
 
@@ -46,7 +46,7 @@ async def play(dsn: str, agent: str, monkeypatch: pytest.MonkeyPatch, **faults: 
 
 
 async def play_until_condemned(
-    postgres: str, agent: str, monkeypatch: pytest.MonkeyPatch, kinds: Sequence[str], **faults: Any
+    postgres: str, agent: str, monkeypatch: pytest.MonkeyPatch, kinds: Sequence[Kind], **faults: Any
 ) -> tuple[Report, Verdict]:
     """Play until there is a fault of these kinds, three times at most: chance decides whether a kill brings one out."""
     for remaining in (2, 1, 0):
