@@ -63,8 +63,7 @@ async def carry_out(attempt: Attempt) -> None:
             log.warning("the run %s was over before it heard what had been said to it", attempt.task_id)
         if attempt.inbox is not None:
             await life.insist(attempt.inbox.aclose)
-            # The inbox refers to the attempt: without it, no cycle is left to the garbage collector.
-            attempt.inbox = None
+            attempt.inbox = None  # It refers to the attempt, so a cycle would be left to the garbage collector.
         attempt.recorder.delivery.stop_guarding()
         if attempt.lease is not None:
             await life.insist(attempt.lease.release)
