@@ -21,6 +21,7 @@ from rxloop.protocol.events import ToolCompleteEvent, ToolsUnavailableEvent
 from rxloop.testing import ScriptedModel, call
 from rxloop.tools.mcp import mcp
 from support.mcp_servers.asking import files, results
+from support.run_checks import until
 
 CLOSINGS = int(os.environ.get("RXLOOP_CLOSINGS", "25"))
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {}}
@@ -120,6 +121,25 @@ async def test_each_run_has_its_own_credential_and_never_that_of_another(
         assert person.encode() not in path.read_bytes()
         assert person not in caplog.text
         assert person not in repr(server)
+
+
+async def test_a_run_that_starts_while_the_tools_are_listed_has_them() -> None:
+    many = Many()
+    many.held.clear()
+    async with many.serving() as url:
+        async with Agent(ScriptedModel(), tools=[mcp(url, name="many")], thoughts=False) as agent:
+
+            async def one() -> list[Any]:
+                run = agent.run("Who?", model=ScriptedModel(call("many__who"), "done"))
+                return [event async for event in run.events]
+
+            first = asyncio.create_task(one())
+            await until(lambda: many.asked["list 0"])
+            second = asyncio.create_task(one())
+            await asyncio.sleep(0.05)
+            many.held.set()
+            streams = await asyncio.gather(first, second)
+    assert [each.content for stream in streams for each in results(stream)] == ["who None"] * 2
 
 
 @pytest.mark.parametrize(

@@ -61,8 +61,9 @@ class Listing:
         self._warned: set[str] = set()
 
     def now(self) -> tuple[MCPTool, ...] | None:
-        """The tools, if they are known; None if they have to be listed."""
-        return self._tools if asyncio.get_running_loop().time() < self._until else None
+        """The tools, if they are known; None if they have to be listed, or are being listed now."""
+        is_known = self._flight is None and asyncio.get_running_loop().time() < self._until
+        return self._tools if is_known else None
 
     async def tools(self) -> tuple[MCPTool, ...]:
         """The tools, listed if they are not known; one listing for all who ask meanwhile.
