@@ -21,6 +21,8 @@ def find_messages(tree: ast.Module) -> Iterator[tuple[int, str, ast.expr]]:
                 yield node.lineno, method, next((arg for arg in node.args if has_string(arg)), message)
             case ast.Call(func=ast.Name(id=name), args=[message, *_]) if name.endswith(("Error", "Warning", "Notice")):
                 yield node.lineno, name, message
+            case _:
+                pass
 
 
 def has_string(node: ast.expr) -> bool:
