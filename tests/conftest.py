@@ -7,7 +7,7 @@ from pathlib import Path
 from hypothesis import settings
 
 # In this order: services asks postgres.
-pytest_plugins = ["support.hanging", "support.postgres.server", "support.processes.services"]
+pytest_plugins = ["support.timeout_plugin", "support.postgres.server", "support.processes.services"]
 
 # Each client of httpx would read the certificates of all authorities, which takes 40 ms; those in a folder are read
 # when they are needed. No test speaks to a stranger: one that wants TLS has an authority of its own.

@@ -12,7 +12,7 @@ import pytest
 from rxloop.testing import OfflineModel
 from support.offline_server import serve_offline
 
-CROWD = Path(__file__).parent / "support/processes/crowd.py"
+CROWD = Path(__file__).parent / "support/processes/many_runs.py"
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="descriptors are counted in /proc")
 

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 
 from rxloop import Runtime
 from rxloop.testing import virtual_time
-from support.misbehaving import PLANTED
+from support.faulty_components import PLANTED
 from support.nested_agents import check_attempts
-from support.runs_of_all_kinds import NAME, AnyRun, any_run
+from support.random_runs import NAME, AnyRun, any_run
 
 
 async def played(kind: AnyRun) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rxloop.testing import OfflineModel
-from support.commands import Place, rule
+from support.cli_workspace import Place, rule
 from support.offline_server import serve_offline
 
 

@@ -11,7 +11,7 @@ import orjson
 import pytest
 from typing_extensions import override
 
-from support.commands import Place
+from support.cli_workspace import Place
 
 
 class Vendor(ThreadingHTTPServer):

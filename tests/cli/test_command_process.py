@@ -17,7 +17,7 @@ from typing import IO
 import orjson
 import pytest
 
-from support.commands import SOURCE, Place
+from support.cli_workspace import SOURCE, Place
 from support.terminals import LIMIT, Terminal
 
 

@@ -16,7 +16,7 @@ from rxloop.cli.model_access import Grade, _answered
 from rxloop.providers import PRESETS
 from rxloop.storage.sqlite import database
 from rxloop.testing import OfflineModel
-from support.commands import Place
+from support.cli_workspace import Place
 
 
 def without(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:

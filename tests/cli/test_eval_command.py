@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from rxloop.evals import Report
-from support.commands import Place
+from support.cli_workspace import Place
 
 EVALS = """
 import os

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from rxloop.testing import OfflineModel
-from support.commands import Place
+from support.cli_workspace import Place
 
 
 @pytest.fixture(autouse=True)

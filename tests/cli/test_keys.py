@@ -9,7 +9,7 @@ from rxloop.cli.commands import doctor, models
 from rxloop.cli.model_access import Finding, Grade, _answered, how_to_get_in, key_state, key_variable
 from rxloop.providers import Preset
 from rxloop.providers.vendors.urls import vertex_url
-from support.commands import Place
+from support.cli_workspace import Place
 
 
 def preset(**fields: object) -> Preset:

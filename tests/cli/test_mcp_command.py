@@ -15,7 +15,7 @@ import pytest
 from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
 
-from support.commands import SOURCE, Place
+from support.cli_workspace import SOURCE, Place
 
 LIMIT = 30
 

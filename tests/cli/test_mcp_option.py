@@ -11,7 +11,7 @@ import pytest
 from rxloop.cli.agent_loader import AgentOptions
 from rxloop.errors import ConfigurationError
 from rxloop.tools.mcp.options import Http, Stdio
-from support.commands import Place
+from support.cli_workspace import Place
 
 SHOP = Path(__file__).parents[1] / "support/mcp_servers/shop.py"
 

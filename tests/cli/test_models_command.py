@@ -6,7 +6,7 @@ import orjson
 import pytest
 
 from rxloop.providers import CATALOG, PRESETS, resolve_model
-from support.commands import Place
+from support.cli_workspace import Place
 
 SECRET = "sk-very-secret"
 PLACES = {"azure", "azure_responses", "bedrock", "vertex", "vertex_anthropic"}

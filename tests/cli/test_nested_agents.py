@@ -8,7 +8,7 @@ from rxloop import SqliteEventLog
 from rxloop.cli.options import ThoughtLevel
 from rxloop.cli.render import describe
 from rxloop.testing import call
-from support.commands import Place
+from support.cli_workspace import Place
 from support.nested_agents import editor, researcher, search, tokens
 from support.runs import collect
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from support.commands import Place
+from support.cli_workspace import Place
 
 pytestmark = pytest.mark.service("postgres")
 

@@ -10,7 +10,7 @@ from rxloop import ToolCompleteEvent
 from rxloop.protocol import protocol_schema
 from rxloop.protocol.envelope import EVENT_TYPES
 from rxloop.protocol.messages import ToolCall
-from support.commands import Place
+from support.cli_workspace import Place
 
 
 def test_every_kind_is_listed_with_how_it_is_kept_and_for_whom(place: Place) -> None:

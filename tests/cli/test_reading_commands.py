@@ -12,7 +12,7 @@ import pytest
 
 from rxloop import ConfigurationError, Event
 from rxloop.cli.commands.transfer import read_runs
-from support.commands import Place
+from support.cli_workspace import Place
 
 WEATHER = ("run", "Compare the weather in Oslo and Bergen.", "--tools", "kit:get_weather")
 

@@ -10,7 +10,7 @@ import pytest
 
 from rxloop import Event, StageEvent, StatusUpdateEvent, TaskEvent
 from rxloop.testing import OfflineModel
-from support.commands import Place
+from support.cli_workspace import Place
 
 WEATHER = ("run", "Compare the weather in Oslo and Bergen.", "--tools", "kit:get_weather")
 MAKERS = """

@@ -12,7 +12,7 @@ from rxloop import ConfigurationError, MemoryEventLog, StatusUpdateEvent, TaskEv
 from rxloop.cli.commands.inspect import ago
 from rxloop.cli.database import find_context, find_run, first_event, opened, short_ids
 from rxloop.errors import EventLogError, UnknownRun
-from support.commands import Place
+from support.cli_workspace import Place
 
 
 def begun(task_id: str, context_id: str = "c", created: int = 0) -> TaskEvent:

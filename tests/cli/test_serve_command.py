@@ -19,7 +19,7 @@ from openai import OpenAI
 from rxloop import ConfigurationError, MemoryEventLog
 from rxloop.cli.service.credentials import read_keys
 from rxloop.cli.service.runtime_loader import runtime_of
-from support.commands import Place
+from support.cli_workspace import Place
 from support.terminals import LIMIT
 
 KEY, OTHER = "ann-has-this-secret", "bob-has-another-one"

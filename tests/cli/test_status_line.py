@@ -14,7 +14,7 @@ from rich.text import Text
 
 from rxloop.cli.live_view import status
 from rxloop.cli.terminal import StatusLine
-from support.commands import Place
+from support.cli_workspace import Place
 from support.terminals import Screen, Terminal
 from support.timelines import LETTERS, live
 

@@ -17,7 +17,7 @@ from rxloop.cli.terminal import shown
 from rxloop.protocol.envelope import EVENT_TYPES
 from rxloop.protocol.messages import ErrorInfo, FilePart, ImagePart
 from rxloop.support.text import INVISIBLE, to_visible
-from support.commands import Place
+from support.cli_workspace import Place
 
 EVIL = (
     "a\x1b]52;c;ZXZpbA==\x07b\x1b]0;title\x1b\\c\x1b[2J\x9b31md\x08\x7f\x85e"

@@ -14,7 +14,7 @@ import httpx
 import orjson
 import pytest
 
-from support.commands import Place
+from support.cli_workspace import Place
 from support.terminals import LIMIT
 
 AGENTS = """

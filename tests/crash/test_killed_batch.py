@@ -15,7 +15,7 @@ import pytest
 
 from rxloop.demo.conversation import Conversation, Reply
 from rxloop.testing import OfflineModel
-from support.commands import Place
+from support.cli_workspace import Place
 from support.offline_server import serve_offline
 
 # More of them take minutes: RXLOOP_DOCUMENTS=2000 is what a release is measured by.

@@ -14,9 +14,9 @@ import pytest
 
 from rxloop import ContentCompleteEvent, SqliteEventLog
 from rxloop.evals import Report
-from support.crash.experimenter import CASES, CONCURRENCY, VARIANTS
+from support.crash.experiment import CASES, CONCURRENCY, VARIANTS
 
-EXPERIMENTER = Path(__file__).parents[1] / "support/crash/experimenter.py"
+EXPERIMENTER = Path(__file__).parents[1] / "support/crash/experiment.py"
 TRIALS = CASES * len(VARIANTS)
 
 

@@ -22,12 +22,12 @@ from rxloop import (
     StatusUpdateEvent,
     ToolCompleteEvent,
 )
-from support.crash.family import SUM
 from support.crash.killed_runs import Nursery, folder, left_behind, lines
+from support.crash.nested_runs import SUM
 from support.nested_agents import check_attempts, used
 
 TESTS = Path(__file__).parents[1]
-FAMILY = TESTS / "support/crash/family.py"
+FAMILY = TESTS / "support/crash/nested_runs.py"
 # More of them take minutes: RXLOOP_KILLS=200 is what a release is measured by.
 KILLS = int(os.environ.get("RXLOOP_KILLS", "6"))
 

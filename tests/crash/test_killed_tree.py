@@ -11,10 +11,10 @@ import pytest
 
 from rxloop import Agent, ContentCompleteEvent, SqliteEventLog
 from rxloop.testing import ScriptedModel
-from support.crash.grower import CALLS, STRATEGY, says
-from support.reasoning import is_legal, thoughts_of, walk
+from support.crash.thought_tree import CALLS, STRATEGY, says
+from support.strategy_cases import is_legal, thoughts_of, walk
 
-GROWER = Path(__file__).parents[1] / "support/crash/grower.py"
+GROWER = Path(__file__).parents[1] / "support/crash/thought_tree.py"
 
 
 async def killed(db: Path, number: int) -> None:

@@ -13,9 +13,9 @@ import pytest
 
 from rxloop import ArtifactUpdateEvent
 from rxloop.protocol.ids import make_id
-from support.crash.filer import CHUNKS, stores
+from support.crash.artifact_writer import CHUNKS, stores
 
-FILER = Path(__file__).parents[1] / "support/crash/filer.py"
+FILER = Path(__file__).parents[1] / "support/crash/artifact_writer.py"
 ROUNDS = int(os.environ.get("RXLOOP_KILLS", "12")) // 12
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from rxloop import SqliteEventLog, StatusUpdateEvent, ToolStartEvent
 
-ANSWERERS = Path(__file__).parents[1] / "support/crash/answerers.py"
+ANSWERERS = Path(__file__).parents[1] / "support/crash/concurrent_answers.py"
 TRIALS = int(os.environ.get("RXLOOP_PAIRS", "4"))
 
 

@@ -9,8 +9,8 @@ from rxloop.demo.question_parser import evaluate
 from rxloop.strategies import STRATEGIES, tree_of_thoughts
 from rxloop.strategies.catalog import load_strategy
 from rxloop.testing import OfflineModel
-from support.reasoning import is_legal, walk
 from support.runs import collect
+from support.strategy_cases import is_legal, walk
 
 
 async def calculate(expression: str) -> float:

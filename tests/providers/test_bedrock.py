@@ -16,7 +16,7 @@ from rxloop.providers import HTTPModel, Retry, anthropic_messages, find_model, f
 from rxloop.providers.transport.sse import SSEDecoder
 from support.http_server import REQUEST, Answer, Reply, Server, collect, text
 from support.vendors.aws_events import chunk, message
-from support.vendors.recorded import CORPUS, body, needs_recordings, recording
+from support.vendors.recordings import CORPUS, body, needs_recordings, recording
 
 pytestmark = pytest.mark.usefixtures("transport")
 MODEL = "anthropic.claude-sonnet-4-5-20250929-v1:0"

@@ -12,9 +12,9 @@ import pytest
 
 from rxloop.protocol.messages import Message
 from support.vendors.other_vendors import LOOK, OTHERS, sent
-from support.vendors.recorded import names, needs_recordings
 from support.vendors.recorded_histories import history_of
-from support.vendors.recorded_ways import EVERY_WAY
+from support.vendors.recordings import names, needs_recordings
+from support.vendors.replay_variants import EVERY_WAY
 from support.vendors.vendor_rules import JUDGES
 
 

@@ -15,7 +15,7 @@ from rxloop.protocol.messages import FilePart, ImagePart, Message, TextPart
 from rxloop.providers.codecs import Codec
 from rxloop.providers.codecs.draft import MessageDraft
 from rxloop.providers.failures import Endpoint
-from support.vendors.messages_of import message_of
+from support.vendors.messages import message_of
 from support.vendors.other_vendors import LOOK, OTHERS, sent
 from support.vendors.vendor_rules import Json
 

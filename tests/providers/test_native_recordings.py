@@ -23,8 +23,8 @@ from rxloop.protocol.events import (
 from rxloop.providers.transport import Transport
 from support.http_server import REQUEST, Answer, collect
 from support.vendors.native import NATIVE, Native
-from support.vendors.recorded import Vendor, names, needs_recordings, oracle, recording, replaying
-from support.vendors.recorded_ways import EVERY_WAY, SHAPES, ways
+from support.vendors.recordings import Vendor, names, needs_recordings, oracle, recording, replaying
+from support.vendors.replay_variants import EVERY_WAY, SHAPES, ways
 
 KINDS: dict[int, type[ProviderError]] = {
     400: BadRequest,

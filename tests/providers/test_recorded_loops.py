@@ -19,7 +19,7 @@ from rxloop.run.result import Result
 from rxloop.testing import ScriptedModel
 from support.graphs import rebuilds
 from support.timelines import values
-from support.vendors.recorded import Vendor, choice, loops, needs_recordings, oracle, outline, recording, replaying
+from support.vendors.recordings import Vendor, choice, loops, needs_recordings, oracle, outline, recording, replaying
 
 pytestmark = needs_recordings
 LOOPS = loops()

@@ -31,7 +31,7 @@ from rxloop.protocol.events import (
 from rxloop.protocol.step_events import MALFORMED_REASON
 from rxloop.providers.transport import Transport
 from support.http_server import REQUEST, Answer, collect
-from support.vendors.recorded import (
+from support.vendors.recordings import (
     Vendor,
     body,
     by_hand,
@@ -43,7 +43,7 @@ from support.vendors.recorded import (
     replaying,
     vendors,
 )
-from support.vendors.recorded_ways import EVERY_WAY, MODES, SHAPES, ways
+from support.vendors.replay_variants import EVERY_WAY, MODES, SHAPES, ways
 
 KINDS: dict[int | None, type[ProviderError]] = {
     None: ProviderError,

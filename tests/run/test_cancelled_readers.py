@@ -16,7 +16,7 @@ from rxloop import Agent, Run, op, tool
 from rxloop.client import Client
 from rxloop.testing import ScriptedModel, call, frames
 from support.api_server import serving
-from support.cancelling import ended, endless, watched
+from support.cancellation import ended, endless, watched
 from support.run_checks import settled, until
 
 Way = Callable[[Agent, Callable[[], Run]], Any]

@@ -31,7 +31,7 @@ from rxloop.state.run_state import RunState
 from rxloop.testing import ScriptedModel, call, virtual_time
 from support.fork_shop import Shop, seq_of
 from support.runs import collect, letters, outcome, shape, well_formed
-from support.two_lines import both
+from support.two_branches import both
 
 
 def same(event: Event, other: Event) -> bool:

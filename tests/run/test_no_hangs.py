@@ -41,8 +41,8 @@ from rxloop.errors import AttemptError
 from rxloop.providers import hedge
 from rxloop.stream.sources import from_task
 from rxloop.testing import ScriptedModel, call
-from support.endings import failure, look, script, with_operator
-from support.misbehaving import PLANTED, Bad, Program, elsewhere, raising, troubled
+from support.failing_runs import failure, look, script, with_operator
+from support.faulty_components import PLANTED, Bad, Program, elsewhere, raising, troubled
 from support.run_checks import Recorder, finals, other_tasks, settled
 
 MOMENTS = ["together", "subscribed", "item", "completed"]

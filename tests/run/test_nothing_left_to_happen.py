@@ -31,8 +31,8 @@ from rxloop.providers import Retry, retrying
 from rxloop.strategies import StrategyRun, strategy
 from rxloop.stream import watchdog
 from rxloop.testing import ScriptedModel, virtual_time
-from support.endings import failure, look, script, with_operator
-from support.misbehaving import fine
+from support.failing_runs import failure, look, script, with_operator
+from support.faulty_components import fine
 from support.run_checks import settled
 
 

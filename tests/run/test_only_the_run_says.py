@@ -24,7 +24,7 @@ from rxloop.errors import NoAnswers, PlanRefused
 from rxloop.strategies import StrategyRun, strategy
 from rxloop.stream.sources import from_task
 from rxloop.testing import ScriptedModel, call
-from support.endings import failure, with_operator
+from support.failing_runs import failure, with_operator
 from support.run_checks import Recorder, finals
 
 

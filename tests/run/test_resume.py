@@ -31,7 +31,7 @@ from rxloop.pipeline.requests import ModelRequest, Signal
 from rxloop.state.history import INTERRUPTED
 from rxloop.testing import ScriptedModel, call, turn, virtual_time
 from support.runs import collect, first_events, letters, outcome, shape, well_formed
-from support.two_lines import both
+from support.two_branches import both
 
 
 class World:

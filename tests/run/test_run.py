@@ -17,7 +17,7 @@ from rxloop.pipeline.requests import ModelRequest
 from rxloop.storage import MemoryEventLog
 from rxloop.testing import ScriptedModel, call, frames
 from support.run_checks import Recorder, assert_ended, assert_numbered, kinds, nothing_left, until
-from support.summing import add
+from support.sum_tools import add
 
 VARIABLE: ContextVar[str] = ContextVar("VARIABLE", default="nothing")
 

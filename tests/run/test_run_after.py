@@ -16,7 +16,7 @@ from rxloop.protocol.events import (
 from rxloop.storage import MemoryEventLog
 from rxloop.testing import ScriptedModel, call, frames, virtual_time
 from support.run_checks import Recorder, events_of
-from support.summing import add, two_steps
+from support.sum_tools import add, two_steps
 
 
 async def test_a_reader_that_comes_back_gets_what_it_has_not() -> None:  # L132

@@ -11,7 +11,7 @@ import pytest
 from rxloop import Agent, tool
 from rxloop.errors import RunCancelled, RxloopError
 from rxloop.testing import ScriptedModel, call, frames
-from support.cancelling import endless, watched
+from support.cancellation import endless, watched
 from support.run_checks import Recorder, assert_ended, finals, kinds, nothing_left, other_tasks, settled, until
 
 

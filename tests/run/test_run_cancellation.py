@@ -17,7 +17,7 @@ from rxloop.pipeline.requests import ModelRequest, Signal
 from rxloop.protocol.events import ContentCompleteEvent, Event, ToolCompleteEvent
 from rxloop.storage import MemoryEventLog
 from rxloop.testing import ScriptedModel, call, frames, turn, virtual_time
-from support.cancelling import assert_answered, cancelled, endless, quick, waits
+from support.cancellation import assert_answered, cancelled, endless, quick, waits
 from support.run_checks import (
     Recorder,
     assert_ended,

@@ -12,7 +12,7 @@ from rxloop.errors import RunCancelled
 from rxloop.protocol.events import CustomEvent, Event, ToolCompleteEvent
 from rxloop.storage import MemoryEventLog
 from rxloop.testing import ScriptedModel, call, frames, virtual_time
-from support.cancelling import assert_answered, cancelled, endless, quick, waits
+from support.cancellation import assert_answered, cancelled, endless, quick, waits
 from support.run_checks import (
     Recorder,
     assert_ended,

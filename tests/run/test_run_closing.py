@@ -13,7 +13,7 @@ from rxloop import Agent, RunContext, op, tool
 from rxloop.providers import openai_chat
 from rxloop.storage import MemoryEventLog
 from rxloop.testing import ScriptedModel, call
-from support.cancelling import cancelled
+from support.cancellation import cancelled
 from support.http_server import connections, say, serving
 from support.run_checks import (
     Recorder,

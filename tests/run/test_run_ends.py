@@ -42,7 +42,7 @@ from support.run_checks import (
     until,
 )
 from support.slow_log import SlowLog
-from support.summing import add, broken, two_steps
+from support.sum_tools import add, broken, two_steps
 
 
 async def test_every_event_is_numbered_and_stamped() -> None:  # L1, L2

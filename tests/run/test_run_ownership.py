@@ -11,7 +11,7 @@ import pytest
 from rxloop import Agent, MemoryEventLog, RunContext, op, tool
 from rxloop.protocol.events import Event
 from rxloop.testing import ScriptedModel, call, frames
-from support.cancelling import ended, endless, first_of, watched
+from support.cancellation import ended, endless, first_of, watched
 from support.run_checks import (
     Recorder,
     assert_ended,

@@ -29,7 +29,7 @@ from rxloop.protocol.messages import Usage
 from rxloop.protocol.settings import Limits
 from rxloop.testing import ScriptedModel, call, frames, turn, virtual_time
 from support.run_checks import Recorder, assert_ended, assert_numbered, durable, events_of, kinds, places
-from support.summing import add, progressing, two_steps
+from support.sum_tools import add, progressing, two_steps
 
 VARIABLE: ContextVar[str] = ContextVar("VARIABLE", default="nothing")
 

@@ -17,7 +17,7 @@ from rxloop.runtime import Periodic, PostgresQueue, work
 from rxloop.testing import virtual_time
 from rxloop.testing.virtual_time import EPOCH
 from support.queues import Bare
-from support.workers import doomed, sabotage
+from support.workers import faults, scripted_agents
 from support.workers.cluster import BY_HAND, Cluster, cluster, notes
 
 pytestmark = [pytest.mark.service("postgres"), pytest.mark.timeout(180)]
@@ -29,8 +29,8 @@ HOUR = 3600
 async def test_runs_of_machines_whose_clocks_are_an_hour_apart_go_on_in_order(
     dsn: str, web: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sabotage.order(monkeypatch, tmp_path, clocks=[HOUR, -HOUR, 0])
-    sabotage.set_clock(web, monkeypatch.setattr)
+    faults.order(monkeypatch, tmp_path, clocks=[HOUR, -HOUR, 0])
+    faults.set_clock(web, monkeypatch.setattr)
     async with cluster(dsn, 3, concurrency=4) as all_of_it:
         first = await all_of_it.start("pay; wait 2; pay", context_id="c")
         second = await all_of_it.start("pay", context_id="c")
@@ -57,13 +57,13 @@ async def test_runs_of_machines_whose_clocks_are_an_hour_apart_go_on_in_order(
 async def test_what_machines_of_other_clocks_have_written_is_listed_and_followed_in_order(
     dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sabotage.order(monkeypatch, tmp_path, clocks=[HOUR, -HOUR])
+    faults.order(monkeypatch, tmp_path, clocks=[HOUR, -HOUR])
     log, queue = PostgresEventLog(dsn), PostgresQueue(dsn)
     started: list[str] = []
-    async with cluster(dsn) as all_of_it, Runtime({"a": doomed.agent()}, log=log, queue=queue) as other:
+    async with cluster(dsn) as all_of_it, Runtime({"a": scripted_agents.agent()}, log=log, queue=queue) as other:
         for number in range(9):
             with monkeypatch.context() as patch:
-                sabotage.set_clock(HOUR * (number % 3 - 1), patch.setattr)
+                faults.set_clock(HOUR * (number % 3 - 1), patch.setattr)
                 started.append((await all_of_it.start("pay; look", context_id="c")).task_id)
         for task_id in started:
             seen = [event async for event in all_of_it.web.follow(task_id)]
@@ -85,11 +85,11 @@ async def test_what_machines_of_other_clocks_have_written_is_listed_and_followed
 async def test_a_run_for_later_begins_at_its_time_by_the_clock_of_the_server(
     dsn: str, web: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sabotage.order(monkeypatch, tmp_path, clocks=[HOUR, -HOUR], patience=1)
+    faults.order(monkeypatch, tmp_path, clocks=[HOUR, -HOUR], patience=1)
     loop = asyncio.get_running_loop()
     async with cluster(dsn) as all_of_it:
         begins, at = datetime.now(UTC) + timedelta(seconds=4), loop.time() + 4
-        sabotage.set_clock(web, monkeypatch.setattr)
+        faults.set_clock(web, monkeypatch.setattr)
         done = await all_of_it.over(await all_of_it.start("look", at=begins))
         assert (done.state, at - 0.1 < loop.time() < at + 8) == ("completed", True)
 
@@ -108,7 +108,7 @@ def test_workers_whose_clocks_are_an_hour_apart_start_a_periodic_run_once_each_t
             workers: list[asyncio.Task[None]] = []
             for hours in (-1, 0, 1):
                 ahead.set(HOUR * hours)
-                agents = {"a": doomed.agent()}
+                agents = {"a": scripted_agents.agent()}
                 workers.append(asyncio.create_task(work(agents, queue, log=log, periodic=each_hour, adopt_every=600)))
             await asyncio.sleep(5 * HOUR - 1)
             # From 23:00, which it is by the first clock, to 05:00, which it has just been by the last one.
@@ -123,12 +123,12 @@ def test_workers_whose_clocks_are_an_hour_apart_start_a_periodic_run_once_each_t
 def test_a_run_that_was_begun_is_taken_over_though_its_time_is_to_come_by_the_clock_of_the_worker() -> None:
     async def program() -> None:
         log, queue = MemoryEventLog(), Bare()
-        async with Runtime({"a": doomed.agent()}, log=log, queue=queue) as web:
-            first = Runtime({"a": doomed.agent()}, log=log, queue=queue, works=True, grace=0)
+        async with Runtime({"a": scripted_agents.agent()}, log=log, queue=queue) as web:
+            first = Runtime({"a": scripted_agents.agent()}, log=log, queue=queue, works=True, grace=0)
             async with first:
                 record = await web.start("a", "wait 3", at=datetime.now(UTC) + timedelta(seconds=HOUR))
                 await anext(event async for event in web.follow(record.task_id) if event.kind == "tool-start")
-            async with Runtime({"a": doomed.agent()}, log=log, queue=Bare(), works=True), asyncio.timeout(60):
+            async with Runtime({"a": scripted_agents.agent()}, log=log, queue=Bare(), works=True), asyncio.timeout(60):
                 await web.follow(record.task_id)
             assert (await web.get_record(record.task_id)).state == "completed"
 

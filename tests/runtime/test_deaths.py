@@ -14,7 +14,7 @@ import pytest
 
 from rxloop import Event
 from rxloop.protocol.events import InputReceivedEvent, InputRequiredEvent, StatusUpdateEvent
-from support.workers import sabotage
+from support.workers import faults
 from support.workers.cluster import BY_HAND, cluster, finals, python, seconds_between
 
 pytestmark = [pytest.mark.service("postgres"), pytest.mark.timeout(180)]
@@ -85,7 +85,7 @@ async def test_a_run_that_kills_its_workers_is_ended(dsn: str) -> None:
 async def test_a_worker_that_dies_between_a_commit_and_its_answer_is_survived_and_nothing_is_done_twice(
     dsn: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    died = sabotage.order(monkeypatch, tmp_path, die=f"committed {kind}")
+    died = faults.order(monkeypatch, tmp_path, die=f"committed {kind}")
     async with cluster(dsn) as all_of_it:
         record = await all_of_it.start("pay; look")
         done = await all_of_it.over(record)
@@ -103,7 +103,7 @@ async def test_a_worker_that_dies_between_a_commit_and_its_answer_is_survived_an
 async def test_a_bell_that_a_dead_worker_has_not_acknowledged_begins_nothing_again(
     dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    died = sabotage.order(monkeypatch, tmp_path, die="settled", patience=1)
+    died = faults.order(monkeypatch, tmp_path, die="settled", patience=1)
     async with cluster(dsn) as all_of_it:
         record = await all_of_it.start("pay")
         done = await all_of_it.over(record)
@@ -118,7 +118,7 @@ async def test_a_bell_that_a_dead_worker_has_not_acknowledged_begins_nothing_aga
 async def test_a_worker_that_dies_between_a_question_and_its_pause_leaves_it_to_be_asked(
     dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    died = sabotage.order(monkeypatch, tmp_path, die="committed input-required")
+    died = faults.order(monkeypatch, tmp_path, die="committed input-required")
     async with cluster(dsn) as all_of_it:
         record = await all_of_it.start("pay; ask; look")
         question: Any = await all_of_it.until(record.task_id, "input-required")
@@ -136,9 +136,9 @@ async def test_a_worker_that_dies_between_a_question_and_its_pause_leaves_it_to_
 async def test_a_run_whose_web_replica_dies_before_it_rings_is_found(
     dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sabotage.order(monkeypatch, tmp_path, patience=1.5)
+    faults.order(monkeypatch, tmp_path, patience=1.5)
     async with cluster(dsn) as all_of_it:
-        assert await python("support.workers.dying_web", dsn, "start", "pay", "k") == -signal.SIGKILL
+        assert await python("support.workers.dying_server", dsn, "start", "pay", "k") == -signal.SIGKILL
         [record] = await all_of_it.log.list_runs()
         assert (record.state, await bells(dsn)) == ("submitted", 0)
         done = await all_of_it.over(record)
@@ -148,7 +148,7 @@ async def test_a_run_whose_web_replica_dies_before_it_rings_is_found(
 @BY_HAND
 async def test_a_client_that_asks_again_rings_for_the_run_whose_web_replica_has_died(dsn: str) -> None:
     async with cluster(dsn) as all_of_it:
-        assert await python("support.workers.dying_web", dsn, "start", "pay", "k") == -signal.SIGKILL
+        assert await python("support.workers.dying_server", dsn, "start", "pay", "k") == -signal.SIGKILL
         [record] = await all_of_it.log.list_runs()
         assert (await all_of_it.start("pay", key="k")).task_id == record.task_id
         async with asyncio.timeout(10):
@@ -163,7 +163,7 @@ async def test_an_answer_whose_web_replica_dies_before_it_rings_is_found(dsn: st
         question: Any = await all_of_it.until(record.task_id, "input-required")
         await all_of_it.state(record, "input-required")
         arguments = ("answer", record.task_id, question.input_id, "4")
-        assert await python("support.workers.dying_web", dsn, *arguments) == -signal.SIGKILL
+        assert await python("support.workers.dying_server", dsn, *arguments) == -signal.SIGKILL
         async with asyncio.timeout(10):
             done = await all_of_it.over(record)
         assert (done.state, done.attempt, all_of_it.effects(record.task_id)) == ("completed", 2, ["pay"])

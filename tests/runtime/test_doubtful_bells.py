@@ -15,9 +15,9 @@ import pytest
 from rxloop import Agent, PostgresEventLog, Runtime
 from rxloop.errors import ContextBusy, QueueFull
 from rxloop.runtime import jobs as _bells
-from support.workers import doomed, liar, sabotage
+from support.workers import faults, faulty_queue, scripted_agents
 from support.workers.cluster import BY_HAND, cluster, notes
-from support.workers.liar import Liar
+from support.workers.faulty_queue import Liar
 
 pytestmark = [pytest.mark.service("postgres"), pytest.mark.timeout(180)]
 
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.service("postgres"), pytest.mark.timeout(180)]
 async def test_a_queue_that_is_emptied_loses_no_run_and_two_looks_find_all_of_them(
     dsn: str, patience: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sabotage.order(monkeypatch, tmp_path, watch=True, patience=patience)
+    faults.order(monkeypatch, tmp_path, watch=True, patience=patience)
     async with cluster(dsn, concurrency=5) as all_of_it:
         going = await all_of_it.start_all("wait 3", 10)
         await asyncio.gather(*(all_of_it.until(record.task_id, "tool-start") for record in going))
@@ -57,7 +57,7 @@ async def test_a_bell_that_rings_again_and_somebody_who_resumes_by_hand_disturb_
         for _ in range(5):
             await all_of_it.queue.enqueue(record.task_id)
             await asyncio.sleep(0.05)
-        mine: Agent[Any, str] = doomed.agent().with_log(all_of_it.log)
+        mine: Agent[Any, str] = scripted_agents.agent().with_log(all_of_it.log)
         with pytest.raises(ContextBusy):
             await mine.resume(record.task_id)
         done = await all_of_it.over(record)
@@ -68,8 +68,8 @@ async def test_a_bell_that_rings_again_and_somebody_who_resumes_by_hand_disturb_
 def lied_to(dsn: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """A database with a queue that lies."""
     with psycopg.connect(dsn) as connection:
-        connection.execute(liar.TABLE.encode())
-    liar.take_the_place(dsn, monkeypatch.setattr)
+        connection.execute(faulty_queue.TABLE.encode())
+    faulty_queue.take_the_place(dsn, monkeypatch.setattr)
     return dsn
 
 
@@ -77,9 +77,9 @@ def lied_to(dsn: str, monkeypatch: pytest.MonkeyPatch) -> str:
 async def test_a_queue_that_lies_loses_no_run_while_workers_are_killed(
     lied_to: str, runs: int, seconds: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sabotage.order(monkeypatch, tmp_path, lie=lied_to, patience=2)
+    faults.order(monkeypatch, tmp_path, lie=lied_to, patience=2)
     async with cluster(lied_to, 3, agent="sturdy") as all_of_it:
-        async with Runtime({"b": doomed.agent()}, log=all_of_it.log, queue=Liar(lied_to)) as other:
+        async with Runtime({"b": scripted_agents.agent()}, log=all_of_it.log, queue=Liar(lied_to)) as other:
             stranger = await other.start("b", "pay")
         report = await all_of_it.chaos.play(
             "pay; wait 0.3; pay", "look; ask; pay", "look", runs=runs, seconds=seconds, answer=lambda question: 4
@@ -98,7 +98,7 @@ async def test_what_is_refused_by_a_wrong_count_of_what_waits_is_not_in_the_log(
     taken: list[str] = []
     for count, room in ((-7, 12), (0, 5), (1_000_000, 0)):
         queue = Liar(lied_to, count)
-        async with Runtime({"a": doomed.agent()}, log=log, queue=queue, max_waiting=5) as web:
+        async with Runtime({"a": scripted_agents.agent()}, log=log, queue=queue, max_waiting=5) as web:
             for number in range(15):
                 with nullcontext() if number < room else pytest.raises(QueueFull):
                     taken.append((await web.start("a", "pay")).task_id)

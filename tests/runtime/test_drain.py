@@ -13,7 +13,7 @@ from rxloop import (
 )
 from rxloop.testing import call, virtual_time
 from support.run_checks import nothing_left
-from support.working import agent, work
+from support.slow_agent import agent, work
 
 
 def test_a_run_that_waits_for_room_is_not_begun_by_a_runtime_that_drains(log: MemoryEventLog) -> None:

@@ -12,7 +12,7 @@ from rxloop import Event, PostgresEventLog, Runtime
 from rxloop.errors import InvalidInput, NotAsked
 from rxloop.protocol.events import InputReceivedEvent
 from rxloop.runtime import PostgresQueue
-from support.workers import doomed
+from support.workers import scripted_agents
 from support.workers.cluster import BY_HAND, LEASE, cluster, finals
 
 pytestmark = [pytest.mark.service("postgres"), pytest.mark.timeout(180)]
@@ -65,7 +65,7 @@ async def test_a_reader_goes_on_at_another_replica_during_a_take_over(dsn: str) 
         seen: list[Event] = []
         other = PostgresEventLog(dsn, lease=LEASE)
         queue = PostgresQueue(dsn)
-        async with Runtime({"a": doomed.agent()}, log=other, queue=queue) as second:
+        async with Runtime({"a": scripted_agents.agent()}, log=other, queue=queue) as second:
             for replica in (all_of_it.web, second, all_of_it.web):
                 cursor = seen[-1].cursor if seen else None
                 async for event in replica.follow(record.task_id, after=cursor):

@@ -15,7 +15,7 @@ from procrastinate.exceptions import ConnectorException
 from procrastinate.jobs import Status
 
 from rxloop.runtime import postgres_queue as module
-from support.postgres.ringing import Answers, opened, serving
+from support.postgres.queues import Answers, opened, serving
 from support.postgres.server import database
 
 pytestmark = pytest.mark.service("postgres")

@@ -25,7 +25,7 @@ from rxloop.runtime import PostgresQueue
 from rxloop.runtime import postgres_queue as module
 from rxloop.runtime.tenant_slots import Places
 from support.postgres.logs import asked
-from support.postgres.ringing import Answers, opened, serving
+from support.postgres.queues import Answers, opened, serving
 from support.postgres.server import PostgresServer, database
 
 pytestmark = pytest.mark.service("postgres")

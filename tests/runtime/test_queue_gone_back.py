@@ -10,7 +10,7 @@ import pytest
 
 from rxloop.runtime import postgres_queue as module
 from support.postgres.logs import asked
-from support.postgres.ringing import Answers, opened, serving
+from support.postgres.queues import Answers, opened, serving
 from support.postgres.server import PostgresServer, database
 
 pytestmark = pytest.mark.service("postgres")

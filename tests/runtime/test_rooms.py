@@ -16,7 +16,7 @@ from rxloop import (
     tool,
 )
 from rxloop.testing import ScriptedModel, call, virtual_time
-from support.working import agent, pay, work
+from support.slow_agent import agent, pay, work
 
 
 async def test_no_more_than_so_many_runs_go_on_at_once(log: MemoryEventLog) -> None:

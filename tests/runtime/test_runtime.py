@@ -27,7 +27,7 @@ from rxloop.errors import ConfigurationError, InvalidInput, RxloopError, Unknown
 from rxloop.testing import ScriptedModel, call, frames, virtual_time
 from support.processes.machines import MachineLog, Shared
 from support.run_checks import nothing_left
-from support.working import agent, pay, work
+from support.slow_agent import agent, pay, work
 
 
 def kinds(events: Sequence[Event]) -> list[str]:

@@ -21,7 +21,7 @@ from rxloop.errors import ConflictError, InvalidInput, RunOver
 from rxloop.pipeline.snapshot import WAITING
 from rxloop.providers.script import Turn
 from rxloop.testing import ScriptedModel, call
-from support.dropping import logs
+from support.dropped_questions import logs
 
 CONVERSATIONS = 8
 """Conversations in one play: each is a schedule."""

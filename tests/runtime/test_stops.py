@@ -12,7 +12,7 @@ import pytest
 
 from rxloop import RunRecord, Runtime
 from rxloop.testing.chaos.processes import Worker
-from support.workers import doomed, sabotage
+from support.workers import faults, scripted_agents
 from support.workers.cluster import BY_HAND, LEASE, Cluster, cluster, finals, notes, seconds_between
 
 pytestmark = [pytest.mark.service("postgres"), pytest.mark.timeout(180)]
@@ -84,12 +84,12 @@ async def test_workers_that_are_replaced_one_by_one_cancel_no_run_and_interrupt_
 async def test_a_run_stays_with_its_version_while_workers_are_replaced_one_by_one(
     dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    sabotage.order(monkeypatch, tmp_path, version="1", patience=2)
+    faults.order(monkeypatch, tmp_path, version="1", patience=2)
     async with cluster(dsn, 3, agent="sturdy", grace=GRACE) as all_of_it, web(all_of_it, "1") as one:
         old = await start_all(one, 40)
         await asyncio.gather(*(all_of_it.until(record.task_id, "tool-start") for record in old))
         of_one = {worker.pid for worker in all_of_it.chaos.workers}
-        sabotage.order(monkeypatch, tmp_path, version="2", patience=2)
+        faults.order(monkeypatch, tmp_path, version="2", patience=2)
         async with web(all_of_it, "2") as two:
             *first, last = all_of_it.chaos.workers
             for worker in first:
@@ -120,7 +120,9 @@ async def replace(worker: Worker) -> None:
 
 @asynccontextmanager
 async def web(all_of_it: Cluster, version: str) -> AsyncGenerator[Runtime]:
-    async with Runtime({"a": doomed.agent()}, log=all_of_it.log, queue=all_of_it.queue, version=version) as runtime:
+    async with Runtime(
+        {"a": scripted_agents.agent()}, log=all_of_it.log, queue=all_of_it.queue, version=version
+    ) as runtime:
         yield runtime
 
 

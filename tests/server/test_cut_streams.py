@@ -15,8 +15,8 @@ from rxloop import Event, Runtime
 from rxloop.protocol import external
 from rxloop.server import Api, api
 from rxloop.testing import virtual_time
-from support.misbehaving import PLANTED
-from support.runs_of_all_kinds import NAME, AnyRun, any_run
+from support.faulty_components import PLANTED
+from support.random_runs import NAME, AnyRun, any_run
 
 RUNS = int(os.environ.get("RXLOOP_CUT_RUNS", "12"))
 ACCEPT = st.sampled_from(["text/event-stream", "application/x-ndjson"])

@@ -26,7 +26,7 @@ from rxloop.server import a2a, agui, api, mcp_server, openai_api, ui_stream
 from support.api_server import listening
 from support.clients.a2a import all_of, states
 from support.clients.mcp import Desk, text
-from support.dropping import LOGS, asks, clerk, drop, logs, settled
+from support.dropped_questions import LOGS, asks, clerk, drop, logs, settled
 
 
 class World:

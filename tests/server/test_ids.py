@@ -25,7 +25,7 @@ from rxloop.storage.folder_artifacts import FolderArtifacts
 from rxloop.testing import ScriptedModel
 from support.api_server import listening
 from support.clients.mcp import Desk, text
-from support.dropping import LOGS, clerk, logs
+from support.dropped_questions import LOGS, clerk, logs
 
 GOOD = [
     "c",

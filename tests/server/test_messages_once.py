@@ -18,7 +18,7 @@ from rxloop.recorded.replay import history
 from rxloop.server import a2a, agui, api, openai_api, ui_stream
 from rxloop.testing import ScriptedModel, frames
 from support.api_server import listening
-from support.dropping import LOGS, logs
+from support.dropped_questions import LOGS, logs
 
 TEXTS = {"m1": "First.", "m2": "Second."}
 

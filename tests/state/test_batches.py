@@ -16,7 +16,7 @@ from rxloop.protocol.messages import ToolCall
 from rxloop.state.fold import fold, fold_all
 from rxloop.state.history import Ledger
 from rxloop.state.run_state import RunState
-from support.folding import (
+from support.fold_events import (
     answered,
     answers,
     any_event,

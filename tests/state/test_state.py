@@ -29,7 +29,7 @@ from rxloop.protocol.visibility import messages_for_clients
 from rxloop.state.fold import fold, fold_all
 from rxloop.state.history import NEVER_BEGAN
 from rxloop.state.run_state import RunState, check_limits, no_run
-from support.folding import IMAGE, answered, asked, called, complete, llm, task
+from support.fold_events import IMAGE, answered, asked, called, complete, llm, task
 from support.runs import shape, well_formed
 
 

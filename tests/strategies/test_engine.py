@@ -22,8 +22,8 @@ from rxloop.pipeline.requests import ModelRequest
 from rxloop.strategies import StrategyRun, strategy
 from rxloop.testing import ScriptedModel, call, frames, virtual_time
 from rxloop.thinking import Stage, StrategyDefinition
-from support.reasoning import add, ask_text, echo, in_turn, left_open
 from support.runs import collect, first_events, outcome, shape
+from support.strategy_cases import add, ask_text, echo, in_turn, left_open
 
 PAIR = StrategyDefinition(name="pair", stages=(Stage(name="draft", next="check", prompt="Write."), Stage(name="check")))
 

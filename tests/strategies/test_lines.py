@@ -9,8 +9,8 @@ from rxloop import Agent, ConfigurationError, Event
 from rxloop.pipeline.requests import Strategy
 from rxloop.strategies import chain_of_thought, linear, scratchpad, self_ask, step_back
 from rxloop.testing import Conversation, OfflineModel, Reply, ScriptedModel, call
-from support.reasoning import add, is_legal, thoughts_of, walk
 from support.runs import collect, shape
+from support.strategy_cases import add, is_legal, thoughts_of, walk
 
 
 async def played(strategy: Strategy, *turns: Any, **agent: Any) -> tuple[str, list[Event], ScriptedModel]:

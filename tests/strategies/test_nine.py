@@ -24,8 +24,8 @@ from rxloop.pipeline.requests import ModelRequest
 from rxloop.strategies import STRATEGIES
 from rxloop.strategies.catalog import load_strategy
 from rxloop.testing import ScriptedModel, frames, turn
-from support.reasoning import CASES, Case, add, by_step, is_legal, left_open, said_by_strategy, thoughts_of, walk
 from support.runs import collect, first_events, shape
+from support.strategy_cases import CASES, Case, add, by_step, is_legal, left_open, said_by_strategy, thoughts_of, walk
 
 every = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 

@@ -6,8 +6,8 @@ import pytest
 
 from rxloop import Agent
 from support.http_server import chat, say, serving
-from support.reasoning import CASES, Case, is_legal, walk
 from support.runs import collect
+from support.strategy_cases import CASES, Case, is_legal, walk
 
 IN_TURN = [case for case in CASES if case.name in ("linear", "chain_of_thought", "scratchpad", "step_back")]
 

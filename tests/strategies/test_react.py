@@ -8,8 +8,8 @@ import pytest
 from rxloop import Agent, Event, LimitReached, StageEvent, ToolError, tool
 from rxloop.strategies import react
 from rxloop.testing import Conversation, OfflineModel, Reply, ScriptedModel, call
-from support.reasoning import add, is_legal, thoughts_of, walk
 from support.runs import collect, repeated
+from support.strategy_cases import add, is_legal, thoughts_of, walk
 
 FACTS = {
     ("The Trumpet", "author"): "Ada Holm",

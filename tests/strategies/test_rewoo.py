@@ -21,8 +21,8 @@ from rxloop.errors import PlanRefused
 from rxloop.state.history import INTERRUPTED
 from rxloop.strategies import rewoo
 from rxloop.testing import Conversation, OfflineModel, Reply, ScriptedModel, virtual_time
-from support.reasoning import add, is_legal, thoughts_of, walk
 from support.runs import collect, first_events
+from support.strategy_cases import add, is_legal, thoughts_of, walk
 
 CAPITALS = {"Norway": "Oslo", "Peru": "Lima"}
 CITIZENS = {"Oslo": 717_710, "Lima": 10_092_000}

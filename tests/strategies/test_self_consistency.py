@@ -10,8 +10,8 @@ from rxloop.errors import NoAnswers, ServerError
 from rxloop.strategies import self_consistency
 from rxloop.testing import ScriptedModel
 from support.http_server import Reply, active, chat, say, serving, sse
-from support.reasoning import is_legal, left_open, thoughts_of, walk
 from support.runs import collect
+from support.strategy_cases import is_legal, left_open, thoughts_of, walk
 
 
 def says(*answers: str | Exception) -> ScriptedModel:

@@ -10,8 +10,8 @@ from rxloop.errors import ContextLengthExceeded, ServerError
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.strategies import StrategyRun, strategy
 from rxloop.testing import ScriptedModel, frames, turn, virtual_time
-from support.reasoning import ask_text, echo, in_turn, left_open
 from support.runs import collect
+from support.strategy_cases import ask_text, echo, in_turn, left_open
 
 
 def test_asks_side_by_side_take_the_time_of_one_and_come_in_order() -> None:

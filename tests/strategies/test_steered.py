@@ -10,8 +10,8 @@ import pytest
 from rxloop import Agent, Event, MemoryEventLog, ModelRequest, Run, StageEvent, op
 from rxloop.strategies import StrategyRun, self_consistency, step_back, strategy
 from rxloop.testing import ScriptedModel
-from support.reasoning import CASES, Case, add, by_step, left_open
 from support.runs import collect, first_events, shape
+from support.strategy_cases import CASES, Case, add, by_step, left_open
 
 every = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 

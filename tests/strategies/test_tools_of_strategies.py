@@ -21,8 +21,8 @@ from rxloop import (
 from rxloop.pipeline.requests import ModelRequest, Signal, ToolRequest
 from rxloop.strategies import StrategyRun, strategy
 from rxloop.testing import ScriptedModel, call
-from support.reasoning import add, left_open
 from support.runs import collect
+from support.strategy_cases import add, left_open
 
 
 async def test_tools_are_offered_only_where_they_are_asked_for_and_settings_hold_for_one_ask() -> None:

@@ -24,8 +24,8 @@ from rxloop import (
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.strategies import tree_of_thoughts
 from rxloop.testing import Conversation, OfflineModel, Reply, ScriptedModel
-from support.reasoning import is_legal, left_open, thoughts_of, walk
 from support.runs import collect
+from support.strategy_cases import is_legal, left_open, thoughts_of, walk
 
 # -- the Game of 24: the program that plays the model, and the judge
 

@@ -18,8 +18,8 @@ from rxloop import (
     tool,
 )
 from rxloop.testing import ScriptedModel, call, frames, turn, virtual_time
-from support.reasoning import CASES, add
 from support.runs import collect
+from support.strategy_cases import CASES, add
 
 Break = Callable[[list[Event]], Sequence[Event]]
 """Makes a broken stream of a right one."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from rich.cells import cell_len
 
-from support.commands import Place
+from support.cli_workspace import Place
 
 LIMIT = 10
 ESCAPE = re.compile(r"\x1b(?:\[([0-9;?]*)([a-zA-Z])|([78D]))")

@@ -10,8 +10,8 @@ from rxloop.pipeline.requests import ModelRequest
 from rxloop.state.fold import fold_all
 from rxloop.strategies import StrategyRun, strategy
 from rxloop.testing import ScriptedModel, call, frames, turn, virtual_time
-from support.reasoning import CASES, by_step
 from support.runs import collect, first_events, outcome, shape
+from support.strategy_cases import CASES, by_step
 from support.weather import TOOLS
 
 

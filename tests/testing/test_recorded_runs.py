@@ -41,10 +41,10 @@ from rxloop.testing import (
     turn,
     virtual_time,
 )
-from support.commands import Place
+from support.cli_workspace import Place
 from support.offline_server import serve_offline
-from support.reasoning import CASES, add, by_step
 from support.runs import collect, outcome, shape
+from support.strategy_cases import CASES, add, by_step
 from support.weather import TOOLS, get_weather
 
 USED = Usage(input_tokens=7, output_tokens=3)

@@ -21,8 +21,8 @@ from rxloop import (
 from rxloop.protocol.messages import ToolCall
 from rxloop.providers.script import ScriptedCall
 from rxloop.testing import ScriptedModel, call
-from support.called_tools import answer_of, echo
 from support.runs import collect, letters, outcome, well_formed
+from support.tool_results import answer_of, echo
 
 
 @tool

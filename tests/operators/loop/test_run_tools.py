@@ -29,8 +29,8 @@ from rxloop.pipeline.requests import Signal, ToolRequest
 from rxloop.providers.script import ScriptedCall
 from rxloop.state.history import FIND_OUT, UNKNOWN_EFFECT
 from rxloop.testing import ScriptedModel, assert_marbles, call, virtual_time
-from support.called_tools import answer_of, echo
 from support.runs import collect, outcome, well_formed
+from support.tool_results import answer_of, echo
 
 
 @pytest.mark.parametrize(

@@ -27,8 +27,8 @@ from rxloop.protocol.events import ContentCompleteEvent, ToolCompleteEvent
 from rxloop.protocol.messages import ToolCall
 from rxloop.stream.sources import emit
 from rxloop.testing import ScriptedModel, assert_marbles, call, frames, turn, virtual_time
-from support.reasoning import CASES, add, by_step
 from support.runs import collect
+from support.strategy_cases import CASES, add, by_step
 
 on_next: Callable[[int, Any], Recorded[Any]] = ReactiveTest.on_next
 

@@ -22,8 +22,8 @@ from rxloop.run.handle import Run
 from rxloop.run.result import Result
 from rxloop.stream.sources import emit
 from rxloop.testing import ScriptedModel, call, frames, turn, virtual_time
-from support.reasoning import CASES, Case, add, by_step
 from support.runs import outcome
+from support.strategy_cases import CASES, Case, add, by_step
 
 
 def right(events: Sequence[Event], **options: Any) -> None:

@@ -29,9 +29,9 @@ from rxloop.strategies.strategic_thinking import NAME
 from rxloop.testing import ScriptedModel, call
 from support.graph_events import message, thought
 from support.graphs import Rebuilt, rebuilds
-from support.reasoning import CASES, Case, add, by_step
 from support.sequential_thoughts import TO_BRANCHES
 from support.sequential_thoughts import thought as numbered
+from support.strategy_cases import CASES, Case, add, by_step
 from support.timelines import values
 
 

@@ -24,8 +24,8 @@ from rxloop.state.history import History, Stored
 from support.histories import COMPRESSORS, Words, compressed, histories, long_history
 from support.vendors.codecs import unheard
 from support.vendors.other_vendors import LOOK, OTHERS
-from support.vendors.recorded import names, needs_recordings
 from support.vendors.recorded_histories import history_of
+from support.vendors.recordings import names, needs_recordings
 
 CHAINED = "gpt that goes on from stored answers"
 

@@ -12,7 +12,7 @@ from rxloop.protocol.messages import ImagePart, Message, ToolCall
 from rxloop.providers.codecs.draft import MessageDraft
 from rxloop.providers.codecs.provider_state import Piece, foreign_state, pieces_of
 from rxloop.providers.failures import Endpoint
-from support.vendors.messages_of import message_of
+from support.vendors.messages import message_of
 
 WHERE = Endpoint("acme:m", "http://localhost")
 PIXEL = ImagePart(data=b"p", media_type="image/png")

@@ -37,8 +37,8 @@ from rxloop.state.history import History
 from rxloop.state.refused_media import RefusedMedia
 from rxloop.testing import ScriptedModel
 from support.http_server import Reply, Server, delta, say, serving, sse
-from support.reasoning import CASES, Case, add, by_step
 from support.runs import first_events
+from support.strategy_cases import CASES, Case, add, by_step
 from support.vendors import vendor_answers
 
 WHERE = Endpoint("acme:m", "https://e.org/v1")

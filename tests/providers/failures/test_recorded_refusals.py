@@ -11,7 +11,7 @@ import pytest
 from rxloop import errors
 from rxloop.providers.error_responses import error_from_response
 from rxloop.providers.failures import Endpoint
-from support.vendors.recorded import CORPUS, body, needs_recordings, oracle, recording
+from support.vendors.recordings import CORPUS, body, needs_recordings, oracle, recording
 
 WHERE = Endpoint("vendor:model", "http://localhost:1/v1")
 KINDS: dict[str, type[errors.ProviderError]] = {

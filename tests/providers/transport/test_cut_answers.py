@@ -20,7 +20,7 @@ from rxloop.pipeline.run_context import RunContext
 from rxloop.protocol.events import ContentCompleteEvent
 from rxloop.providers import HTTPModel, Retry, openai_chat
 from support.http_server import REQUEST, Answer, collect, delta, sse, text
-from support.vendors.recorded import body, choice, names, needs_recordings, oracle, recording
+from support.vendors.recordings import body, choice, names, needs_recordings, oracle, recording
 
 EVERY_BYTE = os.environ.get("RXLOOP_RECORDINGS") == "all"
 Framing = Literal["chunked", "length", "close"]

@@ -27,8 +27,8 @@ from rxloop.errors import RunError
 from rxloop.protocol.events import ends_attempt
 from rxloop.server.a2a.task_fold import TaskFold, Update, folded, updates
 from rxloop.testing import ScriptedModel, call, frames, turn
-from support.misbehaving import PLANTED
-from support.runs_of_all_kinds import AnyRun, any_run
+from support.faulty_components import PLANTED
+from support.random_runs import AnyRun, any_run
 
 
 class Client:

@@ -10,7 +10,7 @@ from rxloop import Agent, MemoryEventLog, RunContext, tool
 from rxloop.server.agui.requests import value_of
 from rxloop.testing import ScriptedModel, call
 from support.clients.agui import Told, door, node
-from support.runs_of_all_kinds import SHOW_MAP
+from support.random_runs import SHOW_MAP
 
 pytestmark = pytest.mark.service("node-clients")
 

@@ -25,8 +25,8 @@ from rxloop.recorded.replay import history
 from rxloop.server.agui.requests import value_of
 from rxloop.testing import call, turn
 from support.clients.agui import Client, Node, Served, Told, door, node
-from support.misbehaving import PLANTED
-from support.runs_of_all_kinds import FRAME, SHOW_MAP, AnyRun, Stumble, any_run, say
+from support.faulty_components import PLANTED
+from support.random_runs import FRAME, SHOW_MAP, AnyRun, Stumble, any_run, say
 
 pytestmark = pytest.mark.service("node-clients")
 

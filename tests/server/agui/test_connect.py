@@ -9,7 +9,7 @@ import pytest
 from rxloop import Agent, MemoryEventLog
 from rxloop.testing import call, frames, turn
 from support.clients.agui import Client, door, node
-from support.runs_of_all_kinds import TOOLS, AnyRun, Model, Stumble
+from support.random_runs import TOOLS, AnyRun, Model, Stumble
 
 pytestmark = pytest.mark.service("node-clients")
 

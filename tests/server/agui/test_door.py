@@ -15,8 +15,8 @@ from rxloop import Agent, CustomEvent, RunContext, tool
 from rxloop.testing import ScriptedModel, call, frames
 from support.clients.agui import door, node
 from support.clients.agui_posts import ASKED, post
-from support.misbehaving import PLANTED
-from support.runs_of_all_kinds import AnyRun, Stumble, turn
+from support.faulty_components import PLANTED
+from support.random_runs import AnyRun, Stumble, turn
 
 SECRETS = AnyRun(
     turns=(

@@ -14,8 +14,8 @@ from rxloop.run.ownership import read_open_questions
 from rxloop.testing import ScriptedModel, call
 from support.clients.agui import Served, door
 from support.clients.agui_posts import ASKED, post
+from support.random_runs import SHOW_MAP
 from support.run_checks import until
-from support.runs_of_all_kinds import SHOW_MAP
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 BODY: dict[str, Any] = {**ASKED, "state": {}, "tools": [SHOW_MAP], "context": [], "forwardedProps": {}}

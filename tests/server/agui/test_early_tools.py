@@ -14,7 +14,7 @@ from rxloop.errors import ContextLengthExceeded
 from rxloop.stream.sources import from_async_iter
 from rxloop.testing import call, turn
 from support.clients.agui import door, node
-from support.runs_of_all_kinds import Model
+from support.random_runs import Model
 
 pytestmark = pytest.mark.service("node-clients")
 

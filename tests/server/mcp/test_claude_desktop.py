@@ -12,7 +12,7 @@ from typing import Any
 from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
 
-from support.commands import SOURCE
+from support.cli_workspace import SOURCE
 
 DOCUMENT = Path(__file__).parents[3] / "docs/mcp.md"
 FOLDER = "/home/ann/agents"

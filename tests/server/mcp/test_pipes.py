@@ -19,8 +19,8 @@ from mcp.client.stdio import stdio_client
 from mcp.shared.exceptions import MCPError
 
 from rxloop import SqliteEventLog
+from support.cli_workspace import Place
 from support.clients.mcp import ERAS, Says, Steps, accept, given_up, meta, text
-from support.commands import Place
 
 AGENTS = '''
 import asyncio

@@ -20,9 +20,9 @@ from rxloop.server.openai.response_fold import ResponseFold
 from rxloop.server.openai.response_items import ResponseId
 from rxloop.server.openai.views import completion_chunks, response_events
 from rxloop.testing import virtual_time
-from support.misbehaving import PLANTED
-from support.runs_of_all_kinds import NAME, SHOW_MAP, AnyRun, any_run, unheard
-from support.vendors.openai_judge import Json, check_chunks, check_completion, check_stream, text_of
+from support.faulty_components import PLANTED
+from support.random_runs import NAME, SHOW_MAP, AnyRun, any_run, unheard
+from support.vendors.openai_checks import Json, check_chunks, check_completion, check_stream, text_of
 
 RUNS = int(os.environ.get("RXLOOP_OPENAI_RUNS", "30"))
 FUNCTION = {"type": "function", "strict": None, **SHOW_MAP}

@@ -19,10 +19,10 @@ from openai import AsyncOpenAI
 from rxloop import Runtime
 from rxloop.errors import ConflictError
 from support.clients.openai import Served, serving
-from support.misbehaving import PLANTED
+from support.faulty_components import PLANTED
 from support.processes.services import CLIENTS, NODE
-from support.runs_of_all_kinds import NAME, SHOW_MAP, AnyRun, any_run, unheard
-from support.vendors.openai_judge import Json, check_response
+from support.random_runs import NAME, SHOW_MAP, AnyRun, any_run, unheard
+from support.vendors.openai_checks import Json, check_response
 
 RUNS = int(os.environ.get("RXLOOP_OPENAI_RUNS", "12"))
 TOOLS: list[Any] = [{"type": "function", "strict": False, **SHOW_MAP}]

@@ -14,8 +14,8 @@ from rxloop.protocol.messages import Citation
 from rxloop.testing import ScriptedModel, call, frames, turn
 from support.api_server import client_of
 from support.clients.openai import Served, serving
-from support.runs_of_all_kinds import Model, Stumble
-from support.vendors.openai_judge import check_chunks, check_completion
+from support.random_runs import Model, Stumble
+from support.vendors.openai_checks import check_chunks, check_completion
 
 HELLO: Any = [{"role": "user", "content": "Hi"}]
 

@@ -15,8 +15,8 @@ from rxloop.protocol.messages import Citation
 from rxloop.server import ServerLimits
 from rxloop.testing import ScriptedModel, call, frames, turn
 from support.clients.openai import Served, serving
-from support.runs_of_all_kinds import Model, Stumble
-from support.vendors.openai_judge import check_response, check_stream
+from support.random_runs import Model, Stumble
+from support.vendors.openai_checks import check_response, check_stream
 
 
 @tool(approve=True)

@@ -12,7 +12,7 @@ from openai import BadRequestError
 from rxloop import Agent, EventLog, MemoryEventLog, RunContext, SqliteEventLog, Usage, tool
 from rxloop.testing import ScriptedModel, call, frames, turn
 from support.clients.openai import serving
-from support.vendors.openai_judge import check_stream
+from support.vendors.openai_checks import check_stream
 
 
 @tool

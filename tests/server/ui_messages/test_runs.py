@@ -19,8 +19,8 @@ from rxloop.server.ui_messages.frames import DONE, Chunk, encode
 from rxloop.server.ui_messages.message_fold import ui_message
 from rxloop.testing import virtual_time
 from support.clients.ai_sdk import node
-from support.misbehaving import PLANTED
-from support.runs_of_all_kinds import NAME, AnyRun, any_run
+from support.faulty_components import PLANTED
+from support.random_runs import NAME, AnyRun, any_run
 
 EXAMPLES = 50
 TOOLS = ("show_map",)

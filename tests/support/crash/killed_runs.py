@@ -1,4 +1,4 @@
-"""Runs in processes of their own, which the test kills; `nursery.py` is the program."""
+"""Runs in processes of their own, which the test kills; `forked_runs.py` is the program."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rxloop import SqliteEventLog
 
-NURSERY = Path(__file__).with_name("nursery.py")
+NURSERY = Path(__file__).with_name("forked_runs.py")
 
 
 class Nursery:

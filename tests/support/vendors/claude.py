@@ -16,7 +16,7 @@ from rxloop.providers.codecs.anthropic import AnthropicCodec
 from rxloop.providers.codecs.draft import MessageDraft
 from rxloop.providers.failures import Endpoint
 from support.http_server import Answer, Server, collect
-from support.vendors import messages_of
+from support.vendors.messages import message_of as last_message
 from support.vendors.typed_dicts import misfit
 
 Json = dict[str, Any]
@@ -156,7 +156,7 @@ def end(reason: str = "end_turn", **usage: Any) -> list[Json]:
 
 def message_of(answer: Answer) -> Message:
     """The message that an answer becomes in the history."""
-    return messages_of.message_of(answer.events[-1])
+    return last_message(answer.events[-1])
 
 
 async def over_http(server: Server, request: ModelRequest, **options: Any) -> Answer:

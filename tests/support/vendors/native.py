@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from rxloop.providers import HTTPModel, ModelOptions, anthropic_messages, google_gemini, openai_responses
-from support.vendors.recorded import Make
+from support.vendors.recordings import Make
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,9 +10,9 @@ import orjson
 from rxloop.protocol.events import ContentCompleteEvent
 from rxloop.protocol.messages import FilePart, ImagePart, Message, Part, TextPart, ToolCall
 from support.http_server import REQUEST, collect
-from support.vendors.messages_of import message_of
+from support.vendors.messages import message_of
 from support.vendors.native import NATIVE
-from support.vendors.recorded import Make, make_chat, recording, replaying
+from support.vendors.recordings import Make, make_chat, recording, replaying
 
 Json = dict[str, Any]
 

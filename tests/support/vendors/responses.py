@@ -20,7 +20,7 @@ from rxloop.providers.codecs.responses import ResponsesCodec
 from rxloop.providers.codecs.responses.response import ResponsesReader
 from rxloop.providers.codecs.tool_calls import dumped
 from rxloop.providers.failures import Endpoint
-from support.vendors import messages_of
+from support.vendors import messages
 
 OPENAI = "https://api.openai.com/v1"
 ACCEPTED: TypeAdapter[Any] = TypeAdapter(ResponseCreateParamsStreaming)
@@ -51,7 +51,7 @@ def read(
 
 def message_of(events: list[Event]) -> Message:
     """The message of the model, as the history of a run has it."""
-    return messages_of.message_of(events[-1])
+    return messages.message_of(events[-1])
 
 
 def written(

@@ -29,9 +29,9 @@ BY_HAND = pytest.mark.skipif("RXLOOP_CHAOS_KILLS" not in os.environ, reason="tak
 
 @asynccontextmanager
 async def cluster(dsn: str, workers: int = 2, *, agent: str = "agent", **options: Any) -> AsyncGenerator[Cluster]:
-    """Workers with an agent of `doomed`; `options` are those of `Chaos`."""
+    """Start workers with an agent of `scripted_agents`. The options are passed to `Chaos`."""
     given: dict[str, Any] = {"lease": LEASE, "grace": 1, **options}
-    async with Chaos(f"support.workers.doomed:{agent}", dsn, workers=workers, **given) as chaos:
+    async with Chaos(f"support.workers.scripted_agents:{agent}", dsn, workers=workers, **given) as chaos:
         yield Cluster(chaos)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from rxloop.testing.chaos import Report, Wrong
 from rxloop.testing.chaos.report import Witness, seen
-from support.chaos.forged import (
+from support.chaos.sample_logs import (
     ANSWERED,
     KEY,
     PAID,

@@ -14,7 +14,7 @@ from rxloop.testing.chaos import Chaos, Report
 from rxloop.testing.chaos import chaos as kit
 from rxloop.testing.chaos.checker import Judge
 from rxloop.testing.chaos.report import Kind, Witness
-from support.chaos.second_judge import Verdict, judged
+from support.chaos.sql_checker import Verdict, judged
 from support.postgres.server import database
 
 pytestmark = [pytest.mark.service("postgres"), pytest.mark.timeout(480)]

@@ -20,7 +20,7 @@ from rxloop.errors import ConfigurationError
 from rxloop.protocol.events import ToolCompleteEvent, ToolsUnavailableEvent
 from rxloop.testing import ScriptedModel, call
 from rxloop.tools.mcp import mcp
-from support.mcp_servers.asking import files, results
+from support.mcp_servers.runs import files, results
 from support.run_checks import until
 
 CLOSINGS = int(os.environ.get("RXLOOP_CLOSINGS", "25"))

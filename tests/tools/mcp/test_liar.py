@@ -17,9 +17,9 @@ import pytest
 from rxloop.protocol.events import Event, ToolProgressEvent, ToolsUnavailableEvent
 from rxloop.testing import call
 from rxloop.tools.mcp import mcp
-from support.mcp_servers.asking import events_of, results
+from support.mcp_servers.runs import events_of, results
 
-LIAR = str(Path(__file__).parents[2] / "support/mcp_servers/liar.py")
+LIAR = str(Path(__file__).parents[2] / "support/mcp_servers/faulty.py")
 
 
 async def told(how: str, *, env: dict[str, str] | None = None, **options: Any) -> Sequence[Event]:

@@ -15,8 +15,8 @@ from rxloop.testing import ScriptedModel, call
 from rxloop.tools.mcp import mcp
 from rxloop.tools.mcp import repair as _repair
 from rxloop.tools.mcp.repair import ResultRepair
-from support.mcp_servers.asking import results
 from support.mcp_servers.raw import NEW, OLD, TOOL, program, script, serving
+from support.mcp_servers.runs import results
 
 BAD = {**TOOL, "name": "bad"}
 

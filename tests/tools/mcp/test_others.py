@@ -12,7 +12,7 @@ from rxloop import Agent
 from rxloop.protocol.events import InputRequiredEvent, ToolProgressEvent
 from rxloop.testing import ScriptedModel, call
 from rxloop.tools.mcp import MCPServer, mcp
-from support.mcp_servers.asking import events_of, processes, results
+from support.mcp_servers.runs import events_of, processes, results
 from support.processes.services import mcp_program
 
 pytestmark = pytest.mark.service("mcp-servers")

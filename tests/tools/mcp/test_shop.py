@@ -19,7 +19,7 @@ from rxloop.storage import MemoryEventLog
 from rxloop.testing import ScriptedModel, call, turn
 from rxloop.tools.mcp import mcp
 from rxloop.tools.mcp import results as _results
-from support.mcp_servers.asking import events_of, files, processes, results, shop, until
+from support.mcp_servers.runs import events_of, files, processes, results, shop, until
 
 
 def effects(file: Path) -> list[str]:

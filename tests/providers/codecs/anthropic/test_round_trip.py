@@ -11,7 +11,7 @@ from rxloop.protocol.messages import Message, TextPart
 from support.http_server import REQUEST, collect
 from support.vendors.claude import Json, ask, message_of, wire, without_cache
 from support.vendors.native import NATIVE
-from support.vendors.recorded import names, needs_recordings, recording, replaying
+from support.vendors.recordings import names, needs_recordings, recording, replaying
 
 pytestmark = needs_recordings
 

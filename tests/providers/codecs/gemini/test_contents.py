@@ -14,7 +14,7 @@ from rxloop.providers import PRESETS
 from rxloop.providers.codecs.gemini.contents import UNSIGNED
 from support.vendors.codecs import unheard
 from support.vendors.gemini import THREE, TWO, Told, body, chunk, complete_of, contents, wire
-from support.vendors.messages_of import message_of
+from support.vendors.messages import message_of
 
 HI = Message.user("hi")
 PNG = ImagePart(data=b"\x89PNG", media_type="image/png")

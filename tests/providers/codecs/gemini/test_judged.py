@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rxloop.pipeline.requests import ToolDefinition
 from rxloop.protocol.messages import FilePart, ImagePart, Message, TextPart, ToolCall
 from support.vendors.gemini import THREE, TWO, body, chunk, complete_of
-from support.vendors.messages_of import message_of
+from support.vendors.messages import message_of
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=5)
 IDS = st.sampled_from(["0", "call_1", "toolu_01", "v1"])

@@ -27,7 +27,7 @@ from rxloop.providers.codecs.draft import MessageDraft
 from rxloop.providers.codecs.gemini.response import GeminiReader
 from support.vendors.codecs import unheard
 from support.vendors.gemini import WHERE, chunk, complete_of, contents, events_of, wire
-from support.vendors.messages_of import message_of
+from support.vendors.messages import message_of
 
 CALL = {"name": "look", "args": {"at": "Oslo"}}
 STOP = chunk({"text": "ok"}, finish="STOP")

@@ -17,9 +17,9 @@ from rxloop.protocol.events import ContentCompleteEvent
 from rxloop.protocol.messages import Message
 from support.http_server import REQUEST, collect
 from support.vendors.gemini import THREE, TWO, body
-from support.vendors.messages_of import message_of
+from support.vendors.messages import message_of
 from support.vendors.native import make_gemini
-from support.vendors.recorded import names, needs_recordings, recording, replaying
+from support.vendors.recordings import names, needs_recordings, recording, replaying
 
 pytestmark = needs_recordings
 DIFFER = {

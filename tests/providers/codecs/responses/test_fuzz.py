@@ -12,7 +12,7 @@ from rxloop.errors import ProviderError
 from rxloop.protocol.events import ContentCompleteEvent, ContentDeltaEvent
 from rxloop.protocol.messages import Message
 from rxloop.providers.bounds import OutOfBounds
-from support.vendors.recorded import body, names, needs_recordings, oracle, recording
+from support.vendors.recordings import body, names, needs_recordings, oracle, recording
 from support.vendors.responses import message_of, read, wire, written
 
 pytestmark = needs_recordings

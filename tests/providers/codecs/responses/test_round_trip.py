@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from rxloop.protocol.messages import Message
-from support.vendors.recorded import body, names, needs_recordings, recording
+from support.vendors.recordings import body, names, needs_recordings, recording
 from support.vendors.responses import message_of, read, wire, written
 
 pytestmark = needs_recordings

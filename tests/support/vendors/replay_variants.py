@@ -6,7 +6,7 @@ import os
 import zlib
 from typing import Any
 
-from support.vendors.recorded import body
+from support.vendors.recordings import body
 
 EVERY_WAY = os.environ.get("RXLOOP_RECORDINGS") == "all"
 MODES = ("whole", "split", "random", "lines", "byte")

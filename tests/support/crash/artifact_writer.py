@@ -1,4 +1,4 @@
-"""Writes an artifact in a process of its own, which is there to be killed: `filer.py FOLDER KIND TASK`.
+"""Writes an artifact in a process of its own, which is there to be killed: `artifact_writer.py FOLDER KIND TASK`.
 
 A line for each chunk that is on the stream, and at the end `done`. The run is begun, or gone on with if it is there.
 """

@@ -1,4 +1,4 @@
-"""Grows a tree of thoughts in a process that kills itself: python grower.py DB CALLS.
+"""Grows a tree of thoughts in a process that kills itself: python thought_tree.py DB CALLS.
 
 The model kills it in the middle of its answer to the model call of that number. Prints the id of the run.
 """

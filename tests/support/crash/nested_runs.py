@@ -1,4 +1,4 @@
-"""Carries out runs with nested agents in processes of their own, which are there to be killed; see `nursery.py`.
+"""Carries out runs with nested agents in processes of their own, which are there to be killed; see `forked_runs.py`.
 
 A head has two agents work side by side, of which one asks a person before it pays. A process that goes on with a run
 that waits answers what it asks. Beside the lines of the nursery it prints `paused`, when the run waits.
@@ -31,7 +31,7 @@ from rxloop.protocol.events import ContentDeltaEvent
 from rxloop.providers.codecs.text import text_delta
 from rxloop.state.fold import fold_all
 from rxloop.stream.sources import Push, from_task
-from support.crash.nursery import forking, say, told
+from support.crash.forked_runs import forking, say, told
 
 ROUNDS = 3
 SUM = 2 * sum(n * n for n in range(ROUNDS))

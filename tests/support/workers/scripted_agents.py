@@ -15,7 +15,7 @@ from rxloop import Agent, ContentCompleteEvent, Event, Limits, Message, RunConte
 from rxloop.pipeline.requests import ModelRequest, Signal
 from rxloop.protocol.messages import ToolCall
 from rxloop.stream.sources import Push, from_task
-from support.workers import sabotage
+from support.workers import faults
 
 
 class Obedient:
@@ -115,7 +115,7 @@ def dying(source: Observable[Signal]) -> Observable[Signal]:
 
 def agent(attempts: int = 3) -> Agent[Any, str]:
     """The agent of most tests."""
-    sabotage.carry_out()
+    faults.carry_out()
     limits = Limits(iterations=30, attempts=attempts)
     loop = op.standard(at_end=[dying])
     tools = [pay, pay_slowly, look, wait, hold, ask, die, pay_and_die]

@@ -1,4 +1,4 @@
-"""Carries out an experiment in a process that may be killed at any moment: python experimenter.py FOLDER.
+"""Carries out an experiment in a process that may be killed at any moment: python experiment.py FOLDER.
 
 Each case is asked of a model that takes a moment, with a tool that notes its effect in a file, and a judge. `FOLDER`
 gets the log, a line for each request to either model, and the report.

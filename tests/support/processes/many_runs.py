@@ -1,4 +1,7 @@
-"""Many runs at once in a process with few descriptors: `crowd.py URL TRANSPORT FOLDER` prints what becomes of them."""
+"""Many concurrent runs in a process with few file descriptors.
+
+`many_runs.py URL TRANSPORT FOLDER` prints the results as JSON.
+"""
 
 from __future__ import annotations
 

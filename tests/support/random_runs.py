@@ -43,8 +43,8 @@ from rxloop.pipeline.requests import ModelRequest
 from rxloop.protocol.events import ContentDeltaEvent, StatusUpdateEvent, ThoughtDeltaEvent, ends_attempt
 from rxloop.providers.script import Frames
 from rxloop.testing import ScriptedModel, call, frames, turn
-from support.misbehaving import PLANTED
-from support.reasoning import CASES, Case, add, by_step
+from support.faulty_components import PLANTED
+from support.strategy_cases import CASES, Case, add, by_step
 
 NAME = "clerk"
 """What the agent is called."""

@@ -1,6 +1,6 @@
-"""Faults inside the processes of workers: a test orders them, and who loads the agent of `doomed` carries them out.
+"""Faults in worker processes, requested by a test and applied when a worker loads an agent of `scripted_agents`.
 
-Orders are a JSON object in the environment. The process of the test itself is spared.
+The requests are a JSON object in the environment. The process of the test itself is not affected.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rxloop.protocol.events import StatusUpdateEvent
 from rxloop.runtime import PostgresQueue
 from rxloop.runtime import executor as _driving
 from rxloop.runtime import postgres_queue as queues
-from support.workers import liar
+from support.workers import faulty_queue
 
 _ORDERS = "RXLOOP_SABOTAGE"
 
@@ -58,7 +58,7 @@ def carry_out() -> None:
     if patience := orders.get("patience"):
         _hurry(patience)
     if dsn := orders.get("lie"):
-        liar.take_the_place(dsn, setattr)
+        faulty_queue.take_the_place(dsn, setattr)
     if version := orders.get("version"):
         defaults: Any = Runtime.__init__.__kwdefaults__
         defaults["version"] = version

@@ -1,6 +1,6 @@
 """A web replica that dies between what it writes and its bell.
 
-`python -m support.workers.dying_web DSN start|answer ...`
+`python -m support.workers.dying_server DSN start|answer ...`
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from rxloop import PostgresEventLog, Runtime
 from rxloop.runtime import PostgresQueue
-from support.workers import doomed
+from support.workers import scripted_agents
 
 
 class Dying(PostgresQueue):
@@ -24,7 +24,7 @@ class Dying(PostgresQueue):
 
 
 async def main(dsn: str, verb: str, *arguments: str) -> None:
-    async with Runtime({"a": doomed.agent()}, log=PostgresEventLog(dsn), queue=Dying(dsn)) as web:
+    async with Runtime({"a": scripted_agents.agent()}, log=PostgresEventLog(dsn), queue=Dying(dsn)) as web:
         if verb == "start":
             prompt, key = arguments
             await web.start("a", prompt, key=key)
