@@ -42,7 +42,7 @@ async def get_weather(city: str) -> dict[str, Any]:
 def to_the_point(signal: Signal) -> Signal:
     """Ask for short answers: replace a model request by another one, and pass everything else."""
     if isinstance(signal, ModelRequest):
-        return signal.replace(settings=ModelSettings(max_tokens=400).over(signal.settings))
+        return signal.replace(settings=ModelSettings(max_tokens=400).merge_defaults(signal.settings))
     return signal
 
 

@@ -17,7 +17,7 @@ import orjson
 from pydantic.alias_generators import to_camel
 
 from rxloop.protocol import protocol_schema
-from rxloop.protocol.envelope import EVENT_TYPES, Event, form_of
+from rxloop.protocol.envelope import EVENT_TYPES, Event, public_form
 
 ROOT = Path(__file__).parents[1]
 PAGE = Path("docs/protocol.md")
@@ -143,7 +143,7 @@ def _listed(definition: dict[str, Any], names: list[str], seen: dict[str, str]) 
 
 def _seen(cls: type[Event]) -> dict[str, str]:
     """What is to be said of the fields of which clients do not get all."""
-    form = form_of(cls)
+    form = public_form(cls)
     parts = {to_camel(name): " *Not all of it is for clients.*" for name in form.parts}
     return parts | {to_camel(name): " *Not for clients.*" for name in form.private}
 

@@ -105,7 +105,7 @@ async def test_the_error_of_a_run_keeps_its_partial_result() -> None:
     assert again.result.messages == error.result.messages
     assert again.result.task_id == error.result.task_id
     assert list(again.result.thoughts) == list(error.result.thoughts)
-    with pytest.raises(TypeError, match="events do not change"):
+    with pytest.raises(TypeError, match="events are immutable"):
         again.result.messages[1].tool_calls[0].arguments["rows"] = 1
 
 

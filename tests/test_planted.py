@@ -34,7 +34,7 @@ from rxloop.protocol.events import (
     InputRequiredEvent,
     ThoughtStreamEvent,
     ToolCompleteEvent,
-    external,
+    public_events,
 )
 from rxloop.providers import Retry, anthropic_messages, fallback, google_gemini, openai_responses
 from rxloop.run.handle import Run
@@ -114,7 +114,7 @@ async def assert_nothing_shows(run: Run[Any], log: Any, caplog: pytest.LogCaptur
         "follow": await joined(follow(log, run.task_id).sse(heartbeat=None)),
         "public JSON": b"".join(event.to_json(public=True) for event in [*events, *recorded]),
         "op.public": b"".join(event.to_json() for event in shown),
-        "external": b"".join(event.to_json() for event in external(recorded)),
+        "external": b"".join(event.to_json() for event in public_events(recorded)),
         "reprs": repr(events) + repr(recorded) + repr(run),
     }
     try:
@@ -146,7 +146,7 @@ async def test_what_a_hidden_tool_does(caplog: pytest.LogCaptureFixture) -> None
 
     message = next(event for event in events if isinstance(event, ContentCompleteEvent))
     assert [each.hidden for each in message.tool_calls] == [True, False]
-    shown = message.for_clients()
+    shown = message.to_public()
     assert isinstance(shown, ContentCompleteEvent)
     assert [each.name for each in shown.tool_calls] == ["look"]
     assert shown.left_out == [0]
@@ -222,7 +222,7 @@ async def test_the_answer_to_an_open_question(caplog: pytest.LogCaptureFixture) 
     agent = agent_of(call("ask_openly"), "Done.", log=log, tools=[ask_openly])
     run = agent.run("Go.", metadata=METADATA, on_input=lambda question: MARK)
     events = await assert_nothing_shows(run, log, caplog)
-    question = next(event for event in events if isinstance(event, InputRequiredEvent)).for_clients()
+    question = next(event for event in events if isinstance(event, InputRequiredEvent)).to_public()
     assert isinstance(question, InputRequiredEvent)
     assert question.input.prompt == "Which?"
 
@@ -236,7 +236,7 @@ async def test_thoughts_of_a_hidden_tool_name_none_of_its_calls(caplog: pytest.L
     again = call("think_aloud", _id=f"v-{MARK}", thought="Then all.", thought_type="planning", related_to=f"t-{MARK}")
     agent = agent_of([hidden(peek), think], [more, again], "Blue.", log=log, thoughts=Thoughts(hidden=True))
     events = await assert_nothing_shows(agent.run("Look.", metadata=METADATA), log, caplog)
-    thoughts = [event.for_clients() for event in events if isinstance(event, ThoughtStreamEvent)]
+    thoughts = [event.to_public() for event in events if isinstance(event, ThoughtStreamEvent)]
     assert [each.content for each in thoughts if isinstance(each, ThoughtStreamEvent)] == [
         "First the sky.",
         "Then the sea.",

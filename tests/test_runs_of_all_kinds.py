@@ -20,7 +20,7 @@ async def played(kind: AnyRun) -> None:
         assert (await runtime.get_record(task_id)).state in ("completed", "failed", "canceled")
     events = await log.read(task_id)
     check_attempts(events)
-    shown = [event.to_json(public=True) for event in events if event.for_clients() is not None]
+    shown = [event.to_json(public=True) for event in events if event.to_public() is not None]
     assert PLANTED.encode() not in b"".join(shown)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rxloop import Agent, ConfigurationError, Limits, ModelSettings, RunContext, ToolCompleteEvent, op, tool
-from rxloop.protocol import external
+from rxloop.protocol import public_events
 from rxloop.strategies import StrategyRun, strategy
 from rxloop.testing import ScriptedModel, call, turn
 from support.nested_agents import checked, editor, in_virtual_time, of, researcher, search, tokens
@@ -106,7 +106,7 @@ async def test_what_a_hidden_agent_does_reaches_no_client() -> None:
     child = researcher(call("inner", prompt="secret"), tokens("secret"), tools=[inner.as_tool()])
     run = editor(child.as_tool("research", hidden=True)).run("q")
     events = await checked(run)
-    shown = external(events)
+    shown = public_events(events)
     assert of(events, "researcher", "inner")
     assert not [event for event in shown if event.agent_path or event.kind == "subtask"]
     assert not [event for event in shown if "secret" in event.to_json(public=True).decode()]

@@ -16,7 +16,7 @@ import pytest
 from rxloop import Agent, ContentDeltaEvent, Event, MemoryEventLog, SqliteEventLog, op, tool
 from rxloop.client import Client
 from rxloop.errors import ApiError
-from rxloop.protocol import external
+from rxloop.protocol import public_events
 from rxloop.testing import ScriptedModel, call, frames
 from support.api_server import serving
 from support.processes.replicas import free_port, replica
@@ -126,7 +126,7 @@ async def test_cut_after_each_few_events_the_stream_is_the_same(lines: int) -> N
             run = await client.start("clerk", "Spell")
             way.lines = lines
             events = [event async for event in client.follow(run.task_id)]
-    recorded = external(await log.read(run.task_id))
+    recorded = public_events(await log.read(run.task_id))
     assert [event for event in events if event.durable] == recorded
     places = [(event.seq, event.sub) for event in events]
     assert places == sorted(set(places))
@@ -154,7 +154,7 @@ async def test_a_server_that_is_killed_and_comes_back_is_followed_without_a_gap(
             else:
                 await client.cancel(run.task_id)
     log = SqliteEventLog(file)
-    whole = external(await log.read(run.task_id))
+    whole = public_events(await log.read(run.task_id))
     await log.aclose()
     assert [event for event in seen if event.durable] == whole
     places = [(event.attempt, event.seq, event.sub) for event in seen]
@@ -171,7 +171,7 @@ async def test_cut_after_each_event_of_a_recorded_run_the_union_is_the_whole() -
         for place, event in enumerate(whole[:-1], start=1):
             rest = [each async for each in client.follow(run.task_id, after=event.cursor)]
             assert [*whole[:place], *rest] == whole
-    assert whole == external(await log.read(run.task_id))
+    assert whole == public_events(await log.read(run.task_id))
 
 
 async def test_a_cursor_of_nowhere_gets_a_gap_and_then_everything() -> None:  # L133

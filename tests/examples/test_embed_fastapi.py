@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from rxloop import Agent, Event, MemoryEventLog, RunContext, tool
-from rxloop.protocol import external
+from rxloop.protocol import public_events
 from rxloop.testing import ScriptedModel, call, frames
 
 PATH = Path(__file__).parents[2] / "examples/embed_fastapi.py"
@@ -140,7 +140,7 @@ async def test_a_client_that_stays_gets_every_public_event_in_order_and_the_fina
                 await client.hang_up()
             recorded = await log.read(seen[0].task_id)
 
-    assert [event for event in seen if event.durable] == external(recorded)
+    assert [event for event in seen if event.durable] == public_events(recorded)
     places = [(event.seq, event.sub) for event in seen]
     assert places == sorted(set(places))
     assert "".join(event.delta for event in seen if event.kind == "content-delta") == "It is7 C."
@@ -151,7 +151,7 @@ async def test_a_browser_that_comes_back_reads_on_and_is_told_when_there_is_no_m
     log, model = MemoryEventLog(), ScriptedModel("It is 7 C.")
     async with asyncio.timeout(SECONDS), Agent(model, log=log) as agent:
         result = await agent.run("Weather?")
-        recorded = external(await log.read(result.task_id))
+        recorded = public_events(await log.read(result.task_id))
         serving = example.serving(example.make_app(agent))
         async with serving as url, httpx.AsyncClient(base_url=f"{url}/runs/{result.task_id}") as client:
             whole = await client.get("/events")

@@ -17,7 +17,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
 from rxloop import Agent, MemoryEventLog, Runtime, tool
-from rxloop.protocol import external
+from rxloop.protocol import public_events
 from rxloop.protocol.events import Event
 from rxloop.server import ServerLimits, bearer
 from rxloop.testing import ScriptedModel, call, frames
@@ -90,7 +90,7 @@ async def test_client_gets_every_public_event_in_order_and_then_the_close_of_a_c
         recorded = await served.runtime.log.read(seen[0]["taskId"])
 
     durable = [event for each in seen if (event := Event.from_json(json.dumps(each))).durable]
-    assert durable == external(recorded)
+    assert durable == public_events(recorded)
     assert "".join(each["delta"] for each in seen if each["kind"] == "content-delta") == "It is7 C."
     assert (client.close_code, seen[-1]["state"]) == (1000, "completed")
 

@@ -41,8 +41,8 @@ from rxloop.protocol.events import (
     ToolsUnavailableEvent,
     ToolVoidedEvent,
     UsageEvent,
-    external,
     protocol_schema,
+    public_events,
 )
 from rxloop.protocol.messages import Citation, ErrorInfo, FilePart, ImagePart, Message, TextPart, ToolCall, Usage
 from rxloop.providers.codecs.text import text_delta
@@ -208,7 +208,7 @@ def test_an_unknown_kind_is_refused_strictly_by_its_name() -> None:  # L7
         (b'{"name": "a"}', "kind"),
         (b'{"kind": 7}', "kind"),
         (b"{", "JSON object"),
-        (b"[]", "not an event"),
+        (b"[]", "an event must be a JSON object with a kind"),
         (b"", "JSON object"),
     ],
 )
@@ -232,7 +232,7 @@ def test_an_event_cannot_be_changed(event: Event) -> None:
 
 
 def test_what_is_for_clients_leaves_internal_kinds_and_hidden_tools_out_and_keeps_the_order() -> None:  # L8
-    seen = external(EVENTS)
+    seen = public_events(EVENTS)
 
     assert not any(isinstance(event, LLMFailedEvent) for event in seen)
     assert not any(getattr(event, "hidden", False) for event in seen)
@@ -280,7 +280,7 @@ def test_a_delta_that_is_made_fast_is_the_same_event(cls: Any) -> None:
     assert fast.to_json() == slow.to_json()
     assert fast.model_copy(update={"seq": 2}).seq == 2
     assert repr(fast) == repr(slow)
-    with pytest.raises(TypeError, match="events do not change"):
+    with pytest.raises(TypeError, match="events are immutable"):
         fast.metadata["seen"] = True
 
 

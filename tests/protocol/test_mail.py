@@ -20,7 +20,7 @@ from rxloop.protocol.messages import Message
         AnswerCommand(inputs={"a": True, "b": {"city": "Zürich", "days": [1, 2.5, None]}}),
         MessageCommand(messages=[Message.user("Only half of it", message_id="m1")]),
         MessageCommand(messages=[Message.user("Stop"), Message.system("Be brief.")], interrupt=True),
-        MessageCommand(messages=[], lets_go="run-2"),
+        MessageCommand(messages=[], superseding_task_id="run-2"),
     ],
     ids=repr,
 )
@@ -54,11 +54,11 @@ def test_a_letter_of_an_unknown_kind_is_none_and_each_kind_is_told_of_once(caplo
     one, other = (secrets.token_hex(4) for _ in range(2))
     assert [read_command(f'{{"kind": "{kind}", "steps": 3}}') for kind in (one, other, one)] == [None] * 3
     first, second = [record.getMessage() for record in caplog.records]
-    assert f"kind '{one}' are passed over" in first
-    assert f"kind '{other}' are passed over" in second
+    assert f"kind '{one}', update rxloop" in first
+    assert f"kind '{other}', update rxloop" in second
 
 
 @pytest.mark.parametrize("data", ["", "[]", "{}", '{"reason": "no kind"}', '{"kind": "say"}'])
 def test_what_is_no_letter_is_refused(data: str) -> None:
-    with pytest.raises(ConfigurationError, match="not a letter"):
+    with pytest.raises(ConfigurationError, match="must be a command"):
         read_command(data)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from rxloop.protocol.messages import FilePart, ImagePart, Message, TextPart, ToolCall, Usage, as_messages
+from rxloop.protocol.messages import FilePart, ImagePart, Message, TextPart, ToolCall, Usage, to_messages
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(),
@@ -79,8 +79,8 @@ def test_a_message_that_does_not_fit_its_role_is_refused_by_name(fields: dict[st
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        ({}, "either url or data"),
-        ({"url": "https://example.org/a.png", "data": b"a"}, "either url or data"),
+        ({}, "exactly one of url and data"),
+        ({"url": "https://example.org/a.png", "data": b"a"}, "exactly one of url and data"),
         ({"data": b"a"}, "media_type"),
     ],
 )
@@ -117,10 +117,10 @@ def test_an_assistant_message_survives_json(arguments: dict[str, Any], content: 
 def test_a_prompt_is_a_text_a_message_or_several_of_both() -> None:
     told = Message.system("Be brief.")
 
-    assert as_messages("Hi") == (Message.user("Hi"),)
-    assert as_messages(told) == (told,)
-    assert as_messages([told, "Hi"]) == (told, Message.user("Hi"))
-    assert as_messages([]) == ()
+    assert to_messages("Hi") == (Message.user("Hi"),)
+    assert to_messages(told) == (told,)
+    assert to_messages([told, "Hi"]) == (told, Message.user("Hi"))
+    assert to_messages([]) == ()
 
 
 def test_usage_adds_up_and_its_parts_are_no_part_of_the_total() -> None:
@@ -149,7 +149,7 @@ def test_a_file_becomes_a_part_with_its_bytes_its_type_and_its_name(tmp_path: Pa
 def test_a_file_whose_name_says_nothing_needs_a_type(tmp_path: Path) -> None:
     path = tmp_path / "picture"
     path.write_bytes(b"png")
-    with pytest.raises(ValueError, match="media_type="):
+    with pytest.raises(ValueError, match="media_type is required"):
         ImagePart.from_path(path)
     assert ImagePart.from_path(path, media_type="image/webp").media_type == "image/webp"
     with pytest.raises(FileNotFoundError):
@@ -171,8 +171,8 @@ def test_a_file_whose_name_says_nothing_needs_a_type(tmp_path: Path) -> None:
 )
 def test_a_word_in_brackets_stands_for_an_image_or_a_file(part: ImagePart | FilePart, word: str) -> None:
     assert part.placeholder == word
-    assert Message.user([TextPart(text="See:"), part]).text_alone == f"See:\n{word}"
-    assert Message.user([TextPart(text=f"See {word}."), part]).text_alone == f"See {word}."
+    assert Message.user([TextPart(text="See:"), part]).text_with_placeholders == f"See:\n{word}"
+    assert Message.user([TextPart(text=f"See {word}."), part]).text_with_placeholders == f"See {word}."
 
 
 def test_a_word_is_short_however_long_the_address_is() -> None:

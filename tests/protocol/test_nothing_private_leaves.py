@@ -122,7 +122,7 @@ def events(draw: st.DrawFn) -> Event:
 @given(events())
 @settings(max_examples=300)
 def test_no_marker_in_a_private_field_of_any_event_leaves_by_any_door(event: Event) -> None:
-    shown = event.for_clients()
+    shown = event.to_public()
 
     assert MARK not in repr(event)
     assert MARK not in str(event)

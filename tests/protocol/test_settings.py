@@ -10,19 +10,19 @@ def test_settings_go_over_others_where_they_are_set() -> None:
     agent = ModelSettings(temperature=0.2, max_tokens=100, seed=1)
     run = ModelSettings(temperature=0.0, stop=["END"])
 
-    assert run.over(agent) == ModelSettings(temperature=0.0, max_tokens=100, seed=1, stop=["END"])
-    assert run.over(None) is run
+    assert run.merge_defaults(agent) == ModelSettings(temperature=0.0, max_tokens=100, seed=1, stop=["END"])
+    assert run.merge_defaults(None) is run
 
 
 def test_a_setting_that_is_none_leaves_that_of_the_agent() -> None:
-    assert ModelSettings(temperature=None).over(ModelSettings(temperature=0.2)).temperature == 0.2
+    assert ModelSettings(temperature=None).merge_defaults(ModelSettings(temperature=0.2)).temperature == 0.2
 
 
 def test_bodies_and_headers_are_merged_key_by_key() -> None:
     agent = ModelSettings(extra_body={"a": 1, "b": 1}, headers={"X-A": "1"})
     run = ModelSettings(extra_body={"b": 2}, headers={"X-B": "2"})
 
-    merged = run.over(agent)
+    merged = run.merge_defaults(agent)
 
     assert merged.extra_body == {"a": 1, "b": 2}
     assert merged.headers == {"X-A": "1", "X-B": "2"}

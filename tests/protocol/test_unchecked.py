@@ -16,7 +16,7 @@ from rxloop.protocol.events import (
     UsageEvent,
 )
 from rxloop.protocol.messages import Message, ToolCall, Usage
-from rxloop.protocol.model import unchecked
+from rxloop.protocol.model import make_unchecked
 
 CALL = ToolCall(id="c", name="add", arguments={"a": 1}, raw='{"a":1}')
 MADE: list[tuple[type[Any], dict[str, Any]]] = [
@@ -36,7 +36,7 @@ MADE: list[tuple[type[Any], dict[str, Any]]] = [
 def test_what_is_made_without_validation_is_what_the_constructor_makes(
     model: type[Any], values: dict[str, Any]
 ) -> None:
-    made, checked = unchecked(model)(**values), model(**values)
+    made, checked = make_unchecked(model)(**values), model(**values)
     assert made == checked
     assert type(made) is model
     assert list(vars(made)) == list(vars(checked))
@@ -52,16 +52,16 @@ def test_what_is_made_without_validation_is_what_the_constructor_makes(
 
 @pytest.mark.parametrize(("model", "values"), [each for each in MADE if issubclass(each[0], Event)])
 def test_such_an_event_is_read_again_from_its_json(model: type[Event], values: dict[str, Any]) -> None:
-    made = unchecked(model)(**values)
+    made = make_unchecked(model)(**values)
     assert kinds.from_json(made.to_json(), strict=True) == model(**values)
 
 
 def test_no_two_of_them_share_what_can_be_changed() -> None:
-    make = unchecked(StatusUpdateEvent)
+    make = make_unchecked(StatusUpdateEvent)
     first, second = make(state="working"), make(state="working")
-    with pytest.raises(TypeError, match="events do not change"):
+    with pytest.raises(TypeError, match="events are immutable"):
         first.metadata["seen"] = True
-    with pytest.raises(TypeError, match="events do not change"):
+    with pytest.raises(TypeError, match="events are immutable"):
         first.pending.append(kinds.PendingInput(input_id="1", prompt="?"))
     assert (second.metadata, second.pending) == ({}, [])
     copied = first.model_copy(update={"reason": "error"})

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from rxloop.errors import ConfigurationError
-from rxloop.protocol.envelope import EVENT_TYPES, Event, UnknownEvent, form_of
+from rxloop.protocol.envelope import EVENT_TYPES, Event, UnknownEvent, public_form
 from rxloop.protocol.events import (
     ContentCompleteEvent,
     ContentDeltaEvent,
@@ -30,7 +30,7 @@ from rxloop.protocol.events import (
     ToolCompleteEvent,
     ToolStartEvent,
     ToolVoidedEvent,
-    external,
+    public_events,
 )
 from rxloop.protocol.messages import ErrorInfo, Message, ToolCall, Wire
 from rxloop.stream.readers import frame
@@ -104,7 +104,7 @@ def test_every_field_is_listed_as_public_or_as_private(name: str, cls: type[Base
     if issubclass(cls, Event):
         classes = [base for base in cls.__mro__ if issubclass(base, Event)]
         public = {name for base in classes for name in (*vars(base).get("public_fields", ()), *base.public_parts)}
-        assert form_of(cls).private.keys() == PRIVATE.get(name, set())
+        assert public_form(cls).private.keys() == PRIVATE.get(name, set())
     else:
         public = set(NESTED[name].split())
     private = PRIVATE.get(name, set())
@@ -125,46 +125,46 @@ def test_an_event_with_nothing_to_hide_is_its_own_public_form() -> None:
         CustomEvent(name="a", data=[1]),
         ToolStartEvent(call=SHOWN, idempotency_key="k"),
     ):
-        assert event.for_clients() is event
+        assert event.to_public() is event
 
 
 def test_the_public_form_is_made_once_and_is_its_own_public_form() -> None:
     event = CustomEvent(name="a", metadata={"tenant": MARK}, attempt=1, task_id="t")
-    shown = event.for_clients()
+    shown = event.to_public()
 
     assert shown is not None
     assert shown is not event
-    assert event.for_clients() is shown
-    assert shown.for_clients() is shown
+    assert event.to_public() is shown
+    assert shown.to_public() is shown
     assert frame(shown) is frame(shown)
 
 
 def test_what_was_shown_before_it_was_published_is_not_kept() -> None:
     event = CustomEvent(name="a", metadata={"tenant": MARK})
-    assert event.for_clients() is not event
+    assert event.to_public() is not event
     vars(event).update(attempt=1, seq=7)
-    shown = event.for_clients()
+    shown = event.to_public()
     assert shown is not None
     assert shown.seq == 7
 
 
 def test_only_the_public_part_of_metadata_leaves() -> None:
     event = CustomEvent(name="a", metadata={"tenant": MARK, "root_task_id": MARK, "public": {"title": "Oslo"}})
-    shown = event.for_clients()
+    shown = event.to_public()
     assert shown is not None
     assert shown.metadata == {"public": {"title": "Oslo"}}
 
 
 def test_the_root_of_a_nested_run_stays_in_its_metadata_for_the_cursor() -> None:
     event = CustomEvent(name="a", task_id="c", parent_task_id="b", metadata={"root_task_id": "a", "tenant": MARK})
-    shown = event.for_clients()
+    shown = event.to_public()
     assert shown is not None
     assert shown.cursor == event.cursor == "a/0.0.0"
 
 
 def test_hidden_calls_leave_a_message_that_tells_their_places() -> None:
     event = ContentCompleteEvent(tool_calls=[HIDDEN, SHOWN, HIDDEN], finish_reason="tool_calls")
-    shown = event.for_clients()
+    shown = event.to_public()
     assert isinstance(shown, ContentCompleteEvent)
     assert shown.tool_calls == [SHOWN]
     assert shown.left_out == [0, 2]
@@ -186,7 +186,7 @@ def test_a_run_is_started_with_messages_that_are_shown_without_what_is_hidden() 
         model="m",
         agent_name="a",
     )
-    shown = event.for_clients()
+    shown = event.to_public()
     assert isinstance(shown, TaskEvent)
     assert [(message.role, message.text) for message in shown.messages] == [
         ("user", "Hi"),
@@ -212,7 +212,7 @@ def test_ids_that_vendors_use_twice_do_not_mix_the_answers_up() -> None:
         model="m",
         agent_name="a",
     )
-    shown = event.for_clients()
+    shown = event.to_public()
     assert isinstance(shown, TaskEvent)
     assert [message.text for message in shown.messages] == ["a", "blue", "b", "c", "green"]
 
@@ -232,7 +232,7 @@ def test_a_question_of_a_hidden_tool_is_told_without_its_words() -> None:
 @pytest.mark.parametrize("code", ["server", "authentication", "log", "pipeline", "output", "error", "new"])
 def test_an_error_is_told_by_its_code_and_not_in_the_words_of_others(code: str) -> None:
     event = StatusUpdateEvent(state="failed", reason="error", error=ErrorInfo(code=code, message=MARK))
-    shown = event.for_clients()
+    shown = event.to_public()
     assert isinstance(shown, StatusUpdateEvent)
     assert shown.error is not None
     assert shown.error.code == code
@@ -242,17 +242,17 @@ def test_an_error_is_told_by_its_code_and_not_in_the_words_of_others(code: str) 
 
 def test_who_follows_an_attempt_that_was_overtaken_is_told_that_the_run_goes_on() -> None:
     event = StatusUpdateEvent(state="working", reason="error", error=ErrorInfo(code="conflict", message=MARK))
-    shown = event.for_clients()
+    shown = event.to_public()
     assert isinstance(shown, StatusUpdateEvent)
     assert shown.error is not None
-    assert shown.error.message == "Another process goes on with the run."
+    assert shown.error.message == "Another process continues the run."
 
 
 @pytest.mark.parametrize("reason", ["max_iterations", "tool_failures", "tokens", "timeout", "canceled"])
 def test_limits_and_cancels_are_told_in_their_own_words(reason: str) -> None:
     error = ErrorInfo(code=reason, message="3 of 2 tokens are spent")
     event = StatusUpdateEvent(state="failed", reason=reason, error=error)
-    assert event.for_clients() is event
+    assert event.to_public() is event
 
 
 def test_a_timeout_of_the_provider_is_not_the_limit_of_that_name() -> None:
@@ -274,8 +274,8 @@ def test_a_timeout_of_the_provider_is_not_the_limit_of_that_name() -> None:
     ids=lambda event: event.kind,
 )
 def test_of_an_internal_event_nothing_but_the_envelope_is_shown(event: Event) -> None:
-    assert event.for_clients() is None
-    assert external([event]) == []
+    assert event.to_public() is None
+    assert public_events([event]) == []
     assert MARK.encode() not in event.to_json(public=True)
     assert MARK not in repr(event)
 
@@ -294,7 +294,7 @@ def test_a_thought_does_not_name_a_hidden_call() -> None:
     event = ThoughtStreamEvent(
         thought_id="a", content="a", related_to=HIDDEN.id, tool_call_id=HIDDEN.id, hidden_calls=[HIDDEN.id]
     )
-    shown = event.for_clients()
+    shown = event.to_public()
     assert isinstance(shown, ThoughtStreamEvent)
     assert (shown.related_to, shown.tool_call_id) == (None, None)
     assert MARK.encode() not in event.to_json(public=True)
@@ -358,7 +358,7 @@ plain = st.sampled_from(["", "a", "b\n"])
 
 def test_the_rules_of_one_kind_do_not_need_the_others() -> None:
     complete = ToolCompleteEvent(call=SHOWN, success=True, result=1, content="1", metadata={"a": MARK})
-    shown = complete.for_clients()
+    shown = complete.to_public()
     assert isinstance(shown, ToolCompleteEvent)
     assert (shown.call, shown.result, shown.metadata) == (SHOWN, 1, {})
 

@@ -82,7 +82,9 @@ async def test_a_tool_that_emits_what_cannot_be_written_fails_and_the_run_goes_o
     run = agent.run("q")
     events = await collect(run)
     [failed] = [event for event in events if isinstance(event, ToolCompleteEvent)]
-    assert "custom: data['socket']: of the type object, which JSON has nothing for" in (failed.error or "")
+    assert "custom: data['socket']: must be a string, number, list, dict or other JSON data, got type object" in (
+        failed.error or ""
+    )
     assert (await run).output == "Done."
     assert [event.to_json() for event in await agent.log.read(run.task_id)] == [  # type: ignore[union-attr]
         event.to_json() for event in events if event.durable
@@ -166,7 +168,7 @@ async def test_what_a_subscriber_changes_changes_nothing_for_tool_log_and_others
     assert paid == [{"number": "4111"}]
     [start] = [event for event in events if isinstance(event, ToolStartEvent)]
     assert start.arguments == {"card": {"number": "4111"}}
-    assert ["events do not change" in str(error) for error in errors] == [True]
+    assert ["events are immutable" in str(error) for error in errors] == [True]
 
 
 async def test_a_tool_may_do_with_its_arguments_what_it_likes() -> None:
@@ -212,7 +214,7 @@ async def test_a_guard_sees_what_the_model_said_and_may_replace_it() -> None:
 
     @on(ToolRequest)
     async def guard(request: ToolRequest, ctx: RunContext[Any]) -> AsyncIterator[ToolRequest]:
-        with pytest.raises(TypeError, match="events do not change"):
+        with pytest.raises(TypeError, match="events are immutable"):
             request.call.arguments["path"] = "b"
         yield request.replace(path="c")
 
@@ -228,7 +230,7 @@ async def test_an_operator_that_makes_such_an_event_ends_the_run_with_an_error_t
     log = SqliteEventLog(tmp_path / "runs.db")
     loop = op.standard(at_end=[rx.map(lambda each: spoil(each) if isinstance(each, ContentCompleteEvent) else each)])
     run = Agent(ScriptedModel("Hi."), loop=loop, log=log).run("q")
-    with pytest.raises(RunError, match=r"content-complete: metadata\['at'\]: of the type object"):
+    with pytest.raises(RunError, match=r"content-complete: metadata\['at'\]: must be .* got type object"):
         await run
     assert (await log.read(run.task_id))[-1].final  # type: ignore[attr-defined]
     await log.aclose()
@@ -254,7 +256,7 @@ async def test_the_state_that_a_vendor_wants_back_may_have_half_characters() -> 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"metadata": {"db": object()}}, r"metadata\['db'\]: of the type object.*deps="),
+        ({"metadata": {"db": object()}}, r"metadata\['db'\]: must be .* got type object.*deps="),
         ({"context_id": "a\ud800"}, "context_id"),
         ({"context_id": "a\nevent: forged"}, "context_id"),
     ],
@@ -272,7 +274,7 @@ async def test_an_answer_that_cannot_be_written_is_refused_and_the_run_still_wai
     agent = agent_with(asks, tmp_path)
     paused = await agent.run("q")
     [question] = paused.pending
-    with pytest.raises(InvalidInput, match=r"the answer to .* of the type object"):
+    with pytest.raises(InvalidInput, match=r"the answer to .* got type object"):
         await agent.resume(paused.task_id, inputs={question.input_id: {"x": object()}})
     assert (await agent.resume(paused.task_id, inputs={question.input_id: {"x": 1}})).output == "Done."
     await agent.log.aclose()  # type: ignore[union-attr]
@@ -297,7 +299,7 @@ def test_a_file_that_is_too_deep_is_a_clean_error() -> None:
     for depth in (201, 5_000, 100_000):
         data = b'{"version":1,"kind":"custom","name":"x","data":' + b"[" * depth + b"]" * depth + b"}"
         for each in (data, data.decode(), data.replace(b"custom", b"strange")):
-            with pytest.raises(ConfigurationError, match="not an event"):
+            with pytest.raises(ConfigurationError, match="event"):
                 Event.from_json(each)
 
 
@@ -306,7 +308,7 @@ def test_arguments_keep_their_text_where_they_cannot_be_read() -> None:
     made = ToolCall.parse("1", "f", raw)
     assert (made.arguments, made.raw) == ({}, raw)
     assert made.error == (
-        "the arguments['a'][0][0][0]...: nested more than 100 deep, or in itself: give it flatter, or as a text"
+        "the arguments['a'][0][0][0]...: must not be nested more than 100 deep, or in itself; flatten it or pass a string"
     )
 
 
@@ -336,11 +338,11 @@ EVENT_TYPES.pop("disguised")
 @pytest.mark.parametrize(
     ("event", "said"),
     [
-        (Disguised(kind="status-update"), "'status-update' cannot be written as JSON and read again"),
-        (Disguised(kind="task"), "'task' cannot be written as JSON and read again"),
-        (Disguised(kind="content-complete"), "'content-complete' is the kind of ContentCompleteEvent"),
+        (Disguised(kind="status-update"), "'status-update' cannot be encoded as JSON and decoded again"),
+        (Disguised(kind="task"), "'task' cannot be encoded as JSON and decoded again"),
+        (Disguised(kind="content-complete"), "must be unique, got 'content-complete' of ContentCompleteEvent"),
         (Disguised(kind="two\nlines"), "line ends"),
-        (UnknownEvent(kind="task"), "'task' cannot be written as JSON and read again"),
+        (UnknownEvent(kind="task"), "'task' cannot be encoded as JSON and decoded again"),
     ],
 )
 async def test_an_event_under_the_name_of_another_kind_is_refused(event: Event, said: str, tmp_path: Any) -> None:
@@ -367,7 +369,7 @@ async def test_an_event_under_the_name_of_another_kind_is_refused(event: Event, 
 
 
 def test_a_class_with_the_kind_of_another_is_refused_and_both_are_named() -> None:
-    both = r"SameName has the kind 'status-update', which is that of rxloop\.protocol\.run_events\.StatusUpdateEvent"
+    both = r"SameName must be unique, got 'status-update' of rxloop\.protocol\.run_events\.StatusUpdateEvent"
     with pytest.raises(ConfigurationError, match=both):
 
         class SameName(Event):  # pyright: ignore[reportUnusedClass]

@@ -27,7 +27,7 @@ from rxloop import (
 )
 from rxloop.errors import UnknownRun
 from rxloop.pipeline.requests import ModelRequest
-from rxloop.protocol import external
+from rxloop.protocol import public_events
 from rxloop.recorded import Replay
 from rxloop.state import fold
 from rxloop.testing import ScriptedModel, call, frames, turn, virtual_time
@@ -249,7 +249,7 @@ async def test_a_replay_can_be_served_as_events_of_a_server() -> None:
     live = [frame async for frame in run.sse()]
     recorded = [frame async for frame in replay(log, run.task_id).sse()]
 
-    assert len(recorded) == len(external(await log.read(run.task_id)))
+    assert len(recorded) == len(public_events(await log.read(run.task_id)))
     assert [frame for frame in live if b".0\n" in frame] == recorded
 
 

@@ -191,7 +191,7 @@ async def test_an_answer_before_the_word_that_its_question_is_let_go_counts_and_
     log: Log,
 ) -> None:
     answered, late = await waiting(log, "c"), await waiting(log, "d")
-    word = MessageCommand(messages=[], lets_go="later")
+    word = MessageCommand(messages=[], superseding_task_id="later")
     await agent(log).get_run(answered).answer(ANSWER)
     await log.send_command(answered, word)
     # Once more, as somebody does who did not hear that it had arrived.

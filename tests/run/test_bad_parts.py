@@ -59,7 +59,7 @@ async def test_the_limits_of_a_run_go_over_those_of_the_agent() -> None:
     result = await outcome(agent.run("Hi", limits=Limits(iterations=5)))
 
     assert result.reason == "tokens"
-    assert Limits(iterations=5, seconds=None).over(Limits(tokens=250, seconds=3)) == Limits(
+    assert Limits(iterations=5, seconds=None).merge_defaults(Limits(tokens=250, seconds=3)) == Limits(
         iterations=5, tokens=250, seconds=None
     )
 

@@ -65,7 +65,7 @@ async def test_a_call_waits_for_the_client(log: MemoryEventLog) -> None:  # L106
     assert (question.call.name, question.call.arguments) == ("show_map", {"city": "Oslo"})
     assert [event.kind for event in events].count("tool-start") == 1
     asked = next(event for event in events if isinstance(event, InputRequiredEvent))
-    assert asked.for_clients() is asked, "a client gets all of it"
+    assert asked.to_public() is asked, "a client gets all of it"
 
     again = asking.resume(run.task_id, inputs={question.input_id: {"shown": True}})
     events = await collect(again.pipe(op.grammar()))

@@ -96,7 +96,7 @@ async def test_a_tool_that_needs_a_credential_pauses_the_run(hub: Hub, log: Memo
     assert question.prompt == "Sign in to github."
     final = events[-1]
     assert isinstance(final, StatusUpdateEvent)
-    assert (final.state, [each.call for each in final.for_clients().pending]) == ("auth-required", [None])  # type: ignore[attr-defined]
+    assert (final.state, [each.call for each in final.to_public().pending]) == ("auth-required", [None])  # type: ignore[attr-defined]
 
     again = agent.resume(run.task_id, inputs={question.input_id: TOKEN})
     kinds = [event.kind for event in await collect(again.pipe(op.grammar()))]
@@ -108,7 +108,7 @@ async def test_a_tool_that_needs_a_credential_pauses_the_run(hub: Hub, log: Memo
 async def test_clients_learn_where_to_sign_in_and_nothing_else(hub: Hub, log: MemoryEventLog) -> None:  # L107
     run = hub.agent(log, call("publish")).run("Publish")
     asked = next(event for event in await collect(run) if isinstance(event, AuthRequiredEvent))
-    shown = asked.for_clients()
+    shown = asked.to_public()
 
     assert isinstance(shown, AuthRequiredEvent)
     own = set(type(shown).model_fields) - set(InputReceivedEvent.model_fields)

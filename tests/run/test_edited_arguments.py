@@ -276,6 +276,6 @@ async def test_hidden_edited_call_stays_hidden() -> None:  # P20
         return f"text of {path}"
 
     run = agent(call("read_file", path="a.txt"), "Done", tools=[secret]).run("Read")
-    public = [shown for event in [event async for event in run] if (shown := event.for_clients()) is not None]
+    public = [shown for event in [event async for event in run] if (shown := event.to_public()) is not None]
 
     assert "/srv/a.txt" not in " ".join(event.to_json(public=True).decode() for event in public)

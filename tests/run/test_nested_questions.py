@@ -289,7 +289,7 @@ async def test_a_hidden_nested_run_asks_in_words_that_give_nothing_away() -> Non
     events = await checked(run)
     (question,) = (await run).pending
     assert question.hidden
-    shown = [form for event in events if (form := event.for_clients()) is not None]
+    shown = [form for event in events if (form := event.to_public()) is not None]
     assert not [event for event in shown if event.agent_path]
     assert "Pay" not in repr(shown)
     final = shown[-1]

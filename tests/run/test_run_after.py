@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from rxloop import Agent, RunContext, follow, replay, tool
-from rxloop.protocol import external
+from rxloop.protocol import public_events
 from rxloop.protocol.events import (
     ContentDeltaEvent,
     CustomEvent,
@@ -251,7 +251,7 @@ async def test_what_is_too_old_for_the_memory_comes_from_the_log() -> None:  # L
     later = run.stream(after=whole[4].cursor, buffer=20_000)
     assert [event async for event in later] == whole[5:]
     frames = [frame async for frame in run.sse(after=whole[4].cursor, heartbeat=None)]
-    assert len(frames) == len(external(whole[5:]))
+    assert len(frames) == len(public_events(whole[5:]))
 
 
 def test_what_comes_while_the_log_is_read_waits_behind_it() -> None:  # L134
@@ -319,7 +319,7 @@ async def test_the_server_sent_events_of_a_run_are_its_public_events() -> None: 
     run = Agent(two_steps(), tools=[add]).run("Line one\nline two: data: x\n\n")
     live = Recorder(run.events)
     got = await frames_of(run.sse())
-    assert [event for _, event in got] == external(live.events)
+    assert [event for _, event in got] == public_events(live.events)
     assert [cursor for cursor, _ in got] == [event.cursor for event in live.events if event.public]
 
 

@@ -276,7 +276,7 @@ async def test_only_a_message_of_a_request_that_held_something_back_says_what_it
     message = next(event for event in events if isinstance(event, ContentCompleteEvent))
     assert b'"offered":["look","think_aloud"]' in message.to_json()
     assert b"offered" not in message.to_json(public=True)
-    assert message.for_clients().offered is None  # type: ignore[union-attr]
+    assert message.to_public().offered is None  # type: ignore[union-attr]
     assert all(b'"offered"' not in event.to_json() for event in events if event is not message)
 
 

@@ -286,7 +286,7 @@ async def test_what_is_no_cursor_is_refused_or_passed_over(log: MemoryEventLog) 
     async with Runtime({"a": agent("x")}, log=log) as runtime:
         record = await runtime.start("a", "Hi")
         await runtime.follow(record.task_id)
-        with pytest.raises(ConfigurationError, match="not a cursor"):
+        with pytest.raises(ConfigurationError, match="a cursor must have the form"):
             runtime.follow(record.task_id, after="nonsense")
         events = [event async for event in runtime.follow(record.task_id, after="nonsense", strict=False)]
     assert [event.kind for event in events][:2] == ["gap", "task"]

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rxloop import Event, Runtime
-from rxloop.protocol import external
+from rxloop.protocol import public_events
 from rxloop.server import Api, api
 from rxloop.testing import virtual_time
 from support.faulty_components import PLANTED
@@ -104,7 +104,7 @@ async def cut_while_it_goes_on(kind: AnyRun, accept: str, each: int) -> None:
         await playing
         # The run may be in a state in which it could go on: the readers have what there is, and its end.
         unions = await asyncio.gather(*reading)
-        whole = external(await log.read(task_id))
+        whole = public_events(await log.read(task_id))
         for union in unions:
             assert [event for event in union if event.durable] == whole
             places = [(event.seq, event.sub) for event in union]

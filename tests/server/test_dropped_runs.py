@@ -174,7 +174,7 @@ async def test_a_reader_ends_when_the_process_that_dropped_the_question_has_died
     async with world("sqlite", tmp_path, request) as two:
         record = await asks(two.here, context_id="c")
         # All that the process came to.
-        await two.elsewhere.log.send_command(record.task_id, MessageCommand(messages=[], lets_go="later"))
+        await two.elsewhere.log.send_command(record.task_id, MessageCommand(messages=[], superseding_task_id="later"))
         async with asyncio.timeout(20):
             assert await read(two, record) == "input-required"
         await drop(two.elsewhere, record)
@@ -212,7 +212,7 @@ async def test_a_dropped_run_is_canceled_for_everybody_who_lists_runs(two: World
     assert list(waiting) == []
     info = (await two.http.get(f"/runs/{record.task_id}")).json()
     assert (info["state"], info["reason"], info.get("pending")) == ("canceled", "superseded", None)
-    assert info["error"]["message"] == "A later run of the conversation dropped the questions of this run."
+    assert info["error"]["message"] == "A later run of the conversation dropped this run's questions."
 
 
 # P18
@@ -340,7 +340,9 @@ async def test_the_same_answer_once_more_is_no_late_one(two: World, how: Answeri
 
 # P18
 @pytest.mark.parametrize("how", [_by_ui, _by_agui])
-@pytest.mark.parametrize("first", [AnswerCommand(inputs={"1.0.1": True}), MessageCommand(messages=[], lets_go="later")])
+@pytest.mark.parametrize(
+    "first", [AnswerCommand(inputs={"1.0.1": True}), MessageCommand(messages=[], superseding_task_id="later")]
+)
 async def test_what_is_said_with_an_answer_that_comes_second_is_not_sent(
     two: World,
     monkeypatch: pytest.MonkeyPatch,

@@ -15,7 +15,7 @@ from google.protobuf.json_format import ParseDict
 from pydantic import ValidationError
 
 from rxloop import Agent, ImagePart, Message
-from rxloop.protocol.http_api import StartRun, messages_of
+from rxloop.protocol.http_api import StartRun, make_messages
 from rxloop.server.a2a.parts import content_of
 from rxloop.server.agui.requests import message_of
 from rxloop.server.core.errors import Refused
@@ -95,11 +95,11 @@ def a2a_url(url: str) -> Message:
 
 def http_data(kind: str, data: str) -> Message:
     body = StartRun.model_validate({"input": [{"type": "image", "mediaType": kind, "data": data}]})
-    return messages_of(body.input)[0]
+    return make_messages(body.input)[0]
 
 
 def http_url(url: str) -> Message:
-    return messages_of(StartRun.model_validate({"input": [{"type": "image", "url": url}]}).input)[0]
+    return make_messages(StartRun.model_validate({"input": [{"type": "image", "url": url}]}).input)[0]
 
 
 def as_data_url(read: Read) -> Read:

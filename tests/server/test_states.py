@@ -7,7 +7,7 @@ import pytest
 from rxloop import Agent, MemoryEventLog, tool
 from rxloop.client import Client
 from rxloop.errors import ApiError
-from rxloop.protocol.visibility import messages_for_clients
+from rxloop.protocol.visibility import select_public_messages
 from rxloop.recorded.replay import history
 from rxloop.state.fold import fold_all
 from rxloop.testing import ScriptedModel, call
@@ -39,7 +39,7 @@ async def test_the_state_after_each_event_is_a_fold_of_what_the_reader_may_see()
             for seq in range(1, len(events) + 1):
                 whole = fold_all(events[:seq])
                 shown, inside = await ann.state(run.task_id, seq), await root.state(run.task_id, seq, internal=True)
-                assert shown.messages == list(messages_for_clients(whole.messages))
+                assert shown.messages == list(select_public_messages(whole.messages))
                 assert inside.messages == list(whole.messages)
                 assert (shown.state, shown.iteration, shown.seq) == (whole.state, whole.iteration, seq)
                 assert [each.name for each in shown.calls] == [each.name for each in inside.calls if not each.hidden]

@@ -15,7 +15,7 @@ import pytest
 
 from rxloop import Agent, ContentDeltaEvent, CustomEvent, Event, MemoryEventLog, RunContext, tool
 from rxloop.client import Client
-from rxloop.protocol import external
+from rxloop.protocol import public_events
 from rxloop.server import ServerLimits
 from rxloop.stream import readers as sse
 from rxloop.stream.hub import Hub
@@ -69,7 +69,7 @@ async def test_one_predicate_holds_for_what_is_live_out_of_the_log_and_replayed(
             live = await client.get(f"{run['events']}?{query}")
             recorded = await client.get(f"{run['events']}?{query}")
             replayed = await client.get(f"{run['events']}?{query}&speed=1000")
-    whole = external(await log.read(run["taskId"]))
+    whole = public_events(await log.read(run["taskId"]))
     options = dict(part.split("=") for part in query.split("&") if part)
     kinds = options["kinds"].split(",") if "kinds" in options else None
     wanted = [each for each in whole if (kinds is None or each.kind in kinds) and options.get("branch") != "elsewhere"]
@@ -164,7 +164,7 @@ async def test_what_a_run_keeps_in_memory_is_bounded_and_the_log_has_the_rest(  
         early = (await log.read(run["taskId"]))[2].cursor
         last = (await log.read(run["taskId"]))[-1].seq
         late, back = await asyncio.gather(client.get(run["events"]), client.get(f"{run['events']}?after={early}"))
-        whole = external(await log.read(run["taskId"]))
+        whole = public_events(await log.read(run["taskId"]))
     assert last > 20
     assert [each for each in events_of(late.text) if each.durable] == whole
     assert [each for each in events_of(back.text) if each.durable] == whole[3:]

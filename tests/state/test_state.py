@@ -21,11 +21,11 @@ from rxloop.protocol.events import (
     ToolCompleteEvent,
     ToolStartEvent,
     UsageEvent,
-    external,
+    public_events,
 )
 from rxloop.protocol.messages import Citation, ErrorInfo, Message, TextPart, ToolCall, Usage
 from rxloop.protocol.settings import Limits
-from rxloop.protocol.visibility import messages_for_clients
+from rxloop.protocol.visibility import select_public_messages
 from rxloop.state.fold import fold, fold_all
 from rxloop.state.history import NEVER_BEGAN
 from rxloop.state.run_state import RunState, check_limits, no_run
@@ -334,8 +334,8 @@ def test_the_fold_of_what_clients_get_has_the_messages_that_clients_may_see(hidd
             ),
         ]
     events = [task(), llm(), complete("", *calls), *answers, llm("2"), complete("Done.", step="2")]
-    state = fold_all(external(events))
-    assert list(state.messages) == list(messages_for_clients(fold_all(events).messages))
+    state = fold_all(public_events(events))
+    assert list(state.messages) == list(select_public_messages(fold_all(events).messages))
     assert state.batch is None
 
 

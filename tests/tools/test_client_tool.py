@@ -51,7 +51,7 @@ async def look() -> str:
         ({"name": "a", "parameters": {"$ref": "#/$defs/x"}}, "there is nothing at '#/\\$defs/x' in this schema"),
         ({"name": "a", "parameters": {"$ref": "https://h/x.json"}}, "there is nothing at 'https://h/x.json'"),
         ({"name": "a", "parameters": {"anyOf": {}}}, "anyOf is to be a list of schemas"),
-        ({"name": "a", "parameters": {"x-mark": object()}}, "which JSON has nothing for"),
+        ({"name": "a", "parameters": {"x-mark": object()}}, "got type object"),
         ({"name": "a", "result": 5}, r"\[1\]: its result is to be a JSON Schema, not 5"),
         ({"name": "a", "result": "int"}, r"\[1\]: its result is to be a JSON Schema, not 'int'"),
         ({"name": "first"}, r"\[1\]: another one before it is called 'first'"),

@@ -423,7 +423,7 @@ async def bounded() -> None:
     run = agent.run("A room", metadata={"public": {"title": "Rooms"}})
     assert_type(await run.has_more("task/1.3.0"), bool)
     event = CustomEvent(name="booked")
-    assert_type(event.for_clients(), Event | None)
+    assert_type(event.to_public(), Event | None)
     assert_type(Message.user("Hi", message_id="m-1").message_id, str | None)
     ThinkingSessions(MemoryArtifacts(), max_total=100)
     Bounds(20)  # pyright: ignore[reportCallIssue]

@@ -21,9 +21,9 @@ from rxloop.pipeline.time_limits import limit_time
 from rxloop.protocol.events import State, StatusUpdateEvent, SubtaskEvent
 from rxloop.protocol.finish import explain_incomplete
 from rxloop.protocol.ids import make_nested_id
-from rxloop.protocol.messages import Prompt, as_messages
+from rxloop.protocol.messages import Prompt, to_messages
 from rxloop.protocol.model import EMPTY_DICT, FrozenDict
-from rxloop.protocol.visibility import HIDDEN, public_error
+from rxloop.protocol.visibility import HIDDEN, redact_error
 from rxloop.run.attempt import Attempt
 from rxloop.run.life import CUT_OFF, Canceled, End, Released
 from rxloop.run.lifecycle import carry_out_nested
@@ -128,7 +128,7 @@ class AgentTool(FunctionTool[C, ..., Prompt]):
 
     def _made(self, above: Attempt, ctx: RunContext[Any], prompt: Prompt, deps: Any) -> RunSpec:
         check_deps("Agent.run", self._agent.deps_type, deps)
-        messages = check_history(as_messages(prompt))
+        messages = check_history(to_messages(prompt))
         if not messages:
             raise ConfigurationError(f"the prompt of {self!r} is empty")
         options: Options = {"limits": self._limits, "metadata": above.info.metadata, "on_input": above.spec.on_input}
@@ -227,7 +227,7 @@ def _answer(child: NestedAttempt, name: str) -> Any:
         content = f"[{name} gave no complete answer: {incomplete}.]\n{encode_result(answer)[1]}"
         return ToolResult(answer, content, parts=state.files)
     error = state.error
-    why = public_error(error, state.reason).message if error is not None else state.state
+    why = redact_error(error, state.reason).message if error is not None else state.state
     written = f" It had written: {state.content}" if state.content else ""
     text = f"{name} came to no answer ({state.reason or state.state}): {why}{written}"
     raise ToolError(text, parts=state.files)

@@ -30,7 +30,7 @@ from rxloop.agents.validation import check_deps, check_options
 from rxloop.errors import AttemptError, ConfigurationError
 from rxloop.protocol.events import AnyEvent
 from rxloop.protocol.ids import derive_id
-from rxloop.protocol.messages import Message, Usage, as_messages
+from rxloop.protocol.messages import Message, Usage, to_messages
 from rxloop.run.handle import Run
 from rxloop.run.result import Result
 from rxloop.stream.back_pressure import Gate, ReadBuffer
@@ -142,7 +142,7 @@ def _key_of(prompt: Any) -> str:
     # Imported lazily to keep `import rxloop` fast.
     import orjson
 
-    return orjson.dumps([message.model_dump(mode="json") for message in as_messages(prompt)]).decode()
+    return orjson.dumps([message.model_dump(mode="json") for message in to_messages(prompt)]).decode()
 
 
 def batch(

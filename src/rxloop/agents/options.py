@@ -14,7 +14,7 @@ from rxloop.pipeline.interfaces import Provider
 from rxloop.pipeline.requests import Operator, Strategy
 from rxloop.pipeline.run_context import D, RunContext
 from rxloop.protocol.messages import Prompt
-from rxloop.protocol.model import thawed
+from rxloop.protocol.model import thaw
 from rxloop.protocol.settings import Limits, ModelSettings
 from rxloop.run.handle import Run
 from rxloop.run.questions.asking import OnInput
@@ -217,14 +217,14 @@ def merge_options(given: Options, recorded: Mapping[str, Any]) -> Options:
     if given.get("client_tools") is None and "client_tools" in recorded:
         options["client_tools"] = recorded["client_tools"]
     try:
-        settings = ModelSettings.model_validate(thawed(recorded["settings"])) if "settings" in recorded else None
-        limits = Limits.model_validate(thawed(recorded["limits"])) if "limits" in recorded else None
+        settings = ModelSettings.model_validate(thaw(recorded["settings"])) if "settings" in recorded else None
+        limits = Limits.model_validate(thaw(recorded["limits"])) if "limits" in recorded else None
     except ValidationError as error:
         raise ConfigurationError(f"what the run was begun with cannot be read: {error}") from error
     if settings is not None:
-        options["settings"] = (given.get("settings") or ModelSettings()).over(settings)
+        options["settings"] = (given.get("settings") or ModelSettings()).merge_defaults(settings)
     if limits is not None:
-        options["limits"] = (given.get("limits") or Limits()).over(limits)
+        options["limits"] = (given.get("limits") or Limits()).merge_defaults(limits)
     return options
 
 

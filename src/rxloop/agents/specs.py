@@ -19,7 +19,7 @@ from rxloop.agents.validation import check_at, check_deps, check_history, check_
 from rxloop.errors import ConfigurationError
 from rxloop.operators.loop.iterate import iterate
 from rxloop.protocol.ids import make_id
-from rxloop.protocol.messages import Prompt, as_messages
+from rxloop.protocol.messages import Prompt, to_messages
 from rxloop.run.spec import RunSpec
 from rxloop.tools.think_aloud import Thoughts
 
@@ -116,7 +116,7 @@ def make_fork_spec(definition: AgentDefinition, task_id: str, at: int, deps: Any
         raise ConfigurationError(f"to fork {task_id} the agent needs the log that holds it: Agent(..., log=...)")
     check_deps("Agent.fork", definition.deps_type, deps)
     prompt, tools, fork_id = options.get("prompt"), options.get("tools"), options.get("fork_id")
-    messages = check_history(as_messages(prompt) if prompt is not None else ())
+    messages = check_history(to_messages(prompt) if prompt is not None else ())
     fork = make_fork(task_id, at, messages, options.get("results") or {})
     new_id = make_id() if fork_id is None else fork_id
     spec = make_spec(definition, new_id, make_id(), deps, options, fork=fork, chosen_id=fork_id is not None)
@@ -164,8 +164,8 @@ def make_spec(
         strategy=getattr(strategy, "__name__", None) if strategy is not iterate else None,
         tools=tools.with_client(client) if client else tools,
         instructions=definition.instructions,
-        limits=limits.over(definition.limits) if limits is not None else definition.limits,
-        settings=settings.over(definition.settings) if settings is not None else definition.settings,
+        limits=limits.merge_defaults(definition.limits) if limits is not None else definition.limits,
+        settings=settings.merge_defaults(definition.settings) if settings is not None else definition.settings,
         thought_limit=(definition.thoughts or Thoughts()).limit,
         deps=deps,
         log=definition.log,

@@ -23,9 +23,9 @@ from rxloop.operators.views import VIEW
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.interfaces import Provider
 from rxloop.pipeline.requests import Operator
-from rxloop.protocol.ids import check_name, check_task_id
-from rxloop.protocol.json_data import storable
-from rxloop.protocol.messages import Message, Prompt, Wire, as_messages
+from rxloop.protocol.ids import check_task_id, validate_id
+from rxloop.protocol.json_data import freeze_json
+from rxloop.protocol.messages import Message, Prompt, Wire, to_messages
 from rxloop.protocol.settings import Limits, ModelSettings
 from rxloop.state.run_state import MAIL_ID
 from rxloop.tools.agent_tools import nearest
@@ -95,7 +95,7 @@ def check_messages(prompt: Prompt) -> tuple[Message, ...]:
     Raises:
         ConfigurationError: The prompt is empty, or `check_history` refuses it.
     """
-    messages = as_messages(prompt)
+    messages = to_messages(prompt)
     if not messages:
         raise ConfigurationError("the prompt is empty: give a text, a message, or a list of them")
     return check_history(messages)
@@ -155,7 +155,7 @@ def _check_results(results: Any) -> None:
 
 def _check_storable(name: str, value: Any) -> None:
     try:
-        storable(value, name)
+        freeze_json(value, name)
     except InvalidEvent as error:
         raise ConfigurationError(f"{error}; what only your own code needs belongs into deps=") from error
 
@@ -326,7 +326,7 @@ def _check_answered(due: Mapping[int, tuple[str, str]], place: int) -> None:
 _CHECKS: Mapping[str, Callable[[Any], object]] = {
     "artifacts": _check_artifacts,
     "client_tools": _check_client_tools,
-    "context_id": partial(check_name, name="context_id"),
+    "context_id": partial(validate_id, name="context_id"),
     "fork_id": check_task_id,
     "limits": lambda limits: _check_values("limits", limits, Limits, "iterations=3"),
     "log": check_log,

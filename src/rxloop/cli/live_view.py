@@ -86,7 +86,7 @@ class _Live:
                 # A call that is sent again begins its text again.
                 self._open = False
                 self._line(Text("! the model is asked again", "yellow"))
-        elif isinstance(event, ToolStartEvent) and event.for_clients() is not None and event.name != THINK_ALOUD:
+        elif isinstance(event, ToolStartEvent) and event.to_public() is not None and event.name != THINK_ALOUD:
             self._called += 1
         elif isinstance(event, ThoughtStreamEvent) and event.source == "reasoning" and self._reasoned:
             self._reasoned = False
@@ -215,7 +215,7 @@ class _Facts:
                 # The provider's own word in the place of the count.
                 self._streamed.pop(step, None)
                 self._tokens += event.output_tokens
-            case ToolStartEvent() if event.for_clients() is not None and event.name != THINK_ALOUD:
+            case ToolStartEvent() if event.to_public() is not None and event.name != THINK_ALOUD:
                 self._tools[*step, event.index] = to_one_line(event.name, 30)
             case ToolCompleteEvent():
                 self._tools.pop((*step, event.index), None)

@@ -39,7 +39,7 @@ from rxloop.protocol.events import (
     UsageEvent,
 )
 from rxloop.protocol.messages import Message, ToolCall
-from rxloop.protocol.parts import with_placeholders
+from rxloop.protocol.parts import add_placeholders
 from rxloop.support.text import to_one_line, to_visible
 from rxloop.thinking.graph.formats import label
 from rxloop.tools.think_aloud import NAME as THINK_ALOUD
@@ -170,7 +170,7 @@ def _describe_bookkeeping(event: Event) -> Text:
         case ContentCompleteEvent():
             # What it thinks comes as thoughts.
             calls = ", ".join(THINK_ALOUD if call.name == THINK_ALOUD else called(call) for call in event.tool_calls)
-            text = Text(with_placeholders(event.content.strip(), event.files))
+            text = Text(add_placeholders(event.content.strip(), event.files))
             return text or Text(f"asks for {calls}" if calls else f"({to_one_line(event.finish_reason)})", "dim")
         case UsageEvent():
             return Text(f"{event.input_tokens:,} tokens in, {event.output_tokens:,} out", "dim")

@@ -123,7 +123,7 @@ def write_json(event: Event, *, full: bool) -> None:
         event: The event.
         full: With all that is not for clients; otherwise as they may see it, and nothing where it is not for them.
     """
-    if full or event.for_clients() is not None:
+    if full or event.to_public() is not None:
         write_plain(event.to_json(public=not full).decode() + "\n")
 
 

@@ -23,7 +23,7 @@ from rxloop.protocol.http_api import (
     ResumeRun,
     RunInfo,
     RunPage,
-    SayToRun,
+    SendMessage,
     StartRun,
     StateInfo,
 )
@@ -252,7 +252,7 @@ class Client:
         Raises:
             ApiError: With the code `run_over` if nobody goes on with the run.
         """
-        body = _body(SayToRun, {"input": _said(input), "interrupt": interrupt})
+        body = _body(SendMessage, {"input": _said(input), "interrupt": interrupt})
         return await self._requests.post(RunInfo, f"{_run(task_id)}/say", body)
 
     async def cancel(self, task_id: str, reason: str | None = None) -> RunInfo:

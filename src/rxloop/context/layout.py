@@ -188,7 +188,7 @@ def shortened(messages: Sequence[Message], limit: int, budget: Budget) -> list[M
 
 def brief(message: Message, keep: int) -> Message:
     """Keep the beginning and the end of a result, with a note between them on what is missing."""
-    text = message.text_alone
+    text = message.text_with_placeholders
     front = keep * 2 // 3
     gone = len(text) - keep
     if gone <= len(_CUT):
@@ -198,7 +198,7 @@ def brief(message: Message, keep: int) -> Message:
 
 def without_media(message: Message) -> Message:
     """Leave the images and files of a result out, which take more than a short text; one without any stays itself."""
-    return marked(message, message.text_alone) if message.media else message
+    return marked(message, message.text_with_placeholders) if message.media else message
 
 
 def marked(message: Message, content: str) -> Message:

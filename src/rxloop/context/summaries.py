@@ -175,7 +175,7 @@ def question(task: str, before: str, left: Sequence[Message], limit: int) -> str
 
 def _line(message: Message) -> str:
     calls = "".join(f" [calls {call.name} {call.raw or call.arguments}]" for call in message.tool_calls)
-    return f"{message.role}: {message.text_alone}{calls}"
+    return f"{message.role}: {message.text_with_placeholders}{calls}"
 
 
 _SHOWN = 24_000

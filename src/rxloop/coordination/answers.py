@@ -10,8 +10,8 @@ from rxloop.errors import InvalidEvent, InvalidInput, NotAsked, ToolError
 from rxloop.pipeline.records import RunRecord
 from rxloop.pipeline.snapshot import WAITING
 from rxloop.protocol.events import SUPERSEDED
-from rxloop.protocol.json_data import storable
-from rxloop.protocol.messages import failure_of
+from rxloop.protocol.json_data import freeze_json
+from rxloop.protocol.messages import get_tool_error
 from rxloop.state.run_state import RunState
 from rxloop.support.json_schema import find_misfit, to_json_text
 from rxloop.tools.result import encode_result
@@ -44,7 +44,7 @@ def new_answers(task_id: str, state: RunState, inputs: Mapping[str, Any]) -> dic
 
 def _stored(input_id: str, value: Any) -> Any:
     try:
-        return storable(value, f"the answer to {input_id!r}")
+        return freeze_json(value, f"the answer to {input_id!r}")
     except InvalidEvent as error:
         raise InvalidInput(str(error)) from error
 
@@ -56,7 +56,7 @@ def find_credentials(state: RunState, inputs: Mapping[str, Any]) -> dict[str, An
         question = state.pending.get(input_id)
         if question is not None and question.secret and not state.finished:
             # Ciphertext is the same whether it has stood in a log or not.
-            found[input_id] = value if question.public_key is None else storable(value, "the credential")
+            found[input_id] = value if question.public_key is None else freeze_json(value, "the credential")
     return found
 
 
@@ -80,7 +80,7 @@ def _check(task_id: str, state: RunState, input_id: str, value: Any) -> None:
         raise InvalidInput(f"{to_json_text(value)} is none of the options of {question.prompt!r}: {question.options}")
     if question.input_kind == "tool":
         _check_result(input_id, value)
-        if failure_of(value) is not None:
+        if get_tool_error(value) is not None:
             return
     wrong = find_misfit(value, question.answer_schema)
     if wrong is not None:

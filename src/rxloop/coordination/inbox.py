@@ -86,9 +86,9 @@ def apply_commands(task_id: str, state: RunState, commands: Commands, *, warn: b
             if command.messages and is_accepted(task_id, state, command):
                 said = read_messages(state, number, command)
         elif isinstance(command, MessageCommand):
-            if command.lets_go is not None and not AppliedCommands(None, tuple(news), encrypted).answers:
+            if command.superseding_task_id is not None and not AppliedCommands(None, tuple(news), encrypted).answers:
                 # An answer that comes first keeps the later run from beginning, and one behind is told that it is late.
-                dropped_by, state = dropped_by or command.lets_go, state.changed(pending={})
+                dropped_by, state = dropped_by or command.superseding_task_id, state.changed(pending={})
             said = read_messages(state, number, command)
         for event in said:
             news.append(event)

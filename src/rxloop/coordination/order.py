@@ -96,7 +96,9 @@ async def drop_questions(event_log: EventLog, record: RunRecord, task_id: str) -
     state = snapshot.state
     found = apply_commands(record.task_id, state, snapshot.new_commands, warn=False)
     if found.cancel is None and not found.answers and found.dropped_by is None:
-        number = await read_log(event_log.send_command, record.task_id, MessageCommand(messages=[], lets_go=task_id))
+        number = await read_log(
+            event_log.send_command, record.task_id, MessageCommand(messages=[], superseding_task_id=task_id)
+        )
         snapshot = await read_log(event_log.snapshot, record.task_id, since=snapshot)
         earlier = [command for command in snapshot.commands if state.mail < command[0] < number]
         found = apply_commands(record.task_id, state, earlier, warn=False)

@@ -14,9 +14,9 @@ from pydantic_core import to_jsonable_python
 from rxloop.errors import ConfigurationError
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.log_retry import read_log
-from rxloop.protocol.envelope import check_id
+from rxloop.protocol.envelope import check_printable
 from rxloop.protocol.events import Event, State, StatusUpdateEvent, TaskEvent
-from rxloop.protocol.messages import Message, as_messages
+from rxloop.protocol.messages import Message, to_messages
 from rxloop.state.run_state import left_to_the_next
 from rxloop.storage.conversation import conversation
 
@@ -52,7 +52,7 @@ class Case:
             raise ConfigurationError(
                 f"the case {self.id!r} has no input: give a text, or whatever prompt= can turn into one"
             )
-        check_id(self.id, "the id of a case")
+        check_printable(self.id, "the id of a case")
 
     @classmethod
     def read(cls, path: str | PathLike[str]) -> list[Case]:
@@ -170,5 +170,5 @@ def plain_input(case: Case) -> Any:
     if isinstance(given, Message):
         return given.text
     if isinstance(given, Sequence) and any(isinstance(each, Message) for each in given):  # pyright: ignore[reportUnknownVariableType]
-        return "\n\n".join(f"{message.role}: {message.text}" for message in as_messages(given))  # pyright: ignore[reportUnknownArgumentType]
+        return "\n\n".join(f"{message.role}: {message.text}" for message in to_messages(given))  # pyright: ignore[reportUnknownArgumentType]
     return to_jsonable_python(given, fallback=str)

@@ -17,7 +17,7 @@ from rxloop.evals.report import Report
 from rxloop.evals.runner import Plan, Variant, carry_out
 from rxloop.evals.scorer import Scorer, as_scorer
 from rxloop.pipeline.event_log import EventLog
-from rxloop.protocol.envelope import check_id
+from rxloop.protocol.envelope import check_printable
 from rxloop.protocol.messages import Prompt
 from rxloop.stream.readers import merge
 from rxloop.stream.sources import Push, from_task
@@ -125,7 +125,7 @@ def experiment(
         raise ConfigurationError(f"repeats and concurrency must be at least 1, not {repeats} and {concurrency}")
     asked = Case.read(cases) if isinstance(cases, str | PathLike) else cases
     made = Experiment(
-        name=check_id(name or "experiment", "the name of an experiment"),
+        name=check_printable(name or "experiment", "the name of an experiment"),
         cases=tuple(numbered([*asked])),
         variants=_variants(agent),
         scorers=_scorers(scorers),
@@ -149,7 +149,7 @@ def _variants(given: Variants) -> dict[str, Variant]:
 
 
 def _variant(name: str, given: Any) -> Variant:
-    check_id(name, "the name of a variant")
+    check_printable(name, "the name of a variant")
     if isinstance(given, Variant):
         return given
     if isinstance(given, Agent):

@@ -23,7 +23,7 @@ from rxloop.pipeline.log_retry import read_log
 from rxloop.pipeline.requests import Strategy
 from rxloop.protocol.events import Event, StatusUpdateEvent, TaskEvent
 from rxloop.protocol.ids import derive_id
-from rxloop.protocol.messages import Message, Prompt, as_messages
+from rxloop.protocol.messages import Message, Prompt, to_messages
 from rxloop.protocol.settings import Limits, ModelSettings
 from rxloop.recorded.diff import cost_of
 from rxloop.run.handle import Run
@@ -162,7 +162,7 @@ def _asks_the_same(experiment: Plan, planned: _Planned, first: TaskEvent) -> boo
     case = planned.case
     if case.fork_of is not None:
         return (first.fork_of, first.fork_seq) == (case.fork_of, case.fork_at)
-    asked = as_messages(_prompt(experiment, experiment.variants[planned.variant], case))
+    asked = to_messages(_prompt(experiment, experiment.variants[planned.variant], case))
     return [_plain(message) for message in asked] == [_plain(message) for message in first.messages]
 
 

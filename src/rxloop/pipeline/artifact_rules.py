@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from unicodedata import normalize
 
 from rxloop.errors import ArtifactError, ArtifactExists, UnknownArtifact
-from rxloop.protocol.json_data import readable
+from rxloop.protocol.json_data import replace_surrogates
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ def safe_id(artifact_id: str) -> str:
     if not isinstance(artifact_id, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ArtifactError(f"the id of an artifact is a text, such as 'report.md', and not {artifact_id!r}")
     normal = normalize("NFC", artifact_id)
-    shown = repr(readable(artifact_id[:MOST_BYTES]))
+    shown = repr(replace_surrogates(artifact_id[:MOST_BYTES]))
     if not normal.isprintable() or any(mark in normal for mark in "/\\:"):
         raise ArtifactError(f"{shown} cannot be the id of an artifact: use a plain name, such as 'report.md'")
     if not normal.strip(" .") or normal[0] in " ." or normal[-1] in " .":

@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 from rxloop.errors import ArtifactError
 from rxloop.pipeline.artifact_rules import ArtifactChunk, ArtifactRecord, safe_id, version_of
 from rxloop.protocol.events import ArtifactUpdateEvent, Event
-from rxloop.protocol.json_data import readable
+from rxloop.protocol.json_data import replace_surrogates
 
 CHUNK = 64_000
 """Characters or bytes of a chunk: what is longer becomes several. The same in each attempt, or keys would not match."""
@@ -283,7 +283,7 @@ class RunArtifacts(Artifacts):
         if not isinstance(data, str | bytes):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ArtifactError(f"an artifact takes a text or bytes, and not {type(data).__qualname__}")
         if isinstance(data, str):
-            data = readable(data)
+            data = replace_surrogates(data)
         async with self._writes.turn(artifact_id):
             for place, (piece, is_last) in enumerate(_chunks(data, last)):
                 encoded = piece if isinstance(piece, bytes) else piece.encode()

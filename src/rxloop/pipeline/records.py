@@ -10,7 +10,7 @@ import orjson
 
 from rxloop.errors import ConfigurationError, UnknownRun
 from rxloop.protocol.events import SUPERSEDED, Event, State, StatusUpdateEvent, TaskEvent, ends_attempt, is_superseded
-from rxloop.protocol.json_data import storable
+from rxloop.protocol.json_data import freeze_json
 from rxloop.protocol.messages import ErrorInfo, Usage
 from rxloop.state.kept_folds import RunFold
 
@@ -263,4 +263,4 @@ class RunFilter:
 
 def as_json(value: Any) -> str:
     """Write a value of metadata so that equal ones are written alike."""
-    return orjson.dumps(storable(value, "metadata"), option=orjson.OPT_SORT_KEYS).decode()
+    return orjson.dumps(freeze_json(value, "metadata"), option=orjson.OPT_SORT_KEYS).decode()

@@ -13,11 +13,11 @@ from typing_extensions import TypeVar, Unpack
 from rxloop.pipeline.edited_calls import add_edit_note
 from rxloop.pipeline.run_context import D_co, RunContext
 from rxloop.pipeline.thinking_result import ThinkingResult
-from rxloop.protocol.envelope import check_id
+from rxloop.protocol.envelope import check_printable
 from rxloop.protocol.events import Event, ToolCompleteEvent
-from rxloop.protocol.json_data import storable
+from rxloop.protocol.json_data import freeze_json
 from rxloop.protocol.messages import FilePart, ImagePart, Message, ToolCall
-from rxloop.protocol.parts import with_placeholders
+from rxloop.protocol.parts import add_placeholders
 from rxloop.protocol.settings import ModelSettings
 
 
@@ -111,9 +111,9 @@ class ModelRequest(Request[Any]):
     ctx: RunContext[Any] = field(default_factory=RunContext, repr=False)
 
     def __post_init__(self) -> None:
-        check_id(self.step, "the step of a ModelRequest")
+        check_printable(self.step, "the step of a ModelRequest")
         if self.branch is not None:
-            check_id(self.branch, "the branch of a ModelRequest")
+            check_printable(self.branch, "the branch of a ModelRequest")
         if (self.ctx.step, self.ctx.branch) != (self.step, self.branch):
             object.__setattr__(self, "ctx", self.ctx.bind(step=self.step, branch=self.branch))
 
@@ -149,7 +149,7 @@ class ToolRequest(Request[Any]):
         Raises:
             InvalidEvent: An argument cannot be written as JSON.
         """
-        changed = storable({**self.call.arguments, **arguments}, "the arguments")
+        changed = freeze_json({**self.call.arguments, **arguments}, "the arguments")
         update: dict[str, Any] = {"arguments": changed}
         if changed != self.call.arguments:
             update["raw"] = None
@@ -168,7 +168,7 @@ class ToolRequest(Request[Any]):
             content: The text that the model reads.
             parts: Images and files that it sees after the text.
         """
-        content = add_edit_note(with_placeholders(content, parts), self.ctx, self.call)
+        content = add_edit_note(add_placeholders(content, parts), self.ctx, self.call)
         return self._complete(success=True, result=result, content=content, parts=list(parts))
 
     def of(self, tool: ToolDefinition) -> ToolRequest:

@@ -1,4 +1,4 @@
-"""Messages, events, commands, bodies of the HTTP API, and their JSON: use it to read the stream of a run."""
+"""Messages, events and commands of a run, bodies of the HTTP API, and their JSON formats."""
 
 from typing import TYPE_CHECKING
 
@@ -7,9 +7,9 @@ from rxloop._lazy import import_later
 __all__: list[str]
 import_later(__name__)
 
-# The list of the public names: type checkers read it, and `import_later` does.
+# Public names. Both type checkers and `import_later` read this list.
 if TYPE_CHECKING:
     from rxloop.protocol.envelope import UnknownEvent as UnknownEvent
-    from rxloop.protocol.events import external as external
     from rxloop.protocol.events import protocol_schema as protocol_schema
+    from rxloop.protocol.events import public_events as public_events
     from rxloop.protocol.step_events import SessionLink as SessionLink

@@ -1,6 +1,6 @@
 """Commands that other processes send to a run."""
 
-# The models are frozen, which the type checker does not see: a `kind` may be narrower than the `str` of the base.
+# The models are frozen, so a subclass may narrow `kind`. The type checker does not know that they are frozen.
 # pyright: reportIncompatibleVariableOverride=false
 
 import logging
@@ -10,84 +10,86 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, TypeAdapter, ValidationError, field_validator
 
 from rxloop.errors import ConfigurationError
-from rxloop.protocol.json_data import storable
+from rxloop.protocol.json_data import freeze_json
 from rxloop.protocol.messages import Message, Wire
-from rxloop.protocol.model import absent
+from rxloop.protocol.model import is_empty
 
 log = logging.getLogger("rxloop")
 
 
-class _Letter(Wire):
+class _Command(Wire):
     def to_json(self) -> bytes:
-        """Write the letter as JSON, for `read_command`."""
+        """Encode the command as JSON for `read_command`."""
         return self.model_dump_json().encode()
 
 
-class CancelCommand(_Letter):
-    """The run is to be cancelled."""
+class CancelCommand(_Command):
+    """Command that cancels the run."""
 
     kind: Literal["cancel"] = "cancel"
     reason: str | None = None
-    """What the final event of the run says."""
+    """Reason for the final event of the run."""
 
 
-class AnswerCommand(_Letter):
-    """Answers to questions of the run."""
+class AnswerCommand(_Command):
+    """Command that answers pending questions."""
 
     kind: Literal["answer"] = "answer"
     inputs: dict[str, Any]
-    """The answers, by the ids of the questions."""
+    """Answers by question id."""
     messages: list[Message] = Field(default_factory=list[Message], exclude_if=lambda messages: not messages)
-    """What the person says with the answers. It enters the history only if every answer counts."""
+    """Messages sent with the answers. They are only added to the history if all answers are accepted."""
 
     @field_validator("inputs", mode="after")
     @classmethod
-    def _storable(cls, inputs: dict[str, Any]) -> dict[str, Any]:
-        return storable(inputs, "the answers")
+    def _freeze_inputs(cls, inputs: dict[str, Any]) -> dict[str, Any]:
+        return freeze_json(inputs, "the answers")
 
 
-class MessageCommand(_Letter):
-    """Messages that enter the history of the run."""
+class MessageCommand(_Command):
+    """Command that adds messages to the history."""
 
     kind: Literal["say"] = "say"
     messages: list[Message]
     interrupt: bool = False
-    """Cut off the answer that is being written."""
-    lets_go: str | None = Field(default=None, exclude_if=absent)
-    """The later run of the conversation that is about to begin, and lets the questions of this one go: an answer behind
-    this letter comes too late. It says nothing to the model."""
+    """Whether to stop the answer that is being generated."""
+    superseding_task_id: str | None = Field(
+        default=None, validation_alias="letsGo", serialization_alias="letsGo", exclude_if=is_empty
+    )
+    """Id of the next run of the conversation, if its start drops the questions of this run. Later answers are ignored.
+    The model does not see this id."""
 
 
 Command = Annotated[CancelCommand | AnswerCommand | MessageCommand, Field(discriminator="kind")]
-"""A letter to a run."""
+"""Any command to a run."""
 
 
 def read_command(data: bytes | str) -> Command | None:
-    """Read a letter that `to_json` wrote, here or in another version of rxloop: unknown fields are left out.
+    """Parse a command written by `to_json`, possibly by another version of rxloop. Unknown fields are ignored.
 
     Returns:
-        None for a kind that this version does not know, with one warning for each: it is to be passed over, so that the
-        letters behind it are heard, and stays for a process that knows it, as long as none of those is taken.
+        None if this version does not know the kind. The caller must skip the command to process the following ones. It
+        stays in the inbox for a process that knows it until one of those is applied. Each kind is only logged once.
 
     Raises:
-        ConfigurationError: It is none.
+        ConfigurationError: The data is not a command.
     """
     try:
-        return _mail().validate_json(data, extra="ignore")
+        return _command_adapter().validate_json(data, extra="ignore")
     except ValidationError as error:
         [first, *_] = error.errors(include_url=False)
         if first["type"] != "union_tag_invalid":
-            raise ConfigurationError(f"not a letter to a run: {error}") from error
-    _warn(first.get("ctx", {}).get("tag"))
+            raise ConfigurationError(f"data must be a command to a run: {error}") from error
+    _warn_once(first.get("ctx", {}).get("tag"))
     return None
 
 
 @lru_cache(maxsize=64)
-def _warn(kind: str | None) -> None:
-    """Tell of a kind, the first time."""
-    log.warning("letters of the kind %r are passed over: this version of rxloop does not know them, update it", kind)
+def _warn_once(kind: str | None) -> None:
+    """Warn about an unknown kind. The cache suppresses repeated warnings."""
+    log.warning("Skipping commands of unknown kind %r, update rxloop to process them", kind)
 
 
 @cache
-def _mail() -> TypeAdapter[Command]:
+def _command_adapter() -> TypeAdapter[Command]:
     return TypeAdapter(Command)

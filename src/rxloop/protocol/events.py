@@ -1,4 +1,4 @@
-"""Union of all kinds, tables by kind, normal form before publication."""
+"""Event union, JSON schema, lookup by class, and normalisation of events before publication."""
 
 from __future__ import annotations
 
@@ -11,9 +11,17 @@ from pydantic import Field, TypeAdapter
 
 from rxloop.errors import ConfigurationError, InvalidEvent
 from rxloop.protocol.envelope import Event as Event
-from rxloop.protocol.json_data import LARGEST, LEAST, plan_of, readable, settled, storable, takes_any
+from rxloop.protocol.json_data import (
+    MAX_INTEGER,
+    MIN_INTEGER,
+    allows_extra,
+    freeze_field,
+    freeze_json,
+    plan_fields,
+    replace_surrogates,
+)
 from rxloop.protocol.messages import PendingInput as PendingInput
-from rxloop.protocol.model import EMPTY_DICT, stamp
+from rxloop.protocol.model import EMPTY_DICT, mutable_fields
 from rxloop.protocol.run_events import (
     ArtifactUpdateEvent,
     AuthRequiredEvent,
@@ -31,7 +39,7 @@ from rxloop.protocol.run_events import (
     ThinkingFailedEvent,
     ToolsUnavailableEvent,
 )
-from rxloop.protocol.run_events import AskingEvent as AskingEvent
+from rxloop.protocol.run_events import QuestionEvent as QuestionEvent
 from rxloop.protocol.run_events import State as State
 from rxloop.protocol.step_events import THOUGHT_TYPES as THOUGHT_TYPES
 from rxloop.protocol.step_events import (
@@ -89,102 +97,102 @@ AnyEvent = Annotated[
     ],
     Field(discriminator="kind"),
 ]
-"""Every kind of the protocol."""
+"""Union of all event classes, discriminated by kind."""
 
 from_json = Event.from_json
 
 
 def ends_attempt(event: Event) -> bool:
-    """Tell whether an event is the last of its attempt; that of a nested agent's run ends only that run."""
+    """True if an event is the last of its attempt. The final event of a nested run only ends the nested run."""
     return isinstance(event, StatusUpdateEvent) and event.final and event.parent_task_id is None
 
 
 SUPERSEDED = "superseded"
-"""The reason and the error code of a run that a later run of its conversation ended while it waited for an answer."""
+"""Reason and error code of a waiting run that was ended by a later run of the conversation."""
 
 
 def is_superseded(event: Event) -> bool:
-    """Tell whether a run ends with an event because a later run of its conversation dropped its questions."""
+    """True if an event ends a run because a later run of the conversation dropped its questions."""
     return isinstance(event, StatusUpdateEvent) and event.reason == SUPERSEDED and ends_attempt(event)
 
 
-def external(events: Iterable[Event]) -> list[Event]:
-    """Return the events as clients may see them, in order."""
-    return [form for event in events if (form := event.for_clients()) is not None]
+def public_events(events: Iterable[Event]) -> list[Event]:
+    """Return the public form of all events that clients may receive, in order."""
+    return [public for event in events if (public := event.to_public()) is not None]
 
 
 def protocol_schema() -> dict[str, Any]:
-    """Make the JSON Schema of the whole protocol, as it is on the wire; readers skip unknown fields."""
+    """Return the JSON Schema of the protocol. Readers must ignore unknown fields."""
     adapter: TypeAdapter[Event] = TypeAdapter(AnyEvent)
-    return _plain(adapter.json_schema(mode="serialization"))
+    return _simplify_schema(adapter.json_schema(mode="serialization"))
 
 
-def _plain(schema: Any) -> Any:
-    """Return a schema without the titles that pydantic makes of field names, and open to fields of later versions."""
+def _simplify_schema(schema: Any) -> Any:
+    """Remove pydantic's generated titles, and allow additional fields so that later versions can add some."""
     if isinstance(schema, list):
-        return [_plain(item) for item in cast("list[Any]", schema)]
+        return [_simplify_schema(item) for item in cast("list[Any]", schema)]
     if not isinstance(schema, dict):
         return schema
     return {
-        key: _plain(value)
+        key: _simplify_schema(value)
         for key, value in cast("dict[str, Any]", schema).items()
         if not (key == "title" and isinstance(value, str)) and not (key == "additionalProperties" and value is False)
     }
 
 
-# The slot itself: where it is empty, pydantic would look for the name in other places first.
-_is_settled, _set_settled = vars(Event)["_settled"].__get__, vars(Event)["_settled"].__set__
+# Read the slot directly, because pydantic searches other places first if the slot is empty.
+_is_normalised, _set_normalised = vars(Event)["_normalised"].__get__, vars(Event)["_normalised"].__set__
 
 
 def normalise(event: Event) -> dict[str, Any]:
-    """Make of what an event holds what can be written and read again, and freeze it, in place.
+    """Convert the fields of an event to immutable JSON data, in place.
 
-    What is such already stays as it is, and costs a look at each field, once for each event; the ids, which many events
-    share and which may be given later, cost one.
+    Every field is checked once per event, and valid values are kept. Ids are checked again whenever this function is
+    called, because they may change after the first check; the result is cached for events with the same ids.
 
     Returns:
-        The fields, as `stamp` gives them.
+        The fields, as returned by `mutable_fields`.
 
     Raises:
-        InvalidEvent: A field cannot be written, or does not have its type; it is named, and the event is not an event.
+        InvalidEvent: A field has the wrong type or cannot be encoded as JSON. The event must not be used any more.
     """
-    fields = stamp(event)
+    fields = mutable_fields(event)
     try:
-        if _is_settled(event) and fields["metadata"] is EMPTY_DICT and _printable(*_ids(fields)):
+        if _is_normalised(event) and fields["metadata"] is EMPTY_DICT and _are_printable(*_ids(fields)):
             return fields
-    except (AttributeError, KeyError, TypeError):  # It is not, or has no proper ids.
+    except (AttributeError, KeyError, TypeError):  # not normalised yet, or invalid ids
         pass
     try:
-        _settle_fields(event, fields, plain=fields["metadata"] is EMPTY_DICT and _has_printable_ids(fields))
+        _normalise_fields(event, fields, plain=fields["metadata"] is EMPTY_DICT and _has_printable_ids(fields))
     except KeyError as error:
-        raise InvalidEvent(f"{type(event).__name__} has no {error}: make events by their constructor") from error
-    _set_settled(event, True)
+        raise InvalidEvent(f"{type(event).__name__} has no {error}; create events with their constructor") from error
+    _set_normalised(event, True)
     return fields
 
 
-def _settle_fields(event: Event, fields: dict[str, Any], plain: bool) -> None:
-    plan = plan_of(type(event))
-    for name, default, classes, type_ in plan.beside if plain else plan.fields:
+def _normalise_fields(event: Event, fields: dict[str, Any], plain: bool) -> None:
+    plan = plan_fields(type(event))
+    for name, default, classes, type_ in plan.own_fields if plain else plan.fields:
         value = fields[name]
         if value is default:
             continue
         cls = value.__class__
         if cls not in classes:
-            fields[name] = settled(fields, name, classes, type_)
+            fields[name] = freeze_field(fields, name, classes, type_)
         elif cls is str:
             if not value.isascii():
-                fields[name] = readable(value)
-        elif (cls is int or cls is float) and not LEAST <= value <= LARGEST:
-            raise InvalidEvent(f"{fields['kind']}: {name}={value}: give a finite number of 64 bits")
+                fields[name] = replace_surrogates(value)
+        elif (cls is int or cls is float) and not MIN_INTEGER <= value <= MAX_INTEGER:
+            raise InvalidEvent(f"{name} of {fields['kind']} must be a finite number of at most 64 bits, got {value}")
     for name, choices in plan.choices:
         if fields[name] not in choices:
-            known = ", ".join(map(str, choices))
-            raise InvalidEvent(f"{fields['kind']}: {name}={fields[name]!r} is not one of {known}")
-    if plan.own:
+            expected = ", ".join(map(str, choices))
+            raise InvalidEvent(f"{name} of {fields['kind']} must be one of {expected}, got {fields[name]!r}")
+    if plan.is_foreign:
         if event.__pydantic_extra__:
-            extra = storable(event.__pydantic_extra__, fields["kind"])
+            extra = freeze_json(event.__pydantic_extra__, fields["kind"])
             object.__setattr__(event, "__pydantic_extra__", extra)
-        _check_own(event)
+        _check_round_trip(event)
     if not plain:
         try:
             event.check_ids()
@@ -196,43 +204,42 @@ _ids = itemgetter("context_id", "task_id", "parent_task_id", "agent_path", "step
 
 
 def _has_printable_ids(fields: dict[str, Any]) -> bool:
-    """Tell whether the ids of an event are known to be printable."""
+    """True if all ids of an event are valid."""
     try:
-        return _printable(*_ids(fields))
-    except TypeError:  # what is not an id, and has no hash
+        return _are_printable(*_ids(fields))
+    except TypeError:  # an unhashable value is no id
         return False
 
 
-# Typed, since what equals a text need not be one.
+# `typed` is required because values of other types may be equal to a string.
 @lru_cache(maxsize=256, typed=True)
-def _printable(*ids: Any) -> bool:
+def _are_printable(*ids: Any) -> bool:
     return all(name is None or name == () or (name.__class__ is str and name.isprintable()) for name in ids)
 
 
-def _check_own(event: Event) -> None:
-    """See that an event of a kind that is not ours, whose fields may be of any type, can be written and read."""
+def _check_round_trip(event: Event) -> None:
+    """Check that a user-defined event, whose fields may have any type, can be encoded and decoded."""
     kind = vars(event).get("kind")
     try:
-        read = event.from_json(event.to_json())
+        decoded = event.from_json(event.to_json())
     except Exception as error:
         raise InvalidEvent(
-            f"an event of kind {kind!r} cannot be written as JSON and read again: {error}; "
-            f"give the fields of {type(event).__name__} types that can"
+            f"events of kind {kind!r} cannot be encoded as JSON and decoded again: {error}. "
+            f"Change the field types of {type(event).__name__}."
         ) from error
-    known = type(read)
-    if known.__module__.startswith("rxloop.") and not (isinstance(event, known) or takes_any(known)):
+    cls = type(decoded)
+    if cls.__module__.startswith("rxloop.") and not (isinstance(event, cls) or allows_extra(cls)):
         raise InvalidEvent(
-            f"{kind!r} is the kind of {known.__name__}, as which this {type(event).__name__} would be read: "
-            "give the class a kind of its own"
+            f"the kind of {type(event).__name__} must be unique, got {kind!r} of {cls.__name__}. Use another kind."
         )
 
 
 T = TypeVar("T")
 
 
-class ByClass(dict[type[Event], T | None]):
-    """A table by class; a subclass has what the nearest class that it comes from has, and None is for the others."""
+class EventTable(dict[type[Event], T | None]):
+    """Values by event class. Subclasses inherit the value of their nearest base class; the default is None."""
 
     def __missing__(self, cls: type[Event]) -> T | None:
-        value = self[cls] = next((found for base in cls.__mro__ if (found := self.get(base)) is not None), None)
+        value = self[cls] = next((entry for base in cls.__mro__ if (entry := self.get(base)) is not None), None)
         return value

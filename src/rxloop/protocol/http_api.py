@@ -1,4 +1,4 @@
-"""Bodies of the HTTP API, for server and client."""
+"""Request and response bodies of the HTTP API, shared by server and client."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rxloop.protocol.messages import (
     Usage,
     Wire,
 )
-from rxloop.protocol.model import absent
+from rxloop.protocol.model import is_empty
 from rxloop.protocol.run_events import State
 from rxloop.protocol.settings import ReasoningEffort
 
@@ -30,44 +30,44 @@ Text = Annotated[str, Field(min_length=1, max_length=100_000)]
 _Address = Annotated[str, Field(pattern=r"^https?://[^/][!-~]*$", max_length=2_000)]
 
 Deltas = Literal["live", "kept", "none"]
-"""`live`: as they are made. `kept`: out of the log, which keeps them. `none`: whole messages alone, since another
-process drives the run, or nobody does, and the log does not keep them."""
+"""Text deltas in an event stream. `live`: sent while the model writes. `kept`: read from the log, which keeps them.
+`none`: only whole messages, because this process does not execute the run and the log does not keep deltas."""
 
-_Named = Annotated[str, Field(min_length=1, max_length=200)]
+_Name = Annotated[str, Field(min_length=1, max_length=200)]
 
 
 class TextInput(Wire):
-    """A text beside other parts."""
+    """Text part of an input."""
 
     type: Literal["text"]
     text: Text
 
 
 class LinkedInput(Wire):
-    """An image or a file that the model's provider fetches."""
+    """Image or file that the model provider downloads."""
 
     type: Literal["image", "file"]
     url: _Address
-    media_type: _Named | None = None
+    media_type: _Name | None = None
 
 
 class InlineInput(Wire):
-    """An image or a file that comes with the request."""
+    """Image or file sent in the request."""
 
     type: Literal["image", "file"]
     data: Annotated[str, Field(min_length=1)]
-    """The bytes, in base64."""
-    media_type: _Named
-    """The MIME type."""
+    """Base64-encoded bytes."""
+    media_type: _Name
+    """MIME type of the data."""
 
     @model_validator(mode="after")
     def _check_data(self) -> Self:
-        # Here, so that the answer names the field.
-        self.part()
+        # Convert the part now, so that the response names this field.
+        self.to_part()
         return self
 
-    def part(self) -> ImagePart | FilePart:
-        """Make the part of a message.
+    def to_part(self) -> ImagePart | FilePart:
+        """Convert to a message part.
 
         Raises:
             ValueError: The data are empty or not base64.
@@ -78,92 +78,92 @@ class InlineInput(Wire):
 InputPart = TextInput | LinkedInput | InlineInput
 
 Input = Text | Annotated[list[InputPart], Field(min_length=1, max_length=64)]
-"""What somebody says: a text, or parts of several kinds."""
+"""User input: text, or a list of parts."""
 
 
 class UserMessage(Wire):
-    """One message of the person who asks."""
+    """User message."""
 
     content: Input
     message_id: Id | None = None
-    """Names the message for programs."""
+    """Id of the message, used by programs."""
 
 
 class ToolSpec(Wire):
-    """A tool that the client carries out: a call of it pauses the run, and `resume` brings the result."""
+    """Tool that the client executes. A call pauses the run, and `resume` delivers the result."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
     description: Annotated[str, Field(max_length=10_000)] = ""
     parameters: dict[str, Any] = Field(default_factory=lambda: {"type": "object", "properties": {}})
-    """JSON Schema of the arguments."""
+    """JSON Schema for the arguments."""
 
 
 class RunSettings(Wire):
-    """Settings of the model calls of a run; the server says which of them a client may give."""
+    """Settings for model calls. The server decides which settings clients may use."""
 
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     seed: Annotated[int, Field(ge=0, le=2**53)] | None = None
-    stop: Annotated[list[_Named], Field(max_length=16)] | None = None
+    stop: Annotated[list[_Name], Field(max_length=16)] | None = None
     reasoning_effort: ReasoningEffort | None = None
 
 
 class StartRun(Wire):
-    """Starts a run."""
+    """Request to start a run."""
 
     type: Literal["prompt"] = "prompt"
     input: Input | Annotated[list[UserMessage], Field(min_length=1, max_length=64)]
-    """What is asked: a text, parts of several kinds, or several messages."""
+    """Text, a list of parts, or several messages."""
     agent: str | None = None
-    """The name of the agent; it may be left out where there is one."""
+    """Name of the agent. It is optional if the server has a single agent."""
     context_id: Id | None = None
-    """The conversation to go on with; a new one by default."""
+    """Id of the conversation to continue. By default, a new conversation starts."""
     when_busy: Literal["wait", "refuse"] = "wait"
-    """What to do while the conversation has a run under way."""
+    """Behavior if the conversation already has an active run."""
     tools: Annotated[list[ToolSpec], Field(max_length=128)] = Field(default_factory=list[ToolSpec])
-    """What the client carries out in this run."""
+    """Tools that the client executes in this run."""
     settings: RunSettings | None = None
-    """What goes with the model calls, beside what the agent says."""
+    """Settings that override those of the agent."""
     metadata: Annotated[dict[str, Any], Field(max_length=64)] = Field(default_factory=dict[str, Any])
-    """Comes back with the run, and on its first event."""
+    """Metadata returned with the run and in its first event."""
 
 
 class ResumeRun(Wire):
-    """Answers questions of a run that waits."""
+    """Request to answer questions of a waiting run."""
 
     type: Literal["resume"] = "resume"
     inputs: Annotated[dict[str, Any], Field(min_length=1, max_length=64)]
-    """The answers, by `inputId`."""
+    """Answers by `inputId`."""
 
 
-class SayToRun(Wire):
-    """Says something to a run that goes on."""
+class SendMessage(Wire):
+    """Request to send a message to an active run."""
 
     input: Input
     interrupt: bool = False
-    """Cut off the answer that is being written."""
+    """Whether to stop the answer that is being generated."""
 
 
 class CancelRun(Wire):
-    """Cancels a run."""
+    """Request to cancel a run."""
 
     reason: Annotated[str, Field(max_length=1_000)] | None = None
 
 
 class ForkRun(Wire):
-    """Makes a new run that begins with a part of another one."""
+    """Request to create a run that starts with a copy of another run's events."""
 
     at: Annotated[int, Field(ge=1, le=2**53)]
-    """The `seq` of the last event to take over."""
+    """The `seq` of the last event to copy."""
     input: Input | None = None
-    """In the place of the question for `at` 1, else a new message after what is taken over."""
+    """New message after the copied events. If `at` is 1, it replaces the prompt."""
     results: Annotated[dict[str, Any], Field(max_length=64)] = Field(default_factory=dict[str, Any])
-    """What tools have answered, by the id of the call or by its slot."""
+    """Tool results, by call id or by slot."""
 
 
 class RunInfo(Wire):
-    """Where a run stands, as clients may see it."""
+    """Current state of a run, in its public form."""
 
     task_id: str
     context_id: str
@@ -172,93 +172,93 @@ class RunInfo(Wire):
     attempt: int
     seq: int
     deltas: Deltas
-    """What a stream of its events has of its deltas as things are now; the header `Rxloop-Deltas` of each says it."""
+    """Text deltas that a stream would have now. The header `Rxloop-Deltas` of a stream has the actual value."""
     cursor: str
-    """The place of the newest event in the log: what is read after it is new."""
+    """Cursor of the newest event in the log. Use it to read later events."""
     created: Timestamp
     updated: Timestamp
     events: str
-    """The path of its events."""
-    metadata: dict[str, Any] = Field(default_factory=dict[str, Any], exclude_if=absent)
-    content: str | None = Field(default=None, exclude_if=absent)
-    """The answer of the last attempt, partial where it did not complete."""
-    reason: str | None = Field(default=None, exclude_if=absent)
-    """Why the last attempt ended; none for an answer."""
-    finish_reason: str | None = Field(default=None, exclude_if=absent)
-    pending: list[PendingInput] = Field(default_factory=list[PendingInput], exclude_if=absent)
-    """The questions that wait for an answer."""
-    usage: Usage | None = Field(default=None, exclude_if=absent)
-    error: ErrorInfo | None = Field(default=None, exclude_if=absent)
+    """URL path of the run's events."""
+    metadata: dict[str, Any] = Field(default_factory=dict[str, Any], exclude_if=is_empty)
+    content: str | None = Field(default=None, exclude_if=is_empty)
+    """Answer of the last attempt. It is partial if the attempt did not complete."""
+    reason: str | None = Field(default=None, exclude_if=is_empty)
+    """Reason for the end of the last attempt. Missing if the run answered."""
+    finish_reason: str | None = Field(default=None, exclude_if=is_empty)
+    pending: list[PendingInput] = Field(default_factory=list[PendingInput], exclude_if=is_empty)
+    """Questions that need an answer."""
+    usage: Usage | None = Field(default=None, exclude_if=is_empty)
+    error: ErrorInfo | None = Field(default=None, exclude_if=is_empty)
 
     @property
-    def at_rest(self) -> bool:
-        """Whether nothing goes on: the run is over, or waits for an answer."""
+    def is_idle(self) -> bool:
+        """True if the run is finished or waits for an answer."""
         return self.state not in ("submitted", "working")
 
 
 class RunPage(Wire):
-    """Some runs, newest first."""
+    """Page of runs, newest first."""
 
     runs: list[RunInfo]
     next: str | None = None
-    """What to give as `after` for the next page; none on the last one."""
+    """Value of `after` for the next page. Missing on the last page."""
 
 
 class ContextInfo(Wire):
-    """A conversation, by its first run and its latest one."""
+    """Conversation with its first and latest run."""
 
     context_id: str
     created: Timestamp
     updated: Timestamp
     task_id: str
-    """The latest run."""
+    """Id of the latest run."""
     agent: str
-    """The agent of the latest run."""
+    """Agent of the latest run."""
     state: State
-    """The state of the latest run."""
-    metadata: dict[str, Any] = Field(default_factory=dict[str, Any], exclude_if=absent)
-    """What the first run was started with, such as a title."""
+    """State of the latest run."""
+    metadata: dict[str, Any] = Field(default_factory=dict[str, Any], exclude_if=is_empty)
+    """Metadata of the first run, such as a title."""
 
 
 class ContextPage(Wire):
-    """Some conversations, those with the newest runs first."""
+    """Page of conversations. Those with the newest runs come first."""
 
     contexts: list[ContextInfo]
     next: str | None = None
-    """What to give as `after` for the next page; none on the last one."""
+    """Value of `after` for the next page. Missing on the last page."""
 
 
 class StateInfo(Wire):
-    """How a run stood after one of its events."""
+    """State of a run after one of its events."""
 
     task_id: str
     seq: int
-    """That of the last event which counts."""
+    """The `seq` of the last included event."""
     attempt: int
     state: State
-    reason: str | None = Field(default=None, exclude_if=absent)
-    error: ErrorInfo | None = Field(default=None, exclude_if=absent)
+    reason: str | None = Field(default=None, exclude_if=is_empty)
+    error: ErrorInfo | None = Field(default=None, exclude_if=is_empty)
     iteration: int
-    """The model calls of the main line that had begun."""
+    """Number of model calls started on the main branch."""
     messages: list[Message]
-    """Those of the run; a message with calls comes once all of them are answered."""
-    calls: list[ToolCall] = Field(default_factory=list[ToolCall], exclude_if=absent)
-    """The calls that were not answered."""
-    pending: list[PendingInput] = Field(default_factory=list[PendingInput], exclude_if=absent)
-    """The questions that waited for an answer."""
+    """Messages of the run. An assistant message with tool calls is only included once all calls are answered."""
+    calls: list[ToolCall] = Field(default_factory=list[ToolCall], exclude_if=is_empty)
+    """Unanswered tool calls."""
+    pending: list[PendingInput] = Field(default_factory=list[PendingInput], exclude_if=is_empty)
+    """Questions that needed an answer."""
     content: str
-    """The newest answer, or what there was of one."""
+    """Newest answer, possibly partial."""
     usage: Usage
 
 
 class MessageList(Wire):
-    """The messages of a conversation, oldest first."""
+    """Messages of a conversation, oldest first."""
 
     messages: list[Message]
 
 
 class AgentInfo(Wire):
-    """An agent that runs can be started of."""
+    """Agent that clients can run."""
 
     name: str
     model: str
@@ -266,40 +266,40 @@ class AgentInfo(Wire):
 
 
 class AgentList(Wire):
-    """The agents of a server."""
+    """Agents hosted by a server."""
 
     agents: list[AgentInfo]
 
 
 class Health(Wire):
-    """That the server is there."""
+    """Response of the health check."""
 
     status: Literal["ok"] = "ok"
 
 
 class ProblemInfo(Wire):
-    """What is wrong with a request."""
+    """Error details."""
 
     code: str
-    """For programs."""
+    """Error code for programs."""
     message: str
-    """For people."""
-    fields: dict[str, str] | None = Field(default=None, exclude_if=absent)
-    """What is wrong with which field of the body or the query."""
+    """Message for people."""
+    fields: dict[str, str] | None = Field(default=None, exclude_if=is_empty)
+    """Error messages by field of the request body or query."""
 
 
 class Problem(Wire):
-    """The body of every answer that is an error."""
+    """Body of all error responses."""
 
     error: ProblemInfo
 
 
-def messages_of(given: str | list[InputPart] | list[UserMessage]) -> list[Message]:
-    """The messages of the person who asks, out of what a client has sent."""
-    messages = [each for each in given if isinstance(each, UserMessage)]
+def make_messages(input: str | list[InputPart] | list[UserMessage]) -> list[Message]:
+    """Convert the input of a request to user messages."""
+    messages = [each for each in input if isinstance(each, UserMessage)]
     if messages:
         return [Message.user(_content(each.content), message_id=each.message_id) for each in messages]
-    return [Message.user(_content(cast("str | list[InputPart]", given)))]
+    return [Message.user(_content(cast("str | list[InputPart]", input)))]
 
 
 def _content(content: str | list[InputPart]) -> str | list[Part]:
@@ -310,6 +310,6 @@ def _part(part: InputPart) -> Part:
     if isinstance(part, TextInput):
         return TextPart(text=part.text)
     if isinstance(part, InlineInput):
-        return part.part()
-    made = ImagePart if part.type == "image" else FilePart
-    return made(url=part.url, media_type=part.media_type)
+        return part.to_part()
+    cls = ImagePart if part.type == "image" else FilePart
+    return cls(url=part.url, media_type=part.media_type)

@@ -1,4 +1,4 @@
-"""Ids of runs and conversations: their rule, and how they are made."""
+"""Validation and generation of run and conversation ids."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from pydantic_core import PydanticCustomError
 from rxloop.errors import ConfigurationError
 
 MAX_LENGTH = 255
-"""Characters of an id: enough for every e-mail address."""
+"""Maximum length of an id in characters. Email addresses always fit."""
 
 RULE = (
     f"must be a string of 1 to {MAX_LENGTH} characters, without control characters or line ends, without whitespace at "
     "its ends, and not '.' or '..'"
 )
-"""What an id must be. Clients resolve `.` and `..` in addresses, so that nothing by these names could be reached."""
+"""Error text with the requirements. Clients resolve `.` and `..` in URLs, so such ids would be unreachable."""
 
 REMEDY = "Choose another id, such as a UUID or an e-mail address."
 
 _FORBIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 _PATTERN = r"^(?!\.{1,2}$)(?!\s)[^\u0000-\u001f\u007f-\u009f\u2028\u2029]+(?<!\s)$"
-"""The rule as a regular expression of ECMAScript, for the JSON Schema."""
+"""ECMAScript regular expression used in the JSON Schema."""
 
-_SHOWN = 80
-"""Characters of a refused id that an error shows."""
+_MAX_QUOTED = 80
+"""Maximum number of characters of a rejected id to include in an error."""
 
 
 def is_id(value: Any) -> bool:
-    """Tell whether a value may be the id of a conversation or of a message."""
+    """True if a value is a valid conversation id or message id."""
     return (
         isinstance(value, str)
         and 0 < len(value) <= MAX_LENGTH
@@ -42,63 +42,63 @@ def is_id(value: Any) -> bool:
 
 
 def find_id_fault(name: str, value: Any) -> str | None:
-    """Return what is wrong with an id, with the rule and a remedy; None if nothing is."""
+    """Return an error message with a remedy, or None if the id is valid."""
     if is_id(value):
         return None
-    shown = repr(value)
-    shown = shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}..."
+    quoted = repr(value)
+    quoted = quoted if len(quoted) <= _MAX_QUOTED else f"{quoted[:_MAX_QUOTED]}..."
     length = f" of {len(value)} characters" if isinstance(value, str) and len(value) > MAX_LENGTH else ""
-    return f"{name} {RULE}, got {shown}{length}. {REMEDY}"
+    return f"{name} {RULE}, got {quoted}{length}. {REMEDY}"
 
 
-def check_name(value: Any, name: str) -> str:
-    """Return an id that follows the rule.
+def validate_id(value: Any, name: str) -> str:
+    """Return the id if it is valid.
 
     Args:
         value: The id.
-        name: What an error calls it, such as `context_id`.
+        name: Name to use in errors, such as `context_id`.
 
     Raises:
-        ConfigurationError: The id breaks the rule.
+        ConfigurationError: The id is invalid.
     """
-    wrong = find_id_fault(name, value)
-    if wrong is not None:
-        raise ConfigurationError(wrong)
+    fault = find_id_fault(name, value)
+    if fault is not None:
+        raise ConfigurationError(fault)
     return value
 
 
 def _validate(value: str) -> str:
-    wrong = find_id_fault("an id", value)
-    if wrong is not None:
-        raise PydanticCustomError("id", "{wrong}", {"wrong": wrong})
+    fault = find_id_fault("an id", value)
+    if fault is not None:
+        raise PydanticCustomError("id", "{fault}", {"fault": fault})
     return value
 
 
 _SCHEMA = {"type": "string", "minLength": 1, "maxLength": MAX_LENGTH, "pattern": _PATTERN}
 
 Id = Annotated[str, AfterValidator(_validate), WithJsonSchema(_SCHEMA)]
-"""An id in the body or the query of a request."""
+"""Id in a request body or query."""
 
 _NAMESPACE = "0190d2c4-0c1e-7000-8000-7278d06c6f70"
-"""Of the ids that are made of keys. Never change it: a key has to stand for the same run for ever."""
+"""UUID namespace for derived ids. Never change it, because existing keys would then map to new runs."""
 
 
 def make_id() -> str:
-    """An id for a run or a conversation, a UUIDv7."""
-    # Imported here: uuid6 brings importlib.metadata, a good part of the time that importing rxloop takes.
+    """Create a UUIDv7 for a run or conversation."""
+    # Import uuid6 on first use: it loads importlib.metadata, which would slow down importing rxloop.
     import uuid6
 
     return str(uuid6.uuid7())
 
 
 def derive_id(*parts: str) -> str:
-    """The id of the run that a key stands for, a UUIDv5: the same parts are the same run, in every process.
+    """Derive a run id (UUIDv5) from a key. The same parts return the same id in every process.
 
     Args:
-        parts: What tells the run apart, such as the name of a batch and the key of an item. Parts are not joined into
-            one text: `("a", "bc")` and `("ab", "c")` are two runs.
+        parts: Strings that identify the run, such as a batch name and an item key. Boundaries matter: `("a", "bc")` and
+            `("ab", "c")` return different ids.
     """
-    # Imported here: importing rxloop is quicker without.
+    # Imported on first use to speed up importing rxloop.
     import json
     from uuid import UUID, uuid5
 
@@ -106,33 +106,33 @@ def derive_id(*parts: str) -> str:
 
 
 def make_nested_id(task_id: str, step: str | None, index: int) -> str:
-    """The id of the run that is nested in a call: the same in each attempt.
+    """Derive the id of a nested run from the tool call that starts it. The id is the same in every attempt.
 
     Args:
-        task_id: The run that makes the call.
-        step: The model call that asks for it.
-        index: The place of the call in its message.
+        task_id: Id of the run that makes the call.
+        step: Model call that requested the tool call.
+        index: Zero-based index of the call in its message.
     """
     return derive_id("nested", task_id, step or "", str(index))
 
 
 def check_task_id(value: Any) -> str:
-    """Check that the id of a run is a UUID as it is usually written.
+    """Return a run id if it is a UUID in canonical form.
 
-    One that can be written in several ways would be several runs to a log.
+    Event logs would treat different spellings of a UUID as different runs.
 
     Raises:
-        ConfigurationError: It is something else.
+        ConfigurationError: The id is not a UUID, or it is not in canonical form.
     """
-    # Imported here: importing rxloop is quicker without.
+    # Imported on first use to speed up importing rxloop.
     from uuid import UUID
 
     try:
         canonical = str(UUID(value))
     except (ValueError, AttributeError, TypeError):
         raise ConfigurationError(
-            f"task_id={value!r} cannot be used: give a UUID, such as str(uuid.uuid4()), or leave it out"
+            f"task_id must be a UUID, got {value!r}. Pass a UUID such as str(uuid.uuid4()), or omit task_id."
         ) from None
     if value != canonical:
-        raise ConfigurationError(f"task_id={value!r} cannot be used: write that UUID as {canonical!r}")
+        raise ConfigurationError(f"task_id must be a canonical UUID, got {value!r}. Pass {canonical!r}.")
     return canonical

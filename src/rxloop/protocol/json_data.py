@@ -18,23 +18,24 @@ from pydantic_core import to_jsonable_python
 from rxloop.errors import InvalidEvent
 from rxloop.protocol.model import EMPTY_DICT, EMPTY_LIST, FrozenDict, FrozenList
 
-DEPTH = 100
-"""How deep lists and dicts may be nested: JSON is read to a depth of 200, and an event adds a few levels itself."""
+MAX_DEPTH = 100
+"""Maximum nesting depth of lists and dicts. JSON parsers stop at 200 levels, and the event itself adds a few."""
 
-MOST = 1_000_000
-"""How many values lists and dicts may hold in all."""
+MAX_VALUES = 1_000_000
+"""Maximum number of values in nested lists and dicts, in total."""
 
-LEAST, LARGEST = -(2**63), 2**64 - 1
+MIN_INTEGER, MAX_INTEGER = -(2**63), 2**64 - 1
 
-_SHOWN = 4
+_MAX_PATH = 4
+"""Maximum number of path components in an error."""
 
 Type = Literal["simple", "any", "more"]
 
 M = TypeVar("M", bound=BaseModel)
 
 
-def readable(text: str) -> str:
-    """Replace lone surrogates, which no request can carry: a file name that is not UTF-8 has them."""
+def replace_surrogates(text: str) -> str:
+    """Replace lone surrogates, which cannot be encoded. They occur in file names that are not UTF-8."""
     if text.isascii():
         return text
     try:
@@ -44,125 +45,127 @@ def readable(text: str) -> str:
     return text
 
 
-def storable(value: Any, name: str) -> Any:
-    """Turn a value of any type into JSON data, frozen.
+def freeze_json(value: Any, name: str) -> Any:
+    """Convert a value of any type to immutable JSON data.
 
     Args:
-        value: What somebody gave: lists, dicts, and what the table in docs/protocol.md names.
-        name: What it is, for the error.
+        value: Lists, dicts, and values of the types listed in docs/protocol.md.
+        name: Name of the value to use in errors.
 
     Raises:
-        InvalidEvent: It cannot be written as JSON, or is nested too deep.
+        InvalidEvent: The value cannot be encoded as JSON, or it is nested too deep.
     """
     if value.__class__ is FrozenDict or value.__class__ is FrozenList:
         return value
     try:
-        return _Walk().free(value, 0)
-    except _Misfit as misfit:
-        raise misfit.error(name) from misfit.__cause__
+        return _Converter().convert_any(value, 0)
+    except _InvalidValue as fault:
+        raise fault.to_error(name) from fault.__cause__
 
 
-def settled(fields: dict[str, Any], name: str, classes: frozenset[type], type_: Type) -> Any:
-    """Turn the value of a field into one that can be written and read again.
+def freeze_field(fields: dict[str, Any], name: str, classes: frozenset[type], type_: Type) -> Any:
+    """Convert the value of an event's field to immutable JSON data.
 
     Raises:
-        InvalidEvent: There is none.
+        InvalidEvent: The value cannot be encoded as JSON, or it has the wrong type.
     """
     value = fields[name]
-    walk = _Walk()
+    converter = _Converter()
     try:
-        made = walk.free(value, 0) if type_ == "any" else walk.typed(value, 0)
-        if type_ == "simple" and made.__class__ not in classes:
-            wanted = " or ".join(sorted(cls.__name__ for cls in classes))
-            raise _Misfit(f"{made!r} is not a {wanted}")
-    except _Misfit as misfit:
-        raise misfit.error(f"{fields['kind']}: {name}") from misfit.__cause__
-    return made
+        result = converter.convert_any(value, 0) if type_ == "any" else converter.convert_typed(value, 0)
+        if type_ == "simple" and result.__class__ not in classes:
+            expected = " or ".join(sorted(cls.__name__ for cls in classes))
+            raise _InvalidValue(f"must be {expected}, got {result!r}")
+    except _InvalidValue as fault:
+        raise fault.to_error(f"{fields['kind']}: {name}") from fault.__cause__
+    return result
 
 
-def settled_model(model: M, name: str) -> M:
-    """Make a model storable that is to be a part of several events: itself where it is.
+def freeze_model(model: M, name: str) -> M:
+    """Convert the fields of a model to immutable JSON data, for use in several events. Valid models are not copied.
 
     Raises:
-        InvalidEvent: Something in it cannot be written as JSON.
+        InvalidEvent: A field cannot be encoded as JSON.
     """
     try:
-        return cast("M", _Walk().model(model, 0))
-    except _Misfit as misfit:
-        raise misfit.error(name) from misfit.__cause__
+        return cast("M", _Converter().convert_model(model, 0))
+    except _InvalidValue as fault:
+        raise fault.to_error(name) from fault.__cause__
 
 
-def takes_any(cls: type[BaseModel]) -> bool:
-    """Tell whether it is the class for events of any kind."""
+def allows_extra(cls: type[BaseModel]) -> bool:
+    """True if a model accepts unknown fields, as the class for unknown events does."""
     return cls.model_config.get("extra") == "allow"
 
 
-class _Misfit(Exception):
-    """Something that fits no rule, on its way out of the walk: each level adds where it was."""
+class _InvalidValue(Exception):
+    """Value that cannot be converted. Each level of the conversion appends its path component."""
 
-    def __init__(self, what: str) -> None:
-        super().__init__(what)
-        self.place: list[str] = []
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.path: list[str] = []
 
-    def error(self, name: str) -> InvalidEvent:
-        # Of a place a hundred levels down the beginning will do.
-        where = "".join(self.place[: -_SHOWN - 1 : -1])
-        return InvalidEvent(f"{name}{where}{'...' if len(self.place) > _SHOWN else ''}: {self}")
+    def to_error(self, name: str) -> InvalidEvent:
+        # Paths can have a hundred components, so only include the first few.
+        path = "".join(self.path[: -_MAX_PATH - 1 : -1])
+        return InvalidEvent(f"{name}{path}{'...' if len(self.path) > _MAX_PATH else ''}: {self}")
 
 
-class _Walk:
-    """One walk over a value; it ends though the value holds itself, or the same part a million times."""
+class _Converter:
+    """Conversion of one value. Its limits also stop cycles, and values that contain the same part many times."""
 
-    _left = MOST
+    _remaining = MAX_VALUES
 
-    def free(self, value: Any, depth: int) -> Any:
-        """Any value, as JSON data."""
+    def convert_any(self, value: Any, depth: int) -> Any:
+        """Convert a value of any type to JSON data."""
         cls = value.__class__
         if cls is str:
-            return value if value.isascii() else readable(value)
+            return value if value.isascii() else replace_surrogates(value)
         if value is None or cls is bool:
             return value
         if cls is int:
-            return value if LEAST <= value <= LARGEST else _digits(value)
+            return value if MIN_INTEGER <= value <= MAX_INTEGER else _format_integer(value)
         if cls is float:
-            return value if isfinite(value) else _not_finite(value)
+            return value if isfinite(value) else _format_float(value)
         if isinstance(value, dict):
-            return self._dict(cast("dict[Any, Any]", value), depth)
+            return self._convert_dict(cast("dict[Any, Any]", value), depth)
         if isinstance(value, list | tuple):
-            return self._list(cast("Sequence[Any]", value), depth)
-        return self._other(value, depth)
+            return self._convert_list(cast("Sequence[Any]", value), depth)
+        return self._convert_other(value, depth)
 
-    def typed(self, value: Any, depth: int) -> Any:
-        """Make what stands in a field of a certain type storable, as that type."""
+    def convert_typed(self, value: Any, depth: int) -> Any:
+        """Convert a validated field, keeping its type."""
         cls = value.__class__
         if cls is str:
-            return readable(value)
-        if value is None or cls is bool or (cls is int and LEAST <= value <= LARGEST):
+            return replace_surrogates(value)
+        if value is None or cls is bool or (cls is int and MIN_INTEGER <= value <= MAX_INTEGER):
             return value
-        # Not `isinstance`, which takes longer than all the rest where the class is not the same.
+        # `isinstance` is slow for other classes, because BaseModel has a metaclass.
         if BaseModel in cls.__mro__:
-            return self.model(value, depth)
+            return self.convert_model(value, depth)
         if isinstance(value, list):
-            return FrozenList(self._all(cast("list[Any]", value), depth)) if value else EMPTY_LIST
+            return FrozenList(self._freeze_items(cast("list[Any]", value), depth)) if value else EMPTY_LIST
         if isinstance(value, tuple):
-            return tuple(self._all(cast("tuple[Any, ...]", value), depth)) if value else ()
+            return tuple(self._freeze_items(cast("tuple[Any, ...]", value), depth)) if value else ()
         if isinstance(value, dict):
             items = cast("dict[Any, Any]", value)
-            return FrozenDict(zip(items, self._all(items.values(), depth), strict=True)) if items else EMPTY_DICT
-        if isinstance(value, int) and not LEAST <= value <= LARGEST:
-            raise _Misfit("the number takes more than 64 bits: give a smaller one")
+            return (
+                FrozenDict(zip(items, self._freeze_items(items.values(), depth), strict=True)) if items else EMPTY_DICT
+            )
+        if isinstance(value, int) and not MIN_INTEGER <= value <= MAX_INTEGER:
+            raise _InvalidValue("must fit in 64 bits")
         if isinstance(value, float) and not isfinite(value):
-            raise _Misfit(f"{value} is not a finite number: give one, or leave it out")
+            raise _InvalidValue(f"must be a finite number, got {value}")
         return value
 
-    def _all(self, values: Iterable[Any], depth: int) -> list[Any]:
-        if depth >= DEPTH:
-            raise _too_deep()
-        return [self.typed(value, depth + 1) for value in values]
+    def _freeze_items(self, values: Iterable[Any], depth: int) -> list[Any]:
+        if depth >= MAX_DEPTH:
+            raise _nesting_error()
+        return [self.convert_typed(value, depth + 1) for value in values]
 
-    def model(self, model: BaseModel, depth: int) -> BaseModel:
-        """Return the same model, or a copy where something had to be made storable: it may be somebody's constant."""
-        plan = plan_of(type(model))
+    def convert_model(self, model: BaseModel, depth: int) -> BaseModel:
+        """Return the model, or a changed copy if fields had to be converted. The caller may share the model."""
+        plan = plan_fields(type(model))
         if plan.mark is not None:
             try:
                 plan.mark.__get__(model)
@@ -180,152 +183,152 @@ class _Walk:
                 if cls is str:
                     if value.isascii():
                         continue
-                elif (cls is not int and cls is not float) or LEAST <= value <= LARGEST:
+                elif (cls is not int and cls is not float) or MIN_INTEGER <= value <= MAX_INTEGER:
                     continue
             try:
-                made = self.free(value, 0) if type_ == "any" else self.typed(value, depth + 1)
-            except _Misfit as misfit:
-                misfit.place.append(f".{name}")
+                item = self.convert_any(value, 0) if type_ == "any" else self.convert_typed(value, depth + 1)
+            except _InvalidValue as fault:
+                fault.path.append(f".{name}")
                 raise
-            if made is not value:
-                changes[name] = made
-        made = model.model_copy(update=changes) if changes else model
+            if item is not value:
+                changes[name] = item
+        result = model.model_copy(update=changes) if changes else model
         if plan.mark is not None:
-            plan.mark.__set__(made, True)
-        return made
+            plan.mark.__set__(result, True)
+        return result
 
     def _count(self, number: int, depth: int) -> None:
-        if depth >= DEPTH:
-            raise _too_deep()
-        self._left -= number
-        if self._left < 0:
-            raise _Misfit(f"more than {MOST:,} values: keep them elsewhere, and say where")
+        if depth >= MAX_DEPTH:
+            raise _nesting_error()
+        self._remaining -= number
+        if self._remaining < 0:
+            raise _InvalidValue(f"must not have more than {MAX_VALUES:,} values; publish a reference")
 
-    def _dict(self, value: Mapping[Any, Any], depth: int) -> FrozenDict:
+    def _convert_dict(self, value: Mapping[Any, Any], depth: int) -> FrozenDict:
         if not value:
             return EMPTY_DICT
         self._count(len(value), depth)
-        made: dict[str, Any] = {}
+        items: dict[str, Any] = {}
         for key, item in value.items():
-            name = key if key.__class__ is str and key.isascii() else self._key(key)
+            name = key if key.__class__ is str and key.isascii() else self._convert_key(key)
             try:
-                made[name] = self.free(item, depth + 1)
-            except _Misfit as misfit:
-                misfit.place.append(f"[{name[:40]!r}]")
+                items[name] = self.convert_any(item, depth + 1)
+            except _InvalidValue as fault:
+                fault.path.append(f"[{name[:40]!r}]")
                 raise
-        if len(made) != len(value):
-            raise _Misfit("two keys are the same in JSON, where every key is a text: give other ones")
-        return FrozenDict(made)
+        if len(items) != len(value):
+            raise _InvalidValue("must not have keys that are equal in JSON, where all keys are strings")
+        return FrozenDict(items)
 
-    def _list(self, value: Sequence[Any], depth: int) -> FrozenList:
+    def _convert_list(self, value: Sequence[Any], depth: int) -> FrozenList:
         if not value:
             return EMPTY_LIST
         self._count(len(value), depth)
-        made: list[Any] = []
+        items: list[Any] = []
         for item in value:
             try:
-                made.append(self.free(item, depth + 1))
-            except _Misfit as misfit:
-                misfit.place.append(f"[{len(made)}]")
+                items.append(self.convert_any(item, depth + 1))
+            except _InvalidValue as fault:
+                fault.path.append(f"[{len(items)}]")
                 raise
-        return FrozenList(made)
+        return FrozenList(items)
 
-    def _key(self, key: Any) -> str:
-        made = self.free(key, 0)
-        if isinstance(made, str):
-            return made
-        if made is None or isinstance(made, int | float):
-            # As pydantic writes them.
-            return str(made).lower() if isinstance(made, bool) else str(made)
-        raise _Misfit(f"a key of the type {_type(key)}: keys are texts in JSON")
+    def _convert_key(self, key: Any) -> str:
+        name = self.convert_any(key, 0)
+        if isinstance(name, str):
+            return name
+        if name is None or isinstance(name, int | float):
+            # Use the same format as pydantic.
+            return str(name).lower() if isinstance(name, bool) else str(name)
+        raise _InvalidValue(f"keys must be strings, got type {_type_name(key)}")
 
-    def _other(self, value: Any, depth: int) -> Any:
+    def _convert_other(self, value: Any, depth: int) -> Any:
         if isinstance(value, Enum):
-            return self.free(value.value, depth)
+            return self.convert_any(value.value, depth)
         if isinstance(value, str):
-            return readable(str.__str__(value))
+            return replace_surrogates(str.__str__(value))
         if isinstance(value, int):
-            return self.free(int(value), depth)
+            return self.convert_any(int(value), depth)
         if isinstance(value, float):
-            return self.free(float(value), depth)
+            return self.convert_any(float(value), depth)
         if isinstance(value, bytes | bytearray | memoryview):
             return urlsafe_b64encode(bytes(cast("bytes", value))).decode()
         if isinstance(value, PurePath):
-            return readable(str(value))
+            return replace_surrogates(str(value))
         if isinstance(value, Mapping):
-            return self._dict(cast("Mapping[Any, Any]", value), depth)
+            return self._convert_dict(cast("Mapping[Any, Any]", value), depth)
         if isinstance(value, Set):
-            return self._list(_in_order(cast("Set[Any]", value)), depth)
+            return self._convert_list(_sort_set(cast("Set[Any]", value)), depth)
         if isinstance(value, Sequence | deque):
-            return self._list(cast("Sequence[Any]", value), depth)
+            return self._convert_list(cast("Sequence[Any]", value), depth)
         if isinstance(value, Iterator):
-            # It might have no end, and what it gave would be gone.
-            raise _Misfit(f"of the type {_type(value)}, which can be read only once: make a list of it")
+            # Reading an iterator would consume its values, and it may be infinite.
+            raise _InvalidValue(f"must not be an iterator, got type {_type_name(value)}; pass a list")
         try:
-            made = to_jsonable_python(value, by_alias=True, bytes_mode="base64", inf_nan_mode="strings")
+            data = to_jsonable_python(value, by_alias=True, bytes_mode="base64", inf_nan_mode="strings")
         except Exception as error:
-            raise _Misfit(
-                f"of the type {_type(value)}, which JSON has nothing for: give text, numbers, lists or dicts"
+            raise _InvalidValue(
+                f"must be a string, number, list, dict or other JSON data, got type {_type_name(value)}"
             ) from error
-        return self.free(made, depth)
+        return self.convert_any(data, depth)
 
 
-def _too_deep() -> _Misfit:
-    return _Misfit(f"nested more than {DEPTH} deep, or in itself: give it flatter, or as a text")
+def _nesting_error() -> _InvalidValue:
+    return _InvalidValue(f"must not be nested more than {MAX_DEPTH} deep, or in itself; flatten it or pass a string")
 
 
-def _digits(value: int) -> str:
-    """Write a number that most readers of JSON would round, or refuse, as a text."""
+def _format_integer(value: int) -> str:
+    """Format a large integer as a string, because most JSON parsers would round or reject it."""
     try:
         return str(value)
     except ValueError as error:
-        raise _Misfit("the number has too many digits: give a smaller one, or a text") from error
+        raise _InvalidValue("must be a number with fewer digits or a string") from error
 
 
-def _not_finite(value: float) -> str:
+def _format_float(value: float) -> str:
     return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
 
 
-def _in_order(values: Set[Any]) -> list[Any]:
-    """Sort a set into a list that is the same in every process."""
+def _sort_set(values: Set[Any]) -> list[Any]:
+    """Return the values of a set in an order that does not depend on the process."""
     try:
         return sorted(values)
     except TypeError:
         return sorted(values, key=repr)
 
 
-def _type(value: Any) -> str:
+def _type_name(value: Any) -> str:
     return type(value).__qualname__
 
 
 _Field = tuple[str, Any, frozenset[type], Type]
 
 
-class Plan(NamedTuple):
-    """What of a model needs a look."""
+class FieldPlan(NamedTuple):
+    """Checks to perform on the fields of a model."""
 
     fields: tuple[_Field, ...]
-    """The name, the default, which needs no look, and the classes whose values are storable as they are, but for a look
-    at texts and numbers."""
-    beside: tuple[_Field, ...]
-    """Those of an event that are beside its ids and metadata."""
+    """Name, default, classes and type of each field. Defaults are skipped, and values of these classes are only checked
+    for surrogates and large numbers."""
+    own_fields: tuple[_Field, ...]
+    """Fields of an event other than ids and metadata."""
     choices: tuple[tuple[str, tuple[Any, ...]], ...]
-    """The fields that take few values, with these."""
-    own: bool
-    """The kind is not ours, or has fields that the class does not know."""
+    """Literal fields and their allowed values."""
+    is_foreign: bool
+    """True if the model is defined outside of rxloop, or if it accepts unknown fields."""
     mark: MemberDescriptorType | None
-    """The slot that says of a model which stands in several events that it is settled; a copy does not have it."""
+    """Slot that marks normalised instances, so that events can share them. Copies are not marked."""
 
 
 _ENVELOPE = frozenset(("context_id", "task_id", "parent_task_id", "agent_path", "step", "branch", "metadata"))
 
-_BY_RUN = frozenset(("version", "seq", "sub", "attempt", "timestamp"))
-"""What the run itself stamps."""
+_RUN_FIELDS = frozenset(("version", "seq", "sub", "attempt", "timestamp"))
+"""Fields that the run sets itself."""
 
-_PLAIN = (None, False, True, "", 0, ())
-"""Defaults that are storable, and one object each."""
+_SAFE_DEFAULTS = (None, False, True, "", 0, ())
+"""Valid defaults, compared by identity."""
 
-_NOTHING = object()
+_NO_DEFAULT = object()
 
 _FROZEN: frozenset[type] = frozenset((NoneType, FrozenDict, FrozenList))
 
@@ -339,37 +342,37 @@ _SIMPLE: dict[Any, frozenset[type]] = {
 
 
 @cache
-def plan_of(cls: type[BaseModel]) -> Plan:
-    """Work out what of the values of a model needs a look."""
+def plan_fields(cls: type[BaseModel]) -> FieldPlan:
+    """Return the checks for the fields of a model."""
     fields: list[_Field] = []
     choices: list[tuple[str, tuple[Any, ...]]] = []
     for name, field in cls.model_fields.items():
         annotation = field.annotation
-        default = field.default if any(field.default is plain for plain in _PLAIN) else _NOTHING
-        if name in _BY_RUN:
+        default = field.default if any(field.default is safe for safe in _SAFE_DEFAULTS) else _NO_DEFAULT
+        if name in _RUN_FIELDS:
             continue
         if get_origin(annotation) is Literal:
             choices.append((name, get_args(annotation)))
-        elif _is_free(annotation):
+        elif _accepts_any(annotation):
             fields.append((name, default, _FROZEN | {str, bool}, "any"))
-        elif classes := _classes(annotation):
+        elif classes := _simple_classes(annotation):
             fields.append((name, default, classes, "simple"))
         else:
             fields.append((name, default, _FROZEN, "more"))
-    own = not cls.__module__.startswith("rxloop.") or takes_any(cls)
-    beside = tuple(field for field in fields if field[0] not in _ENVELOPE)
-    return Plan(tuple(fields), beside, tuple(choices), own, getattr(cls, "_settled", None))
+    is_foreign = not cls.__module__.startswith("rxloop.") or allows_extra(cls)
+    own_fields = tuple(field for field in fields if field[0] not in _ENVELOPE)
+    return FieldPlan(tuple(fields), own_fields, tuple(choices), is_foreign, getattr(cls, "_normalised", None))
 
 
-def _is_free(annotation: Any) -> bool:
+def _accepts_any(annotation: Any) -> bool:
     if annotation in (Any, object, JsonValue, dict, list, Mapping, Sequence):
         return True
-    return get_origin(annotation) is not Literal and any(map(_is_free, get_args(annotation)))
+    return get_origin(annotation) is not Literal and any(map(_accepts_any, get_args(annotation)))
 
 
-def _classes(annotation: Any) -> frozenset[type]:
-    """Return the classes of a field of simple types, such as `str | None`; none where there is more to it."""
+def _simple_classes(annotation: Any) -> frozenset[type]:
+    """Return the classes of a simple annotation such as `str | None`. The set is empty for other annotations."""
     if get_origin(annotation) in (Union, UnionType):
-        parts = [_classes(part) for part in get_args(annotation)]
+        parts = [_simple_classes(part) for part in get_args(annotation)]
         return frozenset[type]().union(*parts) if all(parts) else frozenset()
     return _SIMPLE.get(annotation, frozenset()) if isinstance(annotation, type) else frozenset()

@@ -14,11 +14,11 @@ from typing import Literal, NamedTuple
 from urllib.parse import unquote, unquote_to_bytes, urlsplit
 
 from rxloop.protocol.media_types import (
+    get_media_kind,
     guess_media_type,
     has_text_name,
     is_generic,
     is_text,
-    kind_of,
     normalise_media_type,
     sniff,
 )
@@ -266,7 +266,7 @@ def _decode(data: bytes, encoding: str) -> str | None:
 
 def _resolve_bytes(data: bytes, declared: str, name: str | None, image: bool) -> ResolvedMedia:
     known, found = normalise_media_type(declared), sniff(data)
-    if found is None and data and kind_of(known) in ("image", "pdf", "audio", "video"):
+    if found is None and data and get_media_kind(known) in ("image", "pdf", "audio", "video"):
         # Some callers pass base64 where bytes are expected.
         decoded = _try_base64(data)
         if sniff(decoded) is not None:
@@ -279,7 +279,7 @@ def _resolve_bytes(data: bytes, declared: str, name: str | None, image: bool) ->
         text = decode_text(data, _charset(declared))
     if text is not None and not text.strip():
         return ResolvedMedia("text", media_type, name=name, problem="it is empty")
-    if text is not None and not (image and kind_of(media_type) == "image"):
+    if text is not None and not (image and get_media_kind(media_type) == "image"):
         if not is_text(media_type):
             media_type = guess_media_type(name) if is_text(guess_media_type(name)) else "text/plain"
         return ResolvedMedia("text", media_type, data, None, name, text)
@@ -298,11 +298,11 @@ def _media_type(known: str | None, found: str | None, name: str | None) -> str |
     """Choose between the declared media type, the signature of the bytes, and the file name."""
     if found is None:
         return known or guess_media_type(name)
-    if kind_of(found) in ("image", "pdf"):
+    if get_media_kind(found) in ("image", "pdf"):
         return found
     # The signature of an Office document is that of a zip archive, and audio and video share containers.
     declared = known or guess_media_type(name)
-    return found if declared is None or kind_of(declared) in ("image", "pdf", "text") else declared
+    return found if declared is None or get_media_kind(declared) in ("image", "pdf", "text") else declared
 
 
 def _resolve_address(url: str, declared: str | None, name: str | None, image: bool) -> ResolvedMedia:
@@ -330,7 +330,7 @@ def _resolve_address(url: str, declared: str | None, name: str | None, image: bo
     of_google = of_google or (parts.hostname == _FILES_OF_GOOGLE and "/files/" in parts.path)
     if media_type is None:
         guessed = guess_media_type(unquote(parts.path))
-        if not image or kind_of(guessed) in ("image", "pdf"):
+        if not image or get_media_kind(guessed) in ("image", "pdf"):
             media_type = guessed
     kind = _kind(media_type, image)
     return ResolvedMedia(kind, media_type, None, url, name, store="google" if of_google else None)
@@ -341,7 +341,7 @@ def _kind(media_type: str | None, image: bool) -> Kind:
         return "image" if image else "other"
     if media_type == "image/svg+xml" and not image:
         return "text"
-    return kind_of(media_type)
+    return get_media_kind(media_type)
 
 
 def _charset(declared: str) -> str | None:

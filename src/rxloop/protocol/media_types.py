@@ -161,7 +161,7 @@ def is_text(media_type: str | None) -> bool:
     return media_type is not None and _TEXT.fullmatch(media_type) is not None
 
 
-def kind_of(media_type: str | None) -> Literal["image", "pdf", "text", "audio", "video", "other"]:
+def get_media_kind(media_type: str | None) -> Literal["image", "pdf", "text", "audio", "video", "other"]:
     """Return the kind of a normalised media type."""
     group = (media_type or "").partition("/")[0]
     if group == "image" or group == "audio" or group == "video":

@@ -1,4 +1,4 @@
-"""Chat messages, their parts, tool calls, token usage, and questions to the person behind a run."""
+"""Chat messages, tool calls, token usage, errors and pending questions."""
 
 from collections.abc import Iterable, Sequence
 from operator import not_
@@ -8,8 +8,8 @@ import orjson
 from pydantic import Field, model_validator
 
 from rxloop.errors import ConfigurationError, InvalidEvent
-from rxloop.protocol.json_data import readable, storable
-from rxloop.protocol.model import EMPTY_DICT, unchecked
+from rxloop.protocol.json_data import freeze_json, replace_surrogates
+from rxloop.protocol.model import EMPTY_DICT, make_unchecked
 from rxloop.protocol.model import Wire as Wire
 from rxloop.protocol.parts import Citation as Citation
 from rxloop.protocol.parts import Content as Content
@@ -18,43 +18,44 @@ from rxloop.protocol.parts import ImagePart as ImagePart
 from rxloop.protocol.parts import Media as Media
 from rxloop.protocol.parts import Part as Part
 from rxloop.protocol.parts import TextPart as TextPart
-from rxloop.protocol.parts import with_placeholders
+from rxloop.protocol.parts import add_placeholders
 
-HIDDEN_QUESTION = "A decision is needed before the agent can go on."
-"""What clients read in place of a question that a hidden tool asks."""
+HIDDEN_QUESTION = "A decision is needed before the agent can continue."
+"""Prompt that clients see instead of a question asked by a hidden tool."""
 
 Role = Literal["system", "user", "assistant", "tool"]
 
 
 class ToolCall(Wire):
-    """A call that the model asked for.
+    """Tool call requested by the model.
 
-    `arguments` is always a dict. Where the model wrote something else, it is empty, `error` says what was wrong
-    and `raw` keeps what was written, so that the call can be answered with a useful error.
+    `arguments` is always a dict. If the model writes anything else, `arguments` is empty, `error` describes the
+    problem, and `raw` keeps the original, so that the call gets a useful error.
     """
 
-    # Says that all of it is storable and frozen, which is looked at once, and not for each event of the call.
-    __slots__ = ("_settled",)
+    # Marks normalised calls, because several events contain the same call.
+    __slots__ = ("_normalised",)
 
     id: str
-    """The vendor's id; not unique over a run (some vendors count from "0" in each message)."""
+    """Call id from the vendor. It may repeat within a run, because some vendors start at "0" in each message."""
     name: str
     arguments: dict[str, Any] = Field(default_factory=dict[str, Any])
     raw: str | None = None
-    """The arguments as the model wrote them, to be sent back byte for byte."""
+    """Arguments as written by the model, sent back unchanged."""
     error: str | None = None
-    """Why the arguments could not be read, or None."""
+    """Reason why the arguments are invalid, or None."""
     hidden: bool = Field(default=False, exclude_if=lambda value: not value)
-    """The tool is not for clients, and so is all of this call; said by the run, and never sent to a vendor."""
+    """True if clients must not see the call, because the tool is hidden. Set by the run, never sent to a vendor."""
 
     def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
         return [("hidden", True)] if self.hidden else super().__repr_args__()
 
     @classmethod
     def parse(cls, id: str, name: str, raw: str | None) -> "ToolCall":
-        """Read the arguments that a model wrote: nothing is `{}`, a JSON object encoded twice is decoded twice.
+        """Create a call from arguments that a model wrote.
 
-        The only JSON value in a text that is not JSON counts too; `raw` is then this value alone.
+        Missing arguments become `{}`, and an object that was encoded twice is decoded twice. If the text is not JSON
+        but contains a single JSON value, this value is used, and `raw` is set to it.
         """
         if raw is None or not raw.strip() or raw.strip() == "null":
             return cls(id=id, name=name)
@@ -65,50 +66,52 @@ class ToolCall(Wire):
                 text = value
                 value = orjson.loads(text) if text.strip() else {}
         except orjson.JSONDecodeError as error:
-            # Imported here: most arguments are JSON, and importing rxloop is quicker without.
+            # Imported on first use, because most arguments are JSON.
             from rxloop.protocol.lenient import find_json
 
-            found = find_json(text)
-            if found is None or found == raw:
+            json_text = find_json(text)
+            if json_text is None or json_text == raw:
                 return cls(id=id, name=name, raw=raw, error=f"the arguments are not valid JSON: {error}")
-            return cls.parse(id, name, found)
+            return cls.parse(id, name, json_text)
         if value is None:
             value = {}
         if not isinstance(value, dict):
-            found = type(value).__name__
-            return cls(id=id, name=name, raw=raw, error=f"the arguments must be a JSON object, not {found}")
+            kind = type(value).__name__
+            return cls(id=id, name=name, raw=raw, error=f"the arguments must be a JSON object, not {kind}")
         try:
-            arguments = storable(value, "the arguments")
+            arguments = freeze_json(value, "the arguments")
         except InvalidEvent as error:
             return cls(id=id, name=name, raw=raw, error=str(error))
-        return _call(id=readable(id), name=readable(name), arguments=arguments, raw=readable(raw))
+        return _call(
+            id=replace_surrogates(id), name=replace_surrogates(name), arguments=arguments, raw=replace_surrogates(raw)
+        )
 
 
-_call = unchecked(ToolCall, settled=True)
+_call = make_unchecked(ToolCall, normalised=True)
 
 
 class Message(Wire):
-    """One message of a conversation, as it is stored and sent."""
+    """Message of a conversation, as stored and sent."""
 
-    # The encoded form that the last provider sent, so that a message is encoded once; no part of its value.
+    # Cache for the encoded form, so that each message is only encoded once per provider. Not part of the value.
     __slots__ = ("_wire",)
 
     role: Role
     content: Content = ""
     reasoning: str | None = None
-    """The provider's reasoning text beside an assistant message."""
+    """Reasoning text that the provider returned with an assistant message."""
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
-    """In a tool message: the id of the call that it answers."""
+    """Id of the answered call. Only set in tool messages."""
     provider_state: dict[str, Any] | None = None
-    """Opaque data that the provider wants back with this message, such as signed reasoning."""
+    """Opaque data that the provider needs back with the message, such as signed reasoning."""
     pinned: bool = Field(default=False, exclude_if=lambda value: not value)
-    """Never left out of a request, however long the history gets."""
+    """True if the message must stay in all requests, even if the history is compressed."""
     message_id: str | None = Field(default=None, exclude_if=lambda value: not value)
-    """Names the message for programs: its author's, or made by the run; never sent to a vendor."""
+    """Id for programs, set by the author or the run. It is never sent to a vendor."""
 
     def __eq__(self, other: object) -> bool:
-        # A name for the message, and no part of what it says.
+        # The id is not part of the content.
         if not isinstance(other, Message):
             return NotImplemented
         return {**vars(self), "message_id": None} == {**vars(other), "message_id": None}
@@ -117,59 +120,59 @@ class Message(Wire):
         return hash((self.role, self.text, self.tool_call_id))
 
     @model_validator(mode="after")
-    def _fits_its_role(self) -> Self:
+    def _check_role(self) -> Self:
         if self.role == "tool" and self.tool_call_id is None:
-            raise ValueError("a tool message needs the tool_call_id of the call that it answers")
+            raise ValueError("tool_call_id must be set in a tool message")
         if self.role != "tool" and self.tool_call_id is not None:
-            raise ValueError(f"a {self.role} message has no tool_call_id")
+            raise ValueError(f"tool_call_id must not be set in a {self.role} message")
         if self.role != "assistant" and self.tool_calls:
-            raise ValueError(f"a {self.role} message has no tool_calls")
+            raise ValueError(f"tool_calls must not be set in a {self.role} message")
         return self
 
     @classmethod
     def system(cls, content: str | Sequence[Part]) -> "Message":
-        """Make a message that instructs the model."""
+        """Create a message with instructions for the model."""
         return cls(role="system", content=_content(content))
 
     @classmethod
     def user(cls, content: str | Sequence[Part], *, pinned: bool = False, message_id: str | None = None) -> "Message":
-        """Make a message of the person who asks.
+        """Create a user message.
 
         Args:
-            content: A text, or parts of several kinds.
-            pinned: It stays in every request.
-            message_id: Names the message for programs; the run makes one where there is none.
+            content: Text, or a sequence of parts.
+            pinned: Keep the message in all requests.
+            message_id: Id for programs. By default, the run creates one.
         """
         return cls(role="user", content=_content(content), pinned=pinned, message_id=message_id)
 
     @classmethod
     def assistant(cls, content: str | Sequence[Part] = "", *, tool_calls: Sequence[ToolCall] = ()) -> "Message":
-        """Make a message of the model."""
+        """Create a message from the model."""
         return cls(role="assistant", content=_content(content), tool_calls=tuple(tool_calls))
 
     @classmethod
     def tool(cls, tool_call_id: str, content: str | Sequence[Part]) -> "Message":
-        """Make the answer to a tool call."""
+        """Create the result message for a tool call."""
         return cls(role="tool", tool_call_id=tool_call_id, content=_content(content))
 
     @property
     def text(self) -> str:
-        """The text of the message, parts joined, other parts left out."""
+        """Text of the message, without images and files. Text parts are joined."""
         if isinstance(self.content, str):
             return self.content
         return "".join(part.text for part in self.content if isinstance(part, TextPart))
 
     @property
     def media(self) -> list[ImagePart | FilePart]:
-        """The images and files of the message."""
+        """Images and files in the message."""
         if isinstance(self.content, str):
             return []
         return [part for part in self.content if not isinstance(part, TextPart)]
 
     @property
-    def text_alone(self) -> str:
-        """The text, for those who take nothing else: words in brackets stand for the images and files."""
-        return self.text if isinstance(self.content, str) else with_placeholders(self.text, self.media)
+    def text_with_placeholders(self) -> str:
+        """Text in which placeholders replace images and files, for consumers that only accept text."""
+        return self.text if isinstance(self.content, str) else add_placeholders(self.text, self.media)
 
 
 def _content(content: str | Sequence[Part]) -> Content:
@@ -177,64 +180,64 @@ def _content(content: str | Sequence[Part]) -> Content:
 
 
 Prompt = str | Message | Sequence[Message | str]
-"""What a run is asked: a text, a message, or several of both."""
+"""Input for a run: text, a message, or a sequence of both."""
 
 
-def as_messages(prompt: Prompt, called: str = "the prompt") -> tuple[Message, ...]:
-    """Make messages of whatever `agent.run` takes: a text is a user message.
+def to_messages(prompt: Prompt, name: str = "the prompt") -> tuple[Message, ...]:
+    """Convert the prompt of a run to messages. Strings become user messages.
 
     Args:
-        prompt: A text, a message, or several.
-        called: What an error calls it.
+        prompt: Text, a message, or a sequence of both.
+        name: Name of the prompt to use in errors.
 
     Raises:
-        ConfigurationError: It is something else, or a message of the user is empty.
+        ConfigurationError: The prompt has another type, or it contains an empty user message.
     """
-    given: Any = prompt
-    if isinstance(given, str | Message):
-        return (_message(given, called),)
-    if not isinstance(given, Sequence) or isinstance(given, bytes | bytearray):
-        raise ConfigurationError(f"{called} is {given!r}: give a text, a message, or a list of them")
-    items = cast("Sequence[Any]", given)
-    return tuple(_message(item, f"{called.removeprefix('the ')}[{place}]") for place, item in enumerate(items))
+    value: Any = prompt
+    if isinstance(value, str | Message):
+        return (_to_message(value, name),)
+    if not isinstance(value, Sequence) or isinstance(value, bytes | bytearray):
+        raise ConfigurationError(f"{name} must be a string, a message, or a list of them, got {value!r}")
+    items = cast("Sequence[Any]", value)
+    return tuple(_to_message(item, f"{name.removeprefix('the ')}[{index}]") for index, item in enumerate(items))
 
 
-def _message(item: Any, place: str) -> Message:
+def _to_message(item: Any, name: str) -> Message:
     if isinstance(item, str):
         item = Message.user(item)
     if not isinstance(item, Message):
         raise ConfigurationError(
-            f"{place} is {repr(item)[:200]}: give a text, or a message such as Message.user(...), "
-            "which also takes a list of parts: Message.user([TextPart(text=...), FilePart(data=..., media_type=...)])"
+            f"{name} must be a string or a message, got {repr(item)[:200]}. Pass parts in a list: "
+            "Message.user([TextPart(text=...), FilePart(data=..., media_type=...)])"
         )
     if item.role == "user" and not item.content:
-        raise ConfigurationError(f"{place} is an empty user message: give it a text")
-    if isinstance(item.content, str) and readable(item.content) is not item.content:
-        return item.model_copy(update={"content": readable(item.content)})
+        raise ConfigurationError(f"{name} must not be an empty user message. Add some text.")
+    if isinstance(item.content, str) and replace_surrogates(item.content) is not item.content:
+        return item.model_copy(update={"content": replace_surrogates(item.content)})
     return item
 
 
 class Usage(Wire):
-    """Tokens of one or several model calls, as the provider counted them.
+    """Token usage of model calls, as reported by the provider.
 
-    `input_tokens` is all of the input, whatever the vendor's own word counts: fresh, cached and written to the cache.
+    `input_tokens` is the whole input, including tokens read from the cache and written to it.
     """
 
-    # As in a `ToolCall`: the sum of a run stands in many events.
-    __slots__ = ("_settled",)
+    # As in `ToolCall`: several events contain a run's total usage.
+    __slots__ = ("_normalised",)
 
     input_tokens: int = 0
     output_tokens: int = 0
     cached_tokens: int = 0
-    """The part of `input_tokens` that came from the provider's cache."""
+    """Number of input tokens read from the provider's cache."""
     cache_write_tokens: int = Field(default=0, exclude_if=lambda value: not value)
-    """The part of `input_tokens` that was written into the provider's cache, where the provider counts it."""
+    """Number of input tokens written to the provider's cache, if the provider reports it."""
     reasoning_tokens: int = 0
-    """The part of `output_tokens` that was reasoning."""
+    """Number of output tokens used for reasoning."""
 
     @property
     def total_tokens(self) -> int:
-        """Input and output together."""
+        """Sum of input and output tokens."""
         return self.input_tokens + self.output_tokens
 
     def __add__(self, other: "Usage") -> "Usage":
@@ -247,58 +250,58 @@ class Usage(Wire):
         )
 
 
-_usage = unchecked(Usage, settled=True)
+_usage = make_unchecked(Usage, normalised=True)
 
 
 class ErrorInfo(Wire):
-    """What went wrong, for programs (`code`) and for people (`message`)."""
+    """Error with a code for programs and a message for people."""
 
     code: str
     message: str
     retryable: bool = False
-    """Whether the same may succeed in a moment: a run that failed so can be resumed."""
+    """True if the same operation may succeed later, so that the run can be resumed."""
 
 
 class PendingInput(Wire):
-    """A question that waits for an answer."""
+    """Question that needs an answer before the run continues."""
 
     input_id: str
-    """The same in every attempt."""
+    """Id of the question, the same in every attempt."""
     prompt: str
     input_kind: Literal["confirmation", "text", "selection", "data", "tool", "credential"] = "data"
-    """`tool` is a call that the client carries out, `credential` one that only the person has."""
+    """Kind of the answer. `tool` is a call for the client to execute, `credential` a secret that only a person has."""
     options: list[Any] | None = None
     answer_schema: dict[str, Any] = Field(default_factory=dict[str, Any])
-    """JSON Schema of the answer."""
+    """JSON Schema for the answer."""
     call: ToolCall | None = None
-    """The tool call that asks, or that the client is to carry out."""
+    """Tool call that asks the question, or the call for the client to execute."""
     index: int = 0
     step: str | None = None
     task_id: str | None = Field(default=None, exclude_if=not_)
-    """The run that asks, where that is one of a nested agent."""
+    """Id of the nested run that asks, if any."""
     agent_path: tuple[str, ...] = Field(default=(), exclude_if=not_)
-    """The names of the nested agents down to the one that asks."""
+    """Names of the nested agents, outermost first. The last one asks."""
     hidden: bool = Field(default=False, exclude_if=not_)
-    """The run that asks is nested in a call that is not for clients."""
+    """True if the question belongs to a run nested in a hidden call."""
     provider: str | None = Field(default=None, exclude_if=lambda value: value is None)
-    """Of a credential: where the person signs in."""
+    """Name of the sign-in provider, for credentials."""
     url: str | None = Field(default=None, exclude_if=lambda value: value is None)
-    """Of a credential: the page for that."""
+    """URL of the sign-in page, for credentials."""
     public_key: str | None = Field(default=None, exclude_if=lambda value: value is None)
-    """Of a credential: the key that it is to be encrypted with; then the answer is the ciphertext."""
+    """Key for encrypting a credential. If set, the answer is the ciphertext."""
 
     @property
     def secret(self) -> bool:
-        """Whether the answer is a credential, which is on no stream and in no log."""
+        """True if the answer is a credential. Credentials are never published or logged."""
         return self.input_kind == "credential"
 
     def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
-        shown = public_question(self)
-        return super().__repr_args__() if shown is self else shown.__repr_args__()
+        public = public_question(self)
+        return super().__repr_args__() if public is self else public.__repr_args__()
 
 
-def failure_of(answer: Any) -> str | None:
-    """Return why a client could not carry a tool out: what stands in an answer `{"error": "..."}`; None otherwise."""
+def get_tool_error(answer: Any) -> str | None:
+    """Return the error from a client's answer `{"error": "..."}`, or None if the tool succeeded."""
     if isinstance(answer, dict) and len(cast("dict[Any, Any]", answer)) == 1:
         error = cast("dict[Any, Any]", answer).get("error")
         return error if isinstance(error, str) else None
@@ -306,7 +309,7 @@ def failure_of(answer: Any) -> str | None:
 
 
 def public_question(question: PendingInput) -> PendingInput:
-    """Show a question as clients may see it: of a hidden tool's, or for a credential, what it takes to answer it."""
+    """Return a question without private data. Hidden tools and credentials only keep the fields needed to answer."""
     changes: dict[str, Any] = {}
     if question.secret:
         changes = {"call": None}

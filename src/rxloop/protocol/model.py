@@ -1,6 +1,6 @@
-"""Base class of wire models, immutable containers, construction without validation."""
+"""Base class of JSON models, immutable containers, and model construction without validation."""
 
-# The models are frozen, which the type checker does not see: a `kind` may be narrower than the `str` of the base.
+# The models are frozen, so a subclass may narrow `kind`. The type checker does not know that they are frozen.
 # pyright: reportIncompatibleVariableOverride=false
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pydantic_core import CoreSchema
 
 
 class Wire(BaseModel):
-    """A frozen model: snake_case in Python, camelCase in JSON."""
+    """Base class of immutable models with snake case names in Python and camelCase names in JSON."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -31,29 +31,29 @@ class Wire(BaseModel):
         serialize_by_alias=True,
         ser_json_bytes="base64",
         val_json_bytes="base64",
-        # Built when a model is first used: all of them at once would be a good part of importing rxloop.
+        # Build schemas on first use, because building all of them would slow down importing rxloop.
         defer_build=True,
     )
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        """Return the schema, with the docstrings of the fields as their descriptions.
+        """Return the schema, with field docstrings as descriptions.
 
-        Read from the source when there is a schema to make. With pydantic's `use_attribute_docstrings` they would be
-        read at every start, which takes a quarter of the time of importing rxloop.
+        The docstrings are read from the source code on demand. Pydantic's `use_attribute_docstrings` would read them at
+        import, which takes a quarter of rxloop's import time.
         """
-        made = handler(schema)
-        properties: dict[str, Any] = handler.resolve_ref_schema(made).get("properties", {})
+        result = handler(schema)
+        properties: dict[str, Any] = handler.resolve_ref_schema(result).get("properties", {})
         for base in reversed(cls.__mro__):
             for name, text in _field_docstrings(base).items():
                 if name in cls.model_fields:
                     properties[cls.model_fields[name].serialization_alias or name]["description"] = text
-        return made
+        return result
 
 
 @cache
 def _field_docstrings(cls: type) -> dict[str, str]:
-    """Return what stands in the source below each annotated name of a class."""
+    """Return the docstrings of a class's annotated attributes."""
     if not issubclass(cls, Wire):
         return {}
     try:
@@ -72,41 +72,39 @@ def _field_docstrings(cls: type) -> dict[str, str]:
     }
 
 
-def _refuse(self: object, *args: Any, **kwargs: Any) -> NoReturn:
-    raise TypeError(
-        "this is a part of an event, and events do not change: make a copy of it with copy.deepcopy(), and change that"
-    )
+def _reject_change(self: object, *args: Any, **kwargs: Any) -> NoReturn:
+    raise TypeError("events are immutable; copy this value with copy.deepcopy() and change the copy")
 
 
 class FrozenDict(dict[str, Any]):
-    """A dict that cannot be changed; a copy of it is an ordinary dict."""
+    """Dict that cannot be changed. Copies of it are ordinary dicts."""
 
     __slots__ = ()
-    __setitem__ = __delitem__ = __ior__ = _refuse  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
-    clear = pop = popitem = setdefault = update = _refuse  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
+    __setitem__ = __delitem__ = __ior__ = _reject_change  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
+    clear = pop = popitem = setdefault = update = _reject_change  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
 
     def __copy__(self) -> dict[str, Any]:
         return dict(self)
 
     def __deepcopy__(self, memo: Any) -> dict[str, Any]:
-        return thawed(self)
+        return thaw(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return FrozenDict, (dict(self),)
 
 
 class FrozenList(list[Any]):
-    """A list that cannot be changed; a copy of it is an ordinary list."""
+    """List that cannot be changed. Copies of it are ordinary lists."""
 
     __slots__ = ()
-    __setitem__ = __delitem__ = __iadd__ = __imul__ = _refuse  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
-    append = clear = extend = insert = pop = remove = reverse = sort = _refuse  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
+    __setitem__ = __delitem__ = __iadd__ = __imul__ = _reject_change  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
+    append = clear = extend = insert = pop = remove = reverse = sort = _reject_change  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
 
     def __copy__(self) -> list[Any]:
         return list(self)
 
     def __deepcopy__(self, memo: Any) -> list[Any]:
-        return thawed(self)
+        return thaw(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return FrozenList, (list(self),)
@@ -115,12 +113,12 @@ class FrozenList(list[Any]):
 EMPTY_DICT, EMPTY_LIST = FrozenDict(), FrozenList()
 
 
-def thawed(value: Any) -> Any:
-    """Copy the value as ordinary dicts and lists, all of them new."""
+def thaw(value: Any) -> Any:
+    """Return a deep copy that consists of ordinary dicts and lists."""
     if isinstance(value, dict):
-        return {key: thawed(item) for key, item in cast("dict[str, Any]", value).items()}
+        return {key: thaw(item) for key, item in cast("dict[str, Any]", value).items()}
     if isinstance(value, list):
-        return [thawed(item) for item in cast("list[Any]", value)]
+        return [thaw(item) for item in cast("list[Any]", value)]
     return value
 
 
@@ -132,47 +130,46 @@ SLOTS: tuple[Callable[[BaseModel, Any], None], ...] = tuple(
     BaseModel.__dict__[name].__set__
     for name in ("__dict__", "__pydantic_fields_set__", "__pydantic_extra__", "__pydantic_private__")
 )
-"""Fill the slots of a model: its fields, the names of those that were given, and two that are None for most models."""
+"""Setters for the slots of a model: field values, set field names, extra values and private attributes."""
 
-_set_dict, _set_given, _set_extra, _set_private = SLOTS
+_set_dict, _set_fields_set, _set_extra, _set_private = SLOTS
 
 _new = object.__new__
 
 _EMPTY: dict[Any, Any] = {dict: EMPTY_DICT, list: EMPTY_LIST}
 
 
-def unchecked(model: Callable[P, M], *, settled: bool = False) -> Callable[P, M]:
-    """The constructor of a model without its validation, at half the cost.
+def make_unchecked(model: Callable[P, M], *, normalised: bool = False) -> Callable[P, M]:
+    """Return a constructor that skips validation, which halves the cost.
 
-    It takes the same arguments, by the names of the fields, and they must have the types of the fields already: nothing
-    is converted, copied or refused, and all fields count as given. Not for what a user, a tool or a vendor may have got
-    wrong.
+    Pass all arguments by field name, with the exact field types. Values are neither converted nor copied, and all
+    fields count as set. Do not use it for data from users, tools or vendors.
 
     Args:
-        model: A model with neither computed nor private fields.
-        settled: Mark what is made as settled: whoever makes it has seen to it that all values can be written as they
-            are, and are frozen, so that nobody has to look at them again.
+        model: Model without computed and private fields.
+        normalised: Mark instances as normalised. Use it if all values are immutable JSON data, so that publication does
+            not check them again.
     """
     cls = cast("type[BaseModel]", model)
-    plain = defaults(cls)
-    made = tuple(
+    defaults = get_defaults(cls)
+    factories = tuple(
         (name, cast("Callable[[], Any]", field.default_factory))
         for name, field in cls.model_fields.items()
         if field.default_factory is not None and get_origin(field.default_factory) not in _EMPTY
     )
 
-    # One for all, which nothing changes: a copy of a model copies it.
-    given = set(plain)
-    mark = cast("Any", cls)._settled.__set__ if settled else None
+    # All instances share this set. Pydantic never changes it in place, and copies of a model have their own.
+    fields_set = set(defaults)
+    mark = cast("Any", cls)._normalised.__set__ if normalised else None
 
     def make(**values: Any) -> BaseModel:
-        fields = plain | values
-        for name, factory in made:
+        fields = defaults | values
+        for name, factory in factories:
             if name not in values:
                 fields[name] = factory()
         model = _new(cls)
         _set_dict(model, fields)
-        _set_given(model, given)
+        _set_fields_set(model, fields_set)
         _set_extra(model, None)
         _set_private(model, None)
         if mark is not None:
@@ -182,10 +179,10 @@ def unchecked(model: Callable[P, M], *, settled: bool = False) -> Callable[P, M]
     return cast("Callable[P, M]", make)
 
 
-def defaults(cls: type[BaseModel]) -> dict[str, Any]:
-    """The defaults of a model; what has none is there as None, so that the order is that of the fields.
+def get_defaults(cls: type[BaseModel]) -> dict[str, Any]:
+    """Return field defaults in field order, with None for required fields.
 
-    Empty dicts and lists are one for all, since nobody can change them.
+    Empty dicts and lists are shared, because they are immutable.
     """
     return {
         name: None if field.is_required() else _EMPTY.get(get_origin(field.default_factory), field.default)
@@ -193,16 +190,15 @@ def defaults(cls: type[BaseModel]) -> dict[str, Any]:
     }
 
 
-stamp: Callable[[BaseModel], dict[str, Any]] = attrgetter("__dict__")
-"""The fields of an event, to write into in place, though events are frozen.
+mutable_fields: Callable[[BaseModel], dict[str, Any]] = attrgetter("__dict__")
+"""Return the fields of an event as a dict that may be changed in place, although events are frozen.
 
-From its making to its publication an event belongs to one run alone, which writes into it what its maker could not
-know: step and branch, numbers and time, and that a call is hidden. A copy for each would cost more than all the
-rest of a token's way. Whoever writes a field of an event does it through this function, and only before anybody
-else has the event; everybody else makes a copy, by `model_copy(update=...)`.
+Until publication, an event belongs to one run. This run adds the step, branch, numbers, time, and whether the call is
+hidden. Copying the event instead would more than double the cost of a token. Use this function for every change, and
+only before the event is published. Afterwards, use `model_copy(update=...)`.
 """
 
 
-def absent(value: Any) -> bool:
-    """Tell whether an optional field is left out of the JSON."""
+def is_empty(value: Any) -> bool:
+    """True if an optional field is omitted from the JSON."""
     return not value

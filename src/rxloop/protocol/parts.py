@@ -1,4 +1,4 @@
-"""Parts of messages: texts, images and files; and where the words of an answer come from."""
+"""Text, image and file parts of messages, and citations."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -11,71 +11,71 @@ from typing_extensions import override
 
 from rxloop.protocol.model import Wire
 
-_LONGEST = 200
-"""Characters of an address or a name in a placeholder."""
-_LOCAL = r"(?i)file:|~?[/\\]|~$|\.{1,2}[/\\]|[a-z]:[/\\]"
-"""Not compiled at import: most programs have no images or files."""
+_MAX_LENGTH = 200
+"""Maximum length in characters of a URL or file name in a placeholder."""
+_LOCAL_PATH = r"(?i)file:|~?[/\\]|~$|\.{1,2}[/\\]|[a-z]:[/\\]"
+"""Pattern for local paths. It is not compiled on import, because most programs use no images or files."""
 
 
 class TextPart(Wire):
-    """A piece of text inside a message of several parts."""
+    """Text part of a message."""
 
     type: Literal["text"] = "text"
     text: str
 
 
 class _Media(Wire):
-    # The fingerprint, so that the bytes of a long conversation are not hashed for each request; no part of the value.
+    # Cache for the fingerprint, so that the bytes are not hashed for each request. Not part of the value.
     __slots__ = ("_hash",)
 
     _kind: ClassVar[str]
     url: str | None = None
-    """Where the bytes are, if they are not in `data`: an http address, or a data URL. No local path."""
+    """HTTP URL or data URL of the bytes. Local paths are not allowed. Exactly one of `url` and `data` must be set."""
     data: bytes | None = None
-    """The bytes themselves; base64 in JSON."""
+    """The bytes, encoded as base64 in JSON."""
     media_type: str | None = None
-    """The MIME type, needed with `data` unless the bytes or the file's name tell it."""
+    """MIME type. Required with `data` unless it can be detected from the bytes or the file name."""
 
     @classmethod
     def from_path(cls, path: str | PathLike[str], *, media_type: str | None = None) -> Self:
-        """Read a file, now.
+        """Create a part from the contents of a file.
 
         Args:
-            path: The file.
-            media_type: Its MIME type; None tells it from the file's name.
+            path: Path of the file, which is read immediately.
+            media_type: MIME type. By default, it is detected from the contents or the file name.
 
         Raises:
-            ValueError: The name does not tell the type.
+            ValueError: The MIME type cannot be detected.
         """
-        # Not before it is needed, as it is in few programs.
+        # Imported on first use, because most programs need no media types.
         from rxloop.protocol.media_types import guess_media_type, sniff
 
         file = Path(path)
         data = file.read_bytes()
         media_type = media_type or sniff(data) or guess_media_type(file.name)
         if media_type is None:
-            raise ValueError(f"the name {file.name!r} does not tell a media type: pass media_type=")
-        return cls(data=data, media_type=media_type, **cls._named(file.name))
+            raise ValueError(f"media_type is required, because {file.name!r} has no known file type")
+        return cls(data=data, media_type=media_type, **cls._name_fields(file.name))
 
     @property
     def placeholder(self) -> str:
-        """What stands for it in a text, such as `[image/png, 4.0 kB]` or `[report.pdf at https://example.org/r]`."""
-        name, described = (self._name or "")[:_LONGEST], self.described
-        if described.startswith("at "):
-            return f"[{name or self._kind} {described}]"
-        return f"[{name}, {described}]" if name else f"[{described}]"
+        """Text that replaces the part, such as `[image/png, 4.0 kB]` or `[report.pdf at https://example.org/r]`."""
+        name, description = (self._name or "")[:_MAX_LENGTH], self.description
+        if description.startswith("at "):
+            return f"[{name or self._kind} {description}]"
+        return f"[{name}, {description}]" if name else f"[{description}]"
 
     @property
-    def described(self) -> str:
-        """Its type and size, or where it is: the end of its placeholder."""
+    def description(self) -> str:
+        """Media type and size, or the URL. Used in `placeholder`."""
         url = (self.url or "").strip()
         if self.data is not None:
-            return f"{self.media_type}, {size_of(len(self.data))}"
+            return f"{self.media_type}, {format_size(len(self.data))}"
         if not is_data_url(url):
-            return f"at {url[:_LONGEST]}"
+            return f"at {url[:_MAX_LENGTH]}"
         head, _, data = url.partition(",")
         media_type = head[5:].partition(";")[0] or "bytes"
-        return f"{media_type[:_LONGEST]}, {size_of(len(data) * 3 // 4)}"
+        return f"{media_type[:_MAX_LENGTH]}, {format_size(len(data) * 3 // 4)}"
 
     @property
     def _name(self) -> str | None:
@@ -83,65 +83,65 @@ class _Media(Wire):
 
     @override
     def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
-        # Reprs stand in logs and in the reports of tests.
+        # Logs and test reports contain reprs, so keep them short.
         for name, value in super().__repr_args__():
             if isinstance(value, bytes):
-                value = size_of(len(value))
+                value = format_size(len(value))
             elif name == "url" and is_data_url(str(value)):
-                value = f"data: {self.described}"
+                value = f"data: {self.description}"
             yield name, value
 
     @classmethod
-    def _named(cls, name: str) -> dict[str, str]:
+    def _name_fields(cls, name: str) -> dict[str, str]:
         return {}
 
     @field_validator("url", mode="before")
     @classmethod
-    def _no_path(cls, value: Any, info: ValidationInfo) -> Any:
-        # Recorded parts stay readable: codecs send a description in place of a path.
+    def _reject_local_path(cls, value: Any, info: ValidationInfo) -> Any:
+        # Accept recorded parts with local paths. Codecs replace such paths by a description.
         if isinstance(value, PathLike) or (info.mode == "python" and isinstance(value, str) and is_local_path(value)):
-            shown = str(cast("PathLike[str] | str", value))[:_LONGEST]
+            path = str(cast("PathLike[str] | str", value))[:_MAX_LENGTH]
             raise ValueError(
-                f"url must be an https:// address or a data: URL, got the local path {shown!r}. "
-                f"Read the file with {cls.__name__}.from_path({shown!r})."
+                f"url must be an https:// address or a data: URL, got the local path {path!r}. "
+                f"Read the file with {cls.__name__}.from_path({path!r})."
             )
         return value
 
     @model_validator(mode="after")
-    def _one_source(self) -> Self:
+    def _check_source(self) -> Self:
         if (self.url is None) == (self.data is None):
-            raise ValueError("give either url or data")
+            raise ValueError("exactly one of url and data must be set")
         if self.data is not None and not self.media_type:
-            # Imported where it is needed, as few programs do.
+            # Imported on first use, because most programs need no media types.
             from rxloop.protocol.media_types import guess_media_type, sniff
 
-            found = sniff(self.data) or guess_media_type(self._name)
-            if found is None:
-                raise ValueError("data needs a media_type, such as 'image/png'")
-            object.__setattr__(self, "media_type", found)
+            media_type = sniff(self.data) or guess_media_type(self._name)
+            if media_type is None:
+                raise ValueError("media_type is required with data; pass a media type such as 'image/png'")
+            object.__setattr__(self, "media_type", media_type)
         return self
 
 
 fingerprint_slot = vars(_Media)["_hash"]
-"""Holds the fingerprint of a part once it is computed."""
+"""Cache slot for the fingerprint of a part."""
 
 
 class ImagePart(_Media):
-    """An image inside a message, by URL or by its bytes."""
+    """Image part of a message."""
 
     _kind: ClassVar[str] = "image"
     type: Literal["image"] = "image"
 
 
 class FilePart(_Media):
-    """A file inside a message, by URL or by its bytes."""
+    """File part of a message."""
 
     _kind: ClassVar[str] = "file"
     type: Literal["file"] = "file"
     filename: str | None = None
 
     @classmethod
-    def _named(cls, name: str) -> dict[str, str]:
+    def _name_fields(cls, name: str) -> dict[str, str]:
         return {"filename": name}
 
     @property
@@ -160,35 +160,35 @@ def is_data_url(url: str) -> bool:
 
 
 def is_local_path(url: str) -> bool:
-    r"""True if a URL is a path of a file system, such as `./a.png`, `C:\a.png` or `file:///a.png`."""
-    return re.match(_LOCAL, url.strip()) is not None
+    r"""True if a URL is a local path, such as `./a.png`, `C:\a.png` or `file:///a.png`."""
+    return re.match(_LOCAL_PATH, url.strip()) is not None
 
 
-def with_placeholders(text: str, parts: Sequence[ImagePart | FilePart]) -> str:
-    """Add to a text what stands for images and files that it does not name yet."""
-    missing = [part.placeholder for part in parts if f"{part.described}]" not in text]
+def add_placeholders(text: str, parts: Sequence[ImagePart | FilePart]) -> str:
+    """Append placeholders for images and files that the text does not contain yet."""
+    missing = [part.placeholder for part in parts if f"{part.description}]" not in text]
     return "\n".join([text, *missing] if text else missing)
 
 
-def size_of(count: int) -> str:
-    """Write a number of bytes for people."""
+def format_size(count: int) -> str:
+    """Format a number of bytes for people."""
     if count < 1_000:
         return f"{count} bytes"
     return f"{count / 1_000:.1f} kB" if count < 1_000_000 else f"{count / 1_000_000:.1f} MB"
 
 
 class Citation(Wire):
-    """Where words of an answer come from, as the provider says."""
+    """Source of a part of the answer, as reported by the provider."""
 
-    # As in a `ToolCall`.
-    __slots__ = ("_settled",)
+    # As in `ToolCall`.
+    __slots__ = ("_normalised",)
 
     url: str | None = None
     title: str | None = None
-    """What the source is called: a page, or a document of the request."""
+    """Title of the source, which is a page or a document in the request."""
     text: str | None = None
-    """The words of the source."""
+    """Quoted text from the source."""
     start: int | None = None
-    """Where the words that rest on it begin in the answer's content, in characters."""
+    """Start of the supported text in the answer's content, in characters."""
     end: int | None = None
-    """Where they end."""
+    """End of the supported text in the answer's content, in characters."""

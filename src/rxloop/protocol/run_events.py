@@ -1,6 +1,6 @@
-"""What happens to a run as a whole: its start and end, questions, checkpoints, stages, nested runs."""
+"""Events about a run as a whole: status, messages, questions, checkpoints, stages, artifacts and nested runs."""
 
-# The models are frozen, which the type checker does not see: a `kind` may be narrower than the `str` of the base.
+# The models are frozen, so a subclass may narrow `kind`. The type checker does not know that they are frozen.
 # pyright: reportIncompatibleVariableOverride=false
 
 from typing import Any, Literal
@@ -10,14 +10,14 @@ from typing_extensions import override
 
 from rxloop.protocol.envelope import Event
 from rxloop.protocol.messages import Content, ErrorInfo, Message, PendingInput, ToolCall, Usage, public_question
-from rxloop.protocol.model import absent
-from rxloop.protocol.visibility import id_unless_hidden, public_error_of, public_messages, public_questions
+from rxloop.protocol.model import is_empty
+from rxloop.protocol.visibility import public_error, public_messages, public_questions, visible_id
 
 State = Literal["submitted", "working", "completed", "failed", "canceled", "input-required", "auth-required"]
 
 
 class TaskEvent(Event):
-    """The first event of a run."""
+    """First event of a run."""
 
     kind: Literal["task"] = "task"
     marble = "t"
@@ -29,21 +29,21 @@ class TaskEvent(Event):
     incidental_fields = ("agent_name", "fork_of", "fork_seq", "owner", "options", "public_form")
     initiator: str = "user"
     messages: list[Message]
-    """What the run was started with."""
+    """Messages with which the run was started."""
     model: str
     agent_name: str
-    strategy: str | None = Field(default=None, exclude_if=absent)
-    """The name of the strategy that makes the run, where it is not the usual loop."""
+    strategy: str | None = Field(default=None, exclude_if=is_empty)
+    """Name of the strategy, or None for the default loop."""
     fork_of: str | None = None
-    """The run that this one is a fork of."""
+    """Id of the run from which this run was forked."""
     fork_seq: int | None = None
-    """The last event that was taken over from it."""
-    owner: str | None = Field(default=None, exclude_if=absent)
-    """Whose run it is, such as a user or a tenant; stays on the server."""
-    options: dict[str, Any] | None = Field(default=None, exclude_if=absent)
-    """What the run was begun with (model, settings, limits), for whoever resumes it; stays on the server."""
-    public_form: bool = Field(default=False, exclude_if=absent)
-    """In what clients get: what is not for them is left out, so that these events are not a copy of the run."""
+    """The `seq` of the last event copied from that run."""
+    owner: str | None = Field(default=None, exclude_if=is_empty)
+    """Owner of the run, such as a user or tenant. Not sent to clients."""
+    options: dict[str, Any] | None = Field(default=None, exclude_if=is_empty)
+    """Recorded options (model, settings, limits), used to resume the run. Not sent to clients."""
+    public_form: bool = Field(default=False, exclude_if=is_empty)
+    """True if private data was removed, so the events cannot be used as a copy of the run. Only set for clients."""
 
     @override
     def describe(self) -> str:
@@ -51,30 +51,30 @@ class TaskEvent(Event):
 
 
 class StatusUpdateEvent(Event):
-    """The state of a run changed; `final` on the last event of each attempt."""
+    """Event published when the state of a run changes. The last event of each attempt has `final`."""
 
     kind: Literal["status-update"] = "status-update"
     marble = "w"
     public_fields = ("state", "final", "reason", "content", "finish_reason", "usage", "resumed", "after_seq")
     public_parts = {
-        "error": public_error_of,
+        "error": public_error,
         "pending": public_questions,
     }
     incidental_fields = ("resumed", "after_seq", "usage", "pending")
     state: State
     final: bool = False
     reason: str | None = None
-    """Why it ended: a limit, `error`, `canceled`, `superseded`, `input`; None for an answer."""
+    """Reason for the end: a limit, `error`, `canceled`, `superseded` or `input`. None for an answer."""
     error: ErrorInfo | None = None
     content: str | None = None
-    """The final content, partial where the attempt did not complete."""
+    """Final answer. It is partial if the attempt did not complete."""
     finish_reason: str | None = None
     usage: Usage | None = None
     pending: list[PendingInput] = Field(default_factory=list[PendingInput])
-    """The questions that wait for an answer."""
+    """Questions that need an answer."""
     resumed: bool = False
     after_seq: int | None = None
-    """In the first event of a resumed attempt: the last `seq` of the one before."""
+    """Last `seq` of the previous attempt. Only set in the first event of a resumed attempt."""
 
     @override
     def describe(self) -> str:
@@ -83,7 +83,7 @@ class StatusUpdateEvent(Event):
 
 
 class MessageAddedEvent(Event):
-    """A message enters the history that is neither the model's nor a tool result."""
+    """Event that adds a user or system message to the history."""
 
     kind: Literal["message-added"] = "message-added"
     marble = "m"
@@ -92,9 +92,9 @@ class MessageAddedEvent(Event):
     role: Literal["user", "system"] = "user"
     content: Content
     cause: str = "steering"
-    """Why: `steering`, `retry`, `tool`, `fork`, `strategy`. Those of people, `steering` and `fork`, are for clients."""
-    message_id: str | None = Field(default=None, exclude_if=absent)
-    """That of the message, where its author has given it one."""
+    """Origin: `steering`, `retry`, `tool`, `fork` or `strategy`. Only `steering` and `fork` are public."""
+    message_id: str | None = Field(default=None, exclude_if=is_empty)
+    """Id of the message, if its author set one."""
 
     @property
     def public(self) -> bool:
@@ -106,7 +106,7 @@ class MessageAddedEvent(Event):
 
 
 class CheckpointEvent(Event):
-    """Everything up to `durable_seq` is in the log."""
+    """Event published when all events up to `durable_seq` are in the log."""
 
     kind: Literal["checkpoint"] = "checkpoint"
     marble = "k"
@@ -116,11 +116,11 @@ class CheckpointEvent(Event):
     message_count: int
     usage: Usage
     durable_seq: int | None
-    """None without a log."""
+    """None if the run has no log."""
 
 
 class ContextCompressedEvent(Event):
-    """The request was made smaller; the history stays as it was."""
+    """Event published when a request is compressed. The history does not change."""
 
     kind: Literal["context-compressed"] = "context-compressed"
     marble = "n"
@@ -139,32 +139,32 @@ class ContextCompressedEvent(Event):
     )
     incidental_fields = ("seconds", "thinking")
     tokens_before: int
-    """Of the messages that would have gone out without it."""
+    """Estimated tokens of the uncompressed messages."""
     tokens_after: int
     folded: list[int] = Field(default_factory=list[int])
-    """The places in the history of the messages that are not sent as they are."""
+    """Indexes of messages in the history that are not sent unchanged."""
     summary: str = ""
-    """What stands for them."""
+    """Summary that replaces the folded messages."""
     reason: str = ""
-    """`overflow`; `steps` when it was time for it; `refused` when the provider said that the request was too long."""
+    """Reason: `overflow`, `steps` (a regular interval), or `refused` (the provider refused the size)."""
     dropped: int = 0
-    """Messages that this time took out."""
+    """Number of messages removed by this compression."""
     shortened: int = 0
-    """Tool results that this time left a part of."""
+    """Number of tool results shortened by this compression."""
     stable_tokens: int = 0
-    """Tokens at the front that stayed the same, so that a provider has them in its cache."""
-    budget_unmet: bool = Field(default=False, exclude_if=absent)
-    """It takes more than there is room for, and nothing more can be left out."""
-    problems: list[str] = Field(default_factory=list[str], exclude_if=absent)
-    """What was wrong with the result of a compressor, and was repaired."""
-    thinking_model: str | None = Field(default=None, exclude_if=absent)
-    """The model that wrote the summary."""
+    """Number of unchanged tokens at the start, which the provider can read from its cache."""
+    budget_unmet: bool = Field(default=False, exclude_if=is_empty)
+    """True if the request still exceeds its budget, although nothing more can be removed."""
+    problems: list[str] = Field(default_factory=list[str], exclude_if=is_empty)
+    """Problems found and repaired in the result of a compressor."""
+    thinking_model: str | None = Field(default=None, exclude_if=is_empty)
+    """Model that wrote the summary."""
     thinking: Usage = Field(default_factory=Usage, exclude_if=lambda usage: not usage.total_tokens)
-    """The tokens that it took, which are not part of the run's."""
+    """Tokens used by this model. They are not part of the run's usage."""
     seconds: float = 0.0
-    """How long it took."""
+    """Duration of the compression in seconds."""
     view: dict[str, Any] = Field(default_factory=dict[str, Any])
-    """What is sent from now on, for the next requests and for a resumed run; to compressors alone."""
+    """State for the next requests and for resumed runs. Only compressors read it."""
 
     @override
     def describe(self) -> str:
@@ -172,7 +172,7 @@ class ContextCompressedEvent(Event):
 
 
 class ThinkingFailedEvent(Event):
-    """The thinking phase failed; the request went as it was."""
+    """Event published when the thinking phase fails. The request is sent without it."""
 
     kind: Literal["thinking-failed"] = "thinking-failed"
     marble = "q"
@@ -185,15 +185,15 @@ class ThinkingFailedEvent(Event):
 
 
 class ToolsUnavailableEvent(Event):
-    """A family of tools failed, when it was entered or asked; its tools are missing until it works again."""
+    """Event published when a toolset fails on entry or while listing tools. Its tools are missing until it recovers."""
 
     kind: Literal["tools-unavailable"] = "tools-unavailable"
     marble = "v"
     public_fields = ("family",)
     family: str
-    """What the family is called."""
+    """Name of the toolset."""
     reason: str = ""
-    """What went wrong; stays on the server."""
+    """Cause of the failure. Not sent to clients."""
 
     @override
     def describe(self) -> str:
@@ -201,7 +201,7 @@ class ToolsUnavailableEvent(Event):
 
 
 class InputRequiredEvent(Event):
-    """A person or client is asked."""
+    """Event published when a run asks a person or client."""
 
     kind: Literal["input-required"] = "input-required"
     marble = "i"
@@ -212,7 +212,7 @@ class InputRequiredEvent(Event):
 
     @property
     def input_id(self) -> str:
-        """The id to answer under."""
+        """Id of the question, used to answer it."""
         return self.input.input_id
 
     @override
@@ -221,7 +221,7 @@ class InputRequiredEvent(Event):
 
 
 class InputReceivedEvent(Event):
-    """A question was answered."""
+    """Event published when a question is answered."""
 
     kind: Literal["input-received"] = "input-received"
     marble = "r"
@@ -229,7 +229,7 @@ class InputReceivedEvent(Event):
     incidental_fields = ("step",)
     input_id: str
     value: Any = None
-    """The answer; None for a credential, which nobody but the tool gets."""
+    """Answer, or None for credentials, which only the tool receives."""
 
     @override
     def describe(self) -> str:
@@ -237,7 +237,7 @@ class InputReceivedEvent(Event):
 
 
 class StageEvent(Event):
-    """A strategy moves from one stage to another, or is refused to."""
+    """Event published when a strategy changes its stage, or when the change is rejected."""
 
     kind: Literal["stage"] = "stage"
     marble = "g"
@@ -248,10 +248,10 @@ class StageEvent(Event):
     to_stage: str
     accepted: bool = True
     reason: str = ""
-    thought_id: str | None = Field(default=None, exclude_if=absent)
-    """The thought that moves it."""
-    session_id: str | None = Field(default=None, exclude_if=absent)
-    """The thinking session that it belongs to."""
+    thought_id: str | None = Field(default=None, exclude_if=is_empty)
+    """Id of the thought that caused the change."""
+    session_id: str | None = Field(default=None, exclude_if=is_empty)
+    """Id of the thinking session."""
 
     @override
     def describe(self) -> str:
@@ -259,26 +259,26 @@ class StageEvent(Event):
 
 
 class AuthRequiredEvent(Event):
-    """A credential is needed; for the person only, and never with a secret in it."""
+    """Event published when a credential from a person is required. It never contains secrets."""
 
     kind: Literal["auth-required"] = "auth-required"
     marble = "y"
     public_fields = ("input_id", "provider", "url", "public_key")
     input_id: str
     provider: str
-    """Where the person signs in."""
+    """Name of the sign-in provider."""
     url: str | None = None
-    """The page for that."""
+    """URL of the sign-in page."""
     public_key: str | None = None
-    """What the credential is to be encrypted with; then the answer is the ciphertext."""
-    call: ToolCall | None = Field(default=None, exclude_if=absent)
-    """The tool call that needs it."""
-    index: int = Field(default=0, exclude_if=absent)
-    """The place of the call in its message."""
+    """Key for encrypting the credential. If set, the answer is the ciphertext."""
+    call: ToolCall | None = Field(default=None, exclude_if=is_empty)
+    """Tool call that needs the credential."""
+    index: int = Field(default=0, exclude_if=is_empty)
+    """Zero-based index of the call in its message."""
 
     @property
     def input(self) -> PendingInput:
-        """The question as it waits for its answer."""
+        """The pending question."""
         return PendingInput(
             input_id=self.input_id,
             prompt=f"Sign in to {self.provider}.",
@@ -296,12 +296,12 @@ class AuthRequiredEvent(Event):
         return self.provider
 
 
-AskingEvent = InputRequiredEvent | AuthRequiredEvent
-"""What puts a question, and makes the run wait."""
+QuestionEvent = InputRequiredEvent | AuthRequiredEvent
+"""Events that ask a question and pause the run."""
 
 
 class ArtifactUpdateEvent(Event):
-    """A piece of a file that the run makes."""
+    """Chunk of an artifact."""
 
     kind: Literal["artifact-update"] = "artifact-update"
     marble = "f"
@@ -312,24 +312,24 @@ class ArtifactUpdateEvent(Event):
     incidental_fields = ("hidden",)
     artifact_id: str
     artifact_version: int = 1
-    """Counts how often the artifact was begun, from 1; each version has an index of its own."""
+    """One-based version of the artifact. Each version numbers its own chunks."""
     index: int
-    """The place of the chunk in its version, from 0; an index that is missing is that of a chunk in the store alone."""
+    """Zero-based index of the chunk in its version. Chunks with missing indexes are only in the artifact store."""
     offset: int = 0
-    """The bytes before the chunk."""
+    """Position of the chunk in bytes."""
     size: int = 0
-    """The bytes of the chunk."""
+    """Size of the chunk in bytes."""
     data: Any = None
-    """The chunk; None beyond the first million bytes, which are for the store alone."""
-    encoding: Literal["base64"] | None = Field(default=None, exclude_if=absent)
-    """How the data is written, where the chunk is not text."""
+    """Content of the chunk, or None after the first million bytes, which are only in the artifact store."""
+    encoding: Literal["base64"] | None = Field(default=None, exclude_if=is_empty)
+    """Encoding of the data, or None for text."""
     name: str | None = None
-    """What people call the artifact; with the media type on the first chunk alone."""
-    media_type: str | None = Field(default=None, exclude_if=absent)
+    """Display name of the artifact. Name and media type are only set in the first chunk."""
+    media_type: str | None = Field(default=None, exclude_if=is_empty)
     last: bool = False
-    """The version is complete."""
-    hidden: bool = Field(default=False, exclude_if=absent)
-    """The call that writes it is not for clients."""
+    """True if this is the last chunk of the version."""
+    hidden: bool = Field(default=False, exclude_if=is_empty)
+    """True if the artifact is written by a hidden call."""
 
     @property
     def public(self) -> bool:
@@ -341,24 +341,24 @@ class ArtifactUpdateEvent(Event):
 
 
 class SubtaskEvent(Event):
-    """A nested agent starts a run of its own, or goes on with it; and once more when that has come to an end."""
+    """Event published when a nested run starts, continues or ends."""
 
     kind: Literal["subtask"] = "subtask"
     marble = "b"
     public_fields = ("subtask_id", "agent_name", "index", "state")
     public_parts = {
-        "tool_call_id": id_unless_hidden("tool_call_id"),
+        "tool_call_id": visible_id("tool_call_id"),
     }
     incidental_fields = ("subtask_id", "agent_name", "tool_call_id", "hidden_calls")
     subtask_id: str
     agent_name: str
     tool_call_id: str | None = None
-    index: int = Field(default=0, exclude_if=absent)
-    """The place of the call in its message."""
+    index: int = Field(default=0, exclude_if=is_empty)
+    """Zero-based index of the call in its message."""
     state: State = "working"
-    """What the nested run has come to; `working` where it starts or goes on."""
-    hidden_calls: list[str] = Field(default_factory=list[str], exclude_if=absent)
-    """Has `tool_call_id` where that call is not for clients; said by the run."""
+    """State of the nested run. It is `working` if the run starts or continues."""
+    hidden_calls: list[str] = Field(default_factory=list[str], exclude_if=is_empty)
+    """Contains `tool_call_id` if the call is hidden from clients. Set by the run."""
 
     @override
     def describe(self) -> str:
@@ -366,7 +366,7 @@ class SubtaskEvent(Event):
 
 
 class CustomEvent(Event):
-    """An event of your own."""
+    """User-defined event."""
 
     kind: Literal["custom"] = "custom"
     marble = "z"
@@ -380,7 +380,7 @@ class CustomEvent(Event):
 
 
 class GapEvent(Event):
-    """What a reader did not get: made for that reader alone, never in the log."""
+    """Missing events of a subscription. Only sent to the affected subscriber, and never logged."""
 
     durable = False
     kind: Literal["gap"] = "gap"
@@ -388,6 +388,6 @@ class GapEvent(Event):
     public_fields = ("reason", "count", "after")
     reason: Literal["dropped", "trimmed", "lost-attempt", "unknown-cursor", "log-went-back"]
     count: int | None = None
-    """How many events are missing, where that is known."""
+    """Number of missing events, if known."""
     after: str | None = None
-    """The cursor after which the gap begins."""
+    """Cursor after which events are missing."""

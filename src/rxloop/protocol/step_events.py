@@ -10,9 +10,9 @@ from typing_extensions import override
 
 from rxloop.protocol.envelope import Event
 from rxloop.protocol.messages import Citation, ErrorInfo, Media, Message, ToolCall, Usage, Wire
-from rxloop.protocol.model import absent, unchecked
-from rxloop.protocol.parts import with_placeholders
-from rxloop.protocol.visibility import hidden_places, id_unless_hidden, shown_calls
+from rxloop.protocol.model import is_empty, make_unchecked
+from rxloop.protocol.parts import add_placeholders
+from rxloop.protocol.visibility import hidden_indexes, public_calls, visible_id
 
 Verbosity = Literal["brief", "normal", "detailed"]
 ThoughtSource = Literal["tool", "tag", "reasoning", "sequential", "strategy"]
@@ -42,7 +42,7 @@ class LLMCallEvent(Event):
     message_count: int
     tool_count: int
     estimated_input_tokens: int
-    problems: list[str] = Field(default_factory=list[str], exclude_if=absent)
+    problems: list[str] = Field(default_factory=list[str], exclude_if=is_empty)
     """Problems found and repaired in messages that operators created."""
 
     @override
@@ -65,7 +65,7 @@ class LLMFailedEvent(Event):
     """The HTTP status code of the response, if any."""
     tries: int = 1
     """Number of failed requests in this call, including this one."""
-    refused: dict[str, str] = Field(default_factory=dict[str, str], exclude_if=absent)
+    refused: dict[str, str] = Field(default_factory=dict[str, str], exclude_if=is_empty)
     """Images and files that the vendor refused, as fingerprint and reason. They are not sent again."""
 
 
@@ -137,12 +137,12 @@ class ContentCompleteEvent(Event):
     kind: Literal["content-complete"] = "content-complete"
     marble = "c"
     public_fields = ("content", "reasoning", "finish_reason", "raw_finish_reason", "max_tokens", "files", "citations")
-    public_parts = {"tool_calls": shown_calls, "left_out": hidden_places}
+    public_parts = {"tool_calls": public_calls, "left_out": hidden_indexes}
     incidental_fields = ("provider_state", "raw_finish_reason", "left_out", "offered")
     content: str = ""
-    files: list[Media] = Field(default_factory=list[Media], exclude_if=absent)
+    files: list[Media] = Field(default_factory=list[Media], exclude_if=is_empty)
     """Images and other files from the model. They follow the text in the history."""
-    citations: list[Citation] = Field(default_factory=list[Citation], exclude_if=absent)
+    citations: list[Citation] = Field(default_factory=list[Citation], exclude_if=is_empty)
     """Sources of the text, in its order. They are not part of the history."""
     reasoning: str | None = None
     tool_calls: list[ToolCall] = Field(default_factory=list[ToolCall])
@@ -156,7 +156,7 @@ class ContentCompleteEvent(Event):
     """Token limit that truncated the message (`length`), if the request had one."""
     provider_state: dict[str, Any] | None = None
     """Opaque data that the provider needs back with the message."""
-    left_out: list[int] = Field(default_factory=list[int], exclude_if=absent)
+    left_out: list[int] = Field(default_factory=list[int], exclude_if=is_empty)
     """Indexes of the hidden calls that are missing from `tool_calls`. Only set in events for clients."""
     offered: list[str] | None = Field(default=None, exclude_if=lambda value: value is None)
     """Names of the tools offered to the model. None means that all tools were offered."""
@@ -164,7 +164,7 @@ class ContentCompleteEvent(Event):
     @override
     def describe(self) -> str:
         calls = ", ".join(_written(call) for call in self.tool_calls)
-        said = with_placeholders(self.content, self.files) if self.files else self.content
+        said = add_placeholders(self.content, self.files) if self.files else self.content
         return " -> ".join(part for part in (said, calls) if part) or self.finish_reason
 
 
@@ -181,7 +181,7 @@ class ToolCallDeltaEvent(Event):
     tool_call_id: str
     name: str
     fragment: str
-    hidden: bool = Field(default=False, exclude_if=absent)
+    hidden: bool = Field(default=False, exclude_if=is_empty)
 
     @property
     def public(self) -> bool:
@@ -241,7 +241,7 @@ class ThoughtStreamEvent(Event):
         "incomplete",
         "session",
     )
-    public_parts = {"related_to": id_unless_hidden("related_to"), "tool_call_id": id_unless_hidden("tool_call_id")}
+    public_parts = {"related_to": visible_id("related_to"), "tool_call_id": visible_id("tool_call_id")}
     incidental_fields = ("thought_id", "related_to", "tool_call_id", "hidden_calls", "index")
     thought_id: str = ""
     """Id for references from later thoughts. The run assigns one if it is empty."""
@@ -257,11 +257,11 @@ class ThoughtStreamEvent(Event):
     source: ThoughtSource = "tool"
     tool_call_id: str | None = None
     """Tool call that produced the thought."""
-    incomplete: bool = Field(default=False, exclude_if=absent)
+    incomplete: bool = Field(default=False, exclude_if=is_empty)
     """True if the text ended inside the thought."""
-    session: SessionLink | None = Field(default=None, exclude_if=absent)
+    session: SessionLink | None = Field(default=None, exclude_if=is_empty)
     """Position in a thinking session."""
-    hidden_calls: list[str] = Field(default_factory=list[str], exclude_if=absent)
+    hidden_calls: list[str] = Field(default_factory=list[str], exclude_if=is_empty)
     """Ids in `related_to` and `tool_call_id` whose calls are hidden from clients, set by the run."""
 
     @override
@@ -275,7 +275,7 @@ class _ToolEvent(Event):
     call: ToolCall
     index: int = 0
     """Zero-based index of the call in its message."""
-    hidden: bool = Field(default=False, exclude_if=absent)
+    hidden: bool = Field(default=False, exclude_if=is_empty)
     """True if the tool is hidden from clients, as in `call`."""
 
     @property
@@ -337,13 +337,13 @@ class ToolCompleteEvent(_ToolEvent):
     error: str | None = None
     content: str
     """The text that the model reads."""
-    parts: list[Media] = Field(default_factory=list[Media], exclude_if=absent)
+    parts: list[Media] = Field(default_factory=list[Media], exclude_if=is_empty)
     """Images and files after the text, if the provider supports them."""
     duration: float = 0.0
     """Seconds from the start of the call."""
-    answer: bool = Field(default=False, exclude_if=absent)
+    answer: bool = Field(default=False, exclude_if=is_empty)
     """True if this call returns the answer of the run as `content`, even if it failed."""
-    messages: list[Message] = Field(default_factory=list[Message], exclude_if=absent)
+    messages: list[Message] = Field(default_factory=list[Message], exclude_if=is_empty)
     """System messages of the tool. They follow the results of the whole batch in the history."""
 
     @override
@@ -375,7 +375,7 @@ class UsageEvent(Event):
     input_tokens: int = 0
     output_tokens: int = 0
     cached_tokens: int = 0
-    cache_write_tokens: int = Field(default=0, exclude_if=absent)
+    cache_write_tokens: int = Field(default=0, exclude_if=is_empty)
     reasoning_tokens: int = 0
 
     @property
@@ -390,7 +390,7 @@ class UsageEvent(Event):
         )
 
 
-_usage = unchecked(Usage)
+_usage = make_unchecked(Usage)
 
 
 def _written(call: ToolCall) -> str:

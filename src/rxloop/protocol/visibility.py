@@ -1,8 +1,8 @@
-"""What clients get of fields that are public in part, and of errors.
+"""Public form of fields and errors.
 
-`Event.for_clients()` makes the public form of an event by the `public_fields` and `public_parts` of its class; what is
-in neither does not leave. Server-sent events, `to_json(public=True)`, `op.public()`, `repr(event)` and exports all take
-that form. `hidden` is false wherever clients see it: what is hidden does not leave at all.
+`Event.to_public()` selects data with the `public_fields` and `public_parts` of the event class. All other data stay on
+the server. Server-sent events, `to_json(public=True)`, `op.public()`, `repr(event)` and exports use this form. The
+field `hidden` is always false in public events, because hidden events are not sent.
 """
 
 from __future__ import annotations
@@ -13,76 +13,76 @@ from typing import Any
 from rxloop.protocol.messages import ErrorInfo, Message, PendingInput, ToolCall, public_question
 
 ROOT = "root_task_id"
-"""In the metadata of an event of a run that is nested more than once: the outermost run, which numbers the event."""
+"""Metadata key for the id of the outermost run, which numbers the event. Set if runs are nested more than once."""
 
 HIDDEN = "hidden_run"
-"""In the metadata of an event of a run that is nested in a hidden call: nothing of it is for clients."""
+"""Metadata key of events that clients must not receive because their run is nested in a hidden call."""
 
 PUBLIC_METADATA = "public"
-"""The key of metadata under which stands what is for clients."""
+"""Metadata key for public data."""
 
 Part = Callable[[Any], Any]
-"""Gives of an event the part of one field that is for clients; the identical value where that is all of it."""
+"""Function that returns the public part of a field, or the field's value itself if everything in it is public."""
 
 
 def public_metadata(event: Any) -> dict[str, Any]:
-    """Return what stands in the metadata for clients, and the root of a nested run, which cursors need."""
+    """Return an event's public metadata, including the root run id that nested runs need for cursors."""
     metadata = event.metadata
-    kept = {PUBLIC_METADATA: metadata[PUBLIC_METADATA]} if PUBLIC_METADATA in metadata else {}
+    public = {PUBLIC_METADATA: metadata[PUBLIC_METADATA]} if PUBLIC_METADATA in metadata else {}
     if event.parent_task_id is not None and isinstance(root := metadata.get(ROOT), str):
-        kept[ROOT] = root
-    return metadata if len(kept) == len(metadata) else kept
+        public[ROOT] = root
+    return metadata if len(public) == len(metadata) else public
 
 
 def public_messages(event: Any) -> Sequence[Message]:
-    """Return the messages of an event as clients may see them."""
-    return messages_for_clients(event.messages)
+    """Return an event's messages in their public form."""
+    return select_public_messages(event.messages)
 
 
-def messages_for_clients(messages: Sequence[Message]) -> Sequence[Message]:
-    """Return the messages without those of the system, without hidden calls and their answers."""
-    shown: list[Message] = []
-    # The calls of the newest message that has any, each with one answer; ids of vendors occur twice.
-    asked: list[ToolCall] = []
+def select_public_messages(messages: Sequence[Message]) -> Sequence[Message]:
+    """Remove system messages, hidden tool calls and their results."""
+    public: list[Message] = []
+    # Unanswered calls of the last assistant message. Vendors may reuse call ids, so remove each call once answered.
+    calls: list[ToolCall] = []
     for message in messages:
         if message.role == "assistant":
-            asked = list(message.tool_calls)
-            message = _without_hidden(message)
+            calls = list(message.tool_calls)
+            message = _remove_hidden_calls(message)
             if message.content or message.reasoning or message.tool_calls:
-                shown.append(message)
+                public.append(message)
         elif message.role == "tool":
-            answered = next((call for call in asked if call.id == message.tool_call_id), None)
-            # Whose answer it is has to be known: otherwise it may be that of a hidden call.
+            answered = next((call for call in calls if call.id == message.tool_call_id), None)
+            # A result without a matching call may belong to a hidden call.
             if answered is not None:
-                asked.remove(answered)
+                calls.remove(answered)
                 if not answered.hidden:
-                    shown.append(_cleared(message))
+                    public.append(_remove_provider_state(message))
         elif message.role == "user":
-            shown.append(_cleared(message))
-    same = len(shown) == len(messages) and all(map(lambda one, other: one is other, shown, messages))
-    return messages if same else shown
+            public.append(_remove_provider_state(message))
+    unchanged = len(public) == len(messages) and all(map(lambda one, other: one is other, public, messages))
+    return messages if unchanged else public
 
 
-def _without_hidden(message: Message) -> Message:
+def _remove_hidden_calls(message: Message) -> Message:
     calls = tuple(call for call in message.tool_calls if not call.hidden)
     if len(calls) < len(message.tool_calls):
         message = message.model_copy(update={"tool_calls": calls})
-    return _cleared(message)
+    return _remove_provider_state(message)
 
 
-def shown_calls(event: Any) -> list[ToolCall]:
-    """Return the tool calls that are not hidden."""
+def public_calls(event: Any) -> list[ToolCall]:
+    """Return an event's tool calls without hidden calls."""
     calls: list[ToolCall] = event.tool_calls
     return [call for call in calls if not call.hidden] if any(call.hidden for call in calls) else calls
 
 
-def hidden_places(event: Any) -> list[int]:
-    """Return the places of the hidden calls in their message."""
-    return event.left_out or [place for place, call in enumerate(event.tool_calls) if call.hidden]
+def hidden_indexes(event: Any) -> list[int]:
+    """Return the indexes of hidden calls in their message."""
+    return event.left_out or [index for index, call in enumerate(event.tool_calls) if call.hidden]
 
 
-def id_unless_hidden(name: str) -> Part:
-    """Return the id of a call in the field of that name; None where the call is not for clients."""
+def visible_id(name: str) -> Part:
+    """Return a function that reads a call id from the named field, or returns None if the call is hidden."""
 
     def part(event: Any) -> str | None:
         value = getattr(event, name)
@@ -92,60 +92,60 @@ def id_unless_hidden(name: str) -> Part:
 
 
 def public_questions(event: Any) -> list[PendingInput]:
-    """Return the questions that wait, as clients may see them."""
+    """Return an event's pending questions in their public form."""
     pending: list[PendingInput] = event.pending
-    shown = [public_question(waiting) for waiting in pending]
-    return shown if any(map(lambda one, other: one is not other, shown, pending)) else pending
+    public = [public_question(question) for question in pending]
+    return public if any(map(lambda one, other: one is not other, public, pending)) else pending
 
 
-def public_error_of(event: Any) -> ErrorInfo | None:
-    """Return the error that ended an attempt, as clients may see it."""
-    return None if event.error is None else public_error(event.error, event.reason)
+def public_error(event: Any) -> ErrorInfo | None:
+    """Return the error that ended an attempt, in its public form."""
+    return None if event.error is None else redact_error(event.error, event.reason)
 
 
-def _cleared(message: Message) -> Message:
-    """Remove the state of the provider, the only field of a message that is not public."""
+def _remove_provider_state(message: Message) -> Message:
+    """Remove the provider state. All other message fields are public."""
     return message if message.provider_state is None else message.model_copy(update={"provider_state": None})
 
 
-def public_error(error: ErrorInfo, reason: str | None) -> ErrorInfo:
-    """Show an error as clients may see it: the words of vendors, tools and programs are not for them.
+def redact_error(error: ErrorInfo, reason: str | None) -> ErrorInfo:
+    """Replace the message of an error by a generic one, because it may quote vendors, tools or programs.
 
     Args:
-        error: As it is in the log.
-        reason: Why the attempt ended. The sentences of limits, and what a run was cancelled with, stay as they are.
+        error: Recorded error.
+        reason: Reason for the end of the attempt. Messages about limits and cancellation are kept.
     """
-    if reason == error.code and error.code in _PRECISE:
+    if reason == error.code and error.code in _PUBLIC_CODES:
         return error
-    message = _SENTENCES.get(error.code, _FAILED)
+    message = _PUBLIC_MESSAGES.get(error.code, _DEFAULT_MESSAGE)
     return error if error.message == message else error.model_copy(update={"message": message})
 
 
-_PRECISE = frozenset({"max_iterations", "tool_failures", "tokens", "timeout", "attempts", "canceled"})
-_FAILED = "The run failed."
-_SENTENCES = {
-    "authentication": "The model's provider refused the key.",
-    "permission": "The model's provider refused the access.",
-    "unknown_model": "The model's provider does not know the model.",
-    "bad_request": "The model's provider refused the request.",
+_PUBLIC_CODES = frozenset({"max_iterations", "tool_failures", "tokens", "timeout", "attempts", "canceled"})
+_DEFAULT_MESSAGE = "The run failed."
+_PUBLIC_MESSAGES = {
+    "authentication": "The model provider rejected the API key.",
+    "permission": "The model provider denied access.",
+    "unknown_model": "The model provider does not know the model.",
+    "bad_request": "The model provider rejected the request.",
     "context_length": "The conversation is too long for the model.",
-    "media_refused": "The model's provider refused an image or a file of the request.",
-    "content_filter": "The content filter of the model's provider refused the request or the answer.",
-    "rate_limited": "The model's provider is asked too often at the moment.",
-    "overloaded": "The model's provider has no room at the moment.",
-    "server": "The model's provider failed.",
-    "timeout": "The model's provider took too long.",
-    "connection": "The connection to the model's provider broke.",
-    "protocol": "The model's provider gave an answer that cannot be read.",
+    "media_refused": "The model provider rejected an image or file in the request.",
+    "content_filter": "The model provider's content filter blocked the request or the answer.",
+    "rate_limited": "The model provider is receiving too many requests.",
+    "overloaded": "The model provider is overloaded.",
+    "server": "The model provider failed.",
+    "timeout": "The model provider timed out.",
+    "connection": "The connection to the model provider failed.",
+    "protocol": "The model provider sent an invalid response.",
     "provider": "The model call failed.",
     "log": "The run could not be recorded.",
-    "conflict": "Another process goes on with the run.",
-    "pipeline": "The loop of the agent is not in order.",
+    "conflict": "Another process continues the run.",
+    "pipeline": "The agent's loop is invalid.",
     "refused": "The model refused to answer.",
-    "truncated": "The answer of the model was truncated at its token limit.",
-    "incomplete": "The answer of the model did not end normally.",
-    "output": "The answer of the model does not have the form that was asked for.",
-    "canceled": "The run was cancelled.",
-    "superseded": "A later run of the conversation dropped the questions of this run.",
+    "truncated": "The model's answer was truncated at its token limit.",
+    "incomplete": "The model's answer did not end normally.",
+    "output": "The model's answer does not have the requested format.",
+    "canceled": "The run was canceled.",
+    "superseded": "A later run of the conversation dropped this run's questions.",
 }
-"""What clients read of an error, by its code."""
+"""Public error messages by error code."""

@@ -25,7 +25,7 @@ from rxloop.errors import (
     ServerError,
     UnknownModel,
 )
-from rxloop.protocol.json_data import readable
+from rxloop.protocol.json_data import replace_surrogates
 from rxloop.providers.bounds import DEFAULT_BOUNDS, OutOfBounds, check_document
 from rxloop.providers.error_messages import is_context_overflow, is_media_refusal, is_rate_limit, locate
 from rxloop.providers.failures import Endpoint, MalformedCall, find_retry_delay
@@ -158,7 +158,7 @@ _REQUEST_ID = re.compile(r"[\w.:/+=-]{1,128}", re.ASCII)
 def error_from_response(status: int, headers: Mapping[str, str], body: bytes, where: Endpoint) -> ProviderError:
     """The error of an answer whose HTTP status is none of success."""
     if 300 <= status < 400:
-        target = readable(headers.get("location", "another address"))
+        target = replace_surrogates(headers.get("location", "another address"))
         return ProviderProtocolError(f"{where} redirects to {target}: use that address as base_url", status=status)
     try:
         check_document(body, DEFAULT_BOUNDS)
@@ -308,7 +308,7 @@ def _message(fields: dict[str, Any]) -> str:
             text = f"{text}: {_plain(raw) if isinstance(raw, str) else _written(raw)}"
     if generation := fields.get("failed_generation"):
         text = f"{text}: {generation if isinstance(generation, str) else _written(generation)}"
-    return " ".join(readable(text[:_READ]).split())
+    return " ".join(replace_surrogates(text[:_READ]).split())
 
 
 def _plain(raw: str) -> str:

@@ -20,7 +20,7 @@ from rxloop.errors import (
     ProviderTimeout,
     RxloopError,
 )
-from rxloop.protocol.json_data import readable
+from rxloop.protocol.json_data import replace_surrogates
 from rxloop.providers.bounds import Unreadable
 from rxloop.support.http_environment import tls_variables
 from rxloop.support.redaction import display_url, find_secrets, redact_secrets
@@ -93,7 +93,7 @@ def error_from_httpx(error: Exception, where: Endpoint) -> RxloopError:
             f"no connection to {where}: this process has no file descriptor left; raise its limit (ulimit -n), or let "
             "fewer runs go on at once, as limited(model, concurrent=...) does"
         )
-    detail = readable(str(error)) or type(error).__name__
+    detail = replace_surrogates(str(error)) or type(error).__name__
     if isinstance(error, httpx.ConnectTimeout):
         return ProviderTimeout(f"no connection to {where} within the connect timeout. {where.hint}".rstrip())
     if isinstance(error, httpx.TimeoutException):

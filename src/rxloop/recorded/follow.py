@@ -13,7 +13,7 @@ from rxloop.operators.views.filters import public
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.log_retry import read_log
 from rxloop.pipeline.records import RunRecord, Until
-from rxloop.protocol.cursor import Cursor, gap_before, is_behind, read_cursor
+from rxloop.protocol.cursor import Cursor, has_unread, make_gap, read_cursor
 from rxloop.protocol.events import AnyEvent, Event, State, StatusUpdateEvent, ends_attempt
 from rxloop.storage.rules import same, went_back
 from rxloop.stream.back_pressure import Gate, Overflow
@@ -81,7 +81,7 @@ class RecordedStream(Stream[AnyEvent]):
         # Of a good cursor at the end, one event is all that has to be read.
         from_there = cursor.seq - 1 if cursor.task_id == task_id and cursor.seq > 1 else 0
         events = await read_log(log.read, task_id, after_seq=from_there) or await read_log(log.read, task_id)
-        return is_behind(cursor, events[-1]) or not await self._is_over(log, task_id, events[-1])
+        return has_unread(cursor, events[-1]) or not await self._is_over(log, task_id, events[-1])
 
     async def _is_over(self, log: EventLog, task_id: str, last: Event) -> bool:
         if not (isinstance(last, StatusUpdateEvent) and ends_attempt(last)):
@@ -283,4 +283,4 @@ class _Follower:
         reason: Literal["unknown-cursor", "lost-attempt", "trimmed", "log-went-back"],
         count: int | None = None,
     ) -> None:
-        self._push(gap_before(event, reason, self._after, count=count, timestamp=event.timestamp))
+        self._push(make_gap(event, reason, self._after, count=count, timestamp=event.timestamp))

@@ -10,7 +10,7 @@ from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.log_retry import read_log
 from rxloop.protocol.events import Event
 from rxloop.protocol.messages import Message
-from rxloop.protocol.visibility import messages_for_clients
+from rxloop.protocol.visibility import select_public_messages
 from rxloop.recorded.follow import RecordedStream
 from rxloop.run.result import Result
 from rxloop.state.fold import fold_all
@@ -161,4 +161,4 @@ async def history(log: EventLog, context_id: str, *, public: bool = False) -> li
         >>> shown = [message.model_dump() for message in await history(log, "bob", public=True)]
     """
     messages = list((await conversation(log, context_id, before="")).messages)
-    return list(messages_for_clients(messages)) if public else messages
+    return list(select_public_messages(messages)) if public else messages

@@ -6,7 +6,7 @@ import asyncio
 import logging
 
 from rxloop.errors import EventLogError, InvalidOutput
-from rxloop.protocol.events import AskingEvent, Event, ToolCompleteEvent
+from rxloop.protocol.events import Event, QuestionEvent, ToolCompleteEvent
 from rxloop.run.attempt import Attempt
 from rxloop.run.ends import final_event, unrecorded_end
 from rxloop.run.life import CUT_OFF, Canceled, Phase, Released
@@ -78,7 +78,7 @@ async def wait_for_calls(attempt: Attempt, grace: float) -> None:
     over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def look(event: Event) -> None:
-        if isinstance(event, ToolCompleteEvent | AskingEvent) and not over.done() and not attempt.at_work:
+        if isinstance(event, ToolCompleteEvent | QuestionEvent) and not over.done() and not attempt.at_work:
             over.set_result(None)
 
     with attempt.recorder.hub.events.subscribe(look):

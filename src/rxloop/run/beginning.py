@@ -10,7 +10,7 @@ from rxloop.errors import Paused
 from rxloop.operators.loop.iterate import iterate
 from rxloop.pipeline.requests import Operator, RunRequest
 from rxloop.protocol.events import Event, StatusUpdateEvent, TaskEvent
-from rxloop.protocol.model import EMPTY_DICT, unchecked
+from rxloop.protocol.model import EMPTY_DICT, make_unchecked
 from rxloop.run.attempt import Attempt
 from rxloop.run.life import CLOSING
 from rxloop.state.run_state import MAIL_ID
@@ -18,7 +18,7 @@ from rxloop.stream.rx import RunScheduler, connect
 from rxloop.stream.sources import emit
 from rxloop.support.foreign_errors import leave_to_loop, to_error
 
-_status = unchecked(StatusUpdateEvent)
+_status = make_unchecked(StatusUpdateEvent)
 
 
 async def announce(attempt: Attempt) -> None:

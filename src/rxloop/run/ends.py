@@ -27,7 +27,7 @@ from rxloop.protocol.events import (
     ends_attempt,
 )
 from rxloop.protocol.messages import ErrorInfo, ToolCall
-from rxloop.protocol.model import unchecked
+from rxloop.protocol.model import make_unchecked
 from rxloop.run.life import Canceled, End, Released
 from rxloop.run.recorder import Recorder
 from rxloop.run.spec import RunSpec
@@ -37,7 +37,7 @@ from rxloop.support.foreign_errors import find_raiser
 
 _NEVER_BEGAN = Canceled("released before it began")
 
-_status = unchecked(StatusUpdateEvent)
+_status = make_unchecked(StatusUpdateEvent)
 
 
 def final_event(state: RunState, end: Exception | Canceled | None) -> StatusUpdateEvent:

@@ -11,7 +11,7 @@ from typing_extensions import TypeVar
 
 from rxloop.errors import ConfigurationError, EventLogError, RxloopError
 from rxloop.operators.views.text import text
-from rxloop.protocol.cursor import is_behind, read_cursor
+from rxloop.protocol.cursor import has_unread, read_cursor
 from rxloop.protocol.events import AnyEvent, PendingInput, StatusUpdateEvent
 from rxloop.protocol.messages import Message
 from rxloop.run.attempt import Attempt
@@ -135,7 +135,7 @@ class Run(Misuse, Pipes[AnyEvent], Generic[O]):
             after: The `Last-Event-ID` of the client.
         """
         final = self._attempt.final
-        return final is None or not after or is_behind(read_cursor(after, strict=False), final)
+        return final is None or not after or has_unread(read_cursor(after, strict=False), final)
 
     def __aiter__(self) -> AsyncIterator[AnyEvent]:
         return aiter(self.events)

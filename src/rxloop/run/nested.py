@@ -10,7 +10,7 @@ from typing_extensions import override
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.pipeline.run_context import RunContext
 from rxloop.protocol.events import ContentCompleteEvent, Event
-from rxloop.protocol.model import EMPTY_DICT, FrozenDict, stamp
+from rxloop.protocol.model import EMPTY_DICT, FrozenDict, mutable_fields
 from rxloop.protocol.visibility import HIDDEN, ROOT
 from rxloop.run.attempt import Attempt
 from rxloop.run.ends import canceled_call, final_event
@@ -66,13 +66,13 @@ class NestedStamp(EventStamp):
     @override
     def adopt(self, event: Event) -> None:
         super().adopt(event)
-        fields = stamp(event)
+        fields = mutable_fields(event)
         if fields["parent_task_id"] is not None:
             fields["metadata"] = FrozenDict({**fields["metadata"], **self._marks, ROOT: self._top_id})
 
     def nest(self, event: Event) -> None:
         """Write the nesting into an event of the run, unless it is an event of a run nested in this one."""
-        fields = stamp(event)
+        fields = mutable_fields(event)
         if fields["parent_task_id"] is not None:
             return
         metadata = fields["metadata"]

@@ -165,7 +165,7 @@ class RequestBuilder:
         answers = [name for name, tool in tools.items() if tool.definition.answer]
         if state.last is not None:
             # The model has answered the first request of this branch.
-            settings = settings.after_first_request(answers)
+            settings = settings.relax_tool_choice(answers)
         if spec.limits.conclude and ctx.branch is None and iteration == spec.limits.iterations:
             settings = settings.model_copy(update={"tool_choice": answers[0] if answers else "none"})
         return ModelRequest(

@@ -13,7 +13,7 @@ from typing_extensions import TypeVar
 from rxloop.errors import AttemptError, InvalidOutput, LimitReached, NotFinished, RunCancelled, RunError, RxloopError
 from rxloop.protocol.events import PendingInput, State, StatusUpdateEvent
 from rxloop.protocol.messages import Citation, ErrorInfo, FilePart, ImagePart, Message, Usage
-from rxloop.protocol.visibility import public_error
+from rxloop.protocol.visibility import redact_error
 from rxloop.run.attempt import Attempt
 from rxloop.state.run_state import CompressionTotals, LimitHit
 from rxloop.thinking.graph.thought_graph import ThoughtGraph
@@ -61,7 +61,7 @@ class Result(Generic[O]):
 
     def __repr__(self) -> str:
         # As clients may see it, like the repr of an event.
-        error = None if self.error is None else public_error(self.error, self.reason)
+        error = None if self.error is None else redact_error(self.error, self.reason)
         shown = {
             "task_id": self.task_id,
             "context_id": self.context_id,

@@ -9,10 +9,10 @@ from typing import Any
 from rxloop.errors import InvalidEvent
 from rxloop.protocol.envelope import ROOT, check_time
 from rxloop.protocol.events import (
-    ByClass,
     ContentCompleteEvent,
     ContentDeltaEvent,
     Event,
+    EventTable,
     LLMCallEvent,
     StatusUpdateEvent,
     SubtaskEvent,
@@ -25,7 +25,7 @@ from rxloop.protocol.events import (
     ToolStartEvent,
     normalise,
 )
-from rxloop.protocol.model import EMPTY_DICT, FrozenDict, FrozenList, stamp
+from rxloop.protocol.model import EMPTY_DICT, FrozenDict, FrozenList, mutable_fields
 from rxloop.state.history import Slot
 from rxloop.state.run_state import RunState
 
@@ -62,7 +62,7 @@ class EventStamp:
         """Write numbers, ids and a timestamp into an event, and return it. An event that was published is copied."""
         if event.attempt:
             event = event.model_copy()
-        fields = stamp(event)
+        fields = mutable_fields(event)
         # Most tokens are deltas in ASCII without metadata, which need no normalisation.
         text = fields.get(traits.text)
         if text is None or not text.isascii() or fields["metadata"] is not EMPTY_DICT:
@@ -86,7 +86,7 @@ class EventStamp:
 
     def adopt(self, event: Event) -> None:
         """Set the ids of an event that already has some, because a nested or foreign run published it."""
-        fields = stamp(event)
+        fields = mutable_fields(event)
         if fields["task_id"] and fields["task_id"] != self.task_id and fields["parent_task_id"] is None:
             # A forwarded event of another run: publish it as the event of a nested run.
             event.check_ids()
@@ -129,7 +129,7 @@ def fill_references(event: ThoughtStreamEvent | SubtaskEvent, main: RunState) ->
         event: Stamped event.
         main: State of the main branch before the event.
     """
-    fields = stamp(event)
+    fields = mutable_fields(event)
     named = [event.tool_call_id]
     if isinstance(event, ThoughtStreamEvent):
         if not event.thought_id:
@@ -199,7 +199,7 @@ def _has_begun(state: RunState, event: ToolStartEvent | ToolCompleteEvent) -> bo
     return batch is not None and bool(batch.begun >> batch.index_of(event.index) & 1)
 
 
-_RULES = ByClass[Rule](
+_RULES = EventTable[Rule](
     {
         ContentDeltaEvent: _check_delta,
         ThoughtDeltaEvent: _check_delta,

@@ -14,7 +14,7 @@ from reactivex import Observable, abc
 
 from rxloop.errors import ConfigurationError, RunOver, RxloopError
 from rxloop.protocol.events import Event, MessageAddedEvent, normalise
-from rxloop.protocol.messages import Message, Prompt, as_messages
+from rxloop.protocol.messages import Message, Prompt, to_messages
 from rxloop.run.attempt import Attempt
 from rxloop.run.spec import Steer, Steering
 from rxloop.stream.sources import from_async_iter
@@ -33,7 +33,7 @@ def as_said(message: Prompt) -> tuple[Message, ...]:
             if message.interrupt
             else f"the message is {message!r}, which is for steering=: use send(text)"
         )
-    return as_messages(message, "the message")
+    return to_messages(message, "the message")
 
 
 log = logging.getLogger("rxloop")
@@ -173,7 +173,7 @@ def _observable(attempt: Attempt, source: AsyncIterable[Any]) -> Observable[Any]
 def _steer(attempt: Attempt, item: Any) -> None:
     steer = item if isinstance(item, Steer) else Steer(item)
     try:
-        say(attempt, as_messages(steer.message, "the message"), interrupt=steer.interrupt)
+        say(attempt, to_messages(steer.message, "the message"), interrupt=steer.interrupt)
     except RunOver as error:
         log.warning("a message of steering= came too late: %s", error)
     except Exception as error:

@@ -20,7 +20,7 @@ from rxloop.pipeline.log_retry import read_log, within
 from rxloop.pipeline.records import RunRecord
 from rxloop.protocol.events import AnyEvent
 from rxloop.protocol.ids import derive_id
-from rxloop.protocol.messages import Message, Prompt, as_messages
+from rxloop.protocol.messages import Message, Prompt, to_messages
 from rxloop.protocol.settings import Limits, ModelSettings
 from rxloop.recorded.follow import RecordedStream
 from rxloop.run.ownership import wait_stored
@@ -308,7 +308,7 @@ class Runtime:
         self._check_open()
         record = await self.get_record(task_id)
         self._agent(record.agent_name)
-        said = () if messages is None else as_messages(messages)
+        said = () if messages is None else to_messages(messages)
         await wait_stored(self.log, task_id)
         secret = await send_answer(self.log, task_id, inputs, messages=said, executes_here=self._queue is None)
         await self._goes_on(record, credentials=secret)

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 from rxloop.protocol.envelope import Event
 from rxloop.protocol.events import (
     ArtifactUpdateEvent,
-    AskingEvent,
     CheckpointEvent,
     ContentCompleteEvent,
     InputReceivedEvent,
     MessageAddedEvent,
     PendingInput,
+    QuestionEvent,
     StageEvent,
     StatusUpdateEvent,
     TaskEvent,
@@ -133,7 +133,7 @@ class EarlierAttempts:
     def addressed(self, answer: InputReceivedEvent) -> InputReceivedEvent:
         """Give an answer the ids of the nested run that has asked for it, if it was one."""
         for asked in reversed(self.below):
-            if isinstance(asked, AskingEvent) and asked.input_id == answer.input_id:
+            if isinstance(asked, QuestionEvent) and asked.input_id == answer.input_id:
                 ids = {name: getattr(asked, name) for name in _ADDRESS}
                 answer = answer.model_copy(update={**ids, "metadata": {**asked.metadata, **answer.metadata}})
                 self.below.append(answer)
@@ -158,7 +158,7 @@ class EarlierAttempts:
             slot = (event.step or "", event.index)
             self._forget_questions(slot)
             self.results[slot] = event
-        elif isinstance(event, AskingEvent):
+        elif isinstance(event, QuestionEvent):
             self.questions[event.input_id] = event.input.prompt
             if event.input.secret:
                 self._secret.add(event.input_id)
@@ -245,4 +245,4 @@ def _remade_by(event: Event) -> tuple[str | None, ...] | None:
         return None
     if isinstance(event, MessageAddedEvent):
         return event.kind, event.branch, event.role, event.cause, str(event.content)
-    return (event.kind, event.branch, event.input_id) if isinstance(event, AskingEvent) else None
+    return (event.kind, event.branch, event.input_id) if isinstance(event, QuestionEvent) else None

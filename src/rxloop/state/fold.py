@@ -7,17 +7,17 @@ from dataclasses import replace
 from typing import Any
 
 from rxloop.protocol.events import (
-    AskingEvent,
     AuthRequiredEvent,
-    ByClass,
     ContentCompleteEvent,
     ContextCompressedEvent,
     Event,
+    EventTable,
     InputReceivedEvent,
     InputRequiredEvent,
     LLMCallEvent,
     LLMFailedEvent,
     MessageAddedEvent,
+    QuestionEvent,
     StatusUpdateEvent,
     SubtaskEvent,
     TaskEvent,
@@ -28,7 +28,7 @@ from rxloop.protocol.events import (
     UsageEvent,
 )
 from rxloop.protocol.messages import Message
-from rxloop.protocol.model import unchecked
+from rxloop.protocol.model import make_unchecked
 from rxloop.state.history import Batch, History, content_with
 from rxloop.state.run_state import MAIL_ID, Measured, RunState, earlier_with, left_to_the_next, made_of, no_run
 from rxloop.state.side_events import (
@@ -44,9 +44,9 @@ from rxloop.state.side_events import (
     remove_questions,
 )
 
-_message = unchecked(Message)
+_message = make_unchecked(Message)
 
-_SHARED = (ThoughtStreamEvent, AskingEvent, InputReceivedEvent, SubtaskEvent, ThinkingFailedEvent)
+_SHARED = (ThoughtStreamEvent, QuestionEvent, InputReceivedEvent, SubtaskEvent, ThinkingFailedEvent)
 """Events of a branch that change the state of the main branch in the same way."""
 
 
@@ -259,7 +259,7 @@ def _thought(state: RunState, event: ThoughtStreamEvent) -> dict[str, Any]:
     return {"thoughts": state.thoughts.add(event.thought_id, event), "thought_count": state.thought_count + 1}
 
 
-_HANDLERS = ByClass[Handler](
+_HANDLERS = EventTable[Handler](
     {
         TaskEvent: _task,
         StatusUpdateEvent: _status,

@@ -8,7 +8,6 @@ from typing import NoReturn
 from rxloop.errors import GrammarError
 from rxloop.protocol.envelope import UnknownEvent
 from rxloop.protocol.events import (
-    AskingEvent,
     AuthRequiredEvent,
     ContentCompleteEvent,
     ContentDeltaEvent,
@@ -17,6 +16,7 @@ from rxloop.protocol.events import (
     InputReceivedEvent,
     InputRequiredEvent,
     LLMCallEvent,
+    QuestionEvent,
     StatusUpdateEvent,
     TaskEvent,
     ThoughtDeltaEvent,
@@ -228,7 +228,7 @@ class _Run:
     calls: dict[Slot, _Call] = field(default_factory=dict[Slot, _Call])
     open: dict[Slot, _Call] = field(default_factory=dict[Slot, _Call])
     """The calls that have no answer."""
-    questions: dict[str, AskingEvent] = field(default_factory=dict[str, AskingEvent])
+    questions: dict[str, QuestionEvent] = field(default_factory=dict[str, QuestionEvent])
     answers: dict[str, InputReceivedEvent] = field(default_factory=dict[str, InputReceivedEvent])
     final: StatusUpdateEvent | None = None
     last: Event | None = None
@@ -372,9 +372,9 @@ class _Run:
         call.ended = event
         del self.open[event.branch, event.step, event.index]
 
-    def _question(self, event: AskingEvent | InputReceivedEvent) -> None:
+    def _question(self, event: QuestionEvent | InputReceivedEvent) -> None:
         asked = self.questions.get(event.input_id)
-        if isinstance(event, AskingEvent):
+        if isinstance(event, QuestionEvent):
             if asked is not None and asked.attempt == event.attempt:
                 broken("question-twice", "a question is asked once in an attempt", event, asked)
             self.questions[event.input_id] = event

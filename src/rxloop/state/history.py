@@ -8,7 +8,7 @@ from typing import Generic, TypeVar, cast, overload
 
 from rxloop.protocol.events import PendingInput, ToolCompleteEvent
 from rxloop.protocol.messages import Content, Media, Message, TextPart, ToolCall
-from rxloop.protocol.model import FrozenList, unchecked
+from rxloop.protocol.model import FrozenList, make_unchecked
 
 K = TypeVar("K")
 
@@ -231,7 +231,7 @@ class Ledger(Mapping[K, V], Generic[K, V]):
         return f"<Ledger of {self._length}>"
 
 
-_message = unchecked(Message)
+_message = make_unchecked(Message)
 
 THINK_ALOUD = "think_aloud"
 

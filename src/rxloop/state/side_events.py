@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from rxloop.protocol.events import (
-    AskingEvent,
     AuthRequiredEvent,
-    ByClass,
     ContentCompleteEvent,
     ContextCompressedEvent,
     Event,
+    EventTable,
     InputReceivedEvent,
     InputRequiredEvent,
     LLMFailedEvent,
     PendingInput,
+    QuestionEvent,
     StatusUpdateEvent,
     SubtaskEvent,
     ToolCompleteEvent,
@@ -77,7 +77,7 @@ def add_subtask(state: RunState, event: SubtaskEvent) -> dict[str, Any]:
     return {"subtasks": state.subtasks.add(event.subtask_id, Asker(above, event.step, event.index))}
 
 
-def add_question(state: RunState, event: AskingEvent) -> dict[str, Any]:
+def add_question(state: RunState, event: QuestionEvent) -> dict[str, Any]:
     """Add a question of the run itself."""
     return {"pending": {**state.pending, event.input_id: event.input}}
 
@@ -122,7 +122,7 @@ def _add_usage(state: RunState, event: UsageEvent) -> dict[str, Any]:
     return {"usage": state.usage + event.usage}
 
 
-def _add_nested_question(state: RunState, event: AskingEvent) -> dict[str, Any]:
+def _add_nested_question(state: RunState, event: QuestionEvent) -> dict[str, Any]:
     changes = {"task_id": event.task_id, "agent_path": event.agent_path, "hidden": HIDDEN in event.metadata}
     return {"pending": {**state.pending, event.input_id: event.input.model_copy(update=changes)}}
 
@@ -144,7 +144,7 @@ def _end_run(state: RunState, event: StatusUpdateEvent) -> dict[str, Any]:
     }
 
 
-_HANDLERS = ByClass[Handler](
+_HANDLERS = EventTable[Handler](
     {
         UsageEvent: _add_usage,
         InputRequiredEvent: _add_nested_question,

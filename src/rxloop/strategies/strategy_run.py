@@ -202,7 +202,7 @@ class StrategyRun:
             if isinstance(event, ToolCompleteEvent):
                 results.append(event)
             elif isinstance(event, ContentCompleteEvent):
-                own = None if settings is None else settings.after_first_request(())
+                own = None if settings is None else settings.relax_tool_choice(())
                 if said is not None:
                     calls = tuple(event.tool_calls)
                     said(Reply(event.content, event.step or "", line, calls, finish_reason=event.finish_reason))
@@ -210,7 +210,7 @@ class StrategyRun:
         def shaped(request: ModelRequest) -> ModelRequest:
             return request.replace(
                 tools=tuple(tool for tool in request.tools if not tool.answer) if tools else (),
-                settings=own.over(request.settings) if own is not None else request.settings,
+                settings=own.merge_defaults(request.settings) if own is not None else request.settings,
                 response_schema=None,
             )
 

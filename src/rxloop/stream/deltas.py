@@ -22,7 +22,7 @@ from rxloop.protocol.events import (
     ToolProgressEvent,
     ends_attempt,
 )
-from rxloop.protocol.model import stamp
+from rxloop.protocol.model import mutable_fields
 
 
 def delta_text(event: object) -> str | None:
@@ -156,7 +156,7 @@ class MergedDeltas:
         """Make the newest of them with the text of all; `rest_after` cuts it."""
         assert self._newest is not None
         event = merged(self._newest, [self.text])
-        stamp(event)[_MERGED] = self
+        mutable_fields(event)[_MERGED] = self
         return event
 
     def length(self, place: int) -> int:

@@ -13,8 +13,8 @@ from rxloop.errors import ConfigurationError, InvalidEvent, ToolError
 from rxloop.pipeline.host import get_host
 from rxloop.pipeline.requests import ToolDefinition
 from rxloop.pipeline.run_context import RunContext
-from rxloop.protocol.json_data import storable
-from rxloop.protocol.messages import PendingInput, failure_of
+from rxloop.protocol.json_data import freeze_json
+from rxloop.protocol.messages import PendingInput, get_tool_error
 from rxloop.support.json_schema import explain_schema_error, find_flaw, find_misfit, to_json_text
 from rxloop.tools.approval import described
 from rxloop.tools.function import check_name
@@ -79,7 +79,7 @@ class ClientTool:
         """
         call = ctx.call
         assert call is not None
-        checked = storable(self._checked(arguments), "the arguments")
+        checked = freeze_json(self._checked(arguments), "the arguments")
         question = PendingInput(
             input_id="",
             # Made of what the model wrote: it is the same in each attempt, though the schema has changed since.
@@ -89,7 +89,7 @@ class ClientTool:
             call=call.model_copy(update={"arguments": checked}),
         )
         answer = await get_host(ctx).ask(ctx, question, self._read)
-        error = failure_of(answer)
+        error = get_tool_error(answer)
         if error is not None:
             raise ToolError(error)
         return answer
@@ -239,7 +239,7 @@ def _result_of(name: str, given: Any) -> tuple[dict[str, Any], Callable[[Any], A
             ) from error
 
     def read(value: Any) -> Any:
-        if failure_of(value) is None:
+        if get_tool_error(value) is None:
             wrong = find_misfit(value, schema)
             if wrong is not None:
                 raise ValueError(wrong)
@@ -255,7 +255,7 @@ def _schema(name: str, what: str, given: Any, kind: str | None) -> dict[str, Any
     if wrong is not None:
         raise ConfigurationError(f"tool {name!r}: its {what} are no JSON Schema: {wrong}")
     try:
-        kept = storable(given, what)
+        kept = freeze_json(given, what)
     except InvalidEvent as error:
         raise ConfigurationError(f"tool {name!r}: {error}") from error
     # The run is read back with what was kept: a number that JSON cannot hold has become a text.

@@ -17,8 +17,8 @@ from rxloop.errors import InvalidEvent, ToolError
 from rxloop.pipeline.interfaces import Tool
 from rxloop.pipeline.run_context import RunContext
 from rxloop.protocol.events import Event
-from rxloop.protocol.json_data import readable
-from rxloop.protocol.model import thawed
+from rxloop.protocol.json_data import replace_surrogates
+from rxloop.protocol.model import thaw
 from rxloop.state.history import FIND_OUT, UNKNOWN_EFFECT
 from rxloop.stream.scope import TimeScope
 from rxloop.tools.result import MAX_RESULT, encode_result, explain_error, failure_fields, make_failure
@@ -214,7 +214,7 @@ class _Report:
         self.flush()
         self.last = value
         if isinstance(value, str):
-            self._ctx.progress(readable(value))
+            self._ctx.progress(replace_surrogates(value))
         else:
             self._held = value
 
@@ -231,7 +231,7 @@ def _text(value: Any) -> str:
     except TooLarge as error:
         return str(error)
     except ToolError:
-        return readable(repr(value))
+        return replace_surrogates(repr(value))
 
 
 async def _drain_async(generator: AsyncGenerator[Any, Any], ctx: RunContext[Any]) -> Any:
@@ -292,7 +292,7 @@ async def call_with_limit(tool: Tool, seconds: float, deadline: asyncio.Timeout,
     now = asyncio.get_running_loop().time
     async with deadline:
         with scope.limit(seconds, lambda: deadline.reschedule(now())), scope.entered():
-            return await watched(tool.call(thawed(call.arguments), ctx), call.name)
+            return await watched(tool.call(thaw(call.arguments), ctx), call.name)
 
 
 _NO_DEPS = " (the run was given no deps: a tool that uses ctx.deps wants agent.run(..., deps=...))"

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from pydantic_core import PydanticSerializationError, from_json, to_json, to_jsonable_python
 
 from rxloop.errors import ToolError
-from rxloop.protocol.json_data import readable, settled_model, storable
+from rxloop.protocol.json_data import freeze_json, freeze_model, replace_surrogates
 from rxloop.protocol.messages import FilePart, ImagePart, Message, TextPart
 from rxloop.protocol.model import FrozenList
-from rxloop.protocol.parts import with_placeholders
+from rxloop.protocol.parts import add_placeholders
 from rxloop.tools.result_parts import (
     BYTES,
     LESS,
@@ -96,11 +96,11 @@ def encode_with_parts(value: Any) -> Encoded:
             raise too_long()
         inner = encode_with_parts(value.value)
         parts = [*inner.parts, *_check_parts(value.parts)]
-        return Encoded(inner.data, with_placeholders(readable(content), parts), parts)
+        return Encoded(inner.data, add_placeholders(replace_surrogates(content), parts), parts)
     if isinstance(value, str):
         if len(value) > BYTES:
             raise too_long()
-        text = readable(str.__str__(value))  # An enum that is a string is its value.
+        text = replace_surrogates(str.__str__(value))  # An enum that is a string is its value.
         return Encoded(text, text)
     value = gathered(value)
     try:
@@ -138,7 +138,7 @@ def _encode_parts(value: Any) -> Encoded:
     room = BYTES + sum(len(part.data or b"") * 4 // 3 + 4 for part in extractor.found)
     data = from_json(_encode_checked(marked, room))
     text = to_json(extractor.refer(data)).decode()
-    return Encoded(extractor.describe(data), with_placeholders(text, extractor.found), extractor.found)
+    return Encoded(extractor.describe(data), add_placeholders(text, extractor.found), extractor.found)
 
 
 def _check_parts(given: Any) -> Sequence[ImagePart | FilePart]:
@@ -164,7 +164,7 @@ def parts_with(parts: Sequence[ImagePart | FilePart]) -> dict[str, Any]:
     if not parts:
         return {}
     _check_part_limits(parts)
-    return {"parts": FrozenList([settled_model(part, "the parts of the result") for part in parts])}
+    return {"parts": FrozenList([freeze_model(part, "the parts of the result") for part in parts])}
 
 
 def _check_part_limits(parts: Sequence[ImagePart | FilePart]) -> None:
@@ -185,7 +185,7 @@ def failure_fields(error: ToolError, limit: int | None = MAX_RESULT) -> dict[str
         error: The failure.
         limit: Characters of the value that the model reads; None for all.
     """
-    text = shortened(readable(str(error)), MAX_RESULT)
+    text = shortened(replace_surrogates(str(error)), MAX_RESULT)
     fields: dict[str, Any] = {"success": False, "error": text}
     content = text
     try:
@@ -193,22 +193,22 @@ def failure_fields(error: ToolError, limit: int | None = MAX_RESULT) -> dict[str
         parts: Sequence[ImagePart | FilePart] = ()
         if value is not None:
             result, written, parts = encode_with_parts(value)
-            fields |= {"result": storable(result, "the value of the failure"), **messages_with(value)}
+            fields |= {"result": freeze_json(result, "the value of the failure"), **messages_with(value)}
             if written and not _is_in(written, result, text):
                 written = shortened(written, limit)
                 content = f"{text}\n{written}" if text else written
         parts = [*parts, *_check_parts(error.parts or ())]
         fields |= parts_with(parts)
-        content = with_placeholders(content, parts)
+        content = add_placeholders(content, parts)
     except Exception as problem:
         # A generator may raise anything.
-        content += f"\n[The value or the parts of this failure are left out: {readable(str(problem))}]"
+        content += f"\n[The value or the parts of this failure are left out: {replace_surrogates(str(problem))}]"
     return {**fields, "content": content}
 
 
 def make_failure(text: str) -> dict[str, Any]:
     """Return the fields of a failed result."""
-    text = shortened(readable(text), MAX_RESULT)
+    text = shortened(replace_surrogates(text), MAX_RESULT)
     return {"success": False, "error": text, "content": text}
 
 
@@ -265,7 +265,7 @@ def messages_with(value: Any) -> dict[str, Any]:
         if size > MAX_RESULT:
             words = f"The tool ran, but the messages of its ToolResult are longer than {MAX_RESULT:,} characters."
             raise ToolError(words)
-        made.append(settled_model(message, "the messages of the ToolResult"))
+        made.append(freeze_model(message, "the messages of the ToolResult"))
     return {"messages": FrozenList(made)}
 
 
@@ -288,7 +288,7 @@ def _encode(value: Any) -> bytes:
 
 def _readable_parts(data: Any) -> Any:
     if isinstance(data, str):
-        return readable(data)
+        return replace_surrogates(data)
     if isinstance(data, list):
         return [_readable_parts(part) for part in cast("list[Any]", data)]
     if isinstance(data, dict):

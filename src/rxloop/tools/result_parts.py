@@ -15,7 +15,7 @@ from typing import Any, cast
 from pydantic import BaseModel
 
 from rxloop.errors import ToolError
-from rxloop.protocol.json_data import DEPTH
+from rxloop.protocol.json_data import MAX_DEPTH
 from rxloop.protocol.parts import FilePart, ImagePart, is_data_url
 
 Media = ImagePart | FilePart
@@ -155,7 +155,7 @@ def check_size(value: Any) -> bool:
         return False
     left, room, has_parts = VALUES, BYTES, False
     parts: list[Any] = [value]
-    for _ in range(DEPTH + 2):
+    for _ in range(MAX_DEPTH + 2):
         level, parts = parts, []
         for part in level:
             kind = part.__class__
@@ -182,7 +182,7 @@ def check_size(value: Any) -> bool:
                 raise too_long()
         if not parts:
             return has_parts
-    raise ValueError(f"nested more than {DEPTH} deep, or in itself: give it flatter, or as a text")
+    raise ValueError(f"nested more than {MAX_DEPTH} deep, or in itself: give it flatter, or as a text")
 
 
 def _held(part: Any) -> Collection[Any]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 from unicodedata import normalize
 
-from rxloop.protocol.json_data import readable
+from rxloop.protocol.json_data import replace_surrogates
 from rxloop.support.safe_files import open_path, read_at
 from rxloop.support.yaml import InvalidYAML, load_yaml
 
@@ -152,7 +152,7 @@ def skill_of(text: str, folder: str) -> Skill:
         raise BadSkill(f"its `description` is {_short(description)}, and has to say what it is for, and when")
     if len(description.strip()) > _DESCRIPTION:
         raise BadSkill(f"its description has {len(description)} characters: {_DESCRIPTION} are allowed")
-    return Skill(name, readable(" ".join(description.split())), folder)
+    return Skill(name, replace_surrogates(" ".join(description.split())), folder)
 
 
 def parted(text: str) -> tuple[str, str]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 from rxloop.errors import ConfigurationError, Paused, RxloopError
 from rxloop.pipeline.interfaces import Tool, Toolset
 from rxloop.pipeline.run_context import RunContext
-from rxloop.protocol.json_data import readable
+from rxloop.protocol.json_data import replace_surrogates
 from rxloop.tools.function import as_tool
 
 if TYPE_CHECKING:
@@ -153,4 +153,4 @@ def _reason(error: BaseException) -> str:
     text = str(error)
     if not isinstance(error, RxloopError):
         text = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    return readable(text)[:_LONGEST]
+    return replace_surrogates(text)[:_LONGEST]

@@ -206,7 +206,7 @@ def test_a_call_of_a_message_that_breaks_off_is_cancelled_and_leaves_one_event()
     assert result.state == "failed"
     assert looks.cut == [("sea", 2.0)]
     assert letters(events) == "twleVcF"
-    assert [event.for_clients() for event in events if isinstance(event, ToolVoidedEvent)] == [None]
+    assert [event.to_public() for event in events if isinstance(event, ToolVoidedEvent)] == [None]
 
 
 def test_a_call_of_a_request_that_failed_is_not_taken_for_one_of_the_next() -> None:

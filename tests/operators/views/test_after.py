@@ -62,5 +62,5 @@ def test_a_cursor_of_another_run_is_told() -> None:  # L133
 
 @pytest.mark.parametrize("cursor", ["", "7", "run/1", "run/1.2", "run/1.2.x", "run/1.2.3 "])
 def test_what_is_no_cursor_is_refused_at_once(cursor: str) -> None:
-    with pytest.raises(ConfigurationError, match="is not a cursor"):
+    with pytest.raises(ConfigurationError, match="a cursor must have the form"):
         after(cursor)

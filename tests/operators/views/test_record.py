@@ -191,11 +191,11 @@ def test_a_recording_that_is_not_there_says_how_one_is_made(path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        ("nonsense", "not an event: it must be a JSON object"),
-        ("[1]", "not an event"),
-        ('{"version":1,"kind":"content-delta","delta":', "not an event"),
+        ("nonsense", "an event must be a JSON object"),
+        ("[1]", "an event must be a JSON object"),
+        ('{"version":1,"kind":"content-delta","delta":', "an event must be a JSON object"),
         ('{"version":1,"kind":"content-delta","delta":5}', "kind 'content-delta': delta"),
-        ("\udcff", "not an event"),
+        ("\udcff", "an event must be a JSON object"),
     ],
 )
 def test_a_line_that_is_no_event_is_named(path: Path, line: str, why: str) -> None:

@@ -204,7 +204,7 @@ async def test_a_run_that_fails_is_a_result_with_a_sentence_for_clients(mode: st
     broken = clerk(ServerError("http://10.0.0.1/key=sk-123"), name="broken")
     async with desk(broken) as there, there.client(mode) as client:
         result = await client.call_tool("broken", {"prompt": "Hi"})
-    assert (result.is_error, text(result)) == (True, "The model's provider failed.")
+    assert (result.is_error, text(result)) == (True, "The model provider failed.")
     assert meta(result, "state") == "failed"
 
 
@@ -218,7 +218,7 @@ async def test_a_failed_run_has_structured_content_that_fits_the_schema(mode: st
     assert result.structured_content is not None
     assert result.structured_content["state"] == "failed"
     assert result.structured_content["taskId"] == meta(result, "taskId")
-    assert result.structured_content["error"]["message"] == "The model's provider failed."
+    assert result.structured_content["error"]["message"] == "The model provider failed."
 
 
 @both

@@ -34,7 +34,7 @@ async def recorded(runtime: Runtime, record: RunRecord, turn: int, *, deltas: bo
     fold = ResponseFold(about_of(record, runtime), ResponseId(record.task_id, turn), events.append)
     chat = ChatFold(fold.take)
     for event in await runtime.log.read(record.task_id, deltas=deltas):
-        shown = event.for_clients()
+        shown = event.to_public()
         if shown is not None:
             chat.take(shown)
     return fold, events

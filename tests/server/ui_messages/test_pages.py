@@ -233,7 +233,7 @@ async def test_leaving_cancels_where_that_is_wished() -> None:
 async def test_a_run_that_fails_is_an_error_of_the_page_in_words_for_clients() -> None:
     async with site(agent(ServerError("http://10.0.0.1/key=sk-123"))) as made:
         shown = await (await made.page()).send("Hi")
-    assert (shown["status"], shown["errors"]) == ("error", ["The model's provider failed."])
+    assert (shown["status"], shown["errors"]) == ("error", ["The model provider failed."])
 
 
 async def test_what_is_asked_anew_takes_the_place_of_the_answer() -> None:

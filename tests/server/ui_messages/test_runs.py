@@ -142,7 +142,7 @@ async def test_the_client_takes_every_chunk_and_makes_the_message_of_the_log(run
 def test_the_message_has_what_the_log_has(runs: list[Made]) -> None:
     for made in runs:
         message = ui_message(made.replayed)
-        shown = [event.for_clients() for event in made.events]
+        shown = [event.to_public() for event in made.events]
         main = [each for each in shown if each is not None and each.parent_task_id is None and each.branch is None]
         said = "".join(each.content for each in main if isinstance(each, ContentCompleteEvent))
         steps = without_void(message)

@@ -236,7 +236,7 @@ async def folded(log: EventLog, task_id: str) -> list[Any]:
 
     fold = ChatFold(take)
     for event in await log.read(task_id):
-        if (public := event.for_clients()) is not None:
+        if (public := event.to_public()) is not None:
             fold.take(public)
     return told
 

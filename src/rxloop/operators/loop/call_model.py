@@ -20,7 +20,7 @@ from rxloop.operators.loop.model_exchange import (
 from rxloop.pipeline.host import get_host
 from rxloop.pipeline.requests import ModelRequest, Operator, Signal
 from rxloop.protocol.events import ContentCompleteEvent, Event, LLMFailedEvent, ToolCallDeltaEvent
-from rxloop.protocol.model import stamp
+from rxloop.protocol.model import mutable_fields
 from rxloop.stream.rx import Cold, connect
 from rxloop.stream.sources import emit
 
@@ -112,14 +112,14 @@ class _Call(abc.DisposableBase):
 
     def _on_next(self, event: Event) -> None:
         try:
-            fields = stamp(event)
+            fields = mutable_fields(event)
             published = fields["attempt"]
         except (AttributeError, KeyError):
             raise not_an_event(event, self.request) from None
         if published:
             # Providers may send one object for several requests.
             event = copy_unstamped(event)
-            fields = stamp(event)
+            fields = mutable_fields(event)
         if fields["step"] is None:
             fields["step"] = self._step
         if self._branch is not None:

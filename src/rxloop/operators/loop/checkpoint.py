@@ -9,11 +9,11 @@ from rxloop.operators.loop.at_end import at_end
 from rxloop.pipeline.host import get_host
 from rxloop.pipeline.requests import IterationEnd, Operator, Signal
 from rxloop.protocol.events import CheckpointEvent
-from rxloop.protocol.model import unchecked
+from rxloop.protocol.model import make_unchecked
 from rxloop.stream.sources import Push, emit, from_task
 
 log = logging.getLogger("rxloop")
-_checkpoint = unchecked(CheckpointEvent, settled=True)
+_checkpoint = make_unchecked(CheckpointEvent, normalised=True)
 
 
 def checkpoint(every: int = 1) -> Operator[object]:

@@ -18,9 +18,9 @@ from rxloop.protocol.events import (
     normalise,
 )
 from rxloop.protocol.finish import CUT_OFF, explain_refused_call, is_complete
-from rxloop.protocol.json_data import LARGEST, readable, settled_model
+from rxloop.protocol.json_data import MAX_INTEGER, freeze_model, replace_surrogates
 from rxloop.protocol.messages import ErrorInfo, Message, ToolCall
-from rxloop.protocol.model import FrozenList, stamp, unchecked
+from rxloop.protocol.model import FrozenList, make_unchecked, mutable_fields
 from rxloop.state.history import INTERRUPTED, History
 from rxloop.state.refused_media import select_refused, vendor_reason
 
@@ -36,7 +36,7 @@ _UNSTAMPED: dict[str, Any] = {
     "attempt": 0,
     "timestamp": 0,
 }
-_llm_call = unchecked(LLMCallEvent, settled=True)
+_llm_call = make_unchecked(LLMCallEvent, normalised=True)
 
 
 # -- requests
@@ -100,7 +100,7 @@ def describe_request(request: ModelRequest, problems: Sequence[str]) -> LLMCallE
     name, iteration = request.ctx.model.name, request.iteration
     estimate = _estimate(request, layers) if request.estimate is None else request.estimate
     # Providers, strategies and counters of users may return values of other types.
-    numbers = iteration.__class__ is int and estimate.__class__ is int and 0 <= estimate <= LARGEST
+    numbers = iteration.__class__ is int and estimate.__class__ is int and 0 <= estimate <= MAX_INTEGER
     make = _llm_call if numbers and name.__class__ is str and name.isascii() and not problems else LLMCallEvent
     return make(
         step=request.step,
@@ -125,12 +125,12 @@ def _estimate(request: ModelRequest, layers: Sequence[Message]) -> int:
 
 def find_refused_media(request: ModelRequest, error: MediaRefused) -> tuple[dict[str, str], list[LLMNoticeEvent]]:
     """Return the images and files that the vendor refused, with the reason, and a notice that names them."""
-    reason = vendor_reason(readable(str(error)))
+    reason = vendor_reason(replace_surrogates(str(error)))
     media = select_refused((*request.system, *request.tail), request.messages, error.media, error.scope)
     if not media:
         return {}, []
     names = ", ".join(media.values())
-    text = readable(f"{request.ctx.model.name} refused {names}, which is omitted from now on: {reason}")
+    text = replace_surrogates(f"{request.ctx.model.name} refused {names}, which is omitted from now on: {reason}")
     notice = LLMNoticeEvent(code="left_out", message=text, step=request.step, branch=request.branch)
     return dict.fromkeys(media, reason), [notice]
 
@@ -147,7 +147,7 @@ def describe_failure(request: ModelRequest, error: Exception, refused: dict[str,
     known = error if isinstance(error, ProviderError) else None
     code = known.code if known else "error"
     return LLMFailedEvent(
-        error=ErrorInfo(code=code, message=readable(str(error))),
+        error=ErrorInfo(code=code, message=replace_surrogates(str(error))),
         retryable=isinstance(error, ContextLengthExceeded) or bool(refused) or (known is not None and known.retryable),
         status=known and known.status,
         tries=tries,
@@ -178,10 +178,10 @@ def complete_message(message: ContentCompleteEvent, request: ModelRequest) -> No
     if message.tool_calls:
         name = "content-complete: tool_calls"
         tools = get_host(request.ctx).tools
-        calls = [settled_model(mark_hidden(call, tools), name) for call in message.tool_calls]
-        stamp(message).update(tool_calls=FrozenList(calls), offered=list_offered(request.tools, calls, tools))
+        calls = [freeze_model(mark_hidden(call, tools), name) for call in message.tool_calls]
+        mutable_fields(message).update(tool_calls=FrozenList(calls), offered=list_offered(request.tools, calls, tools))
     if message.finish_reason == "length" and message.max_tokens is None:
-        stamp(message)["max_tokens"] = request.settings.max_tokens
+        mutable_fields(message)["max_tokens"] = request.settings.max_tokens
     # Normalise before the calls are read, so that tools get the same arguments as the log.
     normalise(message)
 

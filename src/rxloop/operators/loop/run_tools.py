@@ -15,8 +15,8 @@ from rxloop.pipeline.interfaces import Tool
 from rxloop.pipeline.requests import Operator, Signal, ToolRequest
 from rxloop.pipeline.run_context import RunContext
 from rxloop.protocol.events import ToolCompleteEvent, ToolStartEvent
-from rxloop.protocol.json_data import settled_model, storable
-from rxloop.protocol.model import thawed, unchecked
+from rxloop.protocol.json_data import freeze_json, freeze_model
+from rxloop.protocol.model import make_unchecked, thaw
 from rxloop.state.history import INTERRUPTED
 from rxloop.stream.sources import Push, emit, from_task
 from rxloop.tools.execution import call_with_limit, public_name, to_failure, watched
@@ -31,8 +31,8 @@ from rxloop.tools.result import (
     shortened,
 )
 
-_start = unchecked(ToolStartEvent, settled=True)
-_complete = unchecked(ToolCompleteEvent, settled=True)
+_start = make_unchecked(ToolStartEvent, normalised=True)
+_complete = make_unchecked(ToolCompleteEvent, normalised=True)
 
 
 def run_tools(concurrency: int = 5, *, early: bool = False) -> Operator[object]:
@@ -113,7 +113,7 @@ async def _carry_out(tool: Tool, request: ToolRequest, push: Push[Signal], activ
         if not await ctx.ask(approval_question(tool.approve, call)):
             push(request.refuse(f"The call of {call.name} was not approved."))
             return
-    about: dict[str, Any] = {**ctx.call_fields, "call": settled_model(call, "tool-start: call")}
+    about: dict[str, Any] = {**ctx.call_fields, "call": freeze_model(call, "tool-start: call")}
     push(_start(idempotency_key=ctx.idempotency_key, **about))
     if ctx.log is not None and not tool.idempotent:
         await ctx.port.durable()
@@ -131,12 +131,12 @@ async def _result(tool: Tool, ctx: RunContext[Any]) -> dict[str, Any]:
     deadline = None if tool.timeout is None else asyncio.timeout(None)
     try:
         if deadline is None or tool.timeout is None:
-            value = await watched(tool.call(thawed(call.arguments), ctx), call.name)
+            value = await watched(tool.call(thaw(call.arguments), ctx), call.name)
         else:
             value = await call_with_limit(tool, tool.timeout, deadline, ctx)
         value = gathered(value)
         result, content, parts = encode_with_parts(value)
-        result = storable(result, "the result")
+        result = freeze_json(result, "the result")
         beside = {**messages_with(value), **parts_with(parts)}
         unawaited = [question for question in ctx.questions or () if question.forgotten]
         if unawaited:

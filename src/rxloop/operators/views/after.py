@@ -7,7 +7,7 @@ from typing import cast
 
 from rxloop.operators.views import EventView
 from rxloop.operators.views.make_view import ViewOutput, make_view
-from rxloop.protocol.cursor import gap_before, read_cursor
+from rxloop.protocol.cursor import make_gap, read_cursor
 from rxloop.protocol.events import Event, GapEvent
 from rxloop.stream.deltas import rest_after
 
@@ -48,11 +48,11 @@ def after(cursor: str, *, strict: bool = True) -> EventView:
             if first:
                 foreign = task_id != event.root_task_id
             if first and foreign:
-                emit(gap_before(event, "unknown-cursor", cursor))
+                emit(make_gap(event, "unknown-cursor", cursor))
             elif first and event.attempt > attempt and place < (event.seq - 1, 0):
-                emit(gap_before(event, "trimmed", cursor))
+                emit(make_gap(event, "trimmed", cursor))
             elif not foreign and not newer and event.attempt > attempt and place > (event.seq - 1, 0):
-                emit(gap_before(event, "lost-attempt", cursor))
+                emit(make_gap(event, "lost-attempt", cursor))
             first = False
             newer = newer or event.attempt > attempt
             if foreign or event.attempt > attempt:

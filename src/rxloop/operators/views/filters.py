@@ -211,7 +211,7 @@ def public() -> EventView:
     """Give the events as clients may see them.
 
     Internal kinds are left out, and so is what a hidden tool does: of `think_aloud` only its thoughts remain, for one.
-    Of the others, each field that is not for clients is at its default; see `Event.for_clients`.
+    Of the others, each field that is not for clients is at its default; see `Event.to_public`.
 
     ::
 
@@ -226,7 +226,7 @@ def public() -> EventView:
         emit = out.emit
 
         def take(event: Event) -> None:
-            shown = event.for_clients()
+            shown = event.to_public()
             if shown is not None:
                 emit(shown)
 

@@ -16,9 +16,9 @@ from rxloop.protocol.events import (
     UsageEvent,
 )
 from rxloop.protocol.finish import COMPLETE, KNOWN, REFUSAL, UNKNOWN
-from rxloop.protocol.json_data import readable, settled_model, storable
+from rxloop.protocol.json_data import freeze_json, freeze_model, replace_surrogates
 from rxloop.protocol.messages import Citation, FilePart, ImagePart, ToolCall
-from rxloop.protocol.model import EMPTY_DICT, EMPTY_LIST, FrozenDict, FrozenList, unchecked
+from rxloop.protocol.model import EMPTY_DICT, EMPTY_LIST, FrozenDict, FrozenList, make_unchecked
 from rxloop.protocol.step_events import MALFORMED_REASON, NoticeCode
 from rxloop.providers.bounds import DEFAULT_BOUNDS, VALUE_WEIGHT, Bounds, OutOfBounds, values_in
 from rxloop.providers.catalog import LONG_KEPT
@@ -34,9 +34,9 @@ from rxloop.providers.failures import Endpoint
 _REASON = 2000
 """Maximum number of characters of a vendor's explanation."""
 
-_complete = unchecked(ContentCompleteEvent, settled=True)
+_complete = make_unchecked(ContentCompleteEvent, normalised=True)
 
-_usage = unchecked(UsageEvent, settled=True)
+_usage = make_unchecked(UsageEvent, normalised=True)
 
 
 class MessageDraft:
@@ -184,8 +184,8 @@ class MessageDraft:
         """Tell of a tool that the vendor carries out itself; what it gives encrypted is for nobody but the vendor."""
         self._push(
             ServerToolEvent(
-                tool_call_id=readable(id),
-                name=readable(name),
+                tool_call_id=replace_surrogates(id),
+                name=replace_surrogates(name),
                 phase=phase,
                 arguments=self._storable(drop_encrypted(arguments), "the arguments"),
                 result=self._storable(drop_encrypted(result), "the result"),
@@ -200,7 +200,7 @@ class MessageDraft:
 
     def notice(self, code: NoticeCode, message: str) -> None:
         """Tell the stream that something was left out of the request, or passed over in the answer."""
-        self._push(LLMNoticeEvent(code=code, message=readable(self.where.clean(message)), step=self.step))
+        self._push(LLMNoticeEvent(code=code, message=replace_surrogates(self.where.clean(message)), step=self.step))
 
     def usage(
         self,
@@ -278,7 +278,7 @@ class MessageDraft:
             reason: What the vendor says about the call.
             raw: The vendor's word for it.
         """
-        self._malformed = readable(self.where.clean(reason))[:_REASON]
+        self._malformed = replace_surrogates(self.where.clean(reason))[:_REASON]
         self.finish("tool_calls", raw)
 
     def read(self, size: int) -> None:
@@ -312,7 +312,7 @@ class MessageDraft:
         self.text.finish()
         if self._malformed is None:
             self.calls.flush()
-        reasoning = readable(self.text.reasoning)
+        reasoning = replace_surrogates(self.text.reasoning)
         if reasoning.strip():
             thought_id = f"{self.step}.reasoning"
             self._push(ThoughtStreamEvent(thought_id=thought_id, content=reasoning, source="reasoning", step=self.step))
@@ -325,15 +325,15 @@ class MessageDraft:
         finish, raw = self._end(calls)
         self._push(
             _complete(
-                content=readable(self.text.content),
+                content=replace_surrogates(self.text.content),
                 reasoning=reasoning or None,
-                tool_calls=FrozenList(settled_model(call, "tool_calls") for call in calls) if calls else EMPTY_LIST,
-                files=FrozenList(settled_model(part, "files") for part in self._files) if self._files else EMPTY_LIST,
-                citations=FrozenList(settled_model(each, "citations") for each in self._citations)
+                tool_calls=FrozenList(freeze_model(call, "tool_calls") for call in calls) if calls else EMPTY_LIST,
+                files=FrozenList(freeze_model(part, "files") for part in self._files) if self._files else EMPTY_LIST,
+                citations=FrozenList(freeze_model(each, "citations") for each in self._citations)
                 if self._citations
                 else EMPTY_LIST,
                 finish_reason=finish,
-                raw_finish_reason=None if raw is None else readable(raw),
+                raw_finish_reason=None if raw is None else replace_surrogates(raw),
                 max_tokens=self.find_limit() if finish == "length" and self.find_limit is not None else None,
                 provider_state=self._storable(state, "the state") if state else None,
                 metadata=FrozenDict({MALFORMED_REASON: self._malformed}) if self._malformed else EMPTY_DICT,
@@ -387,7 +387,7 @@ class MessageDraft:
 
     def _storable(self, value: Any, name: str) -> Any:
         try:
-            return storable(value, name)
+            return freeze_json(value, name)
         except InvalidEvent as error:
             raise ProviderProtocolError(f"{self.where} sent what no message can hold: {error}") from None
 

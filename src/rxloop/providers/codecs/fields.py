@@ -9,7 +9,7 @@ from typing import Any, Literal, cast
 
 import orjson
 
-from rxloop.protocol.json_data import readable
+from rxloop.protocol.json_data import replace_surrogates
 
 LENIENT = 2**18
 """Bytes of the largest document that is read a second time if it is not JSON: the lenient parser is slow."""
@@ -107,7 +107,7 @@ _STREAMED = frozenset(
 
 def _whole_characters(fields: dict[str, Any]) -> dict[str, Any]:
     return {
-        name: readable(value) if isinstance(value, str) and name not in _STREAMED else value
+        name: replace_surrogates(value) if isinstance(value, str) and name not in _STREAMED else value
         for name, value in fields.items()
     }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rxloop.protocol.media import ResolvedMedia, resolve
 from rxloop.protocol.messages import FilePart, ImagePart, Message
-from rxloop.protocol.parts import with_placeholders
+from rxloop.protocol.parts import add_placeholders
 
 IMAGES = frozenset(("image/jpeg", "image/png", "image/gif", "image/webp"))
 """Image types that every vision model accepts."""
@@ -46,7 +46,7 @@ def text_with_files(message: Message) -> tuple[str, list[str]]:
         else:
             others.append(part)
             left_out.append(describe(part, media))
-    text = with_placeholders(message.text, others)
+    text = add_placeholders(message.text, others)
     return "\n".join(filter(None, (text, *texts))), left_out
 
 

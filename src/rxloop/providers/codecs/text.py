@@ -8,8 +8,8 @@ from io import StringIO
 from typing import TypeVar
 
 from rxloop.protocol.events import ContentDeltaEvent, Event, ThoughtDeltaEvent, ThoughtStreamEvent
-from rxloop.protocol.json_data import readable
-from rxloop.protocol.model import SLOTS, defaults
+from rxloop.protocol.json_data import replace_surrogates
+from rxloop.protocol.model import SLOTS, get_defaults
 from rxloop.providers.bounds import DEFAULT_BOUNDS, Bounds, OutOfBounds
 from rxloop.providers.codecs.control_tokens import TailStripper
 from rxloop.providers.codecs.thought_tags import TagSplitter, Thought, ThoughtText, thought_fields
@@ -55,11 +55,11 @@ class HalfCharacters:
         text, self.held = self.held + text, ""
         if "\ud800" <= text[-1:] <= "\udbff":
             text, self.held = text[:-1], text[-1]
-        return readable(text)
+        return replace_surrogates(text)
 
     def finish(self) -> str:
         """What was held back, at the end of the text."""
-        text, self.held = readable(self.held), ""
+        text, self.held = replace_surrogates(self.held), ""
         return text
 
 
@@ -255,7 +255,7 @@ def _growing() -> StringIO:
 
 _Delta = TypeVar("_Delta", ContentDeltaEvent, ThoughtDeltaEvent)
 
-_TEXT_DELTA = {cls: defaults(cls) for cls in (ContentDeltaEvent, ThoughtDeltaEvent)}
+_TEXT_DELTA = {cls: get_defaults(cls) for cls in (ContentDeltaEvent, ThoughtDeltaEvent)}
 
 _GIVEN = {"delta", "index", "step"}
 

@@ -11,15 +11,15 @@ import orjson
 
 from rxloop.pipeline.requests import ToolDefinition
 from rxloop.protocol.events import Event, ToolCallDeltaEvent
-from rxloop.protocol.json_data import readable
+from rxloop.protocol.json_data import replace_surrogates
 from rxloop.protocol.messages import ToolCall
-from rxloop.protocol.model import unchecked
+from rxloop.protocol.model import make_unchecked
 from rxloop.providers.bounds import DEFAULT_BOUNDS, Bounds, OutOfBounds, check_document, values_in
 from rxloop.providers.codecs.call_fragments import Call, Piece, is_placeholder, is_same_value, read_index, starts_value
 from rxloop.providers.codecs.control_tokens import clean_name
 from rxloop.providers.codecs.tools import Original
 
-_delta = unchecked(ToolCallDeltaEvent)
+_delta = make_unchecked(ToolCallDeltaEvent)
 
 _NOTHING: dict[str, Any] = {}
 
@@ -188,7 +188,7 @@ class CallAssembler:
             raise OutOfBounds("argument_values", values)
         calls: list[ToolCall] = []
         for call, arguments in written:
-            text = readable(arguments)
+            text = replace_surrogates(arguments)
             read = ToolCall.parse(call.id or self._new_id(call), call.shown_name or call.name, text)
             if read.raw is not None and read.raw != text:
                 self.repaired.append(read.name)

@@ -26,7 +26,7 @@ from rxloop.protocol.events import (
     ToolCallDeltaEvent,
     UsageEvent,
 )
-from rxloop.protocol.json_data import storable
+from rxloop.protocol.json_data import freeze_json
 from rxloop.protocol.messages import Citation, ErrorInfo, FilePart, ImagePart, ToolCall, Usage
 from rxloop.providers.codecs import find_gate
 from rxloop.providers.codecs.text import text_delta
@@ -106,7 +106,7 @@ def push_end(answer: ScriptedTurn, content: str, request: ModelRequest, push: Pu
     hidden = hidden_tools(request)
     calls: list[ToolCall] = []
     for index, item in enumerate(answer.calls):
-        arguments = storable(item.arguments, f"the arguments of {item.name}")
+        arguments = freeze_json(item.arguments, f"the arguments of {item.name}")
         raw = orjson.dumps(arguments).decode()
         made = ToolCall(id=item.id or "", name=item.name, arguments=arguments, raw=raw)
         calls.append(made)

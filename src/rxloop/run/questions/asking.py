@@ -12,13 +12,13 @@ from typing import Any
 from rxloop.errors import InvalidInput, Paused
 from rxloop.pipeline.run_context import RunContext
 from rxloop.protocol.events import (
-    AskingEvent,
     AuthRequiredEvent,
     InputReceivedEvent,
     InputRequiredEvent,
     PendingInput,
+    QuestionEvent,
 )
-from rxloop.protocol.json_data import readable
+from rxloop.protocol.json_data import replace_surrogates
 from rxloop.run.questions.open_questions import OpenQuestions, Place
 from rxloop.stream.scope import Scope, TimeScope
 
@@ -143,7 +143,7 @@ class Questions:
         An answer is one to the words that were asked. A question that is put in other words, or that takes the place
         of one which is not put any more, is another question.
         """
-        put, words = self._put.setdefault(asker, set()), readable(prompt)
+        put, words = self._put.setdefault(asker, set()), replace_surrogates(prompt)
         ids = (f"{asker}.{number}" for number in count(1))
         input_id = next(one for one in ids if one not in put and earlier.get(one, words) == words)
         put.add(input_id)
@@ -190,7 +190,7 @@ def _waiting_task(ctx: RunContext[Any]) -> asyncio.Task[Any] | None:
     return task
 
 
-def _event_of(question: PendingInput) -> AskingEvent:
+def _event_of(question: PendingInput) -> QuestionEvent:
     if not question.secret:
         return InputRequiredEvent(input=question)
     names = ("input_id", "provider", "url", "public_key", "call", "index")

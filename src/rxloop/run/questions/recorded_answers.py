@@ -8,9 +8,9 @@ from typing import Any
 
 from rxloop.pipeline.interfaces import Tool
 from rxloop.pipeline.requests import ToolRequest
-from rxloop.protocol.events import AskingEvent, Event, InputReceivedEvent, LLMNoticeEvent, ToolCompleteEvent
-from rxloop.protocol.json_data import readable
-from rxloop.protocol.messages import PendingInput, failure_of
+from rxloop.protocol.events import Event, InputReceivedEvent, LLMNoticeEvent, QuestionEvent, ToolCompleteEvent
+from rxloop.protocol.json_data import replace_surrogates
+from rxloop.protocol.messages import PendingInput, get_tool_error
 from rxloop.protocol.refusals import is_refusal, refusal_reason
 from rxloop.run.recorder import Recorder
 from rxloop.state.earlier_attempts import AskedQuestion
@@ -41,7 +41,7 @@ def recorded_outcome(
     """
     approval = None
     if not isinstance(tool, str) and tool.approve:
-        approval = readable(approval_question(tool.approve, request.call))
+        approval = replace_surrogates(approval_question(tool.approve, request.call))
     answers = request.ctx.state.answers
     for input_id, asked in _unread(recorder, read):
         if asked.slot != request.slot or input_id not in answers:
@@ -51,7 +51,7 @@ def recorded_outcome(
             # `run_tools` asks this question and reads its answer.
             continue
         if question.input_kind == "tool" and not isinstance(tool, ClientTool):
-            error = failure_of(answer)
+            error = get_tool_error(answer)
             if error is None and isinstance(tool, str):
                 continue
             _report(recorder, read, question, "it became the result of the call")
@@ -86,7 +86,7 @@ def report_unread(recorder: Recorder, read: set[str], news: Iterable[Event], tak
         return
     for asking in earlier.below:
         # Answers for nested runs that were not resumed.
-        if isinstance(asking, AskingEvent) and not earlier.is_taken_up(asking.task_id):
+        if isinstance(asking, QuestionEvent) and not earlier.is_taken_up(asking.task_id):
             answer = answers.pop(asking.input_id, None)
             if answer is not None and answer.task_id == asking.task_id:
                 _report(recorder, read, asking.input, "it was ignored")
@@ -110,7 +110,7 @@ def _may_ask(recorder: Recorder, question: PendingInput, slot: Slot, tool: Tool 
 def _refusal(name: str, question: PendingInput, answer: Any) -> str:
     text = f"The call of {name} was not approved"
     reason = refusal_reason(answer)
-    return f"{text}." if reason is None else shortened(readable(f"{text}: {reason}"), MAX_RESULT)
+    return f"{text}." if reason is None else shortened(replace_surrogates(f"{text}: {reason}"), MAX_RESULT)
 
 
 def _content(answer: Any) -> str:

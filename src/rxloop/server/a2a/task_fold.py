@@ -89,7 +89,7 @@ class TaskFold:
             # Also of what is not for clients: it is the time by which tasks are listed.
             self._task.status.timestamp.CopyFrom(time_of(event.timestamp))
             self.seq, self.cursor = event.seq, event.cursor
-        shown = event.for_clients()
+        shown = event.to_public()
         if shown is not None:
             self._chat.take(shown)
         changes, self._changes[:] = [*self._changes], []

@@ -65,7 +65,7 @@ def questions_of(events: Sequence[Event]) -> Questions:
             # The client may not see the answer of another person, but the question is closed.
             found.answered.add(event.input_id)
             found.early.discard(event.input_id)
-        shown = event.for_clients()
+        shown = event.to_public()
         if shown is None:
             continue
         fold.take(shown)

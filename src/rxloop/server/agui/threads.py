@@ -52,7 +52,7 @@ def agui_frames(telling: Telling) -> View[Event, bytes]:
         fold = ChatFold(take_change)
 
         def take(event: Event) -> None:
-            shown = event.for_clients()
+            shown = event.to_public()
             if shown is not None:
                 fold.take(shown)
             write(writer.reached(event))
@@ -115,7 +115,7 @@ async def restated(gateway: Gateway, records: Sequence[RunRecord], answered: dic
 
         fold = ChatFold(take)
         for event in await read_log(gateway.runtime.log.read, record.task_id):
-            shown = event.for_clients()
+            shown = event.to_public()
             if shown is not None:
                 fold.take(shown)
     return messages

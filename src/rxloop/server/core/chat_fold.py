@@ -12,11 +12,11 @@ from rxloop.operators.views import View
 from rxloop.operators.views.make_view import ViewOutput, make_view
 from rxloop.pipeline.edited_calls import is_edited
 from rxloop.protocol.events import (
-    AskingEvent,
     ContentCompleteEvent,
     ContentDeltaEvent,
     Event,
     LLMCallEvent,
+    QuestionEvent,
     StatusUpdateEvent,
     ThoughtDeltaEvent,
     ThoughtStreamEvent,
@@ -71,11 +71,11 @@ class ChatFold:
                     self._end(key, event, "canceled")
                 self._emit(event)
             case _:
-                if isinstance(event, AskingEvent):
+                if isinstance(event, QuestionEvent):
                     self._revise(event)
                 self._emit(event)
 
-    def _revise(self, event: AskingEvent) -> None:
+    def _revise(self, event: QuestionEvent) -> None:
         """Show the arguments that a person is asked about."""
         question = event.input
         call = self._calls.get((event.task_id, question.step, question.index))
@@ -333,7 +333,7 @@ def chat() -> View[Event, Change | Event]:
         fold = ChatFold(out.emit)
 
         def take(event: Event) -> None:
-            shown = event.for_clients()
+            shown = event.to_public()
             if shown is not None:
                 fold.take(shown)
 

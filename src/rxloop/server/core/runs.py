@@ -15,7 +15,7 @@ from rxloop.errors import ConfigurationError, ConflictError, EventLogError, Inva
 from rxloop.pipeline.log_retry import read_log
 from rxloop.pipeline.records import RunRecord
 from rxloop.protocol.events import MessageAddedEvent, PendingInput, StatusUpdateEvent, TaskEvent, ends_attempt
-from rxloop.protocol.messages import Message, Prompt, as_messages, public_question
+from rxloop.protocol.messages import Message, Prompt, public_question, to_messages
 from rxloop.recorded.replay import history
 from rxloop.run.ownership import read_open_questions
 from rxloop.runtime.runtime import StartOptions
@@ -173,7 +173,7 @@ class _Start:
         """Start the run under the lease of its conversation, or return the earlier one that has its messages."""
         gateway, context_id = self.gateway, self.context_id
         # Only messages with ids can be known to the conversation by another process.
-        everywhere = callable(self.prompt) or any(each.message_id is not None for each in as_messages(self.prompt))
+        everywhere = callable(self.prompt) or any(each.message_id is not None for each in to_messages(self.prompt))
         async with nullcontext() if locked else gateway.lock_context(context_id, everywhere=everywhere):
             if context_id is not None:
                 exists = await gateway.find_context(self.principal, context_id)
@@ -215,7 +215,7 @@ def _find_new(prompt: Prompt | Choose, stored: Sequence[Message] | None) -> tupl
     Returns:
         The prompt, which is its last message where the conversation has all of them; and that message, only then.
     """
-    messages = as_messages(prompt(stored) if callable(prompt) else prompt)
+    messages = to_messages(prompt(stored) if callable(prompt) else prompt)
     known = {(message.message_id, message.text) for message in stored or () if message.role == "user"}
     new = [each for each in messages if each.message_id is None or (each.message_id, each.text) not in known]
     if new or not messages:

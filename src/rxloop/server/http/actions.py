@@ -12,7 +12,7 @@ from starlette.responses import Response
 from rxloop.errors import ConfigurationError
 from rxloop.pipeline.records import RunRecord
 from rxloop.protocol.events import StatusUpdateEvent
-from rxloop.protocol.http_api import CancelRun, ForkRun, ResumeRun, SayToRun, StartRun, messages_of
+from rxloop.protocol.http_api import CancelRun, ForkRun, ResumeRun, SendMessage, StartRun, make_messages
 from rxloop.protocol.settings import ModelSettings
 from rxloop.protocol.visibility import PUBLIC_METADATA
 from rxloop.recorded.follow import OVER
@@ -42,7 +42,7 @@ async def start(call: ApiCall[StartRun, StartQuery]) -> Response:
         gateway,
         call.principal,
         agent,
-        messages_of(body.input),
+        make_messages(body.input),
         key=read_idempotency_key(call.request),
         request=body.model_dump_json().encode(),
         when_busy=body.when_busy,
@@ -79,18 +79,18 @@ async def _answer_when_idle(call: ApiCall[Any, StartQuery], record: RunRecord, a
     with suppress(Refused):
         record, last = await wait_until_idle(call, record, call.query.wait, after)
     info = await info_of(call, record, last)
-    if info.pending and after is not None and (record.seq == seq or not info.at_rest):
+    if info.pending and after is not None and (record.seq == seq or not info.is_idle):
         # Its answers wait in its mail, and whoever drives it takes them.
         left = [each for each in info.pending if each.input_id not in call.body.inputs]
         info = info.model_copy(update={"pending": left, "state": record.state if left else "working"})
     location = {"location": call.path("runs", record.task_id)}
-    return written(info, 200 if info.at_rest else 202, location)
+    return written(info, 200 if info.is_idle else 202, location)
 
 
-async def say(call: ApiCall[SayToRun, Query]) -> Response:
+async def say(call: ApiCall[SendMessage, Query]) -> Response:
     """Say something to a run that goes on."""
     record = await call.record()
-    [message] = messages_of(call.body.input)
+    [message] = make_messages(call.body.input)
     await call.gateway.runtime.send(record.task_id, message, interrupt=call.body.interrupt)
     return written(await info_of(call, await call.record()), 202)
 
@@ -107,7 +107,7 @@ async def fork(call: ApiCall[ForkRun, Query]) -> Response:
     """Begin a new run with a part of another one."""
     record = await call.record()
     body = call.body
-    prompt = None if body.input is None else messages_of(body.input)
+    prompt = None if body.input is None else make_messages(body.input)
     async with call.gateway.reserve_run(call.principal):
         try:
             made = await call.gateway.runtime.fork(record.task_id, body.at, prompt=prompt, results=body.results)

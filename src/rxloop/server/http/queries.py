@@ -137,7 +137,7 @@ def chosen(query: EventsQuery) -> Callable[[Event], Event | None]:
             or not (every_branch or event.branch == branch)
         ):
             return None
-        return event if internal else event.for_clients()
+        return event if internal else event.to_public()
 
     return choose
 

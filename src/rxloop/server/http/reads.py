@@ -27,7 +27,7 @@ from rxloop.protocol.http_api import (
     StateInfo,
 )
 from rxloop.protocol.messages import public_question
-from rxloop.protocol.visibility import PUBLIC_METADATA, messages_for_clients, public_error
+from rxloop.protocol.visibility import PUBLIC_METADATA, redact_error, select_public_messages
 from rxloop.recorded.follow import OVER
 from rxloop.recorded.replay import history, replay
 from rxloop.server.core.errors import Refused
@@ -106,7 +106,7 @@ async def info_of(call: ApiCall[Any, Any], record: RunRecord, last: StatusUpdate
         pending = await list_pending_inputs(call.gateway, record)
         return made.model_copy(update={"pending": [public_question(each) for each in pending]})
     last = last or await find_last_update(call.gateway, record)
-    shown = last.for_clients() if last is not None else None
+    shown = last.to_public() if last is not None else None
     if not isinstance(shown, StatusUpdateEvent):
         return made
     names = ("content", "reason", "finish_reason", "pending", "usage", "error")
@@ -129,7 +129,7 @@ def short_info(call: ApiCall[Any, Any], record: RunRecord) -> RunInfo:
         events=call.path("runs", record.task_id, "events"),
         metadata=dict(record.metadata.get(PUBLIC_METADATA) or {}),
         usage=record.usage,
-        error=None if record.error is None else public_error(record.error, None),
+        error=None if record.error is None else redact_error(record.error, None),
     )
 
 
@@ -156,10 +156,10 @@ def for_clients(info: StateInfo) -> StateInfo:
     """Show a state as clients may see it, by the rules of events."""
     return info.model_copy(
         update={
-            "messages": list(messages_for_clients(info.messages)),
+            "messages": list(select_public_messages(info.messages)),
             "calls": [each for each in info.calls if not each.hidden],
             "pending": [public_question(each) for each in info.pending],
-            "error": None if info.error is None else public_error(info.error, info.reason),
+            "error": None if info.error is None else redact_error(info.error, info.reason),
         }
     )
 

@@ -315,7 +315,7 @@ class Calls:
     async def _end(self, record: RunRecord) -> StatusUpdateEvent | None:
         """The end of the last attempt of a run as clients may see it; None if it is not at rest."""
         last = await find_last_update(self._gateway, record)
-        shown = None if last is None else last.for_clients()
+        shown = None if last is None else last.to_public()
         return shown if isinstance(shown, StatusUpdateEvent) else None
 
     async def _answer(self, end: StatusUpdateEvent) -> Answer:

@@ -25,7 +25,7 @@ from rxloop.protocol.events import (
     ends_attempt,
 )
 from rxloop.protocol.messages import FilePart, ImagePart, PendingInput
-from rxloop.protocol.model import thawed
+from rxloop.protocol.model import thaw
 from rxloop.server.mcp.tools import CONTEXT, CONTINUE, Offered
 from rxloop.tools.result import failure_fields
 
@@ -60,7 +60,7 @@ def heard() -> View[AnyEvent, Heard]:
 
     def write(out: ViewOutput[Heard]) -> Callable[[AnyEvent], None]:
         def take(event: AnyEvent) -> None:
-            shown = event.for_clients()
+            shown = event.to_public()
             if shown is None:
                 return
             if isinstance(shown, StatusUpdateEvent):
@@ -181,7 +181,7 @@ def failed_with(error: ToolError) -> Result:
     """Return the result of a call that failed, with the value and the parts of the error."""
     fields = failure_fields(error)
     blocks = [_file(part, f"rxloop://failure/files/{place}") for place, part in enumerate(fields.get("parts", ()))]
-    structured = {"state": "failed", "value": thawed(fields["result"])} if "result" in fields else None
+    structured = {"state": "failed", "value": thaw(fields["result"])} if "result" in fields else None
     return Result(content=[_text(fields["content"]), *blocks], structured_content=structured, is_error=True)
 
 

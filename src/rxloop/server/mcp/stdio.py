@@ -18,7 +18,7 @@ from mcp.server import Server
 from mcp.server.stdio import stdio_server
 from mcp.shared.message import SessionMessage
 
-from rxloop.protocol.json_data import readable
+from rxloop.protocol.json_data import replace_surrogates
 
 _STDIN = 0
 _CHUNK = 65_536
@@ -97,7 +97,7 @@ def _line(line: bytes) -> str:
     text = line.decode("utf-8", "replace")
     if _SURROGATE.search(text):
         try:
-            return readable(json.dumps(json.loads(text), ensure_ascii=False))
+            return replace_surrogates(json.dumps(json.loads(text), ensure_ascii=False))
         except ValueError:
             return text
     return text

@@ -46,7 +46,7 @@ async def folded(call: OpenAiCall[Any], record: RunRecord, which: ResponseId) ->
     fold = ResponseFold(about_of(record, call.gateway.runtime), which, lambda event: None)
     chat = ChatFold(fold.take)
     for event in await read_log(call.gateway.runtime.log.read, record.task_id):
-        shown = event.for_clients()
+        shown = event.to_public()
         if shown is not None:
             chat.take(shown)
     return fold

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from rxloop.pipeline.log_retry import read_log
 from rxloop.pipeline.records import RunRecord
-from rxloop.protocol.messages import FilePart, ImagePart, Message, PendingInput, TextPart, failure_of
+from rxloop.protocol.messages import FilePart, ImagePart, Message, PendingInput, TextPart, get_tool_error
 from rxloop.server.core.errors import Refused
 from rxloop.server.core.request_body import read_query
 from rxloop.server.core.runs import answer_run, cancel_run, resolve_agent
@@ -111,7 +111,7 @@ async def input_items(call: OpenAiCall[Any]) -> Response:
     query = read_query(ItemsQuery, call.request)
     listed: list[Json] = []
     if which.turn == 1:
-        first = (await read_log(call.gateway.runtime.log.read, record.task_id))[0].for_clients()
+        first = (await read_log(call.gateway.runtime.log.read, record.task_id))[0].to_public()
         messages: Sequence[Message] = getattr(first, "messages", ())
         listed = [_input_item(each, f"msg_{record.task_id}:in:{place}") for place, each in enumerate(messages)]
     if query.order == "desc":
@@ -234,7 +234,7 @@ def _answers(body: CreateResponse, asked: Mapping[str, PendingInput]) -> dict[st
 def _result(question: PendingInput, text: str) -> Any:
     """What a tool of the client gave: the text, unless it says that it failed or has to be more than a text."""
     value = _read_json(text)
-    return value if question.answer_schema or failure_of(value) is not None else text
+    return value if question.answer_schema or get_tool_error(value) is not None else text
 
 
 def _in_words(question: PendingInput, text: str) -> Any:

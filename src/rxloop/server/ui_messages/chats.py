@@ -140,7 +140,7 @@ def _answered(record: RunRecord, events: Sequence[Event]) -> dict[str, Any]:
 
 def _asked(events: Sequence[Event], new: Any) -> list[dict[str, Any]]:
     """The messages of the person that a run was begun with; the others stood before it."""
-    first = events[0].for_clients() if events else None
+    first = events[0].to_public() if events else None
     if not isinstance(first, TaskEvent):
         return []
     said = [message for message in first.messages if message.role == "user"]

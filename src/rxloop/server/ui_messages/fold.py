@@ -10,11 +10,11 @@ from rxloop.operators.views import View
 from rxloop.operators.views.make_view import ViewOutput, make_view
 from rxloop.protocol.events import (
     ArtifactUpdateEvent,
-    AskingEvent,
     ContentCompleteEvent,
     Event,
     InputReceivedEvent,
     PendingInput,
+    QuestionEvent,
     StatusUpdateEvent,
     ToolCompleteEvent,
     ends_attempt,
@@ -248,7 +248,7 @@ class _Fold:
                 self._received(event)
             case ArtifactUpdateEvent():
                 self._artifact(event)
-            case _ if isinstance(event, AskingEvent):
+            case _ if isinstance(event, QuestionEvent):
                 self._question(event.input, event.task_id)
             case _:
                 part = data_part(event)

@@ -39,7 +39,7 @@ def shown(node: Node) -> Node | None:
     """Show a node as clients may see it; None for a call that is not for them."""
     if isinstance(node, ToolCall):
         return None if node.hidden else node
-    return cast("ThoughtStreamEvent | None", node.for_clients())
+    return cast("ThoughtStreamEvent | None", node.to_public())
 
 
 def label(node: Node, width: int = _WIDTH) -> str:

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
 from rxloop.errors import InvalidThought
-from rxloop.protocol.json_data import readable
+from rxloop.protocol.json_data import replace_surrogates
 from rxloop.protocol.messages import Wire
 from rxloop.support.text import to_short_repr
 
@@ -71,7 +71,7 @@ def _name(value: object) -> object:
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _MOST:
         return str(value)
     if isinstance(value, str):
-        return readable(value) or None
+        return replace_surrogates(value) or None
     return value
 
 
@@ -88,7 +88,7 @@ def _id(value: object) -> object:
 
 
 def _text(value: object) -> object:
-    return readable(value) if isinstance(value, str) else value
+    return replace_surrogates(value) if isinstance(value, str) else value
 
 
 def _or_absent(check: Any) -> BeforeValidator:

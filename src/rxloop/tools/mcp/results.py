@@ -10,7 +10,7 @@ import mcp_types as types
 
 from rxloop.errors import ToolError
 from rxloop.protocol.media import make_part
-from rxloop.protocol.parts import FilePart, ImagePart, size_of
+from rxloop.protocol.parts import FilePart, ImagePart, format_size
 from rxloop.tools.mcp.link import Link
 from rxloop.tools.result import ToolResult, encode_result
 from rxloop.tools.result_parts import PART_BYTES, PARTS
@@ -107,7 +107,7 @@ def _text(given: _Given) -> str:
         case types.ImageContent() | types.AudioContent():
             return f"[{_described(given.part, block.mime_type, block.data)}]"
         case types.ResourceLink():
-            about = ", ".join(part for part in (block.mime_type, block.size and size_of(block.size)) if part)
+            about = ", ".join(part for part in (block.mime_type, block.size and format_size(block.size)) if part)
             described = f": {block.description}" if block.description else ""
             return f"[{block.name} at {block.uri}{f' ({about})' if about else ''}{described}]"
         case types.EmbeddedResource(resource=types.TextResourceContents() as held):
@@ -118,7 +118,7 @@ def _text(given: _Given) -> str:
 
 
 def _described(part: ImagePart | FilePart | None, media_type: str | None, base64: str) -> str:
-    return part.described if part is not None else f"{media_type or 'bytes'}, {size_of(len(base64) * 3 // 4)}"
+    return part.description if part is not None else f"{media_type or 'bytes'}, {format_size(len(base64) * 3 // 4)}"
 
 
 def _shown(value: Any, link: Link) -> Any:

@@ -16,8 +16,8 @@ from rxloop.pipeline.host import get_host
 from rxloop.pipeline.requests import ToolDefinition
 from rxloop.pipeline.run_context import RunContext
 from rxloop.protocol.events import Event
-from rxloop.protocol.model import thawed
-from rxloop.protocol.run_events import AskingEvent
+from rxloop.protocol.model import thaw
+from rxloop.protocol.run_events import QuestionEvent
 from rxloop.support.json_schema import find_misfit
 from rxloop.tools.mcp.client_requests import elicited, roots_of, sampled
 from rxloop.tools.mcp.link import Call, Connect, Link
@@ -49,7 +49,7 @@ class Rounds:
     async def earlier(self) -> tuple[Responses | None, str | None]:
         """What to begin with: the answers to the questions at which an earlier attempt of the run left the call."""
         ctx = self._call.ctx
-        note = thawed(get_host(ctx).earlier.notes.get((ctx.step or "", ctx.index), {}).get(_KEY))
+        note = thaw(get_host(ctx).earlier.notes.get((ctx.step or "", ctx.index), {}).get(_KEY))
         if note is None:
             return None, None
         return await self._answers(_requests.validate_python(note["requests"]), note), note["state"]
@@ -95,7 +95,7 @@ class Rounds:
         out = ctx.out
 
         def noted(event: Event) -> None:
-            if isinstance(event, AskingEvent):
+            if isinstance(event, QuestionEvent):
                 event = event.model_copy(update={"metadata": {**event.metadata, _KEY: note}})
             (out or ctx.port.publish)(event)
 

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from rxloop.errors import RxloopError
 from rxloop.pipeline.requests import ToolDefinition
-from rxloop.protocol.json_data import readable
+from rxloop.protocol.json_data import replace_surrogates
 from rxloop.support.json_schema import find_flaw
 from rxloop.tools.mcp.link import Connect, Link
 from rxloop.tools.mcp.options import clean
@@ -176,7 +176,7 @@ class Listing:
 
     def _tool(self, name: str, listed: types.Tool) -> MCPTool:
         schema, output = listed.input_schema, listed.output_schema
-        description = self._link.shown(readable(listed.description or listed.title or ""), _DESCRIPTION)
+        description = self._link.shown(replace_surrogates(listed.description or listed.title or ""), _DESCRIPTION)
         return MCPTool(
             self._connect,
             self._link.taken,
@@ -191,7 +191,7 @@ class Listing:
 
     def warn(self, text: str) -> None:
         """Log a warning about the server once."""
-        text = self._link.shown(readable(f"mcp {self._link.name}: {text}"))
+        text = self._link.shown(replace_surrogates(f"mcp {self._link.name}: {text}"))
         if text not in self._warned and len(self._warned) < _TOOLS:
             self._warned.add(text)
             log.warning("%s", text)

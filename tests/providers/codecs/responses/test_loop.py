@@ -10,7 +10,7 @@ from rxloop import Agent, MemoryEventLog, tool
 from rxloop.errors import RunError
 from rxloop.protocol.events import ContentDeltaEvent, LLMNoticeEvent, ToolCallDeltaEvent
 from rxloop.protocol.messages import Message
-from rxloop.protocol.visibility import messages_for_clients
+from rxloop.protocol.visibility import select_public_messages
 from rxloop.providers import Retry, fallback, openai_responses, resolve_model
 from rxloop.testing import ScriptedModel, turn
 from support.http_server import Reply, Server, sse
@@ -55,7 +55,7 @@ async def test_what_was_reasoned_goes_back_with_the_result_and_is_seen_by_nobody
     assert [event.fragment for event in events if isinstance(event, ToolCallDeltaEvent)][-2:] == ['{"at"', ':"it"}']
     assert "".join(event.delta for event in events if isinstance(event, ContentDeltaEvent)) == "Bye"
     assert "secret" in str(result.messages)
-    assert "secret" not in str(messages_for_clients(result.messages))
+    assert "secret" not in str(select_public_messages(result.messages))
 
 
 async def test_a_conversation_that_began_elsewhere_goes_on_here_and_back(server: Server) -> None:

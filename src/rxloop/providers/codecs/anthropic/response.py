@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 
 from rxloop.errors import ProviderProtocolError
-from rxloop.protocol.json_data import readable
+from rxloop.protocol.json_data import replace_surrogates
 from rxloop.protocol.messages import Citation
 from rxloop.providers.bounds import check_document
 from rxloop.providers.codecs import JSONReader
@@ -252,7 +252,7 @@ class MessagesReader(JSONReader):
     def _sign(self, block: _Block, signature: Any) -> None:
         if isinstance(signature, str) and signature and not block.lost:
             self.draft.other += len(signature) - len(block.extra.get("signature", ""))
-            block.extra["signature"] = readable(signature)
+            block.extra["signature"] = replace_surrogates(signature)
 
     def _cite(self, block: _Block, citation: dict[str, Any]) -> None:
         if citation:
@@ -285,9 +285,9 @@ def _citation(citation: dict[str, Any], start: int, end: int) -> Citation:
     title = text_of(citation.get("title")) or text_of(citation.get("document_title"))
     is_address = source.startswith(("http://", "https://"))
     return Citation(
-        url=readable(source) if is_address else None,
-        title=readable(title or ("" if is_address else source)) or None,
-        text=readable(text_of(citation.get("cited_text"))) or None,
+        url=replace_surrogates(source) if is_address else None,
+        title=replace_surrogates(title or ("" if is_address else source)) or None,
+        text=replace_surrogates(text_of(citation.get("cited_text"))) or None,
         start=start,
         end=end,
     )

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import accumulate
 from typing import Any
 
-from rxloop.protocol.json_data import readable
+from rxloop.protocol.json_data import replace_surrogates
 from rxloop.protocol.messages import Citation
 from rxloop.providers.codecs.fields import object_of, objects
 
@@ -116,7 +116,9 @@ def _source(chunk: dict[str, Any]) -> Iterator[_Source]:
 
 
 def _cited(url: Any, title: Any, text: Any, start: int | None = None, end: int | None = None) -> Iterator[_Source]:
-    url, title, text = (readable(value) if isinstance(value, str) and value else None for value in (url, title, text))
+    url, title, text = (
+        replace_surrogates(value) if isinstance(value, str) and value else None for value in (url, title, text)
+    )
     if url or title or text:
         yield url, title, text, start, end
 

@@ -194,7 +194,7 @@ class Contents:
             beside.insert(0, _text(f"The result of {call.name} has:"))
         answer: dict[str, Any] = {
             "name": call.name,
-            "response": {"output": message.text_alone if left else message.text},
+            "response": {"output": message.text_with_placeholders if left else message.text},
         }
         if call.own_id:
             answer["id"] = call.own_id

@@ -7,7 +7,7 @@ from typing import Any
 
 from rxloop.errors import ProviderProtocolError
 from rxloop.protocol.finish import COMPLETE
-from rxloop.protocol.json_data import readable
+from rxloop.protocol.json_data import replace_surrogates
 from rxloop.protocol.media import decode_base64
 from rxloop.protocol.messages import FilePart, ImagePart
 from rxloop.providers.codecs import JSONReader
@@ -152,9 +152,9 @@ class GeminiReader(JSONReader):
         elif blob := object_of(part.get("inlineData")):
             self._file(part, blob)
         elif url := text_of(object_of(part.get("fileData")).get("fileUri")):
-            kind = readable(text_of(object_of(part["fileData"]).get("mimeType"))) or None
+            kind = replace_surrogates(text_of(object_of(part["fileData"]).get("mimeType"))) or None
             made = ImagePart if (kind or "").startswith("image/") else FilePart
-            self._keep_signature(self.draft.file(made(url=readable(url), media_type=kind)), part)
+            self._keep_signature(self.draft.file(made(url=replace_surrogates(url), media_type=kind)), part)
         else:
             self._tell(part)
             self._weigh(_PIECE)
@@ -229,8 +229,8 @@ class GeminiReader(JSONReader):
         if not data:
             self.pass_over("a file that is not in base64")
             return
-        kind = readable(text_of(blob.get("mimeType"))) or "application/octet-stream"
-        name = readable(text_of(blob.get("displayName"))) or None
+        kind = replace_surrogates(text_of(blob.get("mimeType"))) or "application/octet-stream"
+        name = replace_surrogates(text_of(blob.get("displayName"))) or None
         if kind.startswith("image/"):
             made: ImagePart | FilePart = ImagePart(data=data, media_type=kind)
         else:
