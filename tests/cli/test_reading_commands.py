@@ -181,7 +181,7 @@ def _changed(**fields: object) -> Callable[[list[bytes]], list[bytes]]:
         (_changed(timestamp="10000-01-01T00:00:00Z"), "f, line 2: invalid event of kind 'status-update': timestamp"),
         (_changed(metadata={"a": _nested(101)}), "f, line 2: status-update: metadata.* nested more than 100 deep"),
         (_changed(metadata={"a": _nested(190)}), "f, line 2: "),
-        (lambda lines: [lines[0], b'{"kind":"custom","data":' + b"[" * 100_000], "f, line 2: invalid event"),
+        (lambda lines: [lines[0], b'{"kind":"custom","data":' + b"[" * 100_000], "f, line 2: an event must be"),
         (_changed(version=99), "f, line 2: version 99 of the protocol is newer than this rxloop"),
         (
             lambda lines: [b'{"kind":"usage","taskId":"t","contextId":"c","seq":1}'],

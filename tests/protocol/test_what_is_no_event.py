@@ -307,9 +307,8 @@ def test_arguments_keep_their_text_where_they_cannot_be_read() -> None:
     raw = '{"a":' + "[" * 101 + "]" * 101 + "}"
     made = ToolCall.parse("1", "f", raw)
     assert (made.arguments, made.raw) == ({}, raw)
-    assert made.error == (
-        "the arguments['a'][0][0][0]...: must not be nested more than 100 deep, or in itself; flatten it or pass a string"
-    )
+    advice = "must not be nested more than 100 deep, or in itself; flatten it or pass a string"
+    assert made.error == f"the arguments['a'][0][0][0]...: {advice}"
 
 
 async def test_a_thought_of_ones_own_gets_an_id_where_it_is_published() -> None:
