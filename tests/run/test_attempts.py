@@ -1,4 +1,4 @@
-"""`Limits.attempts`: a run that kills its worker ends, however often it is taken up."""
+"""`Limits.attempts`: a run that kills its workers is ended after a number of attempts."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from support.bank import Bank
 from support.runs import first_events, outcome
 
 
-async def crashes(log: MemoryEventLog, task_id: str, limits: Limits, model: ScriptedModel) -> MemoryEventLog:
-    """What the log has of one more attempt that is killed in the middle of its first model call."""
+async def crash_attempt(log: MemoryEventLog, task_id: str, limits: Limits, model: ScriptedModel) -> MemoryEventLog:
+    """Return the log after one more attempt that is killed during its first model call."""
     before = len(await log.read(task_id))
     result = await outcome(Agent(model, log=log, limits=limits).resume(task_id))
     if result.reason == "attempts":
@@ -21,17 +21,19 @@ async def crashes(log: MemoryEventLog, task_id: str, limits: Limits, model: Scri
 
 
 @pytest.fixture
-async def begun() -> tuple[MemoryEventLog, str]:
+async def interrupted_run() -> tuple[MemoryEventLog, str]:
     log = MemoryEventLog()
     result = await Agent(ScriptedModel("Hi"), log=log).run("Hello")
     return await first_events(log, result.task_id, 3), result.task_id
 
 
-async def test_one_attempt_too_many_ends_the_run_and_asks_nobody(begun: tuple[MemoryEventLog, str]) -> None:
-    log, task_id = begun
+async def test_attempt_above_the_limit_ends_the_run_without_a_model_call(
+    interrupted_run: tuple[MemoryEventLog, str],
+) -> None:
+    log, task_id = interrupted_run
     model, limits = ScriptedModel(*["Hi"] * 9), Limits(attempts=3)
     for _ in range(5):
-        log = await crashes(log, task_id, limits, model)
+        log = await crash_attempt(log, task_id, limits, model)
 
     assert len(model.requests) == 2
     with pytest.raises(LimitReached, match="3 attempts in a row") as caught:
@@ -41,16 +43,18 @@ async def test_one_attempt_too_many_ends_the_run_and_asks_nobody(begun: tuple[Me
     assert (await log.list_runs())[0].finished
 
 
-async def test_there_may_be_no_such_limit(begun: tuple[MemoryEventLog, str]) -> None:
-    log, task_id = begun
+async def test_run_resumes_any_number_of_times_when_attempts_limit_is_none(
+    interrupted_run: tuple[MemoryEventLog, str],
+) -> None:
+    log, task_id = interrupted_run
     model, limits = ScriptedModel(*["Hi"] * 30), Limits(attempts=None)
     for _ in range(25):
-        log = await crashes(log, task_id, limits, model)
+        log = await crash_attempt(log, task_id, limits, model)
 
     assert (await Agent(ScriptedModel("Hi"), log=log, limits=limits).resume(task_id)).output == "Hi"
 
 
-async def test_failures_that_may_pass_count() -> None:
+async def test_retryable_failure_counts_as_an_attempt() -> None:
     log = MemoryEventLog()
     agent = Agent(ScriptedModel(*[Overloaded("503")] * 9), log=log, limits=Limits(attempts=2))
     run = agent.run("Hello")
@@ -63,17 +67,17 @@ async def test_failures_that_may_pass_count() -> None:
         await agent.resume(run.task_id)
 
 
-async def test_pauses_do_not_count() -> None:
+async def test_pause_does_not_count_as_an_attempt() -> None:
     bank = Bank()
     limits = Limits(attempts=1)
-    waiting = await bank.waiting(limits=limits)
+    paused = await bank.waiting(limits=limits)
 
-    result = await bank.agent("Paid.").resume(waiting.task_id, inputs={"1.0.1": True})
+    result = await bank.agent("Paid.").resume(paused.task_id, inputs={"1.0.1": True})
 
     assert result.output == "Paid."
 
 
-async def test_the_open_calls_of_a_run_that_ends_so_are_closed() -> None:
+async def test_open_calls_are_closed_when_the_attempts_limit_ends_a_run() -> None:
     @tool
     async def die() -> str:
         """Kill the worker."""
@@ -84,16 +88,16 @@ async def test_the_open_calls_of_a_run_that_ends_so_are_closed() -> None:
     result = await agent.run("Go")
     events = await log.read(result.task_id)
     start = next(event.seq for event in events if event.kind == "tool-start")
-    cut = await first_events(log, result.task_id, start)
+    truncated_log = await first_events(log, result.task_id, start)
 
     result = await outcome(
-        Agent(ScriptedModel(), tools=[die], log=cut).resume(result.task_id, limits=Limits(attempts=1))
+        Agent(ScriptedModel(), tools=[die], log=truncated_log).resume(result.task_id, limits=Limits(attempts=1))
     )
-    [answer] = [event for event in await cut.read(result.task_id) if isinstance(event, ToolCompleteEvent)]
+    [answer] = [event for event in await truncated_log.read(result.task_id) if isinstance(event, ToolCompleteEvent)]
     assert (answer.error, result.reason) == ("canceled", "attempts")
 
 
-async def test_a_tool_has_the_same_idempotency_key_in_every_attempt() -> None:
+async def test_idempotency_key_of_a_call_is_the_same_in_every_attempt() -> None:
     keys: list[str] = []
 
     @tool(idempotent=True)
@@ -106,8 +110,8 @@ async def test_a_tool_has_the_same_idempotency_key_in_every_attempt() -> None:
     agent = Agent(ScriptedModel([call("pay"), call("pay")], "Hi"), tools=[pay], log=log)
     result = await agent.run("Go")
     start = [event.seq for event in await log.read(result.task_id) if event.kind == "tool-start"]
-    cut = await first_events(log, result.task_id, start[-1])
-    await Agent(ScriptedModel("Hi"), tools=[pay], log=cut).resume(result.task_id)
+    truncated_log = await first_events(log, result.task_id, start[-1])
+    await Agent(ScriptedModel("Hi"), tools=[pay], log=truncated_log).resume(result.task_id)
 
     assert len(keys) > 2
     assert {*keys} == {f"{result.task_id}:1:0", f"{result.task_id}:1:1"}

@@ -1,4 +1,4 @@
-"""A run can be cancelled by its id, whoever carries it out, or nobody."""
+"""Cancellation of a run by its id, whether or not a process executes it."""
 
 from __future__ import annotations
 
@@ -34,27 +34,28 @@ from support.run_checks import finals, nothing_left
 from support.runs import collect, outcome
 
 
-async def test_a_run_that_waits_for_an_answer_can_be_cancelled() -> None:
+async def test_cancel_ends_a_run_that_waits_for_an_answer() -> None:
     bank = Bank()
-    waiting = await bank.waiting(context_id="c")
-    following = asyncio.ensure_future(collect(follow(bank.log, waiting.task_id)))
+    paused = await bank.waiting(context_id="c")
+    follower = asyncio.ensure_future(collect(follow(bank.log, paused.task_id)))
 
-    await bank.agent().get_run(waiting.task_id).cancel("changed my mind")
+    await bank.agent().get_run(paused.task_id).cancel("changed my mind")
 
-    last = await bank.last(waiting.task_id)
+    last = await bank.last(paused.task_id)
     assert (last.state, last.pending) == ("canceled", [])
     assert last.error is not None
     assert last.error.message == "changed my mind"
-    [closed] = [e for e in await bank.log.read(waiting.task_id) if isinstance(e, ToolCompleteEvent)]
-    assert (closed.content, closed.error, bank.paid) == (CANCELED_CALL, "canceled", [])
-    await following
+    [completion] = [e for e in await bank.log.read(paused.task_id) if isinstance(e, ToolCompleteEvent)]
+    assert (completion.content, completion.error) == (CANCELED_CALL, "canceled")
+    assert bank.paid == []
+    await follower
     with pytest.raises(InvalidInput, match="is canceled"):
-        await bank.agent().resume(waiting.task_id, inputs={"1.0.1": True})
+        await bank.agent().resume(paused.task_id, inputs={"1.0.1": True})
     assert (await bank.agent("Fine.").run("And now?", context_id="c")).output == "Fine."
     await nothing_left()
 
 
-async def test_a_run_that_a_crash_left_can_be_cancelled_and_no_model_is_asked() -> None:
+async def test_cancel_ends_a_crashed_run_without_a_model_call() -> None:
     bank = Bank()
     done = await bank.agent(call("pay", amount=5), "done").run("Pay", on_input=lambda question: True)
     bank.log = await crashed(bank.log, done.task_id, ToolStartEvent)
@@ -73,7 +74,7 @@ async def test_a_run_that_a_crash_left_can_be_cancelled_and_no_model_is_asked() 
     assert (state.state, state.batch) == ("canceled", None)
 
 
-async def test_a_run_in_this_process_is_cancelled_there_by_another_agent_of_its_log() -> None:
+async def test_cancel_reaches_a_run_of_another_agent_with_the_same_log() -> None:
     @tool
     async def slow() -> str:
         """Never comes back."""
@@ -91,7 +92,7 @@ async def test_a_run_in_this_process_is_cancelled_there_by_another_agent_of_its_
     await nothing_left()
 
 
-async def test_a_run_without_a_log_is_cancelled_where_it_goes_on() -> None:
+async def test_run_without_log_can_be_canceled_only_in_its_process() -> None:
     agent = Agent(ScriptedModel("Hi"), log=None)
     run = agent.run("Hi")
     async with run:
@@ -102,10 +103,10 @@ async def test_a_run_without_a_log_is_cancelled_where_it_goes_on() -> None:
         await agent.get_run("somewhere").cancel()
 
 
-@pytest.mark.parametrize("turn", ["done", RuntimeError("broken")])
-async def test_a_run_that_is_over_stays_as_it_is_when_it_is_cancelled(turn: Any) -> None:
+@pytest.mark.parametrize("answer", ["done", RuntimeError("broken")])
+async def test_cancel_of_finished_run_writes_nothing(answer: Any) -> None:
     bank = Bank()
-    run = bank.agent(turn).run("Hi")
+    run = bank.agent(answer).run("Hi")
     await outcome(run)
     before = await bank.log.read(run.task_id)
 
@@ -115,21 +116,21 @@ async def test_a_run_that_is_over_stays_as_it_is_when_it_is_cancelled(turn: Any)
     assert await bank.log.read(run.task_id) == before
 
 
-async def test_cancelling_twice_leaves_one_end() -> None:
+async def test_second_cancel_adds_no_final_event() -> None:
     bank = Bank()
-    waiting = await bank.waiting()
-    await bank.agent().get_run(waiting.task_id).cancel()
-    await bank.agent().get_run(waiting.task_id).cancel()
+    paused = await bank.waiting()
+    await bank.agent().get_run(paused.task_id).cancel()
+    await bank.agent().get_run(paused.task_id).cancel()
 
-    assert [event.state for event in finals(await bank.log.read(waiting.task_id))] == ["input-required", "canceled"]
+    assert [event.state for event in finals(await bank.log.read(paused.task_id))] == ["input-required", "canceled"]
 
 
-async def test_one_that_somebody_else_cancels_at_the_same_moment_has_one_end() -> None:
+async def test_concurrent_cancels_write_one_final_event() -> None:
     bank = Bank()
     done = await bank.agent(call("pay", amount=5), "done").run("Pay", on_input=lambda question: True)
-    left = await crashed(bank.log, done.task_id, ToolStartEvent)
+    crashed_log = await crashed(bank.log, done.task_id, ToolStartEvent)
 
-    class Quicker(MemoryEventLog):
+    class CompetingLog(MemoryEventLog):
         async def send_command(self, task_id: str, command: Command) -> int:
             number = await super().send_command(task_id, command)
             if len(sent) == 0:
@@ -138,45 +139,45 @@ async def test_one_that_somebody_else_cancels_at_the_same_moment_has_one_end() -
             return number
 
     sent: list[Command] = []
-    log = Quicker()
-    log._runs, log._by_context = left._runs, left._by_context
+    log = CompetingLog()
+    log._runs, log._by_context = crashed_log._runs, crashed_log._by_context
     await bank.agent(log=log).get_run(done.task_id).cancel("second")
 
     assert [event.state for event in finals(await log.read(done.task_id))] == ["canceled"]
 
 
-async def test_an_unknown_run_cannot_be_cancelled() -> None:
+async def test_cancel_of_unknown_run_raises() -> None:
     with pytest.raises(UnknownRun, match="nowhere"):
         await Bank().agent().get_run("nowhere").cancel()
 
 
-async def test_a_cancel_does_not_wait_for_the_run_that_goes_on_in_the_conversation() -> None:
+async def test_cancel_does_not_wait_for_a_working_run_of_the_conversation() -> None:
     bank = Bank()
-    waiting = await bank.waiting(context_id="c")
+    paused = await bank.waiting(context_id="c")
 
     @tool
     async def cancels() -> str:
         """Cancels the run before this one."""
-        await bank.agent().get_run(waiting.task_id).cancel()
+        await bank.agent().get_run(paused.task_id).cancel()
         return "ok"
 
     result = await bank.agent(call("cancels"), "done", tools=[cancels]).run("Go", context_id="c")
 
     assert result.output == "done"
-    assert (await bank.last(waiting.task_id)).state == "canceled"
+    assert (await bank.last(paused.task_id)).state == "canceled"
 
 
-def test_a_cancel_gives_up_where_another_process_always_writes_first() -> None:
+def test_cancel_raises_after_30_seconds_when_another_process_always_writes_first() -> None:
     bank = Bank()
 
-    class Quicker(MemoryEventLog):
+    class CompetingLog(MemoryEventLog):
         async def append(self, task_id: str, events: Sequence[Event], *, expected_seq: int, writer: str = "") -> None:
             raise ConflictError("somebody else")
 
     with virtual_time() as time:
-        waiting = time.run(bank.waiting())
-        log = Quicker()
+        paused = time.run(bank.waiting())
+        log = CompetingLog()
         log._runs, log._by_context = bank.log._runs, bank.log._by_context
         with pytest.raises(ConflictError, match="has not ended it for 30 s"):
-            time.run(bank.agent(log=log).get_run(waiting.task_id).cancel())
+            time.run(bank.agent(log=log).get_run(paused.task_id).cancel())
         assert 30 <= time.now <= 31

@@ -1,4 +1,4 @@
-"""Credentials: asked of the person alone, used by the tool, and kept by nobody."""
+"""Credentials are requested from the user, passed to the tool and never stored."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ URL = "https://github.com/login/device"
 
 
 class Hub:
-    """A service that wants a token, and what it was called with."""
+    """Service that needs a token, with the tokens that it received."""
 
     def __init__(self) -> None:
         self.tokens: list[Any] = []
@@ -82,13 +82,14 @@ def results(messages: Any) -> list[str]:
     return [message.text for message in messages if message.role == "tool"]
 
 
-async def test_a_tool_that_needs_a_credential_pauses_the_run(hub: Hub, log: MemoryEventLog) -> None:  # L107
+async def test_run_pauses_when_a_tool_requires_a_credential(hub: Hub, log: MemoryEventLog) -> None:  # L107
     agent = hub.agent(log, call("list_issues"), "Three.")
     run = agent.run("Which issues?")
     events = await collect(run.pipe(op.grammar()))
     result = await run
 
-    assert (result.state, result.reason) == ("auth-required", "auth")
+    assert result.state == "auth-required"
+    assert result.reason == "auth"
     with pytest.raises(NotFinished, match="auth-required"):
         print(result.output)
     (question,) = result.pending
@@ -96,24 +97,26 @@ async def test_a_tool_that_needs_a_credential_pauses_the_run(hub: Hub, log: Memo
     assert question.prompt == "Sign in to github."
     final = events[-1]
     assert isinstance(final, StatusUpdateEvent)
-    assert (final.state, [each.call for each in final.to_public().pending]) == ("auth-required", [None])  # type: ignore[attr-defined]
+    assert final.state == "auth-required"
+    assert [item.call for item in final.to_public().pending] == [None]  # type: ignore[attr-defined]
 
-    again = agent.resume(run.task_id, inputs={question.input_id: TOKEN})
-    kinds = [event.kind for event in await collect(again.pipe(op.grammar()))]
+    resumed = agent.resume(run.task_id, inputs={question.input_id: TOKEN})
+    kinds = [event.kind for event in await collect(resumed.pipe(op.grammar()))]
 
-    assert ((await again).output, hub.tokens) == ("Three.", [TOKEN])
+    assert (await resumed).output == "Three."
+    assert hub.tokens == [TOKEN]
     assert kinds.index("tool-start") < kinds.index("input-received") < kinds.index("tool-complete")
 
 
-async def test_clients_learn_where_to_sign_in_and_nothing_else(hub: Hub, log: MemoryEventLog) -> None:  # L107
+async def test_public_auth_event_has_only_the_sign_in_data(hub: Hub, log: MemoryEventLog) -> None:  # L107
     run = hub.agent(log, call("publish")).run("Publish")
     asked = next(event for event in await collect(run) if isinstance(event, AuthRequiredEvent))
-    shown = asked.to_public()
+    public = asked.to_public()
 
-    assert isinstance(shown, AuthRequiredEvent)
-    own = set(type(shown).model_fields) - set(InputReceivedEvent.model_fields)
-    told = {name: getattr(shown, name) for name in own | {"input_id"}}
-    assert told == {
+    assert isinstance(public, AuthRequiredEvent)
+    own_fields = set(type(public).model_fields) - set(InputReceivedEvent.model_fields)
+    values = {name: getattr(public, name) for name in own_fields | {"input_id"}}
+    assert values == {
         "input_id": "1.0.1",
         "provider": "pypi",
         "url": None,
@@ -124,61 +127,65 @@ async def test_clients_learn_where_to_sign_in_and_nothing_else(hub: Hub, log: Me
     assert b"publish" not in asked.to_json(public=True)
 
 
-async def test_it_comes_at_once_from_a_callback(hub: Hub, log: MemoryEventLog) -> None:  # L107
-    def sign_in(question: PendingInput) -> str:
+async def test_credential_of_callback_is_passed_to_the_tool_and_not_recorded(
+    hub: Hub, log: MemoryEventLog
+) -> None:  # L107
+    def return_token(question: PendingInput) -> str:
         assert (question.provider, question.secret) == ("github", True)
         return TOKEN
 
-    run = hub.agent(log, call("list_issues"), "Three.").run("Which issues?", on_input=sign_in)
+    run = hub.agent(log, call("list_issues"), "Three.").run("Which issues?", on_input=return_token)
     events = await collect(run.pipe(op.grammar()))
 
-    assert ((await run).output, hub.tokens) == ("Three.", [TOKEN])
+    assert (await run).output == "Three."
+    assert hub.tokens == [TOKEN]
     assert [event.value for event in events if isinstance(event, InputReceivedEvent)] == [None]
 
 
-async def test_a_person_may_decline(hub: Hub, log: MemoryEventLog) -> None:  # L107
+async def test_declined_sign_in_becomes_a_tool_result(hub: Hub, log: MemoryEventLog) -> None:  # L107
     agent = hub.agent(log, call("list_issues"), "Then not.")
-    waiting = await agent.run("Which issues?")
-    result = await agent.resume(waiting.task_id, inputs={"1.0.1": None})
+    paused = await agent.run("Which issues?")
+    result = await agent.resume(paused.task_id, inputs={"1.0.1": None})
 
-    assert (results(result.messages), hub.tokens) == (["The user declined to sign in to github."], [])
+    assert results(result.messages) == ["The user declined to sign in to github."]
+    assert hub.tokens == []
 
 
 @pytest.mark.parametrize("inputs", [{"1.1.1": TOKEN}, {"github": TOKEN}])
-async def test_a_credential_for_something_else_is_refused(
+async def test_resume_rejects_credential_for_unknown_input_id(
     hub: Hub, log: MemoryEventLog, inputs: dict[str, Any]
 ) -> None:  # L102, L107
     agent = hub.agent(log, call("list_issues"), "Three.")
-    waiting = await agent.run("Which issues?")
+    paused = await agent.run("Which issues?")
     with pytest.raises(InvalidInput, match=r"waits for 1\.0\.1") as raised:
-        await agent.resume(waiting.task_id, inputs=inputs)
+        await agent.resume(paused.task_id, inputs=inputs)
     assert TOKEN not in "".join(traceback.format_exception(raised.value))
-    assert (await agent.resume(waiting.task_id, inputs={"1.0.1": TOKEN})).state == "completed"
+    assert (await agent.resume(paused.task_id, inputs={"1.0.1": TOKEN})).state == "completed"
     with pytest.raises(InvalidInput, match=r"does not wait for '1\.0\.1'"):
-        await agent.resume(waiting.task_id, inputs={"1.0.1": TOKEN})
+        await agent.resume(paused.task_id, inputs={"1.0.1": TOKEN})
 
 
-async def test_a_tool_that_asks_for_another_provider_does_not_get_it(log: MemoryEventLog) -> None:  # L107
-    wanted, got = ["github"], list[Any]()
+async def test_tool_does_not_get_a_credential_of_another_provider(log: MemoryEventLog) -> None:  # L107
+    provider, received = ["github"], list[Any]()
 
     @tool
     async def fetch(ctx: RunContext[Any]) -> str:
         """Fetches."""
-        got.append(await ctx.require_auth(wanted[0]))
+        received.append(await ctx.require_auth(provider[0]))
         return "done"
 
     agent = Agent(ScriptedModel(call("fetch"), "Done."), tools=[fetch], log=log)
-    waiting = await agent.run("Fetch")
-    wanted[0] = "evil"
-    again = await agent.resume(waiting.task_id, inputs={"1.0.1": TOKEN})
+    paused = await agent.run("Fetch")
+    provider[0] = "evil"
+    resumed = await agent.resume(paused.task_id, inputs={"1.0.1": TOKEN})
 
-    assert (again.state, got) == ("auth-required", [])
-    assert [question.provider for question in again.pending] == ["github", "evil"]
-    done = await agent.resume(waiting.task_id, inputs={"1.0.2": "other"})
-    assert (done.state, got) == ("completed", ["other"])
+    assert (resumed.state, received) == ("auth-required", [])
+    assert [question.provider for question in resumed.pending] == ["github", "evil"]
+    done = await agent.resume(paused.task_id, inputs={"1.0.2": "other"})
+    assert (done.state, received) == ("completed", ["other"])
 
 
-async def test_two_that_wait_are_answered_one_by_one(hub: Hub, log: MemoryEventLog) -> None:  # L98, L107
+async def test_pending_credentials_can_be_answered_one_by_one(hub: Hub, log: MemoryEventLog) -> None:  # L98, L107
     agent = hub.agent(log, [call("list_issues"), call("pay"), call("publish")], "Done.")
     first = await agent.run("Go")
     assert (first.state, len(first.pending)) == ("input-required", 3)
@@ -191,107 +198,122 @@ async def test_two_that_wait_are_answered_one_by_one(hub: Hub, log: MemoryEventL
     assert results(done.messages) == ["3 issues of rxloop", "paid", "published"]
 
 
-async def test_a_nested_agent_may_need_one(hub: Hub, log: MemoryEventLog) -> None:  # L107, L117
+async def test_credential_request_of_nested_agent_pauses_the_outer_run(
+    hub: Hub, log: MemoryEventLog
+) -> None:  # L107, L117
     child = hub.agent(None, call("list_issues"), "Three.", name="child")
-    asks = child.as_tool("child", description="Knows.")
-    parent = Agent(ScriptedModel(call("child", prompt="Which?"), "Three."), tools=[asks], log=log)
-    waiting = await parent.run("Which?")
-    assert (waiting.state, [question.provider for question in waiting.pending]) == ("auth-required", ["github"])
+    child_tool = child.as_tool("child", description="Knows.")
+    parent = Agent(ScriptedModel(call("child", prompt="Which?"), "Three."), tools=[child_tool], log=log)
+    paused = await parent.run("Which?")
+    assert (paused.state, [question.provider for question in paused.pending]) == ("auth-required", ["github"])
 
-    run = parent.resume(waiting.task_id, inputs={waiting.pending[0].input_id: TOKEN})
+    run = parent.resume(paused.task_id, inputs={paused.pending[0].input_id: TOKEN})
     await collect(run.pipe(op.grammar()))
-    assert ((await run).output, hub.tokens) == ("Three.", [TOKEN])
+    assert (await run).output == "Three."
+    assert hub.tokens == [TOKEN]
 
 
 # -- crashes
 
 
 @pytest.mark.parametrize("kind", [ToolStartEvent, AuthRequiredEvent])
-async def test_a_crash_before_the_credential_asks_for_it_once_more(hub: Hub, log: MemoryEventLog, kind: Any) -> None:
-    waiting = await hub.agent(log, call("list_issues")).run("Which?")
-    log = await crashed(log, waiting.task_id, kind)
-    again = await outcome(hub.agent(log, "Unknown.").resume(waiting.task_id))
+async def test_credential_is_requested_again_after_a_crash_before_it_was_passed(
+    hub: Hub, log: MemoryEventLog, kind: Any
+) -> None:
+    paused = await hub.agent(log, call("list_issues")).run("Which?")
+    log = await crashed(log, paused.task_id, kind)
+    resumed = await outcome(hub.agent(log, "Unknown.").resume(paused.task_id))
     if kind is ToolStartEvent:
-        # It may have done something before it asked.
-        assert "effect unknown" in results(again.messages)[0]
+        # The tool may have had effects before it requested the credential.
+        assert "effect unknown" in results(resumed.messages)[0]
         return
-    assert (again.state, [question.input_id for question in again.pending]) == ("auth-required", ["1.0.1"])
-    done = await hub.agent(log, "Three.").resume(waiting.task_id, inputs={"1.0.1": TOKEN})
-    assert (done.state, hub.tokens) == ("completed", [TOKEN])
+    assert resumed.state == "auth-required"
+    assert [question.input_id for question in resumed.pending] == ["1.0.1"]
+    done = await hub.agent(log, "Three.").resume(paused.task_id, inputs={"1.0.1": TOKEN})
+    assert done.state == "completed"
+    assert hub.tokens == [TOKEN]
 
 
-async def test_a_crash_before_the_tool_had_it_asks_for_it_again(hub: Hub, log: MemoryEventLog) -> None:  # L107
-    waiting = await hub.agent(log, call("list_issues")).run("Which?")
-    await hub.agent(log, "Three.").resume(waiting.task_id, inputs={"1.0.1": TOKEN})
-    events = await log.read(waiting.task_id)
-    had = next(event.seq for event in events if isinstance(event, InputReceivedEvent))
-    begun = next(event.seq for event in events if isinstance(event, StatusUpdateEvent) and event.resumed)
-    assert had - begun == 2, "the attempt, the start of the call, the credential"
+async def test_credential_is_requested_again_after_a_crash_before_the_tool_received_it(
+    hub: Hub, log: MemoryEventLog
+) -> None:  # L107
+    paused = await hub.agent(log, call("list_issues")).run("Which?")
+    await hub.agent(log, "Three.").resume(paused.task_id, inputs={"1.0.1": TOKEN})
+    events = await log.read(paused.task_id)
+    received_seq = next(event.seq for event in events if isinstance(event, InputReceivedEvent))
+    resumed_seq = next(event.seq for event in events if isinstance(event, StatusUpdateEvent) and event.resumed)
+    assert received_seq - resumed_seq == 2, "the attempt, the start of the call, the credential"
 
-    for seq in range(begun, had):
-        cut = await first_events(log, waiting.task_id, seq)
-        again = await hub.agent(cut).resume(waiting.task_id)
-        assert (again.state, [question.input_id for question in again.pending]) == ("auth-required", ["1.0.1"])
+    for seq in range(resumed_seq, received_seq):
+        truncated_log = await first_events(log, paused.task_id, seq)
+        resumed = await hub.agent(truncated_log).resume(paused.task_id)
+        assert resumed.state == "auth-required"
+        assert [question.input_id for question in resumed.pending] == ["1.0.1"]
 
 
-async def test_a_crash_after_the_tool_had_it_is_an_unknown_effect(hub: Hub, log: MemoryEventLog) -> None:  # L89
-    waiting = await hub.agent(log, call("list_issues")).run("Which?")
-    await hub.agent(log, "Three.").resume(waiting.task_id, inputs={"1.0.1": TOKEN})
-    log = await crashed(log, waiting.task_id, InputReceivedEvent)
+async def test_call_has_unknown_effect_after_a_crash_after_the_tool_received_a_credential(
+    hub: Hub, log: MemoryEventLog
+) -> None:  # L89
+    paused = await hub.agent(log, call("list_issues")).run("Which?")
+    await hub.agent(log, "Three.").resume(paused.task_id, inputs={"1.0.1": TOKEN})
+    log = await crashed(log, paused.task_id, InputReceivedEvent)
 
-    result = await hub.agent(log, "Unknown.").resume(waiting.task_id)
+    result = await hub.agent(log, "Unknown.").resume(paused.task_id)
     assert "effect unknown" in results(result.messages)[0]
     assert hub.tokens == [TOKEN]
 
 
-async def test_an_idempotent_tool_asks_again_under_a_fresh_id(log: MemoryEventLog) -> None:  # L99, L107
-    got: list[Any] = []
+async def test_idempotent_tool_requests_the_credential_with_a_new_id_after_a_crash(
+    log: MemoryEventLog,
+) -> None:  # L99, L107
+    received: list[Any] = []
 
     @tool(idempotent=True)
     async def look(ctx: RunContext[Any]) -> str:
         """Looks."""
-        got.append(await ctx.require_auth("github"))
+        received.append(await ctx.require_auth("github"))
         return "seen"
 
     def agent(log: Any, *turns: Any) -> Agent[Any, str]:
         return Agent(ScriptedModel(*turns), tools=[look], log=log)
 
-    waiting = await agent(log, call("look")).run("Look")
-    await agent(log, "Seen.").resume(waiting.task_id, inputs={"1.0.1": TOKEN})
-    log = await crashed(log, waiting.task_id, InputReceivedEvent)
+    paused = await agent(log, call("look")).run("Look")
+    await agent(log, "Seen.").resume(paused.task_id, inputs={"1.0.1": TOKEN})
+    log = await crashed(log, paused.task_id, InputReceivedEvent)
 
-    again = await agent(log).resume(waiting.task_id)
-    assert [question.input_id for question in again.pending] == ["1.0.2"]
+    resumed = await agent(log).resume(paused.task_id)
+    assert [question.input_id for question in resumed.pending] == ["1.0.2"]
     with pytest.raises(InvalidInput):
-        await agent(log).resume(waiting.task_id, inputs={"1.0.1": TOKEN})
-    run = agent(log, "Seen.").resume(waiting.task_id, inputs={"1.0.2": "new"})
+        await agent(log).resume(paused.task_id, inputs={"1.0.1": TOKEN})
+    run = agent(log, "Seen.").resume(paused.task_id, inputs={"1.0.2": "new"})
     await collect(run.pipe(op.grammar()))
-    assert ((await run).output, got) == ("Seen.", [TOKEN, "new"])
+    assert (await run).output == "Seen."
+    assert received == [TOKEN, "new"]
     assert len(await collect(follow(log, run.task_id).pipe(op.grammar()))) == len(await log.read(run.task_id))
 
 
-# -- mail and runtimes
+# -- commands and runtimes
 
 
-async def test_mail_does_not_take_a_credential_in_clear(hub: Hub, log: MemoryEventLog) -> None:  # L107
+async def test_answer_command_rejects_a_plaintext_credential(hub: Hub, log: MemoryEventLog) -> None:  # L107
     agent = hub.agent(log, [call("list_issues"), call("publish")], "Done.")
-    waiting = await agent.run("Go")
+    paused = await agent.run("Go")
     with pytest.raises(InvalidInput, match="which no log is to keep") as raised:
-        await agent.get_run(waiting.task_id).answer({"1.0.1": TOKEN, "1.1.1": "ciphertext"})
+        await agent.get_run(paused.task_id).answer({"1.0.1": TOKEN, "1.1.1": "ciphertext"})
     assert TOKEN not in "".join(traceback.format_exception(raised.value))
-    assert list(await log.read_commands(waiting.task_id)) == []
+    assert list(await log.read_commands(paused.task_id)) == []
 
     with pytest.raises(InvalidInput, match="is to be ciphertext") as raised:
-        await agent.get_run(waiting.task_id).answer({"1.1.1": {"token": TOKEN}})
+        await agent.get_run(paused.task_id).answer({"1.1.1": {"token": TOKEN}})
     assert TOKEN not in str(raised.value)
-    await agent.get_run(waiting.task_id).answer({"1.1.1": b"\x01\x02", "1.0.1": None})
-    assert (await agent.get_run(waiting.task_id).execute()).state == "completed"
+    await agent.get_run(paused.task_id).answer({"1.1.1": b"\x01\x02", "1.0.1": None})
+    assert (await agent.get_run(paused.task_id).execute()).state == "completed"
     assert hub.tokens == ["AQI="]
-    received = [event for event in await log.read(waiting.task_id) if isinstance(event, InputReceivedEvent)]
-    assert [event.value for event in received] == [None, None]
+    inputs_received = [event for event in await log.read(paused.task_id) if isinstance(event, InputReceivedEvent)]
+    assert [event.value for event in inputs_received] == [None, None]
 
 
-async def test_a_runtime_goes_on_with_a_credential_itself(hub: Hub, log: MemoryEventLog) -> None:  # L107
+async def test_runtime_resumes_a_run_with_a_credential(hub: Hub, log: MemoryEventLog) -> None:  # L107
     async with Runtime({"a": hub.agent(None, [call("list_issues"), call("pay")], "Done.")}, log=log) as runtime:
         record = await runtime.start("a", "Go")
         kinds: list[str] = []
@@ -306,11 +328,11 @@ async def test_a_runtime_goes_on_with_a_credential_itself(hub: Hub, log: MemoryE
             await runtime.answer(record.task_id, {"1.0.1": TOKEN})
 
 
-# -- what is asked
+# -- validation of requests
 
 
 @pytest.mark.parametrize(
-    ("fields", "says"),
+    ("fields", "message"),
     [
         ({"provider": ""}, "provider=''"),
         ({"provider": 5}, "provider=5"),
@@ -318,12 +340,12 @@ async def test_a_runtime_goes_on_with_a_credential_itself(hub: Hub, log: MemoryE
         ({"provider": "x", "public_key": b"key"}, "public_key=b'key'"),
     ],
 )
-async def test_what_cannot_be_put_to_a_person_is_refused(fields: dict[str, Any], says: str) -> None:
-    with pytest.raises(ConfigurationError, match=says):
+async def test_require_auth_rejects_invalid_argument(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
         RunContext().require_auth(**fields)
 
 
-async def test_one_that_is_not_awaited_is_an_error(caplog: pytest.LogCaptureFixture) -> None:
+async def test_require_auth_without_await_is_an_error(caplog: pytest.LogCaptureFixture) -> None:
     @tool
     async def forgets(ctx: RunContext[Any]) -> str:
         """Forgets."""
@@ -337,13 +359,13 @@ async def test_one_that_is_not_awaited_is_an_error(caplog: pytest.LogCaptureFixt
         bool(RunContext().require_auth("github"))
 
 
-async def test_a_guard_may_need_one(log: MemoryEventLog) -> None:
+async def test_guard_can_require_a_credential(log: MemoryEventLog) -> None:
     from collections.abc import AsyncIterator
 
     from rxloop import Signal, ToolRequest
 
     @op.on(ToolRequest)
-    async def signed(request: ToolRequest, ctx: RunContext[Any]) -> AsyncIterator[Signal]:
+    async def require_vault_token(request: ToolRequest, ctx: RunContext[Any]) -> AsyncIterator[Signal]:
         yield request if await ctx.require_auth("vault") == TOKEN else request.refuse("No.")
 
     @tool
@@ -351,18 +373,18 @@ async def test_a_guard_may_need_one(log: MemoryEventLog) -> None:
         """Looks."""
         return "blue"
 
-    loop = op.standard(before_tools=[signed])
+    loop = op.standard(before_tools=[require_vault_token])
     agent = Agent(ScriptedModel(call("look"), "Blue."), tools=[look], log=log, loop=loop)
-    waiting = await agent.run("Look")
-    assert waiting.state == "auth-required"
-    result = await agent.resume(waiting.task_id, inputs={waiting.pending[0].input_id: TOKEN})
+    paused = await agent.run("Look")
+    assert paused.state == "auth-required"
+    result = await agent.resume(paused.task_id, inputs={paused.pending[0].input_id: TOKEN})
     assert results(result.messages) == ["blue"]
 
 
-# -- nowhere
+# -- leaks
 
 
-async def test_a_credential_and_the_deps_are_nowhere(
+async def test_credentials_and_deps_appear_in_no_event_log_or_error(
     hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:  # L107
     caplog.set_level(logging.DEBUG)
@@ -382,7 +404,7 @@ async def test_a_credential_and_the_deps_are_nowhere(
         raise LookupError("nothing there")
 
     path = tmp_path / "runs.db"
-    seen: list[Any] = []
+    outputs: list[Any] = []
     errors: list[BaseException] = []
     options: dict[str, Any] = {"tools": [*hub.tools, fails], "deps_type": Deps}
     async with hub.agent(
@@ -390,7 +412,7 @@ async def test_a_credential_and_the_deps_are_nowhere(
     ) as agent:
         log: Any = agent.log
         run = agent.run("Go", deps=Deps())
-        seen += [await collect(run), await run, run]
+        outputs += [await collect(run), await run, run]
         inputs: dict[str, Any] = {"1.0.1": TOKEN}
         for wrong in ({"1.7.1": TOKEN}, {"1.0.1": TOKEN, "nobody": TOKEN}):
             with pytest.raises(InvalidInput) as raised:
@@ -399,23 +421,23 @@ async def test_a_credential_and_the_deps_are_nowhere(
         with pytest.raises(InvalidInput) as raised:
             await agent.get_run(run.task_id).answer(inputs)
         errors.append(raised.value)
-        again = agent.resume(run.task_id, inputs=inputs, deps=Deps())
-        seen += [repr(again._attempt.spec), await collect(again), await again, again]
-        assert again._attempt.credentials == {}
+        resumed = agent.resume(run.task_id, inputs=inputs, deps=Deps())
+        outputs += [repr(resumed._attempt.spec), await collect(resumed), await resumed, resumed]
+        assert resumed._attempt.credentials == {}
         last = agent.resume(run.task_id, inputs={"1.1.1": TOKEN}, deps=Deps())
-        seen += [await collect(last), await last, last]
+        outputs += [await collect(last), await last, last]
         assert hub.tokens == [TOKEN]
         recorded = await log.read(run.task_id)
-        seen += [recorded, b"".join(event.to_json() for event in recorded), await collect(replay(log, run.task_id))]
-        seen += [
+        outputs += [recorded, b"".join(event.to_json() for event in recorded), await collect(replay(log, run.task_id))]
+        outputs += [
             b"".join([frame async for frame in follow(log, run.task_id).sse()]),
             await log.read_commands(run.task_id),
         ]
         files = b"".join(file.read_bytes() for file in tmp_path.iterdir())
 
     texts = (
-        [repr(each) for each in seen]
-        + [str(each) for each in seen]
+        [repr(item) for item in outputs]
+        + [str(item) for item in outputs]
         + [record.getMessage() for record in caplog.records]
     )
     texts += ["".join(traceback.format_exception(error)) for error in errors]

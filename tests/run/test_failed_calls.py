@@ -1,4 +1,4 @@
-"""Failed tool calls with a value and parts: the model, the events, the history and the log have them."""
+"""Value and parts of failed tool calls in requests, events, history and log."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -22,12 +22,12 @@ from rxloop.testing import ScriptedModel, call
 
 CHART = ImagePart(data=b"\x89PNG" * 1_000, media_type="image/png")
 SOUND = FilePart(data=b"RIFF", media_type="audio/wav")
-WORD = "[image/png, 4.0 kB]"
+PLACEHOLDER = "[image/png, 4.0 kB]"
 VALUE = {"code": "sold_out", "left": 0}
 JSON = '{"code":"sold_out","left":0}'
 
 
-def fail(error: Exception) -> Any:
+def make_failing_tool(error: Exception) -> Any:
     @tool
     async def buy() -> None:
         raise error
@@ -48,29 +48,42 @@ CASES: dict[str, tuple[Any, Any, str, str, Sequence[Any]]] = {
         orjson.dumps(VALUE, option=orjson.OPT_INDENT_2).decode(),
         [],
     ),
-    "parts": (ToolError("no", parts=[CHART, SOUND]), None, "no", f"no\n{WORD}\n[audio/wav, 4 bytes]", [CHART, SOUND]),
-    "value and parts": (ToolError("no", value=VALUE, parts=[CHART]), VALUE, "no", f"no\n{JSON}\n{WORD}", [CHART]),
+    "parts": (
+        ToolError("no", parts=[CHART, SOUND]),
+        None,
+        "no",
+        f"no\n{PLACEHOLDER}\n[audio/wav, 4 bytes]",
+        [CHART, SOUND],
+    ),
+    "value and parts": (
+        ToolError("no", value=VALUE, parts=[CHART]),
+        VALUE,
+        "no",
+        f"no\n{JSON}\n{PLACEHOLDER}",
+        [CHART],
+    ),
     "result": (
         ToolError("no", value=ToolResult(VALUE, "Sold out.", parts=[CHART])),
         VALUE,
         "no",
-        f"no\nSold out.\n{WORD}",
+        f"no\nSold out.\n{PLACEHOLDER}",
         [CHART],
     ),
 }
 
 
 @pytest.mark.parametrize(("error", "value", "message", "content", "parts"), CASES.values(), ids=CASES)
-async def test_a_tool_error_carries_a_value_and_parts(  # P6
+async def test_tool_error_carries_value_and_parts(  # P6
     error: ToolError, value: Any, message: str, content: str, parts: Sequence[Any]
 ) -> None:
     log = MemoryEventLog()
     model = ScriptedModel(call("buy"), "Sorry.")
-    agent = Agent(model, tools=[fail(error)], log=log)
+    agent = Agent(model, tools=[make_failing_tool(error)], log=log)
     run = agent.run("Buy.")
     [event] = [event async for event in run.events if isinstance(event, ToolCompleteEvent)]
     result = await run
-    assert (event.success, event.result, event.error, event.content) == (False, value, message, content)
+    assert not event.success
+    assert (event.result, event.error, event.content) == (value, message, content)
     assert event.parts == parts
     sent = model.requests[1].messages[-1]
     assert (sent.text, sent.media) == (content, parts)
@@ -79,8 +92,8 @@ async def test_a_tool_error_carries_a_value_and_parts(  # P6
     assert result.messages[:-1] == [*model.requests[1].messages]
     later = ScriptedModel("Still sold out.")
     await Agent(later, log=log).run("And now?", context_id=result.context_id)
-    assert sent.text in [each.text for each in later.requests[0].messages]
-    assert [part for each in later.requests[0].messages for part in each.media] == parts
+    assert sent.text in [message.text for message in later.requests[0].messages]
+    assert [part for message in later.requests[0].messages for part in message.media] == parts
 
 
 @pytest.mark.parametrize(
@@ -91,11 +104,11 @@ async def test_a_tool_error_carries_a_value_and_parts(  # P6
         (ToolError("no", parts=["text"]), "is no image or file"),
     ],
 )
-async def test_a_value_or_parts_that_cannot_be_sent_do_not_hide_the_reason(  # P6
+async def test_invalid_value_or_parts_do_not_hide_the_message_of_a_tool_error(  # P6
     error: ToolError, reason: str
 ) -> None:
     model = ScriptedModel(call("buy"), "Sorry.")
-    await Agent(model, tools=[fail(error)]).run("Buy.")
+    await Agent(model, tools=[make_failing_tool(error)]).run("Buy.")
     text = model.requests[1].messages[-1].text
     assert text.startswith("no\n[The value or the parts of this failure are left out:")
     assert reason in text
@@ -106,7 +119,7 @@ class CodeError(ToolError):
         self.code = code
 
 
-def numbers() -> Iterator[int]:
+def yield_then_fail() -> Iterator[int]:
     yield 1
     raise OSError("disk")
 
@@ -117,16 +130,16 @@ def numbers() -> Iterator[int]:
         (CodeError(7), "7"),
         (ToolError("no", parts=None), "no"),
         (ToolError("no", parts=5), "no\n[The value or the parts of this failure are left out: 'int' object"),  # pyright: ignore[reportArgumentType]
-        (ToolError("no", value=numbers()), "no\n[The value or the parts of this failure are left out: disk]"),
+        (ToolError("no", value=yield_then_fail()), "no\n[The value or the parts of this failure are left out: disk]"),
     ],
 )
-async def test_no_error_of_a_tool_ends_the_run(error: ToolError, text: str) -> None:  # P6
+async def test_malformed_tool_error_does_not_end_the_run(error: ToolError, text: str) -> None:  # P6
     model = ScriptedModel(call("buy"), "Sorry.")
-    await Agent(model, tools=[fail(error)]).run("Buy.")
+    await Agent(model, tools=[make_failing_tool(error)]).run("Buy.")
     assert model.requests[1].messages[-1].text.startswith(text)
 
 
-async def test_the_value_of_a_failure_is_shortened_like_a_result_and_its_text_is_kept() -> None:  # P6
+async def test_long_value_of_a_failure_is_truncated_but_its_message_is_kept() -> None:  # P6
     @tool(max_result=100)
     async def buy() -> str:
         raise ToolError("sold out " * 50, value={"log": "x" * 10_000})
@@ -139,7 +152,7 @@ async def test_the_value_of_a_failure_is_shortened_like_a_result_and_its_text_is
     assert len(text) < 800
 
 
-async def test_a_fork_replaces_a_result_by_a_failure_with_a_value_and_parts() -> None:  # P6
+async def test_fork_can_replace_a_result_by_a_failure_with_value_and_parts() -> None:  # P6
     @tool
     async def buy() -> str:
         return "bought"
@@ -147,17 +160,17 @@ async def test_a_fork_replaces_a_result_by_a_failure_with_a_value_and_parts() ->
     log = MemoryEventLog()
     agent = Agent(ScriptedModel(call("buy"), "Bought."), tools=[buy], log=log)
     run = agent.run("Buy.")
-    [done] = [event async for event in run.events if isinstance(event, ToolCompleteEvent)]
+    [completion] = [event async for event in run.events if isinstance(event, ToolCompleteEvent)]
     result = await run
     model = ScriptedModel("Sorry.")
     error = ToolError("no", value=VALUE, parts=[CHART])
-    fork = Agent(model, tools=[buy], log=log).fork(result.task_id, at=done.seq, results={"call_1": error})
+    fork = Agent(model, tools=[buy], log=log).fork(result.task_id, at=completion.seq, results={"call_1": error})
     await fork
     sent = model.requests[0].messages[-1]
-    assert (sent.text, sent.media) == (f"no\n{JSON}\n{WORD}", [CHART])
+    assert (sent.text, sent.media) == (f"no\n{JSON}\n{PLACEHOLDER}", [CHART])
 
 
-async def test_the_prompt_of_an_agent_as_a_tool_may_fail_with_a_value_and_parts() -> None:  # P6
+async def test_prompt_function_of_agent_tool_can_fail_with_value_and_parts() -> None:  # P6
     def prompt(ctx: RunContext[Any]) -> str:
         raise ToolError("no", value=VALUE, parts=[CHART])
 
@@ -165,16 +178,16 @@ async def test_the_prompt_of_an_agent_as_a_tool_may_fail_with_a_value_and_parts(
     model = ScriptedModel(call("helper"), "Sorry.")
     await Agent(model, tools=[helper]).run("Buy.")
     sent = model.requests[1].messages[-1]
-    assert (sent.text, sent.media) == (f"no\n{JSON}\n{WORD}", [CHART])
+    assert (sent.text, sent.media) == (f"no\n{JSON}\n{PLACEHOLDER}", [CHART])
 
 
-async def test_a_client_tool_may_fail_with_a_value_and_parts() -> None:  # P6
+async def test_client_tool_can_fail_with_value_and_parts() -> None:  # P6
     from rxloop import client_tool
 
-    async def carry_out(question: Any) -> Any:
+    async def fail_to_show(question: Any) -> Any:
         raise ToolError("no", value=VALUE, parts=[CHART])
 
     model = ScriptedModel(call("show"), "Sorry.")
-    await Agent(model, tools=[client_tool("show")]).run("Show.", on_input=carry_out)
+    await Agent(model, tools=[client_tool("show")]).run("Show.", on_input=fail_to_show)
     sent = model.requests[1].messages[-1]
-    assert (sent.text, sent.media) == (f"no\n{JSON}\n{WORD}", [CHART])
+    assert (sent.text, sent.media) == (f"no\n{JSON}\n{PLACEHOLDER}", [CHART])

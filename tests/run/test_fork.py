@@ -1,4 +1,4 @@
-"""Forks: a new run that begins with a part of another one, and goes on in its own way."""
+"""Forks: new runs that start with a prefix of another run."""
 
 import asyncio
 from collections.abc import Sequence
@@ -34,29 +34,29 @@ from support.runs import collect, letters, outcome, shape, well_formed
 from support.two_branches import both
 
 
-def same(event: Event, other: Event) -> bool:
-    """Whether an event says the same as another one, but for the ids of its run."""
+def equals_apart_from_ids(event: Event, superseded: Event) -> bool:
+    """True if two events are equal apart from the ids of their runs."""
     ids = {"task_id": "", "context_id": ""}
-    return event.model_copy(update=ids) == other.model_copy(update=ids)
+    return event.model_copy(update=ids) == superseded.model_copy(update=ids)
 
 
-WHOLE = 18
+EVENT_COUNT = 18
 
 
-@pytest.mark.parametrize("at", range(1, WHOLE + 1))
-async def test_wherever_a_run_is_forked_the_fork_begins_with_it_and_comes_to_an_end(shop: Shop, at: int) -> None:
+@pytest.mark.parametrize("at", range(1, EVENT_COUNT + 1))
+async def test_fork_at_any_event_keeps_the_prefix_and_completes(shop: Shop, at: int) -> None:
     parent = await shop.bought()
     before = await shop.log.read(parent)
-    assert len(before) == WHOLE
-    again = [call("pay", "p", amount=5), call("look", "l", n=1)]
-    known = {event.step for event in before[:at] if isinstance(event, ContentCompleteEvent)}
-    turns = [again, "Bought."][len(known) :]
+    assert len(before) == EVENT_COUNT
+    parallel_calls = [call("pay", "p", amount=5), call("look", "l", n=1)]
+    prefix_steps = {event.step for event in before[:at] if isinstance(event, ContentCompleteEvent)}
+    turns = [parallel_calls, "Bought."][len(prefix_steps) :]
 
     run = shop.agent(*turns).fork(parent, at)
     events = await collect(run)
     result = await run
 
-    # It is a run of its own, and names the one that it is made of.
+    # The fork is a separate run that names its parent.
     assert run.task_id != parent
     assert run.context_id != before[0].context_id
     assert {(event.task_id, event.context_id) for event in events} == {(run.task_id, run.context_id)}
@@ -64,27 +64,31 @@ async def test_wherever_a_run_is_forked_the_fork_begins_with_it_and_comes_to_an_
     assert isinstance(first, TaskEvent)
     assert (first.fork_of, first.fork_seq) == (parent, at)
 
-    # The part that it takes over comes first, then an attempt that says where it begins.
-    assert all(same(event, other) for event, other in zip(events[1:at], before[1:at], strict=True))
+    # The copied prefix precedes an attempt that records the fork point.
+    assert all(
+        equals_apart_from_ids(event, superseded) for event, superseded in zip(events[1:at], before[1:at], strict=True)
+    )
     working = events[at]
     assert isinstance(working, StatusUpdateEvent)
-    assert (working.state, working.resumed, working.after_seq, working.attempt) == ("working", True, at, 2)
+    assert (working.state, working.resumed) == ("working", True)
+    assert (working.after_seq, working.attempt) == (at, 2)
     assert [event.seq for event in events if event.durable] == list(range(1, events[-1].seq + 1))
     assert list(await shop.log.read(run.task_id)) == [event for event in events if event.durable]
 
-    # Nothing of that part is asked or done again; what has no result there is, and so is what comes later.
-    assert {event.step for event in events[at:] if isinstance(event, LLMCallEvent)} == {"1", "2"} - known
+    # Steps and calls of the prefix are not repeated. Calls without a result and later steps are executed.
+    assert {event.step for event in events[at:] if isinstance(event, LLMCallEvent)} == {"1", "2"} - prefix_steps
     answered = {event.index for event in before[:at] if isinstance(event, ToolCompleteEvent)}
     done = {event.index for event in events[at:] if isinstance(event, ToolStartEvent)}
-    assert done == set(range(3 if known else 2)) - answered
-    assert (result.output, len(shop.model.requests)) == ("Bought.", len(turns))
+    assert done == set(range(3 if prefix_steps else 2)) - answered
+    assert result.output == "Bought."
+    assert len(shop.model.requests) == len(turns)
     assert well_formed(result.messages)
 
-    # The run that it is made of has not changed.
+    # The parent is unchanged.
     assert await shop.log.read(parent) == before
 
 
-async def test_at_the_first_event_a_prompt_replaces_the_message_of_the_user(shop: Shop) -> None:
+async def test_prompt_replaces_the_user_message_when_forked_at_the_first_event(shop: Shop) -> None:
     parent = await shop.bought()
 
     run = shop.agent("Sold.").fork(parent, 1, prompt="Sell it")
@@ -96,7 +100,7 @@ async def test_at_the_first_event_a_prompt_replaces_the_message_of_the_user(shop
     assert [message.text for message in events[0].messages] == ["Sell it"]
 
 
-async def test_what_stood_before_the_question_stays_before_another_one(shop: Shop) -> None:
+async def test_history_before_the_prompt_is_kept_when_a_fork_replaces_the_prompt(shop: Shop) -> None:
     first = await shop.agent("It is 7.").run("How many?")
     parent = await shop.agent("Still 7.").run([*first.messages, "And now?"])
 
@@ -105,8 +109,8 @@ async def test_what_stood_before_the_question_stays_before_another_one(shop: Sho
     assert shop.sent() == ["user: How many?", "assistant: It is 7.", "system: Be brief.", "user: And then?"]
 
 
-@pytest.mark.parametrize("at", range(2, WHOLE + 1))
-async def test_later_a_prompt_is_a_new_message_behind_a_closed_history(shop: Shop, at: int) -> None:
+@pytest.mark.parametrize("at", range(2, EVENT_COUNT + 1))
+async def test_prompt_is_appended_to_a_closed_history_when_forked_later(shop: Shop, at: int) -> None:
     parent = await shop.bought()
 
     run = shop.agent("As you like.").fork(parent, at, prompt="Stop, think again.")
@@ -122,9 +126,7 @@ async def test_later_a_prompt_is_a_new_message_behind_a_closed_history(shop: Sho
 
 
 @pytest.mark.parametrize("change", [{"prompt": "Stop."}, {"results": {"s": 3}}])
-async def test_what_is_hidden_from_clients_stays_hidden_where_a_fork_answers_it(
-    shop: Shop, change: dict[str, Any]
-) -> None:
+async def test_hidden_call_stays_hidden_when_a_fork_answers_it(shop: Shop, change: dict[str, Any]) -> None:
     @tool(hidden=True)
     async def secret() -> int:
         """Not for clients."""
@@ -138,7 +140,7 @@ async def test_what_is_hidden_from_clients_stays_hidden_where_a_fork_answers_it(
     assert [event.hidden for event in events if isinstance(event, ToolCompleteEvent)] == [True]
 
 
-async def test_a_fork_can_go_on_with_another_model_and_other_tools(shop: Shop) -> None:
+async def test_fork_can_use_another_model_and_other_tools(shop: Shop) -> None:
     @tool
     async def pay(amount: int) -> str:
         """Pays in another way."""
@@ -146,20 +148,20 @@ async def test_a_fork_can_go_on_with_another_model_and_other_tools(shop: Shop) -
 
     parent = await shop.bought()
     at = await seq_of(shop.log, parent, "content-complete")
-    agent, other = shop.agent(), ScriptedModel("Free!", name="other")
+    agent, superseded = shop.agent(), ScriptedModel("Free!", name="other")
 
-    run = agent.fork(parent, at, model=other, tools=[pay])
+    run = agent.fork(parent, at, model=superseded, tools=[pay])
     events = await collect(run)
 
-    assert shape(other.requests[0].messages)[3] == "tool: 5 is free"
-    assert [tool.name for tool in other.requests[0].tools] == ["pay", "think_aloud"]
+    assert shape(superseded.requests[0].messages)[3] == "tool: 5 is free"
+    assert [tool.name for tool in superseded.requests[0].tools] == ["pay", "think_aloud"]
     assert isinstance(events[0], TaskEvent)
     assert events[0].model == "other"
     calls = [event.model for event in events if isinstance(event, LLMCallEvent)]
     assert calls == ["scripted", "other"]
 
 
-async def test_a_fork_takes_the_history_of_its_conversation_along(shop: Shop) -> None:
+async def test_fork_copies_the_history_of_its_conversation(shop: Shop) -> None:
     await shop.agent("Hello Ann.").run("I am Ann.", context_id="c")
     parent = await shop.bought(context_id="c")
     await shop.agent("Bye.").run("Bye", context_id="c")
@@ -169,7 +171,7 @@ async def test_a_fork_takes_the_history_of_its_conversation_along(shop: Shop) ->
 
     history = ["user: I am Ann.", "assistant: Hello Ann.", "user: Buy it", "user: Who am I?"]
     assert shop.sent() == history
-    # It stands for itself, and its conversation goes on from it alone.
+    # The fork is self-contained, and its conversation continues from it alone.
     events = await shop.log.read(run.task_id)
     state = RunState()
     for event in events:
@@ -177,12 +179,12 @@ async def test_a_fork_takes_the_history_of_its_conversation_along(shop: Shop) ->
     assert list(state.messages) == result.messages
     await shop.agent("Still Ann.").run("And now?", context_id=run.context_id)
     assert shop.sent() == [*history, "assistant: Ann.", "user: And now?"]
-    # And the conversation that it left has not got it.
+    # The original conversation does not contain the fork.
     await shop.agent("Yes.").run("Are you there?", context_id="c")
     assert "user: Who am I?" not in shop.sent()
 
 
-async def test_a_fork_of_a_fork_is_a_fork(shop: Shop) -> None:
+async def test_fork_can_be_forked(shop: Shop) -> None:
     await shop.agent("Hello Ann.").run("I am Ann.", context_id="c")
     parent = await shop.bought(context_id="c")
     at = await seq_of(shop.log, parent, "checkpoint")
@@ -203,47 +205,47 @@ async def test_a_fork_of_a_fork_is_a_fork(shop: Shop) -> None:
     assert third.output == "Hi Bob."
 
 
-async def test_a_fork_that_was_cut_off_is_resumed_as_a_fork(shop: Shop) -> None:  # L89
+async def test_interrupted_fork_is_resumed_as_a_fork(shop: Shop) -> None:  # L89
     parent = await shop.bought()
-    begun = await seq_of(shop.log, parent, "tool-start", 2)
-    run = shop.agent("Bought.").fork(parent, begun, results={"l": 4})
+    start_seq = await seq_of(shop.log, parent, "tool-start", 2)
+    run = shop.agent("Bought.").fork(parent, start_seq, results={"l": 4})
     events = await collect(run)
     shop.effects.clear()
-    # Its payment was begun in the run that it is made of, but not in the fork.
-    again = next(event.seq for event in events[begun:] if isinstance(event, ToolStartEvent))
-    for held, paid in [(again - 1, ["pay 5"]), (again, [])]:
+    # The payment started in the parent, but not in the fork.
+    restart_seq = next(event.seq for event in events[start_seq:] if isinstance(event, ToolStartEvent))
+    for kept_events, effects in [(restart_seq - 1, ["pay 5"]), (restart_seq, [])]:
         log, shop.log = shop.log, MemoryEventLog()
-        await shop.log.append(run.task_id, (await log.read(run.task_id))[:held], expected_seq=0)
+        await shop.log.append(run.task_id, (await log.read(run.task_id))[:kept_events], expected_seq=0)
         result = await shop.agent("Bought.").resume(run.task_id)
         shop.log = log
         assert result.output == "Bought."
-        assert shop.effects == paid
+        assert shop.effects == effects
         assert result.messages[4].text == "4"
         shop.effects.clear()
 
 
-async def test_the_log_gets_what_a_fork_takes_over_together_with_its_beginning(shop: Shop) -> None:
+async def test_prefix_and_start_of_a_fork_are_written_in_one_batch(shop: Shop) -> None:
     parent = await shop.bought()
     batches: list[list[str]] = []
 
-    class Watched(MemoryEventLog):
+    class RecordingLog(MemoryEventLog):
         async def append(self, task_id: str, events: Sequence[Event], **options: Any) -> None:
             batches.append([event.kind for event in events])
             await super().append(task_id, events, **options)
 
-    log, shop.log = shop.log, Watched()
+    log, shop.log = shop.log, RecordingLog()
     await shop.log.append(parent, await log.read(parent), expected_seq=0)
     batches.clear()
     at = await seq_of(shop.log, parent, "content-complete")
 
     await shop.agent("Then not.").fork(parent, at, results={"p": 1, "l": 2}, prompt="Stop.")
 
-    # A crash leaves the whole of it, or nothing.
+    # A crash leaves the whole batch, or nothing.
     added = ["status-update", "tool-complete", "tool-complete", "tool-complete", "message-added"]
     assert batches[0] == [event.kind for event in (await log.read(parent))[:at]] + added
 
 
-async def test_a_payment_of_a_fork_has_a_key_of_its_own(shop: Shop) -> None:
+async def test_idempotency_keys_of_a_fork_differ_from_its_parent(shop: Shop) -> None:
     parent = await shop.bought()
     at = await seq_of(shop.log, parent, "content-complete")
     run = shop.agent("Bought.").fork(parent, at)
@@ -253,16 +255,17 @@ async def test_a_payment_of_a_fork_has_a_key_of_its_own(shop: Shop) -> None:
     assert all(key.startswith(run.task_id) for key in keys)
 
 
-async def test_a_run_that_failed_can_be_tried_with_another_model(shop: Shop) -> None:
+async def test_failed_run_can_be_forked_with_another_model(shop: Shop) -> None:
     failed = await outcome(shop.agent(ValueError("broken")).run("Go"))
     events = await shop.log.read(failed.task_id)
 
     result = await shop.agent().fork(failed.task_id, len(events), model=ScriptedModel("Gone."))
 
-    assert (failed.state, result.state, result.output) == ("failed", "completed", "Gone.")
+    assert failed.state == "failed"
+    assert (result.state, result.output) == ("completed", "Gone.")
 
 
-async def test_a_run_that_had_reached_a_limit_can_go_on_with_another_one(shop: Shop) -> None:
+async def test_run_that_reached_a_limit_can_be_forked_with_a_higher_limit(shop: Shop) -> None:
     failed = await outcome(shop.agent(call("look", n=1), limits=Limits(iterations=1)).run("Go"))
     at = len(await shop.log.read(failed.task_id))
 
@@ -271,34 +274,38 @@ async def test_a_run_that_had_reached_a_limit_can_go_on_with_another_one(shop: S
     assert result.output == "Seen."
 
 
-async def test_a_question_that_waits_is_asked_again_and_can_be_answered_in_the_fork(shop: Shop) -> None:
-    asked: list[bool] = []
+async def test_pending_question_is_asked_again_and_can_be_answered_in_a_fork(shop: Shop) -> None:
+    answers: list[bool] = []
 
     @tool
     async def ask(ctx: RunContext[Any]) -> str:
         """Asks."""
-        asked.append(await ctx.ask("Sure?"))
-        return f"{asked[-1]}"
+        answers.append(await ctx.ask("Sure?"))
+        return f"{answers[-1]}"
 
     paused = await shop.agent(call("ask"), tools=[ask]).run("Go")
     at = len(await shop.log.read(paused.task_id))
 
     fork = await shop.agent(tools=[ask]).fork(paused.task_id, at)
-    assert (fork.state, [question.prompt for question in fork.pending]) == ("input-required", ["Sure?"])
+    assert fork.state == "input-required"
+    assert [question.prompt for question in fork.pending] == ["Sure?"]
     result = await shop.agent("Done.", tools=[ask]).resume(fork.task_id, inputs={"1.0.1": True})
-    assert (result.output, asked) == ("Done.", [True])
+    assert result.output == "Done."
+    assert answers == [True]
     answered = await shop.agent("Done.", tools=[ask]).fork(paused.task_id, at, on_input=lambda question: False)
-    assert (answered.output, asked) == ("Done.", [True, False])
-    # The answer is recorded now: the tool finds it where it asks again.
-    given = await seq_of(shop.log, fork.task_id, "input-received")
-    await shop.agent("Done.", tools=[ask]).fork(fork.task_id, given)
-    assert asked == [True, False, True]
-    # A message of the user in its place closes it.
-    other = await shop.agent("Never mind.", tools=[ask]).fork(paused.task_id, at, prompt="Forget it.")
-    assert (other.output, other.pending) == ("Never mind.", [])
+    assert answered.output == "Done."
+    assert answers == [True, False]
+    # The answer is recorded now, so the tool receives it when it asks again.
+    answer_seq = await seq_of(shop.log, fork.task_id, "input-received")
+    await shop.agent("Done.", tools=[ask]).fork(fork.task_id, answer_seq)
+    assert answers == [True, False, True]
+    # A user message at the fork point supersedes the question.
+    superseded = await shop.agent("Never mind.", tools=[ask]).fork(paused.task_id, at, prompt="Forget it.")
+    assert superseded.output == "Never mind."
+    assert superseded.pending == []
 
 
-def test_a_fork_of_a_cancelled_run_goes_on_behind_what_was_cut_off(shop: Shop) -> None:
+def test_fork_of_canceled_run_closes_or_repeats_the_interrupted_call(shop: Shop) -> None:
     @tool
     async def slow() -> str:
         """Takes an hour."""
@@ -309,40 +316,40 @@ def test_a_fork_of_a_cancelled_run_goes_on_behind_what_was_cut_off(shop: Shop) -
         run = shop.agent(call("slow", "s"), tools=[slow]).run("Go")
         time.at(1, run.cancel)
         cancelled = time.run(outcome(run))
-        events = time.run(asyncio.wait_for(read(shop.log, run.task_id), 1))
-        begun = next(event.seq for event in events if isinstance(event, ToolStartEvent))
-        # Behind the end the call is closed; at its start it is open, and made again.
+        events = time.run(asyncio.wait_for(read_log(shop.log, run.task_id), 1))
+        start_seq = next(event.seq for event in events if isinstance(event, ToolStartEvent))
+        # A fork after the end closes the call. A fork at the start of the call repeats it.
         late = time.run(shop.agent("Never mind.", tools=[slow]).fork(run.task_id, len(events)))
-        early = time.run(shop.agent("There.", tools=[slow]).fork(run.task_id, begun))
+        early = time.run(shop.agent("There.", tools=[slow]).fork(run.task_id, start_seq))
 
     assert cancelled.state == "canceled"
     assert [message.text for message in late.messages][2].startswith("This call was interrupted")
     assert [message.text for message in early.messages] == ["Go", "", "at last", "There."]
 
 
-async def read(log: MemoryEventLog, task_id: str) -> Any:
+async def read_log(log: MemoryEventLog, task_id: str) -> Any:
     return await log.read(task_id)
 
 
-async def test_a_cancelled_fork_has_an_end_like_any_run(shop: Shop) -> None:
+async def test_canceled_fork_has_one_final_event(shop: Shop) -> None:
     parent = await shop.bought()
     run = shop.agent().fork(parent, 5)
     run.cancel("changed my mind")
 
     with pytest.raises(RunCancelled, match="changed my mind"):
         await run
-    # It had not begun: nothing of it is on the stream or in the log.
+    # The fork never started, so it has no events in the stream or in the log.
     assert letters(await collect(run)) == "F"
     assert [record.task_id for record in await shop.log.list_runs()] == [parent]
 
 
-async def test_what_cannot_be_forked_is_refused(shop: Shop) -> None:
+async def test_fork_rejects_invalid_arguments(shop: Shop) -> None:
     parent = await shop.bought()
     agent = shop.agent()
 
     with pytest.raises(UnknownRun, match="nowhere"):
         await agent.fork("nowhere", 1)
-    with pytest.raises(ConfigurationError, match=f"{WHOLE} events.*at=99"):
+    with pytest.raises(ConfigurationError, match=f"{EVENT_COUNT} events.*at=99"):
         await agent.fork(parent, 99)
     for at in (-1, 0, "3", True, None):
         with pytest.raises(ConfigurationError, match=r"at=.*1 or more"):
@@ -365,27 +372,27 @@ async def test_what_cannot_be_forked_is_refused(shop: Shop) -> None:
         agent.fork(parent, 1, context_id="c")  # type: ignore[call-arg]
 
 
-def on_a_branch(request: ModelRequest) -> Any:
+def answer_on_branch(request: ModelRequest) -> Any:
     if request.messages[-1].role == "user":
         return call("look", f"of {request.branch}", n=7)
     return f"{request.branch} says {request.messages[-1].text}"
 
 
 @pytest.mark.parametrize("at", range(1, 21))
-async def test_a_strategy_is_forked_by_running_it_again_over_what_is_recorded(shop: Shop, at: int) -> None:
-    whole = await shop.agent(*[on_a_branch] * 9, strategy=both).run("Go")
+async def test_fork_of_a_strategy_repeats_it_over_the_recorded_events(shop: Shop, at: int) -> None:
+    whole = await shop.agent(*[answer_on_branch] * 9, strategy=both).run("Go")
     events = (await shop.log.read(whole.task_id))[:at]
     assert whole.output == "b1 says 7 and b2 says 7"
-    asked = {event.step for event in events if isinstance(event, ContentCompleteEvent)}
-    changed = "b2/1" in asked and "b2/2" not in asked
+    answered_steps = {event.step for event in events if isinstance(event, ContentCompleteEvent)}
+    replaces_result = "b2/1" in answered_steps and "b2/2" not in answered_steps
 
-    run = shop.agent(*[on_a_branch] * 9, strategy=both).fork(
-        whole.task_id, at, results={"of b2": 8} if changed else None
+    run = shop.agent(*[answer_on_branch] * 9, strategy=both).fork(
+        whole.task_id, at, results={"of b2": 8} if replaces_result else None
     )
     result = await run
 
-    assert result.output == f"b1 says 7 and b2 says {8 if changed else 7}"
-    assert not asked & {request.step for request in shop.model.requests}
+    assert result.output == f"b1 says 7 and b2 says {8 if replaces_result else 7}"
+    assert not answered_steps & {request.step for request in shop.model.requests}
     logged = await shop.log.read(run.task_id)
     assert [event.seq for event in logged] == list(range(1, len(logged) + 1))
     slots = [(event.step, event.index) for event in logged if isinstance(event, ToolCompleteEvent)]

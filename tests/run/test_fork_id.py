@@ -1,4 +1,4 @@
-"""Forks whose id is chosen by whoever makes them."""
+"""Forks with an id that the caller chooses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rxloop.errors import RunExists
 from rxloop.testing import ScriptedModel
 
 
-async def test_a_fork_has_the_id_that_it_was_given_and_there_is_one_of_it() -> None:
+async def test_fork_has_the_requested_id_and_cannot_be_created_twice() -> None:
     log, model = MemoryEventLog(), ScriptedModel("One.", "Two.", "Three.")
     agent = Agent(model, log=log)
     first = await agent.run("Count.")
@@ -23,6 +23,6 @@ async def test_a_fork_has_the_id_that_it_was_given_and_there_is_one_of_it() -> N
     assert (await agent.resume(fork_id)).content == "Two."
 
 
-async def test_an_id_that_is_no_uuid_is_refused() -> None:
+async def test_fork_rejects_id_that_is_not_a_uuid() -> None:
     with pytest.raises(ConfigurationError, match="UUID"):
         Agent(ScriptedModel(), log=MemoryEventLog()).fork("x", at=1, fork_id="mine")

@@ -1,4 +1,4 @@
-"""Forks in which a tool has given something else."""
+"""Forks that replace the result of a tool."""
 
 import pytest
 
@@ -12,7 +12,7 @@ from support.fork_shop import Shop, seq_of
 from support.runs import collect
 
 
-async def test_another_result_is_what_the_model_reads(shop: Shop) -> None:
+async def test_model_receives_the_replaced_results_of_a_fork(shop: Shop) -> None:
     parent = await shop.bought()
     at = await seq_of(shop.log, parent, "checkpoint")
 
@@ -28,21 +28,22 @@ async def test_another_result_is_what_the_model_reads(shop: Shop) -> None:
     }
 
 
-async def test_a_result_may_be_a_failure_and_may_answer_an_open_call(shop: Shop) -> None:
+async def test_fork_can_answer_an_open_call_with_a_failure(shop: Shop) -> None:
     parent = await shop.bought()
     at = await seq_of(shop.log, parent, "content-complete")
 
     run = shop.agent("Then not.").fork(parent, at, results={"p": ToolError("card declined")})
     events = await collect(run)
 
-    (paid,) = [event for event in events if isinstance(event, ToolCompleteEvent) and event.name == "pay"]
-    assert (paid.attempt, paid.success, paid.error, paid.content) == (2, False, "card declined", "card declined")
-    assert events.index(paid) == at + 1
+    (payment,) = [event for event in events if isinstance(event, ToolCompleteEvent) and event.name == "pay"]
+    assert (payment.attempt, payment.success) == (2, False)
+    assert payment.error == payment.content == "card declined"
+    assert events.index(payment) == at + 1
     assert shop.effects == ["look 1"]
     assert shop.sent()[3:] == ["tool: card declined", "tool: 1"]
 
 
-async def test_a_failed_result_may_become_a_good_one(shop: Shop) -> None:
+async def test_fork_can_replace_a_failed_result_by_a_success(shop: Shop) -> None:
     parent = await shop.agent(call("pay", "x", amount="much"), "I cannot.").run("Buy it")
     at = await seq_of(shop.log, parent.task_id, "tool-complete")
 
@@ -50,11 +51,11 @@ async def test_a_failed_result_may_become_a_good_one(shop: Shop) -> None:
     await run
 
     assert shop.sent()[-1] == "tool: null"
-    (paid,) = [event for event in await shop.log.read(run.task_id) if isinstance(event, ToolCompleteEvent)]
-    assert (paid.success, paid.error, paid.result) == (True, None, None)
+    (payment,) = [event for event in await shop.log.read(run.task_id) if isinstance(event, ToolCompleteEvent)]
+    assert (payment.success, payment.error, payment.result) == (True, None, None)
 
 
-async def test_a_call_that_is_not_there_is_refused_with_those_that_are(shop: Shop) -> None:
+async def test_fork_rejects_unknown_call_id_and_lists_the_known_calls(shop: Shop) -> None:
     parent = await shop.bought()
     at = await seq_of(shop.log, parent, "content-complete")
 
@@ -65,7 +66,7 @@ async def test_a_call_that_is_not_there_is_refused_with_those_that_are(shop: Sho
     assert len(await shop.log.list_runs()) == 1
 
 
-async def test_of_calls_with_one_id_each_is_named_by_its_slot(shop: Shop) -> None:
+async def test_fork_identifies_calls_with_the_same_id_by_slot(shop: Shop) -> None:
     parent = await shop.agent(call("look", "0", n=1), call("look", "0", n=2), "Seen.").run("Look")
     at = await seq_of(shop.log, parent.task_id, "checkpoint", 1)
 

@@ -1,4 +1,4 @@
-"""Messages that did not end normally: their calls are not executed, and are no answer.  # P1"""
+"""Incomplete messages: their calls are neither executed nor accepted as an answer.  # P1"""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from support.runs import collect, first_events
 from support.vendors.vendor_answers import APIS, FILTER, LENGTH, NORMAL, Said, model, reply
 
 
-class Wiper:
-    """A tool that must not run by accident, and what it was called with."""
+class WipeTool:
+    """Tool that must not run by accident, with the arguments of its calls."""
 
     def __init__(self, **options: Any) -> None:
         self.wiped: list[str] = []
@@ -48,7 +48,7 @@ class Wiper:
         self.tool = wipe
 
 
-def fail(error: Exception) -> None:
+def raise_error(error: Exception) -> None:
     raise error
 
 
@@ -56,8 +56,8 @@ def results(events: list[Event]) -> list[ToolCompleteEvent]:
     return [event for event in events if isinstance(event, ToolCompleteEvent)]
 
 
-async def over_http(api: str, stream: bool, *answers: Said, **options: Any) -> tuple[Any, list[Event], list[Any]]:
-    """Run an agent against a server; returns its outcome, its events and the bodies of the requests."""
+async def run_over_http(api: str, stream: bool, *answers: Said, **options: Any) -> tuple[Any, list[Event], list[Any]]:
+    """Run an agent against a server and return its outcome, its events and the request bodies."""
     async with serving() as server:
         server.answer(*(reply(api, said, stream=stream) for said in answers))
         provider = model(api, server, stream=stream)
@@ -76,9 +76,9 @@ async def over_http(api: str, stream: bool, *answers: Said, **options: Any) -> t
 @pytest.mark.parametrize("arguments", ["", "{}", '{"pattern": "*.tmp"}', '{"pattern": "*.t'])
 @pytest.mark.parametrize(("api", "stream"), APIS)
 async def test_call_of_a_truncated_message_is_not_executed(api: str, stream: bool, arguments: str) -> None:  # P1
-    wiper = Wiper()
+    wiper = WipeTool()
     truncated = Said(calls=[("wipe", arguments)], finish=LENGTH[api])
-    result, events, requests = await over_http(
+    result, events, requests = await run_over_http(
         api, stream, truncated, Said("Stopped.", finish=NORMAL[api]), tools=[wiper.tool]
     )
 
@@ -92,21 +92,21 @@ async def test_call_of_a_truncated_message_is_not_executed(api: str, stream: boo
     assert "wipe was not executed" in refused.content
     assert "max_tokens=300" in requests[1]
     assert "valid JSON" not in requests[1]
-    from_iterable(events).pipe(op.grammar()).subscribe(on_error=fail)
+    from_iterable(events).pipe(op.grammar()).subscribe(on_error=raise_error)
 
 
 @pytest.mark.parametrize(("api", "stream"), APIS)
 async def test_filtered_message_ends_the_run_and_closes_its_calls(api: str, stream: bool) -> None:  # P1
-    wiper = Wiper()
+    wiper = WipeTool()
     filtered = Said("Well,", calls=[("wipe", '{"pattern": "a"}')], finish=FILTER[api])
-    result, events, requests = await over_http(api, stream, filtered, tools=[wiper.tool])
+    result, events, requests = await run_over_http(api, stream, filtered, tools=[wiper.tool])
 
     assert (result.state, result.finish_reason, result.content) == ("completed", "content_filter", "Well,")
     assert wiper.wiped == []
     assert len(requests) == 1
     assert [event.success for event in results(events)] == [False]
     assert [message.role for message in result.messages] == ["user", "assistant", "tool"]
-    from_iterable(events).pipe(op.grammar()).subscribe(on_error=fail)
+    from_iterable(events).pipe(op.grammar()).subscribe(on_error=raise_error)
 
 
 @pytest.mark.parametrize(
@@ -115,9 +115,9 @@ async def test_filtered_message_ends_the_run_and_closes_its_calls(api: str, stre
 )
 @pytest.mark.parametrize("stream", [True, False])
 async def test_call_of_a_message_with_another_finish_reason_is_not_executed(raw: str, stream: bool) -> None:  # P1, P9
-    wiper = Wiper()
+    wiper = WipeTool()
     arguments = "" if raw == "" else '{"pattern": "a"}'
-    result, events, requests = await over_http(
+    result, events, requests = await run_over_http(
         "chat", stream, Said(calls=[("wipe", arguments)], finish=raw), Said("No.", finish="stop"), tools=[wiper.tool]
     )
 
@@ -127,23 +127,25 @@ async def test_call_of_a_message_with_another_finish_reason_is_not_executed(raw:
     assert "was not executed" in requests[1]
 
 
-@pytest.mark.parametrize(("api", "stream"), [each for each in APIS if each[0] in ("chat", "messages")])
-@pytest.mark.parametrize(("arguments", "runs"), [('{"pattern": "a"}', True), ("{}", True), ("", False), ('{"p', False)])
+@pytest.mark.parametrize(("api", "stream"), [case for case in APIS if case[0] in ("chat", "messages")])
+@pytest.mark.parametrize(
+    ("arguments", "is_executed"), [('{"pattern": "a"}', True), ("{}", True), ("", False), ('{"p', False)]
+)
 async def test_call_without_finish_reason_is_executed_only_if_its_arguments_are_complete(
-    api: str, stream: bool, arguments: str, runs: bool
+    api: str, stream: bool, arguments: str, is_executed: bool
 ) -> None:  # P1: Snowflake never sends a finish reason, but ends its answers
     if api == "messages" and not stream:
         # The arguments are an object: an incomplete one cannot be sent.
-        arguments, runs = '{"pattern": "a"}', True
-    wiper = Wiper()
-    result, events, _ = await over_http(
+        arguments, is_executed = '{"pattern": "a"}', True
+    wiper = WipeTool()
+    result, events, _ = await run_over_http(
         api, stream, Said(calls=[("wipe", arguments)]), Said("Done.", finish=NORMAL[api]), tools=[wiper.tool]
     )
 
     assert result.output == "Done."
-    assert bool(wiper.wiped) is runs
-    assert results(events)[0].success is runs
-    assert runs or "did not report that it was complete" in results(events)[0].content
+    assert bool(wiper.wiped) is is_executed
+    assert results(events)[0].success is is_executed
+    assert is_executed or "did not report that it was complete" in results(events)[0].content
 
 
 @pytest.mark.parametrize(("api", "stream"), APIS)
@@ -151,9 +153,9 @@ async def test_call_without_finish_reason_is_executed_only_if_its_arguments_are_
 async def test_call_without_arguments_is_executed_when_the_message_is_complete(
     api: str, stream: bool, arguments: str
 ) -> None:  # P1
-    wiper = Wiper()
+    wiper = WipeTool()
     finish = {"chat": "tool_calls", "messages": "tool_use", "gemini": "STOP", "responses": "completed"}[api]
-    result, _, _ = await over_http(
+    result, _, _ = await run_over_http(
         api,
         stream,
         Said(calls=[("wipe", arguments)], finish=finish),
@@ -171,18 +173,18 @@ class Report(BaseModel):
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_truncated_call_of_the_output_tool_is_no_answer(stream: bool) -> None:  # P1
+async def test_truncated_call_of_the_output_tool_is_not_an_answer(stream: bool) -> None:  # P1
     answers = [
         Said(calls=[("final_answer", "")], finish="length"),
         Said(calls=[("final_answer", '{"title": "a"}')], finish="stop"),
     ]
-    result, _, requests = await over_http("chat", stream, *answers, output_type=Report, output_mode="tool")
+    result, _, requests = await run_over_http("chat", stream, *answers, output_type=Report, output_mode="tool")
 
     assert result.output == Report(title="a")
     assert "max_tokens=300" in requests[1]
 
 
-async def test_output_tool_that_is_always_truncated_fails_with_a_code_of_its_own() -> None:  # P1, P2
+async def test_run_fails_with_code_truncated_when_every_output_call_is_truncated() -> None:  # P1, P2
     answer = turn(calls=[call("final_answer")], finish_reason="length")
     model = ScriptedModel(*[answer] * 5)
     with pytest.raises(RunError, match="truncated") as caught:
@@ -194,8 +196,8 @@ async def test_output_tool_that_is_always_truncated_fails_with_a_code_of_its_own
 
 
 @pytest.mark.parametrize("finish", ["length", "weird"])
-async def test_call_of_an_incomplete_message_is_not_put_up_for_approval(finish: str) -> None:  # P1
-    wiper = Wiper(approve=True)
+async def test_call_of_an_incomplete_message_does_not_request_approval(finish: str) -> None:  # P1
+    wiper = WipeTool(approve=True)
     model = ScriptedModel(turn(calls=[call("wipe")], finish_reason=finish), "No.")
     run = Agent(model, tools=[wiper.tool]).run("?")
     events = await collect(run)
@@ -215,30 +217,30 @@ async def test_call_of_an_incomplete_message_is_not_passed_to_a_client() -> None
 
 
 async def test_guards_do_not_see_calls_of_an_incomplete_message() -> None:  # P1
-    seen: list[str] = []
+    names: list[str] = []
 
     @op.on(ToolRequest)
     async def guard(request: ToolRequest, ctx: Any) -> AsyncIterator[Signal]:
-        seen.append(request.call.name)
+        names.append(request.call.name)
         yield request
 
-    wiper = Wiper()
+    wiper = WipeTool()
     model = ScriptedModel(turn(calls=[call("wipe")], finish_reason="length"), "No.")
     await Agent(model, tools=[wiper.tool], loop=op.standard(before_tools=[guard])).run("?")
 
-    assert seen == []
+    assert names == []
     assert wiper.wiped == []
 
 
-@pytest.mark.parametrize("kept", ["llm-call", "content-complete", "tool-complete"])
-async def test_resumed_run_does_not_execute_calls_of_an_incomplete_message(kept: str) -> None:  # P1
-    log, wiper = MemoryEventLog(), Wiper()
+@pytest.mark.parametrize("last_kind", ["llm-call", "content-complete", "tool-complete"])
+async def test_resumed_run_does_not_execute_calls_of_an_incomplete_message(last_kind: str) -> None:  # P1
+    log, wiper = MemoryEventLog(), WipeTool()
     truncated = turn(calls=[call("wipe")], finish_reason="length")
     run = Agent(ScriptedModel(truncated, "No."), tools=[wiper.tool], log=log).run("?")
     events = [event for event in await collect(run) if event.durable]
-    half = await first_events(log, run.task_id, [event.kind for event in events].index(kept) + 1)
-    answers = [truncated, "No."] if kept == "llm-call" else ["No."]
-    resumed = Agent(ScriptedModel(*answers), tools=[wiper.tool], log=half).resume(run.task_id)
+    truncated_log = await first_events(log, run.task_id, [event.kind for event in events].index(last_kind) + 1)
+    answers = [truncated, "No."] if last_kind == "llm-call" else ["No."]
+    resumed = Agent(ScriptedModel(*answers), tools=[wiper.tool], log=truncated_log).resume(run.task_id)
     result = await resumed
 
     assert result.output == "No."
@@ -247,7 +249,7 @@ async def test_resumed_run_does_not_execute_calls_of_an_incomplete_message(kept:
 
 
 async def test_fork_does_not_execute_calls_of_an_incomplete_message() -> None:  # P1
-    log, wiper = MemoryEventLog(), Wiper()
+    log, wiper = MemoryEventLog(), WipeTool()
     agent = Agent(
         ScriptedModel(turn(calls=[call("wipe")], finish_reason="length"), "No.", "No."), tools=[wiper.tool], log=log
     )
@@ -260,21 +262,21 @@ async def test_fork_does_not_execute_calls_of_an_incomplete_message() -> None:  
     assert wiper.wiped == []
 
 
-async def test_call_on_a_branch_of_a_strategy_is_not_executed_when_its_message_is_truncated() -> None:  # P1
+async def test_truncated_call_on_a_branch_of_a_strategy_is_not_executed() -> None:  # P1
     @strategy
-    async def twice(run: StrategyRun) -> str:
+    async def ask_with_tools(run: StrategyRun) -> str:
         return (await run.ask("Think.", tools=True, branch="twice/1")).text
 
-    wiper = Wiper()
+    wiper = WipeTool()
     model = ScriptedModel(turn(calls=[call("wipe")], finish_reason="length"), "No.")
-    result = await Agent(model, tools=[wiper.tool], strategy=twice).run("?")
+    result = await Agent(model, tools=[wiper.tool], strategy=ask_with_tools).run("?")
 
     assert result.output == "No."
     assert wiper.wiped == []
 
 
 async def test_nested_agent_does_not_execute_calls_of_a_truncated_message() -> None:  # P1
-    wiper = Wiper()
+    wiper = WipeTool()
     inner = Agent(
         ScriptedModel(turn(calls=[call("wipe")], finish_reason="length"), "Not done."), name="inner", tools=[wiper.tool]
     )
@@ -286,7 +288,7 @@ async def test_nested_agent_does_not_execute_calls_of_a_truncated_message() -> N
 
 
 @pytest.mark.parametrize("content", ["", "Some text"])
-async def test_unknown_finish_reason_is_no_clean_success(content: str) -> None:  # P9
+async def test_unknown_finish_reason_is_reported(content: str) -> None:  # P9
     run = Agent(ScriptedModel(turn(content, finish_reason="weird", raw_finish_reason="weird"))).run("?")
     if content:
         assert (await run).finish_reason == "weird"
@@ -306,10 +308,10 @@ async def test_unknown_finish_reason_is_no_clean_success(content: str) -> None: 
     ],
 )
 @pytest.mark.parametrize("stream", [True, False])
-async def test_model_reads_the_limit_that_the_request_had(
+async def test_model_is_told_the_token_limit_of_its_request(
     api: str, settings: ModelSettings, stream: bool
 ) -> None:  # P1
-    wiper = Wiper()
+    wiper = WipeTool()
     answers = Said(calls=[("wipe", "{}")], finish=LENGTH[api]), Said("No.", finish=NORMAL[api])
     async with serving() as server:
         server.answer(*(reply(api, said, stream=stream) for said in answers))
@@ -324,8 +326,10 @@ async def test_model_reads_the_limit_that_the_request_had(
     assert f"of {limit} tokens (max_tokens={limit})" in result.messages[2].text
 
 
-async def test_no_limit_is_named_when_the_request_had_none() -> None:  # P1
-    result, _, _ = await over_http("chat", True, Said("half", finish="length"), settings=ModelSettings(temperature=0))
+async def test_truncated_answer_without_token_limit_completes() -> None:  # P1
+    result, _, _ = await run_over_http(
+        "chat", True, Said("half", finish="length"), settings=ModelSettings(temperature=0)
+    )
     assert result.finish_reason == "length"
 
 
@@ -340,23 +344,25 @@ async def test_no_limit_is_named_when_the_request_had_none() -> None:  # P1
     ],
 )
 async def test_combined_models_keep_the_end_of_a_message(make: Any) -> None:  # P1
-    wiper = Wiper()
+    wiper = WipeTool()
     inner = ScriptedModel(turn(calls=[call("wipe")], finish_reason="length", raw_finish_reason="max_tokens"), "No.")
     result = await Agent(make(inner), tools=[wiper.tool], settings=ModelSettings(max_tokens=7)).run("?")
 
-    assert (result.output, wiper.wiped) == ("No.", [])
+    assert result.output == "No."
+    assert wiper.wiped == []
     assert "max_tokens=7" in result.messages[2].text
 
 
 async def test_recorded_model_keeps_the_end_of_a_message() -> None:  # P1
-    wiper = Wiper()
+    wiper = WipeTool()
     truncated = turn(calls=[call("wipe")], finish_reason="length", raw_finish_reason="max_tokens")
     run = Agent(ScriptedModel(truncated, "No."), tools=[wiper.tool], settings=ModelSettings(max_tokens=7)).run("?")
     events = await collect(run)
     first = await run
     again = await Agent(ScriptedModel.from_events(events), tools=[wiper.tool]).run("?")
 
-    assert (again.output, wiper.wiped) == ("No.", [])
+    assert again.output == "No."
+    assert wiper.wiped == []
     assert again.messages[2].text == first.messages[2].text
     assert "max_tokens=7" in first.messages[2].text
 
@@ -366,7 +372,7 @@ async def test_recorded_model_keeps_the_end_of_a_message() -> None:  # P1
 async def test_incomplete_function_call_item_is_not_executed_when_the_response_is_completed(
     item_status: str, stream: bool
 ) -> None:  # P1
-    wiper = Wiper()
+    wiper = WipeTool()
     item = {
         "type": "function_call",
         "id": "f0",
@@ -391,14 +397,15 @@ async def test_incomplete_function_call_item_is_not_executed_when_the_response_i
         await provider.aclose()
         await server.all_closed.wait()
 
-    assert (result.output, wiper.wiped) == ("No.", [])
+    assert result.output == "No."
+    assert wiper.wiped == []
 
 
 @pytest.mark.parametrize(("api", "stream"), APIS)
 async def test_no_call_of_a_truncated_message_is_executed(api: str, stream: bool) -> None:  # P1
-    wiper = Wiper(read_only=True)
+    wiper = WipeTool(read_only=True)
     calls = [("wipe", '{"pattern": "a"}'), ("wipe", '{"pat')]
-    result, events, _ = await over_http(
+    result, events, _ = await run_over_http(
         api,
         stream,
         Said("First,", calls=calls, finish=LENGTH[api]),
@@ -406,13 +413,14 @@ async def test_no_call_of_a_truncated_message_is_executed(api: str, stream: bool
         tools=[wiper.tool],
     )
 
-    assert (result.output, wiper.wiped) == ("No.", [])
+    assert result.output == "No."
+    assert wiper.wiped == []
     assert [event.success for event in results(events)] == [False, False]
 
 
 @pytest.mark.parametrize("order", ["null after", "usage after", "calls after", "empty after"])
 async def test_finish_reason_counts_when_chunks_follow_it(order: str) -> None:  # P1
-    wiper = Wiper()
+    wiper = WipeTool()
     calls = delta(tool_calls=[{"index": 0, "id": "c", "function": {"name": "wipe", "arguments": "{}"}}])
     usage = {"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 300}}
     chunks = {
@@ -428,4 +436,5 @@ async def test_finish_reason_counts_when_chunks_follow_it(order: str) -> None:  
         await provider.aclose()
         await server.all_closed.wait()
 
-    assert (result.output, wiper.wiped) == ("No.", [])
+    assert result.output == "No."
+    assert wiper.wiped == []

@@ -1,4 +1,4 @@
-"""Questions: asked by tools and guards, answered at once or at a resume."""
+"""Questions of tools and guards, answered by a callback or by a resume."""
 
 import asyncio
 import threading
@@ -28,13 +28,14 @@ from support.payments import Payments
 from support.runs import collect, letters, outcome, shape, well_formed
 
 
-async def test_without_anybody_to_ask_the_attempt_ends_as_input_required(bank: Payments) -> None:  # L95
+async def test_attempt_ends_as_input_required_without_on_input(bank: Payments) -> None:  # L95
     run = bank.agent(call("pay", amount=5)).run("Pay")
     events = await collect(run)
     result = await run
 
     assert letters(events) == "twlcsikF"
-    assert (result.state, result.reason) == ("input-required", "input")
+    assert result.state == "input-required"
+    assert result.reason == "input"
     (question,) = result.pending
     assert (question.input_id, question.prompt, question.input_kind) == ("1.0.1", "Pay 5?", "confirmation")
     assert question.call is not None
@@ -48,7 +49,7 @@ async def test_without_anybody_to_ask_the_attempt_ends_as_input_required(bank: P
 
 
 @pytest.mark.parametrize("value", [True, False])
-async def test_with_its_answer_the_tool_is_called_again_and_the_run_goes_on(bank: Payments, value: bool) -> None:  # L96
+async def test_resume_with_the_answer_calls_the_tool_again_and_completes(bank: Payments, value: bool) -> None:  # L96
     paused = await bank.agent(call("pay", amount=5)).run("Pay")
     agent = bank.agent("done")
     run = agent.resume(paused.task_id, inputs={"1.0.1": value})
@@ -64,13 +65,13 @@ async def test_with_its_answer_the_tool_is_called_again_and_the_run_goes_on(bank
 
 
 @pytest.mark.parametrize("value", [0, 0.0, "", [], None, {}])
-async def test_a_value_that_is_empty_is_an_answer(value: Any) -> None:  # L96
-    got: list[Any] = []
+async def test_falsy_value_is_a_valid_answer(value: Any) -> None:  # L96
+    received: list[Any] = []
 
     @tool
     async def asks(ctx: RunContext[Any]) -> str:
         """Asks."""
-        got.append(await ctx.ask("What?", type(value) if value is not None else None))  # type: ignore[arg-type]
+        received.append(await ctx.ask("What?", type(value) if value is not None else None))  # type: ignore[arg-type]
         return "ok"
 
     log = MemoryEventLog()
@@ -78,10 +79,10 @@ async def test_a_value_that_is_empty_is_an_answer(value: Any) -> None:  # L96
     agent = Agent(ScriptedModel("done"), tools=[asks], log=log)
 
     assert (await agent.resume(paused.task_id, inputs={"1.0.1": value})).output == "done"
-    assert got == [value]
+    assert received == [value]
 
 
-async def test_what_else_was_in_the_batch_is_not_run_again(bank: Payments) -> None:  # L97
+async def test_other_calls_of_the_batch_are_not_repeated_on_resume(bank: Payments) -> None:  # L97
     paused = await bank.agent([call("pay", amount=5), call("step", n=7), call("step", n=8)]).run("Pay")
     assert bank.paid == [7, 8]
 
@@ -91,14 +92,14 @@ async def test_what_else_was_in_the_batch_is_not_run_again(bank: Payments) -> No
     assert shape(result.messages)[2:5] == ["tool: True", "tool: 7", "tool: 8"]
 
 
-async def test_with_one_of_two_answers_the_run_waits_for_the_other(bank: Payments) -> None:  # L98
+async def test_run_waits_for_the_second_answer_after_the_first(bank: Payments) -> None:  # L98
     paused = await bank.agent([call("pay", amount=1), call("pay", amount=2)]).run("Pay")
     assert [question.input_id for question in paused.pending] == ["1.0.1", "1.1.1"]
 
     agent = bank.agent("done")
-    waiting = await agent.resume(paused.task_id, inputs={"1.1.1": False})
-    assert waiting.state == "input-required"
-    assert [question.input_id for question in waiting.pending] == ["1.0.1"]
+    partial = await agent.resume(paused.task_id, inputs={"1.1.1": False})
+    assert partial.state == "input-required"
+    assert [question.input_id for question in partial.pending] == ["1.0.1"]
     assert bank.paid == [(2, False)]
     assert agent.model.requests == []  # type: ignore[attr-defined]
 
@@ -109,7 +110,7 @@ async def test_with_one_of_two_answers_the_run_waits_for_the_other(bank: Payment
     assert result.output == "done"
 
 
-async def test_a_tool_that_asks_again_gets_a_fresh_id_each_time() -> None:  # L99
+async def test_each_question_of_a_call_has_its_own_id() -> None:  # L99
     @tool
     async def asks(ctx: RunContext[Any]) -> str:
         """Asks three times."""
@@ -117,19 +118,18 @@ async def test_a_tool_that_asks_again_gets_a_fresh_id_each_time() -> None:  # L9
 
     log = MemoryEventLog()
     result = await Agent(ScriptedModel(call("asks")), tools=[asks], log=log).run("Go")
-    seen: list[str] = []
+    input_ids: list[str] = []
     for answer in "abc":
-        seen.append(result.pending[0].input_id)
+        input_ids.append(result.pending[0].input_id)
         agent = Agent(ScriptedModel("done"), tools=[asks], log=log)
-        result = await agent.resume(result.task_id, inputs={seen[-1]: answer})
-
-    assert seen == ["1.0.1", "1.0.2", "1.0.3"]
+        result = await agent.resume(result.task_id, inputs={input_ids[-1]: answer})
+    assert input_ids == ["1.0.1", "1.0.2", "1.0.3"]
     assert shape(result.messages)[2] == "tool: abc"
-    asked = [event for event in await log.read(result.task_id) if isinstance(event, InputRequiredEvent)]
-    assert [event.input_id for event in asked] == seen
+    questions = [event for event in await log.read(result.task_id) if isinstance(event, InputRequiredEvent)]
+    assert [event.input_id for event in questions] == input_ids
 
 
-async def test_a_new_message_while_it_waits_answers_the_calls_and_starts_a_turn(bank: Payments) -> None:  # L100
+async def test_new_message_closes_pending_calls_and_starts_a_turn(bank: Payments) -> None:  # L100
     await bank.agent([call("pay", amount=5), call("step", n=7)]).run("Pay", context_id="c")
 
     model_agent = bank.agent("Never mind then.")
@@ -148,44 +148,45 @@ async def test_a_new_message_while_it_waits_answers_the_calls_and_starts_a_turn(
 
 
 @pytest.mark.parametrize("options", [{"inputs": {"1.0.1": True}}, {"on_input": lambda question: True}])
-async def test_an_answer_that_comes_when_a_later_run_let_the_question_go_is_refused(
+async def test_answer_is_rejected_after_a_later_run_dropped_the_question(
     bank: Payments, options: dict[str, Any]
 ) -> None:
     paused = await bank.agent([call("pay", amount=5)]).run("Pay", context_id="c")
-    asked = (await bank.log.get_record(paused.task_id)).seq
-    later = await bank.agent("Never mind then.").run("Forget it.", context_id="c")
+    question_seq = (await bank.log.get_record(paused.task_id)).seq
+    answer_later = await bank.agent("Never mind then.").run("Forget it.", context_id="c")
     before = await bank.log.read(paused.task_id)
 
-    with pytest.raises(InvalidInput, match=rf"{paused.task_id} does not wait .*{later.task_id}.* new run.*fork"):
+    with pytest.raises(InvalidInput, match=rf"{paused.task_id} does not wait .*{answer_later.task_id}.* new run.*fork"):
         await bank.agent("Paid.").resume(paused.task_id, **options)
     assert bank.paid == []
     assert await bank.log.read(paused.task_id) == before
 
-    forked = await bank.agent("Paid.").fork(paused.task_id, asked, on_input=lambda question: True)
-    assert (forked.output, bank.paid) == ("Paid.", [(5, True)])
+    forked = await bank.agent("Paid.").fork(paused.task_id, question_seq, on_input=lambda question: True)
+    assert forked.output == "Paid."
+    assert bank.paid == [(5, True)]
 
 
-async def test_a_plain_function_is_asked_one_question_after_the_other_in_order(bank: Payments) -> None:
-    held = threading.Lock()
+async def test_synchronous_on_input_is_called_sequentially_in_order(bank: Payments) -> None:
+    lock = threading.Lock()
     asked: list[tuple[str, bool]] = []
 
-    def at_the_terminal(question: PendingInput) -> bool:
-        alone = held.acquire(blocking=False)
-        # The event loop has its turns meanwhile, in which another question could come.
+    def answer_in_thread(question: PendingInput) -> bool:
+        is_exclusive = lock.acquire(blocking=False)
+        # The event loop runs meanwhile, so that another question could arrive.
         for _ in range(20):
             asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result(5)
-        asked.append((question.prompt, alone))
-        if alone:
-            held.release()
+        asked.append((question.prompt, is_exclusive))
+        if is_exclusive:
+            lock.release()
         return True
 
     loop = asyncio.get_running_loop()
     calls = [call("pay", amount=amount) for amount in range(4)]
-    await bank.agent(calls, "done").run("Pay", on_input=at_the_terminal)
+    await bank.agent(calls, "done").run("Pay", on_input=answer_in_thread)
     assert asked == [(f"Pay {amount}?", True) for amount in range(4)]
 
 
-async def test_without_inputs_a_run_that_waits_is_refused_and_goes_on_waiting(bank: Payments) -> None:  # L101
+async def test_resume_of_waiting_run_without_inputs_is_rejected(bank: Payments) -> None:  # L101
     paused = await bank.agent(call("pay", amount=5)).run("Pay")
     before = await bank.log.read(paused.task_id)
     agent = bank.agent("done")
@@ -199,7 +200,7 @@ async def test_without_inputs_a_run_that_waits_is_refused_and_goes_on_waiting(ba
 
 
 @pytest.mark.parametrize("inputs", [{"9.9.9": True}, {"1.0.1": True, "9.9.9": True}])
-async def test_an_unknown_id_is_refused_by_name(bank: Payments, inputs: dict[str, Any]) -> None:  # L102
+async def test_resume_rejects_unknown_input_id_by_name(bank: Payments, inputs: dict[str, Any]) -> None:  # L102
     paused = await bank.agent(call("pay", amount=5)).run("Pay")
     agent = bank.agent("done")
 
@@ -211,7 +212,7 @@ async def test_an_unknown_id_is_refused_by_name(bank: Payments, inputs: dict[str
 
 
 @pytest.mark.parametrize("value", ["yes", 1, None, {}])
-async def test_an_answer_that_does_not_fit_is_refused_before_anything_happens(bank: Payments, value: Any) -> None:
+async def test_resume_rejects_invalid_answer_without_writing_events(bank: Payments, value: Any) -> None:
     paused = await bank.agent(call("pay", amount=5)).run("Pay")
     before = await bank.log.read(paused.task_id)
 
@@ -221,7 +222,7 @@ async def test_an_answer_that_does_not_fit_is_refused_before_anything_happens(ba
     assert await bank.log.read(paused.task_id) == before
 
 
-async def test_inputs_for_a_run_that_waits_for_nothing_are_refused(bank: Payments) -> None:  # L102
+async def test_resume_rejects_inputs_for_a_run_without_questions(bank: Payments) -> None:  # L102
     cancelled = bank.agent(call("step")).run("Go")
     cancelled.cancel()
     await outcome(cancelled)
@@ -230,7 +231,7 @@ async def test_inputs_for_a_run_that_waits_for_nothing_are_refused(bank: Payment
         await bank.agent("done").resume(cancelled.task_id, inputs={"1.0.1": True})
 
 
-async def test_a_choice_is_one_of_its_options() -> None:  # L104
+async def test_answer_must_be_one_of_the_options() -> None:  # L104
     @tool
     async def asks(ctx: RunContext[Any]) -> str:
         """Asks."""
@@ -246,25 +247,25 @@ async def test_a_choice_is_one_of_its_options() -> None:  # L104
     assert (await agent.resume(paused.task_id, inputs={"1.0.1": "blue"})).output == "done"
 
 
-@pytest.mark.parametrize("answers_later", [False, True])
-def test_with_somebody_to_ask_the_answer_comes_while_the_run_waits(answers_later: bool) -> None:
+@pytest.mark.parametrize("is_async", [False, True])
+def test_on_input_answers_a_question_within_the_same_attempt(is_async: bool) -> None:
     asked: list[PendingInput] = []
 
-    def at_once(question: PendingInput) -> bool:
+    def answer(question: PendingInput) -> bool:
         asked.append(question)
         return True
 
-    async def later(question: PendingInput) -> bool:
+    async def answer_later(question: PendingInput) -> bool:
         asked.append(question)
         await asyncio.sleep(60)
         return True
 
     bank = Payments()
     with virtual_time() as time:
-        run = bank.agent(call("pay", amount=5), "done").run("Pay", on_input=later if answers_later else at_once)
+        run = bank.agent(call("pay", amount=5), "done").run("Pay", on_input=answer_later if is_async else answer)
         events = time.run(collect(run))
         result = time.run(run)
-        assert time.now == (60 if answers_later else 0)
+        assert time.now == (60 if is_async else 0)
 
     assert letters(events) == "twlcsirxklckF"
     assert result.output == "done"
@@ -273,7 +274,7 @@ def test_with_somebody_to_ask_the_answer_comes_while_the_run_waits(answers_later
 
 
 @pytest.mark.parametrize("on_input", [lambda question: "perhaps", lambda question: 1 / 0])
-async def test_an_answer_at_once_that_does_not_fit_is_a_failure_of_the_call(bank: Payments, on_input: Any) -> None:
+async def test_call_fails_when_on_input_raises_or_returns_an_invalid_answer(bank: Payments, on_input: Any) -> None:
     events = await collect(bank.agent(call("pay", amount=5), "done").run("Pay", on_input=on_input))
 
     (answer,) = [event for event in events if isinstance(event, ToolCompleteEvent)]
@@ -285,22 +286,22 @@ async def test_an_answer_at_once_that_does_not_fit_is_a_failure_of_the_call(bank
 def test_call_fails_when_its_own_time_limit_ends_a_question() -> None:
     @tool(timeout=10)
     async def asks(ctx: RunContext[Any]) -> str:
-        """Asks, and waits for a second: the time limit of the call itself stops at a question."""
+        """Asks, and waits for a second, because the time limit of the call excludes the time of a question."""
         async with asyncio.timeout(1):
             return str(await ctx.ask("Sure?"))
 
-    async def never(question: PendingInput) -> bool:
+    async def never_answer(question: PendingInput) -> bool:
         await asyncio.sleep(3600)
         return True
 
     with virtual_time() as time:
-        result = time.run(Agent(ScriptedModel(call("asks"), "done"), tools=[asks]).run("Go", on_input=never))
+        result = time.run(Agent(ScriptedModel(call("asks"), "done"), tools=[asks]).run("Go", on_input=never_answer))
 
     assert result.output == "done"
     assert "TimeoutError" in result.messages[2].text
 
 
-async def test_a_run_that_waits_can_be_resumed_by_somebody_to_ask(bank: Payments) -> None:
+async def test_waiting_run_can_be_resumed_with_on_input(bank: Payments) -> None:
     paused = await bank.agent(call("pay", amount=5)).run("Pay")
 
     result = await bank.agent("done").resume(paused.task_id, on_input=lambda question: True)
@@ -309,7 +310,7 @@ async def test_a_run_that_waits_can_be_resumed_by_somebody_to_ask(bank: Payments
     assert bank.paid == [(5, True)]
 
 
-async def test_a_pause_passes_through_a_tools_own_except() -> None:
+async def test_pause_is_not_caught_by_except_exception_in_a_tool() -> None:
     @tool
     async def careful(ctx: RunContext[Any]) -> str:
         """Catches what it can."""
@@ -323,7 +324,7 @@ async def test_a_pause_passes_through_a_tools_own_except() -> None:
     assert result.state == "input-required"
 
 
-class Deletions:
+class DeleteTool:
     def __init__(self) -> None:
         self.deleted: list[str] = []
 
@@ -340,9 +341,9 @@ class Deletions:
         return Agent(ScriptedModel(*turns), tools=[self.tool], log=self.log)
 
 
-@pytest.mark.parametrize("agreed", [True, False])
-async def test_a_tool_that_needs_approval_is_called_once_it_is_given(agreed: bool) -> None:
-    disk = Deletions()
+@pytest.mark.parametrize("approved", [True, False])
+async def test_tool_with_approval_is_called_only_after_consent(approved: bool) -> None:
+    disk = DeleteTool()
     run = disk.agent(call("delete", path="/tmp/a")).run("Go")
     events = await collect(run)
     paused = await run
@@ -350,16 +351,16 @@ async def test_a_tool_that_needs_approval_is_called_once_it_is_given(agreed: boo
     assert "delete" in paused.pending[0].prompt
     assert "/tmp/a" in paused.pending[0].prompt
 
-    run = disk.agent("done").resume(paused.task_id, inputs={"1.0.1": agreed})
+    run = disk.agent("done").resume(paused.task_id, inputs={"1.0.1": approved})
     events = await collect(run)
 
-    assert disk.deleted == (["/tmp/a"] if agreed else [])
-    assert letters(events) == ("wrsxklckF" if agreed else "wrxklckF")
+    assert disk.deleted == (["/tmp/a"] if approved else [])
+    assert letters(events) == ("wrsxklckF" if approved else "wrxklckF")
     answer = next(event for event in events if isinstance(event, ToolCompleteEvent))
-    assert answer.success is agreed
+    assert answer.success is approved
 
 
-async def test_a_guard_may_ask_and_so_may_the_tool_behind_it(bank: Payments) -> None:
+async def test_guard_and_tool_can_both_ask_questions(bank: Payments) -> None:
     @op.on(ToolRequest)
     async def guard(request: ToolRequest, ctx: RunContext[Any]) -> AsyncIterator[Signal]:
         if await ctx.ask("May it?"):
@@ -371,10 +372,10 @@ async def test_a_guard_may_ask_and_so_may_the_tool_behind_it(bank: Payments) -> 
         return bank.agent(*turns, loop=op.standard(before_tools=[guard]))
 
     paused = await agent(call("pay", amount=5)).run("Pay")
-    assert [(each.input_id, each.prompt) for each in paused.pending] == [("1.0.1", "May it?")]
+    assert [(question.input_id, question.prompt) for question in paused.pending] == [("1.0.1", "May it?")]
 
     paused = await agent().resume(paused.task_id, inputs={"1.0.1": True})
-    assert [(each.input_id, each.prompt) for each in paused.pending] == [("1.0.2", "Pay 5?")]
+    assert [(question.input_id, question.prompt) for question in paused.pending] == [("1.0.2", "Pay 5?")]
 
     result = await agent("done").resume(paused.task_id, inputs={"1.0.2": True})
 
@@ -382,17 +383,17 @@ async def test_a_guard_may_ask_and_so_may_the_tool_behind_it(bank: Payments) -> 
     assert bank.paid == [(5, True)]
 
 
-async def test_without_a_log_a_run_may_still_pause(bank: Payments) -> None:
+async def test_run_without_log_can_pause(bank: Payments) -> None:
     result = await bank.agent(call("pay", amount=5), log=None).run("Pay")
 
     assert result.state == "input-required"
     assert shape(result.messages) == ["user: Pay"]
 
 
-async def test_a_context_of_no_run_says_so() -> None:
+async def test_ask_raises_on_a_context_without_run() -> None:
     with pytest.raises(Exception, match="belongs to no run"):
         await RunContext[None]().ask("Sure?")
 
 
-def seen(events: list[Event], kind: type[Event]) -> int:
+def count_events(events: list[Event], kind: type[Event]) -> int:
     return sum(isinstance(event, kind) for event in events)

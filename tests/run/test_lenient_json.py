@@ -1,4 +1,4 @@
-"""Answers and arguments with one JSON value in a text that is not JSON.  # P16"""
+"""Typed answers and arguments with one JSON value inside other text.  # P16"""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from support.runs import collect
 from support.vendors.vendor_answers import APIS, NORMAL, Said, model, reply
 
 FENCE = "`" * 3
-RAW = [each for each in APIS if each[0] in ("chat", "responses") or each == ("messages", True)]
-"""Where the arguments of a call are text."""
+STRING_ARGUMENT_APIS = [case for case in APIS if case[0] in ("chat", "responses") or case == ("messages", True)]
+"""APIs in which the arguments of a call are a string."""
 
 
 class City(BaseModel):
@@ -38,7 +38,7 @@ def repairs(events: list[Event]) -> list[str]:
     ],
 )
 @pytest.mark.parametrize(("api", "stream"), APIS)
-async def test_typed_answer_in_a_text_takes_one_request_and_a_notice(api: str, stream: bool, text: str) -> None:  # P16
+async def test_typed_answer_inside_text_is_repaired_with_a_notice(api: str, stream: bool, text: str) -> None:  # P16
     async with serving() as server:
         server.answer(reply(api, Said(text, finish=NORMAL[api]), stream=stream))
         provider = model(api, server, stream=stream)
@@ -69,8 +69,8 @@ async def test_ambiguous_typed_answer_is_sent_back() -> None:  # P16
 @pytest.mark.parametrize(
     "arguments", ['{"text": "one\ntwo"}', f'{FENCE}json\n{{"text": "one\ntwo"}}\n{FENCE}', 'With {"text": "one\ntwo"}']
 )
-@pytest.mark.parametrize(("api", "stream"), RAW)
-async def test_arguments_in_a_text_are_executed_with_a_notice(api: str, stream: bool, arguments: str) -> None:  # P16
+@pytest.mark.parametrize(("api", "stream"), STRING_ARGUMENT_APIS)
+async def test_arguments_inside_text_are_repaired_with_a_notice(api: str, stream: bool, arguments: str) -> None:  # P16
     written: list[str] = []
 
     @tool
@@ -81,8 +81,8 @@ async def test_arguments_in_a_text_are_executed_with_a_notice(api: str, stream: 
 
     finish = {"chat": "tool_calls", "messages": "tool_use", "responses": "completed"}[api]
     async with serving() as server:
-        said: list[Any] = [Said(calls=[("write", arguments)], finish=finish), Said("Done.", finish=NORMAL[api])]
-        server.answer(*(reply(api, each, stream=stream) for each in said))
+        answers: list[Any] = [Said(calls=[("write", arguments)], finish=finish), Said("Done.", finish=NORMAL[api])]
+        server.answer(*(reply(api, answer, stream=stream) for answer in answers))
         provider = model(api, server, stream=stream)
         run = Agent(provider, tools=[write]).run("?")
         events = await collect(run)

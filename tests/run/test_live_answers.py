@@ -1,4 +1,4 @@
-"""Answers that come while a sibling of the call that asks is still at work."""
+"""Answers that arrive while a sibling of the asking call is still running."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support.run_checks import kinds, until
 
 
 class Shop:
-    """Two tools that ask, and one that is slow."""
+    """Two tools that ask questions, and a slow tool."""
 
     def __init__(self) -> None:
         self.done: list[str] = []
@@ -48,7 +48,7 @@ class Shop:
         return Agent(ScriptedModel(turn("", calls=calls), "Done."), tools=self.tools, log=self.log)
 
 
-def questions(events: list[Event]) -> list[str]:
+def question_ids(events: list[Event]) -> list[str]:
     return [event.input.input_id for event in events if event.kind == "input-required"]  # type: ignore[attr-defined]
 
 
@@ -60,99 +60,100 @@ ORDERS: dict[str, Calls] = {
 
 
 @pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
-async def test_an_approved_call_starts_while_its_sibling_is_at_work(order: Calls) -> None:  # P24
+async def test_approved_call_starts_while_its_sibling_runs(order: Calls) -> None:  # P24
     shop = Shop()
     agent = shop.agent(*order())
     run = agent.run("Go.")
-    seen: list[Event] = []
-    run.events.subscribe(seen.append)
-    await until(lambda: questions(seen))
-    await agent.get_run(run.task_id).answer({questions(seen)[0]: True})
+    events: list[Event] = []
+    run.events.subscribe(events.append)
+    await until(lambda: question_ids(events))
+    await agent.get_run(run.task_id).answer({question_ids(events)[0]: True})
     await until(lambda: shop.done)
     assert shop.done == ["paid 5"]
     shop.release.set()
     assert (await run).output == "Done."
     assert shop.done == ["paid 5", "slow"]
-    assert kinds(seen).count("input-received") == 1
+    assert kinds(events).count("input-received") == 1
     [received] = [event for event in await shop.log.read(run.task_id) if event.kind == "input-received"]
     assert received.metadata == {"mail_id": 1}
 
 
-async def test_a_refused_call_ends_while_its_sibling_is_at_work() -> None:  # P24
+async def test_refused_call_ends_while_its_sibling_runs() -> None:  # P24
     shop = Shop()
     agent = shop.agent(call("pay", amount=5), call("slow"))
     run = agent.run("Go.")
-    seen: list[Event] = []
-    run.events.subscribe(seen.append)
-    await until(lambda: questions(seen))
-    await agent.get_run(run.task_id).answer({questions(seen)[0]: False})
-    await until(lambda: "tool-complete" in kinds(seen))
+    events: list[Event] = []
+    run.events.subscribe(events.append)
+    await until(lambda: question_ids(events))
+    await agent.get_run(run.task_id).answer({question_ids(events)[0]: False})
+    await until(lambda: "tool-complete" in kinds(events))
     shop.release.set()
     assert (await run).output == "Done."
     assert shop.done == ["slow"]
 
 
-async def test_a_question_of_a_tool_stops_the_timeout_of_the_tool() -> None:  # P24
+async def test_question_of_a_tool_pauses_the_timeout_of_the_tool() -> None:  # P24
     shop = Shop()
     agent = shop.agent(call("choose"), call("slow"))
     run = agent.run("Go.")
-    seen: list[Event] = []
-    run.events.subscribe(seen.append)
-    await until(lambda: questions(seen))
+    events: list[Event] = []
+    run.events.subscribe(events.append)
+    await until(lambda: question_ids(events))
     await asyncio.sleep(0.3)
-    await agent.get_run(run.task_id).answer({questions(seen)[0]: "red"})
+    await agent.get_run(run.task_id).answer({question_ids(events)[0]: "red"})
     await until(lambda: shop.done)
     assert shop.done == ["red"]
     shop.release.set()
     assert (await run).output == "Done."
 
 
-async def test_a_run_pauses_when_its_other_calls_have_ended() -> None:  # P24
+async def test_run_pauses_when_its_other_calls_have_ended() -> None:  # P24
     shop = Shop()
     agent = shop.agent(call("pay", amount=5), call("slow"), call("pay", amount=6))
     run = agent.run("Go.")
-    seen: list[Event] = []
-    run.events.subscribe(seen.append)
-    await until(lambda: len(questions(seen)) == 2)
-    first, second = questions(seen)
+    events: list[Event] = []
+    run.events.subscribe(events.append)
+    await until(lambda: len(question_ids(events)) == 2)
+    first, second = question_ids(events)
     shop.release.set()
     result = await run
-    assert (result.state, [each.input_id for each in result.pending]) == ("input-required", [first, second])
+    assert result.state == "input-required"
+    assert [question.input_id for question in result.pending] == [first, second]
     assert shop.done == ["slow"]
-    again = shop.agent(call("none"))
-    again = Agent(ScriptedModel("Done."), tools=shop.tools, log=shop.log)
-    assert (await again.resume(run.task_id, inputs={first: True, second: True})).output == "Done."
+    resuming_agent = shop.agent(call("none"))
+    resuming_agent = Agent(ScriptedModel("Done."), tools=shop.tools, log=shop.log)
+    assert (await resuming_agent.resume(run.task_id, inputs={first: True, second: True})).output == "Done."
     assert sorted(shop.done) == ["paid 5", "paid 6", "slow"]
 
 
-async def test_one_of_two_questions_is_answered_and_the_other_pauses_the_run() -> None:  # P24
+async def test_unanswered_second_question_pauses_the_run() -> None:  # P24
     shop = Shop()
     agent = shop.agent(call("pay", amount=5), call("slow"), call("pay", amount=6))
     run = agent.run("Go.")
-    seen: list[Event] = []
-    run.events.subscribe(seen.append)
-    await until(lambda: len(questions(seen)) == 2)
-    first, second = questions(seen)
+    events: list[Event] = []
+    run.events.subscribe(events.append)
+    await until(lambda: len(question_ids(events)) == 2)
+    first, second = question_ids(events)
     await agent.get_run(run.task_id).answer({second: True})
     await until(lambda: shop.done)
     assert shop.done == ["paid 6"]
     shop.release.set()
     result = await run
-    assert [each.input_id for each in result.pending] == [first]
+    assert [question.input_id for question in result.pending] == [first]
 
 
-async def test_a_run_that_waits_beside_a_call_can_be_cancelled() -> None:  # P24
+async def test_run_with_pending_question_and_running_call_can_be_canceled() -> None:  # P24
     shop = Shop()
     run = shop.agent(call("pay", amount=5), call("slow")).run("Go.")
-    seen: list[Event] = []
-    run.events.subscribe(seen.append)
-    await until(lambda: questions(seen))
+    events: list[Event] = []
+    run.events.subscribe(events.append)
+    await until(lambda: question_ids(events))
     await run.aclose()
     assert shop.done == []
-    assert kinds(seen)[-1] == "status-update"
+    assert kinds(events)[-1] == "status-update"
 
 
-async def test_an_answer_by_a_runtime_starts_the_call_at_once() -> None:  # P24
+async def test_answer_through_runtime_starts_the_call_immediately() -> None:  # P24
     shop = Shop()
     async with Runtime({"a": shop.agent(call("pay", amount=5), call("slow"))}, log=shop.log, grace=0.2) as runtime:
         record = await runtime.start("a", "Go.")

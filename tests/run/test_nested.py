@@ -1,4 +1,4 @@
-"""Runs that are nested in calls of another run: one stream, one usage, one end."""
+"""Nested runs share the stream, the usage and the end of the outer run."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ async def waits() -> str:
     return "never"
 
 
-async def test_a_nested_run_is_on_the_stream_of_the_run_around_it() -> None:  # L117
+async def test_events_of_nested_run_are_in_the_stream_of_the_outer_run() -> None:  # L117
     log = MemoryEventLog()
     run = editor(researcher().as_tool("research"), log=log).run("A page on Oslo")
     events = await checked(run)
     result = await run
 
-    theirs = of(events, "researcher")
-    assert {event.parent_task_id for event in theirs} == {run.task_id}
-    assert len({event.task_id for event in theirs}) == 1
-    assert [event.kind for event in theirs if event.durable] == [
+    nested_events = of(events, "researcher")
+    assert {event.parent_task_id for event in nested_events} == {run.task_id}
+    assert len({event.task_id for event in nested_events}) == 1
+    assert [event.kind for event in nested_events if event.durable] == [
         *("task", "status-update", "llm-call", "content-complete", "tool-start", "tool-complete", "checkpoint"),
         *("llm-call", "usage", "content-complete", "checkpoint", "status-update"),
     ]
-    begin, end = [event for event in events if isinstance(event, SubtaskEvent)]
-    assert (begin.subtask_id, begin.agent_name, begin.state) == (theirs[0].task_id, "researcher", "working")
-    assert (end.subtask_id, end.state, end.parent_task_id) == (theirs[0].task_id, "completed", None)
-    assert begin.seq == theirs[0].seq - 1
-    assert end.seq == theirs[-1].seq + 1
+    start, end = [event for event in events if isinstance(event, SubtaskEvent)]
+    assert (start.subtask_id, start.agent_name, start.state) == (nested_events[0].task_id, "researcher", "working")
+    assert (end.subtask_id, end.state, end.parent_task_id) == (nested_events[0].task_id, "completed", None)
+    assert start.seq == nested_events[0].seq - 1
+    assert end.seq == nested_events[-1].seq + 1
     assert shape(result.messages) == [
         "user: A page on Oslo",
         "assistant: research",
@@ -59,7 +59,7 @@ async def test_a_nested_run_is_on_the_stream_of_the_run_around_it() -> None:  # 
     assert [event.seq for event in await log.read(run.task_id)] == [event.seq for event in events if event.durable]
 
 
-async def test_the_tokens_of_a_nested_run_count_in_the_run_around_it() -> None:  # L117
+async def test_usage_of_nested_run_counts_for_the_outer_run() -> None:  # L117
     run = editor(researcher().as_tool("research")).run("q")
     events = await checked(run)
     result = await run
@@ -69,7 +69,7 @@ async def test_the_tokens_of_a_nested_run_count_in_the_run_around_it() -> None: 
     assert [event.usage.input_tokens for event in ends if event.usage is not None] == [10, 20]
 
 
-async def test_a_run_that_is_nested_more_than_once_names_the_run_at_the_root() -> None:
+async def test_deeply_nested_events_name_the_root_run() -> None:
     inner = researcher()
     middle = researcher(
         call("research", prompt="deeper"), tokens("M."), name="middle", tools=[inner.as_tool("research")]
@@ -77,16 +77,16 @@ async def test_a_run_that_is_nested_more_than_once_names_the_run_at_the_root() -
     run = editor(middle.as_tool("research")).run("q")
     events = await checked(run)
 
-    deep = of(events, "middle", "researcher")
-    above = of(events, "middle")
-    assert {event.parent_task_id for event in deep} == {above[0].task_id}
-    assert {event.metadata["root_task_id"] for event in deep} == {run.task_id}
-    assert all("root_task_id" not in event.metadata for event in above)
+    inner_events = of(events, "middle", "researcher")
+    middle_events = of(events, "middle")
+    assert {event.parent_task_id for event in inner_events} == {middle_events[0].task_id}
+    assert {event.metadata["root_task_id"] for event in inner_events} == {run.task_id}
+    assert all("root_task_id" not in event.metadata for event in middle_events)
     assert (await run).usage == used(events)
     assert (await run).usage.input_tokens == 30
 
 
-async def test_a_nested_run_that_fails_is_a_failed_result() -> None:  # L117
+async def test_failed_nested_run_becomes_failed_tool_result() -> None:  # L117
     failing = researcher(ValueError("a secret of the vendor"))
     run = editor(failing.as_tool("research")).run("q")
     events = await checked(run)
@@ -98,7 +98,7 @@ async def test_a_nested_run_that_fails_is_a_failed_result() -> None:  # L117
     assert [event.state for event in events if isinstance(event, SubtaskEvent)] == ["working", "failed"]
 
 
-async def test_the_limits_of_a_nested_run_end_it_alone() -> None:
+async def test_limit_of_nested_run_does_not_end_the_outer_run() -> None:
     turns = [call("search", question=str(n)) for n in range(9)]
     run = editor(researcher(*turns).as_tool("research", limits=Limits(iterations=2))).run("q")
     events = await checked(run)
@@ -108,17 +108,17 @@ async def test_the_limits_of_a_nested_run_end_it_alone() -> None:
     assert "max_iterations" in answer.content
 
 
-async def test_the_token_limit_of_the_run_at_the_root_ends_everything() -> None:
+async def test_token_limit_of_root_run_ends_nested_runs() -> None:
     turns = [[call("search", question=str(n))] for n in range(9)]
-    spending = researcher(*[lambda _, t=t: _spend(t) for t in turns])
-    run = editor(spending.as_tool("research"), limits=Limits(tokens=100)).run("q")
+    spending_agent = researcher(*[lambda _, t=t: _spend(t) for t in turns])
+    run = editor(spending_agent.as_tool("research"), limits=Limits(tokens=100)).run("q")
     events = await checked(run)
     with pytest.raises(LimitReached, match="tokens"):
         await run
     assert used(events).total_tokens < 200
-    theirs = of(events, "researcher")[-1]
-    assert isinstance(theirs, StatusUpdateEvent)
-    assert theirs.reason == "tokens"
+    nested_events = of(events, "researcher")[-1]
+    assert isinstance(nested_events, StatusUpdateEvent)
+    assert nested_events.reason == "tokens"
 
 
 def _spend(calls: list[Any]) -> Any:
@@ -129,7 +129,7 @@ def _spend(calls: list[Any]) -> Any:
 
 
 @in_virtual_time
-async def test_a_cancel_ends_the_nested_run_before_the_run_around_it() -> None:
+async def test_cancel_ends_the_nested_run_before_the_outer_run() -> None:
     child = researcher(call("waits"), tools=[waits])
     run = editor(child.as_tool("research")).run("q").start()
     await asyncio.sleep(1)
@@ -137,9 +137,9 @@ async def test_a_cancel_ends_the_nested_run_before_the_run_around_it() -> None:
     with pytest.raises(RunCancelled):
         await run
     events = await checked(run)
-    theirs, ours = [event for event in events if isinstance(event, StatusUpdateEvent) and event.final]
-    assert theirs.agent_path == ("researcher",)
-    assert [(event.state, event.error and event.error.message) for event in (theirs, ours)] == [
+    nested_end, outer_end = [event for event in events if isinstance(event, StatusUpdateEvent) and event.final]
+    assert nested_end.agent_path == ("researcher",)
+    assert [(event.state, event.error and event.error.message) for event in (nested_end, outer_end)] == [
         ("canceled", "enough")
     ] * 2
     assert [event.state for event in events if isinstance(event, SubtaskEvent)] == ["working", "canceled"]
@@ -147,7 +147,7 @@ async def test_a_cancel_ends_the_nested_run_before_the_run_around_it() -> None:
 
 
 @in_virtual_time
-async def test_a_cancel_closes_the_answer_that_a_nested_model_is_writing() -> None:
+async def test_cancel_closes_the_partial_answer_of_a_nested_model() -> None:
     child = researcher(frames("half an-"))
     run = editor(child.as_tool("research")).run("q").start()
     await asyncio.sleep(1)
@@ -159,7 +159,7 @@ async def test_a_cancel_closes_the_answer_that_a_nested_model_is_writing() -> No
 
 
 @in_virtual_time
-async def test_the_timeout_of_the_call_ends_the_nested_run() -> None:
+async def test_timeout_of_the_call_ends_the_nested_run() -> None:
     child = researcher(call("waits"), tools=[waits])
     run = editor(child.as_tool("research", timeout=2)).run("q")
     events = await checked(run)
@@ -170,7 +170,7 @@ async def test_the_timeout_of_the_call_ends_the_nested_run() -> None:
 
 
 @in_virtual_time
-async def test_the_limits_in_seconds_of_the_run_around_it_end_a_nested_run() -> None:
+async def test_time_limit_of_outer_run_ends_the_nested_run() -> None:
     child = researcher(call("waits"), tools=[waits])
     run = editor(child.as_tool("research"), limits=Limits(seconds=3)).run("q")
     events = await checked(run)
@@ -179,7 +179,7 @@ async def test_the_limits_in_seconds_of_the_run_around_it_end_a_nested_run() -> 
 
 
 @in_virtual_time
-async def test_a_nested_tool_that_does_not_stop_cannot_hold_the_end(caplog: pytest.LogCaptureFixture) -> None:
+async def test_nested_tool_that_ignores_cancellation_does_not_block_the_end(caplog: pytest.LogCaptureFixture) -> None:
     @tool
     async def deaf() -> str:
         """Does not listen."""
@@ -200,7 +200,7 @@ async def test_a_nested_tool_that_does_not_stop_cannot_hold_the_end(caplog: pyte
     await nothing_left()
 
 
-async def test_nested_runs_side_by_side_do_not_mix() -> None:
+async def test_parallel_nested_runs_are_independent() -> None:
     agents = [researcher(name=f"r{n}").as_tool(f"r{n}") for n in range(4)]
     turns = [[call(f"r{n}", prompt=str(n)) for n in range(4)], tokens("Done.")]
     run = editor(*agents, turns=turns).run("q")
@@ -211,42 +211,42 @@ async def test_nested_runs_side_by_side_do_not_mix() -> None:
     assert len({event.task_id for event in events}) == 5
 
 
-async def test_one_agent_may_be_called_twice_in_one_message() -> None:
+async def test_agent_can_be_called_twice_in_one_message() -> None:
     child = researcher(tokens("one"), tokens("two"))
     turns = [[call("research", prompt="a"), call("research", prompt="b")], tokens("Done.")]
     events = await checked(editor(child.as_tool("research"), turns=turns).run("q"))
     assert len({event.task_id for event in of(events, "researcher")}) == 2
 
 
-async def test_the_steps_of_nested_runs_do_not_collide_with_those_around_them() -> None:
+async def test_nested_run_has_its_own_step_numbers() -> None:
     run = editor(researcher().as_tool("research")).run("q")
     events = await checked(run)
     steps = [(event.task_id == run.task_id, event.step) for event in events if event.kind == "llm-call"]
     assert sorted(steps) == [(False, "1"), (False, "2"), (True, "1"), (True, "2")]
 
 
-async def test_deps_are_those_of_the_run_around_it() -> None:
-    seen: list[Any] = []
+async def test_nested_run_gets_the_deps_of_the_outer_run() -> None:
+    contexts: list[Any] = []
 
     @tool
     async def look(ctx: RunContext[str]) -> str:
         """Looks."""
-        seen.append((ctx.deps, ctx.task_id, ctx.agent_name))
+        contexts.append((ctx.deps, ctx.task_id, ctx.agent_name))
         return "ok"
 
     child = Agent(ScriptedModel(call("look"), "ok"), name="child", tools=[look], deps_type=str)
     parent = Agent(ScriptedModel(call("child", prompt="x"), "done"), tools=[child.as_tool()], deps_type=str)
     run = parent.run("q", deps="mine")
     await run
-    assert [(deps, name) for deps, _, name in seen] == [("mine", "child")]
-    assert seen[0][1] != run.task_id
+    assert [(deps, name) for deps, _, name in contexts] == [("mine", "child")]
+    assert contexts[0][1] != run.task_id
 
 
-async def test_a_crash_of_the_program_of_a_nested_agent_is_a_failed_result() -> None:
-    def broken(ctx: RunContext[Any]) -> str:
+async def test_exception_in_nested_instructions_becomes_failed_tool_result() -> None:
+    def raise_error(ctx: RunContext[Any]) -> str:
         raise ZeroDivisionError("no instructions")
 
-    run = editor(researcher(instructions=broken).as_tool("research")).run("q")
+    run = editor(researcher(instructions=raise_error).as_tool("research")).run("q")
     events = await checked(run)
     assert (await run).output == "A page."
     assert of(events, "researcher")[-1].kind == "status-update"

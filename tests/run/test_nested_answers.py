@@ -1,4 +1,4 @@
-"""Answers to questions of nested runs, and of tasks that a tool starts, while other calls of the run are at work."""
+"""Answers to questions of nested runs and of tasks of tools while other calls are running."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rxloop import Agent, Limits, MemoryEventLog, ModelRequest, RunContext, Runtime, SubtaskEvent, tool
-from rxloop.protocol.events import Event, StatusUpdateEvent
+from rxloop.protocol.events import Event, StatusUpdateEvent, ToolCompleteEvent
 from rxloop.testing import ScriptedModel, call
 from support.nested_agents import check, check_attempts
 from support.run_checks import kinds, until
@@ -21,25 +21,25 @@ Answer = Callable[[Mapping[str, Any]], Awaitable[None]]
 WORDS = ("red", "green", "blue")
 
 
-async def gathered(ctx: RunContext[Any]) -> list[str]:
+async def ask_with_gather(ctx: RunContext[Any]) -> list[str]:
     return await asyncio.gather(*(ctx.ask(f"{word}?", str) for word in WORDS))
 
 
-async def grouped(ctx: RunContext[Any]) -> list[str]:
+async def ask_in_task_group(ctx: RunContext[Any]) -> list[str]:
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(ctx.ask(f"{word}?", str)) for word in WORDS]
     return [task.result() for task in tasks]
 
 
-async def in_a_task(ctx: RunContext[Any]) -> list[str]:
+async def ask_in_task(ctx: RunContext[Any]) -> list[str]:
     return [await asyncio.create_task(ctx.ask(f"{word}?", str)) for word in WORDS[:1]]
 
 
-WAYS = {"gather": gathered, "task group": grouped}
+PARALLEL_ASKERS = {"gather": ask_with_gather, "task group": ask_in_task_group}
 
 
 def model(*turns: Any) -> ScriptedModel:
-    """A model that answers by what it has said, also in a later attempt."""
+    """Return a model whose answer depends on the number of its earlier answers, also in a later attempt."""
 
     def answer(request: ModelRequest) -> Any:
         return turns[sum(message.role == "assistant" for message in request.messages)]
@@ -48,13 +48,13 @@ def model(*turns: Any) -> ScriptedModel:
 
 
 class Office:
-    """A run with a slow call, and with calls that ask: its own, and those of agents nested in it."""
+    """Run with a slow call and with calls that ask questions, its own and those of nested agents."""
 
-    def __init__(self, depth: int = 1, *, asks: Any = None, limits: Limits | None = None, timeout: Any = None) -> None:
+    def __init__(self, depth: int = 1, *, ask: Any = None, limits: Limits | None = None, timeout: Any = None) -> None:
         self.done: list[str] = []
         self.release = asyncio.Event()
         self.log = MemoryEventLog()
-        self.seen: list[Event] = []
+        self.events: list[Event] = []
 
         @tool(approve=True, idempotent=True)
         async def pay(amount: int) -> str:
@@ -65,7 +65,7 @@ class Office:
         @tool(idempotent=True)
         async def choose(ctx: RunContext[Any]) -> str:
             """Ask several questions."""
-            words = await asks(ctx)
+            words = await ask(ctx)
             self.done.extend(words)
             return ",".join(words)
 
@@ -80,7 +80,7 @@ class Office:
         self.depth, self.limits, self.timeout = depth, limits, timeout
 
     def nested(self, *calls: Any, name: str = "clerk") -> Any:
-        """An agent at the depth of the office, which makes the calls."""
+        """Return a tool that calls an agent at the depth of the office. The innermost agent makes the calls."""
         tools: list[Any] = [self.pay, self.choose, self.slow]
         for level in range(self.depth):
             script = [list(calls) if level == 0 else call(f"{name}{level - 1}", prompt="x"), f"{name} is done."]
@@ -88,7 +88,7 @@ class Office:
             tools = [agent.as_tool(limits=self.limits, timeout=self.timeout)]
         return tools[0]
 
-    def call_of(self, name: str = "clerk") -> Any:
+    def make_call(self, name: str = "clerk") -> Any:
         return call(f"{name}{self.depth - 1}", prompt="x")
 
     def agent(self, *calls: Any, tools: Any = ()) -> Agent[Any, Any]:
@@ -96,19 +96,19 @@ class Office:
         return Agent(model(list(calls), "Done."), tools=own, log=self.log, name="boss", thoughts=False)
 
     def questions(self) -> dict[str, str]:
-        """The questions asked so far: their ids, by prompt."""
-        asked: list[Any] = [event for event in self.seen if event.kind == "input-required"]
-        return {event.input.prompt: event.input.input_id for event in asked}
+        """Return the ids of the questions so far by prompt."""
+        events: list[Any] = [event for event in self.events if event.kind == "input-required"]
+        return {event.input.prompt: event.input.input_id for event in events}
 
     def approval(self, amount: int) -> str:
         return next(value for key, value in self.questions().items() if f"{amount}" in key)
 
     @asynccontextmanager
-    async def running(self, agent: Agent[Any, Any], way: str) -> AsyncGenerator[tuple[str, Answer]]:
-        """Run the agent to its end, and answer in one of the ways."""
-        if way == "agent":
+    async def run_agent(self, agent: Agent[Any, Any], channel: str) -> AsyncGenerator[tuple[str, Answer]]:
+        """Run the agent to its end, and answer through the agent or a runtime."""
+        if channel == "agent":
             run = agent.run("Go.")
-            run.events.subscribe(self.seen.append)
+            run.events.subscribe(self.events.append)
             yield run.task_id, lambda inputs: agent.get_run(run.task_id).answer(dict(inputs))
             self.release.set()
             assert (await run).output == "Done."
@@ -118,16 +118,16 @@ class Office:
 
             async def follow() -> None:
                 async for event in runtime.follow(record.task_id):
-                    self.seen.append(event)
+                    self.events.append(event)
 
-            following = asyncio.ensure_future(follow())
+            follower = asyncio.ensure_future(follow())
 
             async def answer(inputs: Mapping[str, Any]) -> None:
                 await runtime.answer(record.task_id, dict(inputs))
 
             yield record.task_id, answer
             self.release.set()
-            await following
+            await follower
             assert (await runtime.get_record(record.task_id)).state == "completed"
 
 
@@ -138,15 +138,15 @@ def subtasks(events: list[Event]) -> list[str]:
 # -- nested runs
 
 
-@pytest.mark.parametrize("way", ["agent", "runtime"])
+@pytest.mark.parametrize("channel", ["agent", "runtime"])
 @pytest.mark.parametrize("depth", [1, 2])
-@pytest.mark.parametrize("beside", ["above", "in the nested run"])
-async def test_an_answered_call_of_a_nested_run_starts_at_once(way: str, depth: int, beside: str) -> None:  # P24
+@pytest.mark.parametrize("sibling", ["outer", "nested"])
+async def test_answered_call_of_nested_run_starts_immediately(channel: str, depth: int, sibling: str) -> None:  # P24
     office = Office(depth)
-    inner = [call("pay", amount=5)] if beside == "above" else [call("pay", amount=5), call("slow")]
-    outer = [office.call_of(), call("slow")] if beside == "above" else [office.call_of()]
+    inner = [call("pay", amount=5)] if sibling == "outer" else [call("pay", amount=5), call("slow")]
+    outer = [office.make_call(), call("slow")] if sibling == "outer" else [office.make_call()]
     agent = office.agent(*outer, tools=[office.nested(*inner)])
-    async with office.running(agent, way) as (task_id, answer):
+    async with office.run_agent(agent, channel) as (task_id, answer):
         await until(office.questions)
         await answer({office.approval(5): True})
         await until(lambda: office.done)
@@ -156,37 +156,38 @@ async def test_an_answered_call_of_a_nested_run_starts_at_once(way: str, depth: 
     check(events)
     check_attempts(events)
     [received] = [event for event in events if event.kind == "input-received"]
-    assert (len(received.agent_path), received.metadata["mail_id"]) == (depth, 1)
+    assert len(received.agent_path) == depth
+    assert received.metadata["mail_id"] == 1
     assert {event.attempt for event in events} == {1}
 
 
-async def test_a_nested_run_ends_while_a_call_above_is_at_work() -> None:  # P24
+async def test_nested_run_can_end_while_an_outer_call_runs() -> None:  # P24
     office = Office()
-    agent = office.agent(office.call_of(), call("slow"), tools=[office.nested(call("pay", amount=5))])
-    async with office.running(agent, "agent") as (_, answer):
+    agent = office.agent(office.make_call(), call("slow"), tools=[office.nested(call("pay", amount=5))])
+    async with office.run_agent(agent, "agent") as (_, answer):
         await until(office.questions)
         await answer({office.approval(5): True})
-        await until(lambda: subtasks(office.seen) == ["working", "completed"])
+        await until(lambda: subtasks(office.events) == ["working", "completed"])
 
 
-async def test_questions_of_two_nested_runs_are_answered_in_any_order() -> None:  # P24
+async def test_questions_of_two_nested_runs_can_be_answered_in_any_order() -> None:  # P24
     for order in permutations([5, 6, 7]):
         office = Office()
         tools = [office.nested(call("pay", amount=5)), office.nested(call("pay", amount=6), name="other")]
-        calls = [office.call_of(), office.call_of("other"), call("pay", amount=7), call("slow")]
-        async with office.running(office.agent(*calls, tools=tools), "agent") as (_, answer):
+        calls = [office.make_call(), office.make_call("other"), call("pay", amount=7), call("slow")]
+        async with office.run_agent(office.agent(*calls, tools=tools), "agent") as (_, answer):
             await until(lambda office=office: len(office.questions()) == 3)
-            for place, amount in enumerate(order):
+            for index, amount in enumerate(order):
                 await answer({office.approval(amount): True})
-                await until(lambda office=office, place=place: len(office.done) > place)
+                await until(lambda office=office, index=index: len(office.done) > index)
         assert office.done == [*(f"paid {amount}" for amount in order), "slow"]
 
 
-async def test_one_answer_for_a_run_and_a_nested_run_counts_at_once() -> None:  # P24
+async def test_one_answer_command_can_answer_outer_and_nested_questions() -> None:  # P24
     office = Office()
-    calls = [office.call_of(), call("pay", amount=7), call("slow")]
+    calls = [office.make_call(), call("pay", amount=7), call("slow")]
     agent = office.agent(*calls, tools=[office.nested(call("pay", amount=5))])
-    async with office.running(agent, "agent") as (_, answer):
+    async with office.run_agent(agent, "agent") as (_, answer):
         await until(lambda: len(office.questions()) == 2)
         await answer({office.approval(5): True, office.approval(7): False})
         await until(lambda: office.done)
@@ -194,28 +195,30 @@ async def test_one_answer_for_a_run_and_a_nested_run_counts_at_once() -> None:  
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-async def test_a_run_pauses_when_only_nested_runs_wait(depth: int) -> None:  # P24
+async def test_run_pauses_when_only_nested_runs_wait(depth: int) -> None:  # P24
     office = Office(depth)
-    agent = office.agent(office.call_of(), call("slow"), tools=[office.nested(call("pay", amount=5))])
+    agent = office.agent(office.make_call(), call("slow"), tools=[office.nested(call("pay", amount=5))])
     run = agent.run("Go.")
-    run.events.subscribe(office.seen.append)
+    run.events.subscribe(office.events.append)
     await until(office.questions)
     office.release.set()
     result = await run
-    assert (result.state, office.done) == ("input-required", ["slow"])
-    ends = [event for event in office.seen if isinstance(event, StatusUpdateEvent) and event.final]
+    assert result.state == "input-required"
+    assert office.done == ["slow"]
+    ends = [event for event in office.events if isinstance(event, StatusUpdateEvent) and event.final]
     assert [event.state for event in ends] == ["input-required"] * (depth + 1)
-    check(office.seen)
+    check(office.events)
     result = await agent.resume(run.task_id, inputs={office.approval(5): True})
-    assert (result.output, office.done) == ("Done.", ["slow", "paid 5"])
+    assert result.output == "Done."
+    assert office.done == ["slow", "paid 5"]
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-async def test_an_answer_for_a_nested_run_counts_at_once_in_a_second_attempt(depth: int) -> None:  # P24
-    async def one_by_one(ctx: RunContext[Any]) -> list[str]:
+async def test_answer_for_nested_run_is_applied_immediately_in_a_second_attempt(depth: int) -> None:  # P24
+    async def ask_sequentially(ctx: RunContext[Any]) -> list[str]:
         return [await ctx.ask(f"{word}?", str) for word in WORDS[:2]]
 
-    office = Office(depth, asks=one_by_one)
+    office = Office(depth, ask=ask_sequentially)
 
     @tool(idempotent=True)
     async def slow_later(ctx: RunContext[Any]) -> str:
@@ -224,11 +227,11 @@ async def test_an_answer_for_a_nested_run_counts_at_once_in_a_second_attempt(dep
         await office.release.wait()
         return "slow"
 
-    agent = office.agent(office.call_of(), call("slow_later"), tools=[office.nested(call("choose")), slow_later])
+    agent = office.agent(office.make_call(), call("slow_later"), tools=[office.nested(call("choose")), slow_later])
     result = await agent.run("Go.")
-    asked = {each.prompt: each.input_id for each in result.pending}
-    run = agent.resume(result.task_id, inputs={asked["red?"]: "red", asked["later?"]: "now"})
-    run.events.subscribe(office.seen.append)
+    input_ids = {question.prompt: question.input_id for question in result.pending}
+    run = agent.resume(result.task_id, inputs={input_ids["red?"]: "red", input_ids["later?"]: "now"})
+    run.events.subscribe(office.events.append)
     await until(lambda: "green?" in office.questions())
     await agent.get_run(run.task_id).answer({office.questions()["green?"]: "green"})
     await until(lambda: office.done)
@@ -240,24 +243,24 @@ async def test_an_answer_for_a_nested_run_counts_at_once_in_a_second_attempt(dep
     assert kinds(events).count("input-received") == 3
 
 
-async def test_a_run_whose_nested_run_waits_can_be_cancelled() -> None:  # P24
+async def test_run_with_a_waiting_nested_run_can_be_canceled() -> None:  # P24
     office = Office(2)
-    agent = office.agent(office.call_of(), call("slow"), tools=[office.nested(call("pay", amount=5))])
+    agent = office.agent(office.make_call(), call("slow"), tools=[office.nested(call("pay", amount=5))])
     run = agent.run("Go.")
-    run.events.subscribe(office.seen.append)
+    run.events.subscribe(office.events.append)
     await until(office.questions)
     await run.aclose()
     assert office.done == []
-    assert [event.state for event in office.seen if isinstance(event, StatusUpdateEvent) and event.final] == [
+    assert [event.state for event in office.events if isinstance(event, StatusUpdateEvent) and event.final] == [
         "canceled"
     ] * 3
 
 
 @pytest.mark.parametrize("options", [{"limits": Limits(seconds=0.2)}, {"timeout": 0.2}], ids=["limit", "timeout"])
-async def test_a_nested_run_that_only_waits_does_not_run_out_of_time(options: Any) -> None:  # P24
+async def test_time_limit_of_nested_run_excludes_waiting_for_answers(options: Any) -> None:  # P24
     office = Office(2, **options)
-    agent = office.agent(office.call_of(), call("slow"), tools=[office.nested(call("pay", amount=5))])
-    async with office.running(agent, "agent") as (_, answer):
+    agent = office.agent(office.make_call(), call("slow"), tools=[office.nested(call("pay", amount=5))])
+    async with office.run_agent(agent, "agent") as (_, answer):
         await until(office.questions)
         await asyncio.sleep(0.4)
         await answer({office.approval(5): True})
@@ -265,16 +268,16 @@ async def test_a_nested_run_that_only_waits_does_not_run_out_of_time(options: An
     assert office.done == ["paid 5", "slow"]
 
 
-async def test_the_limit_of_a_nested_run_counts_while_a_call_of_it_is_at_work() -> None:  # P24
+async def test_time_limit_of_nested_run_counts_while_its_call_runs() -> None:  # P24
     office = Office(limits=Limits(seconds=0.2))
-    agent = office.agent(office.call_of(), tools=[office.nested(call("pay", amount=5), call("slow"))])
+    agent = office.agent(office.make_call(), tools=[office.nested(call("pay", amount=5), call("slow"))])
     run = agent.run("Go.")
-    run.events.subscribe(office.seen.append)
+    run.events.subscribe(office.events.append)
     assert (await run).output == "Done."
-    assert subtasks(office.seen) == ["working", "failed"]
+    assert subtasks(office.events) == ["working", "failed"]
 
 
-async def test_a_nested_run_that_waits_leaves_room_for_another() -> None:  # P24
+async def test_waiting_nested_run_releases_its_slot() -> None:  # P24
     office = Office()
     nested = [office.nested(call("pay", amount=5)), office.nested(call("pay", amount=6), name="other")]
 
@@ -284,9 +287,9 @@ async def test_a_nested_run_that_waits_leaves_room_for_another() -> None:  # P24
         await until(office.questions)
         return str(await nested[1].call({"prompt": "x"}, ctx))
 
-    agent = office.agent(office.call_of(), call("other"), call("slow"), tools=[nested[0], other])
+    agent = office.agent(office.make_call(), call("other"), call("slow"), tools=[nested[0], other])
     run = agent.run("Go.", limits=Limits(width=1))
-    run.events.subscribe(office.seen.append)
+    run.events.subscribe(office.events.append)
     await until(lambda: len(office.questions()) == 2)
     await agent.get_run(run.task_id).answer({office.approval(5): True, office.approval(6): True})
     office.release.set()
@@ -297,14 +300,14 @@ async def test_a_nested_run_that_waits_leaves_room_for_another() -> None:  # P24
 # -- tasks of a tool
 
 
-@pytest.mark.parametrize("asks", WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize("ask", PARALLEL_ASKERS.values(), ids=PARALLEL_ASKERS)
 @pytest.mark.parametrize("depth", [0, 1, 2])
-async def test_questions_of_tasks_of_a_tool_are_answered_early_in_any_order(asks: Any, depth: int) -> None:  # P24
+async def test_parallel_questions_of_a_tool_can_be_answered_early_in_any_order(ask: Any, depth: int) -> None:  # P24
     for order in permutations(WORDS):
-        office = Office(depth, asks=asks)
-        calls = [office.call_of(), call("slow")] if depth else [call("choose"), call("slow")]
+        office = Office(depth, ask=ask)
+        calls = [office.make_call(), call("slow")] if depth else [call("choose"), call("slow")]
         tools = [office.nested(call("choose"))] if depth else []
-        async with office.running(office.agent(*calls, tools=tools), "agent") as (_, answer):
+        async with office.run_agent(office.agent(*calls, tools=tools), "agent") as (_, answer):
             await until(lambda office=office: len(office.questions()) == 3)
             for word in order:
                 assert office.done == []
@@ -313,51 +316,52 @@ async def test_questions_of_tasks_of_a_tool_are_answered_early_in_any_order(asks
         assert office.done == ["dark red", "dark green", "dark blue", "slow"]
 
 
-@pytest.mark.parametrize("asks", WAYS.values(), ids=WAYS)
-async def test_questions_of_tasks_of_a_tool_are_answered_early_by_a_runtime(asks: Any) -> None:  # P24
-    office = Office(asks=asks)
-    async with office.running(office.agent(call("choose"), call("slow")), "runtime") as (_, answer):
+@pytest.mark.parametrize("ask", PARALLEL_ASKERS.values(), ids=PARALLEL_ASKERS)
+async def test_parallel_questions_of_a_tool_can_be_answered_through_a_runtime(ask: Any) -> None:  # P24
+    office = Office(ask=ask)
+    async with office.run_agent(office.agent(call("choose"), call("slow")), "runtime") as (_, answer):
         await until(lambda: len(office.questions()) == 3)
         await answer({input_id: prompt for prompt, input_id in office.questions().items()})
         await until(lambda: office.done)
     assert office.done == ["red?", "green?", "blue?", "slow"]
 
 
-@pytest.mark.parametrize("asks", WAYS.values(), ids=WAYS)
-@pytest.mark.parametrize("answered", range(3))
-async def test_a_tool_some_of_whose_questions_are_answered_pauses(asks: Any, answered: int) -> None:  # P24
-    office = Office(asks=asks)
+@pytest.mark.parametrize("ask", PARALLEL_ASKERS.values(), ids=PARALLEL_ASKERS)
+@pytest.mark.parametrize("answer_count", range(3))
+async def test_tool_pauses_when_only_some_of_its_questions_are_answered(ask: Any, answer_count: int) -> None:  # P24
+    office = Office(ask=ask)
     agent = office.agent(call("choose"), call("slow"))
     run = agent.run("Go.")
-    run.events.subscribe(office.seen.append)
+    run.events.subscribe(office.events.append)
     await until(lambda: len(office.questions()) == 3)
-    asked = {input_id: prompt for prompt, input_id in office.questions().items()}
-    early = dict(list(asked.items())[:answered])
+    prompts = {input_id: prompt for prompt, input_id in office.questions().items()}
+    early = dict(list(prompts.items())[:answer_count])
     if early:
         await agent.get_run(run.task_id).answer(early)
-        await until(lambda: kinds(office.seen).count("input-received") == answered)
+        await until(lambda: kinds(office.events).count("input-received") == answer_count)
     office.release.set()
     result = await run
-    assert [each.input_id for each in result.pending] == list(asked)[answered:]
+    assert [question.input_id for question in result.pending] == list(prompts)[answer_count:]
     assert office.done == ["slow"]
-    result = await agent.resume(run.task_id, inputs={key: asked[key] for key in list(asked)[answered:]})
-    assert (result.output, office.done) == ("Done.", ["slow", "red?", "green?", "blue?"])
+    result = await agent.resume(run.task_id, inputs={key: prompts[key] for key in list(prompts)[answer_count:]})
+    assert result.output == "Done."
+    assert office.done == ["slow", "red?", "green?", "blue?"]
 
 
-@pytest.mark.parametrize("asks", WAYS.values(), ids=WAYS)
-async def test_questions_in_tasks_of_a_tool_pause_a_run_with_no_other_call(asks: Any) -> None:  # P24
-    office = Office(asks=asks)
+@pytest.mark.parametrize("ask", PARALLEL_ASKERS.values(), ids=PARALLEL_ASKERS)
+async def test_parallel_questions_of_a_tool_pause_the_run(ask: Any) -> None:  # P24
+    office = Office(ask=ask)
     agent = office.agent(call("choose"))
     result = await agent.run("Go.")
-    assert [each.prompt for each in result.pending] == ["red?", "green?", "blue?"]
-    answers = {each.input_id: each.prompt for each in result.pending}
+    assert [question.prompt for question in result.pending] == ["red?", "green?", "blue?"]
+    answers = {question.input_id: question.prompt for question in result.pending}
     assert (await agent.resume(result.task_id, inputs=answers)).output == "Done."
     assert office.done == ["red?", "green?", "blue?"]
 
 
-async def test_a_question_of_a_task_of_a_tool_is_answered_early() -> None:  # P24
-    office = Office(asks=in_a_task)
-    async with office.running(office.agent(call("choose"), call("slow")), "agent") as (_, answer):
+async def test_question_of_a_task_can_be_answered_early() -> None:  # P24
+    office = Office(ask=ask_in_task)
+    async with office.run_agent(office.agent(call("choose"), call("slow")), "agent") as (_, answer):
         await until(office.questions)
         await answer({office.questions()["red?"]: "red"})
         await until(lambda: office.done)
@@ -368,12 +372,12 @@ async def test_a_question_of_a_task_of_a_tool_is_answered_early() -> None:  # P2
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
-@pytest.mark.parametrize("asks", WAYS.values(), ids=WAYS)
-async def test_an_early_answer_counts_once_after_a_crash_at_any_event(depth: int, asks: Any) -> None:  # P24
-    office = Office(depth, asks=asks)
-    calls = [office.call_of(), call("slow")] if depth else [call("choose"), call("slow")]
+@pytest.mark.parametrize("ask", PARALLEL_ASKERS.values(), ids=PARALLEL_ASKERS)
+async def test_early_answer_is_applied_once_after_a_crash_at_any_event(depth: int, ask: Any) -> None:  # P24
+    office = Office(depth, ask=ask)
+    calls = [office.make_call(), call("slow")] if depth else [call("choose"), call("slow")]
     tools = [office.nested(call("choose"))] if depth else []
-    async with office.running(office.agent(*calls, tools=tools), "agent") as (task_id, answer):
+    async with office.run_agent(office.agent(*calls, tools=tools), "agent") as (task_id, answer):
         await until(lambda: len(office.questions()) == 3)
         await answer({office.questions()["green?"]: "green"})
         await answer({office.questions()["red?"]: "red", office.questions()["blue?"]: "blue"})
@@ -382,21 +386,22 @@ async def test_an_early_answer_counts_once_after_a_crash_at_any_event(depth: int
     first = kinds(events).index("input-received")
     assert first > 0
     for count in range(first + 1, len(events)):
-        again = Office(depth, asks=asks)
-        again.log = await first_events(office.log, task_id, count)
-        again.release.set()
-        agent = again.agent(*calls, tools=[again.nested(call("choose"))] if depth else [])
-        asked: list[str] = []
+        resumed_office = Office(depth, ask=ask)
+        resumed_office.log = await first_events(office.log, task_id, count)
+        resumed_office.release.set()
+        agent = resumed_office.agent(*calls, tools=[resumed_office.nested(call("choose"))] if depth else [])
+        prompts: list[str] = []
 
-        def on_input(question: Any, asked: list[str] = asked) -> str:
-            asked.append(question.prompt)
+        def on_input(question: Any, prompts: list[str] = prompts) -> str:
+            prompts.append(question.prompt)
             return str(question.prompt).removesuffix("?")
 
         result = await agent.resume(task_id, on_input=on_input)
         assert result.output == "Done."
-        received = kinds(await again.log.read(task_id)).count("input-received")
+        received = kinds(await resumed_office.log.read(task_id)).count("input-received")
         assert received == 3
-        before = kinds(events[:count]).count("input-received")
-        assert len(asked) == 3 - before
-        ran = [event for event in events[:count] if event.kind == "tool-complete" and event.call.name == "choose"]  # type: ignore[attr-defined]
-        assert [word for word in again.done if word != "slow"] == ([] if ran else list(WORDS))
+        recorded_answers = kinds(events[:count]).count("input-received")
+        assert len(prompts) == 3 - recorded_answers
+        completions = [event for event in events[:count] if isinstance(event, ToolCompleteEvent)]
+        completed_calls = [event for event in completions if event.call.name == "choose"]
+        assert [word for word in resumed_office.done if word != "slow"] == ([] if completed_calls else list(WORDS))

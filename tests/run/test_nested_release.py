@@ -1,4 +1,4 @@
-"""Runs with nested ones that are given up, and strategies whose lines call agents."""
+"""Release and cancellation of runs with nested runs, and strategies whose branches call agents."""
 
 from __future__ import annotations
 
@@ -14,16 +14,20 @@ from rxloop.testing import ScriptedModel, call, turn
 from support.nested_agents import check_attempts, checked, editor, in_virtual_time, of, researcher, search, tokens, used
 from support.runs import collect
 
-DONE: list[str] = []
+EFFECTS: list[str] = []
 
 
-def by_turn(*turns: Any) -> list[Any]:
-    """A script that answers by what the model has said before, whichever attempt asks."""
+def script_by_turn(*turns: Any) -> list[Any]:
+    """Return a script whose answer depends on the number of earlier answers, in any attempt."""
 
     def answer(request: ModelRequest) -> Any:
-        said = turns[sum(message.role == "assistant" for message in request.messages)]
+        answer_content = turns[sum(message.role == "assistant" for message in request.messages)]
         usage = Usage(input_tokens=10)
-        return turn(said, usage=usage) if isinstance(said, str) else turn(calls=said, usage=usage)
+        return (
+            turn(answer_content, usage=usage)
+            if isinstance(answer_content, str)
+            else turn(calls=answer_content, usage=usage)
+        )
 
     return [answer] * 9
 
@@ -31,35 +35,35 @@ def by_turn(*turns: Any) -> list[Any]:
 @tool
 async def slow() -> str:
     """Takes its time, and must not be cut off."""
-    DONE.append("begun")
+    EFFECTS.append("begun")
     await asyncio.sleep(2)
-    DONE.append("over")
+    EFFECTS.append("over")
     return "ok"
 
 
 @in_virtual_time
-async def test_a_run_that_is_released_leaves_its_nested_runs_as_they_are() -> None:
-    DONE.clear()
+async def test_release_with_grace_waits_for_calls_of_nested_runs() -> None:
+    EFFECTS.clear()
     log = MemoryEventLog()
     child = researcher(call("slow"), call("search", question="x"), tokens("A."), tools=[slow])
     run = editor(child.as_tool("research"), log=log).run("q").start()
     await asyncio.sleep(1)
     await run.release(grace=10)
-    assert DONE == ["begun", "over"], "the call of the nested run is waited for"
+    assert EFFECTS == ["begun", "over"], "the call of the nested run was not awaited"
     events = await log.read(run.task_id)
     assert not [event for event in events if isinstance(event, StatusUpdateEvent) and event.final]
     assert of(events, "researcher")[-1].kind == "tool-complete"
 
-    rest = researcher(tokens("A."), tools=[slow])
-    again = editor(rest.as_tool("research"), turns=[tokens("A page.")], log=log).resume(run.task_id)
-    await collect(again)
-    assert (await again).output == "A page."
-    assert DONE == ["begun", "over"]
+    remaining_agent = researcher(tokens("A."), tools=[slow])
+    resumed = editor(remaining_agent.as_tool("research"), turns=[tokens("A page.")], log=log).resume(run.task_id)
+    await collect(resumed)
+    assert (await resumed).output == "A page."
+    assert EFFECTS == ["begun", "over"]
     check_attempts(await log.read(run.task_id))
 
 
 @in_virtual_time
-async def test_a_run_that_is_released_at_once_cuts_its_nested_runs_off() -> None:
+async def test_release_without_grace_interrupts_nested_runs() -> None:
     log = MemoryEventLog()
     child = researcher(call("slow"), tools=[slow])
     run = editor(child.as_tool("research"), log=log).run("q").start()
@@ -67,52 +71,52 @@ async def test_a_run_that_is_released_at_once_cuts_its_nested_runs_off() -> None
     await run.release()
     events = await log.read(run.task_id)
     assert events[-1].kind == "tool-start"
-    rest = researcher(tokens("A."), tools=[slow])
-    again = editor(rest.as_tool("research"), turns=[tokens("A page.")], log=log).resume(run.task_id)
-    await collect(again)
-    assert (await again).output == "A page."
+    remaining_agent = researcher(tokens("A."), tools=[slow])
+    resumed = editor(remaining_agent.as_tool("research"), turns=[tokens("A page.")], log=log).resume(run.task_id)
+    await collect(resumed)
+    assert (await resumed).output == "A page."
     (answer,) = [e for e in of(await log.read(run.task_id), "researcher") if isinstance(e, ToolCompleteEvent)]
     assert "interrupted" in answer.content
 
 
 @pytest.mark.parametrize("grace", [0, 5])
 @in_virtual_time
-async def test_nothing_begins_or_is_done_below_a_run_that_is_released_at_any_event(grace: float) -> None:  # L89
+async def test_released_run_repeats_no_nested_effect_after_release_at_any_event(grace: float) -> None:  # L89
     @tool
     async def pay(ctx: RunContext[Any]) -> str:
         """Pays."""
         await ctx.ask("Pay?")
-        DONE.append(f"paid {ctx.idempotency_key}")
+        EFFECTS.append(f"paid {ctx.idempotency_key}")
         return "paid"
 
-    def family(log: MemoryEventLog) -> Agent:
-        leaf = researcher(*by_turn([call("pay"), call("slow")], "Paid."), name="leaf", tools=[pay, slow])
-        script = by_turn([call("leaf", prompt="x")], [call("pay")], "Asked.")
+    def make_agent_tree(log: MemoryEventLog) -> Agent:
+        leaf = researcher(*script_by_turn([call("pay"), call("slow")], "Paid."), name="leaf", tools=[pay, slow])
+        script = script_by_turn([call("leaf", prompt="x")], [call("pay")], "Asked.")
         middle = researcher(*script, name="middle", tools=[leaf.as_tool(), pay])
-        both = [call("middle", prompt="x"), call("middle", prompt="x")]
-        return editor(middle.as_tool(), turns=by_turn(both, "A page."), log=log)
+        parallel_calls = [call("middle", prompt="x"), call("middle", prompt="x")]
+        return editor(middle.as_tool(), turns=script_by_turn(parallel_calls, "A page."), log=log)
 
-    whole = await collect(family(MemoryEventLog()).run("q", on_input=lambda _: True))
-    for place in range(1, len(whole), 2):
-        DONE.clear()
+    recorded = await collect(make_agent_tree(MemoryEventLog()).run("q", on_input=lambda _: True))
+    for position in range(1, len(recorded), 2):
+        EFFECTS.clear()
         log = MemoryEventLog()
-        run = family(log).run("q", on_input=lambda _: True)
-        releasing: list[asyncio.Task[None]] = []
-        seen = 0
+        run = make_agent_tree(log).run("q", on_input=lambda _: True)
+        releases: list[asyncio.Task[None]] = []
+        count = 0
         async for _ in run:
-            if seen == place:
-                releasing.append(asyncio.create_task(run.release(grace)))
-            seen += 1
-        await asyncio.gather(*releasing)
-        again = family(log).resume(run.task_id, on_input=lambda _: True)
-        await collect(again)
-        result = await again
+            if count == position:
+                releases.append(asyncio.create_task(run.release(grace)))
+            count += 1
+        await asyncio.gather(*releases)
+        resumed = make_agent_tree(log).resume(run.task_id, on_input=lambda _: True)
+        await collect(resumed)
+        result = await resumed
         events = await log.read(run.task_id)
         check_attempts(events)
-        assert result.output == "A page.", place
-        assert result.usage == used(events), place
-        paid = [each for each in DONE if each.startswith("paid")]
-        assert len(paid) == len(set(paid)), place
+        assert result.output == "A page.", position
+        assert result.usage == used(events), position
+        payments = [effect for effect in EFFECTS if effect.startswith("paid")]
+        assert len(payments) == len(set(payments)), position
 
 
 @tool
@@ -122,60 +126,61 @@ async def ask(ctx: RunContext[Any]) -> str:
 
 
 @strategy
-async def delegates(run: StrategyRun) -> str:
-    """Has an agent answer, beside the main line."""
+async def delegate(run: StrategyRun) -> str:
+    """Have an agent answer on a branch of its own."""
     answer = await run.call("research", {"prompt": "x"}, branch="delegates/1")
     return answer.content
 
 
-async def test_an_agent_that_is_called_on_a_line_of_a_strategy_may_ask() -> None:
+async def test_agent_called_on_a_branch_of_a_strategy_can_ask() -> None:
     def agent(log: MemoryEventLog, *turns: Any) -> Agent:
         child = researcher(*turns, tools=[ask])
-        return Agent(ScriptedModel(), tools=[child.as_tool("research")], log=log, strategy=delegates, name="head")
+        return Agent(ScriptedModel(), tools=[child.as_tool("research")], log=log, strategy=delegate, name="head")
 
     log = MemoryEventLog()
     run = agent(log, call("ask")).run("q")
     events = await checked(run)
     result = await run
     assert result.state == "input-required"
-    again = agent(log, tokens("A.")).resume(run.task_id, inputs={result.pending[0].input_id: True})
-    await collect(again)
-    result = await again
-    assert (result.output, result.pending) == ("A.", [])
-    whole = await log.read(run.task_id)
-    check_attempts(whole)
-    assert result.usage == used(whole)
-    assert len({event.task_id for event in [*events, *whole]}) == 2
+    resumed = agent(log, tokens("A.")).resume(run.task_id, inputs={result.pending[0].input_id: True})
+    await collect(resumed)
+    result = await resumed
+    assert result.output == "A."
+    assert result.pending == []
+    recorded = await log.read(run.task_id)
+    check_attempts(recorded)
+    assert result.usage == used(recorded)
+    assert len({event.task_id for event in [*events, *recorded]}) == 2
 
 
 @in_virtual_time
-async def test_an_agent_that_a_cancel_cut_off_on_a_line_goes_on_where_it_stood() -> None:  # L89
+async def test_agent_canceled_on_a_branch_of_a_strategy_is_resumed_where_it_stopped() -> None:  # L89
     def agent(log: MemoryEventLog) -> Agent:
-        script = by_turn([call("slow")], [call("search", question="x")], [call("slow")], "A.")
+        script = script_by_turn([call("slow")], [call("search", question="x")], [call("slow")], "A.")
         child = researcher(*script, tools=[slow, search])
-        return Agent(ScriptedModel(), tools=[child.as_tool("research")], log=log, strategy=delegates, name="head")
+        return Agent(ScriptedModel(), tools=[child.as_tool("research")], log=log, strategy=delegate, name="head")
 
-    DONE.clear()
+    EFFECTS.clear()
     log = MemoryEventLog()
     run = agent(log).run("q").start()
     await asyncio.sleep(3)  # in the second `slow`
     run.cancel()
     await collect(run)
-    cut_off = await log.read(run.task_id)
+    canceled_events = await log.read(run.task_id)
 
-    again = agent(log).resume(run.task_id)
-    await collect(again)
-    assert (await again).output == "A."
-    # The second one was cut off with an effect that nobody knows, and is not made once more.
-    assert DONE == ["begun", "over", "begun"]
-    whole = await log.read(run.task_id)
-    check_attempts(whole)
-    assert len({event.task_id for event in of(whole, "researcher")}) == 1
+    resumed = agent(log).resume(run.task_id)
+    await collect(resumed)
+    assert (await resumed).output == "A."
+    # The second call was interrupted with an unknown effect, so it is not repeated.
+    assert EFFECTS == ["begun", "over", "begun"]
+    recorded = await log.read(run.task_id)
+    check_attempts(recorded)
+    assert len({event.task_id for event in of(recorded, "researcher")}) == 1
 
-    for at in (len(cut_off), len(whole) - 2):
-        DONE.clear()
+    for at in (len(canceled_events), len(recorded) - 2):
+        EFFECTS.clear()
         fork = agent(log).fork(run.task_id, at=at)
         await collect(fork)
         assert (await fork).output == "A.", at
-        assert DONE == []
+        assert EFFECTS == []
         assert len({event.task_id for event in of(await log.read(fork.task_id), "researcher")}) == 1, at

@@ -1,4 +1,4 @@
-"""Runs with nested ones that are cut off after any event, and taken up again: nothing is asked or done twice."""
+"""Runs with nested runs that are interrupted after any event and resumed without repeating calls."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from support.nested_agents import check_attempts, of, used
 from support.runs import collect
 
 
-class Family:
-    """A parent with two nested agents, of which one asks, and what they have done."""
+class AgentTree:
+    """Parent with two nested agents, one of which asks, and counts of their effects."""
 
     def __init__(self) -> None:
         self.done: Counter[str] = Counter()
@@ -41,9 +41,9 @@ class Family:
         @tool
         async def pay(ctx: RunContext[Any], amount: int) -> str:
             """Pays."""
-            agreed = await ctx.ask(f"Pay {amount}?")
+            approved = await ctx.ask(f"Pay {amount}?")
             self.done["pay"] += 1
-            return str(agreed)
+            return str(approved)
 
         @tool
         async def write(text: str) -> str:
@@ -55,30 +55,38 @@ class Family:
 
     def agent(self, log: Any) -> Agent:
         buyer = Agent(
-            by_turn([call("write", text="buyer")], [call("pay", amount=5)], "bought"), name="buyer", tools=self.tools
+            model_by_turn([call("write", text="buyer")], [call("pay", amount=5)], "bought"),
+            name="buyer",
+            tools=self.tools,
         )
         clerk = Agent(
-            by_turn([call("write", text="a"), call("write", text="b")], "noted"), name="clerk", tools=self.tools
+            model_by_turn([call("write", text="a"), call("write", text="b")], "noted"), name="clerk", tools=self.tools
         )
-        both = [call("buyer", prompt="buy"), call("clerk", prompt="note")]
-        return Agent(by_turn(both, "all done"), name="head", tools=[buyer.as_tool(), clerk.as_tool()], log=log)
+        parallel_calls = [call("buyer", prompt="buy"), call("clerk", prompt="note")]
+        return Agent(
+            model_by_turn(parallel_calls, "all done"), name="head", tools=[buyer.as_tool(), clerk.as_tool()], log=log
+        )
 
 
-def by_turn(*turns: Any) -> ScriptedModel:
-    """A model that answers by what it has said before, whichever process asks."""
+def model_by_turn(*turns: Any) -> ScriptedModel:
+    """Return a model whose answer depends on the number of its earlier answers, in any process."""
 
     def answer(request: ModelRequest) -> Any:
-        said = turns[sum(message.role == "assistant" for message in request.messages)]
+        answer_content = turns[sum(message.role == "assistant" for message in request.messages)]
         usage = Usage(input_tokens=10, output_tokens=1)
-        return turn(said, usage=usage) if isinstance(said, str) else turn(calls=said, usage=usage)
+        return (
+            turn(answer_content, usage=usage)
+            if isinstance(answer_content, str)
+            else turn(calls=answer_content, usage=usage)
+        )
 
     return ScriptedModel(*[answer] * 20)
 
 
-async def recorded() -> tuple[str, Sequence[Event]]:
-    """The run, paused once, to its end."""
+async def record_run() -> tuple[str, Sequence[Event]]:
+    """Record a run that pauses once and completes."""
     log = MemoryEventLog()
-    agent = Family().agent(log)
+    agent = AgentTree().agent(log)
     run = agent.run("Go.")
     await collect(run)
     (question,) = (await run).pending
@@ -86,72 +94,76 @@ async def recorded() -> tuple[str, Sequence[Event]]:
     return run.task_id, await log.read(run.task_id)
 
 
-def agree(_: object) -> bool:
+def approve(_: object) -> bool:
     return True
 
 
-async def finish(agent: Agent, task_id: str) -> Result[Any]:
-    """Resume a run until it has come to its answer."""
+async def resume_until_done(agent: Agent, task_id: str) -> Result[Any]:
+    """Resume a run until it completes."""
     run = agent.resume(task_id, on_input=lambda _: True)
     await collect(run)
     return await run
 
 
-async def test_a_run_that_is_cut_off_anywhere_comes_to_the_same_end() -> None:  # L89
-    task_id, events = await recorded()
+async def test_run_interrupted_after_any_event_completes_without_repeating_calls() -> None:  # L89
+    task_id, events = await record_run()
     check_attempts(events)
     total = len(events)
-    for cut in range(1, total):
-        kept = events[:cut]
+    for count in range(1, total):
+        prefix = events[:count]
         log = MemoryEventLog()
-        await log.append(task_id, kept, expected_seq=0)
-        family = Family()
-        result = await finish(family.agent(log), task_id)
+        await log.append(task_id, prefix, expected_seq=0)
+        agent_tree = AgentTree()
+        result = await resume_until_done(agent_tree.agent(log), task_id)
         whole = await log.read(task_id)
         check_attempts(whole)
-        assert result.output == "all done", cut
-        assert result.usage == used(whole), cut
-        done = Counter(event.name for event in whole if isinstance(event, ToolCompleteEvent) and event.success)
-        repeated = [name for name, times in family.done.items() if times > 1]
-        assert not repeated, cut
-        # A call that was begun and not finished is told as interrupted; every other one is done once.
-        begun = {(event.task_id, event.step, event.index) for event in kept if isinstance(event, ToolStartEvent)}
-        ended = {(event.task_id, event.step, event.index) for event in kept if isinstance(event, ToolCompleteEvent)}
-        lost = [event for event in whole if isinstance(event, ToolCompleteEvent) and "interrupted" in event.content]
-        assert {(event.task_id, event.step, event.index) for event in lost} <= begun - ended, cut
-        assert done["write"] + sum(event.name == "write" for event in lost) == 3, cut
+        assert result.output == "all done", count
+        assert result.usage == used(whole), count
+        successes = Counter(event.name for event in whole if isinstance(event, ToolCompleteEvent) and event.success)
+        repeated = [name for name, number in agent_tree.done.items() if number > 1]
+        assert not repeated, count
+        # A call that started but did not finish is reported as interrupted. Every other call is executed once.
+        started = {(event.task_id, event.step, event.index) for event in prefix if isinstance(event, ToolStartEvent)}
+        ended = {(event.task_id, event.step, event.index) for event in prefix if isinstance(event, ToolCompleteEvent)}
+        interrupted = [
+            event for event in whole if isinstance(event, ToolCompleteEvent) and "interrupted" in event.content
+        ]
+        assert {(event.task_id, event.step, event.index) for event in interrupted} <= started - ended, count
+        assert successes["write"] + sum(event.name == "write" for event in interrupted) == 3, count
         calls = Counter((event.task_id, event.step) for event in whole if isinstance(event, LLMCallEvent))
-        again = [step for step, times in calls.items() if times > 1]
-        open_steps = {(e.task_id, e.step) for e in kept if isinstance(e, LLMCallEvent)} - {
-            (e.task_id, e.step) for e in kept if e.kind == "content-complete"
+        repeated_steps = [step for step, number in calls.items() if number > 1]
+        open_steps = {(e.task_id, e.step) for e in prefix if isinstance(e, LLMCallEvent)} - {
+            (e.task_id, e.step) for e in prefix if e.kind == "content-complete"
         }
-        assert set(again) <= open_steps, cut
+        assert set(repeated_steps) <= open_steps, count
         state = RunState()
         for event in whole:
             state = fold(state, event)
-        assert (list(state.messages), state.usage, state.pending) == (result.messages, result.usage, {}), cut
+        assert list(state.messages) == result.messages, count
+        assert state.usage == result.usage, count
+        assert state.pending == {}, count
 
 
-async def test_a_run_that_is_cut_off_and_cancelled_leaves_no_nested_run_open() -> None:
-    task_id, events = await recorded()
-    for cut in range(3, len(events), 2):
-        kept = events[:cut]
+async def test_cancel_after_a_crash_closes_all_nested_runs() -> None:
+    task_id, events = await record_run()
+    for count in range(3, len(events), 2):
+        prefix = events[:count]
         log = MemoryEventLog()
-        await log.append(task_id, kept, expected_seq=0)
-        await Family().agent(log).get_run(task_id).cancel()
+        await log.append(task_id, prefix, expected_seq=0)
+        await AgentTree().agent(log).get_run(task_id).cancel()
         whole = await log.read(task_id)
         check_attempts(whole)
 
 
-async def test_a_nested_run_goes_on_where_it_stood() -> None:
-    task_id, events = await recorded()
-    place = next(
+async def test_nested_run_is_resumed_where_it_stopped() -> None:
+    task_id, events = await record_run()
+    position = next(
         i for i, event in enumerate(events) if isinstance(event, ToolCompleteEvent) and event.agent_path == ("clerk",)
     )
     log = MemoryEventLog()
-    await log.append(task_id, events[: place + 1], expected_seq=0)
-    family = Family()
-    await finish(family.agent(log), task_id)
+    await log.append(task_id, events[: position + 1], expected_seq=0)
+    agent_tree = AgentTree()
+    await resume_until_done(agent_tree.agent(log), task_id)
     clerk = of(await log.read(task_id), "clerk")
     assert [event.kind for event in clerk].count("task") == 1
     statuses = [event for event in clerk if isinstance(event, StatusUpdateEvent)]
@@ -162,58 +174,60 @@ async def test_a_nested_run_goes_on_where_it_stood() -> None:
 
 @pytest.mark.parametrize("fork", [False, True])
 async def test_resumed_and_forked_runs_have_the_thought_graph_of_all_events(fork: bool) -> None:
-    task_id, events = await recorded()
-    for cut in range(1, len(events)):
+    task_id, events = await record_run()
+    for count in range(1, len(events)):
         log = MemoryEventLog()
-        await log.append(task_id, events if fork else events[:cut], expected_seq=0)
-        agent = Family().agent(log)
-        run = agent.fork(task_id, at=cut, on_input=agree) if fork else agent.resume(task_id, on_input=agree)
+        await log.append(task_id, events if fork else events[:count], expected_seq=0)
+        agent = AgentTree().agent(log)
+        run = agent.fork(task_id, at=count, on_input=approve) if fork else agent.resume(task_id, on_input=approve)
         await collect(run)
         calls = (await run).thoughts.calls
-        assert calls == ThoughtGraph.of(await log.read(run.task_id)).calls, cut
+        assert calls == ThoughtGraph.of(await log.read(run.task_id)).calls, count
         assert len(calls) == 6
 
 
-@pytest.mark.parametrize("cut", [False, True])
-async def test_a_nested_run_has_the_thought_graph_of_its_own_events(cut: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("truncated", [False, True])
+async def test_nested_run_has_the_thought_graph_of_its_own_events(
+    truncated: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     graphs: dict[str, ThoughtGraph] = {}
-    begin = NestedRecorder.__init__
+    initialize = NestedRecorder.__init__
 
-    def spy(recorder: NestedRecorder, run: Any, events: Sequence[Event]) -> None:
-        begin(recorder, run, events)
+    def record_graph(recorder: NestedRecorder, run: Any, events: Sequence[Event]) -> None:
+        initialize(recorder, run, events)
         graphs[recorder.task_id] = recorder.graph
 
-    task_id, events = await recorded()
-    held = events[: len(events) // 2] if cut else events[:1]
+    task_id, events = await record_run()
+    prefix_events = events[: len(events) // 2] if truncated else events[:1]
     log = MemoryEventLog()
-    await log.append(task_id, held, expected_seq=0)
-    monkeypatch.setattr(NestedRecorder, "__init__", spy)
-    await finish(Family().agent(log), task_id)
-    found = {call.id for graph in graphs.values() for call in graph.calls}
-    own = [event for event in held if event.agent_path and isinstance(event, ContentCompleteEvent)]
-    assert found == {call.id for event in own for call in event.tool_calls}
-    assert bool(found) == cut
+    await log.append(task_id, prefix_events, expected_seq=0)
+    monkeypatch.setattr(NestedRecorder, "__init__", record_graph)
+    await resume_until_done(AgentTree().agent(log), task_id)
+    call_ids = {call.id for graph in graphs.values() for call in graph.calls}
+    own = [event for event in prefix_events if event.agent_path and isinstance(event, ContentCompleteEvent)]
+    assert call_ids == {call.id for event in own for call in event.tool_calls}
+    assert bool(call_ids) == truncated
 
 
-async def test_a_nested_run_that_had_ended_is_not_begun_again() -> None:
-    task_id, events = await recorded()
-    place = next(
+async def test_ended_nested_run_is_not_started_again() -> None:
+    task_id, events = await record_run()
+    position = next(
         i for i, e in enumerate(events) if isinstance(e, StatusUpdateEvent) and e.final and e.agent_path == ("clerk",)
     )
     log = MemoryEventLog()
-    await log.append(task_id, events[: place + 1], expected_seq=0)
-    await finish(Family().agent(log), task_id)
+    await log.append(task_id, events[: position + 1], expected_seq=0)
+    await resume_until_done(AgentTree().agent(log), task_id)
     whole = await log.read(task_id)
     assert [event.attempt for event in of(whole, "clerk")][-1] == 1
 
 
-async def test_a_fork_goes_on_with_the_nested_runs_of_the_run_it_is_made_of() -> None:
-    task_id, events = await recorded()
+async def test_fork_continues_the_nested_runs_of_its_parent() -> None:
+    task_id, events = await record_run()
     for at in range(1, len(events), 3):
         log = MemoryEventLog()
         await log.append(task_id, events, expected_seq=0)
-        family = Family()
-        run = family.agent(log).fork(task_id, at=at, on_input=lambda _: True)
+        agent_tree = AgentTree()
+        run = agent_tree.agent(log).fork(task_id, at=at, on_input=lambda _: True)
         await collect(run)
         result = await run
         forked = await log.read(run.task_id)
@@ -223,6 +237,8 @@ async def test_a_fork_goes_on_with_the_nested_runs_of_the_run_it_is_made_of() ->
         nested = {event.task_id for event in forked if event.agent_path}
         assert len(nested) == 2, at
         assert not nested & {event.task_id for event in events}, at
-        taken = [event for event in forked if event.seq <= at]
-        written = Counter(event.name for event in taken if isinstance(event, ToolCompleteEvent) and event.agent_path)
-        assert sum(family.done.values()) + written["write"] + written["pay"] == 4, at
+        copied_events = [event for event in forked if event.seq <= at]
+        written = Counter(
+            event.name for event in copied_events if isinstance(event, ToolCompleteEvent) and event.agent_path
+        )
+        assert sum(agent_tree.done.values()) + written["write"] + written["pay"] == 4, at

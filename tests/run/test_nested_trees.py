@@ -1,4 +1,4 @@
-"""Random trees of agents that answer, fail, ask and are cut off: the grammar holds, and every nested run ends first."""
+"""Random trees of agents that answer, fail, ask and hang: the grammar holds, and nested runs end first."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from rxloop.testing import ScriptedModel, call, turn, virtual_time
 from support.nested_agents import check, check_attempts, used
 from support.runs import collect, outcome
 
-Deed = Literal["look", "ask", "fail", "hang", "refuse"]
+Action = Literal["look", "ask", "fail", "hang", "refuse"]
 
 
 @dataclass
 class Node:
-    """An agent: what it does itself, the agents that it calls in the same message, and how long they may take."""
+    """Agent with its action, the agents that it calls in the same message, and their timeout."""
 
-    deed: Deed
+    action: Action
     timeout: float | None
     children: list[Node]
 
 
 NODES = st.recursive(
     st.builds(Node, st.sampled_from(["look", "ask", "fail", "hang", "refuse"]), st.none(), st.just([])),
-    lambda below: st.builds(
+    lambda subtrees: st.builds(
         Node,
         st.sampled_from(["look", "ask", "refuse"]),
         st.sampled_from([None, 1.0, 20.0]),
-        st.lists(below, min_size=1, max_size=3),
+        st.lists(subtrees, min_size=1, max_size=3),
     ),
     max_leaves=6,
 )
@@ -66,25 +66,26 @@ async def refuse() -> str:
 
 
 def agent(node: Node, name: str, log: Any = None) -> Agent:
-    """The agent of a node."""
-    names = [f"{name}_{place}" for place in range(len(node.children))]
-    below = [
-        agent(child, each).as_tool(timeout=child.timeout) for child, each in zip(node.children, names, strict=True)
+    """Return the agent of a node."""
+    names = [f"{name}_{index}" for index in range(len(node.children))]
+    subtrees = [
+        agent(child, child_name).as_tool(timeout=child.timeout)
+        for child, child_name in zip(node.children, names, strict=True)
     ]
-    calls = [*(call(each, prompt="Go.") for each in names), call(node.deed)]
+    calls = [*(call(child_name, prompt="Go.") for child_name in names), call(node.action)]
 
     def answer(request: ModelRequest) -> Any:
         usage = Usage(input_tokens=1)
-        if node.deed == "fail":
+        if node.action == "fail":
             raise ValueError("a bug")
         first = all(message.role != "assistant" for message in request.messages)
         return turn(calls=calls, usage=usage) if first else turn("Done.", usage=usage)
 
     model = ScriptedModel(*[answer] * 9)
-    return Agent(model, name=name, tools=[*below, look, ask, hang, refuse], thoughts=False, log=log)
+    return Agent(model, name=name, tools=[*subtrees, look, ask, hang, refuse], thoughts=False, log=log)
 
 
-async def carried_out(tree: Node, cancel_after: float | None) -> None:
+async def run_tree(tree: Node, cancel_after: float | None) -> None:
     log = MemoryEventLog()
     run = agent(tree, "a", log).run("Go.").start()
     if cancel_after is not None:
@@ -97,27 +98,27 @@ async def carried_out(tree: Node, cancel_after: float | None) -> None:
         if result.state != "input-required":
             break
         assert result.pending
-        # One answer at a time, so that the others stay as they are.
+        # Answer one question at a time, so that the others stay pending.
         question = result.pending[0]
-        again = agent(tree, "a", log).resume(run.task_id, inputs={question.input_id: True})
+        resumed = agent(tree, "a", log).resume(run.task_id, inputs={question.input_id: True})
         if cancel_after is not None:
-            again.start()
-            asyncio.get_running_loop().call_later(cancel_after, again.cancel)
-        await collect(again)
-        result = await outcome(again)
-        assert question.input_id not in {each.input_id for each in result.pending}
+            resumed.start()
+            asyncio.get_running_loop().call_later(cancel_after, resumed.cancel)
+        await collect(resumed)
+        result = await outcome(resumed)
+        assert question.input_id not in {other.input_id for other in result.pending}
     assert result.state in ("completed", "canceled", "failed")
-    whole = await log.read(run.task_id)
-    check_attempts(whole)
-    assert result.usage == used(whole)
+    recorded = await log.read(run.task_id)
+    check_attempts(recorded)
+    assert result.usage == used(recorded)
 
 
-def hangs(node: Node) -> bool:
-    return node.deed == "hang" or any(map(hangs, node.children))
+def has_hanging_node(node: Node) -> bool:
+    return node.action == "hang" or any(map(has_hanging_node, node.children))
 
 
 @settings(max_examples=30, deadline=None)
 @given(tree=NODES, cancel_after=st.sampled_from([None, 0.0, 0.3, 0.7, 5.0]))
-def test_every_tree_of_agents_keeps_the_grammar(tree: Node, cancel_after: float | None) -> None:  # L10, L117
+def test_events_of_any_tree_of_agents_follow_the_grammar(tree: Node, cancel_after: float | None) -> None:  # L10, L117
     with virtual_time() as time:
-        time.run(carried_out(tree, 60.0 if cancel_after is None and hangs(tree) else cancel_after))
+        time.run(run_tree(tree, 60.0 if cancel_after is None and has_hanging_node(tree) else cancel_after))

@@ -1,4 +1,4 @@
-"""No run hangs, whatever user code does: each ends, with an error that names who is to blame."""
+"""Every run ends when user code misbehaves, with an error that names the code at fault."""
 
 from __future__ import annotations
 
@@ -50,48 +50,48 @@ MOMENTS = ["together", "subscribed", "item", "completed"]
 
 @pytest.mark.parametrize("error", [ValueError, Bad, asyncio.CancelledError, GeneratorExit])
 @pytest.mark.parametrize("moment", MOMENTS)
-@pytest.mark.parametrize("place", range(4))
+@pytest.mark.parametrize("position", range(4))
 @pytest.mark.parametrize("after", [0, 1])
-async def test_an_operator_that_raises_ends_the_run(
-    place: int, moment: str, error: type[BaseException], after: int
+async def test_run_ends_when_an_operator_raises(
+    position: int, moment: str, error: type[BaseException], after: int
 ) -> None:
     operator = troubled(**{moment: raising(error)}, after=after)  # pyright: ignore[reportArgumentType]
-    told = await failure(with_operator(operator, place))
-    assert "boom" in str(told)
+    error_of_run = await failure(with_operator(operator, position))
+    assert "boom" in str(error_of_run)
 
 
 @pytest.mark.parametrize("error", [ValueError, Bad])
-async def test_an_operator_around_the_loop_that_raises_ends_the_run(error: type[BaseException]) -> None:
+async def test_run_ends_when_an_operator_around_the_loop_raises(error: type[BaseException]) -> None:
     for moment in MOMENTS:
-        bad = troubled(**{moment: raising(error)})  # pyright: ignore[reportArgumentType]
+        broken = troubled(**{moment: raising(error)})  # pyright: ignore[reportArgumentType]
 
-        def around(pipeline: Operator, bad: Operator = bad) -> Operator:
-            return op.compose(op.iterate(pipeline), bad)
+        def wrap_loop(pipeline: Operator, broken: Operator = broken) -> Operator:
+            return op.compose(op.iterate(pipeline), broken)
 
-        assert "boom" in str(await failure(Agent(script(), tools=[look], strategy=around)))
+        assert "boom" in str(await failure(Agent(script(), tools=[look], strategy=wrap_loop)))
 
 
 @pytest.mark.parametrize("error", [ValueError, Bad])
 @pytest.mark.parametrize("moment", MOMENTS)
-async def test_who_raised_is_named(moment: str, error: type[BaseException]) -> None:
-    class Mine:
+async def test_error_names_the_function_that_raised(moment: str, error: type[BaseException]) -> None:
+    class BrokenCode:
         def boom(self) -> None:
             raise error("boom")
 
-    operator = troubled(**{moment: Mine().boom})  # pyright: ignore[reportArgumentType]
-    told = str(await failure(with_operator(operator, 2)))
-    assert "troubled" in told if moment == "together" else "Mine.boom (test_no_hangs.py:" in told
+    operator = troubled(**{moment: BrokenCode().boom})  # pyright: ignore[reportArgumentType]
+    error_of_run = str(await failure(with_operator(operator, 2)))
+    assert "troubled" in error_of_run if moment == "together" else "BrokenCode.boom (test_no_hangs.py:" in error_of_run
 
 
-async def test_stock_operators_that_hold_everything_back_to_the_end_end_the_run() -> None:
-    for place in range(4):
-        told = await failure(with_operator(ops.to_list(), place))  # pyright: ignore[reportArgumentType]
-        assert told.code == "pipeline"
-        assert "list" in str(told)
+async def test_run_ends_when_a_stock_operator_buffers_all_signals() -> None:
+    for position in range(4):
+        error_of_run = await failure(with_operator(ops.to_list(), position))  # pyright: ignore[reportArgumentType]
+        assert error_of_run.code == "pipeline"
+        assert "list" in str(error_of_run)
 
 
 @pytest.mark.parametrize("error", [ValueError, Bad])
-async def test_an_error_is_told_though_disposing_what_runs_beside_it_raises(error: type[BaseException]) -> None:
+async def test_error_is_reported_when_disposal_of_another_call_raises(error: type[BaseException]) -> None:
     def answer(request: ToolRequest) -> Observable[Signal]:
         if request.ctx.index:
             return rx.throw(ZeroDivisionError("the second"))
@@ -103,8 +103,8 @@ async def test_an_error_is_told_though_disposing_what_runs_beside_it_raises(erro
 
 
 @pytest.mark.parametrize("error", [ValueError, Bad])
-async def test_a_model_that_lost_a_race_and_cannot_be_stopped_harms_nobody(error: type[BaseException]) -> None:
-    class Slow:
+async def test_run_completes_when_disposal_of_a_losing_model_raises(error: type[BaseException]) -> None:
+    class UndisposableModel:
         name = "slow"
 
         def call(self, request: ModelRequest) -> Observable[Event]:
@@ -112,14 +112,14 @@ async def test_a_model_that_lost_a_race_and_cannot_be_stopped_harms_nobody(error
 
         async def aclose(self) -> None: ...
 
-    assert (await Agent(hedge(Slow(), ScriptedModel("Hi."), after=0.001)).run("Go.")).output == "Hi."
+    assert (await Agent(hedge(UndisposableModel(), ScriptedModel("Hi."), after=0.001)).run("Go.")).output == "Hi."
 
 
-async def test_what_cannot_be_disposed_at_the_end_is_logged_and_its_tasks_are_stopped(
+async def test_tasks_are_stopped_when_disposal_raises_at_the_end(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    bad = troubled(disposed=raising(Bad))
-    run = with_operator(bad, 3).run("Go.")
+    broken = troubled(disposed=raising(Bad))
+    run = with_operator(broken, 3).run("Go.")
     Recorder(run.events)
     run.cancel()
     with pytest.raises(AttemptError):
@@ -128,27 +128,27 @@ async def test_what_cannot_be_disposed_at_the_end_is_logged_and_its_tasks_are_st
     assert other_tasks() == set()
 
 
-def from_thread_with(scheduler: Callable[[], abc.SchedulerBase]) -> list[Operator]:
-    made: list[Any] = [
+def make_threaded_operators(scheduler: Callable[[], abc.SchedulerBase]) -> list[Operator]:
+    operators: list[Any] = [
         ops.observe_on(scheduler()),
         ops.delay(0.01, scheduler=scheduler()),
         elsewhere(lambda observer: observer.on_completed()),
         elsewhere(lambda observer: observer.on_error(ValueError("boom"))),
         elsewhere(lambda observer: observer.on_next(CustomEvent(name="x", data={}))),
     ]
-    return made
+    return operators
 
 
-@pytest.mark.parametrize("place", range(4))
-@pytest.mark.parametrize("which", range(5))
-async def test_what_is_delivered_from_another_thread_ends_the_run(which: int, place: int) -> None:
-    told = await failure(with_operator(from_thread_with(NewThreadScheduler)[which], place))
-    assert told.code == "pipeline"
-    assert "from_task" in str(told)
+@pytest.mark.parametrize("position", range(4))
+@pytest.mark.parametrize("index", range(5))
+async def test_run_ends_when_an_operator_delivers_from_another_thread(index: int, position: int) -> None:
+    error_of_run = await failure(with_operator(make_threaded_operators(NewThreadScheduler)[index], position))
+    assert error_of_run.code == "pipeline"
+    assert "from_task" in str(error_of_run)
 
 
-async def test_a_provider_that_answers_from_a_thread_ends_the_run() -> None:
-    class Threaded:
+async def test_run_ends_when_a_provider_answers_from_another_thread() -> None:
+    class ThreadedModel:
         name = "threaded"
 
         def call(self, request: ModelRequest) -> Observable[Event]:
@@ -158,17 +158,17 @@ async def test_a_provider_that_answers_from_a_thread_ends_the_run() -> None:
 
             observer: Any = None
 
-            def subscribe(given: Any, scheduler: Any = None) -> abc.DisposableBase:
+            def subscribe(subscriber: Any, scheduler: Any = None) -> abc.DisposableBase:
                 nonlocal observer
-                observer = given
+                observer = subscriber
                 return NewThreadScheduler().schedule(answer)
 
             return Observable(subscribe)
 
         async def aclose(self) -> None: ...
 
-    told = await failure(Agent(Threaded(), log=MemoryEventLog()))
-    assert "from_task" in str(told)
+    error_of_run = await failure(Agent(ThreadedModel(), log=MemoryEventLog()))
+    assert "from_task" in str(error_of_run)
 
 
 async def _async_tool() -> str:
@@ -185,30 +185,30 @@ async def _generator_tool() -> AsyncIterator[str]:
 
 
 @pytest.mark.parametrize("function", [_async_tool, _sync_tool, _generator_tool])
-async def test_a_tool_that_raises_what_is_no_exception_ends_the_run(function: Any) -> None:  # L113
-    bad = tool(name="mine")(function)
-    told = await failure(Agent(ScriptedModel(call("mine"), "Done."), tools=[bad]))
-    assert "tool mine" in str(told)
-    assert "Bad('boom')" in str(told)
-    assert "not an Exception" in str(told)
-    assert isinstance(told.__cause__, Exception)
-    assert isinstance(told.__cause__.__cause__, Bad)
+async def test_run_ends_when_a_tool_raises_a_base_exception(function: Any) -> None:  # L113
+    broken = tool(name="mine")(function)
+    error_of_run = await failure(Agent(ScriptedModel(call("mine"), "Done."), tools=[broken]))
+    assert "tool mine" in str(error_of_run)
+    assert "Bad('boom')" in str(error_of_run)
+    assert "not an Exception" in str(error_of_run)
+    assert isinstance(error_of_run.__cause__, Exception)
+    assert isinstance(error_of_run.__cause__.__cause__, Bad)
 
 
 @pytest.mark.parametrize("request_type", [ModelRequest, ToolRequest, IterationEnd])
-async def test_a_handler_that_raises_what_is_no_exception_ends_the_run(request_type: Any) -> None:
+async def test_run_ends_when_a_handler_raises_a_base_exception(request_type: Any) -> None:
     @op.on(request_type)
     async def mine(request: Any, ctx: RunContext[Any]) -> AsyncIterator[Signal]:
         raise Bad("boom")
         yield request
 
-    place = {ModelRequest: 0, ToolRequest: 1, IterationEnd: 2}[request_type]
-    told = await failure(with_operator(mine, place))
-    assert "handler mine" in str(told)
+    position = {ModelRequest: 0, ToolRequest: 1, IterationEnd: 2}[request_type]
+    error_of_run = await failure(with_operator(mine, position))
+    assert "handler mine" in str(error_of_run)
 
 
-async def test_a_provider_that_raises_what_is_no_exception_ends_the_run() -> None:
-    class Broken:
+async def test_run_ends_when_a_provider_raises_a_base_exception() -> None:
+    class BrokenModel:
         name = "broken"
 
         def __init__(self, at_once: bool) -> None:
@@ -225,21 +225,21 @@ async def test_a_provider_that_raises_what_is_no_exception_ends_the_run() -> Non
         async def aclose(self) -> None: ...
 
     for at_once in (True, False):
-        assert "Bad('boom')" in str(await failure(Agent(Broken(at_once))))
+        assert "Bad('boom')" in str(await failure(Agent(BrokenModel(at_once))))
 
 
-async def test_a_subscriber_that_raises_what_is_no_exception_is_detached(caplog: pytest.LogCaptureFixture) -> None:
+async def test_subscriber_that_raises_a_base_exception_is_detached(caplog: pytest.LogCaptureFixture) -> None:
     run = Agent(script(), tools=[look]).run("Go.")
 
-    def bad(event: Event) -> None:
+    def broken(event: Event) -> None:
         if event.kind == "tool-start":
             raise Bad("boom")
 
-    def bad_end() -> None:
+    def fail_on_completed() -> None:
         raise Bad("boom")
 
-    run.events.subscribe(bad, on_error=lambda _: None)
-    run.events.subscribe(on_completed=bad_end)
+    run.events.subscribe(broken, on_error=lambda _: None)
+    run.events.subscribe(on_completed=fail_on_completed)
     recorder = Recorder(run.events)
     async with asyncio.timeout(10):
         assert (await run).output == "Done."
@@ -248,7 +248,7 @@ async def test_a_subscriber_that_raises_what_is_no_exception_is_detached(caplog:
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
-def test_what_ends_the_process_does_so_and_the_run_ends_before(error: type[BaseException]) -> None:
+def test_run_ends_before_keyboard_interrupt_and_system_exit_propagate(error: type[BaseException]) -> None:
     recorded: list[Any] = []
 
     @tool
@@ -257,8 +257,8 @@ def test_what_ends_the_process_does_so_and_the_run_ends_before(error: type[BaseE
         raise error
 
     async def main() -> None:
-        bad = troubled(completed=raising(error))
-        agent = Agent(script(), tools=[look], loop=[op.call_model(), op.run_tools(), bad, op.checkpoint()])
+        broken = troubled(completed=raising(error))
+        agent = Agent(script(), tools=[look], loop=[op.call_model(), op.run_tools(), broken, op.checkpoint()])
         run = agent.run("Go.")
         recorded.append(Recorder(run.events))
         await run
@@ -269,14 +269,14 @@ def test_what_ends_the_process_does_so_and_the_run_ends_before(error: type[BaseE
 
 
 @pytest.mark.parametrize("error", [ValueError, Bad])
-async def test_a_timer_of_an_operator_that_raises_ends_the_run(error: type[BaseException]) -> None:
-    def late(source: Observable[Signal]) -> Observable[Signal]:
+async def test_run_ends_when_a_timer_of_an_operator_raises(error: type[BaseException]) -> None:
+    def delay_and_raise(source: Observable[Signal]) -> Observable[Signal]:
         return source.pipe(ops.delay(0.001), troubled(item=raising(error)))
 
-    assert "boom" in str(await failure(with_operator(late, 2)))
+    assert "boom" in str(await failure(with_operator(delay_and_raise, 2)))
 
 
-async def test_a_timer_of_a_subscriber_that_raises_hurts_nobody() -> None:
+async def test_run_completes_when_a_timer_of_a_subscriber_raises() -> None:
     run = Agent(script(), tools=[look]).run("Go.")
     problems: list[Any] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.append(context["exception"]))
@@ -288,16 +288,16 @@ async def test_a_timer_of_a_subscriber_that_raises_hurts_nobody() -> None:
     assert (await run).output == "Done."
 
 
-# -- all of it at random
+# -- random combinations
 
 
 RUNS = int(os.environ.get("RXLOOP_MISBEHAVING_RUNS", "200"))
-"""5,000 take some minutes."""
+"""Number of random programs. 5,000 take some minutes."""
 
 
 @pytest.mark.timeout(60 + RUNS)
 @pytest.mark.parametrize("part", range(4))
-async def test_whatever_misbehaves_every_run_ends_once_and_leaves_nothing(
+async def test_run_ends_once_and_leaks_nothing_with_randomly_misbehaving_code(
     part: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
@@ -305,29 +305,29 @@ async def test_whatever_misbehaves_every_run_ends_once_and_leaves_nothing(
     for seed in range(part, RUNS, 4):
         program = Program(seed)
         try:
-            await ends(program)
+            await check_program(program)
         except BaseException as error:
             error.add_note(f"seed {seed}: {program}")
             raise
 
 
-async def ends(program: Program) -> None:
+async def check_program(program: Program) -> None:
     run = program.agent().run("Go.", metadata={"tenant": PLANTED})
     recorder = Recorder(run.events)
     program.subscribe(run.events)
-    awaiting = asyncio.create_task(run.result())
+    result_task = asyncio.create_task(run.result())
     if program.cancelled_after is not None:
         await settled(program.cancelled_after)
         run.cancel()
     async with asyncio.timeout(20):
         with suppress(AttemptError):
-            await awaiting
+            await result_task
     await settled(20)
     assert recorder.completed
     assert len(finals(recorder.events)) == 1
     assert recorder.events[-1] is finals(recorder.events)[0]
     assert other_tasks() == set()
-    follows_the_grammar(recorder.events)
+    check_grammar(recorder.events)
     assert PLANTED not in b"".join([frame async for frame in run.sse()]).decode()
     if program.log is not None:
         assert await program.log.read(run.task_id) == tuple(event for event in recorder.events if event.durable)
@@ -335,17 +335,17 @@ async def ends(program: Program) -> None:
         assert program.subscriptions.open == 0
 
 
-def follows_the_grammar(events: list[Event]) -> None:
-    """Whatever an operator does to events, those that are published tell one story."""
-    wrong: list[Exception] = []
-    rx.from_iterable(events).pipe(op.grammar()).subscribe(on_error=wrong.append)
-    assert wrong == []
+def check_grammar(events: list[Event]) -> None:
+    """Check that published events follow the grammar, whatever an operator does to them."""
+    errors: list[Exception] = []
+    rx.from_iterable(events).pipe(op.grammar()).subscribe(on_error=errors.append)
+    assert errors == []
 
 
 @pytest.mark.parametrize("kind", ["tool-start", "tool-complete", "content-complete"])
 @pytest.mark.parametrize("times", [0, 2])
-async def test_an_operator_that_drops_or_doubles_events_ends_the_run_and_is_told_so(kind: str, times: int) -> None:
-    def mangles(source: Observable[Signal]) -> Observable[Signal]:
+async def test_run_ends_when_an_operator_drops_or_duplicates_events(kind: str, times: int) -> None:
+    def repeat_or_drop(source: Observable[Signal]) -> Observable[Signal]:
         def subscribe(
             observer: abc.ObserverBase[Signal], scheduler: abc.SchedulerBase | None = None
         ) -> abc.DisposableBase:
@@ -357,48 +357,48 @@ async def test_an_operator_that_drops_or_doubles_events_ends_the_run_and_is_told
 
         return Observable(subscribe)
 
-    run = with_operator(mangles, 2).run("Go.")
+    run = with_operator(repeat_or_drop, 2).run("Go.")
     recorder = Recorder(run.events)
     with pytest.raises(RunError) as caught:
         await run
     assert caught.value.code == "pipeline"
-    follows_the_grammar(recorder.events)
+    check_grammar(recorder.events)
 
 
 class OwnStart(ToolStartEvent):
-    """A `tool-start` of the user's."""
+    """User-defined subclass of `tool-start`."""
 
     note: str = ""
 
 
-async def test_a_class_of_ones_own_keeps_to_the_order_of_the_kind_that_it_is_made_of() -> None:
-    def doubles(signal: Signal) -> Observable[Signal]:
+async def test_event_subclass_follows_the_order_of_its_kind() -> None:
+    def duplicate_start(signal: Signal) -> Observable[Signal]:
         if not isinstance(signal, ToolStartEvent):
             return rx.of(signal)
         fields = {name: getattr(signal, name) for name in ("call", "index", "step", "idempotency_key")}
         return rx.of(signal, OwnStart(**fields, note="again"))
 
-    run = with_operator(ops.flat_map(doubles), 2).run("Go.")
+    run = with_operator(ops.flat_map(duplicate_start), 2).run("Go.")
     recorder = Recorder(run.events)
     with pytest.raises(RunError, match="begins twice") as caught:
         await run
     assert caught.value.code == "pipeline"
-    follows_the_grammar(recorder.events)
+    check_grammar(recorder.events)
 
 
-async def test_progress_of_a_call_that_no_message_has_yet_is_passed_over() -> None:
-    def hurries(source: Observable[Signal]) -> Observable[Signal]:
-        def early(signal: Signal) -> Observable[Signal]:
+async def test_progress_of_a_call_without_message_is_skipped() -> None:
+    def add_early_progress(source: Observable[Signal]) -> Observable[Signal]:
+        def add_progress(signal: Signal) -> Observable[Signal]:
             if isinstance(signal, ContentDeltaEvent | ToolCallDeltaEvent):
                 return rx.of(
                     signal, ToolProgressEvent(step=signal.step, call=ToolCall(id="a", name="look"), message="5 %")
                 )
             return rx.of(signal)
 
-        return source.pipe(ops.flat_map(early))
+        return source.pipe(ops.flat_map(add_progress))
 
-    run = with_operator(hurries, 1).run("Go.")
+    run = with_operator(add_early_progress, 1).run("Go.")
     recorder = Recorder(run.events)
     await run
     assert not any(isinstance(event, ToolProgressEvent) for event in recorder.events)
-    follows_the_grammar(recorder.events)
+    check_grammar(recorder.events)

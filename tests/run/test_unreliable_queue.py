@@ -1,4 +1,4 @@
-"""A queue with bad manners changes nothing: the log says what a job has to do, whoever the queue gives it to."""
+"""A queue may deliver jobs wrongly: each run is still executed once, because its log decides."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ COPIES = 3
 RUNS = 6
 
 
-class BadQueue:
-    """Delivers each job three times, and once more while its acknowledgement is lost.
+class UnreliableQueue:
+    """Delivers each job three times, and once more if its acknowledgement is lost.
 
-    Now and then it takes a worker for dead that is not: it gives the job to another one, and believes the first one's
-    word later, or cancels it in the middle. So an acknowledgement says nothing but that a worker thought so.
+    Sometimes it considers a live worker dead. It passes the job to another worker, and either accepts the
+    acknowledgement of the first worker later or cancels that worker. So an acknowledgement proves nothing.
     """
 
     def __init__(self, seed: int) -> None:
@@ -31,34 +31,34 @@ class BadQueue:
         self.acknowledged: dict[str, int] = {}
 
     def enqueue(self, task_id: str) -> None:
-        """Put a job in, three times."""
+        """Add a job three times."""
         for _ in range(COPIES):
             self._jobs.put_nowait(task_id)
 
     async def serve(self, agent: Agent[None, str]) -> None:
-        """Give jobs to one worker, one after another, until it is cancelled."""
+        """Pass jobs to one worker, one after another, until canceled."""
         while True:
             task_id = await self._jobs.get()
             self.delivered += 1
-            manner = self._random.choice(("good", "lost", "zombie", "cut"))
+            fault = self._random.choice(("good", "lost", "zombie", "cut"))
             job = asyncio.ensure_future(agent.get_run(task_id).execute())
-            if manner == "cut":
+            if fault == "cut":
                 await asyncio.wait([job], timeout=self._random.random() * 90)
                 job.cancel()
                 await asyncio.wait([job])
-            if manner in ("zombie", "cut"):
-                # Somebody else gets it, while this worker still may be at it.
+            if fault in ("zombie", "cut"):
+                # Another worker gets the job while this worker may still execute it.
                 self._jobs.put_nowait(task_id)
-            if manner == "cut" and job.cancelled():
+            if fault == "cut" and job.cancelled():
                 continue
             assert (await job).state in ("completed", "input-required")
             self.acknowledged[task_id] = self.acknowledged.get(task_id, 0) + 1
-            if manner == "lost" and self.delivered < 200:
+            if fault == "lost" and self.delivered < 200:
                 self._jobs.put_nowait(task_id)
 
 
-def machine(shared_with: Machine, paid: list[str]) -> Machine:
-    """A worker on the log of another one."""
+def add_payment_tool(machine: Machine, paid: list[str]) -> Machine:
+    """Add the payment tool to a machine."""
 
     @tool
     async def pay(number: int) -> str:
@@ -67,23 +67,23 @@ def machine(shared_with: Machine, paid: list[str]) -> Machine:
         await asyncio.sleep(20)
         return f"paid {number}"
 
-    shared_with.tools = [pay]
-    return shared_with
+    machine.tools = [pay]
+    return machine
 
 
-def script(request: Any) -> Any:
-    """What the model says follows from the messages alone: any worker may ask it."""
-    asked = max(place for place, message in enumerate(request.messages) if message.role == "user")
-    number = request.messages[asked].text
-    said = [message for message in request.messages[asked:] if message.role == "assistant"]
-    return [call("pay", number=int(number)), call("pay", number=int(number) + 100), "done"][len(said)]
+def answer_request(request: Any) -> Any:
+    """Derive the answer from the messages alone, so that any worker may call the model."""
+    last_prompt = max(index for index, message in enumerate(request.messages) if message.role == "user")
+    number = request.messages[last_prompt].text
+    answers = [message for message in request.messages[last_prompt:] if message.role == "assistant"]
+    return [call("pay", number=int(number)), call("pay", number=int(number) + 100), "done"][len(answers)]
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_queue_with_bad_manners_changes_nothing(seed: int) -> None:
+def test_each_run_is_executed_once_by_unreliable_queue(seed: int) -> None:
     paid: list[str] = []
-    workers = [machine(each, paid) for each in two_machines()]
-    queue = BadQueue(seed)
+    workers = [add_payment_tool(worker, paid) for worker in two_machines()]
+    queue = UnreliableQueue(seed)
     with virtual_time() as time:
 
         async def main() -> None:
@@ -93,16 +93,16 @@ def test_a_queue_with_bad_manners_changes_nothing(seed: int) -> None:
                 records.append(await agent.submit(str(number), context_id=f"c{number % 3}"))
                 queue.enqueue(records[-1].task_id)
             agents = [
-                Agent(ScriptedModel(*[script] * 500), tools=worker.tools, log=worker.log)
+                Agent(ScriptedModel(*[answer_request] * 500), tools=worker.tools, log=worker.log)
                 for worker in workers
                 for _ in range(RUNS)
             ]
-            serving = [asyncio.ensure_future(queue.serve(agent)) for agent in agents]
+            servers = [asyncio.ensure_future(queue.serve(agent)) for agent in agents]
             await asyncio.sleep(5_000)
-            for worker in serving:
+            for worker in servers:
                 assert not worker.done(), worker
                 worker.cancel()
-            await asyncio.wait(serving)
+            await asyncio.wait(servers)
 
             for record in records:
                 events = await workers[0].log.read(record.task_id)
@@ -112,7 +112,7 @@ def test_a_queue_with_bad_manners_changes_nothing(seed: int) -> None:
             await nothing_left()
 
         time.run(main())
-    # Nothing was paid twice, though each job came at least three times.
+    # Each job was delivered at least three times, but paid once.
     assert len(paid) == len(set(paid)) == 2 * RUNS
     assert queue.delivered >= COPIES * RUNS
     assert set(queue.acknowledged.values()) != {1}

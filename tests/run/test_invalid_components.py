@@ -1,4 +1,4 @@
-"""Parts that are plugged into an agent and are not what they should be, and what belongs to the agent."""
+"""Invalid components of an agent, and components that belong to the caller."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -19,8 +19,8 @@ from support.runs import outcome
 # -- what belongs to an agent
 
 
-class Family:
-    """A family of tools, as plain functions."""
+class PlainToolset:
+    """Toolset of plain functions."""
 
     def __init__(self, *functions: Any) -> None:
         self.functions = functions
@@ -36,23 +36,23 @@ class Family:
         return self.functions
 
 
-class Mine(ScriptedModel):
+class CountingModel(ScriptedModel):
     closed = 0
 
     async def aclose(self) -> None:
         self.closed += 1
 
 
-def test_run_sync_closes_what_the_agent_opened_and_nothing_else() -> None:
-    model, family = Mine("one", "two"), Family(look)
-    agent = Agent(model, tools=[family])
+def test_run_sync_closes_toolsets_but_not_the_model() -> None:
+    model, toolset = CountingModel("one", "two"), PlainToolset(look)
+    agent = Agent(model, tools=[toolset])
 
     assert agent.run_sync("Hi").output == "one"
-    assert (model.closed, family.closed) == (0, 1)
+    assert (model.closed, toolset.closed) == (0, 1)
     assert agent.run_sync("Hi").output == "two", "the agent is not closed"
 
 
-async def test_the_limits_of_a_run_go_over_those_of_the_agent() -> None:
+async def test_limits_of_run_override_limits_of_agent() -> None:
     spent = turn(calls=[call("look")], usage=Usage(input_tokens=2))
     agent = Agent(ScriptedModel(spent, "done"), tools=[look], limits=Limits(tokens=1, tool_failures=2))
 
@@ -64,7 +64,7 @@ async def test_the_limits_of_a_run_go_over_those_of_the_agent() -> None:
     )
 
 
-async def test_the_model_of_an_override_goes_before_that_of_a_run() -> None:
+async def test_model_of_override_replaces_model_of_run() -> None:
     agent, real = Agent(ScriptedModel()), ScriptedModel("real")
     with agent.override(model=ScriptedModel("fake")):
         assert (await agent.run("Hi", model=real)).output == "fake"
@@ -73,18 +73,18 @@ async def test_the_model_of_an_override_goes_before_that_of_a_run() -> None:
 # -- parts that are plugged in
 
 
-async def test_a_family_may_give_plain_functions() -> None:
+async def test_toolset_may_return_plain_functions() -> None:
     model = ScriptedModel(call("plain", n=4), call("plain", n=5), "done")
 
-    result = await Agent(model, tools=[Family(plain)], thoughts=False).run("Hi")
+    result = await Agent(model, tools=[PlainToolset(plain)], thoughts=False).run("Hi")
 
     assert [message.text for message in result.messages if message.role == "tool"] == ["8", "10"]
     assert model.requests[0].tools is model.requests[1].tools, "encoded once"
 
 
 @dataclass
-class Unhashable(MemoryEventLog):
-    """A log that can be no key of a dict."""
+class UnhashableLog(MemoryEventLog):
+    """Log that cannot be a key of a dict."""
 
     path: str = "list_runs"
 
@@ -92,8 +92,8 @@ class Unhashable(MemoryEventLog):
         super().__init__()
 
 
-async def test_a_log_need_not_be_hashable() -> None:
-    log = Unhashable()
+async def test_context_is_busy_when_its_log_is_unhashable() -> None:
+    log = UnhashableLog()
     agent = Agent(ScriptedModel("one", "two"), log=log)
 
     first = agent.run("Hi", context_id="c")
@@ -104,31 +104,31 @@ async def test_a_log_need_not_be_hashable() -> None:
     assert (await agent.run("Hi", context_id="c")).output == "two"
 
 
-async def test_two_equal_logs_are_two_logs() -> None:
+async def test_context_is_not_busy_in_another_log_that_compares_equal() -> None:
     @dataclass(unsafe_hash=True)
-    class Equal(MemoryEventLog):
+    class EqualLog(MemoryEventLog):
         path: str = "list_runs"
 
         def __post_init__(self) -> None:
             super().__init__()
 
-    one, other = Equal(), Equal()
+    one, other = EqualLog(), EqualLog()
     async with Agent(ScriptedModel("one"), log=one).run("Hi", context_id="c"):
         assert (await Agent(ScriptedModel("two"), log=other).run("Hi", context_id="c")).output == "two"
 
 
-@pytest.mark.parametrize("broken", ["list_runs", "read"])
-async def test_a_log_that_cannot_be_read_is_an_error_of_the_log(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Broken(MemoryEventLog):
+@pytest.mark.parametrize("broken_method", ["list_runs", "read"])
+async def test_unreadable_log_raises_event_log_error(broken_method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class BrokenLog(MemoryEventLog):
         disk_is_gone = False
 
-    async def fails(log: Broken, *args: Any, **options: Any) -> Any:
+    async def fail_if_disk_is_gone(log: BrokenLog, *args: Any, **options: Any) -> Any:
         if log.disk_is_gone:
             raise OSError("the disk is gone")
-        return await getattr(super(Broken, log), broken)(*args, **options)
+        return await getattr(super(BrokenLog, log), broken_method)(*args, **options)
 
     monkeypatch.setattr(log_retry, "PATIENCE", 0)
-    log = type("Failing", (Broken,), {broken: fails})()
+    log = type("Failing", (BrokenLog,), {broken_method: fail_if_disk_is_gone})()
     agent = Agent(ScriptedModel("one", "two"), log=log)
     first = await agent.run("Hi", context_id="c")
     log.disk_is_gone = True
@@ -138,43 +138,43 @@ async def test_a_log_that_cannot_be_read_is_an_error_of_the_log(broken: str, mon
         assert isinstance(raised.value.__cause__, OSError)
 
 
-async def returns(request: Any, ctx: RunContext[Any]) -> Any:
+async def return_request(request: Any, ctx: RunContext[Any]) -> Any:
     return request
 
 
-def generates(request: Any, ctx: RunContext[Any]) -> Any:
+def generate_requests(request: Any, ctx: RunContext[Any]) -> Any:
     yield request
 
 
-@pytest.mark.parametrize("handler", [returns, generates, lambda request, ctx: request, 7])
+@pytest.mark.parametrize("handler", [return_request, generate_requests, lambda request, ctx: request, 7])
 @pytest.mark.parametrize("request_type", [ToolRequest, IterationEnd])
-def test_a_handler_that_is_no_async_generator_function_is_refused_by_name(handler: Any, request_type: Any) -> None:
+def test_op_on_rejects_handler_that_is_not_an_async_generator_function(handler: Any, request_type: Any) -> None:
     with pytest.raises(ConfigurationError, match="async generator") as raised:
         op.on(request_type)(handler)
 
     assert getattr(handler, "__name__", "7") in str(raised.value)
 
 
-@pytest.mark.parametrize("given", ["tool", str, ToolCall(id="1", name="look")])
-def test_op_on_wants_a_class_of_requests(given: Any) -> None:
+@pytest.mark.parametrize("value", ["tool", str, ToolCall(id="1", name="look")])
+def test_op_on_rejects_value_that_is_not_a_request_class(value: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"op\.on\(.*give ToolRequest, ModelRequest"):
-        op.on(given)
+        op.on(value)
 
 
-@pytest.mark.parametrize("given", [op.text(), "guard", 5])
-@pytest.mark.parametrize("place", ["before_model", "before_tools", "at_end"])
-def test_a_place_of_the_usual_loop_wants_a_list(place: str, given: Any) -> None:
-    with pytest.raises(ConfigurationError, match=f"^{place}=.*give a list of operators, such as {place}="):
-        op.standard(**{place: given})
+@pytest.mark.parametrize("value", [op.text(), "guard", 5])
+@pytest.mark.parametrize("option", ["before_model", "before_tools", "at_end"])
+def test_standard_rejects_option_that_is_not_a_list(option: str, value: Any) -> None:
+    with pytest.raises(ConfigurationError, match=f"^{option}=.*give a list of operators, such as {option}="):
+        op.standard(**{option: value})
 
 
-def test_op_of_type_wants_classes() -> None:
+def test_op_of_type_rejects_event_kind_string() -> None:
     wrong: Any = "tool-start"
     with pytest.raises(ConfigurationError, match=r"op\.of_type\('tool-start'\).*classes of events"):
         op.of_type(wrong)
 
 
-async def test_a_loop_without_what_answers_a_request_is_told_what_to_add() -> None:
+async def test_loop_without_handler_fails_with_the_missing_operator() -> None:
     model = ScriptedModel(call("look"), "Hi.")
     with pytest.raises(RunError, match=r"the pipeline is run_tools; put op\.call_model\(\) after"):
         await Agent(model, loop=[op.run_tools()]).run("Hi")
@@ -182,7 +182,7 @@ async def test_a_loop_without_what_answers_a_request_is_told_what_to_add() -> No
         await Agent(model, tools=[look], loop=[op.call_model()]).run("Hi")
 
 
-async def test_a_handler_may_be_an_object_or_wrapped() -> None:
+async def test_op_on_accepts_callable_object_wrapped_and_partial_handlers() -> None:
     import functools
 
     class Guard:
@@ -197,7 +197,7 @@ async def test_a_handler_may_be_an_object_or_wrapped() -> None:
         op.on(ToolRequest)(handler)
 
 
-async def test_a_strategy_that_answers_nothing_is_a_fault_of_the_pipeline() -> None:
+async def test_run_fails_with_code_pipeline_when_strategy_answers_no_request() -> None:
     def mine(pipeline: Operator) -> Operator:
         return lambda source: source
 
@@ -207,7 +207,7 @@ async def test_a_strategy_that_answers_nothing_is_a_fault_of_the_pipeline() -> N
     assert raised.value.code == "pipeline"
 
 
-async def test_a_strategy_that_gives_no_operator_is_named() -> None:
+async def test_strategy_that_returns_no_operator_is_named_in_the_error() -> None:
     def mine(pipeline: Operator) -> Any:
         return None
 
@@ -215,7 +215,7 @@ async def test_a_strategy_that_gives_no_operator_is_named() -> None:
         Agent(ScriptedModel("Hi."), strategy=mine).run("Hi")
 
 
-def test_a_pipeline_as_a_strategy_is_told_by_its_operators() -> None:
+def test_error_lists_operators_when_pipeline_is_used_as_strategy() -> None:
     with pytest.raises(RunError, match="call_model, run_tools"):
         Agent(
             ScriptedModel("Hi."), strategy=lambda pipeline: pipeline, loop=[op.call_model(), op.run_tools()]
@@ -223,20 +223,20 @@ def test_a_pipeline_as_a_strategy_is_told_by_its_operators() -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "named"),
+    ("make", "argument"),
     [
         (lambda: op.run_tools(concurrency=0), "concurrency"),
         (lambda: op.checkpoint(every=0), "every"),
         (lambda: op.answering(ToolRequest, lambda request: Observable(), 0), "concurrency"),
     ],
 )
-def test_a_number_that_is_too_small_is_refused(make: Any, named: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"{named} must be at least 1, not 0"):
+def test_operator_rejects_number_below_one(make: Any, argument: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"{argument} must be at least 1, not 0"):
         make()
 
 
 @pytest.mark.parametrize("heartbeat", [0, -1, float("nan")])
-def test_a_heartbeat_that_never_rests_is_refused_at_once(heartbeat: float) -> None:
+def test_sse_rejects_heartbeat_that_is_not_positive(heartbeat: float) -> None:
     run = Agent(ScriptedModel("Hi.")).run("Hi")
     with pytest.raises(ConfigurationError, match="heartbeat"):
         run.sse(heartbeat=heartbeat)

@@ -1,4 +1,4 @@
-"""A run that somebody else carries out, or nobody at the moment, is cancelled, answered and spoken to by its mail."""
+"""Cancel, answer and message commands for runs of other processes and for runs without an owner."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def machines() -> Machines:
 # -- cancel
 
 
-def test_a_run_that_goes_on_elsewhere_is_cancelled_there(machines: Machines) -> None:
+def test_cancel_reaches_a_run_of_another_process(machines: Machines) -> None:
     a, b = machines
     with virtual_time() as time:
 
@@ -37,13 +37,15 @@ def test_a_run_that_goes_on_elsewhere_is_cancelled_there(machines: Machines) -> 
             with pytest.raises(RunCancelled, match="enough"):
                 await run
             [end] = finals(await b.log.read(run.task_id))
-            assert (end.metadata, a.cut, time.now < 1) == ({"mail_id": 1}, 1, True)
+            assert end.metadata == {"mail_id": 1}
+            assert a.cut == 1
+            assert time.now < 1
             await nothing_left()
 
         time.run(main())
 
 
-async def test_a_run_that_waits_is_cancelled_by_whoever_asks(machines: Machines) -> None:
+async def test_any_process_can_cancel_a_waiting_run(machines: Machines) -> None:
     a, b = machines
     task_id = await waiting(a)
     await b.agent().get_run(task_id).cancel()
@@ -51,7 +53,7 @@ async def test_a_run_that_waits_is_cancelled_by_whoever_asks(machines: Machines)
     assert await read_commands(a, task_id) == 1
 
 
-async def test_a_run_whose_machine_died_is_cancelled_by_whoever_asks(machines: Machines) -> None:
+async def test_any_process_can_cancel_a_run_of_a_dead_machine(machines: Machines) -> None:
     a, b = machines
     run = await a.agent(frames("-never")).run("Go", context_id="c").begin()
     a.log.freezes("c")
@@ -61,32 +63,32 @@ async def test_a_run_whose_machine_died_is_cancelled_by_whoever_asks(machines: M
     assert await states(b, run.task_id) == ["canceled"]
 
 
-async def test_a_submitted_run_is_cancelled_before_anybody_begins_it(machines: Machines) -> None:
+async def test_submitted_run_can_be_canceled_before_it_starts(machines: Machines) -> None:
     a, b = machines
     record = await a.agent().submit("Go")
     await b.agent().get_run(record.task_id).cancel()
     assert (await a.agent().get_run(record.task_id).execute()).state == "canceled"
 
 
-def test_a_cancel_that_nobody_takes_is_told_after_a_while_and_counts_later(machines: Machines) -> None:
+def test_cancel_raises_when_the_owner_does_not_react_and_is_applied_later(machines: Machines) -> None:
     a, b = machines
     with virtual_time() as time:
 
         async def main() -> None:
             run = await a.agent(call("work"), "never").run("Go", context_id="c").begin()
-            # Alive, as far as the log can tell, and deaf.
+            # The log considers the owner alive, but the owner receives no notifications.
             a.log.shared.watching.clear()
-            begun = time.now
+            start = time.now
             with pytest.raises(ConflictError, match="by its mail"):
                 await b.agent().get_run(run.task_id).cancel()
-            assert PATIENCE <= time.now - begun <= PATIENCE + 1
+            assert PATIENCE <= time.now - start <= PATIENCE + 1
             await run.release()
             assert (await b.agent().get_run(run.task_id).execute()).state == "canceled"
 
         time.run(main())
 
 
-async def test_a_cancel_that_came_twice_does_not_end_what_somebody_resumes_later(machines: Machines) -> None:
+async def test_repeated_cancel_does_not_end_a_later_resumption(machines: Machines) -> None:
     a, b = machines
     task_id = await waiting(a)
     await a.log.send_command(task_id, CancelCommand(reason="first"))
@@ -98,7 +100,7 @@ async def test_a_cancel_that_came_twice_does_not_end_what_somebody_resumes_later
     assert await read_commands(a, task_id) == 2
 
 
-async def test_a_letter_is_taken_once_however_many_attempts_come_after_it(machines: Machines) -> None:
+async def test_command_is_applied_once_across_attempts(machines: Machines) -> None:
     a, b = machines
     task_id = await waiting(a)
     await b.agent().get_run(task_id).cancel()
@@ -110,23 +112,24 @@ async def test_a_letter_is_taken_once_however_many_attempts_come_after_it(machin
     assert len([e for e in await a.log.read(task_id) if isinstance(e, MessageAddedEvent)]) == 1
 
 
-async def test_a_cancel_goes_before_the_answers_and_messages_beside_it(machines: Machines) -> None:
+async def test_cancel_takes_precedence_over_other_commands_of_the_inbox(machines: Machines) -> None:
     a, b = machines
     task_id = await waiting(a)
-    for letter in (
+    for command in (
         AnswerCommand(inputs={"1.0.1": True}),
         CancelCommand(),
         MessageCommand(messages=[Message.user("Hm")]),
     ):
-        await a.log.send_command(task_id, letter)
+        await a.log.send_command(task_id, command)
     assert (await b.agent().get_run(task_id).execute()).state == "canceled"
-    assert (await read_commands(a, task_id), b.paid) == (3, [])
+    assert await read_commands(a, task_id) == 3
+    assert b.paid == []
 
 
-# -- say
+# -- send
 
 
-def test_a_message_enters_the_history_of_a_run_that_goes_on_elsewhere(machines: Machines) -> None:
+def test_message_is_added_to_a_run_of_another_process(machines: Machines) -> None:
     a, b = machines
     with virtual_time() as time:
 
@@ -135,14 +138,14 @@ def test_a_message_enters_the_history_of_a_run_that_goes_on_elsewhere(machines: 
             await until(lambda: a.begun)
             await b.agent().get_run(run.task_id).send("Only half of it")
             result = await run
-            assert [message.text for message in result.messages][-2:] == ["Only half of it", "done"]
-            [said] = [e for e in await b.log.read(run.task_id) if isinstance(e, MessageAddedEvent)]
-            assert (said.cause, said.metadata) == ("steering", {"mail_id": 1})
+            assert [item.text for item in result.messages][-2:] == ["Only half of it", "done"]
+            [message] = [e for e in await b.log.read(run.task_id) if isinstance(e, MessageAddedEvent)]
+            assert (message.cause, message.metadata) == ("steering", {"mail_id": 1})
 
         time.run(main())
 
 
-def test_a_message_may_cut_off_the_answer_that_is_being_written(machines: Machines) -> None:
+def test_message_can_interrupt_an_answer_in_another_process(machines: Machines) -> None:
     a, b = machines
     with virtual_time() as time:
 
@@ -156,7 +159,7 @@ def test_a_message_may_cut_off_the_answer_that_is_being_written(machines: Machin
         time.run(main())
 
 
-async def test_a_message_to_a_run_that_waits_comes_with_its_next_attempt(machines: Machines) -> None:
+async def test_message_to_a_waiting_run_is_added_in_its_next_attempt(machines: Machines) -> None:
     a, b = machines
     task_id = await waiting(a)
     await a.agent().get_run(task_id).send("In euros, please")
@@ -165,7 +168,7 @@ async def test_a_message_to_a_run_that_waits_comes_with_its_next_attempt(machine
     assert [message.text for message in result.messages][-2:] == ["In euros, please", "paid"]
 
 
-async def test_a_message_that_was_sent_twice_enters_the_history_once(machines: Machines) -> None:
+async def test_message_with_the_same_id_is_added_once(machines: Machines) -> None:
     a, b = machines
     task_id = await waiting(a)
     for _ in range(2):
@@ -174,7 +177,7 @@ async def test_a_message_that_was_sent_twice_enters_the_history_once(machines: M
     assert len([e for e in await a.log.read(task_id) if isinstance(e, MessageAddedEvent)]) == 1
 
 
-async def test_nothing_can_be_said_to_a_run_that_is_over(machines: Machines) -> None:
+async def test_send_to_a_finished_run_raises(machines: Machines) -> None:
     a, _ = machines
     run = a.agent("done").run("Go")
     await run
@@ -184,16 +187,16 @@ async def test_nothing_can_be_said_to_a_run_that_is_over(machines: Machines) -> 
         await a.agent().get_run(run.task_id).send(Message(role="assistant", content="I said"))
 
 
-def test_a_message_that_comes_while_the_end_is_being_written_is_refused_and_not_lost(machines: Machines) -> None:
+def test_send_raises_when_the_run_ends_meanwhile_in_another_process(machines: Machines) -> None:
     a, b = machines
     append = a.log.append
 
-    async def slow(task_id: str, events: Any, **options: Any) -> None:
+    async def append_slowly(task_id: str, events: Any, **options: Any) -> None:
         if events[-1].kind == "status-update" and events[-1].final:
             await asyncio.sleep(1)
         await append(task_id, events, **options)
 
-    a.log.append = slow  # type: ignore[method-assign]
+    a.log.append = append_slowly  # type: ignore[method-assign]
     with virtual_time() as time:
 
         async def main() -> None:
@@ -206,7 +209,7 @@ def test_a_message_that_comes_while_the_end_is_being_written_is_refused_and_not_
         time.run(main())
 
 
-def test_a_message_is_taken_when_say_returns(machines: Machines) -> None:
+def test_message_is_recorded_when_send_returns(machines: Machines) -> None:
     a, b = machines
     with virtual_time() as time:
 
@@ -221,7 +224,7 @@ def test_a_message_is_taken_when_say_returns(machines: Machines) -> None:
         time.run(main())
 
 
-async def test_nothing_can_be_said_to_a_run_that_was_cancelled_until_it_is_resumed(machines: Machines) -> None:
+async def test_send_to_a_canceled_run_raises(machines: Machines) -> None:
     a, _ = machines
     task_id = await waiting(a)
     await a.agent().get_run(task_id).cancel()
@@ -229,7 +232,7 @@ async def test_nothing_can_be_said_to_a_run_that_was_cancelled_until_it_is_resum
         await a.agent().get_run(task_id).send("Wait")
 
 
-async def test_nothing_can_be_said_to_a_run_whose_question_was_dropped(machines: Machines) -> None:
+async def test_send_to_a_run_with_a_dropped_question_raises(machines: Machines) -> None:
     a, _ = machines
     task_id = await waiting(a)
     context_id = (await a.log.get_record(task_id)).context_id
@@ -238,7 +241,7 @@ async def test_nothing_can_be_said_to_a_run_whose_question_was_dropped(machines:
         await a.agent().get_run(task_id).send("Wait")
 
 
-async def test_a_steer_is_for_steering_and_not_for_say(machines: Machines) -> None:
+async def test_send_rejects_a_steer_object(machines: Machines) -> None:
     a, _ = machines
     task_id = await waiting(a)
     steer: Any = Steer("Stop", interrupt=True)
@@ -246,36 +249,36 @@ async def test_a_steer_is_for_steering_and_not_for_say(machines: Machines) -> No
         await a.agent().get_run(task_id).send(steer)
 
 
-def test_mail_that_comes_while_a_run_is_taken_up_is_taken(machines: Machines) -> None:
+def test_command_that_arrives_while_a_run_is_loaded_is_applied(machines: Machines) -> None:
     a, b = machines
     with virtual_time() as time:
 
         async def main() -> None:
             task_id = await waiting(a)
             await a.agent().get_run(task_id).answer({"1.0.1": True})
-            take = b.log.read_commands
+            read = b.log.read_commands
 
-            async def slow(task_id: str, *, after: int = 0) -> Any:
-                found = await take(task_id, after=after)
+            async def read_and_cancel(task_id: str, *, after: int = 0) -> Any:
+                commands = await read(task_id, after=after)
                 if not after:
-                    # It is sent right after the mail was read.
+                    # The cancel is sent immediately after the inbox was read.
                     await a.log.send_command(task_id, CancelCommand())
-                return found
+                return commands
 
-            b.log.read_commands = slow  # type: ignore[method-assign]
+            b.log.read_commands = read_and_cancel  # type: ignore[method-assign]
             with pytest.raises(RunCancelled):
                 await b.agent(frames("-never")).resume(task_id)
 
         time.run(main())
 
 
-async def test_who_speaks_to_a_run_that_ends_meanwhile_is_told() -> None:
-    class Log(MemoryEventLog):
+async def test_send_raises_when_the_run_ends_before_the_message_is_stored() -> None:
+    class ExecutingLog(MemoryEventLog):
         async def send_command(self, task_id: str, command: Command) -> int:
             await agent.get_run(task_id).execute()
             return await super().send_command(task_id, command)
 
-    log = Log()
+    log = ExecutingLog()
     agent = Agent(ScriptedModel("Done."), log=log)
     record = await agent.submit("Go")
     with pytest.raises(RunOver, match="came to its end meanwhile"):

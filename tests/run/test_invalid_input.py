@@ -1,4 +1,4 @@
-"""What is given wrongly is refused at once, with what was given and what to write."""
+"""Invalid arguments are rejected immediately, with the value and a remedy."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -18,28 +18,31 @@ from support.runs import collect
 
 
 @pytest.mark.parametrize(
-    ("wrong", "meant"), [("contextid", "context_id"), ("limit", "limits"), ("on_inputs", "on_input"), ("colour", None)]
+    ("wrong_value", "suggestion"),
+    [("contextid", "context_id"), ("limit", "limits"), ("on_inputs", "on_input"), ("colour", None)],
 )
 @pytest.mark.parametrize("method", ["run", "run_sync", "resume"])
-def test_an_unknown_argument_is_refused_with_the_nearest_one(method: str, wrong: str, meant: str | None) -> None:
+def test_run_rejects_unknown_argument_with_the_nearest_name(
+    method: str, wrong_value: str, suggestion: str | None
+) -> None:
     agent = Agent(ScriptedModel("Hi."), log=MemoryEventLog())
 
     with pytest.raises(TypeError) as raised:
-        getattr(agent, method)("Hi", **{wrong: None})
+        getattr(agent, method)("Hi", **{wrong_value: None})
 
     assert f"Agent.{method}()" in str(raised.value)
-    assert repr(wrong) in str(raised.value)
-    shown = "context_id, when_busy, model, settings" if meant is None else repr(meant)
+    assert repr(wrong_value) in str(raised.value)
+    shown = "context_id, when_busy, model, settings" if suggestion is None else repr(suggestion)
     assert shown in str(raised.value)
 
 
-def test_agent_refuses_an_unknown_option_with_the_nearest_name() -> None:
+def test_agent_rejects_unknown_option_with_the_nearest_name() -> None:
     options: dict[str, Any] = {"tols": [look]}
     with pytest.raises(TypeError, match=r"^Agent\(\) got an unknown argument 'tols'; did you mean 'tools'\?$"):
         Agent(ScriptedModel("Hi."), **options)
 
 
-async def test_remote_run_refuses_an_unknown_option_with_the_nearest_name() -> None:
+async def test_remote_run_rejects_unknown_option_with_the_nearest_name() -> None:
     run = Agent(ScriptedModel("Hi."), log=MemoryEventLog()).get_run("run")
     options: dict[str, Any] = {"when_bussy": "wait"}
     with pytest.raises(TypeError, match=r"unknown argument 'when_bussy'; did you mean 'when_busy'\?$"):
@@ -59,7 +62,7 @@ async def test_remote_run_refuses_an_unknown_option_with_the_nearest_name() -> N
         ("context_id", 7),
     ],
 )
-def test_a_wrong_value_of_a_run_is_refused_by_name(argument: str, value: Any) -> None:
+def test_run_rejects_invalid_argument_by_name(argument: str, value: Any) -> None:
     agent = Agent(ScriptedModel("Hi."), log=MemoryEventLog())
     options: dict[str, Any] = {argument: value}
 
@@ -73,7 +76,7 @@ def test_a_wrong_value_of_a_run_is_refused_by_name(argument: str, value: Any) ->
 # -- arguments of an agent
 
 
-class NoLog:
+class UnrelatedLog:
     """A class with the methods of a log that is not an `EventLog`."""
 
     keeps_deltas = False
@@ -110,12 +113,12 @@ class NoLog:
         ("log", "runs.db", r"log=open_log\('runs.db'\)"),
         ("log", Path("runs.db"), r"log=open_log\('runs.db'\)"),
         ("log", 5, "event log"),
-        ("log", NoLog(), "subclass of EventLog"),
+        ("log", UnrelatedLog(), "subclass of EventLog"),
         ("log", MemoryEventLog, "class"),
         ("settings", {"temperature": 0}, r"ModelSettings\(temperature=0\)"),
     ],
 )
-def test_a_wrong_value_of_an_agent_is_refused_with_what_to_write(argument: str, value: Any, advice: str) -> None:
+def test_agent_rejects_invalid_option_with_a_remedy(argument: str, value: Any, advice: str) -> None:
     fields: dict[str, Any] = {"model": ScriptedModel(), argument: value}
 
     with pytest.raises(ConfigurationError, match=advice) as raised:
@@ -124,90 +127,92 @@ def test_a_wrong_value_of_an_agent_is_refused_with_what_to_write(argument: str, 
     assert argument in str(raised.value)
 
 
-@pytest.mark.parametrize("overridden", [{"model": 5}, {"tools": plain}])
-def test_an_override_is_checked_like_an_agent(overridden: Any) -> None:
-    with pytest.raises(ConfigurationError), Agent(ScriptedModel()).override(**overridden):
+@pytest.mark.parametrize("override", [{"model": 5}, {"tools": plain}])
+def test_override_rejects_invalid_option(override: Any) -> None:
+    with pytest.raises(ConfigurationError), Agent(ScriptedModel()).override(**override):
         pass
 
 
-def test_another_log_is_checked_like_that_of_an_agent() -> None:
+def test_with_log_rejects_object_that_is_not_an_event_log() -> None:
     agent: Any = Agent(ScriptedModel(), log=MemoryEventLog())
     with pytest.raises(ConfigurationError, match="subclass of EventLog"):
-        agent.with_log(NoLog())
+        agent.with_log(UnrelatedLog())
     assert agent.with_log(None).log is None
 
 
-@pytest.mark.parametrize("given", [5, None])
+@pytest.mark.parametrize("returned", [5, None])
 @pytest.mark.parametrize("asynchronous", [False, True])
-async def test_an_instruction_function_that_gives_no_text_is_named(given: Any, asynchronous: bool) -> None:
-    def at_once(ctx: RunContext[Any]) -> Any:
-        return given
+async def test_instruction_function_that_returns_no_string_is_named_in_the_error(
+    returned: Any, asynchronous: bool
+) -> None:
+    def instruct(ctx: RunContext[Any]) -> Any:
+        return returned
 
-    async def later(ctx: RunContext[Any]) -> Any:
-        return given
+    async def instruct_async(ctx: RunContext[Any]) -> Any:
+        return returned
 
     with pytest.raises(RunError, match="instructions") as raised:
-        await Agent(ScriptedModel("Hi."), instructions=later if asynchronous else at_once).run("Hi")
+        await Agent(ScriptedModel("Hi."), instructions=instruct_async if asynchronous else instruct).run("Hi")
 
-    assert ("later" if asynchronous else "at_once") in str(raised.value)
-    assert repr(given) in str(raised.value)
+    assert ("instruct_async" if asynchronous else "instruct") in str(raised.value)
+    assert repr(returned) in str(raised.value)
 
 
 # -- prompts
 
 
 @pytest.mark.parametrize("prompt", ["", [""], [], Message.user(""), ["Hi", ""]])
-def test_an_empty_prompt_is_refused(prompt: Any) -> None:
+def test_run_rejects_empty_prompt(prompt: Any) -> None:
     with pytest.raises(ConfigurationError, match="empty"):
         Agent(ScriptedModel()).run(prompt)
 
 
 @pytest.mark.parametrize("prompt", [None, 5, {"role": "user", "content": "Hi"}, b"Hi"])
-def test_what_is_no_prompt_is_refused(prompt: Any) -> None:
+def test_run_rejects_prompt_of_wrong_type(prompt: Any) -> None:
     with pytest.raises(ConfigurationError) as raised:
         Agent(ScriptedModel()).run(prompt)
 
     assert repr(prompt) in str(raised.value)
 
 
-@pytest.mark.parametrize("wrong", [5, None, {"role": "user", "content": "Hi"}])
-def test_what_is_no_message_is_named_with_its_place(wrong: Any) -> None:
+@pytest.mark.parametrize("wrong_value", [5, None, {"role": "user", "content": "Hi"}])
+def test_run_names_position_of_invalid_message_in_prompt(wrong_value: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"prompt\[1\]") as raised:
-        Agent(ScriptedModel()).run(["Hi", wrong])
+        Agent(ScriptedModel()).run(["Hi", wrong_value])
 
-    assert repr(wrong) in str(raised.value)
+    assert repr(wrong_value) in str(raised.value)
 
 
-def asks(*ids: str) -> Message:
-    return Message.assistant("", tool_calls=[ToolCall(id=each, name="look") for each in ids])
+def ask_for_calls(*ids: str) -> Message:
+    return Message.assistant("", tool_calls=[ToolCall(id=call_id, name="look") for call_id in ids])
 
 
 @pytest.mark.parametrize(
-    ("history", "place"),
+    ("history", "position"),
     [
-        ([asks("a"), "And?"], r"prompt\[0\] .*'look' \('a'\)"),
-        (["Hi", asks("a", "b"), Message.tool("a", "1"), "And?"], r"prompt\[1\] .*'look' \('b'\)"),
-        (["Hi", asks("a")], r"prompt\[1\] .*'look' \('a'\)"),
+        ([ask_for_calls("a"), "And?"], r"prompt\[0\] .*'look' \('a'\)"),
+        (["Hi", ask_for_calls("a", "b"), Message.tool("a", "1"), "And?"], r"prompt\[1\] .*'look' \('b'\)"),
+        (["Hi", ask_for_calls("a")], r"prompt\[1\] .*'look' \('a'\)"),
         ([Message.tool("a", "1"), "And?"], r"prompt\[0\] .*'a'"),
-        (["Hi", asks("a"), Message.tool("a", "1"), Message.tool("a", "1")], r"prompt\[3\] .*'a'"),
-        (["Hi", asks("a"), Message.tool("z", "1")], r"prompt\[2\] .*'z'"),
+        (["Hi", ask_for_calls("a"), Message.tool("a", "1"), Message.tool("a", "1")], r"prompt\[3\] .*'a'"),
+        (["Hi", ask_for_calls("a"), Message.tool("z", "1")], r"prompt\[2\] .*'z'"),
     ],
 )
-def test_a_history_with_a_call_or_an_answer_alone_is_refused_with_its_place(history: Any, place: str) -> None:
-    with pytest.raises(ConfigurationError, match=place):
+def test_run_rejects_history_with_unpaired_tool_call_or_result(history: Any, position: str) -> None:
+    with pytest.raises(ConfigurationError, match=position):
         Agent(ScriptedModel()).run(history)
 
 
 @pytest.mark.parametrize("prompt", ["A caf\udce9?", Message.user("A caf\udce9?"), [Message.user("A caf\udce9?")]])
-async def test_half_a_character_in_a_prompt_becomes_one_that_can_be_sent_and_kept(prompt: Any) -> None:
+async def test_lone_surrogate_in_prompt_is_replaced(prompt: Any) -> None:
     model = ScriptedModel("Yes.")
     result = await Agent(model, log=MemoryEventLog()).run(prompt)
     assert result.output == "Yes."
     assert model.requests[0].messages[0].content == "A caf\ufffd?"
 
 
-async def test_a_history_whose_calls_are_answered_is_taken() -> None:
-    history = ["Hi", asks("a", "b"), Message.tool("b", "1"), Message.tool("a", "2"), "And?"]
+async def test_history_with_results_in_another_order_is_accepted() -> None:
+    history = ["Hi", ask_for_calls("a", "b"), Message.tool("b", "1"), Message.tool("a", "2"), "And?"]
 
     assert (await Agent(ScriptedModel("Fine.")).run(history)).output == "Fine."
 
@@ -215,21 +220,21 @@ async def test_a_history_whose_calls_are_answered_is_taken() -> None:
 # -- answers
 
 
-def answering_with(text: str) -> Any:
+def make_answer_strategy(text: str) -> Any:
     def strategy(pipeline: Operator) -> Operator:
-        async def answers(request: RunRequest, ctx: RunContext[Any]) -> AsyncIterator[Signal]:
+        async def handle_run(request: RunRequest, ctx: RunContext[Any]) -> AsyncIterator[Signal]:
             result = await Agent(ScriptedModel(text)).run("?")
             async for event in Agent(ScriptedModel(result.content)).run("?"):
                 if event.kind == "content-complete":
                     yield event.model_copy(update={"task_id": "", "attempt": 0, "step": "1"})
 
-        return op.on(RunRequest)(answers)
+        return op.on(RunRequest)(handle_run)
 
     return strategy
 
 
-async def test_a_strategy_whose_answer_does_not_fit_fails_by_output() -> None:
-    run = Agent(ScriptedModel(), output_type=int, strategy=answering_with("not a number")).run("How many?")
+async def test_run_fails_with_code_output_when_strategy_answer_is_invalid() -> None:
+    run = Agent(ScriptedModel(), output_type=int, strategy=make_answer_strategy("not a number")).run("How many?")
     events = await collect(run)
 
     with pytest.raises(RunError, match="does not fit") as raised:
@@ -240,7 +245,7 @@ async def test_a_strategy_whose_answer_does_not_fit_fails_by_output() -> None:
     assert vars(events[-1])["state"] == "failed"
 
 
-async def test_an_ended_run_whose_answer_does_not_fit_says_so_when_its_output_is_read() -> None:
+async def test_output_of_finished_run_raises_when_answer_is_invalid() -> None:
     log = MemoryEventLog()
     run = Agent(ScriptedModel("not a number"), log=log).run("How many?")
     await run
@@ -257,7 +262,7 @@ async def test_an_ended_run_whose_answer_does_not_fit_says_so_when_its_output_is
 
 
 @pytest.mark.parametrize(
-    ("answer", "wrong", "right"),
+    ("answer_type", "wrong_value", "valid_value"),
     [
         (int, "five", 5),
         (int, True, 5),
@@ -269,11 +274,13 @@ async def test_an_ended_run_whose_answer_does_not_fit_says_so_when_its_output_is
         (int | None, "five", None),
     ],
 )
-async def test_an_answer_of_a_wrong_type_is_refused_before_the_run_goes_on(answer: Any, wrong: Any, right: Any) -> None:
+async def test_resume_rejects_answer_of_wrong_type_without_writing_events(
+    answer_type: Any, wrong_value: Any, valid_value: Any
+) -> None:
     @tool
     async def asks_for(ctx: RunContext[Any]) -> str:
         """Asks."""
-        return repr(await ctx.ask("Which?", answer))
+        return repr(await ctx.ask("Which?", answer_type))
 
     log = MemoryEventLog()
     agent = Agent(ScriptedModel(call("asks_for"), "done"), tools=[asks_for], log=log)
@@ -282,8 +289,8 @@ async def test_an_answer_of_a_wrong_type_is_refused_before_the_run_goes_on(answe
     input_id = paused.pending[0].input_id
 
     with pytest.raises(InvalidInput, match="Which") as raised:
-        await agent.resume(paused.task_id, inputs={input_id: wrong})
+        await agent.resume(paused.task_id, inputs={input_id: wrong_value})
 
-    assert repr(wrong) in str(raised.value)
+    assert repr(wrong_value) in str(raised.value)
     assert len(await log.read(paused.task_id)) == before
-    assert (await agent.resume(paused.task_id, inputs={input_id: right})).output == "done"
+    assert (await agent.resume(paused.task_id, inputs={input_id: valid_value})).output == "done"

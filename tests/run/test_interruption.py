@@ -1,4 +1,4 @@
-"""`run.send(..., interrupt=True)`: the answer that is being written is cut off, and what there is of it stays."""
+"""`run.send(..., interrupt=True)` stops the current answer and keeps its received part."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ async def look(at: str) -> str:
     return f"{at} is blue"
 
 
-class Open:
-    """A model that pushes what it is given, and then keeps its stream open until it is disposed."""
+class OpenStreamModel:
+    """Model that pushes its events and keeps the stream open until the subscription is disposed."""
 
     name = "open"
 
-    def __init__(self, *pieces: Event, then: str = "I see.") -> None:
+    def __init__(self, *pieces: Event, final_answer: str = "I see.") -> None:
         self._pieces = pieces
-        self._then = ScriptedModel(then, then)
+        self._then = ScriptedModel(final_answer, final_answer)
         self.disposed = 0
         self.requests: list[ModelRequest] = []
 
@@ -69,11 +69,11 @@ class Open:
         return from_task(work, request.ctx, shielded=True)
 
     async def aclose(self) -> None:
-        """Nothing is open."""
+        """Do nothing."""
 
 
-def interrupted(model: Any, *, at: float, **options: Any) -> list[Event]:
-    """The events of a run that is interrupted so many seconds after its start."""
+def run_and_interrupt(model: Any, *, at: float, **options: Any) -> list[Event]:
+    """Return the events of a run that is interrupted after `at` seconds."""
     with virtual_time() as time:
         log = MemoryEventLog()
         run = Agent(model, log=log, **options).run("Which colour?")
@@ -94,19 +94,21 @@ def messages(events: list[Event]) -> list[str]:
     return shape(fold_all(events).messages)
 
 
-def cut(events: list[Event]) -> ContentCompleteEvent:
+def find_interrupted_message(events: list[Event]) -> ContentCompleteEvent:
     [message] = [
         event for event in events if isinstance(event, ContentCompleteEvent) and event.finish_reason == "interrupted"
     ]
     return message
 
 
-def test_what_was_said_of_the_answer_stays_and_the_model_goes_on() -> None:
-    model = Open(ContentDeltaEvent(delta="The sky "), ContentDeltaEvent(delta="is"), ContentDeltaEvent(delta=" never"))
-    events = interrupted(model, at=0.25)
+def test_interrupted_answer_is_kept_and_the_model_is_called_again() -> None:
+    model = OpenStreamModel(
+        ContentDeltaEvent(delta="The sky "), ContentDeltaEvent(delta="is"), ContentDeltaEvent(delta=" never")
+    )
+    events = run_and_interrupt(model, at=0.25)
 
     assert letters(events) == "twlmcklckF"
-    assert cut(events).content == "The sky is"
+    assert find_interrupted_message(events).content == "The sky is"
     assert messages(events) == [
         "user: Which colour?",
         "assistant: The sky is",
@@ -116,74 +118,77 @@ def test_what_was_said_of_the_answer_stays_and_the_model_goes_on() -> None:
     assert shape(model.requests[1].messages) == messages(events)[:3]
 
 
-def test_the_stream_of_the_provider_is_closed() -> None:
-    model = Open(ContentDeltaEvent(delta="The sky"))
-    interrupted(model, at=0.25)
+def test_interruption_closes_the_stream_of_the_provider() -> None:
+    model = OpenStreamModel(ContentDeltaEvent(delta="The sky"))
+    run_and_interrupt(model, at=0.25)
 
     assert model.disposed == 1
 
 
-def test_it_is_closed_before_the_next_request_leaves() -> None:
-    """For a provider that is limited to one request at a time."""
-    seen: list[str] = []
+def test_interrupted_stream_is_closed_before_the_next_request() -> None:
+    """A provider may be limited to one request at a time."""
+    calls: list[str] = []
 
-    class One(Open):
+    class Recording(OpenStreamModel):
         def call(self, request: ModelRequest) -> Observable[Event]:
-            seen.append("asked")
-            return super().call(request).pipe(ops.finally_action(lambda: seen.append("closed")))
+            calls.append("requested")
+            return super().call(request).pipe(ops.finally_action(lambda: calls.append("closed")))
 
-    # Nothing waits at the end of such an iteration: the next one begins inside of it.
-    interrupted(One(ContentDeltaEvent(delta="The sky")), at=0.25, loop=[op.call_model(), op.run_tools()])
+    # Nothing waits at the end of such an iteration, so the next iteration starts inside it.
+    run_and_interrupt(Recording(ContentDeltaEvent(delta="The sky")), at=0.25, loop=[op.call_model(), op.run_tools()])
 
-    assert seen == ["asked", "closed", "asked", "closed"]
+    assert calls == ["requested", "closed", "requested", "closed"]
 
 
-def test_a_thought_that_was_being_thought_is_kept_as_incomplete_and_not_sent_back() -> None:
-    model = Open(ThoughtDeltaEvent(delta="Blue, "), ThoughtDeltaEvent(delta="or"), ContentDeltaEvent(delta="Well,"))
-    events = interrupted(model, at=0.35)
+def test_interrupted_thought_is_kept_as_incomplete_and_not_sent_back() -> None:
+    model = OpenStreamModel(
+        ThoughtDeltaEvent(delta="Blue, "), ThoughtDeltaEvent(delta="or"), ContentDeltaEvent(delta="Well,")
+    )
+    events = run_and_interrupt(model, at=0.35)
 
     [thought] = [event for event in events if isinstance(event, ThoughtStreamEvent)]
-    assert (thought.content, thought.source, thought.incomplete) == ("Blue, or", "reasoning", True)
-    assert cut(events).reasoning == "Blue, or"
+    assert (thought.content, thought.source) == ("Blue, or", "reasoning")
+    assert thought.incomplete
+    assert find_interrupted_message(events).reasoning == "Blue, or"
     assert model.requests[1].messages[1].reasoning is None
 
 
-def test_thoughts_that_are_complete_stay_as_they_are() -> None:
-    model = Open(
+def test_interruption_keeps_complete_thoughts() -> None:
+    model = OpenStreamModel(
         ThoughtDeltaEvent(delta="Blue"),
         ThoughtStreamEvent(thought_id="a", content="Blue", source="reasoning"),
         ContentDeltaEvent(delta="Well,"),
     )
-    events = interrupted(model, at=0.35)
+    events = run_and_interrupt(model, at=0.35)
 
     assert [event.content for event in events if isinstance(event, ThoughtStreamEvent)] == ["Blue"]
 
 
-def test_an_answer_that_has_not_begun_leaves_no_message() -> None:
-    events = interrupted(Open(ThoughtDeltaEvent(delta="Blue")), at=0.25)
+def test_interruption_before_the_answer_leaves_no_message() -> None:
+    events = run_and_interrupt(OpenStreamModel(ThoughtDeltaEvent(delta="Blue")), at=0.25)
 
     assert messages(events) == ["user: Which colour?", "user: In short.", "assistant: I see."]
 
 
-def test_calls_that_were_being_written_are_not_carried_out() -> None:
+def test_interrupted_tool_call_is_not_executed() -> None:
     delta = ToolCallDeltaEvent(index=0, tool_call_id="a", name="look", fragment='{"at": ')
-    events = interrupted(Open(ContentDeltaEvent(delta="I look."), delta), at=0.25, tools=[look])
+    events = run_and_interrupt(OpenStreamModel(ContentDeltaEvent(delta="I look."), delta), at=0.25, tools=[look])
 
-    assert cut(events).tool_calls == []
+    assert find_interrupted_message(events).tool_calls == []
     assert not any(event.kind == "tool-start" for event in events)
     assert messages(events)[1] == "assistant: I look."
 
 
-def test_the_tokens_that_were_reported_count() -> None:
-    model = Open(UsageEvent(input_tokens=7, output_tokens=1), ContentDeltaEvent(delta="Well,"))
-    events = interrupted(model, at=0.25)
+def test_usage_reported_before_the_interruption_counts() -> None:
+    model = OpenStreamModel(UsageEvent(input_tokens=7, output_tokens=1), ContentDeltaEvent(delta="Well,"))
+    events = run_and_interrupt(model, at=0.25)
 
     assert fold_all(events).usage.input_tokens == 7
 
 
-def test_tools_that_run_are_not_cut_off() -> None:
+def test_interruption_does_not_stop_running_tools() -> None:
     model = ScriptedModel(call("look", at="it"), "Blue.")
-    events = interrupted(model, at=0.5, tools=[look])
+    events = run_and_interrupt(model, at=0.5, tools=[look])
 
     assert messages(events) == [
         "user: Which colour?",
@@ -194,7 +199,7 @@ def test_tools_that_run_are_not_cut_off() -> None:
     ]
 
 
-def test_each_of_several_answers_can_be_cut_off() -> None:
+def test_consecutive_answers_can_be_interrupted() -> None:
     with virtual_time() as time:
         model = ScriptedModel(*[frames(f"-{n}-") for n in "abc"], "d")
         run = Agent(model).run("Go")
@@ -210,16 +215,16 @@ def test_each_of_several_answers_can_be_cut_off() -> None:
         time.run(main())
 
 
-def test_a_reader_of_the_answer_may_cut_it_off_at_the_piece_that_it_reads() -> None:
+def test_subscriber_can_interrupt_the_answer_at_the_current_delta() -> None:
     with virtual_time() as time:
         model = ScriptedModel(frames("-one-two-three-|"), "Stopped.")
         run = Agent(model).run("Count")
-        said: list[Event] = []
+        received: list[Event] = []
 
         def on_next(event: Event) -> None:
             if isinstance(event, ContentDeltaEvent) and event.delta == "two":
                 run.send("Stop!", interrupt=True)
-            said.append(event)
+            received.append(event)
 
         async def main() -> None:
             run.events.subscribe(on_next)
@@ -230,13 +235,13 @@ def test_a_reader_of_the_answer_may_cut_it_off_at_the_piece_that_it_reads() -> N
                 "user: Stop!",
                 "assistant: Stopped.",
             ]
-            durable = [event for event in said if event.durable]
+            durable = [event for event in received if event.durable]
             assert durable == await collect(run)
 
         time.run(main())
 
 
-def test_an_answer_that_comes_all_at_once_is_complete_before_it_can_be_cut_off() -> None:
+def test_answer_in_one_piece_is_complete_when_its_subscriber_interrupts() -> None:
     model = ScriptedModel("Blue.", "Green.")
     with virtual_time() as time:
         run = Agent(model).run("Which colour?")
@@ -253,7 +258,7 @@ def test_an_answer_that_comes_all_at_once_is_complete_before_it_can_be_cut_off()
         time.run(main())
 
 
-def test_the_limits_hold() -> None:
+def test_iteration_limit_applies_after_an_interruption() -> None:
     with virtual_time() as time:
         run = Agent(ScriptedModel(frames("-a-"), "never"), limits=Limits(iterations=1)).run("Go")
 
@@ -268,18 +273,16 @@ def test_the_limits_hold() -> None:
         time.run(main())
 
 
-def test_an_operator_that_holds_the_model_back_does_not_mind() -> None:
-    """What stands between the call and the loop is disposed, and begun anew, with the iteration."""
-
-    def watched(seen: list[str]) -> Callable[[Observable[Any]], Observable[Any]]:
+def test_operators_of_an_interrupted_iteration_are_disposed_and_resubscribed() -> None:
+    def make_recording_operator(calls: list[str]) -> Callable[[Observable[Any]], Observable[Any]]:
         def operator(source: Observable[Any]) -> Observable[Any]:
             def subscribe(
                 observer: abc.ObserverBase[Any], scheduler: abc.SchedulerBase | None = None
             ) -> abc.DisposableBase:
-                seen.append("subscribed")
+                calls.append("subscribed")
 
                 def on_completed() -> None:
-                    seen.append("completed")
+                    calls.append("completed")
                     observer.on_completed()
 
                 return source.subscribe(observer.on_next, observer.on_error, on_completed, scheduler=scheduler)
@@ -288,28 +291,31 @@ def test_an_operator_that_holds_the_model_back_does_not_mind() -> None:
 
         return operator
 
-    seen: list[str] = []
-    interrupted(ScriptedModel(frames("-a--------------------"), "b"), at=0.1, loop=[*op.standard(), watched(seen)])
+    calls: list[str] = []
+    run_and_interrupt(
+        ScriptedModel(frames("-a--------------------"), "b"),
+        at=0.1,
+        loop=[*op.standard(), make_recording_operator(calls)],
+    )
 
-    assert seen == ["subscribed", "completed"] * 2
+    assert calls == ["subscribed", "completed"] * 2
 
 
-async def test_a_run_is_resumed_behind_an_interrupted_answer() -> None:
+async def test_run_is_resumed_after_an_interrupted_answer() -> None:
     log = MemoryEventLog()
     run: Run[str] = Agent(ScriptedModel(frames("-a---", 0.001), "b"), log=log).run("Go").start()
     await anext(aiter(run.text()))
     run.send("On!", interrupt=True)
     await run
-    place = next(e.seq for e in await log.read(run.task_id) if isinstance(e, ContentCompleteEvent))
-    again = await Agent(ScriptedModel("c"), log=await first_events(log, run.task_id, place)).resume(run.task_id)
+    seq = next(e.seq for e in await log.read(run.task_id) if isinstance(e, ContentCompleteEvent))
+    resumed = await Agent(ScriptedModel("c"), log=await first_events(log, run.task_id, seq)).resume(run.task_id)
 
-    assert shape(again.messages) == ["user: Go", "assistant: a", "user: On!", "assistant: c"]
+    assert shape(resumed.messages) == ["user: Go", "assistant: a", "user: On!", "assistant: c"]
 
 
-def test_a_call_is_one_call() -> None:
-    """The calls that a model may make after it was cut off are its own."""
+def test_model_can_call_tools_after_an_interruption() -> None:
     model = ScriptedModel(frames("-a-"), call("look", at="it"), "Blue.")
-    events = interrupted(model, at=0.1, tools=[look])
+    events = run_and_interrupt(model, at=0.1, tools=[look])
 
     [started] = [event for event in events if event.kind == "tool-start"]
     assert isinstance(getattr(started, "call", None), ToolCall)

@@ -1,4 +1,4 @@
-"""The turn of a run is lost at every place at which its process asks the log for something: nothing is lost by that."""
+"""Loss of a lease at any log operation of its process: the run still reaches its end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from support.processes.machines import Machine, states, two_machines
 from support.run_checks import nothing_left
 
 Kind = Literal["run", "chosen", "submitted", "answered", "cancelled", "released"]
-_ASKED = (
+_LOG_METHODS = (
     "append",
     "read",
     "list_runs",
@@ -29,43 +29,45 @@ _ASKED = (
     "send_command",
 )
 TASK, YES = "7f6f5a3e-0000-4000-8000-000000000001", {"1.0.1": True}
-_PLACES = 40
-"""More than any of them has."""
+_MAX_OPERATIONS = 40
+"""Upper bound for the number of log operations."""
 
 
-class Loser:
-    """Loses the turn of a machine at one of the places at which its log is asked, before the log hears of that."""
+class LeaseLoss:
+    """Makes a machine lose its lease immediately before its n-th log operation."""
 
-    def __init__(self, machine: Machine, monkeypatch: pytest.MonkeyPatch, place: int, then: Callable[[], Any]) -> None:
+    def __init__(
+        self, machine: Machine, monkeypatch: pytest.MonkeyPatch, operation: int, takeover: Callable[[], Any]
+    ) -> None:
         self.count = 0
         self.lost = False
-        self._machine, self._place, self._then = machine, place, then
-        for name in _ASKED:
-            monkeypatch.setattr(machine.log, name, self._counted(getattr(machine.log, name)))
+        self._machine, self._operation, self._takeover = machine, operation, takeover
+        for name in _LOG_METHODS:
+            monkeypatch.setattr(machine.log, name, self._count_operations(getattr(machine.log, name)))
 
-    def _counted(self, do: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-        async def counted(*arguments: Any, **options: Any) -> Any:
+    def _count_operations(self, method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        async def count_and_run(*arguments: Any, **options: Any) -> Any:
             self.count += 1
-            if self.count == self._place:
-                await self._lose()
-            return await do(*arguments, **options)
+            if self.count == self._operation:
+                await self._lose_leases()
+            return await method(*arguments, **options)
 
-        return counted
+        return count_and_run
 
-    async def _lose(self) -> None:
+    async def _lose_leases(self) -> None:
         log = self._machine.log
-        mine = [context for context, (holder, *_) in log.shared.turns.items() if holder is log]
-        for context_id in mine:
+        held_contexts = [context for context, (holder, *_) in log.shared.turns.items() if holder is log]
+        for context_id in held_contexts:
             self.lost = True
-            told = log.freezes(context_id)
-            await self._then()
-            # The log takes what comes from whoever has no turn, as long as nobody else has it.
+            notify = log.freezes(context_id)
+            await self._takeover()
+            # The log accepts writes of a process without a lease while no other process holds the lease.
             log._had.clear()
-            asyncio.get_running_loop().call_soon(told)
+            asyncio.get_running_loop().call_soon(notify)
 
 
-def agent_of(machine: Machine, effects: list[str | None]) -> Agent[None, str]:
-    """An agent that asks, pays once somebody has said yes, and says so."""
+def make_agent(machine: Machine, effects: list[str | None]) -> Agent[None, str]:
+    """Return an agent that requests approval for a payment, pays and answers."""
 
     @tool(approve=True)
     async def pay(ctx: RunContext[Any]) -> str:
@@ -73,43 +75,43 @@ def agent_of(machine: Machine, effects: list[str | None]) -> Agent[None, str]:
         effects.append(ctx.idempotency_key)
         return "paid"
 
-    def say(request: ModelRequest) -> Any:
+    def answer(request: ModelRequest) -> Any:
         return "done" if request.messages[-1].role == "tool" else call("pay")
 
-    return Agent(ScriptedModel(*[say] * 9), tools=[pay], log=machine.log)
+    return Agent(ScriptedModel(*[answer] * 9), tools=[pay], log=machine.log)
 
 
-@pytest.mark.parametrize("taken", [False, True], ids=["free", "taken"])
+@pytest.mark.parametrize("is_taken_over", [False, True], ids=["free", "taken"])
 @pytest.mark.parametrize("kind", ["run", "chosen", "submitted", "answered", "cancelled", "released"])
-def test_whatever_a_process_does_when_it_loses_its_turn_the_run_comes_to_its_end(kind: Kind, taken: bool) -> None:
+def test_run_reaches_its_end_when_its_process_loses_the_lease(kind: Kind, is_taken_over: bool) -> None:
     lost = 0
-    for place in range(1, _PLACES):
+    for operation in range(1, _MAX_OPERATIONS):
         with virtual_time() as time, pytest.MonkeyPatch.context() as patch:
-            lost += time.run(_play(kind, place, patch, taken))
-    assert 3 < lost < _PLACES - 2
+            lost += time.run(_run_scenario(kind, operation, patch, is_taken_over))
+    assert 3 < lost < _MAX_OPERATIONS - 2
 
 
-async def _play(kind: Kind, place: int, patch: pytest.MonkeyPatch, taken: bool) -> bool:
-    """Play it once, with a machine that loses its turn and another one; give whether there was a turn to lose."""
+async def _run_scenario(kind: Kind, operation: int, patch: pytest.MonkeyPatch, is_taken_over: bool) -> bool:
+    """Run the scenario on a machine that loses its lease next to another machine. Return whether there was a lease."""
     a, b = two_machines()
     effects: list[str | None] = []
-    ours, others = agent_of(a, effects), agent_of(b, effects)
+    ours, others = make_agent(a, effects), make_agent(b, effects)
     if kind not in ("run", "chosen"):
         await others.submit("Go", task_id=TASK, context_id="c")
     if kind == "answered":
         await others.get_run(TASK).execute()
         await others.get_run(TASK).answer(YES)
 
-    async def take() -> None:
-        # A run that is new may not be in the log yet.
+    async def take_over() -> None:
+        # A new run may not be in the log yet.
         with suppress(UnknownRun):
-            if taken:
+            if is_taken_over:
                 await others.get_run(TASK).execute()
 
-    loser = Loser(a, patch, place, take)
+    loss = LeaseLoss(a, patch, operation, take_over)
     acknowledged = True
     try:
-        await _act(kind, ours)
+        await _perform(kind, ours)
     except RxloopError:
         acknowledged = False
     patch.undo()
@@ -117,20 +119,20 @@ async def _play(kind: Kind, place: int, patch: pytest.MonkeyPatch, taken: bool) 
         if record.state != "canceled" and (await others.get_run(record.task_id).execute()).state == "input-required":
             await others.get_run(record.task_id).answer(YES)
             await others.get_run(record.task_id).execute()
-    where = f"{kind}, lost at {place}, {taken=}"
+    where = f"{kind}, lost at {operation}, is_taken_over={is_taken_over}"
     for record in await b.log.list_runs():
         ends = await states(b, record.task_id)
         assert ends[-1] == ("canceled" if kind == "cancelled" and acknowledged else "completed"), (where, ends)
         assert "failed" not in ends, (where, ends)
-    # Nothing was begun twice, and the conversation goes on.
+    # No effect happened twice, and the conversation continues.
     assert len(effects) == len(set(effects)), where
     assert a.log.shared.turns == {}, where
     assert (await others.run("Next", context_id="c")).state == "input-required", where
     await nothing_left()
-    return loser.lost
+    return loss.lost
 
 
-async def _act(kind: Kind, agent: Agent[None, str]) -> None:
+async def _perform(kind: Kind, agent: Agent[None, str]) -> None:
     match kind:
         case "run":
             await agent.run("Go", context_id="c")

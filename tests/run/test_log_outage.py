@@ -1,4 +1,4 @@
-"""A log that is away for a moment disturbs nobody; one that stays away is told."""
+"""A short outage of the log is bridged by retries. A long outage is reported."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from support.run_checks import finals, nothing_left
 from support.runs import collect, shape
 
 
-class Away(MemoryEventLog):
-    """Takes nothing for a while."""
+class UnwritableLog(MemoryEventLog):
+    """Log that can become unwritable."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.away = False
+        self.is_down = False
 
     async def append(self, task_id: str, events: Sequence[Event], *, expected_seq: int, writer: str = "") -> None:
-        if self.away:
+        if self.is_down:
             raise OSError("the server restarts")
         await super().append(task_id, events, expected_seq=expected_seq, writer=writer)
 
 
 @pytest.mark.parametrize("seconds", [1.0, log_retry.PATIENCE - 3])
-def test_a_log_that_is_away_for_a_moment_disturbs_no_run(seconds: float) -> None:
-    log = Away()
+def test_run_survives_a_short_write_outage_of_its_log(seconds: float) -> None:
+    log = UnwritableLog()
     paid: list[int] = []
 
     @tool
@@ -41,8 +41,8 @@ def test_a_log_that_is_away_for_a_moment_disturbs_no_run(seconds: float) -> None
         """Pays."""
         paid.append(amount)
         await asyncio.sleep(0.5)
-        log.away = True
-        asyncio.get_running_loop().call_later(seconds, setattr, log, "away", False)
+        log.is_down = True
+        asyncio.get_running_loop().call_later(seconds, setattr, log, "is_down", False)
         return "paid"
 
     with virtual_time() as time:
@@ -51,96 +51,98 @@ def test_a_log_that_is_away_for_a_moment_disturbs_no_run(seconds: float) -> None
         result = time.run(run)
         events = time.run(collect(run))
 
-    assert (result.output, paid) == ("done", [1, 2])
+    assert result.output == "done"
+    assert paid == [1, 2]
     assert log._runs[result.task_id].events == [event for event in events if event.durable]
 
 
-class Unreadable(MemoryEventLog):
-    """Gives nothing for a while."""
+class UnreadableLog(MemoryEventLog):
+    """Log that can become unreadable."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.asked = 0
-        """How often it was asked while it was away."""
-        self.away = False
+        self.failed_reads = 0
+        """Number of reads during the outage."""
+        self.is_down = False
 
-    def _ask(self) -> None:
-        if self.away:
-            self.asked += 1
+    def _check(self) -> None:
+        if self.is_down:
+            self.failed_reads += 1
             raise OSError("the server restarts")
 
     async def read(self, task_id: str, *, after_seq: int = 0, deltas: bool = False) -> Any:
-        self._ask()
+        self._check()
         return await super().read(task_id, after_seq=after_seq, deltas=deltas)
 
     async def list_runs(self, **options: Any) -> Any:
-        self._ask()
+        self._check()
         return await super().list_runs(**options)
 
 
-GOES_ON: dict[str, Callable[[Agent[None, str], Result[str]], Run[str]]] = {
+CONTINUATIONS: dict[str, Callable[[Agent[None, str], Result[str]], Run[str]]] = {
     "resume": lambda agent, before: agent.resume(before.task_id, inputs={"1.0.1": True}),
     "fork": lambda agent, before: agent.fork(before.task_id, 1),
     "conversation": lambda agent, before: agent.run("And now?", context_id=before.context_id),
 }
 
 
-@pytest.mark.parametrize("way", GOES_ON)
+@pytest.mark.parametrize("continuation", CONTINUATIONS)
 @pytest.mark.parametrize("seconds", [1.0, log_retry.PATIENCE - 3])
-def test_a_log_that_cannot_be_read_for_a_moment_refuses_nobody(
-    way: str, seconds: float, caplog: pytest.LogCaptureFixture
+def test_run_continues_after_a_short_read_outage_of_its_log(
+    continuation: str, seconds: float, caplog: pytest.LogCaptureFixture
 ) -> None:
-    log = Unreadable()
+    log = UnreadableLog()
     bank = Bank(log)
     with virtual_time() as time:
-        waiting = time.run(bank.waiting())
-        log.away, log.asked = True, 0
-        time.at(time.now + seconds, lambda: setattr(log, "away", False))
-        begun = time.now
-        result = time.run(GOES_ON[way](bank.agent("Done."), waiting))
-        assert seconds <= time.now - begun < seconds + 3
-    assert (result.output, result.state) == ("Done.", "completed")
-    assert log.asked < 20
+        paused = time.run(bank.waiting())
+        log.is_down, log.failed_reads = True, 0
+        time.at(time.now + seconds, lambda: setattr(log, "is_down", False))
+        start = time.now
+        result = time.run(CONTINUATIONS[continuation](bank.agent("Done."), paused))
+        assert seconds <= time.now - start < seconds + 3
+    assert result.state == "completed"
+    assert result.output == "Done."
+    assert log.failed_reads < 20
     assert caplog.text.count("the event log cannot be read; trying again: the server restarts") == 1
 
 
-@pytest.mark.parametrize("way", GOES_ON)
-def test_a_log_that_cannot_be_read_for_long_refuses_in_the_end_and_nothing_was_done(way: str) -> None:
-    log = Unreadable()
+@pytest.mark.parametrize("continuation", CONTINUATIONS)
+def test_run_is_refused_without_effects_after_a_long_read_outage(continuation: str) -> None:
+    log = UnreadableLog()
     bank = Bank(log)
     with virtual_time() as time:
-        waiting = time.run(bank.waiting())
-        log.away, begun = True, time.now
+        paused = time.run(bank.waiting())
+        log.is_down, start = True, time.now
         with pytest.raises(EventLogError, match="the server restarts"):
-            time.run(GOES_ON[way](bank.agent("Done."), waiting))
-        assert log_retry.PATIENCE - 3 < time.now - begun < log_retry.PATIENCE + 3
-        log.away = False
+            time.run(CONTINUATIONS[continuation](bank.agent("Done."), paused))
+        assert log_retry.PATIENCE - 3 < time.now - start < log_retry.PATIENCE + 3
+        log.is_down = False
         assert len(time.run(log.list_runs())) == 1
         assert bank.paid == []
 
 
-def test_who_cancels_need_not_wait_for_a_log_that_cannot_be_read() -> None:
-    log = Unreadable()
+def test_cancel_does_not_wait_for_an_unreadable_log() -> None:
+    log = UnreadableLog()
     bank = Bank(log)
     with virtual_time() as time:
-        waiting = time.run(bank.waiting())
-        log.away, begun = True, time.now
-        run = GOES_ON["conversation"](bank.agent("Done."), waiting)
+        paused = time.run(bank.waiting())
+        log.is_down, start = True, time.now
+        run = CONTINUATIONS["conversation"](bank.agent("Done."), paused)
         time.at(time.now + 1, run.cancel)
         with pytest.raises(RunCancelled):
             time.run(run)
-        assert time.now - begun < 2 * log_retry.PATIENCE
+        assert time.now - start < 2 * log_retry.PATIENCE
 
 
-def test_a_run_whose_log_is_gone_can_go_on_when_the_log_is_back() -> None:
-    log = Away()
+def test_run_that_failed_with_its_log_can_be_resumed_when_the_log_is_back() -> None:
+    log = UnwritableLog()
     paid: list[int] = []
 
     @tool
     async def pay(amount: int) -> str:
         """Pays."""
         paid.append(amount)
-        log.away = True
+        log.is_down = True
         return "paid"
 
     with virtual_time() as time:
@@ -149,25 +151,26 @@ def test_a_run_whose_log_is_gone_can_go_on_when_the_log_is_back() -> None:
             time.run(run)
         assert caught.value.code == "log"
         assert time.now >= log_retry.PATIENCE - 3
-        held = time.run(log.read(run.task_id))
-        assert finals(held) == []
-        log.away = False
+        recorded = time.run(log.read(run.task_id))
+        assert finals(recorded) == []
+        log.is_down = False
         result = time.run(Agent(ScriptedModel("done"), tools=[pay], log=log).resume(run.task_id))
 
-    assert (result.output, paid) == ("done", [1])
+    assert result.output == "done"
+    assert paid == [1]
     assert shape(result.messages)[2] == f"tool: {INTERRUPTED}"
 
 
-async def test_the_log_that_cannot_be_reached_refuses_who_resumes(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_resume_raises_when_the_log_is_unwritable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_retry, "PATIENCE", 0)
-    log = Away()
+    log = UnwritableLog()
     bank = Bank(log)
-    waiting = await bank.waiting()
-    log.away = True
+    paused = await bank.waiting()
+    log.is_down = True
 
     with pytest.raises(EventLogError, match="the server restarts"):
-        await bank.agent().resume(waiting.task_id, inputs={"1.0.1": True})
+        await bank.agent().resume(paused.task_id, inputs={"1.0.1": True})
 
-    log.away = False
-    assert (await bank.agent("done").resume(waiting.task_id, inputs={"1.0.1": True})).output == "done"
+    log.is_down = False
+    assert (await bank.agent("done").resume(paused.task_id, inputs={"1.0.1": True})).output == "done"
     await nothing_left()

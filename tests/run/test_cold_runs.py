@@ -20,34 +20,34 @@ from support.http_server import chat, say, serving
 from support.run_checks import Recorder, finals, nothing_left, settled, until
 
 
-def question(request: ModelRequest) -> str:
+def last_question(request: ModelRequest) -> str:
     return str(request.messages[-1].text)
 
 
-def echo(letters: str = "-{}|") -> Agent[None, str]:
-    """An agent that answers with the question, in the time of a line of frames."""
+def echo(marbles: str = "-{}|") -> Agent[None, str]:
+    """Return an agent that answers with the question, one character per frame."""
 
     def answer(request: ModelRequest) -> Any:
-        return turn(frames(letters.replace("{}", question(request))))
+        return turn(frames(marbles.replace("{}", last_question(request))))
 
     return Agent(ScriptedModel(*[answer] * 20))
 
 
-async def test_each_subscription_is_a_run_of_its_own() -> None:
+async def test_each_subscription_starts_its_own_run() -> None:
     model = ScriptedModel("one", "two")
     cold = Agent(model).observe("?")
     assert model.requests == []
     assert [(await cold.result()).output, (await cold.result()).output] == ["one", "two"]
 
 
-async def test_it_is_iterated_and_piped_like_the_stream_of_a_run() -> None:
+async def test_cold_run_can_be_iterated_and_piped() -> None:
     agent = Agent(ScriptedModel("a", "b", "c"))
     assert [event.kind async for event in agent.observe("?")][-1] == "status-update"
     assert [text async for text in agent.observe("?").pipe(op.text())] == ["b"]
     assert [text async for text in agent.observe("?").text()] == ["c"]
 
 
-def test_a_subscription_that_is_disposed_cancels_its_run() -> None:
+def test_run_is_canceled_when_its_subscription_is_disposed() -> None:
     agent = echo("-{}---|")
     with virtual_time() as time:
 
@@ -63,14 +63,14 @@ def test_a_subscription_that_is_disposed_cancels_its_run() -> None:
         assert time.now == 0.06
 
 
-async def test_a_run_whose_handle_somebody_has_is_cancelled_all_the_same() -> None:
+async def test_run_with_a_live_handle_is_canceled_when_its_subscription_is_disposed() -> None:
     run = Agent(ScriptedModel(frames("-a"))).run("?")
     ColdRun(lambda: run).subscribe().dispose()
     with pytest.raises(RunCancelled, match="its subscription was disposed"):
         await run
 
 
-async def test_an_iteration_that_is_closed_cancels_its_run() -> None:
+async def test_run_is_canceled_when_its_iterator_is_closed() -> None:
     agent = Agent(ScriptedModel(frames("-a")))
     reader = aiter(agent.observe("?"))
     await anext(reader)
@@ -78,7 +78,7 @@ async def test_an_iteration_that_is_closed_cancels_its_run() -> None:
     await nothing_left()
 
 
-async def test_the_older_run_is_really_cancelled_its_socket_closed() -> None:
+async def test_switch_latest_cancels_the_older_run_and_closes_its_socket() -> None:
     questions: Subject[str] = Subject()
     async with serving() as server, contextlib.aclosing(chat(server)) as model:
         agent = Agent(model)
@@ -90,14 +90,14 @@ async def test_the_older_run_is_really_cancelled_its_socket_closed() -> None:
         questions.on_next("new")
         questions.on_completed()
         await until(lambda: recorder.completed)
-        # That of the newer run may be used again; the older one's can only be closed.
+        # The connection of the newer run may be reused. The connection of the older run has to be closed.
         await until(lambda: server.connections == 2 and server.open == 1)
         assert [end.content for end in finals(recorder.events)] == ["42"]
         assert len(server.requests) == 2
     await server.all_closed.wait()
 
 
-async def test_a_failed_run_ends_its_events_properly_and_its_result_with_the_error() -> None:
+async def test_events_of_failed_run_complete_and_its_result_raises() -> None:
     agent = Agent(ScriptedModel(ServerError("503"), ServerError("503"), ServerError("503")))
     last = await agent.observe("?")
     assert isinstance(last, StatusUpdateEvent)
@@ -108,7 +108,7 @@ async def test_a_failed_run_ends_its_events_properly_and_its_result_with_the_err
         await agent.observe("?").text()
 
 
-async def test_errors_become_values_by_the_stock_catch() -> None:
+async def test_stock_catch_operator_turns_errors_into_values() -> None:
     @tool
     async def again() -> str:
         """Go on."""
@@ -121,22 +121,22 @@ async def test_errors_become_values_by_the_stock_catch() -> None:
     assert len(error.result.messages) == 5
 
 
-async def test_what_run_refuses_is_an_error_of_the_subscription() -> None:
+async def test_configuration_error_is_raised_through_the_subscription() -> None:
     recorder = Recorder(Agent(ScriptedModel()).observe(""))
     assert isinstance(recorder.error, ConfigurationError)
 
 
-async def test_it_takes_what_run_takes() -> None:
-    async def who(ctx: RunContext[str]) -> str:
+async def test_observe_accepts_the_options_of_run() -> None:
+    async def instruct(ctx: RunContext[str]) -> str:
         return f"You help {ctx.deps}."
 
     model = ScriptedModel("a")
-    agent = Agent(model, instructions=who, deps_type=str)
+    agent = Agent(model, instructions=instruct, deps_type=str)
     await agent.observe("?", deps="Ann", metadata={"n": 1})
     assert model.requests[0].system[0].text == "You help Ann."
 
 
-async def test_runs_of_a_blocked_reader_are_held_back_through_stock_operators() -> None:
+async def test_backpressure_reaches_runs_through_stock_operators() -> None:
     agent = echo("-{}" * 200 + "|")
     running: list[Any] = []
     questions = rx.from_iterable("ab").pipe(ops.flat_map(agent.observe))
@@ -156,7 +156,7 @@ async def test_runs_of_a_blocked_reader_are_held_back_through_stock_operators() 
     await nothing_left()
 
 
-async def test_a_run_that_begins_while_the_reader_is_behind_waits_too() -> None:
+async def test_run_that_starts_while_the_reader_is_blocked_waits_too() -> None:
     agent = echo("-{}" * 50 + "|")
     questions: Subject[str] = Subject()
     merged = merge(questions.pipe(ops.flat_map(agent.observe)), overflow="block", buffer=2)

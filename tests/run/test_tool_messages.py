@@ -1,4 +1,4 @@
-"""System messages that tools give with their results."""
+"""System messages in the results of tools."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ async def learn(what: str) -> ToolResult:
     return ToolResult({"learnt": what}, "learnt", messages=[f"SECRET {what}", Message.system("Be brief.")])
 
 
-async def test_they_follow_the_results_of_the_batch_and_are_not_for_clients() -> None:  # L118
+async def test_tool_messages_follow_the_results_of_the_batch_and_are_private() -> None:  # L118
     log = MemoryEventLog()
     model = ScriptedModel([call("learn", what="a"), call("learn", what="b")], "Done.")
     run = Agent(model, tools=[learn], log=log).run("Go", context_id="c")
@@ -36,18 +36,18 @@ async def test_they_follow_the_results_of_the_batch_and_are_not_for_clients() ->
     assert all(b"SECRET" not in event.to_json(public=True) for event in events if event.public)
 
 
-@pytest.mark.parametrize("each", ["x", ""])
-async def test_those_that_have_no_end_are_a_failure_of_the_tool(each: str) -> None:  # L118
+@pytest.mark.parametrize("message", ["x", ""])
+async def test_endless_tool_messages_fail_the_call(message: str) -> None:  # L118
     @tool
     async def tell() -> ToolResult:
         """Tells."""
-        return ToolResult(1, "told", messages=cast("Any", repeat(each)))
+        return ToolResult(1, "told", messages=cast("Any", repeat(message)))
 
     result = await Agent(ScriptedModel(call("tell"), "Done."), tools=[tell]).run("Go")
     assert "are longer than 100,000 characters" in result.messages[2].text
 
 
-async def test_they_are_there_once_after_a_crash() -> None:  # L118
+async def test_tool_messages_are_not_duplicated_after_a_crash() -> None:  # L118
     log = MemoryEventLog()
     first = await Agent(ScriptedModel(call("learn", what="a"), "Done."), tools=[learn], log=log).run("Go")
     log = await crashed(log, first.task_id, ToolCompleteEvent)
@@ -56,12 +56,12 @@ async def test_they_are_there_once_after_a_crash() -> None:  # L118
     assert [message.message_id for message in result.messages] == [message.message_id for message in first.messages]
 
 
-@pytest.mark.parametrize("wrong", [[Message.user("Hi")], [5], ["x" * 100_001]])
-async def test_what_is_none_is_a_failure_of_the_tool(wrong: Any) -> None:  # L118
+@pytest.mark.parametrize("messages", [[Message.user("Hi")], [5], ["x" * 100_001]])
+async def test_invalid_tool_messages_fail_the_call(messages: Any) -> None:  # L118
     @tool
     async def odd() -> ToolResult:
         """Odd."""
-        return ToolResult(1, "one", messages=wrong)
+        return ToolResult(1, "one", messages=messages)
 
     result = await Agent(ScriptedModel(call("odd"), "Sorry."), tools=[odd]).run("Go")
     assert result.messages[2].text.startswith("The tool ran, but ")

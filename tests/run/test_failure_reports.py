@@ -1,4 +1,4 @@
-"""No failure is silent: whoever streams a run learns that it failed, or the log of the program does."""
+"""A failed run is reported to its readers, or by a warning in the program log if no reader sees the failure."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ async def again() -> str:
     return "and again"
 
 
-def failing() -> Agent:
+def make_failing_agent() -> Agent:
     return Agent(ScriptedModel(Overloaded("no room")), name="bot")
 
 
-async def pieces_of(run: Run[str]) -> list[str]:
+async def read_pieces(run: Run[str]) -> list[str]:
     return [piece async for piece in run.text()]
 
 
@@ -40,14 +40,14 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     ]
 
 
-async def test_the_text_of_a_run_that_fails_ends_with_its_error() -> None:
+async def test_text_of_failed_run_raises_its_error() -> None:
     with pytest.raises(RunError, match="no room") as caught:
-        await pieces_of(failing().run("Hi"))
+        await read_pieces(make_failing_agent().run("Hi"))
     assert caught.value.code == "overloaded"
-    assert await pieces_of(Agent(ScriptedModel("One piece.")).run("Hi")) == ["One piece."]
+    assert await read_pieces(Agent(ScriptedModel("One piece.")).run("Hi")) == ["One piece."]
 
 
-async def test_the_error_comes_behind_the_last_piece() -> None:
+async def test_text_yields_all_pieces_before_the_error() -> None:
     agent = Agent(ScriptedModel(turn("Half an ", calls=[call("again")])), tools=[again], limits=Limits(iterations=1))
     pieces: list[str] = []
     text = agent.run("Hi").text()
@@ -56,7 +56,7 @@ async def test_the_error_comes_behind_the_last_piece() -> None:
     assert "".join(pieces) == "Half an "
 
 
-async def test_the_text_of_a_run_that_is_cancelled_just_ends(caplog: pytest.LogCaptureFixture) -> None:
+async def test_text_of_canceled_run_completes_without_warning(caplog: pytest.LogCaptureFixture) -> None:
     run = Agent(ScriptedModel("One two three")).run("Hi")
     async for _ in run.text():
         run.cancel()
@@ -64,21 +64,21 @@ async def test_the_text_of_a_run_that_is_cancelled_just_ends(caplog: pytest.LogC
     assert warnings(caplog) == []
 
 
-async def test_a_subscriber_of_the_text_is_told_by_on_error() -> None:
+async def test_text_subscriber_receives_the_error_in_on_error() -> None:
     errors: list[Exception] = []
-    run = failing().run("Hi")
+    run = make_failing_agent().run("Hi")
     run.text().subscribe(lambda piece: None, errors.append)
     await until(lambda: errors)
     assert isinstance(errors[0], RunError)
 
 
-async def test_a_view_ends_as_it_did_and_the_log_of_the_program_says_that_the_run_failed(
+async def test_failure_is_logged_when_only_a_view_was_read(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    run = failing().run("Hi")
+    run = make_failing_agent().run("Hi")
     assert [piece async for piece in run.pipe(op.text())] == []
     task_id = run.task_id
-    assert warnings(caplog) == []  # it may still be awaited
+    assert warnings(caplog) == []  # the run may still be awaited
     del run
     assert warnings(caplog) == [
         f"the run {task_id} of 'bot' failed, and nobody asked how it ended: [overloaded] no room. "
@@ -86,69 +86,67 @@ async def test_a_view_ends_as_it_did_and_the_log_of_the_program_says_that_the_ru
     ]
 
 
-async def events(run: Run[str]) -> None:
+async def read_events(run: Run[str]) -> None:
     await collect(run)
 
 
-async def held(run: Run[str]) -> None:
+async def read_thoughts_in_context(run: Run[str]) -> None:
     async with run:
         await collect(run.pipe(op.thoughts()))
 
 
-async def subscribed(run: Run[str]) -> None:
-    over: list[bool] = []
-    run.events.subscribe(on_completed=lambda: over.append(True))
-    await until(lambda: over)
+async def subscribe_to_events(run: Run[str]) -> None:
+    completions: list[bool] = []
+    run.events.subscribe(on_completed=lambda: completions.append(True))
+    await until(lambda: completions)
 
 
-async def framed(run: Run[str]) -> None:
+async def read_frames(run: Run[str]) -> None:
     assert [frame async for frame in run.sse()]
 
 
-@pytest.mark.parametrize("use", [events, held, subscribed, framed])
-async def test_whoever_only_looks_at_a_run_that_fails_leaves_one_warning(
-    use: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    await use(failing().run("Hi"))
+@pytest.mark.parametrize("use", [read_events, read_thoughts_in_context, subscribe_to_events, read_frames])
+async def test_failure_is_logged_once_when_only_events_were_read(use: Any, caplog: pytest.LogCaptureFixture) -> None:
+    await use(make_failing_agent().run("Hi"))
     [warning] = warnings(caplog)
     assert "[overloaded] no room" in warning
 
 
-async def awaited(run: Run[str]) -> None:
+async def await_run(run: Run[str]) -> None:
     with pytest.raises(RunError):
         await run
 
 
-async def looked_at_first(run: Run[str]) -> None:
+async def read_events_and_result(run: Run[str]) -> None:
     await collect(run)
     with pytest.raises(RunError):
         await run.result()
 
 
-async def read_as_text(run: Run[str]) -> None:
+async def read_text(run: Run[str]) -> None:
     with pytest.raises(RunError):
-        await pieces_of(run)
+        await read_pieces(run)
 
 
-async def closed(run: Run[str]) -> None:
+async def read_events_and_close(run: Run[str]) -> None:
     await collect(run)
     await run.aclose()
 
 
-@pytest.mark.parametrize("use", [awaited, looked_at_first, read_as_text, closed])
-async def test_whoever_asks_how_it_ended_leaves_none(use: Any, caplog: pytest.LogCaptureFixture) -> None:
-    await use(failing().run("Hi"))
+@pytest.mark.parametrize("use", [await_run, read_events_and_result, read_text, read_events_and_close])
+async def test_failure_is_not_logged_when_the_result_was_read(use: Any, caplog: pytest.LogCaptureFixture) -> None:
+    await use(make_failing_agent().run("Hi"))
     assert warnings(caplog) == []
 
 
-async def test_a_run_that_did_not_fail_leaves_none(caplog: pytest.LogCaptureFixture) -> None:
+async def test_successful_and_waiting_runs_log_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     await collect(Agent(ScriptedModel("Hi")).run("Hi"))
-    waiting = Agent(ScriptedModel(call("asks")), tools=[asks], log=MemoryEventLog()).run("Hi")
-    await collect(waiting)
+    paused = Agent(ScriptedModel(call("asks")), tools=[asks], log=MemoryEventLog()).run("Hi")
+    await collect(paused)
     run = Agent(ScriptedModel("Hi")).run("Hi")
     async with run:
         pass
-    del run, waiting
+    del run, paused
     assert warnings(caplog) == []
 
 
@@ -158,7 +156,7 @@ async def asks() -> str:
     raise ToolError("never called")
 
 
-async def test_a_run_that_was_refused_is_told_to_those_who_read_it_or_else_logged(
+async def test_rejected_run_raises_for_its_reader_or_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     agent = Agent(ScriptedModel("Hi"), log=MemoryEventLog())

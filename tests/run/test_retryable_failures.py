@@ -1,4 +1,4 @@
-"""A run that failed by something that passes can go on."""
+"""Resumption of runs that failed with a retryable error."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from support.runs import collect, outcome
 
 
 @pytest.mark.parametrize("error", [Overloaded("503"), RateLimited("429"), ProviderConnectionError("broken")])
-async def test_a_run_that_failed_by_something_that_passes_goes_on(error: Exception) -> None:
+async def test_run_that_failed_with_a_retryable_error_can_be_resumed(error: Exception) -> None:
     bank = Bank()
     steps: list[int] = []
 
@@ -41,62 +41,63 @@ async def test_a_run_that_failed_by_something_that_passes_goes_on(error: Excepti
         await run
     assert caught.value.result.error is not None
     assert caught.value.result.error.retryable
-    # Nobody takes it up by itself.
+    # No worker resumes it without being asked.
     assert await bank.log.list_runs(unfinished=True) == []
 
-    again = bank.agent("done", tools=[step]).resume(run.task_id)
-    events = await collect(again)
+    resumed = bank.agent("done", tools=[step]).resume(run.task_id)
+    events = await collect(resumed)
 
-    assert ((await again).output, len(steps)) == ("done", 2)
+    assert (await resumed).output == "done"
+    assert len(steps) == 2
     assert {event.attempt for event in events} == {2}
-    whole = await bank.log.read(run.task_id)
-    assert [event.state for event in finals(whole)] == ["failed", "completed"]
+    recorded = await bank.log.read(run.task_id)
+    assert [event.state for event in finals(recorded)] == ["failed", "completed"]
 
 
 @pytest.mark.parametrize("error", [RuntimeError("a mistake"), ValueError("bad")])
-async def test_a_run_that_failed_for_good_gives_its_end_once_more(error: Exception) -> None:
+async def test_resume_of_permanently_failed_run_returns_its_result_again(error: Exception) -> None:
     bank = Bank()
     run = bank.agent(error).run("Go")
     await outcome(run)
     before = await bank.log.read(run.task_id)
 
-    again = await outcome(bank.agent("never said").resume(run.task_id))
+    resumed = await outcome(bank.agent("never said").resume(run.task_id))
 
-    assert again.state == "failed"
+    assert resumed.state == "failed"
     assert await bank.log.read(run.task_id) == before
 
 
-async def test_a_conversation_that_is_busy_refuses_a_cancelled_attempt_too() -> None:
+async def test_resume_is_refused_while_another_run_holds_the_conversation() -> None:
     bank = Bank()
-    waiting = await bank.waiting(context_id="c")
-    held = asyncio.Event()
+    paused = await bank.waiting(context_id="c")
+    refused = asyncio.Event()
 
     @tool
     async def holds() -> str:
         """Holds the conversation."""
         with pytest.raises(ContextBusy):
-            await bank.agent().resume(waiting.task_id, inputs={"1.0.1": True})
-        held.set()
+            await bank.agent().resume(paused.task_id, inputs={"1.0.1": True})
+        refused.set()
         return "ok"
 
     await bank.agent(call("holds"), "done", tools=[holds]).run("Go", context_id="c")
-    assert held.is_set()
+    assert refused.is_set()
 
 
-def test_the_model_that_is_asked_again_is_told_of_nothing_twice() -> None:
-    """The order of the parts: an answer, a cancel, another resume."""
+def test_model_sees_an_interrupted_call_once_after_answer_cancel_and_resume() -> None:
     with virtual_time() as time:
 
         async def main() -> None:
             bank = Bank()
-            waiting = await bank.waiting()
-            run = bank.agent().resume(waiting.task_id, inputs={"1.0.1": True})
+            paused = await bank.waiting()
+            run = bank.agent().resume(paused.task_id, inputs={"1.0.1": True})
             run.cancel()
             await outcome(run)
             model = ScriptedModel("I see.")
             requests: list[ModelRequest] = model.requests
-            result = await Agent(model, tools=[bank.pay], log=bank.log).resume(waiting.task_id)
-            assert (result.output, bank.paid) == ("I see.", [])
+            result = await Agent(model, tools=[bank.pay], log=bank.log).resume(paused.task_id)
+            assert result.output == "I see."
+            assert bank.paid == []
             assert [message.text for message in requests[0].messages if message.role == "tool"] == [NEVER_BEGAN]
 
         time.run(main())
