@@ -129,7 +129,7 @@ async def test_the_next_vendor_goes_on_in_the_middle_of_a_run_and_the_first_one_
         assert [event.status for event in events if isinstance(event, LLMFailedEvent)] == [529, 529]
         told = [event.message for event in events if isinstance(event, LLMNoticeEvent)]
         # Each once, though Claude is asked in vain before each answer of Gemini's.
-        assert len([each for each in told if "what anthropic wants" in each]) == 1
+        assert len([each for each in told if "the provider state of anthropic" in each]) == 1
         assert len(told) == len(set(told)) == 3, told
 
         again = agent.run("Sure?", context_id="c")

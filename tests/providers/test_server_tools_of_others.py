@@ -26,13 +26,13 @@ def request(*server_tools: dict[str, Any]) -> ModelRequest:
 def test_claude_is_not_sent_a_tool_of_google() -> None:
     asked = claude.ask(request(GOOGLES, {"type": "web_search_20250305", "name": "web_search"}))
     assert [tool["name"] for tool in asked["tools"]] == ["web_search"]
-    assert asked.notices == ["anthropic:claude-sonnet-4-5 does not take the tool 'googleSearch' of another vendor"]
+    assert asked.notices == ["anthropic:claude-sonnet-4-5 does not accept the tool 'googleSearch' of another vendor"]
 
 
 def test_responses_is_not_sent_a_tool_of_google() -> None:
     left_out: list[str] = []
     assert responses.written(request(GOOGLES, THEIRS), left_out=left_out)["tools"] == [THEIRS]
-    assert left_out == ["openai_responses:gpt-5 does not take the tool 'googleSearch' of another vendor"]
+    assert left_out == ["openai_responses:gpt-5 does not accept the tool 'googleSearch' of another vendor"]
 
 
 def test_gemini_is_not_sent_a_tool_of_another_vendor() -> None:
@@ -62,4 +62,4 @@ def test_a_chat_endpoint_that_has_a_name_is_sent_no_tool_of_another_vendor(named
         encoded = wire.encode(request(GOOGLES, claudes, THEIRS), lambda code, text: told.append(text))
         assert orjson.loads(encoded)["tools"] == ([THEIRS] if named else [GOOGLES, claudes, THEIRS])
     tools = ("googleSearch", "web_search_20250305") if named else ()
-    assert told == [f"zai:m does not take the tool {tool!r} of another vendor" for tool in tools]
+    assert told == [f"zai:m does not accept the tool {tool!r} of another vendor" for tool in tools]

@@ -302,7 +302,7 @@ def test_the_preset_says_what_is_done_and_an_argument_overrules_it() -> None:
 
 
 def test_a_name_that_is_none_is_refused_where_it_is_given() -> None:
-    with pytest.raises(ConfigurationError, match="'<think>' is not the name of a tag"):
+    with pytest.raises(ConfigurationError, match="got '<think>'"):
         rules("openai", thought_tags=["<think>"])
 
 

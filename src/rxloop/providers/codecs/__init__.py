@@ -1,6 +1,6 @@
-"""Interface of a codec: the request and response format of one vendor API.
+"""Codec interface: one vendor's request and response format.
 
-Connections, retries, timeouts, bounds, keys and thoughts between tags are above it, the same for all codecs.
+Connections, retries, timeouts, bounds, keys and tagged thoughts are handled by shared code above the codecs.
 """
 
 from __future__ import annotations
@@ -27,119 +27,119 @@ if TYPE_CHECKING:
     from rxloop.providers.vendors import Preset
 
 Notice = Callable[[NoticeCode, str], None]
-"""Tells the stream what of a request was left out."""
+"""Publishes a notice if a request had to be changed."""
 
 
 class Codec(Protocol):
-    """One vendor's protocol, as one model is spoken to; holds nothing of a run."""
+    """Stateless codec for one model."""
 
     @property
     def keeps_to_schema(self) -> bool:
-        """Whether the vendor makes the model keep to the `response_schema` of every request."""
+        """True if the vendor forces the model to follow the `response_schema` of every request."""
         ...
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """The headers that every request has beside those of the key and the content."""
+        """Additional HTTP headers for every request."""
         ...
 
     def url(self, base: str) -> str:
-        """The address of a request.
+        """Return the request URL.
 
         Args:
-            base: The address of the endpoint, without a slash at its end.
+            base: Endpoint URL without a trailing slash.
         """
         ...
 
     def encode(self, request: ModelRequest, notice: Notice) -> bytes:
-        """The body of a request.
+        """Encode the request body.
 
         Args:
-            request: What the model is asked.
-            notice: To be called for what the vendor cannot take, once for each message.
+            request: Model request.
+            notice: Called once per message if parts had to be dropped.
 
         Raises:
-            BadRequest: The vendor cannot take it, and leaving it out would change what is asked.
+            BadRequest: Dropping an unsupported part would change the meaning.
         """
         ...
 
     def reader(self, draft: MessageDraft) -> ResponseReader:
-        """What reads one answer."""
+        """Create a response reader."""
         ...
 
 
 class CodecFactory(Protocol):
-    """Makes the wire of one model: the class of a wire, as a rule."""
+    """Codec factory, usually the codec class itself."""
 
     def __call__(self, model: str, preset: Preset, *, stream: bool) -> Codec:
-        """Make it.
+        """Create the codec.
 
         Args:
             model: The vendor's name of the model.
-            preset: The vendor.
-            stream: Whether answers are streamed.
+            preset: Settings of the vendor.
+            stream: True if answers are streamed.
         """
         ...
 
 
 class ResponseReader(Protocol):
-    """Reads one answer in the protocol of its endpoint, and pushes its events."""
+    """Response parser that pushes events."""
 
     @property
     def arrays(self) -> bool:
-        """Whether a stream may also come as one JSON array, of which each element is an event."""
+        """True if streams can also arrive as a JSON array."""
         ...
 
     @property
     def done(self) -> bool:
-        """Whether the endpoint said that the answer is over."""
+        """True if the endpoint has reported the end of the answer."""
         ...
 
     @property
     def ended(self) -> bool:
-        """Whether what has been read is a whole answer."""
+        """True if a complete answer was read."""
         ...
 
     def feed(self, payloads: list[bytes]) -> None:
-        """Read the payloads of some events of a stream.
+        """Read a batch of event payloads.
 
         Raises:
-            ProviderError: The endpoint reports an error, or breaks the protocol.
-            OutOfBounds: The answer is too large.
+            ProviderError: The endpoint reported an error or violated the protocol.
+            OutOfBounds: The response is too large.
         """
         ...
 
     def last(self, payloads: list[bytes]) -> None:
-        """Read what came after the last complete event of a stream; raises as `feed` does."""
+        """Read trailing data after the last complete event. Raises the same errors as `feed`."""
         ...
 
     def whole(self, body: bytes) -> None:
-        """Read an answer that was not streamed; raises as `feed` does."""
+        """Read a non-streaming response. Raises the same errors as `feed`."""
         ...
 
     def complete(self) -> None:
-        """Push what ends the answer.
+        """Push the final events.
 
         Raises:
-            ProviderError: The bytes ended before the answer did.
+            ProviderError: The response is incomplete.
         """
         ...
 
     def refusal(self, status: int, headers: Mapping[str, str], body: bytes) -> ProviderError:
-        """The error of an answer whose HTTP status is not one of success."""
+        """Return the error for a response with an HTTP error status."""
         ...
 
 
 class JSONReader:
-    """A reader of answers whose events are JSON objects: a wire's own says what `event` and `answer` do.
+    """Base class for readers of JSON events. Subclasses implement `read_event` and `read_answer`.
 
-    Both trust nothing: any value may be missing, or something else than it should be. When the answer is over, `event`
-    calls `draft.finish`, and sets `done` where nothing more is to come.
+    Both methods must expect untrusted input: any value may be missing or have another type. At the end of the answer,
+    `read_event` calls `draft.finish`, and it sets `done` if no more events follow.
     """
 
     arrays = False
     key = ""
-    """Under which name the pieces of the message are kept for the way back; the wire's name."""
+    """Codec name, used as the key in `provider_state`."""
 
     def __init__(self, draft: MessageDraft) -> None:
         self.draft = draft
@@ -147,26 +147,26 @@ class JSONReader:
         self._passed_over: set[str] = set()
 
     def event(self, event: dict[str, Any]) -> None:
-        """Read one event of a stream."""
+        """Read one stream event."""
         raise NotImplementedError
 
     def answer(self, answer: dict[str, Any]) -> None:
-        """Read an answer that was not streamed."""
+        """Read a non-streaming response."""
         raise NotImplementedError
 
     @property
     def ended(self) -> bool:
-        """Whether what has been read is a whole answer."""
+        """True if the response is complete."""
         return self.done or self.draft.finish_reason is not None
 
     def pass_over(self, what: str) -> None:
-        """Tell, once for each answer, that something came which is not known here."""
+        """Publish a notice about unknown data, once per kind and at most 20 times."""
         if what not in self._passed_over and len(self._passed_over) < 20:
             self._passed_over.add(what)
-            self.draft.notice("passed_over", f"{self.draft.where} sent {what}, which is not known here")
+            self.draft.notice("passed_over", f"{self.draft.where} sent {what}, which is unknown and was skipped")
 
     def feed(self, payloads: list[bytes]) -> None:
-        """Read the payloads of one batch; see `ResponseReader`."""
+        """Read a batch of payloads; see `ResponseReader`."""
         read, bounds = self.draft.read, self.draft.bounds
         for payload in payloads:
             size = len(payload)
@@ -185,7 +185,7 @@ class JSONReader:
                 return
 
     def last(self, payloads: list[bytes]) -> None:
-        """Read what stood after the last complete event of a stream; see `ResponseReader`."""
+        """Read trailing data; see `ResponseReader`."""
         try:
             self.feed(payloads)
         except ProviderProtocolError:
@@ -193,7 +193,7 @@ class JSONReader:
                 raise cut_short(self.draft.where) from None
 
     def whole(self, body: bytes) -> None:
-        """Read an answer that was not streamed; see `ResponseReader`."""
+        """Read a non-streaming response; see `ResponseReader`."""
         check_document(body, self.draft.bounds)
         try:
             answer: Any = orjson.loads(body)
@@ -208,17 +208,17 @@ class JSONReader:
         self.done = True
 
     def complete(self) -> None:
-        """Push what ends the answer; see `ResponseReader`."""
+        """Push the final events; see `ResponseReader`."""
         if not self.ended:
             raise cut_short(self.draft.where)
         self.draft.complete(self.key)
 
     def refusal(self, status: int, headers: Mapping[str, str], body: bytes) -> ProviderError:
-        """The error of an answer whose HTTP status is not one of success."""
+        """Return the error for a response with an HTTP error status."""
         return error_from_response(status, headers, body, self.draft.where)
 
     def _lenient(self, data: bytes) -> Any:
-        """What orjson refuses because of half a character in a text; `[DONE]` and nothing at all are passed over."""
+        """Parse JSON with unpaired surrogates. Return None for `[DONE]` and empty payloads."""
         text = data.strip()
         if not text or text == b"[DONE]":
             return None
@@ -234,8 +234,8 @@ class JSONReader:
 
 
 def find_gate(request: ModelRequest) -> Gate:
-    """The gate of a request's run; one that is always open if there is no run.
+    """Return the run's gate, or an open gate without a run.
 
-    Whoever reads an answer looks at `closed` after each read, never inside a push, and waits before it hands on more.
+    Readers should check `closed` after each read, not inside a push, and wait before pushing more events.
     """
     return request.ctx.scope.gate if request.ctx.run is not None else Gate()

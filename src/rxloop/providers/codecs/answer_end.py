@@ -9,10 +9,10 @@ from rxloop.protocol.finish import COMPLETE, UNKNOWN
 from rxloop.providers.codecs.fields import MOST_TOKENS, tokens
 
 MALFORMED_CALL = "malformed_call"
-"""The vendor could not parse a tool call of the model."""
+"""The vendor could not parse the model's tool call."""
 
 FAILED = "failed"
-"""The vendor reports that the request failed."""
+"""The vendor reported a failure."""
 
 _EXACT = {
     **dict.fromkeys(
@@ -76,7 +76,7 @@ def normalise_finish_reason(raw: str) -> str:
 
 
 def normalise_incomplete(reason: str) -> str:
-    """Return the normalised reason of an answer that the vendor reports as incomplete; never a reason for success."""
+    """Return the normalised reason of an incomplete answer; never a reason for success."""
     normal = normalise_finish_reason(reason) if reason else "length"
     return UNKNOWN if normal in COMPLETE else normal
 
@@ -90,7 +90,7 @@ _INPUT_DETAILS = ("prompt_tokens_details", "input_tokens_details")
 
 _OUTPUT_DETAILS = ("completion_tokens_details", "output_tokens_details")
 
-# The fields of each count: names, or names of an object and of its field. The first field that is not zero counts.
+# Fields per count, as paths. The first nonzero field is used.
 _FIELDS: dict[Kind, tuple[tuple[str, ...], ...]] = {
     "input": (("prompt_tokens",), ("input_tokens",), ("promptTokenCount",)),
     "tool_use": (("toolUsePromptTokenCount",),),
@@ -133,36 +133,36 @@ _FIELDS: dict[Kind, tuple[tuple[str, ...], ...]] = {
 _SOURCES: dict[str, tuple[Kind, int]] = {
     ".".join(path): (kind, rank) for kind, fields in _FIELDS.items() for rank, path in enumerate(fields)
 }
-"""The count that each field holds, by its full name, and the rank of the field among those of that count."""
+"""Maps full field names to the count and the rank within that count."""
 
 _OBJECTS = frozenset(name.rpartition(".")[0] for name in _SOURCES if "." in name)
-"""The full names of the objects that hold counts."""
+"""Full names of objects with counts."""
 
 _COUNTED = tuple(path[0] for kind in ("input", "output") for path in _FIELDS[kind])
 
 
 class TokenCounts(NamedTuple):
-    """Tokens of one answer."""
+    """Token counts for one response."""
 
     input: int
-    """All tokens of the request, those of the cache included."""
+    """All input tokens, including cached tokens."""
     output: int
-    """All tokens of the answer, those of reasoning included."""
+    """All output tokens, including reasoning tokens."""
     cached: int
-    """The part of the input that was read from the cache."""
+    """Input tokens that were read from the cache."""
     cache_write: int
-    """The part of the input that was written into the cache."""
+    """Input tokens that were written to the cache."""
     cache_write_long: int
-    """The part of `cache_write` that is kept for long and costs more."""
+    """Long-lived part of `cache_write`, which is more expensive."""
     reasoning: int
-    """The part of the output that was reasoning."""
+    """Output tokens that were used for reasoning."""
 
 
 class UsageReports:
-    """Usage reports of one answer, merged into one.
+    """Merged usage reports of one answer.
 
-    Counts are sums so far, so the last report replaces earlier ones. A zero does not replace a count, since gateways
-    fill in zeros for what they do not know.
+    Reports are cumulative, so a later report replaces an earlier one. A zero does not replace a count, because gateways
+    send zeros for unknown counts.
     """
 
     __slots__ = ("_cache_apart", "_merged")
@@ -170,27 +170,27 @@ class UsageReports:
     def __init__(self) -> None:
         self._cache_apart = False
         self._merged: dict[str, int] = {}
-        """The counts so far, by the full name of their field."""
+        """Counts by full field name."""
 
     def add(self, report: Any, cache_apart: bool = False) -> None:
-        """Merge a report; anything that is not an object is ignored.
+        """Merge a report. Values that are not objects are ignored.
 
         Args:
-            report: What the vendor sent.
-            cache_apart: Its input is counted without the tokens that were read from the cache or written into it.
+            report: The vendor's usage report.
+            cache_apart: True if the input count excludes tokens that were read from the cache or written to it.
         """
         if not isinstance(report, dict):
             return
         report = cast("dict[str, Any]", report)
         self._cache_apart = cache_apart
         if any(map(report.get, _COUNTED)) and not (report.get("total_tokens") or report.get("totalTokenCount")):
-            # The total of an earlier report does not belong to these counts.
+            # The old total does not include these counts.
             self._merged.pop("total_tokens", None)
             self._merged.pop("totalTokenCount", None)
         _merge(report, self._merged, "")
 
     def counts(self) -> TokenCounts | None:
-        """Return the counts, or None if none was reported."""
+        """Return the merged counts, or None if the vendor has not reported any."""
         found = self._found()
         if not found:
             return None
@@ -210,7 +210,7 @@ class UsageReports:
         return TokenCounts(fresh, output, cached, written, long, reasoning or thoughts)
 
     def _found(self) -> dict[Kind, int]:
-        """Return each count from the first of its fields that is not zero; zero if all of them are."""
+        """Return each count from its first nonzero field, or zero if all fields are zero."""
         found: dict[Kind, int] = {}
         ranks: dict[Kind, int] = {}
         for name, count in self._merged.items():
@@ -231,9 +231,9 @@ def _merge(report: dict[str, Any], merged: dict[str, int], prefix: str) -> None:
 
 
 def _fill(total: int, fresh: int, output: int, cache: tuple[int, ...]) -> tuple[int, int]:
-    """Return input and output with the tokens that only the total contains."""
+    """Add tokens that only the total includes to the input or the output."""
     gap = total - fresh - output
     if gap <= 0:
         return fresh, output
-    # An unnamed rest is output: some servers do not report reasoning at all.
+    # Unexplained tokens are output, because some servers do not report reasoning.
     return (fresh + gap, output) if not fresh or gap in cache else (fresh, output + gap)

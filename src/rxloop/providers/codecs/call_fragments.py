@@ -1,4 +1,4 @@
-"""Fragments of one tool call, and the detection of the end of its arguments."""
+"""Tool call fragments, including detection of complete arguments."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _VALUE = re.compile(r'\s*(?:[{\["]|null\b)')
 
 
 class JsonScanner:
-    """Position in a JSON value that arrives in pieces. Each piece is scanned at most once."""
+    """Incremental scanner for a JSON value that arrives in fragments. Each fragment is scanned once."""
 
     __slots__ = ("_depth", "_escaped", "_in_string", "_last", "_scanned")
 
@@ -23,10 +23,10 @@ class JsonScanner:
         self._in_string = False
         self._escaped = False
         self._last = ""
-        """Last scanned character other than white space."""
+        """Last scanned character that is not white space."""
 
     def scan(self, pieces: list[str]) -> None:
-        """Scan the new pieces."""
+        """Scan newly added fragments."""
         text = "".join(pieces[self._scanned :])
         self._scanned = len(pieces)
         start = 1 if self._escaped and text else 0
@@ -50,22 +50,22 @@ class JsonScanner:
 
     @property
     def complete(self) -> bool:
-        """True if the scanned text can be one complete object, array or string."""
+        """True if the scanned text can be a complete object, array or string."""
         return not self._in_string and self._depth == 0 and self._last in ("}", "]", '"')
 
     @property
     def takes_value(self) -> bool:
-        """True if another value can follow in the scanned text: at the start, in a string, or where an item starts."""
+        """True if the scanned text allows a value next: at the start, inside a string, or after `:`, `,` or `[`."""
         return self._in_string or self._last in ("", ":", ",", "[")
 
 
 def starts_value(text: str) -> bool:
-    """Return True if a text starts like a JSON object, an array, a string or null."""
+    """Return True if the text starts like a JSON object, array, string or null."""
     return _VALUE.match(text) is not None
 
 
 def is_same_value(text: str, other: str) -> bool:
-    """Return True if both texts are complete JSON and mean the same."""
+    """Return True if both texts are complete JSON documents with equal values."""
     if text.strip() == other.strip():
         return True
     try:
@@ -75,7 +75,7 @@ def is_same_value(text: str, other: str) -> bool:
 
 
 class Call:
-    """A tool call that is being put together."""
+    """Partially assembled tool call."""
 
     __slots__ = (
         "begun", "extra", "has_vendor_id", "hidden", "id", "index", "key", "name", "pieces", "scanner", "shown_name",
@@ -85,13 +85,13 @@ class Call:
     def __init__(self, index: int, key: int) -> None:
         self.index = index
         self.key = key
-        """The index that the server sent. Several calls may have the same one."""
+        """Index sent by the server. Several calls may share it."""
         self.id = ""
         self.name = ""
         self.shown_name = ""
-        """The name in events: that of our tool, where the vendor knows it by another one."""
+        """Name in events: the name of the original tool if the vendor uses another name."""
         self.begun = False
-        """True if an event with its name was pushed."""
+        """True if an event with the name was pushed."""
         self.hidden = False
         self.pieces: list[str] = []
         self.extra: dict[str, Any] | None = None
@@ -100,14 +100,14 @@ class Call:
         self.scanner: JsonScanner | None = None
 
     def scan(self) -> JsonScanner:
-        """Scan the arguments up to here; only pieces that were not scanned before cost time."""
+        """Scan the arguments received so far, and return the scanner."""
         if self.scanner is None:
             self.scanner = JsonScanner()
         self.scanner.scan(self.pieces)
         return self.scanner
 
     def clear(self) -> int:
-        """Remove the arguments up to here, and return their size."""
+        """Discard the arguments received so far, and return their size in characters."""
         size = sum(map(len, self.pieces))
         self.size -= size
         self.pieces.clear()
@@ -116,7 +116,7 @@ class Call:
 
 
 class Piece:
-    """One entry of `tool_calls`, with the fields that decide to which call it belongs."""
+    """Fields of a `tool_calls` entry that determine its call."""
 
     __slots__ = ("call_id", "fragment", "index", "name")
 
@@ -128,13 +128,13 @@ class Piece:
 
 
 def is_placeholder(call: Call) -> bool:
-    """Return True if the arguments up to here may be a placeholder, which some servers send before the real ones."""
+    """Return True if the arguments may be a placeholder that some servers send before the real arguments."""
     pieces = call.pieces
     return not call.begun and 0 < len(pieces) < 4 and "".join(pieces).strip() in ("{}", "null")
 
 
 def read_index(index: Any) -> int | None:
-    """Return an index as an integer, also one that was sent as a string or a float; None if it is no number."""
+    """Return an index as an integer, or None. Numeric strings and integral floats are accepted."""
     if index.__class__ is int:
         return index
     if isinstance(index, str) and index.isascii() and index.isdigit() and len(index) < 10:

@@ -8,26 +8,26 @@ from dataclasses import dataclass
 from functools import cache
 
 WEIGHT = 400
-"""Characters that a token which is held back counts for at least: it takes time more than room."""
+"""Minimum size charged per held token, because repeated tokens need more time than memory."""
 
 _ILLEGAL = re.compile("[^A-Za-z0-9_-]")
 
 
 @dataclass(frozen=True, slots=True)
 class _Tails:
-    """What a text may end with: the same for all texts that the same tokens come off."""
+    """Suffixes to detect for one set of control tokens; shared by all texts with the same tokens."""
 
     tokens: frozenset[str]
     sizes: tuple[int, ...]
-    """Their lengths, the longest first."""
+    """Token lengths, longest first."""
     halves: frozenset[str]
-    """The starts of them."""
+    """Proper token prefixes."""
     reach: int
-    """The length of the longest start."""
+    """Length of the longest prefix."""
     longest: int
-    """The length of the longest token."""
+    """Length of the longest token."""
     marks: frozenset[str]
-    """The characters that they begin with."""
+    """First token characters."""
 
 
 @cache
@@ -43,48 +43,47 @@ def _tails(tokens: tuple[str, ...]) -> _Tails:
 
 
 class TailStripper:
-    """Takes the control tokens off the very end of a text that comes in pieces.
+    """Removes trailing control tokens from streamed text.
 
-    Only what may yet be such an end is held back: whole tokens, and the start of one more. Anything after them, even a
-    line break, shows that they were part of the text.
+    Only a possible suffix is held back: complete tokens plus a partial token. If more text follows, even a line break,
+    the tokens belong to the text.
     """
 
     def __init__(self, tokens: Iterable[str]) -> None:
         self._tails = _tails(tuple(tokens))
         self._tokens: list[str] = []
-        """The whole tokens that are held back, in order."""
+        """Held-back tokens in order."""
         self._rest = ""
-        """What is held back after them: the start of one more."""
+        """Held-back partial token."""
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is held back."""
+        """True if nothing is held back."""
         return not self._tokens and not self._rest
 
     @property
     def size(self) -> int:
-        """About how many characters are held back."""
+        """Approximate number of characters held back."""
         return len(self._tokens) * max(self._tails.longest, WEIGHT)
 
     @property
     def marks(self) -> frozenset[str]:
-        """The characters that tokens begin with: a piece without any passes an idle stripper as it is."""
+        """First token characters. If a fragment contains none of them, an idle stripper can be bypassed."""
         return self._tails.marks
 
     def feed(self, text: str) -> str:
-        """What is sure to belong to the text after this much more of it.
+        """Add a fragment and return text that can be published.
 
-        A model that repeats its stop token is held back for as long as it does: of what is held, only the end is looked
-        at again.
+        While a model repeats its stop token, the text is held back. Only the end is scanned again.
         """
         tails, held = self._tails, self._tokens
         text = self._rest + text
         taken: list[str] = []
         starts = {len(text)}
-        """Where what is held begins, and its last tokens, counted from the end of the text."""
+        """Token boundaries, measured from the end."""
 
         def with_at_least(size: int) -> int:
-            """Have so many characters of what was held in the text, if there are, and tell how many were added."""
+            """Move held tokens into the text until `size` characters are added. Return the actual number."""
             nonlocal text
             before = len(text)
             while held and len(text) - before < size:
@@ -105,7 +104,7 @@ class TailStripper:
             found.append(token)
             end -= len(token)
         else:
-            # Nothing but tokens since then: they stay as they are.
+            # Only tokens were received, so keep them.
             while end:
                 held.append(taken.pop())
                 end -= len(held[-1])
@@ -117,7 +116,7 @@ class TailStripper:
         return sure
 
     def finish(self) -> str:
-        """What is left at the end, without the tokens."""
+        """Return the held text without control tokens."""
         text, end = "".join(self._tokens) + self._rest, 0
         if self._rest:
             end = len(text)
@@ -128,7 +127,7 @@ class TailStripper:
 
 
 def _before_half(text: str, tails: _Tails) -> int:
-    """Where the text ends in the start of a token; its length if it does not."""
+    """Return the start index of a trailing partial token, or the text length."""
     end = len(text)
     return next((at for at in range(max(0, end - tails.reach), end) if text[at:] in tails.halves), end)
 
@@ -141,11 +140,11 @@ def _token_before(text: str, end: int, tails: _Tails) -> str:
 
 
 def clean_name(name: str, known: Collection[str], tokens: Iterable[str]) -> str:
-    """The name of a tool without the control tokens in it, and without an illegal tail.
+    """Remove control tokens and an invalid suffix from a tool name.
 
     Args:
-        name: What the model wrote.
-        known: The tools that it was offered: the tail is cut off only where one of them is left.
+        name: The name written by the model.
+        known: Names of the offered tools. The suffix is removed only if the result is one of them.
         tokens: The control tokens.
     """
     if name in known:

@@ -1,4 +1,4 @@
-"""The assistant message while it is assembled from an answer."""
+"""Assistant message under construction."""
 
 from __future__ import annotations
 
@@ -40,11 +40,12 @@ _usage = make_unchecked(UsageEvent, normalised=True)
 
 
 class MessageDraft:
-    """Puts one answer together: pushes what comes as events, and at the end the usage and the whole message.
+    """Assistant message under construction. Deltas are pushed immediately.
 
-    A reader calls `write`, `think` and `call` as the pieces come, `finish` with the vendor's reason, and `complete` at
-    the end. A vendor that wants its message back as it was also says where each piece begins: `begin_text`,
-    `begin_reasoning`, `begin_call`, `raw`.
+    Readers call `write`, `think` and `call` for fragments, `finish` with the finish reason, and finally `complete`. If
+    the
+    vendor needs the original message back, the reader also marks piece boundaries: `begin_text`, `begin_reasoning`,
+    `begin_call`, `add_raw`.
     """
 
     __slots__ = (
@@ -82,20 +83,20 @@ class MessageDraft:
     ) -> None:
         self.step = step
         self.where = where
-        """The endpoint, for messages of errors."""
+        """Endpoint, for error messages."""
         self.tools = tools
-        """The tools that the request offered."""
+        """Offered tools."""
         self.bounds = bounds
         self.text = AnswerText(push, step, rules, bounds)
         self.calls = CallAssembler(push, step, tools, rules.strip, bounds)
         self.finish_reason: str | None = None
-        """Why the answer ended, in our words; None while it has not."""
+        """Original finish reason."""
         self.raw_finish_reason: str | None = None
-        """Why it ended, in the vendor's words."""
+        """The vendor's finish reason."""
         self.refused = False
-        """Whether the text of the answer is a refusal of the model, whatever the vendor's finish reason is."""
+        """True if the text is a refusal, regardless of the vendor's finish reason."""
         self.explanation = ""
-        """The vendor's explanation of a refusal."""
+        """The vendor's refusal explanation."""
         self.find_limit: Callable[[], int | None] | None = None
         """Returns the output limit of the request. Called only if the answer was truncated."""
         self._push = push
@@ -106,68 +107,68 @@ class MessageDraft:
         self._malformed: str | None = None
         self._files: list[ImagePart | FilePart] = []
         self.other = 0
-        """About how many characters there are besides text, reasoning and calls."""
+        """Approximate size in characters of everything except text, reasoning and calls."""
         self._room = bounds.text
-        """How many more characters the message could have when its size was looked at last."""
+        """Remaining characters of the message at the last size check."""
         self._uncounted = 0
-        """The bytes that have been read since then."""
+        """Bytes read since the last size check."""
 
     def write(self, text: str) -> None:
-        """Take a piece of the text."""
+        """Append text to the message."""
         self.text.write(text)
 
     def think(self, text: str) -> None:
-        """Take a piece of the reasoning."""
+        """Append reasoning to the message."""
         self.text.think(text)
 
     def call(
         self, index: int, *, id: str = "", name: str = "", fragment: str = "", arguments: dict[str, Any] | None = None
     ) -> None:
-        """Take a piece of a tool call.
+        """Append a tool call fragment.
 
         Args:
-            index: The place of the call among the calls of the answer, from 0.
-            id: The vendor's id; one is made up where it has none.
-            name: The name of the tool, with the first piece.
-            fragment: A piece of the arguments, as JSON.
-            arguments: All of them, where the vendor sends them as an object.
+            index: Zero-based call index.
+            id: The vendor's id; generated if empty.
+            name: Tool name, sent with the first fragment.
+            fragment: Partial JSON arguments.
+            arguments: Complete arguments, if sent as an object.
         """
         written = fragment if arguments is None else arguments
         self.calls.feed({"index": index, "id": id, "function": {"name": name, "arguments": written}})
 
     def restore(self, adapter: ToolAdapter) -> None:
-        """Have calls of tools that the vendor knows by other names become calls of the tools as they are."""
+        """Translate the vendor's tool names in calls back to the original names."""
         originals = adapter.adapt(tuple(self.tools)).originals
         if originals:
             self.calls.restore(originals)
 
     def begin_text(self) -> dict[str, Any]:
-        """Say that a piece of text begins; return what is kept beside it, such as its citations, to be filled."""
+        """Begin a text piece. The returned `extra` object can be filled with citations."""
         return self._recorder.begin("text", *self._mark)
 
     def begin_reasoning(self) -> dict[str, Any]:
-        """Say that a piece of reasoning begins; return what is kept beside it, such as its signature, to be filled."""
+        """Begin a reasoning piece. The returned `extra` object can be filled with a signature."""
         return self._recorder.begin("reasoning", *self._mark)
 
     def begin_call(self, index: int) -> dict[str, Any]:
-        """Say that a call begins; return what is kept beside it, to be filled."""
+        """Begin a call piece and return its `extra` object."""
         return self._recorder.call(index, *self._mark)
 
     def raw(self, part: dict[str, Any]) -> None:
-        """Keep a part that only the vendor understands, in its place."""
+        """Append an opaque vendor part."""
         data = dumped(part)
         self._weigh(len(data) + VALUE_WEIGHT * values_in(data))
         self._recorder.raw(part, *self._mark)
 
     def file(self, part: ImagePart | FilePart) -> dict[str, Any]:
-        """Take a file that the model made; return what is kept beside it, to be filled."""
-        # In base64, as in the log.
+        """Append a generated file and return its `extra` object."""
+        # Files are stored as base64 in the log.
         self._weigh(len(part.data or part.url or "") * 4 // 3)
         self._files.append(part)
         return self._recorder.file(len(self._files) - 1, *self._mark)
 
     def cite(self, citation: Citation) -> None:
-        """Take a source that the model names."""
+        """Add a cited source."""
         self._weigh(len(citation.text or "") + len(citation.url or "") + len(citation.title or "") + 200)
         self._citations.append(citation)
 
@@ -181,7 +182,7 @@ class MessageDraft:
         result: Any = None,
         success: bool = True,
     ) -> None:
-        """Tell of a tool that the vendor carries out itself; what it gives encrypted is for nobody but the vendor."""
+        """Publish server tool progress without encrypted fields."""
         self._push(
             ServerToolEvent(
                 tool_call_id=replace_surrogates(id),
@@ -195,11 +196,11 @@ class MessageDraft:
         )
 
     def keep(self, key: str, value: Any) -> None:
-        """Keep something beside the pieces that the vendor wants back, or that its wire wants to know again."""
+        """Set a `provider_state` entry besides the message pieces."""
         self._state[key] = value
 
     def notice(self, code: NoticeCode, message: str) -> None:
-        """Tell the stream that something was left out of the request, or passed over in the answer."""
+        """Publish a notice about dropped data."""
         self._push(LLMNoticeEvent(code=code, message=replace_surrogates(self.where.clean(message)), step=self.step))
 
     def usage(
@@ -212,15 +213,15 @@ class MessageDraft:
         cache_write_long: Any = None,
         reasoning: Any = None,
     ) -> None:
-        """Take the vendor's word on the tokens: the last one counts.
+        """Set the token counts of the answer. Later counts replace earlier ones.
 
         Args:
-            input: All tokens of the request, those of the cache among them.
-            output: All tokens of the answer, those of reasoning among them.
-            cached: Of the input, those that came from the cache.
-            cache_write: Of the input, those that were put into the cache.
-            cache_write_long: Of those, the ones that are to be kept for long and cost more, such as for an hour.
-            reasoning: Of the output, those of reasoning.
+            input: All input tokens, including cached tokens.
+            output: All output tokens, including reasoning tokens.
+            cached: Input tokens that were read from the cache.
+            cache_write: Input tokens that were written to the cache.
+            cache_write_long: Tokens of `cache_write` with a long time to live, such as an hour, which cost more.
+            reasoning: Output tokens that were used for reasoning.
         """
         self.count(
             {
@@ -234,16 +235,16 @@ class MessageDraft:
         )
 
     def count(self, report: Any, cache_apart: bool = False) -> None:
-        """Read a usage report in the format of OpenAI, Anthropic or Google.
+        """Add a usage report in the format of OpenAI, Anthropic or Google.
 
         Args:
-            report: The report. Later reports replace the counts of earlier ones, except with zeros.
-            cache_apart: The vendor counts its input without the tokens of the cache.
+            report: The report. Its counts replace those of earlier reports, except zeros.
+            cache_apart: True if the input count excludes cached tokens.
         """
         self._reports.add(report, cache_apart)
 
     def report_usage(self) -> None:
-        """Push the tokens that the vendor has counted so far, once. An answer that fails costs them as well."""
+        """Publish the token counts received so far, once. A failed answer is charged as well."""
         counts, self._reports = self._reports.counts(), UsageReports()
         if counts is None:
             return
@@ -261,41 +262,42 @@ class MessageDraft:
         )
 
     def finish(self, reason: str, raw: str | None) -> None:
-        """Say why the answer ended.
+        """Set the finish reason.
 
         Args:
-            reason: `stop`, `tool_calls`, `length`, `content_filter`, or `pause`: the vendor wants to be asked to go on.
-                Any other reason means that the message did not end normally. The first such reason counts.
-            raw: The vendor's own word.
+            reason: `stop`, `tool_calls`, `length`, `content_filter`, or `pause` if the vendor wants another request to
+                continue.
+                Any other reason is an abnormal end. The first abnormal reason wins.
+            raw: The vendor's finish reason.
         """
         if self.finish_reason is None or self.finish_reason in COMPLETE or reason not in COMPLETE:
             self.finish_reason, self.raw_finish_reason = reason, raw
 
     def lose_calls(self, reason: str, raw: str) -> None:
-        """End the message without calls, since the vendor could not read one. The model is asked again.
+        """End the message without calls because parsing one failed. The loop will call the model again.
 
         Args:
-            reason: What the vendor says about the call.
-            raw: The vendor's word for it.
+            reason: The vendor's error message.
+            raw: The vendor's finish reason.
         """
         self._malformed = replace_surrogates(self.where.clean(reason))[:_REASON]
         self.finish("tool_calls", raw)
 
     def read(self, size: int) -> None:
-        """Note that so many bytes were read, and check the size of the message now and then.
+        """Count received bytes and occasionally check the message size.
 
         Raises:
-            OutOfBounds: It is larger than a message may be.
+            OutOfBounds: The message is too large.
         """
         self._uncounted += size
         if self._uncounted * HEAVIEST > self._room:
             self.check_size()
 
     def check_size(self) -> None:
-        """Check that the message is not larger than one may be.
+        """Check the message size.
 
         Raises:
-            OutOfBounds: It is.
+            OutOfBounds: The message is too large.
         """
         self._room = self.bounds.text - (self.text.size + self.calls.size + self.other)
         self._uncounted = 0
@@ -303,10 +305,10 @@ class MessageDraft:
             raise OutOfBounds("text", self.bounds.text)
 
     def complete(self, key: str) -> None:
-        """Push what ends the answer: the text held back, its reasoning as one thought, the usage, the whole message.
+        """Publish held-back text, reasoning, usage and the complete message.
 
         Args:
-            key: Under which name the pieces are kept for the way back.
+            key: Key for the message pieces in `provider_state`.
         """
         self._explain()
         self.text.finish()
@@ -349,10 +351,10 @@ class MessageDraft:
             self.write(f"{separator}{self.where.clean(self.explanation)[:_REASON]}")
 
     def _end(self, calls: list[ToolCall]) -> tuple[str, str | None]:
-        """Decide how the message ended, and in whose words.
+        """Return the final finish reason, normalised and raw.
 
         Raises:
-            ProviderError: The vendor says that there is no answer, or sent none and a reason that is not known.
+            ProviderError: The vendor reported a failure, or an unknown reason without content.
         """
         finish, raw = self.finish_reason, self.raw_finish_reason
         if finish == FAILED:
@@ -360,18 +362,17 @@ class MessageDraft:
         if self.refused and (finish is None or finish in COMPLETE):
             return "content_filter", raw or REFUSAL
         if finish is None:
-            # The vendor ended the answer and named no reason, as Snowflake does. A call is complete if its JSON is.
+            # Some vendors, such as Snowflake, send no finish reason. Valid JSON then means that a call is complete.
             finish = "stop" if all(call.raw is not None and call.error is None for call in calls) else UNKNOWN
         if finish == MALFORMED_CALL:
             return (UNKNOWN if calls else "tool_calls"), raw
         if finish not in KNOWN:
             if not (calls or self._files or self.text.content):
                 raise ProviderProtocolError(
-                    f"{self.where} sent no answer, and the finish reason {self.where.clean(raw or finish)!r}, which is "
-                    "not known here"
+                    f"{self.where} sent no answer and the unknown finish reason {self.where.clean(raw or finish)!r}"
                 )
             if raw:
-                self.notice("passed_over", f"{self.where} sent the finish reason {raw!r}, which is not known here")
+                self.notice("passed_over", f"{self.where} sent the unknown finish reason {raw!r}")
             return UNKNOWN, raw
         return ("tool_calls" if calls and finish == "stop" else finish), raw
 
@@ -389,7 +390,7 @@ class MessageDraft:
         try:
             return freeze_json(value, name)
         except InvalidEvent as error:
-            raise ProviderProtocolError(f"{self.where} sent what no message can hold: {error}") from None
+            raise ProviderProtocolError(f"{self.where} sent a value that cannot be stored: {error}") from None
 
     def _weigh(self, size: int) -> None:
         self.other += size

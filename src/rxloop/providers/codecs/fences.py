@@ -15,26 +15,26 @@ _RUN = re.compile(r"[ \t>]*+(`++|~*+)")
 
 
 class Fences:
-    """Knows whether the text so far ends inside code.
+    """Incremental code detection.
 
-    It reads only when it is asked, since most texts have no tag at all. A fence is a run of three or more backticks or
-    tildes that begins a line, after blanks and the marks of a quotation; the block ends with a run as long that has
-    nothing after it on its line. Backticks that come again on a line were code inside that line.
+    Most responses contain no tag, so scanning only happens in `in_code`. A fence is a line starting with three or more
+    backticks or tildes, optionally indented or quoted (`>`). A fence with at least the same length and no other text
+    closes the block. Repeated backticks on the same line are inline code.
     """
 
     def __init__(self) -> None:
         self.unread = StringIO()
         self._fence = ""
-        """The run that opened the block."""
+        """Run that opened the current block."""
         self._line = ""
-        """What stands for the line that has not ended: as much of it as matters for what it will be."""
+        """Current line, reduced to the part needed for fence detection."""
         self._last = ""
 
     def in_code(self) -> bool:
-        """Whether a tag that came now would be in code."""
+        """Return True if the text ends inside code."""
         if text := self.unread.getvalue():
             if self._line in ("", _ORDINARY) and "`" not in text and "~" not in text:
-                # Nothing that begins or ends a block: all that matters is whether a run may still begin this line.
+                # The text has no fence, so only check whether the unfinished line may still become one.
                 end = text.rfind("\n") + 1
                 if end or not self._line:
                     self._line = _ORDINARY if text[end:].strip(" \t>") else ""

@@ -1,4 +1,4 @@
-"""Typed access to untrusted JSON, and JSON of values that orjson refuses."""
+"""Typed access to untrusted JSON, and JSON values that orjson rejects."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ import orjson
 from rxloop.protocol.json_data import replace_surrogates
 
 LENIENT = 2**18
-"""Bytes of the largest document that is read a second time if it is not JSON: the lenient parser is slow."""
+"""Maximum document size for the lenient parser, which is slow."""
 
 MOST_TOKENS = 2**53
 
 
 def object_of(value: Any) -> dict[str, Any]:
-    """The object that a value is; an empty one if it is something else."""
+    """Return the value if it is an object, otherwise an empty object."""
     return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
 
 def objects(value: Any) -> list[dict[str, Any]]:
-    """The objects in a list; none if the value is something else."""
+    """Return objects from a list, ignoring everything else."""
     if not isinstance(value, list):
         return []
     return [cast("dict[str, Any]", item) for item in cast("list[Any]", value) if isinstance(item, dict)]
 
 
 _CLAUDES = re.compile(r".*_20\d{6}|mcp_toolset")
-"""The types of Anthropic's tools: all but one have a date."""
+"""Anthropic tool types. All except one end with a date."""
 
 _OPENAIS = re.compile(
     r"(web_search|file_search|code_interpreter|computer|computer_use|image_generation|mcp|local_shell|shell|apply_patch"
@@ -41,9 +41,12 @@ _OPENAIS = re.compile(
 def own_tools(
     server_tools: Sequence[dict[str, Any]], vendor: Literal["anthropic", "openai"]
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """The tools that may be the vendor's, and words for those that are another one's.
+    """Separate the vendor's server tools from foreign ones.
 
-    Google's have neither type nor name. What nobody is known for may be new, and is the vendor's.
+    Unlike other tools, Google's have neither type nor name. Unknown types could be new, so they are accepted.
+
+    Returns:
+        The accepted tools, and descriptions for the rejected ones.
     """
     theirs = _OPENAIS if vendor == "anthropic" else _CLAUDES
     own: list[dict[str, Any]] = []
@@ -60,12 +63,12 @@ def own_tools(
 
 
 def text_of(value: Any) -> str:
-    """The text that a value is; an empty one if it is something else."""
+    """Return the value if it is a string, otherwise an empty string."""
     return value if isinstance(value, str) else ""
 
 
 def tokens(value: Any) -> int:
-    """A number of tokens; anything that cannot be one counts as 0, so that no answer is lost for it."""
+    """Return a token count as an integer. Invalid values count as 0, so that they do not fail the answer."""
     if value.__class__ is int and 0 <= value < MOST_TOKENS:
         return value
     if isinstance(value, str):
@@ -83,14 +86,14 @@ def _number(text: str) -> float:
 
 
 def unwrapped(value: Any) -> Any:
-    """A value without the list around it: Google's endpoint puts an error into a list of one object."""
+    """Unwrap a single-item list. Google's endpoint wraps errors this way."""
     if isinstance(value, list) and len(items := cast("list[Any]", value)) == 1:
         return items[0]
     return cast("Any", value)
 
 
 def lenient_json(data: bytes) -> Any:
-    """What JSON holds that orjson refuses because of half a character in a text; None if it is not JSON either."""
+    """Parse JSON with unpaired surrogates, which orjson rejects. Return None if it is invalid or too long."""
     if len(data) > LENIENT:
         return None
     try:
@@ -102,7 +105,7 @@ def lenient_json(data: bytes) -> Any:
 _STREAMED = frozenset(
     ["content", "refusal", "reasoning_content", "reasoning", "text", "summary", "thinking", "arguments"]
 )
-"""Texts that come in pieces; the halves of a character are joined where the pieces are."""
+"""Fields that are streamed in fragments. Surrogate pairs are joined after the fragments."""
 
 
 def _whole_characters(fields: dict[str, Any]) -> dict[str, Any]:
@@ -113,7 +116,7 @@ def _whole_characters(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def drop_encrypted(value: Any) -> Any:
-    """A value without fields such as `encrypted_content`: the vendor gets them back beside the message."""
+    """Remove encrypted fields, which are only sent back to the vendor."""
     if isinstance(value, list):
         return [drop_encrypted(each) for each in cast("list[Any]", value)]
     if not isinstance(value, dict):
@@ -123,7 +126,7 @@ def drop_encrypted(value: Any) -> Any:
 
 
 def dumps(value: Any) -> bytes:
-    """JSON; also of what orjson refuses: half a surrogate pair in a text, or an integer beyond 64 bits."""
+    """Encode JSON, including values that orjson rejects: unpaired surrogates and integers beyond 64 bits."""
     try:
         return orjson.dumps(value)
     except TypeError:

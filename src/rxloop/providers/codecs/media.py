@@ -1,4 +1,4 @@
-"""Text that replaces images and files that a vendor does not accept."""
+"""Text replacements for unsupported images and files."""
 
 from __future__ import annotations
 
@@ -11,28 +11,27 @@ IMAGES = frozenset(("image/jpeg", "image/png", "image/gif", "image/webp"))
 
 
 def file_text(media: ResolvedMedia) -> str:
-    """Format a text file with its name."""
+    """Format a named text file."""
     name = "" if media.name is None else ' name="{}"'.format(media.name.replace('"', "'"))
     return f'<file{name} type="{media.media_type}">\n{media.text}\n</file>'
 
 
 def describe(part: ImagePart | FilePart, media: ResolvedMedia) -> str:
-    """Describe an omitted part in a notice. The reason is added if the part is damaged."""
+    """Describe an omitted part for a notice, including any damage."""
     return part.placeholder if media.problem is None else f"{part.placeholder} ({media.problem})"
 
 
 def add_change(changes: list[str], part: ImagePart | FilePart, media: ResolvedMedia) -> None:
-    """Add to the changes of a message how a part is sent differently from its declaration."""
+    """Append a description of the part to `changes` if it is not sent as declared."""
     if media.change is not None:
         changes.append(f"{part.placeholder} {media.change}")
 
 
 def text_with_files(message: Message) -> tuple[str, list[str]]:
-    """Convert a message to text, for a vendor that accepts only text in this role.
+    """Convert a message to plain text, for roles without media support.
 
     Returns:
-        The text with the contents of text files and placeholders for other parts, and descriptions of those other
-        parts for a notice.
+        Text including text files and placeholders, and descriptions for omitted parts.
     """
     if isinstance(message.content, str):
         return message.content, []
@@ -51,9 +50,9 @@ def text_with_files(message: Message) -> tuple[str, list[str]]:
 
 
 def answer_text(message: Message) -> str:
-    """Return the text of an assistant message and the contents of its text files.
+    """Return the assistant's text including text files.
 
-    Placeholders of other files are returned only if the message has no text.
+    Placeholders for other files are only used if there is no text.
     """
     if isinstance(message.content, str):
         return message.content

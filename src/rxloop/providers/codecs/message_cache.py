@@ -1,4 +1,4 @@
-"""Encoded messages, cached on the message and on the history."""
+"""Cache of encoded messages, stored on the message and on the history."""
 
 from __future__ import annotations
 
@@ -11,20 +11,19 @@ from rxloop.state.history import History
 T = TypeVar("T")
 
 _CODECS = 3
-"""How many codecs' forms a message keeps: a fallback has several models, and the next ones are asked as often as the
-first one fails."""
+"""Number of cached forms per message. With a fallback, several models can receive it."""
 
-# The slot itself: where it is empty, pydantic would look for the name in other places first.
+# Read the slot directly, because pydantic searches elsewhere first if it is empty.
 _slot = vars(Message)["_wire"].__get__
 
 
 def kept(message: Message, key: object, kind: type[T]) -> T | None:
-    """What was kept of a message under this key; None where nothing is, or other codecs' forms of it.
+    """Return a cached form, or None.
 
     Args:
-        message: The message.
-        key: Names the wire and all of its rules that the form depends on.
-        kind: The type of what is kept under this key.
+        message: Encoded message.
+        key: Codec and relevant settings.
+        kind: Expected type.
     """
     try:
         found: tuple[object, ...] = _slot(message)
@@ -39,9 +38,9 @@ def kept(message: Message, key: object, kind: type[T]) -> T | None:
 
 
 def keep(message: Message, key: object, form: T) -> T:
-    """Keep what a message became under this key, beside the forms of a few others; return it.
+    """Cache an encoded form and return it. A few older forms are retained.
 
-    Bytes that orjson has made should be copied before: they hold the whole buffer that it wrote to, 4 kB at least.
+    Always copy orjson output first, since it keeps a buffer of at least 4 kB alive.
     """
     try:
         others: tuple[object, ...] = _slot(message)
@@ -52,10 +51,10 @@ def keep(message: Message, key: object, form: T) -> T:
 
 
 class Building(Protocol):
-    """The messages of a request, as a wire puts them one behind the other."""
+    """Message sequence under construction."""
 
     def copy(self) -> Self:
-        """One that grows by itself; it costs what is not yet joined, and not the whole conversation."""
+        """Return an independent copy in constant time."""
         ...
 
 
@@ -71,18 +70,18 @@ def built(
     first: int = 0,
     end: int | None = None,
 ) -> B:
-    """Build a part of a request; of a history, only what is new since a shorter version was built.
+    """Encode messages incrementally. If they are a history, only new messages are encoded.
 
     Args:
-        messages: The messages of the request.
-        key: Names the wire and all of its rules that what is built depends on.
-        new: Makes the beginning.
-        add: Adds a message, whose place it is told.
-        first: The place of the first message that is added. The messages before it do not change what is built.
-        end: The place behind the last one; the next request is built from there on. None takes all messages.
+        messages: Request messages.
+        key: Codec and relevant settings.
+        new: Creates an empty result.
+        add: Adds a message, given its index.
+        first: Index of the first message to add. Earlier messages must not affect the result.
+        end: Index after the last message to reuse for the next request. None means all messages.
 
     Returns:
-        What the caller may add more to.
+        A result that the caller can extend.
     """
     end = len(messages) if end is None else end
     begun = new()

@@ -1,4 +1,4 @@
-"""Vendor-specific parts of a message, sent back unchanged with the next request."""
+"""Opaque vendor data that must be sent back unchanged."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ _KINDS: tuple[Kind, ...] = ("text", "reasoning", "call", "file", "raw")
 
 
 class Piece(NamedTuple):
-    """One piece of a message of the model, in the order in which it came."""
+    """Ordered piece of an assistant message."""
 
     kind: Kind
     value: str | ToolCall | ImagePart | FilePart | dict[str, Any]
-    """A text for `text` and `reasoning`, the call, the file, and for `raw` what the vendor sent."""
+    """String (`text`, `reasoning`), call, file, or raw vendor object."""
     extra: dict[str, Any]
-    """What the vendor sent beside it, such as a signature."""
+    """Additional vendor data such as signatures."""
 
 
 class PieceRecorder:
-    """Takes down the pieces of an answer as they come.
+    """Records message pieces.
 
-    `mark` is where the text and the reasoning of the message have got to, in characters.
+    The `text` and `reasoning` parameters are current lengths in characters.
     """
 
     __slots__ = ("_pieces", "_plain", "_reasoning", "_text")
@@ -36,34 +36,34 @@ class PieceRecorder:
         self._text = 0
         self._reasoning = 0
         self._plain = True
-        """Text, then calls, and nothing else: what any message says without a state."""
+        """True for text followed by calls, which any message represents without a state."""
 
     def begin(self, kind: Literal["text", "reasoning"], text: int, reasoning: int) -> dict[str, Any]:
-        """Begin a piece of text or of reasoning; return its `extra`, which may be filled until the end."""
+        """Begin a text or reasoning piece. The returned `extra` object can be filled until the end."""
         self._close(text, reasoning)
         if self._pieces or kind == "reasoning":
             self._plain = False
         return self._add({kind: 0})
 
     def call(self, place: int, text: int, reasoning: int) -> dict[str, Any]:
-        """Add the call with this place among the calls; return its `extra`."""
+        """Add a call and return its `extra` object."""
         self._close(text, reasoning)
         return self._add({"call": place})
 
     def file(self, place: int, text: int, reasoning: int) -> dict[str, Any]:
-        """Add the file with this place among the files; return its `extra`."""
+        """Add a file and return its `extra` object."""
         self._close(text, reasoning)
         self._plain = False
         return self._add({"file": place})
 
     def raw(self, value: dict[str, Any], text: int, reasoning: int) -> None:
-        """Add what only the vendor understands."""
+        """Add an opaque vendor object."""
         self._close(text, reasoning)
         self._plain = False
         self._pieces.append({"raw": value})
 
     def finish(self, text: int, reasoning: int) -> list[dict[str, Any]] | None:
-        """Return the pieces; None where the message says it all by itself."""
+        """Return the pieces, or None if the message itself contains all the information."""
         self._close(text, reasoning)
         kept: list[dict[str, Any]] = []
         for piece in self._pieces:
@@ -81,12 +81,12 @@ class PieceRecorder:
         return extra
 
     def _close(self, text: int, reasoning: int) -> None:
-        """End the newest piece, if it is text or reasoning."""
+        """Set the length of the newest piece if it is text or reasoning."""
         newest = self._pieces[-1] if self._pieces else {}
         if "text" in newest:
             newest["text"] = text - self._text
         elif text > self._text:
-            # Text that nobody has announced.
+            # The vendor did not announce this text.
             self._pieces.append({"text": text - self._text, "extra": {}})
         if "reasoning" in newest:
             newest["reasoning"] = reasoning - self._reasoning
@@ -94,9 +94,9 @@ class PieceRecorder:
 
 
 def pieces_of(message: Message, key: str) -> Iterator[Piece]:
-    """The pieces of a message of the model: as the vendor `key` sent them, or else its files, its text and its calls.
+    """Yield the original message pieces, or files, text and calls if there is no matching state.
 
-    Where the state does not fit the message, since somebody has changed it, what is signed is left out with it.
+    If the message was changed after recording, signed parts are dropped.
     """
     state = (message.provider_state or {}).get(key)
     if isinstance(state, list):
@@ -114,12 +114,12 @@ def pieces_of(message: Message, key: str) -> Iterator[Piece]:
 
 
 def foreign_state(message: Message, key: str) -> list[str]:
-    """Whose reasoning or parts a message has that vendor `key` cannot take, and what they are; empty as a rule."""
+    """Return the other vendors whose reasoning or parts the message contains; usually empty."""
     return [name for name in (message.provider_state or {}) if name != key]
 
 
 def _kept(message: Message, state: list[Any]) -> list[Piece] | None:
-    """The pieces that a state tells of; None where it is not one of this message."""
+    """Restore the recorded pieces, or return None if they do not match the message."""
     parts = [] if isinstance(message.content, str) else message.content
     files = [part for part in parts if not isinstance(part, TextPart)]
     calls = message.tool_calls
@@ -144,12 +144,12 @@ def _kept(message: Message, state: list[Any]) -> list[Piece] | None:
             return None
     if not texts["text"].over or sorted(places["call"]) != [*range(len(calls))] or len(places["file"]) != len(files):
         return None
-    # Reasoning that is not what it was has a signature that no longer fits.
+    # The signature is invalid if the reasoning was changed.
     return found if texts["reasoning"].over else [piece for piece in found if piece.kind != "reasoning"]
 
 
 class _Cursor:
-    """Gives a text piece by piece."""
+    """Cursor that splits a text into pieces."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -157,10 +157,10 @@ class _Cursor:
 
     @property
     def over(self) -> bool:
-        """Whether the pieces were as long as the text."""
+        """True if the pieces cover the whole text."""
         return self._at == len(self._text)
 
     def next(self, length: int) -> str:
-        """The next piece."""
+        """Return the next `length` characters."""
         self._at += length
         return self._text[self._at - length : self._at]

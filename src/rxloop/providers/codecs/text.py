@@ -15,56 +15,56 @@ from rxloop.providers.codecs.control_tokens import TailStripper
 from rxloop.providers.codecs.thought_tags import TagSplitter, Thought, ThoughtText, thought_fields
 
 WEIGHT = 8_000
-"""What a thought counts for beside its text: an empty one is an event, too."""
+"""Size charged for a thought in addition to its text, because even an empty thought is an event."""
 
 HEAVIEST = 1_000
-"""What a byte that is read counts for at most: a thought takes eight of them."""
+"""Maximum size charged per input byte. Thoughts use at least eight bytes."""
 
 SLICE = 2**15
-"""Characters that are looked at together, so that a text of nothing but tags or tokens comes to its bound soon."""
+"""Slice size for size checks while filtering tags and tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextRules:
-    """What is done to the text of an answer; by default nothing."""
+    """Text filters, disabled by default."""
 
     thought_tags: tuple[str, ...] = ()
-    """The names of the tags that thoughts stand in."""
+    """Tag names used for thoughts."""
     thinks_first: bool = False
-    """The text begins inside a thought, without the tag that opens it."""
+    """True if the text begins inside a thought, without an opening tag."""
     keep_thoughts: bool = False
-    """The thoughts stay in the text as well, tags and all."""
+    """True if thoughts also stay in the text, including their tags."""
     strip: tuple[str, ...] = ()
-    """The control tokens that come off the end of a message, and out of the names of tools."""
+    """Control tokens that are removed from the end of a message and from tool names."""
 
     def __post_init__(self) -> None:
         if self.thought_tags:
-            # Raises for a bad name where it was given.
+            # Raise for an invalid name at construction.
             TagSplitter(self.thought_tags)
 
 
 class HalfCharacters:
-    """Joins the characters that a vendor has cut in two between two pieces of a text."""
+    """Joins surrogate pairs that were split across fragments."""
 
     def __init__(self) -> None:
         self.held = ""
-        """The first half of a character, whose other half comes with the next piece."""
+        """Pending high surrogate."""
 
     def feed(self, text: str) -> str:
-        """What is whole of the text so far; a half without its other half is U+FFFD."""
+        """Add a fragment, and return the complete characters. An unpaired surrogate becomes U+FFFD."""
         text, self.held = self.held + text, ""
         if "\ud800" <= text[-1:] <= "\udbff":
             text, self.held = text[:-1], text[-1]
         return replace_surrogates(text)
 
     def finish(self) -> str:
-        """What was held back, at the end of the text."""
+        """Return the held surrogate as U+FFFD, or an empty string."""
         text, self.held = replace_surrogates(self.held), ""
         return text
 
 
 class AnswerText:
-    """Pushes the text of one answer as deltas, and the thoughts that it takes out as events of their own."""
+    """Publishes text deltas and extracted thoughts."""
 
     __slots__ = (
         "_content",
@@ -109,39 +109,39 @@ class AnswerText:
         self._thoughts = 0
         self._thought_deltas = 0
         self._taken_out = 0
-        """The characters of the thoughts that were in the text."""
+        """Total size of extracted thoughts."""
 
     @property
     def size(self) -> int:
-        """About how many characters there have been."""
+        """Approximate number of characters received."""
         held = 0 if self._stripper is None else self._stripper.size
         return self._content.tell() + self._reasoning.tell() + self._taken_out + held
 
     @property
     def written(self) -> int:
-        """How many characters the text of the message has so far."""
+        """Length of the message text so far, in characters."""
         return self._content.tell()
 
     @property
     def reasoned(self) -> int:
-        """How many of them the vendor itself gave as reasoning."""
+        """Length of the vendor's reasoning so far, in characters."""
         return self._reasoning.tell()
 
     @property
     def content(self) -> str:
-        """The text of the message so far: the deltas, joined."""
+        """Current message text."""
         return self._content.getvalue()
 
     @property
     def reasoning(self) -> str:
-        """What the vendor itself gave as reasoning."""
+        """Reasoning sent by the vendor so far."""
         return self._reasoning.getvalue()
 
     def write(self, text: str) -> None:
-        """Take a piece of the text."""
+        """Append a text fragment."""
         if not text:
             return
-        # Nearly every piece of nearly every text is plain: this is all that it costs.
+        # Fast path for plain text, which nearly every fragment is.
         if self._idle:
             for mark in self._marks:
                 if mark in text:
@@ -154,13 +154,13 @@ class AnswerText:
         self._strip(text)
 
     def mind_halves(self) -> None:
-        """Expect that pieces may end, or begin, in the middle of a character."""
+        """Start joining split surrogate pairs."""
         self._idle = False
         if self._halves is None:
             self._halves, self._half_thoughts = HalfCharacters(), HalfCharacters()
 
     def think(self, text: str) -> None:
-        """Take a piece of the vendor's own reasoning."""
+        """Append a fragment of the vendor's reasoning."""
         if self._half_thoughts is not None:
             text = self._half_thoughts.feed(text)
         if text:
@@ -171,7 +171,7 @@ class AnswerText:
             self._thought_delta(text)
 
     def finish(self) -> None:
-        """Push what was held back, at the end of the text."""
+        """Publish remaining text."""
         if self._halves is not None and self._half_thoughts is not None:
             rests = self._halves.finish(), self._half_thoughts.finish()
             self._halves = self._half_thoughts = None
@@ -228,7 +228,7 @@ class AnswerText:
 
     def _thought(self, thought: Thought) -> None:
         if not thought.content.strip():
-            # A model that was told not to think leaves an empty pair of tags.
+            # Models told not to think leave empty tags.
             return
         self._thoughts += 1
         self._taken_out += WEIGHT
@@ -246,9 +246,9 @@ class AnswerText:
 
 
 def _growing() -> StringIO:
-    """A text that grows, and keeps no pieces: each string of a few letters would take seventy bytes."""
+    """Create a contiguous text buffer. Lists would use 70 bytes per short string."""
     text = StringIO()
-    # Until somebody looks into it, it is a list of pieces.
+    # Reading switches the buffer from a list of pieces to contiguous storage.
     text.readline()
     return text
 
@@ -265,7 +265,7 @@ _set_dict, _set_given, _set_extra, _set_private = SLOTS
 
 
 def text_delta(cls: type[_Delta], delta: str, index: int, step: str | None) -> _Delta:
-    """Make a delta event without validation, of text that a provider has decoded: a third of the constructor's cost."""
+    """Create a delta event from decoded text without validation, which costs a third of the constructor."""
     fields = _TEXT_DELTA[cls].copy()
     fields["delta"] = delta
     fields["index"] = index

@@ -1,4 +1,4 @@
-"""Thoughts that models write between tags such as `<think>`."""
+"""Thoughts in tags such as `<think>`."""
 
 from __future__ import annotations
 
@@ -15,91 +15,91 @@ from rxloop.providers.codecs.fences import Fences
 from rxloop.providers.vendors import THOUGHT_TAGS
 
 LONGEST_TAG = 4096
-"""Characters of the longest tag, attributes and all; what is longer is text."""
+"""Maximum tag length, including attributes. Longer tags are plain text."""
 
 LONGEST_ID = 200
-"""Characters of the longest id of a thought."""
+"""Maximum thought id length."""
 
 
-# Not frozen, these two: there is one for each piece of a thought, and it would take three times as long to make.
+# Not frozen, because creating a frozen object per fragment would take three times as long.
 @dataclass(slots=True)
 class ThoughtText:
-    """A piece of the thought that is open."""
+    """Open thought fragment."""
 
     text: str
 
 
 @dataclass(slots=True)
 class Thought:
-    """A thought that is over."""
+    """Complete thought."""
 
     name: str
-    """The name of the tag, in lower case."""
+    """Lower-case tag name."""
     content: str
-    """What stood between the tags; for a tag without a body, what its attribute says."""
+    """Tag content. For self-closing tags, the text attribute."""
     attributes: dict[str, str] = field(default_factory=dict[str, str])
-    """What the tag says, by the names that it uses."""
+    """Tag attributes as written."""
     opening: str = ""
-    """The tag as it was written."""
+    """Opening tag as written."""
     closing: str = ""
-    """The closing tag; empty where there is none."""
+    """Closing tag, possibly empty."""
     incomplete: bool = False
-    """The text ended inside the thought."""
+    """True if the text ended inside the thought."""
 
     @property
     def raw(self) -> str:
-        """The thought as it was written, tags and all."""
+        """Original text including tags."""
         alone = not self.closing and not self.incomplete
         return self.opening if alone else self.opening + self.content + self.closing
 
 
 Piece = str | ThoughtText | Thought
-"""A piece of text; a piece of a thought, as it comes; a thought, when it is over."""
+"""Plain text, thought fragment, or complete thought."""
 
 
 class TagSplitter:
-    """Parts a text from the thoughts in it, whatever the pieces in which both come.
+    """Incremental parser for thought tags.
 
-    A thought begins with a tag of one of the names, upper or lower case, whose attributes, if any, all have values:
-    `<think>`, `<Thought type="planning" confidence=0.8>`. It ends with the closing tag of the same name; tags of that
-    name inside it are counted and belong to it. `<thought content="..."/>` is a whole thought. All else is text to the
-    letter: other tags, names that go on (`<thinker>`), words after a name (`<think about it>`), and closing tags
-    where nothing is open. So is a tag that stands inside a fenced code block, or right after a backtick, where people
-    write about such tags. Inside a thought only its own tags mean anything.
+    Thoughts begin with a tag using one of the given names, ignoring case. All attributes must have values: `<think>`,
+    `<Thought type="planning" confidence=0.8>`. The matching closing tag ends the thought, counting nested tags.
+    `<thought content="..."/>` is a complete thought. Everything else is plain text: other tags, longer names
+    (`<thinker>`), words after a name (`<think about it>`), and unmatched closing tags. Tags inside fenced code blocks
+    or directly following a backtick are text as well, because they are usually examples. Inside a thought, other tags
+    are ignored.
 
-    At most the start of a tag is held back: no more characters than the longest name has and two, unless attributes
-    follow, and then `LONGEST_TAG` at most.
+    At most a tag prefix is held back: two characters more than the longest name, or `LONGEST_TAG` characters with
+    attributes.
 
-    Some servers put the opening tag into the prompt, so that an answer begins inside a thought. With `thinks_first` it
-    is one of the first name, unless the opening tag comes all the same.
+    Some servers include the opening tag in the prompt. With `thinks_first`, the text begins inside a thought, unless an
+    opening tag is received anyway.
     """
 
     def __init__(self, names: Iterable[str] = THOUGHT_TAGS, *, thinks_first: bool = False) -> None:
         names = tuple(names)
         self._tags = _patterns(names)
         self._first = names[0] if thinks_first else ""
-        """The name of the thought that the text may begin in; nothing once that is settled."""
+        """Initial thought name; empty after the start."""
         self._fences = Fences()
         self.passed: Callable[[str], object] = self._fences.unread.write
-        """Takes note of a piece without a `<` that went past an idle splitter; cheaper than `feed`, and the same."""
+        """Records a fragment without `<` that bypassed an idle splitter. Equivalent to `feed`, but cheaper."""
         self._held = ""
         self._open: Thought | None = None
         self._own = self._tags
-        """The tags that count inside the thought that is open."""
+        """Tags that are recognised inside the open thought."""
         self._depth = 0
         self._body: list[str] = []
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is held back and no thought is open: text without a `<` would pass as it is."""
+        """True if nothing is held back and no thought is open, so that text without `<` would pass unchanged."""
         return self._open is None and not self._held and not self._first
 
     def answers_first(self) -> None:
-        """Assume that the text begins with the answer: the thoughts came in another way."""
+        """Disable `thinks_first`, because reasoning arrives separately."""
         self._first = ""
 
     def feed(self, text: str) -> list[Piece]:
-        """The pieces that are sure after this much more text."""
+        """Add a fragment and return completed pieces."""
         if self._first:
             return self._begin(text, end=False)
         if self._held:
@@ -111,14 +111,14 @@ class TagSplitter:
         return self._read(text, end=False)
 
     def finish(self) -> list[Piece]:
-        """The pieces that are left at the end of the text."""
+        """Return the remaining pieces at the end of the text."""
         pieces = self._begin("", end=True) if self._first else self._read(self._held, end=True)
         if self._open is not None:
             pieces.append(self._closed(self._open, ""))
         return pieces
 
     def _begin(self, text: str, *, end: bool) -> list[Piece]:
-        """The first pieces of a text that may begin inside a thought; up to `LONGEST_TAG` blanks are held back."""
+        """Return the initial pieces. Up to `LONGEST_TAG` blanks are held back."""
         text = self._held + text
         written = text.lstrip()
         at = len(text) - len(written)
@@ -158,7 +158,7 @@ class TagSplitter:
         return pieces
 
     def _find_opening(self, text: str, start: int, end: bool) -> tuple[int, re.Match[str] | None]:
-        """How far the text is sure to be text, and the tag that opens a thought there, once it is whole."""
+        """Return the plain text's end index and the complete opening tag, if any."""
         tags, fences = self._tags, self._fences
         noted = at = start
         while found := tags.start.search(text, at):
@@ -175,7 +175,7 @@ class TagSplitter:
         return stop, None
 
     def _find_closing(self, text: str, start: int, end: bool) -> tuple[int, re.Match[str] | None]:
-        """How far the text is sure to be the thought's, and the tag that closes it there, once it is whole."""
+        """Return the thought text's end index and the complete closing tag, if any."""
         own, at = self._own, start
         while found := own.start.search(text, at):
             at = found.start()
@@ -199,7 +199,7 @@ class TagSplitter:
         return ThoughtText(text)
 
     def _closed(self, thought: Thought, closing: str) -> Thought:
-        """The thought that was open, with what it has become."""
+        """Complete the open thought."""
         thought.content = "".join(self._body)
         thought.closing = closing
         thought.incomplete = not closing
@@ -217,7 +217,7 @@ def _opened(tag: re.Match[str]) -> Thought:
 
 
 def _bodiless(tag: re.Match[str]) -> Thought:
-    """The thought that a tag without a body is."""
+    """Parse a self-closing tag as a thought."""
     thought = _opened(tag)
     known = {_plain(name): value for name, value in thought.attributes.items()}
     thought.content = next((known[name] for name in _TEXT if name in known), "")
@@ -226,18 +226,18 @@ def _bodiless(tag: re.Match[str]) -> Thought:
 
 @dataclass(frozen=True, slots=True)
 class _Patterns:
-    """What tells tags of some names."""
+    """Patterns that match tags of certain names."""
 
     start: re.Pattern[str]
     opening: re.Pattern[str]
     half_opening: re.Pattern[str]
-    """What an opening tag looks like when the text ends inside it, from its name on."""
+    """Matches an incomplete opening tag with a complete name."""
     closing: re.Pattern[str]
     half_closing: re.Pattern[str]
     beginnings: frozenset[str]
-    """What the text may end with that the start of a tag may follow upon."""
+    """Possible tag prefixes."""
     reach: int
-    """The length of the longest of these."""
+    """Length of the longest prefix."""
 
 
 _VALUE = r"""(?:"[^"]*+"|'[^']*+'|(?:[^\s"'=<>`/]|/(?!>))++)"""
@@ -269,16 +269,18 @@ def _compiled(names: tuple[str, ...], start: str, begins: tuple[str, ...]) -> _P
 
 @cache
 def _patterns(names: tuple[str, ...]) -> _Patterns:
-    """The tags that open a thought."""
+    """Return patterns for opening tags."""
     wrong = [name for name in names if not re.fullmatch("[A-Za-z][A-Za-z0-9_-]*", name)]
     if wrong or not names:
-        raise ConfigurationError(f"{', '.join(map(repr, wrong)) or 'nothing'} is not the name of a tag: use letters")
+        raise ConfigurationError(
+            f"a tag name must match [A-Za-z][A-Za-z0-9_-]*, got {', '.join(map(repr, wrong)) or 'no name'}"
+        )
     return _compiled(names, "", tuple(f"<{name.lower()}" for name in names))
 
 
 @cache
 def _own_tags(name: str) -> _Patterns:
-    """The tags that count inside a thought."""
+    """Return patterns for tags inside a thought."""
     return _compiled((name,), "(/?)", (f"<{name}", f"</{name}"))
 
 
@@ -287,7 +289,7 @@ def _may_become(half: re.Pattern[str], text: str, at: int) -> bool:
 
 
 def _half_name(text: str, start: int, tags: _Patterns) -> int:
-    """Where the text ends in what may be the start of a tag; its length if it does not."""
+    """Return the start index of a trailing tag prefix, or the text length."""
     at = text.rfind("<", max(start, len(text) - tags.reach))
     return at if at >= 0 and text[at:].lower() in tags.beginnings else len(text)
 
@@ -310,10 +312,11 @@ def _plain(name: str) -> str:
 
 
 def thought_fields(thought: Thought) -> dict[str, Any]:
-    """The fields of a `ThoughtStreamEvent` that a tag fills; what does not fit is kept in `metadata`.
+    """Return the `ThoughtStreamEvent` fields from the attributes of a tag. Invalid attributes are put into `metadata`.
 
-    Names count in any spelling: `related_to`, `related-to`, `relatedTo`. A type that is not said is that of the name
-    of the tag, where it is one.
+    Any spelling of a name is accepted: `related_to`, `related-to`, `relatedTo`. Without a type attribute, the name of
+    the
+    tag is the type if it is a valid type.
     """
     fields: dict[str, Any] = {"thought_type": thought.name} if thought.name in THOUGHT_TYPES else {}
     metadata: dict[str, Any] = {}
@@ -330,7 +333,7 @@ def thought_fields(thought: Thought) -> dict[str, Any]:
 
 
 def _checked(target: str, value: str) -> Any:
-    """The value as the field takes it; None where it does not."""
+    """Return the value converted for the field, or None if it is invalid."""
     value = value.strip()
     if target == "thought_type":
         return value.lower() if value.lower() in THOUGHT_TYPES else None

@@ -25,7 +25,7 @@ _NOTHING: dict[str, Any] = {}
 
 
 class CallAssembler:
-    """Joins the pieces of the tool calls of one answer, and pushes each as it comes."""
+    """Assembles streamed tool calls and publishes fragments immediately."""
 
     __slots__ = (
         "_bounds",
@@ -57,13 +57,13 @@ class CallAssembler:
         bounds: Bounds = DEFAULT_BOUNDS,
     ) -> None:
         self.size = 0
-        """The characters of all calls together."""
+        """Total size in characters."""
         self.repaired: list[str] = []
-        """The names of the calls whose arguments are not JSON, but have one JSON value in them."""
+        """Names of the calls whose arguments were not JSON but contained exactly one JSON value."""
         self.in_pieces = False
-        """True if the server may send a name in pieces, or a placeholder before the arguments."""
+        """True if the server may split names, or send a placeholder before the arguments."""
         self._extra = False
-        """Whether a call has something that the vendor wants back."""
+        """True if any call has extra content."""
         self._push = push
         self._step = step
         self._known = {tool.name: tool.hidden for tool in tools}
@@ -75,38 +75,40 @@ class CallAssembler:
         self._by_id: dict[str, Call] = {}
         self._by_number: dict[int, Call] = {}
         self._ended: dict[int, tuple[Call, str]] = {}
-        """By index: calls whose name came again after complete arguments, and the id that came with it. The next
-        fragment decides whether another call has begun."""
+        """Calls whose name was repeated after complete arguments, by index, together with the repeated id. The next
+        fragment determines if there is a new call.
+        """
         self._held: dict[int, Call] = {}
-        """By index: calls that are not pushed yet, since the next piece may extend the name or replace the arguments.
-        They are not in `_by_index`."""
+        """Unpublished calls by index. The next fragment could extend the name or replace the arguments. Not part of
+        `_by_index`.
+        """
         self._free = 0
-        """The first number after all that are used."""
+        """First call number above all used numbers."""
         self._last: Call | None = None
 
     @property
     def empty(self) -> bool:
-        """True if no call has begun."""
+        """True if there are no calls."""
         return not self._calls
 
     def restore(self, originals: Mapping[str, Original]) -> None:
-        """Replace the vendor's names of tools and parameters by the original ones in the calls that follow.
+        """Replace the vendor's names of tools and parameters by the original names in later calls.
 
         Args:
-            originals: By the vendor's name: what the calls of a tool stand for.
+            originals: Original tools by the vendor's tool name.
         """
         self._originals = originals
         self._known |= {name: self._known.get(each.name, False) for name, each in originals.items()}
 
     def feed(self, piece: dict[str, Any], last: bool = False) -> None:
-        """Read one entry of `tool_calls`.
+        """Read a `tool_calls` entry.
 
         Args:
-            piece: The entry.
-            last: The chunk of the entry ends the message. Some servers repeat all arguments in it.
+            piece: Received entry.
+            last: True for the final chunk, which repeats all arguments on some servers.
 
         Raises:
-            OutOfBounds: There are too many calls, or one is too long.
+            OutOfBounds: Too many calls, or a name or call is too long.
         """
         index, call_id, function = piece.get("index", ""), piece.get("id", ""), piece.get("function", _NOTHING)
         if call_id.__class__ is not str:
@@ -117,9 +119,9 @@ class CallAssembler:
         if name.__class__ is not str:
             name = ""
         if fragment.__class__ is not str:
-            # Some vendors send all arguments as an object.
+            # Some vendors send arguments as an object.
             fragment = self._dumped(fragment).decode() if fragment.__class__ is dict else ""
-        # Nearly every piece continues the call that has its number.
+        # Fast path: most fragments just continue an existing call.
         call = None if call_id or name or last or index.__class__ is not int else self._by_index.get(index)
         if call is None:
             if len(name) > self._bounds.name:
@@ -165,7 +167,7 @@ class CallAssembler:
             )
 
     def flush(self) -> None:
-        """Push the calls that were held for another piece."""
+        """Publish held-back calls."""
         for call in self._held.values():
             self._start(call)
         self._held.clear()
@@ -174,10 +176,10 @@ class CallAssembler:
                 self._start(call)
 
     def finish(self) -> list[ToolCall]:
-        """The calls in their order; one without a name cannot be called and is left out.
+        """Return sorted calls. Unnamed calls are dropped.
 
         Raises:
-            OutOfBounds: There are too many values in their arguments.
+            OutOfBounds: The arguments contain too many values.
         """
         written = [(call, "".join(call.pieces)) for call in self._named()]
         values = self._bounds.argument_values
@@ -196,7 +198,7 @@ class CallAssembler:
         return calls
 
     def extra_content(self) -> dict[str, Any]:
-        """What the vendor sent beside the calls and wants back with them, by the place of the call."""
+        """Return extra content by call position, for sending it back."""
         if not self._extra:
             return {}
         return {str(place): call.extra for place, call in enumerate(self._named()) if call.extra}
@@ -205,10 +207,11 @@ class CallAssembler:
         return [call for call in sorted(self._calls, key=lambda call: call.index) if call.name]
 
     def _find(self, piece: Piece) -> Call:
-        """Return the call that a piece belongs to, by its index, its id, or else its order; begin one if necessary.
+        """Return the matching call by index, id or order. Begin a new call if needed.
 
-        Servers that do not count send several calls under one index. Other servers repeat the name, the id or all
-        arguments. So the arguments up to here decide: after a complete value, another value belongs to another call.
+        Some servers use one index for several calls, others repeat the name, id or arguments. For this reason the
+        received arguments
+        are checked: another value after a complete value starts a new call.
         """
         index, call_id, name = piece.index, piece.call_id, piece.name
         owner = self._by_id.get(call_id) if call_id else None
@@ -219,7 +222,7 @@ class CallAssembler:
         else:
             call = self._by_index.get(index) or self._held.get(index)
             if call is None:
-                # Either a new call, or the server counts its chunks.
+                # Either a new call, or the server numbers its chunks.
                 call = None if name else self._unfinished(owner if call_id else self._last, piece)
                 if call is None:
                     return self._begin(index)
@@ -231,7 +234,7 @@ class CallAssembler:
         if self._is_other(call, piece):
             other = self._begin(index)
             if owner is not None:
-                # Its id is that of another call; clients need one of its own.
+                # Clients need unique ids.
                 other.id = self._new_id(other)
                 self._by_id[call_id] = other
             return other
@@ -240,7 +243,7 @@ class CallAssembler:
         return call
 
     def _is_other(self, call: Call, piece: Piece) -> bool:
-        """Return True if a piece begins another call; drop its fragment if it repeats the arguments of the call."""
+        """Return True if a fragment begins another call. Clear the fragment if it only repeats the call's arguments."""
         name, fragment = piece.name, piece.fragment
         is_own = piece.call_id == call.id or self._by_id.get(piece.call_id) is call
         other_id = bool(piece.call_id) and call.has_vendor_id and not is_own
@@ -272,7 +275,7 @@ class CallAssembler:
         return bool(name or other_id)
 
     def _resolve(self, piece: Piece, index: int) -> Call:
-        """Return the call of a piece that follows a repeated name: the fragment decides."""
+        """Return the matching call after a repeated name, based on the new fragment."""
         call, call_id = self._ended.pop(index)
         self._by_index[index] = call
         piece.name = piece.name or call.name
@@ -280,14 +283,14 @@ class CallAssembler:
         return self._find(piece)
 
     def _goes_on(self, piece: Piece) -> bool:
-        """Return True if a piece with a new id, and without an index, can only continue the newest call."""
+        """Return True if a fragment with a new id and no index can only continue the newest call."""
         call, fragment = self._last, piece.fragment
         if call is None or call.name != piece.name or not fragment.strip() or starts_value(fragment):
             return False
         return bool(call.pieces) and not call.scan().complete
 
     def _unfinished(self, call: Call | None, piece: Piece) -> Call | None:
-        """Return a call if its arguments are not complete, so that a piece without a name can continue them."""
+        """Return the call if its arguments are incomplete and can be continued without a name."""
         if call is None or not piece.fragment.strip() or not (call.pieces or piece.call_id):
             return None
         return None if call.scan().complete else call
@@ -307,7 +310,7 @@ class CallAssembler:
         return call
 
     def _hold(self, call: Call) -> bool:
-        """Return True if the next piece can change the name or the arguments of a call, so that no event shows them."""
+        """Return True if the next fragment could still change the name or arguments."""
         if self.in_pieces and (is_placeholder(call) or (not call.pieces and self._is_prefix(call.name))):
             self._by_index.pop(call.key, None)
             self._held[call.key] = call
@@ -317,7 +320,7 @@ class CallAssembler:
         return False
 
     def _start(self, call: Call) -> None:
-        """Push the name of a call and its arguments up to here."""
+        """Publish the call's name and current arguments."""
         call.begun = True
         call.shown_name = call.name
         if (original := self._originals.get(call.name)) is not None:
@@ -338,23 +341,23 @@ class CallAssembler:
         )
 
     def _is_renamed(self, call: Call) -> bool:
-        """Return True if the arguments of a call get other names, which needs all of them."""
+        """Return True if parameters of the call are renamed, which requires the complete arguments."""
         original = self._originals.get(call.name)
         return original is not None and bool(original.names)
 
     def _join_names(self, call: Call, name: str) -> str:
-        """Return the name of a tool, or the start of one, whose next piece is `name`; an empty string if it is none."""
+        """Return the extended name if it matches a tool, otherwise an empty string."""
         if call.begun or call.pieces or name in self._known:
             return ""
         whole = call.name + name
         return whole if whole in self._known or self._is_prefix(whole) else ""
 
     def _is_prefix(self, name: str) -> bool:
-        """Return True if the name of a tool begins with `name` and is longer."""
+        """Return True if `name` is a proper prefix of a tool name."""
         return any(len(known) > len(name) and known.startswith(name) for known in self._known)
 
     def _keep(self, call: Call, extra: Any) -> None:
-        """Keep what the vendor wants back with a call."""
+        """Store the call's extra content."""
         if not isinstance(extra, dict):
             return
         self.size += len(self._dumped(cast("dict[str, Any]", extra)))
@@ -363,7 +366,7 @@ class CallAssembler:
         self._extra = True
 
     def _dumped(self, fields: dict[str, Any]) -> bytes:
-        """What is kept of a chunk that nobody has looked at for what is deep in it."""
+        """Encode nested data after checking its size and depth."""
         data = dumped(fields)
         check_document(data, self._bounds)
         return data
@@ -377,15 +380,15 @@ class CallAssembler:
 
 
 def dumped(value: Any) -> bytes:
-    """What a vendor sent, as JSON again.
+    """Encode vendor data as JSON.
 
     Raises:
-        OutOfBounds: It is nested too deep for that.
+        OutOfBounds: The data is nested too deeply.
     """
     try:
         return orjson.dumps(value)
     except TypeError:
-        # Half a character in a text, which is for others to find; or it is deep.
+        # orjson rejects unpaired surrogates, which are handled later, and deep nesting.
         try:
             return json.dumps(value).encode()
         except RecursionError:

@@ -1,4 +1,4 @@
-"""Tools as a vendor accepts them, and its calls translated back."""
+"""Tool conversion for vendors, and translation of calls back to the original tools."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from rxloop.providers.codecs.schemas.dialects import Dialect, short_hash
 from rxloop.providers.codecs.schemas.normal_form import DEPTH, Schema, target_of
 
 _REQUESTS = 4
-"""Sets of tools that are kept: several agents may share a model."""
+"""Number of cached tool sets. Several agents may share a model."""
 
 _KEPT = 2_000
-"""Adapted schemas that are kept, more than a program has tools."""
+"""Maximum number of cached schemas and reported changes."""
 
 _ENDS = (". ", ".\n", "\n", " ")
 
@@ -30,16 +30,16 @@ _REST = "More about the tool {name}:\n{rest}"
 
 @dataclass(frozen=True, slots=True)
 class Original:
-    """What a call of a tool under the vendor's names stands for."""
+    """Original tool for calls that use the vendor's names."""
 
     name: str
     schema: Schema
-    """The parameters as the vendor knows them."""
+    """Parameters as sent to the vendor."""
     names: Mapping[str, str]
-    """The original names of those parameters that have other ones."""
+    """Original names of renamed parameters, by the vendor's names."""
 
     def written(self, arguments: str) -> str:
-        """Return arguments, as JSON, under the original names of their parameters; what is no object stays."""
+        """Translate JSON arguments to original parameter names. Other text is returned unchanged."""
         try:
             given: Any = orjson.loads(arguments)
         except orjson.JSONDecodeError:
@@ -69,7 +69,7 @@ class Original:
         }
 
     def _all_of(self, schemas: Sequence[Schema]) -> list[Schema]:
-        """The schemas and all that they refer to or choose from, each once."""
+        """Return schemas including all referenced and combined ones, without duplicates."""
         found: list[Schema] = []
         waiting = list(schemas)
         seen: set[int] = set()
@@ -89,7 +89,7 @@ class Original:
 
 
 class VendorTool(NamedTuple):
-    """A tool as a vendor accepts it."""
+    """Converted tool."""
 
     name: str
     description: str
@@ -99,28 +99,28 @@ class VendorTool(NamedTuple):
 
 
 class VendorTools(NamedTuple):
-    """The tools of a request as a vendor accepts them."""
+    """Converted tools."""
 
     tools: tuple[VendorTool, ...] = ()
     originals: Mapping[str, Original] = {}
-    """What calls stand for, by the vendor's name of the tool; only for those that have other names there."""
+    """Original tools by the vendor's tool name; only tools with renamed parts."""
     rest: str = ""
-    """What did not fit in the descriptions, for the system prompt."""
+    """Remainders of long descriptions, for the system prompt."""
     notes: tuple[str, ...] = ()
-    """What was changed."""
+    """Descriptions of the changes."""
 
     def name_of(self, name: str) -> str:
-        """Return the vendor's name of a tool."""
+        """Return the vendor's tool name."""
         return next((tool.name for tool in self.tools if tool.definition.name == name), name)
 
 
 class ToolAdapter:
-    """Adapts tools for one model; what it made of a tool is kept, so that a request costs a comparison.
+    """Converter of tools for one model. Results are cached, so that a request normally costs one comparison.
 
     Args:
-        dialect: What the vendor accepts.
-        strict: Whether it can enforce schemas.
-        longest_description: The most characters of the description of a tool; None for any number.
+        dialect: JSON Schema dialect of the vendor.
+        strict: True if the vendor can enforce schemas.
+        longest_description: Maximum length of a tool description in characters; None for no limit.
     """
 
     def __init__(self, dialect: Dialect, *, strict: bool, longest_description: int | None = None) -> None:
@@ -133,8 +133,8 @@ class ToolAdapter:
         self._last: list[tuple[tuple[ToolDefinition, ...], VendorTools]] = [((), VendorTools())]
 
     def adapt(self, tools: tuple[ToolDefinition, ...]) -> VendorTools:
-        """Return the tools as the vendor accepts them; the same object as before for the same tools."""
-        # Equal definitions are nearly always the same objects, which a comparison of tuples sees at once.
+        """Convert tools, returning the same object if possible."""
+        # Equal definitions are usually identical objects, which a tuple comparison detects immediately.
         for known, made in self._last:
             if known == tools:
                 return made
@@ -145,13 +145,13 @@ class ToolAdapter:
     def tell(
         self, changes: tuple[str, ...], answer: str | None, name: str, notice: Callable[[NoticeCode, str], None]
     ) -> None:
-        """Tell, once for all requests, what is not sent as it is.
+        """Report schema changes that were not reported before.
 
         Args:
-            changes: Descriptions of the changes in the tools of a request.
-            answer: A description of the changes in the schema of its answer.
-            name: The model.
-            notice: Gets a description of those that are new.
+            changes: Changes in tools.
+            answer: Changes in the response schema, if any.
+            name: Model name.
+            notice: Called with new changes.
         """
         if changes is self._told_last and (answer is None or answer in self._told):
             return
@@ -164,7 +164,7 @@ class ToolAdapter:
             notice("left_out", f"{name} does not accept some schemas or descriptions unchanged: {', '.join(new)}")
 
     def loosened(self, tool: VendorTool) -> VendorTool:
-        """Return a tool that the vendor is not to enforce, although it could."""
+        """Return the tool without schema enforcement."""
         return tool._replace(schema=self._schema(tool.definition, strict=False).schema, strict=False)
 
     def _adapted(self, tools: tuple[ToolDefinition, ...]) -> VendorTools:
@@ -202,7 +202,7 @@ class ToolAdapter:
         return found[1]
 
     def _described(self, text: str) -> tuple[str, str]:
-        """Return the description that is sent, and the rest of it; it is cut behind a sentence."""
+        """Return the description and its remainder, split after a sentence if possible."""
         if self._longest is None or len(text) <= self._longest:
             return text, ""
         room = self._longest - len(_MORE)

@@ -35,7 +35,7 @@ def asked(*raw: dict[str, Any]) -> Any:
 def test_what_is_no_part_of_claudes_is_left_out(raw: dict[str, Any]) -> None:
     found = asked(raw)
     assert found.messages[1]["content"] == [{"type": "text", "text": "hi"}]
-    assert found.notices == ["anthropic:claude-sonnet-4-5 does not get a part that is none of Claude's own"]
+    assert found.notices == ["anthropic:claude-sonnet-4-5 does not receive an invalid content block"]
 
 
 def test_an_open_call_may_stand_beside_one_whose_id_is_no_text() -> None:

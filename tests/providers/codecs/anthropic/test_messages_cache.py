@@ -61,7 +61,7 @@ def test_it_is_kept_where_the_settings_say(
 def test_there_are_four_places_at_most() -> None:
     found = places(["tools", "system", "newest", 0, 1])
     assert (found["tools"], found["system"], found["messages"]) == (["b"], ["s2"], ["1", "3"])
-    assert "after the first 4" in found["notices"][0]
+    assert "more than 4" in found["notices"][0]
 
 
 def test_those_of_server_tools_count() -> None:

@@ -171,7 +171,7 @@ def test_what_is_left_out_of_a_message_is_told_once() -> None:
     foreign = Message(role="assistant", content="hi", provider_state={"openai": [{"raw": {}}], "google": []})
     by = wire()
     assert ask([Message.user("a"), foreign, Message.user("b")], by).notices == [
-        "anthropic:claude-sonnet-4-5 does not get what google, openai wants back with its own message"
+        "anthropic:claude-sonnet-4-5 does not receive the provider state of google, openai"
     ]
     assert not ask([Message.user("a"), foreign, Message.user("b")], by).notices
 

@@ -139,7 +139,7 @@ def test_what_is_left_out_of_a_result_or_an_answer_is_told_once(message: Message
     [(code, text)] = told
     assert code == "left_out"
     left_out = ", ".join(["[image/png, 4.0 kB]"] * len(message.media))
-    assert text.startswith(f"openai:m does not get {left_out}, since only text")
+    assert text.startswith(f"openai:m does not receive {left_out}, since this protocol accepts only text")
 
 
 def test_settings_become_fields_and_what_is_not_set_is_not_sent() -> None:
@@ -186,9 +186,9 @@ def test_a_setting_that_the_endpoint_has_no_field_for_is_told_once() -> None:
         sent = orjson.loads(encoder.encode(request, lambda code, text: told.append(text)))
         assert sent.keys() == {"model", "stream", "stream_options", "messages", "tools"}
     assert told == [
-        "zai:m does not take thinking_budget: reasoning_effort says how much",
-        "zai:m does not take reasoning_effort",
-        "zai:m does not take parallel_tool_calls=False",
+        "zai:m does not accept thinking_budget; use reasoning_effort instead",
+        "zai:m does not accept reasoning_effort",
+        "zai:m does not accept parallel_tool_calls=False",
     ]
 
 

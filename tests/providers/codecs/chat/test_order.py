@@ -63,7 +63,7 @@ def test_what_is_put_in_other_words_is_told_once() -> None:
     for _ in range(2):
         encoder.encode(ModelRequest(messages=history), lambda code, text: told.append(text))
         history = history.append(Message.user("And?"))
-    assert told == ["openai:m gets the result of call 'x', which is not there, as a text"]
+    assert told == ["openai:m receives the result of the missing call 'x' as text"]
 
 
 def test_ids_are_as_short_as_the_endpoint_wants_them_and_fit_each_other() -> None:

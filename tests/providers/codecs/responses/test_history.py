@@ -25,11 +25,11 @@ def answer(*items: dict[str, Any], **fields: Any) -> Message:
 @pytest.mark.parametrize(
     ("message", "model", "why"),
     [
-        (answer(HM, HELLO, SEARCH, LOOK), "gpt-4o", "does not take"),
+        (answer(HM, HELLO, SEARCH, LOOK), "gpt-4o", "does not accept"),
         (answer({**HM, "encrypted_content": None}, HELLO, SEARCH, LOOK), "gpt-5", "neither stored nor sent"),
         (answer(HM, HELLO, SEARCH, LOOK).model_copy(update={"reasoning": "Ha."}), "gpt-5", ""),
         (answer(HM, HELLO, SEARCH, LOOK).model_copy(update={"reasoning": "Ha ha."}), "gpt-5", "changed"),
-        (answer(HM, {"type": "computer_call", "call_id": "c"}, HELLO, LOOK), "gpt-5", "nobody answered"),
+        (answer(HM, {"type": "computer_call", "call_id": "c"}, HELLO, LOOK), "gpt-5", "without an output"),
     ],
 )
 def test_all_items_go_back_or_none_and_then_without_ids(message: Message, model: str, why: str) -> None:
@@ -75,8 +75,8 @@ def test_nobody_gets_what_another_endpoint_has_encrypted(model: str, base: str) 
     told: list[str] = []
     message = answer(HM, HELLO, LOOK)
     assert written([message, RESULT], wire(model, base), told)["input"] == [*PLAIN, OUTPUT]
-    theirs = "what responses@api.openai.com wants back with its own message"
-    assert told == [f"openai_responses:{model} does not get {theirs}"]
+    theirs = "the provider state of responses@api.openai.com"
+    assert told == [f"openai_responses:{model} does not receive {theirs}"]
     written([message, RESULT], wire(model, base), told)
     assert len(told) == 1  # once for a message
 
@@ -87,7 +87,7 @@ def test_what_another_vendor_wants_back_is_left_out_and_told() -> None:
         role="assistant", content="Hello", reasoning="Hm.", provider_state={"anthropic_messages": [{"raw": {}}]}
     )
     assert written([foreign], left_out=told)["input"] == [{"role": "assistant", "content": "Hello"}]
-    assert told == ["openai_responses:gpt-5 does not get what anthropic_messages wants back with its own message"]
+    assert told == ["openai_responses:gpt-5 does not receive the provider state of anthropic_messages"]
 
 
 def test_images_and_files_go_as_what_they_are_and_those_of_the_model_as_words() -> None:
@@ -106,7 +106,7 @@ def test_images_and_files_go_as_what_they_are_and_those_of_the_model_as_words() 
     assert sent[0] == {"role": "user", "content": forms}
     assert sent[1] == {"role": "assistant", "content": "See:"}
     assert sent[3] == {"type": "function_call_output", "call_id": "call_1", "output": forms}
-    assert told == ["openai_responses:gpt-5 does not get images and files of the model itself"]
+    assert told == ["openai_responses:gpt-5 does not receive images and files of the model itself"]
 
 
 def test_every_call_has_a_result_and_every_result_a_call() -> None:

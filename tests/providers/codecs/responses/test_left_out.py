@@ -15,7 +15,7 @@ def test_reasoning_that_nothing_came_of_is_left_out_and_told_once() -> None:
             {"role": "user", "content": "Hi"},
             {"role": "user", "content": "And?"},
         ]
-    assert told == ["openai_responses:gpt-5 does not get reasoning that nothing came of"]
+    assert told == ["openai_responses:gpt-5 does not receive reasoning without an answer"]
 
 
 def test_words_stand_for_images_and_files_that_are_not_read() -> None:
@@ -27,7 +27,9 @@ def test_words_stand_for_images_and_files_that_are_not_read() -> None:
         {"type": "input_text", "text": heic.placeholder},
         {"type": "input_text", "text": video.placeholder},
     ]
-    assert told == [f"openai_responses:gpt-5 takes no {heic.placeholder}, {video.placeholder}: words stand for it"]
+    assert told == [
+        f"openai_responses:gpt-5 does not accept {heic.placeholder}, {video.placeholder}; placeholders are sent"
+    ]
 
 
 def test_a_call_without_a_result_is_told_once() -> None:

@@ -102,7 +102,7 @@ def test_a_call_whose_pieces_are_not_its_arguments_is_not_carried_out() -> None:
         piece("function_call_arguments", '{"a":', LOOK),
         piece("function_call_arguments", "2}", LOOK),
     ]
-    with pytest.raises(ProviderProtocolError, match="pieces"):
+    with pytest.raises(ProviderProtocolError, match="fragments"):
         read([*events, completed(LOOK)])
     spaced = {**LOOK, "arguments": '{"a": 2}'}
     assert last(read([*events, completed(spaced)])).tool_calls[0].arguments == {"a": 2}

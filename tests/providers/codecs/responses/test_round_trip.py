@@ -115,4 +115,4 @@ def test_what_goes_back_is_what_the_client_sent_but_for_what_is_listed(name: str
     told: list[str] = []
     ours = written([message, *results], wire(one["request"]["body"]["model"], THERE), told)["input"]
     assert differences(ours, theirs) == DIFFER[name]
-    assert [each.partition(" does not get ")[2] for each in told] == ([UNSENT] if name in NO_REASONING else [])
+    assert [each.partition(" does not receive ")[2] for each in told] == ([UNSENT] if name in NO_REASONING else [])

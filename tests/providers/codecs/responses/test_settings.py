@@ -71,9 +71,9 @@ def test_what_the_vendor_has_no_word_for_is_left_out_and_told_once(
     assert {
         name: value for name, value in found.items() if name not in ("model", "stream", "store", "include", "input")
     } == sent
-    begin = f"openai_responses:{model} does not take "
+    begin = f"openai_responses:{model} does not accept "
     assert all(what.startswith(begin) for what in heard)
-    assert [what.removeprefix(begin).partition(",")[0].partition(":")[0] for what in heard] == told
+    assert [what.removeprefix(begin).partition(",")[0].partition(";")[0] for what in heard] == told
 
 
 @pytest.mark.parametrize(

@@ -304,7 +304,7 @@ def test_an_answer_fits_each_vendor(of: Any, vendor: str) -> None:
     ("schema", "why"),
     [
         ({"type": "object", "properties": {f"p{n}": TEXT for n in range(5_001)}}, "5,001 properties"),
-        (deep(11), "11 objects inside each other"),
+        (deep(11), "11 nested objects"),
         (field({"enum": [f"v{n}" for n in range(1_001)]}), "1,001 values"),
         (field({"enum": ["v" * 60 + str(n) for n in range(251)]}), "15000 characters"),
         (field({"const": "v" * 120_001}), "characters of names"),

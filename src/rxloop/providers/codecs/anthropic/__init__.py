@@ -19,16 +19,16 @@ VERSION = "2023-06-01"
 
 
 class AnthropicCodec:
-    """The wire of one model of Claude.
+    """Codec for one Claude model.
 
-    A subclass for another host, such as Bedrock, has a `host` and a `url` of its own.
+    Subclasses for other hosts, such as Bedrock, override `host` and `url`.
 
     Args:
-        model: The vendor's name of the model; after a `#`, the model behind it.
-        preset: The vendor.
-        stream: Whether answers are streamed.
-        betas: What is not for everybody yet and is to be switched on, as the vendor names it.
-        citations: The model is to say what in the documents of the conversation its words rest on.
+        model: The vendor's name of the model, optionally followed by `#` and the name of the underlying model.
+        preset: Settings of the vendor.
+        stream: True if answers are streamed.
+        betas: Beta features to enable, by their names at the vendor.
+        citations: True if the model should cite the documents of the conversation.
     """
 
     host = Host()
@@ -43,7 +43,7 @@ class AnthropicCodec:
         able = abilities_of(underlying or model)
         more = (BINDING,) if able.binds_thinking and BINDING not in betas else ()
         self._betas = (*betas, *more)
-        # What another maker's model signs behind the same protocol is refused by Claude, and the other way round.
+        # Signatures are only valid for models from the same vendor.
         claude = "claude" in (underlying or model).lower() or self.host.version is not None
         self._key = KEY if claude else f"{KEY}:{model}"
         self._encoder = MessagesEncoder(
@@ -59,49 +59,49 @@ class AnthropicCodec:
 
     @property
     def keeps_to_schema(self) -> bool:
-        """Whether the model can be held to a schema."""
+        """True if the vendor can force the model to follow a schema."""
         return self._encoder.keeps_to_schema
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """The version, and what is switched on."""
+        """The API version and the enabled beta features."""
         headers = {"anthropic-version": VERSION} if self.host.version is None else {}
         if self._betas and not self.host.betas_in_body:
             headers["anthropic-beta"] = ",".join(self._betas)
         return MappingProxyType(headers)
 
     def url(self, base: str) -> str:
-        """The address of a request; `base` may end in `/v1` or not."""
+        """Return the request URL. `base` can end with `/v1`."""
         scheme, host, path, query, _ = urlsplit(base)
         path = path.rstrip("/")
         path += "/messages" if path.endswith("/v1") else "/v1/messages"
         return urlunsplit((scheme, host, path, query, ""))
 
     def encode(self, request: ModelRequest, notice: Notice) -> bytes:
-        """The body of a request."""
+        """Encode the request body."""
         return self._encoder.encode(request, notice)
 
     def reader(self, draft: MessageDraft) -> MessagesReader:
-        """What reads one answer."""
+        """Create a response reader."""
         draft.restore(self._encoder.tools)
         return MessagesReader(draft, self._key)
 
 
 class VertexCodec(AnthropicCodec):
-    """The wire of one model of Claude on Vertex AI, whose `base` ends in `/publishers/anthropic`."""
+    """Codec for Claude on Vertex AI. The base URL ends with `/publishers/anthropic`."""
 
-    # Holding an answer to a schema is off there until the policy of an organization lets it.
+    # Vertex AI disables schema enforcement unless a policy of the organization enables it.
     host = Host(version="vertex-2023-10-16", named=False, fetches=False, late_system=False, schemas=False)
 
     def url(self, base: str) -> str:
-        """The address of a request."""
+        """Return the request URL."""
         return _below(
             base, f"models/{quote(self.model, safe='@')}:{'streamRawPredict' if self.stream else 'rawPredict'}"
         )
 
 
 class BedrockCodec(AnthropicCodec):
-    """The wire of one model of Claude on Bedrock, by its id or by that of an inference profile."""
+    """Codec for Claude on Bedrock, using a model id or inference profile."""
 
     host = Host(
         version="bedrock-2023-05-31",
@@ -114,11 +114,11 @@ class BedrockCodec(AnthropicCodec):
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """Those of all requests; what is accepted is said of the documents in a stream, and not of its frames."""
+        """HTTP headers, where `accept` refers to documents rather than AWS frames."""
         return {**super().headers, "accept": "application/json"}
 
     def url(self, base: str) -> str:
-        """The address of a request."""
+        """Return the request URL."""
         action = "invoke-with-response-stream" if self.stream else "invoke"
         return _below(base, f"model/{quote(self.model, safe=':@')}/{action}")
 

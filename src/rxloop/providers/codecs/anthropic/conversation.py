@@ -1,4 +1,4 @@
-"""Messages as alternating turns of the user and the assistant."""
+"""Conversion of messages to alternating turns of the user and the assistant."""
 
 from __future__ import annotations
 
@@ -20,53 +20,53 @@ _GO_ON = b'{"type":"text","text":"Please go on."}'
 
 
 class Place(NamedTuple):
-    """A message with its form in one request."""
+    """Encoded message in a request."""
 
     message: Message
     form: Form
     control: bytes = b""
-    """The cache breakpoint that stands at it, where there is one."""
+    """Cache breakpoint, if any."""
 
     @property
     def blocks(self) -> bytes:
-        """What is sent of it."""
+        """Encoded blocks including the cache breakpoint."""
         return self.form.marked(self.control) if self.control else self.form.blocks
 
 
 class Turn:
-    """What one side says before the other one does."""
+    """Consecutive messages with the same role."""
 
     def __init__(self, role: str) -> None:
         self.role = role
         self.results: list[bytes] = []
-        """Answers to calls, which come first."""
+        """Tool results, always sent first."""
         self.blocks: list[bytes] = []
         self.places: list[Place] = []
-        """The messages of the model in it."""
+        """Messages of the assistant."""
 
     def copy(self) -> Turn:
-        """One that grows by itself."""
+        """Return an independent copy."""
         other = Turn(self.role)
         other.results, other.blocks, other.places = self.results.copy(), self.blocks.copy(), self.places.copy()
         return other
 
     def content(self) -> bytes:
-        """Its blocks, with commas between them; nothing where it is empty."""
+        """Return comma-separated blocks."""
         return b",".join(filter(None, (*self.results, *self.blocks, *(place.blocks for place in self.places))))
 
 
 class Working(NamedTuple):
-    """What the model is in the middle of: its messages since the user said something."""
+    """Assistant messages since the last user message."""
 
     begun: bool = False
-    """There are such messages."""
+    """True if there are such messages."""
     thinks: bool = False
-    """The first of them begins with thinking."""
+    """True if the first of these messages begins with thinking."""
     container: str | None = None
-    """Where the newest code of them ran."""
+    """Container used by the latest code execution."""
 
     def after(self, turn: Turn) -> Working:
-        """The same once a turn is over."""
+        """Return the state after a completed turn."""
         if turn.role == "user":
             return self if turn.results else _IDLE
         if not turn.places or turn.role != "assistant":
@@ -80,7 +80,7 @@ _IDLE = Working()
 
 
 class Sent:
-    """The turns that are over, as they are sent. Where nothing is left of one, those beside it are one."""
+    """Encoded completed turns. If an omitted turn is empty, the turns next to it are merged."""
 
     def __init__(self) -> None:
         self._joined: list[bytes] = []
@@ -88,7 +88,7 @@ class Sent:
         self._contents: list[bytes] = []
 
     def copy(self) -> Sent:
-        """One that grows by itself; what nothing is added to any more is joined in both."""
+        """Return an independent copy. Completed turns are shared."""
         if len(self._joined) > 1:
             self._joined = [b",".join(self._joined)]
         other = Sent()
@@ -96,7 +96,7 @@ class Sent:
         return other
 
     def add(self, role: str, content: bytes) -> None:
-        """Add a turn, which may be empty."""
+        """Add a possibly empty turn."""
         if not content:
             return
         if self._role and role != self._role:
@@ -106,7 +106,7 @@ class Sent:
         self._contents.append(content)
 
     def joined(self) -> bytes:
-        """All of them, with commas between them."""
+        """Return all turns, separated by commas."""
         return b",".join([*self._joined, self._newest()] if self._role else self._joined)
 
     def _newest(self) -> bytes:
@@ -114,34 +114,34 @@ class Sent:
 
 
 class Conversation:
-    """The turns of one request.
+    """Turns of one request.
 
     Args:
-        forms: Makes the forms of messages.
-        late_system: System messages in the middle go as such; otherwise the user says what they say.
+        forms: Encoder of messages.
+        late_system: True to send system messages in the middle of the conversation as such, otherwise as user messages.
     """
 
     def __init__(self, forms: Forms, *, late_system: bool) -> None:
         self._forms = forms
         self._late_system = late_system
         self._sent = Sent()
-        """All turns but the newest one: they do not change any more."""
+        """All turns except the newest. They no longer change."""
         self._newest: Turn | None = None
         self._before = _IDLE
-        """What the model is in the middle of, without the newest turn."""
+        """Unfinished work of the model before the newest turn."""
         self._used: Ledger[str, None] = Ledger()
-        """The ids of calls that have been sent."""
+        """Used call ids."""
         self._numbers: dict[str, int] = {}
-        """The number that was added last to an id which is used again and again."""
+        """Last number appended to each repeated id."""
         self._open: list[tuple[str, str]] = []
-        """The calls of the newest turn of the model that are not answered: their ids, and those that were sent."""
+        """Unanswered calls: original and sent ids."""
         self._system: list[Place] = []
-        """System messages of which it is not known yet what comes after them."""
+        """Pending system messages."""
         self.has_thinking = False
-        """Whether thinking goes back in it."""
+        """True if the conversation contains thinking."""
 
     def copy(self) -> Conversation:
-        """One that grows by itself."""
+        """Return an independent copy."""
         other = Conversation(self._forms, late_system=self._late_system)
         other._sent, other._newest = self._sent.copy(), None if self._newest is None else self._newest.copy()
         other._before, other.has_thinking = self._before, self.has_thinking
@@ -150,7 +150,7 @@ class Conversation:
         return other
 
     def add(self, place: Place) -> None:
-        """Add a message behind those that are there."""
+        """Append a message."""
         form = place.form
         if not form.blocks:
             return
@@ -165,10 +165,10 @@ class Conversation:
             self._add_user(place)
 
     def end(self, *, prefill: bool) -> None:
-        """End the request so that the model answers it.
+        """Finish the request so that the model responds.
 
         Args:
-            prefill: The model goes on with a message of its own at the end.
+            prefill: Whether the model continues a trailing assistant message.
         """
         self._settle_system(followed=True)
         self._answer_open()
@@ -181,7 +181,7 @@ class Conversation:
 
     @property
     def encoded(self) -> bytes:
-        """The messages, with commas between them."""
+        """Encoded messages, separated by commas."""
         sent = self._sent.copy()
         if self._newest is not None:
             sent.add(self._newest.role, self._newest.content())
@@ -189,16 +189,16 @@ class Conversation:
 
     @property
     def has_calls(self) -> bool:
-        """Whether a tool is called in it."""
+        """True if the conversation contains tool calls."""
         return bool(self._used)
 
     @property
     def working(self) -> Working:
-        """What the model is in the middle of."""
+        """Unfinished work of the model."""
         return self._before if self._newest is None else self._before.after(self._newest)
 
     def _turn(self, role: str) -> Turn:
-        """The newest turn, or a new one where that is of the other side."""
+        """Return the newest turn if it has this role, otherwise a new one."""
         if self._newest is None and role == "assistant":
             self._turn("user").blocks.append(_BEGAN)
         turn = self._newest
@@ -237,20 +237,20 @@ class Conversation:
         self._turn("user").results.append(place.blocks)
 
     def _closed(self) -> Turn:
-        """The turn of the user for what answers no call."""
+        """Return the user turn for new content."""
         if self._newest is not None and self._newest.role == "assistant":
             self._leave_open_out(self._newest)
         return self._turn("user")
 
     def _answer_open(self) -> None:
-        """Say of the calls that nobody has answered that there is no answer."""
+        """Add placeholder results for unanswered calls."""
         for _, sent in self._open:
             block = {"type": "tool_result", "tool_use_id": sent, "content": "There is no answer.", "is_error": True}
             self._turn("user").results.append(dumps(block))
         self._open = []
 
     def _renamed(self, ids: Sequence[str]) -> dict[int, str]:
-        """Note the ids of the calls of a message; return others for those that are taken, by the place of the call."""
+        """Record call ids and return replacements for duplicates by index."""
         new: dict[int, str] = {}
         for place, each in enumerate(ids):
             free = each
@@ -262,10 +262,11 @@ class Conversation:
         return new
 
     def _settle_system(self, *, followed: bool) -> None:
-        """Put the system messages that wait into the conversation.
+        """Add the pending system messages to the conversation.
 
         Args:
-            followed: Nothing or a turn of the model comes after them, where the vendor takes them as such.
+            followed: True if they are followed by the end or an assistant turn, where the vendor accepts system
+                messages.
         """
         places, self._system = self._system, []
         if not places:
@@ -280,14 +281,14 @@ class Conversation:
             )
 
     def _pauses(self, turn: Turn, prefill: bool) -> bool:
-        """Whether the model goes on with its own message at the end."""
+        """Return True if the model continues its own message at the end."""
         form = turn.places[-1].form
         return form.vendors or (prefill and form.prefix)
 
     def _leave_open_out(self, turn: Turn) -> None:
-        """Leave the vendor's own calls out that have no result, where the model does not go on with them."""
+        """Omit the vendor's server tool calls without a result if the model does not continue them."""
         if any(place.form.calls for place in turn.places):
-            # They wait for the answers to ours.
+            # Our calls have to be answered first.
             return
         answered = {each for place in turn.places for each in place.form.answered}
         for n, place in enumerate(turn.places):

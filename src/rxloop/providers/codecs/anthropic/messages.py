@@ -1,4 +1,4 @@
-"""One message as content blocks."""
+"""Conversion of messages to content blocks."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _LONGEST_TITLE = 500
 
 
 class MediaRules(NamedTuple):
-    """What the place where Claude is served takes of images and files."""
+    """Supported images and files."""
 
     fetches: bool = True
-    """It fetches them by their URL."""
+    """True if the host fetches files by their URL."""
     citations: bool = False
-    """The model is to say what in the documents its words rest on."""
+    """True if the model should cite the documents."""
 
 
 def media_block(media: ResolvedMedia, rules: MediaRules) -> dict[str, Any] | None:
-    """The block of an image or a file; None where the vendor does not take one of its type."""
+    """Convert an image or file. Return None if unsupported."""
     source = _source(media, rules)
     if source is None:
         return None
@@ -50,7 +50,7 @@ def _source(media: ResolvedMedia, rules: MediaRules) -> dict[str, Any] | None:
         return None
     if media.text is not None and media.kind == "text":
         return {"type": "text", "media_type": "text/plain", "data": media.text}
-    # The type of a page or of a file in the store may be unknown.
+    # URLs and stored files may have no known type.
     if kind not in IMAGES and kind != _PDF and (media.url is None or kind is not None):
         return None
     if media.store is not None:
@@ -61,76 +61,76 @@ def _source(media: ResolvedMedia, rules: MediaRules) -> dict[str, Any] | None:
 
 
 KEY = "anthropic"
-"""Under which name the pieces of a message of Claude's are kept for the way back, wherever it is served."""
+"""Claude's key in `provider_state`, for all hosts."""
 
 CONTAINER = "anthropic_container"
-"""Under which name the container is kept that code of a message ran in."""
+"""Container key in `provider_state`."""
 
 _ID = re.compile(r"[0-9A-Za-z_-]{1,64}")
 
 _NEVER_RAW = frozenset(("", "text", "thinking", "tool_use", "tool_result"))
-"""Types of parts that a message has itself."""
+"""Block types created from the message itself."""
 
 _MARKED = frozenset(("text", "image", "document", "tool_use", "tool_result"))
-"""The blocks up to which a request may be kept in the cache: never thinking, and not the blocks of others."""
+"""Block types supporting cache breakpoints."""
 
 
 class Form(NamedTuple):
-    """What a message became."""
+    """Encoded message."""
 
     role: str
-    """`user`, `assistant`, or `system` for one in the middle of the conversation."""
+    """`user`, `assistant`, or `system` for a system message in the middle of the conversation."""
     blocks: bytes
-    """Its blocks, with commas between them; empty where nothing of it can be sent."""
+    """Encoded blocks, separated by commas; empty if the message cannot be sent."""
     cut: int = -1
-    """Where in the bytes a cache breakpoint goes; -1 where it may have none."""
+    """Byte offset of the cache breakpoint, or -1 if none is possible."""
     calls: tuple[str, ...] = ()
-    """The ids of its calls as the conversation has them, or the one that it answers."""
+    """Original call ids, or the answered call id."""
     ids: tuple[str, ...] = ()
-    """The same ids as they are sent."""
+    """Sent call ids."""
     thinks: bool = False
-    """It begins with thinking."""
+    """True if the message begins with thinking."""
     thought: bool = False
-    """There is thinking in it."""
+    """True if the message contains thinking."""
     open: tuple[str, ...] = ()
-    """The calls of the vendor's own tools that have no result in it."""
+    """Server tool calls without results."""
     answered: tuple[str, ...] = ()
-    """Those calls of an earlier message whose results are in it."""
+    """Server tool calls answered by this message."""
     vendors: bool = False
-    """It ends in what a tool of the vendor's did: the vendor goes on from there."""
+    """True if the message ends with a server tool block, from which the vendor continues."""
     prefix: bool = False
-    """It ends in text that the model may go on with."""
+    """True if the message ends with text that the model can continue."""
     container: str | None = None
-    """Where its code ran."""
+    """Container used by this message."""
 
     def marked(self, control: bytes) -> bytes:
-        """The blocks with a cache breakpoint at the last one that may have it."""
+        """Return the blocks with a cache breakpoint at the last possible block."""
         if self.cut < 0:
             return self.blocks
         return b"%b,%b%b" % (self.blocks[: self.cut], control, self.blocks[self.cut :])
 
 
 class Forms:
-    """Makes the forms of messages, and keeps each on its message."""
+    """Encodes messages and caches the result."""
 
     def __init__(self, rules: MediaRules, own: str) -> None:
         self._rules = rules
         self._own = own
-        """Under which name the pieces of the model's own messages are kept."""
+        """Key in `provider_state`."""
         self.key = ("anthropic-messages", own, rules)
-        """Names what the forms depend on."""
+        """Cache key with all settings that the forms depend on."""
 
     def form(self, message: Message, notice: Notice) -> Form:
-        """The form of a message; tells once what of it is left out."""
+        """Return the form of a message. A notice about omitted parts is published once."""
         return kept(message, self.key, Form) or keep(message, self.key, self._made(message, notice))
 
     def again(self, message: Message, ids: Mapping[int, str] | None = None, without: Collection[str] = ()) -> Form:
-        """The form of a message with other ids for its calls, and without some calls of the vendor's own tools.
+        """Encode a message with different call ids or without certain server tool calls.
 
         Args:
-            message: The message.
-            ids: What to send in the place of an id, by the place of the call; 0 for the call that is answered.
-            without: The ids of the vendor's calls that are left out.
+            message: Original message.
+            ids: New ids by call index, or index 0 for a tool result.
+            without: Server tool calls to omit.
         """
         return self._made(message, lambda code, text: None, ids or {}, without)
 
@@ -142,19 +142,19 @@ class Forms:
         if message.role == "assistant":
             form = _assistant(message, self._own, lost, ids or {}, without)
             if others := sorted(name for name in foreign_state(message, self._own) if name != CONTAINER):
-                lost.append(f"what {', '.join(others)} wants back with its own message")
+                lost.append(f"the provider state of {', '.join(others)}")
         elif message.role == "tool":
             form = self._result(message, lost, changes, ids or {})
         elif message.role == "system":
             text, unshown = text_with_files(message)
-            lost += [f"{each}, since Claude takes none in a system message" for each in unshown]
+            lost += [f"{each}, which Claude does not accept in a system message" for each in unshown]
             form = _form("system", [{"type": "text", "text": text}] if text.strip() else [])
         else:
             form = _form("user", self._parts(message.content, lost, changes))
         if lost:
             notice("left_out", "; ".join(lost))
         if changes:
-            notice("changed", f"Claude gets {', '.join(changes)}")
+            notice("changed", f"Claude receives {', '.join(changes)}")
         return form
 
     def _parts(self, content: str | list[Part], lost: list[str], changes: list[str]) -> list[dict[str, Any]]:
@@ -169,7 +169,7 @@ class Forms:
             media = resolve(part)
             block = media_block(media, self._rules)
             if block is None:
-                lost.append(f"{describe(part, media)}, which Claude does not take")
+                lost.append(f"{describe(part, media)} (unsupported)")
                 block = {"type": "text", "text": part.placeholder}
             else:
                 add_change(changes, part, media)
@@ -217,7 +217,7 @@ def _assistant_blocks(
             if text.strip():
                 yield {"type": "text", "text": text, **extra}
         elif kind == "reasoning":
-            # Without its signature it would be refused.
+            # Claude rejects thinking without its signature.
             if isinstance(signature := extra.get("signature"), str) and signature:
                 yield {"type": "thinking", "thinking": value, "signature": signature}
         elif kind == "call":
@@ -227,7 +227,7 @@ def _assistant_blocks(
         elif kind == "raw":
             block = cast("dict[str, Any]", value)
             if not _is_own(block):
-                lost.append("a part that is none of Claude's own")
+                lost.append("an invalid content block")
             elif not _is_vendors_call(block) or block["id"] not in without:
                 yield block
         else:
@@ -236,12 +236,12 @@ def _assistant_blocks(
             if media.text is not None and media.kind == "text":
                 yield {"type": "text", "text": file_text(media)}
                 continue
-            lost.append(f"{part.placeholder}, since Claude takes none in its own messages")
+            lost.append(f"{part.placeholder} (unsupported in assistant messages)")
             yield {"type": "text", "text": part.placeholder}
 
 
 def _is_own(block: dict[str, Any]) -> bool:
-    """Whether a part can be one that was kept as it came: anybody may have written the state."""
+    """Return True if Claude could have sent this block. Clients can modify the state."""
     kind = block.get("type")
     if not isinstance(kind, str) or not kind.endswith("_tool_use"):
         return isinstance(kind, str) and kind not in _NEVER_RAW
@@ -263,7 +263,7 @@ def _form(role: str, blocks: list[dict[str, Any]]) -> Form:
 
 
 def sent_id(call_id: str) -> str:
-    """The id of a call as the vendor takes it: another vendor's may have other characters in it."""
+    """Return a valid id for a call. Ids of other vendors may contain other characters."""
     if _ID.fullmatch(call_id):
         return call_id
     return f"call_{sha256(call_id.encode('utf-8', 'surrogatepass')).hexdigest()[:20]}"

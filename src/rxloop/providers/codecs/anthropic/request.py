@@ -32,10 +32,10 @@ from rxloop.providers.codecs.schemas.strict_forms import demands
 from rxloop.providers.codecs.tools import ToolAdapter, VendorTool, VendorTools
 
 BINDING = "thinking-binding-controls-2026-08-01"
-"""The beta by which thinking that does not fit any more is dropped, and not refused."""
+"""Beta feature that drops thinking which no longer matches its context, instead of rejecting the request."""
 
 _BREAKPOINTS = 4
-"""The most places in one request up to which it may be kept."""
+"""Maximum number of cache breakpoints in a request."""
 
 _SCHEMA = "Answer with JSON alone, without a word or a fence around it, that fits this JSON Schema:\n"
 
@@ -44,37 +44,37 @@ _BY_DEFAULT = PromptCache()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """Where Claude is served, as far as it changes the body of a request."""
+    """Claude host, with its request differences."""
 
     version: str | None = None
-    """What `anthropic_version` in the body says, where that stands there and not in a header."""
+    """`anthropic_version` in the body; None if using a header."""
     named: bool = True
-    """The body names the model."""
+    """True if the body contains the model name."""
     says_stream: bool = True
-    """The body says whether the answer is streamed."""
+    """True if the body contains the `stream` flag."""
     betas_in_body: bool = False
-    """Betas stand in the body, and not in a header."""
+    """True if beta features are listed in the body instead of a header."""
     fetches: bool = True
-    """It fetches images and documents by their URL."""
+    """True if the host fetches images and documents by their URL."""
     late_system: bool = True
-    """It takes system messages in the middle of a conversation, if the model does."""
+    """True if system messages are accepted in the middle of a conversation, if the model supports it."""
     schemas: bool = True
-    """It holds answers to a JSON Schema, if the model can be held to one."""
+    """True if the host enforces JSON Schemas, if the model supports it."""
 
 
 class MessagesEncoder:
-    """Encodes the requests for one model.
+    """Encoder of requests for one model.
 
-    A message keeps the blocks it became, and so do the tools, so that a request costs what is new in it.
+    The encoded form of messages and tools is cached, so that the cost of a request depends on its new messages.
 
     Args:
         model: The vendor's name of the model.
-        stream: Whether answers are streamed.
-        host: Where the model is served.
-        able: What the model takes.
-        betas: What is not for everybody yet and is to be switched on.
-        citations: The model is to say what in the documents of the conversation its words rest on.
-        key: Under which name the pieces of its own messages are kept.
+        stream: True if answers are streamed.
+        host: Host of the model.
+        able: Abilities of the model.
+        betas: Beta features to enable.
+        citations: True if the model should cite the documents of the conversation.
+        key: Key of the model's own pieces in `provider_state`.
     """
 
     def __init__(
@@ -102,16 +102,16 @@ class MessagesEncoder:
         self._tools: tuple[VendorTools | None, HeldTools] = (None, HeldTools(b"", ()))
 
     def encode(self, request: ModelRequest, notice: Notice) -> bytes:
-        """The body of the request; what the model does not take is left out, and told to `notice`.
+        """Encode the request body. `notice` is called if unsupported parts are dropped.
 
         Raises:
-            BadRequest: Several answers are asked for.
+            BadRequest: Multiple answers were requested.
         """
         settings, extra = request.settings, request.settings.extra_body
         tell = partial(self._tell, notice)
 
         def lost(code: NoticeCode, what: str) -> None:
-            notice(code, f"{self._name} does not get {what}")
+            notice(code, f"{self._name} does not receive {what}")
 
         check(settings)
         first = tuple(takewhile(lambda message: message.role == "system", request.messages))
@@ -119,7 +119,7 @@ class MessagesEncoder:
         thinking, effort = thinking_of(settings, self._able, tell)
         cache = _Breakpoints(request, len(first))
         if cache.left:
-            tell(f"the places of the cache after the first {_BREAKPOINTS}")
+            tell(f"more than {_BREAKPOINTS} cache breakpoints")
         conversation = self._conversation(request, len(first), cache, lost)
         ends_alone = self._able.prefill and (thinking or {}).get("type") != "enabled" and schema is None
         conversation.end(prefill=ends_alone)
@@ -170,7 +170,7 @@ class MessagesEncoder:
         return fields
 
     def _schema(self, request: ModelRequest) -> tuple[dict[str, Any] | None, str | None]:
-        """The format of the answer, or words in its place where its schema cannot be put so."""
+        """Return the answer format, or an instruction if the schema cannot be enforced."""
         schema = request.response_schema
         if schema is None or not self.keeps_to_schema:
             return None, None
@@ -183,12 +183,12 @@ class MessagesEncoder:
         return {"type": "json_schema", "schema": found}, None
 
     def _changes(self, request: ModelRequest) -> str | None:
-        """What of the schema of the answer is not sent as it is."""
+        """Describe response schema changes, if any."""
         sent = self.keeps_to_schema and request.response_schema is not None
         return self._format[2] if sent else None
 
     def _conversation(self, request: ModelRequest, first: int, cache: _Breakpoints, notice: Notice) -> Conversation:
-        """What the messages make, from the first one that is no system prompt."""
+        """Build the conversation without the leading system prompt."""
         messages, late = request.messages, self._able.late_system and self._host.late_system
         fixed = self._marked(messages, cache.fixed, first, notice)
         moving = self._marked(messages, cache.moving, first, notice)
@@ -200,7 +200,7 @@ class MessagesEncoder:
             control = cache.control if place in fixed or place in moving else b""
             conversation.add(Place(message, self._forms.form(message, notice), control))
 
-        # What moves on with each request stands behind what is kept for the next one.
+        # Moving breakpoints must not affect the cached prefix.
         end = min(moving, default=len(messages))
         key = (self._forms.key, late, *((cache.control, *sorted(fixed)) if fixed else ()))
         conversation = built(messages, key, new, add, first=first, end=end)
@@ -211,7 +211,7 @@ class MessagesEncoder:
         return conversation
 
     def _marked(self, messages: Sequence[Message], wanted: Iterable[int], first: int, notice: Notice) -> set[int]:
-        """The places that get a breakpoint: those that are wanted, or the nearest ones before that may have it."""
+        """Find breakpoint indexes, moving each one back to a message that supports it."""
         form = self._forms.form
         nearest = ((n for n in range(place, first - 1, -1) if form(messages[n], notice).cut >= 0) for place in wanted)
         return {place for places in nearest if (place := next(places, None)) is not None}
@@ -219,27 +219,27 @@ class MessagesEncoder:
     def _fitting(
         self, request: ModelRequest, thinking: dict[str, Any] | None, conversation: Conversation, tell: Tell
     ) -> dict[str, Any] | None:
-        """The thinking that the conversation allows."""
+        """Return the thinking settings that the conversation allows."""
         if thinking is not None and thinking["type"] == "enabled":
             working = conversation.working
             if working.begun and not working.thinks:
-                tell("thinking, since this turn was begun without it")
+                tell("thinking, because this turn began without it")
                 return None
         if BINDING in self._switched_on(request) and self._able.binds_thinking and conversation.has_thinking:
-            # What was thought before a prompt or a tool has changed is dropped, and not refused.
+            # Thinking that precedes a change of the prompt or the tools is dropped instead of rejected.
             binding = {"block_binding": {"prefix_mismatch_behavior": "drop_block"}}
             return {**(thinking or {"type": "adaptive"}), **binding}
         return thinking
 
     def _switched_on(self, request: ModelRequest) -> Sequence[str]:
-        """The betas of a request: those of its own headers stand in the place of the others."""
+        """Return enabled beta features. Request headers replace the configured ones."""
         for name, value in request.settings.headers.items():
             if name.lower() == "anthropic-beta":
                 return [beta.strip() for beta in value.split(",")]
         return self._betas
 
     def _interleaves(self, request: ModelRequest) -> bool:
-        """Whether the thinking between calls of tools shares one budget."""
+        """Return True if the thinking between tool calls shares one budget."""
         asked = any(beta.startswith("interleaved-thinking") for beta in self._switched_on(request))
         return asked and bool(request.tools or request.settings.server_tools)
 
@@ -253,11 +253,11 @@ class MessagesEncoder:
     def _all_tools(
         self, request: ModelRequest, conversation: Conversation, cache: _Breakpoints, tell: Tell
     ) -> tuple[bytes, tuple[str, ...]]:
-        """The tools, and what was changed in them."""
+        """Encode tools, and also describe the changes."""
         server_tools, foreign = own_tools(request.settings.server_tools, "anthropic")
         for tool in foreign:
             tell(tool)
-        # Some are defined by the vendor and carried out by us, such as its `bash`: then its definition stands for ours.
+        # Vendor-defined client tools such as `bash` replace our definition.
         theirs = {tool.get("name") for tool in server_tools}
         tools = tuple(tool for tool in request.tools if tool.name not in theirs) if theirs else request.tools
         adapted = self.tools.adapt(tools)
@@ -276,17 +276,17 @@ class MessagesEncoder:
     def _tell(self, notice: Notice, what: str) -> None:
         if what not in self._told and len(self._told) < 100:
             self._told.add(what)
-            notice("left_out", f"{self._name} does not take {what}")
+            notice("left_out", f"{self._name} does not accept {what}")
 
 
 class _Breakpoints:
-    """Up to where a request is to be kept in the cache."""
+    """Cache breakpoints for a request."""
 
     def __init__(self, request: ModelRequest, first: int) -> None:
         settings = request.settings
         cache = settings.prompt_cache
         if cache is None:
-            # Somebody who places them, or leaves it to the vendor, needs none of ours.
+            # Breakpoints are managed by the caller when using `cache_control`.
             cache = PromptCache(points=[]) if "cache_control" in settings.extra_body else _BY_DEFAULT
         ttl = {} if cache.ttl == "5m" else {"ttl": cache.ttl}
         self.control = b'"cache_control":' + dumps({"type": "ephemeral", **ttl})
@@ -294,26 +294,26 @@ class _Breakpoints:
         taken += "cache_control" in settings.extra_body
         points = cache.points[: max(0, _BREAKPOINTS - taken)]
         self.left = len(points) < len(cache.points)
-        """There are more of them than the vendor takes."""
+        """True if more breakpoints were requested than the vendor accepts."""
         self.tools = "tools" in points
         self.system = "system" in points
         count = len(request.messages)
         places = [-1 if point == "newest" else int(point) for point in points if point not in ("tools", "system")]
         self.fixed = {place for place in places if first <= place < count}
-        """Places among the messages that are no system prompt, counted from the first message."""
+        """Message indexes from the start, without the system prompt."""
         self.moving = {count + place for place in places if first - count <= place < 0}
-        """Those that are counted from the newest message."""
+        """Message indexes relative to the end."""
 
 
 def _container(conversation: Conversation, server_tools: Sequence[Mapping[str, Any]]) -> str | None:
-    """Where the code of this turn runs, so that it goes on there."""
+    """Return the container to reuse for this turn."""
     if not any(str(tool.get("type")).startswith("code_execution") for tool in server_tools):
         return None
     return conversation.working.container
 
 
 def _betas_of(settings: ModelSettings) -> list[str]:
-    """What the headers of a request switch on."""
+    """Return beta features from request headers."""
     values = (value for name, value in settings.headers.items() if name.lower() == "anthropic-beta")
     return [beta.strip() for value in values for beta in value.split(",") if beta.strip()]
 
@@ -323,21 +323,21 @@ def _object(value: Any) -> dict[str, Any] | None:
 
 
 _STRICT, _OPTIONAL, _UNIONS = 20, 24, 16
-"""The most strict tools of a request, and the optional arguments and unions in all of them."""
+"""Limits for strict tools, their optional arguments and unions."""
 
 _REMEMBERED = 50
 
 
 class HeldTools(NamedTuple):
-    """The definitions of tools, with commas between them."""
+    """Encoded definitions of tools, separated by commas."""
 
     encoded: bytes
     notes: tuple[str, ...]
-    """What was changed in them."""
+    """Descriptions of the changes."""
 
 
 def encoded_tools(tools: VendorTools, adapter: ToolAdapter) -> HeldTools:
-    """Encode the definitions; the vendor enforces only so many of them."""
+    """Encode tool definitions, enforcing only as many as allowed."""
     made: list[bytes] = []
     notes = list(tools.notes)
     held = optional = unions = 0
@@ -355,7 +355,7 @@ def encoded_tools(tools: VendorTools, adapter: ToolAdapter) -> HeldTools:
 
 
 def remembered_tools(messages: Iterable[Message]) -> bytes:
-    """Bare definitions of the tools that are called in messages: calls are refused where no tool is defined."""
+    """Encode minimal definitions of the called tools, because calls of undefined tools are rejected."""
     names: dict[str, None] = {}
     for message in messages:
         for call in message.tool_calls:

@@ -21,17 +21,17 @@ from rxloop.providers.error_responses import from_error_object
 _CALL = frozenset(("type", "id", "name", "input"))
 
 _KNOWN = frozenset(("redacted_thinking", "container_upload", "compaction", "fallback", "mcp_tool_listing"))
-"""Blocks that go back as they came, and of which there is nothing to tell."""
+"""Block types that are sent back unchanged and publish no event."""
 
 _BLOCK = 200
-"""What a block weighs beside what is in it, in characters."""
+"""Size charged for a block in addition to its content, in characters."""
 
 _PIECE = 20
-"""What a piece of JSON weighs beside its characters."""
+"""Size charged for a JSON fragment in addition to its characters."""
 
 
 class _Block:
-    """A block of the answer that is not finished yet."""
+    """Unfinished block of the answer."""
 
     __slots__ = ("begun", "call", "citations", "extra", "json", "lost", "opened", "raw", "size", "type")
 
@@ -40,20 +40,20 @@ class _Block:
         self.raw = raw
         self.extra: dict[str, Any] = {}
         self.begun = 0
-        """Where its text begins in that of the answer."""
+        """Start index in the message text."""
         self.call = -1
-        """The place of its call."""
+        """Index of the call."""
         self.citations: list[dict[str, Any]] = []
         self.json: list[str] = []
         self.size = 0
-        """The pieces of its arguments; of what goes back as it came, its characters."""
+        """Number of argument fragments, or size of a raw block in characters."""
         self.opened = False
         self.lost = False
-        """Something of it was not understood, so that it cannot go back."""
+        """True if the block cannot be sent back because some data was not understood."""
 
 
 class MessagesReader(JSONReader):
-    """Reads one answer; each block may stream beside others."""
+    """Response reader. Blocks may be interleaved."""
 
     def __init__(self, draft: MessageDraft, key: str = KEY) -> None:
         super().__init__(draft)
@@ -61,12 +61,12 @@ class MessagesReader(JSONReader):
         self._blocks: dict[Any, _Block] = {}
         self._calls = 0
         self._newest: _Block | None = None
-        """The block of text or thinking to which the newest piece of the message belongs."""
+        """Text or thinking block of the newest fragment."""
         self._server_tools: dict[str, str] = {}
-        """The names of the vendor's own tools that were called, by the id of the call."""
+        """Called server tools by call id."""
 
     def event(self, event: dict[str, Any]) -> None:
-        """Read one event of a stream."""
+        """Read one stream event."""
         kind: Any = event.get("type")
         if kind == "content_block_delta":
             index, delta = event.get("index"), event.get("delta")
@@ -74,7 +74,7 @@ class MessagesReader(JSONReader):
             if block is not None and delta.__class__ is dict:
                 self._delta(block, delta)
             else:
-                self.pass_over("a piece of a block that has not begun")
+                self.pass_over("a fragment of a block that has not begun")
         elif kind == "content_block_start":
             self._start(_key(event.get("index")), object_of(event.get("content_block")))
         elif kind == "content_block_stop":
@@ -99,12 +99,12 @@ class MessagesReader(JSONReader):
             self.pass_over(f"an event {_shown(kind)}")
 
     def answer(self, answer: dict[str, Any]) -> None:
-        """Read an answer that was not streamed."""
+        """Read a non-streaming response."""
         if answer.get("type") == "error" or "error" in answer:
             raise from_error_object(answer, self.draft.where)
         content = answer.get("content")
         if not isinstance(content, list) and not isinstance(answer.get("stop_reason"), str):
-            raise ProviderProtocolError(f"{self.draft.where} sent an answer without content")
+            raise ProviderProtocolError(f"{self.draft.where} returned no content")
         for place, block in enumerate(objects(content)):
             self._start(place, block)
             self._stop(self._blocks.pop(place))
@@ -113,7 +113,7 @@ class MessagesReader(JSONReader):
         self._finish(answer)
 
     def complete(self) -> None:
-        """Push what ends the answer; see `ResponseReader`."""
+        """Push the final events; see `ResponseReader`."""
         if self.ended:
             self._stop_all()
         super().complete()
@@ -139,7 +139,7 @@ class MessagesReader(JSONReader):
             self._call(block)
         else:
             self._newest = None
-            # Weighed once more where it is kept.
+            # Charged again when stored.
             block.size = len(dumped(raw))
             self.draft.other += block.size
             if not (kind in _KNOWN or kind.endswith(("_tool_use", "_tool_result"))):
@@ -177,7 +177,7 @@ class MessagesReader(JSONReader):
             block.raw |= {name: value for name, value in delta.items() if name != "type"}
         else:
             block.lost = True
-            self.pass_over(f"a piece {_shown(kind)} of a block {_shown(block.type)}")
+            self.pass_over(f"a fragment {_shown(kind)} of a block {_shown(block.type)}")
 
     def _stop(self, block: _Block) -> None:
         """End a block."""
@@ -194,7 +194,7 @@ class MessagesReader(JSONReader):
             self._stop_raw(block)
 
     def _stop_raw(self, block: _Block) -> None:
-        """End a block that goes back as it came; tell of a tool that the vendor has carried out."""
+        """End a raw block, and publish an event if it belongs to a server tool."""
         draft, raw = self.draft, block.raw
         draft.other -= block.size
         if block.json:
@@ -219,18 +219,18 @@ class MessagesReader(JSONReader):
             draft.server_tool(call_id, name, "complete", result=content, success=not failed)
 
     def _stop_all(self) -> None:
-        """End the blocks that the vendor did not end."""
+        """Finish incomplete blocks."""
         while self._blocks:
             self._stop(self._blocks.pop(next(iter(self._blocks))))
 
     def _open(self, block: _Block) -> None:
-        """Begin a piece of text or thinking; once more where another block came between."""
+        """Begin a text or thinking piece, or continue after an interruption."""
         draft = self.draft
         again, block.opened = block.opened, True
         draft.other += _BLOCK * again
         extra = draft.begin_text() if block.type == "text" else draft.begin_reasoning()
         if again and block.type == "thinking":
-            # It is in two pieces now, which the signature no longer fits.
+            # The signature does not match thinking that is split into two pieces.
             block.extra.clear()
             block.lost = True
         if not again and block.type == "text":
@@ -294,7 +294,7 @@ def _citation(citation: dict[str, Any], start: int, end: int) -> Citation:
 
 
 def _key(index: Any) -> Any:
-    """The number of a block; None where it is something that cannot be one."""
+    """Return a valid block index, or None."""
     return index if index.__class__ is int else None
 
 

@@ -1,4 +1,4 @@
-"""Settings of a request, and which of them each Claude model accepts."""
+"""Claude settings, and supported features per model."""
 
 from __future__ import annotations
 
@@ -21,48 +21,48 @@ _NAME = re.compile(
 _LOW = ("low", "medium", "high")
 
 _STRICT_WINDOW_OUTPUT = 16_384
-"""The most tokens asked for where a request is refused whose input and `max_tokens` do not fit the window together."""
+"""Default output limit of models that reject a request if its input and `max_tokens` together exceed the window."""
 
 _WHOLE_OUTPUT = 21_000
-"""The most tokens asked for where the answer is not streamed: longer ones take so long that connections break."""
+"""Maximum output limit of answers that are not streamed, because long responses break connections."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Abilities:
-    """What one model takes and refuses."""
+    """Supported model features."""
 
     thinking: Thinking = "budget"
-    """How it is told to think: by a budget of tokens, by leaving it to the model, either way, or not at all."""
+    """Supported thinking configuration: token budget, adaptive, both, or none."""
     always_thinks: bool = False
-    """It refuses to be told not to think."""
+    """True if thinking cannot be disabled."""
     hides_thinking: bool = False
-    """It shows its thinking only where that is asked for."""
+    """True if the model returns its thinking only on request."""
     binds_thinking: bool = False
-    """It refuses thinking that comes back after something before it has changed, unless it may drop it."""
+    """True if the model rejects thinking whose context has changed, unless it may be dropped."""
     efforts: tuple[str, ...] = ()
-    """The words for the effort that it takes, the least first."""
+    """Accepted effort levels, lowest first."""
     sampling: Literal["both", "one", "none"] = "both"
-    """Whether it takes `temperature` and `top_p`: both, one of them, none."""
+    """Supported sampling parameters: `temperature` and `top_p`, only one, or none."""
     forced_tools: bool = True
-    """It can be made to call a tool."""
+    """True if the model can be forced to call a tool."""
     schemas: bool = False
-    """It can be held to a JSON Schema."""
+    """True if a JSON Schema can be enforced."""
     late_system: bool = False
-    """It takes system messages in the middle of a conversation."""
+    """True if system messages are accepted in the middle of a conversation."""
     prefill: bool = False
-    """It goes on with an assistant message at the end."""
+    """True if the model continues an assistant message at the end."""
     limit: int | None = None
-    """The most tokens of an answer, where that is known."""
+    """Maximum number of output tokens, or None if it is unknown."""
     output: int = 8192
-    """The tokens of an answer that are asked for where nobody says how many."""
+    """Default output limit in tokens."""
 
     def output_for(self, stream: bool) -> int:
-        """The tokens of an answer to ask for."""
+        """Return the default output limit in tokens."""
         return self.output if stream else min(self.output, _WHOLE_OUTPUT)
 
 
 def abilities_of(model: str) -> Abilities:
-    """What a model takes, by its name at Anthropic, Bedrock, Vertex or a gateway."""
+    """Look up model features by name, including Bedrock, Vertex and gateway names."""
     found = _NAME.search(model.lower())
     version = None if found is None else _version(found)
     if found is None or version is None:
@@ -80,7 +80,7 @@ def abilities_of(model: str) -> Abilities:
         binds_thinking=version > (5, 0),
         efforts=_efforts(family, version),
         sampling="none" if version >= (4, 7) else "one" if version >= (4, 1) else "both",
-        # Fable 5 itself takes it; whether its successors of other families do is not said everywhere.
+        # Documented for Fable 5 itself, but unclear for its successors.
         forced_tools=not (preview or version > (5, 0)),
         schemas=version >= ((4, 1) if family == "opus" else (4, 5)),
         late_system=not preview and ((family == "opus" and version >= (4, 8)) or legend),
@@ -118,7 +118,7 @@ def _output(version: tuple[int, int], limit: int | None) -> int:
 
 
 Tell = Callable[[str], None]
-"""Tells that a setting was left out, once for each model."""
+"""Reports an unsupported setting, once per model."""
 
 _BUDGETS: dict[ReasoningEffort, int] = {
     "minimal": 1024,
@@ -128,13 +128,13 @@ _BUDGETS: dict[ReasoningEffort, int] = {
     "xhigh": 32_768,
     "max": 49_152,
 }
-"""Tokens of thinking for models that know no effort."""
+"""Thinking budgets in tokens for models without effort levels."""
 
 _LEAST = 1024
-"""The smallest budget that is taken."""
+"""Minimum thinking budget in tokens."""
 
 _ANSWER = 4096
-"""Tokens that an answer is left beside its thinking."""
+"""Tokens reserved for the answer in addition to its thinking."""
 
 _LEVELS = ("minimal", "low", "medium", "high", "xhigh", "max")
 
@@ -142,21 +142,21 @@ _CANDIDATES = ("n", "candidate_count", "candidateCount")
 
 
 def check(settings: ModelSettings) -> None:
-    """Check what cannot be left out.
+    """Check settings that must not be dropped.
 
     Raises:
-        BadRequest: Several answers are asked for.
+        BadRequest: Multiple answers were requested.
     """
     for name in _CANDIDATES:
         several = settings.extra_body.get(name)
         if isinstance(several, int) and several > 1:
-            raise BadRequest(f"Claude gives one answer to a request: take {name}={several} out of extra_body")
+            raise BadRequest(f"{name} must be 1, got {several}; remove it from extra_body")
 
 
 def plain_fields(
     settings: ModelSettings, able: Abilities, thinking: dict[str, Any] | None, tell: Tell
 ) -> dict[str, Any]:
-    """What has a field of its own: how the answer is sampled, where it stops, its class of service."""
+    """Return the fields for sampling, stop sequences and service tier."""
     fields: dict[str, Any] = {}
     thinks = thinking is not None and thinking.get("type") not in (None, "disabled")
     temperature, top_p = settings.temperature, settings.top_p
@@ -165,16 +165,16 @@ def plain_fields(
             tell("temperature and top_p")
         temperature = top_p = None
     if temperature is not None and temperature > 1:
-        tell(f"a temperature of {temperature}: 1 is the highest")
+        tell(f"a temperature of {temperature}; the maximum is 1")
         temperature = 1.0
     if thinks and temperature not in (None, 1):
-        tell(f"a temperature of {temperature} beside thinking")
+        tell(f"a temperature of {temperature} with thinking")
         temperature = None
     if thinks and top_p is not None and not 0.95 <= top_p <= 1:
-        tell(f"a top_p of {top_p} beside thinking")
+        tell(f"a top_p of {top_p} with thinking")
         top_p = None
     if temperature is not None and top_p is not None and able.sampling == "one":
-        tell("top_p beside a temperature")
+        tell("top_p with a temperature")
         top_p = None
     if temperature is not None:
         fields["temperature"] = temperature
@@ -183,28 +183,28 @@ def plain_fields(
     if settings.stop is not None:
         fields["stop_sequences"] = [text for text in settings.stop if text.strip()]
         if len(fields["stop_sequences"]) < len(settings.stop):
-            tell("a stop that is nothing but white space")
+            tell("a stop sequence of white space")
     if settings.service_tier in ("auto", "standard_only"):
         fields["service_tier"] = settings.service_tier
     elif settings.service_tier is not None:
-        tell(f"the service tier {settings.service_tier!r}: it knows 'auto' and 'standard_only'")
+        tell(f"the service tier {settings.service_tier!r}; use 'auto' or 'standard_only'")
     if settings.seed is not None:
         tell("a seed")
     return fields
 
 
 def thinking_of(settings: ModelSettings, able: Abilities, tell: Tell) -> tuple[dict[str, Any] | None, str | None]:
-    """How the model is to think, and with which effort; None for what is left to it."""
+    """Return the thinking settings and the effort level, with None for the vendor's default."""
     effort, budget = settings.reasoning_effort, settings.thinking_budget
     if effort is None and budget is None:
         return None, None
     if effort == "none" or (effort is None and budget == 0):
         if able.always_thinks:
-            tell("that it is not to think: it always does, here with low effort")
+            tell("disabled thinking; low effort is used")
             return None, "low"
         return (None if able.thinking == "none" else {"type": "disabled"}), None
     if able.thinking == "none":
-        tell("reasoning_effort and thinking_budget, since it does not think")
+        tell("reasoning_effort and thinking_budget, since it cannot think")
         return None, None
     level = None if effort is None else _level(effort, able, tell)
     if able.thinking == "budget" or (able.thinking == "both" and budget is not None):
@@ -213,7 +213,7 @@ def thinking_of(settings: ModelSettings, able: Abilities, tell: Tell) -> tuple[d
     if budget is not None:
         instead = _effort_of(budget)
         level = level or _level(instead, able, tell)
-        tell(f"a thinking_budget, in whose place it has the effort {level!r}")
+        tell(f"a thinking_budget; the effort {level!r} is used")
     adaptive = {"type": "adaptive"}
     return (adaptive | {"display": "summarized"} if able.hides_thinking else adaptive), level
 
@@ -221,20 +221,20 @@ def thinking_of(settings: ModelSettings, able: Abilities, tell: Tell) -> tuple[d
 def with_room(
     asked: int | None, thinking: dict[str, Any] | None, able: Abilities, *, stream: bool, shared: bool, tell: Tell
 ) -> tuple[int, dict[str, Any] | None]:
-    """The most tokens of the answer, and the thinking that fits in them.
+    """Return the output limit in tokens, and the thinking settings that fit into it.
 
     Args:
-        asked: What was asked for.
-        thinking: How the model is to think.
-        able: What the model takes.
-        stream: Whether the answer is streamed.
-        shared: Whether the budget may be larger, since several turns share it.
-        tell: Is told what is left out.
+        asked: Requested output limit, or None for the default.
+        thinking: Thinking settings.
+        able: Abilities of the model.
+        stream: True if the answer is streamed.
+        shared: True if several turns share the budget, so that it may exceed the limit.
+        tell: Called for omitted settings.
     """
     limit = able.limit
     most = able.output_for(stream) if asked is None else asked
     if asked is not None and limit is not None and asked > limit:
-        tell(f"max_tokens beyond {limit}")
+        tell(f"max_tokens above {limit}")
         most = limit
     budget = thinking.get("budget_tokens") if thinking else None
     if thinking is None or not isinstance(budget, int) or shared:
@@ -244,10 +244,10 @@ def with_room(
     if budget < most:
         return most, thinking
     if most <= _LEAST:
-        tell(f"thinking, for which max_tokens={most} leaves no room")
+        tell(f"thinking, for which max_tokens={most} is too small")
         return most, None
     smaller = max(_LEAST, most - max(1, min(_ANSWER, most // 4)))
-    tell(f"a thinking budget of {budget} tokens: {smaller} fit in max_tokens={most}")
+    tell(f"a thinking budget of {budget} tokens; {smaller} fit into max_tokens={most}")
     return most, {**thinking, "budget_tokens": smaller}
 
 
@@ -258,13 +258,13 @@ def tool_choice(
     tell: Tell,
     sent_name: Callable[[str], str],
 ) -> dict[str, Any] | None:
-    """Which tools the model is to call, and whether several at once.
+    """Return which tools the model may or must call, and whether in parallel.
 
     Args:
-        settings: The settings of the request.
-        able: What the model can do.
-        thinking: Its thinking.
-        tell: Is told what is left out.
+        settings: Settings of the request.
+        able: Abilities of the model.
+        thinking: Thinking settings.
+        tell: Called for omitted settings.
         sent_name: Returns the vendor's name of a tool.
     """
     choice, several = settings.tool_choice, settings.parallel_tool_calls
@@ -275,9 +275,9 @@ def tool_choice(
         made = {"type": "auto"}
     elif choice is not None:
         if not able.forced_tools:
-            tell("that a tool has to be called")
+            tell("a forced tool call")
         elif thinking is not None and thinking.get("type") == "enabled":
-            tell("that a tool has to be called, beside a thinking budget")
+            tell("a forced tool call with a thinking budget")
         else:
             made = {"type": "any"} if choice == "required" else {"type": "tool", "name": sent_name(choice)}
     if several is not None:
@@ -286,13 +286,13 @@ def tool_choice(
 
 
 def _level(effort: ReasoningEffort, able: Abilities, tell: Tell) -> str | None:
-    """The nearest word for the effort that the model knows, downwards where there is one."""
+    """Return the nearest accepted effort level, preferably a lower one."""
     if not able.efforts:
         return None
     below = [each for each in able.efforts if _LEVELS.index(each) <= _LEVELS.index(effort)]
     level = below[-1] if below else able.efforts[0]
     if level != effort and effort != "minimal":
-        tell(f"the effort {effort!r}, in whose place it has {level!r}")
+        tell(f"the effort {effort!r}; {level!r} is used")
     return level
 
 

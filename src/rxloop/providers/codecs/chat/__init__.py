@@ -17,7 +17,7 @@ _NONE: Mapping[str, str] = MappingProxyType({})
 
 
 class ChatCodec:
-    """The wire of one model at an endpoint that is compatible with OpenAI's chat completions."""
+    """Codec for OpenAI-compatible chat completions."""
 
     headers = _NONE
 
@@ -28,18 +28,18 @@ class ChatCodec:
 
     @property
     def keeps_to_schema(self) -> bool:
-        """Whether the endpoint makes the model keep to a schema."""
+        """True if the endpoint forces the model to follow a schema, also when tools are offered."""
         return self._preset.response_format == "json_schema" and self._preset.response_format_with_tools
 
     def url(self, base: str) -> str:
-        """The address of a request."""
+        """Return the request URL."""
         return chat_url(self._preset, base, self._model)
 
     def encode(self, request: ModelRequest, notice: Notice) -> bytes:
-        """The body of a request."""
+        """Encode the request body."""
         return self._encoder.encode(request, notice)
 
     def reader(self, draft: MessageDraft) -> ChatReader:
-        """What reads one answer."""
+        """Create a response reader."""
         draft.restore(self._encoder.tools)
         return ChatReader(draft)

@@ -1,4 +1,4 @@
-"""The order of messages that endpoints require."""
+"""Message order that endpoints require."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Encode = Callable[[Message], bytes]
 
 
 class Ordered:
-    """The messages of a request in their order, encoded.
+    """Encoded messages in valid order.
 
     Args:
-        in_turns: Whether it is the order that some endpoints insist on; see `Preset.assistant_after_tool`.
+        in_turns: Use the stricter order required by some endpoints; see `Preset.assistant_after_tool`.
     """
 
     __slots__ = ("_data", "_in_turns", "_last", "_strays", "_waiting")
@@ -29,14 +29,14 @@ class Ordered:
         self._in_turns = in_turns
         self._data: list[bytes] = []
         self._waiting: list[tuple[str, str]] = []
-        """The calls without a result: their ids, and those under which they are sent."""
+        """Unanswered calls: original and sent ids."""
         self._strays: list[Message] = []
-        """The results that no call is there for, as messages of the user."""
+        """Results without calls, converted to user messages."""
         self._last = ""
-        """The role of the newest message."""
+        """Last message role."""
 
     def copy(self) -> Ordered:
-        """One that grows by itself; the messages that are there are joined in both."""
+        """Return an independent copy. The messages so far are joined in both objects, so that a copy is cheap."""
         if len(self._data) > 1:
             self._data = [b",".join(self._data)]
         other = Ordered(in_turns=self._in_turns)
@@ -49,8 +49,8 @@ class Ordered:
 
         Args:
             message: The message.
-            encode: Encodes one.
-            as_text: Makes a message of the user of a result that no call is there for.
+            encode: Encodes a message.
+            as_text: Converts a result without a call to a user message.
         """
         if message.role == "tool":
             self._add_result(message, encode, as_text)
@@ -63,7 +63,7 @@ class Ordered:
             self._waiting = list(zip(ids, unique_ids(message.tool_calls), strict=True))
 
     def ended(self, encode: Encode) -> list[bytes]:
-        """All of them; the last calls have their results, too."""
+        """Add missing results and return all messages."""
         self._close(encode)
         if self._in_turns and self._last == "assistant":
             self._put(_GO_ON, encode)
@@ -73,7 +73,7 @@ class Ordered:
         for place, (call_id, sent) in enumerate(self._waiting):
             if call_id == message.tool_call_id:
                 del self._waiting[place]
-                # The second call of an id has another one.
+                # Duplicate ids were renamed.
                 self._put(message if sent == call_id else Message.tool(sent, message.content), encode)
                 return
         self._strays.append(as_text(message))
@@ -97,7 +97,7 @@ class Ordered:
 
 
 def unique_ids(calls: Sequence[ToolCall]) -> list[str]:
-    """The ids of the calls of a message, of which no two are the same: some vendors give each the same one."""
+    """Return unique call ids. Some vendors use the same id for all calls."""
     ids = [call.id for call in calls]
     taken = set(ids)
     if len(taken) == len(ids):

@@ -25,7 +25,7 @@ from rxloop.providers.vendors import Preset
 _CodecKey = tuple[str | int | bool | tuple[str, ...] | None, ...]
 
 _NOTHING = "(No answer.)"
-"""What stands for a message of the model without text and calls, which some endpoints refuse."""
+"""Replaces empty assistant messages, which some endpoints reject."""
 
 _STRAY = "The result of a call that is not shown:"
 
@@ -37,10 +37,9 @@ _SHORT_ID = re.compile("[0-9A-Za-z]{9}")
 
 
 class RequestEncoder:
-    """Encodes the requests for one model at one endpoint.
+    """Request encoder for one model.
 
-    A message keeps the bytes it became, and so do the tools, so that a request costs what is new in it and not the
-    whole history.
+    Encoded messages and tools are cached, so only new messages need to be processed.
     """
 
     def __init__(self, model: str, preset: Preset, stream: bool) -> None:
@@ -68,7 +67,7 @@ class RequestEncoder:
         self._told: set[str] = set()
 
     def encode(self, request: ModelRequest, notice: Notice) -> bytes:
-        """The body of the request; what the endpoint does not take is left out, and told to `notice`."""
+        """Encode the request body. `notice` is called if unsupported parts are dropped."""
         extra = request.settings.extra_body
         tools = self.tools.adapt(request.tools)
         fields = self._fields(request, tools)
@@ -118,18 +117,18 @@ class RequestEncoder:
         return fields
 
     def _server_tools(self, settings: ModelSettings) -> tuple[list[dict[str, Any]], list[str]]:
-        """The tools that the endpoint may carry out, and words for those that are another vendor's."""
+        """Return supported server tools, and descriptions of foreign ones."""
         if self._preset.nameless:
-            # A gateway of one's own may know the tools of any vendor.
+            # Custom gateways may support any server tool.
             return settings.server_tools, []
         return own_tools(settings.server_tools, "openai")
 
     def _tell_unsent(self, request: ModelRequest, notice: Notice) -> None:
-        """Tell, once for all requests, which settings and tools the endpoint does not take."""
+        """Report unsupported settings and tools, once per model."""
         settings, preset = request.settings, self._preset
         unsent: list[str] = []
         if settings.thinking_budget is not None:
-            unsent.append("thinking_budget: reasoning_effort says how much")
+            unsent.append("thinking_budget; use reasoning_effort instead")
         if settings.reasoning_effort is not None and preset.effort is None:
             unsent.append("reasoning_effort")
         if request.tools and settings.parallel_tool_calls is False and not preset.parallel_tool_calls:
@@ -137,7 +136,7 @@ class RequestEncoder:
         for what in (*unsent, *self._server_tools(settings)[1]):
             if what not in self._told:
                 self._told.add(what)
-                notice("left_out", f"{self._name} does not take {what}")
+                notice("left_out", f"{self._name} does not accept {what}")
 
     def _response_format(self, schema: dict[str, Any]) -> dict[str, Any] | None:
         if self._preset.response_format != "json_schema":
@@ -147,7 +146,7 @@ class RequestEncoder:
         return self._format[1]
 
     def _tell_changes(self, fields: dict[str, Any], tools: VendorTools, notice: Notice) -> None:
-        """Tell what of the schemas and descriptions of this request is not sent as it is."""
+        """Publish a notice about the changed schemas and descriptions of this request."""
         answer = self._format[2] if fields.get("response_format") is self._format[1] else None
         self.tools.tell(tools.notes, answer, self._name, notice)
 
@@ -167,7 +166,7 @@ class RequestEncoder:
         in_turns = self._preset.assistant_after_tool
         system, messages = request.system, request.messages
         if not all(message.role == "system" for message in system):
-            # What comes behind them may depend on them.
+            # Later messages may depend on the system prompt.
             system, messages = (), [*system, *messages]
         ordered = built(messages, (*self._key, in_turns), new, add)
         for message in request.tail:
@@ -176,41 +175,39 @@ class RequestEncoder:
         return b",".join([*map(encode, system), *more, *ordered.ended(encode)])
 
     def _stray(self, message: Message, notice: Notice) -> Message:
-        """The result of a call that is not there, as words of the user."""
+        """Convert a result without a call to a user message."""
         key = (*self._key, "stray")
         found = kept(message, key, Message)
         if found is not None:
             return found
-        notice(
-            "left_out", f"{self._name} gets the result of call {message.tool_call_id!r}, which is not there, as a text"
-        )
+        notice("left_out", f"{self._name} receives the result of the missing call {message.tool_call_id!r} as text")
         return keep(message, key, Message.user(f"{_STRAY}\n{text_with_files(message)[0]}"))
 
     def _message(self, message: Message, notice: Notice) -> bytes:
         found = kept(message, self._key, bytes)
         if found is not None:
             return found
-        # What orjson returns holds the whole buffer that it was written to, 4 kB at least: a copy has its own length.
+        # Copy, because orjson keeps a buffer of at least 4 kB alive.
         lost: list[str] = []
         changes: list[str] = []
         encoded = b"%b" % dumps(self._plain_message(message, lost, changes))
         if message.provider_state is not None and (others := message.provider_state.keys() - _OURS):
-            lost.insert(0, f"what {', '.join(sorted(others))} wants back with its own message")
+            lost.insert(0, f"the provider state of {', '.join(sorted(others))}")
         if lost:
-            notice("left_out", f"{self._name} does not get {'; '.join(lost)}")
+            notice("left_out", f"{self._name} does not receive {'; '.join(lost)}")
         if changes:
-            notice("changed", f"{self._name} gets {', '.join(changes)}")
+            notice("changed", f"{self._name} receives {', '.join(changes)}")
         return keep(message, self._key, encoded)
 
     def _plain_message(self, message: Message, lost: list[str], changes: list[str]) -> dict[str, Any]:
         content = message.content
         if not isinstance(content, str) and message.role != "user":
-            # Vendors of this protocol take nothing but text in any other message.
+            # Vendors of this protocol accept only text in other messages.
             content, unshown = text_with_files(message)
             if message.role == "assistant":
                 content = answer_text(message)
             if unshown:
-                lost.append(f"{', '.join(unshown)}, since only text of tools and models is sent in this protocol")
+                lost.append(f"{', '.join(unshown)}, since this protocol accepts only text from tools and models")
         if message.role == "tool":
             answered = self._call_id(message.tool_call_id or "")
             return {"role": "tool", "tool_call_id": answered, "content": content}
@@ -261,11 +258,11 @@ class RequestEncoder:
                 add_change(changes, part, media)
             parts.append(form)
         if unshown:
-            lost.append(f"{', '.join(unshown)}, which it does not take: text stands for it")
+            lost.append(f"{', '.join(unshown)}, replaced by placeholders")
         return parts
 
     def _media(self, media: ResolvedMedia) -> dict[str, Any] | None:
-        """Return the form of an image or a file; None if the endpoint does not accept it."""
+        """Encode an image or file. Return None if unsupported."""
         preset, kind = self._preset, media.media_type
         if media.problem is not None:
             return None
@@ -328,19 +325,19 @@ def _tool(tool: VendorTool) -> dict[str, Any]:
 
 def _tool_call(call: ToolCall, call_id: str) -> dict[str, Any]:
     if call.error is not None:
-        # What the model wrote is not JSON, which vendors refuse. The result of the call says what was wrong.
+        # Vendors reject invalid JSON. The tool result explains the error.
         arguments = "{}"
     elif call.raw is not None:
         arguments = call.raw
     else:
         arguments = dumps(call.arguments).decode()
-    # A model may call what is no name; the result of the call says that there is no such tool.
+    # Models may call invalid names. The tool result explains the error.
     name = OPENAI.fitting_tool_name(call.name)
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def _add_extra(calls: list[dict[str, Any]], extra: dict[str, Any]) -> None:
-    """Put what the vendor sent beside the calls back beside them, by the place of the call."""
+    """Add the vendor's extra content to the calls by their position."""
     for place, call in enumerate(calls):
         if str(place) in extra:
             call["extra_content"] = extra[str(place)]
@@ -353,6 +350,6 @@ def _default_name(media: ResolvedMedia) -> str:
 def _file(media: ResolvedMedia, url: str) -> dict[str, Any]:
     name = media.name
     if name is None and media.data is not None:
-        # OpenAI takes no bytes without a name.
+        # OpenAI does not accept file data without a name.
         name = _default_name(media)
     return {"file_data": url} if name is None else {"filename": name, "file_data": url}

@@ -19,21 +19,21 @@ from rxloop.providers.failures import cut_short
 
 
 class ReasoningDetails:
-    """The `reasoning_details` of one answer: the pieces of a block are joined."""
+    """Collects `reasoning_details`, joining block fragments."""
 
     __slots__ = ("_blocks", "_text", "other_size", "text_size")
 
     def __init__(self) -> None:
         self.text_size = 0
-        """The characters of the text of all blocks."""
+        """Total characters of text in all blocks."""
         self.other_size = 0
-        """About how many characters the blocks have besides their text."""
+        """Approximate size without text."""
         self._blocks: list[dict[str, Any]] = []
         self._text = StringIO()
-        """The text of the newest block."""
+        """Text of the newest block."""
 
     def add(self, detail: dict[str, Any]) -> None:
-        """Take a block, or a piece of the newest one."""
+        """Add a block or block fragment."""
         last = self._blocks[-1] if self._blocks else None
         field = _text_field(detail)
         if (
@@ -45,7 +45,7 @@ class ReasoningDetails:
             self._blocks.append(dict(detail))
             self.other_size += len(dumped(detail))
         else:
-            # Each piece names its block again, in more characters than it has text.
+            # Fragments repeat block fields that are longer than the text.
             changed = {name: value for name, value in detail.items() if value is not None and last.get(name) != value}
             last.update(changed)
             changed.pop(field, None)
@@ -55,12 +55,12 @@ class ReasoningDetails:
             self.text_size += len(piece)
 
     def finish(self) -> list[dict[str, Any]]:
-        """Return the blocks at the end of the answer."""
+        """Return the complete blocks."""
         self._join()
         return self._blocks
 
     def _join(self) -> None:
-        """Put the text of the newest block into it at once: piece by piece, each would copy all before it."""
+        """Set the text of the newest block. Appending each fragment to a string would copy the text every time."""
         text = self._text.getvalue()
         if text:
             self._blocks[-1][_text_field(self._blocks[-1])] = text
@@ -75,17 +75,17 @@ DONE = b"[DONE]"
 
 _PLAIN = frozenset(("role", "content", "reasoning_content", "tool_calls"))
 
-# What a chunk has that is not a piece of an answer but a notice: the reason, if nothing more comes.
+# Fields of a notice chunk, which is an error if nothing follows.
 _NOTICE = frozenset(("message", "msg", "detail"))
 
-# Native finish reasons that count although the gateway's own says otherwise.
+# Native finish reasons that override the gateway's own finish reason.
 _WORSE = frozenset(("length", "content_filter", MALFORMED_CALL))
 
 
 class ChatReader:
-    """Reads the chunks of one answer: pushes deltas as they come and, at the end, what they amount to.
+    """Reads response chunks and pushes events.
 
-    An answer that was not streamed is read as one large chunk, so that both have the same meaning.
+    Non-streaming responses are read as a single large chunk.
     """
 
     __slots__ = (
@@ -105,7 +105,7 @@ class ChatReader:
 
     def __init__(self, draft: MessageDraft) -> None:
         self.done = False
-        """Whether the vendor said that the answer is over: with `[DONE]`, or by sending it whole."""
+        """True if the vendor reported the end with `[DONE]`, or the answer was not streamed."""
         self._draft = draft
         self._where = draft.where
         self._bounds = draft.bounds
@@ -116,20 +116,20 @@ class ChatReader:
         self._small = min(SMALL, draft.bounds.document)
         self._finish: str | None = None
         self._legacy = False
-        """Whether the answer calls a function in the way before `tool_calls`."""
+        """True if the answer uses `function_call`, the predecessor of `tool_calls`."""
         self._notice: dict[str, Any] | None = None
 
     @property
     def ended(self) -> bool:
-        """Whether what has been read is a whole answer."""
+        """True if a complete answer was read."""
         return self.done or bool(self._finish)
 
     def feed(self, payloads: list[bytes]) -> None:
-        """Read the payloads of one batch.
+        """Read a batch of event payloads.
 
         Raises:
-            ProviderError: The vendor reports an error, or sends what is not the protocol.
-            OutOfBounds: It sends too much.
+            ProviderError: The vendor reported an error or violated the protocol.
+            OutOfBounds: The response is too large.
         """
         size = sum(map(len, payloads))
         if size > self._small and max(map(len, payloads)) > self._small:
@@ -153,7 +153,7 @@ class ChatReader:
                 chunk = self._unreadable(payload)
                 if chunk is None:
                     continue
-            # Nearly every chunk carries a piece of text, or of a call, and nothing else: this is all that it costs.
+            # Fast path: most chunks only contain text or a call fragment.
             try:
                 choice = chunk["choices"][0]
                 delta = choice["delta"]
@@ -189,10 +189,10 @@ class ChatReader:
                         self._calls.feed(call)
 
     def last(self, payloads: list[bytes]) -> None:
-        """Read what stood after the last complete event: an event without its blank line, or a part of one.
+        """Read trailing data, such as an event without a blank line.
 
         Raises:
-            ProviderError: It is a part, and the answer is not complete without it; or the vendor reports an error.
+            ProviderError: The response is incomplete or contains an error.
         """
         try:
             self.feed(payloads)
@@ -201,7 +201,7 @@ class ChatReader:
                 raise cut_short(self._where) from None
 
     def whole(self, body: bytes) -> None:
-        """Read an answer that was not streamed."""
+        """Read a non-streaming response."""
         check_document(body, self._bounds)
         try:
             answer: Any = orjson.loads(body)
@@ -215,7 +215,7 @@ class ChatReader:
         choices: list[Any] = []
         for choice in objects(answer.get("choices")):
             message = dict(object_of(choice.get("message")))
-            # In a whole message each entry is a call of its own, whatever its id.
+            # Without streaming, each entry is a separate call, regardless of its id.
             message["tool_calls"] = [
                 {**call, "index": index} for index, call in enumerate(objects(message.get("tool_calls")))
             ]
@@ -228,10 +228,10 @@ class ChatReader:
         self.done = True
 
     def complete(self) -> None:
-        """Push what ends the answer: the text held back, its reasoning as one thought, the usage, the whole message.
+        """Publish held-back text, reasoning, usage and the complete message.
 
         Raises:
-            ProviderError: The bytes ended before the answer did, or the vendor reports that it failed.
+            ProviderError: The response is incomplete or contains an error.
         """
         if self._notice is not None and not self._finish:
             raise from_error_object(self._notice, self._where)
@@ -247,13 +247,13 @@ class ChatReader:
         draft.complete("openai_chat")
 
     def refusal(self, status: int, headers: Mapping[str, str], body: bytes) -> ProviderError:
-        """The error of an answer whose HTTP status is not one of success."""
+        """Return the error for a response with an HTTP error status."""
         return error_from_response(status, headers, body, self._where)
 
     def _weigh_details(self) -> None:
         details = self._details
         if details.other_size:
-            # Opaque reasoning repeats what the readable reasoning says.
+            # Opaque reasoning repeats the readable reasoning.
             self._draft.other = max(details.text_size - self._text.reasoned, 0) + details.other_size
 
     def _unreadable(self, payload: bytes) -> Any:
@@ -267,7 +267,7 @@ class ChatReader:
         chunk = lenient_json(text)
         if chunk is None:
             raise ProviderProtocolError(f"{self._where} sent a chunk that is not JSON: {self._shown(text)}")
-        # A gateway that cuts strings in JavaScript sends the halves of an emoji with two chunks.
+        # A gateway that splits strings in JavaScript sends an emoji as surrogates in two chunks.
         self._text.mind_halves()
         return chunk
 
@@ -275,7 +275,7 @@ class ChatReader:
         return repr(self._where.clean(data[:2000].decode("utf-8", "replace"))[:200])
 
     def _chunk(self, chunk: Any) -> None:
-        """Read any chunk, trusting nothing."""
+        """Read any chunk."""
         if chunk.__class__ is not dict:
             chunk = unwrapped(chunk)
         if not isinstance(chunk, dict):
@@ -295,13 +295,13 @@ class ChatReader:
 
     def _choice(self, choice: dict[str, Any]) -> None:
         finish = choice.get("finish_reason")
-        # The last choice of an answer has an empty one.
+        # Final choices have an empty delta.
         if delta := object_of(choice.get("delta")):
             self._delta(delta, bool(finish))
         if isinstance(finish, str) and (finish or self._finish is None):
             self._finish = finish
         if "usage" in choice:
-            # Moonshot counts the tokens there.
+            # Moonshot reports usage here.
             self._draft.count(choice["usage"])
         if choice.get("error"):
             raise from_error_object(choice["error"], self._where)
@@ -309,7 +309,7 @@ class ChatReader:
             self._draft.finish(normalise_finish_reason(finish), finish)
             native = choice.get("native_finish_reason")
             if isinstance(native, str) and normalise_finish_reason(native) in _WORSE:
-                # OpenRouter calls some of these `stop`.
+                # OpenRouter may report `stop`.
                 self._draft.finish(normalise_finish_reason(native), native)
 
     def _delta(self, delta: dict[str, Any], last: bool) -> None:
@@ -329,13 +329,13 @@ class ChatReader:
             self._legacy_call(object_of(delta["function_call"]), last)
 
     def _legacy_call(self, function: dict[str, Any], last: bool) -> None:
-        """Read the only call of a server that knows no `tool_calls`. Others repeat their first call there."""
+        """Read a deprecated `function_call`. Some servers also repeat their first tool call there."""
         if (function.get("name") or function.get("arguments")) and (self._legacy or self._calls.empty):
             self._legacy = True
             self._calls.feed({"index": 0, "function": function}, last)
 
     def _think(self, delta: dict[str, Any]) -> None:
-        """The reasoning of a delta, which some vendors send in two fields at once: the first that has any counts."""
+        """Read reasoning from the first nonempty field, because some vendors send it twice."""
         details = objects(delta["reasoning_details"]) if "reasoning_details" in delta else ()
         for detail in details:
             self._details.add(detail)
@@ -347,7 +347,7 @@ class ChatReader:
             self._text.think(text_of(detail.get("text") or detail.get("summary")))
 
     def _parts(self, content: Any) -> None:
-        """Content as a list of typed parts, as Mistral's reasoning models send it."""
+        """Read content that is a list of typed parts, as sent by Mistral's reasoning models."""
         for part in objects(content):
             if part.get("type") == "thinking":
                 inner = part.get("thinking")
@@ -359,5 +359,5 @@ class ChatReader:
 
 
 def _says_no_more(chunk: dict[str, Any]) -> bool:
-    """Whether a chunk with calls has one choice, and no word of an error in its kind."""
+    """Return True if a chunk with calls has exactly one choice and is not an error."""
     return len(chunk["choices"]) == 1 and chunk.get("object") != "error"

@@ -18,7 +18,7 @@ _NONE: Mapping[str, str] = MappingProxyType({})
 
 
 class GeminiCodec:
-    """The wire of one of Gemini's models."""
+    """Codec for one Gemini model."""
 
     headers = _NONE
 
@@ -26,17 +26,17 @@ class GeminiCodec:
         self._model = model
         self._stream = stream
         self._rules = rules_of(model)
-        # A signature of Google's own API is none on Vertex, and the other way round.
+        # Signatures cannot be shared between Google's own API and Vertex.
         self._key = f"{preset.name}_gemini"
         self._encoder = RequestEncoder(self._rules, preset, self._key)
 
     @property
     def keeps_to_schema(self) -> bool:
-        """Whether the model takes a schema in every request, tools or not."""
+        """True if the model accepts a schema in every request, with or without tools."""
         return self._rules.schema_with_tools
 
     def url(self, base: str) -> str:
-        """The address of a request: that of the model below `base`, where the version is filled in if it has none."""
+        """Return the URL of a request. The API version is added to a `base` without a path."""
         scheme, host, path, query, _ = urlsplit(base)
         model = self._model if "/" in self._model else f"models/{self._model}"
         path = f"{path.rstrip('/') or '/v1beta'}/{quote(model)}"
@@ -48,10 +48,10 @@ class GeminiCodec:
         return urlunsplit((scheme, host, path, query, ""))
 
     def encode(self, request: ModelRequest, notice: Notice) -> bytes:
-        """The body of a request."""
+        """Encode the request body."""
         return self._encoder.encode(request, notice)
 
     def reader(self, draft: MessageDraft) -> GeminiReader:
-        """What reads one answer."""
+        """Create a response reader."""
         draft.restore(self._encoder.tools)
         return GeminiReader(draft, self._key)

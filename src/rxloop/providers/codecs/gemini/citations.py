@@ -1,4 +1,4 @@
-"""Grounding metadata as citations."""
+"""Conversion of grounding metadata to citations."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from rxloop.protocol.messages import Citation
 from rxloop.providers.codecs.fields import object_of, objects
 
 _Source = tuple[str | None, str | None, str | None, int | None, int | None]
-"""What a citation says: its address, its title, its words, and the place in the answer."""
+"""Source URL, title, text, start and end."""
 
 _LOOKED_FOR = 200
-"""How many segments are looked for in the text where their places do not fit: each costs the whole of it."""
+"""Maximum number of segments that are searched for in the text if their offsets are wrong. Each search scans the text.
+"""
 
 
 class Places:
-    """Turns places in bytes, as Gemini counts, into places in characters.
+    """Converts byte offsets, as used by Gemini.
 
     Args:
-        text: The text of the answer.
+        text: Message text.
     """
 
     def __init__(self, text: str) -> None:
@@ -31,12 +32,12 @@ class Places:
         self._looked = 0
 
     def __call__(self, start: Any, end: Any, words: Any = None) -> tuple[int, int] | tuple[None, None]:
-        """The place of a segment; none where it is not in the text.
+        """Return the segment's character range, or None values if not found.
 
         Args:
-            start: Where it begins, in bytes; nothing is 0.
-            end: Where it ends.
-            words: The segment itself, where it is told: a place that does not have it is wrong.
+            start: Start in bytes, defaulting to 0.
+            end: End in bytes.
+            words: Segment text, used to validate the offsets.
         """
         start = 0 if start is None else start
         if start.__class__ is int and end.__class__ is int and 0 <= start < end:
@@ -51,7 +52,7 @@ class Places:
         return None, None
 
     def _has(self, words: str, start: int, end: int) -> bool:
-        # By the length first: a slice may be all of the text.
+        # Avoid large slices by comparing the length first.
         return end - start == len(words) and self._text[start:end] == words
 
     def _characters(self, count: int) -> int:
@@ -59,18 +60,18 @@ class Places:
 
 
 def citations(candidates: list[dict[str, Any]], text: str) -> Iterator[Citation]:
-    """The sources that candidates name, each place once.
+    """Yield unique citations.
 
     Args:
-        candidates: Those that have `groundingMetadata`, `citationMetadata` or `urlContextMetadata`.
-        text: The text of the answer.
+        candidates: Candidates with `groundingMetadata`, `citationMetadata` or `urlContextMetadata`.
+        text: Message text.
     """
     places, seen = Places(text), set[_Source]()
     sources: list[list[_Source]] = []
     for candidate in candidates:
         grounding = object_of(candidate.get("groundingMetadata"))
         chunks = objects(grounding.get("groundingChunks"))
-        # Later chunks of a stream may bring places alone, of sources that came before. Each is read once.
+        # Later chunks may only contain offsets for existing sources.
         if chunks:
             sources = [list(_source(chunk)) for chunk in chunks]
         for source in _all(candidate, grounding, sources, places, new=bool(chunks)):
@@ -129,7 +130,7 @@ def _width(character: str) -> int:
 
 
 def searches(candidates: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any], Any]]:
-    """The searches that candidates tell of beside their sources: the tool, what it was given, and what it found."""
+    """Yield searches reported only in metadata: tool, arguments and result."""
     asked = set[str]()
     for candidate in candidates:
         grounding = object_of(candidate.get("groundingMetadata"))

@@ -1,4 +1,4 @@
-"""Messages as contents and parts."""
+"""Conversion of messages to contents and parts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rxloop.providers.codecs.schemas.dialects import GEMINI
 from rxloop.providers.codecs.tool_calls import dumped
 
 UNSIGNED = "skip_thought_signature_validator"
-"""What Google documents as the signature of calls that its models have not made."""
+"""Documented placeholder signature for calls by other models."""
 
 _BEGIN = b'{"text":"(The conversation begins with an answer.)"}'
 
@@ -26,26 +26,26 @@ _ROLES = {"user": b"user", "results": b"user", "model": b"model"}
 
 
 class _Call(NamedTuple):
-    """A call of the model, as its result names it."""
+    """Function call with the ids needed for its result."""
 
     id: str
-    """Its id in the history."""
+    """Id in the history."""
     name: str
     own_id: str
-    """The id that the vendor gave it; empty if it gave none."""
+    """Id sent by the vendor, or an empty string."""
 
 
 class _Sent(NamedTuple):
-    """What a message became."""
+    """Encoded message."""
 
     parts: tuple[bytes, ...]
     calls: tuple[_Call, ...] = ()
     beside: tuple[bytes, ...] = ()
-    """What goes to the user's side behind the results of the calls."""
+    """Parts added after tool results."""
 
 
 class Contents:
-    """Encodes conversations for one model; a message keeps what it became."""
+    """Encoder of conversations for one model. Encoded messages are cached."""
 
     def __init__(self, rules: ModelRules, key: str, vendor: str) -> None:
         self._rules = rules
@@ -54,13 +54,13 @@ class Contents:
         self._key = (key, rules.signs, rules.shows_results)
 
     def encode(self, messages: Sequence[Message], first: int, tail: Iterable[Message], notice: Notice) -> bytes:
-        """The contents, as JSON without the brackets of the list.
+        """Encode contents as JSON without the enclosing brackets.
 
         Args:
-            messages: The history.
-            first: The place of the first message that is no system prompt.
-            tail: The messages behind the history.
-            notice: Told of what is left out.
+            messages: Message history.
+            first: Index after the leading system prompt.
+            tail: Additional messages.
+            notice: Called if unsupported parts are dropped.
         """
 
         def add(turns: _Turns, place: int, message: Message) -> None:
@@ -87,7 +87,7 @@ class Contents:
                 turns.results[place] = sent.parts[0]
                 turns.beside += sent.beside
         elif message.role == "system":
-            # There is no place for it here: the user says what it says.
+            # Gemini has no system role in the contents, so send the text as a user message.
             text, left = text_with_files(message)
             self._tell(left, notice)
             turns.add("user", (_text(f"<system>\n{text}\n</system>"),) if text else ())
@@ -99,7 +99,7 @@ class Contents:
         return kept(message, key, _Sent) or keep(message, key, _Sent(tuple(self._content(message, notice))))
 
     def _content(self, message: Message, notice: Notice) -> list[bytes]:
-        """The texts, images and files of a message, none of them empty."""
+        """Encode nonempty content parts."""
         content = message.content
         left: list[str] = []
         changes: list[str] = []
@@ -123,9 +123,9 @@ class Contents:
 
     def _tell(self, left: list[str], notice: Notice, changes: Sequence[str] = ()) -> None:
         if left:
-            notice("left_out", f"{self._vendor} takes no {', '.join(left)}: words stand for it")
+            notice("left_out", f"{self._vendor} does not accept {', '.join(left)}; placeholders are sent")
         if changes:
-            notice("changed", f"{self._vendor} gets {', '.join(changes)}")
+            notice("changed", f"{self._vendor} receives {', '.join(changes)}")
 
     def _assistant(self, message: Message, notice: Notice) -> _Sent:
         key = (*self._key, "model")
@@ -142,7 +142,7 @@ class Contents:
             signed = {"thoughtSignature": signature} if signature else {}
             value = piece.value
             if isinstance(value, str):
-                # What was thought and is not signed is for people: Google does not want it back.
+                # Unsigned thoughts are not sent back.
                 thought = {"thought": True} if piece.kind == "reasoning" else {}
                 if signed or (value and not thought):
                     parts.append({"text": value, **thought, **signed})
@@ -161,11 +161,11 @@ class Contents:
                 parts.append({"text": value.placeholder} if shown is None else {**shown, **signed})
         self._tell(left, notice)
         if unsigned:
-            notice("left_out", f"calls without a signature: {self._vendor} is told not to look for one")
+            notice("left_out", f"calls without a signature; {self._vendor} is asked to skip the check")
         if others := foreign_state(message, self._state):
             notice(
                 "left_out",
-                f"{self._vendor} does not get what {', '.join(sorted(others))} wants back with its own message",
+                f"{self._vendor} does not receive the provider state of {', '.join(sorted(others))}",
             )
         return _Sent(tuple(map(_bytes, parts)), tuple(calls))
 
@@ -203,35 +203,35 @@ class Contents:
         return _Sent((_bytes({"functionResponse": answer}),), beside=tuple(beside))
 
     def _orphan(self, message: Message, notice: Notice) -> _Sent:
-        """The result of a call that is not there, as words of the user's side."""
+        """Convert a result without a call to a user message."""
         key = (*self._key, "orphan")
         if (sent := kept(message, key, _Sent)) is not None:
             return sent
         notice(
             "left_out",
-            f"{self._vendor} gets the result of call {message.tool_call_id!r}, which is not there, as a text",
+            f"{self._vendor} receives the result of the missing call {message.tool_call_id!r} as text",
         )
         parts = [_text("The result of a call that is not shown:"), *self._content(message, notice)]
         return keep(message, key, _Sent(tuple(parts)))
 
 
 class _Turns:
-    """Puts turns together: those of the model stand between those of the user, and each call has its result."""
+    """Builds alternating turns with complete tool results."""
 
     def __init__(self) -> None:
         self.calls: tuple[_Call, ...] = ()
-        """The calls of the model's turn that ended last, none of which has been answered before."""
+        """Unanswered calls in the latest model turn."""
         self.results: dict[int, bytes] = {}
-        """By the place of the call."""
+        """Results by call index."""
         self.beside: tuple[bytes, ...] = ()
         self._ended: list[bytes] = []
-        """The turns before the newest one."""
+        """Completed turns."""
         self._kind = ""
-        """Of the newest one; empty before there is one."""
+        """Current turn kind, initially empty."""
         self._parts: list[bytes] = []
 
     def copy(self) -> _Turns:
-        """One that grows by itself; what has ended is joined in both."""
+        """Return an independent copy. Completed turns are joined in both objects, so that a copy is cheap."""
         if len(self._ended) > 1:
             self._ended = [b",".join(self._ended)]
         other = _Turns()
@@ -240,7 +240,7 @@ class _Turns:
         return other
 
     def add(self, kind: str, parts: tuple[bytes, ...]) -> None:
-        """Add parts to the last turn, if it is of this kind, or a turn with them."""
+        """Add parts to the newest turn if it has this kind, otherwise to a new one."""
         if not parts:
             return
         if self._kind != kind:
@@ -252,19 +252,19 @@ class _Turns:
         self._parts.extend(parts)
 
     def answered(self, call_id: str | None) -> int | None:
-        """The place of the call of that id which has no result yet."""
+        """Return the index of an unanswered call."""
         places = (place for place, call in enumerate(self.calls) if call.id == call_id and place not in self.results)
         return next(places, None)
 
     def end_calls(self) -> None:
-        """End the results of a turn, in the order of its calls."""
+        """Add tool results in call order."""
         parts = [self.results.get(place) or _missing(call) for place, call in enumerate(self.calls)]
         self.add("results", tuple(parts))
         self.add("user", self.beside)
         self.calls, self.results, self.beside = (), {}, ()
 
     def joined(self) -> bytes:
-        """All turns; it begins and ends with one of the user."""
+        """Return all turns, starting and ending with the user."""
         self.end_calls()
         if not self._kind:
             return _turn("user", [_BEGIN])
@@ -278,7 +278,7 @@ def _turn(kind: str, parts: list[bytes]) -> bytes:
 
 
 def _function_call(call: _Call, given: ToolCall) -> dict[str, Any]:
-    # What the model wrote may be no JSON; the result of the call says what was wrong.
+    # Vendors reject invalid JSON. The tool result explains the error.
     fields: dict[str, Any] = {"name": call.name, "args": {} if given.error is not None else given.arguments}
     return {**fields, "id": call.own_id} if call.own_id else fields
 
@@ -293,5 +293,5 @@ def _text(text: str) -> bytes:
 
 
 def _bytes(part: dict[str, Any]) -> bytes:
-    # What orjson returns holds the whole buffer that it was written to, 4 kB at least: a copy has its own length.
+    # Copy, because orjson keeps a buffer of at least 4 kB alive.
     return b"%b" % dumped(part)

@@ -1,4 +1,4 @@
-"""The settings and media that each Gemini model accepts."""
+"""Settings and media that each Gemini model accepts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NEWEST = re.compile(r"gemini-[a-z-]*latest")
 
 _DRAWS_OR_SPEAKS = re.compile(r"-(image|tts|live|native-audio)")
 
-# The fewest and the most tokens of reasoning that models of 2.5 can be given, and whether it can be turned off.
+# Minimum and maximum thinking budget of 2.5 models in tokens, and whether thinking can be disabled.
 _BUDGETS = (
     ("2.5-pro", (128, 32_768, False)),
     ("2.5-flash-lite", (512, 24_576, True)),
@@ -24,47 +24,47 @@ _BUDGETS = (
 )
 
 _TOKENS = {"minimal": 1024, "low": 1024, "medium": 8192, "high": 24_576}
-"""What Google itself makes of efforts for models that count tokens."""
+"""Token budgets used by Google for effort levels."""
 
 _LEVELS = {"none": "minimal", "xhigh": "high", "max": "high"}
-"""The nearest level of an effort that is none itself."""
+"""Nearest thinking level of other efforts."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelRules:
-    """What a model takes."""
+    """Supported model features."""
 
     model: str
     signs: bool
-    """It refuses its own calls when they come back without a signature; so does all from Gemini 3 on."""
+    """True if calls need signatures, as in Gemini 3."""
     shows_results: bool
-    """It takes images and PDFs inside the result of a call."""
+    """True if images and PDFs are accepted inside the result of a call."""
     schema_with_tools: bool
-    """It takes a schema for its answer beside tools."""
+    """True if a response schema is accepted together with tools."""
     answers_json: bool
-    """It can be held to a schema at all."""
+    """True if a response schema is accepted."""
     thinks: Literal["level", "budget"] | None
-    """How its thinking is set; None where it does not think, or where nothing is known of it."""
+    """Supported thinking configuration; None if unknown or unsupported."""
 
     def level(self, effort: str) -> str:
-        """The level of thinking that is nearest to an effort."""
+        """Return the thinking level that is nearest to an effort."""
         level = _LEVELS.get(effort, effort)
         if "pro" in self.model:
             if level == "minimal":
                 return "low"
             if level == "medium" and "gemini-3-pro" in self.model:
-                # The first of its kind has two levels.
+                # Gemini 3 Pro has only two levels.
                 return "high"
         return level
 
     def tokens(self, effort: str) -> int:
-        """The budget that an effort comes to."""
+        """Convert an effort to a token budget."""
         if effort == "none":
             return self.fitting(0)
         return _TOKENS.get(effort) or self._budget[1]
 
     def fitting(self, budget: int) -> int:
-        """The budget that is nearest to one that was asked for."""
+        """Return the valid budget that is nearest to the requested one."""
         if self.thinks != "budget" or budget < 0:
             return budget
         fewest, most, off = self._budget
@@ -76,7 +76,7 @@ class ModelRules:
 
 
 def rules_of(model: str) -> ModelRules:
-    """The rules of a model; of one that is not known, those that hold for every model."""
+    """Look up model rules. Unknown models get conservative defaults."""
     name = model.rpartition("/")[2].lower()
     found = _GENERATION.match(name)
     generation = float(found[1]) if found else 3.0 if _NEWEST.match(name) else 0.0
@@ -98,7 +98,7 @@ _IN_RESULTS = re.compile(r"image/(png|jpeg|webp)|application/pdf|text/plain")
 
 
 def media_part(media: ResolvedMedia) -> dict[str, Any] | None:
-    """The part of a request that shows an image or a file; None where Gemini does not take its type."""
+    """Convert an image or file. Return None if unsupported."""
     kind = media.media_type
     if media.problem is not None or (media.store or "google") != "google":
         return None
@@ -107,7 +107,7 @@ def media_part(media: ResolvedMedia) -> dict[str, Any] | None:
             return {"inlineData": {"mimeType": "text/plain", "data": b64encode(media.text.encode()).decode()}}
         return {"inlineData": {"mimeType": kind, "data": media.base64}} if _is_taken(kind) else None
     kind = "text/plain" if is_text(kind) else kind
-    # Google knows the types of films at YouTube, and of files in its own store.
+    # Google can determine the type for YouTube videos and stored files.
     known = media.store is not None and not (media.url or "").startswith("gs:")
     if _is_taken(kind) or (known and kind is None):
         return {"fileData": {"fileUri": media.url, **({} if kind is None else {"mimeType": kind})}}
@@ -115,7 +115,7 @@ def media_part(media: ResolvedMedia) -> dict[str, Any] | None:
 
 
 def fits_results(part: dict[str, Any]) -> bool:
-    """Whether such a part may stand inside the result of a call."""
+    """Return True if the part is accepted inside the result of a call."""
     blob = part.get("inlineData")
     return blob is not None and _IN_RESULTS.fullmatch(blob["mimeType"]) is not None
 

@@ -1,4 +1,4 @@
-"""Arguments of a call that are streamed as JSON paths."""
+"""Streaming arguments addressed by JSON paths."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Step = str | int
 
 
 class _Container:
-    """An object or a list that is open."""
+    """Open object or array."""
 
     __slots__ = ("array", "names", "size")
 
@@ -28,25 +28,26 @@ class _Container:
 
 
 class PartialArguments:
-    """Writes arguments as JSON while they come: `{"jsonPath": "$.to[0].name", "stringValue": "An"}`, a piece each.
+    """Converts streamed arguments to JSON.
 
-    They come in the order in which they stand in the JSON: what was left is not gone back to.
+    Fragments look like `{"jsonPath": "$.to[0].name", "stringValue": "An"}` and arrive in document order. Closed
+    containers cannot be reopened.
     """
 
     def __init__(self, bounds: Bounds = DEFAULT_BOUNDS) -> None:
         self._depth = bounds.depth
         self._path: list[Step] = []
-        """Where the innermost open container is."""
+        """Path of the innermost open container."""
         self._open: list[_Container] = []
         self._string: list[Step] | None = None
-        """Where the text is that has begun and not ended."""
+        """Path of the unfinished string."""
 
     def feed(self, piece: dict[str, Any]) -> str:
-        """The JSON that a piece adds; nothing where it says nothing.
+        """Return JSON for a fragment, possibly empty.
 
         Raises:
-            ProviderProtocolError: It has no path, or one that does not fit what came before.
-            OutOfBounds: It is too deep.
+            ProviderProtocolError: The path is missing or out of order.
+            OutOfBounds: The path is too deep.
         """
         value = next((piece[name] for name in _VALUES if name in piece), piece)
         if value is piece:
@@ -72,7 +73,7 @@ class PartialArguments:
         return written
 
     def close(self) -> str:
-        """What is missing at the end of the arguments."""
+        """Return JSON completing the arguments."""
         if not self._open:
             self._open.append(_Container(array=False))
             return "{}"
@@ -83,7 +84,7 @@ class PartialArguments:
         return ended
 
     def _move_to(self, path: list[Step]) -> str:
-        """Close the containers that are not on the way to this path."""
+        """Close unrelated containers."""
         same = 0
         while same < min(len(path), len(self._path)) and path[same] == self._path[same]:
             same += 1
@@ -94,7 +95,7 @@ class PartialArguments:
         return written
 
     def _open_to(self, path: list[Step]) -> str:
-        """Open the containers on the way to the last step of a path, and begin its value."""
+        """Open containers for a path, then begin its value."""
         written = self._move_to(path[:-1])
         for place in range(len(self._path), len(path) - 1):
             array = isinstance(path[place + 1], int)
@@ -104,12 +105,12 @@ class PartialArguments:
         return written + self._member(path[-1])
 
     def _member(self, step: Step) -> str:
-        """Begin a value in the innermost container."""
+        """Begin an object or array member."""
         container = self._open[-1]
         if isinstance(step, int) is not container.array or (
             step != container.size if container.array else step in container.names
         ):
-            raise ProviderProtocolError("arguments of a call came in an order in which they cannot be put together")
+            raise ProviderProtocolError("argument paths are out of order")
         comma = "," if container.size else ""
         container.size += 1
         if container.array:
@@ -119,20 +120,20 @@ class PartialArguments:
 
 
 def _steps(path: Any) -> list[Step]:
-    """The steps of a path such as `$.to[0].name`."""
+    """Parse a JSON path."""
     if not isinstance(path, str) or not path.startswith("$"):
-        raise ProviderProtocolError(f"an argument of a call came without a path: {str(path)[:100]!r}")
+        raise ProviderProtocolError(f"argument paths must begin with $, got {str(path)[:100]!r}")
     steps: list[Step] = []
     place = 1
     while place < len(path):
         match = _STEP.match(path, place)
         if match is None:
-            raise ProviderProtocolError(f"the path of an argument is not one: {path[:100]!r}")
+            raise ProviderProtocolError(f"invalid argument path: {path[:100]!r}")
         name, index, single, double = match.groups()
         steps.append(int(index) if index is not None else name or re.sub(r"\\(.)", r"\1", single or double or ""))
         place = match.end()
     if not steps or isinstance(steps[0], int):
-        raise ProviderProtocolError(f"the path of an argument names none: {path[:100]!r}")
+        raise ProviderProtocolError(f"argument paths must begin with a name, got {path[:100]!r}")
     return steps
 
 

@@ -26,14 +26,14 @@ _MOST_STOPS = 5
 _MODES = {"auto": "AUTO", "none": "NONE", "required": "ANY"}
 
 _WHOLE = frozenset(("responseJsonSchema", "responseSchema"))
-"""Objects that one given by hand takes the place of; others are merged."""
+"""Objects replaced instead of merged."""
 
 _CACHED = ("systemInstruction", "tools", "toolConfig")
-"""What a cached content brings along, and what may not stand beside one."""
+"""Fields that must not be combined with cached content."""
 
 
 class RequestEncoder:
-    """Encodes the requests for one model; a message keeps what it became, and so do the tools and the schema."""
+    """Request encoder for one model, caching encoded messages, tools and schemas."""
 
     def __init__(self, rules: ModelRules, preset: Preset, key: str) -> None:
         self._rules = rules
@@ -46,10 +46,10 @@ class RequestEncoder:
         self._schema: tuple[dict[str, Any] | None, dict[str, Any], str | None] = (None, {}, None)
 
     def encode(self, request: ModelRequest, notice: Notice) -> bytes:
-        """The body of the request; what Gemini does not take is left out, and told to `notice`.
+        """Encode the request body. `notice` is called if unsupported parts are dropped.
 
         Raises:
-            BadRequest: More than one answer is asked for.
+            BadRequest: Multiple answers were requested.
         """
         extra = request.settings.extra_body
         adapted = self.tools.adapt(request.tools)
@@ -60,7 +60,7 @@ class RequestEncoder:
             self._tell_changes(request, adapted, notice)
         tools = b"" if "tools" in extra else self._all_tools(request, adapted, notice)
         if cached and (tools or any(name in fields for name in _CACHED)):
-            self._tell("the system prompt and the tools, which a cached content brings along", notice)
+            self._tell("the system prompt and the tools, which the cached content includes", notice)
             fields = {name: value for name, value in fields.items() if name not in _CACHED or name in extra}
             tools = b""
         parts = [dumped(fields)[:-1]] if fields else [b"{"]
@@ -89,9 +89,9 @@ class RequestEncoder:
         if settings.service_tier in _TIERS:
             fields["serviceTier"] = settings.service_tier
         elif settings.service_tier is not None:
-            self._tell(f"the service tier {settings.service_tier!r}: it knows {', '.join(map(repr, _TIERS))}", notice)
+            self._tell(f"the service tier {settings.service_tier!r}; use one of {', '.join(map(repr, _TIERS))}", notice)
         if request.tools and settings.parallel_tool_calls is False:
-            self._tell("parallel_tool_calls=False: it calls as many tools at once as it likes", notice)
+            self._tell("parallel_tool_calls=False", notice)
         return fields
 
     def _choice(self, request: ModelRequest, tools: VendorTools) -> dict[str, Any]:
@@ -99,9 +99,9 @@ class RequestEncoder:
         made: dict[str, Any] = {}
         told = any("type" not in tool for tool in settings.server_tools) and self._rules.signs and not self._on_vertex
         if told:
-            # So its own tools tell what they do, and may stand beside functions.
+            # Server tools then report their calls, and can be combined with functions.
             made["includeServerSideToolInvocations"] = True
-        # Beside them it refuses the word for what it does without a word.
+        # With server tools, Gemini rejects the explicit value of the default mode.
         if request.tools and settings.tool_choice is not None and not (told and settings.tool_choice == "auto"):
             made["functionCallingConfig"] = _tool_choice(settings.tool_choice, tools)
         return made
@@ -117,10 +117,10 @@ class RequestEncoder:
             "thinkingConfig": self._thinking(settings, notice),
         }
         if settings.stop and len(settings.stop) > _MOST_STOPS:
-            self._tell(f"all but {_MOST_STOPS} of the words to stop at", notice)
+            self._tell(f"more than {_MOST_STOPS} stop sequences", notice)
             config["stopSequences"] = settings.stop[:_MOST_STOPS]
         if settings.seed is not None and not -(2**31) <= settings.seed < 2**31:
-            self._tell(f"the seed {settings.seed}, which has more than 32 bits", notice)
+            self._tell(f"the seed {settings.seed}, which exceeds 32 bits", notice)
             config["seed"] = None
         schema = request.response_schema
         if schema is not None and self._takes_schema(request):
@@ -131,7 +131,7 @@ class RequestEncoder:
         return {name: value for name, value in config.items() if value is not None}
 
     def _tell_changes(self, request: ModelRequest, tools: VendorTools, notice: Notice) -> None:
-        """Tell what of the schemas of this request is not sent as it is."""
+        """Publish a notice about the changed schemas and descriptions of this request."""
         schema = request.response_schema
         is_sent = schema is not None and self._schema[0] is schema and self._takes_schema(request)
         self.tools.tell(tools.notes, self._schema[2] if is_sent else None, self._name, notice)
@@ -146,20 +146,20 @@ class RequestEncoder:
         if effort is None and budget is None:
             return None
         if rules.thinks is None:
-            self._tell("reasoning_effort and thinking_budget: nothing is known of the model's thinking", notice)
+            self._tell("reasoning_effort and thinking_budget, since the model's thinking is unknown", notice)
             return None
         if budget is not None:
             fitting = rules.fitting(budget)
             if fitting != budget:
-                self._tell(f"thinking_budget={budget}: the nearest that it takes is {fitting}", notice)
+                self._tell(f"thinking_budget={budget}; {fitting} is used", notice)
         elif rules.thinks == "budget":
             fitting = rules.tokens(effort or "")
             if fitting and effort == "none":
-                self._tell("reasoning_effort='none': the model always thinks", notice)
+                self._tell("reasoning_effort='none', since the model always thinks", notice)
         else:
             level = rules.level(effort or "")
             if level != effort:
-                self._tell(f"reasoning_effort={effort!r}: the nearest that it takes is {level!r}", notice)
+                self._tell(f"reasoning_effort={effort!r}; {level!r} is used", notice)
             return {"thinkingLevel": level.upper(), "includeThoughts": effort != "none"}
         return {"thinkingBudget": fitting, "includeThoughts": fitting != 0}
 
@@ -180,15 +180,13 @@ class RequestEncoder:
         for name in ("candidateCount", "candidate_count"):
             count = cast("dict[str, Any]", config).get(name) if isinstance(config, dict) else None
             if count not in (None, 1):
-                raise BadRequest(
-                    f"{self._name} was asked for {count!r} answers at once: a run takes one, so leave {name} out"
-                )
+                raise BadRequest(f"{self._name}: {name} must be 1, got {count!r}; remove it from extra_body")
 
     def _tell(self, what: str, notice: Notice) -> None:
-        """Tell, once for all requests, what is left out."""
+        """Publish a notice about an omission, once for all requests."""
         if what not in self._told and len(self._told) < 100:
             self._told.add(what)
-            notice("left_out", f"{self._name} does not take {what}")
+            notice("left_out", f"{self._name} does not accept {what}")
 
 
 def _is_system(message: Message) -> bool:
@@ -206,7 +204,7 @@ def _declaration(tool: VendorTool) -> dict[str, Any]:
 
 
 def _merged(mine: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    """Our fields and those that were given by hand, which count."""
+    """Merge fields, preferring `extra_body`."""
     merged = dict(mine)
     for name, value in given.items():
         own = mine.get(name)

@@ -24,7 +24,7 @@ _MALFORMED = frozenset(("MALFORMED_FUNCTION_CALL", "UNEXPECTED_TOOL_CALL"))
 _UNSPECIFIED = frozenset(("FINISH_REASON_UNSPECIFIED", "BLOCKED_REASON_UNSPECIFIED"))
 
 _FAILED = {"MISSING_THOUGHT_SIGNATURE": "INVALID_ARGUMENT", "MALFORMED_RESPONSE": "INTERNAL"}
-"""Reasons that say that there is no answer, and what Google would call them as errors."""
+"""Finish reasons for a failed answer, with the corresponding error status of Google."""
 
 _ANSWER = frozenset(("candidates", "usageMetadata", "promptFeedback"))
 
@@ -35,26 +35,26 @@ _SOURCES = ("groundingMetadata", "citationMetadata", "urlContextMetadata")
 _SIGNATURE = "thoughtSignature"
 
 _PIECE = 300
-"""About how many characters it takes to note where a piece of the message begins."""
+"""Approximate size charged per message piece."""
 
 
 @dataclass(slots=True)
 class _OpenCall:
-    """A call whose arguments are streaming, or may be."""
+    """Function call with streaming arguments."""
 
     place: int
     name: str
     extra: dict[str, Any]
-    """What is kept beside it."""
+    """Extra data of the call's piece."""
     arguments: PartialArguments
     goes_on: bool = False
-    """Whether more of it is to come for sure."""
+    """True if the vendor announced more arguments."""
 
 
 class GeminiReader(JSONReader):
-    """Reads the chunks of one answer; an answer that was not streamed is one chunk.
+    """Reads response chunks. Non-streaming responses are a single chunk.
 
-    There is no word for the end: the reason comes with the last piece, and the tokens with it or after it.
+    Since there is no end marker, completion is determined by the finish reason. Usage may follow later.
     """
 
     arrays = True
@@ -63,12 +63,12 @@ class GeminiReader(JSONReader):
         super().__init__(draft)
         self.key = key
         self._newest = ""
-        """What the newest piece of the message is, where more of it may follow: `thought`, `signed` text."""
+        """Current piece, if it can be continued: `thought` or `signed`."""
         self._calls = 0
         self._call: _OpenCall | None = None
         self._code = 0
         self._searched = False
-        """Whether the tools that Google carries out have told of themselves."""
+        """True if a server tool reported its calls."""
         self._sources: list[dict[str, Any]] = []
 
     def event(self, event: dict[str, Any]) -> None:
@@ -89,19 +89,19 @@ class GeminiReader(JSONReader):
             self.pass_over(f"an event with {_names(event)}")
 
     def answer(self, answer: dict[str, Any]) -> None:
-        """Read an answer that was not streamed."""
+        """Read a non-streaming response."""
         if not _ANSWER.intersection(answer):
-            # What a proxy says, for one.
+            # Proxies may return their own errors.
             raise from_error_object(answer, self.draft.where)
         self.event(answer)
 
     def complete(self) -> None:
-        """Push what ends the answer; see `ResponseReader`."""
+        """Push the final events; see `ResponseReader`."""
         draft = self.draft
         if not self.ended:
             raise cut_short(draft.where)
         if draft.finish_reason in COMPLETE:
-            # Elsewhere, closing them would make incomplete arguments look complete.
+            # Otherwise incomplete arguments would look complete.
             self._end_call()
         if self._sources:
             self._cite()
@@ -116,7 +116,7 @@ class GeminiReader(JSONReader):
                 if part.__class__ is not dict:
                     continue
                 text = part.get("text")
-                # Nearly every part is a piece of the text, and nothing else.
+                # Fast path: nearly every part contains only text.
                 if len(part) == 1 and text.__class__ is str and self._newest != "signed":
                     self._newest = ""
                     self.draft.write(text)
@@ -126,7 +126,7 @@ class GeminiReader(JSONReader):
             self._beside(candidate)
 
     def _beside(self, candidate: dict[str, Any]) -> None:
-        """What a candidate has beside its content."""
+        """Read candidate metadata."""
         if any(name in candidate for name in _SOURCES):
             self._weigh(len(dumped(candidate)))
             self._sources.append({name: candidate.get(name) for name in _SOURCES})
@@ -147,7 +147,7 @@ class GeminiReader(JSONReader):
             return
         self._newest = ""
         if "functionCall" in part:
-            # An empty one ends arguments that stream.
+            # An empty call ends streamed arguments.
             self._function(part, object_of(part["functionCall"]))
         elif blob := object_of(part.get("inlineData")):
             self._file(part, blob)
@@ -161,7 +161,7 @@ class GeminiReader(JSONReader):
             self.draft.raw(part)
 
     def _text(self, part: dict[str, Any], text: str) -> None:
-        """A piece of the text or of the reasoning; one that is signed goes back by itself, even if it is empty."""
+        """Read text or reasoning. Signed text becomes a separate piece, even if empty."""
         draft, signed = self.draft, isinstance(part.get(_SIGNATURE), str)
         if not text and not signed:
             return
@@ -177,7 +177,7 @@ class GeminiReader(JSONReader):
             draft.write(text)
 
     def _function(self, part: dict[str, Any], call: dict[str, Any]) -> None:
-        """A call, or a piece of one: its arguments come at once, or by their paths until they do not go on."""
+        """Read a function call or fragment. Partial arguments continue until `willContinue` is false."""
         name, pieces = text_of(call.get("name")), objects(call.get("partialArgs"))
         if name and not (self._call is not None and self._call.goes_on and self._call.name == name):
             self._end_call()
@@ -201,26 +201,26 @@ class GeminiReader(JSONReader):
     def _begin_call(self, name: str, part: dict[str, Any], call: dict[str, Any]) -> None:
         place, call_id = self._calls, text_of(call.get("id"))
         self._calls += 1
-        # One without arguments may get them later, by their paths.
+        # Arguments can follow as paths.
         arguments = object_of(call["args"]) if "args" in call else None
         self.draft.call(place, id=call_id, name=name, arguments=arguments)
         extra = self.draft.begin_call(place)
         self._keep_signature(extra, part)
         if call_id:
-            # Its own id, and none that was made up, goes back.
+            # Only original ids are sent back.
             extra["id"] = call_id
         if arguments is None:
             self._call = _OpenCall(place, name, extra, PartialArguments(self.draft.bounds))
 
     def _end_call(self) -> None:
-        """End the arguments that are streaming, if any are."""
+        """End the streamed arguments, if any."""
         if self._call is not None:
             ended, self._call = self._call, None
             self.draft.call(ended.place, fragment=ended.arguments.close())
 
     def _file(self, part: dict[str, Any], blob: dict[str, Any]) -> None:
         if part.get("thought") is True:
-            # A sketch on the way to the picture, which Google does not want back.
+            # Google does not need thought images back.
             return
         try:
             data = decode_base64(text_of(blob.get("data")))
@@ -238,7 +238,7 @@ class GeminiReader(JSONReader):
         self._keep_signature(self.draft.file(made), part)
 
     def _tell(self, part: dict[str, Any]) -> None:
-        """Tell of what Google's own tools did; the part goes back as it is."""
+        """Publish an event for a server tool. The part itself is sent back unchanged."""
         tell = self.draft.server_tool
         if code := object_of(part.get("executableCode")):
             self._code += 1
@@ -257,8 +257,8 @@ class GeminiReader(JSONReader):
             self.pass_over(f"a part with {_names(part)}")
 
     def _cite(self) -> None:
-        """Tell of searches that did not tell of themselves, and of the sources."""
-        # Imported here: few answers name sources.
+        """Publish unreported searches and add citations."""
+        # Imported lazily, since citations are rare.
         from rxloop.providers.codecs.gemini.citations import citations, searches
 
         if not self._searched:

@@ -19,7 +19,7 @@ _NONE: Mapping[str, str] = MappingProxyType({})
 
 
 class ResponsesCodec:
-    """The wire of one model at an endpoint that speaks OpenAI's Responses."""
+    """Codec for OpenAI's Responses API."""
 
     headers = _NONE
 
@@ -33,15 +33,15 @@ class ResponsesCodec:
         chain: bool = False,
         summary: str | None = None,
     ) -> None:
-        """Make it.
+        """Create the codec.
 
         Args:
             model: The vendor's name of the model.
-            preset: The vendor.
-            stream: Whether answers are streamed.
-            store: Whether the vendor stores them.
-            chain: Whether a request goes on from the newest answer that is stored.
-            summary: How the vendor is to sum up reasoning.
+            preset: Settings of the vendor.
+            stream: True if answers are streamed.
+            store: True if the vendor stores answers.
+            chain: True if a request refers to the newest stored answer instead of repeating it.
+            summary: How the vendor summarises reasoning.
         """
         self._model = model
         self._preset = preset
@@ -52,23 +52,23 @@ class ResponsesCodec:
 
     @property
     def keeps_to_schema(self) -> bool:
-        """Whether the endpoint makes the model keep to a schema."""
+        """True if the endpoint forces the model to follow a schema, also when tools are offered."""
         return self._preset.response_format == "json_schema" and self._preset.response_format_with_tools
 
     def url(self, base: str) -> str:
-        """The address of a request; it says whose encrypted reasoning may go there."""
+        """Return the request URL. Also determines which encrypted reasoning can be sent."""
         host = urlsplit(base).netloc
-        # No endpoint can read what another one has encrypted, nor can the makers behind one gateway.
+        # Encrypted reasoning can only be read by the same vendor and endpoint.
         maker = self._model.rpartition("/")[0]
         self._key = "/".join(filter(None, (f"responses@{host.rpartition('@')[2].lower()}", maker)))
         return responses_url(self._preset, base)
 
     def encode(self, request: ModelRequest, notice: Notice) -> bytes:
-        """The body of a request."""
+        """Encode the request body."""
         return self._encoder.encode(request, self._key, notice)
 
     def reader(self, draft: MessageDraft) -> ResponsesReader:
-        """What reads one answer."""
+        """Create a response reader."""
         draft.restore(self._encoder.tools)
         return ResponsesReader(draft, self._key, self._forget)
 

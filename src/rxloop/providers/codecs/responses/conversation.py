@@ -1,4 +1,4 @@
-"""Messages as items: stored responses, output of the model, and calls paired with their results."""
+"""Conversion of messages to items, including stored responses and tool calls."""
 
 from __future__ import annotations
 
@@ -20,49 +20,49 @@ from rxloop.providers.codecs.tool_calls import dumped
 from rxloop.state.history import Ledger
 
 _KEPT = 1_000
-"""How many conversations are known by what has been sent of them."""
+"""Maximum number of conversations whose digests are remembered."""
 
 
 class Form(NamedTuple):
-    """What a message became."""
+    """Encoded message."""
 
     data: bytes
-    """Its items, with commas between them."""
+    """Encoded items, separated by commas."""
     calls: tuple[str, ...] = ()
-    """The ids of the calls in it, or of the one that it answers, as they are sent."""
+    """Sent call ids, or the answered call id."""
     custom: frozenset[str] = frozenset()
-    """Those whose results have another form."""
+    """Custom tool call ids, whose results use another type."""
     response: str | None = None
-    """The id under which the vendor has stored it."""
+    """Stored response id, if any."""
 
 
 class Chain:
-    """Knows which conversations the vendor has, by what this process has sent.
+    """Remembers conversations stored by the vendor.
 
-    A conversation that was changed since then, as by a compressor, or that another process began, is sent whole: what
-    the vendor would add to it by itself is not what was asked.
+    A conversation that was changed by a compressor, or started by another process, is sent completely. Otherwise the
+    model would see the wrong history.
     """
 
     def __init__(self) -> None:
         self._sent: OrderedDict[bytes, None] = OrderedDict()
 
     def forget(self) -> None:
-        """Send everything whole from now on, until it has been sent once."""
+        """Forget all conversations, so they are sent completely."""
         self._sent.clear()
 
     def goes_on(self, before: bytes | None, whole: bytes) -> bool:
-        """Whether the vendor has what was said before an answer that it has stored, so that it knows the conversation.
+        """Return True if the vendor has the messages before a stored answer, and record the whole conversation.
 
         Args:
-            before: The digest of the messages before that answer; None where nothing comes after it.
-            whole: That of all messages.
+            before: Digest of the messages before that answer; None if no message follows it.
+            whole: Digest of all messages.
         """
         fits = before in self._sent
         self.note(whole)
         return fits
 
     def note(self, whole: bytes) -> None:
-        """Note that the vendor will have a conversation, by its digest."""
+        """Record a conversation digest."""
         self._sent[whole] = None
         self._sent.move_to_end(whole)
         if len(self._sent) > _KEPT:
@@ -70,7 +70,7 @@ class Chain:
 
 
 class ChainLost(BadRequest):
-    """The vendor no longer has the answer that the request goes on from: it is to be sent again, whole."""
+    """The previous response was deleted; send the whole conversation again."""
 
     retryable = True
 
@@ -79,15 +79,15 @@ Item = dict[str, Any]
 
 
 class Answer(NamedTuple):
-    """What becomes of a message of the model."""
+    """Items for one assistant message."""
 
     items: list[Item]
     custom: list[str]
-    """The ids of the calls among them whose results go back in another form."""
+    """Custom tool call ids."""
     response: str | None
-    """The id under which the vendor has stored it."""
+    """Stored response id, if any."""
     left_out: str | None
-    """What the model does not get of it."""
+    """Description of dropped parts, if any."""
 
 
 class _Parts(NamedTuple):
@@ -99,15 +99,15 @@ class _Parts(NamedTuple):
 
 
 def answer_of(message: Message, key: str, takes_reasoning: bool) -> Answer:
-    """The items of a message of the model.
+    """Convert an assistant message to items.
 
-    An item that is left out would leave others without what they were made from, which the vendor refuses by their
-    ids. So all go back as they came, or none does: then the message is its text and its calls, without ids.
+    Vendors reject items if related ones are missing. For this reason either all items are sent, or just text and calls
+    without ids.
 
     Args:
-        message: The message.
-        key: Under which name its pieces are kept, if they are from the same endpoint.
-        takes_reasoning: Whether the model may be sent reasoning.
+        message: Assistant message.
+        key: Key in `provider_state`.
+        takes_reasoning: Whether the model accepts reasoning.
     """
     pieces = list(pieces_of(message, key))
     parts = _sorted(pieces)
@@ -122,7 +122,7 @@ def answer_of(message: Message, key: str, takes_reasoning: bool) -> Answer:
 
 
 def _sorted(pieces: list[Piece]) -> _Parts | None:
-    """The pieces by the items that they belong to; None where they are not ours."""
+    """Group pieces by item. Return None for foreign pieces."""
     parts = _Parts({}, {}, {}, {}, None)
     for kind, value, extra in pieces:
         if kind == "raw":
@@ -146,10 +146,10 @@ def _sorted(pieces: list[Piece]) -> _Parts | None:
 
 
 def _missing(parts: _Parts, takes_reasoning: bool) -> str | None:
-    """What the vendor would miss of the items, or refuse; None where they can go back."""
+    """Explain why items cannot be sent back, or return None."""
     numbers = {number for number, _ in parts.texts} | parts.calls.keys() | parts.files.keys()
     if not numbers <= parts.heads.keys():
-        return "items that nothing is known of"
+        return "pieces of unknown items"
     fields_of = {number: object_of(head.get("fields")) for number, head in parts.heads.items()}
     answered = {text_of(fields.get("call_id")) for fields in fields_of.values() if _is_output(fields)}
     for number, fields in fields_of.items():
@@ -161,19 +161,19 @@ def _missing(parts: _Parts, takes_reasoning: bool) -> str | None:
             if not kept:
                 return "reasoning that was changed"
             if not takes_reasoning:
-                return "reasoning, which the model does not take"
+                return "reasoning, which the model does not accept"
             if not (fields.get("encrypted_content") or full or parts.response):
                 return "reasoning that the vendor has neither stored nor sent encrypted"
         elif kind in CALLS and number not in parts.calls:
-            return "a call that was taken out"
+            return "a call that was removed"
         elif kind in NOT_HERE and kind != "mcp_approval_request" and fields.get("call_id") not in answered:
-            return f"a {kind} that nobody answered"
+            return f"a {kind} without an output"
         elif not kind:
             return "an item without a type"
     newest = max(fields_of, default=None)
     if newest is not None and fields_of[newest].get("type") == "reasoning":
-        # As of an answer that was cut: the vendor wants what came of it.
-        return "reasoning that nothing came of"
+        # Trailing reasoning is rejected, for example after truncation.
+        return "reasoning without an answer"
     return None
 
 
@@ -182,7 +182,7 @@ def _is_output(fields: dict[str, Any]) -> bool:
 
 
 def _item(number: int, head: dict[str, Any], parts: _Parts) -> Item:
-    """One item as it came."""
+    """Restore an original item."""
     fields: Item = dict(object_of(head.get("fields")))
     shown = object_of(head.get("parts"))
     if call := parts.calls.get(number):
@@ -207,7 +207,7 @@ def _item(number: int, head: dict[str, Any], parts: _Parts) -> Item:
 
 
 def _place(named: tuple[str, Any]) -> tuple[str, int]:
-    # By number over all kinds: the content of a message is texts and refusals.
+    # Text and refusal indexes share one sequence.
     kind, _, index = named[0].partition("/")
     return FIELD_OF.get(kind, "content"), int(index) if index.isdecimal() else 0
 
@@ -233,9 +233,9 @@ def _plain(message: Message, why: str | None) -> Answer:
 
 
 def arguments_of(call: ToolCall) -> str:
-    """The arguments of a call as they are sent back."""
+    """Encode call arguments as JSON."""
     if call.error is not None:
-        # What the model wrote is not JSON. The result of the call says what was wrong.
+        # Vendors reject invalid JSON. The tool result explains the error.
         return "{}"
     return call.raw if call.raw is not None else dumped(call.arguments).decode()
 
@@ -246,19 +246,19 @@ _NO_RESULT = "There is no result of this call."
 
 
 class Items:
-    """The items of a request, in which every call has its result and every result its call."""
+    """Request items with matching calls and results."""
 
     def __init__(self) -> None:
         self.digest = b""
-        """What tells the messages from all others."""
+        """Message digest."""
         self._items: list[bytes] = []
         self._strays: list[bytes] = []
         self._waiting: dict[str, list[tuple[str, bool]]] = {}
-        """The calls without a result: as they are sent, and whether the result has another form, by their ids."""
+        """Unanswered calls by id, with the sent id and whether it is a custom call."""
         self._used: Ledger[str, None] = Ledger()
 
     def copy(self) -> Items:
-        """One that grows by itself; the items that are there are joined in both."""
+        """Return an independent copy."""
         if len(self._items) > 1:
             self._items = [b",".join(self._items)]
         other = self.only_new()
@@ -267,7 +267,7 @@ class Items:
         return other
 
     def only_new(self) -> Items:
-        """One for what comes behind these items, without them."""
+        """Return empty items that continue the digest and ids."""
         other = Items()
         other.digest, other._used = self.digest, self._used
         return other
@@ -285,12 +285,12 @@ class Items:
         """Add a message.
 
         Args:
-            message: The message.
-            form: What it became.
-            renamed: Encodes a message whose calls got other ids.
-            notice: Told of what is added or put in other words.
-            hashed: The digest is wanted.
-            known: The vendor has it already, and may still want the results of its calls.
+            message: Original message.
+            form: Encoded message.
+            renamed: Encodes a message after its calls were renamed.
+            notice: Called for added or converted results.
+            hashed: Update the digest.
+            known: The vendor already has this message, but may need tool results.
         """
         if hashed:
             self.digest = with_form(self.digest, message, form)
@@ -299,7 +299,7 @@ class Items:
             if made := self._waiting.get(call_id):
                 self._items.append(_for(form.data, call_id, *made.pop(0)))
             else:
-                notice("left_out", f"gets the result of call {call_id}, which is not there, as a text")
+                notice("left_out", f"receives the result of the missing call {call_id} as text")
                 self._strays.append(item_bytes({"role": "user", "content": text_with_files(message)[0]}))
             return
         if self._waiting or self._strays:
@@ -315,13 +315,13 @@ class Items:
             self._waiting.setdefault(call_id, []).append((sent, sent in form.custom))
 
     def joined(self, notice: Notice) -> bytes:
-        """All of them, with commas between them; the last calls have their results, too."""
+        """Add results for calls without one, and return all items, separated by commas."""
         self._close(notice)
         return b",".join(self._items)
 
     def _close(self, notice: Notice) -> None:
         for call_id, custom in (call for calls in self._waiting.values() for call in calls):
-            notice("left_out", f"is told that call {call_id} has no result")
+            notice("left_out", f"receives a placeholder as the result of call {call_id}")
             self._items.append(_for(result_of(call_id, _NO_RESULT), call_id, call_id, custom))
         self._waiting.clear()
         self._items.extend(self._strays)
@@ -329,29 +329,29 @@ class Items:
 
 
 def with_form(digest: bytes, message: Message, form: Form) -> bytes:
-    """The digest of some messages and of one more, by what it became."""
+    """Extend a conversation digest by one message."""
     return sha256(b"%b%b %b" % (digest, message.role.encode(), form.data)).digest()
 
 
 def call_id_of(call_id: str) -> str:
-    """The id of a call as the vendor takes it: another vendor's may be too long, or empty."""
+    """Return a valid id for a call. Ids of other vendors may be too long or empty."""
     if _CALL_ID.fullmatch(call_id):
         return call_id
     return "call_" + sha256(call_id.encode("utf-8", "surrogatepass")).hexdigest()[:24]
 
 
 def item_bytes(item: dict[str, Any]) -> bytes:
-    """One item as JSON."""
+    """Encode an item."""
     return copied(dumped(item))
 
 
 def copied(data: bytes) -> bytes:
-    """The same bytes: what orjson returns holds the whole buffer that it was written to, 4 kB at least."""
+    """Copy bytes from orjson, which otherwise keep a buffer of at least 4 kB alive."""
     return b"%b" % data
 
 
 def _with_other_ids(message: Message, used: Collection[str]) -> Message:
-    """The message with calls whose ids nobody else has, as another vendor's history may not have them."""
+    """Return the message with unique call ids. Histories of other vendors may contain duplicates."""
     taken: set[str] = set()
     calls = list(message.tool_calls)
     for place, call in enumerate(calls):
@@ -365,12 +365,12 @@ def _with_other_ids(message: Message, used: Collection[str]) -> Message:
 
 
 def result_of(call_id: str, output: str | list[dict[str, Any]]) -> bytes:
-    """The item of a result."""
+    """Encode a tool result."""
     return item_bytes({"type": "function_call_output", "call_id": call_id, "output": output})
 
 
 def _for(result: bytes, call_id: str, sent: str, custom: bool) -> bytes:
-    """A result for the call as it was sent."""
+    """Adapt a result to the call's id and type."""
     if sent == call_id and not custom:
         return result
     kind = "custom_tool_call_output" if custom else "function_call_output"

@@ -1,4 +1,4 @@
-"""Output items of one answer while they stream."""
+"""Output items while streaming."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ TYPE_OF: dict[PartKind, str] = {
     "summary_text": "reasoning",
     "reasoning_text": "reasoning",
 }
-"""The type of the item that a part of a kind stands in."""
+"""Item type by part type."""
 
 FIELD_OF: dict[str, str] = {"summary_text": "summary"}
-"""The field of the item that has the parts of a kind, where it is not `content`."""
+"""Item fields for parts, if not `content`."""
 
 CALLS = {"function_call": "arguments", "custom_tool_call": "input"}
-"""The items that are calls of our tools, and the field that has what the tool gets."""
+"""Client tool calls with their input field."""
 
-# What stands in the message itself, and is put back into the item when it is sent.
+# Stored in the message itself, and restored before sending.
 _IN_MESSAGE = {"content", "summary"}
 
 _WRITTEN = {"arguments", "input"}
 
 
 class OutputPart:
-    """A text in an item: what of it has come."""
+    """Received text part."""
 
     __slots__ = ("annotations", "got", "index", "item", "kind", "settled", "start")
 
@@ -45,18 +45,18 @@ class OutputPart:
         self.index = index
         self.got = StringIO()
         self.settled = False
-        """The whole text was there to compare with."""
+        """True if the complete text was compared with the fragments."""
         self.annotations: list[dict[str, Any]] = []
         self.start = 0
-        """Where it begins in the content of the message."""
+        """Start index of the part in the message text."""
 
     @property
     def name(self) -> str:
-        """What it is called among the pieces of the message."""
+        """Part name used in message pieces."""
         return f"{self.kind}/{self.index}"
 
     def kept(self) -> dict[str, Any]:
-        """What has to be known of it when the message goes back, beside its text where the message shows that."""
+        """Return the data needed to send the part back, without text that is in the message."""
         kept: dict[str, Any] = {}
         if self.annotations:
             kept["annotations"] = self.annotations
@@ -66,31 +66,31 @@ class OutputPart:
 
 
 class OutputItem:
-    """One item of an answer."""
+    """Response output item."""
 
     __slots__ = ("call", "fields", "id", "number", "parts", "shown", "started", "type", "weight", "written")
 
     def __init__(self, number: int, type: str, id: str) -> None:
         self.number = number
-        """Its place among the items, in the order in which they began."""
+        """Index in order of appearance."""
         self.type = type
         self.id = id
         self.parts: dict[str, OutputPart] = {}
         self.shown: PartKind | None = None
-        """Of reasoning, which of its two forms the message shows: the one that came first."""
+        """Reasoning type included in the message: the first one received."""
         self.fields: dict[str, Any] = {}
-        """What the vendor said of it last."""
+        """Latest fields."""
         self.weight = 0
-        """The characters of that."""
+        """Field size in characters."""
         self.started = False
-        """The stream was told of a tool that the vendor carries out."""
+        """True if the start of a server tool was published."""
         self.call: int | None = None
-        """Of a call, its place among the calls."""
+        """Call index, if applicable."""
         self.written = StringIO()
-        """Of a call, what has come of its arguments or its input."""
+        """Received arguments or input."""
 
     def part(self, kind: PartKind, index: int) -> OutputPart:
-        """The part of this kind with this number."""
+        """Return the part with this kind and index."""
         name = f"{kind}/{index}"
         found = self.parts.get(name)
         if found is None:
@@ -98,7 +98,7 @@ class OutputItem:
         return found
 
     def shows(self, part: OutputPart) -> bool:
-        """Whether the message shows a part: of summarised and of full reasoning it shows one."""
+        """Return True if the message contains the part. Of summarised and full reasoning, it contains only one."""
         if self.type != "reasoning":
             return True
         if self.shown is None:
@@ -106,7 +106,7 @@ class OutputItem:
         return self.shown == part.kind
 
     def head(self) -> dict[str, Any]:
-        """What is kept of the item for the way back, beside what stands in the message."""
+        """Return the fields needed to send the item back, without the data that is in the message."""
         fields: dict[str, Any] = {"type": self.type}
         for name, value in self.fields.items():
             if self.type in ("message", "reasoning") and name in _IN_MESSAGE:
@@ -116,7 +116,7 @@ class OutputItem:
             else:
                 fields[name] = value
         if fields.get("status") == "in_progress":
-            # The response is over.
+            # The response has ended.
             fields["status"] = "completed"
         if self.id and not fields.get("id"):
             fields["id"] = self.id
@@ -127,7 +127,7 @@ class OutputItem:
 
 
 def kind_of(part: dict[str, Any], item_type: str) -> PartKind | None:
-    """The kind of a part, if its item can have it."""
+    """Return the part type if supported by this item type."""
     name = part.get("type")
     if name == "text":
         name = "output_text" if item_type == "message" else "reasoning_text"
@@ -135,7 +135,7 @@ def kind_of(part: dict[str, Any], item_type: str) -> PartKind | None:
 
 
 def differs(got: str, text: str) -> bool:
-    """Whether two texts of arguments mean something else."""
+    """Return True if two JSON texts have different values."""
     try:
         return orjson.loads(got) != orjson.loads(text)
     except orjson.JSONDecodeError:
@@ -143,11 +143,11 @@ def differs(got: str, text: str) -> bool:
 
 
 def citation_of(annotation: dict[str, Any], offset: int) -> Citation:
-    """A source that the vendor names.
+    """Convert an annotation to a citation.
 
     Args:
-        annotation: What it says.
-        offset: Where the text that it says it of begins in the content of the message.
+        annotation: The vendor's annotation.
+        offset: Start index of the annotated text in the message text.
     """
     start, end = annotation.get("start_index"), annotation.get("end_index")
     return Citation(
@@ -159,13 +159,13 @@ def citation_of(annotation: dict[str, Any], offset: int) -> Citation:
 
 
 def _is_place(value: Any) -> TypeGuard[int]:
-    """Whether a value can be a place in a text."""
+    """Return True if a value is a valid index in a text."""
     return value.__class__ is int and 0 <= value < 2**53
 
 
 QUIET_EVENTS = ("keepalive", "ping", "response.created", "response.in_progress", "response.queued")
 
-# What tells of parts that begin, and of the vendor's own tools at work: their items say the same.
+# Redundant events, whose data is repeated by items.
 QUIET_PREFIXES = (
     "response.content_part.",
     "response.reasoning_part.",
@@ -176,11 +176,11 @@ QUIET_PREFIXES = (
 )
 
 ITEM_WEIGHT = 200
-"""Characters that an item or a part counts for, besides what is in it."""
+"""Fixed size charged per item or part, in characters."""
 
 
 class OutputItems:
-    """The items of one answer, in the order in which they began."""
+    """Response output items in order."""
 
     __slots__ = ("_by_id", "_by_index", "_draft", "all", "finished")
 
@@ -188,26 +188,26 @@ class OutputItems:
         self._draft = draft
         self.all: list[OutputItem] = []
         self.finished: set[int] = set()
-        """The numbers of those that are there as a whole."""
+        """Complete items."""
         self._by_id: dict[str, OutputItem] = {}
         self._by_index: dict[int, OutputItem] = {}
 
     def find(self, event: dict[str, Any], type: str, own_id: str = "") -> OutputItem:
-        """The item that an event is about: by its id, or else by its place; a new one where there is none."""
+        """Find an item by id or index, or begin a new one."""
         item_id, index = own_id or text_of(event.get("item_id")), event.get("output_index")
         item = self._by_id.get(item_id)
         if item is None:
             last = self.all[-1] if self.all else None
             item = self._by_index.get(index) if isinstance(index, int) else last
             if item is not None and item.number in self.finished and (item_id or item is last):
-                # The next one, of a gateway that does not count.
+                # Gateways without indexes continue with the next item.
                 item = None
         if item is None or item.type != type:
             item = self.new(type, item_id, index)
         return item
 
     def known(self, item_id: str, type: str) -> bool:
-        """Whether an item with this id has begun."""
+        """Return True if an item with this id and type has begun."""
         item = self._by_id.get(item_id)
         return item is not None and item.type == type
 
@@ -215,9 +215,9 @@ class OutputItems:
         """Begin an item.
 
         Args:
-            type: Its type.
-            id: Its id; empty where it has none.
-            index: Its place in the answer, if the vendor says so.
+            type: Item type.
+            id: Item id, may be empty.
+            index: Position in the response, if known.
         """
         item = OutputItem(len(self.all), type, id)
         self._draft.other += ITEM_WEIGHT
@@ -229,9 +229,9 @@ class OutputItems:
         return item
 
     def matched(self, output: list[dict[str, Any]]) -> Iterator[tuple[OutputItem, dict[str, Any]]]:
-        """The items of a whole response beside those of its stream: by id, by place, or the next one of its type.
+        """Match complete items with streamed ones, by id, index, or type.
 
-        Gateways give other ids to what they repeat, and leave items out.
+        Gateways may change ids or omit items.
         """
         free = {item.number: item for item in self.all}
         found: list[OutputItem | None] = []
@@ -265,7 +265,7 @@ SERVER_TOOLS = frozenset(
         "program",
     )
 )
-"""The items that are such a tool at work."""
+"""Item types of server tools."""
 
 OTHERS = frozenset(
     (
@@ -276,10 +276,10 @@ OTHERS = frozenset(
         "tool_search_output",
     )
 )
-"""Items that only go back as they are."""
+"""Item types that are only sent back unchanged."""
 
 NOT_HERE = frozenset(("computer_call", "local_shell_call", "shell_call", "apply_patch_call", "mcp_approval_request"))
-"""The items that ask for something that nobody here does, unless the vendor itself has answered them."""
+"""Items requesting unsupported actions, unless already answered by the vendor."""
 
 _ARGUMENTS = ("action", "arguments", "queries", "code")
 
@@ -287,14 +287,14 @@ _RESULTS = ("output", "outputs", "results", "tools", "error")
 
 
 def tell_start(draft: MessageDraft, item: OutputItem) -> None:
-    """Tell that such a tool is at work, once."""
+    """Report that a server tool started, once."""
     if not item.started:
         item.started = True
         draft.server_tool(item.id, _name(item), "start", arguments=_first(item.fields, _ARGUMENTS))
 
 
 def tell_end(draft: MessageDraft, item: OutputItem) -> None:
-    """Tell that it has ended."""
+    """Report that a server tool finished."""
     fields = item.fields
     failed = fields.get("status") in ("failed", "incomplete") or bool(fields.get("error"))
     draft.server_tool(

@@ -1,4 +1,4 @@
-"""Request body of the Responses API, and its settings."""
+"""Responses API requests and settings."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ from rxloop.providers.vendors import Preset
 from rxloop.providers.vendors.model_names import never_reasons, wants_responses
 
 _LEAST_TOKENS = 16
-"""OpenAI refuses to be held to fewer."""
+"""Minimum output limit that OpenAI accepts."""
 
 
 class SettingsEncoder:
-    """Encodes the settings for one model; what it was not sent is told once."""
+    """Settings encoder for one model."""
 
     def __init__(self, model: str, preset: Preset, *, stream: bool, store: bool, summary: str | None) -> None:
         self.name = model if preset.nameless else f"{preset.name}:{model}"
@@ -56,19 +56,19 @@ class SettingsEncoder:
 
     @property
     def takes_reasoning(self) -> bool:
-        """Whether the model may be sent what models have reasoned; OpenAI's others refuse it."""
+        """True if the model accepts reasoning items. OpenAI's models without reasoning reject them."""
         return not self._never_reasons
 
     @property
     def preset(self) -> Preset:
-        """The vendor."""
+        """Settings of the vendor."""
         return self._preset
 
     def fields(self, request: ModelRequest) -> tuple[dict[str, Any], list[str]]:
-        """The fields of the request, and what of the settings is left out.
+        """Return request fields, and descriptions of dropped settings.
 
         Raises:
-            BadRequest: What is asked for has no meaning here.
+            BadRequest: Multiple answers or an unstreamed background response were requested.
         """
         settings = request.settings
         self._check(settings)
@@ -90,12 +90,12 @@ class SettingsEncoder:
         return fields, left_out
 
     def changes(self, fields: dict[str, Any]) -> str | None:
-        """What of the schema of the answer is not sent as it is."""
+        """Describe response schema changes, if any."""
         sent = "text" in fields and fields["text"].get("format") is self._format[1]
         return self._format[2] if sent else None
 
     def tool(self, tool: VendorTool) -> dict[str, Any]:
-        """The definition of one tool. `strict` is always said: without it the vendor would try to be strict."""
+        """Return the definition of a tool. `strict` is always sent, because the vendor's default is to try it."""
         return {
             "type": "function",
             "name": tool.name,
@@ -107,17 +107,16 @@ class SettingsEncoder:
     def _check(self, settings: ModelSettings) -> None:
         extra = settings.extra_body
         if extra.get("n", 1) != 1:
-            raise BadRequest(f"{self.name} gives one answer to a request, not n={extra['n']!r}")
+            raise BadRequest(f"{self.name} returns one answer per request, got n={extra['n']!r}")
         if extra.get("background") and not self._stream:
             raise BadRequest(
-                f"{self.name}: an answer that is made in the background must be streamed "
-                "(stream=True), since nobody asks for it again"
+                f"{self.name}: a background response must be streamed (stream=True), since it is not polled"
             )
 
     def _add_reasoning(self, fields: dict[str, Any], settings: ModelSettings, left_out: list[str]) -> None:
         effort = settings.reasoning_effort
         if settings.thinking_budget is not None:
-            left_out.append("thinking_budget: reasoning_effort says how much")
+            left_out.append("thinking_budget; use reasoning_effort instead")
         if self._never_reasons:
             if effort not in (None, "none"):
                 left_out.append("reasoning_effort, since it does not reason")
@@ -140,7 +139,7 @@ class SettingsEncoder:
         left_out += [name for name in ("stop", "seed") if getattr(settings, name) is not None]
         if (most := settings.max_tokens) is not None:
             if most < _LEAST_TOKENS and (self._reasons or self._never_reasons):
-                left_out.append(f"max_tokens={most}: it takes no fewer than {_LEAST_TOKENS}")
+                left_out.append(f"max_tokens={most}; the minimum is {_LEAST_TOKENS}")
                 most = _LEAST_TOKENS
             fields["max_output_tokens"] = most
 
@@ -172,7 +171,7 @@ _MOST_TOLD = 100
 
 
 class RequestEncoder:
-    """Encodes the requests for one model at one endpoint."""
+    """Request encoder for one model."""
 
     def __init__(self, settings: SettingsEncoder, chain: Chain | None) -> None:
         self._settings = settings
@@ -182,17 +181,17 @@ class RequestEncoder:
         self._told: set[str] = set()
 
     def encode(self, request: ModelRequest, key: str, notice: Notice) -> bytes:
-        """The body of the request.
+        """Encode the request body.
 
         Args:
-            request: What the model is asked.
-            key: Under which name the pieces of the endpoint's own messages are kept.
-            notice: Told of what is left out.
+            request: Model request.
+            key: Key in `provider_state`.
+            notice: Called if unsupported parts are dropped.
         """
         extra = request.settings.extra_body
         fields, left_out = self._settings.fields(request)
         for what in (*left_out, *own_tools(request.settings.server_tools, "openai")[1]):
-            self._tell(f"{self._settings.name} does not take {what}", notice)
+            self._tell(f"{self._settings.name} does not accept {what}", notice)
         tools = self.tools.adapt(request.tools)
         self.tools.tell(tools.notes, self._settings.changes(fields), self._settings.name, notice)
         system = request.system if all(message.role == "system" for message in request.system) else ()
@@ -220,7 +219,7 @@ class RequestEncoder:
     def _items(
         self, messages: Sequence[Message], tail: Sequence[Message], key: str, notice: Notice
     ) -> tuple[str | None, bytes]:
-        """The items, or those that are new since an answer that the vendor has; and the id of that."""
+        """Return the previous response id and the items after it, or None and all items."""
         chain = self._chain
 
         def form_of(message: Message) -> tuple[Message, Form]:
@@ -243,8 +242,8 @@ class RequestEncoder:
             if stored is None:
                 chain.note(whole)
             elif not chain.goes_on(items.digest if len(rest) > 1 else None, whole):
-                why = "previous_response_id: the conversation is not the one that was sent, and goes whole"
-                notice("left_out", f"{self._settings.name} does not get {why}")
+                why = "previous_response_id, since the conversation was changed; all of it is sent"
+                notice("left_out", f"{self._settings.name} does not receive {why}")
             else:
                 (message, form), *rest = rest
                 items, previous = items.only_new(), form.response
@@ -254,7 +253,7 @@ class RequestEncoder:
         return previous, items.joined(tell) or item_bytes({"role": "user", "content": ""})
 
     def _stored(self, messages: Sequence[Message], key: str, notice: Notice) -> int | None:
-        """The place of the newest answer that the vendor has stored."""
+        """Return the last stored message's index."""
         for place in reversed(range(len(messages))):
             if messages[place].role == "assistant" and self._form(messages[place], key, notice).response:
                 return place
@@ -264,7 +263,7 @@ class RequestEncoder:
         return self._made(message, "", unheard).data
 
     def _tell(self, what: str, notice: Notice) -> None:
-        """Tell, once for all requests, what is left out."""
+        """Publish a notice about an omission, once for all requests."""
         if what not in self._told and len(self._told) < _MOST_TOLD:
             self._told.add(what)
             notice("left_out", what)
@@ -287,16 +286,16 @@ class RequestEncoder:
         if message.role == "system":
             text, left = text_with_files(message)
             if left:
-                notice("left_out", f"{self._settings.name} takes no {', '.join(left)} in a system message")
+                notice("left_out", f"{self._settings.name} does not accept {', '.join(left)} in a system message")
             return Form(item_bytes({"role": message.role, "content": text}) if text else b"")
         if others := foreign_state(message, key):
             notice(
                 "left_out",
-                f"{self._settings.name} does not get what {', '.join(sorted(others))} wants back with its own message",
+                f"{self._settings.name} does not receive the provider state of {', '.join(sorted(others))}",
             )
         answer = answer_of(message, key, self._settings.takes_reasoning)
         if answer.left_out is not None:
-            notice("left_out", f"{self._settings.name} does not get {answer.left_out}")
+            notice("left_out", f"{self._settings.name} does not receive {answer.left_out}")
         for item in answer.items:
             if "call_id" in item and item.get("type") in ("function_call", "custom_tool_call"):
                 item["call_id"] = call_id_of(item["call_id"])
@@ -326,9 +325,9 @@ class RequestEncoder:
                 add_change(changes, part, media)
             parts.append(form)
         if left:
-            notice("left_out", f"{self._settings.name} takes no {', '.join(left)}: words stand for it")
+            notice("left_out", f"{self._settings.name} does not accept {', '.join(left)}; placeholders are sent")
         if changes:
-            notice("changed", f"{self._settings.name} gets {', '.join(changes)}")
+            notice("changed", f"{self._settings.name} receives {', '.join(changes)}")
         return parts
 
     def _tool_list(self, request: ModelRequest, tools: VendorTools) -> bytes:
@@ -342,13 +341,13 @@ class RequestEncoder:
 def _file(media: ResolvedMedia) -> dict[str, Any]:
     if media.url is not None:
         return {"type": "input_file", "file_url": media.url}
-    # OpenAI takes no bytes without a name.
+    # OpenAI does not accept file data without a name.
     name = media.name or "file" + (guess_extension(media.media_type or "") or "")
     return {"type": "input_file", "filename": name, "file_data": media.data_url}
 
 
 def _form(media: ResolvedMedia, preset: Preset) -> dict[str, Any] | None:
-    """Return the form of an image or a file; None if the endpoint does not accept it."""
+    """Encode an image or file. Return None if unsupported."""
     kind = media.media_type
     if media.problem is not None or media.store not in (None, preset.file_store):
         return None
@@ -367,4 +366,4 @@ def _form(media: ResolvedMedia, preset: Preset) -> dict[str, Any] | None:
 
 
 def unheard(code: str, what: str) -> None:
-    """Tells nobody what has been told before."""
+    """Ignore already published notices."""

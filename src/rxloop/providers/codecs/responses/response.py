@@ -43,19 +43,18 @@ _NOT_THERE = (404, 405, 501)
 
 
 class ResponsesReader(JSONReader):
-    """Reads one response.
+    """Response reader.
 
-    What a stream has said in pieces is compared with what it says as a whole, as often as it does: what is missing is
-    added, and what has come is not repeated.
+    Complete text is compared with streamed fragments. Only missing text is appended.
     """
 
     def __init__(self, draft: MessageDraft, key: str, forget: Callable[[], None]) -> None:
-        """Make it.
+        """Create the reader.
 
         Args:
-            draft: What the answer becomes.
-            key: Under which name the pieces are kept.
-            forget: Called when the vendor no longer has the answer that the request goes on from.
+            draft: The message to fill.
+            key: Key of the message pieces in `provider_state`.
+            forget: Called when the vendor no longer has the previous response.
         """
         super().__init__(draft)
         self.key = key
@@ -63,13 +62,13 @@ class ResponsesReader(JSONReader):
         self._items = OutputItems(draft)
         self._calls = 0
         self._open: OutputPart | None = None
-        """The part that the newest piece of the message belongs to."""
+        """Currently open part."""
 
     def event(self, event: dict[str, Any]) -> None:
-        """Read one event of a stream."""
+        """Read one stream event."""
         kind = event.get("type")
         if kind == "response.output_text.delta":
-            # Nearly every event: this is all that it costs.
+            # Fast path for nearly every event.
             part, text = self._open, event.get("delta")
             if (
                 part is not None
@@ -92,23 +91,23 @@ class ResponsesReader(JSONReader):
             self.pass_over(f"events of the type {cast('str', kind)[:100]!r}")
 
     def answer(self, answer: dict[str, Any]) -> None:
-        """Read a response that was not streamed."""
+        """Read a non-streaming response."""
         if not answer.get("error") and not isinstance(answer.get("output"), list) and "status" not in answer:
-            raise ProviderProtocolError(f"{self.draft.where} sent an answer that has neither output nor status")
+            raise ProviderProtocolError(f"{self.draft.where} sent neither output nor status")
         self._response(answer)
 
     def refusal(self, status: int, headers: Mapping[str, str], body: bytes) -> ProviderError:
-        """The error of an answer whose HTTP status is not one of success."""
+        """Return the error for a response with an HTTP error status."""
         error = super().refusal(status, headers, body)
         if status in (400, 404) and b"previous_response" in body and b"not" in body:
             self._forget()
             return ChainLost(str(error), status=status, retry_after=0, request_id=error.request_id)
         if status in _NOT_THERE and (chat := over_chat(self.draft.where)):
-            error.args = (f"{error.args[0]} ({chat!r} asks an endpoint that has chat completions alone)",)
+            error.args = (f"{error.args[0]} (use {chat!r} for an endpoint with chat completions only)",)
         return error
 
     def item_added(self, event: dict[str, Any]) -> None:
-        """An item begins."""
+        """Start a new item."""
         fields = object_of(event.get("item"))
         if self._items.known(text_of(fields.get("id")), text_of(fields.get("type"))):
             return
@@ -120,66 +119,66 @@ class ResponsesReader(JSONReader):
             tell_start(self.draft, item)
 
     def item_done(self, event: dict[str, Any]) -> None:
-        """An item is there as a whole."""
+        """Read a complete item."""
         fields = object_of(event.get("item"))
         if kind := text_of(fields.get("type")):
             self._finish(self._items.find(event, kind, text_of(fields.get("id"))), fields)
 
     def text_delta(self, event: dict[str, Any], kind: PartKind) -> None:
-        """A piece of a part comes."""
+        """Append a text fragment."""
         text = event.get("delta")
         if isinstance(text, str) and text:
             self._write(self._part(event, kind), text)
 
     def text_done(self, event: dict[str, Any], kind: PartKind) -> None:
-        """A part is there as a whole."""
+        """Read a complete part."""
         text = event.get("refusal" if kind == "refusal" else "text")
         if isinstance(text, str) and text:
             self._settle(self._part(event, kind), text)
 
     def call_delta(self, event: dict[str, Any], type: str) -> None:
-        """A piece of what a tool gets comes."""
+        """Read a fragment of a tool's input."""
         text = event.get("delta")
         if isinstance(text, str) and text:
             self._write_call(self._items.find(event, type), text)
 
     def call_done(self, event: dict[str, Any], type: str) -> None:
-        """All of what a tool gets is there."""
+        """Complete a tool's input."""
         item = self._items.find(event, type)
         if name := text_of(event.get("name")):
             item.fields.setdefault("name", name)
         self._settle_call(item, text_of(event.get(CALLS[type])))
 
     def annotation(self, event: dict[str, Any]) -> None:
-        """A source is named for words of a text."""
+        """Read an annotation of a text."""
         annotation = object_of(event.get("annotation"))
         if annotation:
             self.draft.other += len(dumped(annotation)) + ITEM_WEIGHT
             self._part(event, "output_text").annotations.append(annotation)
 
     def end(self, event: dict[str, Any]) -> None:
-        """The response is over."""
+        """Finish the response."""
         response = object_of(event.get("response"))
         self._response({"status": text_of(event.get("type")).removeprefix("response."), **response})
         self.done = True
 
     def error(self, event: dict[str, Any]) -> None:
-        """The vendor reports an error."""
+        """Raise a reported error."""
         raise from_error_object(event, self.draft.where)
 
     def _response(self, response: dict[str, Any]) -> None:
-        """Read a whole response: all of it, or what its stream has not said."""
+        """Read a complete response after or without streaming."""
         status, where = response.get("status"), self.draft.where
         self.draft.count(response.get("usage"))
         if response.get("error") or status == "failed":
             raise from_error_object(response.get("error") or {"message": "the answer failed"}, where)
         if status in ("queued", "in_progress"):
             raise ProviderProtocolError(
-                f"{where} has only begun the answer, whose status is {status!r}: "
-                "one that is made in the background must be streamed (stream=True)"
+                f"{where} returned status {status!r} instead of an answer; "
+                "a background response must be streamed (stream=True)"
             )
         if status == "cancelled":
-            raise from_error_object({"message": "the answer was cancelled at the vendor"}, where)
+            raise from_error_object({"message": "the vendor cancelled the answer"}, where)
         for item, fields in self._items.matched(objects(response.get("output"))):
             self._finish(item, fields)
         for item in self._items.all:
@@ -219,7 +218,7 @@ class ResponsesReader(JSONReader):
             draft.write(text)
 
     def _begin(self, part: OutputPart) -> None:
-        """Begin a piece of the message: of a part that is new, or that goes on after another one."""
+        """Begin or continue a message piece."""
         draft = self.draft
         if part.item.type == "reasoning":
             extra = draft.begin_reasoning()
@@ -231,7 +230,7 @@ class ResponsesReader(JSONReader):
         extra["item"], extra["part"], self._open = part.item.number, part.name, part
 
     def _settle(self, part: OutputPart, text: str) -> None:
-        """Add what has not come of a part whose whole text is known."""
+        """Append missing text from the complete part."""
         if part.settled or not text:
             return
         part.settled = True
@@ -240,10 +239,10 @@ class ResponsesReader(JSONReader):
             if len(text) > len(got):
                 self._write(part, text[len(got) :])
         elif text.strip() != got.strip():
-            self.pass_over("a text that is not what its pieces amount to")
+            self.pass_over("a text that differs from its fragments")
 
     def _begin_call(self, item: OutputItem) -> None:
-        """Begin a call, as soon as its name is known."""
+        """Begin a call once its name is known."""
         name = text_of(item.fields.get("name"))
         if item.call is not None or not name:
             return
@@ -270,18 +269,18 @@ class ResponsesReader(JSONReader):
         self.draft.call(item.call, fragment=json.dumps(text)[1:-1] if item.type == "custom_tool_call" else text)
 
     def _settle_call(self, item: OutputItem, text: str) -> None:
-        """Add what has not come of a call whose arguments, or whose input, are known."""
+        """Append missing input from the complete call."""
         got = item.written.getvalue()
         if text.startswith(got):
             if len(text) > len(got):
                 self._write_call(item, text[len(got) :])
         elif text and differs(got, text):
-            # It would be carried out with arguments that nobody wrote.
-            raise ProviderProtocolError(f"{self.draft.where} sent a tool call whose pieces are not its arguments")
+            # The call would be executed with arguments that the model did not write.
+            raise ProviderProtocolError(f"{self.draft.where} sent arguments that contradict their fragments")
 
     def _finish(self, item: OutputItem, fields: dict[str, Any] | None) -> None:
-        """Take what is said of an item as a whole; None where its stream ended without a word of that."""
-        # What its own event says counts: what is encrypted in the whole response may be something else.
+        """Finish an item, possibly without complete fields."""
+        # Prefer the item's own event, because encrypted content in the complete response may differ.
         first = item.number not in self._items.finished
         if fields is not None and first:
             self._note(item, fields)
@@ -306,7 +305,7 @@ class ResponsesReader(JSONReader):
         elif item.type not in OTHERS and item.type not in NOT_HERE and item.type not in (*CALLS, "reasoning"):
             self.pass_over(f"an item of the type {item.type[:100]!r}")
         if item.type in NOT_HERE and item.type != "shell_call":
-            self.pass_over(f"an item of the type {item.type!r}, to be answered by programs")
+            self.pass_over(f"an item of the type {item.type!r}, which needs an answer from a program")
 
     def _note(self, item: OutputItem, fields: dict[str, Any]) -> None:
         if item.type == "image_generation_call" and isinstance(fields.get("result"), str):
@@ -319,7 +318,7 @@ class ResponsesReader(JSONReader):
         item.weight = weight
 
     def _image(self, item: OutputItem, fields: dict[str, Any]) -> str:
-        """Take the image out of an item; what is none stays in it."""
+        """Move a valid image from an item into the message, and return the remaining result."""
         result = fields["result"]
         if item.written.tell() or not result:
             return "" if item.written.tell() else result
@@ -334,12 +333,12 @@ class ResponsesReader(JSONReader):
         return ""
 
     def _contents(self, item: OutputItem, fields: dict[str, Any]) -> None:
-        """Take the parts of an item as a whole."""
+        """Read complete parts."""
         for field in ("summary", "content"):
             for index, part in enumerate(objects(fields.get(field))):
                 kind = kind_of(part, item.type)
                 if kind is None or FIELD_OF.get(kind, "content") != field:
-                    self.pass_over("a part of another type than its item can have")
+                    self.pass_over("a part that its item cannot contain")
                     continue
                 text = text_of(part.get("refusal" if kind == "refusal" else "text"))
                 annotations = objects(part.get("annotations"))

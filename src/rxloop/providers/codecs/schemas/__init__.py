@@ -1,4 +1,4 @@
-"""JSON Schemas of tools and answers, adapted to what each vendor accepts."""
+"""Conversion of JSON Schemas to vendor-specific dialects."""
 
 from __future__ import annotations
 
@@ -13,38 +13,38 @@ from rxloop.providers.codecs.schemas.object_root import merged_object, object_ro
 from rxloop.providers.codecs.schemas.strict_forms import NotStrict, claude_form, openai_form
 
 _MERGED = ("allOf", "if", "then", "else", "dependentSchemas")
-"""Keywords that may give an object more properties."""
+"""Keywords that can add properties."""
 
 _KINDS: dict[type[Any], str] = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null"}
 
 _MOST_PARTS = 200
-"""Schemas of several parts that are put together."""
+"""Maximum number of schemas whose parts are merged."""
 
 _NO_NAMES: Mapping[str, str] = {}
 
 
 class Adapted(NamedTuple):
-    """A schema as a vendor accepts it."""
+    """Converted schema."""
 
     schema: Schema
     strict: bool
-    """The vendor can enforce it."""
+    """True if the vendor can enforce the schema."""
     notes: tuple[str, ...] = ()
-    """What was changed."""
+    """Descriptions of the changes."""
     names: Mapping[str, str] = _NO_NAMES
-    """The original names of the parameters that have another name in it."""
+    """Original names of renamed parameters, by the names in the schema."""
 
 
 def adapt_schema(
     schema: Any, dialect: Dialect, *, strict: bool = False, use: Literal["tool", "answer"] = "tool"
 ) -> Adapted:
-    """Adapt a schema to a vendor; one that it accepts stays as it is.
+    """Adapt a schema to a vendor. Schemas that the vendor accepts are not changed.
 
     Args:
-        schema: A JSON Schema of any draft, also a malformed one.
-        dialect: What the vendor accepts.
-        strict: Whether the vendor is to enforce it, if it can.
-        use: What the schema describes: the parameters of a tool, or an answer.
+        schema: A JSON Schema of any draft, which may be malformed.
+        dialect: JSON Schema dialect of the vendor.
+        strict: True if the vendor should enforce the schema, if it can.
+        use: Whether the schema describes the parameters of a tool or an answer.
     """
     notes = Notes()
     made = normalised(schema, notes)
@@ -57,11 +57,11 @@ def adapt_schema(
     if strict and dialect.strict is not None:
         try:
             if use == "answer" and dialect.answer_names and any(map(partial(_is_misnamed, dialect), _names_in(made))):
-                raise NotStrict("a name in it has characters that cannot be used")
+                raise NotStrict("a property name contains unsupported characters")
             rules = dialect.strict
             form = claude_form(made) if rules.form == "claude" else openai_form(made, rules)
             if use == "tool" and form.get("type") != "object":
-                raise NotStrict("its root is no object")
+                raise NotStrict("the root must be an object")
             return Adapted(form, True, tuple(notes.all), names)
         except NotStrict as error:
             notes.add("", f"it is sent without strict, since {error}")
@@ -70,7 +70,7 @@ def adapt_schema(
 
 
 class _Fitting:
-    """Adapts each part of a normalised schema to the keywords of a vendor."""
+    """Converts normalised schemas to supported keywords."""
 
     def __init__(self, dialect: Dialect, defs: Schema, notes: Notes) -> None:
         self._dialect = dialect
@@ -100,7 +100,7 @@ class _Fitting:
         return made
 
     def _merged(self, schema: Schema, where: str, inside: frozenset[str]) -> tuple[Schema, frozenset[str]]:
-        """Put several conditions on one value as one; return also the references that stand for themselves then."""
+        """Merge conditions. Also return references that must not be merged again."""
         parts = cast("list[Schema]", schema.get("allOf", []))
         rest = {name: value for name, value in schema.items() if name not in _MERGED}
         if len(parts) == 1 and not rest.keys() - {"title", "description", "default"} and "if" not in schema:
@@ -112,7 +112,7 @@ class _Fitting:
         if found is not None:
             self._notes.add(where, "the properties of all its parts are sent as one object")
             return found, inside | references
-        self._notes.add(where, "allOf is sent without those of its parts that are no plain conditions")
+        self._notes.add(where, "only the plain conditions of allOf are sent")
         for each in parts:
             rest = {**{name: value for name, value in each.items() if name != "$ref"}, **rest}
         return {name: value for name, value in rest.items() if name not in _MERGED}, inside
@@ -128,7 +128,7 @@ class _Fitting:
         made["items"] = items
 
     def _plain_values(self, made: Schema, where: str) -> None:
-        """Put constants and enums as enums of one type each."""
+        """Replace constants and mixed enums with single-type enums."""
         if "const" in made:
             made["enum"] = [made.pop("const")]
             self._notes.add(where, "const is sent as an enum")
@@ -146,7 +146,7 @@ class _Fitting:
             if by_kind and "type" not in made:
                 made["type"] = next(iter(by_kind))
             return
-        self._notes.add(where, "its enum is sent as enums of texts and of numbers")
+        self._notes.add(where, "its enum is sent as one enum for each type")
         del made["enum"]
         made.pop("type", None)
         options: list[Schema] = []
@@ -195,7 +195,7 @@ def _is_misnamed(dialect: Dialect, name: str) -> bool:
 
 
 def _names_in(schema: Schema) -> dict[str, None]:
-    """The names of all properties in a schema, in their order."""
+    """Return all property names in order."""
     names: dict[str, None] = {}
 
     def visit(part: Schema, where: str) -> None:
@@ -207,7 +207,7 @@ def _names_in(schema: Schema) -> dict[str, None]:
 
 
 def _renamed(schema: Schema, dialect: Dialect, notes: Notes) -> tuple[Schema, Mapping[str, str]]:
-    """Give the properties other names that have one which the vendor does not accept."""
+    """Rename properties with unsupported names."""
     known = _names_in(schema)
     new: dict[str, str] = {}
     used = set(known)
@@ -243,18 +243,18 @@ def _renamed(schema: Schema, dialect: Dialect, notes: Notes) -> tuple[Schema, Ma
 
 
 def adapt_answer(schema: Any, dialect: Dialect, *, strict: bool = False) -> tuple[Adapted, str | None]:
-    """Adapt the schema of an answer; return also what was changed, for a notice."""
+    """Convert a response schema, and also describe the changes."""
     adapted = adapt_schema(schema, dialect, strict=strict, use="answer")
     return adapted, f"the schema of the answer ({'; '.join(adapted.notes)})" if adapted.notes else None
 
 
 def response_format(schema: dict[str, Any], dialect: Dialect, can_be_strict: bool) -> tuple[dict[str, Any], str | None]:
-    """The `response_format` that asks for answers that fit a schema, and what was changed in it.
+    """Return the `response_format` for a schema, and a description of the changes.
 
     Args:
-        schema: Has an object at its root.
-        dialect: What the vendor accepts.
-        can_be_strict: Whether the endpoint takes `strict`.
+        schema: A schema with an object at its root.
+        dialect: JSON Schema dialect of the vendor.
+        can_be_strict: True if the endpoint accepts `strict`.
     """
     name = re.sub("[^0-9A-Za-z_-]+", "_", str(schema.get("title", ""))).strip("_")[:64] or "answer"
     adapted, changes = adapt_answer(schema, dialect, strict=can_be_strict)

@@ -1,4 +1,4 @@
-"""The JSON Schema support of each vendor, as data."""
+"""Supported JSON Schema features per vendor."""
 
 from __future__ import annotations
 
@@ -19,59 +19,59 @@ _COMBINERS = frozenset(("anyOf", "oneOf", "allOf"))
 _CONDITIONS = frozenset(("if", "then", "else", "dependentSchemas"))
 
 MARKS = frozenset(("$schema", "$id", "id", "$anchor", "$dynamicAnchor", "$comment", "discriminator", "examples"))
-"""Keywords that a vendor need not read, since they say nothing about the values."""
+"""Annotations that vendors can ignore."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StrictRules:
-    """What a schema must be so that a vendor can enforce it."""
+    """Requirements for schema enforcement."""
 
     form: Literal["openai", "claude"]
     keywords: frozenset[str] = frozenset()
-    """The keywords that it accepts."""
+    """Accepted keywords."""
     formats: frozenset[str] = frozenset()
-    """The values of `format` that it accepts."""
+    """Accepted values of `format`."""
     properties: int = 0
-    """The most properties of all objects together."""
+    """Maximum total number of properties."""
     depth: int = 0
-    """The most objects inside each other."""
+    """Maximum nesting depth of objects."""
     enum_values: int = 0
-    """The most values of all enums together."""
+    """Maximum total number of enum values."""
     characters: int = 0
-    """The most characters of all names, enums and constants together."""
+    """Maximum total length of names, enum values and constants, in characters."""
     long_enum: tuple[int, int] = (0, 0)
-    """An enum with more values than the first number may have as many characters as the second."""
+    """Minimum size of a long enum, and its maximum length in characters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """The schemas and names that one vendor accepts."""
+    """Supported schemas and names."""
 
     name: str
     root_excludes: frozenset[str]
-    """Keywords that must not be at the root of the parameters of a tool."""
+    """Keywords not supported at the root."""
     tool_name: re.Pattern[str]
-    """What the name of a tool must match."""
+    """Pattern of tool names."""
     longest_tool_name: int
     property_name: re.Pattern[str]
-    """What the name of a parameter must match."""
+    """Pattern of parameter names."""
     answer_names: bool = False
-    """The names in the schema of an answer must match `property_name` as well."""
+    """True if names in the schema of an answer must also match `property_name`."""
     needs_properties: bool = False
-    """Every object must have `properties`."""
+    """True if every object must have `properties`."""
     needs_items: bool = False
-    """Every array must have `items`."""
+    """True if every array must have `items`."""
     keywords: frozenset[str] | None = None
-    """All keywords that are accepted; None accepts any."""
+    """Supported keywords; None means all."""
     lone_ref: bool = False
-    """Nothing may be beside a `$ref`."""
+    """True if a `$ref` must not have siblings."""
     plain_enums: bool = False
-    """An `enum` has texts or numbers of one type."""
+    """True if an `enum` must contain only strings, or only numbers of one type."""
     strict: StrictRules | None = None
-    """What it enforces if a request asks for it."""
+    """Enforcement rules, if supported."""
 
     def fitting_tool_name(self, name: str) -> str:
-        """Return the name by which the vendor knows a tool; the same for each request."""
+        """Return a valid tool name, which is always the same for a given tool."""
         if self.tool_name.fullmatch(name):
             return name
         made = re.sub("[^0-9A-Za-z_-]", "_", name) or "unknown"
@@ -83,7 +83,7 @@ class Dialect:
 
 
 def short_hash(text: str) -> str:
-    """Return eight characters that differ for different texts."""
+    """Return a hash of eight characters."""
     return sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:8]
 
 
@@ -108,7 +108,7 @@ OPENAI = Dialect(
         long_enum=(250, 15_000),
     ),
 )
-"""OpenAI and the endpoints that follow it, in chat completions and in Responses."""
+"""OpenAI and compatible endpoints, for chat completions and Responses."""
 
 CLAUDE = Dialect(
     name="Claude",
@@ -130,7 +130,7 @@ GEMINI = Dialect(
     longest_tool_name=128,
     property_name=re.compile("[A-Za-z_][0-9A-Za-z_]{0,63}"),
     needs_items=True,
-    # Those of `responseJsonSchema`, and those that the type `Schema` of the same API has beside them.
+    # Supported by `responseJsonSchema`, or only by the older `Schema` type.
     keywords=_COMMON
     | {"prefixItems", "oneOf", "propertyOrdering", "default", "pattern"}
     | {"minLength", "maxLength", "minProperties", "maxProperties"},

@@ -1,4 +1,4 @@
-"""Values of JSON Schema keywords in their usual spelling."""
+"""Values of JSON Schema keywords in canonical form."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _kinds(value: Any) -> Any:
             continue
         kind = each if each in _TYPES else _OTHER_TYPES.get(each.lower(), each.lower())
         if kind not in _TYPES:
-            # Something unknown among them, such as `any`: they say nothing together.
+            # Unknown types such as `any` make the list useless.
             return None
         if kind not in known:
             known.append(kind)
@@ -50,12 +50,12 @@ def _kinds(value: Any) -> Any:
 def _values(value: Any) -> Any:
     if not isinstance(value, list | tuple) or not is_json(value):
         return None
-    # By how they are written, since True equals 1.
+    # Compare the representations, because True equals 1.
     return list({repr(each): each for each in cast("list[Any]", value)}.values()) or None
 
 
 def is_json(value: Any) -> bool:
-    """Tell whether a value can be a part of a request."""
+    """Return True if a value can be encoded as JSON."""
     try:
         dumps(value)
     except (TypeError, ValueError, RecursionError):
@@ -87,7 +87,7 @@ def _text(value: Any) -> Any:
 
 
 def _pattern(value: Any) -> Any:
-    """Return a pattern that the vendors can read: they check it as a regular expression."""
+    """Return the pattern if it is a valid regular expression, because vendors reject invalid ones."""
     if not isinstance(value, str):
         return None
     try:
@@ -116,4 +116,4 @@ FORMS: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("exclusiveMinimum", "exclusiveMaximum"), _limit),
     **dict.fromkeys(_TEXTS, _text),
 }
-"""By keyword: returns the value to send, or None if there is none."""
+"""By keyword: returns the canonical value, or None if the value is invalid."""

@@ -1,4 +1,4 @@
-"""JSON Schemas of all drafts and dialects in one well-formed spelling."""
+"""Normalisation of JSON Schemas of all drafts and dialects."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from rxloop.providers.codecs.schemas.keyword_values import FORMS, is_json
 Schema = dict[str, Any]
 
 DEPTH = 60
-"""Schemas inside each other; what is deeper accepts anything."""
+"""Maximum nesting depth. Deeper schemas accept anything."""
 
 _MOST_NOTES = 20
 
 _MOST_PARTS = 20_000
-"""Parts of a schema in which addresses are looked for."""
+"""Maximum number of schema parts that are searched for addresses."""
 
 _REFERENCES = frozenset(("$ref", "$dynamicRef", "$recursiveRef"))
 
 _ADDRESSES = frozenset(("$id", "id", "$anchor", "$dynamicAnchor", "$recursiveAnchor"))
-"""They say only where a schema is. The address of the root alone stays."""
+"""Identifiers, which are dropped except for the root's `$id`."""
 
 _NAMED = frozenset(("properties", "$defs", "definitions", "patternProperties", "dependentSchemas"))
 
@@ -37,22 +37,22 @@ _ONE = frozenset(
 
 
 class Notes:
-    """Collects short descriptions of what was changed in a schema."""
+    """Collects short change descriptions."""
 
     def __init__(self) -> None:
         self.all: list[str] = []
 
     def add(self, where: str, what: str) -> None:
-        """Add a note, once, and only as many as somebody reads."""
+        """Add a unique note. Long notes are truncated."""
         note = f"{_middle_cut(where) or 'its root'}: {_middle_cut(what)}"
         if note not in self.all and len(self.all) <= _MOST_NOTES:
             self.all.append(note if len(self.all) < _MOST_NOTES else "and more")
 
 
 def normalised(schema: Any, notes: Notes) -> Schema:
-    """Return a copy of a schema that is well-formed JSON Schema; whatever is well-formed stays as it is.
+    """Return a well-formed copy of a schema. Well-formed parts are not changed.
 
-    All shared schemas are in `$defs` of the root afterwards, and all references point there.
+    In the result, all shared schemas are in `$defs` of the root, and all references point there.
     """
     return _Normaliser(schema, notes).root()
 
@@ -64,7 +64,7 @@ class _Normaliser:
         self._notes = notes
         self._defs: Schema = {}
         self._moved: dict[str, str] = {}
-        """The names in `$defs` of schemas that references point to elsewhere."""
+        """New names in `$defs`, by original reference."""
         self._open: list[tuple[str, Any]] = []
         self._addresses: dict[str, Any] | None = None
         identity = self._given.get("$id", self._given.get("id"))
@@ -97,10 +97,10 @@ class _Normaliser:
                 self._notes.add(where, f"{given!r} is sent as {{}}")
             return {}
         if not isinstance(given, dict):
-            self._notes.add(where, f"{_shown(given)} is no schema, so it accepts anything")
+            self._notes.add(where, f"{_shown(given)} is not a schema, so it accepts anything")
             return {}
         if depth > DEPTH:
-            self._notes.add(where, "it is nested too deep, so it accepts anything")
+            self._notes.add(where, "it is nested too deeply, so it accepts anything")
             return {}
         made: Schema = {}
         fields = cast("dict[Any, Any]", given)
@@ -124,7 +124,7 @@ class _Normaliser:
             if depth == 0 and key == "definitions" and value:
                 self._notes.add(place, "it is sent as $defs")
             if depth == 0 and self._shared(key, None) is not None:
-                # Its place among the keywords; what is in it follows.
+                # Reserve the position; the content is set later.
                 made["$defs"] = {}
             return
         if key in _REFERENCES:
@@ -175,13 +175,13 @@ class _Normaliser:
         }
 
     def _drop(self, place: str, value: Any) -> None:
-        self._notes.add(place, f"{_shown(value)} is no value for it, and is left out")
+        self._notes.add(place, f"{_shown(value)} is not a valid value and is left out")
 
     def _bounds(self, made: Schema, where: str) -> None:
         for limit, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
             flag = made.get(exclusive)
             if isinstance(flag, bool):
-                # Draft 4: it says how the other keyword is meant.
+                # In draft 4, booleans modify the other keyword.
                 self._notes.add(where, f"{exclusive}: {flag} is sent as a number".replace("False", "false"))
                 del made[exclusive]
                 if flag and limit in made:
@@ -192,7 +192,7 @@ class _Normaliser:
         if "prefixItems" in made and "items" not in made and others is not None:
             made["items"] = {} if others is True else {"not": {}} if others is False else others
         elif others is not None:
-            self._notes.add(where, "additionalItems is left out, since it says nothing there")
+            self._notes.add(where, "additionalItems is left out, since it has no effect")
 
     def _nullable(self, made: Schema, where: str) -> None:
         if "nullable" not in made:
@@ -223,7 +223,7 @@ class _Normaliser:
         fields: Schema = made.get("properties", {})
         missing = [name for name in made["required"] if name not in fields]
         if missing and made.get("additionalProperties") is False:
-            self._notes.add(where, f"required names {', '.join(missing)}, which nobody can give, and is left out")
+            self._notes.add(where, f"required names {', '.join(missing)}, which are not allowed, so they are left out")
             made["required"] = [name for name in made["required"] if name in fields]
         elif missing:
             self._notes.add(where, f"properties has {', '.join(missing)} as well, since they are required")
@@ -267,7 +267,7 @@ class _Normaliser:
         return (cast("Any", found),) if isinstance(found, dict | bool) else None
 
     def _addressed(self, address: str, pointer: str, path: list[str]) -> tuple[Any] | None:
-        """Find the schema at an address of its own, at an anchor, or in `$defs` that are not those of the root."""
+        """Find a schema by address, anchor or nested `$defs`."""
         if self._addresses is None:
             self._addresses = _addresses(self._given, self._identity)
         if not pointer.startswith("/"):
@@ -289,7 +289,7 @@ class _Normaliser:
 
 
 def _split(base: str, reference: Any) -> tuple[str, str]:
-    """Return the address of a schema, and the pointer or the name of a part of it."""
+    """Split a reference into its absolute address and a JSON pointer or anchor."""
     if not isinstance(reference, str):
         return base, "?"
     try:
@@ -300,7 +300,7 @@ def _split(base: str, reference: Any) -> tuple[str, str]:
 
 
 def _addresses(whole: Schema, identity: str) -> dict[str, Any]:
-    """Return all schemas with an address or an anchor of their own, and all shared ones by their names."""
+    """Index schemas by address and anchor, and shared schemas by name."""
     found: dict[str, Any] = {}
     waiting: list[tuple[Any, str]] = [(whole, identity)]
     for given, base in waiting:
@@ -325,7 +325,7 @@ def _addresses(whole: Schema, identity: str) -> dict[str, Any]:
 
 
 def mapped(schema: Schema, where: str, change: Callable[[Schema, str], Any]) -> Schema:
-    """Return a copy of a normalised schema in which each schema directly inside it is what `change` returns."""
+    """Return a copy of a normalised schema with each direct subschema replaced by the result of `change`."""
     made: Schema = {}
     for key, value in schema.items():
         place = f"{where}.{key}" if where else key
@@ -341,13 +341,13 @@ def mapped(schema: Schema, where: str, change: Callable[[Schema, str], Any]) -> 
 
 
 def target_of(reference: str, defs: Schema) -> Schema | None:
-    """Return the shared schema that a reference of a normalised schema points to."""
+    """Return the shared schema that a reference in a normalised schema points to."""
     name = reference.removeprefix("#/$defs/").replace("~1", "/").replace("~0", "~")
     return defs.get(name)
 
 
 def _endless(defs: Schema) -> list[str]:
-    """The names of shared schemas that lead back to themselves through references alone."""
+    """Return the names of shared schemas that refer to themselves through references only."""
     found: list[str] = []
     for name in defs:
         part: Schema | None = defs[name]
@@ -361,13 +361,13 @@ def _endless(defs: Schema) -> list[str]:
 
 
 def describe(schema: Schema, rest: Mapping[str, Any]) -> None:
-    """Put constraints into the description of a schema, where the model reads them although nothing enforces them."""
+    """Append constraints to the description, since they will not be enforced."""
     words = "{" + ", ".join(f"{name}: {value}" for name, value in rest.items()) + "}"
     schema["description"] = "\n\n".join(filter(None, (schema.get("description"), words)))
 
 
 def _implied(made: Schema) -> str | None:
-    """Return the type that the keywords of a schema imply."""
+    """Infer the type from other keywords."""
     if any(key in made for key in ("anyOf", "oneOf", "allOf", "enum", "const", "not", "if")):
         return None
     if "properties" in made:

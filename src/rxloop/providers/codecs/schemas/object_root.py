@@ -1,4 +1,4 @@
-"""The parameters of a tool as one object at the root of the schema."""
+"""Conversion of tool parameters to a schema with one object at the root."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from rxloop.providers.codecs.schemas.dialects import Dialect
 from rxloop.providers.codecs.schemas.normal_form import DEPTH, Notes, Schema, target_of
 
 VALUE = "value"
-"""The argument of a tool whose schema is no object."""
+"""Argument name used for non-object schemas."""
 
 _LONGEST = 2_000
-"""Characters of a condition that the model reads in the description."""
+"""Maximum length of conditions in descriptions, in characters."""
 
 _CONDITIONS = ("anyOf", "oneOf", "if", "enum", "const", "not", "dependentSchemas")
 
@@ -22,7 +22,7 @@ _FROM_ROOT = "The arguments must also fit this JSON Schema: "
 
 
 class _Object(NamedTuple):
-    """What an object may have."""
+    """Known object properties."""
 
     properties: Schema
     required: list[str]
@@ -30,14 +30,14 @@ class _Object(NamedTuple):
 
 
 def object_root(schema: Schema, dialect: Dialect, notes: Notes) -> Schema | None:
-    """Return a schema with an object at its root that accepts every object that the given one accepts.
+    """Return a schema with an object at its root that accepts every object that the given schema accepts.
 
-    None if the given one accepts no object.
+    Return None if the given schema accepts no object.
 
     Args:
         schema: A normalised schema.
-        dialect: What the vendor accepts at the root.
-        notes: Gets what was changed.
+        dialect: JSON Schema dialect of the vendor.
+        notes: Collects the changes.
     """
     excluded = [name for name in schema if name in dialect.root_excludes]
     if not excluded and schema.get("type") == "object":
@@ -63,7 +63,7 @@ def object_root(schema: Schema, dialect: Dialect, notes: Notes) -> Schema | None
 
 
 def merged_object(schema: Schema, keys: Collection[str], defs: Schema) -> Schema | None:
-    """Return an object without some keywords, which has all properties that they give it; None if it is no object."""
+    """Merge keywords into a single object. Return None for other types."""
     found = _Merger(defs).merged(schema)
     if found is None or not (found.properties or schema.get("type") == "object"):
         return None
@@ -98,19 +98,19 @@ def _words(reference: str, defs: Schema) -> str | None:
 
 
 def _describe_root(made: Schema, conditions: Schema, defs: Schema) -> None:
-    """Tell the model what the merged parameters do not say: which of them belong together."""
+    """Describe alternatives, because the merged parameters lose their grouping."""
     target = conditions.pop("$ref", None)
     if isinstance(target, str) and (found := target_of(target, defs)) is not None:
         conditions = {"allOf": [found, conditions]}
     text = orjson.dumps(conditions, default=str).decode()
-    # Alternatives and conditions: the parameters that hold in any case are all there.
+    # Only alternatives and conditions are added, because unconditional parameters are complete.
     if len(text) <= _LONGEST and any(f'"{name}":' in text for name in _CONDITIONS):
         made["description"] = "\n\n".join(filter(None, (made.get("description"), _FROM_ROOT + text)))
 
 
 def wrapped_root(schema: Schema, notes: Notes) -> Schema:
-    """Return an object whose only property is what a schema describes."""
-    notes.add("", f"it is no object, so its value is the argument {VALUE!r}")
+    """Return an object with the given schema as its only property."""
+    notes.add("", f"it is not an object, so its value is the argument {VALUE!r}")
     inner = {name: value for name, value in schema.items() if name != "$defs"}
     made: Schema = {"type": "object", "properties": {VALUE: inner}, "required": [VALUE], "additionalProperties": False}
     return {**made, "$defs": schema["$defs"]} if "$defs" in schema else made
@@ -120,14 +120,14 @@ _NOTHING = _Object({}, [], closed=False)
 
 
 class _Merger:
-    """Finds what the objects may have that fit schemas with the same `$defs`."""
+    """Merges object properties, using shared `$defs`."""
 
     def __init__(self, defs: Schema) -> None:
         self._defs = defs
         self._known: dict[str, _Object | None] = {}
 
     def merged(self, schema: Schema, depth: int = 0) -> _Object | None:
-        """Return what the objects may have that fit a schema; None if no object fits."""
+        """Return the properties of matching objects, or None if there cannot be any."""
         if depth > DEPTH:
             return _NOTHING
         if "not" in schema and schema["not"] == {}:
@@ -155,21 +155,21 @@ class _Merger:
 
     def _referred(self, reference: str, depth: int) -> _Object | None:
         if reference not in self._known:
-            # Where it refers to itself, it adds nothing to what it is.
+            # A recursive reference adds nothing to its own properties.
             self._known[reference] = _NOTHING
             self._known[reference] = self.merged(target_of(reference, self._defs) or {}, depth)
         return self._known[reference]
 
 
 def _conditions(schema: Schema) -> list[Schema]:
-    """The schemas inside a schema that hold under some condition."""
+    """Return the schemas inside a schema that apply conditionally."""
     parts = [schema[key] for key in ("then", "else", "if") if isinstance(schema.get(key), dict)]
     dependent: Schema = schema.get("dependentSchemas", {})
     return [*parts, *dependent.values()]
 
 
 def _with_conditions(whole: _Object, parts: Sequence[_Object | None]) -> _Object:
-    """Add the properties that an object may have under some condition, and no rule for those that it has anyway."""
+    """Add the properties of conditional schemas. Unconditional properties are not changed."""
     more = _any_of([part for part in parts if part is not None]) or _NOTHING
     if not more.properties.keys() - whole.properties.keys():
         return whole
@@ -192,7 +192,7 @@ def _of_values(values: Sequence[Schema]) -> _Object:
 
 
 def _all_of(parts: Sequence[_Object]) -> _Object:
-    """Combine conditions that hold together."""
+    """Combine schemas that all apply."""
     fields: Schema = {}
     for name, part in _fields(parts):
         if name not in fields or fields[name] == {}:
@@ -200,12 +200,12 @@ def _all_of(parts: Sequence[_Object]) -> _Object:
         elif part not in ({}, fields[name]):
             fields[name] = _joined("allOf", fields[name], part)
     required = dict.fromkeys(name for part in parts for name in part.required)
-    # The ones that are closed say nothing of the parameters of the others: nobody means it so.
+    # Closed parts would exclude each other's properties, which is not intended.
     return _Object(fields, list(required), closed=any(part.closed for part in parts))
 
 
 def _any_of(parts: Sequence[_Object | None]) -> _Object | None:
-    """Combine conditions of which one holds."""
+    """Combine alternative schemas."""
     fitting = [part for part in parts if part is not None]
     if not fitting:
         return None
@@ -226,7 +226,7 @@ def _fields(parts: Sequence[_Object]) -> Iterator[tuple[str, Schema]]:
 
 
 def _joined(key: str, first: Schema, second: Schema) -> Schema:
-    """Join two schemas of one parameter."""
+    """Combine two property schemas."""
     if key == "anyOf" and (values := _constants(first, second)) is not None:
         return values
     known: list[Schema] = first[key] if first.keys() == {key} else [first]
@@ -234,7 +234,7 @@ def _joined(key: str, first: Schema, second: Schema) -> Schema:
 
 
 def _constants(first: Schema, second: Schema) -> Schema | None:
-    """Join the values of a parameter by which alternatives differ."""
+    """Combine constants used as discriminators."""
     listed: list[Any] = []
     for part in (first, second):
         if part.keys() - {"const", "enum", "type", "title", "default"} or not part.keys() & {"const", "enum"}:

@@ -1,4 +1,4 @@
-"""Schemas that OpenAI and Claude enforce while they generate."""
+"""Schemas that OpenAI and Claude enforce during generation."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from rxloop.providers.codecs.schemas.normal_form import Schema, describe, mapped
 from rxloop.support.json_schema import close_objects
 
 _MOST_PARTS = 20_000
-"""Schemas that references may become."""
+"""Maximum number of schemas after references are replaced by their targets."""
 
 _MOST_INSIDE = 20
-"""Shared schemas that are put inside each other."""
+"""Maximum nesting depth of inlined shared schemas."""
 
 _NOT_IN_STRICT = re.compile(r"\(\?(?:[=!]|<[=!]|P=|\()|\\[1-9]")
-"""Look-around, back-references and conditions in a pattern."""
+"""Unsupported regular expression features."""
 
 _TYPES: dict[type[Any], str] = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null"}
 
 
 class NotStrict(Exception):
-    """A schema has no strict form that means the same; the text says why."""
+    """Raised with the reason if a schema cannot be enforced."""
 
 
 def openai_form(schema: Schema, rules: StrictRules) -> Schema:
-    """Return a schema with every object closed and every property required.
+    """Convert a schema: close all objects and make all properties required.
 
-    An object that does not mention other properties may be closed, since they are ignored. A property may be required
-    if it is, or if null stands for leaving it out.
+    Closing an object is safe if it does not mention additional properties. Making a property required is safe if its
+    default is null.
 
     Raises:
-        NotStrict: That would change its meaning, or the vendor does not accept it.
+        NotStrict: The schema cannot be converted without changing its meaning.
     """
     if schema.get("type") != "object":
-        raise NotStrict("its root is no object")
+        raise NotStrict("the root must be an object")
     made = _Strict(rules, schema.get("$defs", {})).part(schema, "", frozenset())
     _check_limits(made, rules)
     return made
@@ -68,24 +68,24 @@ class _Strict:
         if not given.keys() & {"type", "anyOf", "$ref"}:
             given["type"] = _type_of_values(given, where)
         if "array" in given.get("type", ()) and "items" not in given:
-            raise NotStrict(f"{where or 'its root'} is an array of anything")
+            raise NotStrict(f"{where or 'its root'} needs items")
         result = mapped(given, where, lambda part, place: self.part(part, place, inside))
         if given.get("type") != "object":
             if "object" in given.get("type", ()) and isinstance(given["type"], list):
-                raise NotStrict(f"{_place(where, 'type')} has an object among others")
+                raise NotStrict(f"{_place(where, 'type')} must not combine objects with other types")
             return result
         closing = close_objects(given)
         if closing is None:
             raise NotStrict(f"{where or 'its root'} is an object with free keys")
         required = given.get("required", [])
         for name, part in given["properties"].items():
-            # A property that is not required, and whose default is not null, leaves that default to be guessed.
+            # Models cannot know default values, except null.
             if name not in required and part.get("default", ...) is not None:
                 raise NotStrict(f"{_place(where, f'properties.{name}')} is optional")
         return result | closing
 
     def _inlined(self, given: Schema, where: str, inside: frozenset[str]) -> Schema:
-        """Put a shared schema in the place of a reference that has something beside it, such as a description."""
+        """Inline a reference with sibling keywords such as a description."""
         reference: str = given["$ref"]
         beside = {name: value for name, value in given.items() if name not in ("$ref", "title")}
         target = target_of(reference, self._defs)
@@ -116,7 +116,7 @@ def _check_limits(schema: Schema, rules: StrictRules) -> None:
         listed: list[Any] = part.get("enum", [])
         length = sum(len(str(value)) for value in listed)
         if len(listed) > rules.long_enum[0] and length > rules.long_enum[1]:
-            raise NotStrict(f"an enum has more than {rules.long_enum[1]} characters")
+            raise NotStrict(f"long enums must not exceed {rules.long_enum[1]} characters")
         properties += len(fields)
         values += len(listed)
         characters += length + len(str(part.get("const", ""))) + sum(map(len, [*fields, *part.get("$defs", {})]))
@@ -124,7 +124,7 @@ def _check_limits(schema: Schema, rules: StrictRules) -> None:
         (properties, rules.properties, "properties"),
         (values, rules.enum_values, "values of enums"),
         (characters, rules.characters, "characters of names and values"),
-        (_depth(schema, schema.get("$defs", {}), {}), rules.depth, "objects inside each other"),
+        (_depth(schema, schema.get("$defs", {}), {}), rules.depth, "nested objects"),
     ):
         if count > most:
             raise NotStrict(f"it has {count:,} {what}, and {most:,} can be enforced")
@@ -165,7 +165,7 @@ _CLAUDE_TYPES = frozenset(("object", "array", "string", "integer", "number", "bo
 _WITH_PARTS = frozenset(
     ("properties", "items", "anyOf", "oneOf", "allOf", "if", "then", "else", "dependentSchemas", "contains", "not")
 )
-"""Keywords with schemas in them, which are no words for a description."""
+"""Keywords with nested schemas, which cannot be put into a description."""
 
 _DEEPEST = 100
 
@@ -173,14 +173,14 @@ _PLAIN = (str, int, float, bool, type(None))
 
 
 def claude_form(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema in the part of the language that Claude can be held to.
+    """Convert a schema to the subset supported by Claude.
 
-    Every object is closed, which leaves out nothing but properties that the schema does not mention. Constraints that
-    are not known there, such as `minimum`, go into the description: whoever reads the answer checks them. An object
-    with free keys, a schema that contains itself, or one without a type has no such form.
+    All objects are closed, which only excludes unmentioned properties. Unsupported constraints such as `minimum` are
+    moved to the description and must be validated later. Free-form objects, recursive schemas and missing types are not
+    supported.
 
     Raises:
-        NotStrict: That would change its meaning.
+        NotStrict: The schema cannot be converted without changing its meaning.
     """
     _check_references(schema)
     return _fitted(schema, 0)
@@ -188,7 +188,7 @@ def claude_form(schema: dict[str, Any]) -> dict[str, Any]:
 
 def _fitted(given: Any, depth: int) -> dict[str, Any]:
     if not isinstance(given, dict) or depth > _DEEPEST:
-        raise NotStrict("it is nested too deep")
+        raise NotStrict("it is nested too deeply")
     rest = dict(cast("dict[str, Any]", given))
     made: dict[str, Any] = {}
     if "$defs" in rest:
@@ -205,7 +205,7 @@ def _fitted(given: Any, depth: int) -> dict[str, Any]:
     if rest.get("default", ...) is None:
         del rest["default"]
     if parts := _WITH_PARTS.intersection(rest):
-        raise NotStrict(f"{', '.join(sorted(parts))} cannot be enforced there")
+        raise NotStrict(f"{', '.join(sorted(parts))} cannot be enforced")
     if rest:
         constraints = "{" + ", ".join(f"{name}: {value}" for name, value in rest.items()) + "}"
         made["description"] = "\n\n".join(filter(None, (made.get("description"), constraints)))
@@ -213,20 +213,20 @@ def _fitted(given: Any, depth: int) -> dict[str, Any]:
 
 
 def _literal(rest: dict[str, Any]) -> dict[str, Any]:
-    """What allows some values alone."""
+    """Convert enums and constants."""
     if isinstance(values := rest.get("enum"), list) and values:
         if not all(isinstance(value, _PLAIN) for value in cast("list[Any]", values)):
-            raise NotStrict("an enum has objects or arrays")
+            raise NotStrict("enums with objects or arrays cannot be enforced")
         return {"enum": rest.pop("enum")}
     if "const" in rest:
         if not isinstance(rest["const"], _PLAIN):
-            raise NotStrict("a constant is an object or an array")
+            raise NotStrict("objects and arrays as constants cannot be enforced")
         return {"const": rest.pop("const")}
     return {}
 
 
 def _kind(rest: dict[str, Any], depth: int) -> dict[str, Any]:
-    """What says which kinds of values there are; takes out of `rest` what it understands."""
+    """Return the keywords for the type, and remove the handled keywords from `rest`."""
     for name, becomes in (("anyOf", "anyOf"), ("oneOf", "anyOf"), ("allOf", "allOf")):
         if isinstance(variants := rest.pop(name, None), list):
             return {becomes: [_fitted(variant, depth + 1) for variant in cast("list[Any]", variants)]}
@@ -237,7 +237,7 @@ def _kind(rest: dict[str, Any], depth: int) -> dict[str, Any]:
         rest.clear()
         return {"anyOf": [_fitted(variant, depth + 1) for variant in variants]}
     if kind not in _CLAUDE_TYPES:
-        raise NotStrict("a part of it has no type")
+        raise NotStrict("a type is missing")
     if kind == "object":
         return _object(rest, depth)
     made: dict[str, Any] = {"type": kind}
@@ -254,13 +254,13 @@ def _kind(rest: dict[str, Any], depth: int) -> dict[str, Any]:
 
 
 def _variant(base: dict[str, Any], kind: Any) -> dict[str, Any]:
-    """One kind of several, without what is said of the others."""
+    """Return a single-type schema without unrelated keywords."""
     return {"type": kind} if kind in ("null", "boolean") else {**base, "type": kind}
 
 
 def _object(rest: dict[str, Any], depth: int) -> dict[str, Any]:
     if rest.pop("additionalProperties", False) is not False or "patternProperties" in rest:
-        raise NotStrict("it has an object with free keys")
+        raise NotStrict("free-form objects cannot be enforced")
     made: dict[str, Any] = {"type": "object", "properties": _each(rest.pop("properties", {}), depth)}
     made["additionalProperties"] = False
     if isinstance(required := rest.pop("required", None), list):
@@ -270,17 +270,17 @@ def _object(rest: dict[str, Any], depth: int) -> dict[str, Any]:
 
 def _each(schemas: Any, depth: int) -> dict[str, Any]:
     if not isinstance(schemas, dict):
-        raise NotStrict("properties is no object")
+        raise NotStrict("properties must be an object")
     return {name: _fitted(schema, depth + 1) for name, schema in cast("dict[str, Any]", schemas).items()}
 
 
 def _check_references(schema: dict[str, Any]) -> None:
-    """Raise if a reference leads out of the schema, or back to where it came from."""
+    """Raise if a reference has no target or is recursive."""
     defs: dict[str, Any] = schema.get("$defs") or {}
     leads = {name: {ref.removeprefix("#/$defs/") for ref in _references(part)} for name, part in defs.items()}
     begin = {key: value for key, value in schema.items() if key != "$defs"}
     if not {ref.removeprefix("#/$defs/") for ref in _references(begin)} <= leads.keys():
-        raise NotStrict("a reference leads nowhere")
+        raise NotStrict("undefined reference")
     while ends := [name for name, targets in leads.items() if not targets]:
         for name in ends:
             del leads[name]
@@ -306,7 +306,7 @@ def _references(part: Any) -> set[str]:
 
 
 def demands(schema: dict[str, Any]) -> tuple[int, int]:
-    """How many optional properties and how many unions a fitted schema has: the vendor takes only so many."""
+    """Count optional properties and unions, which are limited."""
     optional = unions = 0
     open_parts: list[Any] = [schema]
     while open_parts:
