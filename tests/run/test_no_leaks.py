@@ -1,4 +1,4 @@
-"""A thousand runs of every kind of end leave nothing behind."""
+"""A thousand runs leak nothing, whatever their end."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from support.http_server import Reply, Server, connections, say, serving
 from support.run_checks import assert_ended, assert_numbered, finals, kinds, other_tasks, settled, until
 
 RUNS = 1_000
-AT_ONCE = 100
+BATCH = 100
 
 
 @tool
@@ -39,7 +39,7 @@ async def look(ctx: RunContext) -> str:
 
 
 @tool(name="waits")
-async def look_too() -> str:
+async def look_as_waits() -> str:
     """Look."""
     return "seen"
 
@@ -51,52 +51,52 @@ async def waits() -> str:
     return "never"
 
 
-def model_for(end: str) -> ScriptedModel:
-    """A model for `RUNS` runs that come to that end, those who ask for it in a tool, and for one that answers."""
+def make_model(end: str) -> ScriptedModel:
+    """Return a model for `RUNS` runs with the given end, which may call a tool, and for one more run that completes."""
 
     def answer(request: Any) -> Any:
-        asked = request.messages[0].text
+        prompt = request.messages[0].text
         if request.messages[-1].role == "tool":
             return {"ends": "Hi.", "fails": ProviderError("down")}.get(end, frames("-a-", frame=0.001))
-        return "Hi." if asked == "one more" else call("waits") if asked == "tool" else call("look")
+        return "Hi." if prompt == "one more" else call("waits") if prompt == "tool" else call("look")
 
     return ScriptedModel(*[answer] * (2 * RUNS + 1))
 
 
-async def reached(run: Run[Any], kind: str) -> None:
-    """Read the run up to an event of a kind, and let go of what was read."""
+async def read_until_kind(run: Run[Any], kind: str) -> None:
+    """Read the run up to an event of a kind, and drop the iterator."""
     async for event in run:
         if event.kind == kind:
             return
 
 
-async def ends(run: Run[Any], _: str) -> None:
+async def complete(run: Run[Any], _: str) -> None:
     assert (await run).output == "Hi."
 
 
-async def fails(run: Run[Any], _: str) -> None:
+async def fail(run: Run[Any], _: str) -> None:
     with pytest.raises(RunError):
         await run
 
 
-async def cancelled(run: Run[Any], kind: str) -> None:
-    await reached(run, kind)
+async def cancel_at_kind(run: Run[Any], kind: str) -> None:
+    await read_until_kind(run, kind)
     run.cancel()
     with pytest.raises(RunCancelled):
         await run
 
 
 ENDS: dict[str, tuple[str, str | None, Callable[[Run[Any], str], Awaitable[None]]]] = {
-    "ends": ("completed", None, ends),
-    "fails": ("failed", "error", fails),
-    "is cancelled": ("canceled", "canceled", cancelled),
-    "is abandoned": ("canceled", "canceled", reached),
+    "ends": ("completed", None, complete),
+    "fails": ("failed", "error", fail),
+    "is cancelled": ("canceled", "canceled", cancel_at_kind),
+    "is abandoned": ("canceled", "canceled", read_until_kind),
 }
 
 
 @pytest.fixture
 def young_heap() -> Generator[None]:
-    """Only what is made from here on is for the collector, which otherwise goes over the whole session each time."""
+    """Exclude existing objects from collections, which would otherwise traverse the whole session each time."""
     gc.collect()
     gc.freeze()
     yield
@@ -104,45 +104,48 @@ def young_heap() -> Generator[None]:
 
 
 def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What was logged, but for the time that a tool held the event loop: a busy machine takes it from the process."""
+    """Return the logged warnings, except about a blocked event loop, which a busy machine also causes."""
     messages = [record.getMessage() for record in caplog.records]
     return [message for message in messages if "held the event loop" not in message]
 
 
 @pytest.mark.usefixtures("young_heap")
 @pytest.mark.parametrize("end", ENDS)
-async def test_a_thousand_runs_leave_nothing(end: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_thousand_runs_leak_nothing(end: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     state, reason, use = ENDS[end]
-    model = model_for(end)
-    agent = Agent(model, tools=[look, look_too if end in ("ends", "fails") else waits])
-    parts: list[weakref.ref[Any]] = []
+    model = make_model(end)
+    agent = Agent(model, tools=[look, look_as_waits if end in ("ends", "fails") else waits])
+    attempt_parts: list[weakref.ref[Any]] = []
 
-    async def one(where: str) -> list[Event]:
-        """The events of a run, got by a door that does not hold it."""
-        run = agent.run(where)
-        seen: list[Event] = []
-        run._attempt.recorder.hub.events.subscribe(seen.append)
-        parts.extend(weakref.ref(part) for part in (run._attempt, run._attempt.recorder.hub, run._attempt.info.scope))
-        await use(run, "tool-start" if where == "tool" else "content-delta")
-        return seen
+    async def run_once(prompt: str) -> list[Event]:
+        """Return the events of a run through a subscription that does not keep the run alive."""
+        run = agent.run(prompt)
+        events: list[Event] = []
+        run._attempt.recorder.hub.events.subscribe(events.append)
+        attempt_parts.extend(
+            weakref.ref(attempt_part)
+            for attempt_part in (run._attempt, run._attempt.recorder.hub, run._attempt.info.scope)
+        )
+        await use(run, "tool-start" if prompt == "tool" else "content-delta")
+        return events
 
-    for _ in range(0, RUNS, AT_ONCE):
-        streams = await asyncio.gather(*(one("tool" if number % 2 else "model") for number in range(AT_ONCE)))
+    for _ in range(0, RUNS, BATCH):
+        streams = await asyncio.gather(*(run_once("tool" if number % 2 else "model") for number in range(BATCH)))
         await until(lambda: not other_tasks())
-        for seen in streams:
-            assert_ended(seen, state, reason)
-            assert_numbered(seen)
-    assert len(parts) == 3 * RUNS
+        for events in streams:
+            assert_ended(events, state, reason)
+            assert_numbered(events)
+    assert len(attempt_parts) == 3 * RUNS
     assert model.open == 0
     assert (await agent.run("one more")).output == "Hi."
     model.requests.clear()
     gc.collect()
-    assert [part() for part in parts if part() is not None] == []
+    assert [attempt_part() for attempt_part in attempt_parts if attempt_part() is not None] == []
     assert _warnings(caplog) == []
 
 
-async def test_a_run_that_has_ended_has_no_subscriber_left() -> None:
+async def test_ended_run_has_no_subscribers() -> None:
     run = Agent(ScriptedModel(call("look"), "Hi."), tools=[look]).run("Go.")
     hub = run._attempt.recorder.hub
     run.events.subscribe(lambda _: None)
@@ -156,7 +159,7 @@ async def test_a_run_that_has_ended_has_no_subscriber_left() -> None:
 
 
 def pool_states(provider: Any) -> list[str]:
-    """What each connection of a provider is at, by httpcore's own word."""
+    """Return the state of each connection of a provider, as httpcore reports it."""
     return [
         "idle" if connection.is_idle() else connection.info()
         for client in provider._pool.clients
@@ -178,7 +181,7 @@ async def endpoint(*replies: Reply) -> AsyncGenerator[tuple[Server, Any]]:
 CONNECTIONS = 100
 
 
-async def test_runs_that_end_leave_connections_that_are_used_again() -> None:
+async def test_connection_is_reused_after_a_completed_run() -> None:
     async with endpoint(say("Hello ", "you.")) as (server, provider):
         agent = Agent(provider)
         for _ in range(CONNECTIONS):
@@ -187,28 +190,28 @@ async def test_runs_that_end_leave_connections_that_are_used_again() -> None:
         assert pool_states(provider) == ["idle"]
 
 
-@pytest.mark.parametrize("how", ["cancelled", "abandoned", "awaiter cancelled", "async with left"])
-async def test_runs_that_are_left_half_way_leave_no_connection_checked_out(how: str) -> None:
+@pytest.mark.parametrize("exit_kind", ["cancelled", "abandoned", "awaiter cancelled", "async with left"])
+async def test_abandoned_runs_leave_no_connection_checked_out(exit_kind: str) -> None:
     async with endpoint(say("Hello ", end="hang", finished=False)) as (server, provider):
         agent = Agent(provider)
 
-        async def one() -> None:
+        async def run_once() -> None:
             run = agent.run("Go.")
-            if how == "async with left":
+            if exit_kind == "async with left":
                 async with run:
-                    await reached(run, "content-delta")
-            elif how == "awaiter cancelled":
-                waiting = asyncio.ensure_future(run.result())
-                await reached(run, "content-delta")
-                waiting.cancel()
-                await asyncio.wait([waiting])
-            elif how == "cancelled":
-                await cancelled(run, "content-delta")
+                    await read_until_kind(run, "content-delta")
+            elif exit_kind == "awaiter cancelled":
+                awaiter = asyncio.ensure_future(run.result())
+                await read_until_kind(run, "content-delta")
+                awaiter.cancel()
+                await asyncio.wait([awaiter])
+            elif exit_kind == "cancelled":
+                await cancel_at_kind(run, "content-delta")
             else:
-                await reached(run, "content-delta")
+                await read_until_kind(run, "content-delta")
 
         for _ in range(0, CONNECTIONS, 20):
-            await asyncio.gather(*(one() for _ in range(20)))
+            await asyncio.gather(*(run_once() for _ in range(20)))
         async with asyncio.timeout(10):
             await server.all_closed.wait()
         await until(lambda: not other_tasks() - server.tasks)
@@ -217,7 +220,7 @@ async def test_runs_that_are_left_half_way_leave_no_connection_checked_out(how: 
         assert (await agent.run("one more")).output == "Hi."
 
 
-async def test_after_aclose_of_an_agent_no_socket_is_left() -> None:
+async def test_aclose_of_agent_closes_its_sockets() -> None:
     async with serving() as server:
         server.answer(say("Hi."))
         agent = Agent(f"{server.base_url}#m")
@@ -229,8 +232,8 @@ async def test_after_aclose_of_an_agent_no_socket_is_left() -> None:
 
 
 @asynccontextmanager
-async def web(app: FastAPI) -> AsyncGenerator[str]:
-    """A real server on a real socket, in the loop of the test."""
+async def serve_app(app: FastAPI) -> AsyncGenerator[str]:
+    """Serve an app on a real socket in the event loop of the test."""
     config = uvicorn.Config(app, port=0, log_level="error", lifespan="off", timeout_graceful_shutdown=2)
     server = uvicorn.Server(config)
     server.install_signal_handlers = lambda: None  # type: ignore[attr-defined, method-assign]
@@ -244,59 +247,59 @@ async def web(app: FastAPI) -> AsyncGenerator[str]:
         await task
 
 
-def endpoint_for(agent: Agent[Any, Any], runs: list[tuple[weakref.ref[Run[Any]], list[Event]]], way: str) -> FastAPI:
+def make_app(agent: Agent[Any, Any], runs: list[tuple[weakref.ref[Run[Any]], list[Event]]], body_kind: str) -> FastAPI:
     app = FastAPI()
 
     @app.post("/ask")
     async def ask(question: str) -> StreamingResponse:
         run = agent.run(question)
-        seen: list[Event] = []
-        run._attempt.recorder.hub.events.subscribe(seen.append)
-        runs.append((weakref.ref(run), seen))
+        events: list[Event] = []
+        run._attempt.recorder.hub.events.subscribe(events.append)
+        runs.append((weakref.ref(run), events))
 
         async def body() -> AsyncIterator[bytes]:
             async with run:
                 async for frame in run.sse(heartbeat=0.05):
                     yield frame
 
-        frames = body() if way == "async with" else run.sse(heartbeat=0.05)
+        frames = body() if body_kind == "async with" else run.sse(heartbeat=0.05)
         return StreamingResponse(frames, media_type="text/event-stream")
 
     return app
 
 
-@pytest.mark.parametrize("way", ["async with", "sse alone"])
-async def test_a_client_that_stays_gets_everything_and_the_response_ends(way: str) -> None:  # L136
+@pytest.mark.parametrize("body_kind", ["async with", "sse alone"])
+async def test_connected_client_receives_all_public_events(body_kind: str) -> None:  # L136
     runs: list[Any] = []
     agent = Agent(ScriptedModel(call("look"), "Hi."), tools=[look])
-    async with web(endpoint_for(agent, runs, way)) as url, httpx.AsyncClient() as client:
+    async with serve_app(make_app(agent, runs, body_kind)) as url, httpx.AsyncClient() as client:
         response = await client.post(f"{url}/ask", params={"question": "Go."})
-    [(_, seen)] = runs
+    [(_, events)] = runs
     assert response.headers["content-type"].startswith("text/event-stream")
-    found = [line[4:] for line in response.text.split("\n") if line.startswith("id: ")]
-    assert found == [event.cursor for event in seen if event.public]
+    event_ids = [line[4:] for line in response.text.split("\n") if line.startswith("id: ")]
+    assert event_ids == [event.cursor for event in events if event.public]
 
 
-@pytest.mark.parametrize("way", ["async with", "sse alone"])
-async def test_a_client_that_leaves_ends_the_run(way: str, caplog: pytest.LogCaptureFixture) -> None:  # L137
+@pytest.mark.parametrize("body_kind", ["async with", "sse alone"])
+async def test_disconnected_client_cancels_the_run(body_kind: str, caplog: pytest.LogCaptureFixture) -> None:  # L137
     caplog.set_level(logging.WARNING)
     runs: list[Any] = []
     model = ScriptedModel(*[call("waits"), frames("-a-", frame=0.001)] * 10)
     agent = Agent(model, tools=[waits])
-    async with web(endpoint_for(agent, runs, way)) as url, httpx.AsyncClient() as client:
+    async with serve_app(make_app(agent, runs, body_kind)) as url, httpx.AsyncClient() as client:
 
-        async def leave() -> None:
+        async def disconnect_at_heartbeat() -> None:
             async with client.stream("POST", f"{url}/ask", params={"question": "Go."}) as response:
                 async for data in response.aiter_bytes():
                     if HEARTBEAT in data:
                         return
 
-        await asyncio.gather(*(leave() for _ in range(20)))
+        await asyncio.gather(*(disconnect_at_heartbeat() for _ in range(20)))
         assert len(runs) == 20
         async with asyncio.timeout(5):
-            await until(lambda: all(finals(seen) for _, seen in runs))
-        for _, seen in runs:
-            assert_ended(seen, "canceled", "canceled")
+            await until(lambda: all(finals(events) for _, events in runs))
+        for _, events in runs:
+            assert_ended(events, "canceled", "canceled")
         assert model.open == 0
         assert kinds(runs[0][1])[0] == "task"
     gc.collect()

@@ -1,4 +1,4 @@
-"""Runs that are subscribed to, and observed, from threads without an event loop."""
+"""Subscription to runs, and observation of runs, from threads without an event loop."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rxloop import Agent, RxloopError
 from rxloop.run.handle import Run
 from rxloop.testing import ScriptedModel, frames
 
-WAYS: dict[str, Callable[[Agent, Run], Any]] = {
+STREAMS: dict[str, Callable[[Agent, Run], Any]] = {
     "run": lambda _, run: run,
     "events": lambda _, run: run.events,
     "stream": lambda _, run: run.stream(),
@@ -34,8 +34,8 @@ def agent() -> Agent:
     return Agent(ScriptedModel(*[frames("-a-b-c-|", 0.001)] * 2))
 
 
-async def in_gui(function: Callable[[], Any]) -> Any:
-    """Call a function in a thread of its own, which has no event loop."""
+async def call_in_thread(function: Callable[[], Any]) -> Any:
+    """Call a function in another thread, which has no event loop."""
     loop, done = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
 
     def work() -> None:
@@ -51,27 +51,29 @@ async def in_gui(function: Callable[[], Any]) -> Any:
 
 
 @pytest.mark.parametrize("started", [False, True])
-@pytest.mark.parametrize("name", WAYS)
-async def test_a_subscription_from_another_thread_comes_to_the_loop(name: str, started: bool) -> None:  # P33
-    made = agent()
-    run = made.run("Go.")
+@pytest.mark.parametrize("name", STREAMS)
+async def test_subscription_from_another_thread_runs_on_the_loop(name: str, started: bool) -> None:  # P33
+    shared_agent = agent()
+    run = shared_agent.run("Go.")
     if started or name in ("observe", "observe as text", "map"):
         run.start()
     loop = asyncio.get_running_loop()
-    over: asyncio.Future[None] = loop.create_future()
+    completed: asyncio.Future[None] = loop.create_future()
     items: list[Any] = []
     threads: set[int] = set()
 
-    def take(item: Any) -> None:
+    def record_item(item: Any) -> None:
         threads.add(threading.get_ident())
         items.append(item)
 
     def subscribe() -> Any:
-        stream: Observable[Any] = WAYS[name](made, run).pipe(ops.subscribe_on(AsyncIOThreadSafeScheduler(loop)))
-        return stream.subscribe(take, over.set_exception, lambda: over.set_result(None))
+        stream: Observable[Any] = STREAMS[name](shared_agent, run).pipe(
+            ops.subscribe_on(AsyncIOThreadSafeScheduler(loop))
+        )
+        return stream.subscribe(record_item, completed.set_exception, lambda: completed.set_result(None))
 
-    subscription = await in_gui(subscribe)
-    await asyncio.wait_for(over, 5)
+    subscription = await call_in_thread(subscribe)
+    await asyncio.wait_for(completed, 5)
     assert items
     assert threads == {threading.get_ident()}
     subscription.dispose()
@@ -79,47 +81,47 @@ async def test_a_subscription_from_another_thread_comes_to_the_loop(name: str, s
 
 
 @pytest.mark.parametrize("started", [False, True])
-@pytest.mark.parametrize("name", WAYS)
-async def test_a_subscription_in_a_thread_without_a_loop_names_the_remedy(name: str, started: bool) -> None:  # P24
-    made = agent()
-    run = made.run("Go.")
+@pytest.mark.parametrize("name", STREAMS)
+async def test_subscription_in_a_thread_without_a_loop_raises_with_the_remedy(name: str, started: bool) -> None:  # P24
+    shared_agent = agent()
+    run = shared_agent.run("Go.")
     if started or name in ("observe", "observe as text", "map"):
         run.start()
-    over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    completed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     loop = asyncio.get_running_loop()
 
-    def failed(error: Exception) -> None:
-        loop.call_soon_threadsafe(over.set_exception, error)
+    def record_error(error: Exception) -> None:
+        loop.call_soon_threadsafe(completed.set_exception, error)
 
-    WAYS[name](made, run).pipe(ops.subscribe_on(ThreadPoolScheduler(1))).subscribe(print, failed)
+    STREAMS[name](shared_agent, run).pipe(ops.subscribe_on(ThreadPoolScheduler(1))).subscribe(print, record_error)
     with pytest.raises(RxloopError, match=r"subscribe_on\(AsyncIOThreadSafeScheduler\(loop\)\)"):
-        await asyncio.wait_for(over, 5)
+        await asyncio.wait_for(completed, 5)
 
-    def plainly() -> Any:
-        source = WAYS[name](made, run)
+    def subscribe_directly() -> Any:
+        source = STREAMS[name](shared_agent, run)
         return (source.events if isinstance(source, Run) else source).subscribe(print)
 
     with pytest.raises(RxloopError, match=r"subscribe_on\(AsyncIOThreadSafeScheduler\(loop\)\)"):
-        await in_gui(plainly)
+        await call_in_thread(subscribe_directly)
     await run
 
 
 async def test_items_can_be_observed_in_another_thread() -> None:  # P24
-    over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    completed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     loop = asyncio.get_running_loop()
     texts: list[str] = []
     threads: set[int] = set()
 
-    def take(text: str) -> None:
+    def record_item(text: str) -> None:
         threads.add(threading.get_ident())
         texts.append(text)
 
-    def ended() -> None:
-        loop.call_soon_threadsafe(over.set_result, None)
+    def record_end() -> None:
+        loop.call_soon_threadsafe(completed.set_result, None)
 
     run = agent().run("Go.")
-    run.text().pipe(ops.observe_on(ThreadPoolScheduler(1))).subscribe(take, over.set_exception, ended)
-    await asyncio.wait_for(over, 5)
+    run.text().pipe(ops.observe_on(ThreadPoolScheduler(1))).subscribe(record_item, completed.set_exception, record_end)
+    await asyncio.wait_for(completed, 5)
     assert "".join(texts) == "abc"
     assert threading.get_ident() not in threads
     await run

@@ -1,4 +1,4 @@
-"""The phases of an attempt: one after the other, and moved by one file."""
+"""Phases of an attempt, and the modules that change them."""
 
 import re
 from pathlib import Path
@@ -16,27 +16,27 @@ from support.runs import outcome
 
 @pytest.fixture
 def phases(monkeypatch: pytest.MonkeyPatch) -> list[Phase]:
-    """The phases that attempts come to, in order."""
-    seen: list[Phase] = []
-    plain = Life.__setattr__
+    """Phases that attempts enter, in order."""
+    entered: list[Phase] = []
+    set_attribute = Life.__setattr__
 
-    def noting(life: Life, name: str, value: Any) -> None:
+    def record_phase(life: Life, name: str, value: Any) -> None:
         if name == "phase":
-            seen.append(value)
-        plain(life, name, value)
+            entered.append(value)
+        set_attribute(life, name, value)
 
-    monkeypatch.setattr(Life, "__setattr__", noting)
-    return seen
+    monkeypatch.setattr(Life, "__setattr__", record_phase)
+    return entered
 
 
-def test_only_the_life_cycle_and_the_end_move_an_attempt_to_another_phase() -> None:
+def test_only_lifecycle_and_attempt_end_change_the_phase() -> None:
     source = Path(rxloop.__file__).parent
-    moving = {path.name for path in source.rglob("*.py") if re.search(r"\blife\.phase = ", path.read_text("utf-8"))}
-    assert moving == {"attempt_end.py", "lifecycle.py"}
+    modules = {path.name for path in source.rglob("*.py") if re.search(r"\blife\.phase = ", path.read_text("utf-8"))}
+    assert modules == {"attempt_end.py", "lifecycle.py"}
 
 
 @pytest.mark.parametrize("log", [None, MemoryEventLog()])
-async def test_a_run_goes_through_all_phases(log: MemoryEventLog | None, phases: list[Phase]) -> None:
+async def test_completed_run_enters_all_phases(log: MemoryEventLog | None, phases: list[Phase]) -> None:
     @tool
     async def where(ctx: RunContext) -> str:
         """Where it stands."""
@@ -48,7 +48,7 @@ async def test_a_run_goes_through_all_phases(log: MemoryEventLog | None, phases:
     assert result.messages[2].text == "open"
 
 
-async def test_a_run_that_is_over_is_told_again_without_being_begun(phases: list[Phase]) -> None:
+async def test_resume_of_finished_run_does_not_open_an_attempt(phases: list[Phase]) -> None:
     agent = Agent(ScriptedModel("Done."), log=MemoryEventLog())
     first = await agent.run("Go")
     phases.clear()
@@ -58,7 +58,7 @@ async def test_a_run_that_is_over_is_told_again_without_being_begun(phases: list
     assert phases == [Phase.NEW, Phase.LOADING, Phase.OVER]
 
 
-async def test_a_run_that_is_refused_never_begins(phases: list[Phase]) -> None:
+async def test_rejected_run_enters_the_refused_phase(phases: list[Phase]) -> None:
     agent = Agent(ScriptedModel("Done."), log=MemoryEventLog())
     run = agent.run("Go", context_id="c")
     run.events.subscribe(lambda event: None)

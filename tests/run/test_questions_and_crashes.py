@@ -1,4 +1,4 @@
-"""A question and its answer survive a crash, and count once."""
+"""Questions and answers survive a crash and count once."""
 
 from __future__ import annotations
 
@@ -23,20 +23,21 @@ from support.bank import Bank, crashed
 from support.runs import collect, first_events, outcome
 
 
-async def test_a_run_that_was_killed_at_its_question_goes_up_to_it_and_pauses() -> None:
+async def test_run_killed_at_its_question_pauses_again_when_resumed() -> None:
     bank = Bank()
-    waiting = await bank.waiting()
-    asked = next(e.seq for e in await bank.log.read(waiting.task_id) if e.kind == "input-required")
-    bank.log = await first_events(bank.log, waiting.task_id, asked)
+    paused = await bank.waiting()
+    question_seq = next(e.seq for e in await bank.log.read(paused.task_id) if e.kind == "input-required")
+    bank.log = await first_events(bank.log, paused.task_id, question_seq)
 
-    again = await bank.agent().resume(waiting.task_id)
+    resumed = await bank.agent().resume(paused.task_id)
 
-    assert (again.state, bank.paid) == ("input-required", [])
-    assert (await bank.agent("done").resume(waiting.task_id, inputs={"1.0.1": True})).output == "done"
+    assert resumed.state == "input-required"
+    assert bank.paid == []
+    assert (await bank.agent("done").resume(paused.task_id, inputs={"1.0.1": True})).output == "done"
     assert len(bank.paid) == 1
 
 
-async def test_an_answer_survives_a_kill_before_the_tool_had_it() -> None:
+async def test_answer_survives_a_crash_before_the_tool_received_it() -> None:
     bank = Bank()
 
     @tool
@@ -44,46 +45,47 @@ async def test_an_answer_survives_a_kill_before_the_tool_had_it() -> None:
         """Asks in its middle."""
         return "yes" if await ctx.ask("Really?") else "no"
 
-    waiting = await bank.agent(call("asks"), tools=[asks]).run("Go")
-    asked = next(e.seq for e in await bank.log.read(waiting.task_id) if e.kind == "input-required")
-    bank.log = await first_events(bank.log, waiting.task_id, asked)
-    await bank.agent("done", tools=[asks]).resume(waiting.task_id, inputs={"1.0.1": True})
-    events = await bank.log.read(waiting.task_id)
-    bank.log = await crashed(bank.log, waiting.task_id, InputReceivedEvent)
+    paused = await bank.agent(call("asks"), tools=[asks]).run("Go")
+    question_seq = next(e.seq for e in await bank.log.read(paused.task_id) if e.kind == "input-required")
+    bank.log = await first_events(bank.log, paused.task_id, question_seq)
+    await bank.agent("done", tools=[asks]).resume(paused.task_id, inputs={"1.0.1": True})
+    events = await bank.log.read(paused.task_id)
+    bank.log = await crashed(bank.log, paused.task_id, InputReceivedEvent)
 
-    result = await bank.agent("done", tools=[asks]).resume(waiting.task_id)
+    result = await bank.agent("done", tools=[asks]).resume(paused.task_id)
 
     assert [message.text for message in result.messages if message.role == "tool"] == ["yes"]
     assert [e.kind for e in events].count("tool-complete") == 1
 
 
-async def test_the_same_answer_twice_is_passed_over() -> None:
+async def test_repeated_answer_is_ignored() -> None:
     bank = Bank()
-    waiting = await bank.waiting()
+    paused = await bank.waiting()
     answers = {"1.0.1": True}
-    first = await bank.agent("done").resume(waiting.task_id, inputs=answers)
+    first = await bank.agent("done").resume(paused.task_id, inputs=answers)
 
-    again = await bank.agent("never said").resume(waiting.task_id, inputs=answers)
+    resumed = await bank.agent("never said").resume(paused.task_id, inputs=answers)
 
-    assert (again.output, len(bank.paid)) == (first.output, 1)
-    bank.log = await crashed(bank.log, waiting.task_id, InputReceivedEvent)
-    once_more = await bank.agent("done").resume(waiting.task_id, inputs=answers)
-    assert once_more.output == "done"
-    assert [e.kind for e in await bank.log.read(waiting.task_id)].count("input-received") == 1
+    assert resumed.output == first.output
+    assert len(bank.paid) == 1
+    bank.log = await crashed(bank.log, paused.task_id, InputReceivedEvent)
+    third = await bank.agent("done").resume(paused.task_id, inputs=answers)
+    assert third.output == "done"
+    assert [e.kind for e in await bank.log.read(paused.task_id)].count("input-received") == 1
 
 
-@pytest.mark.parametrize("other", [False, 1, "true", None])
-async def test_another_answer_to_an_answered_question_is_refused(other: Any) -> None:
+@pytest.mark.parametrize("other_answer", [False, 1, "true", None])
+async def test_different_answer_to_an_answered_question_is_rejected(other_answer: Any) -> None:
     bank = Bank()
-    waiting = await bank.waiting()
-    await bank.agent("done").resume(waiting.task_id, inputs={"1.0.1": True})
+    paused = await bank.waiting()
+    await bank.agent("done").resume(paused.task_id, inputs={"1.0.1": True})
 
     with pytest.raises(InvalidInput, match="has its answer already: True"):
-        await bank.agent().resume(waiting.task_id, inputs={"1.0.1": other})
+        await bank.agent().resume(paused.task_id, inputs={"1.0.1": other_answer})
 
 
 @pytest.mark.parametrize("state", ["completed", "failed", "canceled"])
-async def test_answers_for_a_run_that_is_over_are_refused_by_its_state(state: str) -> None:  # L102
+async def test_answer_to_a_finished_run_is_rejected_with_its_state(state: str) -> None:  # L102
     bank = Bank()
     turns = {"completed": "done", "failed": RuntimeError("broken"), "canceled": "never said"}
     run = bank.agent(turns[state]).run("Hi")
@@ -98,7 +100,7 @@ async def test_answers_for_a_run_that_is_over_are_refused_by_its_state(state: st
     assert await bank.log.read(run.task_id) == before
 
 
-async def test_a_run_of_which_only_the_task_is_written_is_begun_by_a_resume() -> None:
+async def test_resume_starts_a_run_with_only_a_task_event() -> None:
     bank = Bank()
     task = TaskEvent(
         context_id="c",
@@ -117,7 +119,8 @@ async def test_a_run_of_which_only_the_task_is_written_is_begun_by_a_resume() ->
 
     assert (await run).output == "Hello."
     assert events[0] == task
-    begun = events[1]
-    assert isinstance(begun, StatusUpdateEvent)
-    assert (begun.attempt, begun.resumed, begun.after_seq) == (1, False, None)
+    status = events[1]
+    assert isinstance(status, StatusUpdateEvent)
+    assert (status.attempt, status.resumed) == (1, False)
+    assert status.after_seq is None
     assert [event.seq for event in events if event.durable] == list(range(1, len(await bank.log.read("t")) + 1))

@@ -1,4 +1,4 @@
-"""Tests for recorded answers after the tool or guard was changed."""
+"""Recorded answers after the tool or guard was changed."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from rxloop.testing import ScriptedModel, call
 from support.processes.machines import two_machines
 from support.runs import first_events
 
-paid: list[Any] = []
+payments: list[Any] = []
 
 
 @pytest.fixture(autouse=True)
-def no_payments() -> None:
-    paid.clear()
+def clear_payments() -> None:
+    payments.clear()
 
 
-def payment(**options: Any) -> Any:
+def make_pay_tool(**options: Any) -> Any:
     @tool(**options)
     async def pay(amount: int = 0, currency: str = "EUR") -> str:
         """Pays."""
-        paid.append(amount)
+        payments.append(amount)
         return f"paid {amount}"
 
     return pay
@@ -51,8 +51,8 @@ def agent(log: MemoryEventLog, *turns: Any, tools: Any = (), **options: Any) -> 
 
 async def notices(log: MemoryEventLog, task_id: str) -> list[str]:
     events = await log.read(task_id)
-    found = [event for event in events if isinstance(event, LLMNoticeEvent)]
-    return [event.message for event in found if event.code == "unread_answer"]
+    events_found = [event for event in events if isinstance(event, LLMNoticeEvent)]
+    return [event.message for event in events_found if event.code == "unread_answer"]
 
 
 def results(result: Any) -> list[str]:
@@ -62,83 +62,89 @@ def results(result: Any) -> list[str]:
 @tool(name="pay")
 async def disburse(total: str = "") -> str:
     """Pays another way."""
-    paid.append(total)
+    payments.append(total)
     return "paid"
 
 
-def nested_pay() -> Any:
+def make_nested_pay() -> Any:
     return Agent(ScriptedModel("paid"), name="pay", tools=[]).as_tool(name="pay", description="Pays.")
 
 
-NOW: dict[str, Callable[[], list[Any]]] = {
-    "no-approval": lambda: [payment()],
+CHANGED_TOOLS: dict[str, Callable[[], list[Any]]] = {
+    "no-approval": lambda: [make_pay_tool()],
     "removed": list,
-    "renamed": lambda: [payment(name="pay_now")],
+    "renamed": lambda: [make_pay_tool(name="pay_now")],
     "other-arguments": lambda: [disburse],
-    "other-question": lambda: [payment(approve="Spend {amount}?")],
-    "same-question": lambda: [payment(approve=True)],
+    "other-question": lambda: [make_pay_tool(approve="Spend {amount}?")],
+    "same-question": lambda: [make_pay_tool(approve=True)],
     "client-tool": lambda: [client_tool("pay")],
-    "hidden": lambda: [payment(hidden=True)],
-    "idempotent": lambda: [payment(idempotent=True)],
-    "read-only": lambda: [payment(read_only=True)],
-    "agent": lambda: [nested_pay()],
-    "disabled": lambda: [payment(enabled=lambda ctx: False)],
+    "hidden": lambda: [make_pay_tool(hidden=True)],
+    "idempotent": lambda: [make_pay_tool(idempotent=True)],
+    "read-only": lambda: [make_pay_tool(read_only=True)],
+    "agent": lambda: [make_nested_pay()],
+    "disabled": lambda: [make_pay_tool(enabled=lambda ctx: False)],
 }
 
 
 @pytest.mark.parametrize("early", [False, True])
-@pytest.mark.parametrize("now", NOW)
-async def test_refused_call_is_closed_as_refused_whatever_its_tool_has_become(now: str, early: bool) -> None:  # P19
+@pytest.mark.parametrize("change", CHANGED_TOOLS)
+async def test_refused_call_stays_refused_when_its_tool_was_changed(change: str, early: bool) -> None:  # P19
     log = MemoryEventLog()
-    waiting = await agent(log, call("pay", amount=5), tools=[payment(approve=True)]).run("Pay")
+    paused = await agent(log, call("pay", amount=5), tools=[make_pay_tool(approve=True)]).run("Pay")
 
     loop = op.standard(early=early) if early else None
-    later = agent(log, "I did not pay.", tools=NOW[now](), **({"loop": loop} if loop else {}))
-    result = await later.resume(waiting.task_id, inputs={waiting.pending[0].input_id: False})
+    later = agent(log, "I did not pay.", tools=CHANGED_TOOLS[change](), **({"loop": loop} if loop else {}))
+    result = await later.resume(paused.task_id, inputs={paused.pending[0].input_id: False})
 
-    assert (paid, result.state) == ([], "completed")
+    assert payments == []
+    assert result.state == "completed"
     assert results(result) == ["The call of pay was not approved."]
 
 
 async def test_approved_call_is_executed_when_its_tool_does_not_ask_now() -> None:
     log = MemoryEventLog()
-    waiting = await agent(log, call("pay", amount=5), tools=[payment(approve=True)]).run("Pay")
+    paused = await agent(log, call("pay", amount=5), tools=[make_pay_tool(approve=True)]).run("Pay")
 
-    result = await agent(log, "Done", tools=[payment()]).resume(
-        waiting.task_id, inputs={waiting.pending[0].input_id: True}
+    result = await agent(log, "Done", tools=[make_pay_tool()]).resume(
+        paused.task_id, inputs={paused.pending[0].input_id: True}
     )
 
-    assert (paid, results(result)) == ([5], ["paid 5"])
-    assert len(await notices(log, waiting.task_id)) == 1
+    assert payments == [5]
+    assert results(result) == ["paid 5"]
+    assert len(await notices(log, paused.task_id)) == 1
 
 
-async def test_approval_of_other_arguments_is_asked_again() -> None:
+async def test_approval_is_requested_again_when_the_arguments_were_changed() -> None:
     log = MemoryEventLog()
-    waiting = await agent(log, call("pay", amount=5), tools=[payment(approve="Pay {amount}?")]).run("Pay")
+    paused = await agent(log, call("pay", amount=5), tools=[make_pay_tool(approve="Pay {amount}?")]).run("Pay")
 
     @op.on(ToolRequest)
     async def double(request: ToolRequest, ctx: RunContext[Any]) -> AsyncIterator[Signal]:
         yield request.replace(amount=10)
 
-    later = agent(log, tools=[payment(approve="Pay {amount}?")], loop=op.standard(before_tools=[double]))
-    result = await later.resume(waiting.task_id, inputs={waiting.pending[0].input_id: True})
+    later = agent(log, tools=[make_pay_tool(approve="Pay {amount}?")], loop=op.standard(before_tools=[double]))
+    result = await later.resume(paused.task_id, inputs={paused.pending[0].input_id: True})
 
-    assert (paid, result.state) == ([], "input-required")
+    assert payments == []
+    assert result.state == "input-required"
     assert [question.prompt for question in result.pending] == ["Pay 10?"]
 
 
-async def test_refusal_counts_when_the_arguments_are_others_now() -> None:  # P19
+async def test_refusal_counts_when_the_arguments_were_changed() -> None:  # P19
     log = MemoryEventLog()
-    waiting = await agent(log, call("pay", amount=5), tools=[payment(approve="Pay {amount}?")]).run("Pay")
+    paused = await agent(log, call("pay", amount=5), tools=[make_pay_tool(approve="Pay {amount}?")]).run("Pay")
 
     @op.on(ToolRequest)
     async def double(request: ToolRequest, ctx: RunContext[Any]) -> AsyncIterator[Signal]:
         yield request.replace(amount=10)
 
-    later = agent(log, "Not paid.", tools=[payment(approve="Pay {amount}?")], loop=op.standard(before_tools=[double]))
-    result = await later.resume(waiting.task_id, inputs={waiting.pending[0].input_id: False})
+    later = agent(
+        log, "Not paid.", tools=[make_pay_tool(approve="Pay {amount}?")], loop=op.standard(before_tools=[double])
+    )
+    result = await later.resume(paused.task_id, inputs={paused.pending[0].input_id: False})
 
-    assert (paid, result.output) == ([], "Not paid.")
+    assert payments == []
+    assert result.output == "Not paid."
 
 
 # -- guards
@@ -167,16 +173,17 @@ async def test_refusal_of_a_guard_counts_when_the_guard_is_removed(  # P19
     async def guard(request: ToolRequest, ctx: RunContext[Any]) -> AsyncIterator[Signal]:
         yield request if await ctx.ask("Pay?", kind, **options) == "yes" else request.refuse("no")
 
-    guarded = agent(log, call("pay", amount=5), tools=[payment()], loop=op.standard(before_tools=[guard]))
-    waiting = await guarded.run("Pay")
-    input_id = waiting.pending[0].input_id
+    guarded = agent(log, call("pay", amount=5), tools=[make_pay_tool()], loop=op.standard(before_tools=[guard]))
+    paused = await guarded.run("Pay")
+    input_id = paused.pending[0].input_id
 
     with caplog.at_level(logging.WARNING, "rxloop"):
-        result = await agent(log, "No.", tools=[payment()]).resume(waiting.task_id, inputs={input_id: answer})
+        result = await agent(log, "No.", tools=[make_pay_tool()]).resume(paused.task_id, inputs={input_id: answer})
 
-    assert (paid, results(result)) == ([], [text])
+    assert payments == []
+    assert results(result) == [text]
     assert any(input_id in record.getMessage() for record in caplog.records)
-    assert [input_id in text for text in await notices(log, waiting.task_id)] == [True]
+    assert [input_id in text for text in await notices(log, paused.task_id)] == [True]
 
 
 async def test_guard_that_still_asks_interprets_the_answer_itself() -> None:
@@ -186,12 +193,13 @@ async def test_guard_that_still_asks_interprets_the_answer_itself() -> None:
     async def guard(request: ToolRequest, ctx: RunContext[Any]) -> AsyncIterator[Signal]:
         yield request.replace(currency="NOK" if await ctx.ask("In euros?") is False else "EUR")
 
-    guarded = agent(log, call("pay", amount=5), "Done", tools=[payment()], loop=op.standard(before_tools=[guard]))
-    waiting = await guarded.run("Pay")
-    result = await guarded.resume(waiting.task_id, inputs={waiting.pending[0].input_id: False})
+    guarded = agent(log, call("pay", amount=5), "Done", tools=[make_pay_tool()], loop=op.standard(before_tools=[guard]))
+    paused = await guarded.run("Pay")
+    result = await guarded.resume(paused.task_id, inputs={paused.pending[0].input_id: False})
 
-    assert (paid, result.output) == ([5], "Done")
-    assert await notices(log, waiting.task_id) == []
+    assert payments == [5]
+    assert result.output == "Done"
+    assert await notices(log, paused.task_id) == []
 
 
 async def test_answer_of_a_question_outside_calls_is_reported_when_no_code_asks() -> None:  # P19
@@ -200,15 +208,15 @@ async def test_answer_of_a_question_outside_calls_is_reported_when_no_code_asks(
     async def instructions(ctx: RunContext[Any]) -> str:
         return await ctx.ask("Which tone?", str)
 
-    waiting = await agent(log, instructions=instructions).run("Hi")
-    input_id = waiting.pending[0].input_id
-    result = await agent(log, "Hello").resume(waiting.task_id, inputs={input_id: "kind"})
+    paused = await agent(log, instructions=instructions).run("Hi")
+    input_id = paused.pending[0].input_id
+    result = await agent(log, "Hello").resume(paused.task_id, inputs={input_id: "kind"})
 
     assert result.output == "Hello"
-    assert [input_id in text for text in await notices(log, waiting.task_id)] == [True]
+    assert [input_id in text for text in await notices(log, paused.task_id)] == [True]
 
 
-async def test_answer_that_a_tool_does_not_ask_for_now_is_reported() -> None:  # P19
+async def test_answer_is_reported_when_the_tool_no_longer_asks() -> None:  # P19
     log = MemoryEventLog()
 
     @tool(name="pay")
@@ -216,15 +224,15 @@ async def test_answer_that_a_tool_does_not_ask_for_now_is_reported() -> None:  #
         """Asks in its middle."""
         return "yes" if await ctx.ask("Really?") else "no"
 
-    waiting = await agent(log, call("pay"), tools=[asks]).run("Pay")
-    input_id = waiting.pending[0].input_id
-    result = await agent(log, "Done", tools=[payment()]).resume(waiting.task_id, inputs={input_id: True})
+    paused = await agent(log, call("pay"), tools=[asks]).run("Pay")
+    input_id = paused.pending[0].input_id
+    result = await agent(log, "Done", tools=[make_pay_tool()]).resume(paused.task_id, inputs={input_id: True})
 
     assert result.output == "Done"
-    assert [input_id in text for text in await notices(log, waiting.task_id)] == [True]
+    assert [input_id in text for text in await notices(log, paused.task_id)] == [True]
 
 
-async def test_refusal_inside_a_tool_counts_when_the_tool_is_gone() -> None:  # P19
+async def test_refusal_inside_a_tool_counts_when_the_tool_was_removed() -> None:  # P19
     log = MemoryEventLog()
 
     @tool
@@ -232,14 +240,14 @@ async def test_refusal_inside_a_tool_counts_when_the_tool_is_gone() -> None:  # 
         """Asks in its middle."""
         return "yes" if await ctx.ask("Really?") else "no"
 
-    waiting = await agent(log, call("asks"), tools=[asks]).run("Go")
-    result = await agent(log, "Done").resume(waiting.task_id, inputs={waiting.pending[0].input_id: False})
+    paused = await agent(log, call("asks"), tools=[asks]).run("Go")
+    result = await agent(log, "Done").resume(paused.task_id, inputs={paused.pending[0].input_id: False})
 
     assert results(result) == ["The call of asks was not approved."]
 
 
-@pytest.mark.parametrize("now", ["no-approval", "other-arguments", "agent", "client-tool", "removed"])
-async def test_refusal_inside_a_tool_counts_when_the_tool_cannot_ask_now(now: str) -> None:  # P19
+@pytest.mark.parametrize("change", ["no-approval", "other-arguments", "agent", "client-tool", "removed"])
+async def test_refusal_inside_a_tool_counts_when_the_tool_no_longer_asks(change: str) -> None:  # P19
     log = MemoryEventLog()
 
     @tool(name="pay")
@@ -247,33 +255,35 @@ async def test_refusal_inside_a_tool_counts_when_the_tool_cannot_ask_now(now: st
         """Asks in its middle."""
         if not await ctx.ask("Really?"):
             return "kept"
-        paid.append(amount)
+        payments.append(amount)
         return "paid"
 
-    waiting = await agent(log, call("pay", amount=5), tools=[asks]).run("Pay")
-    input_id = waiting.pending[0].input_id
-    result = await agent(log, "Done", tools=NOW[now]()).resume(waiting.task_id, inputs={input_id: False})
+    paused = await agent(log, call("pay", amount=5), tools=[asks]).run("Pay")
+    input_id = paused.pending[0].input_id
+    result = await agent(log, "Done", tools=CHANGED_TOOLS[change]()).resume(paused.task_id, inputs={input_id: False})
 
-    assert (paid, result.output) == ([], "Done")
+    assert payments == []
+    assert result.output == "Done"
     assert results(result) == ["The call of pay was not approved."]
-    assert [input_id in text for text in await notices(log, waiting.task_id)] == [True]
+    assert [input_id in text for text in await notices(log, paused.task_id)] == [True]
 
 
 @pytest.mark.parametrize(
     ("answer", "text"),
     [({"error": "The user closed the page."}, "The user closed the page."), ("paid by the page", "paid by the page")],
 )
-@pytest.mark.parametrize("now", ["no-approval", "other-arguments", "agent"])
-async def test_answer_of_a_client_is_the_result_when_the_tool_is_not_a_client_tool_now(  # P19
-    answer: Any, text: str, now: str
+@pytest.mark.parametrize("change", ["no-approval", "other-arguments", "agent"])
+async def test_client_answer_is_the_result_when_the_tool_is_no_longer_a_client_tool(  # P19
+    answer: Any, text: str, change: str
 ) -> None:
     log = MemoryEventLog()
-    waiting = await agent(log, call("pay"), tools=[client_tool("pay")]).run("Pay")
+    paused = await agent(log, call("pay"), tools=[client_tool("pay")]).run("Pay")
 
-    later = agent(log, "Done", tools=NOW[now]())
-    result = await later.resume(waiting.task_id, inputs={waiting.pending[0].input_id: answer})
+    later = agent(log, "Done", tools=CHANGED_TOOLS[change]())
+    result = await later.resume(paused.task_id, inputs={paused.pending[0].input_id: answer})
 
-    assert (paid, results(result)) == ([], [text])
+    assert payments == []
+    assert results(result) == [text]
 
 
 # -- how the answer arrives
@@ -284,15 +294,16 @@ async def test_refusal_counts_when_it_arrived_while_no_process_was_running() -> 
     task_id = (await a.agent(call("pay", amount=5)).run("Pay")).task_id
     await a.agent().get_run(task_id).answer({"1.0.1": False})
 
-    record = await agent(b.log, "Not paid.", tools=[payment()]).get_run(task_id).execute()
+    record = await agent(b.log, "Not paid.", tools=[make_pay_tool()]).get_run(task_id).execute()
 
-    assert (paid, a.paid, record.state) == ([], [], "completed")
+    assert payments == a.paid == []
+    assert record.state == "completed"
     assert "The call of pay was not approved." in [
         event.content for event in await a.log.read(task_id) if isinstance(event, ToolCompleteEvent)
     ]
 
 
-async def ended(runtime: Runtime, task_id: str, state: str = "input-required") -> str:
+async def wait_for_state(runtime: Runtime, task_id: str, state: str = "input-required") -> str:
     """Wait for the final state of an attempt."""
     async for event in runtime.follow(task_id):
         if isinstance(event, StatusUpdateEvent) and event.final and event.state in (state, "failed"):
@@ -300,88 +311,96 @@ async def ended(runtime: Runtime, task_id: str, state: str = "input-required") -
     return "lost"
 
 
-@pytest.mark.parametrize("now", ["no-approval", "removed", "same-question"])
-async def test_refusal_counts_in_another_runtime(now: str) -> None:  # P19
+@pytest.mark.parametrize("change", ["no-approval", "removed", "same-question"])
+async def test_refusal_counts_in_another_runtime(change: str) -> None:  # P19
     log = MemoryEventLog()
-    async with Runtime({"agent": agent(log, call("pay", amount=5), tools=[payment(approve=True)])}, log=log) as first:
+    async with Runtime(
+        {"agent": agent(log, call("pay", amount=5), tools=[make_pay_tool(approve=True)])}, log=log
+    ) as first:
         record = await first.start("agent", "Pay")
-        await ended(first, record.task_id)
+        await wait_for_state(first, record.task_id)
 
-    async with Runtime({"agent": agent(log, "Not paid.", tools=NOW[now]())}, log=log) as second:
+    async with Runtime({"agent": agent(log, "Not paid.", tools=CHANGED_TOOLS[change]())}, log=log) as second:
         await second.answer(record.task_id, {"1.0.1": False})
-        last = await ended(second, record.task_id, "completed")
+        last = await wait_for_state(second, record.task_id, "completed")
 
-    assert (paid, last) == ([], "completed")
+    assert payments == []
+    assert last == "completed"
 
 
-async def test_refusal_counts_after_a_crash_behind_the_answer() -> None:  # P19
+async def test_refusal_counts_after_a_crash_following_the_answer() -> None:  # P19
     log = MemoryEventLog()
-    asking = agent(log, call("pay", amount=5), "No.", tools=[payment(approve=True)])
-    run = await asking.run("Pay", on_input=lambda question: False)
+    asking_agent = agent(log, call("pay", amount=5), "No.", tools=[make_pay_tool(approve=True)])
+    run = await asking_agent.run("Pay", on_input=lambda question: False)
     events = await log.read(run.task_id)
     answered = next(event.seq for event in events if isinstance(event, InputReceivedEvent))
 
     crashed = await first_events(log, run.task_id, answered)
-    result = await agent(crashed, "No.", tools=[payment()]).resume(run.task_id)
+    result = await agent(crashed, "No.", tools=[make_pay_tool()]).resume(run.task_id)
 
-    assert (paid, results(result)) == ([], ["The call of pay was not approved."])
+    assert payments == []
+    assert results(result) == ["The call of pay was not approved."]
 
 
-async def test_refusal_counts_in_a_fork_behind_the_answer() -> None:  # P19
+async def test_refusal_counts_in_a_fork_after_the_answer() -> None:  # P19
     log = MemoryEventLog()
-    asking = agent(log, call("pay", amount=5), "No.", tools=[payment(approve=True)])
-    run = await asking.run("Pay", on_input=lambda question: False)
+    asking_agent = agent(log, call("pay", amount=5), "No.", tools=[make_pay_tool(approve=True)])
+    run = await asking_agent.run("Pay", on_input=lambda question: False)
     events = await log.read(run.task_id)
     answered = next(event.seq for event in events if isinstance(event, InputReceivedEvent))
 
-    result = await agent(log, "No.", tools=[payment()]).fork(run.task_id, at=answered)
+    result = await agent(log, "No.", tools=[make_pay_tool()]).fork(run.task_id, at=answered)
 
-    assert (paid, results(result)) == ([], ["The call of pay was not approved."])
+    assert payments == []
+    assert results(result) == ["The call of pay was not approved."]
 
 
-@pytest.mark.parametrize("now", ["no-approval", "removed", "renamed", "other-question", "client-tool"])
-async def test_refusal_in_a_nested_run_counts(now: str) -> None:  # P19
+@pytest.mark.parametrize("change", ["no-approval", "removed", "renamed", "other-question", "client-tool"])
+async def test_refusal_in_a_nested_run_counts(change: str) -> None:  # P19
     log = MemoryEventLog()
 
     def outer(tools: list[Any], *turns: Any, inner: Any) -> Agent[Any, Any]:
         clerk = Agent(ScriptedModel(*inner), name="clerk", tools=tools)
         return agent(log, *turns, tools=[clerk.as_tool()])
 
-    first = outer([payment(approve=True)], call("clerk", prompt="Pay"), inner=[call("pay", amount=5)])
-    waiting = await first.run("Pay")
-    later = outer(NOW[now](), "Done", inner=["I did not pay."])
-    result = await later.resume(waiting.task_id, inputs={waiting.pending[0].input_id: False})
+    first = outer([make_pay_tool(approve=True)], call("clerk", prompt="Pay"), inner=[call("pay", amount=5)])
+    paused = await first.run("Pay")
+    later = outer(CHANGED_TOOLS[change](), "Done", inner=["I did not pay."])
+    result = await later.resume(paused.task_id, inputs={paused.pending[0].input_id: False})
 
-    assert (paid, results(result)) == ([], ["I did not pay."])
+    assert payments == []
+    assert results(result) == ["I did not pay."]
 
 
-async def test_answer_to_a_nested_run_is_reported_when_its_agent_is_gone() -> None:  # P19
+async def test_answer_to_a_nested_run_is_reported_when_its_agent_was_removed() -> None:  # P19
     log = MemoryEventLog()
-    clerk = Agent(ScriptedModel(call("pay", amount=5)), name="clerk", tools=[payment(approve=True)])
-    waiting = await agent(log, call("clerk", prompt="Pay"), tools=[clerk.as_tool()]).run("Pay")
-    input_id = waiting.pending[0].input_id
+    clerk = Agent(ScriptedModel(call("pay", amount=5)), name="clerk", tools=[make_pay_tool(approve=True)])
+    paused = await agent(log, call("clerk", prompt="Pay"), tools=[clerk.as_tool()]).run("Pay")
+    input_id = paused.pending[0].input_id
 
-    result = await agent(log, "Done", tools=[payment()]).resume(waiting.task_id, inputs={input_id: False})
+    result = await agent(log, "Done", tools=[make_pay_tool()]).resume(paused.task_id, inputs={input_id: False})
 
-    assert (paid, result.output) == ([], "Done")
-    assert [input_id in text for text in await notices(log, waiting.task_id)] == [True]
+    assert payments == []
+    assert result.output == "Done"
+    assert [input_id in text for text in await notices(log, paused.task_id)] == [True]
 
 
 async def test_refusal_counts_in_a_run_of_a_strategy() -> None:  # P19
     log = MemoryEventLog()
-    waiting = await agent(log, call("pay", amount=5), tools=[payment(approve=True)], strategy="react").run("Pay")
+    paused = await agent(log, call("pay", amount=5), tools=[make_pay_tool(approve=True)], strategy="react").run("Pay")
 
-    later = agent(log, "Answer: no", tools=[payment()], strategy="react")
-    result = await later.resume(waiting.task_id, inputs={waiting.pending[0].input_id: False})
+    later = agent(log, "Answer: no", tools=[make_pay_tool()], strategy="react")
+    result = await later.resume(paused.task_id, inputs={paused.pending[0].input_id: False})
 
-    assert (paid, result.state) == ([], "completed")
+    assert payments == []
+    assert result.state == "completed"
 
 
 async def test_refusal_of_a_client_counts_when_the_tool_is_removed() -> None:  # P19
     log = MemoryEventLog()
-    waiting = await agent(log, call("pay"), tools=[client_tool("pay")]).run("Pay")
+    paused = await agent(log, call("pay"), tools=[client_tool("pay")]).run("Pay")
 
     later = agent(log, "Done")
-    result = await later.resume(waiting.task_id, inputs={waiting.pending[0].input_id: {"error": "The user said no."}})
+    result = await later.resume(paused.task_id, inputs={paused.pending[0].input_id: {"error": "The user said no."}})
 
     assert results(result) == ["The user said no."]

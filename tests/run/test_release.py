@@ -1,4 +1,4 @@
-"""A run that is released is given up without an end: whoever takes it up goes on where it stood."""
+"""A released run has no end in the log and can be resumed by any process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from support.runs import collect
 
 
 class Shop:
-    """Payments that take a second, and looks that may be repeated."""
+    """Payments that take a second, and idempotent lookups."""
 
     def __init__(self) -> None:
         self.log = MemoryEventLog()
@@ -45,26 +45,29 @@ class Shop:
         return Agent(ScriptedModel(*turns), tools=self.tools, log=self.log)
 
 
-def test_a_released_run_has_no_end_in_the_log_and_its_readers_are_told() -> None:
+def test_released_run_ends_for_its_readers_but_not_in_the_log() -> None:
     shop = Shop()
     with virtual_time() as time:
         run = shop.agent(call("look")).run("Go")
         time.at(0.5, lambda: asyncio.ensure_future(run.release()))
         live = time.run(collect(run))
-        held = time.run(shop.log.read(run.task_id))
+        recorded = time.run(shop.log.read(run.task_id))
         [record] = time.run(shop.log.list_runs())
 
-    assert finals(held) == []
-    assert kinds(held)[-1] == "tool-start"
+    assert finals(recorded) == []
+    assert kinds(recorded)[-1] == "tool-start"
     assert record.state == "working"
     last = live[-1]
     assert isinstance(last, StatusUpdateEvent)
     assert last.error is not None
-    assert (last.final, last.state, last.error.code, last.error.retryable) == (True, "working", "released", True)
-    assert [event for event in live[:-1] if event.durable] == list(held)
+    assert last.final
+    assert last.state == "working"
+    assert last.error.code == "released"
+    assert last.error.retryable
+    assert [event for event in live[:-1] if event.durable] == list(recorded)
 
 
-def test_a_released_run_goes_on_at_once_where_it_stood() -> None:
+def test_released_run_can_be_resumed_immediately() -> None:
     shop = Shop()
     with virtual_time() as time:
         run = shop.agent(call("look")).run("Go", context_id="c")
@@ -75,11 +78,12 @@ def test_a_released_run_goes_on_at_once_where_it_stood() -> None:
         assert time.now < 1
         result = time.run(shop.agent("done").resume(run.task_id))
 
-    assert (result.output, shop.looked) == ("done", 2)
+    assert result.output == "done"
+    assert shop.looked == 2
 
 
 @pytest.mark.parametrize(("grace", "paid", "answer"), [(5, ["begun", "done"], "paid"), (0.2, ["begun"], INTERRUPTED)])
-def test_grace_is_for_tools_that_nobody_can_call_again(grace: float, paid: list[str], answer: str) -> None:
+def test_release_grace_applies_to_tools_that_are_not_idempotent(grace: float, paid: list[str], answer: str) -> None:
     shop = Shop()
     with virtual_time() as time:
         run = shop.agent([call("pay"), call("look")], "never asked").run("Go")
@@ -97,14 +101,15 @@ def test_grace_is_for_tools_that_nobody_can_call_again(grace: float, paid: list[
         time.run(resumed)
         events = time.run(shop.log.read(run.task_id))
 
-    [of_pay] = [e.content for e in events if isinstance(e, ToolCompleteEvent) and e.name == "pay"]
-    assert (of_pay, shop.paid) == (answer, paid)
+    [payment_result] = [e.content for e in events if isinstance(e, ToolCompleteEvent) and e.name == "pay"]
+    assert payment_result == answer
+    assert shop.paid == paid
 
 
-def test_no_call_begins_during_the_grace() -> None:
+def test_no_call_starts_during_the_grace_period() -> None:
     shop = Shop()
     with virtual_time() as time:
-        # One call waits for the other's place.
+        # The sixth call waits for a free slot.
         run = shop.agent([call("pay") for _ in range(6)]).run("Go")
         time.at(0.5, lambda: asyncio.ensure_future(run.release(5)))
         time.run(collect(run))
@@ -114,7 +119,7 @@ def test_no_call_begins_during_the_grace() -> None:
     assert len([event for event in events if isinstance(event, ToolCompleteEvent)]) == 5
 
 
-def test_an_answer_that_is_being_written_is_asked_for_again() -> None:
+def test_interrupted_answer_is_requested_again_after_a_release() -> None:
     shop = Shop()
     with virtual_time() as time:
         run = shop.agent(frames("-late")).run("Go")
@@ -127,7 +132,7 @@ def test_an_answer_that_is_being_written_is_asked_for_again() -> None:
     assert [event.content for event in events if isinstance(event, ContentCompleteEvent)] == ["early"]
 
 
-def test_a_follower_goes_on_with_the_next_attempt() -> None:
+def test_follower_continues_with_the_next_attempt_after_a_release() -> None:
     shop = Shop()
     with virtual_time() as time:
 
@@ -135,17 +140,17 @@ def test_a_follower_goes_on_with_the_next_attempt() -> None:
             run = shop.agent(call("look")).run("Go")
             run.events.subscribe(lambda event: None)
             await until(lambda: shop.looked)
-            following = asyncio.ensure_future(collect(follow(shop.log, run.task_id)))
+            follower = asyncio.ensure_future(collect(follow(shop.log, run.task_id)))
             await run.release()
             await asyncio.sleep(0)
-            assert not following.done()
+            assert not follower.done()
             await shop.agent("done").resume(run.task_id)
-            return kinds(await following)
+            return kinds(await follower)
 
         assert time.run(main())[-1] == "status-update"
 
 
-def test_a_deploy_releases_every_run_of_an_agent() -> None:
+def test_aclose_of_agent_releases_its_runs() -> None:
     shop = Shop()
     with virtual_time() as time:
 
@@ -165,7 +170,7 @@ def test_a_deploy_releases_every_run_of_an_agent() -> None:
     assert shop.paid == ["begun", "done"]
 
 
-async def test_a_deploy_cancels_a_run_that_nobody_could_take_up() -> None:
+async def test_aclose_of_agent_cancels_a_run_without_log() -> None:
     agent = Agent(ScriptedModel(frames("-late")))
     run = agent.run("Go")
     run.events.subscribe(lambda event: None)
@@ -179,7 +184,7 @@ async def test_a_deploy_cancels_a_run_that_nobody_could_take_up() -> None:
         await run.release()
 
 
-async def test_a_run_that_is_over_is_not_released() -> None:
+async def test_release_of_finished_run_changes_nothing() -> None:
     shop = Shop()
     run = shop.agent("done").run("Go")
     result = await run
@@ -188,25 +193,25 @@ async def test_a_run_that_is_over_is_not_released() -> None:
     assert len(finals(await shop.log.read(run.task_id))) == 1
 
 
-async def test_a_run_that_was_released_before_the_log_has_it_was_never_there() -> None:
+async def test_run_released_before_it_starts_leaves_no_record() -> None:
     shop = Shop()
-    blocking = shop.agent(call("look")).run("Go", context_id="c")
-    blocking.events.subscribe(lambda event: None)
+    blocking_run = shop.agent(call("look")).run("Go", context_id="c")
+    blocking_run.events.subscribe(lambda event: None)
     await until(lambda: shop.looked)
-    waiting = shop.agent("done").run("Go", context_id="c", when_busy="wait")
-    waiting.events.subscribe(lambda event: None)
+    queued = shop.agent("done").run("Go", context_id="c", when_busy="wait")
+    queued.events.subscribe(lambda event: None)
     await asyncio.sleep(0)
 
-    await waiting.release()
+    await queued.release()
 
     with pytest.raises(RunCancelled, match="before it began"):
-        await waiting
+        await queued
     assert len(await shop.log.list_runs()) == 1
-    await blocking.release()
+    await blocking_run.release()
     await nothing_left()
 
 
-async def test_grace_is_a_number_of_seconds() -> None:
+async def test_release_rejects_negative_grace() -> None:
     run = Shop().agent("done").run("Go")
     with pytest.raises(ConfigurationError, match="grace must be 0 seconds or more"):
         await run.release(-1)

@@ -22,7 +22,7 @@ from support.sum_tools import add
 VARIABLE: ContextVar[str] = ContextVar("VARIABLE", default="nothing")
 
 
-async def test_runs_work_in_gather_task_groups_and_wait_for() -> None:
+async def test_runs_can_be_awaited_by_gather_task_group_and_wait_for() -> None:
     agent = Agent(ScriptedModel(*["Hi."] * 6))
     first, second = await asyncio.gather(agent.run("1"), agent.run("2"))
     async with asyncio.TaskGroup() as group:
@@ -35,41 +35,41 @@ async def test_runs_work_in_gather_task_groups_and_wait_for() -> None:
     assert [result.output for result in results] == ["Hi."] * 6
 
 
-def test_a_run_can_be_given_to_asyncio_run() -> None:
+def test_result_can_be_passed_to_asyncio_run() -> None:
     agent = Agent(ScriptedModel("Hi.", "Hi."))
     assert asyncio.run(agent.run("1").result()).output == "Hi."
     assert agent.run_sync("2").output == "Hi."
 
 
-def test_outside_a_loop_it_says_what_to_do() -> None:
+def test_use_of_a_run_outside_a_loop_raises_with_the_remedy() -> None:
     run = Agent(ScriptedModel("Hi.")).run("Go.")
     for use in (lambda: run.events.subscribe(print), lambda: run.pipe(op.text()).subscribe(print)):
         with pytest.raises(RxloopError, match=r"asyncio\.run\(run\.result\(\)\)"):
             use()
     with pytest.raises(RxloopError, match="run_sync"):
         run.result().send(None)
-    assert asyncio.run(run.result()).output == "Hi.", "the run itself is as good as before"
+    assert asyncio.run(run.result()).output == "Hi.", "the failed uses must not affect the run"
 
 
-def test_a_run_of_another_loop_is_refused() -> None:
+def test_run_of_another_event_loop_is_rejected() -> None:
     agent = Agent(ScriptedModel("Hi."))
 
-    async def begin() -> Any:
+    async def finish_run() -> Any:
         run = agent.run("Go.")
         await run
         return run
 
-    run = asyncio.run(begin())
+    run = asyncio.run(finish_run())
     with pytest.raises(RxloopError, match="another event loop"):
         asyncio.run(run.result())
 
 
-async def test_run_sync_inside_a_loop_says_what_to_do() -> None:
+async def test_run_sync_inside_a_loop_raises_with_the_remedy() -> None:
     with pytest.raises(RxloopError, match=r"await agent\.run"):
         Agent(ScriptedModel("Hi.")).run_sync("Go.")
 
 
-async def test_fifty_runs_at_once_on_one_agent_are_disjoint() -> None:  # L85
+async def test_fifty_concurrent_runs_of_one_agent_are_independent() -> None:  # L85
     def answer(request: ModelRequest) -> Any:
         if request.messages[-1].role == "tool":
             return f"It is {request.messages[-1].text}."
@@ -77,10 +77,10 @@ async def test_fifty_runs_at_once_on_one_agent_are_disjoint() -> None:  # L85
 
     agent = Agent(ScriptedModel(*[answer] * 100), tools=[add])
     runs = [agent.run(str(number)) for number in range(50)]
-    seen = [Recorder(run.events) for run in runs]
+    recorders = [Recorder(run.events) for run in runs]
     results = await asyncio.gather(*runs)
     assert [result.output for result in results] == [f"It is {number}." for number in range(50)]
-    for run, recorder in zip(runs, seen, strict=True):
+    for run, recorder in zip(runs, recorders, strict=True):
         assert_numbered(recorder.events)
         assert {event.task_id for event in recorder.events} == {run.task_id}
         assert_ended(recorder.events, "completed")
@@ -88,30 +88,30 @@ async def test_fifty_runs_at_once_on_one_agent_are_disjoint() -> None:  # L85
     await nothing_left()
 
 
-async def test_two_conversations_never_cross() -> None:  # L138
+async def test_concurrent_conversations_are_independent() -> None:  # L138
     agent = Agent(ScriptedModel(*[lambda request: str(len(request.messages))] * 4), log=MemoryEventLog())
     for expected in ("1", "3"):
         ann, bob = await asyncio.gather(agent.run("Hi", context_id="ann"), agent.run("Hi", context_id="bob"))
         assert (ann.output, bob.output) == (expected, expected)
 
 
-async def test_an_error_ends_the_run_and_not_the_agent() -> None:
+async def test_agent_is_usable_after_a_failed_run() -> None:
     agent = Agent(ScriptedModel(RateLimited("slow down"), "Hi."))
     with pytest.raises(RunError):
         await agent.run("1")
     assert (await agent.run("2")).output == "Hi."
 
 
-async def test_a_cancelled_run_says_so_to_each_who_awaits_it() -> None:  # L5
+async def test_each_awaiter_of_a_canceled_run_gets_run_canceled() -> None:  # L5
     run = Agent(ScriptedModel(frames("-a-"))).run("Go.")
     recorder = Recorder(run.events)
-    waiting = [asyncio.ensure_future(run.result()) for _ in range(3)]
+    waiters = [asyncio.ensure_future(run.result()) for _ in range(3)]
     await until(lambda: "content-delta" in kinds(recorder.events))
     run.cancel("the user went home")
-    done = await asyncio.gather(*waiting, return_exceptions=True)
-    assert [type(error) for error in done] == [RunCancelled] * 3
-    assert len({id(error) for error in done}) == 3
+    outcomes = await asyncio.gather(*waiters, return_exceptions=True)
+    assert [type(error) for error in outcomes] == [RunCancelled] * 3
+    assert len({id(error) for error in outcomes}) == 3
     final = assert_ended(recorder.events, "canceled", "canceled")
     assert final.error is not None
     assert final.error.message == "the user went home"
-    assert "the user went home" in str(done[0])
+    assert "the user went home" in str(outcomes[0])

@@ -19,61 +19,63 @@ from support.run_checks import Recorder, events_of
 from support.sum_tools import add, two_steps
 
 
-async def test_a_reader_that_comes_back_gets_what_it_has_not() -> None:  # L132
+async def test_stream_after_a_cursor_yields_the_later_events() -> None:  # L132
     run = Agent(two_steps(), tools=[add]).run("Add.")
     live = await events_of(run)
-    kept = [event for event in live if event.durable]
-    for place, event in enumerate(kept):
-        assert [later async for later in run.stream(after=event.cursor)] == kept[place + 1 :]
+    durable_events = [event for event in live if event.durable]
+    for index, event in enumerate(durable_events):
+        assert [later async for later in run.stream(after=event.cursor)] == durable_events[index + 1 :]
 
 
-def test_a_reader_that_comes_back_in_the_middle_misses_nothing_and_gets_nothing_twice() -> None:  # L132
+def test_reconnecting_reader_gets_each_event_once_during_a_run() -> None:  # L132
     with virtual_time() as time:
         run = Agent(ScriptedModel(frames("-a-b-c-d-|"))).run("Go.")
         live = Recorder()
-        back: list[tuple[int, Recorder]] = []
+        readers: list[tuple[int, Recorder]] = []
 
-        def leave_and_come_back(event: Event) -> None:
+        def record_and_reconnect(event: Event) -> None:
             live.events.append(event)
-            back.append((len(live.events), Recorder(run.stream(after=event.cursor))))
+            readers.append((len(live.events), Recorder(run.stream(after=event.cursor))))
 
         async def main() -> None:
-            run.events.subscribe(leave_and_come_back)
+            run.events.subscribe(record_and_reconnect)
             await run
 
         time.run(main())
-        for place, recorder in back:
-            assert recorder.events == live.events[place:]
+        for index, recorder in readers:
+            assert recorder.events == live.events[index:]
 
 
-def test_a_reader_that_comes_back_into_a_message_of_five_thousand_deltas_gets_its_rest() -> None:  # L132
+def test_reconnecting_reader_gets_the_remaining_deltas_of_a_long_message() -> None:  # L132
     with virtual_time() as time:
         run = Agent(ScriptedModel(frames("-".join("abcdefghijklmnopqrstuvwxyz" * 200) + "-|"))).run("Go.")
         live = Recorder()
-        back: list[tuple[int, Recorder]] = []
+        readers: list[tuple[int, Recorder]] = []
 
-        def come_back(event: Event) -> None:
+        def record_and_reconnect_later(event: Event) -> None:
             live.events.append(event)
             if len(live.events) == 5_000:
                 places = (3, 4, 900, 2_500, 4_990)
-                back.extend((at, Recorder(run.stream(after=live.events[at].cursor))) for at in places)
+                readers.extend(
+                    (position, Recorder(run.stream(after=live.events[position].cursor))) for position in places
+                )
 
         async def main() -> None:
-            run.events.subscribe(come_back)
+            run.events.subscribe(record_and_reconnect_later)
             await run
 
         time.run(main())
-        assert back[-1][1].events == live.events[4_991:]
-        for at, recorder in back:
-            deltas = [event for event in live.events[at + 1 :] if isinstance(event, ContentDeltaEvent)]
-            came = [event for event in recorder.events if isinstance(event, ContentDeltaEvent)]
-            assert "".join(event.delta for event in came) == "".join(event.delta for event in deltas)
+        assert readers[-1][1].events == live.events[4_991:]
+        for position, recorder in readers:
+            deltas = [event for event in live.events[position + 1 :] if isinstance(event, ContentDeltaEvent)]
+            received = [event for event in recorder.events if isinstance(event, ContentDeltaEvent)]
+            assert "".join(event.delta for event in received) == "".join(event.delta for event in deltas)
             assert [event for event in recorder.events if event.durable] == [
-                event for event in live.events[at + 1 :] if event.durable
+                event for event in live.events[position + 1 :] if event.durable
             ]
 
 
-async def test_a_reader_that_had_all_of_an_earlier_attempt_goes_on_without_a_gap() -> None:  # L132
+async def test_stream_continues_after_a_cursor_of_an_earlier_attempt() -> None:  # L132
     @tool
     async def asks(ctx: RunContext) -> str:
         """Ask."""
@@ -87,34 +89,36 @@ async def test_a_reader_that_had_all_of_an_earlier_attempt_goes_on_without_a_gap
     live = await events_of(resumed)
     assert live[0].seq == before[-1].seq + 1
     assert [event async for event in resumed.stream(after=before[-1].cursor)] == [e for e in live if e.durable]
-    # What it has not of the earlier attempt comes from the log.
-    kept = [event for event in [*before, *live] if event.durable]
-    for place, event in enumerate(kept):
-        assert [later async for later in resumed.stream(after=event.cursor)] == kept[place + 1 :]
-    gap, *rest = [event async for event in resumed.stream(after="another/1.2.0")]
+    # Missing events of the earlier attempt come from the log.
+    durable_events = [event for event in [*before, *live] if event.durable]
+    for index, event in enumerate(durable_events):
+        assert [later async for later in resumed.stream(after=event.cursor)] == durable_events[index + 1 :]
+    gap, *remaining = [event async for event in resumed.stream(after="another/1.2.0")]
     assert isinstance(gap, GapEvent)
-    assert (gap.reason, rest) == ("unknown-cursor", kept)
+    assert gap.reason == "unknown-cursor"
+    assert remaining == durable_events
     assert [event async for event in resumed] == [event for event in live if event.durable]
 
 
-async def test_a_reader_of_a_lost_part_of_an_attempt_is_told_and_gets_all_of_the_next_one() -> None:  # L133
+async def test_cursor_of_a_lost_event_yields_a_gap_and_the_next_attempt() -> None:  # L133
     log = MemoryEventLog()
     run = Agent(two_steps(), tools=[add], log=log).run("Add.")
     live = await events_of(run)
     crashed = MemoryEventLog()
     await crashed.append(run.task_id, (await log.read(run.task_id))[:6], expected_seq=0)
     resumed = Agent(ScriptedModel("The sums are 3 and 7."), tools=[add], log=crashed).resume(run.task_id)
-    rest = [event for event in await events_of(resumed) if event.durable]
+    remaining = [event for event in await events_of(resumed) if event.durable]
 
     for lost in [event for event in live if event.seq > 6]:
         gap, *later = [event async for event in resumed.stream(after=lost.cursor)]
         assert isinstance(gap, GapEvent)
-        assert (gap.reason, later) == ("lost-attempt", rest)
-    frames = await frames_of(resumed.sse(after=live[-1].cursor, heartbeat=None))
+        assert gap.reason == "lost-attempt"
+        assert later == remaining
+    frames = await read_frames(resumed.sse(after=live[-1].cursor, heartbeat=None))
     assert [event.kind for _, event in frames][:2] == ["gap", "status-update"]
 
 
-async def test_what_a_nested_run_did_before_the_cursor_does_not_come_again() -> None:  # L10, L132
+async def test_stream_after_a_cursor_skips_earlier_events_of_nested_runs() -> None:  # L10, L132
     @tool
     async def delegates(ctx: RunContext) -> str:
         """Has a run of its own."""
@@ -123,22 +127,22 @@ async def test_what_a_nested_run_did_before_the_cursor_does_not_come_again() -> 
         return "mine"
 
     run = Agent(ScriptedModel(call("delegates"), "ok"), tools=[delegates]).run("Go.")
-    kept = [event for event in await events_of(run) if event.durable]
-    assert {event.task_id for event in kept} == {run.task_id, "child"}
-    for place, event in enumerate(kept):
-        assert [later async for later in run.stream(after=event.cursor)] == kept[place + 1 :]
+    durable_events = [event for event in await events_of(run) if event.durable]
+    assert {event.task_id for event in durable_events} == {run.task_id, "child"}
+    for index, event in enumerate(durable_events):
+        assert [later async for later in run.stream(after=event.cursor)] == durable_events[index + 1 :]
 
 
-def nested(depth: int, log: MemoryEventLog | None = None) -> Agent[None]:
-    """An agent that asks another one, and so on, so many levels deep."""
+def make_nested_agents(depth: int, log: MemoryEventLog | None = None) -> Agent[None]:
+    """Return an agent with `depth` levels of nested agents."""
     if depth == 0:
         return Agent(ScriptedModel("deep"), name="0", log=log)
-    below = nested(depth - 1)
+    inner_agent = make_nested_agents(depth - 1)
 
     @tool
     async def delegates(ctx: RunContext) -> str:
         """Asks the agent below."""
-        run = below.run("Go.")
+        run = inner_agent.run("Go.")
         async for event in run:
             ctx.emit(event)
         return (await run).output
@@ -146,52 +150,54 @@ def nested(depth: int, log: MemoryEventLog | None = None) -> Agent[None]:
     return Agent(ScriptedModel(call("delegates"), "ok"), tools=[delegates], name=str(depth), log=log)
 
 
-async def test_a_cursor_of_a_nested_run_names_the_run_whose_stream_it_is_in() -> None:  # L10, L132
+async def test_cursor_of_nested_event_names_the_root_run() -> None:  # L10, L132
     log = MemoryEventLog()
-    run = nested(3, log).run("Go.")
-    kept = [event for event in await events_of(run) if event.durable]
-    assert len({event.task_id for event in kept}) == 4
-    assert {event.root_task_id for event in kept} == {run.task_id}
-    assert [event.cursor for event in await log.read(run.task_id)] == [event.cursor for event in kept]
-    for place, event in enumerate(kept):
+    run = make_nested_agents(3, log).run("Go.")
+    durable_events = [event for event in await events_of(run) if event.durable]
+    assert len({event.task_id for event in durable_events}) == 4
+    assert {event.root_task_id for event in durable_events} == {run.task_id}
+    assert [event.cursor for event in await log.read(run.task_id)] == [event.cursor for event in durable_events]
+    for index, event in enumerate(durable_events):
         assert Event.from_json(event.to_json()).cursor == event.cursor
-        assert [later async for later in run.stream(after=event.cursor)] == kept[place + 1 :]
-        assert [later async for later in follow(log, run.task_id, after=event.cursor)] == kept[place + 1 :]
-    for place, (cursor, event) in enumerate(frames := await frames_of(run.sse(heartbeat=None))):
+        assert [later async for later in run.stream(after=event.cursor)] == durable_events[index + 1 :]
+        assert [later async for later in follow(log, run.task_id, after=event.cursor)] == durable_events[index + 1 :]
+    for index, (cursor, event) in enumerate(frames := await read_frames(run.sse(heartbeat=None))):
         if event.durable:
-            later = [each for each in frames[place + 1 :] if each[1].durable]
-            assert await frames_of(run.sse(after=cursor, heartbeat=None)) == later
+            later = [frame for frame in frames[index + 1 :] if frame[1].durable]
+            assert await read_frames(run.sse(after=cursor, heartbeat=None)) == later
 
 
-async def test_the_cursors_of_a_fork_are_its_own_in_what_it_took_over_of_nested_runs_too() -> None:  # L132
+async def test_copied_events_of_a_fork_have_cursors_of_the_fork() -> None:  # L132
     log = MemoryEventLog()
-    agent = nested(2, log)
+    agent = make_nested_agents(2, log)
     run = agent.run("Go.")
-    taken = [event for event in await events_of(run) if event.durable]
-    answered = next(event.seq for event in taken if event.kind == "tool-complete" and event.task_id == run.task_id)
+    parent_events = [event for event in await events_of(run) if event.durable]
+    answered = next(
+        event.seq for event in parent_events if event.kind == "tool-complete" and event.task_id == run.task_id
+    )
     fork = agent.fork(run.task_id, at=answered, model=ScriptedModel("Another."))
-    kept = [event for event in await events_of(fork) if event.durable]
-    assert {event.root_task_id for event in kept} == {fork.task_id}
-    below = [event for event in kept if event.kind == "task"][1:]
-    assert [event.to_json() for event in below if event.parent_task_id != fork.task_id] == [
+    durable_events = [event for event in await events_of(fork) if event.durable]
+    assert {event.root_task_id for event in durable_events} == {fork.task_id}
+    nested_tasks = [event for event in durable_events if event.kind == "task"][1:]
+    assert [event.to_json() for event in nested_tasks if event.parent_task_id != fork.task_id] == [
         event.to_json().replace(run.task_id.encode(), fork.task_id.encode())
-        for event in taken
+        for event in parent_events
         if event.kind == "task" and event.parent_task_id not in (None, run.task_id)
     ]
-    for place, event in enumerate(kept):
-        assert [later async for later in fork.stream(after=event.cursor)] == kept[place + 1 :]
+    for index, event in enumerate(durable_events):
+        assert [later async for later in fork.stream(after=event.cursor)] == durable_events[index + 1 :]
 
 
-async def test_the_cursor_of_another_run_is_answered_by_a_gap_and_everything() -> None:  # L133
+async def test_cursor_of_another_run_yields_a_gap_and_all_events() -> None:  # L133
     run = Agent(ScriptedModel("Hi.")).run("Go.")
     await run
-    gap, *rest = [event async for event in run.stream(after="another/1.2.0")]
+    gap, *remaining = [event async for event in run.stream(after="another/1.2.0")]
     assert isinstance(gap, GapEvent)
     assert gap.reason == "unknown-cursor"
-    assert rest == await events_of(run)
+    assert remaining == await events_of(run)
 
 
-async def test_a_cursor_that_is_older_than_the_memory_is_answered_by_a_gap() -> None:  # L133, L134
+async def test_cursor_older_than_the_buffer_yields_a_gap() -> None:  # L133, L134
     @tool
     async def chatter(ctx: RunContext) -> str:
         """Emit."""
@@ -201,17 +207,17 @@ async def test_a_cursor_that_is_older_than_the_memory_is_answered_by_a_gap() -> 
 
     run = Agent(ScriptedModel(call("chatter"), "ok"), tools=[chatter]).run("Go.")
     await run
-    gap, *rest = [event async for event in run.stream(after=f"{run.task_id}/1.5.0", buffer=20_000)]
+    gap, *remaining = [event async for event in run.stream(after=f"{run.task_id}/1.5.0", buffer=20_000)]
     assert isinstance(gap, GapEvent)
     assert gap.reason == "trimmed"
-    assert len(rest) == 10_000
-    assert gap.seq == rest[0].seq - 1
-    last = rest[4_999]
-    assert [event async for event in run.stream(after=last.cursor, buffer=20_000)] == rest[5_000:]
-    assert [event async for event in run.stream(after=gap.cursor, buffer=20_000)] == rest
+    assert len(remaining) == 10_000
+    assert gap.seq == remaining[0].seq - 1
+    last = remaining[4_999]
+    assert [event async for event in run.stream(after=last.cursor, buffer=20_000)] == remaining[5_000:]
+    assert [event async for event in run.stream(after=gap.cursor, buffer=20_000)] == remaining
 
 
-async def test_a_gap_before_the_events_of_a_nested_run_is_one_of_the_root_run() -> None:  # L10, L133, L134
+async def test_gap_before_nested_events_belongs_to_the_root_run() -> None:  # L10, L133, L134
     @tool
     async def delegates(ctx: RunContext) -> str:
         """Has a run of its own, which says much."""
@@ -221,11 +227,12 @@ async def test_a_gap_before_the_events_of_a_nested_run_is_one_of_the_root_run() 
 
     run = Agent(ScriptedModel(call("delegates"), "ok"), tools=[delegates]).run("Go.")
     await run
-    gap, *rest = [event async for event in run.stream(buffer=20_000)]
+    gap, *remaining = [event async for event in run.stream(buffer=20_000)]
     assert isinstance(gap, GapEvent)
-    assert (rest[0].task_id, gap.task_id, gap.reason) == ("child", run.task_id, "trimmed")
-    assert [event async for event in run.stream(after=gap.cursor, buffer=20_000)] == rest
-    assert [event async for event in run.stream(after=rest[0].cursor, buffer=20_000)] == rest[1:]
+    assert remaining[0].task_id == "child"
+    assert (gap.task_id, gap.reason) == (run.task_id, "trimmed")
+    assert [event async for event in run.stream(after=gap.cursor, buffer=20_000)] == remaining
+    assert [event async for event in run.stream(after=remaining[0].cursor, buffer=20_000)] == remaining[1:]
 
 
 @tool
@@ -236,26 +243,26 @@ async def chatters(ctx: RunContext) -> str:
     return ""
 
 
-async def test_what_is_too_old_for_the_memory_comes_from_the_log() -> None:  # L134
+async def test_events_older_than_the_buffer_come_from_the_log() -> None:  # L134
     log = MemoryEventLog()
     run = Agent(ScriptedModel(call("chatters"), "ok"), tools=[chatters], log=log).run("Go.")
-    came: list[Event] = []
-    early = run.events.subscribe(came.append)
+    received: list[Event] = []
+    subscription = run.events.subscribe(received.append)
     await run
-    early.dispose()
-    whole = [event for event in came if event.durable]
-    assert len(whole) > 10_100
+    subscription.dispose()
+    durable_events = [event for event in received if event.durable]
+    assert len(durable_events) > 10_100
 
     for stream in (run.events, run.stream(buffer=20_000), run.stream(buffer=20_000, after=f"{run.task_id}/1.0.0")):
-        assert [event async for event in stream] == whole
-    later = run.stream(after=whole[4].cursor, buffer=20_000)
-    assert [event async for event in later] == whole[5:]
-    frames = [frame async for frame in run.sse(after=whole[4].cursor, heartbeat=None)]
-    assert len(frames) == len(public_events(whole[5:]))
+        assert [event async for event in stream] == durable_events
+    later = run.stream(after=durable_events[4].cursor, buffer=20_000)
+    assert [event async for event in later] == durable_events[5:]
+    frames = [frame async for frame in run.sse(after=durable_events[4].cursor, heartbeat=None)]
+    assert len(frames) == len(public_events(durable_events[5:]))
 
 
-def test_what_comes_while_the_log_is_read_waits_behind_it() -> None:  # L134
-    class Slow(MemoryEventLog):
+def test_live_events_follow_the_events_that_are_read_from_a_slow_log() -> None:  # L134
+    class SlowReadLog(MemoryEventLog):
         async def read(self, *arguments: Any, **options: Any) -> Sequence[Event]:
             await asyncio.sleep(0.5)
             return await super().read(*arguments, **options)
@@ -271,35 +278,36 @@ def test_what_comes_while_the_log_is_read_waits_behind_it() -> None:  # L134
         return ""
 
     with virtual_time() as time:
-        run = Agent(ScriptedModel(call("chatters_on"), "ok"), tools=[chatters_on], log=Slow()).run("Go.")
-        late, left = Recorder(), Recorder()
-        time.at(0.25, lambda: run.events.subscribe(late))
-        time.at(0.25, lambda: time.at(0.35, run.events.subscribe(left).dispose))
-        came: list[Event] = []
+        run = Agent(ScriptedModel(call("chatters_on"), "ok"), tools=[chatters_on], log=SlowReadLog()).run("Go.")
+        late_reader, disposed = Recorder(), Recorder()
+        time.at(0.25, lambda: run.events.subscribe(late_reader))
+        time.at(0.25, lambda: time.at(0.35, run.events.subscribe(disposed).dispose))
+        received: list[Event] = []
 
         async def main() -> None:
-            run.events.subscribe(came.append)
+            run.events.subscribe(received.append)
             await run
 
         time.run(main())
         time.advance(1)
 
-    assert [event for event in late.events if event.durable] == [event for event in came if event.durable]
-    assert late.completed
-    assert left.events == []
+    assert [event for event in late_reader.events if event.durable] == [event for event in received if event.durable]
+    assert late_reader.completed
+    assert disposed.events == []
 
 
-async def test_a_log_that_cannot_be_read_leaves_a_gap() -> None:  # L134
-    class Broken(MemoryEventLog):
+async def test_unreadable_log_yields_a_gap() -> None:  # L134
+    class UnreadableLog(MemoryEventLog):
         async def read(self, *arguments: Any, **options: Any) -> Sequence[Event]:
             raise OSError("the disk is gone")
 
-    run = Agent(ScriptedModel(call("chatters"), "ok"), tools=[chatters], log=Broken()).run("Go.")
+    run = Agent(ScriptedModel(call("chatters"), "ok"), tools=[chatters], log=UnreadableLog()).run("Go.")
     await run
-    gap, *rest = [event async for event in run.stream(buffer=20_000)]
+    gap, *remaining = [event async for event in run.stream(buffer=20_000)]
 
     assert isinstance(gap, GapEvent)
-    assert (gap.reason, len(rest)) == ("trimmed", 10_000)
+    assert gap.reason == "trimmed"
+    assert len(remaining) == 10_000
 
 
 def _fields(frame: bytes) -> dict[str, str]:
@@ -307,43 +315,43 @@ def _fields(frame: bytes) -> dict[str, str]:
     return {name: value for name, _, value in lines}
 
 
-async def frames_of(stream: AsyncIterator[bytes]) -> list[tuple[str, Event]]:
-    found: list[tuple[str, Event]] = []
+async def read_frames(stream: AsyncIterator[bytes]) -> list[tuple[str, Event]]:
+    frames: list[tuple[str, Event]] = []
     async for data in stream:
         lines = _fields(data)
-        found.append((lines.get("id", ""), Event.from_json(lines["data"], strict=True)))
-    return found
+        frames.append((lines.get("id", ""), Event.from_json(lines["data"], strict=True)))
+    return frames
 
 
-async def test_the_server_sent_events_of_a_run_are_its_public_events() -> None:  # L136, L139
+async def test_sse_yields_the_public_events_of_a_run() -> None:  # L136, L139
     run = Agent(two_steps(), tools=[add]).run("Line one\nline two: data: x\n\n")
     live = Recorder(run.events)
-    got = await frames_of(run.sse())
-    assert [event for _, event in got] == public_events(live.events)
-    assert [cursor for cursor, _ in got] == [event.cursor for event in live.events if event.public]
+    frames_received = await read_frames(run.sse())
+    assert [event for _, event in frames_received] == public_events(live.events)
+    assert [cursor for cursor, _ in frames_received] == [event.cursor for event in live.events if event.public]
 
 
-async def test_server_sent_events_go_on_behind_the_last_id() -> None:  # L132
+async def test_sse_continues_after_the_last_id() -> None:  # L132
     run = Agent(two_steps(), tools=[add]).run("Add.")
-    got = await frames_of(run.sse())
-    kept = [(cursor, event) for cursor, event in got if event.durable]
-    for place, (cursor, _) in enumerate(kept):
-        assert await frames_of(run.sse(after=cursor)) == kept[place + 1 :]
+    frames_received = await read_frames(run.sse())
+    durable_events = [(cursor, event) for cursor, event in frames_received if event.durable]
+    for index, (cursor, _) in enumerate(durable_events):
+        assert await read_frames(run.sse(after=cursor)) == durable_events[index + 1 :]
 
 
-async def test_an_id_that_is_none_is_answered_by_a_gap_and_everything() -> None:  # L133
+async def test_sse_with_an_invalid_id_yields_a_gap_and_all_events() -> None:  # L133
     run = Agent(ScriptedModel("Hi.")).run("Go.")
     await run
-    everything = await frames_of(run.sse())
-    for nonsense in ("nonsense", "a/b/c", "x/1.2", "a/1.1.1.1"):
-        [(cursor, gap), *rest] = await frames_of(run.sse(after=nonsense))
-        assert isinstance(gap, GapEvent), nonsense
-        assert cursor == "", "a gap is no place to come back to"
+    everything = await read_frames(run.sse())
+    for invalid_id in ("nonsense", "a/b/c", "x/1.2", "a/1.1.1.1"):
+        [(cursor, gap), *remaining] = await read_frames(run.sse(after=invalid_id))
+        assert isinstance(gap, GapEvent), invalid_id
+        assert cursor == "", "a gap must not have a cursor"
         assert gap.reason == "unknown-cursor"
-        assert rest == everything
+        assert remaining == everything
 
 
-async def test_a_client_at_the_end_of_a_finished_run_is_told_that_there_is_no_more() -> None:
+async def test_has_more_is_false_at_the_end_of_a_finished_run() -> None:
     log = MemoryEventLog()
     run = Agent(ScriptedModel("Hi"), log=log).run("Hi")
     assert await run.has_more(f"{run.task_id}/1.99.0")
@@ -355,16 +363,16 @@ async def test_a_client_at_the_end_of_a_finished_run_is_told_that_there_is_no_mo
             assert await reader.has_more(cursor)
 
 
-async def test_of_a_run_that_goes_on_there_is_always_more() -> None:
+async def test_has_more_is_true_for_a_working_run() -> None:
     log = MemoryEventLog()
-    begun = TaskEvent(messages=[], model="m", agent_name="a", task_id="t", context_id="c", seq=1, attempt=1)
-    await log.append("t", [begun], expected_seq=0)
+    task = TaskEvent(messages=[], model="m", agent_name="a", task_id="t", context_id="c", seq=1, attempt=1)
+    await log.append("t", [task], expected_seq=0)
     assert await follow(log, "t").has_more("t/1.1.0")
     assert await follow(log, "t").has_more("t/1.7.0")
 
 
-async def test_a_cursor_with_a_number_without_end_is_none() -> None:
+async def test_cursor_with_a_huge_number_is_invalid() -> None:
     run = Agent(ScriptedModel("Hi"), log=MemoryEventLog()).run("Hi")
     await run
-    frames_of = [frame async for frame in run.sse(after=f"{run.task_id}/1.{'9' * 5000}.0", heartbeat=None)]
-    assert frames_of[0].startswith(b"event: gap")
+    received = [frame async for frame in run.sse(after=f"{run.task_id}/1.{'9' * 5000}.0", heartbeat=None)]
+    assert received[0].startswith(b"event: gap")

@@ -1,4 +1,4 @@
-"""`await run.begin()`: whether a run is accepted, before anything is asked; and `run.start()`, which does not wait."""
+"""`await run.begin()` waits until a run is accepted. `run.start()` does not wait."""
 
 import asyncio
 from pathlib import Path
@@ -10,7 +10,7 @@ from rxloop.errors import ContextBusy, EventLogError, InvalidInput, UnknownRun
 from rxloop.testing import ScriptedModel, call, frames
 
 
-async def test_a_run_that_is_accepted_is_in_the_log_and_goes_on(tmp_path: Path) -> None:
+async def test_begin_returns_when_the_run_is_recorded(tmp_path: Path) -> None:
     log = SqliteEventLog(tmp_path / "a.db")
     run = Agent(ScriptedModel(frames("-Hi-|", 0.001)), log=log).run("Hello")
 
@@ -21,13 +21,13 @@ async def test_a_run_that_is_accepted_is_in_the_log_and_goes_on(tmp_path: Path) 
     await log.aclose()
 
 
-async def test_a_run_without_a_log_is_accepted() -> None:
+async def test_begin_accepts_a_run_without_log() -> None:
     run = await Agent(ScriptedModel("Hi")).run("Hello").begin()
 
     assert (await run).output == "Hi"
 
 
-async def test_what_is_begun_twice_runs_once() -> None:
+async def test_begin_twice_starts_the_run_once() -> None:
     model = ScriptedModel("Hi")
     run = Agent(model).run("Hello")
 
@@ -39,7 +39,7 @@ async def test_what_is_begun_twice_runs_once() -> None:
     assert len(model.requests) == 1
 
 
-async def test_a_busy_conversation_refuses_at_once_and_the_model_is_not_asked() -> None:
+async def test_begin_raises_in_a_busy_conversation_without_a_model_call() -> None:
     first, second = ScriptedModel(frames("---|")), ScriptedModel("never")
     log = MemoryEventLog()
     async with Agent(first, log=log).run("1", context_id="c") as running:
@@ -51,7 +51,7 @@ async def test_a_busy_conversation_refuses_at_once_and_the_model_is_not_asked() 
         assert second.requests == []
 
 
-async def test_an_unknown_run_and_a_wrong_answer_are_refused() -> None:
+async def test_begin_raises_for_unknown_run_and_invalid_answer() -> None:
     log = MemoryEventLog()
     agent = Agent(ScriptedModel("Hi"), log=log)
     result = await agent.run("Hello")
@@ -62,40 +62,40 @@ async def test_an_unknown_run_and_a_wrong_answer_are_refused() -> None:
         await agent.resume(result.task_id, inputs={"x": 1}).begin()
 
 
-async def test_a_run_that_is_over_is_accepted_and_gives_its_end() -> None:
+async def test_begin_accepts_a_finished_run() -> None:
     log = MemoryEventLog()
     agent = Agent(ScriptedModel("Hi"), log=log)
     result = await agent.run("Hello")
 
-    again = await agent.resume(result.task_id).begin()
+    resumed = await agent.resume(result.task_id).begin()
 
-    assert (await again).output == "Hi"
+    assert (await resumed).output == "Hi"
 
 
-async def test_a_log_that_cannot_be_written_is_told() -> None:
-    class Broken(MemoryEventLog):
+async def test_begin_raises_when_the_log_is_unwritable() -> None:
+    class FullLog(MemoryEventLog):
         async def append(self, *args: object, **options: object) -> None:
             raise EventLogError("the disk is full", retryable=False)
 
     with pytest.raises(EventLogError, match="the disk is full"):
-        await Agent(ScriptedModel(frames("---|")), log=Broken()).run("Hello").begin()
+        await Agent(ScriptedModel(frames("---|")), log=FullLog()).run("Hello").begin()
 
 
-async def test_a_run_that_is_cancelled_while_it_waits_for_its_turn_is_begun_and_over() -> None:
+async def test_begin_returns_when_the_run_is_canceled_while_it_waits_for_the_conversation() -> None:
     log = MemoryEventLog()
     async with Agent(ScriptedModel(frames("---|")), log=log).run("1", context_id="c") as running:
         await running.begin()
-        waiting = Agent(ScriptedModel("never"), log=log).run("2", context_id="c", when_busy="wait")
-        begun = asyncio.create_task(waiting.begin())
+        queued = Agent(ScriptedModel("never"), log=log).run("2", context_id="c", when_busy="wait")
+        begin_task = asyncio.create_task(queued.begin())
         await asyncio.sleep(0)
-        waiting.cancel("not any more")
+        queued.cancel("not any more")
 
-        assert await begun is waiting
+        assert await begin_task is queued
         with pytest.raises(RunCancelled, match="not any more"):
-            await waiting
+            await queued
 
 
-async def test_a_run_that_is_started_goes_on_while_it_is_held() -> None:
+async def test_start_runs_in_the_background() -> None:
     run = Agent(ScriptedModel(call("nothing"), "Hi")).run("Hello").start()
 
     assert run.started

@@ -33,7 +33,7 @@ from support.runs import outcome
 from support.slow_log import SlowLog
 
 
-async def test_before_the_start() -> None:
+async def test_cancel_before_the_start() -> None:
     model = ScriptedModel("Hi.")
     run = Agent(model).run("Go.")
     run.cancel("changed my mind")
@@ -43,15 +43,15 @@ async def test_before_the_start() -> None:
     assert model.requests == []
 
 
-async def test_a_provider_that_cannot_be_disposed_is_told_and_the_run_ends(caplog: pytest.LogCaptureFixture) -> None:
-    class Stuck:
+async def test_cancel_ends_the_run_when_disposal_of_its_provider_raises(caplog: pytest.LogCaptureFixture) -> None:
+    class UndisposableModel:
         name = "stuck"
 
         def call(self, request: ModelRequest) -> Observable[Event]:
             def subscribe(
                 observer: abc.ObserverBase[Event], scheduler: abc.SchedulerBase | None = None
             ) -> abc.DisposableBase:
-                # Something that is still to come: a run that waits for nothing at all ends by itself.
+                # Without a pending timer, the run would end by itself because it can make no progress.
                 timer = asyncio.get_running_loop().call_later(60, observer.on_completed)
 
                 def dispose() -> None:
@@ -64,7 +64,7 @@ async def test_a_provider_that_cannot_be_disposed_is_told_and_the_run_ends(caplo
 
         async def aclose(self) -> None: ...
 
-    run = Agent(Stuck()).run("Go.")
+    run = Agent(UndisposableModel()).run("Go.")
     recorder = Recorder(run.events)
     await settled()
     run.cancel()
@@ -72,7 +72,7 @@ async def test_a_provider_that_cannot_be_disposed_is_told_and_the_run_ends(caplo
     assert "the socket is gone" in caplog.text
 
 
-async def test_after_the_start_and_before_anything_happened() -> None:
+async def test_cancel_immediately_after_the_start() -> None:
     model = ScriptedModel("Hi.")
     run = Agent(model).run("Go.")
     recorder = Recorder(run.events)
@@ -82,20 +82,20 @@ async def test_after_the_start_and_before_anything_happened() -> None:
 
 
 class StuckLog(MemoryEventLog):
-    """Hangs where it is told to."""
+    """Log that hangs in a chosen method."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.stuck = ""
-        self.hanging = 0
+        self.hanging_method = ""
+        self.hanging_calls = 0
 
-    async def _hang(self, where: str) -> None:
-        if where == self.stuck:
-            self.hanging += 1
+    async def _hang(self, method: str) -> None:
+        if method == self.hanging_method:
+            self.hanging_calls += 1
             try:
                 await asyncio.Event().wait()
             finally:
-                self.hanging -= 1
+                self.hanging_calls -= 1
 
     async def list_runs(self, **options: Any) -> Any:
         await self._hang("list_runs")
@@ -106,39 +106,39 @@ class StuckLog(MemoryEventLog):
         return await super().read(task_id, after_seq=after_seq)
 
 
-@pytest.mark.parametrize("where", ["list_runs", "read"])
-async def test_while_the_conversation_is_loaded(where: str) -> None:
+@pytest.mark.parametrize("method", ["list_runs", "read"])
+async def test_cancel_while_the_conversation_is_loaded(method: str) -> None:
     log = StuckLog()
     model = ScriptedModel("Hi.", "Hi again.", "And again.")
     agent = Agent(model, log=log)
     await agent.run("1", context_id="c")
-    log.stuck = where
+    log.hanging_method = method
     run = agent.run("2", context_id="c")
     recorder = Recorder(run.events)
-    await until(lambda: log.hanging)
+    await until(lambda: log.hanging_calls)
     run.cancel()
     await cancelled(run, recorder)
-    assert log.hanging == 0
-    log.stuck = ""
-    assert (await agent.run("3", context_id="c")).output == "Hi again.", "the conversation is free again"
+    assert log.hanging_calls == 0
+    log.hanging_method = ""
+    assert (await agent.run("3", context_id="c")).output == "Hi again.", "the conversation was not released"
 
 
-@pytest.mark.parametrize("how", ["cancel", "limit"])
-async def test_while_it_waits_for_its_turn(how: str) -> None:
+@pytest.mark.parametrize("cause", ["cancel", "limit"])
+async def test_cancel_while_the_run_waits_for_the_conversation(cause: str) -> None:
     log = MemoryEventLog()
     model = ScriptedModel(call("waits"), "One.", "Three.")
     agent = Agent(model, tools=[waits], log=log)
     first = agent.run("1", context_id="c")
     Recorder(first.events)
     await until(lambda: model.requests)
-    # What has not had its turn has said nothing and done nothing: the log and the conversation do not know it.
-    limits = Limits(seconds=0.01) if how == "limit" else None
+    # A run that has not acquired the conversation is recorded neither in the log nor in the conversation.
+    limits = Limits(seconds=0.01) if cause == "limit" else None
     run = agent.run("2", context_id="c", when_busy="wait", limits=limits)
     recorder = Recorder(run.events)
     await settled()
-    if how == "cancel":
+    if cause == "cancel":
         run.cancel()
-    with pytest.raises(RunCancelled if how == "cancel" else LimitReached) as caught:
+    with pytest.raises(RunCancelled if cause == "cancel" else LimitReached) as caught:
         await run
     assert caught.value.result.messages == []
     assert kinds(recorder.events) == ["status-update"]
@@ -153,23 +153,24 @@ async def test_while_it_waits_for_its_turn(how: str) -> None:
     await nothing_left()
 
 
-async def test_while_a_fork_reads_the_run_that_it_is_made_of() -> None:
+async def test_cancel_while_a_fork_reads_its_parent() -> None:
     log = StuckLog()
     agent = Agent(ScriptedModel("One.", "Two."), log=log)
     parent = await agent.run("1")
-    log.stuck = "read"
+    log.hanging_method = "read"
     run = agent.fork(parent.task_id, 1)
     recorder = Recorder(run.events)
-    await until(lambda: log.hanging)
+    await until(lambda: log.hanging_calls)
     run.cancel()
     with pytest.raises(RunCancelled):
         await run
     assert kinds(recorder.events) == ["status-update"]
-    assert (log.hanging, [record.task_id for record in await log.list_runs()]) == (0, [parent.task_id])
+    assert log.hanging_calls == 0
+    assert [record.task_id for record in await log.list_runs()] == [parent.task_id]
     await nothing_left()
 
 
-async def test_while_a_run_is_taken_up_again() -> None:
+async def test_cancel_while_a_run_is_resumed() -> None:
     @tool
     async def asks(ctx: RunContext) -> str:
         """Ask."""
@@ -178,38 +179,38 @@ async def test_while_a_run_is_taken_up_again() -> None:
     log = StuckLog()
     agent = Agent(ScriptedModel(call("asks"), "ok"), tools=[asks], log=log)
     paused = await agent.run("Go.")
-    log.stuck = "read"
+    log.hanging_method = "read"
     inputs = {paused.pending[0].input_id: True}
     run = agent.resume(paused.task_id, inputs=inputs)
     recorder = Recorder(run.events)
-    await until(lambda: log.hanging)
+    await until(lambda: log.hanging_calls)
     run.cancel()
     with pytest.raises(RunCancelled):
         await run
     assert_ended(recorder.events, "canceled", "canceled")
     await nothing_left()
-    log.stuck = ""
-    assert (await agent.resume(paused.task_id, inputs=inputs)).output == "ok", "it is as it was"
+    log.hanging_method = ""
+    assert (await agent.resume(paused.task_id, inputs=inputs)).output == "ok", "the canceled resumption had an effect"
 
 
-async def test_while_the_instructions_are_made() -> None:
-    begun: list[int] = []
+async def test_cancel_while_the_instructions_are_prepared() -> None:
+    started: list[int] = []
 
-    async def slow(ctx: RunContext) -> str:
-        begun.append(1)
+    async def wait_forever(ctx: RunContext) -> str:
+        started.append(1)
         await asyncio.Event().wait()
         return "never"
 
     model = ScriptedModel("Hi.")
-    run = Agent(model, instructions=slow).run("Go.")
+    run = Agent(model, instructions=wait_forever).run("Go.")
     recorder = Recorder(run.events)
-    await until(lambda: begun)
+    await until(lambda: started)
     run.cancel()
     await cancelled(run, recorder)
     assert model.requests == []
 
 
-async def test_in_each_step_of_its_start_nothing_is_left_that_nobody_awaited() -> None:
+async def test_cancel_at_any_step_of_the_start_leaves_no_unawaited_coroutine() -> None:
     async def brief(ctx: RunContext) -> str:
         await asyncio.sleep(0)
         return "Be brief."
@@ -217,31 +218,31 @@ async def test_in_each_step_of_its_start_nothing_is_left_that_nobody_awaited() -
     agent = Agent(ScriptedModel(*["Hi."] * 40), instructions=brief, log=MemoryEventLog())
     for steps in range(40):
         run = agent.run("Go.")
-        ending = asyncio.ensure_future(outcome(run))
+        outcome_task = asyncio.ensure_future(outcome(run))
         for _ in range(steps):
             await asyncio.sleep(0)
         run.cancel()
-        await ending
+        await outcome_task
     gc.collect()
 
 
-async def test_while_the_tools_of_a_family_are_asked_for() -> None:
-    begun: list[int] = []
+async def test_cancel_while_a_toolset_lists_its_tools() -> None:
+    started: list[int] = []
 
-    class Family:
+    class HangingToolset:
         async def tools(self, ctx: RunContext[Any]) -> Sequence[Any]:
-            begun.append(1)
+            started.append(1)
             await asyncio.Event().wait()
             return []
 
-    run = Agent(ScriptedModel("Hi."), tools=[Family()]).run("Go.")
+    run = Agent(ScriptedModel("Hi."), tools=[HangingToolset()]).run("Go.")
     recorder = Recorder(run.events)
-    await until(lambda: begun)
+    await until(lambda: started)
     run.cancel()
     await cancelled(run, recorder)
 
 
-async def test_while_the_model_answers() -> None:
+async def test_cancel_while_the_model_answers() -> None:
     model = endless()
     run = Agent(model).run("Go.")
     recorder = Recorder(run.events)
@@ -253,7 +254,7 @@ async def test_while_the_model_answers() -> None:
     assert (complete.content, complete.finish_reason) == ("a", "canceled")
 
 
-async def test_while_tools_work() -> None:
+async def test_cancel_while_tools_run() -> None:
     model = ScriptedModel([call("quick"), call("waits"), call("waits")], "never")
     run = Agent(model, tools=[quick, waits]).run("Go.")
     recorder = Recorder(run.events)
@@ -266,7 +267,7 @@ async def test_while_tools_work() -> None:
     assert len(model.requests) == 1
 
 
-async def test_while_calls_wait_for_their_turn() -> None:
+async def test_cancel_while_calls_wait_for_a_free_slot() -> None:
     model = ScriptedModel([call("waits")] * 4, "never")
     run = Agent(model, tools=[waits], loop=[op.call_model(), op.run_tools(concurrency=1)]).run("Go.")
     recorder = Recorder(run.events)
@@ -277,7 +278,7 @@ async def test_while_calls_wait_for_their_turn() -> None:
     assert kinds(recorder.events).count("tool-complete") == 4
 
 
-async def test_while_a_guard_thinks() -> None:
+async def test_cancel_while_a_guard_runs() -> None:
     @op.on(ModelRequest)
     async def slow_guard(request: ModelRequest, ctx: RunContext[None]) -> AsyncIterator[Signal]:
         await asyncio.Event().wait()
@@ -292,20 +293,20 @@ async def test_while_a_guard_thinks() -> None:
     assert model.requests == []
 
 
-async def test_while_the_log_is_slow() -> None:
+async def test_cancel_while_the_log_is_slow() -> None:
     log = SlowLog()
     run = Agent(ScriptedModel(call("quick"), "never"), tools=[quick], log=log).run("Go.")
     recorder = Recorder(run.events)
     await until(lambda: log.waiting)
     run.cancel()
     await settled()
-    assert not recorder.completed, "the end waits until it is durable"
+    assert not recorder.completed, "the end must wait until it is durable"
     log.gate.set()
     await cancelled(run, recorder)
     assert [event.kind for event in await log.read(run.task_id)][-1] == "status-update"
 
 
-async def test_while_it_is_cleaning_up_the_first_reason_stands() -> None:
+async def test_second_cancel_keeps_the_first_reason() -> None:
     stopping: list[int] = []
 
     @tool
@@ -331,7 +332,7 @@ async def test_while_it_is_cleaning_up_the_first_reason_stands() -> None:
     assert final.error.message == "first"
 
 
-async def test_after_the_end_it_changes_nothing() -> None:
+async def test_cancel_after_the_end_changes_nothing() -> None:
     run = Agent(ScriptedModel("Hi.")).run("Go.")
     recorder = Recorder(run.events)
     await run
@@ -341,7 +342,7 @@ async def test_after_the_end_it_changes_nothing() -> None:
     assert_ended(recorder.events, "completed")
 
 
-def of_each_kind() -> ScriptedModel:
+def make_model() -> ScriptedModel:
     return ScriptedModel(
         turn(frames("-a-b-|", frame=0.002), calls=[call("quick"), call("naps")]), frames("-c-d-|", frame=0.002)
     )
@@ -356,23 +357,23 @@ async def naps(ctx: RunContext) -> str:
     return "rested"
 
 
-def count_of_events() -> int:
+def count_events() -> int:
     with virtual_time() as time:
-        return len(time.run(events_of(Agent(of_each_kind(), tools=[quick, naps]).run("Go."))))
+        return len(time.run(events_of(Agent(make_model(), tools=[quick, naps]).run("Go."))))
 
 
 @pytest.mark.parametrize("with_log", [False, True])
-def test_from_a_subscriber_at_each_event(with_log: bool) -> None:
-    for place in range(1, count_of_events()):
+def test_subscriber_can_cancel_at_any_event(with_log: bool) -> None:
+    for position in range(1, count_events()):
         with virtual_time() as time:
             log = MemoryEventLog() if with_log else None
-            model = of_each_kind()
+            model = make_model()
             run = Agent(model, tools=[quick, naps], log=log).run("Go.")
             recorder = Recorder()
 
-            def cancel(event: Event, run: Any = run, recorder: Recorder = recorder, place: int = place) -> None:
+            def cancel(event: Event, run: Any = run, recorder: Recorder = recorder, position: int = position) -> None:
                 recorder.on_next(event)
-                if len(recorder.events) == place:
+                if len(recorder.events) == position:
                     run.cancel("from a callback")
 
             async def main(run: Any = run, recorder: Recorder = recorder, cancel: Any = cancel) -> None:
@@ -382,19 +383,19 @@ def test_from_a_subscriber_at_each_event(with_log: bool) -> None:
             time.run(main())
             assert model.open == 0
             if log is not None:
-                kept = time.run(log.read(run.task_id))
-                assert list(kept) == [event for event in recorder.events if event.durable]
+                recorded = time.run(log.read(run.task_id))
+                assert list(recorded) == [event for event in recorder.events if event.durable]
 
 
-@given(moment=st.integers(0, 40_000), twice=st.integers(0, 3_000))
+@given(microseconds=st.integers(0, 40_000), delay=st.integers(0, 3_000))
 @settings(max_examples=60, deadline=None)
-def test_at_any_moment(moment: int, twice: int) -> None:
+def test_run_ends_once_when_canceled_at_any_moment(microseconds: int, delay: int) -> None:
     with virtual_time() as time:
-        model = of_each_kind()
+        model = make_model()
         run = Agent(model, tools=[quick, naps]).run("Go.")
         recorder = Recorder()
-        time.at(moment / 1_000_000, run.cancel)
-        time.at((moment + twice) / 1_000_000, run.cancel)
+        time.at(microseconds / 1_000_000, run.cancel)
+        time.at((microseconds + delay) / 1_000_000, run.cancel)
 
         async def main() -> str:
             run.events.subscribe(recorder)

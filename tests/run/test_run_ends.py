@@ -45,7 +45,7 @@ from support.slow_log import SlowLog
 from support.sum_tools import add, broken, two_steps
 
 
-async def test_every_event_is_numbered_and_stamped() -> None:  # L1, L2
+async def test_events_have_sequence_numbers_and_ids_of_the_run() -> None:  # L1, L2
     run = Agent(two_steps(), tools=[add]).run("Add.")
     events = await events_of(run)
     assert_numbered(events)
@@ -53,7 +53,7 @@ async def test_every_event_is_numbered_and_stamped() -> None:  # L1, L2
     assert {event.context_id for event in events} == {run.context_id}
 
 
-async def test_ids_that_are_there_are_kept() -> None:  # L2
+async def test_existing_ids_of_an_emitted_event_are_kept() -> None:  # L2
     @tool
     async def foreign(ctx: RunContext) -> str:
         """Emit an event of somebody else."""
@@ -66,7 +66,7 @@ async def test_ids_that_are_there_are_kept() -> None:  # L2
     assert_numbered(events)
 
 
-async def test_a_run_begins_with_the_task_and_the_working_state() -> None:  # L3
+async def test_run_starts_with_task_event_and_working_status() -> None:  # L3
     task, status, *_ = await events_of(Agent(ScriptedModel("Hi."), name="greeter").run("Hello."))
     assert isinstance(task, TaskEvent)
     assert (task.initiator, task.agent_name, task.model) == ("user", "greeter", "scripted")
@@ -75,25 +75,27 @@ async def test_a_run_begins_with_the_task_and_the_working_state() -> None:  # L3
     assert (status.state, status.final) == ("working", False)
 
 
-async def test_a_run_that_answers_ends_with_one_final_event() -> None:  # L4
+async def test_completed_run_has_one_final_event() -> None:  # L4
     model = ScriptedModel(turn("Hi.", usage=Usage(input_tokens=3, output_tokens=2)))
     run = Agent(model).run("Hello.")
     final = assert_ended(await events_of(run), "completed")
     assert (final.content, final.finish_reason) == ("Hi.", "stop")
     result = await run
-    assert (result.output, result.state, result.reason, result.finish_reason) == ("Hi.", "completed", None, "stop")
+    assert (result.output, result.finish_reason) == ("Hi.", "stop")
+    assert (result.state, result.reason) == ("completed", None)
     assert result.usage == final.usage == Usage(input_tokens=3, output_tokens=2)
     assert [message.role for message in result.messages] == ["user", "assistant"]
     assert (result.task_id, result.context_id) == (run.task_id, run.context_id)
 
 
 @pytest.mark.parametrize("reason", ["length", "content_filter"])
-async def test_an_answer_that_was_cut_short_is_an_answer(reason: str) -> None:
+async def test_truncated_answer_completes_the_run(reason: str) -> None:
     result = await Agent(ScriptedModel(turn("Hi", finish_reason=reason))).run("Hello.")
-    assert (result.output, result.state, result.finish_reason) == ("Hi", "completed", reason)
+    assert result.output == "Hi"
+    assert (result.state, result.finish_reason) == ("completed", reason)
 
 
-async def test_the_order_of_a_run_with_tools() -> None:
+async def test_order_of_events_in_a_run_with_tools() -> None:
     assert kinds(durable(await events_of(Agent(two_steps(), tools=[add]).run("Add.")))) == [
         *("task", "status-update", "llm-call", "content-complete"),
         *("tool-start", "tool-complete", "tool-start", "tool-complete", "checkpoint"),
@@ -108,7 +110,7 @@ ENDS: list[tuple[str, dict[str, Any], str, str, str]] = [
 
 
 @pytest.mark.parametrize(("reason", "options"), [(end[0], end[1]) for end in ENDS])
-async def test_a_limit_ends_the_run_as_failed_and_is_raised(reason: str, options: dict[str, Any]) -> None:  # L5
+async def test_run_fails_and_raises_at_a_limit(reason: str, options: dict[str, Any]) -> None:  # L5
     model = ScriptedModel(turn(calls=[call("add", a=1, b=2)], usage=Usage(input_tokens=5)), "never")
     run = Agent(model, tools=[add], **options).run("Add.")
     assert_ended(await events_of(run), "failed", reason)
@@ -118,14 +120,14 @@ async def test_a_limit_ends_the_run_as_failed_and_is_raised(reason: str, options
     assert [message.role for message in caught.value.result.messages] == ["user", "assistant", "tool"]
 
 
-async def test_tools_that_fail_again_and_again_end_the_run() -> None:  # L5
+async def test_repeated_tool_failures_end_the_run() -> None:  # L5
     run = Agent(ScriptedModel(*[call("broken")] * 9), tools=[broken]).run("Go.")
     assert_ended(await events_of(run), "failed", "tool_failures")
     with pytest.raises(LimitReached, match="3 iterations"):
         await run
 
 
-def test_a_timeout_ends_the_run() -> None:  # L5
+def test_time_limit_ends_the_run() -> None:  # L5
     with virtual_time() as time:
         run = Agent(ScriptedModel(frames("--a--b--")), limits=Limits(seconds=2)).run("Go.")
         with pytest.raises(LimitReached) as caught:
@@ -135,19 +137,19 @@ def test_a_timeout_ends_the_run() -> None:  # L5
     assert caught.value.result.content == "ab"
 
 
-def test_slow_instructions_count_against_the_timeout() -> None:  # L5
-    async def slow(ctx: RunContext) -> str:
+def test_slow_instructions_count_for_the_time_limit() -> None:  # L5
+    async def wait_in_instructions(ctx: RunContext) -> str:
         await asyncio.sleep(60)
         return "never"
 
     with virtual_time() as time:
-        run = Agent(ScriptedModel("Hi."), instructions=slow, limits=Limits(seconds=2)).run("Go.")
+        run = Agent(ScriptedModel("Hi."), instructions=wait_in_instructions, limits=Limits(seconds=2)).run("Go.")
         with pytest.raises(LimitReached):
             time.run(run)
         assert time.now == 2
 
 
-async def test_a_failing_provider_fails_the_run_with_its_code(caplog: pytest.LogCaptureFixture) -> None:  # L5, L81
+async def test_provider_error_fails_the_run_with_its_code(caplog: pytest.LogCaptureFixture) -> None:  # L5, L81
     model = ScriptedModel(call("add", a=1, b=2), RateLimited("slow down"))
     run = Agent(model, tools=[add]).run("Add.")
     recorder = Recorder(run.events)
@@ -167,7 +169,7 @@ async def test_a_failing_provider_fails_the_run_with_its_code(caplog: pytest.Log
         _ = error.result.output
 
 
-def test_a_provider_that_fails_in_the_middle_leaves_its_text_and_no_message() -> None:  # L5
+def test_partial_answer_of_a_failing_provider_is_not_in_the_history() -> None:  # L5
     with virtual_time() as time:
         run = Agent(ScriptedModel(frames("-Once-upon-#"))).run("Tell.")
         recorder: list[Event] = []
@@ -184,7 +186,7 @@ def test_a_provider_that_fails_in_the_middle_leaves_its_text_and_no_message() ->
     assert_ended(recorder, "failed", "error")
 
 
-async def test_a_pipeline_that_answers_nothing_fails_the_run() -> None:  # L5
+async def test_pipeline_without_model_operator_fails_the_run() -> None:  # L5
     run = Agent(ScriptedModel("Hi."), loop=[op.run_tools()]).run("Go.")
     assert_ended(await events_of(run), "failed", "error")
     with pytest.raises(RunError) as caught:
@@ -192,7 +194,7 @@ async def test_a_pipeline_that_answers_nothing_fails_the_run() -> None:  # L5
     assert caught.value.code == "pipeline"
 
 
-async def test_an_operator_that_raises_when_it_is_applied_fails_the_run() -> None:  # L5
+async def test_operator_that_raises_when_applied_fails_the_run() -> None:  # L5
     def broken_operator(source: Any) -> Any:
         raise ZeroDivisionError("a bug")
 
@@ -205,7 +207,7 @@ async def test_an_operator_that_raises_when_it_is_applied_fails_the_run() -> Non
     await nothing_left()
 
 
-async def test_an_operator_that_raises_on_an_event_fails_the_run() -> None:  # L5
+async def test_operator_that_raises_on_an_event_fails_the_run() -> None:  # L5
     def view(source: Any) -> Any:
         def explode(signal: Signal) -> Signal:
             if isinstance(signal, ContentCompleteEvent):
@@ -221,16 +223,16 @@ async def test_an_operator_that_raises_on_an_event_fails_the_run() -> None:  # L
 
 
 async def test_instructions_that_raise_fail_the_run() -> None:  # L5
-    def bad(ctx: RunContext) -> str:
+    def fail(ctx: RunContext) -> str:
         raise ZeroDivisionError("a bug")
 
-    run = Agent(ScriptedModel("Hi."), instructions=bad).run("Go.")
+    run = Agent(ScriptedModel("Hi."), instructions=fail).run("Go.")
     assert_ended(await events_of(run), "failed", "error")
     with pytest.raises(RunError, match="a bug"):
         await run
 
 
-async def test_an_answer_that_does_not_fit_fails_the_run() -> None:  # L5
+async def test_invalid_output_fails_the_run() -> None:  # L5
     run = Agent(ScriptedModel(*["no number"] * 5), output_type=int, output_retries=1).run("Go.")
     assert_ended(await events_of(run), "failed", "error")
     with pytest.raises(RunError) as caught:
@@ -239,7 +241,7 @@ async def test_an_answer_that_does_not_fit_fails_the_run() -> None:  # L5
     assert isinstance(caught.value.__cause__, InvalidOutput)
 
 
-async def test_a_pause_ends_the_attempt_with_its_questions() -> None:  # L5
+async def test_pause_ends_the_attempt_with_its_questions() -> None:  # L5
     @tool
     async def asks(ctx: RunContext) -> str:
         """Ask."""
@@ -255,7 +257,7 @@ async def test_a_pause_ends_the_attempt_with_its_questions() -> None:  # L5
         _ = result.output
 
 
-async def test_each_awaiter_gets_an_exception_of_its_own() -> None:
+async def test_each_awaiter_gets_its_own_exception() -> None:
     run = Agent(ScriptedModel(RateLimited("slow down"))).run("Go.")
     caught: list[RunError] = []
     depths: list[int] = []
@@ -270,7 +272,7 @@ async def test_each_awaiter_gets_an_exception_of_its_own() -> None:
     assert len(set(causes)) == 1
 
 
-async def test_each_awaiter_of_a_run_that_was_refused_gets_an_exception_of_its_own() -> None:
+async def test_each_awaiter_of_a_rejected_run_gets_its_own_exception() -> None:
     run: Any = Agent(ScriptedModel("Hi."), log=MemoryEventLog()).resume("no such run")
     caught: list[BaseException] = []
     depths: list[int] = []
@@ -285,27 +287,27 @@ async def test_each_awaiter_of_a_run_that_was_refused_gets_an_exception_of_its_o
 
 
 class FailingLog(MemoryEventLog):
-    """Takes some events, and then no more."""
+    """Log that accepts events up to a sequence number."""
 
-    def __init__(self, after: int) -> None:
+    def __init__(self, last_seq: int) -> None:
         super().__init__()
-        self.after = after
+        self.last_seq = last_seq
 
     async def append(self, task_id: str, events: Sequence[Event], *, expected_seq: int, writer: str = "") -> None:
-        if events[-1].seq > self.after:
+        if events[-1].seq > self.last_seq:
             raise OSError("no space left on device")
         await super().append(task_id, events, expected_seq=expected_seq, writer=writer)
 
 
-@pytest.mark.parametrize("after", range(13))
-async def test_a_log_that_is_gone_ends_the_attempt_and_not_the_run(after: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("last_seq", range(13))
+async def test_failed_log_ends_the_attempt_but_not_the_run(last_seq: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_retry, "PATIENCE", 0)
-    run = Agent(two_steps(), tools=[add], log=FailingLog(after)).run("Add.")
+    run = Agent(two_steps(), tools=[add], log=FailingLog(last_seq)).run("Add.")
     recorder = Recorder(run.events)
     with pytest.raises(RunError, match="no space left") as caught:
         await run
     assert caught.value.code == "log"
-    # The log has no end of it, and so nobody is told that the run has failed for good.
+    # The log has no final event, so readers must not be told that the run has failed permanently.
     final = assert_ended(recorder.events, "working", "error")
     assert final.error is not None
     assert (final.error.code, final.error.retryable) == ("log", True)
@@ -315,15 +317,15 @@ async def test_a_log_that_is_gone_ends_the_attempt_and_not_the_run(after: int, m
     await nothing_left()
 
 
-async def test_the_final_event_is_published_once_it_is_durable_and_nothing_overtakes_it() -> None:
+async def test_final_event_is_published_after_it_is_durable_and_is_the_last() -> None:
     context: list[RunContext[Any]] = []
 
-    def keep(ctx: RunContext) -> str:
+    def keep_context(ctx: RunContext) -> str:
         context.append(ctx)
         return ""
 
     log = SlowLog()
-    agent = Agent(ScriptedModel("Hi."), instructions=keep, log=log, loop=[op.call_model(), op.run_tools()])
+    agent = Agent(ScriptedModel("Hi."), instructions=keep_context, log=log, loop=[op.call_model(), op.run_tools()])
     run = agent.run("Go.")
     recorder = Recorder(run.events)
     await until(lambda: log.waiting and len(recorder.events) > 4)
@@ -338,21 +340,21 @@ async def test_the_final_event_is_published_once_it_is_durable_and_nothing_overt
     assert places(await log.read(run.task_id)) == places(durable(recorder.events))
 
 
-async def test_what_the_log_holds_is_what_the_stream_showed() -> None:
+async def test_log_holds_the_durable_events_of_the_stream() -> None:
     log = MemoryEventLog()
     run = Agent(two_steps(), tools=[add], log=log).run("Add.")
     events = await events_of(run)
     assert list(await log.read(run.task_id)) == durable(events)
 
 
-async def test_an_event_that_comes_after_the_end_is_dropped() -> None:
+async def test_event_emitted_after_the_end_is_dropped() -> None:
     context: list[RunContext[Any]] = []
 
-    def keep(ctx: RunContext) -> str:
+    def keep_context(ctx: RunContext) -> str:
         context.append(ctx)
         return ""
 
-    run = Agent(ScriptedModel("Hi."), instructions=keep).run("Go.")
+    run = Agent(ScriptedModel("Hi."), instructions=keep_context).run("Go.")
     recorder = Recorder(run.events)
     await run
     before = list(recorder.events)
@@ -361,16 +363,16 @@ async def test_an_event_that_comes_after_the_end_is_dropped() -> None:
     assert await events_of(run) == [event for event in before if event.durable]
 
 
-async def test_an_event_that_is_emitted_twice_is_two_events() -> None:  # L1
+async def test_event_that_is_emitted_twice_is_published_twice() -> None:  # L1
     event = CustomEvent(name="x")
 
     @tool
-    async def twice(ctx: RunContext) -> str:
+    async def emit_twice(ctx: RunContext) -> str:
         """Emit."""
         ctx.emit(event)
         ctx.emit(event)
         return ""
 
-    events = await events_of(Agent(ScriptedModel(call("twice"), "ok"), tools=[twice]).run("Go."))
+    events = await events_of(Agent(ScriptedModel(call("emit_twice"), "ok"), tools=[emit_twice]).run("Go."))
     assert_numbered(events)
     assert len([event for event in events if isinstance(event, CustomEvent)]) == 2

@@ -25,19 +25,19 @@ from support.run_checks import (
 )
 
 
-async def test_making_a_run_starts_nothing() -> None:
+async def test_creation_of_a_run_and_its_streams_does_not_start_it() -> None:
     model = ScriptedModel("Hi.")
     run = Agent(model).run("Go.")
-    made = [run.events, run.pipe(op.text()), run.text(), aiter(run), run.sse()]
+    readers = [run.events, run.pipe(op.text()), run.text(), aiter(run), run.sse()]
     await settled()
-    del made
+    del readers
     assert not run.started
     assert other_tasks() == set()
     assert model.requests == []
     await run
 
 
-async def test_any_first_use_starts_it_exactly_once() -> None:
+async def test_any_first_use_starts_the_run_once() -> None:
     uses: list[Any] = [
         lambda run: run.events.subscribe(lambda _: None),
         lambda run: run.pipe(op.text()).subscribe(lambda _: None),
@@ -50,15 +50,15 @@ async def test_any_first_use_starts_it_exactly_once() -> None:
     for use in uses:
         model = ScriptedModel("Hi.")
         run = Agent(model).run("Go.")
-        kept = use(run)
+        first_result = use(run)
         for other in uses:
-            await asyncio.wait([made]) if isinstance(made := other(run), asyncio.Task) else None
+            await asyncio.wait([result]) if isinstance(result := other(run), asyncio.Task) else None
         await run
         assert len(model.requests) == 1
-        del kept
+        del first_result
 
 
-async def test_a_run_that_never_started_warns() -> None:
+async def test_dropping_an_unstarted_run_warns() -> None:
     run = Agent(ScriptedModel("Hi.")).run("Go.")
     task_id = run.task_id
     with pytest.warns(RuntimeWarning, match=f"{task_id} of 'agent' was never started"):  # noqa: PT031
@@ -66,7 +66,7 @@ async def test_a_run_that_never_started_warns() -> None:
         gc.collect()
 
 
-async def test_a_stream_of_a_run_that_never_started_keeps_the_warning_back_until_it_is_dropped_too() -> None:
+async def test_unstarted_run_warns_when_its_last_stream_is_dropped() -> None:
     stream: Any = Agent(ScriptedModel("Hi.")).run("Go.").text()
     gc.collect()
     with pytest.warns(RuntimeWarning, match="never started"):  # noqa: PT031
@@ -74,7 +74,7 @@ async def test_a_stream_of_a_run_that_never_started_keeps_the_warning_back_until
         gc.collect()
 
 
-async def test_a_run_that_was_cancelled_before_it_started_does_not_warn() -> None:
+async def test_run_canceled_before_its_start_does_not_warn() -> None:
     run = Agent(ScriptedModel("Hi.")).run("Go.")
     run.cancel()
     with warnings.catch_warnings():
@@ -84,7 +84,7 @@ async def test_a_run_that_was_cancelled_before_it_started_does_not_warn() -> Non
     await nothing_left()
 
 
-async def test_a_run_that_was_used_never_warns() -> None:
+async def test_completed_run_does_not_warn() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         run = Agent(ScriptedModel("Hi.")).run("Go.")
@@ -93,7 +93,7 @@ async def test_a_run_that_was_used_never_warns() -> None:
         gc.collect()
 
 
-async def test_reading_a_part_does_not_cancel_while_the_handle_is_there() -> None:
+async def test_partial_reading_does_not_cancel_a_run_with_a_live_handle() -> None:
     model = ScriptedModel(frames("-a-b-c-|", frame=0.001))
     run = Agent(model).run("Go.")
     async for event in run:
@@ -106,22 +106,22 @@ async def test_reading_a_part_does_not_cancel_while_the_handle_is_there() -> Non
     assert len(model.requests) == 1
 
 
-async def test_giving_up_reading_does_not_cancel() -> None:
+async def test_cancel_of_a_reader_does_not_cancel_a_run_with_a_live_handle() -> None:
     run = Agent(ScriptedModel(frames("-a-b-c-|", frame=0.001))).run("Go.")
-    reading = asyncio.ensure_future(events_of(run))
+    reader = asyncio.ensure_future(events_of(run))
     await until(lambda: run.started)
-    reading.cancel()
-    await asyncio.wait([reading])
+    reader.cancel()
+    await asyncio.wait([reader])
     assert (await run).output == "abc"
 
 
-async def test_an_iterator_that_is_left_with_no_handle_cancels_the_run() -> None:
+async def test_abandoned_iterator_without_a_handle_cancels_the_run() -> None:
     agent = Agent(endless())
     holder: list[Any] = []
 
     async def read() -> None:
-        run, seen = watched(agent)
-        holder.append(seen)
+        run, events = watched(agent)
+        holder.append(events)
         async for event in run:
             if event.kind == "content-delta":
                 break
@@ -131,116 +131,116 @@ async def test_an_iterator_that_is_left_with_no_handle_cancels_the_run() -> None
     assert "nobody holds the run" in final.error.message  # type: ignore[attr-defined]
 
 
-async def test_an_iterator_alone_keeps_the_run_going() -> None:
+async def test_iterator_alone_keeps_the_run_alive() -> None:
     texts = [text async for text in Agent(ScriptedModel(frames("-a-b-c-|", frame=0.001))).run("Go.").text()]
     assert texts == ["a", "b", "c"]
     await nothing_left()
 
 
-async def test_a_subscription_alone_keeps_the_run_going() -> None:
-    run, seen = watched(Agent(ScriptedModel(frames("-a-b-c-|", frame=0.001))))
+async def test_subscription_alone_keeps_the_run_alive() -> None:
+    run, events = watched(Agent(ScriptedModel(frames("-a-b-c-|", frame=0.001))))
     texts: list[str] = []
     run.text().subscribe(texts.append)
     del run
     gc.collect()
-    await until(lambda: finals(seen))
-    assert_ended(seen, "completed")
+    await until(lambda: finals(events))
+    assert_ended(events, "completed")
     assert texts == ["a", "b", "c"]
 
 
-async def test_the_last_subscription_that_is_disposed_cancels_the_run() -> None:
-    run, seen = watched(Agent(endless()))
+async def test_disposal_of_the_last_subscription_cancels_the_run() -> None:
+    run, events = watched(Agent(endless()))
     first = run.events.subscribe(lambda _: None)
     second = run.text().subscribe(lambda _: None)
     del run
-    await until(lambda: "content-delta" in kinds(seen))
+    await until(lambda: "content-delta" in kinds(events))
     first.dispose()
     gc.collect()
     await settled()
-    assert not finals(seen)
+    assert not finals(events)
     second.dispose()
-    await ended(seen)
+    await ended(events)
 
 
-async def test_the_last_subscriber_that_raises_cancels_the_run(caplog: pytest.LogCaptureFixture) -> None:
-    run, seen = watched(Agent(endless()))
+async def test_exception_in_the_last_subscriber_cancels_the_run(caplog: pytest.LogCaptureFixture) -> None:
+    run, events = watched(Agent(endless()))
 
-    def fails(event: Event) -> None:
+    def fail_at_delta(event: Event) -> None:
         if event.kind == "content-delta":
             raise ZeroDivisionError
 
-    run.events.subscribe(fails)
+    run.events.subscribe(fail_at_delta)
     del run
-    await ended(seen)
+    await ended(events)
 
 
-async def test_a_stream_that_is_kept_keeps_the_run_going() -> None:
-    run, seen = watched(Agent(ScriptedModel(frames("-a-b-c-|", frame=0.001))))
+async def test_stream_alone_keeps_the_run_alive() -> None:
+    run, events = watched(Agent(ScriptedModel(frames("-a-b-c-|", frame=0.001))))
     run.events.subscribe(lambda _: None).dispose()
     stream = run.text()
     del run
-    await until(lambda: finals(seen))
-    assert_ended(seen, "completed")
+    await until(lambda: finals(events))
+    assert_ended(events, "completed")
     assert [text async for text in stream] == ["abc"]
 
 
-async def test_a_handle_that_is_dropped_unread_after_its_start_cancels_the_run() -> None:
-    run, seen = watched(Agent(endless()))
+async def test_dropping_an_unread_handle_cancels_the_run() -> None:
+    run, events = watched(Agent(endless()))
     await run.__aenter__()
-    await until(lambda: "content-delta" in kinds(seen))
+    await until(lambda: "content-delta" in kinds(events))
     del run
-    await ended(seen)
+    await ended(events)
 
 
-async def test_a_server_sent_stream_that_is_dropped_cancels_the_run() -> None:
-    run, seen = watched(Agent(endless()))
+async def test_dropping_an_sse_stream_cancels_the_run() -> None:
+    run, events = watched(Agent(endless()))
     stream = run.sse()
     del run
     await anext(stream)
-    await until(lambda: "content-delta" in kinds(seen))
+    await until(lambda: "content-delta" in kinds(events))
     await stream.aclose()  # type: ignore[attr-defined]
     del stream
-    await ended(seen)
+    await ended(events)
 
 
-async def test_a_task_that_awaits_the_run_holds_it() -> None:
+async def test_awaiting_task_keeps_the_run_alive() -> None:
     async def ask() -> str:
         return (await Agent(ScriptedModel(frames("-a-b-c-|", frame=0.001))).run("Go.")).output
 
-    waiting = asyncio.ensure_future(ask())
+    awaiter = asyncio.ensure_future(ask())
     for _ in range(5):
         gc.collect()
         await asyncio.sleep(0.001)
-    assert await waiting == "abc"
+    assert await awaiter == "abc"
 
 
-async def test_awaiting_a_view_of_a_run_that_nobody_else_holds_works() -> None:
+async def test_awaiting_a_view_keeps_the_run_alive() -> None:
     assert await Agent(ScriptedModel(frames("-a-b-c-|", frame=0.001))).run("Go.").text() == "c"
 
 
-async def test_a_tool_does_not_hold_its_run() -> None:
-    kept: list[RunContext[Any]] = []
+async def test_tool_does_not_keep_its_run_alive() -> None:
+    first_result: list[RunContext[Any]] = []
 
     @tool
     async def waits(ctx: RunContext) -> str:
         """Wait."""
-        kept.append(ctx)
+        first_result.append(ctx)
         await asyncio.Event().wait()
         return ""
 
-    run, seen = watched(Agent(ScriptedModel(call("waits"), "ok"), tools=[waits]))
+    run, events = watched(Agent(ScriptedModel(call("waits"), "ok"), tools=[waits]))
     iterator = aiter(run)
     del run
     async for event in iterator:
         if event.kind == "tool-start":
             break
-    await until(lambda: kept)
+    await until(lambda: first_result)
     del iterator
-    await ended(seen)
-    assert "tool-complete" in kinds(seen)
+    await ended(events)
+    assert "tool-complete" in kinds(events)
 
 
-async def test_nothing_keeps_a_run_alive_that_has_ended() -> None:
+async def test_ended_run_is_freed() -> None:
     run = Agent(ScriptedModel(call("look"), "ok"), tools=[look]).run("Go.")
     Recorder(run.events)
     await run
@@ -268,7 +268,7 @@ async def test_attempt_is_freed_without_the_garbage_collector(log: MemoryEventLo
     try:
         run = agent.run("Go.")
         await run
-        # A scripted model keeps its requests, and so their runs.
+        # A scripted model keeps its requests, which refer to their runs.
         model.requests.clear()
         attempt = weakref.ref(run._attempt)
         del run
@@ -285,13 +285,13 @@ async def look(ctx: RunContext) -> str:
     return "seen"
 
 
-async def test_nothing_keeps_a_run_alive_that_was_abandoned() -> None:
-    run, seen = watched(Agent(endless()))
+async def test_abandoned_run_is_freed() -> None:
+    run, events = watched(Agent(endless()))
     refs = [
         weakref.ref(part) for part in (run, run._attempt, run._attempt.recorder.hub, run._attempt.info.scope, run.hold)
     ]
     await first_of(run, "content-delta")
     del run
-    await ended(seen)
+    await ended(events)
     gc.collect()
     assert [ref() for ref in refs] == [None] * 5

@@ -34,7 +34,7 @@ from support.sum_tools import add, progressing, two_steps
 VARIABLE: ContextVar[str] = ContextVar("VARIABLE", default="nothing")
 
 
-async def test_readers_of_every_kind_see_one_run_and_the_model_is_asked_once() -> None:  # L11
+async def test_readers_of_every_kind_share_one_run() -> None:  # L11
     model = two_steps()
     run = Agent(model, tools=[add]).run("Add.")
     first, second, result, last, text = await asyncio.gather(
@@ -54,22 +54,24 @@ async def _join(stream: Any) -> str:
     return "".join([text async for text in stream])
 
 
-async def test_awaiting_a_view_starts_the_run_and_gives_its_last_item() -> None:
+async def test_awaiting_a_view_starts_the_run_and_returns_its_last_item() -> None:
     model = ScriptedModel("Hi.")
     assert await Agent(model).run("Hello.").pipe(op.text()) == "Hi."
     assert await Agent(ScriptedModel("Hi.")).run("Hello.").pipe(ops.count()) > 4
 
 
-@pytest.mark.parametrize("wait", [False, True])
-async def test_a_subscriber_that_raises_hurts_nobody(wait: bool, caplog: pytest.LogCaptureFixture) -> None:  # L14
+@pytest.mark.parametrize("after_end", [False, True])
+async def test_exception_in_a_subscriber_is_logged_and_does_not_affect_others(
+    after_end: bool, caplog: pytest.LogCaptureFixture
+) -> None:  # L14
     run = Agent(two_steps(), tools=[add]).run("Add.")
 
-    def fails(event: Event) -> None:
+    def fail(event: Event) -> None:
         raise ZeroDivisionError("a bug of the subscriber")
 
-    if wait:
+    if after_end:
         await run
-    run.events.subscribe(fails)
+    run.events.subscribe(fail)
     other = Recorder(run.events)
     assert (await run).output == "The sums are 3 and 7."
     assert_ended(other.events, "completed")
@@ -78,10 +80,10 @@ async def test_a_subscriber_that_raises_hurts_nobody(wait: bool, caplog: pytest.
     assert record.exc_info[0] is ZeroDivisionError
 
 
-async def test_a_subscriber_may_put_events_on_the_stream_and_all_see_one_order() -> None:
+async def test_subscribers_see_one_order_when_a_subscriber_emits_events() -> None:
     context: list[RunContext[Any]] = []
 
-    def keep(ctx: RunContext) -> str:
+    def keep_context(ctx: RunContext) -> str:
         context.append(ctx)
         return ""
 
@@ -90,7 +92,7 @@ async def test_a_subscriber_may_put_events_on_the_stream_and_all_see_one_order()
             context[0].emit(MessageAddedEvent(content="Be brief."))
 
     model = two_steps()
-    run = Agent(model, tools=[add], instructions=keep).run("Add.")
+    run = Agent(model, tools=[add], instructions=keep_context).run("Add.")
     before = Recorder(run.events)
     run.events.subscribe(steer)
     after = Recorder(run.events)
@@ -100,13 +102,13 @@ async def test_a_subscriber_may_put_events_on_the_stream_and_all_see_one_order()
     assert kinds(before.events).count("message-added") == 2
     assert [message.role for message in model.requests[1].messages] == [
         *("user", "assistant", "tool", "tool", "user", "user")
-    ], "the messages that came in the middle of the batch stand behind it"
+    ], "the messages must follow the batch during which they arrived"
 
 
-def visible_late(live: Sequence[Event], arrived: int) -> list[Event]:
-    """What a subscriber that came after `arrived` events has to see of a run."""
+def select_late_events(live: Sequence[Event], count: int) -> list[Event]:
+    """Return the events of a run that a subscriber sees when it subscribes after `count` events."""
     closed: set[tuple[str, object]] = set()
-    for event in live[:arrived]:
+    for event in live[:count]:
         if isinstance(event, ContentCompleteEvent):
             closed.add(("message", event.step))
         elif isinstance(event, ToolCompleteEvent):
@@ -119,10 +121,10 @@ def visible_late(live: Sequence[Event], arrived: int) -> list[Event]:
             return ("call", (event.step, event.index)) not in closed  # type: ignore[attr-defined]
         return ("message", event.step) not in closed
 
-    return [event for event in live[:arrived] if event.durable or is_open(event)] + list(live[arrived:])
+    return [event for event in live[:count] if event.durable or is_open(event)] + list(live[count:])
 
 
-def test_a_late_subscriber_at_any_point_sees_what_it_has_to() -> None:  # L12
+def test_late_subscriber_at_any_event_sees_durable_and_open_events() -> None:  # L12
     with virtual_time() as time:
 
         async def main() -> None:
@@ -134,19 +136,19 @@ def test_a_late_subscriber_at_any_point_sees_what_it_has_to() -> None:  # L12
             )
             run = Agent(model, tools=[progressing, add]).run("Add.")
             live = Recorder()
-            late: list[tuple[int, Recorder]] = []
+            late_readers: list[tuple[int, Recorder]] = []
 
-            def arrive(event: Event) -> None:
+            def record_and_subscribe(event: Event) -> None:
                 live.events.append(event)
-                late.append((len(live.events), Recorder(run.events)))
+                late_readers.append((len(live.events), Recorder(run.events)))
 
-            run.events.subscribe(arrive)
+            run.events.subscribe(record_and_subscribe)
             await run
-            late.append((len(live.events), Recorder(run.events)))
+            late_readers.append((len(live.events), Recorder(run.events)))
             assert len(live.events) > 20
             assert_numbered(live.events)
-            for arrived, recorder in late:
-                assert recorder.events == visible_late(live.events, arrived), arrived
+            for count, recorder in late_readers:
+                assert recorder.events == select_late_events(live.events, count), count
                 assert recorder.completed
 
         time.run(main())
@@ -161,7 +163,7 @@ def test_a_late_subscriber_at_any_point_sees_what_it_has_to() -> None:  # L12
     arrivals=st.lists(st.integers(0, 400), max_size=6),
 )
 @settings(max_examples=40, deadline=None)
-def test_ids_and_sequences_hold_however_models_tools_and_readers_interleave(
+def test_late_subscribers_see_consistent_events_for_random_interleavings(
     plans: list[list[tuple[str, int]]], arrivals: list[int]
 ) -> None:  # L1, L5, L11, L12
     turns: list[Any] = [
@@ -178,9 +180,9 @@ def test_ids_and_sequences_hold_however_models_tools_and_readers_interleave(
             ScriptedModel(*turns, frames("-end-|")), tools=[progressing], limits=Limits(tool_failures=None)
         ).run("Go.")
         live = Recorder()
-        late: list[tuple[int, Recorder]] = []
-        for moment in arrivals:
-            time.at(moment / 1000, lambda: late.append((len(live.events), Recorder(run.events))))
+        late_readers: list[tuple[int, Recorder]] = []
+        for milliseconds in arrivals:
+            time.at(milliseconds / 1000, lambda: late_readers.append((len(live.events), Recorder(run.events))))
 
         async def main() -> None:
             live.subscription = run.events.subscribe(live)
@@ -190,24 +192,24 @@ def test_ids_and_sequences_hold_however_models_tools_and_readers_interleave(
         time.run(main())
         assert_numbered(live.events)
         assert_ended(live.events, "completed")
-        for arrived, recorder in late:
-            assert recorder.events == visible_late(live.events, arrived)
+        for count, recorder in late_readers:
+            assert recorder.events == select_late_events(live.events, count)
 
 
-async def test_the_context_variables_of_the_caller_are_there_in_tools() -> None:
-    seen: list[str] = []
+async def test_tools_see_the_context_variables_of_the_caller() -> None:
+    values: list[str] = []
 
     @tool
     async def on_the_loop() -> str:
         """Look."""
-        seen.append(VARIABLE.get())
+        values.append(VARIABLE.get())
         VARIABLE.set("changed by a tool")
         return ""
 
     @tool
     def in_a_thread() -> str:
         """Look."""
-        seen.append(VARIABLE.get())
+        values.append(VARIABLE.get())
         return ""
 
     VARIABLE.set("the caller's")
@@ -216,12 +218,12 @@ async def test_the_context_variables_of_the_caller_are_there_in_tools() -> None:
     )
     VARIABLE.set("changed after the call")
     await run
-    assert seen == ["the caller's", "the caller's"]
+    assert values == ["the caller's", "the caller's"]
     assert VARIABLE.get() == "changed after the call"
 
 
-def slow_reader(overflow: Any, buffer: int) -> tuple[list[Any], list[Event], ScriptedModel]:
-    """What a reader gets that takes a second for each item, and what there was."""
+def read_slowly(overflow: Any, buffer: int) -> tuple[list[Any], list[Event], ScriptedModel]:
+    """Return the items of a reader that takes a second for each item, the live events and the model."""
     with virtual_time() as time:
         model = ScriptedModel(frames("a-b-c-d-e-f-g-h-|"))
         run = Agent(model).run("Go.")
@@ -242,19 +244,19 @@ def slow_reader(overflow: Any, buffer: int) -> tuple[list[Any], list[Event], Scr
         return time.run(main()), live.events, model
 
 
-def text_of(events: Sequence[Any]) -> str:
+def join_deltas(events: Sequence[Any]) -> str:
     return "".join(event.delta for event in events if isinstance(event, ContentDeltaEvent))
 
 
-def test_a_slow_reader_gets_merged_deltas_by_default() -> None:  # L13
-    items, live, _ = slow_reader("coalesce", 2)
-    assert text_of(items) == text_of(live) == "abcdefgh"
+def test_slow_reader_gets_merged_deltas_by_default() -> None:  # L13
+    items, live, _ = read_slowly("coalesce", 2)
+    assert join_deltas(items) == join_deltas(live) == "abcdefgh"
     assert len(items) < len(live)
     assert durable(items) == durable(live)
 
 
-def test_a_slow_reader_can_drop_deltas_and_is_told() -> None:  # L13
-    items, live, _ = slow_reader("drop_oldest", 2)
+def test_slow_reader_with_drop_oldest_gets_gaps_for_dropped_deltas() -> None:  # L13
+    items, live, _ = read_slowly("drop_oldest", 2)
     gaps = [item for item in items if isinstance(item, GapEvent)]
     assert len(items) - len(gaps) + sum(gap.count or 0 for gap in gaps) == len(live)
     assert gaps
@@ -263,21 +265,21 @@ def test_a_slow_reader_can_drop_deltas_and_is_told() -> None:  # L13
     assert {item.task_id for item in items} == {live[0].task_id}
 
 
-def test_a_slow_reader_can_be_an_error_and_the_run_goes_on() -> None:  # L13
-    items, live, _ = slow_reader("error", 2)
+def test_slow_reader_with_overflow_error_raises_and_the_run_continues() -> None:  # L13
+    items, live, _ = read_slowly("error", 2)
     assert isinstance(items[-1], SlowReader)
     assert_ended(live, "completed")
 
 
-def test_a_slow_reader_can_hold_the_model_back() -> None:  # L13
-    items, live, _ = slow_reader("block", 2)
+def test_slow_reader_with_overflow_block_applies_backpressure() -> None:  # L13
+    items, live, _ = read_slowly("block", 2)
     assert items == live
     stamps = [event.timestamp for event in live if isinstance(event, ContentDeltaEvent)]
-    assert stamps[-1] - stamps[0] > 4_000, "the model waited for the reader"
+    assert stamps[-1] - stamps[0] > 4_000, "the model did not wait for the reader"
 
 
 @pytest.mark.parametrize("options", [{"overflow": "wait"}, {"buffer": 0}, {"after": "nonsense"}])
-async def test_an_option_that_makes_no_sense_is_refused_at_once(options: dict[str, Any]) -> None:
+async def test_stream_rejects_invalid_option(options: dict[str, Any]) -> None:
     run = Agent(ScriptedModel("Hi.")).run("Go.")
     with pytest.raises(ConfigurationError):
         run.stream(**options)

@@ -1,4 +1,4 @@
-"""What is told to those who use a run in a wrong way."""
+"""Errors and warnings for misuse of a run."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from rxloop import Agent, RunContext, RxloopError
 from rxloop.testing import ScriptedModel
 
 
-def run_of(agent: Agent | None = None) -> Any:
+def make_run(agent: Agent | None = None) -> Any:
     return (agent or Agent(ScriptedModel("Hi"))).run("Hi")
 
 
 @pytest.mark.parametrize("name", ["output", "messages", "usage", "content", "state", "thoughts"])
-async def test_what_belongs_to_the_result_is_asked_of_the_run(name: str) -> None:
-    run = run_of()
+async def test_attribute_of_the_result_on_a_run_raises_with_the_remedy(name: str) -> None:
+    run = make_run()
     with pytest.raises(AttributeError, match=rf"await it first, `\(await run\)\.{name}`"):
         getattr(run, name)
     with pytest.raises(AttributeError, match="'Run' object has no attribute 'outptu'"):
@@ -27,8 +27,8 @@ async def test_what_belongs_to_the_result_is_asked_of_the_run(name: str) -> None
     await run
 
 
-async def test_a_run_is_read_without_async() -> None:
-    run = run_of()
+async def test_synchronous_use_of_a_run_raises_with_the_remedy() -> None:
+    run = make_run()
     with pytest.raises(TypeError, match="async for event in run"):
         list(run)
     with pytest.raises(TypeError, match="async with"), run:
@@ -36,15 +36,15 @@ async def test_a_run_is_read_without_async() -> None:
     await run
 
 
-async def test_a_task_is_made_of_the_run_itself() -> None:
-    run = run_of()
+async def test_create_task_with_a_run_raises_with_the_remedy() -> None:
+    run = make_run()
     with pytest.raises(TypeError, match=r"create_task\(run\.result\(\)\)"):
         await asyncio.create_task(run)
     assert (await asyncio.create_task(run.result())).output == "Hi"
     assert repr(run) == f"<Run {run.task_id} of 'agent', completed>"
 
 
-async def test_the_warning_of_a_run_that_was_never_used_names_the_line_that_made_it() -> None:
+async def test_warning_about_an_unused_run_names_the_line_that_created_it() -> None:
     agent = Agent(ScriptedModel("Hi"))
     with pytest.warns(RuntimeWarning, match="was never started") as caught:
         repr(agent.run("Hi"))
@@ -53,6 +53,6 @@ async def test_the_warning_of_a_run_that_was_never_used_names_the_line_that_made
     assert [(warning.filename, warning.lineno) for warning in caught] == [(__file__, frame.f_lineno - 3)]
 
 
-async def test_a_tool_context_without_a_call_has_no_key() -> None:
+async def test_idempotency_key_raises_on_a_context_without_call() -> None:
     with pytest.raises(RxloopError, match="belongs in a tool"):
         _ = RunContext().idempotency_key

@@ -1,4 +1,4 @@
-"""What only the run itself may say is refused to everybody else, and what is not a signal is named."""
+"""Events that only the run may emit are rejected, and values that are not signals are named."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from support.failing_runs import failure, with_operator
 from support.run_checks import Recorder, finals
 
 
-async def test_an_end_or_a_second_beginning_is_refused_to_who_emits_it() -> None:  # L4
+async def test_emit_rejects_final_status_and_second_task_event() -> None:  # L4
     @tool
     async def mine(ctx: RunContext[None]) -> str:
         """Mine."""
@@ -51,12 +51,12 @@ async def test_an_end_or_a_second_beginning_is_refused_to_who_emits_it() -> None
     assert "`task` event" in texts[1]
 
 
-async def test_what_is_no_event_is_refused_to_who_emits_it() -> None:
+async def test_emit_rejects_value_that_is_not_an_event() -> None:
     @tool
     async def mine(ctx: RunContext[None]) -> str:
         """Mine."""
-        nothing: Any = {"a": 1}
-        ctx.emit(nothing)
+        value: Any = {"a": 1}
+        ctx.emit(value)
         return "not here"
 
     result = await Agent(ScriptedModel(call("mine"), "Done."), tools=[mine]).run("Go.")
@@ -64,18 +64,18 @@ async def test_what_is_no_event_is_refused_to_who_emits_it() -> None:
     assert "{'a': 1}" in result.messages[2].text
 
 
-async def test_the_error_of_a_strategy_ends_the_run_with_its_own_code() -> None:
+async def test_run_fails_with_the_code_of_the_strategy_error() -> None:
     for error in (PlanRefused("no steps"), NoAnswers("nobody voted")):
 
         @strategy
-        async def refusing(run: StrategyRun, error: Exception = error) -> str:
+        async def fail(run: StrategyRun, error: Exception = error) -> str:
             raise error
 
-        assert (await failure(Agent(ScriptedModel(), strategy=refusing))).code == error.code
+        assert (await failure(Agent(ScriptedModel(), strategy=fail))).code == error.code
 
 
-async def test_a_provider_that_tells_the_end_of_the_run_is_an_error() -> None:
-    class Rude:
+async def test_run_fails_when_a_provider_emits_a_final_status() -> None:
+    class EndingModel:
         name = "rude"
 
         def call(self, request: ModelRequest) -> Observable[Event]:
@@ -86,31 +86,31 @@ async def test_a_provider_that_tells_the_end_of_the_run_is_an_error() -> None:
 
         async def aclose(self) -> None: ...
 
-    assert "final `status-update`" in str(await failure(Agent(Rude())))
+    assert "final `status-update`" in str(await failure(Agent(EndingModel())))
 
 
-async def test_what_is_no_signal_is_named_with_the_operator_that_sent_it() -> None:
-    told = await failure(with_operator(ops.map(lambda signal: 5), 2))  # pyright: ignore[reportArgumentType]
-    assert told.code == "pipeline"
-    assert "map sent 5, of the type int" in str(told)
+async def test_error_names_the_operator_that_sent_an_invalid_signal() -> None:
+    run_error = await failure(with_operator(ops.map(lambda signal: 5), 2))  # pyright: ignore[reportArgumentType]
+    assert run_error.code == "pipeline"
+    assert "map sent 5, of the type int" in str(run_error)
 
 
-async def test_an_operator_that_gives_no_observable_is_named() -> None:
-    def forgetful(source: Observable[Signal]) -> Any:
+async def test_error_names_the_operator_that_returned_no_observable() -> None:
+    def return_nothing(source: Observable[Signal]) -> Any:
         source.pipe(ops.map(lambda signal: signal))
 
-    told = await failure(with_operator(forgetful, 2))
-    assert "forgetful" in str(told)
-    assert "gave None" in str(told)
+    run_error = await failure(with_operator(return_nothing, 2))
+    assert "return_nothing" in str(run_error)
+    assert "gave None" in str(run_error)
 
 
-async def test_stock_operators_are_called_by_their_names() -> None:
-    drop: Any = ops.filter(lambda signal: not isinstance(signal, ModelRequest))
-    told = await failure(with_operator(drop, 0))
-    assert "rx.filter, call_model, run_tools, checkpoint" in str(told)
+async def test_error_names_stock_operators() -> None:
+    drop_requests: Any = ops.filter(lambda signal: not isinstance(signal, ModelRequest))
+    run_error = await failure(with_operator(drop_requests, 0))
+    assert "rx.filter, call_model, run_tools, checkpoint" in str(run_error)
 
 
-async def test_a_handler_that_yields_what_is_no_signal_is_named() -> None:
+async def test_error_names_the_handler_that_yielded_an_invalid_signal() -> None:
     @op.on(ToolRequest)
     async def mine(request: ToolRequest, ctx: RunContext[Any]) -> AsyncIterator[Any]:
         yield "refused"

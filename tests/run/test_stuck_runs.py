@@ -1,4 +1,4 @@
-"""A run in which nothing is left to happen ends at once, and no other one does."""
+"""A run that can make no more progress fails immediately, and every other run continues."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ from support.faulty_components import fine
 from support.run_checks import settled
 
 
-def swallowing(source: Observable[Signal]) -> Observable[Signal]:
-    """Takes the end for itself."""
+def swallow_completion(source: Observable[Signal]) -> Observable[Signal]:
+    """Drop the completion of the source."""
 
     def subscribe(observer: abc.ObserverBase[Signal], scheduler: abc.SchedulerBase | None = None) -> Any:
         return source.subscribe(observer.on_next, observer.on_error, fine, scheduler=scheduler)
@@ -45,57 +45,57 @@ def swallowing(source: Observable[Signal]) -> Observable[Signal]:
     return Observable(subscribe)
 
 
-def own_end() -> Operator:
-    """Waits for an end that only itself could bring."""
+def wait_for_own_subject() -> Operator:
+    """Return an operator that waits for a subject that only itself could complete."""
     gate: rx.Subject[Any] = rx.Subject()
     waits: Any = ops.concat(gate)
     return waits
 
 
-STUCK: dict[str, Callable[[], Any]] = {
+STUCK_OPERATORS: dict[str, Callable[[], Any]] = {
     "never": lambda: ops.merge(rx.never()),
-    "swallowed": lambda: swallowing,
-    "own end": own_end,
+    "swallowed": lambda: swallow_completion,
+    "own end": wait_for_own_subject,
 }
 
 
-@pytest.mark.parametrize("name", STUCK)
-@pytest.mark.parametrize("place", range(4))
-async def test_a_run_in_which_nothing_is_left_to_happen_ends_at_once(name: str, place: int) -> None:
-    told = await failure(with_operator(STUCK[name](), place))
-    assert told.code == "pipeline"
-    assert "nothing is left" in str(told)
+@pytest.mark.parametrize("name", STUCK_OPERATORS)
+@pytest.mark.parametrize("position", range(4))
+async def test_stuck_run_fails_immediately(name: str, position: int) -> None:
+    run_error = await failure(with_operator(STUCK_OPERATORS[name](), position))
+    assert run_error.code == "pipeline"
+    assert "nothing is left" in str(run_error)
 
 
-async def test_an_operator_whose_iterations_share_what_must_not_be_shared_ends_the_run() -> None:
-    for place in range(4):
+async def test_run_fails_when_iterations_share_a_publish_operator() -> None:
+    for position in range(4):
         shared: Any = ops.ref_count()
         operator = op.compose(lambda source, shared=shared: source.pipe(ops.publish(), shared))
-        agent = with_operator(operator, place)
-        if place < 2:
-            # The first iteration is disposed before the second one begins.
+        agent = with_operator(operator, position)
+        if position < 2:
+            # The first iteration is disposed before the second one starts.
             assert (await agent.run("Go.")).output == "Done."
         else:
             assert "nothing is left" in str(await failure(agent))
 
 
-async def test_around_the_loop_as_well() -> None:
+async def test_stuck_operator_around_the_loop_fails_the_run() -> None:
     for name in ("never", "swallowed", "own end"):
 
-        def around(pipeline: Operator, name: str = name) -> Operator:
-            return op.compose(op.iterate(pipeline), STUCK[name]())
+        def wrap_loop(pipeline: Operator, name: str = name) -> Operator:
+            return op.compose(op.iterate(pipeline), STUCK_OPERATORS[name]())
 
-        assert "nothing is left" in str(await failure(Agent(script(), tools=[look], strategy=around)))
+        assert "nothing is left" in str(await failure(Agent(script(), tools=[look], strategy=wrap_loop)))
 
 
-async def test_what_stands_unanswered_is_named() -> None:
+async def test_error_of_stuck_run_names_the_unanswered_request() -> None:
     hold: Any = ops.filter(lambda signal: not isinstance(signal, ToolRequest))
-    told = await failure(with_operator(op.compose(hold, ops.merge(rx.never())), 1))
-    assert "look" in str(told)
-    assert "call_model" in str(told)
+    run_error = await failure(with_operator(op.compose(hold, ops.merge(rx.never())), 1))
+    assert "look" in str(run_error)
+    assert "call_model" in str(run_error)
 
 
-def test_a_run_is_not_stuck_while_something_of_it_goes_on() -> None:
+def test_run_is_not_stuck_while_a_task_timer_or_thread_is_pending() -> None:
     async def slow() -> str:
         await asyncio.sleep(3)
         return "later"
@@ -111,10 +111,10 @@ def test_a_run_is_not_stuck_while_something_of_it_goes_on() -> None:
         return ops.merge(rx.timer(3).pipe(ops.ignore_elements()))
 
     def thread() -> Any:
-        def made(_: Any) -> Observable[Any]:
+        def create(_: Any) -> Observable[Any]:
             return rx.from_future(asyncio.get_running_loop().run_in_executor(None, fine))
 
-        return ops.merge(rx.defer(made).pipe(ops.ignore_elements()))
+        return ops.merge(rx.defer(create).pipe(ops.ignore_elements()))
 
     for make in (task, timer, own_timer, thread):
         with virtual_time() as time:
@@ -125,11 +125,11 @@ def test_a_run_is_not_stuck_while_something_of_it_goes_on() -> None:
             assert time.run(main()) == "Done."
 
 
-def test_a_run_is_not_stuck_while_a_timer_goes_that_got_no_scheduler() -> None:
-    def forgetful(source: Observable[Signal]) -> Observable[Signal]:
+def test_run_is_not_stuck_while_a_timer_without_scheduler_is_pending() -> None:
+    def drop_scheduler(source: Observable[Signal]) -> Observable[Signal]:
         return Observable(lambda observer, scheduler=None: source.subscribe(observer))
 
-    class Again:
+    class RetryingModel:
         name = "again"
         model = ScriptedModel(Overloaded("busy"), "Hi.")
 
@@ -138,14 +138,14 @@ def test_a_run_is_not_stuck_while_a_timer_goes_that_got_no_scheduler() -> None:
 
         async def aclose(self) -> None: ...
 
-    agent = Agent(Again(), loop=[op.call_model(), forgetful, op.run_tools(), op.checkpoint()])
+    agent = Agent(RetryingModel(), loop=[op.call_model(), drop_scheduler, op.run_tools(), op.checkpoint()])
     with virtual_time() as time:
         assert time.run(agent.run("Go.")).output == "Hi."
         assert time.now == 3
 
 
-async def test_a_run_is_not_stuck_while_a_thread_works_for_it() -> None:
-    class Threaded:
+async def test_run_is_not_stuck_while_a_thread_of_its_model_works() -> None:
+    class ThreadedModel:
         name = "threaded"
 
         def call(self, request: ModelRequest) -> Observable[Event]:
@@ -166,82 +166,82 @@ async def test_a_run_is_not_stuck_while_a_thread_works_for_it() -> None:
         async def aclose(self) -> None: ...
 
     release = threading.Event()
-    run = Agent(Threaded()).run("Go.")
-    running = asyncio.create_task(run.result())
+    run = Agent(ThreadedModel()).run("Go.")
+    result_task = asyncio.create_task(run.result())
     await settled(50)
-    assert not running.done()
+    assert not result_task.done()
     release.set()
-    assert (await running).output == "Hi."
+    assert (await result_task).output == "Hi."
 
 
-async def test_a_thread_that_a_run_waits_for_alone_is_named_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_thread_that_a_run_waits_for_is_named_in_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watchdog, "SILENCE", 0)
-    told: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    message: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
-    class Listening(logging.Handler):
+    class ForwardingHandler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            told.get_loop().call_soon_threadsafe(told.set_result, record.getMessage())
+            message.get_loop().call_soon_threadsafe(message.set_result, record.getMessage())
 
-    def forgets(signal: Signal) -> Observable[Signal]:
+    def wait_in_thread(signal: Signal) -> Observable[Signal]:
         threading.Thread(target=release.wait, name="for ever", daemon=True).start()
         return rx.never()
 
     release = threading.Event()
-    handler = Listening(logging.WARNING)
+    handler = ForwardingHandler(logging.WARNING)
     logging.getLogger("rxloop").addHandler(handler)
     try:
-        run = with_operator(ops.flat_map(forgets), 0).run("Go.")
+        run = with_operator(ops.flat_map(wait_in_thread), 0).run("Go.")
         async with run:
-            assert f"nothing but the thread 'for ever' can bring the run {run.task_id} on" in await told
+            assert f"nothing but the thread 'for ever' can bring the run {run.task_id} on" in await message
     finally:
         logging.getLogger("rxloop").removeHandler(handler)
         release.set()
 
 
-@pytest.mark.parametrize("wrapped", [asyncio.ensure_future, asyncio.shield, asyncio.gather])
-async def test_a_run_is_not_stuck_while_it_goes_on_after_a_future_of_somebody_else(wrapped: Any) -> None:
+@pytest.mark.parametrize("wrap", [asyncio.ensure_future, asyncio.shield, asyncio.gather])
+async def test_run_is_not_stuck_while_it_waits_for_an_external_future(wrap: Any) -> None:
     future = asyncio.get_running_loop().create_future()
-    operator: Any = ops.merge(rx.defer(lambda _: rx.from_future(wrapped(future))).pipe(ops.ignore_elements()))
-    running = [asyncio.create_task(with_operator(operator, 2).run("Go.").result()) for _ in "ab"]
+    operator: Any = ops.merge(rx.defer(lambda _: rx.from_future(wrap(future))).pipe(ops.ignore_elements()))
+    result_task = [asyncio.create_task(with_operator(operator, 2).run("Go.").result()) for _ in "ab"]
     await settled(50)
-    assert not any(each.done() for each in running)
+    assert not any(task.done() for task in result_task)
     future.set_result(None)
-    assert [(await each).output for each in running] == ["Done.", "Done."]
+    assert [(await task).output for task in result_task] == ["Done.", "Done."]
 
 
-async def test_a_run_is_not_stuck_while_what_is_over_has_yet_to_be_told() -> None:
+async def test_run_is_not_stuck_while_done_callbacks_are_pending() -> None:
     inner = Agent(ScriptedModel("Hi."))
 
-    def asked(signal: Signal) -> Observable[Signal]:
+    def run_inner_first(signal: Signal) -> Observable[Signal]:
         if not isinstance(signal, ModelRequest):
             return rx.just(signal)
-        running = asyncio.ensure_future(inner.run("Go.").result())
-        running.add_done_callback(fine_with)
-        return rx.from_future(running).pipe(ops.map(lambda _: signal))
+        result_task = asyncio.ensure_future(inner.run("Go.").result())
+        result_task.add_done_callback(ignore)
+        return rx.from_future(result_task).pipe(ops.map(lambda _: signal))
 
-    told = await failure(with_operator(ops.flat_map(asked), 0))
-    assert "the script has 1 turn" in str(told)
+    run_error = await failure(with_operator(ops.flat_map(run_inner_first), 0))
+    assert "the script has 1 turn" in str(run_error)
 
 
-async def test_a_view_with_a_timer_of_its_own_keeps_no_run_alive() -> None:
-    agent = with_operator(STUCK["never"](), 2)
+async def test_stuck_run_fails_although_a_view_has_a_timer() -> None:
+    agent = with_operator(STUCK_OPERATORS["never"](), 2)
     run = agent.run("Go.")
-    run.events.pipe(op.stats(3600)).subscribe(fine_with)
+    run.events.pipe(op.stats(3600)).subscribe(ignore)
     with pytest.raises(RunError, match="nothing is left"):
         async with asyncio.timeout(10):
             await run
 
 
-def fine_with(_: Any) -> None: ...
+def ignore(_: Any) -> None: ...
 
 
-async def test_a_strategy_whose_requests_nothing_can_answer_any_more_ends() -> None:
+async def test_strategy_with_unanswered_requests_fails() -> None:
     @strategy
-    async def asking(run: StrategyRun) -> str:
+    async def ask_twice(run: StrategyRun) -> str:
         first, second = await asyncio.gather(run.ask("One?", branch="a"), run.ask("Two?", branch="b"))
         return first.text + second.text
 
     for name in ("never", "swallowed"):
-        loop = [*op.standard(), STUCK[name]()]
-        told = await failure(Agent(ScriptedModel("1", "2", "3"), strategy=asking, loop=loop))
-        assert "nothing is left" in str(told)
+        loop = [*op.standard(), STUCK_OPERATORS[name]()]
+        run_error = await failure(Agent(ScriptedModel("1", "2", "3"), strategy=ask_twice, loop=loop))
+        assert "nothing is left" in str(run_error)

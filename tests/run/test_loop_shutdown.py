@@ -23,7 +23,7 @@ from support.run_checks import (
     until,
 )
 
-LEAVINGS = {
+UNFINISHED_RUNS = {
     "in the model": "run = Agent(ScriptedModel(frames('-a-', frame=0.001))).run('Go.')",
     "in a tool": "run = Agent(ScriptedModel(call('waits')), tools=[waits]).run('Go.')",
     "in a slow log": "run = Agent(ScriptedModel(call('waits')), tools=[waits], log=SlowLog()).run('Go.')",
@@ -67,11 +67,11 @@ print({name!r}, seen[-1].kind, seen[-1].state, sum(getattr(event, "final", False
 """
 
 
-def test_a_loop_that_closes_ends_its_runs_as_cancelled_and_without_noise() -> None:
+def test_closing_loop_cancels_its_runs_without_output() -> None:
     source = str(Path(__file__).parents[2] / "src")
     programs = [f"import sys; sys.path[:0] = [{source!r}]"]
-    programs += [PROGRAM.format(name=name, leaving=leaving) for name, leaving in LEAVINGS.items()]
-    done = subprocess.run(
+    programs += [PROGRAM.format(name=name, leaving=leaving) for name, leaving in UNFINISHED_RUNS.items()]
+    process = subprocess.run(
         [
             sys.executable,
             "-X",
@@ -86,12 +86,12 @@ def test_a_loop_that_closes_ends_its_runs_as_cancelled_and_without_noise() -> No
         timeout=60,
         check=False,
     )
-    assert done.stderr == ""
-    assert done.stdout.splitlines() == [f"{name} status-update canceled 1" for name in LEAVINGS]
-    assert done.returncode == 0
+    assert process.stderr == ""
+    assert process.stdout.splitlines() == [f"{name} status-update canceled 1" for name in UNFINISHED_RUNS]
+    assert process.returncode == 0
 
 
-async def closing(run: Any, log: MemoryEventLog) -> None:
+async def cancel_all_tasks(run: Any, log: MemoryEventLog) -> None:
     recorder = Recorder(run.events)
     await until(lambda: "tool-start" in kinds(recorder.events))
     for task in other_tasks():
@@ -99,26 +99,26 @@ async def closing(run: Any, log: MemoryEventLog) -> None:
     await asyncio.wait(other_tasks())
 
 
-def test_a_run_that_the_closing_loop_ended_can_be_resumed() -> None:
+def test_run_canceled_by_a_closing_loop_can_be_resumed() -> None:
     log = MemoryEventLog()
 
     @tool(idempotent=True)
-    async def once(ctx: RunContext) -> str:
+    async def wait_once(ctx: RunContext) -> str:
         """Wait the first time."""
         if ctx.attempt == 1:
             await asyncio.Event().wait()
         return "done"
 
-    agent = Agent(ScriptedModel(call("once"), "Hi."), tools=[once], log=log)
+    agent = Agent(ScriptedModel(call("wait_once"), "Hi."), tools=[wait_once], log=log)
     run = agent.run("Go.")
-    asyncio.run(closing(run, log))
+    asyncio.run(cancel_all_tasks(run, log))
     [record] = asyncio.run(log.list_runs())
     assert record.state == "canceled"
     assert asyncio.run(agent.resume(run.task_id).result()).output == "Hi."
 
 
-@pytest.mark.parametrize("logged", [False, True])
-async def test_a_loop_that_closes_while_a_run_cleans_up_lets_it_end(logged: bool) -> None:
+@pytest.mark.parametrize("has_log", [False, True])
+async def test_run_ends_when_the_loop_closes_during_its_cleanup(has_log: bool) -> None:
     stopping: list[int] = []
 
     @tool
@@ -133,7 +133,7 @@ async def test_a_loop_that_closes_while_a_run_cleans_up_lets_it_end(logged: bool
             stopping.append(2)
         return ""
 
-    log = MemoryEventLog() if logged else None
+    log = MemoryEventLog() if has_log else None
     run = Agent(ScriptedModel(call("slow_to_stop"), "never"), tools=[slow_to_stop], log=log).run("Go.")
     recorder = Recorder(run.events)
     await until(lambda: stopping)
@@ -148,7 +148,7 @@ async def test_a_loop_that_closes_while_a_run_cleans_up_lets_it_end(logged: bool
     assert stopping == [0, 1, 2]
 
 
-async def test_a_slow_reader_that_blocks_holds_the_socket_of_the_model_back() -> None:  # L13
+async def test_blocked_reader_applies_backpressure_to_the_socket_of_the_model() -> None:  # L13
     async with serving() as server:
         words = [f"{'x' * 2_000} " for _ in range(3_000)]
         server.answer(say(*words))
@@ -161,30 +161,30 @@ async def test_a_slow_reader_that_blocks_holds_the_socket_of_the_model_back() ->
             for _ in range(3):
                 await asyncio.sleep(0.05)
                 counts.append(len(recorder.events))
-            assert counts[0] == counts[1] == counts[2] < 2_000, "nothing comes while the reader does not read"
+            assert counts[0] == counts[1] == counts[2] < 2_000, "events arrived while the reader was blocked"
             text = words[0] + "".join([piece async for piece in iterator])
             assert text == "".join(words)
             assert (await run).output == text
             await agent.model.aclose()
 
 
-@pytest.mark.parametrize("how", ["cancel", "abandon", "awaiter", "async with"])
-async def test_cancelling_closes_the_socket_of_the_model(how: str) -> None:
+@pytest.mark.parametrize("cause", ["cancel", "abandon", "awaiter", "async with"])
+async def test_cancel_closes_the_socket_of_the_model(cause: str) -> None:
     async with serving() as server:
         server.answer(say("Hi", end="hang", finished=False))
         provider = openai_chat("m", base_url=server.base_url, api_key="k", transport="httpx")
         run = Agent(provider).run("Go.")
         iterator = aiter(run.text())
-        waiting = asyncio.ensure_future(run.result()) if how == "awaiter" else None
+        awaiter = asyncio.ensure_future(run.result()) if cause == "awaiter" else None
         assert await anext(iterator) == "Hi"
         assert server.open == 1
-        if how == "cancel":
+        if cause == "cancel":
             run.cancel()
-        elif how == "async with":
+        elif cause == "async with":
             async with run:
                 pass
-        elif waiting is not None:
-            waiting.cancel()
+        elif awaiter is not None:
+            awaiter.cancel()
         del iterator, run
         gc.collect()
         async with asyncio.timeout(3):

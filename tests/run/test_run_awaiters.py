@@ -15,23 +15,23 @@ from support.cancellation import endless, watched
 from support.run_checks import Recorder, assert_ended, finals, kinds, nothing_left, other_tasks, settled, until
 
 
-async def test_cancelling_the_awaiter_cancels_the_run_and_waits_for_its_end() -> None:
+async def test_cancel_of_the_awaiter_cancels_the_run_and_waits_for_its_end() -> None:
     model = endless()
-    run, seen = watched(Agent(model))
-    waiting = asyncio.ensure_future(run.result())
-    await until(lambda: "content-delta" in kinds(seen))
-    waiting.cancel()
+    run, events = watched(Agent(model))
+    awaiter = asyncio.ensure_future(run.result())
+    await until(lambda: "content-delta" in kinds(events))
+    awaiter.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await waiting
-    assert_ended(seen, "canceled", "canceled")
+        await awaiter
+    assert_ended(events, "canceled", "canceled")
     assert model.open == 0
     await nothing_left()
 
 
-async def test_the_other_awaiters_of_a_run_whose_awaiter_was_cancelled_get_run_cancelled() -> None:
-    run, seen = watched(Agent(endless()))
+async def test_other_awaiters_get_run_canceled_when_one_awaiter_is_canceled() -> None:
+    run, events = watched(Agent(endless()))
     first, second = (asyncio.ensure_future(run.result()) for _ in range(2))
-    await until(lambda: "content-delta" in kinds(seen))
+    await until(lambda: "content-delta" in kinds(events))
     first.cancel()
     with pytest.raises(RunCancelled):
         await second
@@ -39,7 +39,7 @@ async def test_the_other_awaiters_of_a_run_whose_awaiter_was_cancelled_get_run_c
     assert first.cancelled()
 
 
-async def test_an_awaiter_that_is_cancelled_again_and_again_still_waits_for_the_end() -> None:
+async def test_repeatedly_canceled_awaiter_waits_for_the_end_of_the_run() -> None:
     cleaned: list[str] = []
 
     @tool
@@ -52,42 +52,42 @@ async def test_an_awaiter_that_is_cancelled_again_and_again_still_waits_for_the_
             cleaned.append("cleaned")
         return ""
 
-    run, seen = watched(Agent(ScriptedModel(call("slow_to_stop"), "ok"), tools=[slow_to_stop]))
-    waiting = asyncio.ensure_future(run.result())
-    await until(lambda: "tool-start" in kinds(seen))
+    run, events = watched(Agent(ScriptedModel(call("slow_to_stop"), "ok"), tools=[slow_to_stop]))
+    awaiter = asyncio.ensure_future(run.result())
+    await until(lambda: "tool-start" in kinds(events))
     for _ in range(10):
-        waiting.cancel()
+        awaiter.cancel()
         await asyncio.sleep(0)
-    assert not waiting.done()
+    assert not awaiter.done()
     with pytest.raises(asyncio.CancelledError):
-        await waiting
+        await awaiter
     assert cleaned == ["cleaned"]
-    assert_ended(seen, "canceled", "canceled")
+    assert_ended(events, "canceled", "canceled")
 
 
 async def test_wait_for_and_timeout_cancel_the_run() -> None:
-    run, seen = watched(Agent(endless()))
+    run, events = watched(Agent(endless()))
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(run, 0.01)
-    assert_ended(seen, "canceled", "canceled")
-    run, seen = watched(Agent(endless()))
+    assert_ended(events, "canceled", "canceled")
+    run, events = watched(Agent(endless()))
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.01):
             await run
-    assert_ended(seen, "canceled", "canceled")
+    assert_ended(events, "canceled", "canceled")
     await nothing_left()
 
 
-async def test_anyio_scopes_around_an_await_cancel_the_run() -> None:
-    run, seen = watched(Agent(endless()))
+async def test_anyio_scope_around_an_await_cancels_the_run() -> None:
+    run, events = watched(Agent(endless()))
     with anyio.move_on_after(0.01) as scope:
         await run
     assert scope.cancelled_caught
-    assert_ended(seen, "canceled", "canceled")
-    run, seen = watched(Agent(endless()))
+    assert_ended(events, "canceled", "canceled")
+    run, events = watched(Agent(endless()))
     with pytest.raises(TimeoutError), anyio.fail_after(0.01):
         await run
-    assert_ended(seen, "canceled", "canceled")
+    assert_ended(events, "canceled", "canceled")
     await anyio.lowlevel.checkpoint()
     task = asyncio.current_task()
     assert task is not None
@@ -95,7 +95,7 @@ async def test_anyio_scopes_around_an_await_cancel_the_run() -> None:
     await nothing_left()
 
 
-async def test_an_anyio_scope_around_async_with_waits_for_the_end_of_the_run() -> None:
+async def test_anyio_scope_around_async_with_waits_for_the_end_of_the_run() -> None:
     cleaned: list[str] = []
 
     @tool
@@ -108,26 +108,26 @@ async def test_an_anyio_scope_around_async_with_waits_for_the_end_of_the_run() -
             cleaned.append("cleaned")
         return ""
 
-    run, seen = watched(Agent(ScriptedModel(call("slow_to_stop"), "ok"), tools=[slow_to_stop]))
+    run, events = watched(Agent(ScriptedModel(call("slow_to_stop"), "ok"), tools=[slow_to_stop]))
     with anyio.move_on_after(0.02) as scope:
         async with run:
             async for _ in run:
                 pass
     assert scope.cancelled_caught
     assert cleaned == ["cleaned"]
-    assert_ended(seen, "canceled", "canceled")
+    assert_ended(events, "canceled", "canceled")
 
 
-async def test_a_scope_that_cancels_at_every_await_does_not_keep_the_loop_busy(
+async def test_repeated_cancellation_by_a_scope_does_not_keep_the_loop_busy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     waits = 0
-    real = asyncio.wait
+    original_wait = asyncio.wait
 
-    async def counted(*args: Any, **options: Any) -> Any:
+    async def count_and_wait(*args: Any, **options: Any) -> Any:
         nonlocal waits
         waits += 1
-        return await real(*args, **options)
+        return await original_wait(*args, **options)
 
     @tool
     async def slow_to_stop() -> str:
@@ -138,75 +138,75 @@ async def test_a_scope_that_cancels_at_every_await_does_not_keep_the_loop_busy(
             await asyncio.sleep(0.05)
         return ""
 
-    monkeypatch.setattr(asyncio, "wait", counted)
-    run, seen = watched(Agent(ScriptedModel(call("slow_to_stop"), "ok"), tools=[slow_to_stop]))
+    monkeypatch.setattr(asyncio, "wait", count_and_wait)
+    run, events = watched(Agent(ScriptedModel(call("slow_to_stop"), "ok"), tools=[slow_to_stop]))
     with anyio.move_on_after(0.02):
         await run
-    assert_ended(seen, "canceled", "canceled")
+    assert_ended(events, "canceled", "canceled")
     assert waits < 10
 
 
-async def test_a_task_group_that_fails_cancels_the_runs_in_it() -> None:
-    async def fails() -> None:
+async def test_failing_task_group_cancels_its_runs() -> None:
+    async def fail_soon() -> None:
         await asyncio.sleep(0.005)
         raise ZeroDivisionError
 
-    run, seen = watched(Agent(endless()))
+    run, events = watched(Agent(endless()))
     with pytest.raises(ExceptionGroup):  # noqa: PT012 (the group is what raises)
         async with asyncio.TaskGroup() as group:
             group.create_task(run.result())
-            group.create_task(fails())
-    assert_ended(seen, "canceled", "canceled")
-    run, seen = watched(Agent(endless()))
+            group.create_task(fail_soon())
+    assert_ended(events, "canceled", "canceled")
+    run, events = watched(Agent(endless()))
     with pytest.raises(ExceptionGroup):  # noqa: PT012 (the group is what raises)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(run.result)
-            tasks.start_soon(fails)
-    assert_ended(seen, "canceled", "canceled")
+            tasks.start_soon(fail_soon)
+    assert_ended(events, "canceled", "canceled")
     await nothing_left()
 
 
-async def test_a_gather_that_is_cancelled_cancels_all_its_runs() -> None:
+async def test_canceled_gather_cancels_all_its_runs() -> None:
     agent = Agent(ScriptedModel(*[frames("-a-", frame=0.001)] * 3))
     pairs = [watched(agent) for _ in range(3)]
-    together = asyncio.gather(*(run for run, _ in pairs))
-    await until(lambda: all("content-delta" in kinds(seen) for _, seen in pairs))
-    together.cancel()
+    gathered = asyncio.gather(*(run for run, _ in pairs))
+    await until(lambda: all("content-delta" in kinds(events) for _, events in pairs))
+    gathered.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await together
-    await until(lambda: all(finals(seen) for _, seen in pairs))
-    for _, seen in pairs:
-        assert_ended(seen, "canceled", "canceled")
+        await gathered
+    await until(lambda: all(finals(events) for _, events in pairs))
+    for _, events in pairs:
+        assert_ended(events, "canceled", "canceled")
     await nothing_left()
 
 
-async def test_leaving_async_with_cancels_what_is_unfinished() -> None:
+async def test_exit_of_async_with_cancels_an_unfinished_run() -> None:
     model = endless()
-    run, seen = watched(Agent(model))
-    async with run as same:
-        assert same is run
+    run, events = watched(Agent(model))
+    async with run as entered:
+        assert entered is run
         async for event in run:
             if event.kind == "content-delta":
                 break
-    assert_ended(seen, "canceled", "canceled")
+    assert_ended(events, "canceled", "canceled")
     assert model.open == 0
     assert other_tasks() == set()
 
 
-async def test_leaving_async_with_by_an_exception_raises_that_exception() -> None:
-    run, seen = watched(Agent(endless()))
+async def test_exit_of_async_with_propagates_an_exception() -> None:
+    run, events = watched(Agent(endless()))
     with pytest.raises(ZeroDivisionError):
         async with run:
             raise ZeroDivisionError
-    assert_ended(seen, "canceled", "canceled")
+    assert_ended(events, "canceled", "canceled")
 
 
-async def test_leaving_async_with_after_the_end_changes_nothing() -> None:
-    run, seen = watched(Agent(ScriptedModel("Hi.")))
+async def test_exit_of_async_with_keeps_a_completed_run() -> None:
+    run, events = watched(Agent(ScriptedModel("Hi.")))
     async with run:
         assert (await run).output == "Hi."
     assert (await run).output == "Hi."
-    assert_ended(seen, "completed")
+    assert_ended(events, "completed")
 
 
 async def test_async_with_starts_the_run() -> None:
@@ -217,7 +217,7 @@ async def test_async_with_starts_the_run() -> None:
     assert (await run).output == "Hi."
 
 
-async def test_leaving_async_with_from_inside_a_tool_of_the_run_does_not_hang() -> None:
+async def test_exit_of_async_with_inside_a_tool_of_the_run_does_not_hang() -> None:
     holder: list[Any] = []
 
     @tool
@@ -228,16 +228,16 @@ async def test_leaving_async_with_from_inside_a_tool_of_the_run_does_not_hang() 
         await asyncio.Event().wait()
         return "never"
 
-    run, seen = watched(Agent(ScriptedModel(call("leaves"), "ok"), tools=[leaves]))
+    run, events = watched(Agent(ScriptedModel(call("leaves"), "ok"), tools=[leaves]))
     holder.append(run)
     async with asyncio.timeout(2):
         with pytest.raises(RunCancelled):
             await run
-    assert_ended(seen, "canceled", "canceled")
+    assert_ended(events, "canceled", "canceled")
     await nothing_left()
 
 
-async def test_closing_the_run_from_a_task_of_one_of_its_tools_does_not_hang() -> None:
+async def test_aclose_in_a_task_of_a_tool_of_the_run_does_not_hang() -> None:
     holder: list[Any] = []
 
     @tool
@@ -248,16 +248,16 @@ async def test_closing_the_run_from_a_task_of_one_of_its_tools_does_not_hang() -
         await asyncio.Event().wait()
         return "never"
 
-    run, seen = watched(Agent(ScriptedModel(call("leaves"), "ok"), tools=[leaves]))
+    run, events = watched(Agent(ScriptedModel(call("leaves"), "ok"), tools=[leaves]))
     holder.append(run)
     async with asyncio.timeout(2):
         with pytest.raises(RunCancelled):
             await run
-    assert_ended(seen, "canceled", "canceled")
+    assert_ended(events, "canceled", "canceled")
     await nothing_left()
 
 
-async def test_a_tool_that_awaits_its_own_run_is_told_so() -> None:
+async def test_tool_that_awaits_its_own_run_fails() -> None:
     holder: list[Any] = []
 
     @tool
@@ -273,7 +273,7 @@ async def test_a_tool_that_awaits_its_own_run_is_told_so() -> None:
     assert "awaits the run itself" in model.requests[1].messages[-1].text
 
 
-async def test_a_tool_may_run_an_agent_of_its_own() -> None:
+async def test_tool_can_run_another_agent() -> None:
     inner = Agent(ScriptedModel(frames("-in-side-|", frame=0.001)))
 
     @tool
@@ -286,7 +286,7 @@ async def test_a_tool_may_run_an_agent_of_its_own() -> None:
     await nothing_left()
 
 
-async def test_cancelling_a_run_cancels_the_run_that_its_tool_awaits() -> None:
+async def test_cancel_of_a_run_cancels_the_run_that_its_tool_awaits() -> None:
     inner_model = endless()
     inner = Agent(inner_model)
 
@@ -295,25 +295,25 @@ async def test_cancelling_a_run_cancels_the_run_that_its_tool_awaits() -> None:
         """Ask another agent."""
         return (await inner.run("Inner.")).output
 
-    run, seen = watched(Agent(ScriptedModel(call("delegate"), "ok"), tools=[delegate]))
+    run, events = watched(Agent(ScriptedModel(call("delegate"), "ok"), tools=[delegate]))
     async with run:
         await until(lambda: inner_model.open)
     assert inner_model.open == 0
-    assert_ended(seen, "canceled", "canceled")
+    assert_ended(events, "canceled", "canceled")
     await nothing_left()
 
 
-async def test_aclose_waits_for_the_end_never_raises_and_may_be_called_again() -> None:
-    run, seen = watched(Agent(endless()))
+async def test_aclose_waits_for_the_end_and_can_be_repeated() -> None:
+    run, events = watched(Agent(endless()))
     recorder = Recorder(run.events)
-    await until(lambda: "content-delta" in kinds(seen))
+    await until(lambda: "content-delta" in kinds(events))
     await asyncio.gather(run.aclose(), run.aclose())
     assert recorder.completed
     await run.aclose()
     assert other_tasks() == set()
 
 
-async def test_aclose_of_a_run_that_never_started_starts_nothing_and_does_not_hang() -> None:
+async def test_aclose_of_an_unstarted_run_does_not_start_it() -> None:
     model = ScriptedModel("Hi.")
     run = Agent(model).run("Go.")
     await run.aclose()
@@ -324,32 +324,32 @@ async def test_aclose_of_a_run_that_never_started_starts_nothing_and_does_not_ha
     await nothing_left()
 
 
-async def test_closing_the_agent_ends_its_runs_whoever_holds_them() -> None:  # L123
+async def test_aclose_of_agent_cancels_its_runs() -> None:  # L123
     agent = Agent(ScriptedModel(*[frames("-a-", frame=0.001)] * 3))
-    by_handle, first = watched(agent)
-    await by_handle.__aenter__()
+    entered_run, first = watched(agent)
+    await entered_run.__aenter__()
     run, second = watched(agent)
     iterator = aiter(run.text())
-    reading = asyncio.ensure_future(_rest(iterator))
+    reader = asyncio.ensure_future(_read_remaining(iterator))
     run, third = watched(agent)
     run.text().subscribe(lambda _: None)
     del run
-    await until(lambda: all("content-delta" in kinds(seen) for seen in (first, second, third)))
+    await until(lambda: all("content-delta" in kinds(events) for events in (first, second, third)))
     await agent.aclose()
-    for seen in (first, second, third):
-        assert_ended(seen, "canceled", "canceled")
-    assert await reading == ["a"]
+    for events in (first, second, third):
+        assert_ended(events, "canceled", "canceled")
+    assert await reader == ["a"]
     await agent.aclose()
     with pytest.raises(RxloopError, match="closed"):
         agent.run("Later.")
     await nothing_left()
 
 
-async def _rest(iterator: AsyncIterator[Any]) -> list[Any]:
+async def _read_remaining(iterator: AsyncIterator[Any]) -> list[Any]:
     return [item async for item in iterator]
 
 
-async def test_closing_the_agent_leaves_no_run_that_was_not_started_waiting() -> None:  # L123
+async def test_aclose_of_agent_cancels_an_unstarted_run() -> None:  # L123
     model = ScriptedModel("Hi.")
     agent = Agent(model)
     run = agent.run("Go.")

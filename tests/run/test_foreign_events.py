@@ -1,4 +1,4 @@
-"""Events that come from elsewhere: of other runs, made once for many runs, or not fit to be published."""
+"""Events of other runs, events that are shared by runs, and events that cannot be published."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -21,7 +21,7 @@ from rxloop.testing import ScriptedModel, call
 from support.runs import collect
 
 
-async def test_the_events_of_a_nested_run_are_told_and_leave_the_run_alone() -> None:
+async def test_emitted_events_of_another_run_are_published_without_side_effects() -> None:
     # L10
     child = Agent(ScriptedModel(call("unknown"), "child says"), name="child")
 
@@ -40,19 +40,19 @@ async def test_the_events_of_a_nested_run_are_told_and_leave_the_run_alone() -> 
 
     assert result.output == "parent says"
     assert [message.text for message in result.messages] == ["q", "", "child says", "parent says"]
-    theirs = [event for event in events if event.task_id != run.task_id]
-    assert theirs
-    assert {event.parent_task_id for event in theirs} == {run.task_id}
-    ours = [event for event in events if isinstance(event, StatusUpdateEvent) and event.parent_task_id is None]
-    assert [event.state for event in ours] == ["working", "completed"]
+    foreign_events = [event for event in events if event.task_id != run.task_id]
+    assert foreign_events
+    assert {event.parent_task_id for event in foreign_events} == {run.task_id}
+    own_statuses = [event for event in events if isinstance(event, StatusUpdateEvent) and event.parent_task_id is None]
+    assert [event.state for event in own_statuses] == ["working", "completed"]
 
 
-async def test_an_event_that_is_kept_as_a_constant_serves_any_number_of_runs() -> None:
+async def test_constant_event_can_be_emitted_in_any_number_of_runs() -> None:
     # L85
     done = CustomEvent(name="done")
 
     @op.on(IterationEnd)
-    async def say(request: IterationEnd, ctx: RunContext[Any]) -> AsyncIterator[Signal]:
+    async def emit_custom_event(request: IterationEnd, ctx: RunContext[Any]) -> AsyncIterator[Signal]:
         yield done
         yield request
 
@@ -64,20 +64,20 @@ async def test_an_event_that_is_kept_as_a_constant_serves_any_number_of_runs() -
 
     for _ in range(2):
         model = ScriptedModel(call("tell"), "ok")
-        run = Agent(model, tools=[tell], loop=op.standard(at_end=[say])).run("q")
+        run = Agent(model, tools=[tell], loop=op.standard(at_end=[emit_custom_event])).run("q")
         events = await collect(run)
         assert {event.task_id for event in events} == {run.task_id}
         assert sum(event.kind == "custom" for event in events) == 3
     assert done == CustomEvent(name="done")
 
 
-def test_a_message_that_is_added_is_neither_the_models_nor_a_tools() -> None:
+def test_added_message_cannot_have_the_role_assistant_or_tool() -> None:
     for role in ("assistant", "tool"):
         with pytest.raises(ValidationError, match="role"):
             MessageAddedEvent(role=role, content="x")  # type: ignore[arg-type]
 
 
-async def test_an_event_that_cannot_be_folded_leaves_no_hole() -> None:
+async def test_event_that_cannot_be_folded_leaves_no_sequence_gap() -> None:
     # L1
     broken = MessageAddedEvent.model_construct(kind="message-added", role="tool", content="x", metadata={})
 
@@ -96,24 +96,24 @@ async def test_an_event_that_cannot_be_folded_leaves_no_hole() -> None:
     assert [event.seq for event in await log.read(run.task_id)] == durable
 
 
-async def test_a_message_that_an_operator_adds_before_a_request_is_in_that_request() -> None:
+async def test_message_added_before_a_request_is_in_that_request() -> None:
     @op.on(ModelRequest)
-    async def in_french(request: ModelRequest, ctx: RunContext[Any]) -> AsyncIterator[Signal]:
+    async def request_french(request: ModelRequest, ctx: RunContext[Any]) -> AsyncIterator[Signal]:
         yield MessageAddedEvent(content="Answer in French.")
         yield request
 
     model = ScriptedModel("Oui.")
-    result = await Agent(model, loop=op.standard(before_model=[in_french])).run("q")
+    result = await Agent(model, loop=op.standard(before_model=[request_french])).run("q")
     assert [message.text for message in model.requests[0].messages] == ["q", "Answer in French."]
     assert result.output == "Oui."
 
 
-async def test_a_message_that_is_added_goes_behind_what_an_operator_put_in_the_place_of_the_history() -> None:
+async def test_added_message_follows_a_replaced_history() -> None:
     @op.on(ModelRequest)
-    async def shortened(request: ModelRequest, ctx: RunContext[Any]) -> AsyncIterator[Signal]:
+    async def shorten_history(request: ModelRequest, ctx: RunContext[Any]) -> AsyncIterator[Signal]:
         yield MessageAddedEvent(content="Be brief.")
         yield request.replace(messages=list(request.messages)[-1:])
 
     model = ScriptedModel("Yes.")
-    await Agent(model, loop=op.standard(before_model=[shortened])).run(["a", "b"])
+    await Agent(model, loop=op.standard(before_model=[shorten_history])).run(["a", "b"])
     assert [message.text for message in model.requests[0].messages] == ["b", "Be brief."]

@@ -23,8 +23,8 @@ from support.run_checks import (
 )
 
 
-async def test_from_another_thread() -> None:
-    # In debug mode the loop refuses what is called from a thread in the wrong way.
+async def test_cancel_from_another_thread() -> None:
+    # In debug mode, the loop rejects calls from other threads that are not thread-safe.
     asyncio.get_running_loop().set_debug(True)
     model = endless()
     run = Agent(model).run("Go.")
@@ -36,7 +36,7 @@ async def test_from_another_thread() -> None:
     thread.join()
 
 
-async def test_from_another_thread_before_the_start() -> None:
+async def test_cancel_from_another_thread_before_the_start() -> None:
     run = Agent(ScriptedModel("Hi.")).run("Go.")
     thread = threading.Thread(target=run.cancel)
     thread.start()
@@ -45,7 +45,7 @@ async def test_from_another_thread_before_the_start() -> None:
         await run
 
 
-async def test_from_inside_a_tool_of_the_run() -> None:
+async def test_cancel_from_a_tool_of_the_run() -> None:
     holder: list[Any] = []
 
     @tool
@@ -61,7 +61,7 @@ async def test_from_inside_a_tool_of_the_run() -> None:
     await cancelled(run, recorder)
 
 
-async def test_from_inside_a_tool_that_closes_the_run_and_returns() -> None:
+async def test_aclose_from_a_tool_that_returns() -> None:
     holder: list[Any] = []
 
     @tool
@@ -77,7 +77,7 @@ async def test_from_inside_a_tool_that_closes_the_run_and_returns() -> None:
         await cancelled(run, recorder)
 
 
-async def test_from_inside_a_sync_tool() -> None:
+async def test_cancel_from_a_synchronous_tool() -> None:
     holder: list[Any] = []
     release = threading.Event()
 
@@ -97,7 +97,7 @@ async def test_from_inside_a_sync_tool() -> None:
         release.set()
 
 
-async def test_from_inside_a_callback_while_the_past_is_told() -> None:
+async def test_cancel_from_a_subscriber_during_replay() -> None:
     run = Agent(endless()).run("Go.")
     recorder = Recorder(run.events)
     await until(lambda: "content-delta" in kinds(recorder.events))
@@ -105,7 +105,7 @@ async def test_from_inside_a_callback_while_the_past_is_told() -> None:
     await cancelled(run, recorder)
 
 
-async def test_from_the_final_event_on_it_is_too_late() -> None:
+async def test_cancel_at_the_final_event_has_no_effect() -> None:
     run = Agent(ScriptedModel("Hi.")).run("Go.")
 
     def cancel(event: Event) -> None:
@@ -116,11 +116,11 @@ async def test_from_the_final_event_on_it_is_too_late() -> None:
     assert (await run).output == "Hi."
 
 
-def test_a_tool_that_does_not_stop_is_reported_after_the_grace_and_its_result_is_dropped(
+def test_tool_that_ignores_cancellation_is_logged_and_its_result_dropped(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with virtual_time() as time:
-        late: list[str] = []
+        late_results: list[str] = []
 
         @tool
         async def stubborn(ctx: RunContext) -> str:
@@ -130,7 +130,7 @@ def test_a_tool_that_does_not_stop_is_reported_after_the_grace_and_its_result_is
                     await asyncio.sleep(0.2)
                 except asyncio.CancelledError:
                     ctx.progress("I do not care")
-            late.append("returned")
+            late_results.append("returned")
             ctx.emit(CustomEvent(name="late"))
             return "late"
 
@@ -145,17 +145,18 @@ def test_a_tool_that_does_not_stop_is_reported_after_the_grace_and_its_result_is
             assert time.now == pytest.approx(6)
             events = list(recorder.events)
             [complete] = [event for event in events if isinstance(event, ToolCompleteEvent)]
-            assert (complete.success, complete.error) == (False, "canceled")
+            assert not complete.success
+            assert complete.error == "canceled"
             assert_ended(events, "canceled", "canceled")
             await asyncio.sleep(60)
-            assert late == ["returned"]
+            assert late_results == ["returned"]
             assert recorder.events == events
 
         time.run(main())
     assert any("rxloop-tool-stubborn" in record.getMessage() for record in caplog.records)
 
 
-async def test_a_sync_tool_is_left_to_itself_reported_and_its_result_dropped(caplog: pytest.LogCaptureFixture) -> None:
+async def test_blocked_synchronous_tool_is_logged_and_its_result_dropped(caplog: pytest.LogCaptureFixture) -> None:
     release, began, ended = threading.Event(), threading.Event(), threading.Event()
 
     @tool
@@ -183,7 +184,7 @@ async def test_a_sync_tool_is_left_to_itself_reported_and_its_result_dropped(cap
     assert "custom" not in kinds(events)
 
 
-async def test_a_tool_may_clean_up_and_what_it_says_meanwhile_is_dropped() -> None:
+async def test_progress_during_the_cleanup_of_a_canceled_tool_is_dropped() -> None:
     cleaned: list[str] = []
 
     @tool
@@ -206,7 +207,7 @@ async def test_a_tool_may_clean_up_and_what_it_says_meanwhile_is_dropped() -> No
     assert "tool-progress" not in kinds(recorder.events)
 
 
-async def test_a_tool_that_fails_in_its_clean_up_changes_nothing() -> None:
+async def test_exception_in_the_cleanup_of_a_canceled_tool_is_ignored() -> None:
     @tool
     async def careless() -> str:
         """Fail on the way out."""
@@ -222,7 +223,7 @@ async def test_a_tool_that_fails_in_its_clean_up_changes_nothing() -> None:
     await cancelled(run, recorder)
 
 
-async def test_the_agent_goes_on() -> None:  # L122
+async def test_agent_is_usable_after_a_canceled_run() -> None:  # L122
     agent = Agent(ScriptedModel(frames("-a-", frame=0.001), "Hi."))
     run = agent.run("1")
     recorder = Recorder(run.events)
@@ -232,7 +233,7 @@ async def test_the_agent_goes_on() -> None:  # L122
     assert (await agent.run("2")).output == "Hi."
 
 
-async def test_a_cancelled_run_in_a_conversation_leaves_no_open_call_in_its_history() -> None:  # L122
+async def test_canceled_run_leaves_no_open_call_in_the_history() -> None:  # L122
     log = MemoryEventLog()
     model = ScriptedModel([call("waits"), call("quick")], "Hi.")
     agent = Agent(model, tools=[waits, quick], log=log)
@@ -249,7 +250,7 @@ async def test_a_cancelled_run_in_a_conversation_leaves_no_open_call_in_its_hist
     assert record.state == "canceled"
 
 
-async def test_a_cancelled_run_can_be_resumed() -> None:
+async def test_canceled_run_can_be_resumed() -> None:
     log = MemoryEventLog()
     agent = Agent(ScriptedModel(frames("-a-", frame=0.001), "Hi."), log=log)
     run = agent.run("1")

@@ -1,4 +1,4 @@
-"""Questions of a run that waits while later runs of its conversation come and go."""
+"""Questions of a waiting run while later runs of its conversation start and end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support.processes.machines import Machines, states
 from support.run_checks import nothing_left
 
 
-async def test_a_later_run_that_nobody_has_begun_lets_no_question_go(machines: Machines) -> None:
+async def test_unstarted_later_run_drops_no_question(machines: Machines) -> None:
     a, b = machines
     first = (
         await a.agent(call("pay", amount=5)).get_run((await a.agent().submit("Pay", context_id="c")).task_id).execute()
@@ -23,22 +23,22 @@ async def test_a_later_run_that_nobody_has_begun_lets_no_question_go(machines: M
     second = await a.agent().submit("And now?", context_id="c")
     await a.agent().get_run(first.task_id).answer({"1.0.1": True})
 
-    both = await asyncio.gather(
+    records = await asyncio.gather(
         b.agent("later").get_run(second.task_id).execute(), a.agent("paid").get_run(first.task_id).execute()
     )
 
-    assert [record.state for record in both] == ["completed", "completed"]
+    assert [record.state for record in records] == ["completed", "completed"]
     result = await b.agent().resume(second.task_id)
     assert [message.text for message in result.messages][-3:] == ["paid", "And now?", "later"]
 
 
-async def test_an_answer_to_a_question_that_a_later_run_dropped_leaves_the_run_as_it_is(machines: Machines) -> None:
+async def test_answer_to_a_dropped_question_does_not_change_the_run(machines: Machines) -> None:
     a, b = machines
     first = (
         await a.agent(call("pay", amount=5)).get_run((await a.agent().submit("Pay", context_id="c")).task_id).execute()
     )
     await a.agent("never mind").run("And now?", context_id="c")
-    # At the same moment as the later one began.
+    # The answer was sent at the moment when the later run started.
     await a.log.send_command(first.task_id, AnswerCommand(inputs={"1.0.1": True}))
 
     assert (await b.agent().get_run(first.task_id).execute()).state == "canceled"
@@ -47,7 +47,7 @@ async def test_an_answer_to_a_question_that_a_later_run_dropped_leaves_the_run_a
     assert (await b.agent("well").get_run(third.task_id).execute()).state == "completed"
 
 
-def test_a_cancel_in_the_mail_ends_a_run_whose_question_a_later_one_has_let_go(machines: Machines) -> None:
+def test_cancel_command_ends_a_run_with_a_dropped_question(machines: Machines) -> None:
     a, b = machines
     with virtual_time() as time:
 
@@ -57,24 +57,24 @@ def test_a_cancel_in_the_mail_ends_a_run_whose_question_a_later_one_has_let_go(m
                 .get_run((await a.agent().submit("Pay", context_id="c")).task_id)
                 .execute()
             )
-            # Who sends it is killed before it has closed the run.
+            # The sender is killed before it has closed the run.
             await a.log.send_command(first.task_id, CancelCommand(reason="enough"))
             later = await b.agent(call("work"), "never").run("And now?", context_id="c").begin()
             await later.release()
 
             async with asyncio.timeout(100):
-                both = await asyncio.gather(
+                records = await asyncio.gather(
                     a.agent().get_run(first.task_id).execute(),
                     b.agent("done").get_run(later.task_id).execute(),
                     return_exceptions=True,
                 )
-            assert [record.state for record in both if isinstance(record, RunRecord)] == ["canceled", "completed"]
+            assert [record.state for record in records if isinstance(record, RunRecord)] == ["canceled", "completed"]
             assert await states(a, first.task_id) == ["input-required", "canceled"]
 
         time.run(main())
 
 
-async def test_a_new_run_does_not_drop_a_question_that_has_its_answer(machines: Machines) -> None:
+async def test_new_run_does_not_drop_an_answered_question(machines: Machines) -> None:
     a, b = machines
     first = (
         await a.agent(call("pay", amount=5)).get_run((await a.agent().submit("Pay", context_id="c")).task_id).execute()
@@ -90,7 +90,7 @@ async def test_a_new_run_does_not_drop_a_question_that_has_its_answer(machines: 
     await nothing_left()
 
 
-async def test_a_submitted_run_that_is_resumed_does_not_drop_a_question_that_has_its_answer(machines: Machines) -> None:
+async def test_resumed_submitted_run_does_not_drop_an_answered_question(machines: Machines) -> None:
     a, b = machines
     first = (
         await a.agent(call("pay", amount=5)).get_run((await a.agent().submit("Pay", context_id="c")).task_id).execute()
@@ -101,7 +101,7 @@ async def test_a_submitted_run_that_is_resumed_does_not_drop_a_question_that_has
         await b.agent("never").resume(second.task_id)
 
 
-async def test_a_cancel_in_the_mail_keeps_no_new_run_from_beginning(machines: Machines) -> None:
+async def test_cancel_command_does_not_block_a_new_run(machines: Machines) -> None:
     a, b = machines
     first = (
         await a.agent(call("pay", amount=5)).get_run((await a.agent().submit("Pay", context_id="c")).task_id).execute()
@@ -110,7 +110,7 @@ async def test_a_cancel_in_the_mail_keeps_no_new_run_from_beginning(machines: Ma
     assert (await b.agent("later").run("And now?", context_id="c")).output == "later"
 
 
-def test_an_answer_that_comes_just_before_a_settled_run_begins_is_not_dropped(machines: Machines) -> None:
+def test_answer_that_arrives_before_a_run_starts_is_not_dropped(machines: Machines) -> None:
     a, b = machines
     with virtual_time() as time:
 
@@ -123,16 +123,17 @@ def test_an_answer_that_comes_just_before_a_settled_run_begins_is_not_dropped(ma
             second = await a.agent().submit("And now?", context_id="c")
             acquire_lease = b.log.acquire_lease
 
-            async def late(context_id: str, task_id: str, on_lost: Callable[[], None]) -> bool:
+            async def answer_and_acquire(context_id: str, task_id: str, on_lost: Callable[[], None]) -> bool:
                 b.log.acquire_lease = acquire_lease
                 await a.agent().get_run(first.task_id).answer({"1.0.1": True})
                 return await acquire_lease(context_id, task_id, on_lost)
 
-            b.log.acquire_lease = late
+            b.log.acquire_lease = answer_and_acquire
             later = asyncio.ensure_future(b.agent("later").get_run(second.task_id).execute())
             await asyncio.sleep(3)
             assert await states(b, second.task_id) == []
             assert (await a.agent("paid").get_run(first.task_id).execute()).state == "completed"
-            assert ((await later).state, a.paid) == ("completed", [5])
+            assert (await later).state == "completed"
+            assert a.paid == [5]
 
         time.run(main())

@@ -1,6 +1,6 @@
-"""Random lives of a run: stopped, killed, resumed, answered and cancelled in any order, with logs that go away.
+"""Random histories of a run that is stopped, killed, resumed, answered and canceled, with log outages.
 
-`RXLOOP_LIVES=3000` tries many.
+`RXLOOP_LIVES=3000` tries many histories.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from rxloop.testing import ScriptedModel, call, virtual_time
 from support.run_checks import nothing_left
 from support.runs import well_formed
 
-LIVES = int(os.environ.get("RXLOOP_LIVES", "40"))
+HISTORIES = int(os.environ.get("RXLOOP_LIVES", "40"))
 ROUNDS = 3
 
 
 class World:
-    """What is left of a process that may be killed: its effects, and what its log had."""
+    """Remains of a process that may be killed: its effects and its log."""
 
     def __init__(self, make_log: Callable[[], Any], failures: set[int]) -> None:
         self.make_log = make_log
@@ -54,14 +54,14 @@ class World:
         self.log = make_log()
         self.effects: Counter[str] = Counter()
         self.requests = 0
-        self.life = 0
+        self.process = 0
 
     def tools(self) -> list[Any]:
-        life = self.life
+        process = self.process
 
         def effect(key: str) -> None:
-            # What a killed process goes on to do here, it does not do.
-            if life == self.life:
+            # A killed process has no further effects.
+            if process == self.process:
                 self.effects[key] += 1
 
         @tool(approve=True)
@@ -112,32 +112,32 @@ class World:
         return Agent(ScriptedModel(*[self.turn] * 50), tools=self.tools(), log=self.log)
 
 
-class Life:
-    """One run, from its first attempt until it is over."""
+class RunHistory:
+    """One run, from its first attempt to its end."""
 
     def __init__(self, world: World) -> None:
         self.world = world
         self.task_id = ""
 
-    async def carry_out(self, run: Run[str], during: Callable[[Run[str]], Awaitable[None]]) -> None:
-        """An attempt and what happens in it; what its readers see is what the log has."""
-        seen: list[Event] = []
+    async def observe(self, run: Run[str], interrupt: Callable[[Run[str]], Awaitable[None]]) -> None:
+        """Observe an attempt and its interruption. The final state that readers see must match the log."""
+        events: list[Event] = []
         stream = run.pipe(op.grammar())
-        reading = asyncio.ensure_future(_read(stream, seen))
+        reader = asyncio.ensure_future(_read(stream, events))
         await asyncio.sleep(0)
-        await during(run)
+        await interrupt(run)
         try:
             await run
         except AttemptError:
             pass
-        except RxloopError as refused:
-            with pytest.raises(type(refused)):
-                await reading
+        except RxloopError as rejection:
+            with pytest.raises(type(rejection)):
+                await reader
             return
-        await reading
-        last = seen[-1]
+        await reader
+        last = events[-1]
         assert ends_attempt(last)
-        assert [ends_attempt(event) for event in seen].count(True) == 1
+        assert [ends_attempt(event) for event in events].count(True) == 1
         if not isinstance(last, StatusUpdateEvent) or last.state == "working":
             return
         try:
@@ -145,13 +145,13 @@ class Life:
         except UnknownRun:
             return
         if events[-1] != last:
-            return  # it was killed, and ended in another log
-        self.same(run._attempt.recorder.states[None], fold_all(events))
+            return  # the process was killed, and the attempt ended in another log
+        self.compare_states(run._attempt.recorder.states[None], fold_all(events))
 
-    def same(self, live: RunState, logged: RunState) -> None:
+    def compare_states(self, live_state: RunState, logged_state: RunState) -> None:
         for name in ("seq", "attempt", "state", "pending", "answers", "usage", "batch", "thought_count"):
-            assert getattr(live, name) == getattr(logged, name), name
-        assert list(live.messages) == list(logged.messages)
+            assert getattr(live_state, name) == getattr(logged_state, name), name
+        assert list(live_state.messages) == list(logged_state.messages)
 
     async def state(self) -> RunState:
         events = await self.world.log.read(self.task_id)
@@ -159,17 +159,17 @@ class Life:
         return fold_all(events)
 
     async def kill(self) -> None:
-        """The process dies: what the log had is all that is left."""
+        """Simulate the death of the process: only the contents of the log remain."""
         world = self.world
         old, world.log = world.log, world.make_log()
-        world.life += 1
+        world.process += 1
         try:
             events: Sequence[Event] = await old.read(self.task_id)
         except UnknownRun:
             return
         await world.log.append(self.task_id, list(events), expected_seq=0)
 
-    async def resume(self, answer: str, during: Callable[[Run[str]], Awaitable[None]]) -> None:
+    async def resume(self, answer: str, interrupt: Callable[[Run[str]], Awaitable[None]]) -> None:
         try:
             state = await self.state()
         except UnknownRun:
@@ -181,128 +181,134 @@ class Life:
             inputs = dict.fromkeys(list(state.pending)[: 1 if answer == "one" else None], answer != "no")
         if state.finished:
             inputs = dict(state.answers) if answer == "again" else {}
-        await self.carry_out(self.world.agent().resume(self.task_id, inputs=inputs or None), during)
+        await self.observe(self.world.agent().resume(self.task_id, inputs=inputs or None), interrupt)
 
 
-async def _read(stream: Stream[Event], seen: list[Event]) -> None:
+async def _read(stream: Stream[Event], events: list[Event]) -> None:
     async for event in stream:
-        seen.append(event)  # noqa: PERF401 (what came before an error counts)
+        events.append(event)  # noqa: PERF401 (keep the events before an error)
 
 
-delays = st.sampled_from([0.0, 0.001, 0.05, 0.1, 0.15, 0.25, 0.35, 0.45, 0.65, 0.9, 1.3, 2.0])
-stops = st.tuples(st.sampled_from(["let", "cancel", "close", "kill", "cancel by id", "twice", "away"]), delays)
-attempts = st.tuples(st.sampled_from(["yes", "no", "one", "none", "again"]), stops)
+delay_values = st.sampled_from([0.0, 0.001, 0.05, 0.1, 0.15, 0.25, 0.35, 0.45, 0.65, 0.9, 1.3, 2.0])
+stop_kinds = st.tuples(
+    st.sampled_from(["let", "cancel", "close", "kill", "cancel by id", "twice", "outage"]), delay_values
+)
+attempt_plans = st.tuples(st.sampled_from(["yes", "no", "one", "none", "again"]), stop_kinds)
 
 
-async def stop(life: Life, how: str, delay: float, run: Run[str]) -> None:
-    if how == "let":
+async def stop(process: RunHistory, kind: str, delay: float, run: Run[str]) -> None:
+    if kind == "let":
         return
     await asyncio.sleep(delay)
-    if how == "cancel":
+    if kind == "cancel":
         run.cancel()
-    elif how == "close":
+    elif kind == "close":
         await run.aclose()
-    elif how == "kill":
-        await life.kill()
+    elif kind == "kill":
+        await process.kill()
         await run.aclose()
-    elif how == "cancel by id":
+    elif kind == "cancel by id":
         with suppress(UnknownRun):
-            await life.world.agent().get_run(run.task_id).cancel()
-    elif how == "twice":
-        twin = life.world.agent().resume(run.task_id)
+            await process.world.agent().get_run(run.task_id).cancel()
+    elif kind == "twice":
+        twin = process.world.agent().resume(run.task_id)
         with suppress(RxloopError):
             await twin
-    elif how == "away":
-        life.world.log.away = True
+    elif kind == "outage":
+        process.world.log.is_down = True
         await asyncio.sleep(3)
-        life.world.log.away = False
+        process.world.log.is_down = False
 
 
-class Memory(MemoryEventLog):
-    away = False
+class UnreliableMemoryLog(MemoryEventLog):
+    is_down = False
 
     async def append(self, task_id: str, events: Sequence[Event], *, expected_seq: int, writer: str = "") -> None:
-        if self.away:
+        if self.is_down:
             raise OSError("the log is away")
         await super().append(task_id, events, expected_seq=expected_seq, writer=writer)
 
 
-class Sqlite(SqliteEventLog):
-    away = False
+class UnreliableSqliteLog(SqliteEventLog):
+    is_down = False
 
     async def append(self, task_id: str, events: Sequence[Event], *, expected_seq: int, writer: str = "") -> None:
-        if self.away:
+        if self.is_down:
             raise OSError("the log is away")
         await super().append(task_id, events, expected_seq=expected_seq, writer=writer)
 
     def append_now(self, task_id: str, events: Sequence[Event], *, expected_seq: int, writer: str = "") -> bool:
-        if self.away:
+        if self.is_down:
             raise OSError("the log is away")
         return super().append_now(task_id, events, expected_seq=expected_seq, writer=writer)
 
 
-async def whole_life(world: World, first: tuple[str, float], plan: Sequence[tuple[str, tuple[str, float]]]) -> None:
-    life = Life(world)
+async def check_history(world: World, first: tuple[str, float], plan: Sequence[tuple[str, tuple[str, float]]]) -> None:
+    process = RunHistory(world)
     run = world.agent().run("Go", context_id="c")
-    life.task_id = run.task_id
-    await life.carry_out(run, lambda run: stop(life, *first, run))
-    for answer, how in plan:
+    process.task_id = run.task_id
+    await process.observe(run, lambda run: stop(process, *first, run))
+    for answer, kind in plan:
         try:
-            await life.resume(answer, lambda run, how=how: stop(life, *how, run))
+            await process.resume(answer, lambda run, kind=kind: stop(process, *kind, run))
         except InvalidInput:
             continue
     world.failures.clear()
     for _ in range(12):
         try:
-            state = await life.state()
+            state = await process.state()
         except UnknownRun:
-            return  # killed before anything of it was written
+            return  # killed before the first event was written
         if state.finished and not state.retryable:
             break
-        await life.resume("yes", lambda run: stop(life, "let", 0, run))
+        await process.resume("yes", lambda run: stop(process, "let", 0, run))
     else:
-        pytest.fail("the run does not come to its end")
-    events = await world.log.read(life.task_id)
+        pytest.fail("the run does not reach its end")
+    events = await world.log.read(process.task_id)
     assert {key: count for key, count in world.effects.items() if count > 1} == {}
     finals = Counter(event.attempt for event in events if ends_attempt(event))
     assert set(finals.values()) <= {1}
-    assert [event async for event in replay(world.log, life.task_id).pipe(op.grammar())] == list(events)
+    assert [event async for event in replay(world.log, process.task_id).pipe(op.grammar())] == list(events)
     assert well_formed(fold_all(events).messages)
     await nothing_left()
 
 
-@pytest.mark.timeout(120 + LIVES)
+@pytest.mark.timeout(120 + HISTORIES)
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
-def test_whatever_happens_to_a_run_it_ends_once_and_its_effects_happen_once(kind: str) -> None:
+def test_randomly_interrupted_run_ends_once_and_repeats_no_effect(kind: str) -> None:
     @settings(
-        max_examples=LIVES if kind == "memory" else max(LIVES // 4, 10),
+        max_examples=HISTORIES if kind == "memory" else max(HISTORIES // 4, 10),
         deadline=None,
         suppress_health_check=[HealthCheck.too_slow],
     )
-    @given(stops, st.lists(attempts, max_size=6), st.sets(st.integers(1, 6), max_size=2))
-    def lives(first: tuple[str, float], plan: list[tuple[str, tuple[str, float]]], failures: set[int]) -> None:
+    @given(stop_kinds, st.lists(attempt_plans, max_size=6), st.sets(st.integers(1, 6), max_size=2))
+    def check_histories(
+        first: tuple[str, float], plan: list[tuple[str, tuple[str, float]]], failures: set[int]
+    ) -> None:
         logs: list[Any] = []
         with tempfile.TemporaryDirectory() as folder, virtual_time() as time:
 
             def make_log() -> Any:
-                logs.append(Memory() if kind == "memory" else Sqlite(Path(folder) / f"{len(logs)}.db"))
+                logs.append(
+                    UnreliableMemoryLog() if kind == "memory" else UnreliableSqliteLog(Path(folder) / f"{len(logs)}.db")
+                )
                 return logs[-1]
 
             async def main() -> None:
                 try:
-                    await whole_life(World(make_log, failures), first, plan)
+                    await check_history(World(make_log, failures), first, plan)
                 finally:
                     for log in logs:
                         await log.aclose()
 
             time.run(main())
 
-    lives()
+    check_histories()
 
 
-def test_a_run_that_nothing_happens_to_has_each_effect_once() -> None:
+def test_uninterrupted_run_has_each_effect_once() -> None:
     with virtual_time() as time:
-        world = World(Memory, set())
-        time.run(whole_life(world, ("let", 0.0), []))
+        world = World(UnreliableMemoryLog, set())
+        time.run(check_history(world, ("let", 0.0), []))
         assert sorted(key.split()[0] for key in world.effects) == ["book", "pay", "pay", "send", "send"]
         assert set(world.effects.values()) == {1}
