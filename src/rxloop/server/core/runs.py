@@ -143,7 +143,7 @@ async def start_run(
         record = await start.submit()
     else:
         gateway.check_accepting()
-    if start.context_id is not None:
+    if start.context_id is not None and not start.in_own_context:
         await _check_first(gateway, principal, record)
     if key is not None and record.metadata.get(REQUEST) != digest:
         raise Refused(422, "key_used", "the key stands for another request")
@@ -164,6 +164,8 @@ class _Start:
     options: StartOptions
     is_known: bool = False
     """Whether the conversation has all of the messages, so that `create` returned the run that has the last one."""
+    in_own_context: bool = False
+    """True if the principal had the conversation before this run. So another principal cannot have begun it since."""
 
     @property
     def context_id(self) -> str | None:
@@ -176,7 +178,7 @@ class _Start:
         everywhere = callable(self.prompt) or any(each.message_id is not None for each in to_messages(self.prompt))
         async with nullcontext() if locked else gateway.lock_context(context_id, everywhere=everywhere):
             if context_id is not None:
-                exists = await gateway.find_context(self.principal, context_id)
+                exists = self.in_own_context = await gateway.find_context(self.principal, context_id)
                 earlier = await self._select_messages(context_id, exists=exists) if everywhere else None
                 if earlier is not None:
                     self.is_known = True
