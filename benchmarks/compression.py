@@ -9,7 +9,7 @@ from typing import Any
 from rxloop.context.compression import Compression, LastCut
 from rxloop.context.compressors import ChainedCompressor, SlidingWindowCompressor, TokenBudgetCompressor
 from rxloop.context.semantic import SemanticCompressor
-from rxloop.pipeline.context_interfaces import Compressor
+from rxloop.pipeline.interfaces import Compressor
 from rxloop.pipeline.requests import ToolDefinition
 from rxloop.protocol.messages import Message, ToolCall
 

@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from rxloop.errors import RunError as RunError
     from rxloop.errors import RxloopError as RxloopError
     from rxloop.errors import ToolError as ToolError
-    from rxloop.pipeline.context_interfaces import Compressor as Compressor
-    from rxloop.pipeline.context_interfaces import Workspace as Workspace
     from rxloop.pipeline.event_log import EventLog as EventLog
+    from rxloop.pipeline.interfaces import Compressor as Compressor
     from rxloop.pipeline.interfaces import Provider as Provider
     from rxloop.pipeline.interfaces import Tool as Tool
     from rxloop.pipeline.interfaces import Toolset as Toolset
+    from rxloop.pipeline.interfaces import Workspace as Workspace
     from rxloop.pipeline.records import RunRecord as RunRecord
     from rxloop.pipeline.requests import IterationEnd as IterationEnd
     from rxloop.pipeline.requests import ModelRequest as ModelRequest

@@ -9,7 +9,7 @@ import pytest
 from rxloop import SlidingWindowCompressor, TokenBudgetCompressor
 from rxloop.context import TokenEstimator
 from rxloop.context.compression import Compression, LastCut
-from rxloop.pipeline.context_interfaces import Budget, Compressor
+from rxloop.pipeline.interfaces import Budget, Compressor
 from rxloop.protocol.messages import FilePart, ImagePart, Message, TextPart
 from rxloop.state.history import History
 from support.histories import call, compressed, long_history, turn

@@ -9,7 +9,7 @@ from rxloop.context import ChainedCompressor, TokenEstimator
 from rxloop.context.blocks import problems_of
 from rxloop.context.compression import Compression, LastCut
 from rxloop.errors import ConfigurationError
-from rxloop.pipeline.context_interfaces import Compressor
+from rxloop.pipeline.interfaces import Compressor
 from rxloop.protocol.messages import ImagePart, Message, TextPart
 from support.histories import budget, call, compressed, every_compressor, long_history, turn
 

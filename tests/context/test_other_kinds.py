@@ -10,7 +10,7 @@ import pytest
 from rxloop import SemanticCompressor, SlidingWindowCompressor, TokenBudgetCompressor
 from rxloop.context import TokenEstimator
 from rxloop.context.compression import LastCut
-from rxloop.pipeline.context_interfaces import Compressor
+from rxloop.pipeline.interfaces import Compressor
 from rxloop.protocol.messages import Message
 from support.histories import call, compressed, turn
 

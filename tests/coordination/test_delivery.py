@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rxloop.coordination.delivery import DeliveryGate
+from rxloop.coordination.lease import DeliveryGate
 from rxloop.protocol.events import CustomEvent, Event
 from support.fake_clock import FakeClock
 

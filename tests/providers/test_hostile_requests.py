@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rxloop import Agent, Limits, MemoryEventLog, Message, ModelRequest, Signal, op, tool
-from rxloop.pipeline.context_interfaces import Budget
+from rxloop.pipeline.interfaces import Budget
 from rxloop.protocol.messages import ToolCall
 from rxloop.providers import PRESETS
 from rxloop.providers.codecs.chat.request import RequestEncoder

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rxloop import SemanticCompressor, SlidingWindowCompressor, TokenBudgetCompressor
 from rxloop.context import ChainedCompressor, TokenEstimator
 from rxloop.context.compression import Compressed, Compression
-from rxloop.pipeline.context_interfaces import Budget, Compressor, TokenCounter
+from rxloop.pipeline.interfaces import Budget, Compressor, TokenCounter
 from rxloop.protocol.messages import ImagePart, Message, TextPart, ToolCall
 
 WORDS = [

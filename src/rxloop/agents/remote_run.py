@@ -28,9 +28,8 @@ from rxloop.errors import (
 )
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.log_retry import read_log
-from rxloop.pipeline.records import RunRecord
+from rxloop.pipeline.records import RunRecord, Snapshot
 from rxloop.pipeline.run_context import D
-from rxloop.pipeline.snapshot import Snapshot
 from rxloop.protocol.messages import Prompt
 from rxloop.run.attempt import Attempt
 from rxloop.run.beginning import task_event

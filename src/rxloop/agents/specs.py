@@ -24,8 +24,7 @@ from rxloop.run.spec import RunSpec
 from rxloop.tools.think_aloud import Thoughts
 
 if TYPE_CHECKING:
-    from rxloop.pipeline.records import RunRecord
-    from rxloop.pipeline.snapshot import Snapshot
+    from rxloop.pipeline.records import RunRecord, Snapshot
     from rxloop.tools.client_tool import ClientTool
 
 

@@ -10,7 +10,7 @@ from inspect import isawaitable
 
 from rxloop.context.layout import Layout, Marks, brief, marked, without_media
 from rxloop.errors import ConfigurationError
-from rxloop.pipeline.context_interfaces import Budget, Compressor
+from rxloop.pipeline.interfaces import Budget, Compressor
 from rxloop.protocol.messages import Message
 
 

@@ -8,7 +8,7 @@ from rxloop.context.blocks import blocks_of
 from rxloop.context.fact_ledger import FactLedger, ledger_of
 from rxloop.context.facts import facts_of
 from rxloop.errors import ConfigurationError
-from rxloop.pipeline.context_interfaces import Budget
+from rxloop.pipeline.interfaces import Budget
 from rxloop.protocol.messages import Message
 
 

@@ -10,8 +10,8 @@ from weakref import WeakKeyDictionary
 from rxloop.context.compression import Compressed, Compression, LastCut
 from rxloop.context.counting import TokenEstimator
 from rxloop.errors import ConfigurationError
-from rxloop.pipeline.context_interfaces import Compressor, TokenCounter
 from rxloop.pipeline.host import get_host
+from rxloop.pipeline.interfaces import Compressor, TokenCounter
 from rxloop.pipeline.requests import ModelRequest, Signal
 from rxloop.protocol.events import ContextCompressedEvent, Event, ThinkingFailedEvent
 from rxloop.protocol.messages import Message

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from rxloop.context.counting import PerMessage
 from rxloop.context.layout import Layout, Marks, text_of
-from rxloop.pipeline.context_interfaces import Budget
+from rxloop.pipeline.interfaces import Budget
 from rxloop.protocol.messages import Message
 
 _WORD = re.compile(r"[\u2e80-\u9fff\uac00-\ud7af]|\w{2,}")

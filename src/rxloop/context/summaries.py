@@ -13,8 +13,7 @@ from reactivex import Observable
 from rxloop.context.compression import Compressed, LastCut
 from rxloop.context.request_compressor import RequestCutter
 from rxloop.errors import RxloopError
-from rxloop.pipeline.context_interfaces import TokenCounter
-from rxloop.pipeline.interfaces import Provider
+from rxloop.pipeline.interfaces import Provider, TokenCounter
 from rxloop.pipeline.requests import ModelRequest, Signal
 from rxloop.pipeline.thinking_result import ThinkingResult
 from rxloop.protocol.events import Event, ThinkingFailedEvent

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal, cast
 
 from rxloop.errors import ConfigurationError
-from rxloop.pipeline.context_interfaces import Rendered, Workspace, WorkspacePart
+from rxloop.pipeline.interfaces import Rendered, Workspace, WorkspacePart
 from rxloop.support.safe_files import list_paths, open_path, read_at
 from rxloop.support.threads import call_user_function, run_in_thread
 

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rxloop.errors import InvalidEvent, InvalidInput, NotAsked, ToolError
-from rxloop.pipeline.records import RunRecord
-from rxloop.pipeline.snapshot import WAITING
+from rxloop.pipeline.records import WAITING, RunRecord
 from rxloop.protocol.events import SUPERSEDED
 from rxloop.protocol.json_data import freeze_json
 from rxloop.protocol.messages import get_tool_error

@@ -10,8 +10,7 @@ from rxloop.coordination.inbox import AppliedCommands, apply_commands
 from rxloop.errors import InvalidInput, UnknownRun
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.log_retry import read_log
-from rxloop.pipeline.records import RunRecord
-from rxloop.pipeline.snapshot import WAITING, Snapshot
+from rxloop.pipeline.records import WAITING, RunRecord, Snapshot
 from rxloop.protocol.commands import MessageCommand
 
 RETRY = 0.5

@@ -23,7 +23,7 @@ from rxloop.coordination.order import wait_for_end
 from rxloop.errors import ConflictError, InvalidInput, RunOver
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.log_retry import PATIENCE, read_log
-from rxloop.pipeline.snapshot import Snapshot
+from rxloop.pipeline.records import Snapshot
 from rxloop.protocol.commands import AnswerCommand, CancelCommand, MessageCommand
 from rxloop.protocol.events import InputReceivedEvent
 from rxloop.protocol.ids import make_id

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from rxloop.pipeline.artifacts import ArtifactStore as ArtifactStore
     from rxloop.pipeline.artifacts import Draft as Draft
     from rxloop.pipeline.artifacts import RunArtifacts as RunArtifacts
-    from rxloop.pipeline.context_interfaces import Budget as Budget
-    from rxloop.pipeline.context_interfaces import TokenCounter as TokenCounter
-    from rxloop.pipeline.context_interfaces import WorkspacePart as WorkspacePart
+    from rxloop.pipeline.interfaces import Budget as Budget
+    from rxloop.pipeline.interfaces import TokenCounter as TokenCounter
+    from rxloop.pipeline.interfaces import WorkspacePart as WorkspacePart
     from rxloop.pipeline.thinking_result import ThinkingResult as ThinkingResult
     from rxloop.support.tasks import Clock as Clock

@@ -17,8 +17,7 @@ from rxloop.support.tasks import CLOCK
 
 if TYPE_CHECKING:
     from rxloop.pipeline.artifacts import ArtifactStore
-    from rxloop.pipeline.records import ConversationPage, Mark, RunQuery, RunRecord, Until
-    from rxloop.pipeline.snapshot import HistoryQuery, Snapshot
+    from rxloop.pipeline.records import ConversationPage, HistoryQuery, Mark, RunQuery, RunRecord, Snapshot, Until
     from rxloop.protocol.commands import Command
     from rxloop.state.kept_folds import RunFold
 
@@ -181,7 +180,7 @@ class EventLog(ABC):
             EventLogError: The log cannot be read.
         """
         # Imported here: importing rxloop is quicker without.
-        from rxloop.pipeline.snapshot import WAITING, Snapshot, has_begun
+        from rxloop.pipeline.records import WAITING, Snapshot, has_begun
 
         record = await self.get_record(task_id)
         known = since.events if since is not None else ()

@@ -13,8 +13,8 @@ from rxloop.operators.views.filters import public
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.log_retry import read_log
 from rxloop.pipeline.records import RunRecord, Until
-from rxloop.protocol.cursor import Cursor, has_unread, make_gap, read_cursor
 from rxloop.protocol.events import AnyEvent, Event, State, StatusUpdateEvent, ends_attempt
+from rxloop.protocol.ids import Cursor, has_unread, make_gap, read_cursor
 from rxloop.storage.rules import same, went_back
 from rxloop.stream.back_pressure import Gate, Overflow
 from rxloop.stream.readers import Frames

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from reactivex.abc import DisposableBase
 from reactivex.disposable import SerialDisposable
 
-from rxloop.coordination.delivery import DeliveryGate
+from rxloop.coordination.lease import DeliveryGate
 from rxloop.errors import InvalidEvent
 from rxloop.operators.loop.checks import stuck
 from rxloop.operators.loop.compose import describe

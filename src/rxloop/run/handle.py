@@ -11,8 +11,8 @@ from typing_extensions import TypeVar
 
 from rxloop.errors import ConfigurationError, EventLogError, RxloopError
 from rxloop.operators.views.text import text
-from rxloop.protocol.cursor import has_unread, read_cursor
 from rxloop.protocol.events import AnyEvent, PendingInput, StatusUpdateEvent
+from rxloop.protocol.ids import has_unread, read_cursor
 from rxloop.protocol.messages import Message
 from rxloop.run.attempt import Attempt
 from rxloop.run.ownership import OwnedRuns, RunHold

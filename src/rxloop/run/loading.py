@@ -8,14 +8,13 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from rxloop.coordination.answers import check_not_superseded, find_credentials, is_superseded, new_answers
-from rxloop.coordination.delivery import DeliveryGate
 from rxloop.coordination.inbox import AppliedCommands, Commands, Inbox, apply_commands, find_new_messages
+from rxloop.coordination.lease import DeliveryGate
 from rxloop.coordination.order import check_can_continue
 from rxloop.errors import ConfigurationError, ConflictError, RunOver, UnknownRun
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.log_retry import check_whole, read_log
-from rxloop.pipeline.records import RunRecord
-from rxloop.pipeline.snapshot import HistoryQuery, Snapshot, has_begun
+from rxloop.pipeline.records import HistoryQuery, RunRecord, Snapshot, has_begun
 from rxloop.protocol.commands import MessageCommand
 from rxloop.protocol.events import Event, InputReceivedEvent, TaskEvent, ToolCompleteEvent, normalise
 from rxloop.run.admission import (

@@ -8,7 +8,7 @@ from dataclasses import replace
 from threading import get_ident
 from typing import TYPE_CHECKING
 
-from rxloop.coordination.delivery import DeliveryGate
+from rxloop.coordination.lease import DeliveryGate
 from rxloop.errors import InvalidEvent, RxloopError
 from rxloop.operators.loop.checks import find_signal_error, unordered
 from rxloop.pipeline.requests import Operator

@@ -19,8 +19,7 @@ from rxloop.tools.agent_tools import AgentTools
 
 if TYPE_CHECKING:
     from rxloop.pipeline.artifacts import ArtifactStore
-    from rxloop.pipeline.records import RunRecord
-    from rxloop.pipeline.snapshot import Snapshot
+    from rxloop.pipeline.records import RunRecord, Snapshot
     from rxloop.run.fork import Fork
 
 WhenBusy = Literal["refuse", "wait"]

@@ -14,8 +14,8 @@ from reactivex.disposable import CompositeDisposable, Disposable
 
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.log_retry import read_log, within
-from rxloop.protocol.cursor import UNKNOWN, read_cursor
 from rxloop.protocol.events import AnyEvent, Event, StatusUpdateEvent, ends_attempt
+from rxloop.protocol.ids import UNKNOWN, read_cursor
 from rxloop.recorded.follow import OVER, RecordedStream, follow_on
 from rxloop.run.handle import Run
 from rxloop.stream.back_pressure import Gate

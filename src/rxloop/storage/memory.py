@@ -35,7 +35,7 @@ from rxloop.storage.rules import check_batch, check_finished, conflict, repeated
 from rxloop.support.tasks import CLOCK
 
 if TYPE_CHECKING:
-    from rxloop.pipeline.snapshot import HistoryQuery, Snapshot
+    from rxloop.pipeline.records import HistoryQuery, Snapshot
 
 _ALL_SUBS = 1 << 62
 
@@ -129,7 +129,7 @@ class MemoryEventLog(EventLog):
             UnknownRun: The log does not have the run.
         """
         # Imported here: importing rxloop is quicker without.
-        from rxloop.pipeline.snapshot import Snapshot, find_neighbours
+        from rxloop.pipeline.records import Snapshot, find_neighbours
 
         run = self._run(task_id)
         commands = self.local.get(LocalInbox).read(task_id, since.state.mail if since is not None else 0)

@@ -17,8 +17,17 @@ from typing_extensions import Unpack
 from rxloop.errors import ConfigurationError, EventLogError
 from rxloop.pipeline.artifacts import ArtifactStore
 from rxloop.pipeline.event_log import EventLog
-from rxloop.pipeline.records import FINISHED, ConversationPage, Mark, RunFilter, RunQuery, RunRecord, Until
-from rxloop.pipeline.snapshot import HistoryQuery, Snapshot
+from rxloop.pipeline.records import (
+    FINISHED,
+    ConversationPage,
+    HistoryQuery,
+    Mark,
+    RunFilter,
+    RunQuery,
+    RunRecord,
+    Snapshot,
+    Until,
+)
 from rxloop.protocol.commands import Command
 from rxloop.protocol.events import Event, State
 from rxloop.state.kept_folds import RunFold

@@ -19,7 +19,7 @@ from rxloop import (
     op,
 )
 from rxloop.context.blocks import problems_of
-from rxloop.pipeline.context_interfaces import Budget
+from rxloop.pipeline.interfaces import Budget
 from rxloop.testing import ScriptedModel, virtual_time
 from support.long_runs import compressions, look, looks, run_of, sent
 

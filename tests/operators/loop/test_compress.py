@@ -24,7 +24,7 @@ from rxloop.context import TokenEstimator
 from rxloop.context.blocks import problems_of
 from rxloop.context.compression import LastCut
 from rxloop.errors import ContextLengthExceeded
-from rxloop.pipeline.context_interfaces import Budget
+from rxloop.pipeline.interfaces import Budget
 from rxloop.testing import ScriptedModel, turn
 from support.long_runs import MANY, compressions, look, looks, run_of, sent
 from support.runs import shape

@@ -17,7 +17,7 @@ from rxloop import (
     op,
 )
 from rxloop.context import CompositeWorkspace, TextWorkspace, TokenEstimator
-from rxloop.pipeline.context_interfaces import Rendered, WorkspacePart
+from rxloop.pipeline.interfaces import Rendered, WorkspacePart
 from rxloop.testing import ScriptedModel
 from support.long_runs import MANY, look, looks, run_of, sent
 

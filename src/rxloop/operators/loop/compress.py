@@ -5,7 +5,7 @@ from typing import Any
 from reactivex import Observable
 
 from rxloop.operators.loop.answering import answering
-from rxloop.pipeline.context_interfaces import Compressor, TokenCounter
+from rxloop.pipeline.interfaces import Compressor, TokenCounter
 from rxloop.pipeline.requests import ModelRequest, Operator, Signal
 from rxloop.stream.sources import Push, emit, from_task
 

@@ -4,8 +4,7 @@ from typing import Any, cast
 
 from rxloop.errors import ConfigurationError
 from rxloop.operators.loop.answering import answering
-from rxloop.pipeline.context_interfaces import Compressor, TokenCounter
-from rxloop.pipeline.interfaces import Provider
+from rxloop.pipeline.interfaces import Compressor, Provider, TokenCounter
 from rxloop.pipeline.requests import ModelRequest, Operator
 
 

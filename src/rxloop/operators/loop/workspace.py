@@ -6,7 +6,7 @@ from typing import cast
 from reactivex import Observable
 
 from rxloop.operators.loop.answering import answering
-from rxloop.pipeline.context_interfaces import Rendered, Workspace, WorkspacePart
+from rxloop.pipeline.interfaces import Rendered, Workspace, WorkspacePart
 from rxloop.pipeline.requests import ModelRequest, Operator, Signal
 from rxloop.pipeline.time_limits import limit_time
 from rxloop.protocol.messages import Message

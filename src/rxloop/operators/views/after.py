@@ -7,8 +7,8 @@ from typing import cast
 
 from rxloop.operators.views import EventView
 from rxloop.operators.views.make_view import ViewOutput, make_view
-from rxloop.protocol.cursor import make_gap, read_cursor
 from rxloop.protocol.events import Event, GapEvent
+from rxloop.protocol.ids import make_gap, read_cursor
 from rxloop.stream.deltas import rest_after
 
 

@@ -36,8 +36,8 @@ from rxloop.errors import RunOver
 from rxloop.operators.views.filters import until_final
 from rxloop.pipeline.log_retry import read_log
 from rxloop.pipeline.records import RunRecord
-from rxloop.protocol.cursor import read_cursor
 from rxloop.protocol.events import Event
+from rxloop.protocol.ids import read_cursor
 from rxloop.protocol.messages import Message
 from rxloop.protocol.run_events import State
 from rxloop.protocol.visibility import PUBLIC_METADATA

@@ -12,9 +12,9 @@ from rxloop.operators.views.after import after as after_cursor
 from rxloop.operators.views.filters import until_final
 from rxloop.pipeline.log_retry import read_log
 from rxloop.pipeline.records import RunRecord
-from rxloop.protocol.cursor import UNKNOWN, read_cursor
 from rxloop.protocol.envelope import EVENT_TYPES
 from rxloop.protocol.events import AnyEvent, Event
+from rxloop.protocol.ids import UNKNOWN, read_cursor
 from rxloop.recorded.follow import is_over
 from rxloop.recorded.replay import replay
 from rxloop.server.core.errors import Refused

@@ -11,8 +11,7 @@ from starlette.responses import Response
 from rxloop.coordination.order import is_idle
 from rxloop.errors import EventLogError
 from rxloop.pipeline.log_retry import read_log
-from rxloop.pipeline.records import RunRecord
-from rxloop.pipeline.snapshot import WAITING
+from rxloop.pipeline.records import WAITING, RunRecord
 from rxloop.protocol.events import StatusUpdateEvent, ends_attempt
 from rxloop.protocol.http_api import (
     AgentInfo,

@@ -22,9 +22,9 @@ from pydantic import ValidationError
 from rxloop.errors import ConfigurationError, RxloopError, ToolError
 from rxloop.pipeline.log_retry import read_log
 from rxloop.pipeline.records import RunRecord
-from rxloop.protocol.cursor import read_cursor
 from rxloop.protocol.events import ContentCompleteEvent, StatusUpdateEvent, ToolCompleteEvent
 from rxloop.protocol.finish import explain_incomplete
+from rxloop.protocol.ids import read_cursor
 from rxloop.server.core.adapter import OnDisconnect
 from rxloop.server.core.errors import Refused, not_found, refusal_of
 from rxloop.server.core.gateway import ANYBODY, Gateway, Principal

@@ -8,9 +8,8 @@ from typing import Annotated, Any, Literal, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from rxloop.protocol.cursor import read_cursor
 from rxloop.protocol.http_api import Text, ToolSpec
-from rxloop.protocol.ids import Id
+from rxloop.protocol.ids import Id, read_cursor
 from rxloop.protocol.media import make_part
 from rxloop.protocol.messages import Message, Part, TextPart, Wire
 from rxloop.server.core.errors import Refused, misfit

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 
 import psycopg
 
-from rxloop.pipeline.snapshot import NOTHING_DONE, HistoryQuery, Snapshot
+from rxloop.pipeline.records import NOTHING_DONE, HistoryQuery, Snapshot
 from rxloop.storage.postgres.address import Address, Connection, can_keep
 from rxloop.storage.postgres.reads import RECORD, commands_of, parsed, read_conversation, record_of
 from rxloop.storage.rules import unknown_run

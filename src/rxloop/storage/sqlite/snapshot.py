@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 
-from rxloop.pipeline.records import RunRecord
-from rxloop.pipeline.snapshot import NOTHING_DONE, HistoryQuery, Snapshot
+from rxloop.pipeline.records import NOTHING_DONE, HistoryQuery, RunRecord, Snapshot
 from rxloop.storage.sqlite.reads import (
     RECORD,
     Corrupt,
