@@ -96,6 +96,5 @@ async def test_a_letter_of_an_unknown_kind_stays_for_who_knows_it(log: Log, monk
         return DanceMail.model_validate_json(data)
 
     # The process is replaced by one of the newer version.
-    for engine in ("postgres", "sqlite"):
-        monkeypatch.setattr(f"rxloop.storage.{engine}.reads.read_command", newer)
+    monkeypatch.setattr("rxloop.storage.sql_rows.read_command", newer)
     assert await log.read_commands(waits.task_id) == [(number, DanceMail())]

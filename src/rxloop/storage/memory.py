@@ -223,16 +223,7 @@ class MemoryEventLog(EventLog):
     async def trim(
         self, older_than: float, *, states: Collection[State] = FINISHED, deltas_only: bool = False
     ) -> list[str]:
-        """Remove the runs that ended for good, and longer ago than that. A run that can still go on always stays.
-
-        Args:
-            older_than: Seconds since the last event of a run.
-            states: Only runs in these states, of `completed` and `failed`.
-            deltas_only: Remove only the transient events of these runs.
-
-        Returns:
-            The ids of the runs that something was removed of.
-        """
+        """Remove old finished runs, as `EventLog.trim` says."""
         before = round((time.time() - older_than) * 1000)
         found = [
             run

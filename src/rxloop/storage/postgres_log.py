@@ -37,11 +37,11 @@ from rxloop.storage.postgres.reads import (
     read_page,
     read_record,
     read_records,
+    read_snapshot,
     store_folds,
 )
 from rxloop.storage.postgres.rows import AT_ONCE, Batch, put_command, remove_run, trim
 from rxloop.storage.postgres.schema import migrate
-from rxloop.storage.postgres.snapshot import read_snapshot
 from rxloop.storage.rules import check_batch
 from rxloop.storage.tail import PAGE, Page, Place, followed
 
@@ -301,15 +301,7 @@ class PostgresEventLog(EventLog):
     async def trim(
         self, older_than: float, *, states: Collection[State] = FINISHED, deltas_only: bool = False
     ) -> list[str]:
-        """Remove the runs that ended for good, and longer ago than that. A run that can still go on always stays.
-
-        Args:
-            older_than: Seconds since the last event of a run.
-            states: Only runs in these states, of `completed` and `failed`.
-            deltas_only: Remove only the transient events of these runs.
-
-        Returns:
-            The ids of the runs that something was removed of.
+        """Remove old finished runs, as `EventLog.trim` says.
 
         Raises:
             EventLogError: The server cannot be written.

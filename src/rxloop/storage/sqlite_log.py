@@ -44,12 +44,11 @@ from rxloop.storage.sqlite.reads import (
     read_page,
     read_record,
     read_records,
+    read_snapshot,
     store_folds,
 )
-from rxloop.storage.sqlite.rows import put_command, remove_run, trim
-from rxloop.storage.sqlite.snapshot import read_snapshot
 from rxloop.storage.sqlite.worker import Worker
-from rxloop.storage.sqlite.writer import Writer
+from rxloop.storage.sqlite.writer import Writer, put_command, remove_run, trim
 from rxloop.storage.tail import PAGE, Place, Tail, Tails, followed
 
 T = TypeVar("T")
@@ -348,15 +347,7 @@ class SqliteEventLog(EventLog):
     async def trim(
         self, older_than: float, *, states: Collection[State] = FINISHED, deltas_only: bool = False
     ) -> list[str]:
-        """Remove the runs that ended for good, and longer ago than that. A run that can still go on always stays.
-
-        Args:
-            older_than: Seconds since the last event of a run.
-            states: Only runs in these states, of `completed` and `failed`.
-            deltas_only: Remove only the transient events of these runs.
-
-        Returns:
-            The ids of the runs that something was removed of.
+        """Remove old finished runs, as `EventLog.trim` says.
 
         Raises:
             EventLogError: The file cannot be written.

@@ -1,31 +1,39 @@
-"""Queries: pages, records, folds."""
+"""Queries: pages, records, folds, snapshots."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from typing import Any
-from zlib import crc32
 
-import orjson
+import psycopg
 
-from rxloop.errors import ConfigurationError, EventLogError
-from rxloop.pipeline.records import FINISHED, ConversationPage, Mark, RunEvents, RunFilter, RunRecord, is_finished
-from rxloop.protocol.commands import Command, read_command
+from rxloop.errors import EventLogError
+from rxloop.pipeline.records import (
+    FINISHED,
+    NOTHING_DONE,
+    ConversationPage,
+    HistoryQuery,
+    Mark,
+    RunEvents,
+    RunFilter,
+    RunRecord,
+    Snapshot,
+    is_finished,
+)
+from rxloop.protocol.commands import Command
 from rxloop.protocol.events import Event
-from rxloop.protocol.messages import ErrorInfo, Usage
 from rxloop.state.kept_folds import RunFold
 from rxloop.storage.postgres.address import Address, Connection, can_keep
 from rxloop.storage.postgres.leases import ALIVE
 from rxloop.storage.postgres.rows import labels, numbers
 from rxloop.storage.rules import unknown_run
+from rxloop.storage.sql_rows import RECORD, FoldRow, RunRow, checksum, cover_runs, extend_mark, to_commands, to_record
 from rxloop.storage.tail import Page, Place
 
 MOST = (1 << 31) - 1
 """The greatest number of an event."""
-
-RECORD = "task_id, context_id, agent_name, state, attempt, seq, created, updated, model, owner, metadata, usage, error"
-"""The columns that `record_of` takes."""
 
 _PAGE = """
 SELECT r.number, r.seq, r.at_rest, r.state, r.error, e.seq, e.sub, e.json FROM $s.runs r LEFT JOIN LATERAL (
@@ -111,7 +119,7 @@ async def read_record(connection: Connection, address: Address, task_id: str) ->
     row = await (await connection.execute(query, (task_id,))).fetchone() if can_keep(task_id) else None
     if row is None:
         raise unknown_run(task_id)
-    return record_of(row)
+    return to_record(row)
 
 
 async def read_records(connection: Connection, address: Address, wanted: RunFilter) -> list[RunRecord]:
@@ -132,7 +140,7 @@ async def read_records(connection: Connection, address: Address, wanted: RunFilt
         return []
     query = f"SELECT {RECORD} FROM $s.runs WHERE {condition} ORDER BY number {order} LIMIT %s"
     rows = await (await connection.execute(address.sql(query), (*values, wanted.limit))).fetchall()
-    return [record_of(row) for row in rows]
+    return [to_record(row) for row in rows]
 
 
 def _condition(wanted: RunFilter) -> tuple[str, list[Any]]:
@@ -183,27 +191,7 @@ async def read_commands(
     )
     if not rows:
         raise unknown_run(task_id)
-    return commands_of(task_id, [row for row in rows if row[0] is not None])
-
-
-def commands_of(task_id: str, rows: Iterable[tuple[int, bytes]]) -> list[tuple[int, Command]]:
-    """The commands of rows.
-
-    Raises:
-        EventLogError: One cannot be read.
-    """
-    try:
-        letters = [(number, read_command(json)) for number, json in rows]
-    except ConfigurationError as error:
-        raise EventLogError(f"a letter to the run {task_id} cannot be read: {error}", retryable=False) from error
-    return [(number, letter) for number, letter in letters if letter is not None]
-
-
-def mark_after(mark: Mark | None, runs: Sequence[tuple[str, int, int]]) -> Mark:
-    """The mark after some more runs: of each its id, its last `seq`, and when it was updated."""
-    base = mark or Mark(0, 0, 0, "")
-    events, updated = base.events + sum(run[1] for run in runs), base.updated + sum(run[2] for run in runs)
-    return Mark(base.runs + len(runs), events, updated, runs[-1][0] if runs else base.last)
+    return to_commands(task_id, [row for row in rows if row[0] is not None])
 
 
 async def list_orphaned(
@@ -221,18 +209,7 @@ async def list_orphaned(
     before, limit, after = submitted
     values = {"before": before, "limit": limit, "after": after, "settling": settling}
     rows = await (await connection.execute(address.sql(_ORPHANS), values)).fetchall()
-    return [record_of(row) for row in rows]
-
-
-def record_of(row: Sequence[Any]) -> RunRecord:
-    """The record that a row makes."""
-    *plain, metadata, usage, error = row
-    return RunRecord(
-        *plain,
-        metadata=orjson.loads(metadata) if metadata else {},
-        usage=Usage.model_validate_json(usage) if usage else None,
-        error=ErrorInfo.model_validate_json(error) if error else None,
-    )
+    return [to_record(row) for row in rows]
 
 
 def parsed(rows: Iterable[tuple[str, int, int, bytes]]) -> list[Event]:
@@ -281,9 +258,6 @@ INSERT INTO $s.folds (context_id, first, last, runs, events, version, crc, summa
 SELECT %(context)s, first, last, %(runs)s, %(events)s, %(version)s, %(crc)s, %(summary)b, %(messages)b FROM fitting
 """
 
-_Run = tuple[int, str, int, int, bool]
-"""The number of a run, its id, its last `seq`, when it was updated, and whether it is at rest."""
-
 
 async def read_conversation(
     connection: Connection, address: Address, context_id: str, before: str, after: Mark | None, version: int
@@ -292,53 +266,29 @@ async def read_conversation(
     values = {"context": context_id, "before": before, "version": version, **asdict(after or NOWHERE)}
     rows = await (await connection.execute(address.sql(_RUNS), values, binary=True)).fetchall()
     marked = bool(rows[0][5])
-    folds: dict[int, list[Any]] = {}
-    runs: list[_Run] = []
-    for number, task_id, seq, updated, at_rest, _, *fold in rows:
-        if number is None:
+    folds: dict[int, FoldRow] = {}
+    runs: list[RunRow] = []
+    for row in rows:
+        if row[0] is None:
             continue
-        if not runs or runs[-1][0] != number:
-            runs.append((number, task_id, seq, updated, at_rest))
+        run, fold = RunRow(*row[:5]), row[6:]
+        if not runs or runs[-1].number != run.number:
+            runs.append(run)
         if fold[0] is not None:
-            folds[number] = fold
-    covered = _covered(runs, folds)
+            folds[run.number] = fold
+    covered = cover_runs(runs, folds)
     events = await _events(connection, address, [run for run, fold in covered if fold is None])
-    found = [fold or _unfolded(run, events.get(run[0], ())) for run, fold in covered]
-    mark = mark_after(after if marked else None, [run[1:4] for run in runs])
-    return ConversationPage(found, mark, whole=not marked)
-
-
-def _covered(runs: Sequence[_Run], folds: dict[int, list[Any]]) -> list[tuple[_Run, RunFold | None]]:
-    """Each run with the fold that begins with it; those that an earlier fold covers are left out."""
-    found: list[tuple[_Run, RunFold | None]] = []
-    at = 0
-    while at < len(runs):
-        fold = _fitting(folds.get(runs[at][0]), runs, at)
-        found.append((runs[at], fold))
-        at += 1 if fold is None else fold.runs
-    return found
-
-
-def _fitting(row: list[Any] | None, runs: Sequence[_Run], at: int) -> RunFold | None:
-    """The fold of a row that begins at that run, if its runs are as they were."""
-    if row is None:
-        return None
-    last, count, events, crc, summary, messages = row
-    covered = runs[at : at + count]
-    if len(covered) < count or covered[-1][0] != last or sum(run[2] for run in covered) != events:
-        return None
-    if crc != crc32(messages, crc32(summary)):
-        return None
-    return RunFold(covered[0][1], covered[-1][1], count, events, summary, messages)
+    parts = [fold or _unfolded(run, events.get(run.number, ())) for run, fold in covered]
+    return ConversationPage(parts, extend_mark(after if marked else None, runs), whole=not marked)
 
 
 async def _events(
-    connection: Connection, address: Address, runs: Sequence[_Run]
+    connection: Connection, address: Address, runs: Sequence[RunRow]
 ) -> dict[int, list[tuple[str, int, int, bytes]]]:
     """The durable events of some runs, as they are to be parsed."""
     if not runs:
         return {}
-    names = {run[0]: run[1] for run in runs}
+    names = {run.number: run.task_id for run in runs}
     cursor = await connection.execute(address.sql(_EVENTS), (numbers(names),), binary=True)
     events: dict[int, list[tuple[str, int, int, bytes]]] = {}
     for number, seq, json in await cursor.fetchall():
@@ -346,11 +296,10 @@ async def _events(
     return events
 
 
-def _unfolded(run: _Run, rows: Sequence[tuple[str, int, int, bytes]]) -> RunEvents:
-    _, task_id, seq, _, at_rest = run
+def _unfolded(run: RunRow, rows: Sequence[tuple[str, int, int, bytes]]) -> RunEvents:
     # What came since its row was read is not counted there.
-    events = parsed(row for row in rows if row[1] <= seq)
-    return RunEvents(task_id, at_rest and len(events) == seq, events)
+    events = parsed(row for row in rows if row[1] <= run.seq)
+    return RunEvents(run.task_id, run.at_rest and len(events) == run.seq, events)
 
 
 async def store_folds(
@@ -365,8 +314,71 @@ async def store_folds(
             "version": version,
             "runs": fold.runs,
             "events": fold.events,
-            "crc": crc32(fold.messages, crc32(fold.summary)),
+            "crc": checksum(fold.summary, fold.messages),
             "summary": fold.summary,
             "messages": fold.messages,
         }
         await connection.execute(address.sql(_KEEP), values)
+
+
+_RUN = "(SELECT number FROM $s.runs WHERE task_id = %(task)s)"
+
+_NEW_EVENTS = f"SELECT seq, json FROM $s.events WHERE run = {_RUN} AND sub = 0 AND seq > %(seq)s ORDER BY seq"
+
+_NEW_COMMANDS = f"SELECT number, json FROM $s.mail WHERE run = {_RUN} AND number > %(mail)s ORDER BY number"
+
+_NEIGHBOURS = f"""
+WITH run AS MATERIALIZED (SELECT number, context_id FROM $s.runs WHERE task_id = %(task)s), later AS (
+    SELECT r.number FROM run, $s.runs r WHERE r.context_id = run.context_id AND r.number > run.number
+        AND r.state <> 'submitted' AND NOT (r.state IN ('canceled', 'failed') AND r.seq <= {NOTHING_DONE})
+    ORDER BY r.number LIMIT 1
+), found AS (
+    SELECT number FROM run UNION ALL SELECT number FROM later UNION ALL
+    SELECT r.number FROM run, $s.runs r WHERE r.context_id = run.context_id AND r.number < run.number
+        AND r.state IN ('input-required', 'auth-required') AND r.state NOT IN ('completed', 'failed')
+)
+SELECT number, {RECORD} FROM $s.runs JOIN found USING (number) ORDER BY number
+"""
+"""The run, the earlier runs of its conversation that wait for answers, and the first later one that has begun."""
+
+
+async def read_snapshot(
+    connection: Connection, address: Address, task_id: str, since: Snapshot | None, history: HistoryQuery | None
+) -> Snapshot:
+    """Return the snapshot of a run.
+
+    Raises:
+        UnknownRun: The log has no such run.
+        EventLogError: An event or a command cannot be read.
+    """
+    if not can_keep(task_id):
+        raise unknown_run(task_id)
+    known = since.events if since is not None else ()
+    values = {
+        "task": task_id,
+        "seq": known[-1].seq if known else 0,
+        "mail": since.state.mail if since is not None else 0,
+    }
+    # The statements travel together, and are executed in this order.
+    async with connection.pipeline() if psycopg.Pipeline.is_supported() else nullcontext():
+        runs = await connection.execute(address.sql(_NEIGHBOURS), values)
+        events = await connection.execute(address.sql(_NEW_EVENTS), values, binary=True)
+        commands = await connection.execute(address.sql(_NEW_COMMANDS), values, binary=True)
+        records = [to_record(row[1:]) for row in await runs.fetchall()]
+        rows = await events.fetchall()
+        sent = await commands.fetchall()
+    place = next((place for place, record in enumerate(records) if record.task_id == task_id), None)
+    if place is None:
+        raise unknown_run(task_id)
+    page = None
+    if history is not None:
+        after, version = history
+        page = await read_conversation(connection, address, records[place].context_id, task_id, after, version)
+    return Snapshot(
+        record=records[place],
+        events=[*known, *parsed((task_id, seq, 0, json) for seq, json in rows)],
+        commands=to_commands(task_id, sent),
+        waiting=records[:place][::-1],
+        later=next(iter(records[place + 1 :]), None),
+        history=page,
+    )

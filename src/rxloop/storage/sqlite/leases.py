@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 from rxloop.errors import Fenced
 from rxloop.pipeline.records import RunRecord
+from rxloop.storage.sql_rows import RECORD, to_record
 from rxloop.storage.sqlite.database import is_busy, transaction
-from rxloop.storage.sqlite.reads import RECORD, record_of
 
 
 class _Listed(NamedTuple):
@@ -292,7 +292,7 @@ def list_orphaned(
     ).fetchall()
     # After the beats were read, none of which can be later then.
     now, died = clock(), cache(has_died)
-    return [record_of(row) for process, beat, lease, *row in rows if not _alive(process, beat, lease, now, died)]
+    return [to_record(row) for process, beat, lease, *row in rows if not _alive(process, beat, lease, now, died)]
 
 
 def _alive(process: str | None, beat: float, lease: float, now: float, died: Callable[[str], bool]) -> bool:

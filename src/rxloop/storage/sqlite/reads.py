@@ -1,4 +1,4 @@
-"""Queries: pages, records, folds."""
+"""Queries: pages, records, folds, snapshots."""
 
 from __future__ import annotations
 
@@ -8,34 +8,41 @@ from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
-from zlib import crc32
 
-import orjson
-
-from rxloop.errors import ConfigurationError, EventLogError
+from rxloop.errors import EventLogError
 from rxloop.pipeline.records import (
     FINISHED,
+    NOTHING_DONE,
     ConversationPage,
+    HistoryQuery,
     Mark,
     RunEvents,
     RunFilter,
     RunRecord,
+    Snapshot,
     as_json,
     is_finished,
 )
-from rxloop.protocol.commands import Command, read_command
+from rxloop.protocol.commands import Command
 from rxloop.protocol.events import Event
-from rxloop.protocol.messages import ErrorInfo, Usage
 from rxloop.state.kept_folds import RunFold
+from rxloop.storage.sql_rows import (
+    FOLD,
+    RECORD,
+    FoldRow,
+    RunRow,
+    checksum,
+    cover_runs,
+    extend_mark,
+    to_commands,
+    to_record,
+)
 from rxloop.storage.sqlite.followers import STANDING, Standing
 from rxloop.storage.tail import Page, Place
 
 log = logging.getLogger("rxloop")
 
 Corrupt = Literal["refuse", "skip"]
-
-RECORD = "task_id, context_id, agent_name, state, attempt, seq, created, updated, model, owner, metadata, usage, error"
-"""The columns that `record_of` takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +76,7 @@ def read_page(
 def read_record(connection: sqlite3.Connection, task_id: str) -> RunRecord | None:
     """The record of a run; None if the log has no such run."""
     row = connection.execute(f"SELECT {RECORD} FROM runs WHERE task_id = ?", (task_id,)).fetchone()
-    return None if row is None else record_of(row)
+    return None if row is None else to_record(row)
 
 
 def read_records(connection: sqlite3.Connection, wanted: RunFilter) -> list[RunRecord]:
@@ -81,7 +88,7 @@ def read_records(connection: sqlite3.Connection, wanted: RunFilter) -> list[RunR
         values = [*values, wanted.after]
     query = f"SELECT {RECORD} FROM runs WHERE {where} ORDER BY number {order} LIMIT ?"
     limit = -1 if wanted.limit is None else wanted.limit
-    return [record_of(row) for row in connection.execute(query, (*values, limit))]
+    return [to_record(row) for row in connection.execute(query, (*values, limit))]
 
 
 def _condition(wanted: RunFilter) -> tuple[str, list[Any]]:
@@ -117,17 +124,6 @@ def _condition(wanted: RunFilter) -> tuple[str, list[Any]]:
     return met, values
 
 
-def record_of(row: Sequence[Any]) -> RunRecord:
-    """The record that a row of `RECORD` makes."""
-    *plain, metadata, usage, error = row
-    return RunRecord(
-        *plain,
-        metadata=orjson.loads(metadata) if metadata else {},
-        usage=Usage.model_validate_json(usage) if usage else None,
-        error=ErrorInfo.model_validate_json(error) if error else None,
-    )
-
-
 def read_commands(connection: sqlite3.Connection, task_id: str, after: int) -> list[tuple[int, Command]] | None:
     """The letters of a run after a number; None if the log has no such run."""
     with one_moment(connection):
@@ -142,17 +138,7 @@ def commands_of(connection: sqlite3.Connection, task_id: str, run: int, after: i
     rows = connection.execute(
         "SELECT number, json FROM mail WHERE run = ? AND number > ? ORDER BY number", (run, after)
     )
-    letters = [(number, _letter(task_id, number, json)) for number, json in rows.fetchall()]
-    return [(number, letter) for number, letter in letters if letter is not None]
-
-
-def _letter(task_id: str, number: int, json: bytes) -> Command | None:
-    try:
-        return read_command(json)
-    except ConfigurationError as error:
-        raise EventLogError(
-            f"the letter {number} to the run {task_id} cannot be read: {error}", retryable=False
-        ) from error
+    return to_commands(task_id, rows.fetchall())
 
 
 Condition = tuple[str, tuple[int, ...]]
@@ -213,10 +199,6 @@ def one_moment(connection: sqlite3.Connection) -> Generator[None]:
         connection.execute("ROLLBACK")
 
 
-_Row = tuple[int, int, int, int, int, Any, Any]
-"""Of a fold: its first and last run, how many runs and events it has, its check sum, its summary and its messages."""
-
-
 def read_conversation(
     connection: sqlite3.Connection, context_id: str, before: str, after: Mark | None, version: int, corrupt: Corrupt
 ) -> ConversationPage:
@@ -231,42 +213,19 @@ def conversation_page(
     """The same, within a transaction."""
     begin, until = span(connection, context_id, before, after)
     place = (context_id, -1 if begin is None else begin)
-    query = f"SELECT number, task_id, seq, at_rest, updated FROM runs WHERE context_id = ? AND number > ?{until[0]}"
-    runs = connection.execute(f"{query} ORDER BY number", (*place, *until[1])).fetchall()
-    query = (
-        "SELECT first, last, runs, events, crc, summary, messages FROM folds"
-        " WHERE context_id = ? AND first > ? AND version = ?"
-    )
-    folds: dict[int, _Row] = {row[0]: row for row in connection.execute(query, (*place, version))}
-    found: list[RunFold | RunEvents] = []
-    at = 0
-    while at < len(runs):
-        number, task_id, seq, at_rest, _ = runs[at]
-        fold = _fitting(folds.get(number), runs, at)
+    query = f"SELECT number, task_id, seq, updated, at_rest FROM runs WHERE context_id = ? AND number > ?{until[0]}"
+    runs = [RunRow(*row) for row in connection.execute(f"{query} ORDER BY number", (*place, *until[1]))]
+    query = f"SELECT first, {FOLD} FROM folds WHERE context_id = ? AND first > ? AND version = ?"
+    folds: dict[int, FoldRow] = {row[0]: row[1:] for row in connection.execute(query, (*place, version))}
+    parts: list[RunFold | RunEvents] = []
+    for run, fold in cover_runs(runs, folds):
         if fold is None:
             query = "SELECT ?, seq, sub, json FROM events WHERE run = ? AND sub = 0 ORDER BY seq"
-            events = parsed(connection.execute(query, (task_id, number)), corrupt)
-            found.append(RunEvents(task_id, bool(at_rest) and len(events) == seq, events))
+            events = parsed(connection.execute(query, (run.task_id, run.number)), corrupt)
+            parts.append(RunEvents(run.task_id, bool(run.at_rest) and len(events) == run.seq, events))
         else:
-            found.append(fold)
-        at += 1 if fold is None else fold.runs
-    known = after if after is not None and begin is not None else Mark(0, 0, 0, "")
-    events, updated = known.events + sum(run[2] for run in runs), known.updated + sum(run[4] for run in runs)
-    mark = Mark(known.runs + at, events, updated, runs[-1][1] if runs else known.last)
-    return ConversationPage(found, mark, whole=begin is None)
-
-
-def _fitting(row: _Row | None, runs: Sequence[tuple[int, str, int, int, int]], at: int) -> RunFold | None:
-    """The fold of a row that begins at that run, if its runs are as they were."""
-    if row is None:
-        return None
-    _, last, count, events, crc, summary, messages = row
-    covered = runs[at : at + count]
-    if len(covered) < count or covered[-1][0] != last or sum(run[2] for run in covered) != events:
-        return None
-    if crc != _crc(summary, messages):
-        return None
-    return RunFold(covered[0][1], covered[-1][1], count, events, summary, messages)
+            parts.append(fold)
+    return ConversationPage(parts, extend_mark(None if begin is None else after, runs), whole=begin is None)
 
 
 def store_folds(connection: sqlite3.Connection, context_id: str, folds: Sequence[RunFold], version: int) -> None:
@@ -287,11 +246,54 @@ def store_folds(connection: sqlite3.Connection, context_id: str, folds: Sequence
             " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 *(context_id, first, last, fold.runs, fold.events),
-                *(version, _crc(fold.summary, fold.messages), fold.summary, fold.messages),
+                *(version, checksum(fold.summary, fold.messages), fold.summary, fold.messages),
             ),
         )
 
 
-def _crc(summary: Any, messages: Any) -> int | None:
-    """The check sum; None of what nobody here has written."""
-    return crc32(messages, crc32(summary)) if isinstance(summary, bytes) and isinstance(messages, bytes) else None
+_RUN = f"SELECT number, {RECORD} FROM runs WHERE task_id = ?"
+
+_EVENTS = "SELECT ?, seq, sub, json FROM events WHERE run = ? AND sub = 0 AND seq > ? ORDER BY seq"
+
+_EARLIER = f"""
+    SELECT {RECORD} FROM runs WHERE context_id = ? AND number < ? AND state IN ('input-required', 'auth-required')
+    AND state NOT IN ('completed', 'failed') ORDER BY number DESC
+"""
+
+_LATER = f"""
+    SELECT {RECORD} FROM runs WHERE context_id = ? AND number > ? AND state <> 'submitted'
+    AND NOT (state IN ('canceled', 'failed') AND seq <= {NOTHING_DONE}) ORDER BY number LIMIT 1
+"""
+
+
+def read_snapshot(
+    connection: sqlite3.Connection,
+    task_id: str,
+    since: Snapshot | None,
+    history: HistoryQuery | None,
+    corrupt: Corrupt,
+) -> Snapshot | None:
+    """Return the snapshot of a run as of one moment; None if the log has no such run."""
+    known = since.events if since is not None else ()
+    mail = since.state.mail if since is not None else 0
+    with one_moment(connection):
+        row = connection.execute(_RUN, (task_id,)).fetchone()
+        if row is None:
+            return None
+        number, record = row[0], to_record(row[1:])
+        last = known[-1].seq if known else 0
+        rows = connection.execute(_EVENTS, (task_id, number, last)).fetchall()
+        commands = commands_of(connection, task_id, number, mail)
+        place = (record.context_id, number)
+        waiting = [to_record(each) for each in connection.execute(_EARLIER, place)]
+        later = _first(connection, place)
+        page = None
+        if history is not None:
+            after, version = history
+            page = conversation_page(connection, record.context_id, task_id, after, version, corrupt)
+    return Snapshot(record, [*known, *parsed(rows, corrupt)], commands, waiting, later, page)
+
+
+def _first(connection: sqlite3.Connection, place: tuple[str, int]) -> RunRecord | None:
+    row = connection.execute(_LATER, place).fetchone()
+    return None if row is None else to_record(row)
