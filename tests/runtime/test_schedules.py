@@ -18,7 +18,7 @@ import pytest
 from rxloop import Agent, EventLog, ModelRequest, RunContext, RunRecord, Runtime, tool
 from rxloop.coordination.order import find_blocking
 from rxloop.errors import ConflictError, InvalidInput, RunOver
-from rxloop.pipeline.records import WAITING
+from rxloop.protocol.events import WAITING
 from rxloop.providers.script import Turn
 from rxloop.testing import ScriptedModel, call
 from support.dropped_questions import logs

@@ -14,7 +14,7 @@ from rxloop.errors import EventLogError
 from rxloop.pipeline.records import RunEvents
 from rxloop.protocol.events import CustomEvent, Event, StatusUpdateEvent, TaskEvent
 from rxloop.protocol.messages import Message
-from rxloop.state.kept_folds import FORMAT
+from rxloop.storage.conversation import FORMAT
 from rxloop.testing import ScriptedModel, call
 
 

@@ -18,7 +18,7 @@ from rxloop.agents.validation import check_deps, check_history, check_options
 from rxloop.errors import ConfigurationError, Paused, ToolError
 from rxloop.pipeline.run_context import RunContext
 from rxloop.pipeline.time_limits import limit_time
-from rxloop.protocol.events import State, StatusUpdateEvent, SubtaskEvent
+from rxloop.protocol.events import WAITING, State, StatusUpdateEvent, SubtaskEvent
 from rxloop.protocol.finish import explain_incomplete
 from rxloop.protocol.ids import make_nested_id
 from rxloop.protocol.messages import Prompt, to_messages
@@ -42,7 +42,6 @@ R = TypeVar("R")
 NestedDeps = Callable[[RunContext[P]], R | Awaitable[R]]
 """Function that makes the deps of a nested run from the context of the caller."""
 
-_PAUSED = ("input-required", "auth-required")
 
 _NOT_IN_A_NAME = re.compile(r"[^a-zA-Z0-9_-]+")
 
@@ -115,7 +114,7 @@ class AgentTool(FunctionTool[C, ..., Prompt]):
         if not state.finished:
             await _carry_out(child, ctx)
             state = child.state()
-        if state.state in _PAUSED:
+        if state.state in WAITING:
             above.recorder.waits_below(ctx.branch, state.pending)
             raise Paused
         return _answer(child, self.definition.name)

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from rxloop.errors import InvalidEvent, InvalidInput, NotAsked, ToolError
-from rxloop.pipeline.records import WAITING, RunRecord
-from rxloop.protocol.events import SUPERSEDED
+from rxloop.pipeline.records import RunRecord
+from rxloop.protocol.events import SUPERSEDED, WAITING
 from rxloop.protocol.json_data import freeze_json
 from rxloop.protocol.messages import get_tool_error
 from rxloop.state.run_state import RunState

@@ -10,8 +10,9 @@ from rxloop.coordination.inbox import AppliedCommands, apply_commands
 from rxloop.errors import InvalidInput, UnknownRun
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.log_retry import read_log
-from rxloop.pipeline.records import WAITING, RunRecord, Snapshot
+from rxloop.pipeline.records import RunRecord, Snapshot
 from rxloop.protocol.commands import MessageCommand
+from rxloop.protocol.events import WAITING
 
 RETRY = 0.5
 """Seconds between two attempts to acquire a lease that another process holds."""

@@ -11,7 +11,7 @@ from typing_extensions import Unpack
 
 from rxloop.errors import EventLogError, UnknownRun
 from rxloop.pipeline.local_state import FirstSeen, LeaseTable, LocalInbox, LocalState
-from rxloop.protocol.events import Event, State, ends_attempt
+from rxloop.protocol.events import WAITING, Event, State, ends_attempt
 from rxloop.state.fold import fold_all
 from rxloop.support.tasks import CLOCK
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rxloop.pipeline.artifacts import ArtifactStore
     from rxloop.pipeline.records import ConversationPage, HistoryQuery, Mark, RunQuery, RunRecord, Snapshot, Until
     from rxloop.protocol.commands import Command
-    from rxloop.state.kept_folds import RunFold
+    from rxloop.state.run_state import RunFold
 
 _SHORTCUTS = {
     "append_now": {"append_now", "append"},
@@ -180,7 +180,7 @@ class EventLog(ABC):
             EventLogError: The log cannot be read.
         """
         # Imported here: importing rxloop is quicker without.
-        from rxloop.pipeline.records import WAITING, Snapshot, has_begun
+        from rxloop.pipeline.records import Snapshot, has_begun
 
         record = await self.get_record(task_id)
         known = since.events if since is not None else ()

@@ -11,12 +11,20 @@ import orjson
 
 from rxloop.errors import ConfigurationError, UnknownRun
 from rxloop.protocol.commands import Command
-from rxloop.protocol.events import SUPERSEDED, Event, State, StatusUpdateEvent, TaskEvent, ends_attempt, is_superseded
+from rxloop.protocol.events import (
+    SUPERSEDED,
+    WAITING,
+    Event,
+    State,
+    StatusUpdateEvent,
+    TaskEvent,
+    ends_attempt,
+    is_superseded,
+)
 from rxloop.protocol.json_data import freeze_json
 from rxloop.protocol.messages import ErrorInfo, Usage
 from rxloop.state.fold import fold_all
-from rxloop.state.kept_folds import RunFold
-from rxloop.state.run_state import RunState
+from rxloop.state.run_state import RunFold, RunState
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,8 +278,6 @@ def as_json(value: Any) -> str:
     return orjson.dumps(freeze_json(value, "metadata"), option=orjson.OPT_SORT_KEYS).decode()
 
 
-WAITING: tuple[State, ...] = ("input-required", "auth-required")
-"""States of a run that waits for an answer."""
 NOTHING_DONE = 3
 """Number of events of a run that ended before it did anything: its task, its start and its end."""
 

@@ -22,6 +22,7 @@ from rxloop.protocol.json_data import (
 )
 from rxloop.protocol.messages import PendingInput as PendingInput
 from rxloop.protocol.model import EMPTY_DICT, mutable_fields
+from rxloop.protocol.run_events import WAITING as WAITING
 from rxloop.protocol.run_events import (
     ArtifactUpdateEvent,
     AuthRequiredEvent,

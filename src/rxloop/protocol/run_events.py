@@ -14,6 +14,8 @@ from rxloop.protocol.model import is_empty
 from rxloop.protocol.visibility import public_error, public_messages, public_questions, visible_id
 
 State = Literal["submitted", "working", "completed", "failed", "canceled", "input-required", "auth-required"]
+WAITING: tuple[State, ...] = ("input-required", "auth-required")
+"""States of a run that waits for an answer."""
 
 
 class TaskEvent(Event):

@@ -13,8 +13,8 @@ from rxloop.coordination.order import RETRY, drop_questions, wait_for_end
 from rxloop.errors import ConflictError, ContextBusy, EventLogError, Fenced
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.log_retry import read_log
-from rxloop.pipeline.records import WAITING, RunRecord
-from rxloop.protocol.events import SUPERSEDED, Event
+from rxloop.pipeline.records import RunRecord
+from rxloop.protocol.events import SUPERSEDED, WAITING, Event
 from rxloop.run.attempt import Attempt
 from rxloop.run.ends import is_over, run_exists
 from rxloop.run.life import Life

@@ -31,9 +31,8 @@ from rxloop.run.log_writer import LogWriter
 from rxloop.run.steering import say
 from rxloop.state.earlier_attempts import EarlierAttempts
 from rxloop.state.fold import fold_all
-from rxloop.state.kept_folds import FORMAT
 from rxloop.state.run_state import MAIL_ID, RunState, check_attempts
-from rxloop.storage.conversation import add_page, conversation, find_cached
+from rxloop.storage.conversation import FORMAT, add_page, conversation, find_cached
 from rxloop.support.tasks import GRACE
 from rxloop.thinking.graph.thought_graph import ThoughtGraph
 

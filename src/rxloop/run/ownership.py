@@ -15,7 +15,7 @@ from rxloop.errors import RxloopError
 from rxloop.operators.views.after import after as after_cursor
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.log_retry import read_log
-from rxloop.protocol.events import AnyEvent, Event, PendingInput, StatusUpdateEvent
+from rxloop.protocol.events import WAITING, AnyEvent, Event, PendingInput, StatusUpdateEvent
 from rxloop.run.attempt import Attempt
 from rxloop.run.ends import error_code
 from rxloop.run.life import Canceled, Released
@@ -96,7 +96,7 @@ class RunHold:
     def paused(self) -> bool:
         """Whether the attempt ended because the run waits for an answer."""
         final = self._attempt.final
-        return isinstance(final, StatusUpdateEvent) and final.state in ("input-required", "auth-required")
+        return isinstance(final, StatusUpdateEvent) and final.state in WAITING
 
     @property
     def end(self) -> StatusUpdateEvent | None:

@@ -11,7 +11,7 @@ from reactivex import Observable, abc
 from typing_extensions import TypeVar
 
 from rxloop.errors import AttemptError, InvalidOutput, LimitReached, NotFinished, RunCancelled, RunError, RxloopError
-from rxloop.protocol.events import PendingInput, State, StatusUpdateEvent
+from rxloop.protocol.events import WAITING, PendingInput, State, StatusUpdateEvent
 from rxloop.protocol.messages import Citation, ErrorInfo, FilePart, ImagePart, Message, Usage
 from rxloop.protocol.visibility import redact_error
 from rxloop.run.attempt import Attempt
@@ -123,7 +123,7 @@ def outcome(attempt: Attempt) -> Result[Any]:
         parsed=parsed,
         misfit=misfit,
     )
-    if completed or final.state in ("input-required", "auth-required"):
+    if completed or final.state in WAITING:
         return result
     info = final.error
     message = info.message if info is not None else final.state

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from rxloop.protocol.envelope import Event
 from rxloop.protocol.events import (
+    WAITING,
     ArtifactUpdateEvent,
     CheckpointEvent,
     ContentCompleteEvent,
@@ -26,7 +27,6 @@ from rxloop.protocol.events import (
 from rxloop.state.fold import fold_all
 from rxloop.state.history import Slot
 from rxloop.state.run_state import RunState
-from rxloop.state.side_events import PAUSED
 
 
 class AskedQuestion(NamedTuple):
@@ -120,7 +120,7 @@ class EarlierAttempts:
             if not event.agent_path or event.parent_task_id not in family or event.task_id in self._taken_up:
                 continue
             family.add(event.task_id)
-            if isinstance(event, StatusUpdateEvent) and event.final and event.state not in PAUSED:
+            if isinstance(event, StatusUpdateEvent) and event.final and event.state not in WAITING:
                 left.pop(event.task_id, None)
             elif isinstance(event, TaskEvent | StatusUpdateEvent):
                 left[event.task_id] = event

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from rxloop.protocol.events import (
+    WAITING,
     AuthRequiredEvent,
     ContentCompleteEvent,
     ContextCompressedEvent,
@@ -32,7 +33,6 @@ from rxloop.protocol.model import make_unchecked
 from rxloop.state.history import Batch, History, content_with
 from rxloop.state.run_state import MAIL_ID, Measured, RunState, earlier_with, left_to_the_next, made_of, no_run
 from rxloop.state.side_events import (
-    PAUSED,
     Handler,
     add_answer,
     add_calls,
@@ -115,7 +115,7 @@ def _status(state: RunState, event: StatusUpdateEvent) -> dict[str, Any]:
     }
     if event.attempt > state.attempt:
         changes["tries"] = state.tries + 1
-    elif event.final and event.state in (*PAUSED, "canceled"):
+    elif event.final and event.state in (*WAITING, "canceled"):
         changes["tries"] = 0
     if event.resumed and state.open_step is not None and state.held:
         # The open answer is lost with its attempt, so the next request has the messages that came meanwhile.

@@ -8,6 +8,7 @@ from typing import NoReturn
 from rxloop.errors import GrammarError
 from rxloop.protocol.envelope import UnknownEvent
 from rxloop.protocol.events import (
+    WAITING,
     AuthRequiredEvent,
     ContentCompleteEvent,
     ContentDeltaEvent,
@@ -34,8 +35,6 @@ Slot = tuple[str | None, str | None, int]
 """A branch, a step on it, and the place of a call in its message."""
 
 Delta = ContentDeltaEvent | ThoughtDeltaEvent | ToolCallDeltaEvent
-
-PAUSED = ("input-required", "auth-required")
 
 
 def broken(rule: str, what: str, event: Event | None, other: Event | None = None) -> NoReturn:
@@ -248,7 +247,7 @@ class _Run:
 
     def _answers(self, event: Event) -> bool:
         """Tell whether an event is what a nested run that waits is told before it goes on."""
-        waits = self.final is not None and self.final.state in PAUSED
+        waits = self.final is not None and self.final.state in WAITING
         return self.above is not None and waits and isinstance(event, InputReceivedEvent)
 
     def _any_other(self, event: Event) -> None:
@@ -292,7 +291,7 @@ class _Run:
         for asked in self.asked.values():
             if not _cut_off(asked, event):
                 broken("message-open", "the attempt ends, and a message is still open", event, asked)
-        if event.state not in PAUSED:
+        if event.state not in WAITING:
             for call in self.open.values():
                 begun = call.started or call.message
                 if not _cut_off(begun, event):

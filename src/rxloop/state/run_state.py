@@ -313,3 +313,24 @@ def check_attempts(state: RunState, limits: Limits) -> LimitHit | None:
     if limits.attempts is None or state.tries < limits.attempts:
         return None
     return LimitHit("attempts", f"{state.tries} attempts in a row came to no end (limits.attempts)")
+
+
+@dataclass(frozen=True, slots=True)
+class RunFold:
+    """What runs of a conversation that follow one another add to it, as whoever folded them wrote it down.
+
+    A log need not understand it.
+    """
+
+    first: str
+    """The id of the first of these runs."""
+    last: str
+    """The id of the last one."""
+    runs: int
+    """How many they are."""
+    events: int
+    """How many durable events they have."""
+    summary: bytes
+    """What has to be known at once; JSON."""
+    messages: bytes
+    """The messages; JSON."""

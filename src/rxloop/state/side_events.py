@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from rxloop.protocol.events import (
+    WAITING,
     AuthRequiredEvent,
     ContentCompleteEvent,
     ContextCompressedEvent,
@@ -28,9 +29,6 @@ from rxloop.state.run_state import MAIL_ID, Asker, RunState
 
 Handler = Callable[[RunState, Any], dict[str, Any]]
 """Returns the fields of a state that an event changes."""
-
-PAUSED = ("input-required", "auth-required")
-"""States of a run that waits for an answer."""
 
 
 def find_nested_handler(state: RunState, event: Event) -> Handler | None:
@@ -132,7 +130,7 @@ def _complete_call(state: RunState, event: ToolCompleteEvent) -> dict[str, Any]:
 
 
 def _end_run(state: RunState, event: StatusUpdateEvent) -> dict[str, Any]:
-    if not state.pending or not event.final or event.state in PAUSED:
+    if not state.pending or not event.final or event.state in WAITING:
         return {}
     ended = event.task_id
     return {

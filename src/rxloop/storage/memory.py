@@ -30,7 +30,7 @@ from rxloop.pipeline.records import (
     state_after,
 )
 from rxloop.protocol.commands import Command
-from rxloop.protocol.events import Event, State, StatusUpdateEvent, TaskEvent, ends_attempt
+from rxloop.protocol.events import WAITING, Event, State, StatusUpdateEvent, TaskEvent, ends_attempt
 from rxloop.storage.rules import check_batch, check_finished, conflict, repeated, unknown_run
 from rxloop.support.tasks import CLOCK
 
@@ -260,7 +260,7 @@ class MemoryEventLog(EventLog):
     def _has_answer(self, run: _Run) -> bool:
         """Return True if the run waits for input, and an answer or a cancel is not applied yet."""
         commands = self.local.get(LocalInbox).read(run.task_id)
-        if not commands or run.state not in ("input-required", "auth-required"):
+        if not commands or run.state not in WAITING:
             return False
         own = (event for event in run.events if event.metadata and event.parent_task_id is None)
         applied = max((event.metadata.get("mail_id", 0) for event in own), default=0)

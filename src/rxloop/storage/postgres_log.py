@@ -27,7 +27,7 @@ from rxloop.pipeline.records import (
 )
 from rxloop.protocol.commands import Command
 from rxloop.protocol.events import Event, State
-from rxloop.state.kept_folds import RunFold
+from rxloop.state.run_state import RunFold
 from rxloop.storage.postgres.address import Address, Connection
 from rxloop.storage.postgres.engine import Engine, Engines
 from rxloop.storage.postgres.reads import (

@@ -12,7 +12,7 @@ from rxloop.errors import ConfigurationError, EventLogError
 from rxloop.pipeline.records import Mark, RunRecord
 from rxloop.protocol.commands import Command, read_command
 from rxloop.protocol.messages import ErrorInfo, Usage
-from rxloop.state.kept_folds import RunFold
+from rxloop.state.run_state import RunFold
 
 RECORD = "task_id, context_id, agent_name, state, attempt, seq, created, updated, model, owner, metadata, usage, error"
 """The columns that `to_record` takes."""

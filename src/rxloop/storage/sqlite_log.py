@@ -30,7 +30,7 @@ from rxloop.pipeline.records import (
 )
 from rxloop.protocol.commands import Command
 from rxloop.protocol.events import Event, State
-from rxloop.state.kept_folds import RunFold
+from rxloop.state.run_state import RunFold
 from rxloop.storage.rules import check_batch, unknown_run
 from rxloop.storage.sqlite.database import Fsync, errors_of, transaction
 from rxloop.storage.sqlite.file import OpenFile, checked_place

@@ -11,6 +11,7 @@ from rxloop.operators.views import EventView
 from rxloop.operators.views.make_view import ViewOutput, make_view
 from rxloop.operators.views.record import Recording, read_recording
 from rxloop.protocol.events import (
+    WAITING,
     CheckpointEvent,
     ContentCompleteEvent,
     Event,
@@ -31,7 +32,6 @@ from rxloop.protocol.messages import Message
 
 _Line = tuple[Any, str | None]
 """A run, by the call that it is nested in or else by its place among those in a stream, and a branch of it."""
-_PAUSED = ("input-required", "auth-required")
 
 
 def comparable(events: Sequence[Event]) -> list[Event]:
@@ -129,9 +129,9 @@ def counts(event: Event) -> bool:
     if isinstance(event, CheckpointEvent | UsageEvent | LLMFailedEvent | LLMNoticeEvent | ToolVoidedEvent):
         return False
     if isinstance(event, SubtaskEvent):
-        return event.state not in _PAUSED
+        return event.state not in WAITING
     # A nested run that waits ends no more than the one around it.
-    rests = isinstance(event, StatusUpdateEvent) and (event.state in ("working", *_PAUSED) or ends_attempt(event))
+    rests = isinstance(event, StatusUpdateEvent) and (event.state in ("working", *WAITING) or ends_attempt(event))
     return not rests
 
 

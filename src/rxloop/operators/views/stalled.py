@@ -10,6 +10,7 @@ from rxloop.errors import ConfigurationError
 from rxloop.operators.views import View
 from rxloop.operators.views.make_view import ViewOutput, make_view
 from rxloop.protocol.events import (
+    WAITING,
     AuthRequiredEvent,
     ContentCompleteEvent,
     Event,
@@ -104,7 +105,7 @@ class Activity:
                 self._questions.pop((event.task_id, event.input_id), None)
             case StatusUpdateEvent() if event.final or begins_attempt(event):
                 # The next attempt begins anew what this one had open. A question still waits.
-                self._forget(event.task_id, questions=event.state not in ("input-required", "auth-required", "working"))
+                self._forget(event.task_id, questions=event.state not in (*WAITING, "working"))
             case _:
                 pass
 

@@ -15,6 +15,7 @@ from typing_extensions import Unpack, override
 
 from rxloop.pipeline.log_retry import read_log
 from rxloop.pipeline.records import RunRecord
+from rxloop.protocol.events import WAITING
 from rxloop.protocol.messages import Message
 from rxloop.recorded.follow import OVER
 from rxloop.recorded.replay import history
@@ -35,7 +36,6 @@ from rxloop.server.core.stream import EventStream
 
 OptionsOf = Callable[[RunAgentInput, Principal], StartOptions | Awaitable[StartOptions]]
 """Gives what a run is started with, plain or async, of what the client sends, such as its `state`."""
-_WAITING = ("input-required", "auth-required")
 
 
 class AgUi(Adapter):
@@ -152,7 +152,7 @@ class _Request:
 
     def _may_answer(self, last: RunRecord) -> bool:
         """Tell whether the request may have an answer to the last run of the thread."""
-        if self._asked.resume or last.attempt > 1 or last.state in _WAITING:
+        if self._asked.resume or last.attempt > 1 or last.state in WAITING:
             return True
         return last.state == "working" and any(isinstance(each, ToolMessage) for each in self._asked.messages)
 

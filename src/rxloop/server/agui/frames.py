@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from rxloop.protocol.events import PendingInput, StatusUpdateEvent
+from rxloop.protocol.events import WAITING, PendingInput, StatusUpdateEvent
 from rxloop.server.core.errors import Refused
 from rxloop.server.core.stream import FrameWriter
 
@@ -80,7 +80,6 @@ COUNTED = {
     "cache_write_tokens": "cacheWriteInputTokens",
 }
 """The counts of a `usage` event, and what they are called in AG-UI."""
-_WAITING = ("input-required", "auth-required")
 
 
 def end_of(
@@ -97,13 +96,13 @@ def end_of(
     """
     about = {"rxloop": {"taskId": event.task_id, "attempt": event.attempt, "cursor": event.cursor}}
     tokens = usage_of(usage)
-    if event.state not in ("completed", "canceled", *_WAITING):
+    if event.state not in ("completed", "canceled", *WAITING):
         error = event.error
         message = error.message if error is not None else f"the run has ended: {event.reason or event.state}"
         code = error.code if error is not None else event.reason or "error"
         return frame("RUN_ERROR", {"metadata": about, "message": message, "code": code, "usage": tokens})
     outcome: Data = {"type": "cancelled"} if event.state == "canceled" else {"type": "success"}
-    if event.state in _WAITING:
+    if event.state in WAITING:
         outcome = _waits(event, slots)
     result = event.content if event.state == "completed" else None
     ids = {"threadId": thread_id, "runId": run_id}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rxloop.protocol.events import Event, StatusUpdateEvent, SubtaskEvent, ThoughtStreamEvent
+from rxloop.protocol.events import WAITING, Event, StatusUpdateEvent, SubtaskEvent, ThoughtStreamEvent
 from rxloop.server.agui.frames import Data, frame
 from rxloop.server.agui.messages import Messages
 
@@ -43,7 +43,7 @@ class Agents:
         self._over[task_id] = self._over.get(task_id, 0) + 1
         state = final.state if final is not None else getattr(event, "state", "canceled")
         own = final if final is not None and final.task_id == task_id else None
-        if state in ("input-required", "auth-required"):
+        if state in WAITING:
             asked = [f"{event.root_task_id}:{each.input_id}" for each in own.pending] if own else []
             outcome = {"type": "suspended", **({"interruptIds": asked} if asked else {})}
             return frame("SUBAGENT_FINISHED", {"subagentRunId": handle, "outcome": outcome})

@@ -11,8 +11,8 @@ from starlette.responses import Response
 from rxloop.coordination.order import is_idle
 from rxloop.errors import EventLogError
 from rxloop.pipeline.log_retry import read_log
-from rxloop.pipeline.records import WAITING, RunRecord
-from rxloop.protocol.events import StatusUpdateEvent, ends_attempt
+from rxloop.pipeline.records import RunRecord
+from rxloop.protocol.events import WAITING, StatusUpdateEvent, ends_attempt
 from rxloop.protocol.http_api import (
     AgentInfo,
     AgentList,

@@ -22,7 +22,7 @@ from pydantic import ValidationError
 from rxloop.errors import ConfigurationError, RxloopError, ToolError
 from rxloop.pipeline.log_retry import read_log
 from rxloop.pipeline.records import RunRecord
-from rxloop.protocol.events import ContentCompleteEvent, StatusUpdateEvent, ToolCompleteEvent
+from rxloop.protocol.events import WAITING, ContentCompleteEvent, StatusUpdateEvent, ToolCompleteEvent
 from rxloop.protocol.finish import explain_incomplete
 from rxloop.protocol.ids import read_cursor
 from rxloop.server.core.adapter import OnDisconnect
@@ -45,7 +45,6 @@ _LONGEST_KEY = 200
 PRINCIPAL = "rxloop.principal"
 """Where the scope of a request has who asks."""
 
-_WAITING = ("input-required", "auth-required")
 _BETWEEN = 0.1
 """Seconds between two messages of progress that may be left out."""
 _NEAR = 16
@@ -267,7 +266,7 @@ class Calls:
             end = end or await self._follow(call, after)
             if end is None:
                 return results.going_on(call.told)
-            if end.state not in _WAITING:
+            if end.state not in WAITING:
                 return results.over(call.told, end, call.agent, await self._answer(end))
             if end.pending and call.given.issuperset(each.input_id for each in end.pending):
                 # It had come to rest without these answers, and goes on with them.

@@ -9,6 +9,7 @@ from typing import Any
 from rxloop.operators.views import View
 from rxloop.operators.views.make_view import ViewOutput, make_view
 from rxloop.protocol.events import (
+    WAITING,
     ArtifactUpdateEvent,
     ContentCompleteEvent,
     Event,
@@ -31,7 +32,6 @@ _Emit = Callable[[Chunk], None]
 _FINISH = {"length": "length", "content_filter": "content-filter", "tool_calls": "tool-calls", "stop": "stop"}
 LIMITS = ("max_iterations", "tool_failures", "tokens", "timeout", "attempts")
 """The reasons with which an attempt ends at a limit: that is an end, and no error."""
-_WAITS = ("input-required", "auth-required")
 _BROKE_OFF = "The stream broke off, and the answer goes on without it: come back in a moment."
 _VOIDED = "This call came to nothing, and was not carried out."
 
@@ -301,7 +301,7 @@ class _Fold:
                 part = self._calls[self._held.pop(asked)]
                 part["providerExecuted"] = False
                 self._emit("tool-input-available", **part)
-        if event.state in _WAITS:
+        if event.state in WAITING:
             # For other answers: a client that finds nothing but its own calls complete posts them once more.
             for result in self._by_client:
                 self._emit(**result, providerExecuted=True)
@@ -325,7 +325,7 @@ class _Fold:
         if event is None:
             return
         self._finish_step()
-        if self._by_client and event.state not in _WAITS:
+        if self._by_client and event.state not in WAITING:
             # Otherwise the last step is one that the client has completed, and it posts once more, for ever.
             self._emit("start-step")
             self._emit("finish-step")
@@ -340,7 +340,7 @@ class _Fold:
             self._emit("message-metadata", messageMetadata=metadata)
             self._emit("abort", reason=event.error.message if event.error is not None else "The run was cancelled.")
         else:
-            reason = "tool-calls" if event.state in _WAITS else "other"
+            reason = "tool-calls" if event.state in WAITING else "other"
             if event.state == "completed":
                 reason = _FINISH.get(event.finish_reason or "stop", "other")
             self._emit("finish", finishReason=reason, messageMetadata=metadata)

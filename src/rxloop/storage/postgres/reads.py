@@ -24,7 +24,7 @@ from rxloop.pipeline.records import (
 )
 from rxloop.protocol.commands import Command
 from rxloop.protocol.events import Event
-from rxloop.state.kept_folds import RunFold
+from rxloop.state.run_state import RunFold
 from rxloop.storage.postgres.address import Address, Connection, can_keep
 from rxloop.storage.postgres.leases import ALIVE
 from rxloop.storage.postgres.rows import labels, numbers

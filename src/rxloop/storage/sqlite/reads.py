@@ -25,7 +25,7 @@ from rxloop.pipeline.records import (
 )
 from rxloop.protocol.commands import Command
 from rxloop.protocol.events import Event
-from rxloop.state.kept_folds import RunFold
+from rxloop.state.run_state import RunFold
 from rxloop.storage.sql_rows import (
     FOLD,
     RECORD,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rxloop.errors import ConflictError, EventLogError, InvalidInput, RunOver
-from rxloop.protocol.events import InputRequiredEvent
+from rxloop.protocol.events import WAITING, InputRequiredEvent
 from rxloop.runtime.runtime import Runtime
 from rxloop.support.tasks import wait_all
 from rxloop.testing.chaos.report import Witness, seen
@@ -79,9 +79,7 @@ class Play:
             records = [await self._runtime.get_record(task_id) for task_id in left]
             # A later run of the conversation may have let a question go.
             since = (time.time() - _FORGOTTEN) * 1000
-            if all(
-                record.state in ("input-required", "auth-required") and record.updated < since for record in records
-            ):
+            if all(record.state in WAITING and record.updated < since for record in records):
                 break
         if self._others:
             await asyncio.wait(self._others, timeout=max(0, ends - loop.time()))

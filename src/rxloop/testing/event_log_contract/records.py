@@ -8,7 +8,7 @@ from rxloop.errors import ConfigurationError, UnknownRun
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.records import ConversationPage, HistoryQuery, RunEvents
 from rxloop.protocol.commands import CancelCommand
-from rxloop.state.kept_folds import RunFold
+from rxloop.state.run_state import RunFold
 from rxloop.testing.event_log_contract.toolkit import (
     Check,
     begun,

@@ -21,7 +21,7 @@ from rxloop.protocol.events import (
     UsageEvent,
 )
 from rxloop.protocol.messages import ImagePart, TextPart, ToolCall
-from rxloop.state import kept_folds, run_state
+from rxloop.state import run_state
 from rxloop.state.history import Stored
 from rxloop.state.run_state import RunState
 from rxloop.storage import conversation as conversations
@@ -141,7 +141,7 @@ async def test_the_kept_folds_of_a_conversation_are_the_fold_of_its_events(path:
 async def test_it_is_the_same_however_many_runs_are_put_together(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     call_ = ToolCall(id="k", name="look")
     monkeypatch.setattr(run_state, "EARLIER", 10)
-    monkeypatch.setattr(kept_folds, "EARLIER", 10)
+    monkeypatch.setattr(conversations, "EARLIER", 10)
     memory = MemoryEventLog()
     runs = [
         a_run(n, ThoughtStreamEvent(thought_id=f"t{n}", content="Hm", index=0))
