@@ -10,7 +10,7 @@ from typing import Any, Literal, cast
 import pytest
 
 from rxloop import Agent, PostgresEventLog, RunCancelled, SqliteEventLog, tool
-from rxloop.protocol.commands import AnswerCommand, CancelCommand, Command, MessageCommand, _Letter
+from rxloop.protocol.commands import AnswerCommand, CancelCommand, Command, MessageCommand, _Command
 from rxloop.testing import ScriptedModel, call
 from support.postgres.server import new_schema
 
@@ -27,7 +27,7 @@ async def log(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[L
     await found.aclose()
 
 
-class DanceMail(_Letter):
+class DanceMail(_Command):
     """A letter that this version does not know."""
 
     kind: Literal["dance"] = "dance"

@@ -69,7 +69,7 @@ OPERATIONS = (
     Operation(
         "POST", f"{_RUN}/resume", actions.resume, http.ResumeRun, query=StartQuery, answers=_STARTED, streams=True
     ),
-    Operation("POST", f"{_RUN}/say", actions.say, http.SayToRun, answers={202: RunInfo}),
+    Operation("POST", f"{_RUN}/say", actions.say, http.SendMessage, answers={202: RunInfo}),
     Operation("POST", f"{_RUN}/cancel", actions.cancel, http.CancelRun, answers=_STARTED),
     Operation("POST", f"{_RUN}/fork", actions.fork, http.ForkRun, answers={202: RunInfo}),
     Operation("GET", f"{_RUN}/state", reads.state, query=StateQuery, answers={200: http.StateInfo}),
