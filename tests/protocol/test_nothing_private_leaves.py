@@ -12,7 +12,7 @@ from rxloop.protocol.events import (
     PendingInput,
 )
 from rxloop.protocol.messages import Citation, Content, ErrorInfo, FilePart, ImagePart, Message, ToolCall, Usage
-from rxloop.stream.readers import frame
+from rxloop.stream.readers import encode_frame
 
 MARK = "PLANTED"
 HIDDEN = ToolCall(id=f"{MARK}-id", name=f"{MARK}_tool", arguments={MARK: MARK}, raw=MARK, error=MARK, hidden=True)
@@ -127,7 +127,7 @@ def test_no_marker_in_a_private_field_of_any_event_leaves_by_any_door(event: Eve
     assert MARK not in repr(event)
     assert MARK not in str(event)
     assert MARK.encode() not in event.to_json(public=True)
-    assert MARK.encode() not in frame(event)
+    assert MARK.encode() not in encode_frame(event)
     if shown is not None:
         assert MARK.encode() not in shown.to_json()
         assert shown.cursor == event.cursor

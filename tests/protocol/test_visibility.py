@@ -33,7 +33,7 @@ from rxloop.protocol.events import (
     public_events,
 )
 from rxloop.protocol.messages import ErrorInfo, Message, ToolCall, Wire
-from rxloop.stream.readers import frame
+from rxloop.stream.readers import encode_frame
 
 MARK = "PLANTED"
 SHOWN = ToolCall(id="1", name="look", arguments={"at": "sky"})
@@ -136,7 +136,7 @@ def test_the_public_form_is_made_once_and_is_its_own_public_form() -> None:
     assert shown is not event
     assert event.to_public() is shown
     assert shown.to_public() is shown
-    assert frame(shown) is frame(shown)
+    assert encode_frame(shown) is encode_frame(shown)
 
 
 def test_what_was_shown_before_it_was_published_is_not_kept() -> None:
@@ -349,8 +349,8 @@ def test_a_kind_of_ones_own_is_one_line() -> None:
 
 def test_a_frame_is_one_frame_whatever_the_ids_are() -> None:
     event = CustomEvent(name="a").model_copy(update={"task_id": "t\n\nevent: x", "kind": "a\r\ndata: {}", "attempt": 1})
-    assert frame(event).count(b"\n") == 4
-    assert b"\r" not in frame(event)
+    assert encode_frame(event).count(b"\n") == 4
+    assert b"\r" not in encode_frame(event)
 
 
 plain = st.sampled_from(["", "a", "b\n"])

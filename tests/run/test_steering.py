@@ -173,7 +173,7 @@ async def test_what_cannot_be_said_is_called_a_message_and_not_a_prompt() -> Non
     steer: Any = Steer("Stop", interrupt=True)
     with pytest.raises(ConfigurationError, match=r"the message is Steer.*use send\(text, interrupt=True\)"):
         run.send(steer)
-    with pytest.raises(ConfigurationError, match="the message is 7: give a text"):
+    with pytest.raises(ConfigurationError, match="the message must be a string"):
         run.send(7)  # pyright: ignore[reportArgumentType]
     await run
 

@@ -175,7 +175,7 @@ async def test_run_is_not_stuck_while_a_thread_of_its_model_works() -> None:
 
 
 async def test_thread_that_a_run_waits_for_is_named_in_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watchdog, "SILENCE", 0)
+    monkeypatch.setattr(watchdog, "WARNING_DELAY", 0)
     message: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     class ForwardingHandler(logging.Handler):

@@ -329,7 +329,7 @@ async def test_time_scope_pauses_the_outer_scopes_and_counts_pauses() -> None:
     inner, sibling = TimeScope(outer), TimeScope(outer)
     fired: list[str] = []
     for name, scope in (("outer", outer), ("inner", inner), ("sibling", sibling)):
-        scope.limit(0.02, lambda name=name: fired.append(name))
+        scope.start_limit(0.02, lambda name=name: fired.append(name))
     with inner.pause():
         with inner.pause():
             await asyncio.sleep(0.05)

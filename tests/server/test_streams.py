@@ -204,8 +204,8 @@ async def test_what_is_not_for_clients_is_for_those_who_may() -> None:
 
 async def test_many_readers_of_one_run_share_its_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
     encoded: list[Any] = []
-    written = sse.framed
-    monkeypatch.setattr(sse, "framed", lambda event, data: (encoded.append(event), written(event, data))[1])
+    written = sse.make_frame
+    monkeypatch.setattr(sse, "make_frame", lambda event, data: (encoded.append(event), written(event, data))[1])
     words = frames("-" * (40 + MANY // 2) + "".join(f"word{n} -" for n in range(30)).rstrip("-") + "|", 0.02)
     async with serving(agent(words), limits=UNLIMITED) as served, AsyncExitStack() as stack:
         client = await stack.enter_async_context(Client(served.url, token="ann-key"))

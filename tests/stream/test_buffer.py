@@ -269,7 +269,7 @@ async def test_two_tasks_cannot_read_one_iterator() -> None:
     buffer = ReadBuffer("coalesce", 1, None)
     first = asyncio.ensure_future(buffer.get())
     await settled()
-    with pytest.raises(RuntimeError, match="an iterator of its own"):
+    with pytest.raises(RuntimeError, match="an iterator for each task"):
         await buffer.get()
     buffer.push("a")
     assert await first == "a"

@@ -18,11 +18,11 @@ from rxloop.protocol.messages import ToolCall
 from rxloop.stream.deltas import (
     MergedDeltas,
     PackedDeltas,
+    are_mergeable,
     delta_text,
-    merged,
-    packed,
-    rest_after,
-    same_run_of_deltas,
+    merge_deltas,
+    pack_deltas,
+    trim_known,
 )
 from support.processes.counters import extra_memory
 from support.run_checks import places
@@ -46,7 +46,7 @@ def texts(events: list[Event]) -> list[str | None]:
 
 def merged_of(*deltas: Event) -> MergedDeltas:
     made = MergedDeltas()
-    for each in packed(deltas):
+    for each in pack_deltas(deltas):
         made.add(each)
     return made
 
@@ -70,13 +70,15 @@ def test_what_a_reader_knows_of_a_merged_text_is_told_by_the_places_of_its_piece
     whole = merged_of(*pieces).event()
     for count, piece in enumerate(pieces, 1):
         for sub in (piece.sub, *((8, 9) if piece.sub else ())):
-            rest = rest_after(whole, piece.seq, sub)
+            rest = trim_known(whole, piece.seq, sub)
             assert (delta_text(rest) if rest is not None else "") == "abcdef"[count:]
-    assert rest_after(whole, 0, 7) == whole
+    assert trim_known(whole, 0, 7) == whole
 
 
 def test_a_merged_text_takes_little_memory_beside_its_letters() -> None:
-    packs = [packed([content("x", seq=1, sub=n, index=n) for n in range(at, at + 64)]) for at in range(0, 64_000, 64)]
+    packs = [
+        pack_deltas([content("x", seq=1, sub=n, index=n) for n in range(at, at + 64)]) for at in range(0, 64_000, 64)
+    ]
     made = MergedDeltas()
 
     def take() -> None:
@@ -106,35 +108,35 @@ def test_deltas_of_other_kinds_steps_branches_runs_and_calls_stay_apart() -> Non
         arguments("g", 0),
         arguments("h", 1),
     ]
-    assert not any(same_run_of_deltas(first, second) for first, second in pairwise(apart))
-    assert packed(apart) == apart
+    assert not any(are_mergeable(first, second) for first, second in pairwise(apart))
+    assert pack_deltas(apart) == apart
 
 
 def test_a_durable_event_between_two_deltas_keeps_them_apart() -> None:
     first, second = content("a", seq=1, sub=1), content("b", seq=2, sub=1)
-    assert not same_run_of_deltas(first, second), "even where the durable event was filtered out"
+    assert not are_mergeable(first, second), "even where the durable event was filtered out"
 
 
 def test_what_somebody_has_put_into_a_copy_is_not_cut() -> None:
     whole = merged_of(content("secret", seq=1, sub=1), content(" word", seq=1, sub=2, index=1)).event()
-    assert rest_after(whole, 1, 1) == content(" word", seq=1, sub=2, index=1)
+    assert trim_known(whole, 1, 1) == content(" word", seq=1, sub=2, index=1)
     other = whole.model_copy(update={"delta": "***"})
-    assert rest_after(other, 1, 1) is other
+    assert trim_known(other, 1, 1) is other
 
 
 def test_progress_is_no_text_that_could_be_merged() -> None:
     progress = ToolProgressEvent(call=ToolCall(id="c", name="tool"), message="half")
     assert delta_text(progress) is None
     assert delta_text("text") is None
-    assert packed([progress, progress]) == [progress, progress]
+    assert pack_deltas([progress, progress]) == [progress, progress]
 
 
 def test_the_frame_of_a_merged_delta_is_its_own() -> None:
-    from rxloop.stream.readers import frame
+    from rxloop.stream.readers import encode_frame
 
     one = content("a", seq=1, sub=1)
-    assert b'"a"' in frame(one)
-    assert b'"ab"' in frame(merged(one, ["a", "b"]))
+    assert b'"a"' in encode_frame(one)
+    assert b'"ab"' in encode_frame(merge_deltas(one, ["a", "b"]))
 
 
 @given(
@@ -151,9 +153,9 @@ def test_of_merged_deltas_a_reader_gets_what_is_behind_its_place(pieces: list[tu
     whole = merged_of(*deltas).event()
     assert delta_text(whole) == "".join(text for _, text in pieces)
 
-    assert rest_after(whole, 1, 0) == whole
+    assert trim_known(whole, 1, 0) == whole
     for place, known in enumerate(deltas, 1):
-        rest = rest_after(whole, known.seq, known.sub)
+        rest = trim_known(whole, known.seq, known.sub)
         left = deltas[place:]
         assert (rest is not None) == bool(left)
         if rest is not None:
@@ -189,25 +191,25 @@ def test_packed_deltas_are_the_same_when_they_are_unpacked(pieces: list[tuple[st
         events.append(event.model_copy(update={"sub": sub, "seq": 4, "timestamp": 1_000 + sub}))
 
     unpacked: list[Event] = []
-    for each in packed(events):
+    for each in pack_deltas(events):
         unpacked += each.events() if isinstance(each, PackedDeltas) else [each]
     assert unpacked == events
 
 
 def test_a_run_of_deltas_is_packed() -> None:
     run: list[Event] = [content(text, sub=number, index=number, timestamp=number) for number, text in enumerate("abc")]
-    [pack] = packed(run)
+    [pack] = pack_deltas(run)
     assert isinstance(pack, PackedDeltas)
     assert (len(pack), pack.text, pack.kind, pack.newest) == (3, "abc", "content-delta", run[-1])
 
 
 def test_packs_are_joined_where_one_follows_the_other_and_there_is_room() -> None:
     run: list[Event] = [content("x", sub=number, index=number, timestamp=number) for number in range(400)]
-    packs = [each for start in range(0, 400, 16) for each in packed(run[start : start + 16])]
+    packs = [each for start in range(0, 400, 16) for each in pack_deltas(run[start : start + 16])]
     joined: list[PackedDeltas] = []
     for each in packs:
         assert isinstance(each, PackedDeltas)
-        if not (joined and joined[-1].take(each)):
+        if not (joined and joined[-1].extend(each)):
             joined.append(each)
     assert [len(each) for each in joined] == [256, 144]
     assert [event for each in joined for event in each.events()] == run
@@ -216,11 +218,11 @@ def test_packs_are_joined_where_one_follows_the_other_and_there_is_room() -> Non
 def test_packs_of_other_texts_or_with_a_gap_between_stay_apart() -> None:
     def two(**fields: Any) -> PackedDeltas:
         start = int(fields.pop("start", 0))
-        [pack] = packed([content("x", sub=place, index=place, **fields) for place in (start, start + 1)])
+        [pack] = pack_deltas([content("x", sub=place, index=place, **fields) for place in (start, start + 1)])
         assert isinstance(pack, PackedDeltas)
         return pack
 
-    assert two().take(two(start=2))
-    assert not two().take(two(start=3))
-    assert not two().take(two(start=2, step="2"))
-    assert not two().take(two(start=2, seq=1))
+    assert two().extend(two(start=2))
+    assert not two().extend(two(start=3))
+    assert not two().extend(two(start=2, step="2"))
+    assert not two().extend(two(start=2, seq=1))

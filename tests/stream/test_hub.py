@@ -124,7 +124,7 @@ def test_a_second_call_of_a_step_makes_the_deltas_of_the_first_void(hub: Hub, nu
     numbers.delta("wrong")
     numbers.put(LLMCallEvent(step="1", iteration=1, **about))
     numbers.delta("right")
-    assert hub.open_text("t", "1") == "right"
+    assert hub.get_open_text("t", "1") == "right"
     late = Recorder(hub.events)
     assert [event.delta for event in late.events if isinstance(event, ContentDeltaEvent)] == ["right"]
 
@@ -360,7 +360,7 @@ def test_the_deltas_of_an_open_message_are_merged_when_there_are_too_many() -> N
     late = Recorder(hub.events)
     assert "".join(event.delta for event in late.events) == "abcdefghij"
     assert len(late.events) <= 5
-    assert hub.open_text("t", "1") == "abcdefghij"
+    assert hub.get_open_text("t", "1") == "abcdefghij"
     assert places(late.events) == sorted(places(late.events))
 
 
@@ -439,12 +439,12 @@ def test_a_late_subscriber_gets_each_of_many_deltas_as_it_was(hub: Hub, numbers:
     for number in range(1_000):
         numbers.delta(str(number), index=number)
     assert Recorder(hub.events).events == numbers.published
-    assert hub.open_text("t", "1") == "".join(map(str, range(1_000)))
+    assert hub.get_open_text("t", "1") == "".join(map(str, range(1_000)))
 
 
 def test_the_text_of_one_message_does_not_mix_with_that_of_another(hub: Hub, numbers: Numbers) -> None:
     numbers.delta("a", step="x/1")
     numbers.delta("b", step="x/2")
-    assert hub.open_text("t", "x/1") == "a"
-    assert hub.open_text("t", "x/2") == "b"
-    assert hub.open_text("other", "x/2") == ""
+    assert hub.get_open_text("t", "x/1") == "a"
+    assert hub.get_open_text("t", "x/2") == "b"
+    assert hub.get_open_text("other", "x/2") == ""

@@ -174,7 +174,7 @@ async def test_texts_are_merged_and_their_failures_raise() -> None:
 
 @pytest.mark.parametrize("wrong", ["a text", None, [1]])
 async def test_what_is_no_source_is_refused(wrong: Any) -> None:
-    with pytest.raises(ConfigurationError, match="takes runs, streams and Observables"):
+    with pytest.raises(ConfigurationError, match="sources must be runs, streams or Observables"):
         merge(wrong)
 
 

@@ -9,7 +9,7 @@ from reactivex import operators as ops
 from reactivex.scheduler.eventloop import AsyncIOScheduler
 from reactivex.subject import Subject
 
-from rxloop.stream.rx import RunScheduler, timers
+from rxloop.stream.rx import RunScheduler, resolve_scheduler
 from rxloop.testing import virtual_time
 from support.run_checks import Recorder
 
@@ -87,7 +87,7 @@ async def test_an_action_that_is_scheduled_by_an_action_comes_behind_it() -> Non
 
 
 def test_where_no_event_loop_runs_no_time_goes_by() -> None:
-    scheduler = timers(None)
+    scheduler = resolve_scheduler(None)
     happened: list[str] = []
     scheduler.schedule_relative(0.001, lambda *_: happened.append("late"))
     assert scheduler.now == scheduler.now
@@ -96,7 +96,7 @@ def test_where_no_event_loop_runs_no_time_goes_by() -> None:
 
 async def test_the_stock_scheduler_of_asyncio_gives_way_to_one_whose_clock_is_that_of_its_timers() -> None:
     loop = asyncio.get_running_loop()
-    assert isinstance(timers(AsyncIOScheduler(loop)), RunScheduler)
-    assert isinstance(timers(None), RunScheduler)
+    assert isinstance(resolve_scheduler(AsyncIOScheduler(loop)), RunScheduler)
+    assert isinstance(resolve_scheduler(None), RunScheduler)
     mine = RunScheduler(loop)
-    assert timers(mine) is mine
+    assert resolve_scheduler(mine) is mine

@@ -134,7 +134,7 @@ async def test_a_scope_surrounds_its_tasks_and_those_that_they_start() -> None:
     found: list[tuple[bool, bool]] = []
 
     async def deeper(inner: Scope) -> None:
-        found.append((outer.surrounds(), inner.surrounds()))
+        found.append((outer.contains(), inner.contains()))
 
     async def work() -> None:
         inner = Scope()
@@ -143,7 +143,7 @@ async def test_a_scope_surrounds_its_tasks_and_those_that_they_start() -> None:
 
     await outer.spawn(work(), "outer")
     assert found == [(True, False), (True, True)]
-    assert not outer.surrounds()
+    assert not outer.contains()
 
 
 async def test_a_context_that_lives_on_does_not_keep_the_scope() -> None:

@@ -15,7 +15,7 @@ from reactivex.disposable import CompositeDisposable, Disposable
 from rxloop.protocol.events import ContentCompleteEvent, ContentDeltaEvent, CustomEvent, Event, StatusUpdateEvent
 from rxloop.protocol.messages import ErrorInfo
 from rxloop.recorded.follow import RecordedStream
-from rxloop.stream.readers import HEARTBEAT, Frames, frame
+from rxloop.stream.readers import HEARTBEAT, Frames, encode_frame
 from rxloop.testing import virtual_time
 from support.run_checks import nothing_left, settled
 
@@ -39,7 +39,7 @@ def parsed(data: bytes) -> dict[str, str]:
 
 def test_a_frame_has_the_cursor_the_kind_and_the_event() -> None:
     event = stamped(ContentDeltaEvent(delta="Hi", step="1"), 3, 2)
-    fields = parsed(frame(event))
+    fields = parsed(encode_frame(event))
     assert fields["id"] == "run/1.3.2"
     assert fields["event"] == "content-delta"
     assert Event.from_json(fields["data"], strict=True) == event
@@ -50,33 +50,33 @@ def test_a_frame_has_the_cursor_the_kind_and_the_event() -> None:
 )
 def test_no_text_breaks_a_frame(text: str) -> None:  # L139
     event = stamped(CustomEvent(name=text, data={text: [text]}, metadata={"public": {"k": text}}))
-    assert Event.from_json(parsed(frame(event))["data"], strict=True) == event
+    assert Event.from_json(parsed(encode_frame(event))["data"], strict=True) == event
 
 
 @given(st.text(), st.text(min_size=1))
 def test_whatever_the_text_is_the_event_comes_out_as_it_went_in(delta: str, name: str) -> None:  # L139
     for event in (stamped(ContentDeltaEvent(delta=delta, step="1")), stamped(CustomEvent(name=name, data=delta))):
-        data = frame(event)
+        data = encode_frame(event)
         assert Event.from_json(parsed(data)["data"], strict=True) == event
         assert b"\r" not in data
 
 
 def test_what_is_not_for_clients_stays_out() -> None:
     event = stamped(ContentCompleteEvent(content="x", provider_state={"signature": "secret"}))
-    assert b"secret" not in frame(event)
-    assert b"providerState" not in frame(event)
+    assert b"secret" not in encode_frame(event)
+    assert b"providerState" not in encode_frame(event)
     assert b"secret" in event.to_json()
 
 
 def test_an_event_is_encoded_once_however_many_read_it() -> None:
     event = stamped(CustomEvent(name="x"))
-    assert frame(event) is frame(event)
+    assert encode_frame(event) is encode_frame(event)
 
 
 def test_a_final_event_is_readable_for_a_client_that_knows_only_json() -> None:
     info = ErrorInfo(code="canceled", message="no\nroom")
     event = stamped(StatusUpdateEvent(state="canceled", final=True, reason="canceled", error=info))
-    data = orjson.loads(parsed(frame(event))["data"])
+    data = orjson.loads(parsed(encode_frame(event))["data"])
     assert data["final"] is True
     assert data["error"]["message"] == "no\nroom"
     assert data["timestamp"] == "2023-11-14T22:13:20.123Z"
@@ -238,6 +238,6 @@ async def test_a_timer_is_taken_only_for_a_wait() -> None:
         assert timers == []
     finally:
         del loop.call_at
-    assert got == [frame(event) for event in events]
+    assert got == [encode_frame(event) for event in events]
     await stream.aclose()  # type: ignore[attr-defined]
     await nothing_left()

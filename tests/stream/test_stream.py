@@ -272,7 +272,7 @@ async def test_who_gives_up_awaiting_ends_the_subscription() -> None:
 )
 def test_an_operator_of_the_loop_is_refused_where_a_view_belongs(operator: Any) -> None:
     source = Source()
-    with pytest.raises(ConfigurationError, match="is an operator of the loop: give it to the agent") as caught:
+    with pytest.raises(ConfigurationError, match="must be piped through views") as caught:
         source.stream.pipe(operator)
     assert operator.__qualname__ in str(caught.value)
     assert not source.hold.started

@@ -350,7 +350,7 @@ class ColdRun(Stream[AnyEvent], Generic[O]):
 
     def text(self) -> Stream[str]:
         """The text of the answer as it streams, and at the end the error of a run that failed; see `Run.text`."""
-        return Stream(_each(self._make, lambda run: run.text()), Holds(), joins=True)
+        return Stream(_each(self._make, lambda run: run.text()), Holds(), join_text=True)
 
     def result(self) -> Stream[Result[O]]:
         """The result, or the error of a run that has none; see `Run.result`."""

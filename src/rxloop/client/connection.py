@@ -14,7 +14,7 @@ from rxloop.errors import ApiError, ConfigurationError
 from rxloop.protocol.events import AnyEvent, Event, GapEvent, StatusUpdateEvent, ends_attempt
 from rxloop.protocol.http_api import Problem
 from rxloop.stream.sources import Push, from_task
-from rxloop.stream.stream import Reading, Stream
+from rxloop.stream.stream import ReadOnlyHold, Stream
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -156,7 +156,7 @@ def followed(
     A connection that breaks is made anew, from the last event that came. A reader that is slow holds the connection
     back.
     """
-    hold = Reading()
+    hold = ReadOnlyHold()
 
     async def work(push: Push[AnyEvent]) -> None:
         tries, cursor, over = Tries(retries), after, False

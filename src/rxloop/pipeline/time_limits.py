@@ -20,7 +20,7 @@ async def _wait(task: asyncio.Future[Any], seconds: float | None, scope: TimeSco
         await asyncio.wait([task], timeout=seconds)
         return
     expired: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    with scope.limit(seconds, lambda: expired.done() or expired.set_result(None)):
+    with scope.start_limit(seconds, lambda: expired.done() or expired.set_result(None)):
         await asyncio.wait([task, expired], return_when=asyncio.FIRST_COMPLETED)
 
 

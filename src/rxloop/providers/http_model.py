@@ -27,7 +27,7 @@ from rxloop.providers.error_responses import TOOL_USE_FAILED
 from rxloop.providers.retry import Attempts, Retry
 from rxloop.providers.transport import ClientPool, Transport
 from rxloop.providers.vendors import TEMPLATE_TOKENS, THOUGHT_TAGS, Preset
-from rxloop.stream.rx import Cold
+from rxloop.stream.rx import ColdObservable
 from rxloop.stream.sources import from_task
 from rxloop.support.redaction import check_url, display_url
 
@@ -166,7 +166,7 @@ class HTTPModel:
             answer = from_task(work, request.ctx, name=f"rxloop-model-{request.step}", stop=watch.cancel)
             return Attempts(self._retry, answer, observer, scheduler, until).begin()
 
-        return Cold(subscribe)
+        return ColdObservable(subscribe)
 
     async def aclose(self) -> None:
         """Close the connections of the running event loop; an `http_client` of the user's stays open."""

@@ -15,7 +15,7 @@ from reactivex import Observable, abc
 from rxloop.errors import ProviderError, ProviderTimeout
 from rxloop.protocol.events import Event, LLMFailedEvent, LLMNoticeEvent, UsageEvent
 from rxloop.protocol.messages import ErrorInfo
-from rxloop.stream.rx import Connections, Link, connect, timers
+from rxloop.stream.rx import Connection, Connections, connect, resolve_scheduler
 
 
 def begins_answer(event: Event) -> bool:
@@ -132,7 +132,7 @@ class Attempts:
         self._scheduler = scheduler
         self._sent = 0
         self._begun = False
-        self._link: Link | None = None
+        self._link: Connection | None = None
 
     def begin(self) -> abc.DisposableBase:
         """Send the first request; disposing the result ends everything."""
@@ -148,7 +148,7 @@ class Attempts:
         self._begun = self._begun or begins_answer(event)
         if self._begun and self._link is not None:
             # Whatever comes now, nothing is sent again: the rest of the answer need not pass here.
-            self._link.pass_to(self._observer.on_next)
+            self._link.redirect(self._observer.on_next)
         self._observer.on_next(event)
 
     def _on_error(self, error: Exception) -> None:
@@ -166,4 +166,4 @@ class Attempts:
         log.info("%s; sent again in %.1f s", error, wait)
         self._observer.on_next(make_failed_event(error, wait))
         if not self._connections.disposed:
-            self._connections.add(timers(self._scheduler).schedule_relative(wait, self._send))
+            self._connections.add(resolve_scheduler(self._scheduler).schedule_relative(wait, self._send))

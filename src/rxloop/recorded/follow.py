@@ -19,7 +19,7 @@ from rxloop.storage.rules import same, went_back
 from rxloop.stream.back_pressure import Gate, Overflow
 from rxloop.stream.readers import Frames
 from rxloop.stream.sources import Push, from_task
-from rxloop.stream.stream import Reading, Stream
+from rxloop.stream.stream import ReadOnlyHold, Stream
 from rxloop.support.tasks import close_iterator
 
 OVER: tuple[State, ...] = ("completed", "failed", "canceled")
@@ -41,7 +41,7 @@ class RecordedStream(Stream[AnyEvent]):
         buffer: int = 1024,
         run: tuple[EventLog, str] | None = None,
         until: Until = "attempt",
-        reading: Reading | None = None,
+        reading: ReadOnlyHold | None = None,
     ) -> None:
         """Make a stream of what comes from a log.
 
@@ -53,7 +53,9 @@ class RecordedStream(Stream[AnyEvent]):
             reading: Has the gate at which the source waits for a reader that is slow; without one it never waits.
         """
         overflow: Overflow = "coalesce" if reading is None else "block"
-        super().__init__(cast("Observable[AnyEvent]", source), reading or Reading(), overflow=overflow, buffer=buffer)
+        super().__init__(
+            cast("Observable[AnyEvent]", source), reading or ReadOnlyHold(), overflow=overflow, buffer=buffer
+        )
         self._run = run
         self._goes_on = until == "end"
 
@@ -159,7 +161,7 @@ def follow_on(
     # Only what is asked for, so that a log of the user's own need not know these options.
     options: dict[str, Any] = {**({"deltas": True} if deltas else {}), **({"until": until} if until == "end" else {})}
 
-    reading = Reading()
+    reading = ReadOnlyHold()
 
     async def work(push: Push[Event]) -> None:
         await _Follower(log, task_id, cursor, after, known, push, reading.gate).follow(strict, **options)

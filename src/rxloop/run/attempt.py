@@ -258,8 +258,8 @@ class Attempt:
     def cut_off(self, step: str) -> Sequence[Event]:
         """The ends of the open message of that step, and of the thought in it, when it is interrupted."""
         hub = self.recorder.hub
-        thought = hub.open_thought(self.task_id, step)
-        text = hub.open_text(self.task_id, step)
+        thought = hub.get_open_thought(self.task_id, step)
+        text = hub.get_open_text(self.task_id, step)
         message = ContentCompleteEvent(step=step, content=text, reasoning=thought or None, finish_reason="interrupted")
         if not thought:
             return [message]

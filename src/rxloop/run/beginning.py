@@ -111,7 +111,7 @@ def _connect(attempt: Attempt) -> None:
     scheduler = RunScheduler(asyncio.get_running_loop(), attempt.info.scope)
     attempt.watch()
     _feed(attempt, attempt.spec.loop, scheduler)
-    attempt.info.scope.settle()
+    attempt.info.scope.check_idle()
 
 
 def _feed(attempt: Attempt, loop: Operator, scheduler: RunScheduler) -> None:

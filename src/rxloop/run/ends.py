@@ -187,7 +187,7 @@ class OpenWork:
         return False
 
     def _canceled_message(self, state: RunState, branch: str | None) -> ContentCompleteEvent:
-        text = self._recorder.hub.open_text(self._recorder.task_id, state.open_step)
+        text = self._recorder.hub.get_open_text(self._recorder.task_id, state.open_step)
         return ContentCompleteEvent(step=state.open_step, branch=branch, content=text, finish_reason="canceled")
 
     def _canceled_call(self, batch: Batch, index: int, branch: str | None) -> ToolCompleteEvent:

@@ -18,7 +18,7 @@ from rxloop.run.attempt import Attempt
 from rxloop.run.ownership import OwnedRuns, RunHold
 from rxloop.run.result import Misuse, Result, copy_error, or_failure, outcome
 from rxloop.stream.back_pressure import Overflow
-from rxloop.stream.stream import Pipes, Stream, check_reader
+from rxloop.stream.stream import Pipeable, Stream, check_reader
 
 if TYPE_CHECKING:
     from rxloop.pipeline.artifacts import Artifacts
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 O = TypeVar("O", default=str)  # noqa: E741
 
 
-class Run(Misuse, Pipes[AnyEvent], Generic[O]):
+class Run(Misuse, Pipeable[AnyEvent], Generic[O]):
     """A run of an agent: a stream of events, an awaitable result, and a handle to cancel it.
 
     The first use starts it, exactly once. Awaiting it is like awaiting a task: cancelling the awaiter cancels the run.
@@ -76,7 +76,7 @@ class Run(Misuse, Pipes[AnyEvent], Generic[O]):
         """Every event of the run, from the first one, for each subscriber and each iterator."""
         return Stream(self.hold.events(), self.hold)
 
-    def _through(self, operators: Sequence[Callable[[Any], Any]]) -> Any:
+    def _pipe(self, operators: Sequence[Callable[[Any], Any]]) -> Any:
         return self.events.pipe(*operators)
 
     def stream(

@@ -141,7 +141,7 @@ class Life:
         """Tie the attempt to the event loop that it runs in."""
         self.event_loop = event_loop
         self._started = event_loop.time()
-        self.scheduler = RunScheduler(event_loop, for_readers=True)
+        self.scheduler = RunScheduler(event_loop, detached=True)
         self.thread = self.scheduler.thread
 
     def limit(self, seconds: float | None, *, anew: bool = False) -> None:
@@ -161,7 +161,7 @@ class Life:
         if seconds is not None and self.event_loop is not None:
             late = LimitHit("timeout", f"the run took longer than {seconds} s (limits.seconds)")
             rest = self._started + seconds - self.event_loop.time()
-            self._limit = self.time_scope.limit(rest, lambda: self.finish(late))
+            self._limit = self.time_scope.start_limit(rest, lambda: self.finish(late))
 
     def finish(self, end: End) -> None:
         """Decide the end; only the first call does."""

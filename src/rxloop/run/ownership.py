@@ -22,7 +22,7 @@ from rxloop.run.life import Canceled, Released
 from rxloop.run.lifecycle import start
 from rxloop.state.fold import fold_all
 from rxloop.stream.back_pressure import Gate
-from rxloop.stream.rx import running_loop
+from rxloop.stream.rx import get_running_loop
 from rxloop.support.tasks import wait_all
 
 NO_LOOP = (
@@ -84,7 +84,7 @@ class RunHold:
     @property
     def surrounds(self) -> bool:
         """Whether the caller is one of the tools of the run."""
-        return self._attempt.info.scope.surrounds()
+        return self._attempt.info.scope.contains()
 
     @property
     def goes_on(self) -> bool:
@@ -135,14 +135,14 @@ class RunHold:
         if log is None:
             return source
         # Imported here, because `import rxloop` is faster without this module.
-        from rxloop.stream.readers import with_past
+        from rxloop.stream.readers import prepend_past
 
         async def read(before: int) -> Sequence[Event]:
             await attempt.durable()
             events = await log.read(attempt.task_id)
             return [event for event in events if event.attempt >= first_attempt and event.seq < before]
 
-        return cast("Observable[AnyEvent]", with_past(source, read))
+        return cast("Observable[AnyEvent]", prepend_past(source, read))
 
     def scheduler(self) -> abc.SchedulerBase:
         """The scheduler of the run; starts the run."""
@@ -170,7 +170,7 @@ class RunHold:
             # The outcome is told by the stream and to those who await; nobody has to fetch it from the task.
             self.driver.add_done_callback(_fetch)
             self._owned.add(self)
-        elif self._attempt.life.event_loop is not running_loop(f"reading the run {self._attempt.task_id}"):
+        elif self._attempt.life.event_loop is not get_running_loop(f"reading the run {self._attempt.task_id}"):
             raise RxloopError(
                 f"the run {self._attempt.task_id} belongs to another event loop; start a new run in this one"
             )
@@ -211,7 +211,7 @@ class RunHold:
 
     async def _over(self) -> None:
         # A tool that closes its own run cannot wait for an end that waits for the tool.
-        if self.driver is None or self._attempt.info.scope.surrounds():
+        if self.driver is None or self._attempt.info.scope.contains():
             return
         await wait_all([self.driver])
 

@@ -99,7 +99,7 @@ def _take(attempt: Attempt, events: Sequence[Event], interrupt: bool) -> None:
         speak(attempt)
     if interrupt and step is not None:
         # Later, since this may be called by a reader of the very piece of the answer that is being delivered.
-        attempt.info.scope.soon(_interrupt, attempt, step)
+        attempt.info.scope.call_soon(_interrupt, attempt, step)
 
 
 def _interrupt(attempt: Attempt, step: str) -> None:
@@ -159,7 +159,7 @@ def listen(attempt: Attempt, source: Steering) -> abc.DisposableBase:
 def _observable(attempt: Attempt, source: AsyncIterable[Any]) -> Observable[Any]:
     async def items() -> AsyncIterator[Any]:
         # What comes from outside, and may never come, cannot bring a pipeline on that is stuck.
-        with attempt.info.scope.waiting(asyncio.current_task()):
+        with attempt.info.scope.mark_waiting(asyncio.current_task()):
             iterator = aiter(source)
             try:
                 async for item in iterator:

@@ -19,9 +19,9 @@ from rxloop.protocol.ids import UNKNOWN, read_cursor
 from rxloop.recorded.follow import OVER, RecordedStream, follow_on
 from rxloop.run.handle import Run
 from rxloop.stream.back_pressure import Gate
-from rxloop.stream.readers import Merging
+from rxloop.stream.readers import Merger
 from rxloop.stream.sources import Push, from_task
-from rxloop.stream.stream import Reading, Stream
+from rxloop.stream.stream import ReadOnlyHold, Stream
 
 
 class Driven:
@@ -31,7 +31,7 @@ class Driven:
         self._runs: dict[str, Run[Any]] = {}
         self._watching: dict[str, set[Callable[[], None]]] = {}
         self._everybody: set[Callable[[Run[Any]], None]] = set()
-        self.events: Stream[AnyEvent] = Stream(Observable(self._subscribe), Reading())
+        self.events: Stream[AnyEvent] = Stream(Observable(self._subscribe), ReadOnlyHold())
         """The events of all of them: of those that go on, and of those that come."""
 
     def __len__(self) -> int:
@@ -71,7 +71,7 @@ class Driven:
     def _subscribe(
         self, observer: abc.ObserverBase[AnyEvent], scheduler: abc.SchedulerBase | None = None
     ) -> abc.DisposableBase:
-        merging = Merging(observer, scheduler)
+        merging = Merger(observer, scheduler)
 
         def tell(run: Run[Any]) -> None:
             merging.add(run.events)
@@ -105,7 +105,7 @@ def followed(log: EventLog, here: Here, task_id: str, after: str | None, *, stri
     """
     if after is not None and not read_cursor(after, strict=strict).task_id:
         after = UNKNOWN
-    hold = Reading()
+    hold = ReadOnlyHold()
 
     async def work(push: Push[AnyEvent]) -> None:
         # It goes on for as long as the run does, though a client waits for its beginning.

@@ -115,7 +115,7 @@ class Sender:
         self.open.add(under_way)
         try:
             # The strategy cannot bring its own requests on, and neither can the task that waits here.
-            with self._ctx.scope.waiting(self.owner, asyncio.current_task()):
+            with self._ctx.scope.mark_waiting(self.owner, asyncio.current_task()):
                 error = await ended
         finally:
             self.open.remove(under_way)

@@ -1,4 +1,4 @@
-"""Gates of model sockets, and buffers of slow readers."""
+"""Back-pressure: gates for model sockets, and buffers for slow readers."""
 
 from __future__ import annotations
 
@@ -11,30 +11,29 @@ from reactivex import abc
 
 from rxloop.errors import SlowReader
 from rxloop.protocol.events import Event, GapEvent
-from rxloop.stream.deltas import delta_text, merged, same_run_of_deltas
+from rxloop.stream.deltas import are_mergeable, delta_text, merge_deltas
 
 
 class Gate:
-    """Holds the sockets of a run back while a reader with overflow="block" is behind.
+    """Gate that pauses the sockets of a run while a reader with overflow="block" is too slow.
 
-    Leaves look at `closed` after each batch that they have pushed, and wait only then, so that an open gate costs an
-    attribute read.
+    Sources check `closed` after each batch and only wait if it is set, so an open gate costs one attribute access.
     """
 
     def __init__(self) -> None:
         self.closed = False
-        self._holders = 0
+        self._close_count = 0
         self._opened: asyncio.Event | None = None
 
     def close(self) -> None:
-        """Hold the leaves back; one `open` is needed for each `close`."""
-        self._holders += 1
+        """Pause the sources. Each `close` needs its own `open`."""
+        self._close_count += 1
         self.closed = True
 
     def open(self) -> None:
-        """Undo one `close`."""
-        self._holders -= 1
-        if not self._holders:
+        """Revert one `close`."""
+        self._close_count -= 1
+        if not self._close_count:
             self.closed = False
             if self._opened is not None:
                 self._opened.set()
@@ -49,34 +48,34 @@ class Gate:
 
 
 class Gates(Gate):
-    """The gates of several runs as one, for a reader of all of them."""
+    """Group of gates, for a reader of several runs."""
 
     def __init__(self, gates: Iterable[Gate] = ()) -> None:
         super().__init__()
         self._gates = list(gates)
 
     def close(self) -> None:
-        """Hold all of them back, and those that come."""
+        """Close all gates, including those added later."""
         if not self.closed:
             for gate in self._gates:
                 gate.close()
         super().close()
 
     def open(self) -> None:
-        """Undo one `close`."""
+        """Revert one `close`."""
         super().open()
         if not self.closed:
             for gate in self._gates:
                 gate.open()
 
     def add(self, gate: Gate) -> None:
-        """Hold the run of this gate back with the others."""
+        """Add the gate of another run."""
         self._gates.append(gate)
         if self.closed:
             gate.close()
 
     def remove(self, gate: Gate) -> None:
-        """Let go of the run of this gate."""
+        """Remove the gate of a run."""
         self._gates.remove(gate)
         if self.closed:
             gate.open()
@@ -85,8 +84,8 @@ class Gates(Gate):
 Overflow = Literal["coalesce", "block", "drop_oldest", "error"]
 
 
-class _Text:
-    """Text that more text was merged into."""
+class _MergedText:
+    """Buffered text that consists of several items."""
 
     __slots__ = ("newest", "pieces")
 
@@ -97,11 +96,11 @@ class _Text:
     def value(self) -> Any:
         if isinstance(self.newest, str):
             return "".join(self.pieces)
-        return merged(self.newest, self.pieces)
+        return merge_deltas(self.newest, self.pieces)
 
 
 class _Dropped:
-    """The place of events that were dropped."""
+    """Marker that replaces dropped events in the buffer."""
 
     __slots__ = ("count", "newest")
 
@@ -111,25 +110,25 @@ class _Dropped:
 
     def value(self) -> GapEvent:
         names = ("context_id", "attempt", "seq", "sub", "timestamp")
-        place: dict[str, Any] = {name: getattr(self.newest, name) for name in names}
-        place["task_id"] = self.newest.root_task_id
-        return GapEvent(reason="dropped", count=self.count, **place)
+        fields: dict[str, Any] = {name: getattr(self.newest, name) for name in names}
+        fields["task_id"] = self.newest.root_task_id
+        return GapEvent(reason="dropped", count=self.count, **fields)
 
 
-class Silence(Exception):
-    """Nothing came in the time that a reader gave it. No `TimeoutError`, which may be one of the source."""
+class ReadTimeout(Exception):
+    """No item arrived within the time limit. It is no `TimeoutError`, because a source might raise one."""
 
 
 class ReadBuffer:
-    """Holds what a reader has not read yet. Only transient events, and text, are ever merged or dropped."""
+    """Buffer for items that a reader has not read yet. Durable events are never merged or dropped."""
 
-    def __init__(self, overflow: Overflow, size: int, gate: Gate | None, joins: bool = False) -> None:
+    def __init__(self, overflow: Overflow, size: int, gate: Gate | None, join_text: bool = False) -> None:
         self.subscription: abc.DisposableBase | None = None
         self._overflow = overflow
         self._size = size
         self._gate = gate
-        self._joins = joins
-        self._holding = False
+        self._join_text = join_text
+        self._gate_closed = False
         self._items: deque[Any] = deque()
         self._ended = False
         self._error: Exception | None = None
@@ -137,27 +136,27 @@ class ReadBuffer:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more comes, or the reader has let go."""
+        """True if the source has ended or the reader has closed the buffer."""
         return self._ended
 
     def attach(self, subscription: abc.DisposableBase) -> None:
-        """Take over the subscription that fills the buffer."""
+        """Set the subscription that fills the buffer."""
         self.subscription = subscription
         if self._ended:
-            # It ran over on what the subscription brought at once.
+            # The buffer overflowed while subscribing.
             subscription.dispose()
 
     def push(self, item: Any) -> None:
-        """Take an item; never blocks."""
+        """Add an item without blocking."""
         if self._ended:
             return
-        if len(self._items) < self._size or not self._relieved(item):
+        if len(self._items) < self._size or not self._handle_overflow(item):
             self._items.append(item)
         if self._reader is not None:
             self._wake()
 
     def end(self, error: Exception | None = None) -> None:
-        """Nothing follows; what ended it first stands."""
+        """Mark the end of the source. Only the first call has an effect."""
         if self._ended:
             return
         self._ended = True
@@ -166,7 +165,7 @@ class ReadBuffer:
         self._wake()
 
     def close(self) -> None:
-        """Let go of everything: the reader is gone."""
+        """Discard all items and end the subscription."""
         self._ended = True
         self._items.clear()
         self._release()
@@ -174,18 +173,18 @@ class ReadBuffer:
         if self.subscription is not None:
             self.subscription.dispose()
 
-    async def get(self, within: float | None = None) -> Any:
-        """Wait for the next item.
+    async def get(self, time_limit: float | None = None) -> Any:
+        """Return the next item, waiting if necessary.
 
         Args:
-            within: How many seconds to wait for it at most.
+            time_limit: Maximum time to wait, in seconds.
 
         Raises:
-            StopAsyncIteration: There is none.
-            Silence: It has not come in that time; it can be asked for again.
-            SlowReader: The buffer ran over and the policy is "error".
+            StopAsyncIteration: The source has ended.
+            ReadTimeout: No item arrived in time. The caller may try again.
+            SlowReader: The buffer overflowed, and the policy is "error".
         """
-        late = False
+        timed_out = False
         while True:
             if self._items:
                 return self._take()
@@ -195,17 +194,17 @@ class ReadBuffer:
                     raise error
                 raise StopAsyncIteration
             if self._reader is not None:
-                raise RuntimeError("two tasks read one iterator; give each an iterator of its own")
-            if late:
-                raise Silence
-            await self._pushed(within)
-            late = within is not None
+                raise RuntimeError("an iterator must only be used by one task; create an iterator for each task")
+            if timed_out:
+                raise ReadTimeout
+            await self._wait_for_push(time_limit)
+            timed_out = time_limit is not None
 
-    async def _pushed(self, within: float | None) -> None:
-        """Wait until something is pushed, or for so many seconds."""
+    async def _wait_for_push(self, time_limit: float | None) -> None:
+        """Wait for an item, or until the time limit."""
         loop = asyncio.get_running_loop()
         self._reader = loop.create_future()
-        timer = None if within is None else loop.call_later(within, self._wake)
+        timer = None if time_limit is None else loop.call_later(time_limit, self._wake)
         try:
             await self._reader
         finally:
@@ -213,80 +212,80 @@ class ReadBuffer:
             if timer is not None:
                 timer.cancel()
 
-    def there(self) -> Iterator[Any]:
-        """Take what is there, for as long as there is something."""
+    def drain(self) -> Iterator[Any]:
+        """Yield the items that are available without waiting."""
         while self._items:
             yield self._take()
 
     def _take(self) -> Any:
         item = self._items.popleft()
-        if self._holding and len(self._items) <= self._size // 2:
+        if self._gate_closed and len(self._items) <= self._size // 2:
             self._release()
-        return item.value() if isinstance(item, _Text | _Dropped) else item
+        return item.value() if isinstance(item, _MergedText | _Dropped) else item
 
-    def _relieved(self, item: Any) -> bool:
-        """Tell whether a full buffer has dealt with the item, so that it need not be appended."""
+    def _handle_overflow(self, item: Any) -> bool:
+        """Apply the overflow policy to a full buffer. Return True if the item must not be appended."""
         if self._overflow == "coalesce":
             return self._merge(item)
         if self._overflow == "block":
-            if self._gate is not None and not self._holding:
-                self._holding = True
+            if self._gate is not None and not self._gate_closed:
+                self._gate_closed = True
                 self._gate.close()
             return False
         if self._overflow == "drop_oldest":
             self._drop()
             return False
-        self.end(SlowReader(f"a reader fell {self._size} items behind; read faster, or choose another overflow policy"))
+        self.end(SlowReader(f"a reader is {self._size} items behind; read faster, or use another overflow policy"))
         if self.subscription is not None:
             self.subscription.dispose()
         return True
 
     def _merge(self, item: Any) -> bool:
-        place = self._last_of_run(item)
-        tail = self._items[place]
-        newest = tail.newest if type(tail) is _Text else tail
+        index = self._find_last(item)
+        tail = self._items[index]
+        newest = tail.newest if type(tail) is _MergedText else tail
         if isinstance(item, str):
             text: str | None = item
-            fits = self._joins and isinstance(newest, str)
+            fits = self._join_text and isinstance(newest, str)
         else:
             text = delta_text(item)
-            fits = text is not None and isinstance(newest, Event) and same_run_of_deltas(newest, item)
+            fits = text is not None and isinstance(newest, Event) and are_mergeable(newest, item)
         if not fits or text is None:
             return False
-        if type(tail) is _Text:
+        if type(tail) is _MergedText:
             tail.newest = item
             tail.pieces.append(text)
         else:
             first = newest if isinstance(newest, str) else delta_text(newest) or ""
-            self._items[place] = _Text(item, [first, text])
+            self._items[index] = _MergedText(item, [first, text])
         return True
 
-    def _last_of_run(self, item: Any) -> int:
-        """The place of the last item, of the same run where several runs are read together: others may go between."""
+    def _find_last(self, item: Any) -> int:
+        """Return the index of the last item. In merged streams, find the last item of the same run."""
         if isinstance(item, Event):
             run = item.root_task_id
-            for place in range(len(self._items) - 1, -1, -1):
-                waiting = self._items[place]
-                event = waiting.newest if isinstance(waiting, _Text | _Dropped) else waiting
+            for index in range(len(self._items) - 1, -1, -1):
+                buffered = self._items[index]
+                event = buffered.newest if isinstance(buffered, _MergedText | _Dropped) else buffered
                 if not isinstance(event, Event) or event.root_task_id == run:
-                    return place
+                    return index
         return len(self._items) - 1
 
     def _drop(self) -> None:
-        for place, item in enumerate(self._items):
+        for index, item in enumerate(self._items):
             if isinstance(item, Event) and not item.durable and not isinstance(item, GapEvent):
-                before = self._items[place - 1] if place else None
+                before = self._items[index - 1] if index else None
                 if isinstance(before, _Dropped):
                     before.newest = item
                     before.count += 1
-                    del self._items[place]
+                    del self._items[index]
                 else:
-                    self._items[place] = _Dropped(item)
+                    self._items[index] = _Dropped(item)
                 return
 
     def _release(self) -> None:
-        if self._holding and self._gate is not None:
-            self._holding = False
+        if self._gate_closed and self._gate is not None:
+            self._gate_closed = False
             self._gate.open()
 
     def _wake(self) -> None:

@@ -1,4 +1,4 @@
-"""Readers that were cancelled or abandoned, and let their run go."""
+"""Cleanup after canceled or abandoned readers, so that their runs are released."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from typing import Any, Protocol
 from weakref import WeakKeyDictionary, WeakSet, ref
 
 _READERS: WeakKeyDictionary[Task[Any], ref[CancelledError]] = WeakKeyDictionary()
-"""The tasks whose end is observed, each with the error of its newest cancelled read."""
+"""Tasks whose end is observed, and the error of the last canceled read in each of them."""
 
 
-def release_frames_of(error: CancelledError) -> None:
-    """Release the local variables of each function that a cancelled read leaves, once it has left it.
+def release_frames(error: CancelledError) -> None:
+    """Clear the local variables of functions that end because a read was canceled.
 
-    The error refers to its traceback, and the traceback to the frames of those functions. Whoever keeps the error keeps
-    their variables: a task group of anyio in a cycle of references, a program that keeps the task. One of the variables
-    is often the handle of the run, and the run would continue until the garbage collector finds it.
+    The error references its traceback, and thereby all frames. If the error is kept, by a reference cycle in an anyio
+    task group or by a program that keeps the task, so are the variables. Often, one of them is the run's handle, and
+    the run would continue until the next garbage collection.
 
-    A function that has caught the error keeps its variables. So does a suspended generator.
+    Functions that caught the error keep their variables, and so do suspended generators.
 
     Args:
-        error: The error, before it leaves the reader. It is not kept.
+        error: The error that the reader is about to raise. Only a weak reference is kept.
     """
     last = ref(error)
-    # It has left all functions that do not wait in a `finally` by the next round of the event loop.
+    # In the next loop iteration, all functions have ended except for those that wait in a `finally` block.
     asyncio.get_running_loop().call_soon(_release, last)
     task = asyncio.current_task()
     if task is not None:
@@ -39,12 +39,13 @@ def release_frames_of(error: CancelledError) -> None:
 
 
 def release_frames_if_cancelled(frame: FrameType | None) -> None:
-    """Do the same where the task is cancelled between two reads: what is dropped then is the reader.
+    """Clear the variables of functions that drop a reader, if their task is canceled between two reads.
 
-    A frame that ends otherwise keeps its variables: by return it has none, and an error is for a debugger to look at.
+    Variables are kept if a function ends in another way: by returning, it frees them itself, and after an error they
+    may be needed for debugging.
 
     Args:
-        frame: What drops the reader.
+        frame: Frame that dropped the reader.
     """
     try:
         task = asyncio.current_task()
@@ -55,16 +56,16 @@ def release_frames_if_cancelled(frame: FrameType | None) -> None:
         while frame is not None:
             frames.append(frame)
             frame = frame.f_back
-        # A time limit in the same task ends the cancellation, and the task goes on.
+        # A time limit may end the cancellation inside of the task, which then continues.
         clear = partial(_clear, frames) if task.cancelling() else partial(_clear_if_cancelled, task, frames)
         task.get_loop().call_soon(clear)
 
 
 def release_frames_at_end(task: Task[Any]) -> None:
-    """Do the same for a task that was cancelled between two reads, and that the program may keep.
+    """Clear the frames of a task that was canceled between two reads, because the program may keep the task.
 
     Args:
-        task: A cancelled task. Its error is taken out: tasks that await it later get one without these frames.
+        task: Canceled task. Its error is consumed, so tasks that await it later get an error without these frames.
     """
     try:
         task.result()
@@ -100,52 +101,52 @@ def _frames(traceback: TracebackType | None) -> Iterator[FrameType]:
 
 
 def _is_finished(frame: FrameType) -> bool:
-    """Tell whether a frame belongs to a call that is over.
+    """True if the call of a frame has ended.
 
-    `FrameType.clear` refuses a frame that executes, but before Python 3.13 it closes a suspended generator. The frame
-    of a call that is over owns its code; before that, the call does.
+    `FrameType.clear` rejects executing frames, but before Python 3.13 it closes suspended generators. A frame only owns
+    its code once the call has ended.
     """
     code = frame.f_code
     return any(owned is code for owned in gc.get_referents(frame))
 
 
 _DELAYS = (0.1, 1.0, 10.0)
-"""Seconds after the end of a task, and between attempts. A server may need time to end the tasks around a response."""
+"""Delays in seconds after a task ends, and between tries. Servers need time to end the tasks around a response."""
 
 _MIN_INTERVAL = 5.0
-"""Seconds between two full collections of this process."""
+"""Minimum number of seconds between two full collections of this process."""
 
 _MAX_SHARE = 0.01
-"""Fraction of the time that full collections may take, since they stop the event loop."""
+"""Maximum fraction of time spent in full collections, because they block the event loop."""
 
 
 class Abandonable(Protocol):
-    """A reader, as this module sees it."""
+    """Reader interface used by this module."""
 
     observed: bool
-    """True if the end of the task that reads is observed. The next read observes its own task otherwise."""
+    """True if the end of the reading task is observed. Otherwise, the next read observes its own task."""
 
     @property
     def is_over(self) -> bool:
-        """True if the reader holds nothing."""
+        """True if the reader is closed or at its end."""
         ...
 
 
 _ABANDONABLE: WeakKeyDictionary[Task[object], WeakSet[Abandonable]] = WeakKeyDictionary()
-"""The readers of each task whose end is observed."""
+"""Readers by task. The end of each task is observed."""
 
 
 def observe_reading_task(reader: Abandonable) -> None:
-    """Let the garbage collector look for a reader that the current task leaves unfinished when it is cancelled.
+    """Run the garbage collector if the current task is canceled and leaves a reader unfinished.
 
-    If a web server cancels a response while it sends a chunk, the function that reads the run is suspended at its
-    `yield`. Often only a cycle of a task group refers to it. Python would find that cycle much later, or never if the
-    program has disabled the collector, and the run would continue until then.
+    If a web server cancels a response while it is sending a chunk, the function that reads the run is suspended at a
+    `yield`. Often, only the reference cycle of a task group still refers to it. Python would collect this cycle much
+    later, or never if the collector is disabled, and the run would continue until then.
 
-    A reader that the program can still reach is left alone, since only the collector decides.
+    Readers that are still reachable are not affected, because only the collector decides.
 
     Args:
-        reader: The reader, at its first read in the current task.
+        reader: The reader, before its first read in the current task.
     """
     reader.observed = True
     task = asyncio.current_task()
@@ -154,11 +155,11 @@ def observe_reading_task(reader: Abandonable) -> None:
     readers = _ABANDONABLE.get(task)
     if readers is None:
         readers = _ABANDONABLE[task] = WeakSet()
-        task.add_done_callback(_look_for_abandoned)
+        task.add_done_callback(_find_abandoned)
     readers.add(reader)
 
 
-def _look_for_abandoned(task: Task[object]) -> None:
+def _find_abandoned(task: Task[object]) -> None:
     readers = _ABANDONABLE.pop(task)
     for reader in readers:
         reader.observed = False
@@ -169,11 +170,11 @@ def _look_for_abandoned(task: Task[object]) -> None:
 
 
 class _FullCollection:
-    """The newest full collection of this process, in seconds of `time.monotonic`."""
+    """Time of the last full collection in this process, in seconds of `time.monotonic`."""
 
     started = 0.0
     next = 0.0
-    """When another one may start."""
+    """Time of the next allowed collection."""
 
     @classmethod
     def run(cls) -> None:
@@ -194,7 +195,7 @@ def _collect(loop: AbstractEventLoop, readers: WeakSet[Abandonable], delays: Seq
 def _collect_all(loop: AbstractEventLoop, readers: WeakSet[Abandonable], delays: Sequence[float], since: float) -> None:
     if not _is_abandoned(readers):
         return
-    # One collection serves all readers that wait for it.
+    # Readers that wait for a collection share it.
     if _FullCollection.started < since:
         wait = _FullCollection.next - time.monotonic()
         if wait > 0:
@@ -206,5 +207,5 @@ def _collect_all(loop: AbstractEventLoop, readers: WeakSet[Abandonable], delays:
 
 
 def _is_abandoned(readers: WeakSet[Abandonable]) -> bool:
-    """True if one of the readers is unfinished, and no task has read it since."""
+    """True if a reader is unfinished and no task has used it since."""
     return any(not reader.is_over and not reader.observed for reader in readers)

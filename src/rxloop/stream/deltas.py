@@ -1,4 +1,4 @@
-"""Deltas that are merged, packed, and retained for late subscribers. No text is lost."""
+"""Merging and packing of deltas, and their retention for late subscribers. No text is lost."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from rxloop.protocol.model import mutable_fields
 
 
 def delta_text(event: object) -> str | None:
-    """Return the text of a delta that can be merged with its neighbours, or None."""
+    """Return the text of a delta that can be merged with others, or None for other events."""
     if isinstance(event, ContentDeltaEvent | ThoughtDeltaEvent):
         return event.delta
     if isinstance(event, ToolCallDeltaEvent):
@@ -34,8 +34,8 @@ def delta_text(event: object) -> str | None:
     return None
 
 
-def same_run_of_deltas(first: Event, second: Event) -> bool:
-    """Tell whether two adjacent deltas are pieces of the same text."""
+def are_mergeable(first: Event, second: Event) -> bool:
+    """True if two adjacent deltas belong to the same text."""
     return (
         type(first) is type(second)
         and first.step == second.step
@@ -46,54 +46,54 @@ def same_run_of_deltas(first: Event, second: Event) -> bool:
     )
 
 
-def merged(newest: Event, texts: Iterable[str]) -> Event:
-    """Merge deltas: the newest of them gets the text of all."""
+def merge_deltas(newest: Event, texts: Iterable[str]) -> Event:
+    """Return a copy of the newest delta with the text of all merged deltas."""
     name = "fragment" if isinstance(newest, ToolCallDeltaEvent) else "delta"
     return newest.model_copy(update={name: "".join(texts)})
 
 
 class PackedDeltas:
-    """Deltas of one text that came one after the other, in a twentieth of their memory; `events` makes them again."""
+    """Consecutive deltas of one text. They only need a twentieth of the memory, and `events` restores them."""
 
     __slots__ = ("_times", "first", "lengths", "text")
 
     def __init__(self, deltas: Sequence[ContentDeltaEvent | ThoughtDeltaEvent]) -> None:
         self.first = deltas[0]
-        """The others follow it one by one."""
+        """First delta. The numbers of the others follow without gaps."""
         self.lengths = array("I", [len(delta.delta) for delta in deltas])
         self.text = "".join([delta.delta for delta in deltas])
         self._times = array("q", [delta.timestamp for delta in deltas])
 
     @property
     def newest(self) -> Event:
-        """The last of them."""
+        """Last delta."""
         return self._delta(len(self) - 1, self.text[len(self.text) - self.lengths[-1] :])
 
     @property
     def kind(self) -> str:
-        """That of the events."""
+        """Event kind of the deltas."""
         return self.first.kind
 
     def __len__(self) -> int:
         return len(self._times)
 
-    def take(self, others: PackedDeltas) -> bool:
-        """Take the deltas of others, if those follow and there is room; says whether."""
+    def extend(self, others: PackedDeltas) -> bool:
+        """Append other deltas if they directly follow these and the limit allows it. Return True if appended."""
         first, count = self.first, len(self)
-        follow = (
-            count < _MOST
+        fits = (
+            count < _MAX_PACKED
             and type(others.first) is type(first)
             and (others.first.index, others.first.sub) == (first.index + count, first.sub + count)
             and _COMMON[type(first)](vars(others.first)) == _COMMON[type(first)](vars(first))
         )
-        if follow:
+        if fits:
             self.lengths.extend(others.lengths)
             self.text += others.text
             self._times.extend(others._times)
-        return follow
+        return fits
 
     def events(self) -> Iterator[Event]:
-        """Make the deltas as they were."""
+        """Yield the original deltas."""
         bounds = pairwise(accumulate(self.lengths, initial=0))
         for number, (start, end) in enumerate(bounds):
             yield self._delta(number, self.text[start:end])
@@ -106,74 +106,74 @@ class PackedDeltas:
 
 
 class MergedDeltas:
-    """Deltas of one text as one, and where in the text each ended: a reader may have some of them already."""
+    """Merged deltas of one text. End offsets are kept, because some readers already have the first deltas."""
 
-    __slots__ = ("_before", "_begins", "_ends", "_newest", "_next", "_texts")
+    __slots__ = ("_counts", "_ends", "_newest", "_next", "_starts", "_texts")
 
     def __init__(self) -> None:
         self._newest: Event | None = None
         self._texts: list[str] = []
-        # Places follow one another nearly always: only the gaps are noted, and how many deltas there were before.
-        self._begins = array("Q")
-        self._before = array("Q")
+        # Positions are nearly always consecutive, so only store where a gap ends, and the number of deltas before it.
+        self._starts = array("Q")
+        self._counts = array("Q")
         self._next = -1
         self._ends = array("I")
 
     @property
     def seq(self) -> int:
-        """That of the newest."""
+        """The `seq` of the newest delta."""
         return (self._next - 1) >> _SUB_BITS
 
     def add(self, deltas: PackedDeltas | Event) -> None:
-        """Take the deltas that come next."""
+        """Append the next deltas."""
         end = self._ends[-1] if self._ends else 0
         if isinstance(deltas, PackedDeltas):
             self._newest = deltas.newest
             self._texts.append(deltas.text)
-            self._note(_place(deltas.first), len(deltas))
+            self._add_position(_position(deltas.first), len(deltas))
             self._ends.extend(accumulate(deltas.lengths[1:], initial=end + deltas.lengths[0]))
         else:
             text = delta_text(deltas) or ""
             self._newest = deltas
             self._texts.append(text)
-            self._note(_place(deltas), 1)
+            self._add_position(_position(deltas), 1)
             self._ends.append(end + len(text))
 
-    def _note(self, place: int, count: int) -> None:
-        if place != self._next:
-            self._begins.append(place)
-            self._before.append(len(self._ends))
-        self._next = place + count
+    def _add_position(self, position: int, count: int) -> None:
+        if position != self._next:
+            self._starts.append(position)
+            self._counts.append(len(self._ends))
+        self._next = position + count
 
     @property
     def text(self) -> str:
-        """The text of all of them."""
+        """Merged text."""
         if len(self._texts) > 1:
             self._texts = ["".join(self._texts)]
         return self._texts[0]
 
     def event(self) -> Event:
-        """Make the newest of them with the text of all; `rest_after` cuts it."""
+        """Return the newest delta with the merged text. `trim_known` can remove its beginning."""
         assert self._newest is not None
-        event = merged(self._newest, [self.text])
+        event = merge_deltas(self._newest, [self.text])
         mutable_fields(event)[_MERGED] = self
         return event
 
-    def length(self, place: int) -> int:
-        """Return the length of the text up to a place."""
-        run = bisect_right(self._begins, place) - 1
+    def length(self, position: int) -> int:
+        """Return the length of the text up to a position."""
+        run = bisect_right(self._starts, position) - 1
         if run < 0:
             return 0
-        end = self._before[run + 1] if run + 1 < len(self._before) else len(self._ends)
-        return self._ends[min(self._before[run] + place - self._begins[run], end - 1)]
+        end = self._counts[run + 1] if run + 1 < len(self._counts) else len(self._ends)
+        return self._ends[min(self._counts[run] + position - self._starts[run], end - 1)]
 
 
 _MERGED = "_merged"
-"""What an event was merged of. No field: it is compared and written like any other."""
+"""Attribute for the merged deltas of an event. It is not a model field, so it is neither compared nor encoded."""
 
 
-def rest_after(event: Event, seq: int, sub: int) -> Event | None:
-    """Cut off the part of an event that a reader knows, who has its stream up to a place."""
+def trim_known(event: Event, seq: int, sub: int) -> Event | None:
+    """Remove text that a reader already received up to a position. Return None if nothing remains."""
     if (event.seq, event.sub) <= (seq, sub):
         return None
     deltas: MergedDeltas | None = vars(event).get(_MERGED)
@@ -181,26 +181,26 @@ def rest_after(event: Event, seq: int, sub: int) -> Event | None:
         return event
     text = delta_text(event) or ""
     known = deltas.length(seq << _SUB_BITS | sub)
-    # Somebody may have put another text into a copy.
-    return merged(event, [text[known:]]) if known and len(text) == deltas.length(_place(event)) else event
+    # Someone may have copied the event and replaced its text.
+    return merge_deltas(event, [text[known:]]) if known and len(text) == deltas.length(_position(event)) else event
 
 
 _SUB_BITS = 32
 
 
-def _place(event: Event) -> int:
+def _position(event: Event) -> int:
     return event.seq << _SUB_BITS | event.sub
 
 
-_MOST = 256
-"""So many are packed together at most: what grows is copied."""
+_MAX_PACKED = 256
+"""Maximum number of packed deltas, because appending copies them."""
 _COUNTED = {"delta", "index", "sub", "timestamp"}
-# What packed deltas have in common.
+# Fields that are equal in all packed deltas.
 _COMMON = {cls: itemgetter(*cls.model_fields.keys() - _COUNTED) for cls in (ContentDeltaEvent, ThoughtDeltaEvent)}
 
 
-def packed(events: Iterable[Event]) -> list[Event | PackedDeltas]:
-    """Pack each run of deltas whose numbers have no gap."""
+def pack_deltas(events: Iterable[Event]) -> list[Event | PackedDeltas]:
+    """Pack consecutive deltas whose numbers have no gaps."""
     out: list[Event | PackedDeltas] = []
     run: list[Any] = []
     common = None
@@ -229,65 +229,65 @@ def packed(events: Iterable[Event]) -> list[Event | PackedDeltas]:
     return out
 
 
-# -- transient events of open messages and calls
+# -- Transient events of open messages and calls
 
 Key = tuple[str, str | None]
-"""Run, and step of an open message or slot of an open call."""
+"""Run id, and the step of an open message or the slot of an open call."""
 
 FRESH = 16
-"""Number of newest deltas that are not packed. An event takes a hundred times the memory of a token."""
+"""Number of newest deltas that are not packed. An unpacked event needs a hundred times the memory of a token."""
 
 
 class OpenMessage:
-    """Transient events of one message or call that is not complete."""
+    """Transient events of an incomplete message or call."""
 
     __slots__ = ("_merged", "_packed", "count", "fresh", "thought")
 
     def __init__(self) -> None:
         self._merged: dict[tuple[str, int], MergedDeltas] = {}
-        """Oldest deltas, by kind of text and index of the tool call."""
+        """Oldest deltas, by event kind and tool call index."""
         self._packed: list[Event | PackedDeltas] = []
         self.fresh: list[Event] = []
-        """Newest events, which are not packed yet."""
+        """Newest events, not packed yet."""
         self.count = 0
-        """Number of events that are not merged."""
+        """Number of unmerged events."""
         self.thought = 0
-        """`seq` of the last complete thought."""
+        """The `seq` of the last complete thought."""
 
     def shorten(self, limit: int) -> None:
-        """Pack the newest events, and merge the older half if more than `limit` events are not merged."""
-        fresh = packed(self.fresh)
+        """Pack the newest events. If more than `limit` events are unmerged, merge the older half."""
+        fresh = pack_deltas(self.fresh)
         self.fresh.clear()
         last = self._packed[-1] if self._packed else None
-        if isinstance(last, PackedDeltas) and isinstance(fresh[0], PackedDeltas) and last.take(fresh[0]):
+        if isinstance(last, PackedDeltas) and isinstance(fresh[0], PackedDeltas) and last.extend(fresh[0]):
             del fresh[0]
         self._packed += fresh
         if self.count > limit:
             self._merge_oldest(limit // 2)
 
-    def _merge_oldest(self, rest: int) -> None:
-        merged = 0
+    def _merge_oldest(self, remaining: int) -> None:
+        index = 0
         for item in self._packed:
-            if self.count <= rest:
+            if self.count <= remaining:
                 break
-            merged += 1
+            index += 1
             self.count -= len(item) if isinstance(item, PackedDeltas) else 1
-            # Only the newest progress report matters, but no text may be lost.
+            # Progress reports replace each other, so old ones may be dropped. Text must be kept.
             if isinstance(item, PackedDeltas) or delta_text(item) is not None:
                 self._merge(item)
-        del self._packed[:merged]
+        del self._packed[:index]
 
     def _merge(self, deltas: Event | PackedDeltas) -> None:
         first = deltas if isinstance(deltas, Event) else deltas.first
         key = (first.kind, first.index if isinstance(first, ToolCallDeltaEvent) else 0)
         text = self._merged.get(key)
-        # The next thought is another text, because the last one has a durable event.
+        # The next thought starts a new text, because the last one is complete and has its own durable event.
         if text is None or (first.kind == "thought-delta" and text.seq < self.thought <= first.seq):
             text = self._merged[key] = MergedDeltas()
         text.add(deltas)
 
     def events(self) -> Iterator[Event]:
-        """Yield the events in order. Merged deltas are one event."""
+        """Yield all events in order. Merged deltas are yielded as one event."""
         yield from sorted((text.event() for text in self._merged.values()), key=event_order)
         for item in self._packed:
             if isinstance(item, PackedDeltas):
@@ -297,7 +297,7 @@ class OpenMessage:
         yield from self.fresh
 
     def text(self) -> str:
-        """Return the text of the message so far."""
+        """Return the message text received so far."""
         pieces = [
             delta_text(item) or "" if isinstance(item, Event) else item.text
             for item in (*self._packed, *self.fresh)
@@ -307,15 +307,15 @@ class OpenMessage:
         return "".join(pieces if oldest is None else (oldest.text, *pieces))
 
     def reasoning(self) -> str:
-        """Return the text of the open thought so far."""
+        """Return the text received so far for the open thought."""
         pieces = [event for event in self.events() if event.kind == "thought-delta" and event.seq >= self.thought]
         return "".join(delta_text(event) or "" for event in pieces)
 
 
 def release_complete(messages: dict[Key, OpenMessage], event: Event) -> None:
-    """Remove the open message or call that a durable event completes."""
+    """Remove an open message or call if the event completes it."""
     if isinstance(event, ContentCompleteEvent | LLMCallEvent):
-        # A second request of a step makes the deltas of the first one invalid.
+        # If a step sends a second request, the deltas of its first request are invalid.
         messages.pop((event.task_id, event.step), None)
     elif isinstance(event, ToolCompleteEvent):
         messages.pop((event.task_id, slot_name(event)), None)
@@ -327,8 +327,8 @@ def release_complete(messages: dict[Key, OpenMessage], event: Event) -> None:
         messages.clear()
 
 
-def make_gap(first: Event, count: int) -> GapEvent:
-    """Return the notice that `count` events before the first retained event are missing."""
+def make_trimmed_gap(first: Event, count: int) -> GapEvent:
+    """Return a gap event for `count` missing events before the first retained event."""
     return GapEvent(
         reason="trimmed",
         count=count,
@@ -342,10 +342,10 @@ def make_gap(first: Event, count: int) -> GapEvent:
 
 
 def slot_name(event: ToolProgressEvent | ToolCompleteEvent) -> str:
-    """Return the key of a tool call among the open messages of a run."""
+    """Return the key for a tool call's slot among the open messages."""
     return f"{event.step}#{event.index}"
 
 
 def event_order(event: Event) -> tuple[Any, ...]:
-    """Return the sort key of an event in the stream of a run."""
+    """Return a key for sorting the events of a run."""
     return event.attempt, event.seq, event.sub

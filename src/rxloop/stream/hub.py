@@ -1,4 +1,4 @@
-"""Subject of a run: one order, late subscribers, isolated failures."""
+"""Ordered event subject of a run, with replay for late subscribers and isolated failures."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from reactivex.disposable import Disposable
 
 from rxloop.errors import RxloopError
 from rxloop.protocol.events import Event, ToolProgressEvent
-from rxloop.stream.deltas import FRESH, Key, OpenMessage, event_order, make_gap, release_complete, slot_name
+from rxloop.stream.deltas import FRESH, Key, OpenMessage, event_order, make_trimmed_gap, release_complete, slot_name
 from rxloop.support.foreign_errors import leave_to_loop
 
 log = logging.getLogger("rxloop")
 
 
 class Hub:
-    """Publishes the events of a run to all its subscribers, in one order.
+    """Publisher of run events. All subscribers see the same order.
 
-    * A late subscriber first gets the durable events and the transient events of open messages and calls.
-    * An event that is published during the delivery of another event waits, so that all subscribers see the same order.
-    * A subscriber that raises is detached and logged. Other subscribers are not affected.
+    * Late subscribers first receive the durable events, and the transient events of open messages and calls.
+    * If an event is published while another one is being delivered, it is queued to preserve the order.
+    * If a subscriber raises, it is detached, and the error is logged. Other subscribers are not affected.
 
-    `reactivex.Subject` has none of these properties. docs/design.md compares `ReplaySubject`.
+    `reactivex.Subject` does none of this. See docs/design.md for a comparison with `ReplaySubject`.
     """
 
     def __init__(self, retain: int = 10_000, retain_open: int = 4_096) -> None:
@@ -36,14 +36,14 @@ class Hub:
         """
         self.events: Observable[Event] = Observable(self._subscribe)
         self.trimmed = 0
-        """Number of durable events that are no longer retained."""
+        """Number of durable events that were discarded."""
         self._retain_open = retain_open
         self._retain = retain
         # An empty deque would take 600 bytes per run, so use lists.
         self._durable: list[Event] = []
         self._open: dict[Key, OpenMessage] = {}
         self._observers: tuple[abc.ObserverBase[Event], ...] = ()
-        self._waiting: list[Event | None] = []
+        self._queue: list[Event | None] = []
         self._delivering = False
         self._completed = False
         self._error: Exception | None = None
@@ -54,39 +54,39 @@ class Hub:
         return len(self._observers)
 
     def publish(self, event: Event) -> None:
-        """Deliver an event to all subscribers, after the event that is being delivered."""
+        """Deliver an event to all subscribers, or queue it if another event is being delivered."""
         if self._delivering:
-            self._waiting.append(event)
+            self._queue.append(event)
             return
         self._delivering = True
         try:
             self._deliver(event)
-            if self._waiting:
-                self._deliver_waiting()
+            if self._queue:
+                self._deliver_queue()
         finally:
             self._delivering = False
 
     def complete(self, error: Exception | None = None) -> None:
-        """End the stream for present and later subscribers, with an error if the run was refused."""
+        """End the stream for current and future subscribers. Set an error if the run was refused."""
         self._error = error
         if self._delivering:
-            self._waiting.append(None)
+            self._queue.append(None)
         else:
             self._finish()
 
-    def open_text(self, task_id: str, step: str | None) -> str:
-        """Return the text of an open message so far."""
+    def get_open_text(self, task_id: str, step: str | None) -> str:
+        """Return the text received so far for an open message."""
         message = self._open.get((task_id, step))
         return "" if message is None else message.text()
 
-    def open_thought(self, task_id: str, step: str | None) -> str:
-        """Return the text of the open thought of an open message so far."""
+    def get_open_thought(self, task_id: str, step: str | None) -> str:
+        """Return the reasoning text received so far for the open thought of a message."""
         message = self._open.get((task_id, step))
         return "" if message is None else message.reasoning()
 
     def _deliver(self, event: Event) -> None:
         if event.durable:
-            self._keep(event)
+            self._retain_event(event)
         else:
             key = (event.task_id, slot_name(event) if type(event) is ToolProgressEvent else event.step)
             message = self._open.get(key)
@@ -100,18 +100,18 @@ class Hub:
             try:
                 observer.on_next(event)
             except BaseException as error:
-                log.exception("a subscriber raised at %r and was detached", event)
+                log.exception("A subscriber raised at %r and was detached", event)
                 self._fail(observer, error)
 
-    def _deliver_waiting(self) -> None:
-        while self._waiting:
-            following = self._waiting.pop(0)
-            if following is None:
+    def _deliver_queue(self) -> None:
+        while self._queue:
+            event = self._queue.pop(0)
+            if event is None:
                 self._finish()
             else:
-                self._deliver(following)
+                self._deliver(event)
 
-    def _keep(self, event: Event) -> None:
+    def _retain_event(self, event: Event) -> None:
         self._durable.append(event)
         if len(self._durable) > self._retain:
             del self._durable[0]
@@ -132,13 +132,13 @@ class Hub:
             else:
                 observer.on_error(self._error)
         except BaseException as error:
-            log.exception("a subscriber raised at the end of the stream")
+            log.exception("A subscriber raised at the end of the stream")
             leave_to_loop(error)
 
     def _fail(self, observer: abc.ObserverBase[Event], error: BaseException) -> None:
-        """Detach a subscriber that raised, and end its stream with the error."""
+        """Detach a subscriber that raised, and end its stream with this error."""
         self._detach(observer)
-        # A subscriber without `on_error` raises the error again, but it is already logged.
+        # Subscribers without `on_error` raise the error again, but it is already logged.
         with suppress(BaseException):
             observer.on_error(error if isinstance(error, Exception) else RxloopError(f"a subscriber raised {error!r}"))
         leave_to_loop(error)
@@ -149,21 +149,21 @@ class Hub:
     def _subscribe(
         self, observer: abc.ObserverBase[Event], scheduler: abc.SchedulerBase | None = None
     ) -> abc.DisposableBase:
-        # A callback can publish during the replay. The new event follows the past events for this subscriber too.
+        # Callbacks may publish during the replay, so queue their events until the replay is complete.
         nested, self._delivering = self._delivering, True
         try:
-            self._begin(observer)
+            self._start(observer)
             if not nested:
-                self._deliver_waiting()
+                self._deliver_queue()
         finally:
             self._delivering = nested
         return Disposable(lambda: self._detach(observer))
 
-    def _begin(self, observer: abc.ObserverBase[Event]) -> None:
+    def _start(self, observer: abc.ObserverBase[Event]) -> None:
         try:
             self._replay(observer)
         except BaseException as error:
-            log.exception("a subscriber raised while it got the past events, and was detached")
+            log.exception("A subscriber raised during the replay of past events and was detached")
             self._fail(observer, error)
             return
         if self._completed:
@@ -173,7 +173,7 @@ class Hub:
 
     def _replay(self, observer: abc.ObserverBase[Event]) -> None:
         if self.trimmed:
-            observer.on_next(make_gap(self._durable[0], self.trimmed))
+            observer.on_next(make_trimmed_gap(self._durable[0], self.trimmed))
         messages = [list(message.events()) for message in self._open.values()]
         for event in merge(self._durable.copy(), *messages, key=event_order):
             observer.on_next(event)

@@ -1,4 +1,4 @@
-"""Merged streams, events from before a subscription, server-sent events."""
+"""Merged streams, replay of past events, and server-sent events."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from reactivex.disposable import CompositeDisposable, SerialDisposable, SingleAs
 
 from rxloop.errors import ConfigurationError
 from rxloop.protocol.events import Event, GapEvent
-from rxloop.stream.back_pressure import Gates, Overflow, Silence
-from rxloop.stream.rx import RunScheduler, running_loop
+from rxloop.stream.back_pressure import Gates, Overflow, ReadTimeout
+from rxloop.stream.rx import RunScheduler, get_running_loop
 from rxloop.stream.sources import Push, from_task
 from rxloop.stream.stream import Hold, Readable, Reader, Stream, check_reader
 
@@ -23,11 +23,11 @@ A = TypeVar("A", bound=Readable, covariant=True)
 
 
 class HasStream(Protocol[A]):
-    """Something with a stream, such as a run."""
+    """Object with a stream, such as a run."""
 
     @property
     def events(self) -> Stream[A]:
-        """The stream."""
+        """Stream of the object."""
         ...
 
 
@@ -42,52 +42,53 @@ def merge(
         b               ----x#
         merge(a, b)     --1-x---2-----3#
 
-    It starts all of them when it is first used, and ends with the last one. How a run fails is told by its final
-    event, and the others go on; an error of a source, such as that of a run which was refused, comes when all have
-    ended. Dropping or closing the stream lets go of the runs that it holds: one that nobody else holds is cancelled.
+    All sources are started when the stream is first used, and it ends with the last of them. If a run fails, its final
+    event says so, and the others continue. If a source raises an error, for example because its run was refused, the
+    error is delivered when all sources have ended. When the stream is dropped or closed, it releases its runs. A run
+    is canceled if no other holder remains.
 
     Args:
-        *sources: Runs, streams, and other Observables, whose time operators then go by the event loop. Runs that such
-            an Observable makes by `agent.observe` are held back, too, by a reader that blocks.
-        overflow: As for `Run.stream`. With `block`, one slow reader holds all runs back.
-        buffer: The number of items that may wait to be read.
+        *sources: Runs, streams, and other Observables. Time operators in Observables use the event loop. Runs that they
+            create with `agent.observe` are also slowed down by a blocking reader.
+        overflow: Overflow policy, see `Run.stream`. With `block`, one slow reader slows down all runs.
+        buffer: Maximum number of unread items.
 
     Returns:
-        A stream. Its error is that of the source that failed, or an `ExceptionGroup` of several.
+        A stream. Its error is the error of the failed source, or an `ExceptionGroup` if several sources failed.
 
     Raises:
-        ConfigurationError: A source is none, or `overflow` or `buffer` is wrong.
+        ConfigurationError: A source has the wrong type, or `overflow` or `buffer` is invalid.
     """
     check_reader(overflow, buffer)
     streams = [_observable(source) for source in sources]
-    held = [(each._source, each._hold) if isinstance(each, Stream) else (each, None) for each in streams]  # pyright: ignore[reportPrivateUsage]
-    holds = Holds([hold for _, hold in held if hold is not None])
-    return Stream(_merged([source for source, _ in held]), holds, overflow=overflow, buffer=buffer)
+    pairs = [(each._source, each._hold) if isinstance(each, Stream) else (each, None) for each in streams]  # pyright: ignore[reportPrivateUsage]
+    holds = Holds([hold for _, hold in pairs if hold is not None])
+    return Stream(_merge_sources([source for source, _ in pairs]), holds, overflow=overflow, buffer=buffer)
 
 
 def _observable(source: Any) -> Observable[Any]:
-    found: Any = getattr(source, "events", source)
-    if not isinstance(found, Observable):
-        raise ConfigurationError(f"merge(*sources) takes runs, streams and Observables, not {source!r}")
-    return cast("Observable[Any]", found)
+    stream: Any = getattr(source, "events", source)
+    if not isinstance(stream, Observable):
+        raise ConfigurationError(f"sources must be runs, streams or Observables, got {source!r}")
+    return cast("Observable[Any]", stream)
 
 
 class Holds:
-    """The holds of several runs as one; of none, where the runs are made by the subscription."""
+    """Combined hold of several runs. It is empty if the subscription creates the runs."""
 
     def __init__(self, holds: Sequence[Hold] = ()) -> None:
         self.gate = Gates(hold.gate for hold in holds)
         self._holds = holds
 
     def scheduler(self) -> abc.SchedulerBase:
-        """Start the runs."""
-        loop = running_loop("a merged stream, or one of agent.observe or agent.map,")
+        """Start all runs and return a scheduler."""
+        loop = get_running_loop("a stream of merge, agent.observe or agent.map")
         for hold in self._holds:
             hold.scheduler()
-        return RunScheduler(loop, for_readers=True, gates=self.gate)
+        return RunScheduler(loop, detached=True, gates=self.gate)
 
     def keep(self) -> Callable[[], None]:
-        """Keep the runs going until the function that is returned is called."""
+        """Keep the runs alive until the returned function is called."""
         releases = [hold.keep() for hold in self._holds]
 
         def release() -> None:
@@ -97,67 +98,67 @@ class Holds:
         return release
 
 
-def _merged(sources: Sequence[Observable[T]]) -> Observable[T]:
-    """All that the sources give, and their errors when all have ended."""
+def _merge_sources(sources: Sequence[Observable[T]]) -> Observable[T]:
+    """Merge sources. Their errors are delivered when all of them have ended."""
 
     def subscribe(observer: abc.ObserverBase[T], scheduler: abc.SchedulerBase | None = None) -> abc.DisposableBase:
-        merging = Merging(observer, scheduler)
+        merger = Merger(observer, scheduler)
         for source in sources:
-            merging.add(source)
-        merging.no_more()
-        return merging.subscriptions
+            merger.add(source)
+        merger.close()
+        return merger.subscriptions
 
     return Observable(subscribe)
 
 
-class Merging(Generic[T]):
-    """The sources of one subscription, to which others may come: all that they give, in one order for its subscriber.
+class Merger(Generic[T]):
+    """Dynamic set of sources, merged in one order for a single subscriber.
 
-    Not the stock `merge`, which ends with the first error, subscribes on a trampoline, and lets an event that comes
-    while another one is delivered overtake it.
+    The standard `merge` ends with the first error, subscribes on a trampoline, and reorders events that arrive while
+    another event is being delivered.
     """
 
     def __init__(self, observer: abc.ObserverBase[T], scheduler: abc.SchedulerBase | None = None) -> None:
-        """Merge nothing yet.
+        """Create a merger without sources.
 
         Args:
-            observer: The subscriber.
-            scheduler: With which the sources are subscribed.
+            observer: Subscriber of the merged stream.
+            scheduler: Scheduler for subscribing to the sources.
         """
         self.subscriptions = CompositeDisposable()
-        """Those to the sources."""
+        """Subscriptions to the sources."""
         self._observer = observer
         self._scheduler = scheduler
-        self._waiting: deque[T] = deque()
+        self._queue: deque[T] = deque()
         self._errors: list[Exception] = []
         self._count = 0
-        self._under_way = 1
+        self._open_count = 1
         self._delivering = False
 
     def add(self, source: Observable[T]) -> None:
-        """Subscribe one source more."""
+        """Subscribe to another source."""
         subscription = SingleAssignmentDisposable()
 
-        def ended(error: Exception | None = None) -> None:
-            # One that has ended is not kept, however many come.
+        def end(error: Exception | None = None) -> None:
+            # Remove ended subscriptions, because there may be many.
             self.subscriptions.remove(subscription)
-            self._ended(error)
+            self._end_source(error)
 
         self._count += 1
-        self._under_way += 1
+        self._open_count += 1
         self.subscriptions.add(subscription)
-        subscription.disposable = source.subscribe(self._on_next, ended, ended, scheduler=self._scheduler)
+        subscription.disposable = source.subscribe(self._on_next, end, end, scheduler=self._scheduler)
 
-    def no_more(self) -> None:
-        """End with the last of the sources."""
-        self._ended()
+    def close(self) -> None:
+        """End the stream when all sources have ended."""
+        self._end_source()
 
     def _on_next(self, item: T) -> None:
-        self._waiting.append(item)
+        self._queue.append(item)
         self._deliver()
 
-    def _ended(self, error: Exception | None = None) -> None:
-        self._under_way -= 1
+    def _end_source(self, error: Exception | None = None) -> None:
+        self._open_count -= 1
         if error is not None:
             self._errors.append(error)
         self._deliver()
@@ -167,11 +168,11 @@ class Merging(Generic[T]):
             return
         self._delivering = True
         try:
-            while self._waiting:
-                self._observer.on_next(self._waiting.popleft())
+            while self._queue:
+                self._observer.on_next(self._queue.popleft())
         finally:
             self._delivering = False
-        if not self._under_way:
+        if not self._open_count:
             self._end()
 
     def _end(self) -> None:
@@ -189,53 +190,53 @@ log = logging.getLogger("rxloop")
 Read = Callable[[int], Awaitable[Sequence[Event]]]
 
 
-def with_past(source: Observable[Event], read: Read) -> Observable[Event]:
-    """Make a stream of events from the first one on, though its source begins later.
+def prepend_past(source: Observable[Event], read: Read) -> Observable[Event]:
+    """Add missing events to the beginning of a stream.
 
     ::
 
-        source       gap d--e--|
-        read         abc
-        with_past    abc d--e--|
+        source          gap d--e--|
+        read            abc
+        prepend_past    abc d--e--|
 
-    Where the source begins with `seq` 1 nothing is read. What comes while `read` works waits. If it fails, or has not
-    all that is missing, the stream is as its source gives it.
+    Nothing is read if the source begins with `seq` 1. Events that arrive during the read are queued. If the read fails
+    or some events are missing, the source's own events are delivered unchanged.
 
     Args:
-        source: The events of a run, maybe with a `gap` at the beginning.
-        read: Gives the durable events before that `seq`.
+        source: Events of a run, possibly starting with a `gap` event.
+        read: Async function that returns the durable events before the given `seq`.
     """
 
     def subscribe(observer: abc.ObserverBase[Event], scheduler: abc.SchedulerBase | None = None) -> abc.DisposableBase:
-        waiting: deque[Callable[[], None]] | None = deque()
+        queue: deque[Callable[[], None]] | None = deque()
         gaps: list[GapEvent] = []
         task = SerialDisposable()
         reading = False
 
         def release() -> None:
-            nonlocal waiting
-            while waiting:
-                waiting.popleft()()
-            waiting = None
+            nonlocal queue
+            while queue:
+                queue.popleft()()
+            queue = None
 
         async def fetch(push: Push[Event], first: Event) -> None:
-            for event in await _missing(read, first) or gaps:
+            for event in await _read_missing(read, first) or gaps:
                 push(event)
             release()
 
         def on_next(event: Event) -> None:
             nonlocal reading
-            if waiting is None:
+            if queue is None:
                 observer.on_next(event)
             elif isinstance(event, GapEvent) and not reading:
                 gaps.append(event)
             else:
-                waiting.append(lambda: observer.on_next(event))
+                queue.append(lambda: observer.on_next(event))
                 if not reading:
                     reading = True
-                    begin(event)
+                    start(event)
 
-        def begin(first: Event) -> None:
+        def start(first: Event) -> None:
             if first.seq <= 1:
                 release()
                 return
@@ -243,10 +244,10 @@ def with_past(source: Observable[Event], read: Read) -> Observable[Event]:
             task.disposable = past.subscribe(observer.on_next, observer.on_error, scheduler=scheduler)
 
         def end(deliver: Callable[[], None]) -> None:
-            if waiting is None or not reading:
+            if queue is None or not reading:
                 deliver()
             else:
-                waiting.append(deliver)
+                queue.append(deliver)
 
         subscription = source.subscribe(
             on_next,
@@ -259,73 +260,73 @@ def with_past(source: Observable[Event], read: Read) -> Observable[Event]:
     return Observable(subscribe)
 
 
-async def _missing(read: Read, first: Event) -> Sequence[Event]:
-    """Read all that comes before an event; nothing if not all of it is there."""
+async def _read_missing(read: Read, first: Event) -> Sequence[Event]:
+    """Read all events before the given one. Return an empty sequence if some of them are missing."""
     try:
         events = await read(first.seq)
     except Exception:
-        log.warning("the log could not be read for a late subscriber of %s", first.task_id, exc_info=True)
+        log.warning("Reading the log for a late subscriber of run %s failed", first.task_id, exc_info=True)
         return ()
     return events if events and events[-1].seq == first.seq - 1 else ()
 
 
 HEARTBEAT = b": heartbeat\n\n"
 
-_wire_of: Callable[[Event], bytes] = vars(Event)["_wire"].__get__
+_cached_frame: Callable[[Event], bytes] = vars(Event)["_wire"].__get__
 
 
-def frame(event: Event) -> bytes:
-    """Write an event as a frame: its cursor as the id, its kind as the event name, its public JSON as the data.
+def encode_frame(event: Event) -> bytes:
+    """Return an event's frame for server-sent events, with its cursor, kind and public JSON.
 
-    Encoded once, however many readers there are.
+    The frame is cached and shared by all readers.
     """
     try:
-        # The slot itself: where it is empty, pydantic would look for the name in other places first.
-        return _wire_of(event)
+        # Read the slot directly, because pydantic searches other places first if the slot is empty.
+        return _cached_frame(event)
     except AttributeError:
         pass
-    encoded = framed(event, event.to_json(public=True))
+    encoded = make_frame(event, event.to_json(public=True))
     object.__setattr__(event, "_wire", encoded)
     return encoded
 
 
-def framed(event: Event, data: bytes) -> bytes:
-    """Put the JSON of an event into a frame; it is one line whatever is in it, since JSON escapes line ends."""
-    place, kind = event.cursor, event.kind
-    if not (place + kind).isprintable():
-        place, kind = _one_line(place), _one_line(kind)
-    # A gap is not a place to come back to: with an id it would move the client's cursor.
-    head = f"event: {kind}\n" if isinstance(event, GapEvent) else f"id: {place}\nevent: {kind}\n"
+def make_frame(event: Event, data: bytes) -> bytes:
+    """Return a frame for the given JSON, which is always a single line because JSON escapes line ends."""
+    cursor, kind = event.cursor, event.kind
+    if not (cursor + kind).isprintable():
+        cursor, kind = _replace_controls(cursor), _replace_controls(kind)
+    # Clients must not resume at a gap. If it had an id, it would move their cursor.
+    head = f"event: {kind}\n" if isinstance(event, GapEvent) else f"id: {cursor}\nevent: {kind}\n"
     return b"%bdata: %b\n\n" % (head.encode(), data)
 
 
-def _one_line(text: str) -> str:
-    """Put a text on one line: ids and kinds are checked where they come in, and a frame is safe by itself, too."""
+def _replace_controls(text: str) -> str:
+    """Replace control characters and line ends. Ids and kinds are already validated, so this is a second safeguard."""
     return "".join(char if char.isprintable() else "\ufffd" for char in text)
 
 
 class Frames(AsyncIterator[bytes]):
-    """Each event as a frame, and a heartbeat after each silence.
+    """Frames of a stream, with heartbeats when it is silent.
 
-    A class and not a generator, which ends when one `anext` is cancelled: `wait_for(anext(frames), seconds)` polls.
+    It is a class because a canceled `anext` would end a generator, and `wait_for(anext(frames), seconds)` cancels it.
     """
 
     def __init__(self, events: Reader[Event], heartbeat: float | None) -> None:
-        """Take the events.
+        """Create the frames of a stream.
 
         Args:
-            events: What is written.
-            heartbeat: The seconds of silence; None for no heartbeat.
+            events: Reader of the stream.
+            heartbeat: Silence in seconds before a heartbeat, or None to disable heartbeats.
         """
         self._events = events
         self._heartbeat = heartbeat
 
     async def __anext__(self) -> bytes:
         try:
-            return frame(await self._events.within(self._heartbeat))
-        except Silence:
+            return encode_frame(await self._events.read(self._heartbeat))
+        except ReadTimeout:
             return HEARTBEAT
 
     async def aclose(self) -> None:
-        """End the subscription, and let go of the run."""
+        """End the subscription and release the run."""
         await self._events.aclose()

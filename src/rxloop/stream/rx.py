@@ -1,4 +1,4 @@
-"""Subscriptions and scheduler of rxloop for RxPY."""
+"""Schedulers and lightweight subscriptions for RxPY."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from reactivex.scheduler.eventloop import AsyncIOScheduler
 
 from rxloop.errors import RxloopError
 from rxloop.stream.back_pressure import Gates
-from rxloop.stream.scope import Scope, outside
+from rxloop.stream.scope import Scope, call_outside
 from rxloop.support.foreign_errors import leave_to_loop, to_error
 
 T = TypeVar("T")
@@ -32,61 +32,62 @@ def connect(
     on_error: Callable[[Exception], None],
     on_completed: Callable[[], None],
     scheduler: abc.SchedulerBase | None = None,
-    among: Connections | None = None,
-) -> Link:
+    group: Connections | None = None,
+) -> Connection:
     """Subscribe to a source, like `source.subscribe(on_next, on_error, on_completed, scheduler=scheduler)`.
 
-    Nothing is delivered after the end or after the subscription was disposed, and the end disposes the source. The
-    observer that `Observable.subscribe` puts between for this costs two calls and a check for each event, at each
-    operator that a token passes; here an event goes to `on_next` itself. Disposed in the middle of `subscribe`, it may
-    get what operators further up deliver until that returns.
+    The source is disposed when it ends. Nothing is delivered after the end or after the connection was disposed.
+
+    `Observable.subscribe` would wrap the observer, which costs two calls and a check per event and operator. Here, the
+    source calls `on_next` directly. If the connection is disposed while the source is being subscribed, events may
+    still pass through upstream operators until `subscribe` returns.
 
     Args:
-        source: Subscribed once, unless `among` is disposed already.
-        on_next: Takes each item.
-        on_error: Takes the error that ends it.
-        on_completed: Called at its end.
-        scheduler: That of the subscription.
-        among: The connections that this one belongs to until it is over.
+        source: Observable to subscribe once, unless `group` is already disposed.
+        on_next: Called for each item.
+        on_error: Called if the source fails.
+        on_completed: Called when the source completes.
+        scheduler: Scheduler for the subscription.
+        group: Group that contains the connection until it ends.
     """
-    link = Link(on_next, on_error, on_completed, among)
-    if among is not None and not among.add(link):
-        return link
+    connection = Connection(on_next, on_error, on_completed, group)
+    if group is not None and not group.add(connection):
+        return connection
     try:
-        # `subscribe` would put its own observer between.
-        subscription = source._subscribe_core(link, scheduler)  # pyright: ignore[reportPrivateUsage]
+        # `subscribe` would wrap the observer.
+        subscription = source._subscribe_core(connection, scheduler)  # pyright: ignore[reportPrivateUsage]
     except BaseException as error:
-        if link.stopped:
+        if connection.stopped:
             raise
-        # Whatever it is: an operator of reactivex in the middle of `subscribe` would leave behind what it holds.
-        link.on_error(error if isinstance(error, Exception) else to_error(error))
+        # Deliver any error, because an operator of reactivex that is subscribing would not release its resources.
+        connection.on_error(error if isinstance(error, Exception) else to_error(error))
         leave_to_loop(error)
-        return link
-    link.take(subscription)
-    return link
+        return connection
+    connection.attach(subscription)
+    return connection
 
 
-class Cold(Observable[T]):
-    """An Observable like any other, at a third of the cost: each iteration makes nine.
+class ColdObservable(Observable[T]):
+    """Observable with a third of the usual cost. Each iteration creates nine of them.
 
-    The lock that others make at once is made when somebody asks for it, and to subscribe takes one call less.
+    The lock is created on first use, and subscribing takes one call less.
     """
 
     def __init__(self, subscribe: abc.Subscription[T]) -> None:  # pyright: ignore[reportMissingSuperCall]
         self._subscribe = subscribe
-        # In the place of the method, which would only call it.
+        # Replace the method, which would only call `subscribe`.
         self._subscribe_core = subscribe  # pyright: ignore[reportAttributeAccessIssue]
 
     @cached_property
     def lock(self) -> RLock:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """What operators of reactivex hold while they deliver."""
+        """Lock that operators of reactivex hold during delivery."""
         return RLock()
 
 
 class Connections(abc.DisposableBase):
-    """The open connections of an operator, disposed together.
+    """Open connections of an operator, disposed together.
 
-    What reactivex's `CompositeDisposable` is for, without its locks: a run is the business of one thread.
+    It replaces reactivex's `CompositeDisposable` and needs no locks, because each run only uses one thread.
     """
 
     __slots__ = ("_open",)
@@ -96,11 +97,11 @@ class Connections(abc.DisposableBase):
 
     @property
     def disposed(self) -> bool:
-        """Whether nothing can be added any more."""
+        """True if no more connections can be added."""
         return self._open is None
 
     def add(self, connection: abc.DisposableBase) -> bool:
-        """Hold a connection; False if all are disposed, as then is this one."""
+        """Add a connection. If the group is already disposed, dispose the connection and return False."""
         if self._open is None:
             connection.dispose()
             return False
@@ -108,14 +109,14 @@ class Connections(abc.DisposableBase):
         return True
 
     def remove(self, connection: abc.DisposableBase) -> None:
-        """Forget a connection that is over."""
+        """Remove a connection that has ended."""
         if self._open is not None:
             self._open.pop(connection, None)
 
     def dispose(self) -> None:
-        """Dispose the connections in the order in which they were made, and all that are added later.
+        """Dispose all connections, in the order in which they were added. Connections added later are disposed at once.
 
-        If one of them raises, the others are disposed all the same, and the first error is raised then.
+        If some connections raise, the others are still disposed, and the first error is raised at the end.
         """
         open_, self._open = self._open, None
         failure: BaseException | None = None
@@ -128,41 +129,41 @@ class Connections(abc.DisposableBase):
             raise failure
 
 
-def dispose_after(error: Exception, connection: abc.DisposableBase) -> None:
-    """Dispose what an error has made useless; should that raise as well, the error is delivered, with a note of it."""
+def dispose_on_error(error: Exception, connection: abc.DisposableBase) -> None:
+    """Dispose a connection after an error. If this fails too, add a note to the error."""
     try:
         connection.dispose()
     except BaseException as second:
-        error.add_note(f"and to dispose what was still under way raised {second!r}")
-        log.warning("what was under way when %r came could not be disposed", error, exc_info=second)
+        error.add_note(f"and disposing the connection raised {second!r}")
+        log.warning("Disposing a connection after %r failed", error, exc_info=second)
         leave_to_loop(second)
 
 
-class Link(abc.ObserverBase[Any], abc.DisposableBase):
-    """What the source of a connection delivers to; disposing it ends the connection.
+class Connection(abc.ObserverBase[Any], abc.DisposableBase):
+    """Observer of a single source. Disposing it ends the subscription.
 
-    At the end it lets go of everything, so that nothing of an iteration is left for the garbage collector to find.
+    It drops all references when it ends, so that the garbage collector has nothing to do after an iteration.
     """
 
-    __slots__ = ("_among", "_on_completed", "_on_error", "_subscription", "on_next", "stopped")
+    __slots__ = ("_group", "_on_completed", "_on_error", "_subscription", "on_next", "stopped")
 
     def __init__(
         self,
         on_next: Callable[[Any], None],
         on_error: Callable[[Exception], None],
         on_completed: Callable[[], None],
-        among: Connections | None,
+        group: Connections | None,
     ) -> None:
         self.stopped = False
-        # In the place of the method, which would be one call more for each event.
+        # Replace the method to save one call per event.
         self.on_next = on_next  # pyright: ignore[reportAttributeAccessIssue]
         self._on_error = on_error
         self._on_completed = on_completed
-        self._among = among
+        self._group = group
         self._subscription: abc.DisposableBase | None = None
 
     def on_error(self, error: Exception) -> None:
-        """End the connection by an error."""
+        """End the connection with an error."""
         if not self.stopped:
             on_error = self._on_error
             self._stop()
@@ -176,35 +177,35 @@ class Link(abc.ObserverBase[Any], abc.DisposableBase):
         if not self.stopped:
             on_completed = self._on_completed
             self._stop()
-            self.on_next = _late  # pyright: ignore[reportAttributeAccessIssue]
+            self.on_next = _warn_late  # pyright: ignore[reportAttributeAccessIssue]
             try:
                 on_completed()
             finally:
                 self._release()
 
-    def pass_to(self, on_next: Callable[[Any], None]) -> None:
-        """Give all that comes from now on to another function; for one who has seen what it waited for."""
+    def redirect(self, on_next: Callable[[Any], None]) -> None:
+        """Deliver all further items to another function."""
         if not self.stopped:
             self.on_next = on_next  # pyright: ignore[reportAttributeAccessIssue]
 
-    def take(self, subscription: abc.DisposableBase) -> None:
-        """Hold the subscription of the source, unless it is over already."""
+    def attach(self, subscription: abc.DisposableBase) -> None:
+        """Set the subscription to the source. It is disposed at once if the connection has already ended."""
         self._subscription = subscription
         if self.stopped:
             self._release()
 
     def dispose(self) -> None:
-        """End the connection from the side of the subscriber."""
+        """End the connection, called by the subscriber."""
         self._stop()
         self._release()
 
     def _stop(self) -> None:
         self.stopped = True
         self.on_next = self._on_error = _ignore
-        self._on_completed = _nothing
-        if self._among is not None:
-            self._among.remove(self)
-            self._among = None
+        self._on_completed = _ignore_end
+        if self._group is not None:
+            self._group.remove(self)
+            self._group = None
 
     def _release(self) -> None:
         subscription, self._subscription = self._subscription, None
@@ -212,47 +213,47 @@ class Link(abc.ObserverBase[Any], abc.DisposableBase):
             subscription.dispose()
 
 
-def _late(value: Any) -> None:
-    log.warning("%r came after the end of the operator that sent it, and is lost: events have to pass at once", value)
+def _warn_late(value: Any) -> None:
+    log.warning("Dropping %r, because its operator has completed; operators must pass events on at once", value)
 
 
 def _ignore(value: Any) -> None:
-    """Take what comes after the end."""
+    """Ignore an item after the end."""
 
 
-def _nothing() -> None:
-    """Take a second end."""
+def _ignore_end() -> None:
+    """Ignore a second end."""
 
 
 S = TypeVar("S")
 
 
-def running_loop(what: str) -> asyncio.AbstractEventLoop:
-    """Return the event loop that runs in this thread.
+def get_running_loop(user: str) -> asyncio.AbstractEventLoop:
+    """Return the event loop of this thread.
 
     Args:
-        what: What needs it, for the error.
+        user: Description of the caller, used in errors.
 
     Raises:
-        RxloopError: There is none in this thread.
+        RxloopError: No event loop is running in this thread.
     """
     try:
         return asyncio.get_running_loop()
     except RuntimeError:
-        raise RxloopError(f"{what} needs a running event loop of asyncio (trio is not supported): {_REMEDY}") from None
+        raise RxloopError(f"{user} needs a running asyncio event loop (trio is not supported); {_REMEDY}") from None
 
 
 _REMEDY = (
-    "use it in async code. In a thread without a loop, such as that of a GUI or of a pool, subscribe in the thread of "
-    "the loop: stream.pipe(reactivex.operators.subscribe_on(AsyncIOThreadSafeScheduler(loop)))"
+    "use it in async code. In a thread without a loop, such as a GUI thread or a pool thread, subscribe in the thread "
+    "of the loop: stream.pipe(reactivex.operators.subscribe_on(AsyncIOThreadSafeScheduler(loop)))"
 )
 
 
 class RunScheduler(AsyncIOScheduler):
-    """A trampoline for what is due now, the event loop for what is due later.
+    """Scheduler that runs immediate actions on a trampoline, and later actions in the event loop.
 
-    The stock `AsyncIOScheduler` sends both to the loop, which makes `just` and `start_with` asynchronous; without any
-    scheduler the time operators fire on threads of their own.
+    The standard `AsyncIOScheduler` uses the loop for both, which makes `just` and `start_with` asynchronous. Without a
+    scheduler, time operators would use their own threads.
     """
 
     def __init__(
@@ -260,90 +261,90 @@ class RunScheduler(AsyncIOScheduler):
         loop: asyncio.AbstractEventLoop,
         scope: Scope | None = None,
         *,
-        for_readers: bool = False,
+        detached: bool = False,
         gates: Gates | None = None,
     ) -> None:
-        """Make a scheduler.
+        """Create a scheduler.
 
         Args:
-            loop: Where it schedules.
-            scope: That of the run whose pipeline it is for: what a timer raises ends the run, and a run that waits for
-                a timer is not stuck.
-            for_readers: It is for those who read a run, whose timers are none of the run's business.
-            gates: Those of somebody who reads several runs; a run that is made in the subscription adds its own.
+            loop: Event loop for timers.
+            scope: Scope of the run whose pipeline uses this scheduler. An error in a timer ends the run. A run that
+                waits for a timer is not stuck.
+            detached: Whether timers are independent of the run. Used for subscribers.
+            gates: Gates of a subscriber that reads several runs. Runs created by the subscription add their own gates.
         """
         super().__init__(loop)
         self.scope = scope
         self.gates = gates
-        self._for_readers = for_readers
+        self._detached = detached
         self.thread = threading.get_ident()
-        """That of the event loop."""
-        self._began: datetime | None = None
-        """When the event loop's time was zero, once somebody has asked for the time."""
+        """Id of the event loop's thread."""
+        self._started: datetime | None = None
+        """Date and time at which the event loop's clock was zero, computed on first use."""
 
     @property
     def now(self) -> datetime:
-        """The time of the event loop, by which the timers go: where a test lets the loop jump, this jumps with it."""
-        if self._began is None:
-            self._began = super().now - timedelta(seconds=self._loop.time())
-        return self._began + timedelta(seconds=self._loop.time())
+        """Current time according to the event loop's clock, so that it agrees with timers, even in tests that jump."""
+        if self._started is None:
+            self._started = super().now - timedelta(seconds=self._loop.time())
+        return self._started + timedelta(seconds=self._loop.time())
 
-    def seconds(self) -> float:
-        """Return the same in seconds, since whenever: a hundredth of the work, for who asks at each token."""
+    def monotonic(self) -> float:
+        """Return the event loop's time in seconds, which is a hundred times faster than `now`."""
         return self._loop.time()
 
     def schedule(self, action: abc.ScheduledAction[S], state: S | None = None) -> abc.DisposableBase:
-        """Run the action now, or after what is running now."""
+        """Run an action now, or after the action that is currently running."""
         return CurrentThreadScheduler.singleton().schedule(action, state)
 
     def schedule_relative(
         self, duetime: typing.RelativeTime, action: abc.ScheduledAction[S], state: S | None = None
     ) -> abc.DisposableBase:
-        """Run the action after a time."""
+        """Run an action after a delay."""
         if self.to_seconds(duetime) <= 0:
             return self.schedule(action, state)
         if self.scope is not None:
-            return self._watched(self.scope, duetime, action, state)
-        if self._for_readers:
-            return outside(super().schedule_relative, duetime, action, state)
+            return self._schedule_in_scope(self.scope, duetime, action, state)
+        if self._detached:
+            return call_outside(super().schedule_relative, duetime, action, state)
         return super().schedule_relative(duetime, action, state)
 
-    def _watched(
+    def _schedule_in_scope(
         self, scope: Scope, duetime: typing.RelativeTime, action: abc.ScheduledAction[S], state: S | None
     ) -> abc.DisposableBase:
         token = object()
 
-        def due(scheduler: abc.SchedulerBase, state: S | None = None) -> abc.DisposableBase | None:
+        def run(scheduler: abc.SchedulerBase, state: S | None = None) -> abc.DisposableBase | None:
             try:
                 return action(scheduler, state)
             except BaseException as error:
-                scope.failed(to_error(error))
+                scope.on_failure(to_error(error))
                 leave_to_loop(error)
                 return None
             finally:
-                over()
+                remove()
 
-        def over() -> None:
+        def remove() -> None:
             scope.timers.pop(token, None)
-            scope.settle()
+            scope.check_idle()
 
         def dispose() -> None:
             timer.dispose()
-            over()
+            remove()
 
         scope.timers[token] = None
-        timer = super().schedule_relative(duetime, due, state)
+        timer = super().schedule_relative(duetime, run, state)
         return Disposable(dispose)
 
 
-def timers(scheduler: abc.SchedulerBase | None) -> abc.SchedulerBase:
-    """Return the scheduler of a subscription, or one on the running event loop where none was given.
+def resolve_scheduler(scheduler: abc.SchedulerBase | None) -> abc.SchedulerBase:
+    """Return the given scheduler, or a scheduler for the running event loop.
 
-    Stock operators fall back on a timer of another thread instead, where a run must not be touched. And the stock
-    scheduler of asyncio, which `await` on an Observable brings along, tells the time by the clock on the wall while its
-    timers go by the loop: after a change of the one, what compares the two would be wrong.
+    Without a scheduler, standard operators use timers in other threads, which must not access a run. The standard
+    asyncio scheduler, which is used if an Observable is awaited, is also replaced: its clock is the system clock, but
+    its timers use the loop's clock, so changing the system clock would break operators that compare both.
 
-    Where no event loop runs there are recorded events alone, and no time goes by between them: no timer is ever due.
+    If no event loop is running, the events are recorded. A scheduler whose timers never fire is returned.
     """
     if scheduler is None or type(scheduler) is AsyncIOScheduler:
         try:

@@ -1,4 +1,4 @@
-"""The owner of a run's tasks, and its time limits."""
+"""Task ownership and time limits of runs."""
 
 from __future__ import annotations
 
@@ -15,87 +15,89 @@ T = TypeVar("T")
 
 log = logging.getLogger("rxloop")
 
-_AROUND: ContextVar[tuple[object, ...]] = ContextVar("rxloop_around", default=())
-"""The marks of the scopes that the running task belongs to, or was made in: more than one for a run inside a run."""
+_MARKS: ContextVar[tuple[object, ...]] = ContextVar("rxloop_around", default=())
+"""Marks of the scopes in which the current task was created. Nested runs have several."""
 
 _TIME_SCOPE: ContextVar[TimeScope | None] = ContextVar("rxloop_time_scope", default=None)
-"""The innermost time limits of the running task."""
+"""Innermost time scope of the current task."""
 
 
 class Scope:
-    """Owns the leaves of one run: their tasks, the context variables they see, and the gate that holds them back."""
+    """Owner of a run's tasks, with their context variables and the gate that slows them down."""
 
-    __slots__ = ("__weakref__", "_context", "_mark", "_tasks", "_waiting", "failed", "gate", "idle", "timers")
+    __slots__ = ("__weakref__", "_context", "_mark", "_tasks", "_waiting", "gate", "on_failure", "on_idle", "timers")
 
-    def __init__(self, failed: Callable[[Exception], None] | None = None, time_scope: TimeScope | None = None) -> None:
-        """Make a scope.
+    def __init__(
+        self, on_failure: Callable[[Exception], None] | None = None, time_scope: TimeScope | None = None
+    ) -> None:
+        """Create a scope.
 
         Args:
-            failed: Ends the run with an error that cannot go through the pipeline, because the pipeline is broken.
-            time_scope: The time limits of the run. Runs that its tools make are inside this scope.
+            on_failure: Called to end the run if an error cannot pass through the pipeline.
+            time_scope: Time limits of the run. They also apply to nested runs.
         """
         self.gate = Gate()
-        self.failed = failed or report
+        self.on_failure = on_failure or log_failure
         self.timers: dict[object, None] = {}
-        """The timers of the pipeline that are not due yet. No set: an empty one takes three times the memory."""
-        self.idle: Callable[[], None] | None = None
-        """Called when the last task or timer is over."""
+        """Pending timers of the pipeline. This is a dict, because an empty set needs three times the memory."""
+        self.on_idle: Callable[[], None] | None = None
+        """Called when the last task or timer has ended."""
         self._tasks: dict[asyncio.Task[None], Callable[[], None] | None] = {}
         self._waiting: dict[asyncio.Task[Any], int] = {}
         self._context = copy_context()
-        # A mark and not the scope: a context lives on in what others made in it, such as a timer or a connection.
+        # Use a mark instead of the scope, because timers and connections created in a context may outlive the run.
         self._mark = object()
-        self._context.run(_AROUND.set, (*_AROUND.get(), self._mark))
+        self._context.run(_MARKS.set, (*_MARKS.get(), self._mark))
         if time_scope is not None:
             self._context.run(_TIME_SCOPE.set, time_scope)
 
     def spawn(
         self, work: Coroutine[Any, Any, None], name: str, stop: Callable[[], None] | None = None
     ) -> asyncio.Task[None]:
-        """Start a task that belongs to the run; `stop` is how it is told to end."""
+        """Start a task that belongs to the run. `stop` is called to end it."""
         task = asyncio.get_running_loop().create_task(work, name=name, context=self._context.copy())
         self._tasks[task] = stop
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._remove)
         return task
 
     def run(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Call a function with the context variables of the run, by which what it starts is known as the run's."""
+        """Call a function in the run's context, so that tasks and timers created by it belong to the run."""
         return self._context.run(function, *arguments)
 
-    def soon(self, function: Callable[..., object], *arguments: Any) -> None:
-        """Call a function in the next round of the event loop, with the context variables of the run."""
+    def call_soon(self, function: Callable[..., object], *arguments: Any) -> None:
+        """Call a function in the next iteration of the event loop, in the run's context."""
 
         def call() -> None:
             try:
                 function(*arguments)
             except Exception as error:
-                self.failed(error)
+                self.on_failure(error)
 
         asyncio.get_running_loop().call_soon(call, context=self._context.copy())
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _remove(self, task: asyncio.Task[None]) -> None:
         del self._tasks[task]
-        # While there are more tasks than wait, one of them may bring the pipeline on.
+        # If more tasks exist than are waiting, one of them can still make progress.
         if len(self._tasks) <= len(self._waiting):
-            self.settle()
+            self.check_idle()
 
-    def settle(self) -> None:
-        """Tell, if the last task or timer is over."""
-        if self.idle is not None and not self.busy:
-            self.idle()
+    def check_idle(self) -> None:
+        """Call `on_idle` if no task or timer can make progress."""
+        if self.on_idle is not None and not self.busy:
+            self.on_idle()
 
     @property
     def busy(self) -> bool:
-        """Whether a task or a timer is there that may bring the pipeline on."""
+        """True if a task or timer can make progress."""
         return bool(self.timers) or not self._tasks.keys() <= self._waiting.keys()
 
     @contextmanager
-    def waiting(self, *tasks: asyncio.Task[Any] | None) -> Generator[None]:
-        """Say that these tasks wait for the pipeline, and so cannot bring it on themselves."""
+    def mark_waiting(self, *tasks: asyncio.Task[Any] | None) -> Generator[None]:
+        """Mark tasks that wait for the pipeline, and therefore cannot make progress themselves."""
         for task in tasks:
             if task is not None:
                 self._waiting[task] = self._waiting.get(task, 0) + 1
-        self.settle()
+        self.check_idle()
         try:
             yield
         finally:
@@ -105,40 +107,40 @@ class Scope:
                     if not self._waiting[task]:
                         del self._waiting[task]
 
-    def waits(self, task: asyncio.Task[Any]) -> bool:
-        """Tell whether a task waits for the pipeline."""
+    def is_waiting(self, task: asyncio.Task[Any]) -> bool:
+        """True if a task waits for the pipeline."""
         return task in self._waiting
 
     def owns(self, task: asyncio.Task[Any] | None) -> bool:
-        """Tell whether a task is one of the run's."""
+        """True if the run owns a task."""
         return task in self._tasks
 
     @property
     def tasks(self) -> list[asyncio.Task[None]]:
-        """The tasks of the run."""
+        """Tasks of the run."""
         return list(self._tasks)
 
-    def surrounds(self, context: Context | None = None) -> bool:
-        """Tell whether a context, by default the caller's, is that of one of the run's tasks, or made in one."""
-        return self._mark in (_AROUND.get() if context is None else context.get(_AROUND, ()))
+    def contains(self, context: Context | None = None) -> bool:
+        """True if a context (by default, the caller's) was created by the run."""
+        return self._mark in (_MARKS.get() if context is None else context.get(_MARKS, ()))
 
     def stop(self) -> None:
-        """Stop the tasks that a pipeline which could not be disposed has left."""
+        """Stop remaining tasks if the pipeline could not be disposed."""
         for task, stop in tuple(self._tasks.items()):
             try:
                 if stop is not None:
                     stop()
             except BaseException:
-                log.exception("the task %s could not be stopped", task.get_name())
+                log.exception("Stopping the task %s failed", task.get_name())
 
     async def join(self, grace: float) -> list[str]:
-        """Wait until the tasks have ended.
+        """Wait until all tasks have ended, except for the calling task.
 
         Args:
-            grace: The seconds to wait at most.
+            grace: Maximum time to wait, in seconds.
 
         Returns:
-            The names of the tasks that have not ended by then. A task that calls this does not wait for itself.
+            Sorted names of the tasks that are still running.
         """
         others = self._tasks.keys() - {asyncio.current_task()}
         if not others:
@@ -147,13 +149,13 @@ class Scope:
         return sorted(task.get_name() for task in pending)
 
     def close(self) -> None:
-        """Forget the run, which is over: with it, a circle that only the garbage collector could undo."""
-        self.failed = report
-        self.idle = None
+        """Drop references to a finished run. They form a cycle, which only the garbage collector could free."""
+        self.on_failure = log_failure
+        self.on_idle = None
 
 
 class ScopeOwner(Protocol):
-    """Something that belongs to a run, such as a `RunContext`."""
+    """Object that belongs to a run, such as a `RunContext`."""
 
     def owner_scope(self) -> Scope | None:
         """Return the scope of the run, or None outside a run."""
@@ -161,10 +163,10 @@ class ScopeOwner(Protocol):
 
 
 class TimeScope:
-    """The time limits of a run or of a tool call.
+    """Time limits of a run or tool call.
 
-    A scope inside another one, such as the scope of a nested run, pauses the outer scopes together with itself.
-    A scope continues when every question inside it is answered.
+    Pausing a scope also pauses its outer scopes, for example if a nested run asks a question. A scope continues when
+    all questions inside it are answered.
     """
 
     __slots__ = ("_limits", "_loop", "_outer", "_pauses")
@@ -173,7 +175,7 @@ class TimeScope:
         """Create a scope.
 
         Args:
-            outer: The scope around it.
+            outer: Enclosing scope.
         """
         self._outer = outer
         self._pauses = 0
@@ -182,12 +184,12 @@ class TimeScope:
 
     @staticmethod
     def current() -> TimeScope | None:
-        """Return the innermost scope of the running task."""
+        """Return the innermost scope of the current task."""
         return _TIME_SCOPE.get()
 
     @contextmanager
-    def entered(self) -> Generator[None]:
-        """Make this the innermost scope of the running task."""
+    def enter(self) -> Generator[None]:
+        """Make this the innermost scope of the current task."""
         token = _TIME_SCOPE.set(self)
         try:
             yield
@@ -196,52 +198,52 @@ class TimeScope:
 
     @contextmanager
     def pause(self, *, outer: bool = True) -> Generator[None]:
-        """Stop the limits of this scope, and of all outer scopes unless `outer` is False."""
-        scopes = list(self._path()) if outer else [self]
+        """Pause the limits of this scope, and those of all outer scopes unless `outer` is False."""
+        scopes = list(self._chain()) if outer else [self]
         for scope in scopes:
-            scope._call(scope._stop)
+            scope._call(scope._pause_limits)
         try:
             yield
         finally:
             for scope in scopes:
-                scope._call(scope._continue)
+                scope._call(scope._resume_limits)
 
-    def limit(self, seconds: float, expire: Callable[[], object]) -> TimeLimit:
-        """Start a time limit, and call `expire` when it is exceeded.
+    def start_limit(self, seconds: float, on_expired: Callable[[], object]) -> TimeLimit:
+        """Start a time limit.
 
         Args:
-            seconds: The limit. Pauses do not count.
-            expire: Called in the event loop.
+            seconds: Duration of the limit. Pauses are not counted.
+            on_expired: Called in the event loop when the limit is exceeded.
         """
         self._loop = asyncio.get_running_loop()
-        limit = TimeLimit(seconds, expire, self._limits)
+        limit = TimeLimit(seconds, on_expired, self._limits)
         self._limits[limit] = None
         if not self._pauses:
             limit.start()
         return limit
 
-    def _stop(self) -> None:
+    def _pause_limits(self) -> None:
         self._pauses += 1
         if self._pauses == 1:
             for limit in self._limits:
                 limit.stop()
 
-    def _continue(self) -> None:
+    def _resume_limits(self) -> None:
         self._pauses -= 1
         if not self._pauses:
             for limit in self._limits:
                 limit.start()
 
     def _call(self, function: Callable[[], None]) -> None:
-        """Call a function in the event loop of the limits: a plain tool in a thread may have a run in another loop."""
+        """Call a function in the event loop of the limits. It differs if a sync tool uses a run in another thread."""
         if self._loop is None or self._loop is asyncio.get_running_loop():
             function()
             return
-        # The run around the tool may be over.
+        # The outer run may have ended and closed its loop.
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(function)
 
-    def _path(self) -> Generator[TimeScope]:
+    def _chain(self) -> Generator[TimeScope]:
         scope: TimeScope | None = self
         while scope is not None:
             yield scope
@@ -249,24 +251,24 @@ class TimeScope:
 
 
 class TimeLimit:
-    """A running time limit; a context manager that cancels it at the end."""
+    """Running time limit. As a context manager, it is canceled on exit."""
 
-    __slots__ = ("_expire", "_limits", "_remaining", "_started", "_timer")
+    __slots__ = ("_limits", "_on_expired", "_remaining", "_started", "_timer")
 
-    def __init__(self, seconds: float, expire: Callable[[], object], limits: dict[TimeLimit, None]) -> None:
+    def __init__(self, seconds: float, on_expired: Callable[[], object], limits: dict[TimeLimit, None]) -> None:
         self._remaining = seconds
-        self._expire = expire
+        self._on_expired = on_expired
         self._limits = limits
         self._started = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Continue the countdown."""
+        """Start or continue the countdown."""
         if self._timer is None:
             loop = asyncio.get_running_loop()
             self._started = loop.time()
-            # The watchdog of the run must not wait for this timer.
-            self._timer = outside(loop.call_later, max(0.0, self._remaining), self._fire)
+            # The watchdog of the run must ignore this timer.
+            self._timer = call_outside(loop.call_later, max(0.0, self._remaining), self._expire)
 
     def stop(self) -> None:
         """Pause the countdown."""
@@ -276,16 +278,16 @@ class TimeLimit:
             self._remaining -= asyncio.get_running_loop().time() - self._started
 
     def cancel(self) -> None:
-        """End the countdown."""
+        """Cancel the countdown."""
         self._limits.pop(self, None)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _fire(self) -> None:
+    def _expire(self) -> None:
         self._limits.pop(self, None)
         self._timer = None
-        self._expire()
+        self._on_expired()
 
     def __enter__(self) -> Self:
         return self
@@ -294,15 +296,15 @@ class TimeLimit:
         self.cancel()
 
 
-def outside(function: Callable[..., T], *arguments: Any) -> T:
-    """Call a function outside of all runs: what it starts is known as nobody's."""
-    token = _AROUND.set(())
+def call_outside(function: Callable[..., T], *arguments: Any) -> T:
+    """Call a function outside of all runs, so that tasks and timers created by it belong to no run."""
+    token = _MARKS.set(())
     try:
         return function(*arguments)
     finally:
-        _AROUND.reset(token)
+        _MARKS.reset(token)
 
 
-def report(error: Exception) -> None:
-    """Log a failure for which there is no run."""
-    log.error("a task failed, and nobody could be told", exc_info=error)
+def log_failure(error: Exception) -> None:
+    """Log an error that belongs to no run."""
+    log.error("A task outside of all runs failed", exc_info=error)

@@ -1,4 +1,4 @@
-"""Observables of asyncio work."""
+"""Observables created from asyncio tasks, iterators and values."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from reactivex.disposable import Disposable
 from rxloop.errors import InvalidEvent, Paused, RxloopError
 from rxloop.protocol.events import ContentCompleteEvent, Event, UsageEvent
 from rxloop.protocol.messages import Usage
-from rxloop.stream.rx import Cold, RunScheduler
-from rxloop.stream.scope import ScopeOwner, report
+from rxloop.stream.rx import ColdObservable, RunScheduler
+from rxloop.stream.scope import ScopeOwner, log_failure
 from rxloop.support.foreign_errors import leave_to_loop, to_error
 from rxloop.support.tasks import close_iterator
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 Push = Callable[[T], None]
-"""Delivers a value at once; what `from_task` hands to its async function."""
+"""Function that delivers a value immediately, passed to the async function of `from_task`."""
 
 log = logging.getLogger("rxloop")
 
@@ -36,9 +36,9 @@ def from_task(
     name: str = "rxloop-leaf",
     shielded: bool = False,
     stop: Callable[[], None] | None = None,
-    abandoned: Callable[[], None] | None = None,
+    on_abandoned: Callable[[], None] | None = None,
 ) -> Observable[T]:
-    """Make a cold Observable whose values an async function pushes.
+    """Create a cold Observable from an async function.
 
     ::
 
@@ -46,54 +46,54 @@ def from_task(
         out  -----a--------b--------|
 
     Args:
-        work: Called once for each subscription with a function that takes a value and delivers it at once. It ends the
-            Observable by returning, or by an exception.
-        ctx: The run whose scope owns the task; without one the event loop does.
-        name: The name of the task.
-        shielded: Stop by an anyio cancel scope and not by cancelling the task. For work that holds a connection of
-            httpx: a bare cancel leaves connections behind in its pool, whose clean-up is safe against anyio's
-            cancellation only.
-        stop: How else to stop the work, which has begun by then.
-        abandoned: Called when the subscription is disposed before the end of the work.
+        work: Async function, called once per subscription. It receives a function that delivers a value immediately.
+            The Observable ends when it returns or raises.
+        ctx: Run whose scope owns the task. By default, only the event loop does.
+        name: Name of the task.
+        shielded: Stop the work with an anyio cancel scope instead of cancelling its task. Use this if the work holds an
+            httpx connection, because httpx only cleans up its pool correctly with anyio's cancellation.
+        stop: Function that stops the work, if it has started. By default, the task is canceled.
+        on_abandoned: Called if the subscription is disposed before the work has ended.
     """
 
     def subscribe(observer: abc.ObserverBase[T], scheduler: abc.SchedulerBase | None = None) -> abc.DisposableBase:
         loop = asyncio.get_running_loop()
         owner = ctx.owner_scope() if ctx is not None else None
         run = owner or (scheduler.scope if isinstance(scheduler, RunScheduler) else None)
-        leaf = _Leaf(work, observer, name, report if run is None else run.failed, shielded, stop, abandoned)
-        leaf.task = (
-            owner.spawn(leaf.run(), name, leaf.dispose)
+        on_failure = log_failure if run is None else run.on_failure
+        subscription = _TaskSubscription(work, observer, name, on_failure, shielded, stop, on_abandoned)
+        subscription.task = (
+            owner.spawn(subscription.run(), name, subscription.dispose)
             if owner is not None
-            else loop.create_task(leaf.run(), name=name)
+            else loop.create_task(subscription.run(), name=name)
         )
-        return Disposable(leaf.dispose)
+        return Disposable(subscription.dispose)
 
-    return Cold(subscribe)
+    return ColdObservable(subscribe)
 
 
 _NOTHING = Disposable()
 
 
 class TaskCancelled(RxloopError):
-    """A task of a run was cancelled, and not by the run: its event loop is closing."""
+    """A task of a run was canceled by something other than the run, because its event loop is closing."""
 
 
-class _Leaf:
-    """One subscription of `from_task`."""
+class _TaskSubscription:
+    """Subscription of `from_task`."""
 
     __slots__ = (
-        "_abandoned",
         "_cancel",
         "_disposed",
         "_ended",
-        "_failed",
         "_name",
         "_observer",
-        "_over",
+        "_on_abandoned",
+        "_on_failure",
         "_shielded",
         "_started",
         "_stop",
+        "_stopped",
         "_work",
         "task",
     )
@@ -103,34 +103,34 @@ class _Leaf:
         work: Callable[[Push[Any]], Awaitable[None]],
         observer: abc.ObserverBase[Any],
         name: str,
-        failed: Callable[[Exception], None],
+        on_failure: Callable[[Exception], None],
         shielded: bool,
         stop: Callable[[], None] | None,
-        abandoned: Callable[[], None] | None,
+        on_abandoned: Callable[[], None] | None,
     ) -> None:
         self.task: asyncio.Task[None] | None = None
         self._work = work
         self._observer = observer
         self._name = name
-        self._failed = failed
+        self._on_failure = on_failure
         self._shielded = shielded
         self._stop = stop
-        self._abandoned = abandoned
+        self._on_abandoned = on_abandoned
         self._cancel: CancelScope | None = None
         self._started = False
         self._ended = False
         self._disposed = False
-        self._over = False
-        """Whether nothing more is delivered."""
+        self._stopped = False
+        """True if nothing more must be delivered."""
 
     async def run(self) -> None:
-        """Run the work, and deliver its end unless nobody listens any more."""
+        """Run the work and deliver its end, unless the subscription is disposed."""
         self._started = True
         if self._disposed:
             return
         try:
             if self._shielded:
-                # Not before it is needed: importing rxloop is quicker without.
+                # Imported on first use to speed up importing rxloop.
                 from anyio import CancelScope
 
                 with CancelScope() as self._cancel:
@@ -141,65 +141,65 @@ class _Leaf:
             if self._disposed:
                 return
             if self.task is not None and self.task.cancelling():
-                self._end(TaskCancelled(f"the task {self.task.get_name()} was cancelled"))
+                self._end(TaskCancelled(f"the task {self.task.get_name()} was canceled"))
                 return
-            # A task that the work awaited was cancelled. Let through, it would end this task and tell nobody.
-            self._end(RxloopError("something that this task waited for was cancelled"))
+            # The work awaited a task that was canceled. If we raise the error, it ends this task unnoticed.
+            self._end(RxloopError("a task or future awaited by this task was canceled"))
         except Paused:
-            # The question is pending in the state of the run, so that the run ends as `input-required`.
+            # The run's state contains the pending question, so the run ends as `input-required`.
             self._end()
         except Exception as error:
             self._end(error)
         except BaseException as error:
-            if isinstance(error, GeneratorExit) and not _loop_runs():
-                # The task itself is thrown away, long after its loop was closed.
+            if isinstance(error, GeneratorExit) and not _has_loop():
+                # The task is garbage-collected after its loop was closed.
                 raise
-            if _pauses(error):
+            if _contains_pause(error):
                 self._end()
                 return
-            # Let through, it would end this task, and tell nobody either.
+            # If we raise the error, it ends this task unnoticed.
             self._end(to_error(error, f"the {self._name.removeprefix('rxloop-').replace('-', ' ', 1)}"))
             leave_to_loop(error)
         else:
             self._end()
 
     def _push(self, value: Any) -> None:
-        if not self._over:
+        if not self._stopped:
             try:
                 self._observer.on_next(value)
             except (InvalidEvent, Paused):
                 raise
             except BaseException as error:
-                # Told at once, and not through the work, which may take it for a failure of its own.
-                self._tell(error if isinstance(error, Exception) else to_error(error))
+                # Deliver the error directly, because the work might handle it as its own failure.
+                self._deliver_end(error if isinstance(error, Exception) else to_error(error))
                 leave_to_loop(error)
                 raise
 
     def _end(self, error: Exception | None = None) -> None:
-        # Ended before the delivery: the observer disposes on completion, which must not cancel the task delivering it.
+        # Set this first: the observer disposes the subscription on completion, which must not cancel this task.
         self._ended = True
-        if not self._over:
-            self._tell(error)
+        if not self._stopped:
+            self._deliver_end(error)
         elif error is not None:
-            log.debug("%s failed after it was over", self.task, exc_info=error)
+            log.debug("%s failed after it was stopped", self.task, exc_info=error)
 
-    def _tell(self, error: Exception | None) -> None:
-        """Deliver the end, to the run itself if those who listen cannot take it."""
-        self._over = True
+    def _deliver_end(self, error: Exception | None) -> None:
+        """Deliver the end to the observer. If the observer raises, report its error to the run."""
+        self._stopped = True
         try:
             if error is None:
                 self._observer.on_completed()
             else:
                 self._observer.on_error(error)
         except BaseException as raised:
-            self._failed(to_error(raised))
+            self._on_failure(to_error(raised))
             leave_to_loop(raised)
 
     def dispose(self) -> None:
-        """Stop the work; the scope's `join` tells when it has stopped."""
+        """Stop the work. Use the scope's `join` to wait for its end."""
         if self._ended or self._disposed:
             return
-        self._disposed = self._over = True
+        self._disposed = self._stopped = True
         if self._started and self.task is not None:
             if self._stop is not None:
                 self._stop()
@@ -207,16 +207,16 @@ class _Leaf:
                 self._cancel.cancel()
             else:
                 self.task.cancel()
-        if self._abandoned is not None:
-            self._abandoned()
+        if self._on_abandoned is not None:
+            self._on_abandoned()
 
 
-def _pauses(error: BaseException) -> bool:
-    """True for a question in a task group, which wraps what its tasks raise."""
+def _contains_pause(error: BaseException) -> bool:
+    """True if an exception group contains `Paused`, because a question was asked in a task group."""
     return isinstance(error, BaseExceptionGroup) and cast("Any", error).subgroup(Paused) is not None
 
 
-def _loop_runs() -> bool:
+def _has_loop() -> bool:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -227,7 +227,7 @@ def _loop_runs() -> bool:
 def from_async_iter(
     make: Callable[[], AsyncIterator[T]], ctx: ScopeOwner | None = None, *, name: str = "rxloop-iterator"
 ) -> Observable[T]:
-    """Make a cold Observable of an async iterator that is made for each subscription, and closed at its end."""
+    """Create a cold Observable from an async iterator, which is created for each subscription and closed at the end."""
 
     async def work(push: Push[T]) -> None:
         iterator = make()
@@ -243,7 +243,7 @@ def from_async_iter(
 def from_awaitable(
     make: Callable[[], Awaitable[T]], ctx: ScopeOwner | None = None, *, name: str = "rxloop-awaitable"
 ) -> Observable[T]:
-    """Make a cold Observable of the one value of an awaitable that is made for each subscription."""
+    """Create a cold Observable with the result of an awaitable, which is created for each subscription."""
 
     async def work(push: Push[T]) -> None:
         push(await make())
@@ -252,9 +252,9 @@ def from_awaitable(
 
 
 def emit(*values: T) -> Observable[T]:
-    """Make a cold Observable that delivers its values inside `subscribe`.
+    """Create a cold Observable that delivers its values during `subscribe`.
 
-    Not `reactivex.of`, which goes over a trampoline and so may deliver after what was published later.
+    `reactivex.of` uses a trampoline, so its values could arrive after later events.
     """
 
     def subscribe(observer: abc.ObserverBase[T], scheduler: abc.SchedulerBase | None = None) -> abc.DisposableBase:
@@ -263,29 +263,29 @@ def emit(*values: T) -> Observable[T]:
         observer.on_completed()
         return _NOTHING
 
-    return Cold(subscribe)
+    return ColdObservable(subscribe)
 
 
 async def collect_answer(events: Observable[Event]) -> tuple[ContentCompleteEvent, Usage]:
-    """Subscribe to one call of a model and return its message and the tokens that it used.
+    """Call a model once, and return its message and token usage.
 
-    Cancelling the task closes the connection.
+    If the task is canceled, the connection is closed.
 
     Args:
-        events: The events of the call, as `Provider.call` returns them.
+        events: Events of the call, as returned by `Provider.call`.
 
     Raises:
-        ProviderError: The model failed.
+        ProviderError: The model call failed.
     """
     done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    answer, used = ContentCompleteEvent(), Usage()
+    answer, usage = ContentCompleteEvent(), Usage()
 
     def on_next(event: Event) -> None:
-        nonlocal answer, used
+        nonlocal answer, usage
         if isinstance(event, ContentCompleteEvent):
             answer = event
         elif isinstance(event, UsageEvent):
-            used = used + event.usage
+            usage = usage + event.usage
 
     def on_error(error: Exception) -> None:
         if not done.done():
@@ -300,4 +300,4 @@ async def collect_answer(events: Observable[Event]) -> tuple[ContentCompleteEven
         await done
     finally:
         subscription.dispose()
-    return answer, used
+    return answer, usage

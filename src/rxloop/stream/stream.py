@@ -1,4 +1,4 @@
-"""Observable that can be iterated and awaited."""
+"""Observable with support for `async for` and `await`."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from reactivex.disposable import CompositeDisposable, Disposable
 
 from rxloop.errors import ConfigurationError
 from rxloop.stream.back_pressure import Gate, Overflow, ReadBuffer
-from rxloop.stream.cancelled_reads import observe_reading_task, release_frames_if_cancelled, release_frames_of
-from rxloop.stream.rx import RunScheduler, running_loop
+from rxloop.stream.cancelled_reads import observe_reading_task, release_frames, release_frames_if_cancelled
+from rxloop.stream.rx import RunScheduler, get_running_loop
 
 
 class Readable(Protocol):
-    """What a stream may have: anything but requests, which stay in the loop. Only a type checker asks for it."""
+    """Type of stream items. Requests are excluded, because they stay in the loop. This only affects type checkers."""
 
     def __sizeof__(self) -> int:
-        """All have this, and of a `Request` type checkers are told that it is not so."""
+        """Defined by all objects. For type checkers, `Request` declares it with an incompatible type."""
         ...
 
 
@@ -42,49 +42,49 @@ F = TypeVar("F", bound=Readable)
 G = TypeVar("G", bound=Readable)
 
 V = Callable[[Observable[A]], Observable[B]]
-"""A view."""
+"""Type of views."""
 
 JOINS = "rxloop_joins"
-"""An attribute of the views whose items are pieces of one text."""
+"""Attribute of views whose items are pieces of one text."""
 
 HANDLING = "rxloop_handling"
-"""An attribute of the operators of the loop: what they handle there."""
+"""Attribute of loop operators that names what they handle."""
 
 PARTS = "rxloop_parts"
-"""An attribute of the operators of the loop that are composed of others."""
+"""Attribute of loop operators that are composed of others."""
 
 
 class Hold(Protocol):
-    """The hold that somebody has of a run: while there is one, the run goes on."""
+    """Hold that keeps a run alive."""
 
     @property
     def gate(self) -> Gate:
-        """Holds the sockets of the run back."""
+        """Gate for the sockets of the run."""
         ...
 
     def scheduler(self) -> abc.SchedulerBase:
-        """Return the scheduler of the run; an error outside an event loop."""
+        """Return the scheduler of the run, or raise an error outside of an event loop."""
         ...
 
     def keep(self) -> Callable[[], None]:
-        """Keep the run going, whoever lets go of it, until the function that is returned is called."""
+        """Keep the run alive until the returned function is called."""
         ...
 
 
 def check_reader(overflow: Overflow, buffer: int) -> None:
-    """Check how a slow reader is to be treated.
+    """Validate the options for slow readers.
 
     Raises:
-        ConfigurationError: There is no such policy, or the buffer holds nothing.
+        ConfigurationError: The policy is unknown, or the buffer size is less than 1.
     """
     if overflow not in ("coalesce", "block", "drop_oldest", "error"):
-        raise ConfigurationError(f"overflow must be coalesce, block, drop_oldest or error, not {overflow!r}")
+        raise ConfigurationError(f"overflow must be coalesce, block, drop_oldest or error, got {overflow!r}")
     if buffer < 1:
-        raise ConfigurationError(f"buffer must be at least 1, not {buffer}")
+        raise ConfigurationError(f"buffer must be at least 1, got {buffer}")
 
 
-class Pipes(Generic[T]):
-    """What is piped through views, a run as well as a stream of its events."""
+class Pipeable(Generic[T]):
+    """Base class of runs and streams, which can be piped through views."""
 
     @overload
     def pipe(self, /) -> Stream[T]: ...
@@ -119,26 +119,26 @@ class Pipes(Generic[T]):
         *more: Callable[[Any], Any],
     ) -> Any: ...
     def pipe(self, *operators: Callable[[Any], Any]) -> Any:
-        """A stream through views, or any reactivex operators: `run.pipe(op.thoughts())`.
+        """Apply views or other reactivex operators, as in `run.pipe(op.thoughts())`.
 
-        What comes out is a Stream again if it is an Observable.
+        If the last operator returns an Observable, the result is a Stream.
 
         Raises:
-            ConfigurationError: One of them works in the loop.
+            ConfigurationError: An operator only works in the loop.
         """
-        return self._through(operators)
+        return self._pipe(operators)
 
-    def _through(self, operators: Sequence[Callable[[Any], Any]]) -> Any:
+    def _pipe(self, operators: Sequence[Callable[[Any], Any]]) -> Any:
         raise NotImplementedError
 
 
-# The base declares that the last operator's own result comes out; here an Observable comes out as a Stream.
-class Stream(Pipes[T], Observable[T]):  # pyright: ignore[reportIncompatibleMethodOverride]
-    """An Observable with the scheduler of its run, that can be iterated with `async for` and awaited for its last item.
+# The base class returns the result of the last operator. Here, an Observable is returned as a Stream.
+class Stream(Pipeable[T], Observable[T]):  # pyright: ignore[reportIncompatibleMethodOverride]
+    """Observable of a run that can be iterated with `async for` and awaited for its last item.
 
-    Subscribing or iterating starts the run. Each subscriber and each iterator gets everything from the beginning,
-    but for the deltas of messages that are complete. A
-    subscription keeps the run going until it is disposed; an iterator, until it is dropped.
+    Subscribing or iterating starts the run. All subscribers and iterators receive all events from the beginning, except
+    for the deltas of complete messages. A subscription keeps the run alive until it is disposed, and an iterator until
+    it is dropped.
     """
 
     def __init__(
@@ -148,28 +148,28 @@ class Stream(Pipes[T], Observable[T]):  # pyright: ignore[reportIncompatibleMeth
         *,
         overflow: Overflow = "coalesce",
         buffer: int = 1024,
-        joins: bool = False,
+        join_text: bool = False,
         piped: bool = False,
     ) -> None:
-        """Make a stream.
+        """Create a stream.
 
         Args:
-            source: Where the items come from.
-            hold: That of the run.
-            overflow: What to do when a reader has not read `buffer` items; see `Run.stream`.
-            buffer: The number of items.
-            joins: The items are pieces of one text, which may be joined.
-            piped: The source starts the run itself, through views.
+            source: Observable that provides the items.
+            hold: Hold of the run.
+            overflow: Policy if a reader has `buffer` unread items; see `Run.stream`.
+            buffer: Maximum number of unread items.
+            join_text: Whether the items are pieces of one text, which can be joined.
+            piped: Whether the source starts the run itself, because it was piped through views.
         """
         super().__init__()
         self._source = source
         self._hold = hold
         self._overflow: Overflow = overflow
         self._buffer = buffer
-        self._joins = joins
+        self._join_text = join_text
         self._piped = piped
 
-    # The base has two forms, with an observer or with functions, and so has this.
+    # Like the base class, accept an observer or functions.
     def subscribe(
         self,
         on_next: abc.ObserverBase[T] | Callable[[T], None] | None = None,
@@ -178,17 +178,17 @@ class Stream(Pipes[T], Observable[T]):  # pyright: ignore[reportIncompatibleMeth
         *,
         scheduler: abc.SchedulerBase | None = None,
     ) -> abc.DisposableBase:
-        """Subscribe an observer, or functions.
+        """Subscribe an observer or functions.
 
         Raises:
-            ConfigurationError: One of them is async, so that nobody would ever await it.
+            ConfigurationError: A callback is async. Nothing would await it.
         """
-        observing = [getattr(on_next, name, None) for name in ("on_next", "on_error", "on_completed")]
-        for callback in (on_next, on_error, on_completed, *observing):
+        methods = [getattr(on_next, name, None) for name in ("on_next", "on_error", "on_completed")]
+        for callback in (on_next, on_error, on_completed, *methods):
             if callback is not None and inspect.iscoroutinefunction(callback):
                 raise ConfigurationError(
-                    f"{callback.__qualname__} is async, and a subscriber is called without being awaited: "
-                    "write `async for event in run.events` to wait between events, or give a plain function"
+                    f"subscribers must not be async, got {callback.__qualname__}. "
+                    "Use `async for event in run.events` to wait between events, or pass a plain function."
                 )
         subscribe: Any = super().subscribe
         return subscribe(on_next, on_error, on_completed, scheduler=scheduler)
@@ -196,25 +196,25 @@ class Stream(Pipes[T], Observable[T]):  # pyright: ignore[reportIncompatibleMeth
     def _subscribe_core(
         self, observer: abc.ObserverBase[T], scheduler: abc.SchedulerBase | None = None
     ) -> abc.DisposableBase:
-        # A view may bring the subscription to the event loop: `subscribe_on`, in the thread of a GUI.
-        own = None if self._piped and not _has_loop() else self._hold.scheduler()
+        # Views such as `subscribe_on` may move the subscription from a GUI thread to the event loop.
+        default = None if self._piped and not _has_loop() else self._hold.scheduler()
         release = self._hold.keep()
-        # `subscribe` has put its observer between already, and would put a second one.
+        # `subscribe` already wrapped the observer, and would wrap it again.
         try:
-            subscription = self._source._subscribe_core(observer, scheduler or own)  # pyright: ignore[reportPrivateUsage]
+            subscription = self._source._subscribe_core(observer, scheduler or default)  # pyright: ignore[reportPrivateUsage]
         except BaseException:
             release()
             raise
         return CompositeDisposable(subscription, Disposable(release))
 
-    def _through(self, operators: Sequence[Callable[[Any], Any]]) -> Any:
-        # On the source and not on the stream: an iterator over the result must not hold the run by a subscription.
-        result: Any = _Begun(self._source, self._hold)
+    def _pipe(self, operators: Sequence[Callable[[Any], Any]]) -> Any:
+        # Operators subscribe to the source. A subscription to the stream would let iterators keep the run alive.
+        result: Any = _StartingSource(self._source, self._hold)
         for operator in operators:
             if hasattr(operator, HANDLING) or hasattr(operator, PARTS):
                 raise ConfigurationError(
-                    f"a stream is piped through views, and {operator.__qualname__} is an operator of the loop: "
-                    "give it to the agent, as in Agent(..., loop=op.standard(before_tools=[...]))"
+                    f"a stream must be piped through views, got the loop operator {operator.__qualname__}. "
+                    "Pass it to the agent, as in Agent(..., loop=op.standard(before_tools=[...]))."
                 )
             result = operator(result)
         if not isinstance(result, Observable):
@@ -224,27 +224,27 @@ class Stream(Pipes[T], Observable[T]):  # pyright: ignore[reportIncompatibleMeth
             self._hold,
             overflow=self._overflow,
             buffer=self._buffer,
-            joins=getattr(operators[-1], JOINS, False) if operators else self._joins,
+            join_text=getattr(operators[-1], JOINS, False) if operators else self._join_text,
             piped=True,
         )
 
     def __await__(self) -> Generator[Any, None, T]:
         """Wait for the last item."""
-        return self._last().__await__()
+        return self._wait_for_last().__await__()
 
-    async def _last(self) -> T:
+    async def _wait_for_last(self) -> T:
         from reactivex import operators as ops
 
-        # By a subscription, which holds the run; that of the base goes by `pipe`, which does not.
+        # Use a subscription, which keeps the run alive. The base class would use `pipe`, which does not.
         to_future: Callable[[Observable[T]], asyncio.Future[T]] = ops.to_future()
         try:
             return await to_future(self)
         except asyncio.CancelledError as error:
-            release_frames_of(error)
+            release_frames(error)
             raise
 
     def __aiter__(self) -> Reader[T]:
-        buffer = ReadBuffer(self._overflow, self._buffer, self._hold.gate, self._joins)
+        buffer = ReadBuffer(self._overflow, self._buffer, self._hold.gate, self._join_text)
         return Reader(self._source, self._hold, buffer)
 
 
@@ -256,8 +256,8 @@ def _has_loop() -> bool:
     return True
 
 
-class _Begun(Observable[T], Generic[T]):
-    """The source as operators get it: whatever subscribes it, a future as well, starts the run."""
+class _StartingSource(Observable[T], Generic[T]):
+    """Source for operators that starts the run on any subscription, even from a future."""
 
     def __init__(self, source: Observable[T], hold: Hold) -> None:
         super().__init__()
@@ -267,49 +267,52 @@ class _Begun(Observable[T], Generic[T]):
     def _subscribe_core(
         self, observer: abc.ObserverBase[T], scheduler: abc.SchedulerBase | None = None
     ) -> abc.DisposableBase:
-        own = self._hold.scheduler()
-        # Not `subscribe`, which would put an observer of its own between, for each event.
-        return self._source._subscribe_core(observer, scheduler or own)
+        default = self._hold.scheduler()
+        # `subscribe` would wrap the observer, which costs extra calls per event.
+        return self._source._subscribe_core(observer, scheduler or default)
 
 
 class Reader(AsyncIterator[T], Generic[T]):
-    """One iteration over a Stream. Dropping it, or `aclose`, ends its subscription."""
+    """Iterator of a Stream. Its subscription ends if it is closed or dropped."""
 
     def __init__(self, source: Observable[T], hold: Hold, buffer: ReadBuffer) -> None:
         self._origin: tuple[Observable[T], Hold] | None = (source, hold)
         self._buffer = buffer
         self.observed = False
-        """True if the end of the task that reads is observed."""
+        """True if the end of the reading task is observed."""
 
     @property
     def is_over(self) -> bool:
-        """True if nothing more comes, or the reader is closed."""
+        """True if the source has ended or the reader is closed."""
         return self._buffer.is_over
 
     def __anext__(self) -> Coroutine[Any, Any, T]:
-        return self.within(None)
+        return self.read(None)
 
-    async def within(self, seconds: float | None) -> T:
-        """Wait for the next item for so long.
+    async def read(self, time_limit: float | None) -> T:
+        """Wait for the next item.
 
-        Unlike a time limit around `anext` this takes no timer where the item is there already.
+        Unlike a timeout around `anext`, this creates no timer if an item is already available.
+
+        Args:
+            time_limit: Maximum time to wait in seconds, or None to wait without limit.
 
         Raises:
-            StopAsyncIteration: There is none.
-            Silence: It has not come; it can be asked for again.
+            StopAsyncIteration: The stream has ended.
+            ReadTimeout: No item arrived in time. The caller may try again.
         """
         try:
             if not self.observed:
-                self._begin()
-            return await self._buffer.get(seconds)
+                self._start()
+            return await self._buffer.get(time_limit)
         except asyncio.CancelledError as error:
             self.observed = False
-            # The traceback would keep this reader, and the handle of the run in the functions that read it.
-            release_frames_of(error)
+            # The traceback would keep this reader alive, and the run's handle in the functions that use it.
+            release_frames(error)
             raise
 
-    def _begin(self) -> None:
-        """Subscribe before the first read, and observe the task that reads."""
+    def _start(self) -> None:
+        """Subscribe before the first read, and observe the reading task."""
         if self._buffer.subscription is None and self._origin is not None:
             self._subscribe(*self._origin)
         observe_reading_task(self)
@@ -318,13 +321,13 @@ class Reader(AsyncIterator[T], Generic[T]):
         buffer, scheduler = self._buffer, hold.scheduler()
         buffer.attach(source.subscribe(buffer.push, buffer.end, buffer.end, scheduler=scheduler))
 
-    def there(self) -> Iterator[T]:
-        """Take the next items for as long as there are any, without waiting for one."""
-        return self._buffer.there()
+    def drain(self) -> Iterator[T]:
+        """Yield the items that are available without waiting."""
+        return self._buffer.drain()
 
     async def aclose(self) -> None:
-        """End the subscription, and let go of the run."""
-        # At once, and not with the last reference: that of a task which was cancelled often waits for the collector.
+        """End the subscription and release the run."""
+        # Do not wait for the last reference. If a task is canceled, it often disappears only with a garbage collection.
         self._origin = None
         self._buffer.close()
 
@@ -334,16 +337,16 @@ class Reader(AsyncIterator[T], Generic[T]):
         self._buffer.close()
 
 
-class Reading:
-    """The hold of a run that goes on elsewhere: there is nothing to keep, and the gate stops the reading alone."""
+class ReadOnlyHold:
+    """Hold of a run that is executed elsewhere. It cannot keep the run alive, and its gate only pauses the reader."""
 
     def __init__(self) -> None:
         self.gate = Gate()
 
     def scheduler(self) -> abc.SchedulerBase:
-        """The scheduler of the event loop that runs; nothing is started."""
-        return RunScheduler(running_loop("reading a run"), for_readers=True)
+        """Return a scheduler for the running event loop, without starting a run."""
+        return RunScheduler(get_running_loop("reading a run"), detached=True)
 
     def keep(self) -> Callable[[], None]:
-        """Nothing is kept."""
+        """Return a function that does nothing, because there is no run to keep alive."""
         return lambda: None

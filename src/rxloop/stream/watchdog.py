@@ -1,4 +1,4 @@
-"""Notices a run in which nothing can happen any more."""
+"""Detection of runs that can make no more progress."""
 
 from __future__ import annotations
 
@@ -13,139 +13,140 @@ from contextvars import Context
 from functools import partial
 from typing import Any, cast
 
-from rxloop.stream.scope import Scope, outside
+from rxloop.stream.scope import Scope, call_outside
 
 log = logging.getLogger("rxloop")
 
-SILENCE = 60.0
-"""Seconds after which a thread that a run waits for is named in a warning: it may have nothing to do with the run."""
+WARNING_DELAY = 60.0
+"""Seconds after which we warn about a thread that blocks the detection, because it may be unrelated to the run."""
 _TURNS = 3
-"""Rounds of the event loop that a callback may take to go on from what is over."""
+"""Number of event loop iterations in which callbacks may still react to the end of a task."""
 
 _WATCH = "rxloop-watch"
 _POOLS = ("asyncio_", "AnyIO worker thread", "ThreadPoolExecutor-", "rxloop-")
-"""Threads that work for somebody who waits for them in a task, or in a future that is seen."""
+"""Name prefixes of pool threads. A task or an observed future waits for their work."""
 
 
 class Watchdog:
-    """Calls somebody when nothing is left that could bring the pipeline of a run on.
+    """Callback for runs whose pipeline can make no more progress.
 
-    It looks when the last task or timer of the run's scope is over, and never in between. What the scope does not own
-    may bring the pipeline on as well, if it was made in the run and so has the run's context: a task, a timer of the
-    event loop, a function in the loop's threads; or a thread that was started since. So may a future of anybody with a
-    callback that was added in the run. All that is looked for only then, which is seldom enough to go through all
-    objects there are; where there is any, its end is waited for.
+    The check only runs when the last task or timer of the run's scope has ended. Other objects can also advance the
+    pipeline: tasks, event loop timers and thread pool functions created in the run's context, threads started since,
+    and any future with a callback that was added in the run. The check finds them by scanning all objects, which is
+    acceptable because it is rare. If such an object exists, the check is repeated when it has ended.
     """
 
-    __slots__ = ("_loop", "_older_threads", "_open", "_scope", "_stuck", "_task_id")
+    __slots__ = ("_is_open", "_loop", "_older_threads", "_on_stuck", "_scope", "_task_id")
 
-    def __init__(self, task_id: str, scope: Scope, open_: Callable[[], bool], stuck: Callable[[], None]) -> None:
-        """Watch a scope.
+    def __init__(self, task_id: str, scope: Scope, is_open: Callable[[], bool], on_stuck: Callable[[], None]) -> None:
+        """Start watching a scope.
 
         Args:
-            task_id: The run.
-            scope: Its scope.
-            open_: Whether the run still has to come to its end.
-            stuck: Called when it cannot.
+            task_id: Id of the run.
+            scope: Scope of the run.
+            is_open: Returns True if the run has not ended yet.
+            on_stuck: Called if the run can make no more progress.
         """
         self._task_id = task_id
         self._scope = scope
-        self._open = open_
-        self._stuck = stuck
+        self._is_open = is_open
+        self._on_stuck = on_stuck
         self._loop = asyncio.get_running_loop()
         self._older_threads = tuple(threading.enumerate())
-        scope.idle = self.look
+        scope.on_idle = self.check
 
-    def look(self, turns: int = _TURNS, again: bool = True) -> None:
-        """Look whether anything is left, some rounds of the event loop later, and once more where nothing is."""
-        if not self._open() or self._scope.busy:
+    def check(self, turns: int = _TURNS, again: bool = True) -> None:
+        """Check the run after some event loop iterations, and a second time if nothing was found."""
+        if not self._is_open() or self._scope.busy:
             return
         if turns:
-            self._soon(turns - 1, again)
+            self._check_later(turns - 1, again)
             return
-        other = next(self._others(), None)
+        other = next(self._find_others(), None)
         if other is None:
-            if again or self._is_due():
-                self._soon(_TURNS, False)
+            if again or self._has_ready_callback():
+                self._check_later(_TURNS, False)
             else:
-                self._stuck()
+                self._on_stuck()
         elif isinstance(other, threading.Thread):
             threading.Thread(
-                target=self._look_after_thread, args=[other], name=f"{_WATCH}-{other.name}", daemon=True
+                target=self._wait_for_thread, args=[other], name=f"{_WATCH}-{other.name}", daemon=True
             ).start()
         elif asyncio.isfuture(other):
-            outside(other.add_done_callback, self._look_after)
+            call_outside(other.add_done_callback, self._on_done)
         else:
-            outside(self._loop.call_later, max(0.0, other.when() - self._loop.time()), self.look)
+            call_outside(self._loop.call_later, max(0.0, other.when() - self._loop.time()), self.check)
 
-    def _soon(self, turns: int, again: bool) -> None:
-        outside(self._loop.call_soon, self.look, turns, again)
+    def _check_later(self, turns: int, again: bool) -> None:
+        call_outside(self._loop.call_soon, self.check, turns, again)
 
-    def _is_due(self) -> bool:
-        """Tell whether something of the run is called in this round of the event loop, where that can be known."""
+    def _has_ready_callback(self) -> bool:
+        """True if the event loop is about to call a function of the run, if the loop exposes this."""
         ready: Any = getattr(self._loop, "_ready", ())
         return any(self._is_of_run(handle) for handle in ready)
 
-    def _look_after(self, future: asyncio.Future[Any]) -> None:
-        self.look()
+    def _on_done(self, future: asyncio.Future[Any]) -> None:
+        self.check()
 
-    def _look_after_thread(self, thread: threading.Thread) -> None:
-        # Not by a timer of the loop: the thread works in real time, whatever time the loop has.
-        thread.join(SILENCE)
-        if thread.is_alive() and self._open():
+    def _wait_for_thread(self, thread: threading.Thread) -> None:
+        # The loop may have a virtual clock, but threads work in real time, so do not use a timer of the loop.
+        thread.join(WARNING_DELAY)
+        if thread.is_alive() and self._is_open():
             log.warning(
-                "nothing but the thread %r can bring the run %s on, and it has not ended for %g s: if it does not work "
-                "for the run, the run is stuck, and ends by run.cancel() or by its limit for the time",
+                "Only the thread %r can advance run %s, and it has been running for %g s; if the thread is unrelated, "
+                "the run is stuck until run.cancel() or its time limit ends it",
                 thread.name,
                 self._task_id,
-                SILENCE,
+                WARNING_DELAY,
             )
         thread.join()
         with suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self.look)
+            self._loop.call_soon_threadsafe(self.check)
 
-    def _others(self) -> Iterator[Any]:
-        """Find what may bring the pipeline on and is not in the scope."""
+    def _find_others(self) -> Iterator[Any]:
+        """Yield objects outside of the scope that can advance the pipeline."""
         for task in asyncio.all_tasks(self._loop):
-            if self._is_of_run(task) and not self._scope.waits(task) and not self._scope.owns(task):
+            if self._is_of_run(task) and not self._scope.is_waiting(task) and not self._scope.owns(task):
                 yield task
         for thread in threading.enumerate():
             if thread not in self._older_threads and not thread.name.startswith(_POOLS):
                 yield thread
         objects: list[Any] = gc.get_objects()
-        for found in objects:
-            kind = cast("type[Any]", type(found))
+        for candidate in objects:
+            kind = cast("type[Any]", type(candidate))
             if issubclass(kind, asyncio.Future):
-                if not found.done() and (self._goes_on_after(found) or self._is_done_in_a_thread(found)):
-                    yield found
+                if not candidate.done() and (self._resumes_run(candidate) or self._is_thread_future(candidate)):
+                    yield candidate
             elif (
-                # That of uvloop has the same name and methods.
+                # uvloop has its own class with the same name and methods.
                 kind.__name__ == "TimerHandle"
-                and not found.cancelled()
-                and found.when() > self._loop.time()
-                and self._is_of_run(found)
+                and not candidate.cancelled()
+                and candidate.when() > self._loop.time()
+                and self._is_of_run(candidate)
             ):
-                yield found
+                yield candidate
 
-    def _goes_on_after(self, future: asyncio.Future[Any]) -> bool:
-        """Tell whether the run goes on by a callback when a future is done, whoever that belongs to."""
-        if isinstance(future, asyncio.Task) and (self._scope.waits(future) or self._scope.owns(future)):
+    def _resumes_run(self, future: asyncio.Future[Any]) -> bool:
+        """True if a callback of the future belongs to the run, no matter who created the future."""
+        if isinstance(future, asyncio.Task) and (self._scope.is_waiting(future) or self._scope.owns(future)):
             return False
         callbacks: Any = getattr(future, "_callbacks", None) or ()
-        return any(self._scope.surrounds(context) and not _is_of_asyncio(callback) for callback, context in callbacks)
+        return any(
+            self._scope.contains(context) and not _is_asyncio_callback(callback) for callback, context in callbacks
+        )
 
-    def _is_done_in_a_thread(self, future: asyncio.Future[Any]) -> bool:
-        """Tell whether a future is that of a function in a thread: a callback of it cancels the thread's own future."""
+    def _is_thread_future(self, future: asyncio.Future[Any]) -> bool:
+        """True if a future belongs to a function in a thread, which is visible in a callback that cancels it."""
         callbacks: Any = getattr(future, "_callbacks", None) or ()
         cells = (cell for callback, _ in callbacks for cell in getattr(callback, "__closure__", None) or ())
         return any(isinstance(cell.cell_contents, ThreadFuture) for cell in cells) and self._is_of_run(future)
 
-    def _is_of_run(self, found: object) -> bool:
-        return any(isinstance(held, Context) and self._scope.surrounds(held) for held in gc.get_referents(found))
+    def _is_of_run(self, candidate: object) -> bool:
+        return any(isinstance(item, Context) and self._scope.contains(item) for item in gc.get_referents(candidate))
 
 
-def _is_of_asyncio(callback: object) -> bool:
-    """Tell whether a callback wakes up a task, or passes on to another future: these are looked at themselves."""
+def _is_asyncio_callback(callback: object) -> bool:
+    """True if a callback wakes a task or notifies another future. Those are checked separately."""
     if isinstance(callback, partial):
         callback = cast("partial[Any]", callback).func
     if isinstance(getattr(callback, "__self__", None), asyncio.Task):

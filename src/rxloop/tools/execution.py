@@ -291,7 +291,7 @@ async def call_with_limit(tool: Tool, seconds: float, deadline: asyncio.Timeout,
     ctx = ctx.bind(time_scope=scope)
     now = asyncio.get_running_loop().time
     async with deadline:
-        with scope.limit(seconds, lambda: deadline.reschedule(now())), scope.entered():
+        with scope.start_limit(seconds, lambda: deadline.reschedule(now())), scope.enter():
             return await watched(tool.call(thaw(call.arguments), ctx), call.name)
 
 

@@ -117,4 +117,4 @@ async def test_what_comes_behind_the_end_of_an_operator_is_told_of(caplog: pytes
         return Observable(subscribe)
 
     assert (await Agent(ScriptedModel("Hi."), loop=[*op.standard(), late]).run("Go.")).output == "Hi."
-    assert "came after the end" in caplog.text
+    assert "because its operator has completed" in caplog.text

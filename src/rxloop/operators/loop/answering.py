@@ -10,7 +10,7 @@ from rxloop.errors import ConfigurationError
 from rxloop.operators.loop.checks import handling
 from rxloop.pipeline.active_call import Permit, Permits
 from rxloop.pipeline.requests import Operator, Request, Signal
-from rxloop.stream.rx import Cold, Connections, connect, dispose_after
+from rxloop.stream.rx import ColdObservable, Connections, connect, dispose_on_error
 
 R = TypeVar("R", bound=Request[Any])
 
@@ -55,7 +55,7 @@ def answering_with_permits(
         def subscribe(observer: Any, scheduler: Any = None) -> abc.DisposableBase:
             return _Answering(request_type, answer, concurrency, observer, scheduler).connect(source)
 
-        return Cold(subscribe)
+        return ColdObservable(subscribe)
 
     operator.__qualname__ = f"answering({request_type.__name__})"
     return handling(operator, request_type)
@@ -146,7 +146,7 @@ class _Answering(Generic[R]):
 
     def _on_error(self, error: Exception) -> None:
         self._waiting = None
-        dispose_after(error, self._connections)
+        dispose_on_error(error, self._connections)
         self._observer.on_error(error)
 
     def _on_completed(self) -> None:

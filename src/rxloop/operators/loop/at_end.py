@@ -6,7 +6,7 @@ from reactivex import Observable, abc
 
 from rxloop.operators.loop.checks import handling
 from rxloop.pipeline.requests import IterationEnd, Operator, Signal
-from rxloop.stream.rx import Cold, Connections, connect
+from rxloop.stream.rx import ColdObservable, Connections, connect
 
 
 def at_end(answer: Callable[[IterationEnd], Observable[Signal]]) -> Operator[object]:
@@ -31,7 +31,7 @@ def at_end(answer: Callable[[IterationEnd], Observable[Signal]]) -> Operator[obj
         ) -> abc.DisposableBase:
             return _AtEnd(answer, observer, scheduler).of(source)
 
-        return Cold(subscribe)
+        return ColdObservable(subscribe)
 
     operator.__qualname__ = "at_end"
     return handling(operator, IterationEnd)

@@ -21,7 +21,7 @@ from rxloop.pipeline.host import get_host
 from rxloop.pipeline.requests import ModelRequest, Operator, Signal
 from rxloop.protocol.events import ContentCompleteEvent, Event, LLMFailedEvent, ToolCallDeltaEvent
 from rxloop.protocol.model import mutable_fields
-from rxloop.stream.rx import Cold, connect
+from rxloop.stream.rx import ColdObservable, connect
 from rxloop.stream.sources import emit
 
 
@@ -53,7 +53,7 @@ def call_model() -> Operator[object]:
             offered = get_host(request.ctx).tools.narrow(request.step, request.tools)
             return emit(earlier, *make_tool_requests(earlier, enumerate(earlier.tool_calls), request.ctx, offered))
         request, problems = checks.prepare(request)
-        return Cold(lambda observer, scheduler=None: _Call(request, problems, observer, scheduler))
+        return ColdObservable(lambda observer, scheduler=None: _Call(request, problems, observer, scheduler))
 
     operator = answering(ModelRequest, answer)
     operator.__qualname__ = "call_model"

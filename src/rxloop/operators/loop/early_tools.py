@@ -19,7 +19,7 @@ from rxloop.pipeline.requests import IterationEnd, Operator, Signal, ToolRequest
 from rxloop.pipeline.run_context import RunContext
 from rxloop.protocol.events import LLMFailedEvent, ToolCallDeltaEvent, ToolCompleteEvent, ToolVoidedEvent
 from rxloop.protocol.messages import ToolCall
-from rxloop.stream.rx import Cold, connect
+from rxloop.stream.rx import ColdObservable, connect
 
 CarriedOut = Callable[[Tool, ToolRequest, ActiveCall], Observable[Signal]]
 
@@ -51,10 +51,12 @@ def starting_early(carried_out: CarriedOut, answer: Answer, concurrency: int) ->
             observer: abc.ObserverBase[Signal], scheduler: abc.SchedulerBase | None = None
         ) -> abc.DisposableBase:
             ahead = _Ahead(carried_out, answer, concurrency, scheduler)
-            answered = answering_with_permits(ToolRequest, ahead.answer, concurrency)(Cold(ahead.watching(source)))
+            answered = answering_with_permits(ToolRequest, ahead.answer, concurrency)(
+                ColdObservable(ahead.watching(source))
+            )
             return connect(answered, observer.on_next, observer.on_error, observer.on_completed, scheduler)
 
-        return Cold(subscribe)
+        return ColdObservable(subscribe)
 
     return operator
 
@@ -133,7 +135,7 @@ class _EarlyCall:
                 observer.on_completed()
             return Disposable(self._abandon)
 
-        return Cold(subscribe)
+        return ColdObservable(subscribe)
 
     def _abandon(self) -> None:
         if not self._link.stopped:

@@ -35,7 +35,7 @@ from rxloop.pipeline.run_context import RunContext
 from rxloop.protocol.events import MessageAddedEvent
 from rxloop.state.history import Batch
 from rxloop.state.run_state import RunState, check_limits
-from rxloop.stream.rx import Cold, connect
+from rxloop.stream.rx import ColdObservable, connect
 from rxloop.stream.sources import Push, emit, from_task
 from rxloop.support.foreign_errors import leave_to_loop, to_error
 
@@ -63,7 +63,9 @@ def iterate(pipeline: Operator[OperatorDeps], times: int | None = None) -> Opera
     """
 
     def answer(request: RunRequest) -> Observable[Signal]:
-        return Cold(lambda observer, scheduler=None: _Iterations(pipeline, request.ctx, times, observer, scheduler))
+        return ColdObservable(
+            lambda observer, scheduler=None: _Iterations(pipeline, request.ctx, times, observer, scheduler)
+        )
 
     operator = answering(RunRequest, answer)
     operator.__qualname__ = f"iterate({describe(pipeline)})"

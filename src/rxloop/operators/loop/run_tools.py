@@ -100,7 +100,7 @@ def _carried_out(
         active.task = asyncio.current_task()
         await _carry_out(tool, request, push, active)
 
-    return from_task(work, request.ctx, name=f"rxloop-tool-{public_name(request.ctx)}", abandoned=abandoned)
+    return from_task(work, request.ctx, name=f"rxloop-tool-{public_name(request.ctx)}", on_abandoned=abandoned)
 
 
 async def _carry_out(tool: Tool, request: ToolRequest, push: Push[Signal], active: ActiveCall) -> None:

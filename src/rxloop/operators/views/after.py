@@ -9,7 +9,7 @@ from rxloop.operators.views import EventView
 from rxloop.operators.views.make_view import ViewOutput, make_view
 from rxloop.protocol.events import Event, GapEvent
 from rxloop.protocol.ids import make_gap, read_cursor
-from rxloop.stream.deltas import rest_after
+from rxloop.stream.deltas import trim_known
 
 
 def after(cursor: str, *, strict: bool = True) -> EventView:
@@ -57,7 +57,7 @@ def after(cursor: str, *, strict: bool = True) -> EventView:
             newer = newer or event.attempt > attempt
             if foreign or event.attempt > attempt:
                 emit(event)
-            elif (rest := rest_after(event, seq, sub)) is not None:
+            elif (rest := trim_known(event, seq, sub)) is not None:
                 emit(rest)
 
         return take

@@ -9,7 +9,7 @@ from rxloop.errors import ConfigurationError
 from rxloop.operators.views import EventView
 from rxloop.operators.views.make_view import ViewOutput, make_view
 from rxloop.protocol.events import Event
-from rxloop.stream.deltas import delta_text, merged, same_run_of_deltas
+from rxloop.stream.deltas import are_mergeable, delta_text, merge_deltas
 
 
 def coalesce_deltas(window: float | None = None) -> EventView:
@@ -76,7 +76,7 @@ class _Gathered:
 
     def fits(self, event: Event) -> bool:
         """Whether an event continues what is gathered."""
-        return self._newest is not None and same_run_of_deltas(self._newest, event)
+        return self._newest is not None and are_mergeable(self._newest, event)
 
     def add(self, event: Event, text: str) -> None:
         """Take in a delta that fits."""
@@ -89,5 +89,5 @@ class _Gathered:
         if newest is None:
             return False
         self._newest, self._texts = None, []
-        out.emit(newest if len(texts) == 1 else merged(newest, texts))
+        out.emit(newest if len(texts) == 1 else merge_deltas(newest, texts))
         return True

@@ -12,7 +12,7 @@ from reactivex.disposable import Disposable, SerialDisposable, SingleAssignmentD
 
 from rxloop.errors import ConfigurationError
 from rxloop.operators.views import View, named
-from rxloop.stream.rx import Connections, Link, RunScheduler, timers
+from rxloop.stream.rx import Connection, Connections, RunScheduler, resolve_scheduler
 from rxloop.stream.stream import JOINS
 
 A = TypeVar("A")
@@ -33,7 +33,7 @@ class ViewOutput(Generic[T]):
     """
 
     def __init__(self, observer: abc.ObserverBase[T], scheduler: abc.SchedulerBase | None) -> None:
-        self.emit = observer.on_next if type(observer) is not Link else _call_link(observer)
+        self.emit = observer.on_next if type(observer) is not Connection else _call_link(observer)
         self._observer = observer
         self._scheduler = scheduler
         self._resources = Connections()
@@ -56,7 +56,7 @@ class ViewOutput(Generic[T]):
     def now(self) -> Callable[[], float]:
         """Returns the current time of the subscription's scheduler in seconds. Only differences are meaningful."""
         clock = self._clock
-        return clock.seconds if isinstance(clock, RunScheduler) else lambda: clock.to_seconds(clock.now)
+        return clock.monotonic if isinstance(clock, RunScheduler) else lambda: clock.to_seconds(clock.now)
 
     def schedule(self, seconds: float, action: Callable[[], None]) -> abc.DisposableBase:
         """Schedule a callback.
@@ -113,7 +113,7 @@ class ViewOutput(Generic[T]):
 
     @cached_property
     def _clock(self) -> abc.SchedulerBase:
-        return timers(self._scheduler)
+        return resolve_scheduler(self._scheduler)
 
     @cached_property
     def _timer(self) -> SerialDisposable:
@@ -223,7 +223,7 @@ def make_view(
     return named(view, f"op.{name}" if make.__module__.startswith("rxloop.operators.") else name)
 
 
-def _call_link(link: Link) -> Callable[[Any], None]:
+def _call_link(link: Connection) -> Callable[[Any], None]:
     """Return a function that calls the current `on_next` of a link, which replaces the method when it ends."""
 
     def emit(value: Any) -> None:

@@ -16,7 +16,7 @@ from rxloop.pipeline.interfaces import Provider
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.protocol.events import Event
 from rxloop.providers.combinators import Combined, ask
-from rxloop.stream.rx import timers
+from rxloop.stream.rx import resolve_scheduler
 from rxloop.stream.scope import Scope
 
 MINUTE = timedelta(minutes=1)
@@ -125,7 +125,7 @@ class _Line:
         self._concurrent = concurrent
         self._per_minute = per_minute
         # One clock for all, so that their times can be compared.
-        self._clock = timers(scheduler) if per_minute is not None else None
+        self._clock = resolve_scheduler(scheduler) if per_minute is not None else None
         self._began: deque[datetime] = deque(maxlen=per_minute or 0)
         self._timer = SerialDisposable()
         self._advancing = False
@@ -208,7 +208,7 @@ class _Turn:
     def _stop_waiting(self) -> None:
         if self._scope is not None and self in self._scope.timers:
             del self._scope.timers[self]
-            self._scope.settle()
+            self._scope.check_idle()
 
     def begin(self) -> None:
         """Send the call."""

@@ -16,7 +16,7 @@ from rxloop.protocol.events import Event, UsageEvent
 from rxloop.providers.combinators import Combined, another_may_help, ask, close_made, counted
 from rxloop.providers.factories import resolve_model
 from rxloop.providers.retry import begins_answer, make_failed_event
-from rxloop.stream.rx import timers
+from rxloop.stream.rx import resolve_scheduler
 from rxloop.support.foreign_errors import leave_to_loop
 from rxloop.support.tasks import close_all
 
@@ -192,7 +192,7 @@ class _Race:
         """Ask the first model, and the second after the wait."""
         self._ask()
         if self._open:
-            self._timer.disposable = timers(self._scheduler).schedule_relative(self._after, self._ask)
+            self._timer.disposable = resolve_scheduler(self._scheduler).schedule_relative(self._after, self._ask)
 
     @property
     def _open(self) -> bool:

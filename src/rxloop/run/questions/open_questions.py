@@ -223,7 +223,7 @@ class OpenQuestions:
         scope = place.scope
         if self._observed is None:
             self._observed = WeakSet()
-        busy = [task for task in scope.tasks if task not in asking and not scope.waits(task)]
+        busy = [task for task in scope.tasks if task not in asking and not scope.is_waiting(task)]
         for task in busy:
             if task not in self._observed:
                 self._observed.add(task)

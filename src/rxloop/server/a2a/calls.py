@@ -35,7 +35,7 @@ from rxloop.server.core.gateway import Principal
 from rxloop.server.core.request_body import read_bytes
 from rxloop.server.core.stream import SSE, FrameWriter
 from rxloop.stream.sources import Push, from_task
-from rxloop.stream.stream import Reading, Stream
+from rxloop.stream.stream import ReadOnlyHold, Stream
 
 log = logging.getLogger("rxloop")
 
@@ -162,9 +162,9 @@ def _replayed(body: bytes, receive: Receive) -> Receive:
     return again
 
 
-def _held(items: AsyncGenerator[Any]) -> tuple[Any, Reading]:
+def _held(items: AsyncGenerator[Any]) -> tuple[Any, ReadOnlyHold]:
     """The frames of the SDK, as a source that waits for a reader that is slow."""
-    hold = Reading()
+    hold = ReadOnlyHold()
 
     async def work(push: Push[Any]) -> None:
         async with aclosing(items):

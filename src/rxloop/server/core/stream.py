@@ -19,8 +19,8 @@ from typing_extensions import override
 from rxloop.errors import RxloopError
 from rxloop.protocol.events import Event
 from rxloop.server.core.gateway import StreamSlot
-from rxloop.stream.back_pressure import Silence
-from rxloop.stream.readers import HEARTBEAT, frame, framed
+from rxloop.stream.back_pressure import ReadTimeout
+from rxloop.stream.readers import HEARTBEAT, encode_frame, make_frame
 from rxloop.stream.stream import Reader, Stream
 
 log = logging.getLogger("rxloop")
@@ -63,17 +63,17 @@ class FrameWriter(Generic[T]):
 
 def _encode_line(event: Event) -> bytes:
     # The frame is encoded once for all readers. It is one line of JSON after its head.
-    encoded = frame(event)
+    encoded = encode_frame(event)
     return encoded[encoded.index(b"\ndata: ") + 7 : -1]
 
 
 _COME_BACK = b": the server goes away, come back with the last id\n\n"
-SSE = FrameWriter[Event]("text/event-stream", frame, b"retry: 2000\n\n", draining=_COME_BACK)
+SSE = FrameWriter[Event]("text/event-stream", encode_frame, b"retry: 2000\n\n", draining=_COME_BACK)
 NDJSON = FrameWriter[Event]("application/x-ndjson", _encode_line, heartbeat=b"\n")
 
 
 def _encode_internal(event: Event) -> bytes:
-    return framed(event, event.to_json())
+    return make_frame(event, event.to_json())
 
 
 def _encode_internal_line(event: Event) -> bytes:
@@ -259,15 +259,15 @@ async def _pieces(events: Reader[T], heartbeat: float | None, writer: FrameWrite
     try:
         while True:
             try:
-                written = encode(await events.within(heartbeat))
+                written = encode(await events.read(heartbeat))
             except StopAsyncIteration:
                 return
-            except Silence:
+            except ReadTimeout:
                 yield writer.heartbeat
                 continue
             more: list[bytes] = []
             size = len(written)
-            for event in events.there():
+            for event in events.drain():
                 more.append(encode(event))
                 size += len(more[-1])
                 if size > _MAX_PIECE:

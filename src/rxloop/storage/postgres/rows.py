@@ -17,7 +17,7 @@ from rxloop.protocol.commands import Command
 from rxloop.protocol.events import Event, State, TaskEvent, ends_attempt
 from rxloop.storage.postgres.address import Address, Connection, can_keep
 from rxloop.storage.rules import check_finished, unknown_run
-from rxloop.stream.deltas import delta_text, merged, same_run_of_deltas
+from rxloop.stream.deltas import are_mergeable, delta_text, merge_deltas
 
 _PIECE = 1_800
 """Characters of what is told at once: a notification has room for 8,000 bytes."""
@@ -195,8 +195,8 @@ def merged_deltas(events: Iterable[Event]) -> list[Event]:
         if event.durable:
             continue
         text = delta_text(event)
-        if out and text is not None and same_run_of_deltas(out[-1], event):
-            out[-1] = merged(event, [delta_text(out[-1]) or "", text])
+        if out and text is not None and are_mergeable(out[-1], event):
+            out[-1] = merge_deltas(event, [delta_text(out[-1]) or "", text])
         else:
             out.append(event)
     return out
