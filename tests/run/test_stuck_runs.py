@@ -192,7 +192,7 @@ async def test_thread_that_a_run_waits_for_is_named_in_a_warning(monkeypatch: py
     try:
         run = with_operator(ops.flat_map(wait_in_thread), 0).run("Go.")
         async with run:
-            assert f"nothing but the thread 'for ever' can bring the run {run.task_id} on" in await message
+            assert f"Only the thread 'for ever' can advance run {run.task_id}" in await message
     finally:
         logging.getLogger("rxloop").removeHandler(handler)
         release.set()
