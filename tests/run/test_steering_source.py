@@ -1,4 +1,4 @@
-"""`steering=`: an Observable, or an async iterable, of messages steers a run."""
+"""`steering=` sends the messages of an Observable or async iterable to a run."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ from rxloop.testing import ScriptedModel, call, frames, virtual_time
 from support.runs import outcome, shape
 
 
-class Watched:
-    """A source that tells when it is subscribed and disposed."""
+class RecordingSource:
+    """Source that records its subscriptions and disposals."""
 
     def __init__(self) -> None:
-        self.seen: list[str] = []
+        self.calls: list[str] = []
         self.subject: Subject[Said] = Subject()
         self.events: Observable[Said] = Observable(self._subscribe)
 
     def _subscribe(
         self, observer: abc.ObserverBase[Said], scheduler: abc.SchedulerBase | None = None
     ) -> abc.DisposableBase:
-        self.seen.append("subscribed")
-        inner = self.subject.subscribe(observer, scheduler=scheduler)
+        self.calls.append("subscribed")
+        subscription = self.subject.subscribe(observer, scheduler=scheduler)
 
         def dispose() -> None:
-            self.seen.append("disposed")
-            inner.dispose()
+            self.calls.append("disposed")
+            subscription.dispose()
 
         return Disposable(dispose)
 
 
-def test_messages_of_an_observable_enter_the_history() -> None:
-    """model --a------|b---|; steering ----x--------; heard: the second request."""
+def test_messages_of_an_observable_are_added_to_the_history() -> None:
+    """model --a------|b---|; steering ----x--------; the second request contains x."""
     with virtual_time() as time:
         source: Observable[Said] = rx.timer(0.1).pipe(ops.map(lambda _: "In short."))
         model = ScriptedModel(frames("-a-------|"), frames("-b-|"))
@@ -51,7 +51,7 @@ def test_messages_of_an_observable_enter_the_history() -> None:
         assert shape(result.messages) == ["user: Go", "assistant: a", "user: In short.", "assistant: b"]
 
 
-def test_what_is_there_at_once_is_heard_by_the_first_request() -> None:
+def test_immediate_messages_are_part_of_the_first_request() -> None:
     with virtual_time() as time:
         model = ScriptedModel("Hi")
         result = time.run(Agent(model).run("Go", steering=rx.of("one", Message.user("two"))).result())
@@ -59,7 +59,7 @@ def test_what_is_there_at_once_is_heard_by_the_first_request() -> None:
         assert shape(result.messages) == ["user: Go", "user: one", "user: two", "assistant: Hi"]
 
 
-def test_a_source_interrupts() -> None:
+def test_source_can_interrupt_an_answer() -> None:
     with virtual_time() as time:
         source: Observable[Said] = rx.timer(0.06).pipe(ops.map(lambda _: Steer("Stop.", interrupt=True)))
         model = ScriptedModel(frames("-a-b-c-d-e-|"), "Stopped.")
@@ -68,32 +68,32 @@ def test_a_source_interrupts() -> None:
         assert shape(result.messages) == ["user: Go", "assistant: a", "user: Stop.", "assistant: Stopped."]
 
 
-async def test_it_is_subscribed_when_the_run_begins_and_disposed_when_it_ends() -> None:
-    source = Watched()
+async def test_source_is_subscribed_at_the_start_and_disposed_at_the_end() -> None:
+    source = RecordingSource()
     run = Agent(ScriptedModel(frames("-a-|", 0.001))).run("Go", steering=source.events)
-    assert source.seen == []
+    assert source.calls == []
     await run.begin()
-    assert source.seen == ["subscribed"]
+    assert source.calls == ["subscribed"]
     await run
 
-    assert source.seen == ["subscribed", "disposed"]
+    assert source.calls == ["subscribed", "disposed"]
 
 
-async def test_it_is_disposed_when_the_run_is_cancelled() -> None:
-    source = Watched()
+async def test_source_is_disposed_when_the_run_is_canceled() -> None:
+    source = RecordingSource()
     async with Agent(ScriptedModel(frames("--"))).run("Go", steering=source.events) as run:
         await run.begin()
 
-    assert source.seen == ["subscribed", "disposed"]
+    assert source.calls == ["subscribed", "disposed"]
 
 
-async def test_its_completion_means_no_more() -> None:
+async def test_completed_source_does_not_end_the_run() -> None:
     result = await Agent(ScriptedModel("Hi")).run("Go", steering=rx.empty())
 
     assert result.output == "Hi"
 
 
-def test_its_error_ends_the_run_and_is_named() -> None:
+def test_error_of_the_source_fails_the_run() -> None:
     with virtual_time() as time:
         source: Observable[Said] = rx.timer(0.1).pipe(ops.flat_map(lambda _: rx.throw(ValueError("the socket broke"))))
         run = Agent(ScriptedModel(frames("--"))).run("Go", steering=source)
@@ -101,13 +101,13 @@ def test_its_error_ends_the_run_and_is_named() -> None:
             time.run(run.result())
 
 
-async def test_what_is_no_message_ends_the_run() -> None:
+async def test_invalid_message_of_the_source_fails_the_run() -> None:
     source: Observable[Any] = rx.of(7)
     with pytest.raises(RunError, match="steering="):
         await Agent(ScriptedModel(frames("--"))).run("Go", steering=source)
 
 
-def test_an_async_iterable_steers_and_is_closed() -> None:
+def test_async_iterable_is_consumed_and_closed() -> None:
     closed: list[str] = []
 
     async def messages() -> AsyncIterator[str]:
@@ -127,7 +127,7 @@ def test_an_async_iterable_steers_and_is_closed() -> None:
         assert time.now < 1
 
 
-def test_a_loop_that_is_stuck_is_found_though_a_source_is_open() -> None:
+def test_stuck_run_fails_although_its_source_is_open() -> None:
     async def silent() -> AsyncIterator[str]:
         await asyncio.Event().wait()
         yield ""
@@ -139,8 +139,7 @@ def test_a_loop_that_is_stuck_is_found_though_a_source_is_open() -> None:
             time.run(run.result())
 
 
-async def test_another_run_steers() -> None:
-    """The thoughts of one run are what another one hears."""
+async def test_thoughts_of_another_run_can_be_the_source() -> None:
     teacher = Agent(ScriptedModel(call("think_aloud", thought="Use blue.", thought_type="decision"), "Done."))
     lesson = teacher.run("Plan it.")
     source: Observable[Said] = lesson.pipe(op.thoughts()).pipe(ops.map(lambda thought: thought.content))
@@ -162,7 +161,7 @@ async def test_another_run_steers() -> None:
     assert "user: Use blue." in shape(result.messages)
 
 
-async def test_a_resumed_run_can_be_steered_too() -> None:
+async def test_resume_accepts_a_source() -> None:
     log = MemoryEventLog()
     async with Agent(ScriptedModel(frames("--")), log=log).run("Go") as run:
         await run.begin()
@@ -172,13 +171,13 @@ async def test_a_resumed_run_can_be_steered_too() -> None:
     assert shape(result.messages) == ["user: Go", "user: On.", "assistant: Hi"]
 
 
-@pytest.mark.parametrize("wrong", ["text", ["a", "b"], 7])
-def test_what_is_no_source_is_refused(wrong: Any) -> None:
+@pytest.mark.parametrize("value", ["text", ["a", "b"], 7])
+def test_run_rejects_invalid_source(value: Any) -> None:
     with pytest.raises(ConfigurationError, match="steering="):
-        Agent(ScriptedModel()).run("Go", steering=wrong)
+        Agent(ScriptedModel()).run("Go", steering=value)
 
 
-async def test_a_message_that_comes_too_late_is_told(caplog: pytest.LogCaptureFixture) -> None:
+async def test_late_message_of_a_source_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     subject: Subject[Said] = Subject()
     async with Agent(ScriptedModel(frames("--"))).run("Go", steering=subject) as run:
         await run.begin()

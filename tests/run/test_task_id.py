@@ -1,4 +1,4 @@
-"""A run under an id of one's own: there is never a second run of the same id."""
+"""Runs with an id that the caller chooses: no two runs have the same id."""
 
 import subprocess
 import sys
@@ -16,19 +16,19 @@ from rxloop.testing import ScriptedModel, frames
 ID = "6f9619ff-8b86-4011-b42d-00c04fc964ff"
 
 
-async def test_a_run_has_the_id_that_it_was_given() -> None:
+async def test_run_has_the_requested_id() -> None:
     result = await Agent(ScriptedModel("Hi")).run("Hello", task_id=ID)
 
     assert result.task_id == ID
 
 
-@pytest.mark.parametrize("wrong", ["", "mine", ID.upper(), ID.replace("-", ""), f"{{{ID}}}", UUID(ID), 7])
-async def test_what_is_not_a_uuid_in_its_usual_form_is_refused(wrong: object) -> None:
+@pytest.mark.parametrize("invalid_id", ["", "mine", ID.upper(), ID.replace("-", ""), f"{{{ID}}}", UUID(ID), 7])
+async def test_run_rejects_id_that_is_not_a_canonical_uuid(invalid_id: object) -> None:
     with pytest.raises(ConfigurationError, match="task_id="):
-        Agent(ScriptedModel()).run("Hello", task_id=wrong)  # pyright: ignore[reportArgumentType]
+        Agent(ScriptedModel()).run("Hello", task_id=invalid_id)  # pyright: ignore[reportArgumentType]
 
 
-async def test_an_id_that_the_log_has_is_refused_before_anything_is_asked() -> None:
+async def test_id_of_a_recorded_run_is_rejected_without_a_model_call() -> None:
     model, log = ScriptedModel("Hi", "never"), MemoryEventLog()
     agent = Agent(model, log=log)
     await agent.run("Hello", task_id=ID)
@@ -43,7 +43,7 @@ async def test_an_id_that_the_log_has_is_refused_before_anything_is_asked() -> N
     assert await log.read(ID) == before
 
 
-async def test_of_two_that_are_started_together_the_first_is_the_run() -> None:
+async def test_second_of_two_concurrent_runs_with_the_same_id_is_rejected() -> None:
     model = ScriptedModel(frames("-Hi-|", 0.001), "never")
     agent = Agent(model)
     first, second = agent.run("1", task_id=ID), agent.run("2", task_id=ID)
@@ -56,12 +56,12 @@ async def test_of_two_that_are_started_together_the_first_is_the_run() -> None:
     assert len(model.requests) == 1
 
 
-async def test_who_is_a_moment_later_than_another_process_is_refused(tmp_path: Path) -> None:
+async def test_run_is_rejected_when_another_process_starts_the_same_id_first(tmp_path: Path) -> None:
     path = tmp_path / "runs.db"
     model = ScriptedModel("mine")
 
     class Racing(SqliteEventLog):
-        """Another process writes the run just after it was looked for."""
+        """Log in which another process writes the run immediately after it was looked up."""
 
         def append_now(self, *args: Any, **options: Any) -> bool:
             if not (tmp_path / "other").exists():
@@ -84,12 +84,12 @@ async def test_who_is_a_moment_later_than_another_process_is_refused(tmp_path: P
     await log.aclose()
 
 
-async def test_a_run_that_another_log_object_executes_at_the_same_moment_exists(tmp_path: Path) -> None:
+async def test_run_is_rejected_when_another_log_object_executes_the_same_id(tmp_path: Path) -> None:
     path = tmp_path / "runs.db"
     first = Agent(ScriptedModel(frames("-theirs-" + "-" * 20 + "|", 0.01)), log=SqliteEventLog(path))
 
     class Racing(SqliteEventLog):
-        """The other run begins, and goes on, just after it was looked for."""
+        """Log in which the other run starts immediately after it was looked up."""
 
         running: Any = None
 
@@ -108,12 +108,12 @@ async def test_a_run_that_another_log_object_executes_at_the_same_moment_exists(
 
     assert model.requests == []
     assert (await log.running).state == "completed"
-    for each in (first.log, log):
-        assert each is not None
-        await each.aclose()
+    for log_object in (first.log, log):
+        assert log_object is not None
+        await log_object.aclose()
 
 
-async def test_a_run_that_exists_can_be_resumed_under_its_id() -> None:
+async def test_run_can_be_resumed_by_its_chosen_id() -> None:
     log = MemoryEventLog()
     agent = Agent(ScriptedModel(frames("--"), "Hi"), log=log)
     async with agent.run("Hello", task_id=ID) as run:
@@ -122,17 +122,17 @@ async def test_a_run_that_exists_can_be_resumed_under_its_id() -> None:
     assert (await agent.resume(ID)).output == "Hi"
 
 
-def test_a_key_is_the_same_id_in_every_process() -> None:
+def test_derive_id_is_deterministic() -> None:
     assert derive_id("batch", "7") == "74ebce93-f291-5d39-a912-3eb4b20c3589"
 
 
-def test_parts_of_a_key_are_not_joined() -> None:
+def test_derive_id_distinguishes_the_parts_of_a_key() -> None:
     keys = [("a", "bc"), ("ab", "c"), ("abc",), ("a", "b", "c"), ("", "abc"), ('a", "bc',), ("\ud800",)]
 
     assert len({derive_id(*key) for key in keys}) == len(keys)
 
 
-async def test_a_key_makes_an_id_for_a_run() -> None:
+async def test_derived_id_is_a_valid_task_id() -> None:
     result = await Agent(ScriptedModel("Hi")).run("Hello", task_id=derive_id("request-17"))
 
     assert str(UUID(result.task_id)) == result.task_id != str(uuid4())

@@ -1,4 +1,4 @@
-"""Tests for the requests that a forced `tool_choice` applies to."""
+"""Requests to which a forced `tool_choice` applies."""
 
 from __future__ import annotations
 
@@ -91,10 +91,10 @@ async def test_each_run_of_a_conversation_forces_its_first_request() -> None:  #
 
 async def test_resumed_run_does_not_force_again() -> None:  # P12
     log, settings = MemoryEventLog(), ModelSettings(tool_choice="pay")
-    waiting = await Agent(ScriptedModel(call("pay")), tools=[pay], log=log, settings=settings).run("Go")
+    paused = await Agent(ScriptedModel(call("pay")), tools=[pay], log=log, settings=settings).run("Go")
     model = ScriptedModel(call("look"), "Done")
     agent = Agent(model, tools=[pay, look], log=log, settings=settings)
-    await agent.resume(waiting.task_id, inputs={waiting.pending[0].input_id: True})
+    await agent.resume(paused.task_id, inputs={paused.pending[0].input_id: True})
 
     assert choices(model) == ["auto", "auto"]
 
@@ -103,9 +103,9 @@ async def test_resumed_run_forces_a_first_request_that_was_not_answered() -> Non
     log, settings = MemoryEventLog(), ModelSettings(tool_choice="look")
     run = await Agent(ScriptedModel(call("look"), "Done"), tools=[look], log=log, settings=settings).run("Go")
     events = await log.read(run.task_id)
-    called = next(event.seq for event in events if event.kind == "llm-call")
+    request_seq = next(event.seq for event in events if event.kind == "llm-call")
     model = ScriptedModel(call("look"), "Done")
-    crashed = await first_events(log, run.task_id, called)
+    crashed = await first_events(log, run.task_id, request_seq)
     await Agent(model, tools=[look], log=crashed, settings=settings).resume(run.task_id)
 
     assert choices(model) == ["look", "auto"]
@@ -155,7 +155,8 @@ async def test_typed_text_answer_follows_a_forced_tool(mode: Any) -> None:  # P1
     settings = ModelSettings(tool_choice="look")
     result = await Agent(model, tools=[look], output_type=Sky, output_mode=mode, settings=settings).run("Go")
 
-    assert (choices(model), result.output) == (["look", "auto"], Sky(color="blue"))
+    assert choices(model) == ["look", "auto"]
+    assert result.output == Sky(color="blue")
 
 
 async def test_concluding_request_is_not_forced() -> None:
@@ -175,13 +176,13 @@ async def test_retry_of_a_first_request_that_was_too_long_is_forced() -> None:  
 
 async def test_each_branch_of_a_strategy_forces_its_first_request() -> None:  # P12
     @strategy
-    async def two(run: StrategyRun) -> str:
+    async def ask_on_two_branches(run: StrategyRun) -> str:
         for branch in ("a", "b"):
             await run.ask("Act", branch=branch, tools=True)
         return "Done"
 
     model = ScriptedModel(call("look"), "a", call("look"), "b")
-    await Agent(model, tools=[look], settings=ModelSettings(tool_choice="look"), strategy=two).run("Go")
+    await Agent(model, tools=[look], settings=ModelSettings(tool_choice="look"), strategy=ask_on_two_branches).run("Go")
 
     assert choices(model) == ["look", "auto", "look", "auto"]
 
@@ -197,13 +198,13 @@ async def test_ignored_forced_choice_is_not_repeated() -> None:  # P12
 
 async def test_forced_choice_of_one_question_of_a_strategy_applies_to_its_first_request() -> None:  # P12
     @strategy
-    async def forcing(run: StrategyRun) -> str:
+    async def force_twice(run: StrategyRun) -> str:
         for _ in range(2):
             await run.ask("Act", tools=True, settings=ModelSettings(tool_choice="required"))
         return "Done"
 
     model = ScriptedModel(call("look"), call("look"), "seen", call("look"), "seen")
-    await Agent(model, tools=[look], strategy=forcing).run("Go")
+    await Agent(model, tools=[look], strategy=force_twice).run("Go")
 
     assert choices(model) == ["required", "auto", "auto", "required", "auto"]
 

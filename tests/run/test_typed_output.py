@@ -44,7 +44,7 @@ OSLO = '{"name": "Oslo", "population": 717710}'
 @pytest.mark.parametrize(
     "text", [OSLO, f"```json\n{OSLO}\n```", f"```\n{OSLO}\n```", f"  \n```JSON\n{OSLO}\n```\n", f"\n{OSLO} "]
 )
-async def test_an_answer_becomes_a_value_of_the_type(text: str) -> None:
+async def test_answer_is_converted_to_the_output_type(text: str) -> None:
     result = await Agent(ScriptedModel(text), output_type=City).run("The capital of Norway")
 
     assert result.output == City(name="Oslo", population=717710)
@@ -62,18 +62,18 @@ async def test_an_answer_becomes_a_value_of_the_type(text: str) -> None:
         (City | None, "null", None),
     ],
 )
-async def test_anything_that_can_be_validated_is_a_type(output_type: Any, text: str, value: Any) -> None:
+async def test_output_type_can_be_any_validatable_type(output_type: Any, text: str, value: Any) -> None:
     result = await Agent(ScriptedModel(text), output_type=output_type).run("?")
 
     assert result.output == value
     assert type(result.output) is type(value)
 
 
-async def test_text_is_taken_as_it_is() -> None:
+async def test_text_output_is_returned_unchanged() -> None:
     assert (await Agent(ScriptedModel("  7 \n")).run("?")).output == "  7 \n"
 
 
-async def test_an_answer_that_does_not_fit_is_sent_back_with_the_field() -> None:
+async def test_invalid_answer_is_sent_back_with_the_invalid_field() -> None:
     model = ScriptedModel('{"name": "Oslo", "population": -1}', "No idea.", OSLO)
     run = Agent(model, output_type=City).run("The capital of Norway")
     events = await collect(run)
@@ -85,7 +85,7 @@ async def test_an_answer_that_does_not_fit_is_sent_back_with_the_field() -> None
 
 
 @pytest.mark.parametrize("retries", [0, 1, 2])
-async def test_so_many_retries_and_then_the_run_fails(retries: int) -> None:
+async def test_run_fails_after_the_output_retries(retries: int) -> None:
     model = ScriptedModel(*repeated("No idea.", 9))
 
     with pytest.raises(RunError, match=f"after {retries} retries") as caught:
@@ -101,7 +101,7 @@ async def test_so_many_retries_and_then_the_run_fails(retries: int) -> None:
 @pytest.mark.parametrize(
     ("mode", "prompted", "native"), [("auto", True, True), ("native", False, True), ("prompted", True, False)]
 )
-async def test_the_schema_goes_where_the_mode_says(mode: Any, prompted: bool, native: bool) -> None:
+async def test_output_mode_decides_where_the_schema_is_sent(mode: Any, prompted: bool, native: bool) -> None:
     model = ScriptedModel(OSLO)
     await Agent(model, output_type=City, output_mode=mode, instructions="Be brief.").run("?")
 
@@ -111,7 +111,7 @@ async def test_the_schema_goes_where_the_mode_says(mode: Any, prompted: bool, na
     assert "Be brief." in request.system[0].text
 
 
-async def test_tools_run_before_the_answer_is_looked_at() -> None:
+async def test_tools_run_before_the_answer_is_validated() -> None:
     @tool
     async def population(city: str) -> int:
         """Looks it up."""
@@ -124,20 +124,20 @@ async def test_tools_run_before_the_answer_is_looked_at() -> None:
     assert len(model.requests) == 2
 
 
-async def test_an_answer_that_was_cut_short_is_not_taken_for_the_value() -> None:
+async def test_truncated_typed_answer_is_requested_again() -> None:
     model = ScriptedModel(turn('{"name": "Os', finish_reason="length"), OSLO)
     result = await outcome(Agent(model, output_type=City).run("?"))
 
     assert result.output.name == "Oslo"
 
 
-def test_a_mode_that_does_not_exist_is_refused_by_name() -> None:
+def test_agent_rejects_unknown_output_mode_by_name() -> None:
     mode: Any = "telepathy"
     with pytest.raises(ConfigurationError, match=r"output_mode.*telepathy"):
         Agent(ScriptedModel(), output_type=City, output_mode=mode)
 
 
-def test_a_type_that_cannot_be_validated_is_refused_when_the_agent_is_made() -> None:
+def test_agent_rejects_output_type_that_cannot_be_validated() -> None:
     class Odd:
         pass
 
@@ -145,12 +145,12 @@ def test_a_type_that_cannot_be_validated_is_refused_when_the_agent_is_made() -> 
         Agent(ScriptedModel(), output_type=Odd)
 
 
-def answer(**arguments: Any) -> Any:
+def call_final_answer(**arguments: Any) -> Any:
     return call("final_answer", **arguments)
 
 
-async def test_the_answer_is_the_call_of_a_tool() -> None:
-    model = ScriptedModel(answer(name="Oslo", population=717710))
+async def test_answer_is_the_call_of_the_output_tool() -> None:
+    model = ScriptedModel(call_final_answer(name="Oslo", population=717710))
     run = Agent(model, output_type=City, output_mode="tool").run("The capital of Norway")
     events = await collect(run)
     result = await run
@@ -161,8 +161,8 @@ async def test_the_answer_is_the_call_of_a_tool() -> None:
     assert letters(events) == "twlcsxkF"
     assert shape(result.messages)[1:] == ["assistant: final_answer", f"tool: {result.content}"]
     request = model.requests[0]
-    (offered,) = [each for each in request.tools if each.name == "final_answer"]
-    assert offered.parameters["properties"].keys() == {"name", "population"}
+    (definition,) = [item for item in request.tools if item.name == "final_answer"]
+    assert definition.parameters["properties"].keys() == {"name", "population"}
     assert request.response_schema is None
     assert "final_answer" in request.system[0].text
 
@@ -171,31 +171,31 @@ async def test_the_answer_is_the_call_of_a_tool() -> None:
     ("output_type", "value"),
     [(list[int], [1, 2]), (Literal["yes", "no"], "yes"), (bool, False), (City | None, None), (list[City], [])],
 )
-async def test_an_answer_that_is_no_object_is_one_argument_of_the_tool(output_type: Any, value: Any) -> None:
-    model = ScriptedModel(answer(value=value))
+async def test_answer_that_is_not_an_object_is_one_argument_of_the_output_tool(output_type: Any, value: Any) -> None:
+    model = ScriptedModel(call_final_answer(value=value))
     result = await Agent(model, output_type=output_type, output_mode="tool").run("?")
 
     assert result.output == value
     assert type(result.output) is type(value)
-    (offered,) = [each for each in model.requests[0].tools if each.name == "final_answer"]
-    assert list(offered.parameters["properties"]) == ["value"]
-    assert ("City" in offered.parameters.get("$defs", {})) is (output_type in (City | None, list[City]))
+    (definition,) = [item for item in model.requests[0].tools if item.name == "final_answer"]
+    assert list(definition.parameters["properties"]) == ["value"]
+    assert ("City" in definition.parameters.get("$defs", {})) is (output_type in (City | None, list[City]))
 
 
-async def test_a_call_with_an_answer_that_does_not_fit_is_told_what_is_wrong() -> None:
-    model = ScriptedModel(answer(name="Oslo", population=-1), answer(name="Oslo", population=7))
+async def test_invalid_output_call_is_answered_with_the_invalid_field() -> None:
+    model = ScriptedModel(call_final_answer(name="Oslo", population=-1), call_final_answer(name="Oslo", population=7))
     result = await Agent(model, output_type=City, output_mode="tool").run("?")
 
     assert result.output.population == 7
-    told = model.requests[1].messages[-1]
-    assert told.role == "tool"
-    assert "population: " in told.text
+    reply = model.requests[1].messages[-1]
+    assert reply.role == "tool"
+    assert "population: " in reply.text
 
 
 @pytest.mark.parametrize("retries", [0, 1, 2])
-@pytest.mark.parametrize("wrong", [answer(name="Oslo"), "No idea."])
-async def test_so_many_retries_by_a_tool_too(retries: int, wrong: Any) -> None:
-    model = ScriptedModel(*repeated(wrong, 9))
+@pytest.mark.parametrize("invalid_answer", [call_final_answer(name="Oslo"), "No idea."])
+async def test_run_fails_after_the_output_retries_of_the_output_tool(retries: int, invalid_answer: Any) -> None:
+    model = ScriptedModel(*repeated(invalid_answer, 9))
     with pytest.raises(RunError, match=f"after {retries} retries: .+") as caught:
         await Agent(model, output_type=City, output_mode="tool", output_retries=retries).run("?")
 
@@ -203,11 +203,11 @@ async def test_so_many_retries_by_a_tool_too(retries: int, wrong: Any) -> None:
     assert caught.value.code == "output"
 
 
-async def test_arguments_that_are_no_json_are_a_retry_as_well() -> None:
-    broken = ToolCall.parse("1", "final_answer", '{"name": ')
-    events = [ContentCompleteEvent(tool_calls=[broken])]
+async def test_malformed_arguments_of_the_output_tool_count_as_a_retry() -> None:
+    malformed_call = ToolCall.parse("1", "final_answer", '{"name": ')
+    events = [ContentCompleteEvent(tool_calls=[malformed_call])]
 
-    class Broken:
+    class BrokenModel:
         name = "broken"
 
         def call(self, request: ModelRequest) -> Observable[Event]:
@@ -217,49 +217,55 @@ async def test_arguments_that_are_no_json_are_a_retry_as_well() -> None:
             pass
 
     with pytest.raises(RunError, match=r"after 0 retries: .*not valid JSON"):
-        await Agent(Broken(), output_type=City, output_mode="tool", output_retries=0).run("?")
+        await Agent(BrokenModel(), output_type=City, output_mode="tool", output_retries=0).run("?")
 
 
-async def test_the_other_calls_beside_the_answer_are_answered() -> None:
-    asked: list[str] = []
+async def test_other_calls_of_the_message_with_the_answer_are_executed() -> None:
+    notes: list[str] = []
 
     @tool
     async def note(text: str) -> str:
         """Notes it."""
-        asked.append(text)
+        notes.append(text)
         return "noted"
 
-    model = ScriptedModel(["Done.", answer(name="Oslo", population=7), call("note", text="x")])
+    model = ScriptedModel(["Done.", call_final_answer(name="Oslo", population=7), call("note", text="x")])
     result = await Agent(model, tools=[note], output_type=City, output_mode="tool").run("?")
 
     assert result.output.name == "Oslo"
-    assert asked == ["x"]
+    assert notes == ["x"]
     assert well_formed(result.messages)
     assert len(model.requests) == 1
 
 
-async def test_the_first_good_answer_of_a_message_stands() -> None:
-    first, second, third = answer(name="A"), answer(name="B", population=1), answer(name="C", population=2)
+async def test_first_valid_answer_of_a_message_is_the_output() -> None:
+    first, second, third = (
+        call_final_answer(name="A"),
+        call_final_answer(name="B", population=1),
+        call_final_answer(name="C", population=2),
+    )
     result = await Agent(ScriptedModel([first, second, third]), output_type=City, output_mode="tool").run("?")
 
     assert result.output.name == "B"
 
 
-async def test_a_text_that_fits_is_taken_for_the_call() -> None:
+async def test_valid_text_is_accepted_instead_of_the_output_call() -> None:
     result = await Agent(ScriptedModel("No idea.", OSLO), output_type=City, output_mode="tool").run("?")
 
     assert result.output.name == "Oslo"
     assert "final_answer" in result.messages[-2].text
 
 
-async def test_a_message_that_comes_while_the_answer_is_given_has_its_own_answer() -> None:
+async def test_message_during_the_output_call_causes_another_answer() -> None:
     @tool
     async def steer(ctx: RunContext) -> str:
         """Steers."""
         ctx.emit(MessageAddedEvent(content="In Sweden, please."))
         return "done"
 
-    model = ScriptedModel([answer(name="Oslo", population=1), call("steer")], answer(name="Stockholm", population=2))
+    model = ScriptedModel(
+        [call_final_answer(name="Oslo", population=1), call("steer")], call_final_answer(name="Stockholm", population=2)
+    )
     result = await Agent(model, tools=[steer], output_type=City, output_mode="tool").run("?")
 
     assert result.output.name == "Stockholm"
@@ -267,12 +273,12 @@ async def test_a_message_that_comes_while_the_answer_is_given_has_its_own_answer
 
 @pytest.mark.parametrize("mode", ["tool", "prompted"])
 @pytest.mark.parametrize("count", range(1, 12))
-async def test_a_typed_run_goes_on_from_wherever_it_was_cut_off(mode: Any, count: int) -> None:
+async def test_typed_run_interrupted_after_any_event_completes(mode: Any, count: int) -> None:
     log = MemoryEventLog()
 
     def turns() -> list[Any]:
         if mode == "tool":
-            return [answer(name="Oslo"), answer(name="Oslo", population=7)]
+            return [call_final_answer(name="Oslo"), call_final_answer(name="Oslo", population=7)]
         return ["No idea.", '{"name": "Oslo", "population": 7}']
 
     def agent(model: ScriptedModel, log: MemoryEventLog) -> Agent[None, City]:
@@ -281,21 +287,23 @@ async def test_a_typed_run_goes_on_from_wherever_it_was_cut_off(mode: Any, count
     run = agent(ScriptedModel(*turns()), log).run("?")
     await run
     events = await log.read(run.task_id)
-    cut = await first_events(log, run.task_id, count)
-    done = sum(isinstance(event, ContentCompleteEvent) for event in events[:count])
-    model = ScriptedModel(*turns()[done:])
-    resumed = agent(model, cut).resume(run.task_id)
+    truncated_log = await first_events(log, run.task_id, count)
+    answered = sum(isinstance(event, ContentCompleteEvent) for event in events[:count])
+    model = ScriptedModel(*turns()[answered:])
+    resumed = agent(model, truncated_log).resume(run.task_id)
     result = await resumed
 
     assert result.output == City(name="Oslo", population=7)
-    assert len(model.requests) == 2 - done
-    finals = [event for event in await cut.read(run.task_id) if isinstance(event, StatusUpdateEvent) and event.final]
+    assert len(model.requests) == 2 - answered
+    finals = [
+        event for event in await truncated_log.read(run.task_id) if isinstance(event, StatusUpdateEvent) and event.final
+    ]
     assert len(finals) == 1
-    again = agent(ScriptedModel(), cut).resume(run.task_id)
-    assert (await again).output == result.output
+    resumed_again = agent(ScriptedModel(), truncated_log).resume(run.task_id)
+    assert (await resumed_again).output == result.output
 
 
-async def test_a_tool_of_that_name_of_ones_own_is_refused_only_beside_it() -> None:
+async def test_user_tool_named_final_answer_is_rejected_only_in_output_mode_tool() -> None:
     @tool
     async def final_answer(text: str) -> str:
         """Something else."""
@@ -321,11 +329,11 @@ async def test_a_tool_of_that_name_of_ones_own_is_refused_only_beside_it() -> No
     ],
 )
 @pytest.mark.parametrize("thoughts", [True, False])
-async def test_the_endpoint_decides_what_of_it_is_sent(
+async def test_response_format_depends_on_mode_and_endpoint(
     mode: Any, preset: str, format: str | None, prompted: bool, thoughts: bool
 ) -> None:
-    by_tool = {"tool_calls": [{"id": "a", "function": {"name": "final_answer", "arguments": OSLO}}]}
-    reply = Reply(sse(delta("stop", **(by_tool if mode == "tool" else {"content": OSLO}))))
+    tool_call = {"tool_calls": [{"id": "a", "function": {"name": "final_answer", "arguments": OSLO}}]}
+    reply = Reply(sse(delta("stop", **(tool_call if mode == "tool" else {"content": OSLO}))))
     async with serving() as server:
         server.answer(reply)
         model = openai_chat("m", preset=preset, base_url=server.base_url, api_key="k")
@@ -373,13 +381,14 @@ async def test_refusal_without_output_type_is_a_readable_answer(api: str, stream
         await provider.aclose()
         await server.all_closed.wait()
 
-    assert (result.output, result.finish_reason) == (REFUSED, "content_filter")
+    assert result.output == REFUSED
+    assert result.finish_reason == "content_filter"
 
 
 @pytest.mark.parametrize("output_type", [City, City | int, list[int], int])
 @pytest.mark.parametrize(("finish", "code"), [("length", "truncated"), ("weird", "incomplete")])
 async def test_incomplete_typed_answer_is_reported_as_such(finish: str, code: str, output_type: Any) -> None:  # P2
-    # As text it would fit: 12 may be the beginning of 123.
+    # As text it would be valid: 12 may be a prefix of 123.
     text = {int: "12", list[int]: "[1]"}.get(output_type, OSLO)
     model = ScriptedModel(*repeated(turn(text, finish_reason=finish), 5))
     with pytest.raises(RunError) as caught:
@@ -402,7 +411,8 @@ async def test_blocked_prompt_ends_a_run_with_output_type_after_one_request() ->
         await provider.aclose()
         await server.all_closed.wait()
 
-    assert (caught.value.code, len(server.requests)) == ("content_filter", 1)
+    assert caught.value.code == "content_filter"
+    assert len(server.requests) == 1
 
 
 DETAILS = {"type": "refusal", "category": "cyber", "explanation": REFUSED}
@@ -410,7 +420,7 @@ DETAILS = {"type": "refusal", "category": "cyber", "explanation": REFUSED}
 
 @pytest.mark.parametrize("output_type", [str, City])
 @pytest.mark.parametrize(
-    ("details", "text", "said"),
+    ("details", "text", "expected_text"),
     [
         (DETAILS, "", REFUSED),
         (DETAILS, "Well,", f"Well,\n\n{REFUSED}"),
@@ -421,26 +431,28 @@ DETAILS = {"type": "refusal", "category": "cyber", "explanation": REFUSED}
 )
 @pytest.mark.parametrize("stream", [True, False])
 async def test_explanation_of_a_refusal_by_claude_is_the_text_of_the_answer(
-    stream: bool, details: Any, text: str, said: str, output_type: Any
+    stream: bool, details: Any, text: str, expected_text: str, output_type: Any
 ) -> None:  # P2
     blocks = [{"type": "text", "text": text}] if text else []
-    answer = {"type": "message", "role": "assistant", "content": blocks, "stop_reason": "refusal", "usage": {}}
+    message = {"type": "message", "role": "assistant", "content": blocks, "stop_reason": "refusal", "usage": {}}
     events: list[Any] = [start(), *(words(0, text) if text else [])]
     end = {"stop_reason": "refusal", "stop_details": details}
     events += [{"type": "message_delta", "delta": end, "usage": {}}, {"type": "message_stop"}]
-    whole = Reply([orjson.dumps({**answer, "stop_details": details})], content_type="application/json")
+    complete_reply = Reply([orjson.dumps({**message, "stop_details": details})], content_type="application/json")
     async with serving() as server:
-        server.answer(Reply(sse(*events, done=False)) if stream else whole)
+        server.answer(Reply(sse(*events, done=False)) if stream else complete_reply)
         provider = model_of("messages", server, stream=stream)
         run = Agent(provider, output_type=output_type).run("?")
         if output_type is str:
             result = await run
-            assert (result.output, result.finish_reason) == (said, "content_filter")
+            assert result.output == expected_text
+            assert result.finish_reason == "content_filter"
         else:
             with pytest.raises(RunError) as caught:
                 await run
-            assert (caught.value.code, caught.value.result.content) == ("refused", said)
-            assert said in str(caught.value)
+            assert caught.value.code == "refused"
+            assert caught.value.result.content == expected_text
+            assert expected_text in str(caught.value)
         await provider.aclose()
         await server.all_closed.wait()
 

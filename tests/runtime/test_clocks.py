@@ -1,4 +1,4 @@
-"""Machines whose clocks are an hour apart."""
+"""Machines with clocks an hour apart."""
 
 from __future__ import annotations
 
@@ -25,53 +25,53 @@ pytestmark = [pytest.mark.service("postgres"), pytest.mark.timeout(180)]
 HOUR = 3600
 
 
-@pytest.mark.parametrize("web", [HOUR, pytest.param(-HOUR, marks=BY_HAND)])
-async def test_runs_of_machines_whose_clocks_are_an_hour_apart_go_on_in_order(
-    dsn: str, web: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("server_offset", [HOUR, pytest.param(-HOUR, marks=BY_HAND)])
+async def test_runs_continue_in_order_when_the_clocks_of_machines_disagree(
+    dsn: str, server_offset: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     faults.order(monkeypatch, tmp_path, clocks=[HOUR, -HOUR, 0])
-    faults.set_clock(web, monkeypatch.setattr)
-    async with cluster(dsn, 3, concurrency=4) as all_of_it:
-        first = await all_of_it.start("pay; wait 2; pay", context_id="c")
-        second = await all_of_it.start("pay", context_id="c")
-        others = await all_of_it.start_all("look; ask; pay", 8)
-        asking = [asyncio.create_task(agree(all_of_it, record.task_id)) for record in others]
-        await all_of_it.until(first.task_id, "tool-complete")
-        (await all_of_it.owner(first.task_id)).send(signal.SIGKILL)
+    faults.set_clock(server_offset, monkeypatch.setattr)
+    async with cluster(dsn, 3, concurrency=4) as processes:
+        first = await processes.start("pay; wait 2; pay", context_id="c")
+        second = await processes.start("pay", context_id="c")
+        others = await processes.start_all("look; ask; pay", 8)
+        answers = [asyncio.create_task(answer_question(processes, record.task_id)) for record in others]
+        await processes.until(first.task_id, "tool-complete")
+        (await processes.owner(first.task_id)).send(signal.SIGKILL)
         loop = asyncio.get_running_loop()
-        at = loop.time()
-        await all_of_it.until(first.task_id, "status-update", attempt=2)
-        assert loop.time() - at < 8
-        await asyncio.gather(*asking)
-        done = await all_of_it.all_over([first, second, *others])
+        killed_at = loop.time()
+        await processes.until(first.task_id, "status-update", attempt=2)
+        assert loop.time() - killed_at < 8
+        await asyncio.gather(*answers)
+        done = await processes.all_over([first, second, *others])
         assert {record.state for record in done} == {"completed"}
-        await all_of_it.judge(others)
-        both = (first.task_id, second.task_id)
-        assert [task_id for task_id in payments(all_of_it) if task_id in both] == [both[0], *both]
-        # What happens is told by clocks that disagree, and so the tests see that they do.
-        times = [event.timestamp for record in done for event in await all_of_it.log.read(record.task_id)]
+        await processes.judge(others)
+        task_ids = (first.task_id, second.task_id)
+        assert [task_id for task_id in payments(processes) if task_id in task_ids] == [task_ids[0], *task_ids]
+        # Timestamps come from clocks that disagree, so this shows that the clocks were changed.
+        times = [event.timestamp for record in done for event in await processes.log.read(record.task_id)]
         assert max(times) - min(times) > HOUR * 1000
 
 
 @BY_HAND
-async def test_what_machines_of_other_clocks_have_written_is_listed_and_followed_in_order(
+async def test_runs_are_listed_and_followed_in_order_when_clocks_disagree(
     dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     faults.order(monkeypatch, tmp_path, clocks=[HOUR, -HOUR])
     log, queue = PostgresEventLog(dsn), PostgresQueue(dsn)
     started: list[str] = []
-    async with cluster(dsn) as all_of_it, Runtime({"a": scripted_agents.agent()}, log=log, queue=queue) as other:
+    async with cluster(dsn) as processes, Runtime({"a": scripted_agents.agent()}, log=log, queue=queue) as other:
         for number in range(9):
             with monkeypatch.context() as patch:
                 faults.set_clock(HOUR * (number % 3 - 1), patch.setattr)
-                started.append((await all_of_it.start("pay; look", context_id="c")).task_id)
+                started.append((await processes.start("pay; look", context_id="c")).task_id)
         for task_id in started:
-            seen = [event async for event in all_of_it.web.follow(task_id)]
-            events = [event for event in seen if event.durable]
+            received = [event async for event in processes.web.follow(task_id)]
+            events = [event for event in received if event.durable]
             for event in events[:-1]:
-                rest = [later async for later in other.follow(task_id, after=event.cursor) if later.durable]
-                assert [later.seq for later in rest] == [later.seq for later in events[event.seq :]]
-        assert payments(all_of_it) == started
+                later_events = [later async for later in other.follow(task_id, after=event.cursor) if later.durable]
+                assert [later.seq for later in later_events] == [later.seq for later in events[event.seq :]]
+        assert payments(processes) == started
         assert [record.task_id for record in await log.list_runs()] == started
         assert [record.task_id for record in await log.list_runs(newest_first=True)] == started[::-1]
         page = await log.list_runs(after=started[3], limit=3)
@@ -80,21 +80,22 @@ async def test_what_machines_of_other_clocks_have_written_is_listed_and_followed
     await log.aclose()
 
 
-@pytest.mark.parametrize("web", [HOUR, -HOUR])
+@pytest.mark.parametrize("server_offset", [HOUR, -HOUR])
 @BY_HAND
-async def test_a_run_for_later_begins_at_its_time_by_the_clock_of_the_server(
-    dsn: str, web: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_scheduled_run_starts_at_its_time_by_the_clock_of_the_database(
+    dsn: str, server_offset: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     faults.order(monkeypatch, tmp_path, clocks=[HOUR, -HOUR], patience=1)
     loop = asyncio.get_running_loop()
-    async with cluster(dsn) as all_of_it:
-        begins, at = datetime.now(UTC) + timedelta(seconds=4), loop.time() + 4
-        faults.set_clock(web, monkeypatch.setattr)
-        done = await all_of_it.over(await all_of_it.start("look", at=begins))
-        assert (done.state, at - 0.1 < loop.time() < at + 8) == ("completed", True)
+    async with cluster(dsn) as processes:
+        due, due_time = datetime.now(UTC) + timedelta(seconds=4), loop.time() + 4
+        faults.set_clock(server_offset, monkeypatch.setattr)
+        done = await processes.over(await processes.start("look", at=due))
+        assert done.state == "completed"
+        assert due_time - 0.1 < loop.time() < due_time + 8
 
 
-def test_workers_whose_clocks_are_an_hour_apart_start_a_periodic_run_once_each_time(
+def test_periodic_run_starts_once_per_time_when_clocks_disagree(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ahead: ContextVar[int] = ContextVar("ahead", default=0)
@@ -104,14 +105,14 @@ def test_workers_whose_clocks_are_an_hour_apart_start_a_periodic_run_once_each_t
 
         async def program() -> None:
             log, queue = MemoryEventLog(), Bare()
-            each_hour = [Periodic("tick", "0 * * * *", "a", "look")]
+            schedule = [Periodic("tick", "0 * * * *", "a", "look")]
             workers: list[asyncio.Task[None]] = []
             for hours in (-1, 0, 1):
                 ahead.set(HOUR * hours)
                 agents = {"a": scripted_agents.agent()}
-                workers.append(asyncio.create_task(work(agents, queue, log=log, periodic=each_hour, adopt_every=600)))
+                workers.append(asyncio.create_task(work(agents, queue, log=log, periodic=schedule, adopt_every=600)))
             await asyncio.sleep(5 * HOUR - 1)
-            # From 23:00, which it is by the first clock, to 05:00, which it has just been by the last one.
+            # From 23:00 by the clock that is behind, to 05:00 by the clock that is ahead.
             assert [record.state for record in await log.list_runs()] == ["completed"] * 7
             for worker in workers:
                 worker.cancel()
@@ -120,28 +121,28 @@ def test_workers_whose_clocks_are_an_hour_apart_start_a_periodic_run_once_each_t
         virtual.run(program())
 
 
-def test_a_run_that_was_begun_is_taken_over_though_its_time_is_to_come_by_the_clock_of_the_worker() -> None:
+def test_started_run_is_taken_over_by_a_worker_whose_clock_is_behind() -> None:
     async def program() -> None:
         log, queue = MemoryEventLog(), Bare()
-        async with Runtime({"a": scripted_agents.agent()}, log=log, queue=queue) as web:
+        async with Runtime({"a": scripted_agents.agent()}, log=log, queue=queue) as server:
             first = Runtime({"a": scripted_agents.agent()}, log=log, queue=queue, works=True, grace=0)
             async with first:
-                record = await web.start("a", "wait 3", at=datetime.now(UTC) + timedelta(seconds=HOUR))
-                await anext(event async for event in web.follow(record.task_id) if event.kind == "tool-start")
+                record = await server.start("a", "wait 3", at=datetime.now(UTC) + timedelta(seconds=HOUR))
+                await anext(event async for event in server.follow(record.task_id) if event.kind == "tool-start")
             async with Runtime({"a": scripted_agents.agent()}, log=log, queue=Bare(), works=True), asyncio.timeout(60):
-                await web.follow(record.task_id)
-            assert (await web.get_record(record.task_id)).state == "completed"
+                await server.follow(record.task_id)
+                assert (await server.get_record(record.task_id)).state == "completed"
 
     with virtual_time() as virtual:
         virtual.run(program())
 
 
-async def agree(all_of_it: Cluster, task_id: str) -> None:
+async def answer_question(processes: Cluster, task_id: str) -> None:
     """Answer the question of a run."""
-    question: Any = await all_of_it.until(task_id, "input-required")
-    await all_of_it.web.answer(task_id, {question.input_id: 4})
+    question: Any = await processes.until(task_id, "input-required")
+    await processes.web.answer(task_id, {question.input_id: 4})
 
 
-def payments(all_of_it: Cluster) -> list[str]:
-    """The runs that have paid, in order: processes of one machine agree about the end of a file."""
-    return [line["key"].split(":")[0] for line in notes(all_of_it.folder / "effects")]
+def payments(processes: Cluster) -> list[str]:
+    """Return the runs that have paid, in order of the appended lines."""
+    return [line["key"].split(":")[0] for line in notes(processes.folder / "effects")]

@@ -1,4 +1,4 @@
-"""The cluster that `scripts/cluster` shows."""
+"""The demonstration cluster of `scripts/cluster`."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ SCRIPT = Path(__file__).parents[2] / "scripts/cluster.py"
 
 @pytest.mark.service("postgres")
 @pytest.mark.timeout(300)
-@pytest.mark.skipif("RXLOOP_CHAOS_KILLS" not in os.environ, reason="takes long: set RXLOOP_CHAOS_KILLS")
-def test_it_loses_nothing_while_its_processes_are_killed() -> None:
+@pytest.mark.skipif("RXLOOP_CHAOS_KILLS" not in os.environ, reason="slow: set RXLOOP_CHAOS_KILLS")
+def test_cluster_loses_no_run_while_its_processes_are_killed() -> None:
     command = [sys.executable, str(SCRIPT), "--seconds", "15", "--kill-every", "4", "--every", "1"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "worker 3" in done.stdout
+    process = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    assert process.returncode == 0, process.stdout + process.stderr
+    assert "worker 3" in process.stdout

@@ -1,4 +1,4 @@
-"""Workers and web replicas that are killed, at whatever moment."""
+"""Workers and web replicas that are killed at any moment."""
 
 from __future__ import annotations
 
@@ -30,42 +30,43 @@ pytestmark = [pytest.mark.service("postgres"), pytest.mark.timeout(180)]
         pytest.param("input-required", marks=BY_HAND),
     ],
 )
-async def test_a_worker_that_dies_at_an_event_is_survived(
+async def test_run_completes_when_its_worker_dies_at_an_event(
     dsn: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     marker = tmp_path / "died"
     monkeypatch.setenv("RXLOOP_DIE_AT", f"{kind}:{marker}")
-    async with cluster(dsn) as all_of_it:
-        record = await all_of_it.start("look; pay; ask")
-        await all_of_it.state(record, "input-required")
+    async with cluster(dsn) as processes:
+        record = await processes.start("look; pay; ask")
+        await processes.state(record, "input-required")
         assert marker.exists()
-        asked = [e for e in await all_of_it.log.read(record.task_id) if isinstance(e, InputRequiredEvent)]
-        question = asked[-1].input_id
-        await all_of_it.web.answer(record.task_id, {question: 5})
-        done = await all_of_it.over(record)
-        assert (done.state, done.attempt >= 2) == ("completed", True)
+        questions = [e for e in await processes.log.read(record.task_id) if isinstance(e, InputRequiredEvent)]
+        question = questions[-1].input_id
+        await processes.web.answer(record.task_id, {question: 5})
+        done = await processes.over(record)
+        assert done.state == "completed"
+        assert done.attempt >= 2
 
 
-async def test_a_tool_that_pays_and_kills_its_worker_is_not_begun_again(dsn: str) -> None:
-    async with cluster(dsn) as all_of_it:
-        record = await all_of_it.start("pay_and_die x")
-        started = await all_of_it.until(record.task_id, "tool-start")
-        assert (await all_of_it.over(record)).state == "completed"
-        events = await all_of_it.log.read(record.task_id)
+async def test_payment_that_kills_its_worker_is_not_repeated(dsn: str) -> None:
+    async with cluster(dsn) as processes:
+        record = await processes.start("pay_and_die x")
+        started = await processes.until(record.task_id, "tool-start")
+        assert (await processes.over(record)).state == "completed"
+        events = await processes.log.read(record.task_id)
         [answer] = [event for event in events if event.kind == "tool-complete"]
         assert "interrupted" in answer.describe()
-        effects = (all_of_it.folder / "effects").read_text().splitlines()
+        effects = (processes.folder / "effects").read_text().splitlines()
         assert len([line for line in effects if "pay_and_die" in line]) == 1
-        again = next(event for event in events if event.attempt == 2)
-        assert seconds_between(started, again) < 8
+        resumed = next(event for event in events if event.attempt == 2)
+        assert seconds_between(started, resumed) < 8
 
 
 @BY_HAND
-async def test_a_run_that_kills_its_workers_is_ended(dsn: str) -> None:
-    async with cluster(dsn, workers=4) as all_of_it:
-        record = await all_of_it.start("die")
-        done = await all_of_it.over(record)
-        events = await all_of_it.log.read(record.task_id)
+async def test_run_that_kills_its_workers_fails_with_reason_attempts(dsn: str) -> None:
+    async with cluster(dsn, workers=4) as processes:
+        record = await processes.start("die")
+        done = await processes.over(record)
+        events = await processes.log.read(record.task_id)
     assert done.state == "failed"
     assert [event.reason for event in events if isinstance(event, StatusUpdateEvent) and event.final] == ["attempts"]
 
@@ -82,105 +83,115 @@ async def test_a_run_that_kills_its_workers_is_ended(dsn: str) -> None:
         pytest.param("final", marks=BY_HAND),
     ],
 )
-async def test_a_worker_that_dies_between_a_commit_and_its_answer_is_survived_and_nothing_is_done_twice(
+async def test_run_is_not_repeated_when_its_worker_dies_after_a_commit(
     dsn: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    died = faults.order(monkeypatch, tmp_path, die=f"committed {kind}")
-    async with cluster(dsn) as all_of_it:
-        record = await all_of_it.start("pay; look")
-        done = await all_of_it.over(record)
-        events = await all_of_it.log.read(record.task_id)
-        effects = all_of_it.effects(record.task_id)
-    assert died.exists()
-    assert (done.state, done.attempt, finals(events)) == ("completed", 1 if kind == "final" else 2, ["completed"])
-    assert once(events, "content-complete")
-    assert once(events, "tool-complete")
-    # In the log it was begun, and so nobody may begin it, though nobody has.
+    death_marker = faults.order(monkeypatch, tmp_path, die=f"committed {kind}")
+    async with cluster(dsn) as processes:
+        record = await processes.start("pay; look")
+        done = await processes.over(record)
+        events = await processes.log.read(record.task_id)
+        effects = processes.effects(record.task_id)
+    assert death_marker.exists()
+    assert (done.state, done.attempt) == ("completed", 1 if kind == "final" else 2)
+    assert finals(events) == ["completed"]
+    assert has_one_per_step(events, "content-complete")
+    assert has_one_per_step(events, "tool-complete")
+    # The log records the start of the call, so no worker may start it, although it never ran.
     assert effects == ([] if kind == "tool-start" else ["pay"])
     assert len(calls(events)) == (4 if kind == "llm-call" else 3)
 
 
-async def test_a_bell_that_a_dead_worker_has_not_acknowledged_begins_nothing_again(
+async def test_unacknowledged_job_of_a_dead_worker_starts_nothing_again(
     dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    died = faults.order(monkeypatch, tmp_path, die="settled", patience=1)
-    async with cluster(dsn) as all_of_it:
-        record = await all_of_it.start("pay")
-        done = await all_of_it.over(record)
-        # It is the job of a dead worker, until it is rescued and answered once more.
-        while await bells(dsn):  # noqa: ASYNC110
+    death_marker = faults.order(monkeypatch, tmp_path, die="settled", patience=1)
+    async with cluster(dsn) as processes:
+        record = await processes.start("pay")
+        done = await processes.over(record)
+        # The job belongs to a dead worker until it is rescued and processed again.
+        while await count_jobs(dsn):  # noqa: ASYNC110
             await asyncio.sleep(0.1)
-        assert died.exists()
-        assert await all_of_it.web.get_record(record.task_id) == done
-        assert (done.state, done.attempt, all_of_it.effects(record.task_id)) == ("completed", 1, ["pay"])
+        assert death_marker.exists()
+        assert await processes.web.get_record(record.task_id) == done
+        assert (done.state, done.attempt) == ("completed", 1)
+        assert processes.effects(record.task_id) == ["pay"]
 
 
-async def test_a_worker_that_dies_between_a_question_and_its_pause_leaves_it_to_be_asked(
+async def test_question_is_asked_again_when_the_worker_dies_before_the_pause(
     dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    died = faults.order(monkeypatch, tmp_path, die="committed input-required")
-    async with cluster(dsn) as all_of_it:
-        record = await all_of_it.start("pay; ask; look")
-        question: Any = await all_of_it.until(record.task_id, "input-required")
-        paused = await all_of_it.state(record, "input-required")
-        assert (died.exists(), paused.attempt) == (True, 2)
-        await all_of_it.web.answer(record.task_id, {question.input_id: 5})
-        done = await all_of_it.over(record)
-        events = await all_of_it.log.read(record.task_id)
-        effects = all_of_it.effects(record.task_id)
-    assert (done.state, done.attempt, finals(events)) == ("completed", 3, ["input-required", "completed"])
-    assert (once(events, "tool-complete"), once(events, "content-complete"), effects) == (True, True, ["pay"])
+    death_marker = faults.order(monkeypatch, tmp_path, die="committed input-required")
+    async with cluster(dsn) as processes:
+        record = await processes.start("pay; ask; look")
+        question: Any = await processes.until(record.task_id, "input-required")
+        paused = await processes.state(record, "input-required")
+        assert death_marker.exists()
+        assert paused.attempt == 2
+        await processes.web.answer(record.task_id, {question.input_id: 5})
+        done = await processes.over(record)
+        events = await processes.log.read(record.task_id)
+        effects = processes.effects(record.task_id)
+    assert (done.state, done.attempt) == ("completed", 3)
+    assert finals(events) == ["input-required", "completed"]
+    assert has_one_per_step(events, "tool-complete")
+    assert has_one_per_step(events, "content-complete")
+    assert effects == ["pay"]
     assert [event.value for event in events if isinstance(event, InputReceivedEvent)] == [5]
 
 
-async def test_a_run_whose_web_replica_dies_before_it_rings_is_found(
+async def test_run_is_found_when_its_web_replica_dies_before_enqueueing(
     dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     faults.order(monkeypatch, tmp_path, patience=1.5)
-    async with cluster(dsn) as all_of_it:
+    async with cluster(dsn) as processes:
         assert await python("support.workers.dying_server", dsn, "start", "pay", "k") == -signal.SIGKILL
-        [record] = await all_of_it.log.list_runs()
-        assert (record.state, await bells(dsn)) == ("submitted", 0)
-        done = await all_of_it.over(record)
-        assert (done.state, done.attempt, all_of_it.effects(record.task_id)) == ("completed", 1, ["pay"])
+        [record] = await processes.log.list_runs()
+        assert record.state == "submitted"
+        assert await count_jobs(dsn) == 0
+        done = await processes.over(record)
+        assert (done.state, done.attempt) == ("completed", 1)
+        assert processes.effects(record.task_id) == ["pay"]
 
 
 @BY_HAND
-async def test_a_client_that_asks_again_rings_for_the_run_whose_web_replica_has_died(dsn: str) -> None:
-    async with cluster(dsn) as all_of_it:
+async def test_repeated_start_enqueues_the_run_of_a_dead_web_replica(dsn: str) -> None:
+    async with cluster(dsn) as processes:
         assert await python("support.workers.dying_server", dsn, "start", "pay", "k") == -signal.SIGKILL
-        [record] = await all_of_it.log.list_runs()
-        assert (await all_of_it.start("pay", key="k")).task_id == record.task_id
+        [record] = await processes.log.list_runs()
+        assert (await processes.start("pay", key="k")).task_id == record.task_id
         async with asyncio.timeout(10):
-            done = await all_of_it.over(record)
-        assert (done.state, done.attempt, all_of_it.effects(record.task_id)) == ("completed", 1, ["pay"])
+            done = await processes.over(record)
+        assert (done.state, done.attempt) == ("completed", 1)
+        assert processes.effects(record.task_id) == ["pay"]
 
 
 @BY_HAND
-async def test_an_answer_whose_web_replica_dies_before_it_rings_is_found(dsn: str) -> None:
-    async with cluster(dsn) as all_of_it:
-        record = await all_of_it.start("ask; pay")
-        question: Any = await all_of_it.until(record.task_id, "input-required")
-        await all_of_it.state(record, "input-required")
+async def test_answer_is_found_when_its_web_replica_dies_before_enqueueing(dsn: str) -> None:
+    async with cluster(dsn) as processes:
+        record = await processes.start("ask; pay")
+        question: Any = await processes.until(record.task_id, "input-required")
+        await processes.state(record, "input-required")
         arguments = ("answer", record.task_id, question.input_id, "4")
         assert await python("support.workers.dying_server", dsn, *arguments) == -signal.SIGKILL
         async with asyncio.timeout(10):
-            done = await all_of_it.over(record)
-        assert (done.state, done.attempt, all_of_it.effects(record.task_id)) == ("completed", 2, ["pay"])
+            done = await processes.over(record)
+        assert (done.state, done.attempt) == ("completed", 2)
+        assert processes.effects(record.task_id) == ["pay"]
 
 
 def calls(events: Sequence[Event]) -> list[Event]:
     return [event for event in events if event.kind == "llm-call"]
 
 
-def once(events: Sequence[Event], kind: str) -> bool:
-    """Whether each step, or each call of it, has one such event."""
-    found = Counter((event.step, getattr(event, "tool_call_id", None)) for event in events if event.kind == kind)
-    return set(found.values()) == {1}
+def has_one_per_step(events: Sequence[Event], kind: str) -> bool:
+    """True if each step, or each of its calls, has exactly one such event."""
+    counts = Counter((event.step, getattr(event, "tool_call_id", None)) for event in events if event.kind == kind)
+    return set(counts.values()) == {1}
 
 
-async def bells(dsn: str) -> int:
-    """The bells that nobody has acknowledged."""
+async def count_jobs(dsn: str) -> int:
+    """Return the number of unacknowledged jobs."""
     async with await psycopg.AsyncConnection.connect(dsn) as connection:
         cursor = await connection.execute("SELECT count(*) FROM procrastinate_jobs WHERE task_name = 'rxloop.settle'")
         [[count]] = await cursor.fetchall()

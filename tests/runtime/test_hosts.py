@@ -1,6 +1,6 @@
-"""Each process on a host of its own: hosts that are cut off, hear nothing or are not heard, and come back.
+"""Processes on separate hosts that are disconnected, deaf or mute, and come back.
 
-`RXLOOP_CHAOS_KILLS=1 pytest tests/runtime/test_hosts.py` tries those too that take long.
+`RXLOOP_CHAOS_KILLS=1 pytest tests/runtime/test_hosts.py` includes the slow tests.
 """
 
 from __future__ import annotations
@@ -29,216 +29,221 @@ pytestmark = [pytest.mark.service("postgres"), pytest.mark.service("hosts"), pyt
 
 @dataclass
 class Site:
-    """A database on a host, workers on others, and this process, which starts runs and follows them."""
+    """Database on one host, workers on other hosts, and this process, which starts and follows runs."""
 
     server: PostgresServer
     database: Host
     hosts: list[Host]
-    all_of_it: Cluster
+    processes: Cluster
 
-    def host_of(self, worker: Worker) -> Host:
-        return self.hosts[self.all_of_it.chaos.workers.index(worker)]
+    def find_host(self, worker: Worker) -> Host:
+        return self.hosts[self.processes.chaos.workers.index(worker)]
 
-    async def owned(self, records: list[RunRecord]) -> dict[str, Host]:
-        """By run, the host whose worker carries it out."""
-        return {record.task_id: self.host_of(await self.all_of_it.owner(record.task_id)) for record in records}
+    async def owners_by_run(self, records: list[RunRecord]) -> dict[str, Host]:
+        """Return the hosts of the owning workers by run."""
+        return {record.task_id: self.find_host(await self.processes.owner(record.task_id)) for record in records}
 
-    def sessions(self, host: Host) -> int:
-        """How many sessions the database has for a host."""
+    def count_sessions(self, host: Host) -> int:
+        """Return the number of database sessions of a host."""
         with psycopg.connect(self.server.dsn) as connection:
-            found = connection.execute("SELECT count(*) FROM pg_stat_activity WHERE client_addr = %s", (host.address,))
-            [[count]] = found.fetchall()
+            cursor = connection.execute("SELECT count(*) FROM pg_stat_activity WHERE client_addr = %s", (host.address,))
+            [[count]] = cursor.fetchall()
         return count
 
 
 @asynccontextmanager
-async def site(workers: int = 2, **options: Any) -> AsyncGenerator[Site]:
+async def start_site(workers: int = 2, **options: Any) -> AsyncGenerator[Site]:
     names = [f"w{number}" for number in range(workers)]
     with network("db", *names) as (database, *hosts), PostgresServer(host=database) as server:
         within = [host.within for host in hosts]
-        async with cluster(server.dsn, workers, agent="sturdy", within=within, **options) as all_of_it:
+        async with cluster(server.dsn, workers, agent="sturdy", within=within, **options) as processes:
             try:
-                yield Site(server, database, hosts, all_of_it)
+                yield Site(server, database, hosts, processes)
             finally:
                 for host in (database, *hosts):
                     host.heal()
 
 
-def deaf(host: Host) -> None:
+def make_deaf(host: Host) -> None:
     host.lost_in = 1.0
 
 
-def mute(host: Host) -> None:
+def make_mute(host: Host) -> None:
     host.lost_out = 1.0
 
 
-def unplugged(host: Host) -> None:
+def unplug(host: Host) -> None:
     host.link("down")
 
 
-CUTS = [Host.cut_off, *(pytest.param(cut, marks=BY_HAND) for cut in (deaf, mute, unplugged))]
+DISCONNECTIONS = [
+    Host.cut_off,
+    *(pytest.param(disconnect, marks=BY_HAND) for disconnect in (make_deaf, make_mute, unplug)),
+]
 
 
-@pytest.mark.parametrize("cut", CUTS)
-async def test_the_runs_of_a_host_that_is_cut_off_go_on_elsewhere_and_it_works_on_when_it_is_back(
-    cut: Callable[[Host], None],
+@pytest.mark.parametrize("disconnect", DISCONNECTIONS)
+async def test_runs_of_a_disconnected_host_continue_elsewhere(
+    disconnect: Callable[[Host], None],
 ) -> None:
-    async with site() as place:
-        all_of_it = place.all_of_it
-        go = all_of_it.folder / "go"
-        records = await all_of_it.start_all(f"pay; hold {go}; pay; look; pay", 8)
-        followers = [asyncio.create_task(followed(all_of_it, record)) for record in records]
-        await asyncio.gather(*(holding(all_of_it, record) for record in records))
-        owners = await place.owned(records)
-        lost = owners[records[0].task_id]
-        cut(lost)
-        # What its runs do next is on its way when it is cut off.
-        go.touch()
-        theirs = {task_id for task_id, host in owners.items() if host is lost}
-        await asyncio.gather(*(all_of_it.until(task_id, "status-update", 2) for task_id in theirs))
-        lost.heal()
-        lost.link("up")
-        # Who has taken its runs over is cut off in turn, so that it has to do what is next.
-        done = await all_of_it.all_over(records)
-        for host in place.hosts:
-            if host is not lost:
+    async with start_site() as site:
+        processes = site.processes
+        go_file = processes.folder / "go"
+        records = await processes.start_all(f"pay; hold {go_file}; pay; look; pay", 8)
+        followers = [asyncio.create_task(collect_durable(processes, record)) for record in records]
+        await asyncio.gather(*(wait_for_hold(processes, record) for record in records))
+        owners = await site.owners_by_run(records)
+        lost_host = owners[records[0].task_id]
+        disconnect(lost_host)
+        # The next action of its runs is pending when the host is disconnected.
+        go_file.touch()
+        affected = {task_id for task_id, host in owners.items() if host is lost_host}
+        await asyncio.gather(*(processes.until(task_id, "status-update", 2) for task_id in affected))
+        lost_host.heal()
+        lost_host.link("up")
+        # Disconnect the hosts that took the runs over, so that the first host has to execute the next run.
+        done = await processes.all_over(records)
+        for host in site.hosts:
+            if host is not lost_host:
                 host.cut_off()
-        records.append(await all_of_it.start("pay; look"))
-        done.append(await all_of_it.over(records[-1]))
-        assert await place.owned(records[-1:]) == {records[-1].task_id: lost}
-        await all_of_it.judge(records)
+        records.append(await processes.start("pay; look"))
+        done.append(await processes.over(records[-1]))
+        assert await site.owners_by_run(records[-1:]) == {records[-1].task_id: lost_host}
+        await processes.judge(records)
         assert {record.state for record in done} == {"completed"}
-        assert {record.task_id for record in done if record.attempt == 2} == theirs
-        assert [len(all_of_it.effects(record.task_id)) for record in done] == [3] * 8 + [1]
+        assert {record.task_id for record in done if record.attempt == 2} == affected
+        assert [len(processes.effects(record.task_id)) for record in done] == [3] * 8 + [1]
         for record, follower in zip(records, followers, strict=False):
-            assert await follower == list(await all_of_it.log.read(record.task_id))
+            assert await follower == list(await processes.log.read(record.task_id))
 
 
 @BY_HAND
-async def test_a_call_that_was_under_way_at_a_host_that_is_cut_off_ends_there_and_is_not_begun_again() -> None:
-    async with site() as place:
-        record = await place.all_of_it.start("pay_slowly 60; look")
-        await place.all_of_it.until(record.task_id, "tool-start")
-        [lost] = (await place.owned([record])).values()
-        lost.cut_off()
-        done = await place.all_of_it.over(record)
-        lost.heal()
-        [answer] = [e for e in await place.all_of_it.log.read(record.task_id) if e.kind == "tool-complete"][:1]
-        assert (done.state, done.attempt, place.all_of_it.effects(record.task_id)) == ("completed", 2, ["pay_slowly"])
+async def test_call_on_a_disconnected_host_is_not_repeated() -> None:
+    async with start_site() as site:
+        record = await site.processes.start("pay_slowly 60; look")
+        await site.processes.until(record.task_id, "tool-start")
+        [lost_host] = (await site.owners_by_run([record])).values()
+        lost_host.cut_off()
+        done = await site.processes.over(record)
+        lost_host.heal()
+        [answer] = [e for e in await site.processes.log.read(record.task_id) if e.kind == "tool-complete"][:1]
+        assert (done.state, done.attempt) == ("completed", 2)
+        assert site.processes.effects(record.task_id) == ["pay_slowly"]
         assert "interrupted" in answer.describe()
-        await place.all_of_it.judge([record])
+        await site.processes.judge([record])
 
 
 @BY_HAND
-@pytest.mark.parametrize("cut", [Host.cut_off, deaf, mute, unplugged])
-async def test_a_host_that_is_cut_off_for_less_than_the_lease_keeps_its_runs(cut: Callable[[Host], None]) -> None:
-    async with site(lease=8) as place:
-        records = await place.all_of_it.start_all("pay; wait 2; pay; look; pay", 8)
-        await asyncio.gather(*(place.all_of_it.until(record.task_id, "checkpoint") for record in records))
-        for host in place.hosts:
-            cut(host)
+@pytest.mark.parametrize("disconnect", [Host.cut_off, make_deaf, make_mute, unplug])
+async def test_host_disconnected_for_less_than_the_lease_keeps_its_runs(disconnect: Callable[[Host], None]) -> None:
+    async with start_site(lease=8) as site:
+        records = await site.processes.start_all("pay; wait 2; pay; look; pay", 8)
+        await asyncio.gather(*(site.processes.until(record.task_id, "checkpoint") for record in records))
+        for host in site.hosts:
+            disconnect(host)
         await asyncio.sleep(3)
-        for host in place.hosts:
+        for host in site.hosts:
             host.heal()
             host.link("up")
-        done = await place.all_of_it.all_over(records)
-        await place.all_of_it.judge(records)
+        done = await site.processes.all_over(records)
+        await site.processes.judge(records)
         assert {(record.state, record.attempt) for record in done} == {("completed", 1)}
 
 
 @BY_HAND
-async def test_hosts_that_lose_a_fifth_of_what_they_send_and_are_slow_bring_all_runs_to_their_end() -> None:
-    async with site(lease=10) as place:
-        for host in place.hosts:
+async def test_runs_complete_on_slow_hosts_with_packet_loss() -> None:
+    async with start_site(lease=10) as site:
+        for host in site.hosts:
             host.lost_out, host.delay = 0.2, 0.2
-        records = await place.all_of_it.start_all("pay; look; wait 3; pay; look; wait 2; pay", 20)
-        done = await place.all_of_it.all_over(records)
-        await place.all_of_it.judge(records)
+        records = await site.processes.start_all("pay; look; wait 3; pay; look; wait 2; pay", 20)
+        done = await site.processes.all_over(records)
+        await site.processes.judge(records)
         assert {(record.state, record.attempt) for record in done} == {("completed", 1)}
-        assert [len(place.all_of_it.effects(record.task_id)) for record in records] == [3] * 20
+        assert [len(site.processes.effects(record.task_id)) for record in records] == [3] * 20
 
 
 @BY_HAND
-async def test_a_host_of_the_database_that_is_gone_for_twenty_seconds_is_waited_for() -> None:
-    async with site(lease=10) as place:
-        records = await place.all_of_it.start_all("pay; look; wait 3; pay; look; wait 2; pay", 40)
-        followers = [asyncio.create_task(followed(place.all_of_it, record)) for record in records]
-        await asyncio.gather(*(place.all_of_it.until(record.task_id, "checkpoint") for record in records))
-        place.database.cut_off()
+async def test_runs_survive_a_database_outage_of_twenty_seconds() -> None:
+    async with start_site(lease=10) as site:
+        records = await site.processes.start_all("pay; look; wait 3; pay; look; wait 2; pay", 40)
+        followers = [asyncio.create_task(collect_durable(site.processes, record)) for record in records]
+        await asyncio.gather(*(site.processes.until(record.task_id, "checkpoint") for record in records))
+        site.database.cut_off()
         await asyncio.sleep(20)
-        place.database.heal()
-        done = await place.all_of_it.all_over(records)
-        await place.all_of_it.judge(records)
+        site.database.heal()
+        done = await site.processes.all_over(records)
+        await site.processes.judge(records)
         assert {record.state for record in done} == {"completed"}
         for record, follower in zip(records, followers, strict=True):
-            assert await follower == list(await place.all_of_it.log.read(record.task_id))
+            assert await follower == list(await site.processes.log.read(record.task_id))
 
 
 @BY_HAND
-async def test_the_database_ends_the_sessions_of_a_host_that_is_gone_for_good() -> None:
-    async with site() as place:
-        records = await place.all_of_it.start_all("pay; look; wait 1; pay", 8)
-        await asyncio.gather(*(place.all_of_it.until(record.task_id, "tool-start") for record in records))
-        lost = place.hosts[0]
-        lost.cut_off()
-        await place.all_of_it.chaos.workers[0].kill()
-        assert place.sessions(lost) > 0
+async def test_database_ends_the_sessions_of_a_lost_host() -> None:
+    async with start_site() as site:
+        records = await site.processes.start_all("pay; look; wait 1; pay", 8)
+        await asyncio.gather(*(site.processes.until(record.task_id, "tool-start") for record in records))
+        lost_host = site.hosts[0]
+        lost_host.cut_off()
+        await site.processes.chaos.workers[0].kill()
+        assert site.count_sessions(lost_host) > 0
         async with asyncio.timeout(20):
-            while place.sessions(lost):  # noqa: ASYNC110 nobody tells
+            while site.count_sessions(lost_host):  # noqa: ASYNC110 (the database sends no notification)
                 await asyncio.sleep(0.5)
-        await place.all_of_it.all_over(records)
+        await site.processes.all_over(records)
 
 
 @BY_HAND
-async def test_a_follower_goes_on_at_another_server_when_its_own_and_the_worker_are_cut_off(tmp_path: Path) -> None:
+async def test_follower_continues_on_another_server_when_its_server_and_worker_are_disconnected(tmp_path: Path) -> None:
     names = ("db", "server1", "server2", "worker1", "worker2")
     with network(*names) as (database, *hosts), PostgresServer(host=database) as server:
         with servers_and_workers(server.dsn, tmp_path, flags=(), hosts=hosts) as processes:
             async with Client(processes.urls[0]) as first, Client(processes.urls[1], retries=20) as second:
                 run = await first.start("clerk", "Tell me a story.")
-                seen: list[Event] = []
+                received: list[Event] = []
                 async for event in first.follow(run.task_id):
-                    seen.append(event)
+                    received.append(event)
                     if event.kind == "content-delta":
                         break
                 worker = await processes.owner(run.task_id)
-                lost = hosts[2 + processes.workers.index(worker)]
-                lost.cut_off()
+                lost_host = hosts[2 + processes.workers.index(worker)]
+                lost_host.cut_off()
                 hosts[0].cut_off()
-                seen += [event async for event in second.follow(run.task_id, after=seen[-1].cursor)]
-                lost.heal()
-                there = [event async for event in second.follow(run.task_id)]
-    durable = [event for event in seen if event.durable]
-    assert [event.cursor for event in durable] == [event.cursor for event in there if event.durable]
-    assert (durable[-1].attempt, durable[-1].kind) == (2, "status-update")
+                received += [event async for event in second.follow(run.task_id, after=received[-1].cursor)]
+                lost_host.heal()
+                expected = [event async for event in second.follow(run.task_id)]
+    durable = [event for event in received if event.durable]
+    assert [event.cursor for event in durable] == [event.cursor for event in expected if event.durable]
+    assert durable[-1].attempt == 2
+    assert durable[-1].kind == "status-update"
 
 
 @BY_HAND
 @pytest.mark.timeout(600)
-async def test_hosts_that_come_and_go_for_two_minutes_do_no_harm() -> None:
+async def test_runs_survive_repeated_disconnections_of_hosts() -> None:
     dice = random.Random(1)
-    async with site(5) as place:
+    async with start_site(5) as site:
 
-        def away(cut: Callable[[Host], None]) -> Callable[[Worker], Any]:
-            async def do(worker: Worker) -> None:
-                host = place.host_of(worker)
-                cut(host)
+        def make_fault(disconnect: Callable[[Host], None]) -> Callable[[Worker], Any]:
+            async def disconnect_briefly(worker: Worker) -> None:
+                host = site.find_host(worker)
+                disconnect(host)
                 try:
                     await asyncio.sleep(LEASE * dice.choice((0.3, 1.5, 3)))
                 finally:
                     host.heal()
                     host.link("up")
 
-            return do
+            return disconnect_briefly
 
-        cuts = {"cut off": Host.cut_off, "deaf": deaf, "mute": mute, "unplugged": unplugged}
-        report = await place.all_of_it.chaos.play(
+        cuts = {"cut off": Host.cut_off, "deaf": make_deaf, "mute": make_mute, "unplugged": unplug}
+        report = await site.processes.chaos.play(
             *("pay; look; wait 1; pay", "pay; wait 1; ask; pay"),
             runs=120,
             seconds=120,
             kill_every=10,
             freeze_every=None,
-            faults=[Fault(kind, 6, away(cut)) for kind, cut in cuts.items()],
+            faults=[Fault(kind, 6, make_fault(disconnect)) for kind, disconnect in cuts.items()],
             answer=lambda question: 5,
             expect="Done.",
             patience=180,
@@ -247,12 +252,12 @@ async def test_hosts_that_come_and_go_for_two_minutes_do_no_harm() -> None:
     report.check()
 
 
-async def holding(all_of_it: Cluster, record: RunRecord) -> None:
-    """Wait until a run waits for a file."""
-    async for event in all_of_it.log.follow(record.task_id):
+async def wait_for_hold(processes: Cluster, record: RunRecord) -> None:
+    """Wait until a run holds for a file."""
+    async for event in processes.log.follow(record.task_id):
         if event.kind == "tool-start" and "hold" in event.describe():
             return
 
 
-async def followed(all_of_it: Cluster, record: RunRecord) -> list[Event]:
-    return [event async for event in all_of_it.web.follow(record.task_id) if event.durable]
+async def collect_durable(processes: Cluster, record: RunRecord) -> list[Event]:
+    return [event async for event in processes.web.follow(record.task_id) if event.durable]

@@ -1,4 +1,4 @@
-"""How often a run that is started through a runtime calls its log."""
+"""Calls of the log for a run that is started through a runtime."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from rxloop.providers.script import Turn
 from rxloop.testing import ScriptedModel
 from support.run_checks import until
 
-_REFUSED = {"append_now", "store_folds"}
-"""Calls that do nothing, or do not wait for anything."""
+_IGNORED = {"append_now", "store_folds"}
+"""Calls that have no effect, or that are not awaited."""
 
 
-def counting(log: type[EventLog], calls: list[str]) -> type[Any]:
-    """A log of this kind that notes the name of each call."""
+def make_counting_class(log: type[EventLog], calls: list[str]) -> type[Any]:
+    """Return a subclass of the log that records the name of each call."""
 
-    def noted(name: str) -> Callable[..., Any]:
+    def record_call(name: str) -> Callable[..., Any]:
         def call(self: Any, *args: Any, **options: Any) -> Any:
-            if name not in _REFUSED:
+            if name not in _IGNORED:
                 calls.append(name)
-            return getattr(super(counted, self), name)(*args, **options)
+            return getattr(super(counting_class, self), name)(*args, **options)
 
         return call
 
     names = [name for name, _ in inspect.getmembers(log, inspect.isfunction) if not name.startswith("_")]
-    counted: type[Any] = type("Counted", (log,), {name: noted(name) for name in names if name != "aclose"})
-    return counted
+    counting_class: type[Any] = type("Counted", (log,), {name: record_call(name) for name in names if name != "aclose"})
+    return counting_class
 
 
-async def test_a_run_reads_the_log_once_before_it_asks_the_model() -> None:
+async def test_run_reads_its_log_once_before_the_first_model_call() -> None:
     calls: list[str] = []
-    log = counting(MemoryEventLog, calls)()
+    log = make_counting_class(MemoryEventLog, calls)()
 
     def answer(request: ModelRequest) -> Turn:
         calls.append("MODEL")
@@ -51,7 +51,7 @@ async def test_a_run_reads_the_log_once_before_it_asks_the_model() -> None:
         before, after = await run()
         assert before == ["append", "watch_commands", "acquire_lease", "snapshot", "append"]
         assert after == ["append", "append", "release_lease"]
-        # The process asks once more whether an earlier run of the conversation comes first.
+        # The process also checks whether an earlier run of the conversation comes first.
         assert (await run(context_id="c"))[0] == ["append", "list_runs", *before[1:]]
         before, after = await run(context_id="c")
         assert before == ["append", "list_runs", "watch_commands", "acquire_lease", "snapshot", "append"]

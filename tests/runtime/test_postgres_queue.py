@@ -1,4 +1,4 @@
-"""The queue in Postgres: it rings at least once, in order of priority, and within the limits of tenants."""
+"""Postgres queue: delivery at least once, by priority and within the limits of tenants."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ DOCUMENT = Path(__file__).parents[2] / "docs/machines.md"
 
 @pytest.fixture
 def dsn(postgres: str) -> Iterator[str]:
-    with database(postgres) as own:
-        yield own
+    with database(postgres) as url:
+        yield url
 
 
-async def test_a_bell_rings_once_however_often_it_is_rung_before_it_is_answered(dsn: str) -> None:
+async def test_job_enqueued_repeatedly_before_its_execution_is_delivered_once(dsn: str) -> None:
     async with opened(dsn) as queue:
         for _ in range(5):
             await queue.enqueue("a")
@@ -48,7 +48,7 @@ async def test_a_bell_rings_once_however_often_it_is_rung_before_it_is_answered(
         async with serving(queue, answers):
             await answers.all.wait()
             assert answers.got == ["a", "b"]
-            # It is answered, and so it may ring again, which is told at once.
+            # The run was executed, so it can be enqueued again, and the worker is notified immediately.
             answers.all.clear()
             await queue.enqueue("a")
             async with asyncio.timeout(0.9):
@@ -56,7 +56,7 @@ async def test_a_bell_rings_once_however_often_it_is_rung_before_it_is_answered(
         assert await queue.waiting() == 0
 
 
-async def test_a_server_that_speaks_another_language_is_understood(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_queue_works_with_a_server_in_another_language(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LANGUAGE", "de")
     with PostgresServer(lc_messages="C.UTF-8") as server:
         with psycopg.connect(server.dsn) as connection:
@@ -64,13 +64,13 @@ async def test_a_server_that_speaks_another_language_is_understood(monkeypatch: 
                 connection.execute("SELECT 1 / 0")
             except psycopg.errors.DivisionByZero as error:
                 if "Division durch Null" not in str(error):
-                    pytest.skip("this PostgreSQL speaks nothing but English")
+                    pytest.skip("this PostgreSQL has only English messages")
         answers = Answers(3)
 
-        async def settle(task_id: str) -> None:
+        async def execute(task_id: str) -> None:
             await answers(task_id)
             if len(answers.got) == 1:
-                # The bell that rings once more when this fails is there already.
+                # The same run is enqueued before the job fails, and the failed job is delivered again too.
                 await queue.enqueue("a")
                 raise RuntimeError("not yet")
 
@@ -79,12 +79,12 @@ async def test_a_server_that_speaks_another_language_is_understood(monkeypatch: 
                 await queue.enqueue("a", tenant="t")
             await queue.enqueue("b", tenant="t")
             assert await queue.waiting() == 2
-            async with serving(queue, settle, concurrency=2), asyncio.timeout(20):
+            async with serving(queue, execute, concurrency=2), asyncio.timeout(20):
                 await answers.all.wait()
             assert sorted(answers.got) == ["a", "a", "b"]
 
 
-async def test_a_role_with_few_rights_is_told_what_it_lacks_and_works_with_those_of_the_document(dsn: str) -> None:
+async def test_role_with_the_documented_rights_can_use_the_queue(dsn: str) -> None:
     grants = [line for line in DOCUMENT.read_text(encoding="utf-8").splitlines() if " SCHEMA queue TO app;" in line]
     role = f"rxloop_{secrets.token_hex(4)}"
     in_schema = f"{dsn}?options=-csearch_path%3Dqueue"
@@ -106,7 +106,7 @@ async def test_a_role_with_few_rights_is_told_what_it_lacks_and_works_with_those
         await asked(dsn, f"DROP ROLE {role}")
 
 
-async def test_the_higher_priority_comes_first_and_a_delayed_bell_at_its_time(dsn: str) -> None:
+async def test_jobs_are_delivered_by_priority_and_time(dsn: str) -> None:
     async with opened(dsn) as queue:
         await queue.enqueue("low", priority=-1)
         await queue.enqueue("later", at=datetime.now(UTC) + timedelta(seconds=1))
@@ -119,23 +119,23 @@ async def test_the_higher_priority_comes_first_and_a_delayed_bell_at_its_time(ds
         assert answers.got == ["high", "usual", "low", "later"]
 
 
-async def test_a_bell_whose_answer_fails_or_is_cancelled_rings_once_more(dsn: str) -> None:
-    tried: Counter[str] = Counter()
+async def test_failed_or_canceled_job_is_delivered_again(dsn: str) -> None:
+    attempts: Counter[str] = Counter()
     done, stuck = asyncio.Event(), asyncio.Event()
 
-    async def settle(task_id: str) -> None:
-        tried[task_id] += 1
+    async def execute(task_id: str) -> None:
+        attempts[task_id] += 1
         if task_id == "stuck":
             stuck.set()
             await asyncio.Event().wait()
-        if tried[task_id] < 3:
+        if attempts[task_id] < 3:
             raise RuntimeError("not yet")
         done.set()
 
     async with opened(dsn) as queue:
         await queue.enqueue("fails")
         await queue.enqueue("stuck")
-        async with serving(queue, settle, concurrency=2):
+        async with serving(queue, execute, concurrency=2):
             await done.wait()
             await stuck.wait()
         assert await queue.waiting() == 1
@@ -145,31 +145,31 @@ async def test_a_bell_whose_answer_fails_or_is_cancelled_rings_once_more(dsn: st
         assert answers.got == ["stuck"]
 
 
-async def test_a_bell_rings_once_more_by_the_clock_of_the_server(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Ahead(datetime):
+async def test_retry_of_a_job_uses_the_clock_of_the_server(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class ClockAhead(datetime):
         @classmethod
         def now(cls, tz: tzinfo | None = None) -> Self:
             return super().now(tz) + timedelta(hours=1)
 
-    monkeypatch.setattr(module, "datetime", Ahead, raising=False)
-    answers, at = Answers(2), list[float]()
+    monkeypatch.setattr(module, "datetime", ClockAhead, raising=False)
+    answers, times = Answers(2), list[float]()
 
-    async def settle(task_id: str) -> None:
-        at.append(asyncio.get_running_loop().time())
+    async def execute(task_id: str) -> None:
+        times.append(asyncio.get_running_loop().time())
         await answers(task_id)
         if len(answers.got) == 1:
             raise RuntimeError("not yet")
 
     async with opened(dsn) as queue:
         await queue.enqueue("a")
-        async with serving(queue, settle):
+        async with serving(queue, execute):
             async with asyncio.timeout(20):
                 await answers.all.wait()
-        # Not at once: it would go to and fro between workers that cannot answer it.
-        assert at[1] - at[0] > 0.9
+        # An immediate retry would move the job back and forth between workers that cannot execute it.
+        assert times[1] - times[0] > 0.9
 
 
-async def test_a_worker_answers_the_bells_of_its_version_and_those_of_none(dsn: str) -> None:
+async def test_worker_gets_jobs_of_its_version_and_jobs_without_version(dsn: str) -> None:
     async with opened(dsn) as queue:
         await queue.enqueue("one", version="1")
         await queue.enqueue("two", version="2")
@@ -181,7 +181,7 @@ async def test_a_worker_answers_the_bells_of_its_version_and_those_of_none(dsn: 
         assert await queue.waiting("1") == 1
 
 
-async def test_a_worker_answers_the_bells_of_its_agents_and_those_that_name_none(dsn: str) -> None:
+async def test_worker_gets_jobs_of_its_agents_and_jobs_without_agent(dsn: str) -> None:
     async with opened(dsn) as queue:
         await queue.enqueue("other", agent="b", priority=5)
         await queue.enqueue("mine", agent="a")
@@ -193,30 +193,31 @@ async def test_a_worker_answers_the_bells_of_its_agents_and_those_that_name_none
         assert await queue.waiting() == 1
 
 
-async def test_a_bell_that_rings_once_more_is_for_the_same_agent(dsn: str) -> None:
-    async def settle(task_id: str) -> None:
+async def test_retried_job_keeps_its_agent(dsn: str) -> None:
+    async def execute(task_id: str) -> None:
         raise RuntimeError("not yet")
 
     async with opened(dsn) as queue:
         await queue.enqueue("run", agent="a")
-        async with serving(queue, settle, agents=["a"]):
+        async with serving(queue, execute, agents=["a"]):
             with psycopg.connect(dsn, autocommit=True) as connection:
                 delayed = "SELECT args FROM procrastinate_jobs WHERE scheduled_at IS NOT NULL"
-                while not (said := connection.execute(delayed).fetchall()):  # noqa: ASYNC110
+                while not (job_args := connection.execute(delayed).fetchall()):  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
-        assert said == [({"task_id": "run", "tenant": None, "agent": "a"},)]
+        assert job_args == [({"task_id": "run", "tenant": None, "agent": "a"},)]
 
 
-async def test_a_bell_of_an_older_program_and_one_of_a_newer_program_ring(dsn: str) -> None:
+async def test_jobs_of_older_and_newer_programs_are_delivered(dsn: str) -> None:
     async with opened(dsn) as queue:
-        for said in (
+        for job_args in (
             '{"task_id": "old", "tenant": "t"}',
             '{"task_id": "new", "tenant": null, "agent": "a", "more": 1}',
         ):
             await queue.enqueue("run")
             with psycopg.connect(dsn) as connection:
                 connection.execute(
-                    "UPDATE procrastinate_jobs SET args = %s, queueing_lock = NULL WHERE queueing_lock = 'run'", (said,)
+                    "UPDATE procrastinate_jobs SET args = %s, queueing_lock = NULL WHERE queueing_lock = 'run'",
+                    (job_args,),
                 )
         answers = Answers(2)
         async with serving(queue, answers, agents=["a"]):
@@ -224,53 +225,51 @@ async def test_a_bell_of_an_older_program_and_one_of_a_newer_program_ring(dsn: s
         assert answers.got == ["old", "new"]
 
 
-async def test_what_a_dead_worker_had_rings_once_more_before_all_others(
-    dsn: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_job_of_a_dead_worker_is_delivered_before_other_jobs(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_STALLED", 0.4)
     monkeypatch.setattr(module, "_HEARTBEAT", 0.1)
     async with opened(dsn) as queue:
         await queue.enqueue("left")
         app = await queue._opened()
-        dead = await app.job_manager.register_worker()
-        assert await app.job_manager.fetch_job(None, dead) is not None
+        worker_id = await app.job_manager.register_worker()
+        assert await app.job_manager.fetch_job(None, worker_id) is not None
         for number in range(3):
             await queue.enqueue(f"other{number}")
         answers = Answers(4)
 
-        async def slowly(task_id: str) -> None:
+        async def execute_slowly(task_id: str) -> None:
             await answers(task_id)
             await asyncio.sleep(0.6)
 
-        async with serving(queue, slowly):
+        async with serving(queue, execute_slowly):
             await answers.all.wait()
         assert answers.got.index("left") < 3
 
 
-async def test_what_a_dead_worker_had_is_kept_until_it_rings_once_more(
+async def test_job_of_a_dead_worker_is_kept_until_it_is_enqueued_again(
     dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_STALLED", 0.4)
     monkeypatch.setattr(module, "_HEARTBEAT", 0.1)
-    ring, failing = PostgresQueue._ring, iter([True, True])
+    enqueue_job, failures = PostgresQueue._ring, iter([True, True])
 
-    async def fails_twice(self: PostgresQueue, *arguments: Any) -> None:
-        if next(failing, False):
+    async def fail_twice(self: PostgresQueue, *arguments: Any) -> None:
+        if next(failures, False):
             raise ConnectorException("the server does not answer in time")
-        await ring(self, *arguments)
+        await enqueue_job(self, *arguments)
 
     async with opened(dsn) as queue:
         await queue.enqueue("left")
         manager = (await queue._opened()).job_manager
         assert await manager.fetch_job(None, await manager.register_worker()) is not None
-        monkeypatch.setattr(PostgresQueue, "_ring", fails_twice)
+        monkeypatch.setattr(PostgresQueue, "_ring", fail_twice)
         answers = Answers(1)
         async with serving(queue, answers), asyncio.timeout(20):
             await answers.all.wait()
     assert answers.got == ["left"]
 
 
-async def test_processes_that_come_at_the_same_moment_make_the_tables_once(dsn: str) -> None:
+async def test_concurrent_processes_create_the_tables_once(dsn: str) -> None:
     queues = [PostgresQueue(dsn) for _ in range(5)]
     await asyncio.gather(*(queue.enqueue(f"r{number}") for number, queue in enumerate(queues)))
     assert await queues[0].waiting() == 5
@@ -278,42 +277,40 @@ async def test_processes_that_come_at_the_same_moment_make_the_tables_once(dsn: 
         await queue.aclose()
 
 
-def connections(dsn: str) -> int:
+def count_connections(dsn: str) -> int:
     with psycopg.connect(dsn) as connection:
-        found = connection.execute("SELECT application_name FROM pg_stat_activity WHERE datname = current_database()")
-        return found.fetchall().count(("rxloop-queue",))
+        rows = connection.execute("SELECT application_name FROM pg_stat_activity WHERE datname = current_database()")
+        return rows.fetchall().count(("rxloop-queue",))
 
 
-async def test_a_worker_has_two_connections(dsn: str) -> None:
+async def test_worker_uses_two_connections(dsn: str) -> None:
     async with opened(dsn) as queue:
         answers = Answers(10)
         async with serving(queue, answers, concurrency=10):
-            # The one that listens may come after the first answer.
-            while connections(dsn) < 2:  # noqa: ASYNC110
+            # The listening connection may be opened after the first job.
+            while count_connections(dsn) < 2:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
             for number in range(10):
                 await queue.enqueue(f"a{number}")
             await answers.all.wait()
-            assert connections(dsn) == 2
+            assert count_connections(dsn) == 2
 
 
-async def test_a_queue_that_is_closed_while_it_opens_leaves_no_connection(dsn: str) -> None:
+async def test_queue_closed_while_it_opens_leaks_no_connection(dsn: str) -> None:
     queue = PostgresQueue(dsn)
-    ringing = asyncio.create_task(queue.enqueue("r1"))
+    enqueue_task = asyncio.create_task(queue.enqueue("r1"))
     await asyncio.sleep(0)
     await queue.aclose()
     with suppress(ConnectorException):
-        await ringing
+        await enqueue_task
     async with asyncio.timeout(10):
-        # The server notices a little later.
-        while connections(dsn):  # noqa: ASYNC110
+        # The server notices with a delay.
+        while count_connections(dsn):  # noqa: ASYNC110
             await asyncio.sleep(0.02)
 
 
-async def test_a_worker_that_cannot_listen_any_more_ends_so_that_another_one_is_begun(
-    dsn: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def away() -> None:
+async def test_worker_that_can_no_longer_listen_ends(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail_connection() -> None:
         raise psycopg.OperationalError("the server is away for a moment")
 
     listener = "FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'"
@@ -321,24 +318,24 @@ async def test_a_worker_that_cannot_listen_any_more_ends_so_that_another_one_is_
         with psycopg.connect(dsn, autocommit=True) as connection:
             while not connection.execute(f"SELECT 1 {listener}").fetchall():  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
-            monkeypatch.setattr((await queue._opened()).connector, "_get_standalone_connection", away)
+            monkeypatch.setattr((await queue._opened()).connector, "_get_standalone_connection", fail_connection)
             connection.execute(f"SELECT pg_terminate_backend(pid) {listener}")
         done, _ = await asyncio.wait([worker], timeout=30)
         assert done
 
 
-async def test_a_server_that_comes_back_is_served_by_another_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_new_worker_continues_after_a_server_restart(monkeypatch: pytest.MonkeyPatch) -> None:
     with PostgresServer() as server:
         async with opened(server.dsn) as queue:
             answers = Answers(2)
 
-            async def serve_on() -> None:
+            async def serve_repeatedly() -> None:
                 while True:
                     with suppress(Exception):
                         await queue.serve(answers, concurrency=2)
                     await asyncio.sleep(0.2)
 
-            serving_on = asyncio.create_task(serve_on())
+            server_task = asyncio.create_task(serve_repeatedly())
             await queue.enqueue("before")
             while not answers.got:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
@@ -351,24 +348,24 @@ async def test_a_server_that_comes_back_is_served_by_another_worker(monkeypatch:
                 except Exception:
                     await asyncio.sleep(0.2)
             await answers.all.wait()
-            serving_on.cancel()
+            server_task.cancel()
             with suppress(asyncio.CancelledError):
-                await serving_on
+                await server_task
     assert set(answers.got) == {"before", "after"}
 
 
-def test_a_limit_of_no_run_is_refused() -> None:
+def test_queue_rejects_tenant_limit_below_one() -> None:
     with pytest.raises(ConfigurationError, match="at least 1"):
         PostgresQueue("postgresql://localhost/app", tenant_limit=0)
 
 
 @pytest.mark.parametrize("name", ["", "a%", "a:b", "a" * 24])
-def test_a_name_that_a_queue_cannot_have_is_refused(name: str) -> None:
+def test_queue_rejects_invalid_name(name: str) -> None:
     with pytest.raises(ConfigurationError, match="the name of a queue"):
         PostgresQueue("postgresql://localhost/app", name=name)
 
 
-async def test_what_waits_is_counted_for_a_version_and_for_a_queue(dsn: str) -> None:
+async def test_waiting_counts_jobs_by_version_and_queue(dsn: str) -> None:
     async with opened(dsn) as queue:
         other = PostgresQueue(dsn, name="rx_oop")
         await queue.enqueue("gone", version="7")
@@ -379,7 +376,7 @@ async def test_what_waits_is_counted_for_a_version_and_for_a_queue(dsn: str) -> 
         await other.aclose()
 
 
-async def test_a_version_may_be_as_long_as_the_name_of_a_commit(dsn: str) -> None:
+async def test_version_can_be_as_long_as_a_commit_hash(dsn: str) -> None:
     commit = "5737d7e" * 6
     async with opened(dsn) as queue:
         await queue.enqueue("other", version=commit + "1")
@@ -390,34 +387,34 @@ async def test_a_version_may_be_as_long_as_the_name_of_a_commit(dsn: str) -> Non
         assert answers.got == ["a"]
 
 
-async def test_a_bell_that_rings_while_a_worker_looks_is_not_missed(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_job_enqueued_during_a_fetch_is_not_missed(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_POLL", 3600.0)
     async with opened(dsn) as queue:
-        places = (await queue._opened()).job_manager
-        assert isinstance(places, Places)
-        answers, look = Answers(1), places._taken
+        job_manager = (await queue._opened()).job_manager
+        assert isinstance(job_manager, Places)
+        answers, fetch_job = Answers(1), job_manager._taken
 
-        async def slowly(queues: Iterable[str] | None, worker_id: int) -> Job | None:
-            job, heard = await look(queues, worker_id), places._heard
+        async def enqueue_meanwhile(queues: Iterable[str] | None, worker_id: int) -> Job | None:
+            job, notification_count = await fetch_job(queues, worker_id), job_manager._heard
             if job is None and not answers.got:
                 await queue.enqueue("meanwhile")
-                while places._heard == heard:  # noqa: ASYNC110
+                while job_manager._heard == notification_count:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
             return job
 
         async with serving(queue, answers) as task:
-            # Once it listens, and has answered all that: of one that waits already nobody is told again.
-            bells = (f"first{number}" for number in count())
-            while not places._heard:
-                await queue.enqueue(next(bells))
+            # Wait until the worker listens and the queue is empty, because waiting jobs cause no further notification.
+            task_ids = (f"first{number}" for number in count())
+            while not job_manager._heard:
+                await queue.enqueue(next(task_ids))
                 await asyncio.sleep(0.01)
             while await queue.waiting():  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
-            monkeypatch.setattr(places, "_taken", slowly)
+            monkeypatch.setattr(job_manager, "_taken", enqueue_meanwhile)
             answers.got.clear()
             answers.all.clear()
-            assert places._wake is not None
-            await places._wake(channel="", notification={"type": "job_inserted", "job_id": 0})
+            assert job_manager._wake is not None
+            await job_manager._wake(channel="", notification={"type": "job_inserted", "job_id": 0})
             await answers.all.wait()
             assert not task.done()
         assert answers.got == ["meanwhile"]
@@ -433,22 +430,22 @@ async def test_a_bell_that_rings_while_a_worker_looks_is_not_missed(dsn: str, mo
         "host=db password='secret",
     ],
 )
-def test_no_error_of_an_address_shows_its_password(dsn: str) -> None:
+def test_error_of_an_invalid_url_hides_the_password(dsn: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         PostgresQueue(dsn)
     assert "cret" not in "".join(traceback.format_exception(caught.value)) + repr(caught.value)
 
 
-async def test_no_error_of_a_server_that_is_away_shows_the_password(caplog: pytest.LogCaptureFixture) -> None:
+async def test_error_of_an_unreachable_server_hides_the_password(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     queue = PostgresQueue("postgresql://app:secret@127.0.0.1:1/app?connect_timeout=1")
     with pytest.raises(ConnectorException) as caught:
         await queue.waiting()
-    told = "".join(traceback.format_exception(caught.value)) + repr(queue) + caplog.text
-    assert "secret" not in told
+    output = "".join(traceback.format_exception(caught.value)) + repr(queue) + caplog.text
+    assert "secret" not in output
 
 
-async def test_an_error_of_the_server_is_told_in_its_words(dsn: str) -> None:
+async def test_error_of_the_server_is_passed_on(dsn: str) -> None:
     async with opened(dsn) as queue:
         assert await queue.waiting() == 0
         with psycopg.connect(dsn) as connection:
@@ -458,7 +455,7 @@ async def test_an_error_of_the_server_is_told_in_its_words(dsn: str) -> None:
                 await call
 
 
-async def test_the_server_drops_a_worker_that_is_frozen_and_does_not_listen(dsn: str) -> None:
+async def test_listening_connection_has_a_tcp_user_timeout(dsn: str) -> None:
     async with opened(dsn) as queue:
         connector = (await queue._opened()).connector
         assert isinstance(connector, PsycopgConnector)

@@ -1,4 +1,4 @@
-"""A runtime with a queue: replicas that start runs, and workers that carry them out."""
+"""Runtimes with a queue: replicas that start runs, and workers that execute them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def agent(*turns: Any, **options: Any) -> Agent[Any, Any]:
     return Agent(ScriptedModel(*turns), thoughts=False, **options)
 
 
-def answering() -> Agent[Any, Any]:
+def answering_agent() -> Agent[Any, Any]:
     return agent(*["Hello."] * 50)
 
 
@@ -40,56 +40,56 @@ async def work() -> str:
     return "done"
 
 
-async def over(runtime: Runtime, record: RunRecord) -> RunRecord:
+async def wait_for_end(runtime: Runtime, record: RunRecord) -> RunRecord:
     await runtime.follow(record.task_id)
     return await runtime.get_record(record.task_id)
 
 
-async def test_a_replica_with_a_queue_starts_runs_and_drives_none(log: MemoryEventLog) -> None:
+async def test_replica_with_a_queue_starts_runs_without_executing_them(log: MemoryEventLog) -> None:
     queue = Bare()
-    async with Runtime({"a": answering()}, log=log, queue=queue, adopt_every=0) as web:
-        record = await web.start("a", "Hi", owner="ann")
+    async with Runtime({"a": answering_agent()}, log=log, queue=queue, adopt_every=0) as server:
+        record = await server.start("a", "Hi", owner="ann")
         for _ in range(20):
             await asyncio.sleep(0)
-        assert (await web.get_record(record.task_id)).state == "submitted"
-        assert not web.drives(record.task_id)
+        assert (await server.get_record(record.task_id)).state == "submitted"
+        assert not server.drives(record.task_id)
     assert queue.rung == [(record.task_id, 0, None, "ann", "a", None)]
 
 
-async def test_a_worker_carries_out_what_another_replica_has_started(log: MemoryEventLog) -> None:
+async def test_worker_executes_runs_of_another_replica(log: MemoryEventLog) -> None:
     queue = Bare()
     async with (
-        Runtime({"a": answering()}, log=log, queue=queue) as web,
-        Runtime({"a": answering()}, log=log, queue=queue, works=True),
+        Runtime({"a": answering_agent()}, log=log, queue=queue) as server,
+        Runtime({"a": answering_agent()}, log=log, queue=queue, works=True),
     ):
-        text = web.follow((await web.start("a", "Hi")).task_id).pipe(op.text())
+        text = server.follow((await server.start("a", "Hi")).task_id).pipe(op.text())
         assert "".join([part async for part in text]) == "Hello."
 
 
-def test_a_queue_that_loses_bells_loses_no_run(log: MemoryEventLog) -> None:
+def test_runs_survive_a_queue_that_loses_jobs(log: MemoryEventLog) -> None:
     with virtual_time() as time:
 
         async def program() -> None:
             queue = Bare(lost=0.7, doubled=0.3, shuffled=True)
-            worker = Runtime({"a": answering()}, log=log, queue=queue, works=True, concurrency=4)
-            async with Runtime({"a": answering()}, log=log, queue=queue) as web, worker:
-                started = [await web.start("a", "Hi") for _ in range(30)]
-                ended = await asyncio.gather(*(over(web, record) for record in started))
+            worker = Runtime({"a": answering_agent()}, log=log, queue=queue, works=True, concurrency=4)
+            async with Runtime({"a": answering_agent()}, log=log, queue=queue) as server, worker:
+                records = [await server.start("a", "Hi") for _ in range(30)]
+                ended = await asyncio.gather(*(wait_for_end(server, record) for record in records))
                 assert {record.state for record in ended} == {"completed"}
                 assert {record.attempt for record in ended} == {1}
 
         time.run(program())
 
 
-async def test_a_bell_that_rings_thrice_and_out_of_order_begins_each_run_once(log: MemoryEventLog) -> None:
+async def test_duplicated_and_shuffled_jobs_start_each_run_once(log: MemoryEventLog) -> None:
     queue = Bare(doubled=1, shuffled=True)
     async with (
-        Runtime({"a": answering()}, log=log, queue=queue) as web,
-        Runtime({"a": answering()}, log=log, queue=queue, works=True, concurrency=3),
-        Runtime({"a": answering()}, log=log, queue=queue, works=True, concurrency=3),
+        Runtime({"a": answering_agent()}, log=log, queue=queue) as server,
+        Runtime({"a": answering_agent()}, log=log, queue=queue, works=True, concurrency=3),
+        Runtime({"a": answering_agent()}, log=log, queue=queue, works=True, concurrency=3),
     ):
-        started = [await web.start("a", "Hi", context_id=f"c{number % 4}") for number in range(16)]
-        ended = await asyncio.gather(*(over(web, record) for record in started))
+        records = [await server.start("a", "Hi", context_id=f"c{number % 4}") for number in range(16)]
+        ended = await asyncio.gather(*(wait_for_end(server, record) for record in records))
         assert {(record.state, record.attempt) for record in ended} == {("completed", 1)}
         for context in range(4):
             runs = await log.list_runs(context_id=f"c{context}")
@@ -97,141 +97,151 @@ async def test_a_bell_that_rings_thrice_and_out_of_order_begins_each_run_once(lo
             assert first == sorted(first)
 
 
-def test_a_run_that_waits_for_an_earlier_one_takes_no_place(log: MemoryEventLog) -> None:
+def test_run_that_waits_for_an_earlier_run_occupies_no_slot(log: MemoryEventLog) -> None:
     with virtual_time() as time:
 
         async def program() -> None:
             queue = Bare()
             slow = agent(call("work"), "Done.", "Later.", tools=[work])
-            worker = Runtime({"slow": slow, "quick": answering()}, log=log, queue=queue, works=True, concurrency=2)
-            async with Runtime({"slow": slow, "quick": answering()}, log=log, queue=queue) as web, worker:
-                first = await web.start("slow", "Work", context_id="bob")
-                behind = [await web.start("quick", "Hi", context_id="bob") for _ in range(3)]
-                other = await web.start("quick", "Hi")
-                begun = asyncio.get_running_loop().time()
-                assert (await over(web, other)).state == "completed"
-                assert asyncio.get_running_loop().time() < begun + 30
-                for record in (first, *behind):
-                    assert (await over(web, record)).state == "completed"
+            worker = Runtime(
+                {"slow": slow, "quick": answering_agent()}, log=log, queue=queue, works=True, concurrency=2
+            )
+            async with Runtime({"slow": slow, "quick": answering_agent()}, log=log, queue=queue) as server, worker:
+                first = await server.start("slow", "Work", context_id="bob")
+                queued = [await server.start("quick", "Hi", context_id="bob") for _ in range(3)]
+                other = await server.start("quick", "Hi")
+                start = asyncio.get_running_loop().time()
+                assert (await wait_for_end(server, other)).state == "completed"
+                assert asyncio.get_running_loop().time() < start + 30
+                for record in (first, *queued):
+                    assert (await wait_for_end(server, record)).state == "completed"
 
         time.run(program())
 
 
-def test_a_worker_that_goes_away_rings_for_what_it_leaves() -> None:
-    one, two = two_machines()
+def test_draining_worker_enqueues_its_unfinished_runs() -> None:
+    first_machine, second_machine = two_machines()
     with virtual_time() as time:
 
         async def program() -> None:
             queue = Bare()
-            worker = Runtime({"a": one.agent(call("work"), "Done.")}, log=one.log, queue=queue, works=True, grace=4)
-            async with Runtime({"a": two.agent()}, log=two.log, queue=queue) as web:
+            worker = Runtime(
+                {"a": first_machine.agent(call("work"), "Done.")},
+                log=first_machine.log,
+                queue=queue,
+                works=True,
+                grace=4,
+            )
+            async with Runtime({"a": second_machine.agent()}, log=second_machine.log, queue=queue) as server:
                 async with worker:
-                    record = await web.start("a", "Work")
+                    record = await server.start("a", "Work")
                     await asyncio.sleep(1)
                     assert worker.drives(record.task_id)
-                assert (await web.get_record(record.task_id)).state == "working"
-                rest = two.agent(call("work"), "Done.")
-                async with Runtime({"a": rest}, log=two.log, queue=queue, works=True):
-                    ended = await over(web, record)
+                assert (await server.get_record(record.task_id)).state == "working"
+                remaining_agent = second_machine.agent(call("work"), "Done.")
+                async with Runtime({"a": remaining_agent}, log=second_machine.log, queue=queue, works=True):
+                    ended = await wait_for_end(server, record)
                 assert (ended.state, ended.attempt) == ("completed", 2)
 
         time.run(program())
 
 
-async def test_a_bell_for_a_run_that_goes_on_elsewhere_is_answered_at_once() -> None:
-    one, two = two_machines()
+async def test_job_for_a_run_of_another_worker_is_completed_immediately() -> None:
+    first_machine, second_machine = two_machines()
     queue = Bare()
-    async with Runtime({"a": one.agent(call("work"), "Done.")}, log=one.log, queue=queue, works=True, grace=0) as first:
+    async with Runtime(
+        {"a": first_machine.agent(call("work"), "Done.")}, log=first_machine.log, queue=queue, works=True, grace=0
+    ) as first:
         record = await first.start("a", "Work")
         async for event in first.follow(record.task_id):
             if event.kind == "tool-start":
                 break
-        async with Runtime({"a": two.agent()}, log=two.log, queue=queue, works=True) as second:
+        async with Runtime({"a": second_machine.agent()}, log=second_machine.log, queue=queue, works=True) as second:
             for _ in range(100):
                 await second._driving._answer(record.task_id)
             assert not second.drives(record.task_id)
 
 
-async def test_more_than_may_wait_is_refused(log: MemoryEventLog) -> None:
-    async with Runtime({"a": answering()}, log=log, queue=Bare(), max_waiting=3) as web:
+async def test_start_raises_when_the_queue_is_full(log: MemoryEventLog) -> None:
+    async with Runtime({"a": answering_agent()}, log=log, queue=Bare(), max_waiting=3) as server:
         for _ in range(3):
-            await web.start("a", "Hi")
+            await server.start("a", "Hi")
         with pytest.raises(QueueFull, match="3 runs wait for a worker"):
-            await web.start("a", "Hi")
+            await server.start("a", "Hi")
     assert len(await log.list_runs()) == 3
 
 
-async def test_the_priority_and_the_time_of_a_run_are_rung_with_and_kept(log: MemoryEventLog) -> None:
+async def test_priority_and_time_of_a_run_are_enqueued_and_recorded(log: MemoryEventLog) -> None:
     queue = Bare()
     later = datetime.now(UTC).replace(microsecond=0) + timedelta(hours=1)
-    async with Runtime({"a": answering()}, log=log, queue=queue, version="7") as web:
-        record = await web.start("a", "Hi", priority=5, at=later, metadata={"mine": 1})
-        assert (await web.get_record(record.task_id)).metadata["mine"] == 1
+    async with Runtime({"a": answering_agent()}, log=log, queue=queue, version="7") as server:
+        record = await server.start("a", "Hi", priority=5, at=later, metadata={"mine": 1})
+        assert (await server.get_record(record.task_id)).metadata["mine"] == 1
         assert queue.rung == [(record.task_id, 5, later, None, "a", "7")]
         with pytest.raises(ConfigurationError, match="no time zone"):
-            await web.start("a", "Hi", at=datetime(2030, 1, 1))  # noqa: DTZ001
+            await server.start("a", "Hi", at=datetime(2030, 1, 1))  # noqa: DTZ001
         with pytest.raises(ConfigurationError, match="not yours"):
-            await web.start("a", "Hi", metadata={"rxloop:queue": {}})
+            await server.start("a", "Hi", metadata={"rxloop:queue": {}})
 
 
 @pytest.mark.parametrize("priority", [1_000_001, -(2**31), 0.0, 1.5, True, "5", None])
-async def test_a_priority_that_a_queue_cannot_have_is_refused(log: MemoryEventLog, priority: Any) -> None:
-    async with Runtime({"a": answering()}, log=log, queue=Bare()) as web:
+async def test_start_rejects_invalid_priority(log: MemoryEventLog, priority: Any) -> None:
+    async with Runtime({"a": answering_agent()}, log=log, queue=Bare()) as server:
         with pytest.raises(ConfigurationError, match="whole number from -1,000,000 to 1,000,000"):
-            await web.start("a", "Hi", priority=priority)
+            await server.start("a", "Hi", priority=priority)
     assert not await log.list_runs()
 
 
-async def test_what_waits_for_another_version_does_not_count_when_too_much_waits(log: MemoryEventLog) -> None:
-    class Counting(Bare):
+async def test_full_queue_is_decided_by_the_jobs_of_the_same_version(log: MemoryEventLog) -> None:
+    class VersionedQueue(Bare):
         async def waiting(self, version: str | None = None) -> int:
             return {"7": 3, "8": 0}[version or ""]
 
-    queue = Counting()
-    async with Runtime({"a": answering()}, log=log, queue=queue, version="8", max_waiting=3) as web:
-        await web.start("a", "Hi")
-    async with Runtime({"a": answering()}, log=log, queue=queue, version="7", max_waiting=3) as web:
+    queue = VersionedQueue()
+    async with Runtime({"a": answering_agent()}, log=log, queue=queue, version="8", max_waiting=3) as server:
+        await server.start("a", "Hi")
+    async with Runtime({"a": answering_agent()}, log=log, queue=queue, version="7", max_waiting=3) as server:
         with pytest.raises(QueueFull):
-            await web.start("a", "Hi")
+            await server.start("a", "Hi")
 
 
-async def test_priority_needs_a_queue(log: MemoryEventLog) -> None:
-    async with Runtime({"a": answering()}, log=log) as runtime:
+async def test_priority_requires_a_queue(log: MemoryEventLog) -> None:
+    async with Runtime({"a": answering_agent()}, log=log) as runtime:
         with pytest.raises(ConfigurationError, match="wait in a queue"):
             await runtime.start("a", "Hi", priority=1)
     with pytest.raises(ConfigurationError, match="needs a queue"):
-        Runtime({"a": answering()}, log=log, works=False)
+        Runtime({"a": answering_agent()}, log=log, works=False)
 
 
-async def test_a_run_stays_with_workers_of_its_version(log: MemoryEventLog) -> None:
+async def test_run_is_executed_only_by_workers_of_its_version(log: MemoryEventLog) -> None:
     queue = Bare()
-    async with Runtime({"a": answering()}, log=log, queue=queue, version="1") as web:
-        record = await web.start("a", "Hi")
-        async with Runtime({"a": answering()}, log=log, queue=queue, works=True, version="2"):
+    async with Runtime({"a": answering_agent()}, log=log, queue=queue, version="1") as server:
+        record = await server.start("a", "Hi")
+        async with Runtime({"a": answering_agent()}, log=log, queue=queue, works=True, version="2"):
             for _ in range(50):
                 await asyncio.sleep(0)
-        assert (await web.get_record(record.task_id)).state == "submitted"
+        assert (await server.get_record(record.task_id)).state == "submitted"
         await queue.enqueue(record.task_id)
-        async with Runtime({"a": answering()}, log=log, queue=queue, works=True, version="1"):
-            assert (await over(web, record)).state == "completed"
+        async with Runtime({"a": answering_agent()}, log=log, queue=queue, works=True, version="1"):
+            assert (await wait_for_end(server, record)).state == "completed"
 
 
-async def test_a_worker_asks_its_queue_for_the_bells_of_its_agents_and_its_version(log: MemoryEventLog) -> None:
-    class Asked(Bare):
+async def test_worker_requests_jobs_of_its_agents_and_version(log: MemoryEventLog) -> None:
+    class RecordingQueue(Bare):
         options: dict[str, Any]
 
         async def serve(self, settle: Callable[[str], Awaitable[None]], **options: Any) -> None:
             self.options = options
             await super().serve(settle, **options)
 
-    queue = Asked()
-    async with Runtime({"a": answering(), "b": answering()}, log=log, queue=queue, works=True, version="2"):
+    queue = RecordingQueue()
+    async with Runtime({"a": answering_agent(), "b": answering_agent()}, log=log, queue=queue, works=True, version="2"):
         await asyncio.sleep(0)
     assert [*queue.options.pop("agents")] == ["a", "b"]
     assert queue.options == {"concurrency": 32, "version": "2"}
 
 
-async def test_an_answer_rings_for_a_worker(log: MemoryEventLog) -> None:
+async def test_answer_enqueues_the_run(log: MemoryEventLog) -> None:
     @tool(approve=True)
     async def pay() -> str:
         """Pays."""
@@ -239,26 +249,27 @@ async def test_an_answer_rings_for_a_worker(log: MemoryEventLog) -> None:
 
     queue = Bare()
     worker = Runtime({"a": agent(call("pay"), "Done.", tools=[pay])}, log=log, queue=queue, works=True)
-    async with Runtime({"a": answering()}, log=log, queue=queue) as web, worker:
-        record = await web.start("a", "Pay")
-        async for event in web.follow(record.task_id):
+    async with Runtime({"a": answering_agent()}, log=log, queue=queue) as server, worker:
+        record = await server.start("a", "Pay")
+        async for event in server.follow(record.task_id):
             if event.kind == "input-required":
-                await web.answer(record.task_id, {event.input_id: True})
-        assert (await web.get_record(record.task_id)).state == "completed"
+                await server.answer(record.task_id, {event.input_id: True})
+        assert (await server.get_record(record.task_id)).state == "completed"
 
 
-async def test_a_client_is_told_to_come_back_when_too_much_waits(log: MemoryEventLog) -> None:
-    async with Runtime({"a": answering()}, log=log, queue=Bare(), max_waiting=1) as web:
-        app = api(web)
+async def test_http_client_gets_429_with_retry_after_when_the_queue_is_full(log: MemoryEventLog) -> None:
+    async with Runtime({"a": answering_agent()}, log=log, queue=Bare(), max_waiting=1) as server:
+        app = api(server)
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://web") as client:
             first = await client.post("/runs", json={"input": "Hi"})
             second = await client.post("/runs", json={"input": "Hi"})
-    assert (first.status_code, second.status_code, second.json()["error"]["code"]) == (202, 429, "busy")
+    assert (first.status_code, second.status_code) == (202, 429)
+    assert second.json()["error"]["code"] == "busy"
     assert second.headers["retry-after"] == "5"
 
 
-class Deaf(Bare):
-    """Takes the first cancellation for something else."""
+class StubbornQueue(Bare):
+    """Queue that ignores the first cancellation."""
 
     async def serve(self, settle: Callable[[str], Awaitable[None]], **options: Any) -> None:
         with suppress(asyncio.CancelledError):
@@ -266,18 +277,18 @@ class Deaf(Bare):
         await super().serve(settle, **options)
 
 
-def test_a_queue_that_does_not_listen_at_first_is_stopped(log: MemoryEventLog) -> None:
+def test_queue_that_ignores_the_first_cancellation_is_stopped(log: MemoryEventLog) -> None:
     with virtual_time() as time:
 
         async def program() -> None:
-            async with Runtime({"a": answering()}, log=log, queue=Deaf(), works=True):
+            async with Runtime({"a": answering_agent()}, log=log, queue=StubbornQueue(), works=True):
                 await asyncio.sleep(1)
 
         time.run(program())
         assert time.now < 20
 
 
-def test_runs_that_cannot_go_on_in_a_worker_keep_no_others_waiting(log: MemoryEventLog) -> None:
+def test_failing_runs_do_not_delay_other_runs_of_a_worker(log: MemoryEventLog) -> None:
     broken = True
 
     def deps(record: RunRecord) -> None:
@@ -288,37 +299,37 @@ def test_runs_that_cannot_go_on_in_a_worker_keep_no_others_waiting(log: MemoryEv
         nonlocal broken
         queue = Bare()
         async with (
-            Runtime({"a": answering()}, log=log, queue=queue) as web,
-            Runtime({"a": answering()}, log=log, queue=queue, deps=deps, works=True, concurrency=2),
+            Runtime({"a": answering_agent()}, log=log, queue=queue) as server,
+            Runtime({"a": answering_agent()}, log=log, queue=queue, deps=deps, works=True, concurrency=2),
         ):
-            bad = [await web.start("a", "Hi", owner="bad") for _ in range(4)]
-            good = await web.start("a", "Hi", owner="good")
+            bad = [await server.start("a", "Hi", owner="bad") for _ in range(4)]
+            good = await server.start("a", "Hi", owner="good")
             async with asyncio.timeout(1):
-                assert (await over(web, good)).state == "completed"
-            # They ring again meanwhile, as all that waits does.
+                assert (await wait_for_end(server, good)).state == "completed"
+            # The failing runs are enqueued again meanwhile, like all waiting runs.
             await asyncio.sleep(100)
             async with asyncio.timeout(1):
-                assert (await over(web, await web.start("a", "Hi", owner="good"))).state == "completed"
+                assert (await wait_for_end(server, await server.start("a", "Hi", owner="good"))).state == "completed"
             broken = False
             async with asyncio.timeout(61):
-                assert {(await over(web, record)).state for record in bad} == {"completed"}
+                assert {(await wait_for_end(server, record)).state for record in bad} == {"completed"}
 
     with virtual_time() as time:
         time.run(program(), timeout=1_000)
 
 
-def test_a_worker_in_which_no_run_can_go_on_takes_only_so_many(log: MemoryEventLog) -> None:
+def test_worker_whose_runs_all_fail_accepts_a_limited_number(log: MemoryEventLog) -> None:
     def deps(record: RunRecord) -> None:
         raise ValueError("there are none")
 
     async def program() -> None:
         queue = Bare()
         async with (
-            Runtime({"a": answering()}, log=log, queue=queue) as web,
-            Runtime({"a": answering()}, log=log, queue=queue, deps=deps, works=True, concurrency=2),
+            Runtime({"a": answering_agent()}, log=log, queue=queue) as server,
+            Runtime({"a": answering_agent()}, log=log, queue=queue, deps=deps, works=True, concurrency=2),
         ):
             for _ in range(50):
-                await web.start("a", "Hi")
+                await server.start("a", "Hi")
             await asyncio.sleep(100)
             assert len(set(queue.answered)) == 2 * 10 + 2
 
@@ -327,35 +338,38 @@ def test_a_worker_in_which_no_run_can_go_on_takes_only_so_many(log: MemoryEventL
 
 
 @pytest.fixture
-def few_at_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A look rings for 20 runs, and takes in 100 where most of so few are not to be rung for."""
+def small_scans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Limit a scan to 20 jobs, or to 100 runs if few of them need a job."""
     monkeypatch.setattr(_driving, "_BELLS", 20)
     monkeypatch.setattr(_driving, "_WIDE", 100)
 
 
-@pytest.mark.usefixtures("few_at_a_look")
+@pytest.mark.usefixtures("small_scans")
 @pytest.mark.parametrize(("name", "days"), [("a", 30), ("b", 0)])
-def test_a_run_without_a_bell_is_found_behind_however_many_that_are_for_later_or_for_others(
+def test_run_without_a_job_is_found_behind_scheduled_and_foreign_runs(
     log: MemoryEventLog, name: str, days: int
 ) -> None:
     async def program() -> None:
         queue = Bare()
-        async with Runtime({"a": answering(), "b": answering()}, log=log, queue=queue) as web:
+        async with Runtime({"a": answering_agent(), "b": answering_agent()}, log=log, queue=queue) as server:
             for _ in range(350):
-                await web.start(name, "Hi", at=datetime.now(UTC) + timedelta(days=days))
-            lost = await web.start("a", "Hi")
+                await server.start(name, "Hi", at=datetime.now(UTC) + timedelta(days=days))
+            lost_run = await server.start("a", "Hi")
             queue.empty()
-            # Its first look comes too soon, and the fourth one after that gets there.
-            async with Runtime({"a": answering()}, log=log, queue=queue, works=True), asyncio.timeout(20 + 4 * 10 + 5):
-                assert (await over(web, lost)).state == "completed"
+            # The first scan is too early, and the fourth scan after it reaches the run.
+            async with (
+                Runtime({"a": answering_agent()}, log=log, queue=queue, works=True),
+                asyncio.timeout(20 + 4 * 10 + 5),
+            ):
+                assert (await wait_for_end(server, lost_run)).state == "completed"
 
     with virtual_time() as time:
         time.run(program(), timeout=1_000)
 
 
-@pytest.mark.usefixtures("few_at_a_look")
-def test_a_worker_goes_round_all_that_waits_before_it_rings_for_a_run_again(log: MemoryEventLog) -> None:
-    class Unheard(Bare):
+@pytest.mark.usefixtures("small_scans")
+def test_worker_scans_all_waiting_runs_before_it_enqueues_a_run_again(log: MemoryEventLog) -> None:
+    class IgnoredQueue(Bare):
         async def serve(self, settle: Callable[[str], Awaitable[None]], **options: Any) -> None:
             await asyncio.Event().wait()
 
@@ -363,16 +377,16 @@ def test_a_worker_goes_round_all_that_waits_before_it_rings_for_a_run_again(log:
             return 0
 
     async def program() -> None:
-        queue = Unheard()
-        async with Runtime({"a": answering(), "b": answering()}, log=log, queue=queue) as web:
-            # So many for others that a look takes in more than it rings for.
-            started = [(await web.start(name, "Hi")).task_id for name in ["a", "b", "b", "b"] * 30]
+        queue = IgnoredQueue()
+        async with Runtime({"a": answering_agent(), "b": answering_agent()}, log=log, queue=queue) as server:
+            # So many runs of other agents that a scan covers more runs than it enqueues.
+            records = [(await server.start(name, "Hi")).task_id for name in ["a", "b", "b", "b"] * 30]
             await asyncio.sleep(20)
-            async with Runtime({"a": answering()}, log=log, queue=queue, works=True, adopt_every=1):
+            async with Runtime({"a": answering_agent()}, log=log, queue=queue, works=True, adopt_every=1):
                 await asyncio.sleep(25)
-        rung = [task_id for task_id, *_ in queue.rung[len(started) :]]
-        ours = started[::4]
-        assert rung == [*ours, *ours[:20]]
+        enqueued = [task_id for task_id, *_ in queue.rung[len(records) :]]
+        own_ids = records[::4]
+        assert enqueued == [*own_ids, *own_ids[:20]]
 
     with virtual_time() as time:
         time.run(program())

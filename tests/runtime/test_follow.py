@@ -1,4 +1,4 @@
-"""One run as a stream, over its attempts and through what goes wrong with them."""
+"""Event stream of one run across its attempts and failures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ async def work() -> str:
     return "done"
 
 
-async def test_the_past_of_a_run_is_read_beyond_an_attempt_that_was_cancelled() -> None:
+async def test_follow_includes_the_events_before_a_canceled_attempt() -> None:
     log = MemoryEventLog()
     agent = Agent(ScriptedModel(call("work"), "Done."), tools=[work], thoughts=False, log=log, name="a")
     run = await agent.run("Work").begin()
@@ -32,23 +32,23 @@ async def test_the_past_of_a_run_is_read_beyond_an_attempt_that_was_cancelled() 
     assert events[-1].state == "completed"  # pyright: ignore[reportAttributeAccessIssue]
 
 
-async def test_an_attempt_that_is_refused_is_no_end_for_a_follower() -> None:
-    class Away(MemoryEventLog):
+async def test_follow_continues_after_a_rejected_attempt() -> None:
+    class FailingLog(MemoryEventLog):
         reads = 0
 
         async def list_runs(self, **options: Any) -> Any:
             self.reads += 1
-            if self.reads == 1:  # by the attempt
+            if self.reads == 1:  # the read by the attempt
                 raise ValueError("a mistake in the log")
             return await super().list_runs(**options)
 
-    log = Away()
+    log = FailingLog()
     agent = Agent(ScriptedModel("Hello."), thoughts=False)
 
-    async def deps_of(record: RunRecord) -> None:
+    async def load_deps(record: RunRecord) -> None:
         await asyncio.sleep(0)
 
-    async with Runtime({"a": agent}, log=log, deps=deps_of) as runtime:
+    async with Runtime({"a": agent}, log=log, deps=load_deps) as runtime:
         record = await runtime.start("a", "Hi")
         events = [event async for event in runtime.follow(record.task_id)]
     assert log.reads > 1

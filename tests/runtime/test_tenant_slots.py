@@ -1,4 +1,4 @@
-"""Tenants of a queue in Postgres: each has so many places, and keeps nobody else waiting."""
+"""Tenants of a Postgres queue: each has a limited number of slots, and does not delay other tenants."""
 
 from __future__ import annotations
 
@@ -23,51 +23,51 @@ pytestmark = pytest.mark.service("postgres")
 
 @pytest.fixture
 def dsn(postgres: str) -> Iterator[str]:
-    with database(postgres) as own:
-        yield own
+    with database(postgres) as url:
+        yield url
 
 
-class Going:
-    """Answers that take a moment; it counts how many of a tenant, the first letter of its runs, go on at once."""
+class ConcurrencyCounter:
+    """Job handler that takes a moment and counts the concurrent runs of each tenant, the first letter of the id."""
 
-    def __init__(self, wanted: int) -> None:
-        self.most: Counter[str] = Counter()
+    def __init__(self, job_count: int) -> None:
+        self.peaks: Counter[str] = Counter()
         self.all = asyncio.Event()
-        self._now: Counter[str] = Counter()
-        self._left = wanted
+        self._running: Counter[str] = Counter()
+        self._remaining = job_count
 
     async def __call__(self, task_id: str) -> None:
         tenant = task_id[0]
-        self._now[tenant] += 1
-        self.most[tenant] = max(self.most[tenant], self._now[tenant])
+        self._running[tenant] += 1
+        self.peaks[tenant] = max(self.peaks[tenant], self._running[tenant])
         await asyncio.sleep(0.02)
-        self._now[tenant] -= 1
-        self._left -= 1
-        if self._left == 0:
+        self._running[tenant] -= 1
+        self._remaining -= 1
+        if self._remaining == 0:
             self.all.set()
 
 
-async def test_a_tenant_has_so_many_places_and_a_delayed_bell_keeps_nobody_from_them(dsn: str) -> None:
-    going = Going(12)
+async def test_delayed_job_does_not_occupy_a_tenant_slot(dsn: str) -> None:
+    counter = ConcurrencyCounter(12)
     async with opened(dsn, tenant_limit=2) as queue:
         await queue.enqueue("a-later", tenant="a", at=datetime.now(UTC) + timedelta(seconds=1))
         for number in range(6):
             await queue.enqueue(f"a{number}", tenant="a")
         for number in range(5):
             await queue.enqueue(f"b{number}", tenant="b")
-        async with serving(queue, going, concurrency=10):
-            await going.all.wait()
-    assert going.most == {"a": 2, "b": 2}
+        async with serving(queue, counter, concurrency=10):
+            await counter.all.wait()
+    assert counter.peaks == {"a": 2, "b": 2}
 
 
-async def test_a_tenant_with_many_runs_does_not_keep_another_one_waiting(dsn: str) -> None:
-    begun: Counter[str] = Counter()
-    few = asyncio.Event()
+async def test_tenant_with_many_runs_does_not_delay_another_tenant(dsn: str) -> None:
+    started: Counter[str] = Counter()
+    few_done = asyncio.Event()
 
-    async def settle(task_id: str) -> None:
-        begun[task_id[:3]] += 1
-        if begun["few"] == 8:
-            few.set()
+    async def execute(task_id: str) -> None:
+        started[task_id[:3]] += 1
+        if started["few"] == 8:
+            few_done.set()
         await asyncio.sleep(0.1)
 
     async with opened(dsn, tenant_limit=4) as queue:
@@ -75,25 +75,25 @@ async def test_a_tenant_with_many_runs_does_not_keep_another_one_waiting(dsn: st
             await queue.enqueue(f"many{number}", tenant="many")
         for number in range(8):
             await queue.enqueue(f"few{number}", tenant="few")
-        async with serving(queue, settle, concurrency=16):
-            await few.wait()
-    # Both have four places, whatever waits in front of them.
-    assert begun["man"] < 50
+        async with serving(queue, execute, concurrency=16):
+            await few_done.wait()
+    # Both tenants have four slots, however many jobs are queued before theirs.
+    assert started["man"] < 50
 
 
-async def test_the_places_of_a_tenant_are_those_of_all_workers_and_versions(dsn: str) -> None:
-    going = Going(40)
+async def test_tenant_limit_applies_across_workers_and_versions(dsn: str) -> None:
+    counter = ConcurrencyCounter(40)
     async with AsyncExitStack() as stack:
         queues = [await stack.enter_async_context(opened(dsn, tenant_limit=3)) for _ in range(3)]
         for number in range(40):
             await queues[0].enqueue(f"a{number}", tenant="a", version=[None, "7", "8"][number % 3])
         for queue, version in zip(queues, ("7", "7", "8"), strict=True):
-            await stack.enter_async_context(serving(queue, going, concurrency=10, version=version))
-        await going.all.wait()
-    assert going.most == {"a": 3}
+            await stack.enter_async_context(serving(queue, counter, concurrency=10, version=version))
+        await counter.all.wait()
+    assert counter.peaks == {"a": 3}
 
 
-async def test_a_bell_that_no_worker_answers_has_no_place(dsn: str) -> None:
+async def test_job_of_another_version_does_not_occupy_a_tenant_slot(dsn: str) -> None:
     async with opened(dsn, tenant_limit=1) as queue:
         await queue.enqueue("gone", tenant="a", version="7", priority=5)
         await queue.enqueue("mine", tenant="a", version="8")
@@ -103,15 +103,15 @@ async def test_a_bell_that_no_worker_answers_has_no_place(dsn: str) -> None:
         assert answers.got == ["mine"]
 
 
-async def test_a_place_that_is_free_again_is_given_away_at_once(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_free_tenant_slot_is_reused_immediately(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_POLL", 3600.0)
-    answers, long = Answers(10), asyncio.Event()
+    answers, release = Answers(10), asyncio.Event()
 
-    async def settle(task_id: str) -> None:
+    async def execute(task_id: str) -> None:
         if task_id == "long":
-            await long.wait()
+            await release.wait()
         else:
-            # Until the worker has found that there is no other place.
+            # Until the worker has found that there is no other slot.
             await asyncio.sleep(0.05)
             await answers(task_id)
 
@@ -119,13 +119,13 @@ async def test_a_place_that_is_free_again_is_given_away_at_once(dsn: str, monkey
         await queue.enqueue("long", tenant="a")
         for number in range(10):
             await queue.enqueue(f"short{number}", tenant="a")
-        async with serving(queue, settle, concurrency=5), asyncio.timeout(60):
-            # All of them by way of the one place that is left.
+        async with serving(queue, execute, concurrency=5), asyncio.timeout(60):
+            # All jobs share the one remaining slot.
             await answers.all.wait()
-            long.set()
+            release.set()
 
 
-async def test_a_dead_worker_of_another_version_does_not_keep_its_places(
+async def test_dead_worker_of_another_version_releases_its_tenant_slots(
     dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_STALLED", 0.4)
@@ -133,8 +133,8 @@ async def test_a_dead_worker_of_another_version_does_not_keep_its_places(
     async with opened(dsn, tenant_limit=1) as queue:
         await queue.enqueue("gone", tenant="a", version="7")
         app = await queue._opened()
-        dead = await app.job_manager.register_worker()
-        assert await app.job_manager.fetch_job(["rxloop:7"], dead) is not None
+        worker_id = await app.job_manager.register_worker()
+        assert await app.job_manager.fetch_job(["rxloop:7"], worker_id) is not None
         await queue.enqueue("mine", tenant="a", version="8")
         answers = Answers(1)
         async with serving(queue, answers, version="8"):
@@ -142,7 +142,7 @@ async def test_a_dead_worker_of_another_version_does_not_keep_its_places(
         assert await queue.waiting("7") == 1
 
 
-async def test_a_worker_that_was_taken_for_dead_ends_with_a_bell_that_is_gone(dsn: str) -> None:
+async def test_job_that_is_already_gone_can_be_finished(dsn: str) -> None:
     async with opened(dsn, tenant_limit=1) as queue:
         await queue.enqueue("a", tenant="a")
         manager = (await queue._opened()).job_manager
@@ -153,18 +153,20 @@ async def test_a_worker_that_was_taken_for_dead_ends_with_a_bell_that_is_gone(ds
         assert await queue.waiting() == 0
 
 
-async def test_a_bell_whose_end_cannot_be_told_keeps_no_place(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_tenant_slot_is_released_when_the_end_of_a_job_cannot_be_recorded(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "_STALLED", 0.4)
     monkeypatch.setattr(module, "_HEARTBEAT", 0.1)
-    told = PsycopgConnector.execute_query_async
-    failing = iter([True])
+    execute_query = PsycopgConnector.execute_query_async
+    failures = iter([True])
 
-    async def fails_once(self: PsycopgConnector, query: Any, **arguments: Any) -> None:
-        if "finish_job" in query and next(failing, False):
+    async def fail_once(self: PsycopgConnector, query: Any, **arguments: Any) -> None:
+        if "finish_job" in query and next(failures, False):
             raise ConnectorException("the server does not answer in time")
-        await told(self, query, **arguments)
+        await execute_query(self, query, **arguments)
 
-    monkeypatch.setattr(PsycopgConnector, "execute_query_async", fails_once)
+    monkeypatch.setattr(PsycopgConnector, "execute_query_async", fail_once)
     async with opened(dsn, tenant_limit=1) as queue:
         for task_id in ("first", "second"):
             await queue.enqueue(task_id, tenant="a")

@@ -1,4 +1,4 @@
-"""`run.say`: what is said to a run that goes on enters its history, and the model hears it once."""
+"""`run.send` adds messages to the history of a working run, and the model receives each message once."""
 
 from __future__ import annotations
 
@@ -47,43 +47,43 @@ async def look(at: str) -> str:
     return f"{at} is blue"
 
 
-def say_at(run: Run[Any], fits: Callable[[Event], bool], *said: Any, **options: Any) -> None:
-    """Say something at the first event that fits."""
-    waiting = list(said)
+def send_at(run: Run[Any], matches: Callable[[Event], bool], *texts: Any, **options: Any) -> None:
+    """Send messages, one at each matching event."""
+    remaining = list(texts)
 
     def on_next(event: Event) -> None:
-        if waiting and fits(event):
-            run.send(waiting.pop(0), **options)
+        if remaining and matches(event):
+            run.send(remaining.pop(0), **options)
 
     run.events.subscribe(on_next)
 
 
-def heard(model: ScriptedModel) -> list[list[str]]:
-    """What each request has carried, in short."""
+def request_shapes(model: ScriptedModel) -> list[list[str]]:
+    """Return the shapes of the messages of each request."""
     return [shape(request.messages) for request in model.requests]
 
 
-async def test_a_model_that_has_just_answered_is_asked_once_more() -> None:
+async def test_message_after_the_answer_causes_another_request() -> None:
     model = ScriptedModel("Blue.", "Green, then.")
     run = Agent(model).run("Which colour?")
-    say_at(run, lambda event: isinstance(event, ContentCompleteEvent), "Another one.")
+    send_at(run, lambda event: isinstance(event, ContentCompleteEvent), "Another one.")
     result = await run
 
     assert result.output == "Green, then."
-    assert heard(model)[1] == ["user: Which colour?", "assistant: Blue.", "user: Another one."]
-    assert shape(result.messages) == [*heard(model)[1], "assistant: Green, then."]
+    assert request_shapes(model)[1] == ["user: Which colour?", "assistant: Blue.", "user: Another one."]
+    assert shape(result.messages) == [*request_shapes(model)[1], "assistant: Green, then."]
 
 
-async def test_what_is_said_after_the_last_iteration_was_checked_still_counts() -> None:
+async def test_message_at_the_last_checkpoint_causes_another_request() -> None:
     model = ScriptedModel("Blue.", "Green.")
     run = Agent(model, loop=[*op.standard(), op.checkpoint()]).run("Which colour?")
-    say_at(run, lambda event: isinstance(event, CheckpointEvent), "Another one.")
+    send_at(run, lambda event: isinstance(event, CheckpointEvent), "Another one.")
 
     assert (await run).output == "Green."
     assert len(model.requests) == 2
 
 
-def test_what_is_said_while_the_model_writes_comes_after_its_message() -> None:
+def test_message_during_an_answer_follows_the_answer() -> None:
     with virtual_time() as time:
         model = ScriptedModel(frames("-The sky-is blue.-|"), "I see.")
         run = Agent(model).run("Which colour?")
@@ -103,13 +103,13 @@ def test_what_is_said_while_the_model_writes_comes_after_its_message() -> None:
         time.run(main())
 
 
-async def test_what_is_said_while_tools_run_comes_after_the_whole_batch() -> None:
+async def test_message_during_tool_calls_follows_the_batch() -> None:
     model = ScriptedModel([call("look", at="a"), call("look", at="b")], "Blue.")
     run = Agent(model, tools=[look]).run("Look.")
-    say_at(run, lambda event: isinstance(event, ToolStartEvent), "Hurry.")
+    send_at(run, lambda event: isinstance(event, ToolStartEvent), "Hurry.")
     await run
 
-    assert heard(model)[1] == [
+    assert request_shapes(model)[1] == [
         "user: Look.",
         "assistant: look,look",
         "tool: a is blue",
@@ -118,7 +118,7 @@ async def test_what_is_said_while_tools_run_comes_after_the_whole_batch() -> Non
     ]
 
 
-async def test_a_tool_steers_its_own_run() -> None:
+async def test_tool_can_send_a_message_to_its_own_run() -> None:
     runs: list[Run[str]] = []
 
     @tool
@@ -131,10 +131,10 @@ async def test_a_tool_steers_its_own_run() -> None:
     runs.append(Agent(model, tools=[remember]).run("Which day?"))
     await runs[0]
 
-    assert heard(model)[1][-2:] == ["tool: done", "user: By the way, it is Monday."]
+    assert request_shapes(model)[1][-2:] == ["tool: done", "user: By the way, it is Monday."]
 
 
-def test_several_messages_enter_in_order_under_ids_of_their_own() -> None:
+def test_several_messages_are_added_in_order_with_their_ids() -> None:
     with virtual_time() as time:
         model = ScriptedModel(frames("---a-|"), "b")
         run = Agent(model).run("Go")
@@ -150,25 +150,25 @@ def test_several_messages_enter_in_order_under_ids_of_their_own() -> None:
         time.run(main())
 
 
-async def test_what_is_said_before_the_run_begins_follows_its_prompt() -> None:
+async def test_message_before_the_start_follows_the_prompt() -> None:
     model = ScriptedModel("Hi")
     run = Agent(model).run("Hello")
     run.send("And be brief.")
 
     assert not run.started
     assert letters(await collect(run)).startswith("twm")
-    assert heard(model) == [["user: Hello", "user: And be brief."]]
+    assert request_shapes(model) == [["user: Hello", "user: And be brief."]]
 
 
 @pytest.mark.parametrize("wrong", ["", [], 7, Message.tool("x", "y"), Message(role="assistant", content="hi")])
-async def test_what_cannot_be_said_is_refused(wrong: Any) -> None:
+async def test_send_rejects_invalid_message(wrong: Any) -> None:
     run = Agent(ScriptedModel("Hi")).run("Hello")
     with pytest.raises(ConfigurationError):
         run.send(wrong)
     await run
 
 
-async def test_what_cannot_be_said_is_called_a_message_and_not_a_prompt() -> None:
+async def test_error_of_send_calls_the_value_a_message() -> None:
     run = Agent(ScriptedModel("Hi")).run("Hello")
     steer: Any = Steer("Stop", interrupt=True)
     with pytest.raises(ConfigurationError, match=r"the message is Steer.*use send\(text, interrupt=True\)"):
@@ -178,28 +178,28 @@ async def test_what_cannot_be_said_is_called_a_message_and_not_a_prompt() -> Non
     await run
 
 
-async def test_who_is_too_late_is_told_so() -> None:
+async def test_send_raises_at_and_after_the_final_event() -> None:
     run = Agent(ScriptedModel("Hi")).run("Hello")
-    late: list[Exception] = []
+    errors: list[Exception] = []
 
     def on_next(event: Event) -> None:
         if isinstance(event, StatusUpdateEvent) and event.final:
             try:
                 run.send("too late")
             except RunOver as error:
-                late.append(error)
+                errors.append(error)
 
     run.events.subscribe(on_next)
     result = await run
 
-    assert len(late) == 1
-    assert run.task_id in str(late[0])
+    assert len(errors) == 1
+    assert run.task_id in str(errors[0])
     with pytest.raises(RunOver):
         run.send("much too late")
     assert "too late" not in str(result.messages)
 
 
-async def test_a_run_that_is_cancelled_hears_nothing_more() -> None:
+async def test_send_to_a_canceled_run_raises() -> None:
     async with Agent(ScriptedModel(frames("--"))).run("Hello") as run:
         await run.begin()
         run.cancel()
@@ -207,26 +207,26 @@ async def test_a_run_that_is_cancelled_hears_nothing_more() -> None:
             run.send("wait")
 
 
-async def test_another_thread_steers_and_waits_until_it_is_said() -> None:
+async def test_send_from_another_thread_returns_when_the_message_is_queued() -> None:
     model = ScriptedModel(frames("-a-|", 0.2), "b")
     run = Agent(model).run("Hello").start()
-    said: list[list[str]] = []
+    texts: list[list[str]] = []
 
-    def speak() -> None:
+    def send_from_thread() -> None:
         run.send("from afar")
-        said.append([message.text for message in run._attempt.state().held])  # pyright: ignore[reportPrivateUsage]
+        texts.append([message.text for message in run._attempt.state().held])  # pyright: ignore[reportPrivateUsage]
 
     await asyncio.sleep(0)
-    thread = threading.Thread(target=speak)
+    thread = threading.Thread(target=send_from_thread)
     thread.start()
     result = await run
     await asyncio.to_thread(thread.join)
 
-    assert said == [["from afar"]]
+    assert texts == [["from afar"]]
     assert shape(result.messages)[-2:] == ["user: from afar", "assistant: b"]
 
 
-async def test_another_thread_is_told_that_it_is_too_late() -> None:
+async def test_send_from_another_thread_to_a_finished_run_raises() -> None:
     run = Agent(ScriptedModel("Hi")).run("Hello")
     await run
 
@@ -234,7 +234,7 @@ async def test_another_thread_is_told_that_it_is_too_late() -> None:
         await asyncio.to_thread(run.send, "too late")
 
 
-def test_a_thread_that_speaks_to_a_closed_event_loop_is_told_too() -> None:
+def test_send_to_a_run_of_a_closed_event_loop_raises() -> None:
     runs: list[Run[str]] = []
 
     async def main() -> None:
@@ -248,10 +248,10 @@ def test_a_thread_that_speaks_to_a_closed_event_loop_is_told_too() -> None:
         runs[0].send("too late")
 
 
-async def test_the_limits_of_the_run_hold_for_what_is_said() -> None:
+async def test_iteration_limit_applies_to_requests_caused_by_messages() -> None:
     model = ScriptedModel("Blue.", "never")
     run = Agent(model, limits=Limits(iterations=1)).run("Which colour?")
-    say_at(run, lambda event: isinstance(event, ContentCompleteEvent), "Another one.")
+    send_at(run, lambda event: isinstance(event, ContentCompleteEvent), "Another one.")
     with pytest.raises(LimitReached) as caught:
         await run
 
@@ -264,52 +264,52 @@ class Colour(BaseModel):
 
 
 @pytest.mark.parametrize("kind", [ContentCompleteEvent, CheckpointEvent])
-async def test_an_answer_of_a_type_is_given_once_more(kind: type[Event]) -> None:
+async def test_typed_answer_is_given_again_after_a_message(kind: type[Event]) -> None:
     model = ScriptedModel('{"name": "blue"}', '{"name": "green"}')
     agent = Agent(model, output_type=Colour, output_mode="prompted", loop=[*op.standard(), op.checkpoint()])
     run = agent.run("Which colour?")
-    say_at(run, lambda event: isinstance(event, kind), "Another one.")
+    send_at(run, lambda event: isinstance(event, kind), "Another one.")
 
     assert (await run).output == Colour(name="green")
 
 
-async def test_an_answer_by_a_tool_is_given_once_more() -> None:
+async def test_answer_by_output_tool_is_given_again_after_a_message() -> None:
     answers = [call("final_answer", name=name) for name in ("blue", "green")]
     model = ScriptedModel(*answers)
     run = Agent(model, output_type=Colour, output_mode="tool").run("Which colour?")
-    say_at(run, lambda event: event.kind == "tool-complete", "Another one.")
+    send_at(run, lambda event: event.kind == "tool-complete", "Another one.")
 
     assert (await run).output == Colour(name="green")
-    assert heard(model)[1][-1] == "user: Another one."
+    assert request_shapes(model)[1][-1] == "user: Another one."
 
 
-async def test_what_was_said_is_for_clients() -> None:
+async def test_steering_message_is_public() -> None:
     run = Agent(ScriptedModel("Hi")).run("Hello")
     run.send("And be brief.")
-    shown = [event async for event in run.pipe(op.public())]
+    public_events = [event async for event in run.pipe(op.public())]
 
-    assert any(isinstance(event, MessageAddedEvent) and event.cause == "steering" for event in shown)
+    assert any(isinstance(event, MessageAddedEvent) and event.cause == "steering" for event in public_events)
 
 
-async def test_a_message_that_cannot_be_written_is_for_who_says_it() -> None:
+async def test_message_that_is_not_json_raises_for_the_sender() -> None:
     run = Agent(ScriptedModel("Hi")).run("Hello")
     with pytest.raises(InvalidEvent):
         say(run._attempt, [Message.user("x")], metadata={"a": object()})  # pyright: ignore[reportPrivateUsage]
     assert (await run).output == "Hi"
 
 
-async def steered_run() -> tuple[MemoryEventLog, str, list[str]]:
-    """A run with tools that was steered twice: while a tool ran, and behind its answer."""
+async def run_with_messages() -> tuple[MemoryEventLog, str, list[str]]:
+    """Run with tools to which two messages were sent: during a tool call and after the answer."""
     log = MemoryEventLog()
     model = ScriptedModel(call("look", at="it"), "Blue.", "Green.")
     run = Agent(model, tools=[look], log=log).run("Look.")
-    say_at(run, lambda event: isinstance(event, ToolStartEvent), "Hurry.")
-    say_at(run, lambda event: isinstance(event, ContentCompleteEvent) and not event.tool_calls, "Sure?")
+    send_at(run, lambda event: isinstance(event, ToolStartEvent), "Hurry.")
+    send_at(run, lambda event: isinstance(event, ContentCompleteEvent) and not event.tool_calls, "Sure?")
     return log, run.task_id, shape((await run).messages)
 
 
-async def test_a_replay_has_the_same_history() -> None:
-    log, task_id, messages = await steered_run()
+async def test_replay_has_the_same_history() -> None:
+    log, task_id, messages = await run_with_messages()
 
     assert shape(fold_all(await collect(replay(log, task_id))).messages) == messages
     assert messages == [
@@ -323,44 +323,44 @@ async def test_a_replay_has_the_same_history() -> None:
     ]
 
 
-async def test_a_run_that_was_cut_anywhere_is_resumed_with_what_was_said() -> None:
-    log, task_id, _ = await steered_run()
+async def test_run_interrupted_after_any_event_keeps_its_messages() -> None:
+    log, task_id, _ = await run_with_messages()
     events = await log.read(task_id)
     for seq in range(1, len(events)):
-        cut = await first_events(log, task_id, seq)
+        truncated_log = await first_events(log, task_id, seq)
         model = ScriptedModel("Blue.", "Green.", "Green.")
-        result = await outcome(Agent(model, tools=[look], log=cut).resume(task_id))
-        said = [event.content for event in events[:seq] if isinstance(event, MessageAddedEvent)]
-        assert [message.text for message in result.messages if message.role == "user"] == ["Look.", *said]
+        result = await outcome(Agent(model, tools=[look], log=truncated_log).resume(task_id))
+        texts = [event.content for event in events[:seq] if isinstance(event, MessageAddedEvent)]
+        assert [message.text for message in result.messages if message.role == "user"] == ["Look.", *texts]
         assert result.messages[-1].role == "assistant"
-        assert not model.requests or heard(model)[-1] == shape(result.messages[:-1])
+        assert not model.requests or request_shapes(model)[-1] == shape(result.messages[:-1])
 
 
-async def test_a_request_that_is_made_again_after_a_crash_carries_what_was_said_meanwhile() -> None:
+async def test_request_repeated_after_a_crash_contains_the_messages() -> None:
     log = MemoryEventLog()
     async with Agent(ScriptedModel(frames("-a-")), log=log).run("Hello") as run:
         await run.begin()
         await asyncio.sleep(0)
         run.send("And be brief.")
     events = await log.read(run.task_id)
-    said = next(event.seq for event in events if isinstance(event, MessageAddedEvent))
-    cut = await first_events(log, run.task_id, said)
+    texts = next(event.seq for event in events if isinstance(event, MessageAddedEvent))
+    truncated_log = await first_events(log, run.task_id, texts)
     model = ScriptedModel("Hi")
-    await Agent(model, log=cut).resume(run.task_id)
+    await Agent(model, log=truncated_log).resume(run.task_id)
 
-    assert heard(model) == [["user: Hello", "user: And be brief."]]
+    assert request_shapes(model) == [["user: Hello", "user: And be brief."]]
 
 
-async def test_a_fork_of_a_steered_run_has_what_was_said_before_it() -> None:
-    log, task_id, messages = await steered_run()
-    said = [event.seq for event in await log.read(task_id) if isinstance(event, MessageAddedEvent)]
+async def test_fork_keeps_the_messages_before_its_fork_point() -> None:
+    log, task_id, messages = await run_with_messages()
+    texts = [event.seq for event in await log.read(task_id) if isinstance(event, MessageAddedEvent)]
     agent = Agent(ScriptedModel("Red."), tools=[look], log=log)
-    fork = await agent.fork(task_id, at=said[1])
+    fork = await agent.fork(task_id, at=texts[1])
 
     assert shape(fork.messages) == [*messages[:-1], "assistant: Red."]
 
 
-async def test_mail_is_known_by_its_number() -> None:
+async def test_number_of_the_message_command_is_recorded_in_the_state() -> None:
     run = Agent(ScriptedModel("Hi")).run("Hello")
     say(run._attempt, [Message.user("x")], metadata={"mail_id": 7})  # pyright: ignore[reportPrivateUsage]
     await run
@@ -368,26 +368,26 @@ async def test_mail_is_known_by_its_number() -> None:
     assert run._attempt.state().mail == 7  # pyright: ignore[reportPrivateUsage]
 
 
-async def test_what_is_said_in_vain_before_a_run_that_is_over_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+async def test_message_to_a_finished_run_that_is_resumed_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     log = MemoryEventLog()
     agent = Agent(ScriptedModel("Hi"), log=log)
     result = await agent.run("Hello")
-    again = agent.resume(result.task_id)
-    again.send("And be brief.")
-    await again
+    resumed = agent.resume(result.task_id)
+    resumed.send("And be brief.")
+    await resumed
 
     assert "was over before it heard" in caplog.text
 
 
-def test_an_operator_around_the_loop_that_is_slow_to_end_loses_nothing() -> None:
-    """The loop has decided that it is done, and the run has not: what is said in between is heard."""
+def test_message_between_the_end_of_the_loop_and_the_end_of_the_run_is_processed() -> None:
+    """The loop has ended, but the run has not, because an operator around the loop completes later."""
 
-    def slow(pipeline: Operator[Any]) -> Operator[Any]:
+    def delay_completion(pipeline: Operator[Any]) -> Operator[Any]:
         pause: Observable[Any] = reactivex.timer(1.0).pipe(rx.ignore_elements())
         return op.compose(op.iterate(pipeline), rx.concat(pause))
 
     with virtual_time() as time:
-        run = Agent(ScriptedModel("Blue.", "Green."), strategy=slow).run("Which colour?")
+        run = Agent(ScriptedModel("Blue.", "Green."), strategy=delay_completion).run("Which colour?")
 
         async def main() -> None:
             run.start()
@@ -398,7 +398,7 @@ def test_an_operator_around_the_loop_that_is_slow_to_end_loses_nothing() -> None
         time.run(main())
 
 
-async def test_a_context_emits_steering_as_well() -> None:
+async def test_message_emitted_by_a_tool_reaches_the_model() -> None:
     @tool
     async def nudge(ctx: RunContext[None]) -> str:
         """Nudge."""
@@ -408,4 +408,4 @@ async def test_a_context_emits_steering_as_well() -> None:
     model = ScriptedModel(call("nudge"), turn("Hi"))
     await Agent(model, tools=[nudge]).run("Go")
 
-    assert heard(model)[1][-1] == "user: Nudged."
+    assert request_shapes(model)[1][-1] == "user: Nudged."

@@ -1,4 +1,4 @@
-"""Tests that the time in which a person is asked does not count against any time limit."""
+"""The time of a question does not count for any time limit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rxloop.testing import ScriptedModel, call, virtual_time
 HOUR = 3_600.0
 
 
-async def person(question: Any) -> Any:
+async def answer_after_an_hour(question: Any) -> Any:
     """Answer after an hour."""
     await asyncio.sleep(HOUR)
     return True
@@ -40,13 +40,15 @@ def tool_texts(result: Any) -> list[str]:
     return [message.text for message in result.messages if message.role == "tool"]
 
 
-def run(agent: Agent[Any, Any], on_input: Any = person, limits: Limits | None = None) -> tuple[Any, float]:
+def run_agent(
+    agent: Agent[Any, Any], on_input: Any = answer_after_an_hour, limits: Limits | None = None
+) -> tuple[Any, float]:
     with virtual_time() as time:
         return time.run(agent.run("Go", on_input=on_input, limits=limits)), time.now
 
 
 def test_timeout_of_a_tool_does_not_count_a_question() -> None:  # P21
-    result, seconds = run(Agent(ScriptedModel(call("asks", before=3, after=1), "Done"), tools=[asks]))
+    result, seconds = run_agent(Agent(ScriptedModel(call("asks", before=3, after=1), "Done"), tools=[asks]))
 
     assert tool_texts(result) == ["agreed True"]
     assert seconds >= HOUR
@@ -55,7 +57,7 @@ def test_timeout_of_a_tool_does_not_count_a_question() -> None:  # P21
 @pytest.mark.parametrize(("before", "after"), [(6, 0), (3, 3), (0, 6)])
 def test_timeout_of_a_tool_counts_its_work_before_and_after_a_question(before: float, after: float) -> None:  # P21
     model = ScriptedModel(call("asks", before=before, after=after), "Done")
-    result, seconds = run(Agent(model, tools=[asks]))
+    result, seconds = run_agent(Agent(model, tools=[asks]))
 
     assert "timed out after 5.0 s" in tool_texts(result)[0].replace("after 5 s", "after 5.0 s")
     assert seconds % HOUR == pytest.approx(5, abs=0.1)
@@ -71,14 +73,14 @@ def test_timeout_of_a_tool_does_not_count_several_questions() -> None:  # P21
         await asyncio.sleep(2)
         return "asked"
 
-    result, _ = run(Agent(ScriptedModel(call("twice"), "Done"), tools=[twice]))
+    result, _ = run_agent(Agent(ScriptedModel(call("twice"), "Done"), tools=[twice]))
 
     assert tool_texts(result) == ["asked"]
 
 
 def test_limit_of_a_run_does_not_count_a_question() -> None:  # P21
     agent = Agent(ScriptedModel(call("asks_without_limit"), "Done"), tools=[asks_without_limit])
-    result, _ = run(agent, limits=Limits(seconds=10))
+    result, _ = run_agent(agent, limits=Limits(seconds=10))
 
     assert result.output == "Done"
 
@@ -87,7 +89,7 @@ def test_limit_of_a_run_counts_the_work_after_a_question() -> None:  # P21
     with virtual_time() as time:
         model = ScriptedModel(call("asks", before=4, after=0), call("asks", before=4), call("asks", before=4), "Done")
         with pytest.raises(LimitReached, match=r"limits\.seconds"):
-            time.run(Agent(model, tools=[asks], limits=Limits(seconds=10)).run("Go", on_input=person))
+            time.run(Agent(model, tools=[asks], limits=Limits(seconds=10)).run("Go", on_input=answer_after_an_hour))
         assert time.now == pytest.approx(2 * HOUR + 10, abs=0.5)
 
 
@@ -100,7 +102,7 @@ def test_limits_do_not_count_an_approval(options: dict[str, Any]) -> None:  # P2
 
     agent = Agent(ScriptedModel(call("work"), "Done"), tools=[work], limits=Limits(seconds=10))
 
-    assert tool_texts(run(agent)[0]) == ["worked"]
+    assert tool_texts(run_agent(agent)[0]) == ["worked"]
 
 
 def test_limits_do_not_count_a_question_of_a_guard() -> None:  # P21
@@ -112,36 +114,36 @@ def test_limits_do_not_count_a_question_of_a_guard() -> None:  # P21
     model = ScriptedModel(call("asks"), "Done")
     agent = Agent(model, tools=[asks], loop=op.standard(before_tools=[guard]), limits=Limits(seconds=10))
 
-    assert tool_texts(run(agent)[0]) == ["agreed True"]
+    assert tool_texts(run_agent(agent)[0]) == ["agreed True"]
 
 
-def nested(levels: int, inner: Any, **options: Any) -> Agent[Any, Any]:
-    """Nest agents whose innermost one calls a tool that asks."""
+def nest_agents(levels: int, inner: Any, **options: Any) -> Agent[Any, Any]:
+    """Nest agents. The innermost agent calls a tool that asks a question."""
     agent = Agent(ScriptedModel(call("asks", before=1, after=1), "inner done"), name="agent_0", tools=[inner])
     for level in range(1, levels + 1):
         name = f"agent_{level - 1}"
-        below = agent.as_tool(name=name, timeout=10, limits=Limits(seconds=10))
+        inner_tool = agent.as_tool(name=name, timeout=10, limits=Limits(seconds=10))
         model = ScriptedModel(call(name, prompt="Go"), f"done {level}")
-        agent = Agent(model, name=f"agent_{level}", tools=[below], **options)
+        agent = Agent(model, name=f"agent_{level}", tools=[inner_tool], **options)
     return agent
 
 
 @pytest.mark.parametrize("timeout", [None, 10])
-def test_limits_around_a_run_that_a_tool_makes_do_not_count_its_question(timeout: float | None) -> None:  # P21
-    inner = nested(0, asks)
+def test_limits_around_a_run_inside_a_tool_do_not_count_its_question(timeout: float | None) -> None:  # P21
+    inner = nest_agents(0, asks)
 
     @tool(timeout=timeout)
     async def delegate() -> str:
         """Let another agent work."""
-        return (await inner.run("Go", on_input=person, limits=Limits(seconds=10))).output
+        return (await inner.run("Go", on_input=answer_after_an_hour, limits=Limits(seconds=10))).output
 
     agent = Agent(ScriptedModel(call("delegate"), "Done"), tools=[delegate])
 
-    assert tool_texts(run(agent, on_input=None, limits=Limits(seconds=10))[0]) == ["inner done"]
+    assert tool_texts(run_agent(agent, on_input=None, limits=Limits(seconds=10))[0]) == ["inner done"]
 
 
 async def test_limits_around_a_run_in_another_event_loop_do_not_count_its_question() -> None:  # P21
-    async def slow_person(question: Any) -> bool:
+    async def answer_after_three_seconds(question: Any) -> bool:
         await asyncio.sleep(3)
         return True
 
@@ -150,7 +152,7 @@ async def test_limits_around_a_run_in_another_event_loop_do_not_count_its_questi
     @tool(timeout=2)
     def delegate() -> str:
         """Let another agent work, in the thread of a plain tool."""
-        return inner.run_sync("Go", on_input=slow_person).output
+        return inner.run_sync("Go", on_input=answer_after_three_seconds).output
 
     agent = Agent(ScriptedModel(call("delegate"), "Done"), tools=[delegate], limits=Limits(seconds=2.5))
 
@@ -159,13 +161,13 @@ async def test_limits_around_a_run_in_another_event_loop_do_not_count_its_questi
 
 @pytest.mark.parametrize("levels", [1, 2, 3])
 def test_limits_of_nested_runs_do_not_count_a_question(levels: int) -> None:  # P21
-    result, _ = run(nested(levels, asks), limits=Limits(seconds=10))
+    result, _ = run_agent(nest_agents(levels, asks), limits=Limits(seconds=10))
 
     assert tool_texts(result)[-1] == ("inner done" if levels == 1 else f"done {levels - 1}")
 
 
 @pytest.mark.parametrize("limits", [Limits(seconds=10), Limits()])
-def test_question_of_one_call_does_not_stop_the_clock_of_another(limits: Limits) -> None:  # P21
+def test_question_of_one_call_does_not_pause_the_timeout_of_another(limits: Limits) -> None:  # P21
     @tool(timeout=5)
     async def slow() -> str:
         """Work too long."""
@@ -173,17 +175,17 @@ def test_question_of_one_call_does_not_stop_the_clock_of_another(limits: Limits)
         return "never"
 
     model = ScriptedModel([call("asks"), call("slow")], "Done")
-    result, _ = run(Agent(model, tools=[asks, slow], limits=limits))
+    result, _ = run_agent(Agent(model, tools=[asks, slow], limits=limits))
 
     assert tool_texts(result)[0] == "agreed True"
     assert "timed out" in tool_texts(result)[1]
 
 
-def test_clock_continues_only_when_both_questions_are_answered() -> None:  # P21
+def test_time_limit_continues_only_when_both_questions_are_answered() -> None:  # P21
     waits = iter((10.0, 100.0))
     answered: list[float] = []
 
-    async def one_after_the_other(question: Any) -> bool:
+    async def answer_sequentially(question: Any) -> bool:
         await asyncio.sleep(next(waits))
         answered.append(time.now)
         return True
@@ -191,21 +193,21 @@ def test_clock_continues_only_when_both_questions_are_answered() -> None:  # P21
     model = ScriptedModel([call("asks"), call("asks")], "Done")
     with virtual_time() as time:
         agent = Agent(model, tools=[asks], limits=Limits(seconds=5))
-        result = time.run(agent.run("Go", on_input=one_after_the_other))
+        result = time.run(agent.run("Go", on_input=answer_sequentially))
 
-    assert [round(at) for at in answered] == [10, 100]
+    assert [round(moment) for moment in answered] == [10, 100]
     assert tool_texts(result) == ["agreed True"] * 2
 
 
 @pytest.mark.parametrize("levels", [1, 2])
-def test_two_nested_runs_may_ask_at_the_same_time(levels: int) -> None:  # P21
+def test_two_nested_runs_can_ask_at_the_same_time(levels: int) -> None:  # P21
     waits = iter((10.0, 100.0))
 
-    async def one_after_the_other(question: Any) -> bool:
+    async def answer_sequentially(question: Any) -> bool:
         await asyncio.sleep(next(waits))
         return True
 
-    first, second = nested(levels, asks), nested(levels, asks)
+    first, second = nest_agents(levels, asks), nest_agents(levels, asks)
     tools = [
         first.as_tool(name="first", timeout=9, limits=Limits(seconds=9)),
         second.as_tool(name="second", timeout=9, limits=Limits(seconds=9)),
@@ -213,23 +215,24 @@ def test_two_nested_runs_may_ask_at_the_same_time(levels: int) -> None:  # P21
     model = ScriptedModel([call("first", prompt="Go"), call("second", prompt="Go")], "Done")
     with virtual_time() as time:
         agent = Agent(model, name="top", tools=tools, limits=Limits(seconds=9))
-        result = time.run(agent.run("Go", on_input=one_after_the_other))
+        result = time.run(agent.run("Go", on_input=answer_sequentially))
 
     assert tool_texts(result) == [f"done {levels}"] * 2
     assert time.now >= 100
 
 
-def test_two_questions_of_a_plain_function_wait_for_each_other_without_a_limit() -> None:  # P21
-    asked: list[str] = []
+def test_sequential_questions_of_a_synchronous_function_do_not_count() -> None:  # P21
+    prompts: list[str] = []
 
-    def at_a_terminal(question: Any) -> bool:
-        asked.append(question.prompt)
+    def answer_at_terminal(question: Any) -> bool:
+        prompts.append(question.prompt)
         return True
 
     model = ScriptedModel([call("asks"), call("asks")], "Done")
-    result, _ = run(Agent(model, tools=[asks]), on_input=at_a_terminal)
+    result, _ = run_agent(Agent(model, tools=[asks]), on_input=answer_at_terminal)
 
-    assert (tool_texts(result), len(asked)) == (["agreed True"] * 2, 2)
+    assert tool_texts(result) == ["agreed True"] * 2
+    assert len(prompts) == 2
 
 
 def test_question_of_a_credential_does_not_count() -> None:  # P21
@@ -240,7 +243,7 @@ def test_question_of_a_credential_does_not_count() -> None:  # P21
 
     agent = Agent(ScriptedModel(call("sign_in"), "Done"), tools=[sign_in], limits=Limits(seconds=5))
 
-    assert tool_texts(run(agent)[0]) == ["with True"]
+    assert tool_texts(run_agent(agent)[0]) == ["with True"]
 
 
 def test_preparation_does_not_count_a_question() -> None:  # P21
@@ -250,7 +253,7 @@ def test_preparation_does_not_count_a_question() -> None:  # P21
     model = ScriptedModel("Done")
     agent = Agent(model, instructions=instructions, limits=Limits(preparation=5, seconds=5))
 
-    assert run(agent)[0].output == "Done"
+    assert run_agent(agent)[0].output == "Done"
     assert model.requests[0].system[0].text == "Agreed: True"
 
 
@@ -262,7 +265,7 @@ def test_preparation_is_still_limited_after_a_question() -> None:  # P21
 
     agent = Agent(ScriptedModel("Done"), instructions=instructions, limits=Limits(preparation=5))
     with pytest.raises(RunError, match="took more than 5 s"):
-        run(agent)
+        run_agent(agent)
 
 
 def test_timeout_of_a_client_tool_still_limits_its_client() -> None:
@@ -272,13 +275,13 @@ def test_timeout_of_a_client_tool_still_limits_its_client() -> None:
         return "worked"
 
     show = client_tool("show", timeout=5)
-    result, _ = run(Agent(ScriptedModel(call("show"), "Done"), tools=[show, other]))
+    result, _ = run_agent(Agent(ScriptedModel(call("show"), "Done"), tools=[show, other]))
 
     assert "timed out" in tool_texts(result)[0]
 
 
-def test_question_that_fails_lets_the_clock_continue() -> None:  # P21
-    async def broken(question: Any) -> bool:
+def test_time_limit_continues_after_a_failed_question() -> None:  # P21
+    async def fail_after_an_hour(question: Any) -> bool:
         await asyncio.sleep(HOUR)
         raise ValueError("no answer")
 
@@ -291,7 +294,9 @@ def test_question_that_fails_lets_the_clock_continue() -> None:  # P21
             await asyncio.sleep(50)
         return "never"
 
-    result, seconds = run(Agent(ScriptedModel(call("patient"), "Done"), tools=[patient]), on_input=broken)
+    result, seconds = run_agent(
+        Agent(ScriptedModel(call("patient"), "Done"), tools=[patient]), on_input=fail_after_an_hour
+    )
 
     assert "timed out" in tool_texts(result)[0]
     assert seconds == pytest.approx(HOUR + 5, abs=0.1)
@@ -301,25 +306,25 @@ def test_stall_during_a_question_awaits_the_input() -> None:  # P21
     agent = Agent(ScriptedModel(call("asks_without_limit"), "Done"), tools=[asks_without_limit])
 
     async def main() -> set[str]:
-        async with agent.run("Go", on_input=person) as run:
-            return {stall.awaits async for stall in run.pipe(op.stalled(10))}
+        async with agent.run("Go", on_input=answer_after_an_hour) as handle:
+            return {stall.awaits async for stall in handle.pipe(op.stalled(10))}
 
     with virtual_time() as time:
         assert time.run(main()) == {"input"}
 
 
-async def test_cancelling_a_run_while_a_person_is_asked_leaves_no_timer() -> None:
+async def test_cancel_of_a_run_during_a_question_leaves_no_timer() -> None:
     started = asyncio.Event()
 
-    async def never(question: Any) -> bool:
+    async def never_answer(question: Any) -> bool:
         started.set()
         await asyncio.Event().wait()
         return True
 
     agent = Agent(ScriptedModel(call("asks"), "Done"), tools=[asks], limits=Limits(seconds=1_000))
-    async with agent.run("Go", on_input=never) as run:
+    async with agent.run("Go", on_input=never_answer) as handle:
         await started.wait()
-        run.cancel()
+        handle.cancel()
     timers: Any = getattr(asyncio.get_running_loop(), "_scheduled", ())
     assert [timer for timer in timers if not timer.cancelled() and "TimeLimit" in repr(timer)] == []
 

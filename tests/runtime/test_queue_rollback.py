@@ -1,4 +1,4 @@
-"""A queue whose server has lost its last moments, as it may with a crash or a standby, or is away for good."""
+"""A queue whose server lost its latest changes after a crash or failover, or is unavailable."""
 
 from __future__ import annotations
 
@@ -18,58 +18,58 @@ pytestmark = pytest.mark.service("postgres")
 
 @pytest.fixture
 def dsn(postgres: str) -> Iterator[str]:
-    with database(postgres) as own:
-        yield own
+    with database(postgres) as url:
+        yield url
 
 
-def goes_back(dsn: str, table: str) -> None:
-    """Lose the rows of a table and the numbers that were given to them, with what refers to them."""
+def roll_back(dsn: str, table: str) -> None:
+    """Delete the rows of a table with their dependents, and reset its sequence."""
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute(f"DELETE FROM {table}".encode())
         connection.execute("SELECT setval(pg_get_serial_sequence(%s, 'id'), 1, false)", (table,))
 
 
-async def test_the_end_of_an_answer_takes_no_bell_away_that_has_its_number_now(dsn: str) -> None:
-    got: list[str] = []
-    begun, goes_on, all_of_them = asyncio.Event(), asyncio.Event(), asyncio.Event()
+async def test_end_of_a_lost_job_does_not_remove_a_job_with_the_same_id(dsn: str) -> None:
+    executed: list[str] = []
+    started, released, later_executed = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
-    async def settle(task_id: str) -> None:
-        got.append(task_id)
+    async def execute(task_id: str) -> None:
+        executed.append(task_id)
         if task_id == "lost":
-            begun.set()
-            await goes_on.wait()
+            started.set()
+            await released.wait()
         else:
-            all_of_them.set()
+            later_executed.set()
 
-    async with opened(dsn) as queue, serving(queue, settle):
+    async with opened(dsn) as queue, serving(queue, execute):
         await queue.enqueue("lost")
-        await begun.wait()
-        goes_back(dsn, "procrastinate_jobs")
+        await started.wait()
+        roll_back(dsn, "procrastinate_jobs")
         await queue.enqueue("later")
         assert await asked(dsn, "SELECT id FROM procrastinate_jobs") == [(1,)]
-        goes_on.set()
+        released.set()
         async with asyncio.timeout(20):
-            await all_of_them.wait()
-    assert got == ["lost", "later"]
+            await later_executed.wait()
+    assert executed == ["lost", "later"]
 
 
-async def test_no_worker_has_the_number_of_one_that_the_server_has_lost(dsn: str) -> None:
-    async def registered() -> int:
+async def test_new_worker_does_not_get_the_id_of_a_lost_worker(dsn: str) -> None:
+    async def read_worker_id() -> int:
         async with asyncio.timeout(20):
             while not (rows := await asked(dsn, "SELECT id FROM procrastinate_workers")):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         return rows[0][0]
 
     async with opened(dsn) as queue, opened(dsn) as other:
-        await queue.waiting()  # from now on there are the tables
+        await queue.waiting()  # creates the tables
         async with serving(queue, Answers(1)):
-            lost = await registered()
-            goes_back(dsn, "procrastinate_workers")
+            lost_id = await read_worker_id()
+            roll_back(dsn, "procrastinate_workers")
             async with serving(other, Answers(1)):
-                assert await registered() != lost
+                assert await read_worker_id() != lost_id
 
 
-async def test_a_worker_that_is_cancelled_while_the_server_is_away_ends_as_cancelled(
+async def test_worker_canceled_while_the_server_is_down_ends_as_canceled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "_ANSWERS_IN", 0.5)

@@ -1,4 +1,4 @@
-"""Several questions of one message: each has its own answer, whatever the order in which they come."""
+"""Several questions of one message have separate answers, in any order."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -19,21 +19,21 @@ from support.payments import Payments
 from support.runs import collect
 
 
-def seen(events: list[Event], kind: type[Event]) -> int:
+def count_events(events: list[Event], kind: type[Event]) -> int:
     return sum(isinstance(event, kind) for event in events)
 
 
-async def test_questions_of_calls_side_by_side_are_all_asked(bank: Payments) -> None:
+async def test_questions_of_parallel_calls_are_all_asked(bank: Payments) -> None:
     run = bank.agent([call("pay", amount=n) for n in range(7)]).run("Pay")
     events = await collect(run)
 
-    assert seen(events, InputRequiredEvent) == 7
+    assert count_events(events, InputRequiredEvent) == 7
     assert len((await run).pending) == 7
 
 
-async def test_an_answer_to_a_question_that_is_not_put_any_more_approves_nothing() -> None:
+async def test_answer_to_a_dropped_guard_question_does_not_approve_the_call() -> None:
     sent: list[int] = []
-    known = False
+    is_customer = False
 
     @tool(approve=True)
     async def send(amount: int) -> str:
@@ -42,23 +42,25 @@ async def test_an_answer_to_a_question_that_is_not_put_any_more_approves_nothing
         return "sent"
 
     @op.on(ToolRequest)
-    async def knows(request: ToolRequest, ctx: RunContext[Any]) -> AsyncIterator[Signal]:
-        yield request if known or await ctx.ask("Is Bob a customer?") else request.refuse("No customer.")
+    async def ask_for_customer(request: ToolRequest, ctx: RunContext[Any]) -> AsyncIterator[Signal]:
+        yield request if is_customer or await ctx.ask("Is Bob a customer?") else request.refuse("No customer.")
 
-    loop = op.standard(before_tools=[knows])
+    loop = op.standard(before_tools=[ask_for_customer])
     agent = Agent(ScriptedModel(call("send", amount=5), "done"), tools=[send], log=MemoryEventLog(), loop=loop)
     first = await agent.run("Send 5")
-    known = True
+    is_customer = True
     second = await agent.resume(first.task_id, inputs={first.pending[0].input_id: True})
 
-    assert (sent, second.state) == ([], "input-required")
+    assert sent == []
+    assert second.state == "input-required"
     assert "send" in second.pending[0].prompt
     third = await agent.resume(first.task_id, inputs={second.pending[0].input_id: True})
-    assert (sent, third.output) == ([5], "done")
+    assert sent == [5]
+    assert third.output == "done"
 
 
-async def test_questions_that_come_in_another_order_have_their_own_answers() -> None:
-    got: list[Any] = []
+async def test_questions_in_another_order_get_their_own_answers() -> None:
+    answers: list[Any] = []
     calls = 0
 
     @tool
@@ -67,12 +69,12 @@ async def test_questions_that_come_in_another_order_have_their_own_answers() -> 
         nonlocal calls
         calls += 1
 
-        async def put(name: str, turns: int) -> tuple[str, bool]:
-            for _ in range(turns):
+        async def ask_later(name: str, rounds: int) -> tuple[str, bool]:
+            for _ in range(rounds):
                 await asyncio.sleep(0)
             return name, await ctx.ask(f"{name}?")
 
-        got.append(await asyncio.gather(put("a", 1 if calls == 1 else 3), put("b", 2)))
+        answers.append(await asyncio.gather(ask_later("a", 1 if calls == 1 else 3), ask_later("b", 2)))
         return "ok"
 
     agent = Agent(ScriptedModel(call("asks"), "done"), tools=[asks], log=MemoryEventLog())
@@ -81,16 +83,16 @@ async def test_questions_that_come_in_another_order_have_their_own_answers() -> 
         inputs = {question.input_id: question.prompt == "a?" for question in result.pending}
         result = await agent.resume(result.task_id, inputs=inputs)
 
-    assert got == [[("a", True), ("b", False)]]
+    assert answers == [[("a", True), ("b", False)]]
 
 
-async def test_the_same_question_twice_has_two_answers() -> None:
-    got: list[Any] = []
+async def test_same_question_twice_gets_two_answers() -> None:
+    answers: list[Any] = []
 
     @tool
     async def asks(ctx: RunContext[Any]) -> str:
         """Asks."""
-        got.append([await ctx.ask("Sure?"), await ctx.ask("Sure?")])
+        answers.append([await ctx.ask("Sure?"), await ctx.ask("Sure?")])
         return "ok"
 
     agent = Agent(ScriptedModel(call("asks"), "done"), tools=[asks], log=MemoryEventLog())
@@ -99,4 +101,4 @@ async def test_the_same_question_twice_has_two_answers() -> None:
     assert second.pending[0].input_id != first.pending[0].input_id
     await agent.resume(first.task_id, inputs={second.pending[0].input_id: False})
 
-    assert got == [[True, False]]
+    assert answers == [[True, False]]

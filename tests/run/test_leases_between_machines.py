@@ -1,4 +1,4 @@
-"""One run at a time in each conversation, whichever machine it is on; and what a machine does that lost its turn."""
+"""One run at a time in each conversation on any machine, and the behaviour of a machine that lost its lease."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from support.run_checks import durable, finals, kinds, nothing_left, until
 from support.runs import collect
 
 
-def test_a_run_elsewhere_makes_a_conversation_busy(machines: Machines) -> None:
+def test_run_of_another_machine_makes_the_conversation_busy(machines: Machines) -> None:
     a, b = machines
     with virtual_time() as time:
 
@@ -34,7 +34,7 @@ def test_a_run_elsewhere_makes_a_conversation_busy(machines: Machines) -> None:
     assert a.log.shared.turns == {}
 
 
-def test_who_waits_for_a_run_elsewhere_tries_again_each_half_a_second(machines: Machines) -> None:
+def test_waiting_run_polls_the_lease_every_half_second(machines: Machines) -> None:
     a, b = machines
     with virtual_time() as time:
 
@@ -48,7 +48,7 @@ def test_who_waits_for_a_run_elsewhere_tries_again_each_half_a_second(machines: 
         assert 60 <= time.run(main()) <= 60.5
 
 
-def test_a_live_run_cannot_be_resumed_elsewhere_and_goes_on(machines: Machines) -> None:
+def test_live_run_cannot_be_resumed_by_another_machine(machines: Machines) -> None:
     a, b = machines
     with virtual_time() as time:
 
@@ -60,21 +60,22 @@ def test_a_live_run_cannot_be_resumed_elsewhere_and_goes_on(machines: Machines) 
             assert [event.state for event in finals(await a.log.read(running.task_id))] == ["completed"]
 
         time.run(main())
-    assert (a.begun, a.cut, b.begun) == (1, 0, 0)
+    assert (a.begun, a.cut) == (1, 0)
+    assert b.begun == 0
 
 
-@pytest.mark.parametrize("elsewhere", [True, False])
-def test_whoever_has_read_the_end_of_a_run_can_go_on_before_the_run_gives_its_turn_back(
-    machines: Machines, monkeypatch: pytest.MonkeyPatch, elsewhere: bool
+@pytest.mark.parametrize("on_other_machine", [True, False])
+def test_next_run_starts_after_the_final_event_although_the_lease_is_released_later(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch, on_other_machine: bool
 ) -> None:
     a, b = machines
     release = a.log.release_lease
 
-    async def late(context_id: str, task_id: str) -> None:
+    async def release_slowly(context_id: str, task_id: str) -> None:
         await asyncio.sleep(1)
         await release(context_id, task_id)
 
-    monkeypatch.setattr(a.log, "release_lease", late)
+    monkeypatch.setattr(a.log, "release_lease", release_slowly)
     with virtual_time() as time:
 
         async def main() -> None:
@@ -82,7 +83,7 @@ def test_whoever_has_read_the_end_of_a_run_can_go_on_before_the_run_gives_its_tu
             async for _ in a.log.follow((await first.begin()).task_id):
                 pass
             assert "c" in a.log.shared.turns
-            second = await (b if elsewhere else a).agent("two").run("2", context_id="c")
+            second = await (b if on_other_machine else a).agent("two").run("2", context_id="c")
             assert [message.text for message in second.messages] == ["1", "one", "2", "two"]
             assert 1 <= time.now < 2.1
             await first
@@ -91,7 +92,7 @@ def test_whoever_has_read_the_end_of_a_run_can_go_on_before_the_run_gives_its_tu
         time.run(main())
 
 
-def test_a_turn_that_a_run_at_rest_does_not_give_back_makes_the_conversation_busy(machines: Machines) -> None:
+def test_lease_that_an_idle_run_does_not_release_makes_the_conversation_busy(machines: Machines) -> None:
     a, b = machines
     with virtual_time() as time:
 
@@ -106,7 +107,7 @@ def test_a_turn_that_a_run_at_rest_does_not_give_back_makes_the_conversation_bus
         time.run(main())
 
 
-def test_a_run_that_is_cancelled_before_the_turn_is_given_back_is_cancelled_and_not_refused(machines: Machines) -> None:
+def test_run_canceled_while_waiting_for_the_lease_raises_run_canceled(machines: Machines) -> None:
     a, b = machines
     with virtual_time() as time:
 
@@ -123,47 +124,48 @@ def test_a_run_that_is_cancelled_before_the_turn_is_given_back_is_cancelled_and_
         time.run(main())
 
 
-async def test_a_run_that_is_over_gives_its_end_whoever_has_the_turn(machines: Machines) -> None:
+async def test_finished_run_returns_its_result_while_another_run_holds_the_lease(machines: Machines) -> None:
     a, b = machines
-    over = await a.agent("done").run("1", context_id="c")
+    finished = await a.agent("done").run("1", context_id="c")
     async with a.agent(frames("-never")).run("2", context_id="c") as running:
         await running.begin()
-        assert (await b.agent().resume(over.task_id)).output == "done"
+        assert (await b.agent().resume(finished.task_id)).output == "done"
 
 
-def test_who_waits_to_resume_a_live_run_gets_the_end_that_it_had_elsewhere_at_once(machines: Machines) -> None:
+def test_resume_that_waits_for_a_live_run_returns_its_result_immediately(machines: Machines) -> None:
     a, b = machines
     with virtual_time() as time:
 
         async def main() -> None:
             running = await a.agent(call("work"), "done").run("1").begin()
             result = await b.agent().resume(running.task_id, when_busy="wait")
-            assert (result.output, time.now) == ("done", 60)
+            assert result.output == "done"
+            assert time.now == 60
 
         time.run(main())
 
 
-async def test_the_turn_is_given_back_however_an_attempt_ends(machines: Machines) -> None:
+async def test_lease_is_released_at_any_end_of_an_attempt(machines: Machines) -> None:
     a, _ = machines
-    turns = a.log.shared.turns
+    leases = a.log.shared.turns
     await a.agent("done").run("1", context_id="c")
     with pytest.raises(RunError):
         await a.agent(RuntimeError("broken")).run("1", context_id="c")
-    cancelled = await a.agent(frames("-never")).run("1", context_id="c").begin()
-    assert list(turns) == ["c"]
-    await cancelled.aclose()
+    unfinished = await a.agent(frames("-never")).run("1", context_id="c").begin()
+    assert list(leases) == ["c"]
+    await unfinished.aclose()
     released = await a.agent(frames("-never")).run("1", context_id="c").begin()
     await released.release()
-    assert turns == {}
+    assert leases == {}
     with pytest.raises(ContextBusy):
         async with a.agent(frames("-never")).run("1", context_id="c"):
             await a.agent("no").run("1", context_id="c")
-    assert turns == {}
+    assert leases == {}
     assert a.log.taken == ["c"] * 5
     await nothing_left()
 
 
-def test_a_machine_that_lost_its_turn_stops_its_tools_and_writes_no_end(machines: Machines) -> None:
+def test_machine_that_lost_its_lease_stops_its_tools_and_writes_no_final_event(machines: Machines) -> None:
     a, b = machines
     with virtual_time() as time:
 
@@ -171,20 +173,23 @@ def test_a_machine_that_lost_its_turn_stops_its_tools_and_writes_no_end(machines
             running = a.agent(call("work"), "done").run("1", context_id="c").start()
             live = asyncio.ensure_future(collect(running))
             await until(lambda: a.begun)
-            lost = a.log.freezes("c")
+            notify_loss = a.log.freezes("c")
             resumed = await b.agent("mine").resume(running.task_id)
-            held = await a.log.read(running.task_id)
-            lost()
+            recorded = await a.log.read(running.task_id)
+            notify_loss()
 
             with pytest.raises(RunError, match="lost the turn") as caught:
                 await running
-            assert (caught.value.code, a.cut) == ("fenced", 1)
-            assert (resumed.output, await a.log.read(running.task_id)) == ("mine", held)
+            assert caught.value.code == "fenced"
+            assert a.cut == 1
+            assert resumed.output == "mine"
+            assert await a.log.read(running.task_id) == recorded
             last = (await live)[-1]
             assert isinstance(last, StatusUpdateEvent)
-            assert (last.final, last.state) == (True, "working")
-            assert kinds(durable(live.result()))[:-1] == kinds([event for event in held if event.attempt == 1])
-            # Its turn belongs to somebody else, and is not given back.
+            assert last.final
+            assert last.state == "working"
+            assert kinds(durable(live.result()))[:-1] == kinds([event for event in recorded if event.attempt == 1])
+            # The lease belongs to another run, so it is not released.
             await b.agent("next").run("2", context_id="c")
             await nothing_left()
 
@@ -192,23 +197,23 @@ def test_a_machine_that_lost_its_turn_stops_its_tools_and_writes_no_end(machines
 
 
 @pytest.fixture
-def lost_at_once(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first machine freezes as soon as it has taken its first turn, and the turn is free again when it wakes up."""
+def immediate_lease_loss(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first machine freezes after acquiring its first lease, which is free again when the machine wakes up."""
     a, _ = machines
-    take = a.log.acquire_lease
+    acquire = a.log.acquire_lease
 
-    async def taken(context_id: str, task_id: str, on_lost: Callable[[], None]) -> bool:
+    async def acquire_and_lose(context_id: str, task_id: str, on_lost: Callable[[], None]) -> bool:
         monkeypatch.undo()
-        assert await take(context_id, task_id, on_lost)
+        assert await acquire(context_id, task_id, on_lost)
         await a.log.release_lease(context_id, task_id)
         asyncio.get_running_loop().call_soon(on_lost)
         return True
 
-    monkeypatch.setattr(a.log, "acquire_lease", taken)
+    monkeypatch.setattr(a.log, "acquire_lease", acquire_and_lose)
 
 
-@pytest.mark.usefixtures("lost_at_once")
-async def test_a_run_that_loses_its_turn_before_it_begins_never_comes_into_the_log(machines: Machines) -> None:
+@pytest.mark.usefixtures("immediate_lease_loss")
+async def test_run_that_loses_its_lease_before_it_starts_is_not_recorded(machines: Machines) -> None:
     a, b = machines
     with pytest.raises(RunError, match="lost the turn") as caught:
         await a.agent("done").run("1", context_id="c")
@@ -216,81 +221,82 @@ async def test_a_run_that_loses_its_turn_before_it_begins_never_comes_into_the_l
     assert await b.log.list_runs() == []
 
 
-@pytest.mark.usefixtures("lost_at_once")
-async def test_a_submitted_run_outlives_the_turn_that_is_lost_before_it_begins(machines: Machines) -> None:
+@pytest.mark.usefixtures("immediate_lease_loss")
+async def test_submitted_run_completes_after_a_lease_loss_before_its_start(machines: Machines) -> None:
     a, _ = machines
     submitted = await a.agent().submit("Go", context_id="c")
     assert (await a.agent("done").get_run(submitted.task_id).execute()).state == "completed"
     assert await states(a, submitted.task_id) == ["completed"]
 
 
-@pytest.mark.usefixtures("lost_at_once")
-async def test_a_run_is_cancelled_though_the_turn_for_that_is_lost(machines: Machines) -> None:
+@pytest.mark.usefixtures("immediate_lease_loss")
+async def test_cancel_succeeds_after_its_lease_is_lost(machines: Machines) -> None:
     a, _ = machines
     submitted = await a.agent().submit("Go", context_id="c")
     await a.agent().get_run(submitted.task_id).cancel()
     assert await states(a, submitted.task_id) == ["canceled"]
 
 
-async def test_a_run_with_an_id_of_its_own_that_loses_its_turn_is_not_said_to_exist(
+async def test_run_with_a_chosen_id_raises_fenced_when_it_loses_its_lease(
     machines: Machines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, b = machines
     append = a.log.append
 
-    async def late(*arguments: Any, **options: Any) -> None:
+    async def freeze_and_append(*arguments: Any, **options: Any) -> None:
         a.log.freezes("c")
         await append(*arguments, **options)
 
-    monkeypatch.setattr(a.log, "append", late)
+    monkeypatch.setattr(a.log, "append", freeze_and_append)
     with pytest.raises(Fenced, match="belongs to somebody else"):
         await a.agent("done").run("1", context_id="c", task_id="7f6f5a3e-0000-4000-8000-000000000001")
     assert await b.log.list_runs() == []
 
 
-def test_nothing_of_a_frozen_machine_reaches_a_reader_when_it_wakes_up(machines: Machines) -> None:
+def test_events_of_a_frozen_machine_do_not_reach_readers_after_it_wakes_up(machines: Machines) -> None:
     a, _ = machines
     with virtual_time() as time:
 
         async def main() -> list[str]:
             running = a.agent(frames("One-------two|", frame=2)).run("1", context_id="c").start()
-            seen: list[str] = []
-            running.text().subscribe(seen.append, lambda error: seen.append(type(error).__name__))
+            received: list[str] = []
+            running.text().subscribe(received.append, lambda error: received.append(type(error).__name__))
             await asyncio.sleep(1)
-            # The machine is frozen between two tokens, and does not know it.
+            # The machine is frozen between two tokens without noticing.
             a.log.freezes("c")
             with pytest.raises(RunError) as caught:
                 await running
             assert caught.value.code == "fenced"
-            return seen
+            return received
 
         assert time.run(main()) == ["One", "RunError"]
     assert a.log.shared.asked == 1
 
 
-def test_a_silence_that_was_none_holds_nothing_back_for_long(machines: Machines) -> None:
+def test_lease_check_after_a_long_silence_delays_events_only_briefly(machines: Machines) -> None:
     a, _ = machines
     with virtual_time() as time:
 
         async def main() -> list[tuple[float, str]]:
             running = a.agent(frames("One-------two-three|", frame=1)).run("1").start()
-            seen: list[tuple[float, str]] = []
-            running.text().subscribe(lambda text: seen.append((time.now, text)))
+            received: list[tuple[float, str]] = []
+            running.text().subscribe(lambda text: received.append((time.now, text)))
             assert (await running).output == "Onetwothree"
-            return seen
+            return received
 
         assert time.run(main()) == [(0, "One"), (8, "two"), (10, "three")]
-    assert (a.log.shared.asked, a.log.shared.turns) == (1, {})
+    assert a.log.shared.asked == 1
+    assert a.log.shared.turns == {}
 
 
-def test_a_run_that_never_falls_silent_never_asks(machines: Machines) -> None:
+def test_run_without_silence_does_not_check_its_lease(machines: Machines) -> None:
     a, _ = machines
     with virtual_time() as time:
         assert time.run(a.agent(frames("-".join(["on"] * 20) + "|", frame=LEASE / 4)).run("1")).output == "on" * 20
     assert a.log.shared.asked == 0
 
 
-def test_an_end_after_a_silence_is_told_once_the_log_has_it(machines: Machines) -> None:
+def test_end_after_a_silence_is_published_once_it_is_durable(machines: Machines) -> None:
     a, _ = machines
     with virtual_time() as time:
         running = a.agent(call("work"), "done").run("1")
@@ -299,7 +305,7 @@ def test_an_end_after_a_silence_is_told_once_the_log_has_it(machines: Machines) 
     assert a.log.shared.asked == 1
 
 
-def test_what_a_tool_says_after_a_freeze_is_not_told(machines: Machines) -> None:
+def test_events_of_a_tool_after_a_freeze_are_not_published(machines: Machines) -> None:
     a, b = machines
     with virtual_time() as time:
 
@@ -316,7 +322,7 @@ def test_what_a_tool_says_after_a_freeze_is_not_told(machines: Machines) -> None
         time.run(main())
 
 
-async def test_a_turn_that_is_given_back_twice_is_taken_from_nobody(machines: Machines) -> None:
+async def test_second_release_of_a_lease_does_not_release_the_lease_of_another_run(machines: Machines) -> None:
     a, _ = machines
     first = await a.agent(frames("-never")).run("1", context_id="c").begin()
     lease = first._attempt.lease

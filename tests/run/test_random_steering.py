@@ -1,4 +1,4 @@
-"""Whenever something is said to a run with tools, its stream is well-formed, and the model hears each message once."""
+"""Messages at random moments of a run with tools: its stream is well-formed, and each message is received once."""
 
 from __future__ import annotations
 
@@ -32,48 +32,51 @@ def script() -> list[object]:
     ]
 
 
-said = st.lists(st.tuples(st.integers(0, 45), st.booleans()), max_size=8)
-"""At which of the events of the run something is said, and whether that cuts the answer off."""
+steering_plans = st.lists(st.tuples(st.integers(0, 45), st.booleans()), max_size=8)
+"""Indexes of events at which a message is sent, and whether it interrupts the answer."""
 
 
-@given(said)
-def test_a_run_that_is_steered_anywhere_hears_each_message_once_and_in_order(places: list[tuple[int, bool]]) -> None:
+@given(steering_plans)
+def test_messages_at_random_events_are_received_once_and_in_order(plan: list[tuple[int, bool]]) -> None:
     with virtual_time() as time:
         log, model = MemoryEventLog(), ScriptedModel(*script())  # type: ignore[arg-type]
         run = Agent(model, tools=[look], log=log).run("Go")
-        heard: list[str] = []
-        late: list[str] = []
-        seen = 0
+        accepted: list[str] = []
+        rejected: list[str] = []
+        count = 0
 
         def on_next(event: Event) -> None:
-            nonlocal seen
-            for number, (place, interrupt) in enumerate(places):
-                if place == seen:
+            nonlocal count
+            for number, (index, interrupt) in enumerate(plan):
+                if index == count:
                     try:
                         run.send(f"said {number}", interrupt=interrupt)
                     except RunOver:
-                        late.append(f"said {number}")
+                        rejected.append(f"said {number}")
                     else:
-                        heard.append(f"said {number}")
-            seen += 1
+                        accepted.append(f"said {number}")
+            count += 1
 
         async def main() -> None:
             run.events.subscribe(on_next)
-            checked = [event async for event in run.pipe(op.grammar())]
+            events = [event async for event in run.pipe(op.grammar())]
             result = await run
             assert result.state == "completed"
             assert well_formed(result.messages)
-            assert [message.text for message in result.messages if message.role == "user"] == ["Go", *heard]
+            assert [message.text for message in result.messages if message.role == "user"] == ["Go", *accepted]
             last = shape(model.requests[-1].messages)
             assert last == shape(result.messages[: len(last)])
-            assert [text for text in last if text.startswith("user: ")] == ["user: Go", *(f"user: {t}" for t in heard)]
+            assert [text for text in last if text.startswith("user: ")] == [
+                "user: Go",
+                *(f"user: {t}" for t in accepted),
+            ]
             for request in model.requests:
                 assert well_formed(request.messages)
                 assert request.messages[-1].role in ("user", "tool")
-            assert checked[-1].kind == "status-update"
-            again = [event async for event in replay(log, run.task_id)]
-            assert shape(fold_all(again).messages) == shape(result.messages)
-            # What comes after the final event is too late, and whoever said it knows.
-            assert len(heard) + len(late) == len([1 for place, _ in places if place < seen])
+            assert events[-1].kind == "status-update"
+            replayed = [event async for event in replay(log, run.task_id)]
+            assert shape(fold_all(replayed).messages) == shape(result.messages)
+            # Messages after the final event are too late, and the sender gets an error.
+            assert len(accepted) + len(rejected) == len([1 for index, _ in plan if index < count])
 
         time.run(main())

@@ -1,0 +1,53 @@
+"""A Postgres server that is stopped, killed and unavailable during runs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from rxloop import RunRecord
+from support.postgres.server import PostgresServer
+from support.workers.cluster import BY_HAND, Cluster, cluster
+
+pytestmark = [pytest.mark.service("postgres"), pytest.mark.timeout(180)]
+
+RUNS = 100
+
+
+@asynccontextmanager
+async def start_runs(server: PostgresServer) -> AsyncGenerator[tuple[Cluster, list[RunRecord]]]:
+    """Two workers, each with half of the runs, all of which have just started to pay."""
+    async with cluster(server.dsn, concurrency=64) as processes:
+        go_file = processes.folder / "go"
+        records = await processes.start_all(f"hold {go_file}; pay; look; wait 1; pay", RUNS)
+        await asyncio.gather(*(processes.until(record.task_id, "tool-start") for record in records))
+        go_file.touch()
+        yield processes, records
+
+
+@pytest.mark.parametrize("crash", [pytest.param(False, marks=BY_HAND), True])
+async def test_hundred_runs_survive_a_server_outage_of_two_seconds(crash: bool) -> None:
+    with PostgresServer() as server:
+        async with start_runs(server) as (processes, records):
+            await asyncio.to_thread(server.kill if crash else server.stop)
+            await asyncio.sleep(2)
+            await asyncio.to_thread(server.start)
+            done = await processes.all_over(records)
+            await processes.judge(records)
+            assert {(record.state, record.attempt) for record in done} == {("completed", 1)}
+            assert {len(processes.effects(record.task_id)) for record in done} == {2}
+
+
+@BY_HAND
+async def test_runs_survive_a_server_outage_of_twenty_seconds() -> None:
+    with PostgresServer() as server:
+        async with start_runs(server) as (processes, records):
+            await asyncio.to_thread(server.stop)
+            await asyncio.sleep(20)
+            await asyncio.to_thread(server.start)
+            done = await processes.all_over(records)
+            await processes.judge(records)
+    assert {record.state for record in done} == {"completed"}
