@@ -97,7 +97,7 @@ def test_a_version_fits_a_range(version: str, wanted: str, fit: bool, monkeypatc
         ({"RXLOOP_MODEL": "zai:glm-4.7"}, "it needs a key: export ZAI_API_KEY=..."),
         ({"RXLOOP_MODEL": "nobody:x"}, "unknown provider 'nobody'"),
         ({"RXLOOP_MODEL": "azure:x", "AZURE_OPENAI_API_KEY": "k"}, "set AZURE_OPENAI_ENDPOINT"),
-        ({"RXLOOP_MODEL": "ollama:x", "OLLAMA_HOST": "http://[bad"}, "OLLAMA_HOST is 'http://[bad'"),
+        ({"RXLOOP_MODEL": "ollama:x", "OLLAMA_HOST": "http://[bad"}, "OLLAMA_HOST must be a URL, got 'http://[bad'"),
     ],
 )
 def test_a_model_of_the_environment_that_cannot_be_asked_is_a_fault(

@@ -68,9 +68,7 @@ def test_a_place_in_a_cloud_is_said_once_the_environment_names_it(monkeypatch: p
 
 def test_a_key_without_an_address_is_told(place: Place) -> None:
     said = place.run("doctor", AZURE_OPENAI_API_KEY="k").stdout
-    assert (
-        "· azure has a key and no address\n      the endpoint 'azure' has no address: set AZURE_OPENAI_ENDPOINT" in said
-    )
+    assert "· azure has a key and no address\n      missing URL for 'azure'; set AZURE_OPENAI_ENDPOINT" in said
     env = {"AZURE_OPENAI_API_KEY": "k", "AZURE_OPENAI_ENDPOINT": "https://r.openai.azure.com"}
     assert "✓ azure is asked with a key, at https://r.openai.azure.com" in place.run("doctor", code=0, **env).stdout
 

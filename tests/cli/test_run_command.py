@@ -106,7 +106,7 @@ def test_a_preset_keeps_its_ways_at_another_address(place: Place, offline: Offli
         (
             ("--model", "ollama:x"),
             {"OLLAMA_HOST": "http://[bad"},
-            "OLLAMA_HOST is 'http://[bad', which is not an address",
+            "OLLAMA_HOST must be a URL, got 'http://[bad'",
         ),
         (("--model", "azure:x"), {"AZURE_OPENAI_API_KEY": "k"}, "set AZURE_OPENAI_ENDPOINT"),
         (("--tools", "kit"), {}, "--tools 'kit': write module:object"),

@@ -70,9 +70,9 @@ async def raises_later() -> str:
     [
         (raises, "raised ValueError"),
         (raises_later, "raised ValueError"),
-        (lambda: None, "gave a NoneType, and not a key"),
-        (lambda: " ", "gave an empty text, and not a key"),
-        (SECRET.encode, "gave a bytes, and not a key"),
+        (lambda: None, "got a NoneType"),
+        (lambda: " ", "got an empty string"),
+        (SECRET.encode, "got a bytes"),
     ],
 )
 async def test_a_function_that_gives_no_key_is_an_error_that_leaks_nothing(
@@ -181,7 +181,7 @@ async def test_a_function_signs_what_is_sent(server: Server, later: bool) -> Non
 
 
 @pytest.mark.parametrize(
-    ("sign", "words"), [(lambda *_: 1 / 0, "raised ZeroDivisionError"), (lambda *_: "x", "gave a str")]
+    ("sign", "words"), [(lambda *_: 1 / 0, "raised ZeroDivisionError"), (lambda *_: "x", "got a str")]
 )
 async def test_a_request_that_is_not_signed_is_not_sent(server: Server, sign: Any, words: str) -> None:
     answer = await asked(server, sign=sign)
@@ -231,7 +231,7 @@ async def test_a_function_that_hangs_is_named_by_the_error_that_ends_it(server: 
     options: dict[str, Any] = {name: never}
     answer = await asked(server, timeout=Timeouts(key=0.01), **options)
     assert type(answer.error) is errors.ProviderTimeout
-    assert f"what {name}= calls gave nothing within 0.01 s" in str(answer.error)
+    assert f"the {name} function did not return within 0.01 s" in str(answer.error)
     assert "Timeouts(key=...)" in str(answer.error)
     assert server.requests == []
 
@@ -241,4 +241,4 @@ async def test_a_timeout_of_the_function_s_own_is_its_own_failure(server: Server
         raise TimeoutError
 
     answer = await asked(server, api_key=late)
-    assert "what api_key= calls raised TimeoutError" in str(answer.error)
+    assert "the api_key function raised TimeoutError" in str(answer.error)

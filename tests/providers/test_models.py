@@ -85,12 +85,12 @@ def test_a_provider_is_taken_as_it_is() -> None:
     ("text", "words"),
     [
         ("acme:x", "zai, openai, openai_responses, openai_chat"),
-        ("gpt-5", "write 'openai:gpt-5'"),
-        ("claude-sonnet-4-5", "write 'anthropic:claude-sonnet-4-5'"),
-        ("gemini-3.5-flash", "write 'google:gemini-3.5-flash'"),
+        ("gpt-5", "use 'openai:gpt-5'"),
+        ("claude-sonnet-4-5", "use 'anthropic:claude-sonnet-4-5'"),
+        ("gemini-3.5-flash", "use 'google:gemini-3.5-flash'"),
         ("zai:", "default model"),
         ("http://localhost:8000/v1", "#model"),
-        ("openai_responses:http://u:p@localhost:8000/v1", "as in 'openai_responses:http://localhost:8000/v1#model'"),
+        ("openai_responses:http://u:p@localhost:8000/v1", "use 'openai_responses:http://localhost:8000/v1#model'"),
         ("", "zai:glm-4.7"),
     ],
 )
@@ -198,7 +198,7 @@ def test_an_address_that_names_no_model_is_told_without_what_is_secret_in_it() -
 
 @pytest.mark.parametrize("make", [anthropic_messages, google_gemini])
 def test_a_wire_is_refused_for_the_preset_of_another_protocol(make: Callable[..., object]) -> None:
-    with pytest.raises(ConfigurationError, match=r"'mistral' does not speak .* name the model 'mistral:large'"):
+    with pytest.raises(ConfigurationError, match=r"'mistral' does not support .* use .*'mistral:large'"):
         make("large", preset="mistral")
 
 

@@ -268,20 +268,20 @@ async def test_one_request_too_many_is_told_what_the_recording_has() -> None:
     first = await collect(Agent(ScriptedModel(call("get_weather", city="Oslo"), "7 C."), tools=TOOLS).run("Go"))
     model = ScriptedModel.from_events(first)
     await Agent(model, tools=TOOLS).run("Go")
-    with pytest.raises(RunError, match="the recording has no answer for step 1; left are: nothing") as raised:
+    with pytest.raises(RunError, match="the recording has no answer for step 1; remaining answers: nothing") as raised:
         await Agent(model, tools=TOOLS).run("Go")
     assert isinstance(raised.value.__cause__, ScriptExhausted)
 
     other = Agent(ScriptedModel.from_events(first), strategy=CASES[0].strategy())
-    with pytest.raises(RunError, match="no answer for step linear/1; left are: 1, 2"):
+    with pytest.raises(RunError, match="no answer for step linear/1; remaining answers: 1, 2"):
         await other.run("Go")
 
 
 async def test_events_that_are_no_run_are_refused(tmp_path: Path) -> None:
     first = await collect(Agent(ScriptedModel("Hello.")).run("Hi"))
-    with pytest.raises(ConfigurationError, match=r"the 0 events do not have the task of a run"):
+    with pytest.raises(ConfigurationError, match=r"the 0 events do not contain the task event of a run"):
         ScriptedModel.from_events([])
-    with pytest.raises(ConfigurationError, match="do not have the task of a run: give all events, in order"):
+    with pytest.raises(ConfigurationError, match="do not contain the task event of a run; pass all events in order"):
         ScriptedModel.from_events(first[1:])
     with pytest.raises(ConfigurationError, match="of the run nowhere"):
         ScriptedModel.from_events(first, task_id="nowhere")

@@ -1,4 +1,4 @@
-"""Limits of one answer: its size, the depth of its JSON, and its time."""
+"""Size, depth and time limits."""
 
 from __future__ import annotations
 
@@ -9,31 +9,32 @@ from itertools import accumulate
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """The most that the answer to one request may be; whoever is at the address cannot fill the memory with more.
+    """Response limits, which protect the process against memory exhaustion.
 
-    The defaults are far above what models write. What is above a bound is a `ProviderProtocolError` that names it.
+    Defaults are much larger than typical responses. Exceeding a limit raises a `ProviderProtocolError` containing its
+    name.
     """
 
     head: int = 2**16
-    """Bytes of the status, or of one header, over aiohttp. httpx has a limit of its own: 100 kB for a head."""
+    """Maximum status line and header size in bytes, using aiohttp. httpx has a fixed limit: 100 kB for all headers."""
     document: int = 4 * 2**20
-    """Bytes of one JSON document: an event of a stream, or an answer that is not streamed."""
+    """Maximum JSON document size in bytes: a stream event or non-streaming response."""
     values: int = 200_000
-    """Values in one such document. Log probabilities of a long answer that is not streamed may be more."""
+    """Maximum number of JSON values. Log probabilities without streaming may need more."""
     depth: int = 100
-    """How deep the lists and objects in one such document may be nested."""
+    """Maximum JSON nesting depth."""
     answer: int = 256 * 2**20
-    """Bytes of a stream in all, once they are decoded."""
+    """Maximum decompressed stream size in bytes."""
     text: int = 8_000_000
-    """Characters of a message in all: its text, its reasoning and the arguments of its calls."""
+    """Maximum message length in characters, including reasoning and call arguments."""
     arguments: int = 2_000_000
-    """Characters of one tool call: its arguments, its name and its id."""
+    """Maximum tool call length in characters, including name and id."""
     name: int = 1_000
-    """Characters of the name of a tool that is called."""
+    """Maximum tool name length."""
     argument_values: int = 200_000
-    """Values in the arguments of all tool calls of a message together."""
+    """Maximum number of argument values in all tool calls."""
     calls: int = 1_000
-    """Tool calls of a message."""
+    """Maximum number of tool calls."""
 
 
 DEFAULT_BOUNDS = Bounds()
@@ -53,18 +54,20 @@ _SENT = {
 
 
 class Unreadable(Exception):
-    """A vendor sent what nobody can read; whoever knows the vendor makes a `ProviderProtocolError` of it."""
+    """A vendor sent invalid data. Callers that know the vendor convert it to a `ProviderProtocolError`."""
 
 
 class OutOfBounds(Unreadable):
-    """A vendor sent more than a bound lets through."""
+    """Raised if a response exceeds a limit."""
 
     def __init__(self, name: str, bound: int) -> None:
-        super().__init__(f"{_SENT[name].format(bound)}; if that is right, raise it: bounds=Bounds({name}=...)")
+        super().__init__(
+            f"{_SENT[name].format(bound)}; if that is expected, raise the limit with bounds=Bounds({name}=...)"
+        )
 
 
 SMALL = 2**16
-"""Bytes of a document whose objects take no memory to speak of, whatever they are."""
+"""Document size in bytes below which memory usage is negligible."""
 
 BEGINNING = 2**14
 
@@ -82,12 +85,12 @@ for _byte in b"]}":
 
 
 def check_document(data: bytes, bounds: Bounds) -> None:
-    """See that a document has no more values, and is nested no deeper, than the bounds say.
+    """Check the number of values and the nesting depth of a document.
 
-    What is not JSON passes, unless it looks like too much of it: the parser refuses it.
+    Invalid JSON passes unless it looks too large. The parser rejects it later.
 
     Raises:
-        OutOfBounds: It has, or it is.
+        OutOfBounds: The document exceeds a limit.
     """
     if len(data) > bounds.document:
         raise OutOfBounds("document", bounds.document)
@@ -95,10 +98,11 @@ def check_document(data: bytes, bounds: Bounds) -> None:
     large = len(data) > SMALL and opened + data.count(b",") > bounds.values
     if not large and opened <= bounds.depth:
         return
-    # What is very deep is so at once, as a rule, and takes no time then.
+    # Very deep documents are usually deep from the start, so checking only the start is fast.
     if opened > bounds.depth and _depth(_STRING.sub(b"", data[:BEGINNING])) > bounds.depth:
         raise OutOfBounds("depth", bounds.depth)
-    # A text of code may have as many of these inside its strings, which are left out; too many strings are values, too.
+    # Brackets and commas inside of strings, as in code, do not count. Each string is a value, so their number is
+    # limited too.
     if data.count(b'"') - data.count(b'\\"') > 2 * bounds.values:
         raise OutOfBounds("values", bounds.values)
     bare = _STRING.sub(b"", data)
@@ -110,7 +114,7 @@ def check_document(data: bytes, bounds: Bounds) -> None:
 
 
 def values_in(data: bytes) -> int:
-    """About how many values a document has, those inside of a text that is a document itself included."""
+    """Return the approximate number of values in a document, including values in a string that contains a document."""
     bare = _STRING.sub(b"", data)
     if not bare.strip():
         bare = data
@@ -123,23 +127,23 @@ def _depth(bare: bytes) -> int:
 
 
 VALUE_WEIGHT = 30
-"""Characters that a value counts for where it is kept as it came, since many of them are short in JSON."""
+"""Size charged per raw value, because values can be short in JSON."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeouts:
-    """The seconds that a model call may take; None is no limit, except for `event`."""
+    """Time limits in seconds. None means unlimited, except for `event`."""
 
     connect: float | None = 10.0
-    """Until there is a connection."""
+    """Connecting to the endpoint."""
     key: float | None = 30.0
-    """Until an `async` function that `api_key=` or `sign=` calls has given the key or the signature."""
+    """Waiting for an `async` function passed as `api_key=` or `sign=`."""
     idle: float | None = 60.0
-    """Without a single byte, before a stream begins and while it goes on."""
+    """Time without received data, before or while streaming."""
     answer: float | None = 600.0
-    """The same for an answer that is not streamed: it comes in one piece."""
+    """Time without received data if not streaming."""
     event: float | None = None
-    """Without a single event of the answer, even if something else comes, such as comments that keep the connection
-    open; None is ten times `idle`, or `answer`. An answer that is not streamed counts as one event."""
+    """Time without events, even if keep-alive comments are received. None means ten times `idle`, or ten times `answer`
+    if not streaming. A non-streaming response counts as one event."""
     total: float | None = 3600.0
-    """From the request to the end of the answer, including retries."""
+    """Time from the request to the end of the answer, including retries."""

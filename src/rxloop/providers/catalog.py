@@ -1,15 +1,14 @@
 """Known models: context windows, output limits, abilities and prices, looked up on 22 November 2026.
 
-The sources are the vendors' pages for developers (models, pricing), and where a page could not be had, public
-collections of prices of the summer and autumn of 2026 that agree with each other.
+The sources are the vendors' documentation of models and prices. If a page was not available, public price collections
+of summer and autumn 2026 that agree with each other were used.
 
-The table is small: the current models of Anthropic, Google, OpenAI and z.ai, those before them that people still use,
-and the defaults of the presets. Prices are list prices for one call at a time. Not in them are batches, faster or
-slower tiers, the surcharge of a region, audio, the hours that a cache is kept, and what a vendor's own tools cost. A
-price that goes by the hour, that a gateway sets for itself, or that could not be found out, is None.
+The table is small: the current models of Anthropic, Google, OpenAI and z.ai, earlier models that are still in use, and
+the defaults of the presets. Prices are list prices of single calls. They exclude batches, other service tiers, regional
+surcharges, audio, the storage time of caches, and the vendors' server tools. A price is None if it depends on the time,
+if a gateway sets it, or if it is unknown.
 
-Nothing changes the table. Other facts go in a mapping of one's own where they are used: `op.cost({...})`,
-`find_model(name, {**CATALOG, ...})`.
+The table is immutable. Pass a mapping to use other data: `op.cost({...})`, `find_model(name, {**CATALOG, ...})`.
 """
 
 from __future__ import annotations
@@ -26,31 +25,31 @@ from rxloop.providers.vendors.model_names import GATEWAYS, host_of, names_of
 MILLION = 1_000_000
 
 LONG_KEPT = "cache_write_long_tokens"
-"""In the metadata of a `usage` event: how many of its `cache_write_tokens` are to be kept for long."""
+"""Usage metadata key for long-lived cache writes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """What a million tokens of a model cost, in US dollars."""
+    """Prices in US dollars per million tokens."""
 
     input: float
     output: float
-    """Reasoning included."""
+    """Price of output tokens, including reasoning."""
     cached: float | None = None
-    """Of the input that came from the vendor's cache; None costs as much as the rest."""
+    """Cached input price; None uses the input price."""
     cache_write: float | None = None
-    """Of the input that was written into the vendor's cache; None costs as much as the rest."""
+    """Cache write price; None uses the input price."""
     cache_write_long: float | None = None
-    """Of what was written to be kept for long: an hour at Anthropic, twelve at OpenAI; None costs as any writing."""
+    """Long-lived cache write price: one hour at Anthropic, twelve at OpenAI. None uses `cache_write`."""
     above: tuple[int, Price] | None = None
-    """A number of input tokens, and the price of a whole request that has more than that."""
+    """Input token threshold, and the price for larger requests."""
 
     def of(self, usage: Usage, cache_write_long_tokens: int = 0) -> float:
-        """What the tokens of one call cost.
+        """Return the cost of one call in US dollars.
 
         Args:
-            usage: The tokens.
-            cache_write_long_tokens: The part of `usage.cache_write_tokens` that is to be kept for long.
+            usage: Token counts of the call.
+            cache_write_long_tokens: Part of `usage.cache_write_tokens` with a long time to live.
         """
         if self.above is not None and usage.input_tokens > self.above[0]:
             return self.above[1].of(usage, cache_write_long_tokens)
@@ -68,11 +67,11 @@ class Price:
         return sum(parts) / MILLION
 
     def of_several(self, usage: Usage) -> float:
-        """What the tokens of several calls cost, by the price of short ones: a sum does not say how long each was."""
+        """Return the cost for several calls, assuming short requests because individual lengths are unknown."""
         return replace(self, above=None).of(usage)
 
     def times(self, input: float, output: float) -> Self:
-        """This price, so many times as high: all of the input, and the output."""
+        """Return this price multiplied by a factor for all input and one for the output."""
 
         def more(price: float | None) -> float | None:
             return None if price is None else price * input
@@ -88,7 +87,7 @@ class Price:
 
 
 def long_kept(event: UsageEvent) -> int:
-    """How many of the tokens that were written to the cache the vendor is to keep for long, as the event says."""
+    """Return the number of tokens in the event that were written to the cache with a long time to live."""
     kept = event.metadata.get(LONG_KEPT, 0)
     return kept if isinstance(kept, int) else 0
 
@@ -102,29 +101,29 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownModel:
-    """What is known of a model.
+    """Facts about a model.
 
     Example:
         >>> find_model("anthropic:claude-sonnet-4-5-20250929").window
     """
 
     window: int | None = None
-    """The tokens that its context window holds, as the vendor counts them."""
+    """Size of the context window in tokens, as counted by the vendor."""
     output: int | None = None
-    """The most tokens of one answer, reasoning included."""
+    """Maximum number of output tokens, including reasoning."""
     price: Price | None = None
     images: bool = False
-    """It takes images."""
+    """True if the model accepts images."""
     files: bool = False
-    """It takes PDFs."""
+    """True if the model accepts PDFs."""
     tools: bool = True
-    """It calls tools."""
+    """True if the model supports tool calls."""
     thinking: bool = False
-    """It reasons before it answers: always, or when it is asked to."""
+    """True if the model can reason before it answers."""
 
     @property
     def abilities(self) -> tuple[str, ...]:
-        """What it can do beside text, in the words of the fields."""
+        """Names of the supported abilities besides text."""
         return tuple(name for name in ("images", "files", "tools", "thinking") if getattr(self, name))
 
 
@@ -136,7 +135,7 @@ def _flat(price: Price) -> Price:
 
 
 def _longer(above: int, input: float = 2, output: float = 1.5) -> Tiers:
-    """The tier of long requests; most vendors take twice the price of the input, and half more for the output."""
+    """Return the tier of long requests. Most vendors double the input price, and add half to the output price."""
     return lambda price: replace(price, above=(above, price.times(input, output)))
 
 
@@ -152,7 +151,7 @@ def _claude(
     most: int = 128_000,
     tiers: Tiers = _flat,
 ) -> KnownModel:
-    """One of Anthropic's. Writing to the cache costs a quarter more, or twice as much where it is kept for an hour."""
+    """Anthropic model. Cache writes cost 25 % more than input, or twice as much for one hour."""
     price = Price(input, output, cached, cache_write=input * 1.25, cache_write_long=input * 2)
     return KnownModel(window=window, output=most, price=tiers(price), images=True, files=True, thinking=True)
 
@@ -172,7 +171,7 @@ def _gpt(
 
 
 def _gpt6(input: float, output: float, cached: float, *, kept: float | None = None) -> KnownModel:
-    """One of OpenAI's since GPT-5.6, where writing to the cache costs a quarter more."""
+    """Return an OpenAI model since GPT-5.6. Cache writes cost 25 % more than input."""
     price = _272k(Price(input, output, cached, cache_write=input * 1.25, cache_write_long=kept))
     return KnownModel(window=1_050_000, output=128_000, price=price, images=True, files=True, thinking=True)
 
@@ -203,12 +202,12 @@ CATALOG: Mapping[str, KnownModel] = MappingProxyType(
         "anthropic:claude-sonnet-5-5": _claude(2, 10, 0.1),
         "anthropic:claude-sonnet-5": _claude(2, 10, 0.2),
         "anthropic:claude-sonnet-4-6": _claude(3, 15, 0.3, most=64_000),
-        # The tier is that of the beta in which the window of these two is larger.
+        # The tier applies to the beta version of these two models, which has a larger window.
         "anthropic:claude-sonnet-4-5": _claude(3, 15, 0.3, window=200_000, most=64_000, tiers=_200k),
         "anthropic:claude-sonnet-4": _claude(3, 15, 0.3, window=200_000, most=64_000, tiers=_200k),
         "anthropic:claude-haiku-5-5": _claude(0.1, 0.5, 0.01, tiers=_longer(100_000, 5, 5)),
         "anthropic:claude-haiku-4-5": _claude(1, 5, 0.1, window=200_000, most=64_000),
-        # Google; 3.6 to 3.8 Flash at their introductory price, which ends with the year
+        # Google. Introductory prices for 3.6 to 3.8 Flash, valid until the year ends.
         "google:gemini-3.8-flash": _gemini(0.75, 3.75, 0.075),
         "google:gemini-3.7-flash": _gemini(0.75, 3.75, 0.075),
         "google:gemini-3.6-flash": _gemini(0.75, 3.75, 0.075),
@@ -228,7 +227,7 @@ CATALOG: Mapping[str, KnownModel] = MappingProxyType(
         "openai:gpt-6-astra": _gpt6(10, 50, 1),
         "openai:gpt-6-sol": _gpt6(2, 10, 0.2),
         "openai:gpt-6-luna": _gpt6(0.1, 0.5, 0.01),
-        # "At least until 21 November", says its page of this price.
+        # Price guaranteed "at least until 21 November".
         "openai:gpt-5.6": _gpt6(4, 20, 0.4),
         "openai:gpt-5.6-sol": _gpt6(4, 20, 0.4),
         "openai:gpt-5.6-terra": _gpt6(2, 12, 0.2),
@@ -262,11 +261,11 @@ CATALOG: Mapping[str, KnownModel] = MappingProxyType(
         "zai:glm-4.6": _glm(0.6, 2.2, 0.11),
         "zai:glm-4.5": _glm(0.6, 2.2, 0.11, window=131_072, most=98_304),
         "zai:glm-4.5-air": _glm(0.2, 1.1, 0.03, window=131_072, most=98_304),
-        # the defaults of other presets
-        # The price goes by the hour of the day.
+        # Default models of other presets.
+        # DeepSeek's price depends on the time of day.
         "deepseek:deepseek-flash": KnownModel(window=1_000_000, output=384_000, thinking=True),
         "mistral:mistral-large": KnownModel(window=262_144, price=Price(0.5, 1.5, 0.05), images=True),
-        # What cached tokens of a long request cost could not be found out: here as much as the others.
+        # The price of cached tokens in long requests is unknown, so the price of other input is used.
         "xai:grok-4.5": KnownModel(
             window=500_000, price=Price(2, 6, 0.5, above=(200_000, Price(4, 12))), images=True, thinking=True
         ),
@@ -276,27 +275,27 @@ CATALOG: Mapping[str, KnownModel] = MappingProxyType(
         "cerebras:gpt-oss-120b": replace(_gpt_oss, output=40_960, price=Price(0.35, 0.75)),
     }
 )
-"""The models by model string, undated, under the names of their makers."""
+"""Models by undated model string, using the maker as host."""
 
 PRICES: Mapping[str, Price] = MappingProxyType(
     {name: known.price for name, known in CATALOG.items() if known.price is not None}
 )
-"""The prices in `CATALOG`."""
+"""Known prices from `CATALOG`."""
 
 
 def find_model(model: str, models: Mapping[str, KnownModel] = CATALOG) -> KnownModel | None:
-    """What is known of a model, under any of its names.
+    """Look up a model under any known name.
 
-    Dates and versions at the end of a name count only if the table has them. Azure, Bedrock and Vertex serve a model
-    under its maker's facts, and so do the several presets of one vendor; a gateway has prices of its own.
+    Dates and versions are ignored unless listed. Azure, Bedrock, Vertex and alternative presets use the maker's entry.
+    Gateways have their own prices.
 
     Args:
-        model: A model string, such as `openai_responses:gpt-5`, `vertex:gemini-2.5-pro-001`,
+        model: Model string such as `openai_responses:gpt-5`, `vertex:gemini-2.5-pro-001`,
             `bedrock:us.anthropic.claude-sonnet-4-5-20250929-v1:0`.
-        models: The table, by model string.
+        models: Models by model string.
 
     Returns:
-        What the table says, without the price where it is not that of this gateway; None if it has no such model.
+        Model entry, without price for gateways, or None.
     """
     known, host = _found(model, models), host_of(model)
     if known is not None or host not in GATEWAYS:
@@ -306,11 +305,11 @@ def find_model(model: str, models: Mapping[str, KnownModel] = CATALOG) -> KnownM
 
 
 def find_price(model: str, prices: Mapping[str, Price] | None = None) -> Price | None:
-    """What a model costs, under any of its names: by a table of one's own, or else by `CATALOG`.
+    """Look up a price under any known model name.
 
     Args:
-        model: A model string.
-        prices: What comes before `CATALOG`, by model string.
+        model: Model string.
+        prices: Custom prices, preferred over `CATALOG`.
     """
     own = None if prices is None else _found(model, prices)
     if own is not None:

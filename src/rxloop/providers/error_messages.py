@@ -1,4 +1,4 @@
-"""Recognition of context overflows and of refused media in the error messages of vendors."""
+"""Detection of context overflows and rejected media in the error messages of vendors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import orjson
 from rxloop.errors import MediaRefused
 from rxloop.protocol.media import decode_base64
 
-# Wordings seen at vendors and servers. The comments name one or two of them each.
+# Known error messages, with example vendors.
 _OVERFLOW = re.compile(
     "|".join(
         (
@@ -69,13 +69,13 @@ _OTHER = re.compile(
     r"|(unsupported|unknown|unrecognized|unexpected) (parameter|field|argument|option)",
     re.IGNORECASE,
 )
-"""Messages about `max_tokens` alone, or about a field of the request."""
+"""Errors unrelated to the input length."""
 
 
 def is_context_overflow(message: str) -> bool:
-    """Return True if a vendor's message says that the input is too long for the model.
+    """Return True if the message says that the input is too long for the model.
 
-    False if `max_tokens` alone is too large: a shorter input would not help.
+    Return False if only `max_tokens` is too large, because a shorter input would not help.
     """
     if _OVERFLOW.search(message) is None:
         return False
@@ -86,9 +86,9 @@ def is_context_overflow(message: str) -> bool:
 
 
 def is_rate_limit(message: str) -> bool:
-    """Return True if a vendor's message is about requests or tokens per time.
+    """Return True if the message is about a limit of requests or tokens per time.
 
-    False if one request needs more than the whole limit: no wait would help.
+    Return False if a single request exceeds the limit, because waiting would not help.
     """
     if _RATE.search(message) is None:
         return False
@@ -164,7 +164,7 @@ _MEDIA_PATH = re.compile(
 )
 
 _READ = 2_000
-"""Characters of a message that are searched."""
+"""Maximum number of characters that are searched."""
 
 _STATUSES = (None, 400, 403, 404, 413, 415, 422, 500)
 
@@ -172,10 +172,10 @@ _ADDRESSES = ("url", "image_url", "file_url", "fileUri", "document_url", "file_i
 
 
 def is_media_refusal(status: int | None, names: Sequence[str], message: str, param: object = None) -> bool:
-    """True if a vendor refused the request because of an image or a file in it."""
+    """Return True if the vendor rejected the request because of an image or a file."""
     if status not in _STATUSES:
         return False
-    # The patterns look ahead at each word, which takes seconds for a long message of a hostile server.
+    # Look-ahead patterns would need seconds for long malicious messages.
     message = message[:_READ]
     if any(_NAMES.fullmatch(name) for name in names) or _MEDIA_PATH.search(f"{message} {param}"):
         return True
@@ -200,11 +200,11 @@ def find_fingerprints(body: bytes, path: str) -> tuple[str, ...]:
     """Return the fingerprints of the media at a path such as `messages.3.content.1.image.source`.
 
     Args:
-        body: The request, as JSON.
+        body: The request body as JSON.
         path: The path from the vendor's error message.
 
     Returns:
-        The fingerprints in the innermost object of the path that has media. Empty if the path does not match.
+        The fingerprints in the innermost object of the path that contains media. Empty if the path does not match.
     """
     node: Any = orjson.loads(body)
     nodes: list[Any] = []

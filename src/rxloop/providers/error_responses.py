@@ -1,4 +1,4 @@
-"""Error responses of all vendors as provider errors."""
+"""Conversion of the error responses of all vendors to provider errors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from rxloop.providers.error_messages import is_context_overflow, is_media_refusa
 from rxloop.providers.failures import Endpoint, MalformedCall, find_retry_delay
 
 _READ = 20_000
-"""Characters of a vendor's words that are looked at."""
+"""Maximum searched message length in characters."""
 
 _SHOWN = 1000
 
@@ -46,9 +46,9 @@ _BY_STATUS: dict[int, type[ProviderError]] = {
     529: Overloaded,
 }
 
-# The vendors' own codes, types and states in lower case, where they say more than the HTTP status.
+# Lower-case error names that are more specific than the status.
 _BY_NAME: dict[str, type[ProviderError]] = {
-    # OpenAI, and who follows it
+    # OpenAI and compatible vendors
     "access_terminated": PermissionDenied,
     "billing_hard_limit_reached": PermissionDenied,
     "billing_not_active": PermissionDenied,
@@ -110,7 +110,7 @@ _BY_NAME: dict[str, type[ProviderError]] = {
     "1305": Overloaded,
 }
 
-# Names that say less than the words beside them, or the status: they count where there is neither.
+# Generic error names, used as a last resort.
 _GENERAL: dict[str, type[ProviderError]] = {
     "api_error": ServerError,
     "failed_precondition": BadRequest,
@@ -136,19 +136,19 @@ _WORDS: tuple[tuple[re.Pattern[str], type[ProviderError]], ...] = (
     (re.compile(r"model identifier is invalid", re.IGNORECASE), UnknownModel),
 )
 
-# Failures that a gateway puts into a message, as JSON or as a dict of Python.
+# Errors embedded by gateways, as JSON or Python literals.
 _NESTED_OVERFLOW = re.compile(
     r"""\\*["'](?:code|type)\\*["']\s*:\s*\\*["'](?:context_length_exceeded|exceed_context_size_error|1261)\b"""
 )
 
 _SURE = frozenset((401, 402, 403, 404, 408, 429))
-"""Statuses that say more than words about a rate."""
+"""Statuses that override rate limit messages."""
 
 TOOL_USE_FAILED = "tool_use_failed"
-"""How Groq, and gateways in front of it, call a tool call that cannot be read."""
+"""Groq's error code for unparseable tool calls."""
 
 _MALFORMED = re.compile(rf"{TOOL_USE_FAILED}|output_parse_failed|Failed to call a function\b")
-"""Groq's codes and words for output of the model that it could not read. Some gateways drop the code."""
+"""Groq's codes and messages for unparseable output. Some gateways drop the code."""
 
 _REQUEST_IDS = ("request-id", "x-request-id", "x-amzn-requestid", "apim-request-id")
 
@@ -156,10 +156,10 @@ _REQUEST_ID = re.compile(r"[\w.:/+=-]{1,128}", re.ASCII)
 
 
 def error_from_response(status: int, headers: Mapping[str, str], body: bytes, where: Endpoint) -> ProviderError:
-    """The error of an answer whose HTTP status is none of success."""
+    """Return the error for a response with an HTTP error status."""
     if 300 <= status < 400:
         target = replace_surrogates(headers.get("location", "another address"))
-        return ProviderProtocolError(f"{where} redirects to {target}: use that address as base_url", status=status)
+        return ProviderProtocolError(f"{where} redirects to {target}; use that URL as base_url", status=status)
     try:
         check_document(body, DEFAULT_BOUNDS)
         found: Any = orjson.loads(body)
@@ -169,12 +169,12 @@ def error_from_response(status: int, headers: Mapping[str, str], body: bytes, wh
 
 
 def from_error_object(error: Any, where: Endpoint) -> ProviderError:
-    """The error that a vendor reports inside an answer that began as a success."""
+    """Return an error reported inside a successful response."""
     return _error(error, None, {}, where)
 
 
 def name_request(error: ProviderError, headers: Mapping[str, str]) -> None:
-    """Give an error the id of the request, if the headers of its answer have one and it has none."""
+    """Add the request id from the response headers to an error that has none."""
     if error.request_id is None and (found := _request_id(headers, None)):
         error.request_id = found
         error.args = (f"{error.args[0]} (request {found})", *error.args[1:])
@@ -216,7 +216,7 @@ def _error(found: Any, status: int | None, headers: Mapping[str, str], where: En
 
 
 def _unwrapped(found: Any) -> Any:
-    """What a vendor says of a failure, taken out of the lists and the objects that it comes in."""
+    """Unwrap nested error objects."""
     for _ in range(5):
         if isinstance(found, list) and found:
             found = cast("list[Any]", found)[0]
@@ -225,7 +225,7 @@ def _unwrapped(found: Any) -> Any:
             inner = fields.get("error") or fields.get("errors")
             if not inner and fields.get("type") == "response.failed":
                 inner = fields.get("response")
-            # Beside a message, a text says less, and a list repeats it.
+            # Strings and lists add nothing to an existing message.
             if not isinstance(inner, str | dict | list) or (not isinstance(inner, dict) and fields.get("message")):
                 break
             found = cast("Any", inner)
@@ -235,7 +235,7 @@ def _unwrapped(found: Any) -> Any:
 
 
 def _names(fields: dict[str, Any]) -> Iterator[str]:
-    """What the vendor calls the failure, the most telling name first."""
+    """Yield error names, most specific first."""
     for name in ("code", "type", "status", "__type"):
         value = fields.get(name)
         if isinstance(value, str | int):
@@ -251,7 +251,7 @@ def _aws_name(headers: Mapping[str, str]) -> Iterator[str]:
 
 
 def _is_spent(fields: dict[str, Any]) -> bool:
-    """Whether a quota of Google's is used up for the day: it calls that by the name of too many requests, too."""
+    """Return True if a daily quota of Google is exhausted, which has the same status as too many requests."""
     return any(
         "PerDay" in str(violation.get("quotaId"))
         for detail in _objects(fields.get("details"))
@@ -292,7 +292,7 @@ def _kind(status: int | None, names: list[str], message: str, refuses_media: boo
 
 
 def _message(fields: dict[str, Any]) -> str:
-    """The vendor's words, wherever it puts them."""
+    """Return the vendor's message from any of the known fields."""
     for name in ("message", "msg", "Message", "detail", "error_description"):
         value = fields.get(name)
         if value:
@@ -302,7 +302,7 @@ def _message(fields: dict[str, Any]) -> str:
         text = _written(fields) if any(fields.values()) else "no explanation"
     metadata = fields.get("metadata")
     if isinstance(metadata, dict):
-        # OpenRouter: "Provider returned error", and the reason after it.
+        # OpenRouter puts the reason here, and "Provider returned error" into the message.
         raw = cast("dict[str, Any]", metadata).get("raw")
         if raw:
             text = f"{text}: {_plain(raw) if isinstance(raw, str) else _written(raw)}"
@@ -312,7 +312,7 @@ def _message(fields: dict[str, Any]) -> str:
 
 
 def _plain(raw: str) -> str:
-    """Return a text, with its characters instead of escapes if it is JSON."""
+    """Return the string, with escapes decoded if it is JSON."""
     if not raw.startswith(("{", "[")):
         return raw
     try:
@@ -322,7 +322,7 @@ def _plain(raw: str) -> str:
 
 
 def _written(value: Any) -> str:
-    """A value as JSON, also one that only the lenient parser has read."""
+    """Encode a value as JSON, including values that only the lenient parser accepts."""
     try:
         return orjson.dumps(value, default=str).decode()
     except TypeError:
@@ -330,7 +330,7 @@ def _written(value: Any) -> str:
 
 
 def _request_id(headers: Mapping[str, str], body: Any) -> str | None:
-    """The id by which the vendor finds the request again: from the headers, or from what it says."""
+    """Return the vendor's request id from the headers or the body."""
     if isinstance(body, list) and body:
         body = cast("list[Any]", body)[0]
     told = cast("dict[str, Any]", body).get("request_id") if isinstance(body, dict) else None

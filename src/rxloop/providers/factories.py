@@ -1,4 +1,4 @@
-"""Constructors of models, by vendor API or by a model string."""
+"""Factories of models, by vendor API or by model string."""
 
 from __future__ import annotations
 
@@ -27,23 +27,21 @@ log = logging.getLogger("rxloop")
 def openai_chat(
     model: str | None = None, *, preset: Preset | str | None = None, **options: Unpack[ModelOptions]
 ) -> HTTPModel:
-    """Make a model at an endpoint that is compatible with OpenAI's chat completions.
+    """Create a model using OpenAI-compatible chat completions.
 
     Example:
         >>> openai_chat("glm-4.7", preset="zai")
         >>> openai_chat("my-model", base_url="http://localhost:8000/v1")
 
     Args:
-        model: The vendor's name of the model; None takes the default of the preset.
-        preset: The vendor, by name or as data of your own. Without one, a `base_url` is an endpoint that follows
-            OpenAI in everything, and no `base_url` is OpenAI itself.
-        **options: The address (without `/chat/completions`), the key, timeouts and the rest; see `ModelOptions`.
+        model: Model name, defaulting to the preset's model.
+        preset: Preset or preset name. Without one, `base_url` must be fully compatible and defaults to OpenAI.
+        **options: Base URL without `/chat/completions`, key, timeouts and more; see `ModelOptions`.
 
     Raises:
-        ConfigurationError: The preset or the transport is unknown, no model is named, or the address is not one; or
-            the vendor speaks another protocol.
+        ConfigurationError: Invalid preset, model, transport or URL, or unsupported protocol.
     """
-    # Imported here: a program does not need the codecs of other vendors.
+    # Imported lazily, since other codecs may not be needed.
     from rxloop.providers.codecs.chat import ChatCodec
 
     if preset is None:
@@ -51,10 +49,10 @@ def openai_chat(
     preset = find_preset(preset) if isinstance(preset, str) else preset
     if preset.wire not in ("openai", "openai_chat"):
         raise ConfigurationError(
-            f"{preset.name!r} does not speak OpenAI's chat protocol: name the model '{preset.name}:{model or '...'}'"
+            f"{preset.name!r} does not support chat completions; use the model string '{preset.name}:{model or '...'}'"
         )
     if preset.wire == "openai" and wants_responses(model or preset.default_model or ""):
-        # Named on the stream by the model string that makes it.
+        # The name in events must be the model string that creates this model.
         preset = replace(preset, name="openai_chat", wire="openai_chat")
     return http_model(model, preset, ChatCodec, **options)
 
@@ -68,43 +66,41 @@ def openai_responses(
     summary: Literal["auto", "concise", "detailed"] | None = None,
     **options: Unpack[ModelOptions],
 ) -> HTTPModel:
-    """Make a model at an endpoint that speaks OpenAI's Responses.
+    """Create a model using OpenAI's Responses API.
 
-    Nothing is stored by default: what a model has reasoned comes encrypted, is kept with its message, and goes back
-    with it to the same endpoint.
+    By default nothing is stored by the vendor. Encrypted reasoning is kept in messages and sent back to the same
+    endpoint.
 
     Example:
         >>> openai_responses("gpt-5", summary="auto")
         >>> openai_responses("openai/gpt-oss-120b", base_url="http://localhost:8000/v1")
 
     Args:
-        model: The vendor's name of the model; None takes the default of the preset.
-        preset: The vendor, by name or as data of your own. Without one, a `base_url` is an endpoint of any maker, and
-            no `base_url` is OpenAI itself.
-        store: Whether the vendor stores the answers; None stores them where `chain` needs it.
-        chain: Send only what is new since the newest answer that is stored, by its `previous_response_id`. A
-            conversation that was changed since then, or that another process began, goes whole.
-        summary: Ask for summaries of the reasoning, which OpenAI gives to organizations that it has verified.
-        **options: The address (without `/responses`), the key, timeouts and the rest; see `ModelOptions`.
+        model: Model name, defaulting to the preset's model.
+        preset: Preset or preset name. Without one, `base_url` can be any compatible endpoint and defaults to OpenAI.
+        store: Whether the vendor stores responses. None means only if required by `chain`.
+        chain: Send only messages following the last stored response, using `previous_response_id`. Modified
+            conversations, and those started by another process, are sent completely.
+        summary: Request reasoning summaries, which OpenAI only returns for verified organizations.
+        **options: Base URL without `/responses`, key, timeouts and more; see `ModelOptions`.
 
     Raises:
-        ConfigurationError: The preset or the transport is unknown, no model is named, or the address is not one; the
-            vendor speaks another protocol; or a chain is asked for of what is not stored.
+        ConfigurationError: Invalid preset, model, transport or URL, unsupported protocol, or `chain` without `store`.
     """
-    # Imported here: a program does not need the codecs of other vendors.
+    # Imported lazily, since other codecs may not be needed.
     from rxloop.providers.codecs.responses import ResponsesCodec
 
     if chain and store is False:
-        raise ConfigurationError("chain=True goes on from stored answers: leave store=False out")
+        raise ConfigurationError("chain=True requires stored answers; remove store=False")
     if preset is None:
         preset = "openai_responses" if options.get("base_url") is None else CUSTOM
     preset = find_preset(preset) if isinstance(preset, str) else preset
     if preset.wire not in ("openai", "openai_chat", "openai_responses"):
         raise ConfigurationError(
-            f"{preset.name!r} does not speak OpenAI's Responses: name the model '{preset.name}:{model or '...'}'"
+            f"{preset.name!r} does not support the Responses API; use the model string '{preset.name}:{model or '...'}'"
         )
     if preset.wire == "openai":
-        # Named on the stream by the model string that makes it.
+        # The name in events must be the model string that creates this model.
         name = "openai" if wants_responses(model or preset.default_model or "") else "openai_responses"
         own, chat = PRESETS["openai_responses"].files, PRESETS["openai"].files
         preset = replace(preset, name=name, thought_tags=(), files=own if preset.files == chat else preset.files)
@@ -124,54 +120,52 @@ def anthropic_messages(
     underlying_model: str | None = None,
     **options: Unpack[ModelOptions],
 ) -> HTTPModel:
-    """Make a model that speaks Anthropic's Messages API, at Anthropic, on Vertex AI or on Bedrock.
+    """Create a model using Anthropic's Messages API, including Vertex AI and Bedrock.
 
     Example:
         >>> anthropic_messages("claude-sonnet-4-5")
 
     Args:
-        model: The vendor's name of the model; None takes the default of the preset.
-        preset: The vendor, by name or as data of your own.
-        betas: What is not for everybody yet and is to be switched on, such as `interleaved-thinking-2025-05-14`. A
-            request whose settings have a header `anthropic-beta` of their own has those in their place.
-        citations: The model is to say what in the documents of the conversation its words rest on. It cannot be held
-            to a schema then.
-        underlying_model: The model behind a name that does not say it, such as the ARN of an application inference
-            profile of Bedrock: `"anthropic.claude-sonnet-4-5-20250929-v1:0"`. What the model takes, and what it costs,
-            goes by it. In a model string it follows a `#`.
-        **options: The address, the key, timeouts and the rest; see `ModelOptions`.
+        model: Model name, defaulting to the preset's model.
+        preset: Preset or preset name.
+        betas: Beta features such as `interleaved-thinking-2025-05-14`, replaced by an `anthropic-beta` header in
+            request settings.
+        citations: Enable document citations. Response schemas are not enforced in this case.
+        underlying_model: Actual model for opaque names such as Bedrock inference profile ARNs:
+            `"anthropic.claude-sonnet-4-5-20250929-v1:0"`. Used to determine features and prices. In model strings, it
+            follows a `#`.
+        **options: Base URL, key, timeouts and more; see `ModelOptions`.
 
     Raises:
-        ConfigurationError: The preset or the transport is unknown, no model is named, or the address is not one; or
-            the vendor speaks another protocol.
+        ConfigurationError: Invalid preset, model, transport or URL, or unsupported protocol.
     """
     preset = find_preset(preset) if isinstance(preset, str) else preset
     codec = _find_codec(preset.wire)
     if codec is None:
         raise ConfigurationError(
-            f"{preset.name!r} does not speak Anthropic's protocol: name the model '{preset.name}:{model or '...'}'"
+            f"{preset.name!r} does not support Anthropic's API; use '{preset.name}:{model or '...'}'"
         )
     if underlying_model is not None:
         model = f"{model or preset.default_model}#{underlying_model}"
     elif model is not None and "application-inference-profile/" in model and "#" not in model:
         log.warning(
-            "%s does not say which model it is, so that it is taken for an old one: pass underlying_model=, or append "
-            "the model after a '#'",
+            "%s does not contain a model name, so old defaults are used; pass underlying_model=, or "
+            "append the model after a '#'",
             model,
         )
     if isinstance(betas, str):
-        raise ConfigurationError(f"betas={betas!r} is a text: give a list of names, as in betas=[{betas!r}]")
+        raise ConfigurationError(f"betas must be a list of names, got {betas!r}; pass betas=[{betas!r}]")
     headers = dict(options.get("headers") or {})
     for name in [name for name in headers if name.lower() == "anthropic-beta"]:
-        # In the header they would stand in the place of the others.
+        # In the header they would replace the other beta features.
         betas = [*betas, *(beta.strip() for beta in headers.pop(name).split(","))]
     made: ModelOptions = {**options, "headers": headers}
     return http_model(model, preset, partial(codec, betas=betas, citations=citations), **made)
 
 
 def _find_codec(name: CodecName) -> type[AnthropicCodec] | None:
-    """What speaks the protocol at the place of a preset; None where another one is spoken."""
-    # Imported here: a program does not need the codecs of other vendors.
+    """Return the preset's codec class, if it uses Anthropic's protocol."""
+    # Imported lazily, since other codecs may not be needed.
     if name == "anthropic_messages":
         from rxloop.providers.codecs.anthropic import AnthropicCodec
 
@@ -186,84 +180,81 @@ def _find_codec(name: CodecName) -> type[AnthropicCodec] | None:
 def google_gemini(
     model: str | None = None, *, preset: Preset | str = "google", **options: Unpack[ModelOptions]
 ) -> HTTPModel:
-    """Make a model that speaks Gemini's API, `generateContent`.
+    """Create a model using Gemini's `generateContent`.
 
     Example:
         >>> google_gemini("gemini-3.5-flash")
 
     Args:
-        model: The vendor's name of the model; None takes the default of the preset.
-        preset: The vendor, by name or as data of your own.
-        **options: The address, the key, timeouts and the rest; see `ModelOptions`.
+        model: Model name, defaulting to the preset's model.
+        preset: Preset or preset name.
+        **options: Base URL, key, timeouts and more; see `ModelOptions`.
 
     Raises:
-        ConfigurationError: The preset or the transport is unknown, no model is named, or the address is not one; or
-            the vendor speaks another protocol.
+        ConfigurationError: Invalid preset, model, transport or URL, or unsupported protocol.
     """
-    # Imported here: a program does not need the codecs of other vendors.
+    # Imported lazily, since other codecs may not be needed.
     from rxloop.providers.codecs.gemini import GeminiCodec
 
     preset = find_preset(preset) if isinstance(preset, str) else preset
     if preset.wire != "google_gemini":
         raise ConfigurationError(
-            f"{preset.name!r} does not speak Gemini's protocol: name the model '{preset.name}:{model or '...'}'"
+            f"{preset.name!r} does not support Gemini's API; use the model string '{preset.name}:{model or '...'}'"
         )
     return http_model(model, preset, GeminiCodec, **options)
 
 
 _ELSEWHERE = {
-    "claude": "write 'anthropic:{0}'",
-    "gemini": "write 'google:{0}'",
-    "cohere": "go by way of 'openrouter:cohere/{0}'",
+    "claude": "use 'anthropic:{0}'",
+    "gemini": "use 'google:{0}'",
+    "cohere": "use 'openrouter:cohere/{0}'",
 }
-"""Names that people look for, and what to write in their place."""
+"""Common mistakes and their corrections."""
 
 _EXAMPLES = ("anthropic", "google", "openai", "zai", "ollama")
 
 
 def resolve_model(model: str | Provider, **options: Unpack[ModelOptions]) -> Provider:
-    """The provider that a model string stands for.
+    """Create a provider from a model string.
 
-    Each call makes a new one: providers share nothing but the process.
+    Each call creates a new provider without shared state.
 
     Args:
-        model: `preset:model`; `preset` alone for its default model; `http://host/v1#model` for any other endpoint that
-            speaks OpenAI's chat protocol, and `openai_responses:http://host/v1#model` for one that speaks Responses; or
-            a provider, which is returned as it is.
-        **options: What a string cannot say; see `ModelOptions`.
+        model: `preset:model`; `preset` for its default model; `http://host/v1#model` for chat completions elsewhere;
+            `openai_responses:http://host/v1#model` for the Responses API; or a provider, which is returned unchanged.
+        **options: Additional options; see `ModelOptions`.
 
     Raises:
-        ConfigurationError: The preset is unknown (the message lists those that there are), or the model is missing; or
-            there are options for a provider that has been made.
+        ConfigurationError: Unknown preset (all names are listed), missing model, or options passed with a provider.
     """
     if not isinstance(model, str):
         if options:
-            raise ConfigurationError(f"{model.name} is made already: {next(iter(options))}= comes too late for it")
+            raise ConfigurationError(f"{next(iter(options))}= needs a model string, got the provider {model.name}")
         return model
     address = model.removeprefix(RESPONSES_AT)
     if address.startswith(("http://", "https://")):
         url, _, name = address.partition("#")
         if not name:
             shown = model.removesuffix(address) + display_url(url)
-            raise ConfigurationError(f"{shown!r} names no model: add one, as in '{shown}#model'")
+            raise ConfigurationError(f"{shown!r} needs a model; use '{shown}#model'")
         made = openai_chat if address == model else openai_responses
         return made(name, **{"base_url": url, **options})
     prefix, colon, name = model.partition(":")
     if prefix in _ELSEWHERE:
         instead = _ELSEWHERE[prefix].format(name or "MODEL")
-        raise ConfigurationError(f"{model!r} names no provider: {instead}")
+        raise ConfigurationError(f"{model!r} needs a provider; {instead}")
     if not colon and prefix not in PRESETS:
         if (maker := maker_of(model)) is not None:
-            raise ConfigurationError(f"{model!r} names no provider: write '{maker}:{model}'")
+            raise ConfigurationError(f"{model!r} needs a provider; use '{maker}:{model}'")
         examples = ", ".join(f"'{preset}:{PRESETS[preset].default_model}'" for preset in _EXAMPLES)
-        raise ConfigurationError(f"{model!r} names no provider: write {examples}, or an address with '#model'")
+        raise ConfigurationError(f"{model!r} needs a provider; use {examples}, or a URL with '#model'")
     if colon and not name:
-        raise ConfigurationError(f"{model!r} names no model: write '{prefix}' alone for its default model")
+        raise ConfigurationError(f"{model!r} needs a model; use '{prefix}' alone for its default model")
     return _make(name or None, find_preset(prefix), options)
 
 
 def _make(model: str | None, preset: Preset, options: ModelOptions) -> HTTPModel:
-    """Make the model; only its codec is imported."""
+    """Create the model. Only its codec is imported."""
     wire = preset.wire
     if wire == "openai":
         wire = "openai_responses" if wants_responses(model or preset.default_model or "") else "openai_chat"

@@ -1,4 +1,4 @@
-"""Transport failures as provider errors, and the delays that vendors ask for before a retry."""
+"""Conversion of transport failures to provider errors, and the retry delays that vendors request."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _NO_HEADER = re.compile(r"[^\t\x20-\x7e]")
 
 
 class MalformedCall(BadRequest):
-    """The model wrote a tool call that the vendor could not read.
+    """The vendor could not parse a tool call.
 
-    Models made here do not raise it: their message ends without the call, so that the model is asked again.
+    Handled internally: the message ends without calls, so the loop can call the model again.
 
     Attributes:
-        reason: The message of the vendor, and the call as the model wrote it.
+        reason: Error message including the original call.
     """
 
     reason: str = ""
@@ -42,28 +42,28 @@ class MalformedCall(BadRequest):
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """The endpoint that a request goes to, for messages."""
+    """Request endpoint, used in error messages."""
 
     name: str
-    """The provider and the model, such as `zai:glm-4.7`."""
+    """Model string, for example `zai:glm-4.7`."""
     url: str = field(repr=False)
     key_env: str | None = None
     hint: str = ""
     headers: dict[str, str] = field(default_factory=dict[str, str], repr=False)
-    """Those of the request, with the key among them."""
+    """Headers of the request, including the key."""
     key_hint: str = ""
-    """What to do in place of setting a key."""
+    """Alternative to setting a key."""
 
     def __str__(self) -> str:
         return f"{self.name} at {display_url(self.url)}"
 
     def clean(self, text: str) -> str:
-        """A text of the vendor's, or of a library's, without what is secret in the request: many echo it."""
+        """Remove request secrets, which are often echoed."""
         return redact_secrets(text, find_secrets(self.url, self.headers))
 
 
 def missing_key(where: Endpoint) -> AuthenticationError:
-    """The error of a key that was not given, and that the environment does not have."""
+    """Return the error for a missing key."""
     return AuthenticationError(
         f"no API key for {where}: set the environment variable {where.key_env}, or pass api_key="
         + (f", or {where.key_hint}" if where.key_hint else "")
@@ -71,50 +71,50 @@ def missing_key(where: Endpoint) -> AuthenticationError:
 
 
 def check_headers(headers: Mapping[str, str], where: Endpoint) -> None:
-    """Check that the headers can be sent. What the libraries say of one that cannot has the key on it.
+    """Validate headers, since library errors would expose the key.
 
     Raises:
-        ConfigurationError: A value has a character that no header takes, such as a line break.
+        ConfigurationError: A header contains invalid characters such as line breaks.
     """
     for name, value in headers.items():
         if _NO_HEADER.search(value):
             raise ConfigurationError(
-                f"the request to {where} cannot be sent: its header {name!r} has a character that no header takes "
-                "(only those of ASCII, without line breaks); was the key copied whole, and nothing else?"
+                f"the request to {where} cannot be sent: its header {name!r} contains an invalid character "
+                "(only ASCII characters without line breaks are valid); check that the key was copied correctly"
             )
 
 
 def error_from_httpx(error: Exception, where: Endpoint) -> RxloopError:
-    """The error of a request that got no answer, or only a part of one."""
+    """Return the error for a failed or incomplete request."""
     import httpx
 
     if _no_descriptor_left(error):
         return ProviderConnectionError(
-            f"no connection to {where}: this process has no file descriptor left; raise its limit (ulimit -n), or let "
-            "fewer runs go on at once, as limited(model, concurrent=...) does"
+            f"no connection to {where}: no file descriptor left in this process; raise its limit (ulimit -n), or "
+            "reduce the number of concurrent calls with limited(model, concurrent=...)"
         )
     detail = replace_surrogates(str(error)) or type(error).__name__
     if isinstance(error, httpx.ConnectTimeout):
         return ProviderTimeout(f"no connection to {where} within the connect timeout. {where.hint}".rstrip())
     if isinstance(error, httpx.TimeoutException):
         return ProviderTimeout(
-            f"{where} sent nothing within the idle timeout; a longer one goes in timeout=Timeouts(...)"
+            f"{where} sent nothing within the idle timeout; set a longer one with timeout=Timeouts(...)"
         )
     if isinstance(error, httpx.ConnectError):
         variables = tls_variables() if "CERTIFICATE" in detail.upper() else ""
         trusted = f" (the trusted certificates come from {variables})" if variables else ""
         return ProviderConnectionError(f"no connection to {where}: {detail}{trusted}. {where.hint}".rstrip())
     if isinstance(error, httpx.UnsupportedProtocol | httpx.InvalidURL | httpx.LocalProtocolError):
-        return ConfigurationError(f"the request to {where} cannot be sent: {detail}")
+        return ConfigurationError(f"cannot send the request to {where}: {detail}")
     if isinstance(error, httpx.RemoteProtocolError) and "too long" in detail:
-        return ProviderProtocolError(f"{where} sent a line that is too long for HTTP: {detail}")
+        return ProviderProtocolError(f"{where} sent an oversized line: {detail}")
     if isinstance(error, httpx.DecodingError):
-        return ProviderProtocolError(f"the answer of {where} cannot be decoded: {detail}")
+        return ProviderProtocolError(f"cannot decode the response from {where}: {detail}")
     return ProviderConnectionError(f"the connection to {where} broke: {detail}")
 
 
 def _no_descriptor_left(error: BaseException | None) -> bool:
-    """Whether an error came from too many open files, however many libraries it went through."""
+    """Return True if an error was caused by too many open files, through any number of libraries."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
             return True
@@ -126,16 +126,16 @@ def _no_descriptor_left(error: BaseException | None) -> bool:
 
 
 def cut_short(where: Endpoint) -> ProviderConnectionError:
-    """The error of an answer that stopped in the middle."""
+    """Return the error for an incomplete response."""
     return ProviderConnectionError(
         f"the answer of {where} was cut short: the connection ended with neither a finish reason nor [DONE]"
     )
 
 
 def without_secrets(error: RxloopError, where: Endpoint) -> RxloopError:
-    """The error without what is secret in the request: neither in its words nor in what it came from.
+    """Remove secrets from an error, including its cause.
 
-    The exceptions of httpx have the whole request on them, headers and all.
+    httpx exceptions contain the whole request including headers.
     """
     error.args = tuple(where.clean(part) if isinstance(part, str) else part for part in error.args)
     error.__cause__ = None if error.__cause__ is None else _bare(error.__cause__, where)
@@ -152,27 +152,27 @@ def _bare(cause: BaseException, where: Endpoint) -> BaseException:
 
 
 def unreadable(error: Unreadable, where: Endpoint) -> ProviderProtocolError:
-    """The error of an answer that is too large, or damaged."""
+    """Return the error for an unreadable response."""
     return ProviderProtocolError(f"{where} sent {error}")
 
 
 def no_event(where: Endpoint, seconds: float) -> ProviderTimeout:
-    """The error of an answer in which nothing comes: bytes may have, but no event."""
+    """Return the error for a response without events."""
     return ProviderTimeout(
         f"{where} sent no event for {seconds:g} s, only comments or single bytes, if anything; "
-        "more time goes in timeout=Timeouts(event=...)"
+        "set a longer limit with timeout=Timeouts(event=...)"
     )
 
 
 def out_of_time(where: Endpoint, seconds: float) -> ProviderTimeout:
-    """The error of a call that takes longer than it may in all."""
+    """Return the error for exceeding the total timeout."""
     return ProviderTimeout(
-        f"{where} did not finish within {seconds:g} s; more time goes in timeout=Timeouts(total=...)"
+        f"{where} did not finish within {seconds:g} s; set a longer limit with timeout=Timeouts(total=...)"
     )
 
 
 LONGEST = 7 * 86_400.0
-"""Seconds of the longest wait that is believed. Anything longer is an error of the vendor, or of the reading."""
+"""Maximum plausible delay in seconds. Longer values are errors of the vendor or the parser."""
 
 _DURATION = re.compile(
     r"(\d{1,12}(?:\.\d{1,12})?) ?(ms|milliseconds?|s|secs?|seconds?|m|mins?|minutes?|h|hours?|d|days?)\b"
@@ -194,19 +194,19 @@ _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _RESET = re.compile(r".*(?:rate|token)-?limit[a-z]*-(?:.+-)?reset(?:-.+)?")
 
 _EPOCHS = ((1e17, 1e9), (1e14, 1e6), (1e11, 1e3), (1e9, 1.0))
-"""The smallest number that counts nanoseconds, microseconds, milliseconds and seconds since 1970, and its unit."""
+"""Minimum Unix time in nanoseconds, microseconds, milliseconds and seconds, with units per second."""
 
 
 def find_retry_delay(
     headers: Mapping[str, str], error: Mapping[str, Any], message: str, *, limited: bool
 ) -> float | None:
-    """Return the seconds that the vendor asks to wait, or None: the most exact format counts.
+    """Return the delay that the vendor requests in seconds, from the most precise source, or None.
 
     Args:
-        headers: Headers of the answer.
-        error: The failure, as the object that the vendor sent.
+        headers: Headers of the response.
+        error: The error object from the vendor.
         message: The message of the vendor.
-        limited: True if the failure is a rate limit. The states of all limits come with any answer.
+        limited: True if the error is a rate limit. Other responses contain the state of the limits, too.
     """
     places = tuple(_headers(headers, error))
     for each in places:
@@ -222,7 +222,7 @@ def find_retry_delay(
 
 
 def _headers(headers: Mapping[str, str], error: Mapping[str, Any]) -> Iterator[dict[str, str]]:
-    """Yield the headers of the answer, and those of the upstream vendor that OpenRouter puts into the body."""
+    """Yield response headers, followed by upstream headers embedded by OpenRouter."""
     yield {name.lower(): value for name, value in headers.items()}
     metadata = error.get("metadata")
     upstream = cast("dict[str, Any]", metadata).get("headers") if isinstance(metadata, dict) else None
@@ -239,7 +239,7 @@ def _retry_after(headers: Mapping[str, str]) -> float | None:
 
 
 def _from_body(error: Mapping[str, Any]) -> float | None:
-    """Return the wait in the `RetryInfo` of Google, or in a field of the failure."""
+    """Return the delay from Google's `RetryInfo` or other error fields."""
     details = error.get("details")
     for detail in cast("list[Any]", details) if isinstance(details, list) else ():
         if isinstance(detail, dict):
@@ -262,7 +262,7 @@ def _from_body(error: Mapping[str, Any]) -> float | None:
 
 
 def _duration(delay: Any) -> str:
-    """Return a protobuf duration as text, also one that was sent as an object; an empty one if it is neither."""
+    """Return a protobuf duration as a string, also if it was sent as an object; otherwise an empty string."""
     if not isinstance(delay, dict):
         return delay if isinstance(delay, str) else ""
     delay = cast("dict[str, Any]", delay)
@@ -274,9 +274,9 @@ def _duration(delay: Any) -> str:
 
 
 def _from_resets(headers: Mapping[str, str]) -> float | None:
-    """Return the wait until the limits are reset: the longest wait of the exhausted ones.
+    """Return the delay until all exhausted limits are reset.
 
-    Limits with something left do not count. If no header says what is left, the shortest wait counts.
+    Limits that are not exhausted are ignored. If no header contains the remaining amount, the shortest delay is used.
     """
     exhausted: list[float] = []
     unknown: list[float] = []
@@ -293,13 +293,13 @@ def _from_resets(headers: Mapping[str, str]) -> float | None:
 
 
 def _from_words(message: str) -> float | None:
-    """Return the wait in a sentence such as "Please try again in 1m2.5s."."""
+    """Return the delay in a sentence such as "Please try again in 1m2.5s", if any."""
     found = _WORDS.search(message)
     return None if found is None else _bounded(_sum(found[1]))
 
 
 def _read(value: Any, unit: float = 1.0) -> float | None:
-    """Return a number, a duration, a date or a time since 1970 as seconds from now."""
+    """Convert numbers, durations, dates and Unix times to seconds from now."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return None
     text = str(value).strip()
@@ -315,7 +315,7 @@ def _read(value: Any, unit: float = 1.0) -> float | None:
 def _from_number(number: float, unit: float) -> float | None:
     for smallest, per_second in _EPOCHS:
         if number >= smallest:
-            # A time that is long past is no time.
+            # A time in the distant past is not a valid time.
             wait = number / per_second - time.time()
             return _bounded(max(0.0, wait)) if wait > -86_400 else None
     return _bounded(number * unit)
@@ -330,11 +330,11 @@ def _number(text: str) -> float | None:
 
 
 def _date(text: str) -> float | None:
-    """Return an ISO date or an HTTP date in seconds since 1970."""
+    """Parse an ISO date or an HTTP date to seconds since 1970."""
     try:
         date = datetime.fromisoformat(text)
     except ValueError:
-        # Imported where it is needed: few vendors send such a date.
+        # Imported lazily, since such dates are rare.
         from email.utils import parsedate_to_datetime
 
         try:
@@ -342,7 +342,7 @@ def _date(text: str) -> float | None:
         except (TypeError, ValueError, OverflowError):
             return None
     try:
-        # Dates in headers are in UTC, also those that do not say so.
+        # Dates in headers are in UTC, even without a time zone.
         return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
     except (ValueError, OverflowError):
         return None

@@ -1,4 +1,4 @@
-"""Provider for any HTTP endpoint whose API a codec implements."""
+"""Provider for all HTTP endpoints with a codec."""
 
 from __future__ import annotations
 
@@ -40,54 +40,59 @@ if TYPE_CHECKING:
 Push = Callable[[Event], None]
 
 RESPONSES_AT = "openai_responses:"
-"""What stands before an address in the model string of an endpoint that speaks Responses."""
+"""URL prefix selecting the Responses API."""
 
 _LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 
 
 class ModelOptions(TypedDict, total=False):
-    """What can be said of a model behind HTTP, whatever its protocol."""
+    """Options of all HTTP models."""
 
     base_url: str | None
-    """The address of the endpoint; None takes that of the preset."""
+    """Endpoint URL, defaulting to the preset's URL."""
     api_key: str | KeySource | None
-    """The key, or a function that gives it or a token, also an `async` one; None takes it from the environment when the
-    model is called. The function is called for each request, on the event loop, and keeps a token while it holds."""
+    """Key, or a function that returns a key or token, also as an `async` function; None reads the environment when the
+    model is called. The function is called for each request in the event loop, and should cache a valid token.
+    """
     sign: Sign | None
-    """A function that signs each request, as Amazon's Bedrock wants it, in place of a key: it takes the method, the
-    address, the headers and the body, and gives the headers to add, also as an `async` function."""
+    """Signing function used instead of a key, for example with Amazon Bedrock. Called with method, URL, headers and
+    body, it returns additional headers. It can be `async`.
+    """
     http_client: httpx.AsyncClient | None
-    """Your own httpx client. It is used as it is and never closed; it belongs to the event loop that it was first used
-    in. Redirects are not followed, since the key would go along."""
+    """Custom httpx client, which is used unchanged and never closed. It belongs to the event loop in which it was first
+    used. Redirects are not followed, because the key would be sent along.
+    """
     transport: Transport | None
-    """What the requests go over where no client is given: `"httpx"`, or with the extra `rxloop[fast]` `"aiohttp"`. None
-    goes by the environment variable `RXLOOP_TRANSPORT`, and is `"httpx"` without it. aiohttp makes tokens and calls
-    cheaper by far, but takes 0.15 s to load at the first call, and is not seen by what replaces or watches that
-    of httpx."""
+    """HTTP library if there is no custom client: `"httpx"`, or `"aiohttp"` with the extra `rxloop[fast]`. None uses the
+    environment variable `RXLOOP_TRANSPORT`, or `"httpx"`. aiohttp needs much less CPU time, but takes 0.15 s to load at
+    the first call, and tools that mock or trace httpx do not see it.
+    """
     timeout: Timeouts | None
-    """How long a call may take."""
+    """Call time limits."""
     retry: Retry | None
-    """When a request that failed is sent again."""
+    """Policy for repeating failed requests."""
     stream: bool
-    """Whether the answer is streamed, as it is by default."""
+    """True if the answer is streamed, which is the default."""
     headers: Mapping[str, str] | None
-    """Headers that go with every request."""
+    """Headers of every request."""
     thought_tags: bool | Sequence[str] | None
-    """Whether thoughts that the model writes between tags, such as `<think>`, are taken out of its text and put on the
-    stream as thoughts; or the names of the tags. None goes by the preset."""
+    """Extract thoughts from tags such as `<think>` and publish them separately; can be a list of tag names. None uses
+    the preset.
+    """
     keep_thoughts: bool
-    """Leave the tags and what is in them in the text as well."""
+    """Leave thoughts in the text as well."""
     sanitize: bool | None
-    """Whether control tokens of chat templates, such as `<|im_end|>`, are taken off the end of a message and out of the
-    names of tools. None goes by the preset."""
+    """True to remove control tokens of chat templates, such as `<|im_end|>`, from the end of a message and from tool
+    names. None uses the preset.
+    """
     bounds: Bounds | None
-    """What an answer may be at most: bytes, characters, calls."""
+    """Limits of an answer."""
 
 
 class HTTPModel:
-    """A model behind HTTP; made by `openai_chat` and its like, or by `http_model`.
+    """HTTP-based model, created by functions such as `openai_chat` or `http_model`.
 
-    Nothing is looked up or opened before the first call, so that an agent can be made before a key is there.
+    Nothing is resolved or opened before the first call, so agents can be created without a key.
     """
 
     def __init__(
@@ -111,7 +116,7 @@ class HTTPModel:
         self.model = model
         self.preset = preset
         self._base_url = base_url
-        # The name on the stream has no password and no key in it.
+        # The name in events must not contain a password or key.
         self._address = display_url(base_url or "")
         self._api_key = api_key
         self._sign = sign
@@ -126,16 +131,16 @@ class HTTPModel:
         self._wire = wire
         self._pool = ClientPool(timeout, stream, http_client, transport, bounds)
         self._where: tuple[str, failures.Endpoint] | None = None
-        """The address, and the endpoint that it makes."""
+        """URL, and its endpoint."""
         self._made: tuple[failures.Endpoint, str | None, failures.Endpoint] | None = None
-        """An endpoint, its key, and what these make with the headers."""
+        """Cached endpoint including headers, with its original endpoint and key."""
 
     def __repr__(self) -> str:
         return f"<HTTPModel {self.name}>"
 
     @property
     def name(self) -> str:
-        """What the model is called on the stream: the model string that makes it."""
+        """Model string, used in events."""
         if not self.preset.nameless:
             return f"{self.preset.name}:{self.model}"
         protocol = RESPONSES_AT if self.preset.wire == "openai_responses" else ""
@@ -143,17 +148,17 @@ class HTTPModel:
 
     @property
     def keeps_to_schema(self) -> bool:
-        """Whether the endpoint makes the model keep to the `response_schema` of every request."""
+        """True if the endpoint forces the model to follow the `response_schema` of every request."""
         return self._wire.keeps_to_schema
 
     def call(self, request: ModelRequest) -> Observable[Event]:
-        """The answer to one request; nothing is sent before it is subscribed.
+        """Return the answer to one request. The request is sent on subscription.
 
         ::
 
             out  --content-delta--content-delta--tool-call-delta--(usage, content-complete)|
         """
-        # Imported at the first call: httpx would be a third of the time that importing rxloop takes.
+        # Imported lazily, since httpx would slow down importing rxloop.
         from rxloop.providers.transport.progress_watch import Watch
 
         def subscribe(
@@ -169,11 +174,11 @@ class HTTPModel:
         return ColdObservable(subscribe)
 
     async def aclose(self) -> None:
-        """Close the connections of the running event loop; an `http_client` of the user's stays open."""
+        """Close the connections of the running event loop. The user's `http_client` stays open."""
         await self._pool.aclose()
 
     async def aclose_unused(self) -> None:
-        """Close the connections of the running event loop that no call uses at the moment."""
+        """Close the unused connections of the running event loop."""
         await self._pool.aclose_unused()
 
     async def _send_once(self, request: ModelRequest, watch: Watch, push: Push) -> None:
@@ -183,7 +188,7 @@ class HTTPModel:
         failure: RxloopError | None = None
         draft: MessageDraft | None = None
         try:
-            # Watched from here on: making the first client may take a while, since its library is loaded then.
+            # Creating a client can be slow, so this happens outside the watch.
             lease = self._pool.lease()
             with watch:
                 if watch.late:
@@ -209,7 +214,7 @@ class HTTPModel:
         if failure is not None:
             if draft is not None:
                 draft.report_usage()
-            # Raised out here: an error that is raised while another one is handled keeps that one.
+            # Raised here to avoid an implicit exception context.
             try:
                 raise failure
             finally:
@@ -220,7 +225,7 @@ class HTTPModel:
             raise failures.out_of_time(where, self._timeout.total or 0)
 
     def _check_refusal(self, error: MediaRefused, request: ModelRequest) -> ProviderError:
-        """Find the parts that the vendor named. Return another error if the request has no media."""
+        """Find the rejected parts, or return another error if the request has no media."""
         messages = (*request.system, *request.messages, *request.tail)
         if error.otherwise is not None and not any(message.media for message in messages):
             return error.otherwise
@@ -232,11 +237,11 @@ class HTTPModel:
         return error
 
     def _find_limit(self, request: ModelRequest) -> int | None:
-        """Return the output limit that the request set, also where it is a default of its wire."""
+        """Return the output limit of the request, including the codec's default."""
         return _output_limit(self._wire.encode(request, lambda code, text: None))
 
     def _endpoint(self) -> failures.Endpoint:
-        """The endpoint without the headers of a request; made once for each address."""
+        """Return the endpoint without request headers, cached by its URL."""
         base = self._base_url or self.preset.url()
         if self._where is None or self._where[0] != base:
             name = self.model if self.preset.nameless else self.name
@@ -246,11 +251,11 @@ class HTTPModel:
         return self._where[1]
 
     async def _with_headers(self, where: failures.Endpoint, more: Mapping[str, str]) -> failures.Endpoint:
-        """The endpoint with the headers of a request; made once for all requests of a key that have none of their own.
+        """Return the endpoint with request headers, cached unless there are custom ones.
 
         Raises:
-            ProviderError: There is no key.
-            ConfigurationError: The key, or a header, has a character that no header takes.
+            ProviderError: The key is missing.
+            ConfigurationError: A header contains invalid characters.
         """
         own = {**self._headers, **{name.lower(): value for name, value in more.items()}} if more else self._headers
         header = self.preset.key_header
@@ -268,7 +273,7 @@ class HTTPModel:
         headers = {
             "content-type": "application/json",
             "accept": "text/event-stream" if self._stream else "application/json",
-            # Compression of small chunks costs more than it saves, and holds them back.
+            # Compressing small chunks would delay them without saving much.
             "accept-encoding": "identity",
             **self._wire.headers,
             **own,
@@ -277,7 +282,7 @@ class HTTPModel:
             headers[header] = f"Bearer {key}" if header == "authorization" else key
         failures.check_headers(headers, where)
         made = replace(where, headers=headers)
-        # What is signed is another one each time.
+        # Signatures differ for each request.
         if not more and self._sign is None:
             self._made = where, key, made
         return made
@@ -295,10 +300,10 @@ class HTTPModel:
         from rxloop.providers.transport.exchange import send
 
         if self._sign is None:
-            # A variable for the body would keep it until the answer begins.
+            # Avoid keeping the body alive in a variable.
             return await send(client, where, where.headers, self._wire.encode(request, draft.notice))
         body = self._wire.encode(request, draft.notice)
-        # Into the headers of the endpoint, so that they are known for secrets.
+        # Register the signature as a secret.
         signed = await signature(self._sign, where, body, self._timeout.key)
         where.headers.update(signed)
         failures.check_headers(signed, where)
@@ -306,7 +311,7 @@ class HTTPModel:
 
 
 def _output_limit(body: bytes) -> int | None:
-    """Return the output limit in the body of a request, or None if the body has none."""
+    """Find the output limit in a request body."""
     try:
         fields = object_of(orjson.loads(body))
     except orjson.JSONDecodeError:
@@ -317,24 +322,24 @@ def _output_limit(body: bytes) -> int | None:
 
 
 def http_model(model: str | None, preset: Preset, wire: CodecFactory, **options: Unpack[ModelOptions]) -> HTTPModel:
-    """Make a model at an endpoint that speaks any protocol.
+    """Create a model using any codec.
 
     Args:
-        model: The vendor's name of the model; None takes the default of the preset.
-        preset: The vendor.
-        wire: Makes what speaks the protocol: the class of a `Codec`.
-        **options: What else there is to say; see `ModelOptions`.
+        model: Model name, defaulting to the preset's model.
+        preset: Vendor settings.
+        wire: Codec factory, usually the codec class.
+        **options: Additional options; see `ModelOptions`.
 
     Raises:
-        ConfigurationError: No model is named, the address is not one, or the transport is unknown.
+        ConfigurationError: Invalid or missing model, URL or transport.
     """
     given = options.get
     base_url, http_client, transport = given("base_url"), given("http_client"), given("transport")
     if http_client is not None and transport is not None:
-        raise ConfigurationError("http_client= brings its own transport: pass one of them, http_client= or transport=")
+        raise ConfigurationError("use either http_client= or transport=, not both")
     model = model or preset.default_model
     if not model:
-        raise ConfigurationError(f"the endpoint {base_url or preset.name!r} has no default model: name one")
+        raise ConfigurationError(f"no default model for {base_url or preset.name!r}; pass a model name")
     stream = given("stream", True)
     return HTTPModel(
         model,

@@ -1,4 +1,4 @@
-"""Retry of a failed model call."""
+"""Retries of failed model calls."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from rxloop.stream.rx import Connection, Connections, connect, resolve_scheduler
 
 
 def begins_answer(event: Event) -> bool:
-    """Whether an event belongs to the answer itself: news of the request, and a count of tokens, do not."""
+    """Return True if an event is a part of the answer. Failures, notices and token counts are not."""
     return not isinstance(event, LLMFailedEvent | LLMNoticeEvent | UsageEvent)
 
 
 def make_failed_event(error: Exception, wait: float) -> LLMFailedEvent:
-    """The news that a request failed, and that the next one is sent after `wait` seconds."""
+    """Create the event for a failed request that is repeated after `wait` seconds."""
     code = error.code if isinstance(error, ProviderError) else "error"
     status = error.status if isinstance(error, ProviderError) else None
     return LLMFailedEvent(error=ErrorInfo(code=code, message=str(error)), retryable=True, retry_in=wait, status=status)
@@ -35,32 +35,32 @@ log = logging.getLogger("rxloop")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retry:
-    """How often, and after what wait, a request is sent again that failed before the first event of its answer.
+    """Retry policy for requests failing before the first event.
 
-    Only failures that may pass by themselves count: too many requests, a vendor in trouble, a connection that was not
-    made or broke. A timeout of our own does not: the caller has waited long enough. Once anything of the answer has
-    been shown, nothing is sent again.
+    Only transient failures are retried: rate limits, server failures, and connection errors. Local timeouts are
+    excluded, because callers have already waited long enough. Nothing is retried once output was published.
     """
 
     attempts: int = 3
-    """Requests in all; 1 means none is sent again."""
+    """Maximum number of requests; 1 disables retries."""
     first: float = 0.5
-    """Seconds before the second request; doubled before each further one."""
+    """Delay in seconds before the second request. It doubles with each further request."""
     longest: float = 60.0
-    """Seconds to wait at most. If the vendor asks for more, or for more than is left of the total time of the call, the
-    call fails at once and the error says how long."""
+    """Maximum delay in seconds. If the vendor requests more, or more than the remaining total time of the call, the
+    call fails immediately with an error that contains the delay.
+    """
     jitter: float = 0.25
-    """The part of a wait that chance may take off, so that clients do not come back all at once."""
+    """Maximum fraction that is randomly subtracted from a delay, so that clients do not retry simultaneously."""
 
     def wait(self, error: ProviderError, attempt: int) -> float | None:
-        """The seconds to wait after that failure.
+        """Return the delay before the next request in seconds.
 
         Args:
-            error: What went wrong.
-            attempt: How many requests have been sent, from 1.
+            error: The error of the last request.
+            attempt: Number of requests sent so far, from 1.
 
         Returns:
-            None if the request is not to be sent again.
+            None if the request must not be repeated.
         """
         if attempt >= self.attempts or not error.retryable:
             return None
@@ -68,16 +68,16 @@ class Retry:
             return None
         if error.retry_after is not None:
             return error.retry_after if error.retry_after <= self.longest else None
-        # After the thirtieth doubling any wait is the longest, and a float would overflow in the end.
+        # Limit the exponent, because a float would overflow eventually.
         wait = min(self.longest, self.first * 2 ** min(attempt - 1, 30))
         return wait * (1 - self.jitter * random.random())
 
 
 def retrying(policy: Retry) -> Callable[[Observable[Event]], Observable[Event]]:
-    """Subscribe a model call again when it fails before anything of its answer was delivered.
+    """Retry a model call that fails before producing output.
 
-    Each failure that is tried again is an internal `llm-failed` event, which says what happened and how long the wait
-    is. The wait goes by the scheduler of the subscription, and disposing ends it.
+    Each retry publishes an internal `llm-failed` event with the error and delay. Delays use the subscription's
+    scheduler and end on disposal.
 
     ::
 
@@ -89,7 +89,7 @@ def retrying(policy: Retry) -> Callable[[Observable[Event]], Observable[Event]]:
         >>> retrying(Retry(attempts=5))(provider.call(request))
 
     Args:
-        policy: What is tried again, how often and when.
+        policy: Retry policy.
     """
 
     def operator(source: Observable[Event]) -> Observable[Event]:
@@ -104,14 +104,14 @@ def retrying(policy: Retry) -> Callable[[Observable[Event]], Observable[Event]]:
 
 
 class Attempts:
-    """One subscription of `retrying`: a class, since closures that know each other wait for the garbage collector.
+    """Subscription of `retrying`. A class, because closures with reference cycles must wait for the garbage collector.
 
     Args:
-        policy: What is tried again, how often and when.
+        policy: Number and delays of the attempts.
         source: Subscribed for each request.
-        observer: Gets the answer.
-        scheduler: That of the subscription.
-        until: The time of the event loop at which every wait ends; the source has to know it as well.
+        observer: Receives the answer.
+        scheduler: Scheduler of the subscription.
+        until: Event loop time at which all delays end. The source must respect it itself.
     """
 
     __slots__ = ("_begun", "_connections", "_link", "_observer", "_policy", "_scheduler", "_sent", "_source", "_until")
@@ -135,7 +135,7 @@ class Attempts:
         self._link: Connection | None = None
 
     def begin(self) -> abc.DisposableBase:
-        """Send the first request; disposing the result ends everything."""
+        """Send the first request. Disposing the result ends all requests."""
         self._send()
         return self._connections
 
@@ -147,7 +147,7 @@ class Attempts:
     def _on_next(self, event: Event) -> None:
         self._begun = self._begun or begins_answer(event)
         if self._begun and self._link is not None:
-            # Whatever comes now, nothing is sent again: the rest of the answer need not pass here.
+            # The request cannot be repeated from now on, so the rest of the answer bypasses this object.
             self._link.redirect(self._observer.on_next)
         self._observer.on_next(event)
 
@@ -159,11 +159,11 @@ class Attempts:
         if self._until < math.inf:
             rest = max(0.0, self._until - asyncio.get_running_loop().time())
             if wait >= rest and isinstance(error, ProviderError) and error.retry_after is not None:
-                # The call would end before the vendor answers again.
+                # The total timeout would expire first.
                 self._observer.on_error(error)
                 return
             wait = min(wait, rest)
-        log.info("%s; sent again in %.1f s", error, wait)
+        log.info("%s; retrying in %.1f s", error, wait)
         self._observer.on_next(make_failed_event(error, wait))
         if not self._connections.disposed:
             self._connections.add(resolve_scheduler(self._scheduler).schedule_relative(wait, self._send))

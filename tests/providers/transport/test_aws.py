@@ -99,16 +99,16 @@ def damaged(place: int) -> bytes:
     [
         (damaged(0), "prelude"),
         (damaged(9), "prelude"),
-        (damaged(40), "wrong checksum of a message"),
-        (damaged(-1), "wrong checksum of a message"),
-        (prelude(15, 0), "shorter than its parts"),
-        (prelude(40, 25), "shorter than its parts"),
+        (damaged(40), "wrong message checksum"),
+        (damaged(-1), "wrong message checksum"),
+        (prelude(15, 0), "invalid message length"),
+        (prelude(40, 25), "invalid message length"),
         (message(b"", extra=b"\3ab"), "headers"),
         (message(b"", extra=b"\1a\7\0\5abc"), "headers"),
         (message(b"", extra=b"\1a\12"), "headers"),
         (message(b"", extra=b"\1\xff\0"), "headers"),
-        (message(b'{"bytes":"a b"}', {":event-type": "chunk"}), "not base64"),
-        (message(b'{"bytes":"abc"}', {":event-type": "chunk"}), "not base64"),
+        (message(b'{"bytes":"a b"}', {":event-type": "chunk"}), "invalid base64"),
+        (message(b'{"bytes":"abc"}', {":event-type": "chunk"}), "invalid base64"),
     ],
 )
 def test_what_is_no_such_stream_is_refused(stream: bytes, words: str) -> None:

@@ -54,5 +54,5 @@ def test_there_is_nothing_to_undo_where_nothing_was_done(encoding: str | None) -
 
 
 def test_another_encoding_is_named() -> None:
-    with pytest.raises(httpx.DecodingError, match="'br', although 'identity' was asked for"):
+    with pytest.raises(httpx.DecodingError, match="got 'br' although 'identity' was requested"):
         inflater("br")

@@ -135,7 +135,7 @@ async def test_the_transport_is_httpx_unless_the_environment_or_the_call_says_so
 async def test_a_transport_that_is_unknown_or_not_installed_says_what_to_do(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    unknown = "'curl' is not a transport: transport= and RXLOOP_TRANSPORT take 'httpx' or 'aiohttp'"
+    unknown = "transport must be 'httpx' or 'aiohttp', got 'curl'; check transport= and RXLOOP_TRANSPORT"
     with pytest.raises(ConfigurationError, match=unknown):
         openai_chat("m", base_url=server.base_url, transport="curl")  # pyright: ignore[reportArgumentType]
     monkeypatch.setenv(TRANSPORT_ENV, "curl")
@@ -149,7 +149,7 @@ async def test_a_transport_that_is_unknown_or_not_installed_says_what_to_do(
 
 async def test_a_client_of_the_users_and_a_transport_do_not_go_together() -> None:
     async with httpx.AsyncClient() as own:
-        with pytest.raises(ConfigurationError, match="pass one of them"):
+        with pytest.raises(ConfigurationError, match="not both"):
             openai_chat("m", base_url="http://localhost/v1", http_client=own, transport="httpx")
 
 

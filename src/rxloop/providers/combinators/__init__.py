@@ -1,4 +1,4 @@
-"""Base class and helpers of providers that call other providers."""
+"""Shared code for composite providers."""
 
 from __future__ import annotations
 
@@ -15,40 +15,40 @@ from rxloop.support.tasks import close_all
 
 
 class Combined:
-    """A provider made of providers: the base of `Fallback`, `Hedge` and `Limited`.
+    """Base class of providers that call other providers: `Fallback`, `Hedge` and `Limited`.
 
     Args:
         *models: Providers or model strings.
 
     Raises:
-        ConfigurationError: A model string names no model.
+        ConfigurationError: A model string is invalid.
     """
 
     def __init__(self, *models: Provider | str) -> None:
         self.providers = tuple(resolve_model(model) for model in models)
-        """The models, in the order in which they were given."""
+        """Providers in argument order."""
         self._made = [made for made, model in zip(self.providers, models, strict=True) if made is not model]
 
     @property
     def keeps_to_schema(self) -> bool | None:
-        """Whether every model keeps to the `response_schema` of a request; None if that is not known."""
+        """True if all models enforce `response_schema`; None if unknown."""
         answers = [getattr(provider, "keeps_to_schema", None) for provider in self.providers]
         return False if False in answers else None if None in answers else True
 
     async def aclose_made(self) -> None:
-        """Close the models that were made from strings."""
+        """Close providers created from model strings."""
         await close_made(self._made, self.providers)
 
     async def aclose(self) -> None:
-        """Close every model, even if one of them cannot be closed."""
+        """Close all providers, even if closing one of them fails."""
         await close_all([provider.aclose for provider in self.providers])
 
 
 def another_may_help(error: Exception) -> bool:
-    """Whether another vendor may answer what this one did not.
+    """Return True if another vendor could succeed.
 
-    A wrong request is wrong everywhere. Everything else is this vendor's own: its keys, models and capacity, and also
-    its filter, its context window, and the images and files that it accepts.
+    Invalid requests fail everywhere. Other failures are vendor-specific: keys, models, capacity, content filters,
+    context windows, and supported media.
     """
     if isinstance(error, ContextLengthExceeded | ContentFiltered | MediaRefused):
         return True
@@ -56,7 +56,7 @@ def another_may_help(error: Exception) -> bool:
 
 
 def ask(provider: Provider, request: ModelRequest) -> Observable[Event]:
-    """The answer of a provider that is called upon subscription, so that what `call` raises fails the answer."""
+    """Call the provider on subscription, turning exceptions into error notifications."""
 
     def subscribe(observer: abc.ObserverBase[Event], scheduler: abc.SchedulerBase | None = None) -> abc.DisposableBase:
         return provider.call(request).subscribe(observer, scheduler=scheduler)
@@ -65,18 +65,18 @@ def ask(provider: Provider, request: ModelRequest) -> Observable[Event]:
 
 
 def counted(event: UsageEvent, provider: Provider) -> UsageEvent:
-    """Name the model in a usage event: the call itself is named after a combination of several."""
+    """Add the model's name to a usage event, because the call has the name of the combined provider."""
     if "model" in event.metadata:
         return event
     return event.model_copy(update={"metadata": {**event.metadata, "model": provider.name}})
 
 
 async def close_made(made: Iterable[Provider], given: Iterable[Provider] = ()) -> None:
-    """Close what was opened for model strings.
+    """Close the providers that were created from model strings.
 
     Args:
-        made: Providers made from strings. A connection in use stays open: another agent may have the same provider.
-        given: Providers of the caller's, which close only what they have made from strings themselves.
+        made: Created providers. Connections in use stay open, because another agent may use the same provider.
+        given: Providers of the caller. Only the providers that they created themselves are closed.
     """
     closers = [getattr(provider, "aclose_unused", provider.aclose) for provider in made]
     closers += [provider.aclose_made for provider in given if isinstance(provider, MakesModels)]

@@ -25,39 +25,38 @@ log = logging.getLogger("rxloop")
 
 
 def limited(model: Provider | str, *, concurrent: int | None = None, per_minute: int | None = None) -> Limited:
-    """Make a provider whose calls wait for their turn, across all runs that use it.
+    """Create a rate-limited provider.
 
-    The limits belong to the object: give the same one to every agent that is to share them. Calls begin in the order in
-    which they arrived, each as soon as both limits allow it. A call that is disposed of while it waits leaves the line.
-    Each event loop has one line; loops in other threads have lines of their own.
+    Limits apply to all runs using this provider, so share it between agents if needed. Calls start in order of arrival.
+    Disposing a waiting call removes it from the queue. Each event loop uses a separate queue.
 
     ::
 
         calls                          a-b--c-----
         limited(m, concurrent=2)  a    --d-d-C|
                                   b      ----d-C|
-                                  c          ---d-C|     begins at the end of a
+                                  c          ---d-C|     starts when a ends
 
     Example:
         >>> zai = limited("zai:glm-4.7", concurrent=5, per_minute=60)
         >>> writer, critic = Agent(zai, name="writer"), Agent(zai, name="critic")
 
     Args:
-        model: A provider or a model string. Its own retries count as one call.
-        concurrent: How many calls may be under way at once.
-        per_minute: How many calls may begin within any sixty seconds.
+        model: Provider or model string. Retries do not count as separate calls.
+        concurrent: Maximum number of concurrent calls.
+        per_minute: Maximum number of calls started within 60 seconds.
 
     Raises:
-        ConfigurationError: A limit is below 1, or the model string names no model.
+        ConfigurationError: A limit is less than 1, or the model string is invalid.
     """
     for name, limit in (("concurrent", concurrent), ("per_minute", per_minute)):
         if limit is not None and limit < 1:
-            raise ConfigurationError(f"limited() needs {name} of 1 or more, not {limit}")
+            raise ConfigurationError(f"{name} must be at least 1, got {limit}")
     return Limited(model, concurrent, per_minute)
 
 
 class Limited(Combined):
-    """A provider whose calls wait for their turn; made by `limited`."""
+    """Provider with limits, created by `limited`."""
 
     def __init__(self, model: Provider | str, concurrent: int | None, per_minute: int | None) -> None:
         super().__init__(model)
@@ -68,23 +67,23 @@ class Limited(Combined):
 
     @property
     def name(self) -> str:
-        """What it is called on the stream: as the model itself."""
+        """The model's name."""
         return self.provider.name
 
     @property
     def running(self) -> int:
-        """How many calls of this event loop are under way."""
+        """Number of running calls in this event loop."""
         line = self._lines.get(_loop())
         return 0 if line is None else line.running
 
     @property
     def waiting(self) -> int:
-        """How many calls of this event loop wait for their turn."""
+        """Number of waiting calls in this event loop."""
         line = self._lines.get(_loop())
         return 0 if line is None else len(line.waiting)
 
     def call(self, request: ModelRequest) -> Observable[Event]:
-        """The answer of the model, when it is its turn."""
+        """Call the model once limits allow it."""
 
         def subscribe(
             observer: abc.ObserverBase[Event], scheduler: abc.SchedulerBase | None = None
@@ -108,7 +107,7 @@ class Limited(Combined):
 
 
 def _loop() -> asyncio.AbstractEventLoop | None:
-    """The running event loop, or None in a test whose scheduler is the only clock."""
+    """Return the running event loop, or None in a test that only uses a virtual scheduler."""
     try:
         return asyncio.get_running_loop()
     except RuntimeError:
@@ -116,29 +115,29 @@ def _loop() -> asyncio.AbstractEventLoop | None:
 
 
 class _Line:
-    """The calls of one event loop: those under way, those that wait, and when the last ones began."""
+    """Queue for a single event loop, with running calls and recent start times."""
 
     def __init__(self, concurrent: int | None, per_minute: int | None, scheduler: abc.SchedulerBase | None) -> None:
         self.running = 0
         self.waiting: dict[_Turn, None] = {}
-        """In the order in which they came; a dict, from which any one can leave at once."""
+        """Waiting calls in order of arrival. A dict allows removal in constant time."""
         self._concurrent = concurrent
         self._per_minute = per_minute
-        # One clock for all, so that their times can be compared.
+        # Shared clock, so times are comparable.
         self._clock = resolve_scheduler(scheduler) if per_minute is not None else None
         self._began: deque[datetime] = deque(maxlen=per_minute or 0)
         self._timer = SerialDisposable()
         self._advancing = False
 
     def enter(self, turn: _Turn) -> None:
-        """Stand in line."""
+        """Enqueue a call."""
         self.waiting[turn] = None
         self.advance()
         if turn in self.waiting:
             turn.wait()
 
     def leave(self, turn: _Turn) -> bool:
-        """Remove a call from the line; whether it stood there."""
+        """Remove a call from the queue. Return False if it was not waiting."""
         if turn not in self.waiting:
             return False
         del self.waiting[turn]
@@ -147,13 +146,13 @@ class _Line:
         return True
 
     def ended(self) -> None:
-        """Take note that a call is over, and begin the next one."""
+        """Finish a call and start the next one."""
         self.running -= 1
         self.advance()
 
     def advance(self, _scheduler: abc.SchedulerBase | None = None, _state: Any = None) -> None:
-        """Begin the calls whose turn it is."""
-        # A loop and not a recursion, for calls that end while they begin.
+        """Start the waiting calls that the limits allow."""
+        # Use a loop, because calls may end immediately.
         if self._advancing:
             return
         self._advancing = True
@@ -167,7 +166,7 @@ class _Line:
             self._advancing = False
 
     def _in_time(self) -> bool:
-        """Whether a call may begin now; if not, a timer looks again."""
+        """Return True if a call may start now. Otherwise set a timer."""
         clock = self._clock
         if clock is None:
             return True
@@ -182,7 +181,7 @@ class _Line:
 
 
 class _Turn:
-    """One call in line."""
+    """Call in the queue."""
 
     def __init__(
         self,
@@ -201,7 +200,7 @@ class _Turn:
         self._over = False
 
     def wait(self) -> None:
-        """Keep the run waiting: an answer is still to come, although no task of the run is under way."""
+        """Keep the run active while waiting, since no task is running."""
         if self._scope is not None:
             self._scope.timers[self] = None
 
@@ -211,19 +210,19 @@ class _Turn:
             self._scope.check_idle()
 
     def begin(self) -> None:
-        """Send the call."""
+        """Call the model."""
         try:
             self._answer.disposable = self._source.subscribe(
                 self._observer.on_next, self._on_error, self._on_completed, scheduler=self._scheduler
             )
         except Exception:
-            # A subscriber raised it at the end of its call. Raised further, it would hit the call that has just ended.
-            log.exception("a subscriber failed at the end of a model call")
+            # Raising here would affect a different call.
+            log.exception("Subscriber failed after a model call")
         finally:
             self._stop_waiting()
 
     def leave(self) -> None:
-        """End the call, or leave the line."""
+        """Cancel a running or waiting call."""
         if self._over:
             return
         if self._line.leave(self):

@@ -1,4 +1,4 @@
-"""Providers that choose among models: fallback, hedge, routed."""
+"""Model selection: fallback, hedge, routed."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from rxloop.support.tasks import close_all
 
 
 def fallback(*models: Provider | str) -> Fallback:
-    """Make a provider that asks the next model when one fails before it has delivered anything.
+    """Create a provider that falls back to other models.
 
-    It moves on after every failure that another vendor may not have: a key that is missing or refused, an unknown
-    model, an overloaded or broken server, silence, a context window that is too short, a content filter, an image or a
-    file that it refuses. It does not move on after a request that is wrong in itself. Each failure that it moves on
-    from is an internal `llm-failed` event; the error of the last model is the error of the call. If all models fail and
-    one of them refused an image or a file, this refusal is the error, so that the request is sent again without the
-    part. A model's own retries come first: give it `retry=Retry(attempts=1)` to turn to the next one at once.
+    The next model is used if a call fails before producing output and another vendor could succeed: missing or rejected
+    key, unknown model, server failure, timeout, short context window, content filter, or rejected media. Invalid
+    requests are not retried. Each fallback publishes an internal `llm-failed` event. If all models fail, the last error
+    is raised, unless any model rejected
+    media: then the rejection is raised, so the loop can retry without that part. Each model performs its own retries
+    first; use `retry=Retry(attempts=1)` to disable them.
 
     ::
 
@@ -41,10 +41,10 @@ def fallback(*models: Provider | str) -> Fallback:
         >>> agent = Agent(fallback("zai:glm-4.7", "openai:gpt-5"))
 
     Args:
-        *models: Providers or model strings, in the order in which they are asked.
+        *models: Providers or model strings in order of preference.
 
     Raises:
-        ConfigurationError: No model is given, or a model string names no model.
+        ConfigurationError: No models were passed, or a model string is invalid.
     """
     if not models:
         raise ConfigurationError("fallback() needs at least one model")
@@ -52,15 +52,15 @@ def fallback(*models: Provider | str) -> Fallback:
 
 
 class Fallback(Combined):
-    """A provider that turns to the next model when one fails; made by `fallback`."""
+    """Provider created by `fallback`."""
 
     @property
     def name(self) -> str:
-        """What it is called on the stream."""
+        """Name in events."""
         return f"fallback({', '.join(provider.name for provider in self.providers)})"
 
     def call(self, request: ModelRequest) -> Observable[Event]:
-        """The answer of the first model that gives one."""
+        """Call models until one succeeds."""
 
         def subscribe(
             observer: abc.ObserverBase[Event], scheduler: abc.SchedulerBase | None = None
@@ -81,7 +81,7 @@ class Fallback(Combined):
                         begun = begins_answer(event)
                     observer.on_next(counted(event, provider) if type(event) is UsageEvent else event)
 
-                # In its place before it is subscribed: a call may fail inside subscribe.
+                # Calls can fail while subscribing.
                 slot = SingleAssignmentDisposable()
                 current.disposable = slot
                 slot.disposable = ask(provider, request).subscribe(
@@ -112,12 +112,11 @@ log = logging.getLogger("rxloop")
 
 
 def hedge(first: Provider | str, second: Provider | str, *, after: float) -> Hedge:
-    """Make a provider that asks a second model when the first has delivered nothing for a while.
+    """Create a provider that calls a second model after a delay.
 
-    The first model to deliver wins. The other one is disposed of, which closes its connection, and no event of its
-    answer is shown. Its tokens are counted if it has reported them, which a model does only at its end. A model that
-    fails before it has delivered anything leaves the answer to the other one, which is asked at once if it has not been
-    asked yet; the failures after which that cannot help are those of `fallback`.
+    Whichever model produces output first wins. The other call is disposed and its connection closed. Its tokens are
+    only counted if already reported, which usually happens at the end. If a model fails before producing output, the
+    other one is used, and called immediately if necessary. The same failures as in `fallback` are handled.
 
     ::
 
@@ -129,20 +128,20 @@ def hedge(first: Provider | str, second: Provider | str, *, after: float) -> Hed
         >>> agent = Agent(hedge("zai:glm-4.7", "openai:gpt-5", after=2))
 
     Args:
-        first: The model that is asked at once; a provider or a model string.
-        second: The model that is asked after the wait.
-        after: The seconds to wait.
+        first: Provider or model string to call immediately.
+        second: Provider or model string to call after the delay.
+        after: Delay in seconds.
 
     Raises:
-        ConfigurationError: The wait is negative, or a model string names no model.
+        ConfigurationError: The delay is negative, or a model string is invalid.
     """
     if after < 0:
-        raise ConfigurationError(f"hedge() needs a wait of 0 s or more, not {after}")
+        raise ConfigurationError(f"after must not be negative, got {after}")
     return Hedge(first, second, after)
 
 
 class Hedge(Combined):
-    """A provider that asks a second model when the first is slow to begin; made by `hedge`."""
+    """Provider created by `hedge`."""
 
     def __init__(self, first: Provider | str, second: Provider | str, after: float) -> None:
         super().__init__(first, second)
@@ -151,11 +150,11 @@ class Hedge(Combined):
 
     @property
     def name(self) -> str:
-        """What it is called on the stream."""
+        """Name in events."""
         return f"hedge({self.first.name}, {self.second.name})"
 
     def call(self, request: ModelRequest) -> Observable[Event]:
-        """The answer of the model that begins first."""
+        """Return the fastest model's response."""
 
         def subscribe(
             observer: abc.ObserverBase[Event], scheduler: abc.SchedulerBase | None = None
@@ -168,7 +167,7 @@ class Hedge(Combined):
 
 
 class _Race:
-    """One call: up to two answers, one of which wins."""
+    """Hedged call with up to two responses."""
 
     def __init__(
         self,
@@ -189,14 +188,14 @@ class _Race:
         self.disposable = CompositeDisposable(self._timer)
 
     def begin(self) -> None:
-        """Ask the first model, and the second after the wait."""
+        """Call the first model and schedule the second."""
         self._ask()
         if self._open:
             self._timer.disposable = resolve_scheduler(self._scheduler).schedule_relative(self._after, self._ask)
 
     @property
     def _open(self) -> bool:
-        """Whether the second model may still be asked."""
+        """True if the second model may still be called."""
         return self._winner is None and bool(self._waiting) and not self.disposable.is_disposed
 
     def _ask(self, _scheduler: abc.SchedulerBase | None = None, _state: Any = None) -> None:
@@ -210,7 +209,7 @@ class _Race:
         def on_next(event: Event) -> None:
             if self._winner is None and begins_answer(event):
                 self._win(slot)
-            # Until there is a winner, only the news of failures and the counts of tokens come here, of either model.
+            # Before a model wins, both models publish only failures and token counts.
             self._observer.on_next(counted(event, provider) if type(event) is UsageEvent else event)
 
         def on_error(error: Exception) -> None:
@@ -232,8 +231,8 @@ class _Race:
         try:
             self.disposable.remove(slot)
         except BaseException as error:
-            # The answer of the winner, or the last error, is delivered all the same.
-            log.warning("the slower model of hedge() could not be stopped", exc_info=error)
+            # The winner's answer or the last error must still be delivered.
+            log.warning("Failed to stop the slower model of hedge()", exc_info=error)
             leave_to_loop(error)
 
     def _fail(self, slot: SingleAssignmentDisposable, error: Exception) -> None:
@@ -241,9 +240,9 @@ class _Race:
         if isinstance(error, MediaRefused):
             self._refusal = self._refusal or error
         if self._winner is not None or not another_may_help(error) or not (self._running or self._waiting):
-            # Nobody is left, or nobody could do better.
+            # Other models are unavailable or cannot help.
             if self._winner is None and self._refusal not in (None, error):
-                # The loop sends the request again without the refused part, which the first model may then answer.
+                # The loop retries without the rejected part, and the first model may succeed.
                 self._observer.on_next(make_failed_event(error, 0.0))
                 error = self._refusal or error
             self._win(slot)
@@ -254,7 +253,7 @@ class _Race:
 
 
 def routed(choose: Callable[[ModelRequest], Provider | str], *, name: str = "routed") -> Routed:
-    """Make a provider that asks a function which model answers a request.
+    """Create a provider that selects a model for each request.
 
     Example:
         >>> def by_plan(request):
@@ -262,30 +261,29 @@ def routed(choose: Callable[[ModelRequest], Provider | str], *, name: str = "rou
         >>> agent = Agent(routed(by_plan))
 
     Args:
-        choose: Called for each request just before it is sent; the metadata of the run is in `request.ctx.metadata`.
-            A model string makes one provider, which is kept for the next request. A provider remains the caller's, who
-            closes it.
-        name: What the provider is called on the stream.
+        choose: Called before sending a request. Run metadata is available as `request.ctx.metadata`. Providers created
+            from model strings are cached. Other providers remain owned by the caller.
+        name: Provider name used in events.
     """
     return Routed(choose, name)
 
 
 class Routed:
-    """A provider that chooses a model for each request; made by `routed`."""
+    """Provider created by `routed`."""
 
     def __init__(self, choose: Callable[[ModelRequest], Provider | str], name: str) -> None:
         self._choose = choose
         self.name = name
-        """What it is called on the stream."""
+        """Name in events."""
         self._made: dict[str, Provider] = {}
 
     @property
     def keeps_to_schema(self) -> bool:
-        """False: when the prompt is written, the model is not known yet, and asking in words works with any model."""
+        """Always False, because the model is unknown when the prompt is written. Instructions work with any model."""
         return False
 
     def call(self, request: ModelRequest) -> Observable[Event]:
-        """The answer of the chosen model."""
+        """Return the answer of the selected model."""
         provider = self._provider(self._choose(request))
         source = provider.call(request)
 
@@ -307,9 +305,9 @@ class Routed:
         return self._made[chosen]
 
     async def aclose_made(self) -> None:
-        """Close the models that were made from strings."""
+        """Close providers created from model strings."""
         await close_made(self._made.values())
 
     async def aclose(self) -> None:
-        """Close the models that were made from strings, even if one of them cannot be closed."""
+        """Close providers created from model strings, even if closing one fails."""
         await close_all([provider.aclose for provider in self._made.values()])

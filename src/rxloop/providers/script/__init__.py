@@ -1,9 +1,9 @@
-"""A model that plays a script: for tests, without a network or a key.
+"""Scripted model for tests.
 
     model = ScriptedModel(call("get_weather", city="Oslo"), "It is 7 C in Oslo.")
 
-Each turn answers one request. Instant turns are delivered inside `subscribe`, with no task and no waiting; turns made
-by `frames` take time, which is virtual inside `rxloop.testing.virtual_time`.
+Each turn answers one request. By default turns are delivered immediately, without tasks or delays. Turns created with
+`frames` take time, which is virtual in `rxloop.testing.virtual_time`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from rxloop.stream.sources import Push, from_task
 
 
 class ScriptExhausted(ProviderError):
-    """A `ScriptedModel` was asked more often than it has turns."""
+    """Raised if a `ScriptedModel` has no turns left."""
 
     code = "script"
 
@@ -53,32 +53,32 @@ Turn = Union[  # noqa: UP007
     Exception,
     Callable[[ModelRequest], "Turn"],
 ]
-"""What a script is made of."""
+"""Turn of a script."""
 
 
 def call(name: str, /, _id: str | None = None, **arguments: Any) -> ScriptedCall:
-    """A turn, or a part of one, that calls a tool.
+    """Create a tool call.
 
     Args:
-        name: The tool.
-        _id: The id of the call; by default `call_1`, `call_2` and so on over the life of the model.
-        **arguments: The arguments of the call.
+        name: Tool name.
+        _id: Call id, defaulting to `call_1`, `call_2` and so on.
+        **arguments: Call arguments.
     """
     return ScriptedCall(name, arguments, _id)
 
 
 def frames(line: str, frame: float = 0.025) -> Frames:
-    """A turn that takes time.
+    """Create a timed turn.
 
     ::
 
         frames("--The service--is slow.|")     two deltas, at 50 and 125 ms; complete at 150 ms
 
     Args:
-        line: Symbols, each of which takes one frame: `-` is a pause, `|` completes, `#` fails with a `ProviderError`,
-            and any run of other characters, blanks included, is one delta. With neither `|` nor `#` at the end the
-            stream stays open until it is disposed.
-        frame: The length of a frame in seconds.
+        line: Symbols taking one frame each: `-` waits, `|` completes, `#` fails with a `ProviderError`. Other
+            characters between symbols, including blanks, form a single delta. Without `|` or `#`, the stream remains
+            open until disposed.
+        frame: Frame duration in seconds.
     """
     symbols = tuple(re.findall(r"[-|#]|[^-|#]+", line))
     if any(symbol in "|#" for symbol in symbols[:-1]):
@@ -97,17 +97,17 @@ def turn(
     files: Sequence[ImagePart | FilePart] = (),
     citations: Sequence[Citation] = (),
 ) -> ScriptedTurn:
-    """A turn with everything that a model can say.
+    """Create a detailed turn.
 
     Args:
-        text: The content, at once or in `frames`.
-        calls: The tools that it calls.
-        reasoning: What it thinks beforehand.
-        usage: The tokens that it reports; None reports none.
-        finish_reason: By default `tool_calls` with calls, else `stop`.
-        raw_finish_reason: What the vendor called it.
-        files: Images and files that it makes.
-        citations: What its text rests on.
+        text: Content, optionally using `frames`.
+        calls: Tool calls.
+        reasoning: Reasoning published before the text.
+        usage: Reported usage.
+        finish_reason: Defaults to `tool_calls` with calls, otherwise `stop`.
+        raw_finish_reason: The vendor's finish reason.
+        files: Generated images and files.
+        citations: Cited sources.
     """
     return ScriptedTurn(
         text=text,
@@ -122,18 +122,17 @@ def turn(
 
 
 class ScriptedModel:
-    """A `Provider` that plays a script.
+    """`Provider` playing a script.
 
     Args:
-        *turns: The answers, in order: a text; a `call`; a list of texts and calls, which is one message; `frames`; a
-            `turn` with all details; an exception, with which the request fails; or a function from the request to any
-            of these.
-        name: What the model is called on the stream.
-        reasoning: What the model thinks before each turn that has no reasoning of its own.
+        *turns: Turns in order: a string; a `call`; a list containing strings and calls; `frames`; a detailed `turn`; an
+        exception; or a function returning any of these for a request.
+        name: Model name used in events.
+        reasoning: Default reasoning.
 
     Attributes:
-        requests: Every request that was subscribed, in order.
-        open: The number of streams that are subscribed and have neither ended nor been closed.
+        requests: Subscribed requests in order.
+        open: Number of open streams.
     """
 
     def __init__(self, *turns: Turn, name: str = "scripted", reasoning: str | None = None) -> None:
@@ -148,40 +147,42 @@ class ScriptedModel:
 
     @classmethod
     def from_events(cls, events: Iterable[Event], *, task_id: str | None = None) -> Self:
-        """A model that answers as the models of a recorded run did, under the name that they had.
+        """Create a model that repeats a recorded run under the recorded model name.
 
-        On the main line they come in order. Beside it each request gets the answer that its step had, so that lines
-        may ask in any order. Answers come at once. One that failed fails again; one that was cut off stays open there.
+        On the main branch answers are returned in order. On other branches they are selected by step, so branches can
+        run in any order. Answers are delivered immediately. Failed answers fail again, and interrupted ones stay open.
 
         Args:
-            events: The events of the run, from its `task` on; with or without deltas.
-            task_id: The run, where the events are of several, such as a nested one; by default the outermost.
+            events: Run events including the `task` event, with or without deltas.
+            task_id: Run to repeat, defaulting to the outermost one.
 
         Raises:
-            ConfigurationError: The events hold no such run.
+            ConfigurationError: The run is missing.
         """
         name, answers = recorded_answers(events, task_id)
 
         def answer(request: ModelRequest) -> RecordedAnswer:
             left = answers.get(line_of(request.branch, request.step))
             if not left:
-                known = ", ".join(str(answer.step) for line in answers.values() for answer in line) or "nothing"
-                raise ScriptExhausted(f"the recording has no answer for step {request.step}; left are: {known}")
+                remaining = ", ".join(str(answer.step) for line in answers.values() for answer in line) or "nothing"
+                raise ScriptExhausted(
+                    f"the recording has no answer for step {request.step}; remaining answers: {remaining}"
+                )
             return left.pop(0)
 
-        # One turn more, so that one request too many fails with what the recording has left.
+        # Add a turn, so that a surplus request fails with the list of remaining answers.
         return cls(*[answer] * (sum(map(len, answers.values())) + 1), name=name)
 
     @property
     def name(self) -> str:
-        """What the model is called on the stream."""
+        """Name of the model in events."""
         return self._name
 
     async def aclose(self) -> None:
-        """Nothing to close: a script holds no connection."""
+        """Do nothing, since there are no connections."""
 
     def call(self, request: ModelRequest) -> Observable[Event]:
-        """The next turn of the script, taken when it is subscribed."""
+        """Return the next turn, selected on subscription."""
 
         def subscribe(
             observer: abc.ObserverBase[Event], scheduler: abc.SchedulerBase | None = None
@@ -230,7 +231,7 @@ class ScriptedModel:
             close()
             raise
         if answer.cut_off:
-            # A task, like the socket that it stands for: otherwise the run would seem to wait for nothing.
+            # A task represents the open socket. Otherwise the run would appear to be idle.
             name = f"{self.name}-stream"
             leaf = from_task(stay_open, request.ctx, name=name, shielded=True).subscribe(observer)
             return CompositeDisposable(leaf, Disposable(close))
@@ -288,7 +289,7 @@ class ScriptedModel:
                 nonlocal started
                 leaf.dispose()
                 if not started:
-                    # The leaf leaves out work that it had not begun.
+                    # Disposed leaves skip unstarted work.
                     started = True
                     self.open -= 1
 
@@ -309,13 +310,13 @@ def _as_turn(item: str | ScriptedCall | Frames | Sequence[str | ScriptedCall]) -
 
 
 def _check_turn(item: object) -> None:
-    """Refuse what is not a turn when the script is written, not when it is played."""
+    """Check a turn when the script is created instead of when it is played."""
     if isinstance(item, str | ScriptedCall | Frames | ScriptedTurn | RecordedAnswer | Exception):
         return
     if isinstance(item, list | tuple):
         wrong = [part for part in cast("Sequence[object]", item) if not isinstance(part, str | ScriptedCall)]
         if not wrong:
             return
-        raise ConfigurationError(f"a message of a script is made of texts and calls, not {wrong[0]!r}")
+        raise ConfigurationError(f"a message of a script must contain strings and calls, got {wrong[0]!r}")
     if isinstance(item, type) or not callable(item):
-        raise ConfigurationError(f"{item!r} is not a turn of a script: give a text, a call, a list of them, or frames")
+        raise ConfigurationError(f"expected a string, call, list or frames as a turn, got {item!r}")

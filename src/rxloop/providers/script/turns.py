@@ -1,4 +1,4 @@
-"""Turns of a script, written by hand or taken from a recorded run."""
+"""Scripted and recorded turns."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from rxloop.stream.sources import Push
 
 @dataclass(frozen=True, slots=True)
 class ScriptedCall:
-    """A tool call of a script; `call` makes one."""
+    """Scripted tool call."""
 
     name: str
     arguments: dict[str, Any]
@@ -44,7 +44,7 @@ class ScriptedCall:
 
 @dataclass(frozen=True, slots=True)
 class Frames:
-    """A text that takes time; `frames` makes one."""
+    """Timed text."""
 
     symbols: tuple[str, ...]
     frame: float
@@ -52,7 +52,7 @@ class Frames:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptedTurn:
-    """One whole answer of a script; `turn` makes one."""
+    """Scripted answer."""
 
     text: str | Frames = ""
     calls: tuple[ScriptedCall, ...] = ()
@@ -65,7 +65,7 @@ class ScriptedTurn:
 
 
 def push_reasoning(answer: ScriptedTurn, number: int, push: Push[Event]) -> None:
-    """Push what a turn thinks before its text."""
+    """Push a turn's reasoning."""
     if answer.reasoning:
         push(text_delta(ThoughtDeltaEvent, answer.reasoning, 0, None))
         thought_id = f"reasoning_{number}"
@@ -73,7 +73,7 @@ def push_reasoning(answer: ScriptedTurn, number: int, push: Push[Event]) -> None
 
 
 async def push_frames(text: Frames, request: ModelRequest, push: Push[Event]) -> str:
-    """Push the deltas, each in its frame, and return the content once it is complete."""
+    """Push deltas according to their frames, then return the complete content."""
     gate = find_gate(request)
     content: list[str] = []
     pause = 0
@@ -97,12 +97,12 @@ async def push_frames(text: Frames, request: ModelRequest, push: Push[Event]) ->
 
 
 def hidden_tools(request: ModelRequest) -> set[str]:
-    """The names of the tools that clients do not see."""
+    """Return hidden tool names."""
     return {tool.name for tool in request.tools if tool.hidden}
 
 
 def push_end(answer: ScriptedTurn, content: str, request: ModelRequest, push: Push[Event]) -> None:
-    """Push the calls of a turn, its usage, and the whole message."""
+    """Push tool calls, usage and the complete message."""
     hidden = hidden_tools(request)
     calls: list[ToolCall] = []
     for index, item in enumerate(answer.calls):
@@ -131,12 +131,12 @@ def push_end(answer: ScriptedTurn, content: str, request: ModelRequest, push: Pu
 
 
 async def stay_open(push: Push[Event]) -> None:
-    """Wait until the stream is closed."""
+    """Wait until disposed."""
     await asyncio.get_running_loop().create_future()
 
 
 Step = tuple[str | None, str | None]
-"""A branch, and a step on it; the main line, on which one request follows the other, has no step."""
+"""Branch and step. The main branch is sequential and has no step."""
 
 _UNSTAMPED = {
     "context_id": "",
@@ -154,32 +154,32 @@ _UNSTAMPED = {
 
 @dataclass(frozen=True, slots=True)
 class RecordedAnswer:
-    """What one model call gave."""
+    """Recorded model call."""
 
     step: str | None
-    """The step that asked for it."""
+    """Step of the request."""
     attempt: int
     events: tuple[Event, ...]
-    """As a provider makes them, without ids and numbers."""
+    """Events without run-specific ids and numbers."""
     error: RxloopError | None = None
-    """How it failed."""
+    """Failure, if any."""
     cut_off: bool = False
-    """It was disposed before its end."""
+    """True if disposed early."""
     interrupted: bool = False
-    """That was done to say something, so that nobody has asked for it again."""
+    """True if the call was disposed because of a new message, so that the request was not repeated."""
 
 
 def recorded_answers(
     events: Iterable[Event], task_id: str | None = None
 ) -> tuple[str, dict[Step, list[RecordedAnswer]]]:
-    """The name of the model of a recorded run, and its answers: those of the main line in order, the others by step.
+    """Return the recorded model name and answers, ordered on the main branch and otherwise grouped by step.
 
     Args:
-        events: Those of the run, among others.
-        task_id: The run; by default the outermost.
+        events: Run events, possibly mixed with others.
+        task_id: Run to use, defaulting to the outermost one.
 
     Raises:
-        ConfigurationError: The events hold no such run.
+        ConfigurationError: The run is missing.
     """
     events = list(events)
     root = next((event.task_id for event in events if event.parent_task_id is None), None)
@@ -187,7 +187,9 @@ def recorded_answers(
     task = next((event for event in mine if isinstance(event, TaskEvent)), None)
     if task is None:
         which = f"of the run {task_id}" if task_id is not None else "of a run"
-        raise ConfigurationError(f"the {len(events)} events do not have the task {which}: give all events, in order")
+        raise ConfigurationError(
+            f"the {len(events)} events do not contain the task event {which}; pass all events in order"
+        )
     reader = _Reader()
     for event in mine:
         reader.take(event)
@@ -199,13 +201,13 @@ class _Reader:
     def __init__(self) -> None:
         self.answers: dict[Step, list[RecordedAnswer]] = {}
         self._open: dict[Step, tuple[int, list[Event]]] = {}
-        """The attempt and the events of the answers that are not complete."""
+        """Incomplete answers: attempt and events."""
         self._failed: dict[Step, ErrorInfo] = {}
         self._canceled: list[tuple[Step, int, list[Event]]] = []
-        """The answers that were cut off; the end of the run says why."""
+        """Canceled answers. The end of the run shows the reason."""
 
     def take(self, event: Event) -> None:
-        """Take the next event of the run."""
+        """Process the next event."""
         step = (event.branch, event.step)
         match event:
             case LLMCallEvent():
@@ -233,18 +235,18 @@ class _Reader:
                 pass
 
     def end(self) -> None:
-        """The recording ends, and may have done so in the middle of an answer."""
+        """Finish reading, even if the recording is incomplete."""
         self._canceled += [(step, *opened) for step, opened in self._open.items()]
         self._end(None)
         for answers in self.answers.values():
-            # What an attempt was cut off in, a later one has asked for again.
+            # Later attempts repeat interrupted calls.
             last = answers[-1].attempt
             answers[:] = [
                 answer for answer in answers if not answer.cut_off or answer.interrupted or answer.attempt == last
             ]
 
     def _again(self, step: Step, event: LLMCallEvent) -> None:
-        """A step is asked for once more: it failed, or its attempt was cut off, and then nothing came of it."""
+        """Handle repeated requests after a failure or interrupted attempt."""
         attempt, _ = self._open.get(step, (event.attempt, None))
         if step in self._open and attempt == event.attempt:
             failed = self._failed.get(step) or ErrorInfo(code="provider", message="it failed when it was recorded")
@@ -255,7 +257,7 @@ class _Reader:
             self._open[step][1].append(event)
 
     def _end(self, error: ErrorInfo | None) -> None:
-        """What was cut off has failed, if the model ended the run; else somebody cancelled it."""
+        """Complete the canceled answers: they failed if the model ended the run, otherwise they were cut off."""
         failed = _error(error) if error is not None and error.code not in _OTHERS else None
         for step, attempt, pieces in self._canceled:
             self._put(step, attempt, pieces, error=failed, cut_off=failed is None)
@@ -276,19 +278,19 @@ class _Reader:
 
 
 def line_of(branch: str | None, step: str | None) -> Step:
-    """What the answer to a request is found by."""
+    """Return the lookup key for an answer."""
     return branch, step if branch is not None else None
 
 
 def _with_text(pieces: list[Event], event: ContentCompleteEvent) -> list[Event]:
-    """The pieces of an answer that was cut off, whose text is known though its deltas were not kept."""
+    """Add the text of a cut-off answer if its deltas were not recorded."""
     if event.content and not any(isinstance(piece, ContentDeltaEvent) for piece in pieces):
         return [*pieces, ContentDeltaEvent(delta=event.content)]
     return pieces
 
 
 def _with_deltas(pieces: list[Event], event: ContentCompleteEvent) -> Iterator[Event]:
-    """The pieces of an answer; with deltas, which a log does not keep, for the views that read them."""
+    """Yield events including deltas, which are not logged but needed by views."""
     kept = any(not piece.durable for piece in pieces)
     if not kept and event.reasoning:
         yield ThoughtDeltaEvent(delta=event.reasoning)
@@ -303,7 +305,7 @@ def _with_deltas(pieces: list[Event], event: ContentCompleteEvent) -> Iterator[E
 
 
 def _plain(event: Event) -> Event:
-    """The event as a provider gives it."""
+    """Remove run-specific fields."""
     own = {"index": -1} if isinstance(event, ThoughtStreamEvent) else {}
     return event.model_copy(update={**_UNSTAMPED, **own})
 
@@ -315,13 +317,13 @@ def _all_errors(cls: type[ProviderError]) -> Iterator[type[ProviderError]]:
 
 
 _OTHERS = {"log", "pipeline", "output", "refused", "truncated", "incomplete"}
-"""The codes of errors that end a run and are none of its model."""
+"""Codes of run errors that are not caused by the model."""
 
 _ERRORS = {cls.code: cls for cls in reversed(list(_all_errors(ProviderError)))}
 
 
 def _error(info: ErrorInfo) -> RxloopError:
     if info.code == "error":
-        # Of a class that is not known any more: that of a bug in a provider, or in an operator, which raises it again.
+        # Unknown class, such as a bug in a provider or operator.
         return RxloopError(info.message)
     return _ERRORS.get(info.code, ProviderError)(info.message)

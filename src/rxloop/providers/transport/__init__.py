@@ -27,30 +27,30 @@ if TYPE_CHECKING:
     from rxloop.providers.transport.exchange import Client
 
 Transport = Literal["httpx", "aiohttp"]
-"""What carries the requests."""
+"""Supported HTTP library."""
 
 TRANSPORT_ENV = "RXLOOP_TRANSPORT"
 
 IDLE_CLIENTS = 4
-"""Number of idle clients that stay open. The pool closes the others and their sockets after a peak."""
+"""Number of idle clients to keep open. Others are closed after load peaks."""
 
 IDLE_SECONDS = 5.0
-"""Seconds before the pool closes the others. During a peak, clients are idle between two calls of a run."""
+"""Seconds before closing idle clients. Under load, clients are idle between calls."""
 
 KEEP_ALIVE_SECONDS = 30.0
-"""Seconds after which a client does not use an idle connection again."""
+"""Seconds before idle connections are no longer reused."""
 
 
 @cache
 def _ssl_context() -> SSLContext:
     import httpx
 
-    # Reading the certificates takes longer than all else in making a client.
+    # Loading certificates is by far the slowest part.
     return httpx.create_ssl_context()
 
 
 class _Slot:
-    """A client, and how many streams it is lent to."""
+    """Client with the number of streams that currently use it."""
 
     def __init__(self, client: Client) -> None:
         self.client = client
@@ -67,7 +67,7 @@ class _Slot:
 
 
 class _Clients:
-    """The clients of one event loop."""
+    """Clients for an event loop."""
 
     def __init__(self) -> None:
         self.slots: list[_Slot] = []
@@ -77,14 +77,14 @@ class _Clients:
 
 
 class ClientPool:
-    """Lends clients, made when they are first needed.
+    """Client pool that creates clients on demand.
 
     Args:
-        timeouts: How long a request may take.
-        streamed: Whether streams are asked for.
-        own: The user's client, which is then the only one.
-        transport: What the clients made here work over; None takes it from the environment.
-        bounds: What an answer may be.
+        timeouts: Time limits.
+        streamed: Whether requests ask for streams.
+        own: Custom client, used exclusively.
+        transport: HTTP library; None uses the environment.
+        bounds: Response limits.
     """
 
     def __init__(
@@ -104,18 +104,20 @@ class ClientPool:
 
     @property
     def shielded(self) -> bool:
-        """Whether what holds a client has to be stopped by a cancel scope of anyio, and not by cancelling its task."""
+        """True if a stream must be stopped by an anyio cancel scope, because cancelling its task breaks the connection
+        pool.
+        """
         return self._own is not None or self._chosen != "aiohttp"
 
     def lease(self) -> AbstractAsyncContextManager[Client]:
-        """Lend a client of the running loop for one stream."""
+        """Lease a client for one stream."""
         loop = asyncio.get_running_loop()
         here = self._by_loop.get(loop)
         if here is None:
             self._forget_closed_loops()
             here = self._by_loop[loop] = _Clients()
         for slot in here.slots:
-            # The first with room: after a peak the last ones come to rest.
+            # Prefer the first clients, so the last ones become idle.
             if slot.client.streams is None or slot.streams < slot.client.streams:
                 return slot
         slot = _Slot(self._new_client())
@@ -124,12 +126,12 @@ class ClientPool:
 
     @property
     def clients(self) -> list[Client]:
-        """The clients of the running loop."""
+        """Clients of the running event loop."""
         here = self._by_loop.get(asyncio.get_running_loop())
         return [] if here is None else [slot.client for slot in here.slots]
 
     async def aclose(self) -> None:
-        """Close the clients of the running loop; one that was given by the user stays open."""
+        """Close the clients of the running event loop. The user's client stays open."""
         here = self._by_loop.pop(asyncio.get_running_loop(), None)
         if here is not None:
             if here.timer is not None:
@@ -139,7 +141,7 @@ class ClientPool:
                 await asyncio.wait(here.closing)
 
     async def aclose_unused(self) -> None:
-        """Close the clients of the running loop that nobody uses at the moment."""
+        """Close the unused clients of the running event loop."""
         here = self._by_loop.get(asyncio.get_running_loop())
         if here is not None:
             unused = [slot for slot in here.slots if not slot.streams]
@@ -147,11 +149,11 @@ class ClientPool:
             await self._close(unused)
 
     def tidy(self) -> None:
-        """Close the idle clients of the running loop after `IDLE_SECONDS`, but for `IDLE_CLIENTS` of them."""
+        """Schedule closing of surplus idle clients."""
         loop = asyncio.get_running_loop()
         here = self._by_loop.get(loop)
         if here is not None and here.timer is None and len(here.slots) > IDLE_CLIENTS:
-            # A weak reference and an empty context, so that the timer keeps neither the pool nor the run alive.
+            # Use a weak reference and an empty context, so the timer keeps nothing alive.
             close = WeakMethod(self._close_idle)
             here.timer = loop.call_later(IDLE_SECONDS, _call, close, here, context=Context())
 
@@ -171,7 +173,7 @@ class ClientPool:
     async def _close(self, slots: list[_Slot]) -> None:
         if self._own is not None or not slots:
             return
-        # A client that has begun to close must not stay half open.
+        # A client must not stay half closed.
         with anyio.CancelScope(shield=True):
             for slot in slots:
                 await slot.client.aclose()
@@ -190,11 +192,12 @@ class ClientPool:
     @cached_property
     def _chosen(self) -> str:
         name = self._transport or os.environ.get(TRANSPORT_ENV, "").strip() or "httpx"
-        # The two differ most with a proxy: SOCKS, TLS inside TLS, how the client authenticates itself.
+        # The libraries differ in proxy support: SOCKS, TLS in TLS, proxy authentication. So only httpx is used with a
+        # proxy.
         return "httpx" if name == "aiohttp" and has_proxy() else name
 
     def _forget_closed_loops(self) -> None:
-        # A client holds its loop through its open connections, so that the weak key alone would keep both for ever.
+        # The open connections of a client reference its event loop, so the weak key alone would keep both alive.
         for loop in [loop for loop in self._by_loop if loop.is_closed()]:
             del self._by_loop[loop]
 
@@ -205,14 +208,14 @@ def _call(close: WeakMethod[Callable[[_Clients], None]], here: _Clients) -> None
 
 
 def checked_transport(name: str) -> Transport:
-    """Check the name of a transport.
+    """Validate a transport name.
 
     Raises:
-        ConfigurationError: There is no transport of that name.
+        ConfigurationError: Unknown transport.
     """
     if name not in get_args(Transport):
-        known = " or ".join(map(repr, get_args(Transport)))
-        raise ConfigurationError(f"{name!r} is not a transport: transport= and {TRANSPORT_ENV} take {known}")
+        names = " or ".join(map(repr, get_args(Transport)))
+        raise ConfigurationError(f"transport must be {names}, got {name!r}; check transport= and {TRANSPORT_ENV}")
     return cast("Transport", name)
 
 
@@ -221,6 +224,6 @@ def _aiohttp_client() -> type[AiohttpClient]:
         from rxloop.providers.transport.aiohttp_client import AiohttpClient
     except ModuleNotFoundError as error:
         raise ConfigurationError(
-            f"the transport 'aiohttp' needs {error.name}, which is not installed: pip install 'rxloop[fast]'"
+            f"transport 'aiohttp' requires {error.name}; run pip install 'rxloop[fast]'"
         ) from error
     return AiohttpClient

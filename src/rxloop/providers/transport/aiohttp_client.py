@@ -1,6 +1,6 @@
-"""Requests over aiohttp, whose parser is written in C. Nothing else imports aiohttp, which is an extra.
+"""aiohttp client. No other module should import aiohttp, since it is an optional dependency.
 
-The exceptions are those of httpx, so that a failure has the same meaning over both.
+aiohttp is faster because its parser is written in C. Exceptions are converted to httpx types to share error handling.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ if TYPE_CHECKING:
     from rxloop.providers.failures import Endpoint
 
 LARGEST_BODY = 2**20
-"""aiohttp takes no more in one piece without a warning: sending it would hold up the event loop."""
+"""Size in bytes above which aiohttp warns, because sending the body in one piece would block the event loop."""
 
 PIECE = 2**16
-"""Bytes that are written, or read, without a turn of the event loop."""
+"""Bytes processed before yielding to other tasks."""
 
 MOST_HEADERS = 256
 
 BUFFERED = 60_000
-"""asyncio holds somewhat more for a socket before it makes the writer wait."""
+"""Body size that fits into asyncio's socket buffer."""
 
-# The first that fits.
+# The first matching entry is used.
 _KINDS: tuple[tuple[type[Exception], type[httpx.TransportError]], ...] = (
     (aiohttp.ConnectionTimeoutError, httpx.ConnectTimeout),
     (aiohttp.ServerTimeoutError, httpx.ReadTimeout),
@@ -54,12 +54,12 @@ _KINDS: tuple[tuple[type[Exception], type[httpx.TransportError]], ...] = (
 
 
 class _Connector(aiohttp.TCPConnector):
-    """Connections that go quietly when nobody has closed them, as those of httpx do."""
+    """Connector that closes forgotten connections without a warning, like httpx."""
 
     @override
     async def _get(self, key: Any, traces: Any) -> Any:
-        # What a server says on an idle connection, such as that it is about to close it, would be taken for the answer
-        # to the next request: https://github.com/aio-libs/aiohttp/issues/13656
+        # Unsolicited data on an idle connection would be mistaken for the next response:
+        # https://github.com/aio-libs/aiohttp/issues/13656
         for protocol, _ in self._conns.get(key, ()):
             if protocol.should_close:
                 protocol.close()
@@ -67,42 +67,42 @@ class _Connector(aiohttp.TCPConnector):
 
     @override
     def __del__(self, _warnings: Any = None) -> None:
-        # Refused where the event loop is at work in another thread.
+        # Closing fails if the event loop runs in another thread.
         with suppress(RuntimeError):
             self._close()
 
 
 with warnings.catch_warnings():
-    # aiohttp advises against subclasses, but a session has no other way to go quietly: what holds it may be collected
-    # after it. See https://github.com/aio-libs/aiohttp/issues/1175
+    # Subclassing is discouraged, but needed to suppress warnings when collecting unclosed sessions. See
+    # https://github.com/aio-libs/aiohttp/issues/1175
     warnings.simplefilter("ignore", DeprecationWarning)
 
     class _Session(aiohttp.ClientSession):
         @override
         def __del__(self, _warnings: Any = None) -> None:
-            """Leave the connections to the connector."""
+            """Leave open connections to the connector."""
 
 
 class AiohttpClient:
-    """Sends the requests of one provider over a session of aiohttp, in the event loop that it is made in.
+    """Client using an aiohttp session. It must only be used in the event loop that created it.
 
     Args:
-        timeouts: How long a request may take.
-        streamed: Whether streams are asked for.
-        certificates: What vouches for servers.
-        keep_seconds: How long a connection is kept that nobody uses.
-        bounds: What an answer may be.
+        timeouts: Time limits.
+        streamed: Whether requests ask for streams.
+        certificates: TLS context.
+        keep_seconds: Keep-alive time for idle connections.
+        bounds: Response limits.
     """
 
     streams: int | None = None
-    """aiohttp finds an idle connection at once, however many there are."""
+    """No limit, because aiohttp finds an idle connection in constant time."""
 
     def __init__(
         self, timeouts: Timeouts, streamed: bool, certificates: SSLContext, keep_seconds: float, bounds: Bounds
     ) -> None:
         idle = self._idle = timeouts.idle if streamed else timeouts.answer
         connect = timeouts.connect
-        # aiohttp begins to count when the request is written, and would wait for ever for one who does not read it.
+        # aiohttp has no write timeout, and only starts its read timeout after sending.
         self._longest = None if connect is None or idle is None else connect + 2 * idle
         self.session = _Session(
             connector=_Connector(limit=0, keepalive_timeout=keep_seconds, ssl=certificates),
@@ -111,27 +111,27 @@ class AiohttpClient:
             max_line_size=bounds.head,
             max_field_size=bounds.head,
             max_headers=MOST_HEADERS,
-            # Done here, in pieces: few bytes may become very many.
+            # We decompress in bounded pieces ourselves, because a few bytes may expand to many.
             auto_decompress=False,
         )
         self._bounds = bounds
-        # Gateways send their clients back to the same machine by a cookie, those without a name too. That of the
-        # session would put them beside one that the user sends.
+        # Gateways use cookies for sticky sessions, also on IP addresses. A cookie jar of the session would merge its
+        # cookies with a cookie header of the user.
         self._cookies = aiohttp.CookieJar(unsafe=True)
         self._made: tuple[str, dict[str, str], URL, CIMultiDict[str]] | None = None
 
     @property
     def is_closed(self) -> bool:
-        """Whether no request can be sent any more."""
+        """True if no more requests can be sent."""
         return self.session.closed
 
     async def post(self, where: Endpoint, headers: dict[str, str], body: bytes) -> AiohttpAnswer:
-        """Send a request and return its answer, whose body is not yet read.
+        """Send a request. The response body is not read yet.
 
         Raises:
-            httpx.HTTPError: No answer came.
+            httpx.HTTPError: The request failed.
             ProviderConnectionError: The client is closed.
-            OutOfBounds: The head of the answer is too long.
+            OutOfBounds: The response head is too long.
         """
         if self.session.closed:
             raise ProviderConnectionError(f"the HTTP client for {where} is closed")
@@ -149,7 +149,7 @@ class AiohttpClient:
             sent = sent.copy()
             sent["content-length"] = str(len(body))
         try:
-            # What the system does not take at once of a small request waits in a buffer, and nobody for it.
+            # The rest of a small request stays in the socket's write buffer without blocking anyone.
             async with asyncio.timeout(self._longest) if len(body) > BUFFERED else nullcontext():
                 response = await self.session.post(url, headers=sent, cookies=cookies, data=data, allow_redirects=False)
         except aiohttp.ClientError as error:
@@ -157,14 +157,13 @@ class AiohttpClient:
                 raise OutOfBounds("head", self._bounds.head) from error
             raise _error_of_httpx(error) from error
         except TimeoutError as error:
-            raise httpx.WriteTimeout("the request was not taken") from error
+            raise httpx.WriteTimeout("the server did not read the request") from error
         except ValueError as error:
             raise httpx.LocalProtocolError(str(error)) from error
         connection = response.connection
         if connection is not None:
             transport: Any = connection.transport
-            # The parser handles all that one read returns without a turn of the event loop. Not every event loop lets
-            # its readers limit that.
+            # The parser handles all data of one read at once. Only some event loops allow us to limit the read size.
             with suppress(AttributeError):
                 transport.max_size = PIECE
         if "set-cookie" in response.headers:
@@ -177,21 +176,21 @@ class AiohttpClient:
 
 
 class AiohttpAnswer:
-    """An answer, as it comes."""
+    """Response whose body is read incrementally."""
 
     def __init__(self, response: aiohttp.ClientResponse, idle: float | None) -> None:
         self.status: int = response.status
         self.headers: Mapping[str, str] = response.headers
         self._response = response
-        # aiohttp has a limit of its own for each read, but no reader hears of it where the parser, or the session, has
-        # given the connection up: this one ends such a wait.
+        # The read timeout of aiohttp is not reported if the parser or the session has already dropped the connection.
+        # This limit ends the wait in that case.
         self._longest = None if idle is None else 2 * idle
         self._undo: Inflater | None = None
         self._rest = b""
-        """What came together with the last piece."""
+        """Received data not yet returned."""
 
     async def read(self, batches: Batches) -> None:
-        """Give the body to the batches as it comes. After the end of the answer, read on for a moment only."""
+        """Add the body to the batches as it arrives. After the end of the answer, reading continues only briefly."""
         self._undo = inflater(self.headers.get("content-encoding"))
         content = self._response.content
         ended = False
@@ -201,10 +200,10 @@ class AiohttpAnswer:
                     await self._read_on(batches, limit)
                     ended = True
             except TimeoutError as error:
-                # Where somebody held the event loop for that long, what has come meanwhile lies here.
+                # If the event loop was blocked for that long, data may have arrived in the meantime.
                 data = self._buffered()
                 if not data and not content.is_eof():
-                    raise httpx.ReadTimeout("nothing more came") from error
+                    raise httpx.ReadTimeout("no more data was received") from error
                 batches.held.append(data)
         if not content.at_eof() and batches.drain:
             with suppress(TimeoutError, httpx.HTTPError):
@@ -214,7 +213,7 @@ class AiohttpAnswer:
                             await asyncio.sleep(0)
 
     async def _read_on(self, batches: Batches, limit: asyncio.Timeout) -> None:
-        """Read to the end of the answer, and put the limit off while more comes."""
+        """Read to the end of the answer. Each batch extends the time limit."""
         loop = asyncio.get_running_loop()
         begun = loop.time()
         gate = batches.gate
@@ -228,9 +227,9 @@ class AiohttpAnswer:
                 begun = -math.inf
             full = len(data) == PIECE
             batches.held.append(data)
-            # All that has come would else be held until more comes.
+            # Free memory before waiting.
             del data
-            # Nothing more is there now: aiohttp gives all of it at once.
+            # aiohttp returned all available data, so the batch is complete.
             batches.hand_on()
             if full:
                 await asyncio.sleep(0)
@@ -240,7 +239,7 @@ class AiohttpAnswer:
                 begun = now
 
     async def collect(self, found: bytearray, most: int) -> None:
-        """Add the body to `found`, until that has more bytes than `most`."""
+        """Append the body to `found`, stopping after `most` bytes."""
         self._undo = inflater(self.headers.get("content-encoding"))
         try:
             while len(found) <= most:
@@ -252,21 +251,21 @@ class AiohttpAnswer:
                 if len(data) == PIECE:
                     await asyncio.sleep(0)
         except TimeoutError as error:
-            raise httpx.ReadTimeout("nothing more came") from error
+            raise httpx.ReadTimeout("no more data was received") from error
 
     async def aclose(self) -> None:
-        """Give the connection back, or close it if the answer was not read to its end."""
+        """Release the connection, or close it if the body was not read completely."""
         if self._response.content.at_eof():
             self._response.release()
         else:
             self._response.close()
 
     async def _read_piece(self) -> bytes:
-        """The next piece; nothing at the end."""
+        """Return the next decompressed piece, empty at the end."""
         undo = self._undo
         if undo is None:
             return await self._read_raw()
-        # Few bytes may be many pieces.
+        # Small inputs can be very large when decompressed.
         await asyncio.sleep(0)
         while not (piece := undo.take()):
             data = await self._read_raw()
@@ -276,7 +275,7 @@ class AiohttpAnswer:
         return piece
 
     async def _read_raw(self) -> bytes:
-        """The next piece as it was sent; nothing at the end."""
+        """Return the next raw piece, empty at the end."""
         data = self._rest
         if not data:
             try:
@@ -288,7 +287,7 @@ class AiohttpAnswer:
         return data
 
     def _buffered(self) -> bytes:
-        """What has come already."""
+        """Return already received data."""
         data, self._rest = self._rest, b""
         try:
             data = data or self._response.content.read_nowait(PIECE)
@@ -301,7 +300,7 @@ class AiohttpAnswer:
 
 
 def _is_too_long(error: aiohttp.ClientError) -> bool:
-    """Whether the parser has given up since the head has no end; its words are all that tells."""
+    """Return True if the head of the response is too long. Only the message of the exception shows that."""
     cause = error.__cause__
     words = ("Got more than", "Too many headers")
     return isinstance(cause, HttpProcessingError) and cause.message.startswith(words)

@@ -1,4 +1,4 @@
-"""Decompression of gzip and deflate in bounded pieces; imported at the first model call."""
+"""Decompression of gzip and deflate in bounded pieces, imported at the first model call."""
 
 from __future__ import annotations
 
@@ -11,49 +11,49 @@ PIECE = 2**16
 _GZIP, _ZLIB, _RAW = 31, 15, -15
 
 _MAGIC = 0x1F
-"""What gzip begins with."""
+"""First byte of gzip data."""
 
 
 class Inflater:
-    """Undoes gzip and deflate.
+    """Incremental decompressor for gzip and deflate.
 
     Args:
-        encoding: The header `content-encoding`.
+        encoding: Value of the `content-encoding` header.
 
     Raises:
-        httpx.DecodingError: It is something else.
+        httpx.DecodingError: The encoding is not supported.
     """
 
     def __init__(self, encoding: str) -> None:
         name = encoding.strip().lower()
         if name not in ("gzip", "x-gzip", "deflate"):
             raise httpx.DecodingError(
-                f"it is encoded as {name!r}, although 'identity' was asked for: only gzip and deflate can be read"
+                f"content-encoding must be gzip or deflate, got {name!r} although 'identity' was requested"
             )
         self._gzip = name != "deflate"
         self._undo = zlib.decompressobj(_GZIP) if self._gzip else None
         self._waiting = b""
 
     def feed(self, data: bytes) -> None:
-        """Take more of what came; only when `take` has given all of what came before."""
+        """Add compressed data. Requires that `take` has returned everything."""
         self._waiting += data
 
     def take(self) -> bytes:
-        """The next piece of the answer; nothing if more has to come first.
+        """Return decompressed data, empty if more input is needed.
 
         Raises:
-            httpx.DecodingError: It is not what it says.
+            httpx.DecodingError: Invalid data.
         """
         while data := self._waiting:
             if self._undo is None:
                 if len(data) < 2:
                     return b""
-                # Some servers leave out what the standard puts around it.
+                # Some servers omit the zlib header that the standard requires.
                 self._undo = zlib.decompressobj(
                     _ZLIB if data[0] & 15 == 8 and not int.from_bytes(data[:2]) % 31 else _RAW
                 )
             if self._undo.eof:
-                # Another member: gzip may be put together of several. Anything else after the end is ignored.
+                # Gzip allows multiple members. Ignore trailing data.
                 if not self._gzip or data[0] != _MAGIC:
                     self._waiting = b""
                     return b""
@@ -69,9 +69,9 @@ class Inflater:
 
 
 def inflater(encoding: str | None) -> Inflater | None:
-    """What undoes such an encoding; None where there is nothing to undo.
+    """Create a decompressor, or return None if the data is not compressed.
 
     Raises:
-        httpx.DecodingError: It cannot be undone.
+        httpx.DecodingError: The encoding is not supported.
     """
     return None if not encoding or encoding.strip().lower() == "identity" else Inflater(encoding)

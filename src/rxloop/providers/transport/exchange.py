@@ -1,4 +1,4 @@
-"""One request and its answer, read in batches; imported at the first model call."""
+"""HTTP exchange with batched response parsing, imported lazily."""
 
 from __future__ import annotations
 
@@ -20,84 +20,84 @@ from rxloop.providers.transport.sse import SSEDecoder
 from rxloop.stream.back_pressure import Gate
 
 DRAIN_SECONDS = 1.0
-"""How long to wait for the end of a connection after the end of its answer, good or bad."""
+"""Seconds to wait for the body to end after the answer, which allows reusing the connection."""
 
 ERROR_SECONDS = 2.0
 
 ERROR_BYTES = 65_536
 
 AWS_STREAM = "vnd.amazon.eventstream"
-"""What AWS's own kind of stream is called in the content type."""
+"""Content type of AWS event streams."""
 
 
 class Answer(Protocol):
-    """The answer to a request, its body not yet read."""
+    """Response with an unread body."""
 
     status: int
     headers: Mapping[str, str]
-    """By name, whatever its case."""
+    """Response headers; names are case-insensitive."""
 
     async def read(self, batches: Batches) -> None:
-        """Give the body to the batches as it comes. After the end of the answer, read on for a moment only.
+        """Add the body to the batches as it arrives. After the end of the answer, reading continues only briefly.
 
         Raises:
-            httpx.HTTPError: The connection broke, or took too long.
+            httpx.HTTPError: The connection failed or timed out.
         """
         ...
 
     async def collect(self, found: bytearray, most: int) -> None:
-        """Add the body to `found`, until that has more bytes than `most`.
+        """Append the body to `found`, stopping after `most` bytes.
 
         Raises:
-            httpx.HTTPError: The connection broke, or took too long.
+            httpx.HTTPError: The connection failed or timed out.
         """
         ...
 
     async def aclose(self) -> None:
-        """Give the connection back, or close it if the answer was not read to its end."""
+        """Release the connection, or close it if the body was not read completely."""
         ...
 
 
 class Decoder(Protocol):
-    """Cuts the bytes of a stream into the payloads of its events."""
+    """Decoder that splits a byte stream into event payloads."""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The payloads that these bytes complete, in order.
+        """Return completed payloads in order.
 
         Raises:
-            Unreadable: What came is too long, or no such stream.
+            Unreadable: The data is too long or invalid.
         """
         ...
 
     def flush(self) -> list[bytes]:
-        """What may be left at the end of the bytes; raises as `feed` does."""
+        """Return remaining payloads. Raises the same errors as `feed`."""
         ...
 
 
 class Client(Protocol):
-    """Sends requests to a model, over one of the transports."""
+    """Transport-independent HTTP client."""
 
     @property
     def streams(self) -> int | None:
-        """How many streams it should carry at a time; None is any number."""
+        """Recommended number of concurrent streams; None means unlimited."""
         ...
 
     @property
     def is_closed(self) -> bool:
-        """Whether no request can be sent any more."""
+        """True if no more requests can be sent."""
         ...
 
     async def post(self, where: failures.Endpoint, headers: dict[str, str], body: bytes) -> Answer:
-        """Send a request and return its answer, whose body is not yet read.
+        """Send a request. The response body is not read yet.
 
         Args:
-            where: The endpoint.
-            headers: The headers of the request, with names in lower case.
-            body: The body of the request.
+            where: Target endpoint.
+            headers: Request headers with lower-case names.
+            body: Request body.
 
         Raises:
-            httpx.HTTPError: No answer came.
-            httpx.InvalidURL: The address is not one.
+            httpx.HTTPError: The request failed.
+            httpx.InvalidURL: The URL is invalid.
             ProviderConnectionError: The client is closed.
         """
         ...
@@ -108,16 +108,16 @@ class Client(Protocol):
 
 
 async def send(client: Client, where: failures.Endpoint, headers: dict[str, str], body: bytes) -> Answer:
-    """Send one request.
+    """Send a request.
 
     Args:
-        client: What to send it with.
-        where: The endpoint.
-        headers: The headers of the request.
-        body: The body of the request.
+        client: HTTP client.
+        where: Target endpoint.
+        headers: Request headers.
+        body: Request body.
 
     Raises:
-        ProviderError: No answer came.
+        ProviderError: The request failed.
     """
     try:
         return await client.post(where, headers, body)
@@ -134,20 +134,20 @@ async def receive(
     watch: Watch,
     bounds: Bounds,
 ) -> None:
-    """Read an answer to its end.
+    """Read a response completely.
 
     Args:
-        response: The answer, its body not yet read.
-        where: The endpoint.
-        reader: Reads what comes.
-        streamed: Whether a stream was asked for.
-        gate: Holds reading back while it is closed.
-        watch: Is notified of each event.
-        bounds: How large the answer may be.
+        response: Unread response.
+        where: Target endpoint.
+        reader: Response parser.
+        streamed: Whether a stream was requested.
+        gate: Pauses reading while closed.
+        watch: Notified on each event.
+        bounds: Response limits.
 
     Raises:
-        ProviderError: What came is not an answer, or only a part of one.
-        OutOfBounds: The answer is too large.
+        ProviderError: The response is an error, invalid, or incomplete.
+        OutOfBounds: The response is too large.
     """
     try:
         if not 200 <= response.status < 300:
@@ -167,17 +167,17 @@ async def receive(
 
 
 def _is_stream(kind: str, asked: bool, arrays: bool) -> bool:
-    """Whether a stream came, by its content type: some endpoints send the other kind than was asked for."""
+    """Return True if the response is a stream, by its content type. Some endpoints send another kind than requested."""
     if "event-stream" in kind or AWS_STREAM in kind:
         return True
     return asked and (arrays or "json" not in kind) and "html" not in kind
 
 
 def _decoder(kind: str, bounds: Bounds) -> Decoder:
-    """What cuts a stream of that content type."""
+    """Create the decoder for a stream with this content type."""
     if AWS_STREAM not in kind:
         return SSEDecoder(bounds.document)
-    # Imported where it is needed: streams of other kinds than server-sent events are rare.
+    # Imported here because most streams are server-sent events.
     from rxloop.providers.transport.other_streams import AWSDecoder
 
     return AWSDecoder(bounds)
@@ -197,14 +197,14 @@ async def _read_stream(response: Answer, batches: Batches, where: failures.Endpo
 
 
 class Batches:
-    """Collects what one read of the socket brings, and hands it on at once.
+    """Parses everything received in a single socket read as one batch.
 
     Args:
-        reader: Reads it.
-        gate: Holds reading back while it is closed.
-        watch: Is notified of each batch that has an event.
-        bounds: How large the answer may be.
-        decoder: Cuts what comes into payloads, unless it turns out to be a whole answer or an array.
+        reader: Response parser.
+        gate: Pauses reading while closed.
+        watch: Notified on each batch with events.
+        bounds: Response limits.
+        decoder: Stream decoder, ignored if the data turns out to be a JSON document or array.
     """
 
     __slots__ = (
@@ -224,13 +224,13 @@ class Batches:
 
     def __init__(self, reader: ResponseReader, gate: Gate, watch: Watch, bounds: Bounds, decoder: Decoder) -> None:
         self.failure: Exception | None = None
-        """What was wrong with the answer."""
+        """Exception raised while parsing."""
         self.over = False
-        """Whether the answer has ended, well or badly; what comes after that is ignored."""
+        """True if the answer has ended or failed. Later data is ignored."""
         self.gate = gate
-        """While it is closed and the answer is not over, call `wait` before adding more."""
+        """Call `wait` before adding data while the gate is closed and the answer is not over."""
         self.held: list[bytes] = []
-        """The chunks that have come: a transport adds them here and then calls `hand_on`."""
+        """Received chunks. A transport appends chunks and then calls `hand_on`."""
         self._reader = reader
         self._watch = watch
         self._time = asyncio.get_running_loop().time
@@ -239,26 +239,26 @@ class Batches:
         self._bytes = 0
         self._begun = False
         self._body: bytearray | None = None
-        """All that came, if it is not a stream of events: a whole answer, or a page, with a wrong content type."""
+        """Received data if it is not an event stream but a JSON document or an HTML page with a wrong content type."""
 
     @property
     def drain(self) -> float:
-        """How many seconds to read on after the end of the answer, so that the connection can be used again."""
+        """Seconds to continue reading after the end of the answer, so that the connection can be reused."""
         return 0 if isinstance(self.failure, Unreadable) else DRAIN_SECONDS
 
     @property
     def ended(self) -> bool:
-        """Whether what has been read is a whole answer."""
+        """True if a complete answer was read."""
         return self._reader.ended
 
     async def wait(self) -> None:
-        """Wait until more may be added."""
+        """Wait until reading can continue."""
         self._watch.hold()
         await self.gate.wait()
         self._watch.go_on()
 
     def hand_on(self) -> None:
-        """Read what has been collected; a failure is kept until the reading has ended."""
+        """Parse the collected data. A failure is stored in `failure` and raised at the end."""
         held = self.held
         if not held:
             return
@@ -277,7 +277,7 @@ class Batches:
             self._watch.stop()
 
     def _begin(self, start: bytes) -> None:
-        """See by the first byte of the answer what comes."""
+        """Detect the format from the first byte."""
         self._begun = True
         if start == b"[" and self._reader.arrays:
             from rxloop.providers.transport.other_streams import ArrayDecoder
@@ -304,7 +304,7 @@ class Batches:
             raise OutOfBounds("answer", bounds.answer)
 
     def end(self) -> None:
-        """Read what is left at the end of the bytes."""
+        """Parse the remaining data at the end."""
         self.hand_on()
         if self.failure is not None:
             return
@@ -314,13 +314,13 @@ class Batches:
             self._reader.last(self._decoder.flush())
 
     def complete(self) -> None:
-        """Complete the answer, unless that is done."""
+        """Complete the answer if it is not complete."""
         if not self.over:
             self._reader.complete()
 
 
 async def _read_error(response: Answer) -> bytes:
-    """What a vendor says about a failure, up to a bound in time and size."""
+    """Read an error body, limiting time and size."""
     found = bytearray()
     with anyio.move_on_after(ERROR_SECONDS), suppress(httpx.HTTPError):
         await response.collect(found, ERROR_BYTES)

@@ -13,7 +13,7 @@ import httpx
 from typing_extensions import override
 
 MOST_TOGETHER = 2**16
-"""Maximum size of a body that is sent together with its head. Copying more bytes costs more than a second write."""
+"""Maximum body size for combined writes. Copying larger bodies is slower than a second write."""
 
 _ERRORS = (
     httpcore.TimeoutException,
@@ -77,7 +77,7 @@ class _Body(httpx.AsyncByteStream):
 
 
 def _to_httpx(error: Exception) -> httpx.TransportError:
-    # The exceptions of both libraries have the same names.
+    # Both libraries use the same exception names.
     kind: type[httpx.TransportError] = getattr(httpx, type(error).__name__)
     return kind(str(error))
 
@@ -98,12 +98,12 @@ class Backend(httpcore.AsyncNetworkBackend):
 
 
 class Stream(httpcore.AsyncNetworkStream):
-    """Connection that sends the head of a request together with the first piece of the body.
+    """Connection that combines request head and body in a single write.
 
-    Without a body, the head is sent before the response is read.
+    Without a body, the head is sent before reading the response.
 
     Args:
-        inner: The connection that sends and receives.
+        inner: Wrapped connection.
     """
 
     def __init__(self, inner: httpcore.AsyncNetworkStream) -> None:
@@ -148,6 +148,6 @@ class Stream(httpcore.AsyncNetworkStream):
     @override
     def get_extra_info(self, info: str) -> Any:
         if info == "is_readable" and self._poll is not None:
-            # After the socket is closed, the system may use its descriptor for another one.
+            # The descriptor of a closed socket may be reused by the system.
             return self._socket.fileno() < 0 or bool(self._poll.poll(0))
         return self._inner.get_extra_info(info)

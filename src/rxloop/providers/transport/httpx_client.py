@@ -1,4 +1,4 @@
-"""Requests over httpx; imported at the first model call."""
+"""httpx client, imported lazily."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 AT_ONCE = 256
-"""Pieces that are read without a turn of the event loop: each takes the parser some twenty microseconds."""
+"""Number of pieces read before yielding to other tasks. Parsing takes about 20 microseconds per piece."""
 
 STREAMS = 4
-"""httpcore looks at every connection of a pool for every request: many small pools cost far less than one large one."""
+"""Streams per client. httpcore scans all connections of a pool for each request, so small pools are faster."""
 
 
 class HttpxClient:
-    """Sends the requests of one provider over a client of httpx.
+    """Client of one provider over an httpx client.
 
     Args:
-        http: The client.
-        timeouts: How long a request may take.
-        streamed: Whether streams are asked for.
-        lasting: Whether the client is the library's own. Nobody changes that one, so that what all requests have in
-            common is made once; a client of the user's makes each request itself.
+        http: The httpx client.
+        timeouts: Time limits of a request.
+        streamed: True if requests ask for streams.
+        lasting: True if rxloop created the httpx client, so that nobody changes it and the common parts of its requests
+            can be cached.
     """
 
     streams: int | None = STREAMS
@@ -56,11 +56,11 @@ class HttpxClient:
 
     @classmethod
     def own(cls, timeouts: Timeouts, streamed: bool, certificates: SSLContext, keep_seconds: float) -> HttpxClient:
-        """A client that is made here, and closed here."""
-        # No more than that many streams are lent at a time, so that a limit would only count them once more.
+        """Create a client including its httpx client."""
+        # The pool limits the number of streams, so another limit is not needed.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=STREAMS, keepalive_expiry=keep_seconds)
         if has_proxy():
-            # httpx ignores the proxy variables if it is given a transport.
+            # httpx ignores the proxy variables if a transport is passed.
             http = httpx.AsyncClient(verify=certificates, limits=limits, timeout=None)
         else:
             pool = httpcore.AsyncConnectionPool(
@@ -75,21 +75,21 @@ class HttpxClient:
 
     @property
     def is_closed(self) -> bool:
-        """Whether no request can be sent any more."""
+        """True if no more requests can be sent."""
         return self.http.is_closed
 
     async def post(self, where: Endpoint, headers: dict[str, str], body: bytes) -> HttpxAnswer:
-        """Send a request; the answer, its body not yet read.
+        """Send a request. The response body is not read yet.
 
         Raises:
-            httpx.HTTPError: There is no answer.
-            httpx.InvalidURL: The address is none.
+            httpx.HTTPError: The request failed.
+            httpx.InvalidURL: The URL is invalid.
             ProviderConnectionError: The client is closed.
         """
         try:
             request = self._request(where.url, headers, body)
-            # A client of the user's that follows redirects would take the key to another host, where it is in a header
-            # that httpx does not know for one.
+            # If a user's client followed redirects, it would send the key to another host in a header that httpx does
+            # not strip.
             return HttpxAnswer(await self.http.send(request, stream=True, follow_redirects=False))
         except RuntimeError as error:
             if self.http.is_closed:
@@ -106,7 +106,7 @@ class HttpxClient:
             return client.build_request("POST", url, content=body, headers=headers, timeout=self._limits)
         made = self._made
         if made is None or made[0] != url or (made[1] is not headers and made[1] != headers):
-            # Reading an address and merging headers takes longer than all else in making a request.
+            # Parsing the URL and merging headers take most of the time of creating a request.
             first = client.build_request("POST", url, headers=headers, timeout=self._limits)
             if "cookie" not in headers:
                 first.headers.pop("cookie", None)
@@ -119,13 +119,13 @@ class HttpxClient:
         )
         request.read()
         if client.cookies:
-            # Gateways send their clients back to the same machine by one.
+            # Gateways use cookies for sticky sessions.
             client.cookies.set_cookie_header(request)
         return request
 
 
 class HttpxAnswer:
-    """An answer, as it comes."""
+    """Response whose body is read incrementally."""
 
     def __init__(self, response: httpx.Response) -> None:
         self.status: int = response.status_code
@@ -133,7 +133,7 @@ class HttpxAnswer:
         self._response = response
 
     async def read(self, batches: Batches) -> None:
-        """Give the body to those batches as it comes. Behind the end of the answer it is read for a while only."""
+        """Add the body to the batches as it arrives. After the end of the answer, reading continues only briefly."""
         source = self._pieces()
         reading = anyio.CancelScope()
         gate, held = batches.gate, batches.held
@@ -147,7 +147,7 @@ class HttpxAnswer:
             try:
                 while True:
                     data = await before_waiting(anext(source), before_wait)
-                    # Behind the read: this one read waits here, and what comes after it in the socket.
+                    # Checking after the read holds at most one chunk; later data stays in the socket.
                     if gate.closed and not batches.over:
                         await batches.wait()
                     held.append(data)
@@ -163,7 +163,7 @@ class HttpxAnswer:
                 raise
 
     async def collect(self, found: bytearray, most: int) -> None:
-        """Add the body to `found`, until that has more bytes than `most`."""
+        """Append the body to `found`, stopping after `most` bytes."""
         source = self._pieces()
         pieces = 0
         try:
@@ -178,15 +178,15 @@ class HttpxAnswer:
             await _end(source)
 
     async def aclose(self) -> None:
-        """Give the connection back; one with an answer that was not read to its end is closed."""
+        """Release the connection, or close it if the body was not read completely."""
         await self._response.aclose()
 
     def _pieces(self) -> AsyncIterator[bytes]:
         response = self._response
         if response.is_stream_consumed:
-            # An event hook of the user's client has read it.
+            # An event hook of the user's client has already read the body.
             return response.aiter_bytes()
-        # What `aiter_raw` reads from: it would do no more here than hand each piece on.
+        # `aiter_raw` would only add a generator on top of this stream.
         source = aiter(cast("httpx.AsyncByteStream", response.stream))
         undo = inflater(response.headers.get("content-encoding"))
         return source if undo is None else _inflated(source, undo)
@@ -198,14 +198,14 @@ async def _inflated(source: AsyncIterator[bytes], undo: Inflater) -> AsyncIterat
             undo.feed(data)
             while piece := undo.take():
                 yield piece
-                # Few bytes may be many pieces.
+                # Small inputs can be very large when decompressed.
                 await asyncio.sleep(0)
     finally:
         await _end(source)
 
 
 async def _end(source: AsyncIterator[bytes]) -> None:
-    """End the generators of httpx inside this task. Left suspended, each would be closed by the event loop some day."""
+    """Close the generators of httpx in this task. Otherwise the event loop closes them at an arbitrary time."""
     with anyio.move_on_after(0), suppress(httpx.HTTPError):
         async for _ in source:
             pass
@@ -213,19 +213,18 @@ async def _end(source: AsyncIterator[bytes]) -> None:
 
 @types.coroutine
 def before_waiting(awaitable: Awaitable[T], call: Callable[[], None]) -> Generator[Any, Any, T]:
-    """Await something, but call a function first if it is not ready at once.
+    """Await an object, calling a function first if it is not ready immediately.
 
-    An HTTP library gives the chunks of one socket read one by one, and does not wait between them. With this the reader
-    collects them, and handles them together when the next one is not there yet: the code that it runs for each event
-    stays in the cache of the processor, which halves what a token costs.
+    HTTP libraries return chunks from a single socket read one by one without waiting. Readers use this function to
+    collect them, and to parse everything together before waiting for more data. This keeps parser code in the CPU
+    cache, which halves the cost per token.
 
     Args:
-        awaitable: What to await.
-        call: Called at most once, before the wait. It must not raise: the awaitable may be in the middle of a clean-up,
-            which nothing but its own cancellation may disturb.
+        awaitable: Object to await.
+        call: Called at most once, before waiting. It must not raise, because the awaitable may be cleaning up.
 
     Returns:
-        What the awaitable gives.
+        Result of the awaitable.
     """
     steps: Any = awaitable.__await__()
     try:

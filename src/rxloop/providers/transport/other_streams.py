@@ -15,19 +15,19 @@ from rxloop.providers.bounds import DEFAULT_BOUNDS, Bounds, OutOfBounds, Unreada
 
 
 class Frames:
-    """Cuts bytes into documents; a subclass says how, in `_cut`."""
+    """Base class of decoders that split bytes into documents. Subclasses implement `_cut`."""
 
     def __init__(self) -> None:
         self._pending: bytearray = bytearray()
-        """What came before and belongs to no whole document yet."""
+        """Data that belongs to an incomplete document."""
         self._failure: Unreadable | None = None
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The documents that these bytes complete, in order.
+        """Return completed documents in order.
 
         Raises:
-            OutOfBounds: The document that has begun is too large; raised after all before it.
-            Unreadable: These are no frames, or damaged ones; raised likewise.
+            OutOfBounds: The document is too large. Earlier documents are returned first.
+            Unreadable: The data is invalid. Earlier documents are returned first.
         """
         found: list[bytes] = []
         if self._failure is None:
@@ -40,13 +40,13 @@ class Frames:
         return found
 
     def flush(self) -> list[bytes]:
-        """What is left at the end of the bytes: a document that was not completed, or none; raises as `feed` does."""
+        """Return an incomplete final document, if any. Raises the same errors as `feed`."""
         if self._failure is not None:
             raise self._failure
         return self._rest()
 
     def _cut(self, data: bytes, found: list[bytes]) -> None:
-        """Put the documents that the data completes into `found`."""
+        """Append the documents that are completed by `data` to `found`."""
         raise NotImplementedError
 
     def _rest(self) -> list[bytes]:
@@ -54,7 +54,7 @@ class Frames:
 
 
 _PRELUDE = Struct(">III")
-"""The bytes of the message, those of its headers, and a checksum of these two numbers."""
+"""Message length, header length, and checksum."""
 
 _CRC = 4
 
@@ -63,7 +63,7 @@ _LEAST = _PRELUDE.size + _CRC
 _STRING = 7
 
 _SIZES = {0: 0, 1: 0, 2: 1, 3: 2, 4: 4, 5: 8, 8: 8, 9: 16}
-"""Bytes of a header's value by its type; those of the types 6 and 7 stand in front of it."""
+"""Value length by header type. Types 6 and 7 have a length prefix."""
 
 _BYTES = re.compile(rb'"bytes"\s*+:\s*+"([^"]*+)"')
 
@@ -71,21 +71,21 @@ _LONGEST_EXCEPTION = 2**16
 
 
 class AWSDecoder(Frames):
-    """Cuts the bytes of an AWS event stream into the JSON documents that Bedrock puts into its events.
+    """Decoder for AWS event streams, which returns the JSON documents in Bedrock's events.
 
-    An exception in the stream becomes an error in Anthropic's form, with the name that AWS gives to it as its type.
+    An exception in the stream is converted to an error in Anthropic's format, with the exception's name as the type.
 
     Args:
-        bounds: How long a message may be.
+        bounds: Limits of a message.
     """
 
     def __init__(self, bounds: Bounds = DEFAULT_BOUNDS) -> None:
         super().__init__()
         self._most = bounds.document
         self._total = 0
-        """Bytes of the message that has begun; 0 until its prelude is there."""
+        """Current message length, or 0 before the prelude."""
         self._headers = (b"", dict[str, str]())
-        """The last headers as bytes, and what they say: nearly all messages have the same."""
+        """Encoded and parsed headers of the last message. Nearly all messages have the same headers."""
 
     @override
     def _cut(self, data: bytes, found: list[bytes]) -> None:
@@ -107,41 +107,41 @@ class AWSDecoder(Frames):
     def _checked_prelude(self, prelude: memoryview) -> int:
         total, headers, checksum = _PRELUDE.unpack(prelude)
         if crc32(prelude[:8]) != checksum:
-            raise Unreadable("an AWS event stream with a wrong checksum in the prelude of a message")
+            raise Unreadable("an AWS event stream with a wrong prelude checksum")
         if total > self._most:
             raise OutOfBounds("document", self._most)
         if total < _LEAST + headers:
-            raise Unreadable("an AWS event stream with a message that is shorter than its parts")
+            raise Unreadable("an AWS event stream with an invalid message length")
         return total
 
     def _document(self, message: memoryview) -> list[bytes]:
         _, headers, _ = _PRELUDE.unpack(message[: _PRELUDE.size])
         if crc32(message[:-_CRC]) != int.from_bytes(message[-_CRC:], "big"):
-            raise Unreadable("an AWS event stream with a wrong checksum of a message")
+            raise Unreadable("an AWS event stream with a wrong message checksum")
         names = self._read_headers(bytes(message[_PRELUDE.size : _PRELUDE.size + headers]))
         payload = bytes(message[_PRELUDE.size + headers : -_CRC])
         if names.get(":message-type", "event") != "event":
             return [_as_error(names, payload)]
-        # Other events than those with a piece of the answer say nothing about it.
+        # Ignore events without content.
         inner = _BYTES.search(payload)
         if inner is None:
             return []
         try:
             return [b64decode(inner[1].replace(b"\\/", b"/"), validate=True)]
         except Error as error:
-            raise Unreadable(f"an AWS event stream with an event that is not base64: {error}") from None
+            raise Unreadable(f"an AWS event stream with invalid base64: {error}") from None
 
     def _read_headers(self, data: bytes) -> dict[str, str]:
         if data != self._headers[0]:
             try:
                 self._headers = data, _strings(data)
             except (IndexError, KeyError, ValueError):
-                raise Unreadable("an AWS event stream with headers that cannot be read") from None
+                raise Unreadable("an AWS event stream with invalid headers") from None
         return self._headers[1]
 
 
 def _strings(data: bytes) -> dict[str, str]:
-    """The headers whose values are strings."""
+    """Return the headers with string values."""
     found: dict[str, str] = {}
     place = 0
     while place < len(data):
@@ -163,7 +163,7 @@ def _strings(data: bytes) -> dict[str, str]:
 
 
 def _as_error(headers: dict[str, str], payload: bytes) -> bytes:
-    """An exception, or an error that the service had no name for, in Anthropic's form."""
+    """Convert an exception or an unnamed error to Anthropic's error format."""
     message = headers.get(":error-message") or payload[:_LONGEST_EXCEPTION].decode("utf-8", "replace")
     if len(payload) <= _LONGEST_EXCEPTION:
         try:
@@ -179,25 +179,25 @@ def _as_error(headers: dict[str, str], payload: bytes) -> bytes:
 
 
 _NEXT = re.compile(rb'(?:[^"\[\]{}]++|"(?:[^"\\]++|\\.)*+")*+([\[\]{}]?)', re.DOTALL)
-"""All up to the next bracket that is not in a string, or up to a string that does not end: brackets are all that
-counts, so that Python looks at nothing else."""
+"""Skips to the next bracket outside of strings, or to an unterminated string. Scanning with a regular expression is
+faster.
+"""
 
 _IN_STRING = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
 
 _BETWEEN = b" \t\r\n,"
 
 _PLAIN = frozenset((b"", b",", b"\n,\r\n", b",\r\n", b",\n"))
-"""What stands between elements nearly always; nothing has to be looked for in it."""
+"""Usual separators between elements, which need no parsing."""
 
 
 class ArrayDecoder(Frames):
-    """Cuts the bytes of a JSON array into its elements, as Gemini streams without `alt=sse`.
+    """Decoder for JSON arrays, as streamed by Gemini without `alt=sse`.
 
-    Only brackets and strings are looked at; whether an element is JSON is for its reader to find out. What stands
-    between the elements and is no object is handed on as well, so that nothing is passed over in silence.
+    Only brackets and strings are scanned. The reader validates elements, including invalid data between objects.
 
     Args:
-        bounds: How long an element may be, and how deep.
+        bounds: Element limits.
     """
 
     def __init__(self, bounds: Bounds = DEFAULT_BOUNDS) -> None:
@@ -205,10 +205,10 @@ class ArrayDecoder(Frames):
         self._most = bounds.document
         self._deepest = bounds.depth
         self._open = 0
-        """The brackets that are open in the element that has begun."""
+        """Number of open brackets in the current element."""
         self._in_string = False
         self._escaped = False
-        """Whether the string was cut behind a backslash."""
+        """True if the data so far ends with a backslash in a string."""
 
     @override
     def _rest(self) -> list[bytes]:
@@ -218,14 +218,14 @@ class ArrayDecoder(Frames):
     def _cut(self, data: bytes, found: list[bytes]) -> None:
         place = self._end_of_string(data, 0) if self._in_string else 0
         start = 0
-        """Where in the data what is pending goes on."""
+        """Start of the part of `data` that continues the pending element."""
         for match in _NEXT.finditer(data, place):
             place = match.end()
             bracket = match[1]
             if not bracket:
                 break
             if not self._open:
-                # A bracket of the array itself, or the first one of an element, ends what stands before it.
+                # End of data between elements.
                 if self._pending or data[start : place - 1] not in _PLAIN:
                     found += self._between(data[start : place - 1])
                 self._open = int(bracket == b"{")
@@ -247,7 +247,7 @@ class ArrayDecoder(Frames):
         self._check_size()
 
     def _end_of_string(self, data: bytes, place: int) -> int:
-        """Where the string that is open ends, or the end of the data if it does not."""
+        """Return the index after the open string, or the length of the data if the string continues."""
         if self._escaped and data:
             self._escaped = False
             place += 1
@@ -262,7 +262,7 @@ class ArrayDecoder(Frames):
         return place + 1
 
     def _taken(self, rest: bytes) -> bytes:
-        """What is pending and what completes it."""
+        """Return the pending data together with its continuation."""
         self._check_size(len(rest))
         if not self._pending:
             return rest

@@ -1,4 +1,4 @@
-"""Cancellation of a call without progress; imported at the first model call."""
+"""Cancellation of stalled calls, imported lazily."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ from typing import Any, Self
 import anyio
 
 LOOKS = 10
-"""Turns of the event loop to wait for what lies in a socket already, if somebody has held the loop."""
+"""Event loop iterations to wait for data that is already in the socket, if the loop was blocked."""
 
 
 class Watch:
-    """Ends the block around which it stands when no event comes for too long, when time is up, or when it is cancelled.
+    """Context manager that ends its block if there is no progress, the deadline passes, or `cancel` is called.
 
-    An event costs no more than a note of the time; one timer looks at that note when it is due. A watch may be used for
-    one block after another.
+    Events only update a timestamp, which is checked by a single timer. Watches can be reused sequentially.
 
     Args:
-        seconds: How long no event may come; None is for ever.
-        shielded: Whether the block has to be ended by a cancel scope of anyio, and not by cancelling its task. A scope
-            waits until the task waits, which it never does where more is always there.
-        until: The time of the event loop at which the block has to be over.
+        seconds: Maximum time without events; None means unlimited.
+        shielded: Use an anyio cancel scope instead of cancelling the task. Scopes only cancel waiting tasks, which
+            never happens while data is always available.
+        until: Deadline in event loop time.
     """
 
     __slots__ = (
@@ -45,13 +44,13 @@ class Watch:
     def __init__(self, seconds: float | None, shielded: bool, until: float = math.inf) -> None:
         self.seconds = math.inf if seconds is None else seconds
         self.expired = False
-        """Whether the block was ended because no event came."""
+        """True if the block was ended because no event arrived."""
         self.late = False
-        """Whether it was ended because its time was over, or its time was over when it began."""
+        """True if the deadline has passed, also if it had passed before the block began."""
         self._until = until
         self._shielded = shielded
         self.last = 0.0
-        """When the last event came, by the time of the event loop; whoever reads the events writes it."""
+        """Event loop time of the last event, set by the reader."""
         self._held = False
         self._stopped = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -59,7 +58,7 @@ class Watch:
         self._scope: anyio.CancelScope | None = None
         self._task: asyncio.Task[Any] | None = None
         self._requests = 0
-        """How often the task was asked to end before."""
+        """Number of earlier cancellation requests."""
 
     def __enter__(self) -> Self:
         self._loop = loop = asyncio.get_running_loop()
@@ -82,34 +81,34 @@ class Watch:
         if self._timer is not None:
             self._timer.cancel()
         scope, task = self._scope, self._task
-        # They know this object, and it must not outlive them.
+        # Break reference cycles.
         self._timer = self._scope = self._task = self._loop = None
         if scope is not None:
             return scope.__exit__(kind, error, traceback)
         if task is None or not (self.expired or self.late):
             return False
-        # A cancellation that somebody else has asked for must go on.
+        # Propagate cancellations requested elsewhere.
         return task.uncancel() <= self._requests and kind is asyncio.CancelledError
 
     def cancel(self) -> None:
-        """End the block at once."""
+        """End the block immediately."""
         if self._scope is not None:
             self._scope.cancel()
         elif self._task is not None:
             self._task.cancel()
 
     def hold(self) -> None:
-        """Stop counting until `go_on`: the reader is held back, so that no event can come."""
+        """Pause the timer until `go_on`, because no event can arrive while the reader is paused."""
         self._held = True
 
     def go_on(self) -> None:
-        """Count again: the reader is no longer held back."""
+        """Restart the timer after `hold`."""
         self._held = False
         if self._loop is not None:
             self.last = self._loop.time()
 
     def stop(self) -> None:
-        """Stop watching: the answer is over, and what is left to do has bounds of its own."""
+        """Stop watching. Remaining work has separate limits."""
         self._stopped = True
 
     def _look(self, times: int = LOOKS) -> None:

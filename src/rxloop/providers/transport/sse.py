@@ -8,32 +8,31 @@ _BOM = b"\xef\xbb\xbf"
 
 
 class SSEDecoder:
-    """Cuts the bytes of an event stream into the payloads of its events.
+    """Decoder for server-sent events.
 
-    It works on bytes, so that a read may end anywhere: inside a character, a line or a line end. All three line ends of
-    the standard are understood; comments and other fields than `data` are left out.
+    Reads can end anywhere, even inside a character. All standard line endings are supported. Comments and fields except
+    `data` are ignored.
 
     Args:
-        most: Bytes of an event at most.
+        most: Maximum event size in bytes.
     """
 
     def __init__(self, most: int = DEFAULT_BOUNDS.document) -> None:
         self._most = most
         self._pending: list[bytes] = []
         self._size = 0
-        """Bytes of what is pending."""
+        """Size of the pending data in bytes."""
         self._after_cr = False
         self._at_start = True
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The payloads that these bytes complete, in order.
+        """Return completed payloads in order.
 
         Raises:
-            OutOfBounds: The event that has begun is too long.
+            OutOfBounds: The current event is too long.
         """
         if not self._pending and data.startswith(b"data: ") and data.endswith(b"\n\n"):
-            # What nearly all vendors send, and mostly in whole events of one line each. That there are two line ends
-            # for each event proves it.
+            # Fast path: almost all vendors send single-line events, which is verified by counting line feeds.
             payloads = data[6:-2].split(b"\n\ndata: ")
             if data.count(b"\n") == 2 * len(payloads) and b"\r" not in data:
                 self._at_start = self._after_cr = False
@@ -41,8 +40,7 @@ class SSEDecoder:
         if self._after_cr or b"\r" in data:
             data = self._unix(data)
         pending = self._pending
-        # Only what is new is looked at: of many lines without a blank one, the end of an event would else be looked
-        # for from the first line on with each read.
+        # Only new data is scanned. Otherwise each read of a long event would scan the event from its start.
         ends = b"\n\n" in data or (data[:1] == b"\n" and bool(pending) and pending[-1][-1:] == b"\n")
         if data:
             pending.append(data)
@@ -68,7 +66,7 @@ class SSEDecoder:
         return [payload for block in blocks if b"data" in block and (payload := _payload(block)) is not None]
 
     def flush(self) -> list[bytes]:
-        """The payload of a last event whose blank line never came; call it at the end of the bytes."""
+        """Return the payload of an unterminated last event."""
         block = b"".join(self._pending)
         self._pending = []
         if self._at_start:
@@ -78,7 +76,7 @@ class SSEDecoder:
 
     def _unix(self, data: bytes) -> bytes:
         if self._after_cr and data:
-            # The line was ended when its CR came; this LF is the other half of the same line end.
+            # The CR already ended the line, and this LF belongs to the same line ending.
             data = data.removeprefix(b"\n")
             self._after_cr = False
         if data.endswith(b"\r"):

@@ -1,4 +1,4 @@
-"""Differences between vendors, as data."""
+"""Vendor differences as data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rxloop.providers.credentials import KeySource
 from rxloop.support.redaction import check_url, display_url, redact_secrets
 
 THOUGHT_TAGS = ("think", "thinking", "thought", "thoughts", "reasoning", "reflection")
-"""The names that models give to such tags."""
+"""Tag names that models use for thoughts."""
 
 TEMPLATE_TOKENS = (
     # ChatML
@@ -52,7 +52,7 @@ TEMPLATE_TOKENS = (
     "<start_of_turn>",
     "<｜end▁of▁sentence｜>",  # noqa: RUF001
 )
-"""The tokens that local servers and gateways let slip."""
+"""Chat-template tokens that local servers and gateways leak into text."""
 
 CodecName = Literal[
     "openai_chat",
@@ -77,118 +77,122 @@ def _no_headers() -> Mapping[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Preset:
-    """What is particular about one vendor's endpoint.
+    """Settings of one vendor's endpoint.
 
-    A new vendor is a new line of data. The defaults are those of an endpoint that follows OpenAI's
-    chat protocol in everything.
+    A new vendor needs only a new preset. The defaults describe an endpoint that implements OpenAI's chat completions
+    completely.
 
     Example:
         >>> openai_chat("m", preset=Preset(name="mine", base_url="https://mine.example/v1", key_env="MINE_KEY"))
     """
 
     name: str
-    """What stands before the colon in a model string."""
+    """Name before the colon in a model string."""
     base_url: str | None
-    """Where the endpoint is, without what the wire adds, such as `/chat/completions`; None where it must be given."""
+    """Endpoint URL without codec-specific paths such as `/chat/completions`. None requires configuration."""
     url_env: str | None = None
-    """The environment variable that puts another address in its place; what it leaves out comes from `base_url`."""
+    """Environment variable overriding the URL. Missing parts are taken from `base_url`."""
     find_url: Callable[[], str] | None = None
-    """Makes the address from the environment, where it depends on more than one variable; in place of `base_url`."""
+    """Function that reads the URL from several environment variables, used instead of `base_url`."""
     api_version: str | None = None
-    """As Azure has it: a version in the query, and each model at the address of its deployment."""
+    """Azure API version, sent in the query. Each model then uses its deployment URL."""
     version_env: str | None = None
-    """The environment variable that puts another `api_version` in its place."""
+    """Environment variable that overrides `api_version`."""
     key_env: str | None = None
-    """The environment variable with the key; None for an endpoint without keys."""
+    """Environment variable containing the key, if needed."""
     other_key_env: str | None = None
-    """Another one, which is read where the first is not set."""
+    """Environment variable that is read if the first one is not set."""
     key_header: str = "authorization"
-    """The header that the key goes in; in `authorization` it goes as a bearer token."""
+    """Key header. `authorization` uses bearer tokens."""
     key_source: Callable[[], KeySource] | None = None
-    """Makes what gives the key of each request where no variable of the environment has it."""
+    """Factory for a key source, used if no environment variable is set."""
     token_source: bool = False
-    """A function that is passed as `api_key=` gives a token of the vendor's accounts, which goes as a bearer token."""
+    """True if a function passed as `api_key=` returns a token of the vendor's accounts, which is sent as a bearer
+    token.
+    """
     key_hint: str = ""
-    """What to do in place of setting a key."""
+    """Alternative to setting a key, for error messages."""
     key_optional: bool = False
-    """The endpoint may work without a key."""
+    """True if the endpoint may work without a key."""
     default_model: str | None = None
-    """The model of a model string that names the preset alone; None where no model is sure to be there."""
+    """Model of a model string that contains only the name of the preset. None if no model is always available."""
     headers: Mapping[str, str] = field(default_factory=_no_headers)
-    """Headers that go with every request."""
+    """Headers of every request."""
     max_tokens_field: str = "max_tokens"
-    """What the endpoint calls `ModelSettings.max_tokens`."""
+    """Endpoint-specific name for `ModelSettings.max_tokens`."""
     seed_field: str = "seed"
-    """What the endpoint calls `ModelSettings.seed`."""
+    """Endpoint-specific name for `ModelSettings.seed`."""
     effort: Effort | None = "reasoning_effort"
-    """How it takes `reasoning_effort`: as that field, as OpenRouter's `reasoning` object, as the switch `thinking`."""
+    """How `reasoning_effort` is sent: unchanged, as OpenRouter's `reasoning` object, or as a `thinking` switch."""
     reasoning_field: str | None = None
-    """The field in which it wants the reasoning back with an assistant message; None where it does not.
+    """Field used to send reasoning back, if required.
 
-    Reasoning that comes is read wherever it is: `reasoning_content`, `reasoning`, `reasoning_details`, a list.
+    When receiving, all known fields are read: `reasoning_content`, `reasoning`, `reasoning_details`, or content lists.
     """
     reasoning_details: bool = False
-    """It wants `reasoning_details`, signed or encrypted, back with an assistant message."""
+    """True if signed or encrypted `reasoning_details` are sent back with assistant messages."""
     extra_content: bool = False
-    """It wants the `extra_content` of a tool call, such as Google's thought signatures, back with the call."""
+    """True if `extra_content` of tool calls is sent back, for example Google's thought signatures."""
     response_format: ResponseFormat | None = "json_schema"
-    """How it can be held to an answer of a type: by its JSON Schema, by JSON alone, or not at all."""
+    """Supported form of typed answers: JSON Schema, any JSON, or none."""
     response_format_with_tools: bool = True
-    """It takes `response_format` in a request that offers tools; otherwise such a request goes without."""
+    """True if `response_format` is accepted together with tools. Otherwise such a request omits it."""
     stream_options: bool = True
-    """It takes `stream_options` and then sends the usage of a stream."""
+    """True if `stream_options` can be used to request usage."""
     parallel_tool_calls: bool = True
-    """It takes `parallel_tool_calls`."""
+    """True if `parallel_tool_calls` is accepted."""
     strict: bool = True
-    """It takes `strict` in the definition of a tool."""
+    """True if `strict` is accepted in the definition of a tool."""
     longest_description: int | None = 1024
-    """The most characters of the description of a tool: the rest of a longer one goes into the system prompt. None for
-    any number."""
+    """Maximum tool description length, if any. The remainder is added to the system prompt."""
     assistant_after_tool: bool = False
-    """After the answers to tool calls it takes an assistant message alone, and a system message only at the start or
-    after one of the user: a short message goes between, and the system message goes as one of the user."""
+    """True if only an assistant message may follow tool results, and system messages only the start or a user message.
+    A short message is then inserted, and other system messages are sent as user messages.
+    """
     short_call_ids: bool = False
-    """The ids of tool calls must be nine letters and digits: another vendor's become such."""
+    """True if call ids must consist of nine letters and digits. Other ids are replaced."""
     longest_call_id: int | None = None
-    """The most characters of the id of a tool call: another vendor's that is longer becomes another one."""
+    """Maximum length of a call id in characters. Longer ids of other vendors are replaced."""
     file_part: FilePartType = "file"
-    """How it accepts a file: in OpenAI's format, as base64 with a media type, or as the URL of a document, which may be
-    a data URL."""
+    """File format: OpenAI's, base64 with media type, or a document URL, including data URLs."""
     file_urls: bool = False
-    """It fetches a file by its URL; otherwise it takes the bytes alone."""
+    """True if files are fetched by their URL; otherwise only bytes are accepted."""
     files: tuple[str, ...] = ("application/pdf",)
-    """The media types that it accepts as files. Text files go as text. Words stand for the others, and a notice says
-    so."""
+    """Media types that are accepted as files. Text files are sent as text. Others are replaced by a placeholder, with a
+    notice.
+    """
     file_store: Literal["openai"] | None = None
-    """The store of files whose ids, such as `file-abc123`, it accepts in place of a URL."""
+    """File store for ids such as `file-abc123`, used instead of URLs."""
     image_urls: bool = True
-    """It fetches an image by its URL; otherwise it accepts the bytes alone."""
+    """True if images are fetched by their URL; otherwise only bytes are accepted."""
     audio_models: str | None = None
-    """A pattern of the names of its models that hear: WAV and MP3 go to these as `input_audio`."""
+    """Pattern matching models with audio support. WAV and MP3 are sent as `input_audio`."""
     thought_tags: tuple[str, ...] = THOUGHT_TAGS
-    """The names of the tags in which its models write thoughts into the text; none where that is left alone."""
+    """Thought tag names; empty disables parsing."""
     thinks_first: bool = False
-    """Its answers begin inside a thought, since the opening tag is a part of its prompt: what stands before the closing
-    tag of the first of those names is a thought."""
+    """True if answers begin inside a thought because the prompt contains the opening tag. Text before the closing tag
+    of the first name in `thought_tags` is then a thought.
+    """
     strip: tuple[str, ...] = ()
-    """The control tokens of chat templates that come off the end of a message, and out of the names of tools."""
+    """Control tokens of chat templates that are removed from the end of a message and from tool names."""
     wire: CodecName = "openai_chat"
-    """The protocol that it speaks; `openai` is Responses or chat, as the model wants it. What is said above of fields
-    and forms is of OpenAI's chat protocol alone."""
+    """Codec of the endpoint. `openai` selects Responses or chat completions by the model. The fields above about
+    request formats only apply to chat completions.
+    """
     nameless: bool = False
-    """A model is named by its address, and not by the preset."""
+    """True if models are named by URL instead of preset."""
     hint: str = ""
-    """What to do when nobody answers at the address."""
+    """Advice for a failed connection."""
 
     def __repr__(self) -> str:
-        # Neither the headers nor all of the address: there may be keys in them.
-        return f"<Preset {self.name} at {display_url(self.base_url or 'an address of your own')}>"
+        # Headers and URLs can contain keys.
+        return f"<Preset {self.name} at {display_url(self.base_url or 'a custom URL')}>"
 
     def url(self) -> str:
-        """The address of the endpoint: from the environment where it says so.
+        """Return the endpoint URL, preferring the environment.
 
         Raises:
-            ConfigurationError: No address is known, or it is not an http address.
+            ConfigurationError: The URL is missing or invalid.
         """
         if self.find_url is not None:
             return check_url(self.find_url())
@@ -197,20 +201,20 @@ class Preset:
             url = _completed(given, self.base_url or "") if given else self.base_url
         except ValueError as error:
             shown, why = redact_secrets(given.partition("?")[0]), redact_secrets(str(error))
-            raise ConfigurationError(f"{self.url_env} is {shown!r}, which is not an address: {why}") from None
+            raise ConfigurationError(f"{self.url_env} must be a URL, got {shown!r}: {why}") from None
         if url is None:
             variable = f"set {self.url_env}, or " if self.url_env else ""
-            raise ConfigurationError(f"the endpoint {self.name!r} has no address: {variable}pass base_url=")
+            raise ConfigurationError(f"missing URL for {self.name!r}; {variable}pass base_url=")
         return check_url(url)
 
     def key(self) -> str | None:
-        """The key from the environment, or None."""
+        """Return the key from the environment, or None."""
         names = [name for name in (self.key_env, self.other_key_env) if name]
         return next((key for name in names if (key := os.environ.get(name, "").strip())), None)
 
 
 def _completed(given: str, default: str) -> str:
-    """An address such as `myhost` or `0.0.0.0:11434`, completed from another one."""
+    """Complete partial URLs such as `myhost` or `0.0.0.0:11434`."""
     base = urlsplit(default)
     if "://" in given:
         parts = urlsplit(given)

@@ -8,13 +8,13 @@ from typing import Any, Protocol, cast
 from rxloop.errors import AuthenticationError, ConfigurationError, ProviderConnectionError, ServerError
 
 _SHOWN = 500
-"""Characters of what Google says of a refusal."""
+"""Maximum number of characters of an error message from Google."""
 
 _SCOPES = ["https://www.googleapis.com/auth/cloud-platform"]
 
 
 class _Credentials(Protocol):
-    """What is used of google-auth's credentials, which have no types."""
+    """Used part of google-auth's credentials, which have no type annotations."""
 
     @property
     def valid(self) -> bool: ...
@@ -25,9 +25,9 @@ class _Credentials(Protocol):
 
 
 class GoogleToken:
-    """Gives a token of the application default credentials, and keeps it until it expires.
+    """Access token of the application default credentials, cached until it expires.
 
-    google-auth blocks: it reads files and asks servers. So it works in a thread, one call at a time.
+    google-auth reads files and calls servers synchronously. So it runs in a thread, one call at a time.
     """
 
     def __init__(self) -> None:
@@ -35,13 +35,13 @@ class GoogleToken:
         self._lock = threading.Lock()
 
     async def __call__(self) -> str:
-        """The token.
+        """Return a valid token.
 
         Raises:
             ConfigurationError: google-auth is not installed.
-            AuthenticationError: There are no credentials, or they are refused.
+            AuthenticationError: Credentials are missing or rejected.
             ProviderConnectionError: Google cannot be reached.
-            ServerError: Google is in trouble.
+            ServerError: Google reported a temporary failure.
         """
         if self._credentials is not None and self._credentials.valid:
             return self._credentials.token

@@ -11,7 +11,7 @@ _MAKERS = (
     (re.compile(r"gpt-|o\d"), "openai"),
     (re.compile(r"glm-"), "zai"),
 )
-"""Whose a model is, by how its name begins."""
+"""Maker by model name prefix."""
 
 _HOSTS: Mapping[str, Collection[str]] = {
     "anthropic": ("anthropic",),
@@ -22,13 +22,13 @@ _HOSTS: Mapping[str, Collection[str]] = {
     "vertex": ("anthropic", "google"),
     "zai": ("zai",),
 }
-"""Who serves the models of whom under their list prices, by the first word of a preset's name: `openai_responses`."""
+"""Hosted makers with list prices, by preset name without suffix (`openai_responses`)."""
 
 GATEWAYS = frozenset(("openrouter", "vercel"))
-"""Who serves models of many makers, under prices of its own."""
+"""Multi-vendor hosts with their own prices."""
 
 _BEDROCK = re.compile(r"^(?:[a-z-]+\.)?(?:anthropic|google|openai|zai)\.")
-"""The region and the maker before the name of a model at Bedrock: `us.anthropic.`"""
+"""Region and maker before a model name on Bedrock: `us.anthropic.`"""
 
 _ENDINGS = re.compile(
     r"-v\d+(:\d+)?$"  # Bedrock's version
@@ -38,49 +38,49 @@ _ENDINGS = re.compile(
 )
 
 _LONGEST = 300
-"""Characters of a name that can be another's: names of models come from logs, too, and may be anything."""
+"""Maximum name length for aliases. Logs can contain arbitrary names."""
 
 
 def maker_of(model: str) -> str | None:
-    """Whose a model is, by how its name begins."""
+    """Return the maker based on the name prefix."""
     return next((maker for begins, maker in _MAKERS if begins.match(model)), None)
 
 
 def host_of(model: str) -> str:
-    """Who serves the model of a model string, or '' where it names nobody."""
+    """Return the host in a model string, or an empty string."""
     prefix, colon, _ = model.partition(":")
     return prefix if colon else ""
 
 
 def makers_at(host: str) -> Collection[str]:
-    """Whose models somebody serves under the list prices of their makers."""
+    """Return makers whose list prices apply at this host."""
     return _HOSTS.get(host.partition("_")[0], ())
 
 
 def names_of(model: str) -> Iterator[str]:
-    """The names under which a table may know a model, the most exact first.
+    """Yield possible table keys, most specific first.
 
     >>> list(names_of("bedrock:us.anthropic.claude-sonnet-5-5-v1:0"))[-1]
     'anthropic:claude-sonnet-5-5'
     """
     yield model
     if len(model) > _LONGEST or "://" in model:
-        # Whoever is at an address of one's own, it is none of the hosts.
+        # A custom URL belongs to none of the hosts.
         return
     host = host_of(model)
     name = model.removeprefix(f"{host}:")
-    # The model behind the name of a resource.
+    # Prefer the underlying model name.
     name = name.partition("#")[2] or name
     makers = makers_at(host) if host else [maker for _, maker in _MAKERS]
     if makers:
-        # What stands before it is the path of a resource.
+        # Remove the resource path.
         name = _BEDROCK.sub("", name.rpartition("/")[2].lower())
     for each in _undated(name):
         if host:
             yield f"{host}:{each}"
         maker = maker_of(each)
         if maker in makers:
-            # Gateways write the version of a Claude with a dot.
+            # Gateways write the version of Claude models with a dot.
             yield f"{maker}:{each.replace('.', '-') if maker == 'anthropic' else each}"
 
 
@@ -98,15 +98,15 @@ _ANSWERS_AT_ONCE = re.compile(r"gpt-[34]|gpt-[5-9].*-chat|chatgpt")
 
 
 def wants_responses(model: str) -> bool:
-    """Whether one of OpenAI's models does better over Responses, or answers nowhere else: those that reason."""
+    """Return True for OpenAI's reasoning models, which work better, or only, with the Responses API."""
     return _REASONS.match(_bare(model)) is not None
 
 
 def never_reasons(model: str) -> bool:
-    """Whether it is one of OpenAI's models that answer at once; of what has another name nothing is known."""
+    """Return True for OpenAI's models without reasoning. Models with unknown names are not included."""
     return _ANSWERS_AT_ONCE.match(_bare(model)) is not None
 
 
 def _bare(model: str) -> str:
-    """The name without the gateway's word for its maker, and that of a tuned model without what says so."""
+    """Remove the gateway's maker prefix and the prefix of a fine-tuned model."""
     return model.rpartition("/")[2].removeprefix("ft:")

@@ -1,8 +1,8 @@
-"""Presets of vendors, gateways and local servers: one table, a block for each.
+"""Presets of vendors, gateways and local servers.
 
-Where a vendor's documentation leaves a fact open, the careful value stands here: a field that may be refused is not
-sent, and reasoning goes back only to those who ask for it. Many endpoints refuse a `response_format` beside tools, or
-let the model call none: there a typed answer is asked for in the system prompt.
+If a vendor's documentation is not clear, the cautious value is used: fields that may be rejected are not sent, and
+reasoning is sent back only to vendors that require it. Many endpoints reject `response_format` together with tools, or
+do not call tools then. For these, typed answers are requested in the system prompt.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _DOCUMENTS = (
     f"{_OFFICE}spreadsheetml.sheet",
     f"{_OFFICE}wordprocessingml.document",
 )
-"""The documents that OpenAI's Responses read."""
+"""Document types that OpenAI's Responses API accepts."""
 
 _serving = partial(
     Preset,
@@ -38,10 +38,10 @@ _serving = partial(
     files=(),
     strip=TEMPLATE_TOKENS,
 )
-"""A preset of who serves the open models of many makers."""
+"""Preset for hosting open models."""
 
 _KNOWN = (
-    # vendors of models of their own
+    # Model vendors.
     Preset(
         name="zai",
         base_url="https://api.z.ai/api/paas/v4",
@@ -153,7 +153,7 @@ _KNOWN = (
         key_env="DEEPSEEK_API_KEY",
         default_model="deepseek-flash",
         effort="thinking",
-        # A message with tool calls that comes back without it is refused.
+        # DeepSeek rejects tool calls without their original reasoning.
         reasoning_field="reasoning_content",
         parallel_tool_calls=False,
         strict=False,
@@ -167,7 +167,7 @@ _KNOWN = (
         key_env="MISTRAL_API_KEY",
         default_model="mistral-large-latest",
         seed_field="random_seed",
-        # It refuses fields that it does not know. The usage comes with the last chunk without being asked for.
+        # Mistral rejects unknown fields. It always sends the usage with the last chunk.
         stream_options=False,
         strict=False,
         response_format_with_tools=False,
@@ -234,7 +234,7 @@ _KNOWN = (
         files=(),
         audio_models="",
     ),
-    # gateways, and hosts of open models
+    # Gateways and hosting services.
     Preset(
         name="openrouter",
         base_url="https://openrouter.ai/api/v1",
@@ -253,7 +253,7 @@ _KNOWN = (
         key_env="GROQ_API_KEY",
         default_model="openai/gpt-oss-120b",
         strict=False,
-        # It takes none in a stream, none beside tools, and a schema only for some models.
+        # Not supported while streaming or using tools; schemas only work for some models.
         response_format=None,
         strip=TEMPLATE_TOKENS,
         files=(),
@@ -272,7 +272,7 @@ _KNOWN = (
         max_tokens_field="max_completion_tokens",
         parallel_tool_calls=False,
         strict=False,
-        # Models that reason, such as its default, take none in a stream.
+        # Reasoning models do not support it while streaming.
         response_format=None,
         strip=TEMPLATE_TOKENS,
         files=(),
@@ -293,7 +293,7 @@ _KNOWN = (
         files=("application/pdf",),
         file_part="file_with_type",
     ),
-    # servers on one's own machine
+    # Local servers.
     _serving(
         name="ollama",
         base_url="http://localhost:11434/v1",
@@ -308,7 +308,7 @@ _KNOWN = (
         url_env="LLAMA_CPP_BASE_URL",
         key_env="LLAMA_API_KEY",
         key_optional=True,
-        # It serves the model that it was started with, whatever the request says.
+        # The server ignores the model in the request.
         default_model="default",
         reasoning_field="reasoning_content",
         hint="Is it running? Start it with `llama-server --jinja -m model.gguf`.",
@@ -328,7 +328,7 @@ _KNOWN = (
         url_env="LM_STUDIO_BASE_URL",
         key_env="LM_STUDIO_API_KEY",
         key_optional=True,
-        # It refuses `json_object`.
+        # LM Studio rejects `json_object`.
         response_format="json_schema",
         hint="Is its server running? Start it with `lms server start`.",
         image_urls=False,
@@ -336,7 +336,7 @@ _KNOWN = (
 )
 
 PRESETS: Mapping[str, Preset] = MappingProxyType({preset.name: preset for preset in _KNOWN})
-"""The presets by name."""
+"""Presets by name."""
 
 CUSTOM = Preset(
     name="custom",
@@ -349,20 +349,20 @@ CUSTOM = Preset(
     strip=TEMPLATE_TOKENS,
     nameless=True,
 )
-"""Any other endpoint that speaks the protocol, by its address."""
+"""Preset for any other compatible endpoint."""
 
 
 def find_preset(name: str) -> Preset:
-    """The preset of that name.
+    """Look up a preset.
 
     Raises:
-        ConfigurationError: There is none; the message lists those that there are.
+        ConfigurationError: Unknown preset. The message lists all valid names.
     """
     try:
         return PRESETS[name]
     except KeyError:
-        known = ", ".join(PRESETS)
+        names = ", ".join(PRESETS)
         raise ConfigurationError(
-            f"unknown provider {name!r}: known are {known}; any other endpoint is named by its address, as in "
+            f"unknown provider {name!r}; use one of {names}, or the URL of any other endpoint, such as "
             "'http://localhost:8000/v1#model'"
         ) from None

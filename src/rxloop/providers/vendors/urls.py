@@ -1,4 +1,4 @@
-"""Endpoint addresses of OpenAI and compatible servers, Azure, Vertex AI and Bedrock."""
+"""Endpoint URLs of OpenAI and compatible servers, Azure, Vertex AI and Bedrock."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ def vertex_url(
     *,
     publisher: Literal["google", "anthropic"] = "google",
 ) -> str:
-    """The address of the models on Google's Vertex AI, for `base_url=`.
+    """Return the Vertex AI URL for `base_url=`.
 
     Example:
         >>> vertex_url("my-project", "europe-west1")
         'https://europe-west1-aiplatform.googleapis.com/v1beta1/projects/my-project/locations/europe-west1/publishers/google'
 
     Args:
-        project: The project that pays; None takes `GOOGLE_CLOUD_PROJECT` from the environment.
-        location: Where the models run; None takes `GOOGLE_CLOUD_LOCATION`, and `global` without that.
-        publisher: Whose models they are.
+        project: Google Cloud project, defaulting to `GOOGLE_CLOUD_PROJECT`.
+        location: Region, defaulting to `GOOGLE_CLOUD_LOCATION` or `global`.
+        publisher: Model publisher.
 
     Raises:
-        ConfigurationError: No project is named.
+        ConfigurationError: The project is missing.
     """
     project = project or _from_environment("GOOGLE_CLOUD_PROJECT")
     if not project:
@@ -45,33 +45,33 @@ def vertex_url(
         host = f"aiplatform.{location}.rep.googleapis.com"
     else:
         host = f"{quote(location, safe='')}-aiplatform.googleapis.com"
-    # Those that the SDKs of the two use.
+    # These versions are used by the SDKs of the two publishers.
     version = "v1beta1" if publisher == "google" else "v1"
     place = f"projects/{quote(project, safe='')}/locations/{quote(location, safe='')}"
     return f"https://{host}/{version}/{place}/publishers/{publisher}"
 
 
 def vertex_anthropic_url() -> str:
-    """The address of Anthropic's models on Vertex AI, from the environment.
+    """Return the Vertex AI URL for Anthropic models.
 
     Raises:
-        ConfigurationError: No project is named.
+        ConfigurationError: The project is missing.
     """
     return vertex_url(publisher="anthropic")
 
 
 def bedrock_url(region: str | None = None) -> str:
-    """The address of the models on Amazon's Bedrock, for `base_url=`.
+    """Return the Amazon Bedrock URL for `base_url=`.
 
     Example:
         >>> bedrock_url("eu-central-1")
         'https://bedrock-runtime.eu-central-1.amazonaws.com'
 
     Args:
-        region: Where the models run; None takes `AWS_REGION`, or `AWS_DEFAULT_REGION`, from the environment.
+        region: AWS region, defaulting to `AWS_REGION` or `AWS_DEFAULT_REGION`.
 
     Raises:
-        ConfigurationError: No region is named.
+        ConfigurationError: The region is missing.
     """
     region = region or _from_environment("AWS_REGION") or _from_environment("AWS_DEFAULT_REGION")
     if not region:
@@ -86,10 +86,10 @@ def _from_environment(name: str) -> str | None:
 
 
 def chat_url(preset: Preset, base: str, model: str) -> str:
-    """The address of a model's chat completions.
+    """Return the chat completions URL.
 
-    If the preset has an `api_version`, a `base` without a path is a resource, and the address is that of the model's
-    deployment in it. A `base` that ends in `/v1` is Azure's newer interface, without deployments and versions.
+    If the preset has an `api_version` and `base` has no path, the deployment URL is used. URLs ending with `/v1` refer
+    to Azure's newer interface without deployments or versions.
     """
     scheme, host, path, query, _ = urlsplit(base)
     path = path.rstrip("/")
@@ -100,23 +100,23 @@ def chat_url(preset: Preset, base: str, model: str) -> str:
 
 
 def responses_url(preset: Preset, base: str) -> str:
-    """The address of Responses.
+    """Return the Responses API URL.
 
-    If the preset has an `api_version`, a `base` without a path is a resource: the address is that of Azure's newer
-    interface, which knows no versions, unless the environment names a version of the older one.
+    If the preset has an `api_version` and `base` has no path, Azure's newer interface is used, unless the environment
+    specifies an older version.
     """
     scheme, host, path, query, _ = urlsplit(base)
     path = path.rstrip("/")
     if preset.api_version is not None and not path.endswith("/v1"):
         version = _version(preset)
-        # A deployment is named in the body, as the model.
+        # Deployments are specified in the body.
         path = path.partition("/deployments/")[0] or ("/openai" if version or "api-version=" in query else "/openai/v1")
         query = _with_version(query, version) if version else query
     return urlunsplit((scheme, host, f"{path}/responses", query, ""))
 
 
 def over_chat(where: Endpoint) -> str | None:
-    """The model string for chat completions, where an address of one's own stands in place of OpenAI's."""
+    """Return the model string for chat completions if a custom URL replaces OpenAI's, otherwise None."""
     vendor, _, model = where.name.partition(":")
     if vendor not in ("openai", "openai_responses") or urlsplit(where.url).hostname == "api.openai.com":
         return None
@@ -124,7 +124,7 @@ def over_chat(where: Endpoint) -> str | None:
 
 
 def _version(preset: Preset) -> str:
-    """The version that the environment names."""
+    """Return the version from the environment, or an empty string."""
     return os.environ.get(preset.version_env or "", "").strip()
 
 

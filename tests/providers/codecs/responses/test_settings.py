@@ -225,6 +225,6 @@ def test_two_models_of_which_one_takes_reasoning_share_a_history_and_not_what_wa
 def test_a_chain_of_what_is_not_stored_and_another_vendor_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="chain=True"):
         openai_responses("gpt-5", store=False, chain=True)
-    with pytest.raises(ConfigurationError, match="does not speak"):
+    with pytest.raises(ConfigurationError, match="does not support"):
         openai_responses("gemini-3.5-flash", preset="google")
     assert openai_responses("gpt-5", summary="auto")._wire.keeps_to_schema  # pyright: ignore[reportPrivateUsage]
