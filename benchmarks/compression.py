@@ -7,8 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rxloop.context.compression import Compression, LastCut
-from rxloop.context.compressors import ChainedCompressor, SlidingWindowCompressor, TokenBudgetCompressor
-from rxloop.context.semantic import SemanticCompressor
+from rxloop.context.compressors import (
+    ChainedCompressor,
+    SemanticCompressor,
+    SlidingWindowCompressor,
+    TokenBudgetCompressor,
+)
 from rxloop.pipeline.interfaces import Compressor
 from rxloop.pipeline.requests import ToolDefinition
 from rxloop.protocol.messages import Message, ToolCall

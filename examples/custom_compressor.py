@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from rxloop import Agent, ContextCompressedEvent, Message, op, tool
-from rxloop.context.blocks import blocks_of
+from rxloop.context.layout import blocks_of
 from rxloop.pipeline import Budget
 from rxloop.testing import ScriptedModel, call
 

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from rxloop._version import __version__ as __version__
     from rxloop.agents.agent import Agent as Agent
     from rxloop.agents.batch import Outcome as Outcome
+    from rxloop.context.compressors import SemanticCompressor as SemanticCompressor
     from rxloop.context.compressors import SlidingWindowCompressor as SlidingWindowCompressor
     from rxloop.context.compressors import TokenBudgetCompressor as TokenBudgetCompressor
-    from rxloop.context.semantic import SemanticCompressor as SemanticCompressor
     from rxloop.context.workspaces import FolderWorkspace as FolderWorkspace
     from rxloop.context.workspaces import Scratchpad as Scratchpad
     from rxloop.errors import ConfigurationError as ConfigurationError
@@ -114,11 +114,11 @@ if TYPE_CHECKING:
     from rxloop.stream.readers import merge as merge
     from rxloop.stream.sources import emit as emit
     from rxloop.stream.stream import Stream as Stream
-    from rxloop.thinking.graph.thought_graph import ThoughtGraph as ThoughtGraph
+    from rxloop.thinking.graph import ThoughtGraph as ThoughtGraph
     from rxloop.tools.artifacts import artifact_tools as artifact_tools
     from rxloop.tools.client_tool import client_tool as client_tool
+    from rxloop.tools.client_tool import request_input as request_input
     from rxloop.tools.function import tool as tool
-    from rxloop.tools.request_input import request_input as request_input
     from rxloop.tools.result import ToolResult as ToolResult
     from rxloop.tools.sequential_thinking import sequential_thinking as sequential_thinking
     from rxloop.tools.skills import skills as skills

@@ -37,7 +37,7 @@ class ScriptedModels:
         return self.made[-1]
 
     def recorded(self, path: Any, **options: Any) -> ScriptedModel:
-        """A model that answers as it did in a recorded run; the arguments are those of `rxloop.testing.recordings`."""
+        """A model that answers as it did in a recorded run; the arguments are those of `rxloop.testing.marbles`."""
         from rxloop.testing import recorded
 
         self.made.append(recorded(path, **options))

@@ -17,8 +17,8 @@ import pytest
 from openai import OpenAI
 
 from rxloop import ConfigurationError, MemoryEventLog
+from rxloop.cli.service import runtime_of
 from rxloop.cli.service.credentials import read_keys
-from rxloop.cli.service.runtime_loader import runtime_of
 from support.cli_workspace import Place
 from support.terminals import LIMIT
 

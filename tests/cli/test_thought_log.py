@@ -10,8 +10,8 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from rxloop.cli import thought_log
-from rxloop.cli.thought_log import ThoughtLog, box, logs_thoughts
+from rxloop.cli.commands import mcp
+from rxloop.cli.commands.mcp import ThoughtLog, box, logs_thoughts
 from rxloop.storage import MemoryArtifacts
 from rxloop.thinking import ThinkingSessions, ThoughtResult
 
@@ -104,7 +104,7 @@ async def test_the_log_has_written_everything_when_it_ends() -> None:
 
 
 async def test_a_reader_that_stands_still_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(thought_log, "_GRACE", 0.05)
+    monkeypatch.setattr(mcp, "_GRACE", 0.05)
     [result] = await results({"thought": "x" * 2_000})
     reading, writing = os.pipe()
     with os.fdopen(writing, "w", encoding="utf-8") as file:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from rxloop.context.blocks import blocks_of, problems_of, repaired
+from rxloop.context.layout import blocks_of, problems_of, repaired
 from rxloop.protocol.messages import Message
 from support.histories import call, long_history, turn
 

@@ -6,8 +6,8 @@ import pytest
 
 from rxloop import SemanticCompressor, SlidingWindowCompressor, TokenBudgetCompressor
 from rxloop.context import ChainedCompressor, TokenEstimator
-from rxloop.context.blocks import problems_of
 from rxloop.context.compression import Compression, LastCut
+from rxloop.context.layout import problems_of
 from rxloop.errors import ConfigurationError
 from rxloop.pipeline.interfaces import Compressor
 from rxloop.protocol.messages import ImagePart, Message, TextPart

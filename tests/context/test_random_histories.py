@@ -7,8 +7,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from rxloop.context import TokenEstimator
-from rxloop.context.blocks import blocks_of, problems_of
 from rxloop.context.compression import Compressed, LastCut
+from rxloop.context.layout import blocks_of, problems_of
 from rxloop.pipeline.interfaces import Compressor, TokenCounter
 from rxloop.protocol.messages import Message
 from support.histories import Words, compressed, every_compressor, histories

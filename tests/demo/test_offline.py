@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from rxloop import Agent
-from rxloop.demo.offline import BASE_URL
+from rxloop.demo import BASE_URL
 from rxloop.pipeline.interfaces import Provider
 from rxloop.pipeline.requests import ModelRequest, ToolDefinition
 from rxloop.protocol.events import ContentCompleteEvent, Event, ToolCallDeltaEvent, UsageEvent

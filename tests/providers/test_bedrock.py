@@ -13,7 +13,7 @@ import pytest
 from rxloop import errors
 from rxloop.protocol.settings import ModelSettings
 from rxloop.providers import HTTPModel, Retry, anthropic_messages, find_model, find_price, resolve_model
-from rxloop.providers.transport.sse import SSEDecoder
+from rxloop.providers.transport.stream_decoders import SSEDecoder
 from support.http_server import REQUEST, Answer, Reply, Server, collect, text
 from support.vendors.aws_events import chunk, message
 from support.vendors.recordings import CORPUS, body, needs_recordings, recording

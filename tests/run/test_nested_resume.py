@@ -27,7 +27,7 @@ from rxloop.pipeline.requests import ModelRequest
 from rxloop.run.nested import NestedRecorder
 from rxloop.state import fold
 from rxloop.testing import ScriptedModel, call, turn
-from rxloop.thinking.graph.thought_graph import ThoughtGraph
+from rxloop.thinking.graph import ThoughtGraph
 from support.nested_agents import check_attempts, of, used
 from support.runs import collect
 

@@ -12,7 +12,7 @@ from rxloop.errors import ConfigurationError
 from rxloop.storage import MemoryArtifacts
 from rxloop.testing import ScriptedModel, call
 from rxloop.thinking import ThinkingSessions
-from rxloop.thinking.sessions.ids import new_id
+from rxloop.thinking.sessions.session_artifacts import new_id
 from support.sequential_thoughts import thought
 
 NAME = "sequentialthinking"

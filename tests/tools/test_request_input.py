@@ -7,7 +7,7 @@ import pytest
 from rxloop import Agent, MemoryEventLog, PendingInput, Result
 from rxloop.errors import InvalidInput
 from rxloop.testing import ScriptedModel, call, turn
-from rxloop.tools.request_input import request_input
+from rxloop.tools.client_tool import request_input
 
 FIELDS = {"city": "string", "days": "integer"}
 

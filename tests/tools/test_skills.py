@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from rxloop import Agent, Limits, MemoryEventLog, skills
 from rxloop.errors import ConfigurationError
 from rxloop.testing import ScriptedModel, call
-from rxloop.tools.skill_folder import MOST_SKILLS, BadSkill, SkillFolder, skill_of
+from rxloop.tools.skills import MOST_SKILLS, BadSkill, SkillFolder, skill_of
 
 BODY = "# Writing minutes\n\nBegin with who was there. See references/style.md."
 

@@ -6,7 +6,7 @@ from rxloop import Thoughts
 from rxloop.errors import ConfigurationError, ToolError
 from rxloop.protocol.events import ContentCompleteEvent, Event, ThoughtStreamEvent, ToolCompleteEvent
 from rxloop.protocol.messages import ToolCall
-from rxloop.thinking.graph.thought_graph import ThoughtGraph
+from rxloop.thinking.graph import ThoughtGraph
 from rxloop.tools.think_aloud import ThinkAloud, think_aloud
 from support.fake_host import FakeHost
 

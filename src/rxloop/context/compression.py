@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import orjson
 
-from rxloop.context.blocks import Block, blocks_of, problems_of, repaired
+from rxloop.context.layout import Block, blocks_of, problems_of, repaired
 from rxloop.pipeline.interfaces import Budget, Compressor, TokenCounter
 from rxloop.protocol.messages import Message
 from rxloop.support.threads import call_user_function

@@ -9,7 +9,7 @@ from operator import is_
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 
-from rxloop.context.blocks import Block, blocks_of
+from rxloop.context.layout import Block, blocks_of
 from rxloop.pipeline.host import get_host
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.protocol.messages import Message, ToolCall

@@ -17,7 +17,7 @@ from rxloop.state.fold import fold_all
 from rxloop.state.run_state import RunState
 from rxloop.storage.conversation import conversation
 from rxloop.stream.sources import Push, from_task
-from rxloop.thinking.graph.thought_graph import ThoughtGraph
+from rxloop.thinking.graph import ThoughtGraph
 
 _TURN = 256
 """Events that are delivered before the rest of the event loop has a turn."""

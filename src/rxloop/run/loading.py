@@ -34,7 +34,7 @@ from rxloop.state.fold import fold_all
 from rxloop.state.run_state import MAIL_ID, RunState, check_attempts
 from rxloop.storage.conversation import FORMAT, add_page, conversation, find_cached
 from rxloop.support.tasks import GRACE
-from rxloop.thinking.graph.thought_graph import ThoughtGraph
+from rxloop.thinking.graph import ThoughtGraph
 
 if TYPE_CHECKING:
     from rxloop.run.fork import Fork

@@ -19,7 +19,7 @@ from rxloop.run.recorder import Recorder
 from rxloop.run.spec import RunSpec
 from rxloop.run.stamp import EventStamp, EventTraits
 from rxloop.state.run_state import LimitHit
-from rxloop.thinking.graph.thought_graph import ThoughtGraph
+from rxloop.thinking.graph import ThoughtGraph
 
 if TYPE_CHECKING:
     from rxloop.pipeline.artifacts import Writes

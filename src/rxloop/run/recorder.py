@@ -19,7 +19,7 @@ from rxloop.state.earlier_attempts import EarlierAttempts, no_attempts
 from rxloop.state.fold import fold, fold_beside
 from rxloop.state.run_state import RunState
 from rxloop.stream.hub import Hub
-from rxloop.thinking.graph.thought_graph import ThoughtGraph
+from rxloop.thinking.graph import ThoughtGraph
 
 if TYPE_CHECKING:
     from rxloop.run.log_writer import LogWriter

@@ -16,7 +16,7 @@ from rxloop.protocol.messages import Citation, ErrorInfo, FilePart, ImagePart, M
 from rxloop.protocol.visibility import redact_error
 from rxloop.run.attempt import Attempt
 from rxloop.state.run_state import CompressionTotals, LimitHit
-from rxloop.thinking.graph.thought_graph import ThoughtGraph
+from rxloop.thinking.graph import ThoughtGraph
 
 O = TypeVar("O", default=str)  # noqa: E741
 

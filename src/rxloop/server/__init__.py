@@ -33,14 +33,14 @@ if TYPE_CHECKING:
     from rxloop.server.core.gateway import ServerLimits as ServerLimits
     from rxloop.server.core.gateway import bearer as bearer
     from rxloop.server.core.shutdown import Shutdown as Shutdown
-    from rxloop.server.http.adapter import Api as Api
-    from rxloop.server.http.adapter import api as api
+    from rxloop.server.http import Api as Api
+    from rxloop.server.http import api as api
     from rxloop.server.mcp.adapter import McpServer as McpServer
     from rxloop.server.mcp.adapter import mcp_server as mcp_server
     from rxloop.server.mcp.stdio import serve_stdio as serve_stdio
     from rxloop.server.mcp.thinking_tools import ThinkingTools as ThinkingTools
     from rxloop.server.mcp.thinking_tools import make_connection_sessions as make_connection_sessions
     from rxloop.server.mcp.tools import AgentTool as AgentTool
-    from rxloop.server.openai.adapter import openai_api as openai_api
-    from rxloop.server.ui_messages.adapter import UiStream as UiStream
-    from rxloop.server.ui_messages.adapter import ui_stream as ui_stream
+    from rxloop.server.openai import openai_api as openai_api
+    from rxloop.server.ui_messages import UiStream as UiStream
+    from rxloop.server.ui_messages import ui_stream as ui_stream

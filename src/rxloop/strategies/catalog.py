@@ -12,7 +12,7 @@ from typing import cast
 
 from rxloop.errors import ConfigurationError
 from rxloop.pipeline.requests import Strategy
-from rxloop.thinking.stages.definition import StrategyDefinition
+from rxloop.thinking.stages import StrategyDefinition
 
 _NAMES = (
     "linear",

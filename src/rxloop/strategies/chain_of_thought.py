@@ -9,7 +9,7 @@ from rxloop.strategies.engine import strategy
 from rxloop.strategies.replies import paragraphs
 from rxloop.strategies.shared_stages import FINAL_RESPONSE, PROBLEM_RECEPTION, SOLUTION_FORMULATION
 from rxloop.strategies.strategy_run import StrategyRun
-from rxloop.thinking.stages.definition import Stage, StrategyDefinition
+from rxloop.thinking.stages import Stage, StrategyDefinition
 
 STAGES = StrategyDefinition(
     name="chain_of_thought",

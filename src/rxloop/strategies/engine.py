@@ -22,7 +22,7 @@ from rxloop.strategies.requests import Sender
 from rxloop.strategies.strategy_run import StrategyRun
 from rxloop.stream.rx import connect
 from rxloop.stream.sources import Push, emit, from_task
-from rxloop.thinking.stages.definition import StrategyDefinition
+from rxloop.thinking.stages import StrategyDefinition
 
 Function = Callable[[StrategyRun], Awaitable[str]]
 

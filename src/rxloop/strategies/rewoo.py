@@ -17,7 +17,7 @@ from rxloop.strategies.plan import Plan, parse_plan
 from rxloop.strategies.replies import at_least
 from rxloop.strategies.shared_stages import FINAL_RESPONSE, PROBLEM_RECEPTION
 from rxloop.strategies.strategy_run import StrategyRun
-from rxloop.thinking.stages.definition import Stage, StrategyDefinition
+from rxloop.thinking.stages import Stage, StrategyDefinition
 
 STAGES = StrategyDefinition(
     name="rewoo",

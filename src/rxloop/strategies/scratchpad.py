@@ -9,7 +9,7 @@ from rxloop.strategies.engine import strategy
 from rxloop.strategies.replies import at_least, word
 from rxloop.strategies.shared_stages import CONTINUATION_DECISION, FINAL_RESPONSE, PROBLEM_RECEPTION
 from rxloop.strategies.strategy_run import StrategyRun
-from rxloop.thinking.stages.definition import IterationPoint, Stage, StrategyDefinition
+from rxloop.thinking.stages import IterationPoint, Stage, StrategyDefinition
 
 STAGES = StrategyDefinition(
     name="scratchpad",

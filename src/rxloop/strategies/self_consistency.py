@@ -21,7 +21,7 @@ from rxloop.strategies.engine import strategy
 from rxloop.strategies.replies import at_least, final_answer
 from rxloop.strategies.shared_stages import FINAL_RESPONSE, PROBLEM_RECEPTION
 from rxloop.strategies.strategy_run import Reply, StrategyRun
-from rxloop.thinking.stages.definition import Branching, Stage, StrategyDefinition
+from rxloop.thinking.stages import Branching, Stage, StrategyDefinition
 
 STAGES = StrategyDefinition(
     name="self_consistency",

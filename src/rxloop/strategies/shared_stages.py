@@ -5,7 +5,7 @@ A strategy adds the stages that follow: `replace(PROBLEM_RECEPTION, next="planni
 
 from __future__ import annotations
 
-from rxloop.thinking.stages.definition import Stage
+from rxloop.thinking.stages import Stage
 
 PROBLEM_RECEPTION = Stage(
     name="problem_reception",

@@ -8,7 +8,7 @@ from rxloop.pipeline.requests import Strategy
 from rxloop.strategies.engine import strategy
 from rxloop.strategies.shared_stages import FINAL_RESPONSE, PROBLEM_RECEPTION
 from rxloop.strategies.strategy_run import StrategyRun
-from rxloop.thinking.stages.definition import Stage, StrategyDefinition
+from rxloop.thinking.stages import Stage, StrategyDefinition
 
 STAGES = StrategyDefinition(
     name="step_back",

@@ -10,11 +10,11 @@ import orjson
 from rxloop.errors import ConfigurationError, InvalidThought
 from rxloop.pipeline.requests import ToolDefinition
 from rxloop.strategies.catalog import STRATEGIES, get_stages
+from rxloop.thinking.sessions import ThinkingSessions
 from rxloop.thinking.sessions.result import ThoughtResult
 from rxloop.thinking.sessions.session import Session
-from rxloop.thinking.sessions.sessions import ThinkingSessions
 from rxloop.thinking.sessions.thought import ThoughtInput, parameters
-from rxloop.thinking.stages.definition import StrategyDefinition
+from rxloop.thinking.stages import StrategyDefinition
 from rxloop.thinking.stages.stage_manager import LOOP_CAP
 from rxloop.thinking.stages.staged_session import Flow, StagedInput, index_definitions
 from rxloop.tools.sequential_thinking import Owner, SessionTool

@@ -32,7 +32,7 @@ from rxloop.state.history import THINK_ALOUD
 from rxloop.state.run_state import RunState
 from rxloop.strategies.requests import Sender
 from rxloop.stream.sources import emit
-from rxloop.thinking.stages.definition import StrategyDefinition
+from rxloop.thinking.stages import StrategyDefinition
 from rxloop.thinking.stages.stage_manager import StageManager
 
 T = TypeVar("T")

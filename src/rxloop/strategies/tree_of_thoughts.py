@@ -21,7 +21,7 @@ from rxloop.strategies.shared_stages import (
 )
 from rxloop.strategies.strategy_run import Reply, StrategyRun
 from rxloop.support.threads import run_in_thread
-from rxloop.thinking.stages.definition import Branching, IterationPoint, Stage, StrategyDefinition
+from rxloop.thinking.stages import Branching, IterationPoint, Stage, StrategyDefinition
 
 STAGES = StrategyDefinition(
     name="tree_of_thoughts",

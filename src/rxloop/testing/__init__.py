@@ -9,12 +9,12 @@ import_later(__name__)
 
 # The list of the public names: type checkers read it, and `import_later` does.
 if TYPE_CHECKING:
+    from rxloop.demo import OfflineModel as OfflineModel
+    from rxloop.demo import demo_model as demo_model
     from rxloop.demo.conversation import Conversation as Conversation
     from rxloop.demo.conversation import PastCall as PastCall
     from rxloop.demo.conversation import Reply as Reply
     from rxloop.demo.conversation import Rule as Rule
-    from rxloop.demo.offline import OfflineModel as OfflineModel
-    from rxloop.demo.offline import demo_model as demo_model
     from rxloop.providers.script import ScriptedCall as ScriptedCall
     from rxloop.providers.script import ScriptedModel as ScriptedModel
     from rxloop.providers.script import ScriptExhausted as ScriptExhausted
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from rxloop.providers.script import turn as turn
     from rxloop.testing.marbles import assert_marbles as assert_marbles
     from rxloop.testing.marbles import marbles as marbles
-    from rxloop.testing.recordings import recorded as recorded
-    from rxloop.testing.recordings import recorded_events as recorded_events
+    from rxloop.testing.marbles import recorded as recorded
+    from rxloop.testing.marbles import recorded_events as recorded_events
     from rxloop.testing.virtual_time import NothingLeft as NothingLeft
     from rxloop.testing.virtual_time import VirtualTime as VirtualTime
     from rxloop.testing.virtual_time import virtual_time as virtual_time

@@ -11,6 +11,7 @@ The letters stand beside the kinds in docs/protocol.md, as `marble` of their cla
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
@@ -18,8 +19,10 @@ from typing import Any, Protocol
 from reactivex import Observable
 
 from rxloop.errors import ConfigurationError
+from rxloop.operators.views.record import read_recording
 from rxloop.protocol.envelope import EVENT_TYPES
 from rxloop.protocol.events import CheckpointEvent, Event, StatusUpdateEvent, UsageEvent
+from rxloop.providers.script import ScriptedModel
 from rxloop.testing.virtual_time import SECOND, NothingLeft, current_time
 
 FRAME = 0.025
@@ -215,3 +218,37 @@ def _duration(passed: int) -> str:
     """Write a length of time as a marble line has it."""
     value, unit = (passed / SECOND, "s") if passed >= SECOND else (passed * 1000 / SECOND, "ms")
     return f"{value:.9f}".rstrip("0").rstrip(".") + unit
+
+
+def recorded(path: str | os.PathLike[str], *, task_id: str | None = None) -> ScriptedModel:
+    """Make a model that answers as the models of a recorded run did; see `ScriptedModel.from_events`.
+
+    So a run that went well once becomes a test, with no model and no key:
+
+    Example:
+        >>> await Agent(recorded("run.jsonl"), tools=tools).run("Weather?").pipe(op.compare("run.jsonl"))
+
+    Args:
+        path: The file that `op.record`, `rxloop run --json` or `rxloop export --full` made of the run.
+        task_id: The run, where the file has a nested one as well; by default the outermost.
+
+    Raises:
+        ConfigurationError: The file cannot be read, or is not a recording of a run.
+    """
+    events = recorded_events(path)
+    try:
+        return ScriptedModel.from_events(events, task_id=task_id)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{os.fspath(path)}: {error}") from error
+
+
+def recorded_events(path: str | os.PathLike[str]) -> list[Event]:
+    """Read the events of a recorded run, in order, for views and folds.
+
+    Args:
+        path: The file, with the JSON of one event on each line.
+
+    Raises:
+        ConfigurationError: The file cannot be read, or a line of it is not an event.
+    """
+    return read_recording(path)

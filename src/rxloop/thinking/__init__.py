@@ -12,11 +12,11 @@ import_later(__name__)
 
 # The list of the public names: type checkers read it, and `import_later` does.
 if TYPE_CHECKING:
+    from rxloop.thinking.sessions import ThinkingSessions as ThinkingSessions
     from rxloop.thinking.sessions.result import ThoughtResult as ThoughtResult
     from rxloop.thinking.sessions.session import Session as Session
-    from rxloop.thinking.sessions.sessions import ThinkingSessions as ThinkingSessions
     from rxloop.thinking.sessions.thought import SequentialThought as SequentialThought
     from rxloop.thinking.sessions.thought import ThoughtInput as ThoughtInput
-    from rxloop.thinking.stages.definition import Stage as Stage
-    from rxloop.thinking.stages.definition import StrategyDefinition as StrategyDefinition
+    from rxloop.thinking.stages import Stage as Stage
+    from rxloop.thinking.stages import StrategyDefinition as StrategyDefinition
     from rxloop.thinking.stages.stage_manager import StageManager as StageManager

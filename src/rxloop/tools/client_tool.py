@@ -1,12 +1,12 @@
-"""Tools that the client executes."""
+"""Tools that are answered from outside the run: by the client, or by the user."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Annotated, Any, Literal, cast
 
 import orjson
-from pydantic import BaseModel, PydanticUserError, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, TypeAdapter, create_model
 from pydantic_core import SchemaError
 
 from rxloop.errors import ConfigurationError, InvalidEvent, ToolError
@@ -17,7 +17,7 @@ from rxloop.protocol.json_data import freeze_json
 from rxloop.protocol.messages import PendingInput, get_tool_error
 from rxloop.support.json_schema import explain_schema_error, find_flaw, find_misfit, to_json_text
 from rxloop.tools.approval import described
-from rxloop.tools.function import check_name
+from rxloop.tools.function import check_name, tool
 from rxloop.tools.signature import json_schema, validate
 
 MOST = 128
@@ -263,3 +263,43 @@ def _schema(name: str, what: str, given: Any, kind: str | None) -> dict[str, Any
     if wrong is not None:
         raise ConfigurationError(f"tool {name!r}: its {what} cannot be kept as JSON: {wrong}")
     return kept
+
+
+FieldType = Literal["string", "number", "integer", "boolean"]
+
+_TYPES: dict[FieldType, Any] = {"string": str, "number": float, "integer": int, "boolean": bool}
+
+
+@tool(idempotent=True)
+async def request_input(
+    ctx: RunContext[Any],
+    prompt: Annotated[str, Field(description="The question, complete in itself.", min_length=1)],
+    kind: Annotated[
+        Literal["text", "confirmation"], Field(description="Whether the answer is free text, or yes or no.")
+    ] = "text",
+    options: Annotated[list[str], Field(description="The answers to choose from, where there are only these.")] = [],  # noqa: B006
+    fields: Annotated[
+        dict[str, FieldType], Field(description="The values to fill in, by name, where several are needed.")
+    ] = {},  # noqa: B006
+) -> Any:
+    """Asks the user, and gives the answer.
+
+    Use it when you cannot go on without something that only the user knows or may decide: a missing detail, a choice, a
+    permission. Do not ask for what you can find out with another tool.
+    """
+    if options and fields:
+        raise ToolError("Give options or fields, not both: a choice and a form are two questions.")
+    if options:
+        return await ctx.ask(prompt, answer=str, options=options)
+    if not fields:
+        return await ctx.ask(prompt, answer=bool if kind == "confirmation" else str)
+    answer = await ctx.ask(prompt, answer=_form(fields))
+    return answer.model_dump()
+
+
+def _form(fields: dict[str, FieldType]) -> type[BaseModel]:
+    bad = [name for name in fields if not name.isidentifier() or name.startswith("_") or name in dir(BaseModel)]
+    if bad:
+        raise ToolError(f"{', '.join(map(repr, bad))} cannot be the name of a field: use plain words in snake_case.")
+    definitions: dict[str, Any] = {name: (_TYPES[kind], ...) for name, kind in fields.items()}
+    return create_model("Answer", __config__=ConfigDict(extra="forbid"), **definitions)

@@ -22,10 +22,10 @@ from rxloop.pipeline.requests import ToolDefinition
 from rxloop.pipeline.run_context import RunContext
 from rxloop.protocol.events import CustomEvent, SessionLink, StageEvent, ThoughtStreamEvent
 from rxloop.storage import MemoryArtifacts
-from rxloop.thinking.sessions.ids import is_generated
+from rxloop.thinking.sessions import ThinkingSessions
 from rxloop.thinking.sessions.result import ThoughtResult
 from rxloop.thinking.sessions.session import Session
-from rxloop.thinking.sessions.sessions import ThinkingSessions
+from rxloop.thinking.sessions.session_artifacts import is_generated
 from rxloop.thinking.sessions.thought import DESCRIPTION, ThoughtInput, parameters, wrong_with_name
 from rxloop.tools.result import ToolResult
 

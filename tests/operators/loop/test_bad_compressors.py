@@ -18,7 +18,7 @@ from rxloop import (
     ThinkingFailedEvent,
     op,
 )
-from rxloop.context.blocks import problems_of
+from rxloop.context.layout import problems_of
 from rxloop.pipeline.interfaces import Budget
 from rxloop.testing import ScriptedModel, virtual_time
 from support.long_runs import compressions, look, looks, run_of, sent

@@ -21,8 +21,8 @@ from rxloop import (
     op,
 )
 from rxloop.context import TokenEstimator
-from rxloop.context.blocks import problems_of
 from rxloop.context.compression import LastCut
+from rxloop.context.layout import problems_of
 from rxloop.errors import ContextLengthExceeded
 from rxloop.pipeline.interfaces import Budget
 from rxloop.testing import ScriptedModel, turn

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from reactivex.testing import ReactiveTest, Recorded, TestScheduler
 
 from rxloop.errors import ConfigurationError
-from rxloop.operators.views.coalesce_deltas import coalesce_deltas
+from rxloop.operators.views.text import coalesce_deltas
 from rxloop.protocol.events import (
     ContentDeltaEvent,
     CustomEvent,

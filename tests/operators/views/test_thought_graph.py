@@ -6,7 +6,7 @@ from reactivex.testing import ReactiveTest, Recorded, TestScheduler
 from rxloop.operators.views.thought_graph import thought_graph
 from rxloop.protocol.events import ContentCompleteEvent, ContentDeltaEvent, ThoughtStreamEvent
 from rxloop.protocol.messages import ToolCall
-from rxloop.thinking.graph.thought_graph import ThoughtGraph
+from rxloop.thinking.graph import ThoughtGraph
 
 on_next: Callable[[int, Any], Recorded[Any]] = ReactiveTest.on_next
 on_completed = ReactiveTest.on_completed

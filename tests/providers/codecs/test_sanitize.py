@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rxloop.providers.codecs.control_tokens import TailStripper, clean_name
+from rxloop.providers.codecs.markup import TailStripper, clean_name
 from rxloop.providers.vendors import TEMPLATE_TOKENS
 from support.processes.counters import extra_memory
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rxloop.providers.bounds import Bounds, OutOfBounds
-from rxloop.providers.transport.other_streams import ArrayDecoder
+from rxloop.providers.transport.stream_decoders import ArrayDecoder
 from support.processes.counters import extra_memory, operations
 from support.vendors.recordings import body, needs_recordings, recording
 from support.vendors.split_streams import bytewise, cut, decoded

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rxloop.providers.bounds import Bounds, OutOfBounds, Unreadable
-from rxloop.providers.transport.other_streams import AWSDecoder
+from rxloop.providers.transport.stream_decoders import AWSDecoder
 from support.processes.counters import extra_memory, operations
 from support.vendors.aws_events import chunk, header, message, prelude
 from support.vendors.split_streams import bytewise, cut, decoded

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rxloop.providers.transport.sse import SSEDecoder
+from rxloop.providers.transport.stream_decoders import SSEDecoder
 from support.processes.counters import extra_memory
 from support.vendors.split_streams import bytewise, cut
 

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from google.auth import _exponential_backoff
 
 from rxloop import errors
-from rxloop.providers.vendors.google_credentials import GoogleToken
+from rxloop.providers.credentials import GoogleToken
 
 
 class Tokens(ThreadingHTTPServer):

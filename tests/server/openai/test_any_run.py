@@ -15,10 +15,9 @@ from rxloop import MemoryEventLog, Runtime, follow
 from rxloop.pipeline.records import RunRecord
 from rxloop.server.core.chat_fold import ChatFold
 from rxloop.server.openai.call import about_of
-from rxloop.server.openai.completion_fold import CompletionFold
-from rxloop.server.openai.response_fold import ResponseFold
+from rxloop.server.openai.completions import CompletionFold, completion_chunks
+from rxloop.server.openai.response_fold import ResponseFold, response_events
 from rxloop.server.openai.response_items import ResponseId
-from rxloop.server.openai.views import completion_chunks, response_events
 from rxloop.testing import virtual_time
 from support.faulty_components import PLANTED
 from support.random_runs import NAME, SHOW_MAP, AnyRun, any_run, unheard

@@ -22,8 +22,7 @@ from rxloop.protocol.events import (
 from rxloop.protocol.messages import Citation, FilePart, ImagePart, ToolCall, Usage
 from rxloop.server.core.chat_fold import chat
 from rxloop.server.ui_messages.fold import chunks
-from rxloop.server.ui_messages.frames import DONE, Chunk
-from rxloop.server.ui_messages.message_fold import ui_message
+from rxloop.server.ui_messages.frames import DONE, Chunk, ui_message
 
 CALL = ToolCall(id="0", name="weather", arguments={"city": "Oslo"}, raw='{"city": "Oslo"}')
 

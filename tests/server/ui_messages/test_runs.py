@@ -15,8 +15,7 @@ from rxloop import Event, Runtime
 from rxloop.protocol.events import ContentCompleteEvent, StatusUpdateEvent, ToolCompleteEvent, ends_attempt
 from rxloop.server.core.chat_fold import chat
 from rxloop.server.ui_messages.fold import chunks
-from rxloop.server.ui_messages.frames import DONE, Chunk, encode
-from rxloop.server.ui_messages.message_fold import ui_message
+from rxloop.server.ui_messages.frames import DONE, Chunk, encode, ui_message
 from rxloop.testing import virtual_time
 from support.clients.ai_sdk import node
 from support.faulty_components import PLANTED

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rxloop.protocol.events import ContentCompleteEvent, ContentDeltaEvent, Event, ThoughtStreamEvent, ToolStartEvent
 from rxloop.protocol.messages import ToolCall
-from rxloop.thinking.graph.thought_graph import Edge, ThoughtGraph
+from rxloop.thinking.graph import Edge, ThoughtGraph
 from support.graph_events import message, thought
 
 

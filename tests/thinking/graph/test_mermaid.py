@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from rxloop.protocol.events import ThoughtStreamEvent
 from rxloop.support.text import to_mermaid_text, to_one_line
-from rxloop.thinking.graph.thought_graph import ThoughtGraph
+from rxloop.thinking.graph import ThoughtGraph
 from support.processes.services import CHROMIUM, mermaid_file
 
 LABELS = [

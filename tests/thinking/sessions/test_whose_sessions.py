@@ -9,8 +9,7 @@ from rxloop.pipeline.artifact_rules import ArtifactRecord
 from rxloop.pipeline.artifacts import ArtifactStore
 from rxloop.storage import MemoryArtifacts
 from rxloop.thinking import ThinkingSessions
-from rxloop.thinking.sessions.ids import new_id
-from rxloop.thinking.sessions.session_artifacts import CONTEXT, Head
+from rxloop.thinking.sessions.session_artifacts import CONTEXT, Head, new_id
 from support.fake_clock import MINUTE, FakeClock
 from support.sequential_thoughts import codes, thought
 

@@ -8,7 +8,7 @@ import pytest
 
 from rxloop.errors import ConfigurationError
 from rxloop.thinking import Stage, StageManager, StrategyDefinition
-from rxloop.thinking.stages.definition import Branching, IterationPoint
+from rxloop.thinking.stages import Branching, IterationPoint
 
 
 def stages(**following: Any) -> tuple[Stage, ...]:

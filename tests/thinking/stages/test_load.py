@@ -10,7 +10,7 @@ import pytest
 
 from rxloop.errors import ConfigurationError
 from rxloop.thinking import Stage, StrategyDefinition
-from rxloop.thinking.stages.definition import Branching, IterationPoint
+from rxloop.thinking.stages import Branching, IterationPoint
 
 OWN = StrategyDefinition(
     name="own",

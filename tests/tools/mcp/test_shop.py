@@ -17,8 +17,8 @@ from rxloop.protocol.events import InputRequiredEvent, ToolProgressEvent, ToolSt
 from rxloop.protocol.messages import FilePart, ImagePart, Usage
 from rxloop.storage import MemoryEventLog
 from rxloop.testing import ScriptedModel, call, turn
+from rxloop.tools.mcp import calls as _results
 from rxloop.tools.mcp import mcp
-from rxloop.tools.mcp import results as _results
 from support.mcp_servers.runs import events_of, files, processes, results, shop, until
 
 

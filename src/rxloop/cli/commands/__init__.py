@@ -14,13 +14,13 @@ class _Command(NamedTuple):
 
 COMMANDS = {
     "run": _Command("run:run", "Ask a model."),
-    "chat": _Command("chat:chat", "Talk with a model."),
+    "chat": _Command("run:chat", "Talk with a model."),
     "map": _Command("map:map_", "Ask for each line of a file, and go on where it was left."),
     "runs": _Command("inspect:runs", "List the runs, newest first."),
     "show": _Command("inspect:show", "Show what is on record of a run."),
     "replay": _Command("inspect:replay", "Show a run once more as it was seen live."),
-    "resume": _Command("resume:resume", "Go on with a run."),
-    "fork": _Command("resume:fork", "Begin a new run with a part of another one."),
+    "resume": _Command("run:resume", "Go on with a run."),
+    "fork": _Command("run:fork", "Begin a new run with a part of another one."),
     "diff": _Command("inspect:diff", "Show where two runs first differ, and what each cost."),
     "eval": _Command("eval:eval_", "Carry out an experiment."),
     "graph": _Command("inspect:graph", "Draw the thoughts of a run."),
@@ -29,7 +29,7 @@ COMMANDS = {
     "models": _Command(
         "models:models", "List the models that can be named, what is known of them, and which keys are set."
     ),
-    "strategies": _Command("strategies:strategies", "List the reasoning strategies, or show the stages of one."),
+    "strategies": _Command("models:strategies", "List the reasoning strategies, or show the stages of one."),
     "protocol": _Command("protocol:protocol", "List the kinds of events, or the fields of one."),
     "doctor": _Command("doctor:doctor", "Check that everything rxloop needs is installed and works."),
     "serve": _Command("serve:serve", "Serve agents over HTTP."),

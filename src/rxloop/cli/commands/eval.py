@@ -12,8 +12,7 @@ import typer
 from rich.text import Text
 
 from rxloop.cli.agent_loader import load
-from rxloop.cli.table import table
-from rxloop.cli.terminal import FAILED, failure, running, say, status_line, write, write_plain
+from rxloop.cli.terminal import FAILED, failure, running, say, status_line, table, write, write_plain
 from rxloop.errors import ConfigurationError, ScoreMissing
 from rxloop.evals.experiment import Experiment
 from rxloop.evals.report import Comparison, Report, compare

@@ -17,14 +17,13 @@ from rich.text import Text
 from rxloop.cli import options
 from rxloop.cli.database import find_context, find_run, first_event, opened, short_ids
 from rxloop.cli.options import RunDisplay, ThoughtLevel
-from rxloop.cli.table import table
-from rxloop.cli.terminal import running, say, write, write_json, write_plain
+from rxloop.cli.terminal import running, say, table, write, write_json, write_plain
 from rxloop.errors import ConfigurationError
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.records import RunRecord
 from rxloop.protocol.events import Event
 from rxloop.support.text import to_one_line
-from rxloop.thinking.graph.thought_graph import ThoughtGraph
+from rxloop.thinking.graph import ThoughtGraph
 
 _COLOURS = {"completed": "green", "failed": "red", "canceled": "yellow", "working": "cyan"}
 _UNITS = ((60, "second"), (3_600, "minute"), (86_400, "hour"), (7 * 86_400, "day"))

@@ -11,8 +11,7 @@ import orjson
 import typer
 from rich.text import Text
 
-from rxloop.cli.table import table
-from rxloop.cli.terminal import reporting, say, write
+from rxloop.cli.terminal import reporting, say, table, write
 from rxloop.errors import ConfigurationError
 from rxloop.protocol.envelope import EVENT_TYPES, PROTOCOL_VERSION, Event
 from rxloop.protocol.events import protocol_schema

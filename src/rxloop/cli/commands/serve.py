@@ -6,8 +6,8 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, fields
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -15,9 +15,8 @@ from typing import Annotated
 import typer
 
 from rxloop.cli import options
+from rxloop.cli.service import Cluster, log_requests, runtime_of, spared_by_collector, worker_of, writes_log
 from rxloop.cli.service.credentials import VARIABLE, check_address, is_local, read_keys
-from rxloop.cli.service.log_format import log_requests, writes_log
-from rxloop.cli.service.runtime_loader import Cluster, runtime_of, spared_by_collector, worker_of
 from rxloop.cli.terminal import CANCELLED, reporting
 from rxloop.errors import ConfigurationError
 from rxloop.runtime.runtime import Runtime
@@ -26,6 +25,63 @@ log = logging.getLogger("rxloop")
 
 
 JSONLog = Annotated[bool, typer.Option("--json", help="Write the log as JSON, one object a line.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Protocols:
+    """Protocols that a server speaks next to the HTTP API."""
+
+    agui: Annotated[bool, typer.Option("--agui", help="Speak AG-UI, too, at /agui.")] = False
+    ui_stream: Annotated[bool, typer.Option("--ui-stream", help="Speak to the AI SDK, too, at /ui.")] = False
+    openai: Annotated[bool, typer.Option("--openai", help="Speak as OpenAI's API does, too, at /v1.")] = False
+    a2a: Annotated[bool, typer.Option("--a2a", help="Speak A2A, too, at /a2a.")] = False
+    mcp: Annotated[bool, typer.Option("--mcp", help="Speak MCP, too, at /mcp.")] = False
+
+    def names(self) -> list[str]:
+        """List the names of the chosen protocols."""
+        return [each.name for each in fields(self) if getattr(self, each.name)]
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Address of a server, and the clients that it serves."""
+
+    host: Annotated[str, typer.Option("--host", metavar="HOST", help="The address to listen on.")] = "127.0.0.1"
+    port: Annotated[
+        int, typer.Option("--port", metavar="PORT", min=0, max=65_535, help="The port; 0 takes a free one.")
+    ] = 8000
+    keys: Annotated[
+        Path | None,
+        typer.Option(
+            "--keys", metavar="FILE", help=f"Who may ask: lines such as ann=KEY. Or {VARIABLE}, with commas between."
+        ),
+    ] = None
+    without_keys: Annotated[
+        bool, typer.Option("--without-keys", help="Let in everybody who reaches an address that is not local.")
+    ] = False
+    allow_origin: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow-origin",
+            metavar="URL",
+            help="A site whose pages may ask, such as https://app.example; may be repeated.",
+        ),
+    ] = None
+
+    def read_keys(self, protocols: Protocols) -> dict[str, str]:
+        """Return the names of the clients by their keys.
+
+        Raises:
+            ConfigurationError: The keys cannot be read, or the address needs keys and there are none.
+        """
+        known = read_keys(self.keys, os.environ.get(VARIABLE))
+        check_address(self.host, bool(known), self.without_keys)
+        if protocols.mcp and not (known or is_local(self.host)):
+            raise ConfigurationError(
+                f"--mcp on {self.host} needs keys: without them it answers only those who call this machine by a local "
+                "name"
+            )
+        return known
 
 
 def serve(
@@ -37,32 +93,8 @@ def serve(
             help="An agent, a dict of agents, a Runtime, or a function without parameters that makes one.",
         ),
     ],
-    agui: Annotated[bool, typer.Option("--agui", help="Speak AG-UI, too, at /agui.")] = False,
-    ui_stream: Annotated[bool, typer.Option("--ui-stream", help="Speak to the AI SDK, too, at /ui.")] = False,
-    openai: Annotated[bool, typer.Option("--openai", help="Speak as OpenAI's API does, too, at /v1.")] = False,
-    a2a: Annotated[bool, typer.Option("--a2a", help="Speak A2A, too, at /a2a.")] = False,
-    mcp: Annotated[bool, typer.Option("--mcp", help="Speak MCP, too, at /mcp.")] = False,
-    host: Annotated[str, typer.Option("--host", metavar="HOST", help="The address to listen on.")] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option("--port", metavar="PORT", min=0, max=65_535, help="The port; 0 takes a free one.")
-    ] = 8000,
-    keys: Annotated[
-        Path | None,
-        typer.Option(
-            "--keys", metavar="FILE", help=f"Who may ask: lines such as ann=KEY. Or {VARIABLE}, with commas between."
-        ),
-    ] = None,
-    without_keys: Annotated[
-        bool, typer.Option("--without-keys", help="Let in everybody who reaches an address that is not local.")
-    ] = False,
-    allow_origin: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--allow-origin",
-            metavar="URL",
-            help="A site whose pages may ask, such as https://app.example; may be repeated.",
-        ),
-    ] = None,
+    protocols: Protocols,
+    access: Access,
     db: options.Database = None,
     queue: Annotated[
         bool, typer.Option("--queue", help="Leave the runs to workers (`rxloop worker`), which a Postgres calls.")
@@ -88,36 +120,23 @@ def serve(
                 raise ConfigurationError(
                     f'rxloop serve needs {needed}, which is not installed: pip install "rxloop[serve]"'
                 )
-        known = read_keys(keys, os.environ.get(VARIABLE))
-        check_address(host, bool(known), without_keys)
-        if mcp and not (known or is_local(host)):
-            raise ConfigurationError(
-                f"--mcp on {host} needs keys: without them it answers only those who call this machine by a local name"
-            )
-        wanted = {"agui": agui, "ui_stream": ui_stream, "openai": openai, "a2a": a2a, "mcp": mcp}
-        chosen = [name for name, there in wanted.items() if there]
+        keys = access.read_keys(protocols)
         typed = options.typed(ctx)
         for name in ("program_version", "session_db"):
             if name in typed and not queue:
                 option = f"--{name.replace('_', '-')}"
                 raise ConfigurationError(f"{option} is for runs that workers carry out: add --queue")
-        serving = runtime_of(
-            agent,
-            db,
-            named="db" in typed,
-            cluster=Cluster(db, session_db, version=program_version) if queue else None,
-        )
+        cluster = Cluster(db, session_db, version=program_version) if queue else None
+        serving = runtime_of(agent, db, named="db" in typed, cluster=cluster)
         with writes_log(json=json):
-            asyncio.run(_serve(serving, chosen, host, port, known, allow_origin or (), grace))
+            asyncio.run(_serve(serving, protocols, access, keys, grace))
 
 
 async def _serve(
     serving: AbstractAsyncContextManager[Runtime],
-    chosen: Sequence[str],
-    host: str,
-    port: int,
+    protocols: Protocols,
+    access: Access,
     keys: dict[str, str],
-    origins: Sequence[str],
     grace: float,
 ) -> None:
     # Imported here: the extra may be missing.
@@ -125,11 +144,12 @@ async def _serve(
     from rxloop.cli.service.process import address, listening, until_signalled
     from rxloop.server import Shutdown
 
+    host = access.host
     async with serving as runtime:
-        doors = opened_doors(runtime, chosen, keys)
-        app = log_requests(application(doors, origins, host, keys=bool(keys)))
+        doors = opened_doors(runtime, protocols.names(), keys)
+        app = log_requests(application(doors, access.allow_origin or (), host, keys=bool(keys)))
         ending = Shutdown(*(each.door for each in doors), seconds=grace)
-        with listening(host, port) as listener:
+        with listening(host, access.port) as listener:
             url = address(listener)
             there, names = described(doors), ", ".join(runtime.agents)
             people = ", ".join(dict.fromkeys(keys.values())) or (

@@ -1,4 +1,4 @@
-"""Views that keep some of the events: by class, by task, by audience, up to the end."""
+"""Views that keep some of the events: by class, by task, by audience, after a cursor, up to the end."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from rxloop.operators.views.make_view import ViewOutput, make_view
 from rxloop.protocol.events import (
     THOUGHT_TYPES,
     Event,
+    GapEvent,
     ThoughtStreamEvent,
     ThoughtType,
     ToolCompleteEvent,
@@ -20,6 +21,8 @@ from rxloop.protocol.events import (
     Verbosity,
     ends_attempt,
 )
+from rxloop.protocol.ids import make_gap, read_cursor
+from rxloop.stream.deltas import trim_known
 
 A = TypeVar("A", bound=Event)
 B = TypeVar("B", bound=Event)
@@ -254,3 +257,56 @@ def until_final() -> EventView:
         return not ends_attempt(event)
 
     return cast("EventView", named(ops.take_while(goes_on, inclusive=True), "op.until_final"))
+
+
+def after(cursor: str, *, strict: bool = True) -> EventView:
+    """Leave out what a reader already has.
+
+    ::
+
+        source                 --a(1.1)--b(1.2)--c(1.3)--|
+        after("run/1.1.2")     ------------------c(1.3)--|
+
+    If events after the cursor are missing, because it belongs to another run or an earlier attempt, or because they are
+    no longer retained, a `gap` event comes first.
+
+    Args:
+        cursor: `event.cursor` of the last event that the reader has: `task_id/attempt.seq.sub`.
+        strict: Refuse what is not a cursor; otherwise it counts as that of an unknown run.
+
+    Raises:
+        ConfigurationError: It is not a cursor.
+    """
+    task_id, attempt, seq, sub = read_cursor(cursor, strict=strict)
+    place = (seq, sub)
+
+    def skip(out: ViewOutput[Event]) -> Callable[[Event], None]:
+        emit = out.emit
+        first = True
+        foreign = newer = False
+
+        def take(event: Event) -> None:
+            nonlocal first, foreign, newer
+            if isinstance(event, GapEvent):
+                # A gap that ends before the cursor does not concern this reader.
+                if event.root_task_id != task_id or event.attempt != attempt or event.seq > place[0]:
+                    emit(event)
+                return
+            if first:
+                foreign = task_id != event.root_task_id
+            if first and foreign:
+                emit(make_gap(event, "unknown-cursor", cursor))
+            elif first and event.attempt > attempt and place < (event.seq - 1, 0):
+                emit(make_gap(event, "trimmed", cursor))
+            elif not foreign and not newer and event.attempt > attempt and place > (event.seq - 1, 0):
+                emit(make_gap(event, "lost-attempt", cursor))
+            first = False
+            newer = newer or event.attempt > attempt
+            if foreign or event.attempt > attempt:
+                emit(event)
+            elif (rest := trim_known(event, seq, sub)) is not None:
+                emit(rest)
+
+        return take
+
+    return cast("EventView", make_view(skip))

@@ -9,9 +9,8 @@ from rxloop.operators.views import View
 from rxloop.operators.views.make_view import ViewOutput, make_view
 from rxloop.protocol.events import ContentCompleteEvent, Event, ThoughtStreamEvent, ToolStartEvent
 from rxloop.protocol.messages import ToolCall
-from rxloop.thinking.graph import formats
+from rxloop.thinking.graph import ThoughtGraph, formats
 from rxloop.thinking.graph.formats import EdgeKind, Link
-from rxloop.thinking.graph.thought_graph import ThoughtGraph
 
 
 def thought_graph() -> View[Event, ThoughtGraph]:

@@ -11,7 +11,7 @@ from rxloop.protocol.events import ContentDeltaEvent, Event, ThoughtDeltaEvent, 
 from rxloop.protocol.json_data import replace_surrogates
 from rxloop.protocol.model import SLOTS, get_defaults
 from rxloop.providers.bounds import DEFAULT_BOUNDS, Bounds, OutOfBounds
-from rxloop.providers.codecs.control_tokens import TailStripper
+from rxloop.providers.codecs.markup import TailStripper
 from rxloop.providers.codecs.thought_tags import TagSplitter, Thought, ThoughtText, thought_fields
 
 WEIGHT = 8_000

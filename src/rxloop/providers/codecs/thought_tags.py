@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 from rxloop.errors import ConfigurationError
 from rxloop.protocol.events import THOUGHT_TYPES, Verbosity
-from rxloop.providers.codecs.fences import Fences
+from rxloop.providers.codecs.markup import Fences
 from rxloop.providers.vendors import THOUGHT_TAGS
 
 LONGEST_TAG = 4096

@@ -16,7 +16,7 @@ from rxloop.protocol.messages import ToolCall
 from rxloop.protocol.model import make_unchecked
 from rxloop.providers.bounds import DEFAULT_BOUNDS, Bounds, OutOfBounds, check_document, values_in
 from rxloop.providers.codecs.call_fragments import Call, Piece, is_placeholder, is_same_value, read_index, starts_value
-from rxloop.providers.codecs.control_tokens import clean_name
+from rxloop.providers.codecs.markup import clean_name
 from rxloop.providers.codecs.tools import Original
 
 _delta = make_unchecked(ToolCallDeltaEvent)

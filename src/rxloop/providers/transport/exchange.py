@@ -16,7 +16,7 @@ from rxloop.providers.bounds import Bounds, OutOfBounds, Unreadable
 from rxloop.providers.codecs import ResponseReader
 from rxloop.providers.error_responses import name_request
 from rxloop.providers.transport.progress_watch import Watch
-from rxloop.providers.transport.sse import SSEDecoder
+from rxloop.providers.transport.stream_decoders import SSEDecoder
 from rxloop.stream.back_pressure import Gate
 
 DRAIN_SECONDS = 1.0
@@ -178,7 +178,7 @@ def _decoder(kind: str, bounds: Bounds) -> Decoder:
     if AWS_STREAM not in kind:
         return SSEDecoder(bounds.document)
     # Imported here because most streams are server-sent events.
-    from rxloop.providers.transport.other_streams import AWSDecoder
+    from rxloop.providers.transport.stream_decoders import AWSDecoder
 
     return AWSDecoder(bounds)
 
@@ -280,7 +280,7 @@ class Batches:
         """Detect the format from the first byte."""
         self._begun = True
         if start == b"[" and self._reader.arrays:
-            from rxloop.providers.transport.other_streams import ArrayDecoder
+            from rxloop.providers.transport.stream_decoders import ArrayDecoder
 
             self._decoder = ArrayDecoder(self._bounds)
         elif start in b"{[<":

@@ -12,8 +12,8 @@ from functools import partial
 from types import MappingProxyType
 
 from rxloop.errors import ConfigurationError
+from rxloop.providers.credentials import GoogleToken
 from rxloop.providers.vendors import TEMPLATE_TOKENS, Preset
-from rxloop.providers.vendors.google_credentials import GoogleToken
 from rxloop.providers.vendors.urls import bedrock_url, vertex_anthropic_url, vertex_url
 
 _OFFICE = "application/vnd.openxmlformats-officedocument."

@@ -29,10 +29,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Message, Receive
 from typing_extensions import override
 
-from rxloop.server.core.adapter import Call
+from rxloop.server.core.adapter import Call, read_bytes
 from rxloop.server.core.errors import Refused, refusal_of
 from rxloop.server.core.gateway import Principal
-from rxloop.server.core.request_body import read_bytes
 from rxloop.server.core.stream import SSE, FrameWriter
 from rxloop.stream.sources import Push, from_task
 from rxloop.stream.stream import ReadOnlyHold, Stream

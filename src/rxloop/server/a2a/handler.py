@@ -47,9 +47,9 @@ from rxloop.server.a2a.card import addressed, url_of
 from rxloop.server.a2a.parts import answers_of, content_of, inputs_of, metadata_of
 from rxloop.server.a2a.push import Push
 from rxloop.server.a2a.task_fold import STATES, TaskFold, Update, folded, updates
+from rxloop.server.core.adapter import check_id
 from rxloop.server.core.errors import Refused
 from rxloop.server.core.gateway import Gateway, Principal
-from rxloop.server.core.request_body import check_id
 from rxloop.server.core.runs import answer_run, cancel_run, list_pending_inputs, read_idempotency_key, start_run
 from rxloop.server.core.stream import read_to_end, wait_disconnected
 

@@ -23,15 +23,22 @@ from rxloop.run.ownership import wait_stored
 from rxloop.runtime.runtime import Runtime, StartOptions
 from rxloop.server.agui.frames import WRITER, frame, refusal
 from rxloop.server.agui.messages import Telling
-from rxloop.server.agui.questions import Abandoned, answers_to, questions_of
-from rxloop.server.agui.requests import client_tools, messages_of, new_messages, reasoning_of, said_messages
+from rxloop.server.agui.requests import (
+    Abandoned,
+    answers_to,
+    client_tools,
+    messages_of,
+    new_messages,
+    questions_of,
+    reasoning_of,
+    said_messages,
+)
 from rxloop.server.agui.threads import agui_frames, last_run_of, restated, runs_of
 from rxloop.server.core import runs
-from rxloop.server.core.adapter import Adapter, AdapterOptions, Call, Endpoint, OnDisconnect, find_only_agent
+from rxloop.server.core.adapter import Adapter, AdapterOptions, Call, Endpoint, OnDisconnect, check_id, find_only_agent
 from rxloop.server.core.errors import Refused
 from rxloop.server.core.errors import answer as problem
 from rxloop.server.core.gateway import Principal
-from rxloop.server.core.request_body import check_id
 from rxloop.server.core.stream import EventStream
 
 OptionsOf = Callable[[RunAgentInput, Principal], StartOptions | Awaitable[StartOptions]]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Literal
+from typing import Literal, Protocol, TypeVar
 
 import orjson
+from reactivex import compose
 
 from rxloop.operators.views import View
 from rxloop.operators.views.make_view import ViewOutput, make_view
@@ -31,6 +32,7 @@ from rxloop.server.core import chat_changes as to
 from rxloop.server.core.chat_changes import Change
 
 Emit = Callable[[Change | Event], None]
+T = TypeVar("T")
 _ToolEvent = ToolStartEvent | ToolProgressEvent | ToolCompleteEvent
 
 
@@ -340,3 +342,36 @@ def chat() -> View[Event, Change | Event]:
         return take
 
     return make_view(write)
+
+
+class ProtocolFold(Protocol):
+    """What a client of a protocol is told, made of the changes and events of `chat`."""
+
+    @property
+    def over(self) -> bool:
+        """Whether the client is told nothing more."""
+        ...
+
+    def take(self, item: Change | Event, /) -> None:
+        """Fold the next change, or the next event that is none."""
+        ...
+
+
+def make_protocol_view(make: Callable[[Callable[[T], None]], ProtocolFold]) -> View[Event, T]:
+    """Make a view of a run as a protocol shows it, which completes when its fold is over.
+
+    Args:
+        make: Makes the fold of one subscriber, which passes what it writes to the given function.
+    """
+
+    def write(out: ViewOutput[T]) -> Callable[[Change | Event], None]:
+        fold = make(out.emit)
+
+        def take(item: Change | Event) -> None:
+            fold.take(item)
+            if fold.over:
+                out.complete()
+
+        return take
+
+    return compose(chat(), make_view(write))

@@ -26,10 +26,9 @@ from rxloop.server.core.runs import (
     resolve_agent,
     start_run,
 )
-from rxloop.server.http.call import ApiCall, written
 from rxloop.server.http.events import streamed
-from rxloop.server.http.queries import EventsQuery, Query, StartQuery, streams_in
 from rxloop.server.http.reads import cursor_of, info_of, wait_until_idle
+from rxloop.server.http.requests import ApiCall, EventsQuery, Query, StartQuery, streams_in, written
 from rxloop.tools.client_tool import ClientTool
 
 

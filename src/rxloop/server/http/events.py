@@ -8,7 +8,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from rxloop.operators.views.after import after as after_cursor
+from rxloop.operators.views.filters import after as after_cursor
 from rxloop.operators.views.filters import until_final
 from rxloop.pipeline.log_retry import read_log
 from rxloop.pipeline.records import RunRecord
@@ -21,9 +21,8 @@ from rxloop.server.core.errors import Refused
 from rxloop.server.core.gateway import Gateway
 from rxloop.server.core.runs import AT_REST, cancel_abandoned_run
 from rxloop.server.core.stream import INTERNAL, EventStream, FrameWriter
-from rxloop.server.http.call import ApiCall
-from rxloop.server.http.queries import EventsQuery, chosen, format_of_events, selected
 from rxloop.server.http.reads import deltas_of
+from rxloop.server.http.requests import ApiCall, EventsQuery, chosen, format_of_events, selected
 from rxloop.stream.stream import Stream
 
 DELTAS = "rxloop-deltas"

@@ -17,7 +17,7 @@ from rxloop.protocol.http_api import Deltas, Problem, RunInfo
 from rxloop.server.core.adapter import Endpoint
 from rxloop.server.core.stream import NDJSON, SSE
 from rxloop.server.http import actions, events, reads
-from rxloop.server.http.queries import (
+from rxloop.server.http.requests import (
     EventsQuery,
     GraphQuery,
     InfoQuery,

@@ -32,8 +32,8 @@ from rxloop.recorded.replay import history, replay
 from rxloop.server.core.errors import Refused
 from rxloop.server.core.gateway import Gateway
 from rxloop.server.core.runs import AT_REST, find_last_update, list_pending_inputs
-from rxloop.server.http.call import ApiCall, written
-from rxloop.server.http.queries import (
+from rxloop.server.http.requests import (
+    ApiCall,
     GraphQuery,
     InfoQuery,
     PageQuery,
@@ -41,6 +41,7 @@ from rxloop.server.http.queries import (
     RunsInContextQuery,
     RunsQuery,
     StateQuery,
+    written,
 )
 from rxloop.state.fold import fold_all
 from rxloop.state.run_state import RunState

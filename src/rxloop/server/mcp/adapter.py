@@ -27,14 +27,13 @@ from typing_extensions import Unpack, override
 from rxloop._version import __version__
 from rxloop.errors import ConfigurationError
 from rxloop.runtime.runtime import Runtime
-from rxloop.server.core.adapter import Adapter, AdapterOptions, OnDisconnect
+from rxloop.server.core.adapter import Adapter, AdapterOptions, OnDisconnect, read_bytes
 from rxloop.server.core.errors import Refused, to_refusal
 from rxloop.server.core.gateway import ANYBODY, Auth, Gateway, ServerLimits, StreamSlot
-from rxloop.server.core.request_body import read_bytes
 from rxloop.server.mcp.calls import PRINCIPAL, Calls, Context, Given
 from rxloop.server.mcp.thinking_tools import ThinkingTools
 from rxloop.server.mcp.tools import Chosen, offered
-from rxloop.thinking.sessions.sessions import ThinkingSessions
+from rxloop.thinking.sessions import ThinkingSessions
 
 log = logging.getLogger("rxloop")
 
@@ -93,6 +92,12 @@ class Endpoint:
         session_timeout: float,
         max_sessions: int,
     ) -> None:
+        if not 0 < session_timeout < math.inf:
+            raise ConfigurationError(
+                f"session_timeout must be a finite number of seconds above 0, got {session_timeout!r}"
+            )
+        if max_sessions < 1:
+            raise ConfigurationError(f"max_sessions must be at least 1, got {max_sessions}")
         self._gateway, self._server, self._hosts, self._stateless = gateway, server, hosts, not sessions
         self._session_timeout, self._max_sessions = session_timeout, max_sessions
         self._opening: asyncio.Future[StreamableHTTPSessionManager] | None = None
@@ -206,6 +211,8 @@ class McpServer(Adapter):
         **options: Unpack[AdapterOptions],
     ) -> None:
         """Create the adapter; see `mcp_server`."""
+        if not path.startswith("/"):
+            raise ConfigurationError(f"path must begin with /, not {path!r}")
         super().__init__(runtime, on_disconnect=on_disconnect, **options)
         self.path = path
         self.server, self._endpoint = make(self.gateway)
@@ -275,14 +282,6 @@ def mcp_server(
         >>> app = mcp_server(runtime, agents={"support": "Answers questions about orders."}, auth=bearer(tokens))
         >>> uvicorn.run(app)
     """
-    if wait is not None and not wait > 0:
-        raise ConfigurationError(f"wait must be more than 0 seconds, or None for the end of the run, not {wait!r}")
-    if not 0 < session_timeout < math.inf:
-        raise ConfigurationError(f"session_timeout must be a finite number of seconds above 0, got {session_timeout!r}")
-    if max_sessions < 1:
-        raise ConfigurationError(f"max_sessions must be at least 1, got {max_sessions}")
-    if not path.startswith("/"):
-        raise ConfigurationError(f"path must begin with /, not {path!r}")
     if sessions is None:
         sessions = runtime.queue is None
     # A page in a browser has no token, so every name is safe with `auth`.

@@ -102,6 +102,8 @@ class Calls:
     def __init__(
         self, gateway: Gateway, tools: Mapping[str, Offered], *, wait: float | None, on_disconnect: OnDisconnect
     ) -> None:
+        if wait is not None and not wait > 0:
+            raise ConfigurationError(f"wait must be more than 0 seconds, or None for the end of the run, not {wait!r}")
         self._gateway, self._tools, self._wait, self._on_disconnect = gateway, tools, wait, on_disconnect
         self._by_agent = {each.agent_name: each for each in tools.values()}
 

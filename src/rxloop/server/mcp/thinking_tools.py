@@ -25,10 +25,10 @@ from rxloop.pipeline.artifacts import ArtifactStore
 from rxloop.protocol.messages import Wire
 from rxloop.server.mcp import thinking_schema as schema
 from rxloop.storage import MemoryArtifacts
-from rxloop.thinking.sessions.ids import new_id
+from rxloop.thinking.sessions import NEW, ThinkingSessions
 from rxloop.thinking.sessions.result import ThoughtResult
 from rxloop.thinking.sessions.session import Session
-from rxloop.thinking.sessions.sessions import NEW, ThinkingSessions
+from rxloop.thinking.sessions.session_artifacts import new_id
 from rxloop.thinking.sessions.thought import (
     PROPERTIES,
     SESSION_PROPERTIES,

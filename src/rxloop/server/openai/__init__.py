@@ -1,1 +1,115 @@
 """The protocol of OpenAI: the Responses API, a small Chat Completions API, and the list of models."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import Response
+from typing_extensions import Unpack, override
+
+from rxloop.errors import ConfigurationError
+from rxloop.protocol.ids import make_id
+from rxloop.runtime.runtime import Runtime
+from rxloop.server.core.adapter import Adapter, AdapterOptions, Endpoint
+from rxloop.server.core.errors import Refused
+from rxloop.server.core.gateway import Principal
+from rxloop.server.openai import completions, responses
+from rxloop.server.openai.answers import json
+from rxloop.server.openai.call import Instructions, OpenAiCall, answer
+from rxloop.server.openai.requests import CreateCompletion, CreateResponse
+from rxloop.server.openai.response_items import Json
+
+_BEGUN = 1_700_000_000
+"""Agents have no date; clients want one."""
+
+
+async def _models(call: OpenAiCall[Any]) -> Response:
+    return json({"object": "list", "data": [_model(name) for name in call.gateway.runtime.agents]})
+
+
+async def _one_model(call: OpenAiCall[Any]) -> Response:
+    name = call.request.path_params["model"]
+    if name not in call.gateway.runtime.agents:
+        raise Refused(404, "unknown_agent", "there is no such model", fields={"model": "there is no such model"})
+    return json(_model(name))
+
+
+async def _conversation(call: OpenAiCall[Any]) -> Response:
+    # It is kept from its first response on.
+    made: Json = {"id": make_id(), "object": "conversation", "created_at": int(time.time()), "metadata": {}}
+    return json(made)
+
+
+def _model(name: str) -> Json:
+    return {"id": name, "object": "model", "created": _BEGUN, "owned_by": "rxloop"}
+
+
+_ONE = "/v1/responses/{response_id}"
+
+
+class OpenAi(Adapter):
+    """OpenAI's API over a runtime; see `openai_api`."""
+
+    def __init__(
+        self, runtime: Runtime, instructions: Instructions, reasoning_content: bool, options: AdapterOptions
+    ) -> None:
+        """Create the adapter; see `openai_api`."""
+        super().__init__(runtime, **options)
+        if instructions not in ("data", "ignore", "refuse"):
+            raise ConfigurationError(f"instructions must be 'data', 'ignore' or 'refuse', not {instructions!r}")
+        self._instructions: Instructions = instructions
+        self._reasoning_content = reasoning_content
+
+    @override
+    def endpoints(self) -> Sequence[Endpoint]:
+        return [
+            Endpoint("POST", "/v1/responses", responses.create, CreateResponse),
+            Endpoint("GET", _ONE, responses.retrieve),
+            Endpoint("POST", f"{_ONE}/cancel", responses.cancel_response),
+            Endpoint("GET", f"{_ONE}/input_items", responses.input_items),
+            Endpoint("POST", "/v1/chat/completions", completions.complete, CreateCompletion),
+            Endpoint("POST", "/v1/conversations", _conversation),
+            Endpoint("GET", "/v1/models", _models),
+            Endpoint("GET", "/v1/models/{model:path}", _one_model),
+        ]
+
+    @override
+    def make_call(self, request: Request, principal: Principal, body: Any, query: Any) -> OpenAiCall[Any]:
+        return OpenAiCall(self, request, principal, body, query, self._instructions, self._reasoning_content)
+
+    @override
+    def write_error(self, refused: Refused, request: HTTPConnection) -> Response:
+        return answer(refused)
+
+
+def openai_api(
+    runtime: Runtime,
+    *,
+    instructions: Instructions = "data",
+    reasoning_content: bool = False,
+    **options: Unpack[AdapterOptions],
+) -> OpenAi:
+    """Serve the agents of a runtime to the clients of OpenAI: `/v1/responses`, `/v1/chat/completions`, `/v1/models`.
+
+    The model of a request is the name of an agent. Clients are given the address that ends with `/v1`, and as the key
+    the token that `auth` knows them by.
+
+    Args:
+        runtime: Has the agents, and the log.
+        instructions: What becomes of `instructions`, and of messages of the system or a developer, where a conversation
+            begins: `data` tells them to the agent as a note of the application, `ignore` leaves them out, `refuse`
+            refuses the request. They are never instructions, which are the agent's own.
+        reasoning_content: Tell the reasoning of the model in chat completions, which have no field of their own for it.
+        options: `auth`, `limits` and `heartbeat`; see `AdapterOptions`.
+
+    Raises:
+        ConfigurationError: An argument is wrong.
+
+    Example:
+        >>> app = openai_api(Runtime({"support": support}, log=log), auth=bearer({"ann-key": "ann"}))
+        >>> uvicorn.run(app)  # OpenAI(base_url="http://127.0.0.1:8000/v1", api_key="ann-key")
+    """
+    return OpenAi(runtime, instructions, reasoning_content, options)

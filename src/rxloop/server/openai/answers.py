@@ -20,9 +20,8 @@ from rxloop.server.core.errors import Refused
 from rxloop.server.core.runs import cancel_abandoned_run
 from rxloop.server.core.stream import SSE, EventStream, FrameWriter, read_to_end, wait_disconnected
 from rxloop.server.openai.call import OpenAiCall, about_of
-from rxloop.server.openai.response_fold import ResponseFold
+from rxloop.server.openai.response_fold import ResponseFold, response_events
 from rxloop.server.openai.response_items import Json, ResponseId
-from rxloop.server.openai.views import response_events
 from rxloop.stream.stream import Stream
 
 ALL_TURNS = 1 << 30

@@ -1,25 +1,196 @@
-"""The route `/v1/chat/completions`, for clients that know no responses: text in, text out."""
+"""Chat completions: the route `/v1/chat/completions`, and a run as a completion, for clients that know no responses."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import orjson
 from starlette.responses import Response
 
+from rxloop.operators.views import View
+from rxloop.protocol.events import ContentCompleteEvent, Event, StatusUpdateEvent, TaskEvent, ends_attempt
 from rxloop.protocol.ids import find_id_fault
-from rxloop.protocol.messages import Message
+from rxloop.protocol.messages import Message, Usage
+from rxloop.server.core import chat_changes as to
+from rxloop.server.core.chat_changes import Change
+from rxloop.server.core.chat_fold import make_protocol_view
 from rxloop.server.core.errors import Refused
 from rxloop.server.core.runs import resolve_agent
 from rxloop.server.core.stream import SSE, FrameWriter
+from rxloop.server.openai import response_items as items
 from rxloop.server.openai.answers import Left, abandon, json, streamed, waited
-from rxloop.server.openai.call import OpenAiCall, invalid, unsupported
-from rxloop.server.openai.completion_fold import CompletionFold
+from rxloop.server.openai.call import OpenAiCall, error_of_run, invalid, unsupported
 from rxloop.server.openai.requests import CreateCompletion, MessageItem, check_format
 from rxloop.server.openai.response_items import Json, ResponseId
 from rxloop.server.openai.run_inputs import is_begun, prompt_of, start
-from rxloop.server.openai.views import completion_chunks
+
+DONE: Json = {}
+"""Stands for the end of the stream, which is no JSON."""
+_BETWEEN = "\n\n"
+"""What stands between the texts of two steps."""
+# The protocol has no word for an unknown end: `length` says that the answer is incomplete.
+_FINISH = {"length": "length", "content_filter": "content_filter", "unknown": "length"}
+
+
+class CompletionFold:
+    """The answer of a run as text; `take` is given all that its chat says, from the first event of the run.
+
+    The texts of its steps are joined by blank lines. What a step has said that is tried again is in the chunks, since
+    no chunk takes anything back, and not in the answer.
+    """
+
+    def __init__(
+        self, task_id: str, model: str, created: int, emit: Callable[[Json], None], *, reasoning: bool, usage: bool
+    ) -> None:
+        """Give each chunk to `emit`.
+
+        Args:
+            task_id: The run.
+            model: The name of the agent.
+            created: When it was begun, in milliseconds.
+            emit: Takes the chunks, and `DONE`.
+            reasoning: Whether the reasoning is told, as `reasoning_content`.
+            usage: Whether the last chunk has the tokens.
+        """
+        self.over = False
+        self.error: Json | None = None
+        """What went wrong, if the run has no answer."""
+        self._head: Json = {"id": f"chatcmpl-{task_id}", "created": created // 1000, "model": model}
+        self._emit = emit
+        self._reasoning, self._usage = reasoning, usage
+        self._texts: list[tuple[str, str]] = []
+        """The texts, each with its step."""
+        self._thoughts: list[str] = []
+        self._messages: dict[str, ContentCompleteEvent] = {}
+        """What the model has said in each step, with what it rests on."""
+        self._shown = ""
+        """The step whose text was shown last."""
+        self._begins: dict[str, int] = {}
+        """Where the text of each step begins in the chunks."""
+        self._length = 0
+        """Characters of text in the chunks."""
+        self._finish = "stop"
+        self._used = Usage()
+
+    def completion(self) -> Json:
+        """The whole answer."""
+        message: Json = {"role": "assistant", "content": self._content(), "refusal": None}
+        begins, length = dict[str, int](), 0
+        for step, text in self._steps().items():
+            begins[step] = length
+            length += len(text) + len(_BETWEEN)
+        if annotations := self._annotations(begins):
+            message["annotations"] = annotations
+        if self._reasoning and self._thoughts:
+            message["reasoning_content"] = "".join(self._thoughts)
+        choice = {"index": 0, "message": message, "finish_reason": self._finish, "logprobs": None}
+        return {**self._head, "object": "chat.completion", "choices": [choice], "usage": _usage(self._used)}
+
+    def take(self, change: Change | Event) -> None:
+        """Fold the next change, or the next event that is none."""
+        event = change if isinstance(change, Event) else change.event
+        if self.over or event.parent_task_id is not None or event.branch is not None:
+            return
+        match change:
+            case TaskEvent():
+                self._chunk({"role": "assistant", "content": ""})
+            case to.TextDelta():
+                self._say(change.id, change.delta)
+            case to.ReasoningDelta() if self._reasoning:
+                self._thoughts.append(change.delta)
+                self._chunk({"reasoning_content": change.delta})
+            case to.StepEnded() if change.outcome != "complete":
+                self._texts = [each for each in self._texts if each[0] != change.id]
+            case to.StepEnded(event=ContentCompleteEvent() as message):
+                self._messages[change.id] = message
+            case StatusUpdateEvent() if ends_attempt(change) and change.state != "working":
+                self._end(change)
+            case _:
+                pass
+
+    def _say(self, step: str, delta: str) -> None:
+        if self._shown and self._shown != step:
+            self._show(_BETWEEN)
+        self._shown = step
+        self._texts.append((step, delta))
+        self._begins.setdefault(step, self._length)
+        self._show(delta)
+
+    def _show(self, text: str) -> None:
+        self._length += len(text)
+        self._chunk({"content": text})
+
+    def _content(self) -> str:
+        return _BETWEEN.join(self._steps().values())
+
+    def _steps(self) -> dict[str, str]:
+        steps: dict[str, list[str]] = {}
+        for step, text in self._texts:
+            steps.setdefault(step, []).append(text)
+        return {step: "".join(texts) for step, texts in steps.items()}
+
+    def _annotations(self, begins: Mapping[str, int]) -> list[Json]:
+        """What the texts rest on; `begins` says where the text of each step begins in what the client has."""
+        found: list[Json] = []
+        for step, text in self._steps().items():
+            if (message := self._messages.get(step)) is not None:
+                found += items.url_citations(message, text, begins[step])
+        return [{"type": "url_citation", "url_citation": each} for each in found]
+
+    def _end(self, event: StatusUpdateEvent) -> None:
+        self.over = True
+        self._used = event.usage or Usage()
+        cut = _FINISH.get(event.finish_reason or "") if event.state == "completed" else None
+        if event.state == "failed" and event.reason == "tokens":
+            cut = "length"
+        if event.state in ("failed", "canceled") and cut is None:
+            self.error = error_of_run(event)
+            self._emit({"error": self.error})
+            return
+        self._finish = cut or "stop"
+        last = self._texts[-1][0] if self._texts else ""
+        said = "".join(text for step, text in self._texts if step == last)
+        if event.state == "completed" and event.content and event.content != said:
+            # An answer that was given by a tool, or put together by a strategy.
+            self._say("answer", event.content)
+        for question in event.pending:
+            self._say(question.input_id, items.asking(question))
+        if annotations := self._annotations(self._begins):
+            self._chunk({"annotations": annotations})
+        self._chunk({}, self._finish)
+        if self._usage:
+            self._emit({**self._head, "object": "chat.completion.chunk", "choices": [], "usage": _usage(self._used)})
+        self._emit(DONE)
+
+    def _chunk(self, delta: Json, finish: str | None = None) -> None:
+        choice = {"index": 0, "delta": delta, "finish_reason": finish, "logprobs": None}
+        chunk = {**self._head, "object": "chat.completion.chunk", "choices": [choice]}
+        self._emit({**chunk, "usage": None} if self._usage else chunk)
+
+
+def _usage(usage: Usage) -> Json:
+    read = {"cached_tokens": usage.cached_tokens}
+    if usage.cache_write_tokens:
+        read["cache_write_tokens"] = usage.cache_write_tokens
+    return {
+        "prompt_tokens": usage.input_tokens,
+        "completion_tokens": usage.output_tokens,
+        "total_tokens": usage.total_tokens,
+        "prompt_tokens_details": read,
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+    }
+
+
+def completion_chunks(fold: Callable[[Callable[[Json], None]], CompletionFold]) -> View[Event, Json]:
+    """Give a run as the chunks of a chat completion, up to its end.
+
+    ::
+
+        source                 --t--w--l--d(He)--d(y)--c--w--    t task, w status-update, d content-delta
+        completion_chunks()    --R--------T------T--------(F|)   R the role, T text, F the finish reason
+    """
+    return make_protocol_view(fold)
 
 
 def _error(code: str, message: str) -> bytes:

@@ -6,13 +6,14 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from rxloop.operators.views import View
 from rxloop.protocol.events import ContentCompleteEvent, Event, StatusUpdateEvent, TaskEvent, ends_attempt
 from rxloop.protocol.messages import ErrorInfo, PendingInput, Usage
 from rxloop.server.core import chat_changes as to
 from rxloop.server.core.chat_changes import Change
+from rxloop.server.core.chat_fold import make_protocol_view
 from rxloop.server.openai import response_items as items
-from rxloop.server.openai.response_frames import Item, Writer
-from rxloop.server.openai.response_items import Json, ResponseId, approval_id, later
+from rxloop.server.openai.response_items import Item, Json, ResponseId, Writer, approval_id, later
 from rxloop.tools.output import FINAL_ANSWER
 
 # The protocol has no word for an unknown end: `max_output_tokens` says that the answer is incomplete.
@@ -289,3 +290,24 @@ def _error(error: ErrorInfo | None) -> Json:
     if error is None:
         return {"code": "server_error", "message": "The run failed."}
     return {"code": _CODES.get(error.code, "server_error"), "message": error.message}
+
+
+def response_events(about: About, id: ResponseId, *, after: int = -1) -> View[Event, Json]:
+    """Give one response of a run as the events of the Responses API, from `response.created` to its end.
+
+    ::
+
+        source               --t--w--l--d(He)--d(y)--c--w--      t task, w status-update, d content-delta
+        response_events()    --C--P-----(A,D)--D-----E--(F|)     C created, P in_progress, A output_item.added, D delta,
+                                                                 E output_item.done, F completed
+
+    Args:
+        about: What the response says of itself.
+        id: The response.
+        after: The `sequence_number` of the last event that the client has.
+    """
+
+    def fold(emit: Callable[[Json], None]) -> ResponseFold:
+        return ResponseFold(about, id, lambda event: emit(event) if event["sequence_number"] > after else None)
+
+    return make_protocol_view(fold)

@@ -12,8 +12,8 @@ from starlette.responses import Response
 from rxloop.pipeline.log_retry import read_log
 from rxloop.pipeline.records import RunRecord
 from rxloop.protocol.messages import FilePart, ImagePart, Message, PendingInput, TextPart, get_tool_error
+from rxloop.server.core.adapter import read_query
 from rxloop.server.core.errors import Refused
-from rxloop.server.core.request_body import read_query
 from rxloop.server.core.runs import answer_run, cancel_run, resolve_agent
 from rxloop.server.openai import response_items as items
 from rxloop.server.openai.answers import (
@@ -318,7 +318,7 @@ async def _found(call: OpenAiCall[Any]) -> tuple[RunRecord, ResponseId, Response
 
 def _input_item(message: Message, id: str) -> Json:
     if message.role == "assistant":
-        return items.message(id, "completed", items.text_part(message.text))
+        return items.message_item(id, "completed", items.text_part(message.text))
     if isinstance(message.content, str):
         content: list[Json] = [{"type": "input_text", "text": message.content}]
     else:

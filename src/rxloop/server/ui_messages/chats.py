@@ -21,8 +21,7 @@ from rxloop.server.core.errors import Refused
 from rxloop.server.core.gateway import Gateway, Principal
 from rxloop.server.core.runs import find_started_run
 from rxloop.server.ui_messages.fold import chunks
-from rxloop.server.ui_messages.frames import Chunk, file_part
-from rxloop.server.ui_messages.message_fold import ui_message
+from rxloop.server.ui_messages.frames import Chunk, file_part, ui_message
 from rxloop.server.ui_messages.requests import Answers, Asked
 from rxloop.state.fold import fold_all
 from rxloop.state.run_state import no_run

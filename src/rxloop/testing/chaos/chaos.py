@@ -192,12 +192,7 @@ class Chaos:
             ConfigurationError: There is nothing to ask, the workers are not there, or a time is not more than 0.
             RxloopError: A worker that was gone does not start.
         """
-        if not prompts:
-            raise ConfigurationError('chaos needs something to ask: chaos.play("Pay Bob 5.")')
-        if self._open is None:
-            raise ConfigurationError(
-                "chaos has no workers yet, or no more: async with Chaos(...) as chaos: chaos.play(...)"
-            )
+        self._check_playable(prompts)
         dice = random.Random(seed)
         ours = [
             ("kill", kill_every, kill),
@@ -218,13 +213,31 @@ class Chaos:
                 await play.rest(patience)
         finally:
             await play.end()
-        judge = Judge(Path(self._folder.name), hitting.hit, expect)
-        await judge.judge(self._log, play.witnesses)
-        report = judge.report
-        report.faults, report.skipped = hitting.done, hitting.skipped
-        report.wrong += [Wrong("worker", what) for what in hitting.broken]
+        report = await self._judge(play.witnesses, hitting, expect)
         if not keep and not report.wrong:
             await self._forget(play.witnesses)
+        return report
+
+    def _check_playable(self, prompts: Sequence[str]) -> None:
+        """Check that there are prompts and workers.
+
+        Raises:
+            ConfigurationError: There is nothing to ask, or the workers are not there.
+        """
+        if not prompts:
+            raise ConfigurationError('chaos needs something to ask: chaos.play("Pay Bob 5.")')
+        if self._open is None:
+            raise ConfigurationError(
+                "chaos has no workers yet, or no more: async with Chaos(...) as chaos: chaos.play(...)"
+            )
+
+    async def _judge(self, witnesses: Sequence[Witness], faults: Faults, expect: Expect | None) -> Report:
+        """Check the runs, and report them together with the faults."""
+        judge = Judge(Path(self._folder.name), faults.hit, expect)
+        await judge.judge(self._log, witnesses)
+        report = judge.report
+        report.faults, report.skipped = faults.done, faults.skipped
+        report.wrong += [Wrong("worker", what) for what in faults.broken]
         return report
 
     async def _forget(self, witnesses: Sequence[Witness]) -> None:

@@ -1,1 +1,390 @@
-"""Graph of the thoughts of a run, and its drawings."""
+"""The thoughts of a run as a graph, a fold of its events."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple, overload
+
+from rxloop.protocol.events import ContentCompleteEvent, Event, ThoughtStreamEvent, ToolStartEvent
+from rxloop.protocol.messages import ToolCall
+from rxloop.support.text import to_one_line
+from rxloop.thinking.graph import formats
+from rxloop.thinking.graph.formats import EdgeKind, Link, Node
+
+
+class Edge(NamedTuple):
+    """A thought follows from something, or replaces another one."""
+
+    source: str
+    """The id of the thought or tool call that it follows from, or replaces."""
+    target: str
+    """The id of the thought."""
+    kind: EdgeKind
+    """What the source is, or to begin with what the target does: `branch` off, be a `revision`, or `merge` it."""
+
+
+Conversation = tuple[str, str | None]
+"""A context, and the run that a nested agent is part of: what it thinks is not part of what the others say."""
+
+
+class _Store:
+    """What all versions of a graph share. It only grows: a version is the beginning of it, up to some length."""
+
+    __slots__ = ("conversations", "messages", "named", "nodes", "places", "thoughts")
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+        """Thoughts and calls in the order in which they came."""
+        self.messages: list[tuple[str, str | None]] = []
+        """Beside each node: the run and the step, which are those of its message."""
+        self.thoughts: list[int] = []
+        """The places of the thoughts."""
+        self.conversations: list[Conversation] = []
+        """Beside each node, too: the conversation of its run."""
+        self.places: dict[tuple[str, str], list[int]] = {}
+        """Where a reference to an id, in a run, may lead."""
+        self.named: dict[tuple[Conversation, str], list[int]] = {}
+        """Where one to an earlier run of a conversation may lead."""
+
+
+class ThoughtGraph:
+    """The thoughts of a run, the tool calls, and which thought follows from which of them.
+
+    A thought follows from what its `related_to` names: the thought or call of that id that came last before it in its
+    run, or else in an earlier run of its conversation, or else the first one after it. The id of a call that made a
+    thought stands for the thought. A reference to nothing, or to the thought itself, is not an edge; references may go
+    in circles.
+
+    A graph never changes: `add` gives another one. Iterating gives the thoughts in order; `graph["plan"]` is the newest
+    thought of that id, `graph[0]` the first thought.
+    """
+
+    # `add` is cheap because versions share one store: the newest version appends to it, and older versions know how far
+    # they reach and look no further. Only adding to a version that is not the newest copies what that version sees.
+    __slots__ = ("_length", "_store", "_thoughts")
+
+    def __init__(self) -> None:
+        self._store = _Store()
+        self._length = 0
+        self._thoughts = 0
+
+    @classmethod
+    def of(cls, events: Iterable[Event]) -> ThoughtGraph:
+        """Make the graph of these events; those that are neither thoughts nor tool calls are passed over."""
+        graph = cls()
+        for event in events:
+            graph = graph.add(event)
+        return graph
+
+    def add(self, event: Event) -> ThoughtGraph:
+        """Add one more event; the same graph if the event adds nothing to it."""
+        nodes: list[Node]
+        match event:
+            case ThoughtStreamEvent():
+                nodes = [event]
+            case ContentCompleteEvent() if event.finish_reason != "canceled":
+                nodes = list(event.tool_calls)
+            case ToolStartEvent() if not self._has_call(event):
+                nodes = [event.call]
+            case _:
+                return self
+        return self._with(nodes, event) if nodes else self
+
+    def _has_call(self, event: ToolStartEvent) -> bool:
+        """Tell whether the message of the call was there; a filtered stream may have the start alone."""
+        places = self._store.places.get((event.task_id, event.call.id), ())
+        message = (event.task_id, event.step)
+        return any(
+            place < self._length
+            and self._store.messages[place] == message
+            and isinstance(self._store.nodes[place], ToolCall)
+            for place in places
+        )
+
+    def _with(self, nodes: list[Node], event: Event) -> ThoughtGraph:
+        store = self._store
+        # That of an empty one, with which many runs begin, stays empty.
+        if not 0 < self._length == len(store.nodes):
+            store = _Store()
+            for place, node in enumerate(self._store.nodes[: self._length]):
+                _append(store, node, self._store.messages[place], self._store.conversations[place])
+        for node in nodes:
+            _append(store, node, (event.task_id, event.step), (event.context_id, event.parent_task_id))
+        graph = ThoughtGraph.__new__(ThoughtGraph)
+        graph._store = store
+        graph._length = len(store.nodes)
+        graph._thoughts = len(store.thoughts)
+        return graph
+
+    def __len__(self) -> int:
+        return self._thoughts
+
+    def __iter__(self) -> Iterator[ThoughtStreamEvent]:
+        return iter(self.thoughts)
+
+    def __contains__(self, item: object) -> bool:
+        if isinstance(item, str):
+            return any(thought.thought_id == item for thought in self.thoughts)
+        return item in self.thoughts
+
+    @overload
+    def __getitem__(self, key: str | int) -> ThoughtStreamEvent: ...
+    @overload
+    def __getitem__(self, key: slice) -> tuple[ThoughtStreamEvent, ...]: ...
+    def __getitem__(self, key: str | int | slice) -> ThoughtStreamEvent | tuple[ThoughtStreamEvent, ...]:
+        if not isinstance(key, str):
+            return self.thoughts[key]
+        found = [thought for thought in reversed(self.thoughts) if thought.thought_id == key]
+        if not found:
+            raise KeyError(key)
+        # Nested runs count their thoughts anew.
+        return next((thought for thought in found if thought.parent_task_id is None), found[0])
+
+    def __repr__(self) -> str:
+        return f"<ThoughtGraph of {len(self)} thoughts and {len(self.calls)} calls>"
+
+    @property
+    def thoughts(self) -> tuple[ThoughtStreamEvent, ...]:
+        """The thoughts, in order."""
+        nodes = (self._store.nodes[place] for place in self._store.thoughts[: self._thoughts])
+        return tuple(node for node in nodes if isinstance(node, ThoughtStreamEvent))
+
+    @property
+    def calls(self) -> tuple[ToolCall, ...]:
+        """All tool calls, in order."""
+        return tuple(node for node in self._store.nodes[: self._length] if isinstance(node, ToolCall))
+
+    @property
+    def edges(self) -> tuple[Edge, ...]:
+        """What the thoughts follow from, in the order of the thoughts."""
+        nodes = self._store.nodes
+        return tuple(
+            Edge(_id(nodes[source]), _id(nodes[target]), kind) for source, target, kind in self._links(self._parents())
+        )
+
+    def grown(self, before: ThoughtGraph, dangling: Iterable[int] = ()) -> tuple[dict[int, Node], list[Link]]:
+        """Find what this graph has that an earlier version of it had not: nodes by place, and edges between places.
+
+        Args:
+            before: The earlier version.
+            dangling: The places of its thoughts whose references led to nothing; others can gain no edge.
+        """
+        nodes = {place: self._store.nodes[place] for place in range(before._length, self._length)}
+        links: list[Link] = []
+        for place in (*dangling, *nodes):
+            if (parent := self._parent(place)) is not None:
+                links.append(self._link(parent, place))
+            if place in nodes:
+                links += self._beside(place)
+        return nodes, links
+
+    def chains(self) -> list[list[Node]]:
+        """Return every line of thoughts, from what follows from nothing to what nothing follows from.
+
+        References in a circle begin at the one that came first. Tool calls that no thought names are left out.
+        """
+        parents = _without_circles(self._parents())
+        inner = set(parents.values())
+        drawn = {*self._store.thoughts[: self._thoughts], *inner}
+        chains: list[list[Node]] = []
+        for leaf in sorted(drawn - inner):
+            line = [leaf]
+            while (above := parents.get(line[-1])) is not None:
+                line.append(above)
+            chains.append([self._store.nodes[place] for place in reversed(line)])
+        return chains
+
+    def tree(self, width: int = 80) -> str:
+        """Draw the thoughts as a tree of text, for a terminal.
+
+        Beside the edges, it shows what was called: a tool call hangs under the last thought of its own message. A call
+        with no thought beside it is there only if a thought names it; one that made a thought is that thought.
+
+        Args:
+            width: The characters of a thought that are shown.
+        """
+        parents = self._parents()
+        self._place_calls(parents)
+        parents = {place: above for place, above in parents.items() if self._seen(place) and self._seen(above)}
+        edges = dict(parents)
+        parents = _without_circles(parents)
+        drawn = {*self._store.thoughts[: self._thoughts], *parents, *parents.values()}
+        below: dict[int | None, list[int]] = {}
+        for place in sorted(drawn):
+            below.setdefault(parents.get(place), []).append(place)
+
+        def label(place: int) -> str:
+            node = formats.shown(self._store.nodes[place]) or self._store.nodes[place]
+            text = formats.label(node, width)
+            if isinstance(node, ThoughtStreamEvent) and node.related_to and place not in parents:
+                text += f" [circle: {to_one_line(node.related_to)}]" if place in edges else _dangling(node)
+            return text
+
+        return formats.tree(below, label)
+
+    def to_mermaid(self) -> str:
+        """Draw the graph as a Mermaid flowchart."""
+        return formats.mermaid(*self._drawing())
+
+    def to_dot(self) -> str:
+        """Write the graph in the language of Graphviz."""
+        return formats.dot(*self._drawing())
+
+    def to_json(self) -> bytes:
+        """Write the graph as JSON: `nodes`, each with a `key`, and `edges` between keys."""
+        return formats.json(*self._drawing())
+
+    def to_html(self, title: str = "Thoughts") -> str:
+        """Write the graph as one HTML file that opens in any browser: a click on a node shows its whole text.
+
+        Args:
+            title: The title of the page.
+        """
+        # Imported when there is something to draw: the page is text that most programs never need.
+        from rxloop.thinking.graph.html import html
+
+        return html(*self._drawing(), title)
+
+    def _drawing(self) -> tuple[dict[int, Node], list[Link]]:
+        """Choose the nodes that are drawn, by place: thoughts, and the calls that thoughts name. And the edges.
+
+        A drawing is for everybody: it has no calls of hidden tools.
+        """
+        parents = self._parents()
+        drawn = sorted({*self._store.thoughts[: self._thoughts], *parents.values()})
+        nodes = {place: node for place in drawn if (node := formats.shown(self._store.nodes[place])) is not None}
+        return nodes, [link for link in self._links(parents) if self._seen(link.source) and self._seen(link.target)]
+
+    def _seen(self, place: int) -> bool:
+        """Tell whether a node is in drawings."""
+        return formats.shown(self._store.nodes[place]) is not None
+
+    def _links(self, parents: dict[int, int]) -> list[Link]:
+        """Find the edges between places, in the order of the thoughts: what each follows from, and what it revises."""
+        links: list[Link] = []
+        for place in self._store.thoughts[: self._thoughts]:
+            if (parent := parents.get(place)) is not None:
+                links.append(self._link(parent, place))
+            links += self._beside(place)
+        return links
+
+    def _link(self, parent: int, place: int) -> Link:
+        return Link(parent, place, _kind(self._store.nodes[parent], self._store.nodes[place]))
+
+    def _beside(self, place: int) -> Iterator[Link]:
+        """Return what a thought of a session replaces, and the branch that ends in it."""
+        thought = self._store.nodes[place]
+        if not isinstance(thought, ThoughtStreamEvent) or thought.session is None:
+            return
+        named: list[tuple[EdgeKind, str | None]] = [
+            ("revision", thought.session.revises_id),
+            ("merge", thought.session.merges_id),
+        ]
+        for kind, source in named:
+            if source is None:
+                continue
+            before = self._store.places.get((thought.task_id, source), [])
+            at = bisect_left(before, place)
+            found = before[at - 1] if at > 0 else self._in_earlier_run(source, place)
+            if found is not None:
+                yield Link(found, place, kind)
+
+    def _parents(self) -> dict[int, int]:
+        """Return the place that each thought follows from, in the order of the thoughts."""
+        places = self._store.thoughts[: self._thoughts]
+        return {place: parent for place in places if (parent := self._parent(place)) is not None}
+
+    def _parent(self, place: int) -> int | None:
+        """Return the place that a thought follows from."""
+        store = self._store
+        thought = store.nodes[place]
+        if not isinstance(thought, ThoughtStreamEvent) or not thought.related_to:
+            return None
+        named = store.places.get((thought.task_id, thought.related_to), [])
+        at = bisect_left(named, place)
+        if thought.related_to == thought.tool_call_id and at > 0:
+            # The call that makes the thought is the thought itself; one of that id may lie further back, because
+            # some vendors use their ids again.
+            at -= store.messages[named[at - 1]] == store.messages[place]
+        if at > 0:
+            return named[at - 1]
+        earlier = self._in_earlier_run(thought.related_to, place)
+        if earlier is not None:
+            return earlier
+        return next((other for other in named if place < other < self._length), None)
+
+    def _in_earlier_run(self, name: str, place: int) -> int | None:
+        """Return the newest of that id before a place, in another run of the same conversation."""
+        store = self._store
+        named = store.named.get((store.conversations[place], name), [])
+        run = store.messages[place][0]
+        before = (named[at] for at in range(bisect_left(named, place) - 1, -1, -1))
+        return next((other for other in before if store.messages[other][0] != run), None)
+
+    def _place_calls(self, parents: dict[int, int]) -> None:
+        """Hang each call under the last thought of its message."""
+        store = self._store
+        last: dict[tuple[str, str | None], int] = {}
+        made: set[tuple[tuple[str, str | None], str | None]] = set()
+        for place in store.thoughts[: self._thoughts]:
+            last[store.messages[place]] = place
+            node = store.nodes[place]
+            if isinstance(node, ThoughtStreamEvent):
+                made.add((store.messages[place], node.tool_call_id))
+        for place in range(self._length):
+            node = store.nodes[place]
+            message = store.messages[place]
+            if isinstance(node, ToolCall) and message in last and (message, node.id) not in made:
+                parents[place] = last[message]
+
+
+def _append(store: _Store, node: Node, message: tuple[str, str | None], conversation: Conversation) -> None:
+    place = len(store.nodes)
+    store.nodes.append(node)
+    store.messages.append(message)
+    store.conversations.append(conversation)
+    names = {_id(node)}
+    if isinstance(node, ThoughtStreamEvent):
+        store.thoughts.append(place)
+        if node.tool_call_id is not None:
+            names.add(node.tool_call_id)
+    for name in names:
+        store.places.setdefault((message[0], name), []).append(place)
+        if conversation[0]:
+            store.named.setdefault((conversation, name), []).append(place)
+
+
+def _without_circles(parents: dict[int, int]) -> dict[int, int]:
+    """Make a forest of it: each circle is opened above the place that came first, for a place has one parent."""
+    result = dict(parents)
+    finished: set[int] = set()
+    for start in parents:
+        path: dict[int, None] = {}
+        at: int | None = start
+        while at is not None and at not in path and at not in finished:
+            path[at] = None
+            at = result.get(at)
+        if at is not None and at in path:
+            line = list(path)
+            del result[min(line[line.index(at) :])]
+        finished.update(path)
+    return result
+
+
+def _id(node: Node) -> str:
+    return node.thought_id if isinstance(node, ThoughtStreamEvent) else node.id
+
+
+def _kind(source: Node, target: Node) -> EdgeKind:
+    if isinstance(source, ToolCall):
+        return "call"
+    place = target.session if isinstance(target, ThoughtStreamEvent) else None
+    return "branch" if place is not None and place.branch_from is not None else "thought"
+
+
+def _dangling(thought: ThoughtStreamEvent) -> str:
+    """Say that a reference leads nowhere."""
+    related_to = thought.related_to or ""
+    itself = related_to in (thought.thought_id, thought.tool_call_id)
+    return " [refers to itself]" if itself else f" [refers to {to_one_line(related_to)}, which is not here]"

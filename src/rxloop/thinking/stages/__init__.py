@@ -1,1 +1,374 @@
-"""The flow engine: stage tables, and the stage manager that moves through them."""
+"""The flow engine: strategies as tables of stages and transitions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from os import PathLike
+from types import MappingProxyType
+from typing import Annotated, Any, ClassVar, Literal, NoReturn, cast, get_args
+
+from pydantic import BeforeValidator, ConfigDict
+
+from rxloop.errors import ConfigurationError
+from rxloop.support.text import to_mermaid_text, to_short_repr
+from rxloop.thinking.stages import routes
+
+Trait = Literal[
+    "external_tools",
+    "multiple_paths",
+    "backtracking",
+    "revision",
+    "verification",
+    "dynamic_thought_count",
+    "consensus",
+]
+
+BranchingKind = Literal["explicit", "parallel_paths", "tree"]
+
+_NAME = re.compile(r"\w[\w.-]{0,99}")
+
+# Names that can be the id of a node as they are; Mermaid takes these words for its own, wherever they stand.
+_PLAIN = re.compile(r"(?!(?:end|graph|flowchart|subgraph|direction|style|linkstyle|class|classdef|click|default)$)\w+")
+
+_STAGES = 500
+"""Stages of a strategy; what is worked out of them takes time by the square."""
+
+
+def _one_or_many(value: object) -> object:
+    return (value,) if isinstance(value, str) else value
+
+
+def _names(value: Iterable[str]) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) else tuple(value)
+
+
+def _list_stages(value: object) -> object:
+    """Return stages by name as a list of stages that have their names."""
+    if not isinstance(value, Mapping):
+        return value
+    stages = cast("Mapping[object, object]", value)
+    return [_name_stage(name, stage) for name, stage in stages.items()]
+
+
+def _name_stage(name: object, stage: object) -> object:
+    if stage is not None and not isinstance(stage, Mapping):
+        return stage
+    fields = {"name": name, **cast("Mapping[str, object]", stage or {})}
+    if fields["name"] != name:
+        raise ConfigurationError(f"the stage under {name!r} calls itself {fields['name']!r}")
+    return fields
+
+
+Names = Annotated[Sequence[str], BeforeValidator(_one_or_many)]
+"""Several names, kept as a tuple; a single one may stand for itself."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """One stage of a strategy."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
+    name: str
+    next: Names = ()
+    """The stages that may follow, in the order in which they are offered."""
+    description: str = ""
+    """What the stage is for, in a few words, for people."""
+    prompt: str = ""
+    """What the model is to do; the description, unless given."""
+    fields: Names = ()
+    """What a thought in this stage is to bring along, by names as they are on the wire; `a|b` is either of them."""
+
+    def __post_init__(self) -> None:
+        _set(self, next=_names(self.next), fields=_names(self.fields), prompt=self.prompt or self.description)
+
+    def missing(self, given: Collection[str]) -> tuple[str, ...]:
+        """Return the required fields that are not among those given."""
+        return tuple(field for field in self.fields if not any(name in given for name in field.split("|")))
+
+
+@dataclass(frozen=True, kw_only=True)
+class IterationPoint:
+    """Where a strategy decides to go round once more."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
+    stage: str
+    back_to: Names
+    """Where a further round begins."""
+    via: Names = ()
+    """The stages between, where the way back is not a single transition."""
+
+    def __post_init__(self) -> None:
+        _set(self, back_to=_names(self.back_to), via=_names(self.via))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Branching:
+    """Where a strategy opens branches."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
+    kind: BranchingKind
+    stage: str
+    fields: Names = ()
+    """The fields of thoughts that tell branches apart."""
+
+    def __post_init__(self) -> None:
+        _set(self, fields=_names(self.fields))
+
+
+@dataclass(frozen=True, kw_only=True)
+class StrategyDefinition:
+    """A reasoning strategy as data: frozen, and checked when it is built.
+
+    Every stage can be reached, and from every stage the end.
+
+    Raises:
+        ConfigurationError: The strategy is inconsistent; the message names the strategy and the stage.
+
+    Example:
+        >>> StrategyDefinition(
+        ...     name="draft_and_check",
+        ...     stages=[
+        ...         Stage(name="draft", next="check", prompt="Write a first version."),
+        ...         Stage(name="check", next=["draft", "answer"], prompt="Is it right? If not, write it again."),
+        ...         Stage(name="answer", prompt="Give the answer."),
+        ...     ],
+        ... ).decision_points
+        ('check',)
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
+    name: str
+    stages: Annotated[Sequence[Stage], BeforeValidator(_list_stages)]
+    title: str = ""
+    """The name as people write it; made of `name` unless given."""
+    aliases: Names = ()
+    when: str = ""
+    """When to use it: one sentence, for people and for models."""
+    pattern: str = "custom"
+    """The shape of the flow in a word, such as `linear`, `cyclic` or `branching`."""
+    initial: str = ""
+    """Where a flow begins: the first stage, unless given."""
+    terminal: Names = ()
+    """Where a flow ends: the last stage, unless given."""
+    decision_points: Names = ()
+    """The stages after which there is a choice; found in the transitions, and checked against them where given."""
+    iteration_point: IterationPoint | None = None
+    branching: Branching | None = None
+    traits: Set[Trait] = field(default_factory=frozenset[Trait])
+
+    def __post_init__(self) -> None:
+        stages = tuple(self.stages)
+        if not stages:
+            self._wrong("has no stages")
+        if len(stages) > _STAGES:
+            self._wrong(f"has {len(stages)} stages; {_STAGES} are allowed")
+        _set(
+            self,
+            stages=stages,
+            title=self.title or self.name.replace("_", " ").capitalize(),
+            aliases=_names(self.aliases),
+            initial=self.initial or stages[0].name,
+            terminal=_names(self.terminal) or (stages[-1].name,),
+            traits=frozenset(self.traits),
+        )
+        self._check_names()
+        self._check_transitions()
+        chosen = tuple(stage.name for stage in stages if len(stage.next) > 1)
+        given = _names(self.decision_points)
+        if given and set(given) != set(chosen):
+            self._wrong(
+                f"names {_listed(given)} as decision points, but there is a choice after {_listed(chosen) or 'none'}"
+            )
+        _set(self, decision_points=chosen)
+        self._check_points()
+
+    @classmethod
+    def from_json(cls, source: str | bytes | PathLike[str]) -> StrategyDefinition:
+        """Read a strategy from JSON: from the text itself, or from the file at a `Path`.
+
+        The keys are the fields of this class; `stages` is an object of stages by name, or a list of them.
+
+        Raises:
+            ConfigurationError: The text is not a valid strategy; the message says what is wrong, and where.
+        """
+        from rxloop.thinking.stages import files as load
+
+        return load.from_json(cls, source)
+
+    @classmethod
+    def from_yaml(cls, source: str | bytes | PathLike[str]) -> StrategyDefinition:
+        """Read a strategy from YAML, like `from_json`; needs the extra `yaml`.
+
+        Raises:
+            ConfigurationError: The text is not a valid strategy, or the package that reads YAML is not installed.
+        """
+        from rxloop.thinking.stages import files as load
+
+        return load.from_yaml(cls, source)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Without what is worked out from the fields, of which some cannot be copied.
+        return {kept.name: getattr(self, kept.name) for kept in fields(self)}
+
+    def stage(self, name: str) -> Stage:
+        """Look up a stage by its name.
+
+        Raises:
+            ConfigurationError: The strategy has no such stage.
+        """
+        found = self._by_name.get(name)
+        if found is None:
+            raise ConfigurationError(f"strategy {self.name!r} has no stage {name!r}; it has {_listed(self._by_name)}")
+        return found
+
+    def __contains__(self, stage: object) -> bool:
+        return stage in self._by_name
+
+    @cached_property
+    def transitions(self) -> Mapping[str, tuple[str, ...]]:
+        """What may follow each stage."""
+        return MappingProxyType({stage.name: tuple(stage.next) for stage in self.stages})
+
+    @cached_property
+    def loops(self) -> tuple[routes.Edge, ...]:
+        """The transitions that lead back: each cycle has one of them."""
+        return routes.loops(self.transitions, self.initial)
+
+    def steps_to_end(self, stage: str) -> int:
+        """Count the transitions on the shortest way from a stage to the end."""
+        return self._steps[self.stage(stage).name]
+
+    def ways(self, closed: frozenset[routes.Edge] = frozenset()) -> routes.Ways:
+        """Return what may follow each stage, with its steps to the end, when some loops are closed."""
+        found = self._ways.get(closed)
+        if found is None:
+            found = self._ways[closed] = routes.ways(self.transitions, self.terminal, closed)
+        return found
+
+    def to_mermaid(self) -> str:
+        """Draw the strategy as a Mermaid flowchart.
+
+        Decisions are diamonds, the first and the last stages are rounded, the ways back are dotted.
+        """
+        plain = all(_PLAIN.fullmatch(stage.name.lower()) and stage.name.isascii() for stage in self.stages)
+        ids = {stage.name: stage.name if plain else f"n{place}" for place, stage in enumerate(self.stages)}
+        lines = ["flowchart TD"]
+        for stage in self.stages:
+            opening, closing = self._shape(stage.name)
+            lines.append(f'    {ids[stage.name]}{opening}"{to_mermaid_text(stage.name.replace("_", " "))}"{closing}')
+        for source, targets in self.transitions.items():
+            for target in targets:
+                arrow = "-. again .->" if (source, target) in self.loops else "-->"
+                lines.append(f"    {ids[source]} {arrow} {ids[target]}")
+        return "\n".join(lines) + "\n"
+
+    def _shape(self, stage: str) -> tuple[str, str]:
+        if stage in self.decision_points:
+            return "{", "}"
+        return ("([", "])") if stage == self.initial or stage in self.terminal else ("[", "]")
+
+    def describe(self) -> str:
+        """Describe the strategy on a page of text: when to use it, its stages and what may follow each."""
+        aliases = f" (also {', '.join(self.aliases)})" if self.aliases else ""
+        lines = [f"{self.name}{aliases}: {self.title}", *([self.when] if self.when else []), ""]
+        for place, stage in enumerate(self.stages, 1):
+            lines.append(f"{place:2}. {stage.name}{f': {stage.description}' if stage.description else ''}")
+            if stage.fields:
+                lines.append(f"      needs {', '.join(field.replace('|', ' or ') for field in stage.fields)}")
+            if stage.next:
+                back = {target for source, target in self.loops if source == stage.name}
+                ways = (f"back to {target}" if target in back else target for target in stage.next)
+                lines.append(f"      then {' or '.join(ways)}")
+        return "\n".join(lines) + "\n"
+
+    @cached_property
+    def _by_name(self) -> dict[str, Stage]:
+        return {stage.name: stage for stage in self.stages}
+
+    @cached_property
+    def _steps(self) -> dict[str, int]:
+        return routes.steps_to_end(self.transitions, self.terminal)
+
+    @cached_property
+    def _ways(self) -> dict[frozenset[routes.Edge], routes.Ways]:
+        return {}
+
+    def _check_names(self) -> None:
+        for name in (self.name, *self.aliases):
+            if not _NAME.fullmatch(name):
+                self._wrong(
+                    f"has the name {to_short_repr(name)}; a name has at most 100 letters, digits, '_', '-' and '.'"
+                )
+        seen = set[str]()
+        for stage in self.stages:
+            if not _NAME.fullmatch(stage.name):
+                self._wrong(
+                    f"has a stage {to_short_repr(stage.name)}; a name has at most 100 letters, digits, '_', '-' and '.'"
+                )
+            if stage.name in seen:
+                self._wrong(f"has two stages {stage.name!r}")
+            seen.add(stage.name)
+        for role, name in [("initial", self.initial), *(("terminal", name) for name in self.terminal)]:
+            if name not in seen:
+                self._wrong(f"has no stage {name!r}, which it names as {role}")
+        unknown = sorted(self.traits - set(get_args(Trait)))
+        if unknown:
+            self._wrong(f"has the unknown trait {unknown[0]!r}; there are {_listed(get_args(Trait))}")
+
+    def _check_transitions(self) -> None:
+        for stage in self.stages:
+            seen = set[str]()
+            for target in stage.next:
+                if target not in self._by_name:
+                    self._wrong(f"has no stage {to_short_repr(target)}, which is to follow {stage.name!r}")
+                if target in seen:
+                    self._wrong(f"names {target!r} twice after {stage.name!r}")
+                if target == stage.name:
+                    self._wrong(f"lets {target!r} follow itself; a further thought in a stage needs no transition")
+                seen.add(target)
+            if stage.name in self.terminal and stage.next:
+                self._wrong(f"ends at {stage.name!r}, but lets {_listed(stage.next)} follow it")
+        found = routes.reachable(self.transitions, self.initial)
+        lost = [name for name in self.transitions if name not in found]
+        if lost:
+            self._wrong(f"has no way from {self.initial!r} to {_listed(lost)}")
+        stuck = [name for name in self.transitions if name not in self._steps]
+        if stuck:
+            hint = "" if all(self.transitions[name] for name in stuck) else "; name in `terminal` what is an end, too"
+            self._wrong(f"has no way from {_listed(stuck)} to its end, {_listed(self.terminal)}{hint}")
+
+    def _check_points(self) -> None:
+        point = self.iteration_point
+        if point is not None:
+            if point.stage not in self.decision_points:
+                self._wrong(f"goes round at {point.stage!r}, which is not a decision point")
+            follow = self.transitions[point.stage]
+            for stage in point.via:
+                if stage not in follow:
+                    self._wrong(f"goes round via {stage!r}, which may not follow {point.stage!r}")
+            after = {*follow, *(target for stage in point.via for target in self.transitions[stage])}
+            for stage in point.back_to:
+                if stage not in after:
+                    self._wrong(f"goes back to {stage!r}, to which no way leads from {point.stage!r}")
+        if self.branching is not None and self.branching.stage not in self:
+            self._wrong(f"branches at {self.branching.stage!r}, which is not one of its stages")
+
+    def _wrong(self, what: str) -> NoReturn:
+        raise ConfigurationError(f"strategy {to_short_repr(self.name)} {what}")
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(names)
+
+
+def _set(target: object, **values: object) -> None:
+    """Give fields of a frozen dataclass, while it is made, the form in which it keeps them."""
+    for name, value in values.items():
+        object.__setattr__(target, name, value)

@@ -8,8 +8,8 @@ from typing import Any, Final, Self
 from typing_extensions import TypedDict
 
 from rxloop.errors import ConfigurationError, StageChoiceRequired, StageRefused
+from rxloop.thinking.stages import StrategyDefinition
 from rxloop.thinking.stages import files as load
-from rxloop.thinking.stages.definition import StrategyDefinition
 from rxloop.thinking.stages.routes import Edge
 
 LOOP_CAP = 10

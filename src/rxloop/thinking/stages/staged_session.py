@@ -12,8 +12,8 @@ from pydantic_core import PydanticCustomError
 from rxloop.errors import ConfigurationError, InvalidThought, StageRefused
 from rxloop.thinking.sessions.session import Placed, Session
 from rxloop.thinking.sessions.thought import Label, Name, OptionalCount, ThoughtInput
+from rxloop.thinking.stages import StrategyDefinition
 from rxloop.thinking.stages.branches import Branches
-from rxloop.thinking.stages.definition import StrategyDefinition
 from rxloop.thinking.stages.stage_manager import LOOP_CAP, StageManager
 
 

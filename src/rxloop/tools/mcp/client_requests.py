@@ -21,7 +21,7 @@ from rxloop.protocol.messages import Message, Part, TextPart
 from rxloop.protocol.settings import ModelSettings
 from rxloop.stream.sources import collect_answer
 from rxloop.support.json_schema import find_flaw, find_misfit
-from rxloop.tools.mcp.link import Call, Link
+from rxloop.tools.mcp.calls import Call, Link
 from rxloop.tools.mcp.options import Taken
 
 _SCHEMA = 50_000

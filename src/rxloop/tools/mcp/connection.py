@@ -22,10 +22,9 @@ from rxloop._version import __version__
 from rxloop.errors import ConfigurationError, RxloopError
 from rxloop.support.http_environment import name_variables
 from rxloop.support.redaction import redact_each
+from rxloop.tools.mcp.calls import MOST, Connect, Link, bounded
 from rxloop.tools.mcp.client_requests import Answers
-from rxloop.tools.mcp.credentials import CredentialOfRun
-from rxloop.tools.mcp.link import MOST, Connect, Link, bounded
-from rxloop.tools.mcp.options import Http, Stdio, Taken
+from rxloop.tools.mcp.options import CredentialOfRun, Http, Stdio, Taken
 from rxloop.tools.mcp.repair import ResultRepair
 from rxloop.tools.mcp.tool_list import Listing
 

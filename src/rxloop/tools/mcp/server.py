@@ -23,7 +23,7 @@ from rxloop.tools.mcp.options import Credential, Http, MakeCredential, Options, 
 
 if TYPE_CHECKING:
     from rxloop.tools.mcp.connection import Connection
-    from rxloop.tools.mcp.credentials import CredentialOfRun
+    from rxloop.tools.mcp.options import CredentialOfRun
     from rxloop.tools.task_resources import Owned
 
 
@@ -123,7 +123,7 @@ class MCPServer:
         if self._connections is None:
             # In a thread, since importing the SDK takes its time, and only once somebody wants it.
             await run_in_thread(lambda: import_module("rxloop.tools.mcp.connection"))
-        from rxloop.tools.mcp.credentials import fixed_credential
+        from rxloop.tools.mcp.options import fixed_credential
 
         self._fixed = fixed_credential(self.place)
         if self._connections is None:
@@ -165,7 +165,7 @@ class MCPServer:
             RxloopError: The server cannot be reached.
         """
         from rxloop.tools.mcp.connection import connect
-        from rxloop.tools.mcp.credentials import credential_of
+        from rxloop.tools.mcp.options import credential_of
 
         if self._connections is None:
             raise ConfigurationError(f"{self!r} is entered by its agent: give it to one, or use `async with`")

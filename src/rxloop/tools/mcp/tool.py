@@ -19,10 +19,9 @@ from rxloop.protocol.events import Event
 from rxloop.protocol.model import thaw
 from rxloop.protocol.run_events import QuestionEvent
 from rxloop.support.json_schema import find_misfit
+from rxloop.tools.mcp.calls import Call, Connect, Link, tool_result
 from rxloop.tools.mcp.client_requests import elicited, roots_of, sampled
-from rxloop.tools.mcp.link import Call, Connect, Link
 from rxloop.tools.mcp.options import Taken
-from rxloop.tools.mcp.results import tool_result
 from rxloop.tools.result import ToolResult
 
 _KEY = "mcp"

@@ -17,7 +17,7 @@ from rxloop.errors import RxloopError
 from rxloop.pipeline.requests import ToolDefinition
 from rxloop.protocol.json_data import replace_surrogates
 from rxloop.support.json_schema import find_flaw
-from rxloop.tools.mcp.link import Connect, Link
+from rxloop.tools.mcp.calls import Connect, Link
 from rxloop.tools.mcp.options import clean
 from rxloop.tools.mcp.tool import MCPTool
 

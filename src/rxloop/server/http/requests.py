@@ -1,21 +1,78 @@
-"""Query parameters of the HTTP API, and the view that follows from them."""
+"""Requests of the HTTP API: the call, its query parameters, and JSON answers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any, Literal, cast
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 from starlette.requests import Request
+from starlette.responses import Response
 
 from rxloop.operators.views import EventView
 from rxloop.operators.views.make_view import ViewOutput, make_view
+from rxloop.pipeline.records import RunRecord
 from rxloop.protocol.events import Event, GapEvent, State
 from rxloop.protocol.ids import Id
-from rxloop.server.core.adapter import OnDisconnect
+from rxloop.server.core.adapter import Call, OnDisconnect, id_in_path
 from rxloop.server.core.errors import Refused
 from rxloop.server.core.stream import NDJSON, SSE, FrameWriter
+
+B = TypeVar("B")
+Q = TypeVar("Q")
+
+
+@dataclass(frozen=True, slots=True)
+class ApiCall(Call[B, Q]):
+    """A request of the HTTP API."""
+
+    settings: frozenset[str]
+    """The settings of model calls that clients may choose."""
+
+    @property
+    def task_id(self) -> str:
+        """The run in the address."""
+        return self.request.path_params["task_id"]
+
+    async def record(self) -> RunRecord:
+        """The run in the address.
+
+        Raises:
+            Refused: There is none, or it is somebody else's.
+        """
+        return await self.gateway.find_run(self.principal, self.task_id)
+
+    async def context_id(self) -> str:
+        """The conversation in the address.
+
+        Raises:
+            Refused: There is none, or it is somebody else's.
+        """
+        context_id = id_in_path(self.request, "context_id")
+        if not await self.gateway.find_context(self.principal, context_id):
+            raise Refused(404, "not_found", "there is no such conversation")
+        return context_id
+
+    def check_visibility(self, visibility: str) -> None:
+        """See that whoever asks may have what is not for clients, if it is asked for.
+
+        Raises:
+            Refused: It needs the scope `internal`.
+        """
+        if visibility == "all" and "internal" not in self.principal.scopes:
+            raise Refused(403, "forbidden", "visibility=all is not for you")
+
+    def path(self, *parts: str) -> str:
+        """The path of something of this API, wherever it is mounted."""
+        return "/".join((self.request.scope.get("root_path", "").rstrip("/"), *parts))
+
+
+def written(model: BaseModel, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """Answer with a model."""
+    given = {"cache-control": "no-store", **(headers or {})}
+    return Response(model.model_dump_json(by_alias=True), status, given, media_type="application/json")
 
 
 def _listed(value: Any) -> Any:
