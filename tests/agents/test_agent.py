@@ -1,4 +1,4 @@
-"""The description of an agent: what it takes, what it refuses, and how it ends."""
+"""Agent options, validation and closing."""
 
 import asyncio
 from typing import Any
@@ -33,7 +33,7 @@ async def look(n: int = 0) -> int:
     return n
 
 
-async def test_instructions_are_the_system_prompt_and_no_history() -> None:
+async def test_instructions_are_the_system_prompt_and_not_in_the_history() -> None:
     model = ScriptedModel("Hello.")
     result = await Agent(model, instructions="Be brief.").run("Hi")
 
@@ -42,51 +42,51 @@ async def test_instructions_are_the_system_prompt_and_no_history() -> None:
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-async def test_instructions_may_come_from_the_context(asynchronous: bool) -> None:
-    async def later(ctx: RunContext[str]) -> str:
+async def test_instructions_can_be_a_function_of_the_context(asynchronous: bool) -> None:
+    async def instruct_async(ctx: RunContext[str]) -> str:
         await asyncio.sleep(0)
         return f"You help {ctx.deps}, {ctx.metadata['plan']}."
 
-    def at_once(ctx: RunContext[str]) -> str:
+    def instruct(ctx: RunContext[str]) -> str:
         return f"You help {ctx.deps}, {ctx.metadata['plan']}."
 
     model = ScriptedModel("Hello.")
-    agent = Agent(model, instructions=later if asynchronous else at_once, deps_type=str)
+    agent = Agent(model, instructions=instruct_async if asynchronous else instruct, deps_type=str)
     await agent.run("Hi", deps="Ann", metadata={"plan": "pro"})
 
     assert model.requests[0].system == (Message.system("You help Ann, pro."),)
 
 
-async def test_without_instructions_there_is_no_system_message() -> None:
+async def test_request_without_instructions_has_no_system_message() -> None:
     model = ScriptedModel("Hello.")
     await Agent(model).run("Hi")
 
     assert model.requests[0].system == ()
 
 
-async def test_tools_find_the_dependencies_and_the_ids_of_the_run() -> None:
-    seen: list[Any] = []
+async def test_tool_context_has_the_deps_and_ids_of_the_run() -> None:
+    values: list[Any] = []
 
     @tool
     async def peek(ctx: RunContext[dict[str, int]]) -> str:
         """Peeks."""
-        seen.extend([ctx.deps, ctx.task_id, ctx.context_id, ctx.attempt, ctx.agent_name, ctx.step, ctx.index])
-        seen.append(ctx.usage.total_tokens)
+        values.extend([ctx.deps, ctx.task_id, ctx.context_id, ctx.attempt, ctx.agent_name, ctx.step, ctx.index])
+        values.append(ctx.usage.total_tokens)
         return "ok"
 
     agent = Agent(ScriptedModel(call("peek"), "done"), name="peeker", tools=[peek], deps_type=dict[str, int])
     result = await agent.run("Hi", deps={"a": 1})
 
-    assert seen == [{"a": 1}, result.task_id, result.context_id, 1, "peeker", "1", 0, 0]
+    assert values == [{"a": 1}, result.task_id, result.context_id, 1, "peeker", "1", 0, 0]
 
 
-async def test_a_run_may_have_another_model_other_settings_and_another_strategy() -> None:
-    usual, other = ScriptedModel(), ScriptedModel("other", name="other")
-    agent = Agent(usual, settings=ModelSettings(temperature=0.1, seed=1), limits=Limits(iterations=1))
-    wrapped: list[Any] = []
+async def test_run_can_override_model_settings_and_strategy() -> None:
+    default_model, other = ScriptedModel(), ScriptedModel("other", name="other")
+    agent = Agent(default_model, settings=ModelSettings(temperature=0.1, seed=1), limits=Limits(iterations=1))
+    pipelines: list[Any] = []
 
     def strategy(pipeline: Any) -> Any:
-        wrapped.append(pipeline)
+        pipelines.append(pipeline)
         return op.iterate(pipeline)
 
     run = agent.run("Hi", model=other, settings=ModelSettings(temperature=0.9), strategy=strategy)
@@ -95,30 +95,31 @@ async def test_a_run_may_have_another_model_other_settings_and_another_strategy(
     assert isinstance(events[0], TaskEvent)
     assert events[0].model == "other"
     assert other.requests[0].settings == ModelSettings(temperature=0.9, seed=1)
-    assert (usual.requests, len(wrapped)) == ([], 1)
+    assert default_model.requests == []
+    assert len(pipelines) == 1
 
 
 @pytest.mark.parametrize("prompt", [[], ()])
-async def test_an_empty_prompt_is_refused(prompt: Any) -> None:
+async def test_run_rejects_empty_prompt(prompt: Any) -> None:
     with pytest.raises(ConfigurationError, match="the prompt is empty"):
         Agent(ScriptedModel()).run(prompt)
 
 
 @pytest.mark.parametrize(
-    ("fields", "named"),
+    ("fields", "message"),
     [
         ({"tools": [look, look]}, "two tools are called 'look'"),
         ({"tools": [7]}, "a tool is a function"),
         ({"output_mode": "telepathy", "output_type": int}, "output_mode"),
     ],
 )
-async def test_what_an_agent_cannot_be_made_of_is_refused_by_name(fields: dict[str, Any], named: str) -> None:
-    with pytest.raises(ConfigurationError, match=named):
+async def test_agent_rejects_invalid_option_by_name(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
         Agent(ScriptedModel(), **fields)
 
 
 @pytest.mark.parametrize("model", ["nobody:x", "zai:", ""])
-async def test_a_model_string_that_names_nothing_is_refused_where_it_is_written(model: str) -> None:
+async def test_unknown_model_string_is_rejected_immediately(model: str) -> None:
     with pytest.raises(ConfigurationError):
         Agent(model)
     with pytest.raises(ConfigurationError):
@@ -132,40 +133,40 @@ async def test_think_aloud_is_offered_unless_thoughts_are_off() -> None:  # L15,
         assert [definition.name for definition in model.requests[0].tools] == expected
 
 
-async def test_a_run_without_a_running_event_loop_says_what_to_do() -> None:
+async def test_result_without_an_event_loop_raises_with_the_remedy() -> None:
     agent = Agent(ScriptedModel("done"))
 
-    def in_a_thread() -> str:
+    def use_without_loop() -> str:
         run = agent.run("Hi")
         with pytest.raises(RxloopError, match="run_sync"):
             run.result().send(None)
         return asyncio.run(run.result()).output
 
-    assert await asyncio.to_thread(in_a_thread) == "done"
+    assert await asyncio.to_thread(use_without_loop) == "done"
 
 
-def test_run_sync_runs_to_the_end() -> None:
+def test_run_sync_returns_the_result() -> None:
     agent = Agent(ScriptedModel(call("look", n=3), "done", "again"), tools=[look])
 
     assert agent.run_sync("Hi").output == "done"
     assert agent.run_sync("Hi").output == "again"
 
 
-async def test_run_sync_inside_an_event_loop_says_what_to_do() -> None:
+async def test_run_sync_inside_an_event_loop_raises_with_the_remedy() -> None:
     with pytest.raises(RxloopError, match=r"await agent\.run"):
         Agent(ScriptedModel("done")).run_sync("Hi")
 
 
-async def test_an_override_reaches_the_runs_that_are_made_inside_and_no_others() -> None:
-    usual = ScriptedModel("usual", "usual")
-    agent = Agent(usual, tools=[look])
+async def test_override_applies_only_to_runs_created_inside_it() -> None:
+    default_model = ScriptedModel("usual", "usual")
+    agent = Agent(default_model, tools=[look])
     entered = asyncio.Event()
 
-    async def beside() -> str:
+    async def run_outside() -> str:
         await entered.wait()
         return (await agent.run("Hi")).output
 
-    task = asyncio.create_task(beside())
+    task = asyncio.create_task(run_outside())
     await asyncio.sleep(0)
     fake = ScriptedModel("fake", "inner")
     with agent.override(model=fake, tools=[]):
@@ -182,7 +183,7 @@ async def test_an_override_reaches_the_runs_that_are_made_inside_and_no_others()
     ]
 
 
-def test_closing_an_agent_cancels_its_runs_and_refuses_later_ones() -> None:  # L123
+def test_aclose_cancels_runs_and_rejects_later_runs() -> None:  # L123
     log = MemoryEventLog()
     with virtual_time() as time:
 
@@ -217,20 +218,20 @@ async def test_async_with_closes_the_agent() -> None:
         agent.run("Again")
 
 
-async def test_a_provider_that_was_given_is_left_open() -> None:
+async def test_aclose_does_not_close_a_provider_of_the_caller() -> None:
     closed: list[str] = []
 
-    class Mine(ScriptedModel):
+    class CountingModel(ScriptedModel):
         async def aclose(self) -> None:
             closed.append("closed")
 
-    async with Agent(Mine("done")) as agent:
+    async with Agent(CountingModel("done")) as agent:
         await agent.run("Hi")
 
     assert closed == []
 
 
-async def test_an_agent_keeps_nothing_of_its_runs() -> None:
+async def test_agent_keeps_no_state_of_its_runs() -> None:
     agent = Agent(ScriptedModel("one", "two", "three"))
     before = {name: value for name, value in vars(agent).items() if not name.startswith("_live")}
 
@@ -240,14 +241,14 @@ async def test_an_agent_keeps_nothing_of_its_runs() -> None:
     assert {name: value for name, value in vars(agent).items() if not name.startswith("_live")} == before
 
 
-async def test_the_name_of_an_agent_is_on_its_runs() -> None:
+async def test_runs_record_the_name_of_their_agent() -> None:
     log = MemoryEventLog()
     await Agent(ScriptedModel("done"), name="planner", log=log).run("Hi")
 
     assert [record.agent_name for record in await log.list_runs()] == ["planner"]
 
 
-def oslo_and_bergen() -> Any:
+def make_weather_tool() -> Any:
     @tool(idempotent=True)
     async def get_weather(city: str) -> str:
         """Current weather for a city."""
@@ -256,7 +257,7 @@ def oslo_and_bergen() -> Any:
     return get_weather
 
 
-async def test_nobody_subscribes_and_nothing_is_sent_and_three_views_are_one_request() -> None:  # L52, L53
+async def test_views_send_no_request_until_read_and_share_one_request() -> None:  # L52, L53
     offline = OfflineModel()
     agent = Agent(offline.provider())
     run = agent.run("What is 6 * 7?")
@@ -264,7 +265,7 @@ async def test_nobody_subscribes_and_nothing_is_sent_and_three_views_are_one_req
     await asyncio.sleep(0)
     assert offline.requests == []
 
-    texts, usage, events = await asyncio.gather(*map(read, views))
+    texts, usage, events = await asyncio.gather(*map(read_all, views))
     result = await run
 
     assert len(offline.requests) == 1
@@ -274,11 +275,11 @@ async def test_nobody_subscribes_and_nothing_is_sent_and_three_views_are_one_req
     await agent.model.aclose()
 
 
-async def read(stream: Any) -> list[Any]:
+async def read_all(stream: Any) -> list[Any]:
     return [item async for item in stream]
 
 
-async def test_leaving_a_run_closes_the_connection_of_its_model() -> None:  # L54
+async def test_exit_of_a_run_closes_the_connection_of_its_model() -> None:  # L54
     offline = OfflineModel(delay=0.01)
     with serve_offline(offline) as url:
         agent = Agent(f"{url}#demo")
@@ -292,22 +293,22 @@ async def test_leaving_a_run_closes_the_connection_of_its_model() -> None:  # L5
         await agent.aclose()
 
 
-async def test_calls_that_stream_side_by_side_come_out_in_order_and_are_answered() -> None:  # L55, L56
+async def test_interleaved_streaming_calls_are_ordered_and_answered() -> None:  # L55, L56
     offline = OfflineModel()
-    agent = Agent(offline.provider(), tools=[oslo_and_bergen()])
+    agent = Agent(offline.provider(), tools=[make_weather_tool()])
     run = agent.run("Is it warmer in Oslo or in Bergen?")
     completes = [event async for event in run if isinstance(event, ContentCompleteEvent)]
     result = await run
 
-    looked_up = [call.arguments["city"] for call in completes[0].tool_calls if call.name == "get_weather"]
-    assert looked_up == ["Oslo", "Bergen"]
+    cities = [call.arguments["city"] for call in completes[0].tool_calls if call.name == "get_weather"]
+    assert cities == ["Oslo", "Bergen"]
     assert completes[0].finish_reason == "tool_calls"
     assert "Bergen" in result.output
     assert well_formed(result.messages)
     await agent.model.aclose()
 
 
-async def test_results_in_a_prompt_leave_in_the_order_of_their_calls() -> None:
+async def test_tool_results_of_a_prompt_are_sent_in_the_order_of_their_calls() -> None:
     calls = (ToolCall(id="a", name="f"), ToolCall(id="b", name="f"))
     model = ScriptedModel("Done.")
     prompt = ["Hi", Message.assistant("", tool_calls=calls), Message.tool("b", "2"), Message.tool("a", "1"), "And?"]
@@ -316,31 +317,32 @@ async def test_results_in_a_prompt_leave_in_the_order_of_their_calls() -> None:
     assert [message.text for message in result.messages] == ["Hi", "", "1", "2", "And?", "Done."]
 
 
-async def test_nothing_of_an_agent_can_be_assigned() -> None:
+async def test_attributes_of_an_agent_are_read_only() -> None:
     agent = Agent(ScriptedModel("Hi."))
     for name in ("name", "limits", "log", "settings", "model"):
         with pytest.raises(AttributeError):
             setattr(agent, name, None)
 
 
-async def test_an_agent_with_another_log_is_another_agent() -> None:
+async def test_with_log_returns_another_agent() -> None:
     log = MemoryEventLog()
     agent = Agent(ScriptedModel("Hi.", "Hi."))
     other = agent.with_log(log)
     await other.run("Hi", context_id="c")
-    assert (agent.log, other.log) == (None, log)
+    assert agent.log is None
+    assert other.log is log
     assert len(await log.list_runs()) == 1
 
 
 class Office:
-    """What tools need."""
+    """Dependencies of tools."""
 
 
 class Shop:
-    """Something else."""
+    """Unrelated class."""
 
 
-def test_a_run_without_the_dependencies_of_its_tools_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+def test_run_without_deps_is_rejected_when_the_agent_has_a_deps_type(caplog: pytest.LogCaptureFixture) -> None:
     agent: Any = Agent(ScriptedModel("Hi."), deps_type=Office)
     with pytest.raises(ConfigurationError, match=r"deps=Office\(\.\.\.\)"):
         agent.run("Hi")
@@ -352,7 +354,7 @@ def test_a_run_without_the_dependencies_of_its_tools_is_refused(caplog: pytest.L
 
 
 @pytest.mark.parametrize("method", ["resume", "fork"])
-async def test_who_goes_on_with_a_run_gives_the_dependencies_too(method: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_resume_and_fork_require_the_deps_of_the_agent(method: str, caplog: pytest.LogCaptureFixture) -> None:
     agent: Any = Agent(ScriptedModel("Hi.", "Hi."), deps_type=Office, log=MemoryEventLog())
     result = await agent.run("Hi", deps=Office())
     arguments = (result.task_id,) if method == "resume" else (result.task_id, 1)
@@ -363,10 +365,10 @@ async def test_who_goes_on_with_a_run_gives_the_dependencies_too(method: str, ca
     with pytest.warns(RuntimeWarning):
         getattr(agent, method)(*arguments, deps=Shop())
     assert "deps is a Shop, but the deps_type of the agent is Office" in caplog.text
-    # Nothing of the agent is called by it.
+    # Cancel calls no agent code, so deps are not required.
     await agent.get_run(result.task_id).cancel()
 
 
 @pytest.mark.parametrize("kind", [None, type(None), object, Office | None, Any])
-def test_what_is_no_class_of_its_own_asks_for_nothing(kind: Any) -> None:
+def test_deps_type_without_a_specific_class_requires_no_deps(kind: Any) -> None:
     assert Agent(ScriptedModel("Hi."), deps_type=kind).run_sync("Hi").output == "Hi."

@@ -1,4 +1,4 @@
-"""A run for each item of a batch."""
+"""Batches."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from rxloop.testing import ScriptedModel, call, frames, turn, virtual_time
 from support.run_checks import nothing_left, settled, until
 
 
-def question(request: ModelRequest) -> str:
+def last_question(request: ModelRequest) -> str:
     return str(request.messages[-1].text)
 
 
-def echo(line: str = "----{}|", **options: Any) -> Agent[None, str]:
-    """An agent that answers with the question, after 100 ms, or fails if it is asked to."""
+def echo(marbles: str = "----{}|", **options: Any) -> Agent[None, str]:
+    """Return an agent that answers with the question after 100 ms, or fails if the question contains "fail"."""
 
     def answer(request: ModelRequest) -> Any:
-        asked = question(request)
-        return ServerError("503") if "fail" in asked else turn(frames(line.replace("{}", asked)))
+        prompt = last_question(request)
+        return ServerError("503") if "fail" in prompt else turn(frames(marbles.replace("{}", prompt)))
 
     return Agent(ScriptedModel(*[answer] * 500), **options)
 
 
-def asked(agent: Agent[Any, Any]) -> list[str]:
+def list_questions(agent: Agent[Any, Any]) -> list[str]:
     model: Any = agent.model
-    return [question(request) for request in model.requests]
+    return [last_question(request) for request in model.requests]
 
 
-def carried_out(stream: Any) -> list[Outcome[Any, Any]]:
+def run_batch(stream: Any) -> list[Outcome[Any, Any]]:
     with virtual_time() as time:
 
         async def main() -> list[Outcome[Any, Any]]:
@@ -45,12 +45,12 @@ def carried_out(stream: Any) -> list[Outcome[Any, Any]]:
         return time.run(main())
 
 
-def test_the_outcomes_come_in_the_order_of_their_ends_each_with_its_item_and_key() -> None:
+def test_outcomes_are_in_order_of_completion_with_item_and_key() -> None:
     def answer(request: ModelRequest) -> Any:
-        return turn(frames("-" * int(question(request)) + "x|"))
+        return turn(frames("-" * int(last_question(request)) + "x|"))
 
     agent = Agent(ScriptedModel(*[answer] * 3))
-    outcomes = carried_out(lambda: agent.map([9, 1, 4], prompt=str, key=lambda item: item * 10))
+    outcomes = run_batch(lambda: agent.map([9, 1, 4], prompt=str, key=lambda item: item * 10))
     assert [(outcome.item, outcome.key, outcome.output) for outcome in outcomes] == [
         (1, "10", "x"),
         (4, "40", "x"),
@@ -58,8 +58,8 @@ def test_the_outcomes_come_in_the_order_of_their_ends_each_with_its_item_and_key
     ]
 
 
-def test_a_failure_is_a_value_and_the_others_go_on() -> None:
-    outcomes = carried_out(lambda: echo().map(["a", "fail", "b"]))
+def test_failed_run_is_an_outcome_and_the_other_runs_continue() -> None:
+    outcomes = run_batch(lambda: echo().map(["a", "fail", "b"]))
     failed = next(outcome for outcome in outcomes if outcome.error is not None)
     assert failed.item == failed.key == "fail"
     with pytest.raises(RunError, match="503"):
@@ -68,9 +68,9 @@ def test_a_failure_is_a_value_and_the_others_go_on() -> None:
     assert sorted(outcome.output for outcome in outcomes if outcome.error is None) == ["a", "b"]
 
 
-def test_a_prompt_that_cannot_be_made_fails_its_item_alone() -> None:
-    letters: list[dict[str, str]] = [{"text": "a"}, {}, {"text": ""}]
-    outcomes = carried_out(lambda: echo().map(letters, prompt=lambda letter: letter["text"]))
+def test_failing_prompt_function_fails_only_its_item() -> None:
+    items: list[dict[str, str]] = [{"text": "a"}, {}, {"text": ""}]
+    outcomes = run_batch(lambda: echo().map(items, prompt=lambda item: item["text"]))
     assert sorted(type(outcome.error).__name__ for outcome in outcomes) == [
         "ConfigurationError",
         "KeyError",
@@ -79,47 +79,47 @@ def test_a_prompt_that_cannot_be_made_fails_its_item_alone() -> None:
     assert [outcome.output for outcome in outcomes if outcome.error is None] == ["a"]
 
 
-def test_there_are_never_more_runs_than_allowed() -> None:
+def test_batch_runs_at_most_concurrency_runs_at_once() -> None:
     agent = echo()
-    most = 0
+    peak = 0
     with virtual_time() as time:
 
         async def main() -> None:
-            nonlocal most
+            nonlocal peak
             model: Any = agent.model
             async for _ in agent.map(map(str, range(10)), concurrency=3):
-                most = max(most, model.open)
+                peak = max(peak, model.open)
 
         time.run(main())
-        assert most <= 3
+        assert peak <= 3
         assert round(time.now, 3) == 4 * 0.125
 
 
-async def test_an_endless_batch_is_held_back_by_a_slow_reader() -> None:
-    taken = 0
+async def test_slow_reader_applies_backpressure_to_an_endless_batch() -> None:
+    read_count = 0
 
     async def endless() -> AsyncGenerator[str]:
-        nonlocal taken
+        nonlocal read_count
         while True:
-            taken += 1
-            yield str(taken)
+            read_count += 1
+            yield str(read_count)
 
-    agent = Agent(ScriptedModel(*[question] * 10_000))
+    agent = Agent(ScriptedModel(*[last_question] * 10_000))
     reader = aiter(agent.map(endless(), concurrency=3))
     await anext(reader)
     await settled(2000)
-    # Those that wait to be read, and those that were under way when it became too much.
-    assert taken <= 3 + 3 + 2
-    before = taken
+    # Unread outcomes plus runs started before the reader fell behind.
+    assert read_count <= 3 + 3 + 2
+    before = read_count
     for _ in range(20):
         await anext(reader)
     await settled(200)
-    assert before < taken <= 20 + 8 + 1
+    assert before < read_count <= 20 + 8 + 1
     await reader.aclose()
     await nothing_left()
 
 
-async def test_a_batch_that_is_closed_cancels_its_runs_and_closes_its_items() -> None:
+async def test_closed_batch_cancels_its_runs_and_closes_its_items() -> None:
     closed = False
 
     async def source() -> AsyncGenerator[str]:
@@ -132,7 +132,7 @@ async def test_a_batch_that_is_closed_cancels_its_runs_and_closes_its_items() ->
             closed = True
 
     def answer(request: ModelRequest) -> Any:
-        return "done" if question(request) == "fast" else frames("-a")
+        return "done" if last_question(request) == "fast" else frames("-a")
 
     model = ScriptedModel(*[answer] * 2)
     reader = aiter(Agent(model).map(source()))
@@ -143,7 +143,7 @@ async def test_a_batch_that_is_closed_cancels_its_runs_and_closes_its_items() ->
     await nothing_left()
 
 
-def test_what_the_items_raise_comes_after_the_outcomes_of_what_was_begun() -> None:
+def test_error_of_the_items_is_raised_after_the_outcomes_of_started_runs() -> None:
     def items() -> Iterator[str]:
         yield "a"
         raise OSError("the disk is gone")
@@ -154,7 +154,7 @@ def test_what_the_items_raise_comes_after_the_outcomes_of_what_was_begun() -> No
     assert [outcome.output for outcome in outcomes] == ["a"]
 
 
-def test_the_items_may_be_an_observable() -> None:
+def test_items_can_be_an_observable() -> None:
     questions: Subject[str] = Subject()
     agent = echo()
     with virtual_time() as time:
@@ -168,7 +168,7 @@ def test_the_items_may_be_an_observable() -> None:
         assert time.run(main()) == ["a", "b", "c", "d"]
 
 
-async def test_a_batch_that_is_disposed_lets_go_of_the_observable() -> None:
+async def test_disposed_batch_unsubscribes_from_its_items() -> None:
     questions: Subject[str] = Subject()
     subscription = echo().map(questions).subscribe()
     assert len(questions.observers) == 1
@@ -177,43 +177,43 @@ async def test_a_batch_that_is_disposed_lets_go_of_the_observable() -> None:
     await settled()
 
 
-async def test_items_of_an_observable_of_the_stock_kind() -> None:
-    agent = Agent(ScriptedModel(*[question] * 5))
+async def test_items_can_be_a_stock_observable() -> None:
+    agent = Agent(ScriptedModel(*[last_question] * 5))
     outcomes = [outcome async for outcome in agent.map(rx.range(0, 5), prompt=str)]
     assert sorted(outcome.item for outcome in outcomes) == [0, 1, 2, 3, 4]
 
 
-def test_what_is_done_comes_out_of_the_log_and_is_not_asked_again() -> None:
+def test_completed_items_are_read_from_the_log() -> None:
     log = MemoryEventLog()
     first, second = echo(log=log), echo(log=log)
-    carried_out(lambda: first.map(["a", "b"], name="letters"))
-    outcomes = carried_out(lambda: second.map(["b", "c"], name="letters"))
+    run_batch(lambda: first.map(["a", "b"], name="letters"))
+    outcomes = run_batch(lambda: second.map(["b", "c"], name="letters"))
     assert sorted(outcome.output for outcome in outcomes) == ["b", "c"]
-    assert asked(second) == ["c"]
+    assert list_questions(second) == ["c"]
 
 
-def test_another_name_or_prompt_is_another_run_and_so_is_one_without_a_name() -> None:
+def test_run_is_reused_only_with_the_same_name_and_prompt() -> None:
     agent = echo(log=MemoryEventLog())
-    carried_out(lambda: agent.map(["a"], name="first"))
-    carried_out(lambda: agent.map(["a"], name="again"))
-    carried_out(lambda: agent.map(["a"], name="first", prompt=lambda item: item * 2))
-    carried_out(lambda: agent.map(["a"]))
-    carried_out(lambda: agent.map(["a"]))
-    assert asked(agent) == ["a", "a", "aa", "a", "a"]
+    run_batch(lambda: agent.map(["a"], name="first"))
+    run_batch(lambda: agent.map(["a"], name="again"))
+    run_batch(lambda: agent.map(["a"], name="first", prompt=lambda item: item * 2))
+    run_batch(lambda: agent.map(["a"]))
+    run_batch(lambda: agent.map(["a"]))
+    assert list_questions(agent) == ["a", "a", "aa", "a", "a"]
 
 
-def test_a_name_without_a_log_is_refused() -> None:
+def test_batch_name_requires_a_log() -> None:
     with pytest.raises(ConfigurationError, match="the batch 'letters' needs a log"):
         echo().map(["a"], name="letters")
 
 
-def test_what_was_begun_goes_on_with_what_has_no_answer() -> None:
-    looked: list[str] = []
+def test_interrupted_item_is_resumed_without_repeating_calls() -> None:
+    effects: list[str] = []
 
     @tool
     async def look() -> str:
         """Look."""
-        looked.append("once")
+        effects.append("once")
         return "seen"
 
     def answer(request: ModelRequest) -> Any:
@@ -224,39 +224,39 @@ def test_what_was_begun_goes_on_with_what_has_no_answer() -> None:
 
         async def crash() -> None:
             reader = aiter(Agent(ScriptedModel(*[answer] * 2), tools=[look], log=log).map(["a"], name="n"))
-            waiting = asyncio.ensure_future(anext(reader))
+            pending = asyncio.ensure_future(anext(reader))
             await asyncio.sleep(1)
-            waiting.cancel()
+            pending.cancel()
             await reader.aclose()
 
         time.run(crash())
         time.advance(1)
-    outcomes = carried_out(lambda: Agent(ScriptedModel("done"), tools=[look], log=log).map(["a"], name="n"))
+    outcomes = run_batch(lambda: Agent(ScriptedModel("done"), tools=[look], log=log).map(["a"], name="n"))
     assert [outcome.output for outcome in outcomes] == ["done"]
-    assert looked == ["once"]
+    assert effects == ["once"]
 
 
-def test_what_failed_by_something_that_passes_is_tried_once_more() -> None:
+def test_item_that_failed_with_a_retryable_error_is_retried() -> None:
     log = MemoryEventLog()
-    carried_out(lambda: Agent(ScriptedModel(ServerError("503")), log=log).map(["a"], name="n"))
-    outcomes = carried_out(lambda: Agent(ScriptedModel("at last"), log=log).map(["a"], name="n"))
+    run_batch(lambda: Agent(ScriptedModel(ServerError("503")), log=log).map(["a"], name="n"))
+    outcomes = run_batch(lambda: Agent(ScriptedModel("at last"), log=log).map(["a"], name="n"))
     assert [outcome.output for outcome in outcomes] == ["at last"]
 
 
-def test_two_items_of_one_key_are_one_run() -> None:
+def test_items_with_the_same_key_share_one_run() -> None:
     agent = echo(log=MemoryEventLog())
-    outcomes = carried_out(lambda: agent.map(["a", "a", "a"], name="n", concurrency=2))
+    outcomes = run_batch(lambda: agent.map(["a", "a", "a"], name="n", concurrency=2))
     assert [outcome.output for outcome in outcomes] == ["a", "a", "a"]
-    assert asked(agent) == ["a"]
+    assert list_questions(agent) == ["a"]
 
 
-def test_without_a_name_each_item_is_asked() -> None:
+def test_each_item_has_its_own_run_without_a_name() -> None:
     agent = echo()
-    assert len(carried_out(lambda: agent.map(["a", "a"]))) == 2
-    assert asked(agent) == ["a", "a"]
+    assert len(run_batch(lambda: agent.map(["a", "a"]))) == 2
+    assert list_questions(agent) == ["a", "a"]
 
 
-async def test_a_run_that_waits_for_input_is_an_outcome_too() -> None:
+async def test_waiting_run_is_an_outcome() -> None:
     @tool
     async def need(ctx: RunContext) -> str:
         """Ask."""
@@ -270,7 +270,7 @@ async def test_a_run_that_waits_for_input_is_an_outcome_too() -> None:
         _ = outcome.output
 
 
-async def test_the_record_of_a_run_says_which_item_it_was_for() -> None:
+async def test_metadata_of_a_run_names_its_batch_and_key() -> None:
     log = MemoryEventLog()
     agent = Agent(ScriptedModel("a"), log=log)
     items = [{"id": 7}]
@@ -281,51 +281,52 @@ async def test_the_record_of_a_run_says_which_item_it_was_for() -> None:
 
 
 @pytest.mark.parametrize("items", ["a text", 7, None])
-def test_what_is_no_batch_is_refused(items: Any) -> None:
+def test_map_rejects_items_that_are_not_iterable(items: Any) -> None:
     with pytest.raises(ConfigurationError, match="items must be an iterable"):
         echo().map(items)
 
 
-def test_no_room_for_a_run_is_refused() -> None:
+def test_map_rejects_concurrency_below_one() -> None:
     with pytest.raises(ConfigurationError, match="at least 1, not 0"):
         echo().map(["a"], concurrency=0)
 
 
-def test_items_that_are_no_prompts_are_refused_once_before_anything_is_asked() -> None:
+def test_map_rejects_items_that_are_not_prompts_before_a_model_call() -> None:
     agent = echo()
     with pytest.raises(ConfigurationError, match=r"\{.id.: 1\}.*or pass prompt="):
         agent.map(["a", {"id": 1}])
-    letters: list[Any] = [{"id": 1}, {"id": 2}]
+    invalid: list[Any] = [{"id": 1}, {"id": 2}]
     with pytest.raises(ConfigurationError, match=r"\{.id.: 1\}.*or pass prompt="):
-        carried_out(lambda: agent.map(iter(letters)))
-    assert asked(agent) == []
+        run_batch(lambda: agent.map(iter(invalid)))
+    assert list_questions(agent) == []
 
 
-def test_items_that_can_be_read_once_are_not_asked_a_second_time_in_silence() -> None:
+def test_second_use_of_a_one_time_iterable_raises() -> None:
     agent = echo()
     batch = agent.map(item for item in ["a", "b"])
-    assert len(carried_out(lambda: batch)) == 2
+    assert len(run_batch(lambda: batch)) == 2
     with pytest.raises(ConfigurationError, match="can be read only once"):
-        carried_out(lambda: batch)
-    listed = agent.map(["a", "b"])
-    assert len(carried_out(lambda: listed)) == len(carried_out(lambda: listed)) == 2
+        run_batch(lambda: batch)
+    repeatable_batch = agent.map(["a", "b"])
+    assert len(run_batch(lambda: repeatable_batch)) == len(run_batch(lambda: repeatable_batch)) == 2
 
 
-def test_a_batch_that_is_carried_out_twice_at_once_asks_each_item_once() -> None:
+def test_concurrent_batches_with_one_name_run_each_item_once() -> None:
     agent = echo(log=MemoryEventLog())
     with virtual_time() as time:
 
-        async def one() -> list[str]:
+        async def run_once() -> list[str]:
             return sorted([outcome.output async for outcome in agent.map(["a", "b"], name="n")])
 
-        async def both() -> list[list[str]]:
-            return [*await asyncio.gather(one(), one())]
+        async def run_twice() -> list[list[str]]:
+            return [*await asyncio.gather(run_once(), run_once())]
 
-        assert time.run(both()) == [["a", "b"], ["a", "b"]]
-    assert sorted(asked(agent)) == ["a", "b"]
+        assert time.run(run_twice()) == [["a", "b"], ["a", "b"]]
+    assert sorted(list_questions(agent)) == ["a", "b"]
 
 
-def test_a_key_that_would_be_another_one_tomorrow_fails_its_item() -> None:
-    [outcome] = carried_out(lambda: echo().map(["a"], key=lambda _: object()))  # type: ignore[arg-type, return-value]
-    assert (outcome.item, outcome.key) == ("a", "")
+def test_key_that_is_not_stable_fails_its_item() -> None:
+    [outcome] = run_batch(lambda: echo().map(["a"], key=lambda _: object()))  # type: ignore[arg-type, return-value]
+    assert outcome.item == "a"
+    assert outcome.key == ""
     assert "a text or a number" in str(outcome.error)

@@ -1,4 +1,4 @@
-"""Delivery gate: events are held while the lease is in doubt."""
+"""Delivery gate tests: events are held while lease ownership is uncertain."""
 
 from __future__ import annotations
 

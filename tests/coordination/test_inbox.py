@@ -1,4 +1,4 @@
-"""Commands that reach a working run through an inbox that is hard to read."""
+"""Command delivery with an unreadable inbox."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rxloop.testing import ScriptedModel, frames, virtual_time
 
 
 class UnreadableInbox(MemoryEventLog):
-    """Log whose commands cannot be read for a while."""
+    """Log with temporarily unreadable commands."""
 
     is_readable = True
 

@@ -1,4 +1,4 @@
-"""Fixtures of the tests in this folder."""
+"""Fixtures for run tests."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def agent(log: Log, *turns: Any, **options: Any) -> Agent[None, str]:
 
 
 async def create_waiting_run(log: Log, context_id: str = "c") -> str:
-    """Return the id of a run that waits for an approval."""
+    """Create a run waiting for approval and return its id."""
     asking_agent = agent(log, call("pay", amount=5))
     return (
         await asking_agent.get_run((await asking_agent.submit("Pay", context_id=context_id)).task_id).execute()
@@ -94,7 +94,7 @@ async def test_resume_of_canceled_unstarted_run_is_refused_while_an_answer_is_pe
 async def test_run_started_with_cancel_in_inbox_drops_no_question(log: Log) -> None:
     waiting_id = await create_waiting_run(log)
     later = await agent(log).submit("And now?", context_id="c")
-    # A worker starts it at the moment in which a client cancels it.
+    # Simulate a worker that starts this run during cancellation.
     await log.send_command(later.task_id, CancelCommand())
     assert (await agent(log, "Never.").get_run(later.task_id).execute()).state == "canceled"
     await agent(log).get_run(waiting_id).answer(ANSWER)
@@ -134,7 +134,7 @@ async def test_answer_is_rejected_as_late_when_a_later_run_is_about_to_start(
 
     async def answer_and_append(task_id: str, events: Sequence[Event], **options: Any) -> None:
         if not replies:
-            # The later run has read the inbox, and is not in the log yet.
+            # Answer between inbox read and first write.
             try:
                 await agent(log).get_run(waiting_id).answer(ANSWER)
                 replies.append("acknowledged")
@@ -156,7 +156,7 @@ async def test_later_run_is_refused_when_an_answer_arrives_before_it_drops_the_q
     send = log.send_command
 
     async def answer_and_send(task_id: str, command: Command) -> int:
-        # The later run has read the inbox, and is about to record that it drops the question.
+        # Answer between inbox read and drop command.
         monkeypatch.setattr(log, "send_command", send)
         await agent(log).get_run(waiting_id).answer(ANSWER)
         return await send(task_id, command)
@@ -196,7 +196,7 @@ async def test_answer_is_applied_only_if_it_precedes_the_drop_of_its_question(
     drop = MessageCommand(messages=[], superseding_task_id="later")
     await agent(log).get_run(answered).answer(ANSWER)
     await log.send_command(answered, drop)
-    # A client that saw no acknowledgement sends the answer again.
+    # Without an acknowledgement, clients resend their answers.
     await agent(log).get_run(answered).answer(ANSWER)
     assert await applies_answer(log, answered)
     await log.send_command(dropped, drop)
@@ -215,7 +215,7 @@ async def test_later_run_sends_drop_command_only_to_its_predecessor(log: Log) ->
 async def test_later_run_drops_question_only_if_it_called_the_model_before_failing(has_model_call: bool) -> None:
     log = MemoryEventLog()
     waiting_id = await create_waiting_run(log)
-    # The run timed out while it waited for its lease, or just after that.
+    # This run timed out before its first step.
     task = TaskEvent(messages=[Message.user("Go")], model="m", agent_name="a")
     end = StatusUpdateEvent(state="failed", final=True, reason="timeout")
     calls = (

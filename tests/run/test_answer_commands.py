@@ -190,7 +190,7 @@ def test_answer_starts_its_call_while_another_call_runs(machines: Machines) -> N
     with virtual_time() as time:
 
         async def main() -> None:
-            # The question is asked while the other tool runs for a minute.
+            # Both tools run in parallel, and one needs a minute.
             submitted = await a.agent().submit("Go")
             asking_agent = a.agent([call("pay", amount=5), call("work")], "paid")
             execution = asyncio.ensure_future(asking_agent.get_run(submitted.task_id).execute())

@@ -1,4 +1,4 @@
-"""`ctx.artifacts`: writes, their events, the order of both, and writes that are repeated."""
+"""Artifact writes and events."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ async def test_writing_100_megabytes_blocks_neither_event_loop_nor_memory(kind: 
     watcher.cancel()
     assert (await run.artifacts.record("big.bin")).size == 100_000_000
     assert peak < (250_000_000 if kind == "memory" else 25_000_000)
-    # Other processes may take the processor once or twice, but a blocking write would delay every piece.
+    # Occasional delays come from other processes, whereas blocking writes would delay every piece.
     assert sorted(delays)[-3] < 0.3
     await store.aclose()
 
@@ -281,7 +281,7 @@ def test_repeated_writes_emit_events_but_are_not_written_twice(
         contents, failed = simulate_steps(good)
         before, first_events = make_artifacts(store)
         assert await run_steps(good[:step_count], before) == failed[:step_count]
-        # A crash cuts a call off in the same way.
+        # Simulate a call interrupted by a crash.
         again, received = make_artifacts(store)
         assert await run_steps(good, again) == failed
         for name, versions in contents.items():
@@ -293,7 +293,7 @@ def test_repeated_writes_emit_events_but_are_not_written_twice(
 
 
 class BlockedArtifacts(MemoryArtifacts):
-    """Store whose writes wait until the test sets their event."""
+    """Store with manually released writes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -365,7 +365,7 @@ async def test_repeated_tool_call_does_not_repeat_artifact_writes_or_events(nest
 
     @tool(idempotent=True)
     async def write(ctx: RunContext[None]) -> str:
-        """Write, ask, and write on."""
+        """Write before and after a question."""
         nonlocal tries
         tries += 1
         draft = await ctx.artifacts.create("a.txt")
@@ -395,7 +395,7 @@ async def test_fork_starts_without_artifacts_and_creates_its_own() -> None:
     events = await log.read(run.task_id)
     fork = agent.fork(run.task_id, at=updates(list(events))[0].seq)
     await fork
-    # The first event is copied from the original run. Then the call is repeated, which creates the artifact again.
+    # One copied event, then two events from repeating this call.
     received = updates(list(await log.read(fork.task_id)))
     assert [(event.index, event.data) for event in received] == [(0, "# Oslo\n"), (0, "# Oslo\n"), (1, "It rains.\n")]
     assert await fork.artifacts.read("report.md") == b"# Oslo\nIt rains.\n"

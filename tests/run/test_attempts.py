@@ -1,4 +1,4 @@
-"""`Limits.attempts`: a run that kills its workers is ended after a number of attempts."""
+"""Attempt limit for runs that kill their workers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from support.runs import first_events, outcome
 
 
 async def crash_attempt(log: MemoryEventLog, task_id: str, limits: Limits, model: ScriptedModel) -> MemoryEventLog:
-    """Return the log after one more attempt that is killed during its first model call."""
+    """Simulate a crash during the first model call and return the resulting log."""
     before = len(await log.read(task_id))
     result = await outcome(Agent(model, log=log, limits=limits).resume(task_id))
     if result.reason == "attempts":

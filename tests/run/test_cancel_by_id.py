@@ -1,4 +1,4 @@
-"""Cancellation of a run by its id, whether or not a process executes it."""
+"""Run cancellation by id."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ async def test_cancel_does_not_wait_for_a_working_run_of_the_conversation() -> N
 
     @tool
     async def cancels() -> str:
-        """Cancels the run before this one."""
+        """Cancel the previous run."""
         await bank.agent().get_run(paused.task_id).cancel()
         return "ok"
 

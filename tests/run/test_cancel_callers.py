@@ -24,7 +24,7 @@ from support.run_checks import (
 
 
 async def test_cancel_from_another_thread() -> None:
-    # In debug mode, the loop rejects calls from other threads that are not thread-safe.
+    # Debug mode detects loop calls that are not thread-safe.
     asyncio.get_running_loop().set_debug(True)
     model = endless()
     run = Agent(model).run("Go.")
@@ -49,13 +49,13 @@ async def test_cancel_from_a_tool_of_the_run() -> None:
     holder: list[Any] = []
 
     @tool
-    async def gives_up(ctx: RunContext) -> str:
+    async def cancel_run(ctx: RunContext) -> str:
         """Cancel the run."""
         holder[0].cancel("from a tool")
         await asyncio.Event().wait()
         return "never"
 
-    run = Agent(ScriptedModel(call("gives_up"), "never"), tools=[gives_up]).run("Go.")
+    run = Agent(ScriptedModel(call("cancel_run"), "never"), tools=[cancel_run]).run("Go.")
     holder.append(run)
     recorder = Recorder(run.events)
     await cancelled(run, recorder)
@@ -65,12 +65,12 @@ async def test_aclose_from_a_tool_that_returns() -> None:
     holder: list[Any] = []
 
     @tool
-    async def gives_up() -> str:
+    async def cancel_run() -> str:
         """Close the run."""
         await holder[0].aclose()
         return "closed"
 
-    run = Agent(ScriptedModel(call("gives_up"), "never"), tools=[gives_up]).run("Go.")
+    run = Agent(ScriptedModel(call("cancel_run"), "never"), tools=[cancel_run]).run("Go.")
     holder.append(run)
     recorder = Recorder(run.events)
     async with asyncio.timeout(2):
@@ -82,13 +82,13 @@ async def test_cancel_from_a_synchronous_tool() -> None:
     release = threading.Event()
 
     @tool
-    def gives_up() -> str:
-        """Cancel the run, from a thread."""
+    def cancel_run() -> str:
+        """Cancel the run from a thread."""
         holder[0].cancel("from a thread")
         release.wait(5)
         return "late"
 
-    run = Agent(ScriptedModel(call("gives_up"), "never"), tools=[gives_up]).run("Go.")
+    run = Agent(ScriptedModel(call("cancel_run"), "never"), tools=[cancel_run]).run("Go.")
     holder.append(run)
     recorder = Recorder(run.events)
     try:
@@ -210,7 +210,7 @@ async def test_progress_during_the_cleanup_of_a_canceled_tool_is_dropped() -> No
 async def test_exception_in_the_cleanup_of_a_canceled_tool_is_ignored() -> None:
     @tool
     async def careless() -> str:
-        """Fail on the way out."""
+        """Fail during cleanup."""
         try:
             await asyncio.Event().wait()
         finally:

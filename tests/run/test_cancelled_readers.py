@@ -1,4 +1,4 @@
-"""A run ends when its reader is canceled, by any means, even if objects still refer to the frames of the reader."""
+"""Runs end with their canceled readers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from support.cancellation import ended, endless, watched
 from support.run_checks import settled, until
 
 Source = Callable[[Agent, Callable[[], Run]], Any]
-"""Creates a readable object from an agent or one of its runs."""
+"""Factory for readable objects."""
 
 RUN_SOURCES: dict[str, Source] = {
     "the run": lambda _, run: run(),

@@ -1,4 +1,4 @@
-"""Calls that the client of a run executes: the run pauses, or awaits a callback."""
+"""Client tools."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ async def test_client_call_is_asked_again_after_a_crash_before_the_answer(
 
 
 class UnreliableBank:
-    """Toolset that is sometimes unavailable, with a tool that has the same name as a client tool."""
+    """Toolset with outages and a tool name that collides with a client tool."""
 
     name = "bank"
     unavailable = False
@@ -340,7 +340,7 @@ async def test_callback_is_called_again_after_a_crash_during_the_callback(log: M
     assert results(result.messages) == ["Bergen"]
 
 
-def test_client_tool_callback_times_out() -> None:  # L114
+def test_client_tool_callback_has_a_timeout() -> None:  # L114
     slow = client_tool("slow", timeout=5)
 
     async def never_answer(question: Any) -> Any:

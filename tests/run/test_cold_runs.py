@@ -1,4 +1,4 @@
-"""A prompt as an Observable: a run for each subscription."""
+"""Cold runs."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ async def test_switch_latest_cancels_the_older_run_and_closes_its_socket() -> No
         questions.on_next("new")
         questions.on_completed()
         await until(lambda: recorder.completed)
-        # The connection of the newer run may be reused. The connection of the older run has to be closed.
+        # Only the newer connection can be reused.
         await until(lambda: server.connections == 2 and server.open == 1)
         assert [end.content for end in finals(recorder.events)] == ["42"]
         assert len(server.requests) == 2

@@ -38,7 +38,7 @@ URL = "https://github.com/login/device"
 
 
 class Hub:
-    """Service that needs a token, with the tokens that it received."""
+    """Service that requires a token and records received tokens."""
 
     def __init__(self) -> None:
         self.tokens: list[Any] = []
@@ -52,13 +52,13 @@ class Hub:
 
         @tool
         async def publish(ctx: RunContext[Any]) -> str:
-            """Publishes, with a key that is encrypted on the way."""
+            """Publish with an encrypted key."""
             self.tokens.append(await ctx.require_auth("pypi", public_key="KEY"))
             return "published"
 
         @tool
         async def pay(ctx: RunContext[Any]) -> str:
-            """Pays, if that is right."""
+            """Pay after confirmation."""
             return "paid" if await ctx.ask("Pay?") else "not paid"
 
         self.tools = [list_issues, publish, pay]
@@ -224,7 +224,7 @@ async def test_credential_is_requested_again_after_a_crash_before_it_was_passed(
     log = await crashed(log, paused.task_id, kind)
     resumed = await outcome(hub.agent(log, "Unknown.").resume(paused.task_id))
     if kind is ToolStartEvent:
-        # The tool may have had effects before it requested the credential.
+        # Tools may have side effects before requesting credentials.
         assert "effect unknown" in results(resumed.messages)[0]
         return
     assert resumed.state == "auth-required"
@@ -398,7 +398,7 @@ async def test_credentials_and_deps_appear_in_no_event_log_or_error(
 
     @tool
     async def fails(ctx: RunContext[Any]) -> str:
-        """Fails with it in its hands."""
+        """Fail with a credential in a local variable."""
         token = await ctx.require_auth("vault")
         assert (token, ctx.deps.key) == (TOKEN, "PLANTED-deps")
         raise LookupError("nothing there")

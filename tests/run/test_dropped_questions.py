@@ -1,4 +1,4 @@
-"""Questions of a waiting run while later runs of its conversation start and end."""
+"""Pending questions during later runs."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_cancel_command_ends_a_run_with_a_dropped_question(machines: Machines) -
                 .get_run((await a.agent().submit("Pay", context_id="c")).task_id)
                 .execute()
             )
-            # The sender is killed before it has closed the run.
+            # Simulate a sender crash before this run is closed.
             await a.log.send_command(first.task_id, CancelCommand(reason="enough"))
             later = await b.agent(call("work"), "never").run("And now?", context_id="c").begin()
             await later.release()

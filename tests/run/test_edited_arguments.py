@@ -1,4 +1,4 @@
-"""Tool calls whose arguments were changed by a guard."""
+"""Tool calls edited by guards."""
 
 from __future__ import annotations
 

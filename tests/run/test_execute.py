@@ -377,7 +377,7 @@ async def test_execute_respects_a_cancel_that_precedes_its_attempt() -> None:
         async def list_runs(self, **options: Any) -> Any:
             cancel, self.cancel = self.cancel, None
             if cancel is not None:
-                await cancel()  # after the state of the run was read, and before its attempt starts
+                await cancel()  # between state read and attempt start
             return await super().list_runs(**options)
 
     log = CancelingLog()

@@ -1,4 +1,4 @@
-"""Value and parts of failed tool calls in requests, events, history and log."""
+"""Failed tool calls with values and parts."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any

@@ -19,7 +19,7 @@ from support.runs import collect
 
 @tool
 async def again() -> str:
-    """Asks for one more round."""
+    """Request another round."""
     return "and again"
 
 
@@ -78,7 +78,7 @@ async def test_failure_is_logged_when_only_a_view_was_read(
     run = make_failing_agent().run("Hi")
     assert [piece async for piece in run.pipe(op.text())] == []
     task_id = run.task_id
-    assert warnings(caplog) == []  # the run may still be awaited
+    assert warnings(caplog) == []  # awaiting is still possible
     del run
     assert warnings(caplog) == [
         f"the run {task_id} of 'bot' failed, and nobody asked how it ended: [overloaded] no room. "

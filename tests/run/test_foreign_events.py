@@ -1,4 +1,4 @@
-"""Events of other runs, events that are shared by runs, and events that cannot be published."""
+"""Foreign, shared and invalid events."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -83,7 +83,7 @@ async def test_event_that_cannot_be_folded_leaves_no_sequence_gap() -> None:
 
     @tool
     async def odd(ctx: RunContext[None]) -> str:
-        """Emits what does not fit."""
+        """Emit an invalid event."""
         ctx.emit(broken)
         return "never"
 

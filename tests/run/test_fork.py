@@ -1,4 +1,4 @@
-"""Forks: new runs that start with a prefix of another run."""
+"""Forked runs."""
 
 import asyncio
 from collections.abc import Sequence
@@ -56,7 +56,7 @@ async def test_fork_at_any_event_keeps_the_prefix_and_completes(shop: Shop, at: 
     events = await collect(run)
     result = await run
 
-    # The fork is a separate run that names its parent.
+    # Forks are separate runs that name their parent.
     assert run.task_id != parent
     assert run.context_id != before[0].context_id
     assert {(event.task_id, event.context_id) for event in events} == {(run.task_id, run.context_id)}
@@ -75,7 +75,7 @@ async def test_fork_at_any_event_keeps_the_prefix_and_completes(shop: Shop, at: 
     assert [event.seq for event in events if event.durable] == list(range(1, events[-1].seq + 1))
     assert list(await shop.log.read(run.task_id)) == [event for event in events if event.durable]
 
-    # Steps and calls of the prefix are not repeated. Calls without a result and later steps are executed.
+    # Only unanswered calls and later steps are executed.
     assert {event.step for event in events[at:] if isinstance(event, LLMCallEvent)} == {"1", "2"} - prefix_steps
     answered = {event.index for event in before[:at] if isinstance(event, ToolCompleteEvent)}
     done = {event.index for event in events[at:] if isinstance(event, ToolStartEvent)}
@@ -171,7 +171,7 @@ async def test_fork_copies_the_history_of_its_conversation(shop: Shop) -> None:
 
     history = ["user: I am Ann.", "assistant: Hello Ann.", "user: Buy it", "user: Who am I?"]
     assert shop.sent() == history
-    # The fork is self-contained, and its conversation continues from it alone.
+    # Forks are self-contained and continue their own conversation.
     events = await shop.log.read(run.task_id)
     state = RunState()
     for event in events:
@@ -240,7 +240,7 @@ async def test_prefix_and_start_of_a_fork_are_written_in_one_batch(shop: Shop) -
 
     await shop.agent("Then not.").fork(parent, at, results={"p": 1, "l": 2}, prompt="Stop.")
 
-    # A crash leaves the whole batch, or nothing.
+    # After a crash, either all events exist or none.
     added = ["status-update", "tool-complete", "tool-complete", "tool-complete", "message-added"]
     assert batches[0] == [event.kind for event in (await log.read(parent))[:at]] + added
 
@@ -318,7 +318,7 @@ def test_fork_of_canceled_run_closes_or_repeats_the_interrupted_call(shop: Shop)
         cancelled = time.run(outcome(run))
         events = time.run(asyncio.wait_for(read_log(shop.log, run.task_id), 1))
         start_seq = next(event.seq for event in events if isinstance(event, ToolStartEvent))
-        # A fork after the end closes the call. A fork at the start of the call repeats it.
+        # Forking after the end closes this call, and forking at its start repeats it.
         late = time.run(shop.agent("Never mind.", tools=[slow]).fork(run.task_id, len(events)))
         early = time.run(shop.agent("There.", tools=[slow]).fork(run.task_id, start_seq))
 

@@ -1,4 +1,4 @@
-"""Forks with an id that the caller chooses."""
+"""Forks with custom ids."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Forks that replace the result of a tool."""
+"""Forks with replaced tool results."""
 
 import pytest
 

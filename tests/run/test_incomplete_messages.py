@@ -1,4 +1,4 @@
-"""Incomplete messages: their calls are neither executed nor accepted as an answer.  # P1"""
+"""Incomplete messages: calls are neither executed nor accepted as answers.  # P1"""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from support.vendors.vendor_answers import APIS, FILTER, LENGTH, NORMAL, Said, m
 
 
 class WipeTool:
-    """Tool that must not run by accident, with the arguments of its calls."""
+    """Destructive tool that records its calls."""
 
     def __init__(self, **options: Any) -> None:
         self.wiped: list[str] = []
@@ -57,7 +57,7 @@ def results(events: list[Event]) -> list[ToolCompleteEvent]:
 
 
 async def run_over_http(api: str, stream: bool, *answers: Said, **options: Any) -> tuple[Any, list[Event], list[Any]]:
-    """Run an agent against a server and return its outcome, its events and the request bodies."""
+    """Run an agent against a server and return outcome, events and request bodies."""
     async with serving() as server:
         server.answer(*(reply(api, said, stream=stream) for said in answers))
         provider = model(api, server, stream=stream)
@@ -135,7 +135,7 @@ async def test_call_without_finish_reason_is_executed_only_if_its_arguments_are_
     api: str, stream: bool, arguments: str, is_executed: bool
 ) -> None:  # P1: Snowflake never sends a finish reason, but ends its answers
     if api == "messages" and not stream:
-        # The arguments are an object: an incomplete one cannot be sent.
+        # This API sends arguments as an object, which cannot be truncated.
         arguments, is_executed = '{"pattern": "a"}', True
     wiper = WipeTool()
     result, events, _ = await run_over_http(

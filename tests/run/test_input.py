@@ -1,4 +1,4 @@
-"""Questions of tools and guards, answered by a callback or by a resume."""
+"""Questions from tools and guards."""
 
 import asyncio
 import threading
@@ -286,7 +286,7 @@ async def test_call_fails_when_on_input_raises_or_returns_an_invalid_answer(bank
 def test_call_fails_when_its_own_time_limit_ends_a_question() -> None:
     @tool(timeout=10)
     async def asks(ctx: RunContext[Any]) -> str:
-        """Asks, and waits for a second, because the time limit of the call excludes the time of a question."""
+        """Ask with a time limit that includes questions, unlike the call timeout."""
         async with asyncio.timeout(1):
             return str(await ctx.ask("Sure?"))
 

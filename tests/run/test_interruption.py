@@ -42,7 +42,7 @@ async def look(at: str) -> str:
 
 
 class OpenStreamModel:
-    """Model that pushes its events and keeps the stream open until the subscription is disposed."""
+    """Model that pushes events and leaves its stream open."""
 
     name = "open"
 
@@ -73,7 +73,7 @@ class OpenStreamModel:
 
 
 def run_and_interrupt(model: Any, *, at: float, **options: Any) -> list[Event]:
-    """Return the events of a run that is interrupted after `at` seconds."""
+    """Interrupt a run after `at` seconds and return its events."""
     with virtual_time() as time:
         log = MemoryEventLog()
         run = Agent(model, log=log, **options).run("Which colour?")
@@ -126,7 +126,7 @@ def test_interruption_closes_the_stream_of_the_provider() -> None:
 
 
 def test_interrupted_stream_is_closed_before_the_next_request() -> None:
-    """A provider may be limited to one request at a time."""
+    """Providers may be limited to one concurrent request."""
     calls: list[str] = []
 
     class Recording(OpenStreamModel):

@@ -1,4 +1,4 @@
-"""Invalid components of an agent, and components that belong to the caller."""
+"""Invalid and caller-owned agent components."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from rxloop.testing import ScriptedModel, call, turn
 from support.plain_tools import look, plain
 from support.runs import outcome
 
-# -- what belongs to an agent
+# -- ownership
 
 
 class PlainToolset:
@@ -70,7 +70,7 @@ async def test_model_of_override_replaces_model_of_run() -> None:
         assert (await agent.run("Hi", model=real)).output == "fake"
 
 
-# -- parts that are plugged in
+# -- validation
 
 
 async def test_toolset_may_return_plain_functions() -> None:
@@ -84,7 +84,7 @@ async def test_toolset_may_return_plain_functions() -> None:
 
 @dataclass
 class UnhashableLog(MemoryEventLog):
-    """Log that cannot be a key of a dict."""
+    """Unhashable log."""
 
     path: str = "list_runs"
 

@@ -14,7 +14,7 @@ from rxloop.testing import ScriptedModel, call
 from support.plain_tools import look, plain
 from support.runs import collect
 
-# -- arguments of a run
+# -- run arguments
 
 
 @pytest.mark.parametrize(
@@ -73,11 +73,11 @@ def test_run_rejects_invalid_argument_by_name(argument: str, value: Any) -> None
     assert repr(value) in str(raised.value)
 
 
-# -- arguments of an agent
+# -- agent arguments
 
 
 class UnrelatedLog:
-    """A class with the methods of a log that is not an `EventLog`."""
+    """Class with log methods that does not inherit from `EventLog`."""
 
     keeps_deltas = False
 

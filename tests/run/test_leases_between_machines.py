@@ -1,4 +1,4 @@
-"""One run at a time in each conversation on any machine, and the behaviour of a machine that lost its lease."""
+"""Conversation leases across machines."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ def test_machine_that_lost_its_lease_stops_its_tools_and_writes_no_final_event(m
 
 @pytest.fixture
 def immediate_lease_loss(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first machine freezes after acquiring its first lease, which is free again when the machine wakes up."""
+    """Freeze the first machine after its first lease, which expires before the machine wakes up."""
     a, _ = machines
     acquire = a.log.acquire_lease
 
@@ -253,7 +253,7 @@ async def test_run_with_a_chosen_id_raises_fenced_when_it_loses_its_lease(
     assert await b.log.list_runs() == []
 
 
-def test_events_of_a_frozen_machine_do_not_reach_readers_after_it_wakes_up(machines: Machines) -> None:
+def test_events_of_a_frozen_machine_do_not_reach_readers_after_its_wakeup(machines: Machines) -> None:
     a, _ = machines
     with virtual_time() as time:
 

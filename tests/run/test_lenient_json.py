@@ -16,7 +16,7 @@ from support.vendors.vendor_answers import APIS, NORMAL, Said, model, reply
 
 FENCE = "`" * 3
 STRING_ARGUMENT_APIS = [case for case in APIS if case[0] in ("chat", "responses") or case == ("messages", True)]
-"""APIs in which the arguments of a call are a string."""
+"""APIs with string arguments."""
 
 
 class City(BaseModel):

@@ -1,4 +1,4 @@
-"""Limits of a run: what each limit counts, and how a run ends at a limit."""
+"""Run limits."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Answers that arrive while a sibling of the asking call is still running."""
+"""Answers received while sibling calls are running."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support.run_checks import kinds, until
 
 
 class Shop:
-    """Two tools that ask questions, and a slow tool."""
+    """Shop with two asking tools and one slow tool."""
 
     def __init__(self) -> None:
         self.done: list[str] = []
@@ -37,7 +37,7 @@ class Shop:
 
         @tool
         async def slow() -> str:
-            """Work until it is released."""
+            """Wait for release."""
             await self.release.wait()
             self.done.append("slow")
             return "slow"

@@ -1,4 +1,4 @@
-"""Event streams of whole runs: content, order and end."""
+"""Event streams from start to end."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -99,7 +99,7 @@ async def test_nested_run_events_are_forwarded_without_affecting_the_outer_run()
 
     @tool
     async def delegates(ctx: RunContext[None]) -> str:
-        """Has a run of its own."""
+        """Emit events for a nested run."""
         ctx.emit(TaskEvent(messages=[Message.user("nested")], model="m", agent_name="child", **nested))
         ctx.emit(ContentCompleteEvent(content="nested answer", **nested))
         ctx.emit(ToolCompleteEvent(call=make_call("x"), success=False, content="no", **nested))
@@ -188,7 +188,7 @@ async def test_model_failure_is_an_event_and_not_an_error_for_subscribers() -> N
     assert (final.error.code, final.error.message) == ("overloaded", "no room")
     assert record_iteration == ["completed"]
     assert isinstance(caught.value.__cause__, Overloaded)
-    assert letters(received) == "twlcsxklecF"  # the failure is reported, and the open message is closed
+    assert letters(received) == "twlcsxklecF"  # error reported, open message closed
     check_envelopes(received)
 
 
@@ -448,7 +448,7 @@ async def test_custom_operator_sees_each_iteration_end() -> None:
     model = ScriptedModel(turn(calls=[call("step")], usage=usage), turn("done", usage=usage))
     await Agent(model, tools=[step], loop=op.standard(at_end=[record_iteration])).run("Hi")
 
-    assert received == ["1 5 3", "2 10 4"]  # recorded after the tools, not concurrently
+    assert received == ["1 5 3", "2 10 4"]  # recorded after all tools
 
 
 async def test_attempt_error_carries_the_partial_result() -> None:

@@ -1,4 +1,4 @@
-"""Loss of a lease at any log operation of its process: the run still reaches its end."""
+"""Lease loss during any log operation."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class LeaseLoss:
             self.lost = True
             notify = log.freezes(context_id)
             await self._takeover()
-            # The log accepts writes of a process without a lease while no other process holds the lease.
+            # Writes without a lease are accepted until another process acquires one.
             log._had.clear()
             asyncio.get_running_loop().call_soon(notify)
 
@@ -92,7 +92,7 @@ def test_run_reaches_its_end_when_its_process_loses_the_lease(kind: Kind, is_tak
 
 
 async def _run_scenario(kind: Kind, operation: int, patch: pytest.MonkeyPatch, is_taken_over: bool) -> bool:
-    """Run the scenario on a machine that loses its lease next to another machine. Return whether there was a lease."""
+    """Run one scenario with two machines and return whether a lease was lost."""
     a, b = two_machines()
     effects: list[str | None] = []
     ours, others = make_agent(a, effects), make_agent(b, effects)
@@ -103,7 +103,7 @@ async def _run_scenario(kind: Kind, operation: int, patch: pytest.MonkeyPatch, i
         await others.get_run(TASK).answer(YES)
 
     async def take_over() -> None:
-        # A new run may not be in the log yet.
+        # New runs may not exist yet.
         with suppress(UnknownRun):
             if is_taken_over:
                 await others.get_run(TASK).execute()

@@ -39,7 +39,7 @@ PARALLEL_ASKERS = {"gather": ask_with_gather, "task group": ask_in_task_group}
 
 
 def model(*turns: Any) -> ScriptedModel:
-    """Return a model whose answer depends on the number of its earlier answers, also in a later attempt."""
+    """Create a model that answers by turn number, even after a resume."""
 
     def answer(request: ModelRequest) -> Any:
         return turns[sum(message.role == "assistant" for message in request.messages)]
@@ -48,7 +48,7 @@ def model(*turns: Any) -> ScriptedModel:
 
 
 class Office:
-    """Run with a slow call and with calls that ask questions, its own and those of nested agents."""
+    """Run with slow and asking calls at several nesting levels."""
 
     def __init__(self, depth: int = 1, *, ask: Any = None, limits: Limits | None = None, timeout: Any = None) -> None:
         self.done: list[str] = []
@@ -71,7 +71,7 @@ class Office:
 
         @tool(idempotent=True)
         async def slow() -> str:
-            """Work until it is released."""
+            """Wait for release."""
             await self.release.wait()
             self.done.append("slow")
             return "slow"
@@ -80,7 +80,7 @@ class Office:
         self.depth, self.limits, self.timeout = depth, limits, timeout
 
     def nested(self, *calls: Any, name: str = "clerk") -> Any:
-        """Return a tool that calls an agent at the depth of the office. The innermost agent makes the calls."""
+        """Create an agent tool with the configured nesting depth."""
         tools: list[Any] = [self.pay, self.choose, self.slow]
         for level in range(self.depth):
             script = [list(calls) if level == 0 else call(f"{name}{level - 1}", prompt="x"), f"{name} is done."]
@@ -105,7 +105,7 @@ class Office:
 
     @asynccontextmanager
     async def run_agent(self, agent: Agent[Any, Any], channel: str) -> AsyncGenerator[tuple[str, Answer]]:
-        """Run the agent to its end, and answer through the agent or a runtime."""
+        """Run an agent to completion and answer through the given channel."""
         if channel == "agent":
             run = agent.run("Go.")
             run.events.subscribe(self.events.append)
@@ -222,7 +222,7 @@ async def test_answer_for_nested_run_is_applied_immediately_in_a_second_attempt(
 
     @tool(idempotent=True)
     async def slow_later(ctx: RunContext[Any]) -> str:
-        """Ask first, then work until it is released."""
+        """Ask first, then wait for release."""
         await ctx.ask("later?", str)
         await office.release.wait()
         return "slow"
@@ -283,7 +283,7 @@ async def test_waiting_nested_run_releases_its_slot() -> None:  # P24
 
     @tool
     async def other(ctx: RunContext[Any]) -> str:
-        """Call the other agent once the first one waits."""
+        """Call another agent after the first question."""
         await until(office.questions)
         return str(await nested[1].call({"prompt": "x"}, ctx))
 
@@ -297,7 +297,7 @@ async def test_waiting_nested_run_releases_its_slot() -> None:  # P24
     assert sorted(office.done) == ["paid 5", "paid 6", "slow"]
 
 
-# -- tasks of a tool
+# -- parallel tool tasks
 
 
 @pytest.mark.parametrize("ask", PARALLEL_ASKERS.values(), ids=PARALLEL_ASKERS)

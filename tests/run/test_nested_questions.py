@@ -187,7 +187,7 @@ async def test_canceled_nested_run_has_no_pending_question() -> None:
 
     @tool
     async def research(prompt: str, ctx: RunContext[Any]) -> Any:
-        """Give the nested run a limit that goes on while a person is asked."""
+        """Limit the nested run, including time spent on questions."""
         async with asyncio.timeout(3):
             return await nested.call({"prompt": prompt}, ctx)
 

@@ -1,4 +1,4 @@
-"""Release and cancellation of runs with nested runs, and strategies whose branches call agents."""
+"""Release and cancellation with nested runs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def script_by_turn(*turns: Any) -> list[Any]:
 
 @tool
 async def slow() -> str:
-    """Takes its time, and must not be cut off."""
+    """Work slowly."""
     EFFECTS.append("begun")
     await asyncio.sleep(2)
     EFFECTS.append("over")
@@ -127,7 +127,7 @@ async def ask(ctx: RunContext[Any]) -> str:
 
 @strategy
 async def delegate(run: StrategyRun) -> str:
-    """Have an agent answer on a branch of its own."""
+    """Delegate to an agent on a separate branch."""
     answer = await run.call("research", {"prompt": "x"}, branch="delegates/1")
     return answer.content
 

@@ -33,7 +33,7 @@ from support.runs import collect
 
 
 class AgentTree:
-    """Parent with two nested agents, one of which asks, and counts of their effects."""
+    """Parent with two nested agents and effect counters."""
 
     def __init__(self) -> None:
         self.done: Counter[str] = Counter()
@@ -69,7 +69,7 @@ class AgentTree:
 
 
 def model_by_turn(*turns: Any) -> ScriptedModel:
-    """Return a model whose answer depends on the number of its earlier answers, in any process."""
+    """Create a model that answers by turn number in every process."""
 
     def answer(request: ModelRequest) -> Any:
         answer_content = turns[sum(message.role == "assistant" for message in request.messages)]
@@ -84,7 +84,7 @@ def model_by_turn(*turns: Any) -> ScriptedModel:
 
 
 async def record_run() -> tuple[str, Sequence[Event]]:
-    """Record a run that pauses once and completes."""
+    """Record a run with one pause."""
     log = MemoryEventLog()
     agent = AgentTree().agent(log)
     run = agent.run("Go.")
@@ -99,7 +99,7 @@ def approve(_: object) -> bool:
 
 
 async def resume_until_done(agent: Agent, task_id: str) -> Result[Any]:
-    """Resume a run until it completes."""
+    """Resume until completion."""
     run = agent.resume(task_id, on_input=lambda _: True)
     await collect(run)
     return await run
@@ -122,7 +122,7 @@ async def test_run_interrupted_after_any_event_completes_without_repeating_calls
         successes = Counter(event.name for event in whole if isinstance(event, ToolCompleteEvent) and event.success)
         repeated = [name for name, number in agent_tree.done.items() if number > 1]
         assert not repeated, count
-        # A call that started but did not finish is reported as interrupted. Every other call is executed once.
+        # Started calls without results are reported as interrupted, and all others run once.
         started = {(event.task_id, event.step, event.index) for event in prefix if isinstance(event, ToolStartEvent)}
         ended = {(event.task_id, event.step, event.index) for event in prefix if isinstance(event, ToolCompleteEvent)}
         interrupted = [

@@ -1,4 +1,4 @@
-"""Random trees of agents that answer, fail, ask and hang: the grammar holds, and nested runs end first."""
+"""Random agent trees."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Action = Literal["look", "ask", "fail", "hang", "refuse"]
 
 @dataclass
 class Node:
-    """Agent with its action, the agents that it calls in the same message, and their timeout."""
+    """Agent action, nested agents and timeout."""
 
     action: Action
     timeout: float | None
@@ -66,7 +66,7 @@ async def refuse() -> str:
 
 
 def agent(node: Node, name: str, log: Any = None) -> Agent:
-    """Return the agent of a node."""
+    """Create an agent for this node."""
     names = [f"{name}_{index}" for index in range(len(node.children))]
     subtrees = [
         agent(child, child_name).as_tool(timeout=child.timeout)
@@ -98,7 +98,7 @@ async def run_tree(tree: Node, cancel_after: float | None) -> None:
         if result.state != "input-required":
             break
         assert result.pending
-        # Answer one question at a time, so that the others stay pending.
+        # Answer one question per attempt, leaving others pending.
         question = result.pending[0]
         resumed = agent(tree, "a", log).resume(run.task_id, inputs={question.input_id: True})
         if cancel_after is not None:

@@ -1,4 +1,4 @@
-"""Every run ends when user code misbehaves, with an error that names the code at fault."""
+"""Runs end even if user code misbehaves."""
 
 from __future__ import annotations
 
@@ -336,7 +336,7 @@ async def check_program(program: Program) -> None:
 
 
 def check_grammar(events: list[Event]) -> None:
-    """Check that published events follow the grammar, whatever an operator does to them."""
+    """Check published events against the grammar."""
     errors: list[Exception] = []
     rx.from_iterable(events).pipe(op.grammar()).subscribe(on_error=errors.append)
     assert errors == []

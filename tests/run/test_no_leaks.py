@@ -1,4 +1,4 @@
-"""A thousand runs leak nothing, whatever their end."""
+"""Leak tests with a thousand runs per outcome."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def waits() -> str:
 
 
 def make_model(end: str) -> ScriptedModel:
-    """Return a model for `RUNS` runs with the given end, which may call a tool, and for one more run that completes."""
+    """Create a model for `RUNS` runs with this outcome plus one successful run."""
 
     def answer(request: Any) -> Any:
         prompt = request.messages[0].text
@@ -64,7 +64,7 @@ def make_model(end: str) -> ScriptedModel:
 
 
 async def read_until_kind(run: Run[Any], kind: str) -> None:
-    """Read the run up to an event of a kind, and drop the iterator."""
+    """Read until an event kind appears, then drop the iterator."""
     async for event in run:
         if event.kind == kind:
             return
@@ -119,7 +119,7 @@ async def test_a_thousand_runs_leak_nothing(end: str, caplog: pytest.LogCaptureF
     attempt_parts: list[weakref.ref[Any]] = []
 
     async def run_once(prompt: str) -> list[Event]:
-        """Return the events of a run through a subscription that does not keep the run alive."""
+        """Subscribe without keeping this run alive, and return its events."""
         run = agent.run(prompt)
         events: list[Event] = []
         run._attempt.recorder.hub.events.subscribe(events.append)
@@ -159,7 +159,7 @@ async def test_ended_run_has_no_subscribers() -> None:
 
 
 def pool_states(provider: Any) -> list[str]:
-    """Return the state of each connection of a provider, as httpcore reports it."""
+    """Return connection states reported by httpcore."""
     return [
         "idle" if connection.is_idle() else connection.info()
         for client in provider._pool.clients
@@ -191,7 +191,7 @@ async def test_connection_is_reused_after_a_completed_run() -> None:
 
 
 @pytest.mark.parametrize("exit_kind", ["cancelled", "abandoned", "awaiter cancelled", "async with left"])
-async def test_abandoned_runs_leave_no_connection_checked_out(exit_kind: str) -> None:
+async def test_abandoned_runs_return_their_connections(exit_kind: str) -> None:
     async with endpoint(say("Hello ", end="hang", finished=False)) as (server, provider):
         agent = Agent(provider)
 

@@ -1,4 +1,4 @@
-"""An operator at a position where it can have no effect is rejected when the agent is created."""
+"""Misplaced operators are rejected when creating an agent."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def agent() -> Agent:
 
 
 async def call_in_thread(function: Callable[[], Any]) -> Any:
-    """Call a function in another thread, which has no event loop."""
+    """Call a function in a thread without an event loop."""
     loop, done = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
 
     def work() -> None:

@@ -1,4 +1,4 @@
-"""Several questions of one message have separate answers, in any order."""
+"""Parallel questions have separate answers."""
 
 import asyncio
 from collections.abc import AsyncIterator

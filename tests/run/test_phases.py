@@ -1,4 +1,4 @@
-"""Phases of an attempt, and the modules that change them."""
+"""Attempt phases."""
 
 import re
 from pathlib import Path
@@ -16,7 +16,7 @@ from support.runs import outcome
 
 @pytest.fixture
 def phases(monkeypatch: pytest.MonkeyPatch) -> list[Phase]:
-    """Phases that attempts enter, in order."""
+    """Phases entered by attempts."""
     entered: list[Phase] = []
     set_attribute = Life.__setattr__
 

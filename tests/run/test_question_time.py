@@ -1,4 +1,4 @@
-"""The time of a question does not count for any time limit."""
+"""Time limits exclude waiting for answers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def answer_after_an_hour(question: Any) -> Any:
 
 @tool(timeout=5)
 async def asks(ctx: RunContext[Any], before: float = 0, after: float = 0) -> str:
-    """Work, ask, and work again."""
+    """Work before and after a question."""
     await asyncio.sleep(before)
     agreed = await ctx.ask("Really?")
     await asyncio.sleep(after)
@@ -66,7 +66,7 @@ def test_timeout_of_a_tool_counts_its_work_before_and_after_a_question(before: f
 def test_timeout_of_a_tool_does_not_count_several_questions() -> None:  # P21
     @tool(timeout=5)
     async def twice(ctx: RunContext[Any]) -> str:
-        """Ask twice, also at once."""
+        """Ask twice in parallel."""
         await ctx.ask("One?")
         await asyncio.sleep(2)
         await asyncio.gather(ctx.ask("Two?"), ctx.ask("Three?"))
@@ -118,7 +118,7 @@ def test_limits_do_not_count_a_question_of_a_guard() -> None:  # P21
 
 
 def nest_agents(levels: int, inner: Any, **options: Any) -> Agent[Any, Any]:
-    """Nest agents. The innermost agent calls a tool that asks a question."""
+    """Nest agents around an asking tool."""
     agent = Agent(ScriptedModel(call("asks", before=1, after=1), "inner done"), name="agent_0", tools=[inner])
     for level in range(1, levels + 1):
         name = f"agent_{level - 1}"
@@ -151,7 +151,7 @@ async def test_limits_around_a_run_in_another_event_loop_do_not_count_its_questi
 
     @tool(timeout=2)
     def delegate() -> str:
-        """Let another agent work, in the thread of a plain tool."""
+        """Run another agent in a worker thread."""
         return inner.run_sync("Go", on_input=answer_after_three_seconds).output
 
     agent = Agent(ScriptedModel(call("delegate"), "Done"), tools=[delegate], limits=Limits(seconds=2.5))
@@ -287,7 +287,7 @@ def test_time_limit_continues_after_a_failed_question() -> None:  # P21
 
     @tool(timeout=5)
     async def patient(ctx: RunContext[Any]) -> str:
-        """Ask, and work too long."""
+        """Ask, then exceed the timeout."""
         try:
             await ctx.ask("Really?")
         except ValueError:

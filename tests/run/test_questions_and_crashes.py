@@ -1,4 +1,4 @@
-"""Questions and answers survive a crash and count once."""
+"""Questions and answers survive crashes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random histories of a run that is stopped, killed, resumed, answered and canceled, with log outages.
+"""Random interruptions and log outages.
 
 `RXLOOP_LIVES=3000` tries many histories.
 """
@@ -46,7 +46,7 @@ ROUNDS = 3
 
 
 class World:
-    """Remains of a process that may be killed: its effects and its log."""
+    """Effects and log that survive process death."""
 
     def __init__(self, make_log: Callable[[], Any], failures: set[int]) -> None:
         self.make_log = make_log
@@ -66,7 +66,7 @@ class World:
 
         @tool(approve=True)
         async def pay(ctx: RunContext[Any], n: int) -> str:
-            """Pays; a person has to agree."""
+            """Pay after approval."""
             await asyncio.sleep(0.3)
             effect(f"pay {ctx.idempotency_key}")
             await asyncio.sleep(0.3)
@@ -74,7 +74,7 @@ class World:
 
         @tool
         async def book(ctx: RunContext[Any], n: int) -> str:
-            """Books; asks in its middle."""
+            """Book after a question."""
             await asyncio.sleep(0.1)
             if not await ctx.ask(f"Book {n}?"):
                 return "not booked"
@@ -113,7 +113,7 @@ class World:
 
 
 class RunHistory:
-    """One run, from its first attempt to its end."""
+    """Run history across attempts."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -145,7 +145,7 @@ class RunHistory:
         except UnknownRun:
             return
         if events[-1] != last:
-            return  # the process was killed, and the attempt ended in another log
+            return  # killed, with its final event in another log
         self.compare_states(run._attempt.recorder.states[None], fold_all(events))
 
     def compare_states(self, live_state: RunState, logged_state: RunState) -> None:
@@ -159,7 +159,7 @@ class RunHistory:
         return fold_all(events)
 
     async def kill(self) -> None:
-        """Simulate the death of the process: only the contents of the log remain."""
+        """Simulate process death, keeping only its log."""
         world = self.world
         old, world.log = world.log, world.make_log()
         world.process += 1
@@ -258,7 +258,7 @@ async def check_history(world: World, first: tuple[str, float], plan: Sequence[t
         try:
             state = await process.state()
         except UnknownRun:
-            return  # killed before the first event was written
+            return  # killed before its first write
         if state.finished and not state.retryable:
             break
         await process.resume("yes", lambda run: stop(process, "let", 0, run))

@@ -1,4 +1,4 @@
-"""Messages at random moments of a run with tools: its stream is well-formed, and each message is received once."""
+"""Messages sent at random events."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def script() -> list[object]:
 
 
 steering_plans = st.lists(st.tuples(st.integers(0, 45), st.booleans()), max_size=8)
-"""Indexes of events at which a message is sent, and whether it interrupts the answer."""
+"""Event indexes with an interrupt flag."""
 
 
 @given(steering_plans)
@@ -76,7 +76,7 @@ def test_messages_at_random_events_are_received_once_and_in_order(plan: list[tup
             assert events[-1].kind == "status-update"
             replayed = [event async for event in replay(log, run.task_id)]
             assert shape(fold_all(replayed).messages) == shape(result.messages)
-            # Messages after the final event are too late, and the sender gets an error.
+            # Messages sent after the final event raise an error.
             assert len(accepted) + len(rejected) == len([1 for index, _ in plan if index < count])
 
         time.run(main())

@@ -286,7 +286,7 @@ async def test_client_answer_is_the_result_when_the_tool_is_no_longer_a_client_t
     assert results(result) == [text]
 
 
-# -- how the answer arrives
+# -- delivery
 
 
 async def test_refusal_counts_when_it_arrived_while_no_process_was_running() -> None:  # P19
@@ -304,7 +304,7 @@ async def test_refusal_counts_when_it_arrived_while_no_process_was_running() -> 
 
 
 async def wait_for_state(runtime: Runtime, task_id: str, state: str = "input-required") -> str:
-    """Wait for the final state of an attempt."""
+    """Wait for an attempt to end."""
     async for event in runtime.follow(task_id):
         if isinstance(event, StatusUpdateEvent) and event.final and event.state in (state, "failed"):
             return event.state

@@ -1,4 +1,4 @@
-"""The log reports the actual end of a run, whoever stops it and whenever."""
+"""Recorded run endings."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from support.bank import Bank, crashed
 from support.run_checks import finals, nothing_left, settled
 from support.runs import collect, outcome
 
-# -- a cancel before the first event
+# -- cancellation before the first event
 
 
 async def test_cancel_right_after_resume_is_recorded() -> None:
@@ -65,7 +65,7 @@ async def test_cancel_by_a_dropped_handle_right_after_resume_is_recorded() -> No
 
 
 class SlowReadLog(MemoryEventLog):
-    """Log whose reads are delayed."""
+    """Log with slow reads."""
 
     seconds = 0.0
 
@@ -94,7 +94,7 @@ def test_attempt_canceled_before_its_start_waits_for_the_log_for_a_limited_time(
     if seconds == 1.0:
         assert final.state == last.state == ("failed" if limit else "canceled")
     else:
-        # The run is unchanged. Its caller gets the cancel or a retryable error, because the log records no failure.
+        # Without a recorded failure, callers get either a cancellation or a retryable error.
         assert (last.state, last.attempt) == ("input-required", 1)
         assert final.state == ("working" if limit else "canceled")
         assert final.error is not None
@@ -119,11 +119,11 @@ def test_cancel_by_id_raises_when_it_cannot_be_recorded() -> None:
         assert time.run(bank.last(paused.task_id)).state == "input-required"
 
 
-# -- a resume that waits for the lease
+# -- resuming while another run holds the lease
 
 
 def start_blocking_run(bank: Bank, **options: Any) -> tuple[asyncio.Event, Run[str]]:
-    """Start a run that holds the conversation until the event is set."""
+    """Start a run that blocks its conversation until released."""
     end = asyncio.Event()
 
     @tool
@@ -240,7 +240,7 @@ async def test_overtaken_attempt_fails_with_code_conflict() -> None:
 
     @tool
     async def overtaken(ctx: RunContext[Any]) -> str:
-        """Another process takes the run up meanwhile."""
+        """Simulate a takeover by another process."""
         events = await log.read(ctx.task_id)
         status = StatusUpdateEvent(
             context_id=ctx.context_id, task_id=ctx.task_id, seq=len(events) + 1, attempt=2, timestamp=1,
@@ -275,7 +275,7 @@ def test_result_of_interrupted_call_states_whether_it_had_started(cause: str, id
 
     @tool(idempotent=idempotent)
     async def pay(amount: int) -> str:
-        """Pays, and takes long to say so."""
+        """Pay, then hang."""
         started.append(amount)
         await asyncio.sleep(3600)
         return "paid"

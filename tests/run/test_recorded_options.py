@@ -24,7 +24,7 @@ from support.runs import first_events
 
 
 async def start_run(log: MemoryEventLog, **options: Any) -> str:
-    """Return the id of a run that was stopped during its first answer."""
+    """Interrupt a run during its first answer and return its id."""
     async with Agent(ScriptedModel(frames("--")), log=log).run("Hello", **options) as run:
         await run.begin()
     return run.task_id
@@ -37,7 +37,7 @@ async def read_task_event(log: MemoryEventLog, task_id: str) -> TaskEvent:
 
 
 async def replace_options(log: MemoryEventLog, task_id: str, count: int, options: dict[str, Any]) -> MemoryEventLog:
-    """Return a log with the first events of the run, and with other options in its `task` event."""
+    """Copy the first events into a new log with other recorded options."""
     first, *rest = (await log.read(task_id))[:count]
     newer_log = MemoryEventLog()
     await newer_log.append(task_id, [first.model_copy(update={"options": options}), *rest], expected_seq=0)
@@ -50,8 +50,8 @@ def log() -> MemoryEventLog:
 
 
 @pytest.fixture
-def named_requests(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ModelRequest]]:
-    """Requests to models that were created from a string, each with that string."""
+def model_requests(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ModelRequest]]:
+    """Requests with their model names."""
     requests: list[tuple[str, ModelRequest]] = []
 
     def make_model(name: str) -> ScriptedModel:
@@ -88,13 +88,13 @@ async def test_owner_of_run_is_recorded(log: MemoryEventLog) -> None:
 
 
 async def test_resume_calls_the_model_recorded_as_a_string(
-    log: MemoryEventLog, named_requests: list[tuple[str, ModelRequest]]
+    log: MemoryEventLog, model_requests: list[tuple[str, ModelRequest]]
 ) -> None:
     result = await Agent(ScriptedModel(), log=log).run("Hello", model="zai:glm-4.7")
     truncated_log = await first_events(log, result.task_id, 2)
 
     await Agent(ScriptedModel(), log=truncated_log).resume(result.task_id)
-    assert [name for name, _ in named_requests] == ["zai:glm-4.7"] * 2
+    assert [name for name, _ in model_requests] == ["zai:glm-4.7"] * 2
 
 
 async def test_resume_merges_settings_and_limits_field_by_field(log: MemoryEventLog) -> None:
@@ -181,7 +181,7 @@ def make_named_model(name: str) -> ScriptedModel:
 
 
 async def test_override_replaces_recorded_model_but_keeps_recorded_settings(
-    log: MemoryEventLog, named_requests: list[tuple[str, ModelRequest]]
+    log: MemoryEventLog, model_requests: list[tuple[str, ModelRequest]]
 ) -> None:
     task_id = await start_run(log, settings=ModelSettings(seed=3))
     replacement = ScriptedModel("instead")

@@ -17,7 +17,7 @@ from support.runs import collect
 
 
 class Shop:
-    """Payments that take a second, and idempotent lookups."""
+    """Slow payments and idempotent lookups."""
 
     def __init__(self) -> None:
         self.log = MemoryEventLog()

@@ -1,4 +1,4 @@
-"""Events that only the run may emit are rejected, and values that are not signals are named."""
+"""Reserved events and invalid signals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Resumption of a run after any event of its log."""
+"""Resume after any event."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -35,7 +35,7 @@ from support.two_branches import both
 
 
 class World:
-    """Tools with countable effects, and a model that answers according to the messages."""
+    """Tools with effect counters and a scripted model."""
 
     def __init__(self) -> None:
         self.effects: list[str] = []
@@ -103,13 +103,13 @@ async def test_run_resumed_after_any_event_completes_with_the_same_answer(
     events = await collect(run)
     result = await run
 
-    # The answer and the messages before it are the same.
+    # Answer and history are unchanged.
     assert result.output == "done"
     assert contents(result.messages) == contents(messages)
     assert well_formed(result.messages)
     assert all(well_formed(request.messages) for request in world.requests)
 
-    # The stream continues without a gap, in a new attempt that records the last event before it.
+    # Sequence numbers continue without gaps.
     had_started = kept_events > 1
     if not had_started:
         # Only the `task` event exists, so the run starts from the beginning.
@@ -137,7 +137,7 @@ async def test_run_resumed_after_any_event_completes_with_the_same_answer(
     keys = {slot(event): event.idempotency_key for event in logged if isinstance(event, ToolStartEvent)}
     assert all(event.idempotency_key == keys[slot(event)] for event in logged if isinstance(event, ToolStartEvent))
 
-    # No answer is requested from the model twice.
+    # Answered steps cause no further requests.
     answered_steps = {event.step for event in before if isinstance(event, ContentCompleteEvent)}
     assert not answered_steps & {event.step for event in events if isinstance(event, LLMCallEvent)}
 
@@ -302,7 +302,7 @@ async def test_nested_tool_results_are_not_mistaken_for_results_of_the_outer_run
 
     @tool(idempotent=True)
     async def delegates(ctx: RunContext[Any]) -> str:
-        """Has a run of its own."""
+        """Emit events for a nested run."""
         emit_nested_events(ctx)
         return "mine"
 

@@ -1,4 +1,4 @@
-"""Calls with questions across pauses and crashes: a started call is not started twice."""
+"""Pauses combined with crashes."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ from support.runs import first_events
 
 
 class PaymentWorld:
-    """Payment tool that asks first, in a process that may crash."""
+    """Payment tool with a question."""
 
     def __init__(self) -> None:
         self.paid: list[int] = []
@@ -61,12 +61,12 @@ async def test_payment_started_after_a_pause_is_not_repeated_after_a_crash() -> 
     starts = [event.seq for event in events if isinstance(event, ToolStartEvent)]
     assert len(starts) == 2
 
-    # The answer is recorded and the tool has not started again, so it is called.
+    # Answered but not restarted, so this call runs.
     world = PaymentWorld()
     await world.agent(await first_events(log, paused.task_id, starts[1] - 1), "done").resume(paused.task_id)
     assert world.paid == [5]
 
-    # The tool has started again with the answer, so its effect is unknown.
+    # Restarted after its answer, so its effect is unknown.
     world = PaymentWorld()
     result = await world.agent(await first_events(log, paused.task_id, starts[1]), "done").resume(paused.task_id)
     assert world.paid == []
@@ -90,7 +90,7 @@ async def test_pending_question_survives_a_crash() -> None:  # L108
     paused = await PaymentWorld().agent(log, call("pay", amount=5)).run("Pay")
     events = await log.read(paused.task_id)
     question_seq = next(event.seq for event in events if event.kind == "input-required")
-    truncated_log = await first_events(log, paused.task_id, question_seq)  # without the end of the attempt
+    truncated_log = await first_events(log, paused.task_id, question_seq)  # truncated before its final event
     world = PaymentWorld()
 
     # The run continues up to the recorded question and waits there.

@@ -41,7 +41,7 @@ async def test_run_that_failed_with_a_retryable_error_can_be_resumed(error: Exce
         await run
     assert caught.value.result.error is not None
     assert caught.value.result.error.retryable
-    # No worker resumes it without being asked.
+    # Workers do not resume failed runs automatically.
     assert await bank.log.list_runs(unfinished=True) == []
 
     resumed = bank.agent("done", tools=[step]).resume(run.task_id)

@@ -121,7 +121,7 @@ async def test_cursor_of_a_lost_event_yields_a_gap_and_the_next_attempt() -> Non
 async def test_stream_after_a_cursor_skips_earlier_events_of_nested_runs() -> None:  # L10, L132
     @tool
     async def delegates(ctx: RunContext) -> str:
-        """Has a run of its own."""
+        """Emit events for a nested run."""
         for name in ("a", "b"):
             ctx.emit(CustomEvent(name=name, task_id="child", parent_task_id=ctx.task_id))
         return "mine"
@@ -220,7 +220,7 @@ async def test_cursor_older_than_the_buffer_yields_a_gap() -> None:  # L133, L13
 async def test_gap_before_nested_events_belongs_to_the_root_run() -> None:  # L10, L133, L134
     @tool
     async def delegates(ctx: RunContext) -> str:
-        """Has a run of its own, which says much."""
+        """Emit many events for a nested run."""
         for number in range(10_100):
             ctx.emit(CustomEvent(name=f"{number}", task_id="child"))
         return ""

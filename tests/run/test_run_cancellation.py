@@ -51,7 +51,7 @@ async def test_cancel_ends_the_run_when_disposal_of_its_provider_raises(caplog: 
             def subscribe(
                 observer: abc.ObserverBase[Event], scheduler: abc.SchedulerBase | None = None
             ) -> abc.DisposableBase:
-                # Without a pending timer, the run would end by itself because it can make no progress.
+                # Keep a timer pending, because runs without pending work fail immediately.
                 timer = asyncio.get_running_loop().call_later(60, observer.on_completed)
 
                 def dispose() -> None:
@@ -131,7 +131,7 @@ async def test_cancel_while_the_run_waits_for_the_conversation(cause: str) -> No
     first = agent.run("1", context_id="c")
     Recorder(first.events)
     await until(lambda: model.requests)
-    # A run that has not acquired the conversation is recorded neither in the log nor in the conversation.
+    # Runs without a lease are not recorded.
     limits = Limits(seconds=0.01) if cause == "limit" else None
     run = agent.run("2", context_id="c", when_busy="wait", limits=limits)
     recorder = Recorder(run.events)

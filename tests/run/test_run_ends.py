@@ -56,7 +56,7 @@ async def test_events_have_sequence_numbers_and_ids_of_the_run() -> None:  # L1,
 async def test_existing_ids_of_an_emitted_event_are_kept() -> None:  # L2
     @tool
     async def foreign(ctx: RunContext) -> str:
-        """Emit an event of somebody else."""
+        """Emit a foreign event."""
         ctx.emit(CustomEvent(name="x", task_id="theirs", context_id="their context", timestamp=42))
         return ""
 

@@ -1,4 +1,4 @@
-"""Errors and warnings for misuse of a run."""
+"""Errors and warnings for misused runs."""
 
 from __future__ import annotations
 

@@ -268,7 +268,7 @@ async def test_attempt_is_freed_without_the_garbage_collector(log: MemoryEventLo
     try:
         run = agent.run("Go.")
         await run
-        # A scripted model keeps its requests, which refer to their runs.
+        # Scripted models keep requests, which refer to their runs.
         model.requests.clear()
         attempt = weakref.ref(run._attempt)
         del run

@@ -106,7 +106,7 @@ async def test_subscribers_see_one_order_when_a_subscriber_emits_events() -> Non
 
 
 def select_late_events(live: Sequence[Event], count: int) -> list[Event]:
-    """Return the events of a run that a subscriber sees when it subscribes after `count` events."""
+    """Select events visible to subscribers that arrive after `count` events."""
     closed: set[tuple[str, object]] = set()
     for event in live[:count]:
         if isinstance(event, ContentCompleteEvent):
@@ -223,7 +223,7 @@ async def test_tools_see_the_context_variables_of_the_caller() -> None:
 
 
 def read_slowly(overflow: Any, buffer: int) -> tuple[list[Any], list[Event], ScriptedModel]:
-    """Return the items of a reader that takes a second for each item, the live events and the model."""
+    """Read one item per second and return items, live events and model."""
     with virtual_time() as time:
         model = ScriptedModel(frames("a-b-c-d-e-f-g-h-|"))
         run = Agent(model).run("Go.")

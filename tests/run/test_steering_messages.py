@@ -1,4 +1,4 @@
-"""`run.send` adds messages to the history of a working run, and the model receives each message once."""
+"""Messages sent to working runs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def look(at: str) -> str:
     return f"{at} is blue"
 
 
-def send_at(run: Run[Any], matches: Callable[[Event], bool], *texts: Any, **options: Any) -> None:
+def send_on_event(run: Run[Any], matches: Callable[[Event], bool], *texts: Any, **options: Any) -> None:
     """Send messages, one at each matching event."""
     remaining = list(texts)
 
@@ -59,14 +59,14 @@ def send_at(run: Run[Any], matches: Callable[[Event], bool], *texts: Any, **opti
 
 
 def request_shapes(model: ScriptedModel) -> list[list[str]]:
-    """Return the shapes of the messages of each request."""
+    """Return message shapes for each request."""
     return [shape(request.messages) for request in model.requests]
 
 
 async def test_message_after_the_answer_causes_another_request() -> None:
     model = ScriptedModel("Blue.", "Green, then.")
     run = Agent(model).run("Which colour?")
-    send_at(run, lambda event: isinstance(event, ContentCompleteEvent), "Another one.")
+    send_on_event(run, lambda event: isinstance(event, ContentCompleteEvent), "Another one.")
     result = await run
 
     assert result.output == "Green, then."
@@ -77,7 +77,7 @@ async def test_message_after_the_answer_causes_another_request() -> None:
 async def test_message_at_the_last_checkpoint_causes_another_request() -> None:
     model = ScriptedModel("Blue.", "Green.")
     run = Agent(model, loop=[*op.standard(), op.checkpoint()]).run("Which colour?")
-    send_at(run, lambda event: isinstance(event, CheckpointEvent), "Another one.")
+    send_on_event(run, lambda event: isinstance(event, CheckpointEvent), "Another one.")
 
     assert (await run).output == "Green."
     assert len(model.requests) == 2
@@ -106,7 +106,7 @@ def test_message_during_an_answer_follows_the_answer() -> None:
 async def test_message_during_tool_calls_follows_the_batch() -> None:
     model = ScriptedModel([call("look", at="a"), call("look", at="b")], "Blue.")
     run = Agent(model, tools=[look]).run("Look.")
-    send_at(run, lambda event: isinstance(event, ToolStartEvent), "Hurry.")
+    send_on_event(run, lambda event: isinstance(event, ToolStartEvent), "Hurry.")
     await run
 
     assert request_shapes(model)[1] == [
@@ -251,7 +251,7 @@ def test_send_to_a_run_of_a_closed_event_loop_raises() -> None:
 async def test_iteration_limit_applies_to_requests_caused_by_messages() -> None:
     model = ScriptedModel("Blue.", "never")
     run = Agent(model, limits=Limits(iterations=1)).run("Which colour?")
-    send_at(run, lambda event: isinstance(event, ContentCompleteEvent), "Another one.")
+    send_on_event(run, lambda event: isinstance(event, ContentCompleteEvent), "Another one.")
     with pytest.raises(LimitReached) as caught:
         await run
 
@@ -268,7 +268,7 @@ async def test_typed_answer_is_given_again_after_a_message(kind: type[Event]) ->
     model = ScriptedModel('{"name": "blue"}', '{"name": "green"}')
     agent = Agent(model, output_type=Colour, output_mode="prompted", loop=[*op.standard(), op.checkpoint()])
     run = agent.run("Which colour?")
-    send_at(run, lambda event: isinstance(event, kind), "Another one.")
+    send_on_event(run, lambda event: isinstance(event, kind), "Another one.")
 
     assert (await run).output == Colour(name="green")
 
@@ -277,7 +277,7 @@ async def test_answer_by_output_tool_is_given_again_after_a_message() -> None:
     answers = [call("final_answer", name=name) for name in ("blue", "green")]
     model = ScriptedModel(*answers)
     run = Agent(model, output_type=Colour, output_mode="tool").run("Which colour?")
-    send_at(run, lambda event: event.kind == "tool-complete", "Another one.")
+    send_on_event(run, lambda event: event.kind == "tool-complete", "Another one.")
 
     assert (await run).output == Colour(name="green")
     assert request_shapes(model)[1][-1] == "user: Another one."
@@ -299,12 +299,12 @@ async def test_message_that_is_not_json_raises_for_the_sender() -> None:
 
 
 async def run_with_messages() -> tuple[MemoryEventLog, str, list[str]]:
-    """Run with tools to which two messages were sent: during a tool call and after the answer."""
+    """Run with two messages, sent during a tool call and after its answer."""
     log = MemoryEventLog()
     model = ScriptedModel(call("look", at="it"), "Blue.", "Green.")
     run = Agent(model, tools=[look], log=log).run("Look.")
-    send_at(run, lambda event: isinstance(event, ToolStartEvent), "Hurry.")
-    send_at(run, lambda event: isinstance(event, ContentCompleteEvent) and not event.tool_calls, "Sure?")
+    send_on_event(run, lambda event: isinstance(event, ToolStartEvent), "Hurry.")
+    send_on_event(run, lambda event: isinstance(event, ContentCompleteEvent) and not event.tool_calls, "Sure?")
     return log, run.task_id, shape((await run).messages)
 
 
@@ -380,7 +380,7 @@ async def test_message_to_a_finished_run_that_is_resumed_is_logged(caplog: pytes
 
 
 def test_message_between_the_end_of_the_loop_and_the_end_of_the_run_is_processed() -> None:
-    """The loop has ended, but the run has not, because an operator around the loop completes later."""
+    """An operator around the loop delays completion."""
 
     def delay_completion(pipeline: Operator[Any]) -> Operator[Any]:
         pause: Observable[Any] = reactivex.timer(1.0).pipe(rx.ignore_elements())

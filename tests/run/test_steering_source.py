@@ -21,7 +21,7 @@ from support.runs import outcome, shape
 
 
 class RecordingSource:
-    """Source that records its subscriptions and disposals."""
+    """Source that records subscriptions."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -42,7 +42,7 @@ class RecordingSource:
 
 
 def test_messages_of_an_observable_are_added_to_the_history() -> None:
-    """model --a------|b---|; steering ----x--------; the second request contains x."""
+    """model --a------|b---|; steering ----x--------; request 2 contains x."""
     with virtual_time() as time:
         source: Observable[Said] = rx.timer(0.1).pipe(ops.map(lambda _: "In short."))
         model = ScriptedModel(frames("-a-------|"), frames("-b-|"))

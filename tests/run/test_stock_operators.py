@@ -18,7 +18,7 @@ from rxloop.testing import ScriptedModel, frames, turn, virtual_time
 from rxloop.testing.virtual_time import current_time
 
 Emissions = list[tuple[int, Any]]
-"""Values with the milliseconds at which they were emitted."""
+"""Values with timestamps in milliseconds."""
 
 
 def echo(marbles: str = "----{}|") -> Agent[None, str]:
@@ -33,7 +33,7 @@ def echo(marbles: str = "----{}|") -> Agent[None, str]:
 def run_pipeline(
     times: dict[int, str], pipeline: Callable[[Observable[str]], Observable[Any]], end: int = 1000
 ) -> Emissions:
-    """Return the emissions of a pipeline for questions at the given milliseconds."""
+    """Send timed questions through a pipeline and return its emissions."""
     emissions: Emissions = []
     with virtual_time() as time:
         questions: Subject[str] = Subject()

@@ -1,4 +1,4 @@
-"""A run that can make no more progress fails immediately, and every other run continues."""
+"""Runs without pending work fail immediately."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def swallow_completion(source: Observable[Signal]) -> Observable[Signal]:
 
 
 def wait_for_own_subject() -> Operator:
-    """Return an operator that waits for a subject that only itself could complete."""
+    """Create an operator that waits for its own unreachable subject."""
     gate: rx.Subject[Any] = rx.Subject()
     waits: Any = ops.concat(gate)
     return waits
@@ -73,7 +73,7 @@ async def test_run_fails_when_iterations_share_a_publish_operator() -> None:
         operator = op.compose(lambda source, shared=shared: source.pipe(ops.publish(), shared))
         agent = with_operator(operator, position)
         if position < 2:
-            # The first iteration is disposed before the second one starts.
+            # Iterations do not overlap at this position.
             assert (await agent.run("Go.")).output == "Done."
         else:
             assert "nothing is left" in str(await failure(agent))

@@ -1,4 +1,4 @@
-"""Runs with an id that the caller chooses: no two runs have the same id."""
+"""Custom run ids are unique."""
 
 import subprocess
 import sys
@@ -61,7 +61,7 @@ async def test_run_is_rejected_when_another_process_starts_the_same_id_first(tmp
     model = ScriptedModel("mine")
 
     class Racing(SqliteEventLog):
-        """Log in which another process writes the run immediately after it was looked up."""
+        """Log that lets another process write this run after lookup."""
 
         def append_now(self, *args: Any, **options: Any) -> bool:
             if not (tmp_path / "other").exists():
@@ -89,7 +89,7 @@ async def test_run_is_rejected_when_another_log_object_executes_the_same_id(tmp_
     first = Agent(ScriptedModel(frames("-theirs-" + "-" * 20 + "|", 0.01)), log=SqliteEventLog(path))
 
     class Racing(SqliteEventLog):
-        """Log in which the other run starts immediately after it was looked up."""
+        """Log that starts another run after lookup."""
 
         running: Any = None
 

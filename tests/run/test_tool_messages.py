@@ -1,4 +1,4 @@
-"""System messages in the results of tools."""
+"""System messages in tool results."""
 
 from __future__ import annotations
 

@@ -388,7 +388,7 @@ async def test_refusal_without_output_type_is_a_readable_answer(api: str, stream
 @pytest.mark.parametrize("output_type", [City, City | int, list[int], int])
 @pytest.mark.parametrize(("finish", "code"), [("length", "truncated"), ("weird", "incomplete")])
 async def test_incomplete_typed_answer_is_reported_as_such(finish: str, code: str, output_type: Any) -> None:  # P2
-    # As text it would be valid: 12 may be a prefix of 123.
+    # Truncated numbers are still valid text, for example 12 instead of 123.
     text = {int: "12", list[int]: "[1]"}.get(output_type, OSLO)
     model = ScriptedModel(*repeated(turn(text, finish_reason=finish), 5))
     with pytest.raises(RunError) as caught:

@@ -18,7 +18,7 @@ RUNS = 6
 
 
 class UnreliableQueue:
-    """Delivers each job three times, and once more if its acknowledgement is lost.
+    """Queue that duplicates jobs and loses acknowledgements.
 
     Sometimes it considers a live worker dead. It passes the job to another worker, and either accepts the
     acknowledgement of the first worker later or cancels that worker. So an acknowledgement proves nothing.
@@ -36,7 +36,7 @@ class UnreliableQueue:
             self._jobs.put_nowait(task_id)
 
     async def serve(self, agent: Agent[None, str]) -> None:
-        """Pass jobs to one worker, one after another, until canceled."""
+        """Deliver jobs sequentially until canceled."""
         while True:
             task_id = await self._jobs.get()
             self.delivered += 1
@@ -47,7 +47,7 @@ class UnreliableQueue:
                 job.cancel()
                 await asyncio.wait([job])
             if fault in ("zombie", "cut"):
-                # Another worker gets the job while this worker may still execute it.
+                # Redeliver this job while its worker may still be running.
                 self._jobs.put_nowait(task_id)
             if fault == "cut" and job.cancelled():
                 continue
@@ -62,7 +62,7 @@ def add_payment_tool(machine: Machine, paid: list[str]) -> Machine:
 
     @tool
     async def pay(number: int) -> str:
-        """Pays, and takes its time."""
+        """Pay slowly."""
         paid.append(str(number))
         await asyncio.sleep(20)
         return f"paid {number}"
@@ -72,7 +72,7 @@ def add_payment_tool(machine: Machine, paid: list[str]) -> Machine:
 
 
 def answer_request(request: Any) -> Any:
-    """Derive the answer from the messages alone, so that any worker may call the model."""
+    """Derive answers from messages, so that any worker can continue."""
     last_prompt = max(index for index, message in enumerate(request.messages) if message.role == "user")
     number = request.messages[last_prompt].text
     answers = [message for message in request.messages[last_prompt:] if message.role == "assistant"]
@@ -112,7 +112,7 @@ def test_each_run_is_executed_once_by_unreliable_queue(seed: int) -> None:
             await nothing_left()
 
         time.run(main())
-    # Each job was delivered at least three times, but paid once.
+    # Every job arrived at least three times.
     assert len(paid) == len(set(paid)) == 2 * RUNS
     assert queue.delivered >= COPIES * RUNS
     assert set(queue.acknowledged.values()) != {1}

@@ -1,4 +1,4 @@
-"""A tool that a request did not offer is never called, not even after a crash during the batch."""
+"""Tools that are not offered are never called."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def withhold_tools(*names: str) -> Operator:
 
 
 def model_by_turn(*turns: Any) -> ScriptedModel:
-    """Return a model whose answer depends on the number of its earlier answers, in any process."""
+    """Create a model that answers by turn number in every process."""
 
     def answer(request: ModelRequest) -> Any:
         return turns[sum(message.role == "assistant" for message in request.messages)]
@@ -83,7 +83,7 @@ def withhold_by_operator_early(world: World, log: Any) -> Agent:
 
 
 def withhold_by_enabled(world: World, log: Any) -> Agent:
-    """Disable the tool for the first request, and enable it in any later process."""
+    """Enable this tool after the first request."""
     off = log.fresh
     wipe = world.make_tool("wipe", enabled=lambda ctx: not off)
     return Agent(model_by_turn(BOTH, "done"), tools=[wipe, world.make_tool("look")], log=log)
@@ -142,7 +142,7 @@ def _turn_index(request: ModelRequest) -> int:
 
 
 class RunLog(MemoryEventLog):
-    """Log that records whether it is the first log of the run."""
+    """Log that knows whether it is original."""
 
     fresh = True
 
@@ -187,7 +187,7 @@ async def test_withheld_tool_is_refused_after_an_interruption_at_any_event(make_
         result = await resumed
         assert (result.state, result.output) == ("completed", "done"), count
         if make_agent in (withhold_by_enabled, withhold_by_toolset) and "1" not in answered_steps:
-            # The model is called again, and is offered the tool this time.
+            # This model call is repeated and offers all tools.
             continue
         assert not withheld & set(world.effects), count
         assert WITHHELD & set(refused_calls(await truncated.read(run.task_id))) == withheld, count
@@ -296,7 +296,7 @@ async def test_offered_tools_are_recorded_only_when_tools_were_withheld() -> Non
 def test_withheld_tools_are_never_executed_after_random_crashes(
     withheld: list[set[str]], calls: list[list[str]], positions: list[float]
 ) -> None:
-    """The rule of the operator for each step is the same in every process."""
+    """Every process withholds identical tools."""
     turns = [[call(name) for name in names] for names in calls[: len(withheld)]]
     effects: list[tuple[str, str]] = []
 

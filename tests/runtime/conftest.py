@@ -1,4 +1,4 @@
-"""Fixtures of the tests in this folder."""
+"""Fixtures for runtime tests."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ def log() -> MemoryEventLog:
 
 @pytest.fixture
 def dsn(postgres: str) -> Iterator[str]:
-    """URL of a database of this test."""
+    """Database URL."""
     with database(postgres) as own:
         yield own

@@ -48,7 +48,7 @@ async def test_runs_continue_in_order_when_the_clocks_of_machines_disagree(
         await processes.judge(others)
         task_ids = (first.task_id, second.task_id)
         assert [task_id for task_id in payments(processes) if task_id in task_ids] == [task_ids[0], *task_ids]
-        # Timestamps come from clocks that disagree, so this shows that the clocks were changed.
+        # Confirm that clocks actually differ.
         times = [event.timestamp for record in done for event in await processes.log.read(record.task_id)]
         assert max(times) - min(times) > HOUR * 1000
 
@@ -112,7 +112,7 @@ def test_periodic_run_starts_once_per_time_when_clocks_disagree(
                 agents = {"a": scripted_agents.agent()}
                 workers.append(asyncio.create_task(work(agents, queue, log=log, periodic=schedule, adopt_every=600)))
             await asyncio.sleep(5 * HOUR - 1)
-            # From 23:00 by the clock that is behind, to 05:00 by the clock that is ahead.
+            # Fast and slow clocks cover 23:00 to 05:00.
             assert [record.state for record in await log.list_runs()] == ["completed"] * 7
             for worker in workers:
                 worker.cancel()
@@ -121,7 +121,7 @@ def test_periodic_run_starts_once_per_time_when_clocks_disagree(
         virtual.run(program())
 
 
-def test_started_run_is_taken_over_by_a_worker_whose_clock_is_behind() -> None:
+def test_started_run_is_taken_over_by_a_worker_with_a_slow_clock() -> None:
     async def program() -> None:
         log, queue = MemoryEventLog(), Bare()
         async with Runtime({"a": scripted_agents.agent()}, log=log, queue=queue) as server:
@@ -138,11 +138,11 @@ def test_started_run_is_taken_over_by_a_worker_whose_clock_is_behind() -> None:
 
 
 async def answer_question(processes: Cluster, task_id: str) -> None:
-    """Answer the question of a run."""
+    """Answer a pending question."""
     question: Any = await processes.until(task_id, "input-required")
     await processes.web.answer(task_id, {question.input_id: 4})
 
 
 def payments(processes: Cluster) -> list[str]:
-    """Return the runs that have paid, in order of the appended lines."""
+    """Return paid run ids in chronological order."""
     return [line["key"].split(":")[0] for line in notes(processes.folder / "effects")]

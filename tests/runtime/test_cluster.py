@@ -1,4 +1,4 @@
-"""The demonstration cluster of `scripts/cluster`."""
+"""Cluster demonstration script."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ async def test_run_is_not_repeated_when_its_worker_dies_after_a_commit(
     assert finals(events) == ["completed"]
     assert has_one_per_step(events, "content-complete")
     assert has_one_per_step(events, "tool-complete")
-    # The log records the start of the call, so no worker may start it, although it never ran.
+    # Recorded starts must not be repeated, even without an effect.
     assert effects == ([] if kind == "tool-start" else ["pay"])
     assert len(calls(events)) == (4 if kind == "llm-call" else 3)
 
@@ -185,7 +185,7 @@ def calls(events: Sequence[Event]) -> list[Event]:
 
 
 def has_one_per_step(events: Sequence[Event], kind: str) -> bool:
-    """True if each step, or each of its calls, has exactly one such event."""
+    """True if each step or call has exactly one such event."""
     counts = Counter((event.step, getattr(event, "tool_call_id", None)) for event in events if event.kind == kind)
     return set(counts.values()) == {1}
 

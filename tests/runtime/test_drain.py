@@ -1,4 +1,4 @@
-"""Drain of a runtime: released runs, completed calls and refused starts."""
+"""Draining runtimes."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_drain_waits_for_a_call_that_cannot_be_repeated(log: MemoryEventLog) -> 
             record = await first.start("a", "Hi")
             await asyncio.sleep(1)
             await first.drain(10)
-            assert time.now == pytest.approx(9, abs=0.5)  # when the call ends, before the deadline
+            assert time.now == pytest.approx(9, abs=0.5)  # when this call ends
         assert (await log.get_record(record.task_id)).state == "working"
         async with Runtime({"a": agent(*turns[1:], tools=[pay_slowly])}, log=log) as second:
             events = [event async for event in second.follow(record.task_id)]

@@ -1,4 +1,4 @@
-"""Event stream of one run across its attempts and failures."""
+"""Event streams across attempts and failures."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def test_follow_continues_after_a_rejected_attempt() -> None:
 
         async def list_runs(self, **options: Any) -> Any:
             self.reads += 1
-            if self.reads == 1:  # the read by the attempt
+            if self.reads == 1:  # first read
                 raise ValueError("a mistake in the log")
             return await super().list_runs(**options)
 

@@ -41,7 +41,7 @@ async def test_runs_survive_a_full_disk_and_complete_once_it_has_space(disk: str
                 go_file.touch()
                 refusal = await start_until_refused(processes, records)
                 small.free()
-                # A server without space for its write-ahead log stops, and has to be started again.
+                # PostgreSQL stops without space for its write-ahead log.
                 await asyncio.to_thread(server.start)
                 done = await processes.all_over(records)
                 await processes.judge(records)
@@ -51,7 +51,7 @@ async def test_runs_survive_a_full_disk_and_complete_once_it_has_space(disk: str
 
 
 async def start_until_refused(processes: Cluster, records: list[RunRecord]) -> LogUnreachable:
-    """Start runs, which are recorded in the list, until a start is refused."""
+    """Start and record runs until one is refused."""
     while True:
         try:
             records.append(await processes.start("pay; look; pay"))
@@ -60,7 +60,7 @@ async def start_until_refused(processes: Cluster, records: list[RunRecord]) -> L
 
 
 def fill_write_ahead_log(dsn: str) -> None:
-    """Write until the write-ahead log has no space left."""
+    """Fill the write-ahead log."""
     with suppress(psycopg.Error), psycopg.connect(dsn, autocommit=True) as connection:
         while True:
             connection.execute("SELECT pg_logical_emit_message(false, 'x', repeat('x', 500000))")

@@ -1,4 +1,4 @@
-"""Processes on separate hosts that are disconnected, deaf or mute, and come back.
+"""Processes on disconnected, deaf or mute hosts.
 
 `RXLOOP_CHAOS_KILLS=1 pytest tests/runtime/test_hosts.py` includes the slow tests.
 """
@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.service("postgres"), pytest.mark.service("hosts"), pyt
 
 @dataclass
 class Site:
-    """Database on one host, workers on other hosts, and this process, which starts and follows runs."""
+    """Database host, worker hosts and local client."""
 
     server: PostgresServer
     database: Host
@@ -40,11 +40,11 @@ class Site:
         return self.hosts[self.processes.chaos.workers.index(worker)]
 
     async def owners_by_run(self, records: list[RunRecord]) -> dict[str, Host]:
-        """Return the hosts of the owning workers by run."""
+        """Return owning hosts by run."""
         return {record.task_id: self.find_host(await self.processes.owner(record.task_id)) for record in records}
 
     def count_sessions(self, host: Host) -> int:
-        """Return the number of database sessions of a host."""
+        """Count database sessions by host."""
         with psycopg.connect(self.server.dsn) as connection:
             cursor = connection.execute("SELECT count(*) FROM pg_stat_activity WHERE client_addr = %s", (host.address,))
             [[count]] = cursor.fetchall()
@@ -101,7 +101,7 @@ async def test_runs_of_a_disconnected_host_continue_elsewhere(
         await asyncio.gather(*(processes.until(task_id, "status-update", 2) for task_id in affected))
         lost_host.heal()
         lost_host.link("up")
-        # Disconnect the hosts that took the runs over, so that the first host has to execute the next run.
+        # Force the first host to execute another run.
         done = await processes.all_over(records)
         for host in site.hosts:
             if host is not lost_host:
@@ -253,7 +253,7 @@ async def test_runs_survive_repeated_disconnections_of_hosts() -> None:
 
 
 async def wait_for_hold(processes: Cluster, record: RunRecord) -> None:
-    """Wait until a run holds for a file."""
+    """Wait until a run blocks on its file."""
     async for event in processes.log.follow(record.task_id):
         if event.kind == "tool-start" and "hold" in event.describe():
             return

@@ -1,4 +1,4 @@
-"""Calls of the log for a run that is started through a runtime."""
+"""Log calls per run."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from rxloop.testing import ScriptedModel
 from support.run_checks import until
 
 _IGNORED = {"append_now", "store_folds"}
-"""Calls that have no effect, or that are not awaited."""
+"""Optional calls without effect."""
 
 
 def make_counting_class(log: type[EventLog], calls: list[str]) -> type[Any]:
-    """Return a subclass of the log that records the name of each call."""
+    """Create a subclass that records method calls."""
 
     def record_call(name: str) -> Callable[..., Any]:
         def call(self: Any, *args: Any, **options: Any) -> Any:
@@ -51,7 +51,7 @@ async def test_run_reads_its_log_once_before_the_first_model_call() -> None:
         before, after = await run()
         assert before == ["append", "watch_commands", "acquire_lease", "snapshot", "append"]
         assert after == ["append", "append", "release_lease"]
-        # The process also checks whether an earlier run of the conversation comes first.
+        # Earlier runs are checked too.
         assert (await run(context_id="c"))[0] == ["append", "list_runs", *before[1:]]
         before, after = await run(context_id="c")
         assert before == ["append", "list_runs", "watch_commands", "acquire_lease", "snapshot", "append"]

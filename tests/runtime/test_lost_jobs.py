@@ -1,4 +1,4 @@
-"""Jobs that arrive at the wrong moment, at the wrong worker or never, and orphaned runs."""
+"""Late, misdirected and missing jobs, and orphaned runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from support.processes.machines import two_machines
 from support.queues import Bare
 
 NEVER = 100_000.0
-"""Seconds between two scans for orphaned runs in tests that rely on jobs alone."""
+"""Scan interval for tests that rely on jobs alone."""
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def test_job_that_arrives_while_its_run_is_found_waiting_is_processed_again() ->
         first = await clerk.submit("Hi", context_id="bob")
         async with Runtime({"a": answering_agent()}, log=log, queue=queue, works=True, adopt_every=NEVER) as worker:
             second = await worker.start("a", "Hi", context_id="bob")
-            await log.has_listed.wait()  # the first run was seen as not idle
+            await log.has_listed.wait()  # seen as working
             await clerk.get_run(first.task_id).execute()
             await queue.enqueue(second.task_id)
             await queue.until_answered(2)
@@ -103,7 +103,7 @@ def test_job_that_arrives_while_the_next_run_is_enqueued_is_processed_again() ->
         paying_agent = agent(call("pay"), "Paid.", tools=[pay])
         async with Runtime({"a": paying_agent}, log=log, queue=queue, works=True, adopt_every=NEVER) as worker:
             record = await worker.start("a", "Pay")
-            await log.has_listed.wait()  # the run waits for its answer, and the task that executed it is about to end
+            await log.has_listed.wait()  # waiting for an answer, with its execution about to end
             [question] = [event for event in await log.read(record.task_id) if event.kind == "input-required"]
             await worker.answer(record.task_id, {question.input_id: True})  # pyright: ignore[reportAttributeAccessIssue]
             await queue.until_answered(2)
@@ -119,7 +119,7 @@ def test_job_that_arrives_while_the_next_run_is_enqueued_is_processed_again() ->
 @pytest.mark.parametrize("shuffled", [False, True])
 def test_runs_of_a_conversation_do_not_enqueue_each_other_endlessly(log: MemoryEventLog, shuffled: bool) -> None:
     class LimitedQueue(Bare):
-        """Queue that fails in an endless loop of jobs."""
+        """Queue that detects endless loops."""
 
         async def enqueue(self, task_id: str, **options: Any) -> None:
             assert len(self.rung) < 5_000
@@ -142,11 +142,11 @@ def test_runs_of_a_conversation_do_not_enqueue_each_other_endlessly(log: MemoryE
     in_virtual_time(program)
 
 
-# -- jobs that cannot be enqueued
+# -- failing queues
 
 
 class MuteQueue(Bare):
-    """Queue that fails to enqueue while it is mute."""
+    """Queue that fails while mute."""
 
     mute = True
 

@@ -21,7 +21,7 @@ HOUR = 3600.0
 
 
 class WallClock:
-    """Clock that follows the event loop until it is adjusted."""
+    """Adjustable clock."""
 
     def __init__(self, at: datetime) -> None:
         self._at = at.timestamp()
@@ -50,7 +50,7 @@ class StartTimeQueue(Bare):
 
 @pytest.fixture
 def wall(monkeypatch: pytest.MonkeyPatch) -> WallClock:
-    # The times are on the hour, and half an hour ago there was no time that has to be made up.
+    # Starting at half past avoids a missed start.
     clock = WallClock(datetime(2030, 1, 1, 6, 30, tzinfo=UTC))
     monkeypatch.setattr(module, "time", clock)
     return clock
@@ -102,7 +102,7 @@ def test_clock_adjusted_backward_starts_no_run_twice(wall: WallClock) -> None:
             await asyncio.sleep(HOUR)
             wall.adjust(-HOUR)
             await asyncio.sleep(1.75 * HOUR)
-            # One run at 07:00 and one at 08:00.
+            # Runs for 07:00 and 08:00.
             assert len(await log.list_runs()) == 2
 
     with virtual_time() as time:

@@ -19,7 +19,7 @@ RUNS = 100
 
 @asynccontextmanager
 async def start_runs(server: PostgresServer) -> AsyncGenerator[tuple[Cluster, list[RunRecord]]]:
-    """Two workers, each with half of the runs, all of which have just started to pay."""
+    """Start runs on two workers and release them."""
     async with cluster(server.dsn, concurrency=64) as processes:
         go_file = processes.folder / "go"
         records = await processes.start_all(f"hold {go_file}; pay; look; wait 1; pay", RUNS)

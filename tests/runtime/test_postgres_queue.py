@@ -1,4 +1,4 @@
-"""Postgres queue: delivery at least once, by priority and within the limits of tenants."""
+"""PostgreSQL queue."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ async def test_queue_works_with_a_server_in_another_language(monkeypatch: pytest
         async def execute(task_id: str) -> None:
             await answers(task_id)
             if len(answers.got) == 1:
-                # The same run is enqueued before the job fails, and the failed job is delivered again too.
+                # Enqueue again before this job fails.
                 await queue.enqueue("a")
                 raise RuntimeError("not yet")
 
@@ -165,7 +165,7 @@ async def test_retry_of_a_job_uses_the_clock_of_the_server(dsn: str, monkeypatch
         async with serving(queue, execute):
             async with asyncio.timeout(20):
                 await answers.all.wait()
-        # An immediate retry would move the job back and forth between workers that cannot execute it.
+        # Delay retries, so that jobs do not bounce between unsuitable workers.
         assert times[1] - times[0] > 0.9
 
 

@@ -1,4 +1,4 @@
-"""A queue whose server lost its latest changes after a crash or failover, or is unavailable."""
+"""Queues after failover or outage."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def dsn(postgres: str) -> Iterator[str]:
 
 
 def roll_back(dsn: str, table: str) -> None:
-    """Delete the rows of a table with their dependents, and reset its sequence."""
+    """Delete all rows and reset their sequence."""
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute(f"DELETE FROM {table}".encode())
         connection.execute("SELECT setval(pg_get_serial_sequence(%s, 'id'), 1, false)", (table,))

@@ -1,4 +1,4 @@
-"""Runtimes with a queue: replicas that start runs, and workers that execute them."""
+"""Runtimes with queues."""
 
 from __future__ import annotations
 
@@ -269,7 +269,7 @@ async def test_http_client_gets_429_with_retry_after_when_the_queue_is_full(log:
 
 
 class StubbornQueue(Bare):
-    """Queue that ignores the first cancellation."""
+    """Queue that ignores one cancellation."""
 
     async def serve(self, settle: Callable[[str], Awaitable[None]], **options: Any) -> None:
         with suppress(asyncio.CancelledError):
@@ -356,7 +356,7 @@ def test_run_without_a_job_is_found_behind_scheduled_and_foreign_runs(
                 await server.start(name, "Hi", at=datetime.now(UTC) + timedelta(days=days))
             lost_run = await server.start("a", "Hi")
             queue.empty()
-            # The first scan is too early, and the fourth scan after it reaches the run.
+            # Scan 1 is too early, and scan 5 reaches this run.
             async with (
                 Runtime({"a": answering_agent()}, log=log, queue=queue, works=True),
                 asyncio.timeout(20 + 4 * 10 + 5),
@@ -379,7 +379,7 @@ def test_worker_scans_all_waiting_runs_before_it_enqueues_a_run_again(log: Memor
     async def program() -> None:
         queue = IgnoredQueue()
         async with Runtime({"a": answering_agent(), "b": answering_agent()}, log=log, queue=queue) as server:
-            # So many runs of other agents that a scan covers more runs than it enqueues.
+            # Foreign runs outnumber own runs, so scans cover more runs than they enqueue.
             records = [(await server.start(name, "Hi")).task_id for name in ["a", "b", "b", "b"] * 30]
             await asyncio.sleep(20)
             async with Runtime({"a": answering_agent()}, log=log, queue=queue, works=True, adopt_every=1):

@@ -1,4 +1,4 @@
-"""Replicas over one Postgres: what one starts and another one drives, a third one shows token by token."""
+"""Replicas sharing one database."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.service("postgres")
 
 
 @asynccontextmanager
-async def replica(dsn: str, agent: Agent[None, str], *, works: bool = False) -> AsyncGenerator[Runtime]:
+async def start_replica(dsn: str, agent: Agent[None, str], *, works: bool = False) -> AsyncGenerator[Runtime]:
     log, queue = PostgresEventLog(dsn), PostgresQueue(dsn)
     try:
         async with Runtime({"a": agent}, log=log, queue=queue, works=works, grace=0) as runtime:
@@ -28,40 +28,40 @@ async def replica(dsn: str, agent: Agent[None, str], *, works: bool = False) -> 
         await log.aclose()
 
 
-async def test_a_run_is_followed_token_by_token_at_another_replica(postgres_database: str) -> None:
+async def test_run_is_followed_token_by_token_at_another_replica(postgres_database: str) -> None:
     agent = Agent(ScriptedModel(frames("-It -is -quite -warm -in -Oslo.|", 0.2)), thoughts=False)
     async with AsyncExitStack() as stack:
-        starts = await stack.enter_async_context(replica(postgres_database, agent))
-        shows = await stack.enter_async_context(replica(postgres_database, agent))
-        await stack.enter_async_context(replica(postgres_database, agent, works=True))
-        record = await starts.start("a", "Is it warm?")
-        events = [event async for event in shows.follow(record.task_id)]
+        starter = await stack.enter_async_context(start_replica(postgres_database, agent))
+        reader = await stack.enter_async_context(start_replica(postgres_database, agent))
+        await stack.enter_async_context(start_replica(postgres_database, agent, works=True))
+        record = await starter.start("a", "Is it warm?")
+        events = [event async for event in reader.follow(record.task_id)]
     deltas = [event for event in events if event.kind == "content-delta"]
     assert len(deltas) >= 3
     assert [event.seq for event in events if event.durable] == list(range(1, events[-1].seq + 1))
 
 
-async def test_a_client_goes_on_at_another_replica_after_the_last_event_it_has(postgres_database: str) -> None:
+async def test_client_continues_at_another_replica_after_its_last_event(postgres_database: str) -> None:
     agent = Agent(ScriptedModel(frames("-It -is -quite -warm.|", 0.2)), thoughts=False)
     async with AsyncExitStack() as stack:
-        first = await stack.enter_async_context(replica(postgres_database, agent))
-        second = await stack.enter_async_context(replica(postgres_database, agent))
-        await stack.enter_async_context(replica(postgres_database, agent, works=True))
-        urls = [await stack.enter_async_context(listening(api(each))) for each in (first, second)]
+        first = await stack.enter_async_context(start_replica(postgres_database, agent))
+        second = await stack.enter_async_context(start_replica(postgres_database, agent))
+        await stack.enter_async_context(start_replica(postgres_database, agent, works=True))
+        urls = [await stack.enter_async_context(listening(api(runtime))) for runtime in (first, second)]
         async with httpx.AsyncClient(timeout=20) as client:
             run = (await client.post(f"{urls[0]}/runs", json={"input": "Warm?"})).json()
             path = f"/runs/{run['taskId']}/events"
-            seen: list[str] = []
+            received: list[str] = []
             async with client.stream("GET", urls[0] + path) as answer:
                 async for line in answer.aiter_lines():
                     if line.startswith("id:"):
-                        seen.append(line[3:].strip())
-                    if len(seen) == 2:
+                        received.append(line[3:].strip())
+                    if len(received) == 2:
                         break
-            rest = (await client.get(urls[1] + path, headers={"last-event-id": seen[-1]})).text
-    ids = [line[3:].strip() for line in rest.splitlines() if line.startswith("id:")]
-    assert seen[-1] not in ids
-    numbers = [int(each.split(".")[1]) for each in [*seen, *ids]]
+            remaining = (await client.get(urls[1] + path, headers={"last-event-id": received[-1]})).text
+    ids = [line[3:].strip() for line in remaining.splitlines() if line.startswith("id:")]
+    assert received[-1] not in ids
+    numbers = [int(event_id.split(".")[1]) for event_id in [*received, *ids]]
     assert numbers == sorted(numbers)
     assert set(numbers) == set(range(1, numbers[-1] + 1))
-    assert '"state":"completed"' in rest
+    assert '"state":"completed"' in remaining

@@ -1,4 +1,4 @@
-"""Tenants of a Postgres queue: each has a limited number of slots, and does not delay other tenants."""
+"""Tenant limits in PostgreSQL queues."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def dsn(postgres: str) -> Iterator[str]:
 
 
 class ConcurrencyCounter:
-    """Job handler that takes a moment and counts the concurrent runs of each tenant, the first letter of the id."""
+    """Job handler that counts concurrent runs by tenant prefix."""
 
     def __init__(self, job_count: int) -> None:
         self.peaks: Counter[str] = Counter()
@@ -77,7 +77,7 @@ async def test_tenant_with_many_runs_does_not_delay_another_tenant(dsn: str) -> 
             await queue.enqueue(f"few{number}", tenant="few")
         async with serving(queue, execute, concurrency=16):
             await few_done.wait()
-    # Both tenants have four slots, however many jobs are queued before theirs.
+    # Each tenant has four slots, regardless of queue order.
     assert started["man"] < 50
 
 
@@ -111,7 +111,7 @@ async def test_free_tenant_slot_is_reused_immediately(dsn: str, monkeypatch: pyt
         if task_id == "long":
             await release.wait()
         else:
-            # Until the worker has found that there is no other slot.
+            # Give this worker time to find no free slot.
             await asyncio.sleep(0.05)
             await answers(task_id)
 

@@ -1,4 +1,4 @@
-"""Jobs that are lost, duplicated or wrong."""
+"""Lost, duplicated and invalid jobs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def test_runs_of_an_emptied_queue_are_found_by_two_scans(
         await asyncio.gather(*(processes.until(record.task_id, "tool-start") for record in running))
         start = monotonic()
         queued = await processes.start_all("look", 40)
-        # The runs become due one after another, over the same duration as their start.
+        # Due times are spread like start times.
         start_duration = monotonic() - start
         with psycopg.connect(dsn) as connection:
             connection.execute("TRUNCATE procrastinate_jobs CASCADE")
@@ -44,7 +44,7 @@ async def test_runs_of_an_emptied_queue_are_found_by_two_scans(
         if missing:
             missing.discard(note["task"])
             looks.add((note["worker"], note["look"]))
-    # One scan of each worker may find the runs that have waited long enough, and the next scan finds the others.
+    # Each worker needs at most two scans plus extra scans for slow starts.
     max_looks = 2 + int(start_duration // patience)
     assert missing == set()
     assert max(Counter(worker for worker, _ in looks).values()) <= max_looks
@@ -93,7 +93,7 @@ async def test_faulty_queue_loses_no_run_while_workers_are_killed(
 async def test_run_refused_by_a_wrong_queue_depth_is_not_recorded(
     faulty_dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The depth must not be counted again during the test, however slow the machine is.
+    # Disable recounting.
     monkeypatch.setattr(_bells, "_COUNTED_FOR", 3600.0)
     log = PostgresEventLog(faulty_dsn)
     accepted: list[str] = []

@@ -1,4 +1,4 @@
-"""How many runs go on at once in a runtime, and runs that it cannot carry out."""
+"""Concurrency limits and unavailable agents."""
 
 from __future__ import annotations
 
@@ -19,29 +19,27 @@ from rxloop.testing import ScriptedModel, call, virtual_time
 from support.slow_agent import agent, pay, work
 
 
-async def test_no_more_than_so_many_runs_go_on_at_once(log: MemoryEventLog) -> None:
-    at_once = most = 0
+async def test_runtime_executes_at_most_concurrency_runs_at_once(log: MemoryEventLog) -> None:
+    running = peak = 0
 
     @tool
     async def busy() -> str:
         """Busy."""
-        nonlocal at_once, most
-        at_once += 1
-        most = max(most, at_once)
+        nonlocal running, peak
+        running += 1
+        peak = max(peak, running)
         await asyncio.sleep(0)
-        at_once -= 1
+        running -= 1
         return "x"
 
     model = ScriptedModel(*[call("busy")] * 8, *["ok"] * 8)
     async with Runtime({"a": Agent(model, tools=[busy], thoughts=False)}, log=log, concurrency=2) as runtime:
         records = [await runtime.start("a", "Hi") for _ in range(8)]
         await asyncio.gather(*(runtime.follow(record.task_id) for record in records))
-    assert most <= 2
+    assert peak <= 2
 
 
-def test_a_run_of_an_agent_that_is_not_here_is_told_of_once(
-    log: MemoryEventLog, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_run_of_an_unknown_agent_is_logged_once(log: MemoryEventLog, caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         run = agent(call("work"), tools=[work], log=log).run("Hi")
         async for event in run:
@@ -58,19 +56,17 @@ def test_a_run_of_an_agent_that_is_not_here_is_told_of_once(
         time.run(main())
 
 
-def test_a_run_whose_deps_cannot_be_made_is_tried_again_and_told(
-    log: MemoryEventLog, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_run_is_retried_when_its_deps_cannot_be_loaded(log: MemoryEventLog, caplog: pytest.LogCaptureFixture) -> None:
     tries: list[float] = []
 
-    def deps_of(record: RunRecord) -> str:
+    def load_deps(record: RunRecord) -> str:
         tries.append(time.now)
         if len(tries) < 4:
             raise OSError("the database is away")
         return "deps"
 
     async def main() -> None:
-        async with Runtime({"a": agent("x", deps_type=str)}, log=log, deps=deps_of) as runtime:
+        async with Runtime({"a": agent("x", deps_type=str)}, log=log, deps=load_deps) as runtime:
             await runtime.follow((await runtime.start("a", "Hi")).task_id)
 
     with virtual_time() as time:
@@ -79,16 +75,16 @@ def test_a_run_whose_deps_cannot_be_made_is_tried_again_and_told(
     assert "the database is away" in caplog.text
 
 
-def test_deps_that_never_come_do_not_hold_the_room_of_a_run_for_ever(
-    log: MemoryEventLog, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def deps_of(record: RunRecord) -> str:
+def test_hanging_deps_do_not_occupy_a_slot_forever(log: MemoryEventLog, caplog: pytest.LogCaptureFixture) -> None:
+    async def load_deps(record: RunRecord) -> str:
         if record.owner == "slow":
             await asyncio.Event().wait()
         return "deps"
 
     async def main() -> None:
-        async with Runtime({"a": agent("x", deps_type=str)}, log=log, deps=deps_of, concurrency=1, grace=0) as runtime:
+        async with Runtime(
+            {"a": agent("x", deps_type=str)}, log=log, deps=load_deps, concurrency=1, grace=0
+        ) as runtime:
             await runtime.start("a", "Hi", owner="slow")
             await runtime.follow((await runtime.start("a", "Hi", owner="quick")).task_id)
 
@@ -98,15 +94,15 @@ def test_deps_that_never_come_do_not_hold_the_room_of_a_run_for_ever(
     assert "were not there after 60 s" in caplog.text
 
 
-async def question_of(runtime: Runtime, task_id: str) -> str:
-    """Wait until a run asks."""
+async def wait_for_question(runtime: Runtime, task_id: str) -> str:
+    """Wait for a question and return its input id."""
     async for event in runtime.follow(task_id):
         if event.kind == "input-required":
             return event.input_id  # pyright: ignore[reportAttributeAccessIssue]
-    raise AssertionError("it never asked")
+    raise AssertionError("the run ended without a question")
 
 
-def test_a_run_that_waits_for_an_earlier_one_takes_no_room_from_it(log: MemoryEventLog) -> None:
+def test_run_that_waits_for_an_earlier_run_occupies_no_slot(log: MemoryEventLog) -> None:
     agents = {
         "asks": agent(call("pay", amount=5), "Paid.", tools=[pay]),
         "slow": agent(call("work"), "Done.", tools=[work]),
@@ -116,11 +112,11 @@ def test_a_run_that_waits_for_an_earlier_one_takes_no_room_from_it(log: MemoryEv
     async def main() -> None:
         async with asyncio.timeout(600), Runtime(agents, log=log, concurrency=1) as runtime:
             asks = await runtime.start("asks", "Pay", context_id="c")
-            input_id = await question_of(runtime, asks.task_id)
+            input_id = await wait_for_question(runtime, asks.task_id)
             slow = await runtime.start("slow", "Work")
             await asyncio.sleep(1)
             quick = await runtime.start("quick", "Hi", context_id="c")
-            await runtime.answer(asks.task_id, {input_id: True})  # behind `quick` in the queue for room
+            await runtime.answer(asks.task_id, {input_id: True})  # after `quick` in the queue for a slot
             for record in (slow, asks, quick):
                 await runtime.follow(record.task_id)
                 assert (await runtime.get_record(record.task_id)).state == "completed"
@@ -129,17 +125,17 @@ def test_a_run_that_waits_for_an_earlier_one_takes_no_room_from_it(log: MemoryEv
         time.run(main())
 
 
-def test_runs_are_looked_for_again_though_the_log_fails_once() -> None:
-    class Away(MemoryEventLog):
-        asked = 0
+def test_scans_for_orphaned_runs_continue_after_a_log_failure() -> None:
+    class FailingLog(MemoryEventLog):
+        calls = 0
 
         async def list_orphaned(self, **submitted: Any) -> Sequence[RunRecord]:
-            self.asked += 1
-            if self.asked > 1 and time.now < 60:
+            self.calls += 1
+            if self.calls > 1 and time.now < 60:
                 raise OSError("away")
             return await super().list_orphaned(**submitted)
 
-    log = Away()
+    log = FailingLog()
 
     async def main() -> None:
         async with Runtime({"a": agent("x")}, log=log) as runtime:

@@ -1,7 +1,7 @@
-"""Three processes on one store start, answer, address and cancel the runs of a few conversations in random order.
+"""Random actions in three processes with one store.
 
-Each process is a runtime with a log object of its own. `RXLOOP_SCHEDULES=1000 pytest tests/runtime/test_schedules.py`
-tries more conversations, and `RXLOOP_FIRST=17` begins with that seed.
+Each process is a runtime with its own log object. `RXLOOP_SCHEDULES=1000 pytest
+tests/runtime/test_random_schedules.py` tries more conversations, and `RXLOOP_FIRST=17` starts with that seed.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from rxloop.testing import ScriptedModel, call
 from support.dropped_questions import logs
 
 CONVERSATIONS = 8
-"""Conversations in one play: each is a schedule."""
-PLAYS = -(-int(os.environ.get("RXLOOP_SCHEDULES", "16")) // CONVERSATIONS)
+"""Conversations of one scenario."""
+SCENARIOS = -(-int(os.environ.get("RXLOOP_SCHEDULES", "16")) // CONVERSATIONS)
 FIRST = int(os.environ.get("RXLOOP_FIRST", "1"))
 ACTIONS = 60
 
@@ -37,33 +37,33 @@ async def refund() -> str:
 
 
 def answer(request: ModelRequest) -> Turn:
-    """What the model says follows from the messages alone, so that any process may go on."""
+    """Derive the answer from the messages alone, so that any process can continue."""
     last = request.messages[-1]
     return "Done." if last.role == "tool" or "Refund" not in last.text else call("refund")
 
 
-class Play:
-    """Random orders to three runtimes, and what was seen of the runs."""
+class Scenario:
+    """Random actions on three runtimes, and the observed violations."""
 
     def __init__(self, seed: int, observer: EventLog) -> None:
         self.seed, self.random, self.observer = seed, random.Random(seed), observer
         self.runtimes: list[Runtime] = []
         self.runs: list[RunRecord] = []
         self.cancelled: set[str] = set()
-        """The runs of which a process has been told that they are cancelled."""
-        self.wrong: list[str] = []
+        """Runs with acknowledged cancellation."""
+        self.violations: list[str] = []
 
     def agent(self) -> Agent[Any, Any]:
         model = ScriptedModel(*[answer] * 10_000)
-        return Agent(model, tools=[refund], name="clerk", thoughts=False, instructions=self.begins)
+        return Agent(model, tools=[refund], name="clerk", thoughts=False, instructions=self.check_start)
 
-    async def begins(self, ctx: RunContext[Any]) -> str:
-        """See that an attempt may ask the model now."""
+    async def check_start(self, ctx: RunContext[Any]) -> str:
+        """Check that model calls are allowed."""
         earlier = await find_blocking(self.observer, ctx.context_id, ctx.task_id)
         if earlier is not None:
-            self.wrong.append(f"{ctx.task_id} began before {earlier.task_id}, which was {earlier.state}")
+            self.violations.append(f"{ctx.task_id} started before {earlier.task_id}, which was {earlier.state}")
         if ctx.task_id in self.cancelled:
-            self.wrong.append(f"{ctx.task_id} began after its cancel")
+            self.violations.append(f"{ctx.task_id} started after its cancel")
         return "Be brief."
 
     async def act(self) -> None:
@@ -90,8 +90,8 @@ class Play:
         if (await self.observer.get_record(record.task_id)).state == "canceled":
             self.cancelled.add(record.task_id)
 
-    async def rest(self) -> None:
-        """Wait until every run is over, or waits for an answer that nobody has given."""
+    async def wait_until_idle(self) -> None:
+        """Wait until all runs are idle."""
         async with asyncio.timeout(60):
             for record in self.runs:
                 while (await self.observer.get_record(record.task_id)).state in ("submitted", "working"):
@@ -100,32 +100,34 @@ class Play:
 
 
 @pytest.mark.parametrize("kind", ["sqlite", pytest.param("postgres", marks=pytest.mark.service("postgres"))])
-@pytest.mark.timeout(60 + 60 * PLAYS)
-async def test_no_run_begins_before_an_earlier_one_and_each_comes_to_rest(
+@pytest.mark.timeout(60 + 60 * SCENARIOS)
+async def test_runs_start_in_order_and_become_idle_with_random_actions(
     kind: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     async with logs(kind, tmp_path, request) as make:
         stores = [make() for _ in range(4)]
-        for seed in range(FIRST, FIRST + PLAYS):
-            await played(seed, stores)
+        for seed in range(FIRST, FIRST + SCENARIOS):
+            await run_scenario(seed, stores)
 
 
-async def played(seed: int, stores: list[EventLog]) -> None:
-    play = Play(seed, stores[-1])
+async def run_scenario(seed: int, stores: list[EventLog]) -> None:
+    scenario = Scenario(seed, stores[-1])
     async with AsyncExitStack() as stack:
         for store in stores[:-1]:
-            # A process with room for one run has to bring two runs of a conversation to rest as well.
-            room = play.random.choice((1, 2, None))
-            agents = {"clerk": play.agent()}
-            play.runtimes.append(await stack.enter_async_context(Runtime(agents, log=store, concurrency=room)))
-        async with asyncio.TaskGroup() as acting:
+            # Include processes with a single slot.
+            concurrency = scenario.random.choice((1, 2, None))
+            agents = {"clerk": scenario.agent()}
+            scenario.runtimes.append(
+                await stack.enter_async_context(Runtime(agents, log=store, concurrency=concurrency))
+            )
+        async with asyncio.TaskGroup() as actions:
             for _ in range(ACTIONS):
-                acting.create_task(play.act())
+                actions.create_task(scenario.act())
                 await asyncio.sleep(0)
-                if play.random.random() < 0.3:
-                    # The store takes a while to answer, so that the orders fall into different moments.
-                    await play.observer.list_runs(limit=1)
-        await play.rest()
-    assert play.wrong == [], seed
-    states = {(await play.observer.get_record(record.task_id)).state for record in play.runs}
+                if scenario.random.random() < 0.3:
+                    # The store answers with a delay, so the actions happen at different moments.
+                    await scenario.observer.list_runs(limit=1)
+        await scenario.wait_until_idle()
+    assert scenario.violations == [], seed
+    states = {(await scenario.observer.get_record(record.task_id)).state for record in scenario.runs}
     assert states <= {"completed", "canceled", *WAITING}, (seed, states)
