@@ -108,7 +108,7 @@ async def test_resume_merges_settings_and_limits_field_by_field(log: MemoryEvent
     sent = model.requests[0].settings
     assert (sent.temperature, sent.max_tokens) == (0.5, 20)
     assert (sent.extra_body, sent.seed) == ({"a": 1}, 7)
-    limits = model.requests[0].ctx.limits
+    limits = model.requests[0].ctx.info.limits
     assert (limits.iterations, limits.tool_failures) == (2, None)
     assert (limits.preparation, limits.tokens) == (1, 50)
 

@@ -240,24 +240,9 @@ class RunContext(Generic[D_co]):
         return self.info.log
 
     @property
-    def limits(self) -> Limits:
-        """Limits of the run."""
-        return self.info.limits
-
-    @property
     def metadata(self) -> dict[str, Any]:
         """Value of `agent.run(metadata=...)`."""
         return self.info.metadata
-
-    @property
-    def clock(self) -> Clock:
-        """Clock of the run."""
-        return self.info.clock
-
-    @property
-    def scope(self) -> Scope:
-        """Owner of the run's tasks."""
-        return self.info.scope
 
     def owner_scope(self) -> Scope | None:
         """Return the scope of the run, or None if the context was created outside a run."""
@@ -290,7 +275,7 @@ class RunContext(Generic[D_co]):
                 name=f"{self.task_id}:{self.step or 'run'}:{place}",
                 hidden=self.hidden,
                 emit=self.emit,
-                now=self.clock.now,
+                now=self.info.clock.now,
                 ready=self.asked_for,
             ),
         )

@@ -75,7 +75,7 @@ class Sender:
             # Each model call is an iteration of the run, whatever its line; a request that is sent again is the same.
             if request.step not in self._steps:
                 state = request.ctx.state.changed(iteration=self.calls)
-                limit = check_limits(state, self._ctx.limits, self._ctx.info.thought_limit)
+                limit = check_limits(state, self._ctx.info.limits, self._ctx.info.thought_limit)
                 if limit is not None:
                     raise limit
                 self._steps.add(request.step)
@@ -115,7 +115,7 @@ class Sender:
         self.open.add(under_way)
         try:
             # The strategy cannot bring its own requests on, and neither can the task that waits here.
-            with self._ctx.scope.mark_waiting(self.owner, asyncio.current_task()):
+            with self._ctx.info.scope.mark_waiting(self.owner, asyncio.current_task()):
                 error = await ended
         finally:
             self.open.remove(under_way)

@@ -335,7 +335,7 @@ class StrategyRun:
                     enough = until is not None and until([results[place] for place in sorted(results)])
 
         name = f"rxloop-strategy-{self.name}"
-        tasks = [self.ctx.scope.spawn(one(place, coroutine), name) for place, coroutine in enumerate(work)]
+        tasks = [self.ctx.info.scope.spawn(one(place, coroutine), name) for place, coroutine in enumerate(work)]
         pending = set(tasks)
         try:
             while pending:

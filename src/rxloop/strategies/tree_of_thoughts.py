@@ -121,7 +121,7 @@ def tree_of_thoughts(
         run.stage("problem_reception", "approach_exploration", "branch_creation")
         best = _Node(ROOT)
         frontier = [best]
-        growing = min(max_calls, run.ctx.limits.iterations or max_calls) - 1
+        growing = min(max_calls, run.ctx.info.limits.iterations or max_calls) - 1
         while True:
             chosen = frontier[: tree.affordable(growing - run.calls)]
             chosen = chosen[:1] if search == "best" else chosen

@@ -174,7 +174,7 @@ class _Iterations(abc.DisposableBase):
         retry = find_retry(state) is not None
         iteration = state.iteration
         if not retry and not (self._fed is None and state.open_step is not None):
-            limit = check_limits(state, self._ctx.limits, self._ctx.info.thought_limit)
+            limit = check_limits(state, self._ctx.info.limits, self._ctx.info.thought_limit)
             if limit is not None:
                 raise limit
             iteration += 1

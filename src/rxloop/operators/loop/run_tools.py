@@ -117,11 +117,11 @@ async def _carry_out(tool: Tool, request: ToolRequest, push: Push[Signal], activ
     push(_start(idempotency_key=ctx.idempotency_key, **about))
     if ctx.log is not None and not tool.idempotent:
         await ctx.port.durable()
-    start = ctx.clock.monotonic()
+    start = ctx.info.clock.monotonic()
     fields = await _result(tool, ctx)
     if not (ctx.answer and fields["success"]):
         fields["content"] = add_edit_note(fields["content"], ctx, call)
-    push(_complete(answer=ctx.answer, duration=ctx.clock.monotonic() - start, **about, **fields))
+    push(_complete(answer=ctx.answer, duration=ctx.info.clock.monotonic() - start, **about, **fields))
 
 
 async def _result(tool: Tool, ctx: RunContext[Any]) -> dict[str, Any]:

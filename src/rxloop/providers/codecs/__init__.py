@@ -238,4 +238,4 @@ def find_gate(request: ModelRequest) -> Gate:
 
     Readers should check `closed` after each read, not inside a push, and wait before pushing more events.
     """
-    return request.ctx.scope.gate if request.ctx.run is not None else Gate()
+    return request.ctx.info.scope.gate if request.ctx.run is not None else Gate()

@@ -89,7 +89,7 @@ class Limited(Combined):
             observer: abc.ObserverBase[Event], scheduler: abc.SchedulerBase | None = None
         ) -> abc.DisposableBase:
             line = self._line(scheduler)
-            scope = request.ctx.scope if request.ctx.run is not None else None
+            scope = request.ctx.info.scope if request.ctx.run is not None else None
             turn = _Turn(line, ask(self.provider, request), observer, scheduler, scope)
             line.enter(turn)
             return Disposable(turn.leave)

@@ -182,7 +182,7 @@ def _waiting_task(ctx: RunContext[Any]) -> asyncio.Task[Any] | None:
     A task that a tool has started asks for the call of the tool, unless it has an event loop of its own.
     """
     current, active = asyncio.current_task(), ctx.active_call
-    if ctx.scope.owns(current):
+    if ctx.info.scope.owns(current):
         return current
     task = active.task if active is not None else None
     if task is None or task.done() or task.get_loop() is not asyncio.get_running_loop():
