@@ -19,7 +19,7 @@ LINES = {name: len(text.splitlines()) for name, text in TEXTS.items()}
 
 MAX_FILES = 437
 MIN_MEDIAN_LINES = 192
-MAX_CODE_LINES = 61_500
+MAX_CODE_LINES = 61_310
 """Does not count comments, docstrings and blank lines."""
 
 NO_CODE = {
