@@ -1,28 +1,99 @@
-"""The A2A adapter."""
+"""The A2A adapter and its agent card."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
-from a2a.server.routes import create_jsonrpc_routes, create_rest_routes
+from a2a.server.routes import create_agent_card_routes, create_jsonrpc_routes, create_rest_routes
 from a2a.types import a2a_pb2 as pb
-from starlette.requests import HTTPConnection
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 from typing_extensions import Unpack, override
 
+from rxloop.agents.agent import Agent
 from rxloop.errors import ConfigurationError
 from rxloop.runtime.runtime import Runtime
 from rxloop.server.a2a.calls import Contexts, answer, serve_sdk
-from rxloop.server.a2a.card import RPC, Skills, card_of, card_route, completed
 from rxloop.server.a2a.handler import ExtendedCard, Served, Tasks
 from rxloop.server.a2a.push import Push, PushOptions
 from rxloop.server.core.adapter import Adapter, AdapterOptions, Endpoint, find_only_agent
 from rxloop.server.core.errors import Refused
 from rxloop.server.core.gateway import Gateway
+
+RPC = "/rpc"
+"""Where JSON-RPC is served, below the door; REST is at its top."""
+_MEDIA = ("text/plain", "text/markdown", "application/json", "application/pdf")
+_IMAGES = ("image/gif", "image/jpeg", "image/png", "image/webp")
+
+Skills = Literal["agent", "tools"]
+
+
+def card_of(agent: Agent[Any, Any], skills: Skills, *, description: str, version: str, secured: bool) -> pb.AgentCard:
+    """Make the card of an agent, without the addresses.
+
+    Args:
+        agent: The agent.
+        skills: One skill for the agent, or one for each tool that clients may know of.
+        description: What the agent is for.
+        version: Its version.
+        secured: Clients have to show a token.
+    """
+    about = description or f"The agent {agent.name}."
+    shown = [pb.AgentSkill(id=agent.name, name=agent.name, description=about, tags=["agent"])]
+    if skills == "tools":
+        shown = [
+            pb.AgentSkill(id=name, name=name, description=text or name, tags=["tool"])
+            for name, text in agent.definition.tool_descriptions.items()
+        ] or shown
+    card = pb.AgentCard(
+        name=agent.name,
+        description=about,
+        version=version,
+        default_input_modes=[*_MEDIA, *_IMAGES],
+        default_output_modes=["text/plain", "application/json"],
+        skills=shown,
+    )
+    if secured:
+        card.security_schemes["bearer"].http_auth_security_scheme.scheme = "Bearer"
+        card.security_requirements.add().schemes["bearer"].SetInParent()
+    return card
+
+
+def completed(card: pb.AgentCard, *, push: bool, extended: bool) -> pb.AgentCard:
+    """Say in a card what the door can do."""
+    made = pb.AgentCard()
+    made.CopyFrom(card)
+    made.capabilities.streaming = True
+    made.capabilities.push_notifications = push
+    made.capabilities.extended_agent_card = extended
+    return made
+
+
+def addressed(card: pb.AgentCard, request: Request, url: str | None) -> pb.AgentCard:
+    """Write into a card where the door is reached, unless it says so already."""
+    if card.supported_interfaces:
+        return card
+    here = request.base_url.replace(path=request.scope.get("root_path", ""))
+    url = (url or str(here)).rstrip("/")
+    made = pb.AgentCard()
+    made.CopyFrom(card)
+    for binding, path in (("JSONRPC", f"{RPC}/"), ("HTTP+JSON", "")):
+        made.supported_interfaces.add(url=url + path, protocol_binding=binding, protocol_version="1.0")
+    return made
+
+
+def card_route(served: Served) -> Route:
+    """Serve the card where A2A wants it, to everybody."""
+
+    async def serve(request: Request) -> Response:
+        [route] = create_agent_card_routes(served.address(served.card, request), cache_control="public, max-age=60")
+        return await route.endpoint(request)
+
+    return Route("/.well-known/agent-card.json", serve, methods=["GET"])
 
 
 class A2A(Adapter):
@@ -51,7 +122,7 @@ class A2A(Adapter):
             for method in route.methods or ()
             if method != "HEAD"
         ]
-        return [card_route(self.card, self._served.url), *endpoints]
+        return [card_route(self._served), *endpoints]
 
     @override
     def write_error(self, refused: Refused, request: HTTPConnection) -> Response:
@@ -113,7 +184,7 @@ def a2a(
         own, secured = runtime.agents[name], gateway.secured
         made = card or card_of(own, skills, description=description, version=version, secured=secured)
         made = completed(made, push=hooks is not None, extended=extended_card is not None)
-        return Served(gateway, name, made, extended_card, url, thoughts, hooks)
+        return Served(gateway, name, made, extended_card, partial(addressed, url=url), thoughts, hooks)
 
     return A2A(runtime, make, options)
 

@@ -30,6 +30,7 @@ from a2a.utils.task import (
     validate_history_length,
     validate_page_size,
 )
+from starlette.requests import Request
 from typing_extensions import override
 
 from rxloop.errors import RunOver
@@ -43,7 +44,6 @@ from rxloop.protocol.run_events import State
 from rxloop.protocol.visibility import PUBLIC_METADATA
 from rxloop.recorded.follow import OVER
 from rxloop.server.a2a.calls import Asked, asked_of
-from rxloop.server.a2a.card import addressed, url_of
 from rxloop.server.a2a.parts import answers_of, content_of, inputs_of, metadata_of
 from rxloop.server.a2a.push import Push
 from rxloop.server.a2a.task_fold import STATES, TaskFold, Update, folded, updates
@@ -127,7 +127,8 @@ class Served:
     agent: str
     card: pb.AgentCard
     extended: ExtendedCard | None
-    url: str | None
+    address: Callable[[pb.AgentCard, Request], pb.AgentCard]
+    """Adds the address to a card, as the client of a request reaches it."""
     thoughts: bool
     push: Push | None
 
@@ -386,7 +387,7 @@ class Tasks(RequestHandler):
             if served.extended is None:
                 raise ExtendedAgentCardNotConfiguredError
             card = served.extended if isinstance(served.extended, pb.AgentCard) else served.extended(asked.principal)
-            return addressed(card, url_of(asked.request, served.url))
+            return served.address(card, asked.request)
 
 
 def _cursor(record: RunRecord) -> str:

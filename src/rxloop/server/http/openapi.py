@@ -16,7 +16,8 @@ from rxloop.protocol.envelope import EVENT_TYPES
 from rxloop.protocol.http_api import Deltas, Problem, RunInfo
 from rxloop.server.core.adapter import Endpoint
 from rxloop.server.core.stream import NDJSON, SSE
-from rxloop.server.http import actions, events, reads
+from rxloop.server.http import operations as runs
+from rxloop.server.http import reads
 from rxloop.server.http.requests import (
     EventsQuery,
     GraphQuery,
@@ -59,19 +60,15 @@ _KEY = ("Idempotency-Key",)
 _CURSOR = ("Last-Event-ID",)
 OPERATIONS = (
     Operation(
-        "POST", "/runs", actions.start, http.StartRun, query=StartQuery, answers=_STARTED, headers=_KEY, streams=True
+        "POST", "/runs", runs.start, http.StartRun, query=StartQuery, answers=_STARTED, headers=_KEY, streams=True
     ),
     Operation("GET", "/runs", reads.runs, query=RunsQuery, answers={200: http.RunPage}),
     Operation("GET", _RUN, reads.record, query=InfoQuery, answers={200: RunInfo}),
-    Operation(
-        "GET", f"{_RUN}/events", events.events, query=EventsQuery, answers=_EVENTS, headers=_CURSOR, streams=True
-    ),
-    Operation(
-        "POST", f"{_RUN}/resume", actions.resume, http.ResumeRun, query=StartQuery, answers=_STARTED, streams=True
-    ),
-    Operation("POST", f"{_RUN}/say", actions.say, http.SendMessage, answers={202: RunInfo}),
-    Operation("POST", f"{_RUN}/cancel", actions.cancel, http.CancelRun, answers=_STARTED),
-    Operation("POST", f"{_RUN}/fork", actions.fork, http.ForkRun, answers={202: RunInfo}),
+    Operation("GET", f"{_RUN}/events", runs.events, query=EventsQuery, answers=_EVENTS, headers=_CURSOR, streams=True),
+    Operation("POST", f"{_RUN}/resume", runs.resume, http.ResumeRun, query=StartQuery, answers=_STARTED, streams=True),
+    Operation("POST", f"{_RUN}/say", runs.say, http.SendMessage, answers={202: RunInfo}),
+    Operation("POST", f"{_RUN}/cancel", runs.cancel, http.CancelRun, answers=_STARTED),
+    Operation("POST", f"{_RUN}/fork", runs.fork, http.ForkRun, answers={202: RunInfo}),
     Operation("GET", f"{_RUN}/state", reads.state, query=StateQuery, answers={200: http.StateInfo}),
     Operation("GET", f"{_RUN}/graph", reads.graph, query=GraphQuery, answers={200: None}, others=_DRAWN),
     Operation("GET", "/contexts", reads.contexts, query=PageQuery, answers={200: http.ContextPage}),
