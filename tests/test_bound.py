@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from support.processes import bound_processes
-from support.processes.bound_processes import state_of
+from support.processes.bound_processes import process_state
 
-pytestmark = pytest.mark.skipif(not bound_processes.BOUND, reason="setpriv is not installed (Debian: util-linux)")
+pytestmark = pytest.mark.skipif(not bound_processes.PREFIX, reason="setpriv is not installed (Debian: util-linux)")
 
 STARTER = """
 import asyncio, signal, subprocess
@@ -45,12 +45,12 @@ async def test_processes_that_a_test_has_started_end_with_it_though_it_is_killed
     assert (first, second) == (b"None", b"None"), "they outlive the thread and the event loop"
     left = [int(pid) for pid in pids]
     try:
-        assert all(map(state_of, left))
+        assert all(map(process_state, left))
         process.kill()
         await process.wait()
         async with asyncio.timeout(20):
-            while any(map(state_of, left)):  # noqa: ASYNC110
+            while any(map(process_state, left)):  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
     finally:
-        for pid in filter(state_of, left):
+        for pid in filter(process_state, left):
             os.kill(pid, signal.SIGKILL)

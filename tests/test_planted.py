@@ -41,7 +41,7 @@ from rxloop.run.handle import Run
 from rxloop.run.result import Result
 from rxloop.testing import ScriptedModel, call
 from rxloop.tools.agent_tools import AgentTools
-from support.http_server import Reply, serving
+from support.http_server import Reply, start_server
 
 MARK = "PLANTED"
 METADATA = {"tenant": MARK, "public": {"title": "Oslo"}}
@@ -394,7 +394,7 @@ async def test_what_vendors_sign_and_encrypt(caplog: pytest.LogCaptureFixture) -
     ]
     replies = [Reply([orjson.dumps(answer)], content_type="application/json") for answer in answers]
     busy = Reply([b"{}"], 529, content_type="application/json")
-    async with serving() as one, serving() as two, serving() as three:
+    async with start_server() as one, start_server() as two, start_server() as three:
         one.answer(replies[0], busy, busy, replies[3])
         two.answer(replies[1], busy)
         three.answer(replies[2])

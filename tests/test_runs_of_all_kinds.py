@@ -10,13 +10,13 @@ from rxloop import Runtime
 from rxloop.testing import virtual_time
 from support.faulty_components import PLANTED
 from support.nested_agents import check_attempts
-from support.random_runs import NAME, AnyRun, any_run
+from support.random_runs import NAME, RandomRun, random_run
 
 
-async def played(kind: AnyRun) -> None:
+async def played(kind: RandomRun) -> None:
     log = kind.log()
     async with Runtime({NAME: kind.agent()}, log=log) as runtime:
-        task_id = await asyncio.wait_for(kind.play(runtime), 60)
+        task_id = await asyncio.wait_for(kind.execute(runtime), 60)
         assert (await runtime.get_record(task_id)).state in ("completed", "failed", "canceled")
     events = await log.read(task_id)
     check_attempts(events)
@@ -25,7 +25,7 @@ async def played(kind: AnyRun) -> None:
 
 
 @settings(max_examples=60)
-@given(kind=any_run())
-def test_every_run_comes_to_an_end(kind: AnyRun) -> None:
+@given(kind=random_run())
+def test_every_run_comes_to_an_end(kind: RandomRun) -> None:
     with virtual_time() as time:
         time.run(played(kind))

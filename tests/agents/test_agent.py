@@ -24,7 +24,7 @@ from rxloop import (
 from rxloop.protocol.messages import ToolCall
 from rxloop.testing import OfflineModel, ScriptedModel, call, frames, virtual_time
 from support.offline_server import serve_offline
-from support.runs import collect, outcome, well_formed
+from support.runs import collect, is_well_formed, outcome
 
 
 @tool
@@ -304,7 +304,7 @@ async def test_interleaved_streaming_calls_are_ordered_and_answered() -> None:  
     assert cities == ["Oslo", "Bergen"]
     assert completes[0].finish_reason == "tool_calls"
     assert "Bergen" in result.output
-    assert well_formed(result.messages)
+    assert is_well_formed(result.messages)
     await agent.model.aclose()
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rxloop.testing import OfflineModel
-from support.cli_workspace import Place, rule
+from support.cli_workspace import Workspace, rule
 from support.offline_server import serve_offline
 
 
@@ -24,7 +24,7 @@ def offline_url(offline: OfflineModel) -> Iterator[str]:
 
 
 @pytest.fixture
-def place(offline_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+def workspace(offline_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
     """A folder of its own for the command, which is the current one."""
     monkeypatch.chdir(tmp_path)
-    return Place(tmp_path, offline_url)
+    return Workspace(tmp_path, offline_url)

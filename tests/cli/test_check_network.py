@@ -11,7 +11,7 @@ import orjson
 import pytest
 from typing_extensions import override
 
-from support.cli_workspace import Place
+from support.cli_workspace import Workspace
 
 
 class Vendor(ThreadingHTTPServer):
@@ -53,32 +53,32 @@ def vendor() -> Iterator[Vendor]:
 
 
 @pytest.mark.parametrize("path", ["", "/v1"])
-def test_claude_is_listed_under_its_dated_names(place: Place, vendor: Vendor, path: str) -> None:
+def test_claude_is_listed_under_its_dated_names(workspace: Workspace, vendor: Vendor, path: str) -> None:
     vendor.documents["/v1/models?limit=1000"] = {"data": [{"id": "claude-sonnet-4-5-20250929"}]}
     env = {"ANTHROPIC_BASE_URL": vendor.url + path, "ANTHROPIC_API_KEY": "k"}
-    said = place.run("doctor", "--check-network", "anthropic:claude-sonnet-4-5", code=0, **env).stdout
+    said = workspace.run("doctor", "--check-network", "anthropic:claude-sonnet-4-5", code=0, **env).stdout
     assert f"✓ {vendor.url}/v1/models answers 200, in " in said
     assert (vendor.headers["x-api-key"], vendor.headers["anthropic-version"]) == ("k", "2023-06-01")
-    other = place.run("doctor", "--check-network", "anthropic:claude-opus-5", code=0, **env).stdout
+    other = workspace.run("doctor", "--check-network", "anthropic:claude-opus-5", code=0, **env).stdout
     assert "does not list 'claude-opus-5'" in other
 
 
-def test_gemini_is_listed_in_googles_words(place: Place, vendor: Vendor) -> None:
+def test_gemini_is_listed_in_googles_words(workspace: Workspace, vendor: Vendor) -> None:
     vendor.documents["/v1beta/models?pageSize=1000"] = {"models": [{"name": "models/gemini-3.5-flash"}]}
     env = {"GOOGLE_GEMINI_BASE_URL": vendor.url, "GOOGLE_API_KEY": "k"}
-    said = place.run("doctor", "--check-network", "google", code=0, **env).stdout
+    said = workspace.run("doctor", "--check-network", "google", code=0, **env).stdout
     assert f"✓ {vendor.url}/v1beta/models answers 200, in " in said
     assert vendor.headers["x-goog-api-key"] == "k"
 
 
-def test_what_an_address_asks_for_stays_in_it(place: Place, vendor: Vendor) -> None:
+def test_what_an_address_asks_for_stays_in_it(workspace: Workspace, vendor: Vendor) -> None:
     vendor.documents["/v1/models?tenant=7"] = {"data": [{"id": "m"}]}
-    said = place.run("doctor", "--check-network", f"{vendor.url}/v1?tenant=7#m").stdout
+    said = workspace.run("doctor", "--check-network", f"{vendor.url}/v1?tenant=7#m").stdout
     assert f"✓ {vendor.url}/v1/models answers 200" in said
 
 
 @pytest.mark.parametrize("document", [[], {}, {"data": 1}, {"models": [1]}, {"data": [{}]}])
-def test_a_list_that_is_none_says_nothing_of_the_model(place: Place, vendor: Vendor, document: Any) -> None:
+def test_a_list_that_is_none_says_nothing_of_the_model(workspace: Workspace, vendor: Vendor, document: Any) -> None:
     vendor.documents["/v1/models"] = document
-    said = place.run("doctor", "--check-network", f"{vendor.url}/v1#m").stdout
+    said = workspace.run("doctor", "--check-network", f"{vendor.url}/v1#m").stdout
     assert f"✓ {vendor.url}/v1/models answers 200" in said

@@ -16,7 +16,7 @@ from rxloop.cli.model_access import Grade, _answered
 from rxloop.providers import PRESETS
 from rxloop.storage.sqlite import database
 from rxloop.testing import OfflineModel
-from support.cli_workspace import Place
+from support.cli_workspace import Workspace
 
 
 def without(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
@@ -31,40 +31,40 @@ def without(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
     monkeypatch.setattr(importlib.metadata, "version", find)
 
 
-def test_where_nothing_is_broken_it_is_exit_code_0_and_leaves_no_trace(place: Place) -> None:
-    done = place.run("doctor")
+def test_where_nothing_is_broken_it_is_exit_code_0_and_leaves_no_trace(workspace: Workspace) -> None:
+    done = workspace.run("doctor")
     assert "✗" not in done.output
     assert done.stdout.endswith("\neverything rxloop needs is there\n")
-    assert f"{place.database} is not there yet; the first run makes it" in done.stdout
-    assert not place.database.exists()
+    assert f"{workspace.database} is not there yet; the first run makes it" in done.stdout
+    assert not workspace.database.exists()
 
 
-def test_a_database_with_runs_is_said_with_their_number(place: Place) -> None:
-    place.run("run", "2 + 2")
-    assert f"✓ {place.database}: 1 run, " in place.run("doctor").stdout
+def test_a_database_with_runs_is_said_with_their_number(workspace: Workspace) -> None:
+    workspace.run("run", "2 + 2")
+    assert f"✓ {workspace.database}: 1 run, " in workspace.run("doctor").stdout
 
 
 def test_an_extra_that_is_missing_is_no_fault_and_is_told_with_its_line(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     without(monkeypatch, "mcp", "pyyaml")
-    said = place.run("doctor").stdout
+    said = workspace.run("doctor").stdout
     assert '[mcp] servers for MCP clients: mcp is not installed\n      pip install "rxloop[mcp]"' in said
     assert 'pip install "rxloop[yaml]"' in said
     assert "dev" not in said.replace("/dev", "")
 
 
-def test_a_package_that_is_needed_and_missing_is_a_fault(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_that_is_needed_and_missing_is_a_fault(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     without(monkeypatch, "orjson")
-    done = place.run("doctor", code=1)
+    done = workspace.run("doctor", code=1)
     assert "✗ orjson is not installed" in done.stdout
     assert "1 thing is broken" in done.stderr
 
 
-def test_a_package_that_is_too_old_is_a_fault(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_that_is_too_old_is_a_fault(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     version = importlib.metadata.version
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "5.1.2" if name == "reactivex" else version(name))
-    said = place.run("doctor", code=1).stdout
+    said = workspace.run("doctor", code=1).stdout
     assert "reactivex is 5.1.2 and should be " in said
 
 
@@ -101,59 +101,61 @@ def test_a_version_fits_a_range(version: str, wanted: str, fit: bool, monkeypatc
     ],
 )
 def test_a_model_of_the_environment_that_cannot_be_asked_is_a_fault(
-    place: Place, env: dict[str, str], said: str
+    workspace: Workspace, env: dict[str, str], said: str
 ) -> None:
-    assert said in place.run("doctor", code=1, **env).stdout
+    assert said in workspace.run("doctor", code=1, **env).stdout
 
 
-def test_a_database_of_another_program_is_a_fault_and_stays_as_it_is(place: Place) -> None:
-    with closing(sqlite3.connect(place.database)) as connection:
+def test_a_database_of_another_program_is_a_fault_and_stays_as_it_is(workspace: Workspace) -> None:
+    with closing(sqlite3.connect(workspace.database)) as connection:
         connection.execute("CREATE TABLE mine (a)")
-    before = place.database.read_bytes()
-    assert "is the database of another program" in place.run("doctor", code=1).stdout
-    assert place.database.read_bytes() == before
+    before = workspace.database.read_bytes()
+    assert "is the database of another program" in workspace.run("doctor", code=1).stdout
+    assert workspace.database.read_bytes() == before
 
 
-def test_a_database_that_another_process_holds_is_a_fault(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    place.run("run", "2 + 2")
+def test_a_database_that_another_process_holds_is_a_fault(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workspace.run("run", "2 + 2")
     monkeypatch.setattr("rxloop.cli.database.BUSY_SECONDS", 0.05)
     assert database.BUSY_SECONDS > 0.05
-    with closing(sqlite3.connect(place.database, isolation_level=None)) as other:
+    with closing(sqlite3.connect(workspace.database, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
-        assert "database is locked" in place.run("doctor", code=1).stdout
+        assert "database is locked" in workspace.run("doctor", code=1).stdout
         # And no model is asked for nothing.
-        done = place.run("run", "2 + 2", code=1)
+        done = workspace.run("run", "2 + 2", code=1)
     assert "database is locked" in done.stderr
     assert done.stdout == ""
 
 
-def test_an_endpoint_that_answers_is_said(place: Place, offline: OfflineModel, offline_url: str) -> None:
+def test_an_endpoint_that_answers_is_said(workspace: Workspace, offline: OfflineModel, offline_url: str) -> None:
     asked = len(offline.requests)
-    said = place.run("doctor", "--check-network", f"{offline_url}#offline").stdout
+    said = workspace.run("doctor", "--check-network", f"{offline_url}#offline").stdout
     assert f"✓ {offline_url}/models answers 200, in " in said
     assert len(offline.requests) == asked
 
 
-def test_a_model_that_the_endpoint_does_not_list_is_a_note(place: Place, offline_url: str) -> None:
-    said = place.run("doctor", "--check-network", f"{offline_url}#none").stdout
+def test_a_model_that_the_endpoint_does_not_list_is_a_note(workspace: Workspace, offline_url: str) -> None:
+    said = workspace.run("doctor", "--check-network", f"{offline_url}#none").stdout
     assert "does not list 'none'" in said
     assert "it lists offline" in said
 
 
-def test_an_endpoint_where_nobody_listens_is_a_fault_with_what_to_do(place: Place) -> None:
-    done = place.run("doctor", "--check-network", "ollama:qwen3", code=1, OLLAMA_HOST="http://127.0.0.1:9")
+def test_an_endpoint_where_nobody_listens_is_a_fault_with_what_to_do(workspace: Workspace) -> None:
+    done = workspace.run("doctor", "--check-network", "ollama:qwen3", code=1, OLLAMA_HOST="http://127.0.0.1:9")
     assert "✗ http://127.0.0.1:9/v1/models does not answer: " in done.stdout
     assert "Start it with `ollama serve`." in done.stdout
 
 
-def test_a_file_of_certificates_that_is_not_there_is_a_fault(place: Place) -> None:
-    done = place.run("doctor", "--check-network", "https://127.0.0.1:9/v1#x", code=1, SSL_CERT_FILE="nowhere.pem")
+def test_a_file_of_certificates_that_is_not_there_is_a_fault(workspace: Workspace) -> None:
+    done = workspace.run("doctor", "--check-network", "https://127.0.0.1:9/v1#x", code=1, SSL_CERT_FILE="nowhere.pem")
     assert "✗ SSL_CERT_FILE is nowhere.pem, and there is no such file" in done.stdout
     assert "✗ the HTTP client cannot be created: SSL_CERT_FILE must be a readable file" in done.stdout
 
 
-def test_a_network_check_of_no_model_is_a_fault(place: Place) -> None:
-    assert "unknown provider 'nobody'" in place.run("doctor", "--check-network", "nobody:x", code=1).stdout
+def test_a_network_check_of_no_model_is_a_fault(workspace: Workspace) -> None:
+    assert "unknown provider 'nobody'" in workspace.run("doctor", "--check-network", "nobody:x", code=1).stdout
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from rxloop.evals import Report
-from support.cli_workspace import Place
+from support.cli_workspace import Workspace
 
 EVALS = """
 import os
@@ -76,19 +76,19 @@ number = 5
 
 
 @pytest.fixture
-def evals(place: Place) -> Place:
-    (place.folder / "evals.py").write_text(EVALS, encoding="utf-8")
-    return place
+def evals(workspace: Workspace) -> Workspace:
+    (workspace.folder / "evals.py").write_text(EVALS, encoding="utf-8")
+    return workspace
 
 
-def run(place: Place, *arguments: str, code: int = 0, **env: str) -> tuple[str, str]:
+def run(workspace: Workspace, *arguments: str, code: int = 0, **env: str) -> tuple[str, str]:
     """What the command writes; each has the module anew."""
     sys.modules.pop("evals", None)
-    done = place.run("eval", *arguments, code=code, **{"WRONG": "", "BROKEN": "", **env})
+    done = workspace.run("eval", *arguments, code=code, **{"WRONG": "", "BROKEN": "", **env})
     return done.stdout, done.stderr
 
 
-def test_it_shows_a_table(evals: Place) -> None:
+def test_it_shows_a_table(evals: Workspace) -> None:
     out, error = run(evals, "evals:both")
     lines = [line.split() for line in out.splitlines()]
     assert lines[0] == ["both:", "8", "of", "8", "trials,", "4", "cases"]
@@ -97,7 +97,7 @@ def test_it_shows_a_table(evals: Place) -> None:
     assert error == ""
 
 
-def test_the_report_goes_to_files_and_to_stdout(evals: Place) -> None:
+def test_the_report_goes_to_files_and_to_stdout(evals: Workspace) -> None:
     out, _ = run(evals, "evals:sums", "--out", "report.json", "--html", "report.html", "--json")
     report = Report.from_json((evals.folder / "report.json").read_bytes())
     assert report.mean("exact") == 1
@@ -108,26 +108,26 @@ def test_the_report_goes_to_files_and_to_stdout(evals: Place) -> None:
 @pytest.mark.parametrize(
     ("threshold", "code"), [("exact=0.75", 0), ("exact=0.76", 1), ("agent/exact=0.9", 1), ("exact=0", 0)]
 )
-def test_a_mean_below_its_threshold_is_a_failure(evals: Place, threshold: str, code: int) -> None:
+def test_a_mean_below_its_threshold_is_a_failure(evals: Workspace, threshold: str, code: int) -> None:
     _, error = run(evals, "evals:sums", "--fail-under", threshold, code=code, WRONG="2")
     assert ("! exact of agent is 0.75, and should be at least" in error) == bool(code)
 
 
-def test_a_threshold_holds_for_each_variant_or_for_one(evals: Place) -> None:
+def test_a_threshold_holds_for_each_variant_or_for_one(evals: Workspace) -> None:
     run(evals, "evals:both", "--fail-under", "good/exact=0.9")
     _, error = run(evals, "evals:both", "--fail-under", "exact=0.9", code=1)
     assert "exact of bad" in error
     assert "exact of good" not in error
 
 
-def test_a_scorer_that_failed_cannot_be_vouched_for(evals: Place) -> None:
+def test_a_scorer_that_failed_cannot_be_vouched_for(evals: Workspace) -> None:
     out, _ = run(evals, "evals:scored")
     assert "-, 4 errors" in out
     _, error = run(evals, "evals:scored", "--fail-under", "broken_score=0", code=1)
     assert "failed for 4 of 4 trials" in error
 
 
-def test_what_is_clearly_worse_than_before_is_a_failure(evals: Place) -> None:
+def test_what_is_clearly_worse_than_before_is_a_failure(evals: Workspace) -> None:
     run(evals, "evals:sums", "--out", "before.json")
     out, _ = run(evals, "evals:sums", "--compare", "before.json")
     assert "same" in out
@@ -138,7 +138,7 @@ def test_what_is_clearly_worse_than_before_is_a_failure(evals: Place) -> None:
     assert "unclear" in out
 
 
-def test_runs_that_fail_are_shown_and_only_all_of_them_are_a_failure(evals: Place) -> None:
+def test_runs_that_fail_are_shown_and_only_all_of_them_are_a_failure(evals: Workspace) -> None:
     out, _ = run(evals, "evals:sums", BROKEN="1")
     assert "! agent, c1: " in out
     assert "\x1b" not in out
@@ -146,14 +146,14 @@ def test_runs_that_fail_are_shown_and_only_all_of_them_are_a_failure(evals: Plac
     assert "! no run has an answer" in error
 
 
-def test_a_function_may_make_it_and_with_a_log_nothing_is_asked_twice(evals: Place) -> None:
+def test_a_function_may_make_it_and_with_a_log_nothing_is_asked_twice(evals: Workspace) -> None:
     for _ in range(2):
         out, _ = run(evals, "evals.py:made", "--fail-under", "exact=1")
         assert "4 of 4 trials" in out
     assert (evals.folder / "asked").read_text() == "xxxx"
 
 
-def test_an_async_function_may_make_it_of_the_runs_of_a_log(evals: Place) -> None:
+def test_an_async_function_may_make_it_of_the_runs_of_a_log(evals: Workspace) -> None:
     out, _ = run(evals, "evals:recorded")
     assert "1 of 1 trials" in out
 
@@ -172,19 +172,19 @@ def test_an_async_function_may_make_it_of_the_runs_of_a_log(evals: Place) -> Non
         (["evals:sums", "--compare", "evals.py"], "not a report"),
     ],
 )
-def test_wrong_usage_is_said_before_anything_is_asked(evals: Place, arguments: list[str], said: str) -> None:
+def test_wrong_usage_is_said_before_anything_is_asked(evals: Workspace, arguments: list[str], said: str) -> None:
     _, error = run(evals, *arguments, code=2)
     assert said in error
     assert not (evals.folder / "asked").exists()
 
 
-def test_a_file_that_is_not_there_is_named(evals: Place) -> None:
+def test_a_file_that_is_not_there_is_named(evals: Workspace) -> None:
     _, error = run(evals, "evals:sums", "--compare", "before.json", code=1)
     assert "before.json: No such file" in error
     assert not (evals.folder / "asked").exists()
 
 
-def test_ctrl_c_cancels_and_the_same_command_goes_on(evals: Place) -> None:
+def test_ctrl_c_cancels_and_the_same_command_goes_on(evals: Workspace) -> None:
     process = evals.process("eval", "evals:slow")
     assert process.stderr is not None
     assert process.stderr.readline() == b"begun\n"

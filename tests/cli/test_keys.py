@@ -9,7 +9,7 @@ from rxloop.cli.commands import doctor, models
 from rxloop.cli.model_access import Finding, Grade, _answered, how_to_get_in, key_state, key_variable
 from rxloop.providers import Preset
 from rxloop.providers.vendors.urls import vertex_url
-from support.cli_workspace import Place
+from support.cli_workspace import Workspace
 
 
 def preset(**fields: object) -> Preset:
@@ -66,15 +66,15 @@ def test_a_place_in_a_cloud_is_said_once_the_environment_names_it(monkeypatch: p
     assert finding.says.startswith("mine is asked with the account of this machine, at https://aiplatform.eu.rep")
 
 
-def test_a_key_without_an_address_is_told(place: Place) -> None:
-    said = place.run("doctor", AZURE_OPENAI_API_KEY="k").stdout
+def test_a_key_without_an_address_is_told(workspace: Workspace) -> None:
+    said = workspace.run("doctor", AZURE_OPENAI_API_KEY="k").stdout
     assert "· azure has a key and no address\n      missing URL for 'azure'; set AZURE_OPENAI_ENDPOINT" in said
     env = {"AZURE_OPENAI_API_KEY": "k", "AZURE_OPENAI_ENDPOINT": "https://r.openai.azure.com"}
-    assert "✓ azure is asked with a key, at https://r.openai.azure.com" in place.run("doctor", code=0, **env).stdout
+    assert "✓ azure is asked with a key, at https://r.openai.azure.com" in workspace.run("doctor", code=0, **env).stdout
 
 
-def test_credentials_that_are_not_there_are_told(place: Place) -> None:
-    said = place.run("doctor", GOOGLE_APPLICATION_CREDENTIALS="nowhere.json").stdout
+def test_credentials_that_are_not_there_are_told(workspace: Workspace) -> None:
+    said = workspace.run("doctor", GOOGLE_APPLICATION_CREDENTIALS="nowhere.json").stdout
     assert "· GOOGLE_APPLICATION_CREDENTIALS is nowhere.json, and there is no such file" in said
 
 
@@ -83,6 +83,6 @@ def test_an_account_that_the_check_does_not_use_is_no_key_that_is_refused() -> N
     assert (found.grade, found.says) == (Grade.good, "took: it is there; the account was not tried")
 
 
-def test_a_model_that_needs_a_key_is_not_begun(place: Place) -> None:
-    said = place.run("run", "--model", "google:gemini-3.5-flash", "Hi", code=2).stderr
+def test_a_model_that_needs_a_key_is_not_begun(workspace: Workspace) -> None:
+    said = workspace.run("run", "--model", "google:gemini-3.5-flash", "Hi", code=2).stderr
     assert "google:gemini-3.5-flash needs a key: export GEMINI_API_KEY=..." in said

@@ -15,7 +15,7 @@ import pytest
 
 from rxloop.demo.conversation import Conversation, Reply
 from rxloop.testing import OfflineModel
-from support.cli_workspace import Place
+from support.cli_workspace import Workspace
 from support.offline_server import serve_offline
 from support.terminals import Terminal
 
@@ -27,11 +27,11 @@ def echo(conversation: Conversation) -> Reply:
 
 
 @pytest.fixture
-def echoing(place: Place) -> Any:
+def echoing(workspace: Workspace) -> Any:
     """An offline model of its own, that the command asks."""
     model = OfflineModel(rules=[echo])
     with serve_offline(model) as url:
-        place.env["RXLOOP_MODEL"] = f"{url}#demo"
+        workspace.env["RXLOOP_MODEL"] = f"{url}#demo"
         yield model
 
 
@@ -53,44 +53,46 @@ def asked(model: OfflineModel) -> list[str]:
 OUT = ("--out", "out.jsonl")
 
 
-def test_each_line_gets_its_answer(place: Place, echoing: OfflineModel) -> None:
-    done = place.run("map", written(place.folder / "in.jsonl", "One?", {"prompt": "Two?"}), *OUT)
-    assert answers(place.folder / "out.jsonl") == {"One?": "You ask: One?", "Two?": "You ask: Two?"}
+def test_each_line_gets_its_answer(workspace: Workspace, echoing: OfflineModel) -> None:
+    done = workspace.run("map", written(workspace.folder / "in.jsonl", "One?", {"prompt": "Two?"}), *OUT)
+    assert answers(workspace.folder / "out.jsonl") == {"One?": "You ask: One?", "Two?": "You ask: Two?"}
     assert re.search(r"2 answered, \d+ tokens", done.stderr)
     assert done.stdout == ""
 
 
-def test_a_template_makes_the_prompts_and_a_field_is_the_key(place: Place, echoing: OfflineModel) -> None:
-    file = written(place.folder / "in.jsonl", {"id": 7, "text": "Hello!"})
-    place.run("map", file, *OUT, "--prompt", "Sum up: {text}", "--key", "id")
-    assert answers(place.folder / "out.jsonl") == {"7": "You ask: Sum up: Hello!"}
+def test_a_template_makes_the_prompts_and_a_field_is_the_key(workspace: Workspace, echoing: OfflineModel) -> None:
+    file = written(workspace.folder / "in.jsonl", {"id": 7, "text": "Hello!"})
+    workspace.run("map", file, *OUT, "--prompt", "Sum up: {text}", "--key", "id")
+    assert answers(workspace.folder / "out.jsonl") == {"7": "You ask: Sum up: Hello!"}
 
 
-def test_what_is_answered_is_not_asked_again(place: Place, echoing: OfflineModel) -> None:
-    place.run("map", written(place.folder / "in.jsonl", "One?"), *OUT)
-    done = place.run("map", written(place.folder / "in.jsonl", "One?", "Two?"), *OUT)
+def test_what_is_answered_is_not_asked_again(workspace: Workspace, echoing: OfflineModel) -> None:
+    workspace.run("map", written(workspace.folder / "in.jsonl", "One?"), *OUT)
+    done = workspace.run("map", written(workspace.folder / "in.jsonl", "One?", "Two?"), *OUT)
     assert "1 were answered before" in done.stderr
     assert sorted(asked(echoing)) == ["One?", "Two?"]
-    assert len(answers(place.folder / "out.jsonl")) == 2
+    assert len(answers(workspace.folder / "out.jsonl")) == 2
 
 
-def test_an_answer_that_a_crash_kept_from_the_file_comes_out_of_the_log(place: Place, echoing: OfflineModel) -> None:
-    file, out = written(place.folder / "in.jsonl", "One?"), place.folder / "out.jsonl"
-    place.run("map", file, *OUT)
+def test_an_answer_that_a_crash_kept_from_the_file_comes_out_of_the_log(
+    workspace: Workspace, echoing: OfflineModel
+) -> None:
+    file, out = written(workspace.folder / "in.jsonl", "One?"), workspace.folder / "out.jsonl"
+    workspace.run("map", file, *OUT)
     out.write_bytes(out.read_bytes()[:-9])
-    place.run("map", file, *OUT)
+    workspace.run("map", file, *OUT)
     assert answers(out) == {"One?": "You ask: One?"}
     assert asked(echoing) == ["One?"]
 
 
-def test_what_failed_is_said_and_tried_once_more(place: Place, echoing: OfflineModel) -> None:
-    file = written(place.folder / "in.jsonl", "One?", "break")
-    done = place.run("map", file, *OUT, code=1)
+def test_what_failed_is_said_and_tried_once_more(workspace: Workspace, echoing: OfflineModel) -> None:
+    file = written(workspace.folder / "in.jsonl", "One?", "break")
+    done = workspace.run("map", file, *OUT, code=1)
     assert "1 answered, 1 failed" in done.stderr
-    assert answers(place.folder / "out.jsonl")["break"]["code"]
-    place.run("map", file, *OUT, code=1)
+    assert answers(workspace.folder / "out.jsonl")["break"]["code"]
+    workspace.run("map", file, *OUT, code=1)
     assert asked(echoing).count("One?") == 1
-    assert len(answers(place.folder / "out.jsonl")) == 2
+    assert len(answers(workspace.folder / "out.jsonl")) == 2
 
 
 @pytest.mark.parametrize(
@@ -104,38 +106,38 @@ def test_what_failed_is_said_and_tried_once_more(place: Place, echoing: OfflineM
     ],
 )
 def test_a_file_that_cannot_be_read_is_refused_before_a_model_is_asked(
-    place: Place, echoing: OfflineModel, content: bytes, arguments: tuple[str, ...], said: str
+    workspace: Workspace, echoing: OfflineModel, content: bytes, arguments: tuple[str, ...], said: str
 ) -> None:
-    (place.folder / "in.jsonl").write_bytes(content)
-    done = place.run("map", "in.jsonl", *OUT, *arguments, code=2)
+    (workspace.folder / "in.jsonl").write_bytes(content)
+    done = workspace.run("map", "in.jsonl", *OUT, *arguments, code=2)
     assert said in done.stderr
     assert echoing.requests == []
-    assert not (place.folder / "out.jsonl").exists()
+    assert not (workspace.folder / "out.jsonl").exists()
 
 
-def test_a_file_of_something_else_is_not_written_over(place: Place, echoing: OfflineModel) -> None:
-    (place.folder / "out.jsonl").write_text("My diary.\n", encoding="utf-8")
-    done = place.run("map", written(place.folder / "in.jsonl", "One?"), *OUT, code=2)
+def test_a_file_of_something_else_is_not_written_over(workspace: Workspace, echoing: OfflineModel) -> None:
+    (workspace.folder / "out.jsonl").write_text("My diary.\n", encoding="utf-8")
+    done = workspace.run("map", written(workspace.folder / "in.jsonl", "One?"), *OUT, code=2)
     assert "was not written by rxloop map" in done.stderr
-    assert (place.folder / "out.jsonl").read_text(encoding="utf-8") == "My diary.\n"
+    assert (workspace.folder / "out.jsonl").read_text(encoding="utf-8") == "My diary.\n"
 
 
-def test_two_at_once_do_not_write_one_file(place: Place, echoing: OfflineModel) -> None:
-    file, out = written(place.folder / "in.jsonl", "One?"), place.folder / "out.jsonl"
+def test_two_at_once_do_not_write_one_file(workspace: Workspace, echoing: OfflineModel) -> None:
+    file, out = written(workspace.folder / "in.jsonl", "One?"), workspace.folder / "out.jsonl"
     with out.open("ab") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        done = place.run("map", file, *OUT, code=2)
+        done = workspace.run("map", file, *OUT, code=2)
     assert "out.jsonl is being written by another rxloop map" in done.stderr
     assert echoing.requests == []
-    place.run("map", file, *OUT)
+    workspace.run("map", file, *OUT)
 
 
-def test_a_mistyped_model_leaves_no_file(place: Place) -> None:
-    place.run("map", written(place.folder / "in.jsonl", "One?"), *OUT, "--model", "nobody:knows", code=2)
-    assert not (place.folder / "out.jsonl").exists()
+def test_a_mistyped_model_leaves_no_file(workspace: Workspace) -> None:
+    workspace.run("map", written(workspace.folder / "in.jsonl", "One?"), *OUT, "--model", "nobody:knows", code=2)
+    assert not (workspace.folder / "out.jsonl").exists()
 
 
-def test_ctrl_c_waits_for_what_was_begun_and_says_what_is_left(place: Place, echoing: OfflineModel) -> None:
+def test_ctrl_c_waits_for_what_was_begun_and_says_what_is_left(workspace: Workspace, echoing: OfflineModel) -> None:
     begun = threading.Semaphore(0)
 
     def slow(conversation: Conversation) -> Reply:
@@ -144,8 +146,8 @@ def test_ctrl_c_waits_for_what_was_begun_and_says_what_is_left(place: Place, ech
 
     echoing._rules = (slow,)
     echoing._delay = 0.2
-    file = written(place.folder / "in.jsonl", *(f"Question {number}" for number in range(10)))
-    process = place.process("map", file, *OUT, "--concurrency", "2")
+    file = written(workspace.folder / "in.jsonl", *(f"Question {number}" for number in range(10)))
+    process = workspace.process("map", file, *OUT, "--concurrency", "2")
     assert begun.acquire(timeout=20)
     assert begun.acquire(timeout=20)
     os.kill(process.pid, signal.SIGINT)
@@ -153,21 +155,21 @@ def test_ctrl_c_waits_for_what_was_begun_and_says_what_is_left(place: Place, ech
     assert process.returncode == 130
     assert b"waiting for what was begun" in said
     assert b"8 left: the same command goes on with them" in said
-    assert len(answers(place.folder / "out.jsonl")) == 2
+    assert len(answers(workspace.folder / "out.jsonl")) == 2
     echoing._delay = 0
-    place.run("map", file, *OUT)
-    assert len(answers(place.folder / "out.jsonl")) == 10
+    workspace.run("map", file, *OUT)
+    assert len(answers(workspace.folder / "out.jsonl")) == 10
     assert len(asked(echoing)) == 10
 
 
-def test_a_terminal_shows_a_bar_which_ctrl_c_leaves_readable(place: Place, echoing: OfflineModel) -> None:
+def test_a_terminal_shows_a_bar_which_ctrl_c_leaves_readable(workspace: Workspace, echoing: OfflineModel) -> None:
     echoing._delay = 0.1
-    file = written(place.folder / "in.jsonl", *(f"Question {number}" for number in range(10)))
-    terminal = Terminal(place, "map", file, *OUT, "--concurrency", "2")
-    terminal.sees("2/10 2 answered")
-    terminal.presses("\x03")
-    terminal.sees("waiting for what was begun; Ctrl-C once more leaves at once")
-    code, _ = terminal.leaves()
+    file = written(workspace.folder / "in.jsonl", *(f"Question {number}" for number in range(10)))
+    terminal = Terminal(workspace, "map", file, *OUT, "--concurrency", "2")
+    terminal.expect("2/10 2 answered")
+    terminal.press("\x03")
+    terminal.expect("waiting for what was begun; Ctrl-C once more leaves at once")
+    code, _ = terminal.wait()
     assert code == 130
     # The cursor is there again, and what is left is said below the bar.
     assert re.search(r"\x1b\[\?25h.*[2-8] left: the same command goes on with them", terminal.written, re.DOTALL)

@@ -15,7 +15,7 @@ import pytest
 from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
 
-from support.cli_workspace import SOURCE, Place
+from support.cli_workspace import SOURCE, Workspace
 
 LIMIT = 30
 
@@ -47,10 +47,10 @@ def lengths(out: bytes) -> list[int]:
     return [each["structuredContent"]["thoughtHistoryLength"] for _, each in told]
 
 
-def talk(place: Place, given: bytes, *options: str, **env: str) -> tuple[bytes, str]:
+def talk(workspace: Workspace, given: bytes, *options: str, **env: str) -> tuple[bytes, str]:
     """What the server says over stdout and stderr until its stdin has ended."""
-    place.env |= env
-    process = place.process("mcp", "sequential-thinking", *options)
+    workspace.env |= env
+    process = workspace.process("mcp", "sequential-thinking", *options)
     out, err = process.communicate(given, timeout=LIMIT)
     assert process.returncode == 0, err
     text = err.decode()
@@ -59,13 +59,13 @@ def talk(place: Place, given: bytes, *options: str, **env: str) -> tuple[bytes, 
 
 
 @pytest.fixture
-def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
     """A folder for the command, with no model: none is called."""
     monkeypatch.chdir(tmp_path)
-    return Place(tmp_path, "http://127.0.0.1:9/v1")
+    return Workspace(tmp_path, "http://127.0.0.1:9/v1")
 
 
-def test_what_came_before_the_end_is_answered_and_thoughts_are_boxes_on_stderr(alone: Place) -> None:
+def test_what_came_before_the_end_is_answered_and_thoughts_are_boxes_on_stderr(alone: Workspace) -> None:
     out, err = talk(
         alone,
         HELLO + b"".join(thought(number, f"number {number}") for number in range(1, 51)).rstrip(),
@@ -78,7 +78,7 @@ def test_what_came_before_the_end_is_answered_and_thoughts_are_boxes_on_stderr(a
     assert "\x1b" not in err
 
 
-def test_what_is_no_message_is_passed_over_and_the_log_can_be_turned_off(alone: Place) -> None:
+def test_what_is_no_message_is_passed_over_and_the_log_can_be_turned_off(alone: Workspace) -> None:
     garbage = b"\n   \nhello\n{\n[]\nnull\n\xff\xfe\x00\n" + b'{"jsonrpc": "2.0"}\n{"id": 9}\n' + b"x" * 200_000 + b"\n"
     halves = thought(2, "\ud800", branchFromThought=1, branchId="\udc00")
     out, err = talk(alone, garbage + HELLO + thought(1) + garbage + halves, DISABLE_THOUGHT_LOGGING="True")
@@ -88,11 +88,11 @@ def test_what_is_no_message_is_passed_over_and_the_log_can_be_turned_off(alone: 
     assert err == ""
 
 
-def test_with_nothing_to_do_the_server_ends(alone: Place) -> None:
+def test_with_nothing_to_do_the_server_ends(alone: Workspace) -> None:
     assert talk(alone, b"") == (b"", "")
 
 
-def test_a_stderr_that_nobody_reads_holds_nothing_up(alone: Place) -> None:
+def test_a_stderr_that_nobody_reads_holds_nothing_up(alone: Workspace) -> None:
     process = alone.process("mcp", "sequential-thinking")
     assert process.stdin is not None
     assert process.stdout is not None
@@ -104,7 +104,7 @@ def test_a_stderr_that_nobody_reads_holds_nothing_up(alone: Place) -> None:
     assert process.returncode == 0
 
 
-def test_an_interrupt_is_quiet(alone: Place) -> None:
+def test_an_interrupt_is_quiet(alone: Workspace) -> None:
     process = alone.process("mcp", "sequential-thinking")
     assert process.stdin is not None
     assert process.stdout is not None
@@ -118,7 +118,7 @@ def test_an_interrupt_is_quiet(alone: Place) -> None:
     assert err == b""
 
 
-def test_a_client_that_leaves_without_reading_is_no_error(alone: Place) -> None:
+def test_a_client_that_leaves_without_reading_is_no_error(alone: Workspace) -> None:
     process = alone.process("mcp", "sequential-thinking")
     assert process.stdout is not None
     process.stdout.close()
@@ -128,7 +128,7 @@ def test_a_client_that_leaves_without_reading_is_no_error(alone: Place) -> None:
     assert b"Traceback" not in err
 
 
-def test_a_session_with_a_name_goes_on_after_a_restart(alone: Place) -> None:
+def test_a_session_with_a_name_goes_on_after_a_restart(alone: Workspace) -> None:
     kept = ("--session", "plan", "--path", "thoughts.db")
     first, _ = talk(alone, HELLO + thought(1, "one") + thought(2, "two", branchFromThought=1, branchId="b"), *kept)
     history = message(4, "tools/call", name="thinking_history", arguments={})
@@ -142,7 +142,7 @@ def test_a_session_with_a_name_goes_on_after_a_restart(alone: Place) -> None:
     assert "dangling_revision" in answers(again)[5]["content"][0]["text"]
 
 
-async def test_the_official_client_gets_along_with_it(alone: Place) -> None:
+async def test_the_official_client_gets_along_with_it(alone: Workspace) -> None:
     command = StdioServerParameters(
         command=sys.executable, args=["-m", "rxloop", "mcp", "sequential-thinking"], env=alone.env
     )
@@ -155,9 +155,9 @@ async def test_the_official_client_gets_along_with_it(alone: Place) -> None:
     assert result.structured_content["thoughtHistoryLength"] == 2
 
 
-def listening(place: Place, *options: str) -> tuple[subprocess.Popen[bytes], str]:
+def listening(workspace: Workspace, *options: str) -> tuple[subprocess.Popen[bytes], str]:
     """A server by HTTP, and its URL, which it says when it listens."""
-    process = place.process("mcp", "sequential-thinking", "--http", "--port", "0", *options)
+    process = workspace.process("mcp", "sequential-thinking", "--http", "--port", "0", *options)
     assert process.stderr is not None
     line = process.stderr.readline().decode()
     found = re.fullmatch(r"(http://127\.0\.0\.1:\d+/mcp)\n", line)
@@ -165,7 +165,7 @@ def listening(place: Place, *options: str) -> tuple[subprocess.Popen[bytes], str
     return process, found[1]
 
 
-async def test_by_http_the_server_says_where_it_is_and_ends_when_it_is_interrupted(alone: Place) -> None:
+async def test_by_http_the_server_says_where_it_is_and_ends_when_it_is_interrupted(alone: Workspace) -> None:
     alone.env["DISABLE_THOUGHT_LOGGING"] = "true"
     process, url = listening(alone)
     async with Client(url) as one, Client(url) as other:
@@ -191,19 +191,19 @@ async def test_by_http_the_server_says_where_it_is_and_ends_when_it_is_interrupt
         (["--http", "--host", "203.0.113.1"], "cannot listen on 203.0.113.1, port 8000: "),
     ],
 )
-def test_options_that_do_not_go_together_are_said_in_one_line(alone: Place, options: list[str], told: str) -> None:
+def test_options_that_do_not_go_together_are_said_in_one_line(alone: Workspace, options: list[str], told: str) -> None:
     result = alone.run("mcp", "sequential-thinking", *options, code=2)
     assert told in result.stderr
     assert result.stderr.count("\n") == 1
 
 
-def test_a_file_that_cannot_be_used_is_said_at_the_beginning(alone: Place) -> None:
+def test_a_file_that_cannot_be_used_is_said_at_the_beginning(alone: Workspace) -> None:
     result = alone.run("mcp", "sequential-thinking", "--path", "none/a.db", "--session", "a", code=1)
     assert "none/a.db" in result.stderr
     assert result.stderr.count("\n") == 1
 
 
-def test_the_help_tells_what_can_be_served(alone: Place) -> None:
+def test_the_help_tells_what_can_be_served(alone: Workspace) -> None:
     assert "sequential-thinking" in alone.run("mcp", "--help").output
 
 

@@ -11,7 +11,7 @@ import pytest
 from rxloop.cli.agent_loader import AgentOptions
 from rxloop.errors import ConfigurationError
 from rxloop.tools.mcp.options import Http, Stdio
-from support.cli_workspace import Place
+from support.cli_workspace import Workspace
 
 SHOP = Path(__file__).parents[1] / "support/mcp_servers/shop.py"
 
@@ -35,14 +35,14 @@ def test_a_server_is_a_command_a_url_or_a_file(tmp_path: Path) -> None:
         AgentOptions(agent="a:b", mcp=["x"]).make()
 
 
-def test_its_tools_are_offered(place: Place) -> None:
-    done = place.run("run", "Why?", "--mcp", f"{sys.executable} {SHOP}", "--json")
+def test_its_tools_are_offered(workspace: Workspace) -> None:
+    done = workspace.run("run", "Why?", "--mcp", f"{sys.executable} {SHOP}", "--json")
     events = [orjson.loads(line) for line in done.stdout.splitlines()]
     counts = [event["toolCount"] for event in events if event["kind"] == "llm-call"]
     assert counts[0] > 8
 
 
-def test_one_that_is_not_there_is_named_and_the_answer_comes(place: Place) -> None:
-    done = place.run("run", "Why?", "--mcp", "no-such-program-0451")
+def test_one_that_is_not_there_is_named_and_the_answer_comes(workspace: Workspace) -> None:
+    done = workspace.run("run", "Why?", "--mcp", "no-such-program-0451")
     assert "! no tools of no-such-program-0451: mcp no-such-program-0451 is not available: " in done.stderr
     assert "completed" in done.stderr

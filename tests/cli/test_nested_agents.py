@@ -8,14 +8,14 @@ from rxloop import SqliteEventLog
 from rxloop.cli.options import ThoughtLevel
 from rxloop.cli.render import describe
 from rxloop.testing import call
-from support.cli_workspace import Place
-from support.nested_agents import editor, researcher, search, tokens
+from support.cli_workspace import Workspace
+from support.nested_agents import editor, researcher, search, turn_with_usage
 from support.runs import collect
 
 
 async def test_each_line_names_the_agents_down_to_the_one_it_is_of() -> None:
     inner = researcher(name="inner")
-    turns = [[call("inner", prompt="deeper")], tokens("M.")]
+    turns = [[call("inner", prompt="deeper")], turn_with_usage("M.")]
     middle = researcher(*turns, name="middle", tools=[inner.as_tool(), search])
     events = await collect(editor(middle.as_tool("research")).run("q"))
     lines = [line.plain for event in events if (line := describe(event, ThoughtLevel.all)) is not None]
@@ -33,16 +33,16 @@ async def test_each_line_names_the_agents_down_to_the_one_it_is_of() -> None:
     ]
 
 
-def test_import_takes_over_a_run_with_nested_agents(place: Place) -> None:
+def test_import_takes_over_a_run_with_nested_agents(workspace: Workspace) -> None:
     async def write() -> None:
         inner = researcher(name="inner")
-        turns = [[call("inner", prompt="deeper")], tokens("M.")]
+        turns = [[call("inner", prompt="deeper")], turn_with_usage("M.")]
         middle = researcher(*turns, name="middle", tools=[inner.as_tool(), search])
-        log = SqliteEventLog(place.database)
+        log = SqliteEventLog(workspace.database)
         await editor(middle.as_tool("research"), log=log).run("q")
         await log.aclose()
 
     asyncio.run(write())
-    lines = place.run("export", "last", "--full").stdout
-    place.run("import", "-", "--db", "other.db", given=lines)
-    assert place.run("export", "last", "--full", "--db", "other.db").stdout == lines
+    lines = workspace.run("export", "last", "--full").stdout
+    workspace.run("import", "-", "--db", "other.db", stdin=lines)
+    assert workspace.run("export", "last", "--full", "--db", "other.db").stdout == lines

@@ -12,19 +12,19 @@ import pytest
 
 from rxloop import ConfigurationError, Event
 from rxloop.cli.commands.transfer import read_runs
-from support.cli_workspace import Place
+from support.cli_workspace import Workspace
 
 WEATHER = ("run", "Compare the weather in Oslo and Bergen.", "--tools", "kit:get_weather")
 
 
 @pytest.fixture
-def told(place: Place) -> Place:
+def told(workspace: Workspace) -> Workspace:
     """A place with one run."""
-    place.run(*WEATHER)
-    return place
+    workspace.run(*WEATHER)
+    return workspace
 
 
-def test_show_has_a_numbered_line_for_every_event(told: Place) -> None:
+def test_show_has_a_numbered_line_for_every_event(told: Workspace) -> None:
     head, who, *lines = told.run("show", "last").stdout.splitlines()
     assert head == f"run {told.rows()[0]['taskId']}, conversation {told.rows()[0]['contextId']}"
     assert who == f"agent with {told.url}#demo, completed"
@@ -33,38 +33,38 @@ def test_show_has_a_numbered_line_for_every_event(told: Place) -> None:
     assert lines[-1].endswith("completed")
 
 
-def test_show_can_begin_behind_an_event(told: Place) -> None:
+def test_show_can_begin_behind_an_event(told: Workspace) -> None:
     last = len(told.events())
     lines = told.run("show", "last", "--after", str(last - 2)).stdout.splitlines()
     assert [int(line.split()[0]) for line in lines] == [last - 1, last]
 
 
-def test_show_as_json_is_what_export_writes(told: Place) -> None:
+def test_show_as_json_is_what_export_writes(told: Workspace) -> None:
     assert told.run("show", "last", "--json").stdout == told.run("export", "last").stdout
     assert told.run("show", "last", "--json", "--full").stdout == told.run("export", "last", "--full").stdout
 
 
-def test_follow_ends_with_the_attempt(told: Place) -> None:
+def test_follow_ends_with_the_attempt(told: Workspace) -> None:
     assert told.run("show", "last", "--follow").stdout == told.run("show", "last").stdout
 
 
-def test_thoughts_can_be_left_out_of_the_record(told: Place) -> None:
+def test_thoughts_can_be_left_out_of_the_record(told: Workspace) -> None:
     assert "· " in told.run("show", "last").stdout
     assert "· " not in told.run("show", "last", "--thoughts", "none").stdout
 
 
-def test_replay_writes_what_the_run_wrote(told: Place) -> None:
+def test_replay_writes_what_the_run_wrote(told: Workspace) -> None:
     live, again = told.run(*WEATHER, "--thoughts", "all"), told.run("replay", "last", "--thoughts", "all")
     assert again.stdout == live.stdout
     assert re.sub(r"  … .*\n", "", live.stderr).startswith(again.stderr)
 
 
-def test_replay_can_stop_behind_an_event(told: Place) -> None:
+def test_replay_can_stop_behind_an_event(told: Workspace) -> None:
     assert told.run("replay", "last", "--until", "5").stdout == ""
     assert len(told.run("replay", "last", "--json", "--until", "5").stdout.splitlines()) == 5
 
 
-def test_replay_keeps_the_pace_that_was_asked_for(told: Place) -> None:
+def test_replay_keeps_the_pace_that_was_asked_for(told: Workspace) -> None:
     events = [
         event.replace(b'"seq":1,', b'"seq":1,')
         for event in told.run("export", "last", "--full").stdout_bytes.splitlines()
@@ -83,7 +83,7 @@ def _later(event: bytes, millis: int) -> bytes:
     return orjson.dumps({**fields, "timestamp": f"2030-01-01T00:00:{stamp}Z"})
 
 
-def test_a_speed_of_nothing_is_wrong_usage(told: Place) -> None:
+def test_a_speed_of_nothing_is_wrong_usage(told: Workspace) -> None:
     assert "speed must be more than 0" in told.run("replay", "last", "--speed", "0", code=2).stderr
 
 
@@ -97,25 +97,25 @@ def test_a_speed_of_nothing_is_wrong_usage(told: Place) -> None:
         ("html", "<!doctype html>"),
     ],
 )
-def test_a_graph_is_written_in_every_form(told: Place, form: str, begins: str) -> None:
+def test_a_graph_is_written_in_every_form(told: Workspace, form: str, begins: str) -> None:
     drawn = told.run("graph", "last", "--format", form).stdout
     assert drawn.startswith(begins)
     assert told.run("graph", "last", "--format", form, "-o", "graph.txt").stdout == ""
     assert Path("graph.txt").read_text(encoding="utf-8") == drawn
 
 
-def test_a_graph_of_no_thoughts_says_so(place: Place) -> None:
-    place.run("run", "2 + 2")
-    done = place.run("graph", "last")
+def test_a_graph_of_no_thoughts_says_so(workspace: Workspace) -> None:
+    workspace.run("run", "2 + 2")
+    done = workspace.run("graph", "last")
     assert (done.stdout, done.stderr) == ("", "this run has no thoughts\n")
 
 
-def test_a_file_that_cannot_be_written_is_one_line(told: Place) -> None:
+def test_a_file_that_cannot_be_written_is_one_line(told: Workspace) -> None:
     done = told.run("graph", "last", "-o", "no/such/folder.txt", code=1)
     assert done.stderr == "rxloop: no/such/folder.txt: No such file or directory\n"
 
 
-def test_diff_shows_where_two_runs_part_and_what_each_cost(told: Place) -> None:
+def test_diff_shows_where_two_runs_part_and_what_each_cost(told: Workspace) -> None:
     told.run("run", "2 + 2")
     ids = [row["taskId"] for row in told.rows()]
     said = told.run("diff", ids[0][-8:], ids[1][-8:]).stdout
@@ -124,7 +124,7 @@ def test_diff_shows_where_two_runs_part_and_what_each_cost(told: Place) -> None:
     assert "3 model calls, " in said
 
 
-def test_a_run_goes_through_export_and_import_as_it_is(told: Place) -> None:
+def test_a_run_goes_through_export_and_import_as_it_is(told: Workspace) -> None:
     lines = told.run("export", "last", "--full").stdout
     (told.folder / "run.jsonl").write_text(lines, encoding="utf-8")
     done = told.run("import", "run.jsonl", "--db", "new/other.db")
@@ -133,18 +133,18 @@ def test_a_run_goes_through_export_and_import_as_it_is(told: Place) -> None:
     assert told.run("runs", "--json", "--db", "new/other.db").stdout == told.run("runs", "--json").stdout
 
 
-def test_several_runs_may_stand_in_one_file(told: Place) -> None:
+def test_several_runs_may_stand_in_one_file(told: Workspace) -> None:
     told.run("run", "2 + 2")
     lines = "".join(told.run("export", row["taskId"], "--full").stdout for row in told.rows())
-    told.run("import", "-", "--db", "other.db", given=lines)
+    told.run("import", "-", "--db", "other.db", stdin=lines)
     assert [row["question"] for row in told.rows("--db", "other.db")] == [row["question"] for row in told.rows()]
 
 
-def test_a_run_that_is_there_already_is_not_imported_and_nothing_else_is(told: Place) -> None:
+def test_a_run_that_is_there_already_is_not_imported_and_nothing_else_is(told: Workspace) -> None:
     told.run("run", "2 + 2")
     new, old = (told.run("export", row["taskId"], "--full").stdout for row in told.rows())
-    told.run("import", "-", "--db", "other.db", given=old)
-    done = told.run("import", "-", "--db", "other.db", given=new + old, code=1)
+    told.run("import", "-", "--db", "other.db", stdin=old)
+    done = told.run("import", "-", "--db", "other.db", stdin=new + old, code=1)
     assert f"has the run {told.rows()[1]['taskId']} already; nothing was imported" in done.stderr
     assert len(told.rows("--db", "other.db")) == 1
 
@@ -190,7 +190,7 @@ def _changed(**fields: object) -> Callable[[list[bytes]], list[bytes]]:
     ],
 )
 def test_what_is_no_whole_run_is_refused_with_its_line_and_makes_no_database(
-    told: Place, change: Callable[[list[bytes]], list[bytes]], said: str
+    told: Workspace, change: Callable[[list[bytes]], list[bytes]], said: str
 ) -> None:
     data = b"\n".join(change(told.run("export", "last", "--full").stdout_bytes.splitlines()))
     with pytest.raises(ConfigurationError, match=said):
@@ -200,7 +200,7 @@ def test_what_is_no_whole_run_is_refused_with_its_line_and_makes_no_database(
     assert not (told.folder / "new").exists()
 
 
-def test_what_the_database_cannot_take_is_seen_before_anything_is_written(told: Place) -> None:
+def test_what_the_database_cannot_take_is_seen_before_anything_is_written(told: Workspace) -> None:
     good = told.run("export", "last", "--full").stdout
     lines = good.replace("01", "02").splitlines()
     lines[-1] = lines[-1].replace('"attempt":1', f'"attempt":{2**64 - 1}')
@@ -210,11 +210,11 @@ def test_what_the_database_cannot_take_is_seen_before_anything_is_written(told: 
     assert not (told.folder / "new").exists()
 
 
-def test_a_file_that_is_not_there_is_one_line(place: Place) -> None:
-    assert place.run("import", "none.jsonl", code=1).stderr == "rxloop: none.jsonl: No such file or directory\n"
+def test_a_file_that_is_not_there_is_one_line(workspace: Workspace) -> None:
+    assert workspace.run("import", "none.jsonl", code=1).stderr == "rxloop: none.jsonl: No such file or directory\n"
 
 
-def test_events_of_other_programs_are_kept(told: Place) -> None:
+def test_events_of_other_programs_are_kept(told: Workspace) -> None:
     lines = told.run("export", "last", "--full").stdout_bytes.splitlines()
     fields = {**orjson.loads(lines[-2]), "kind": "mine.own", "weight": 3}
     [events] = read_runs(b"\n".join([*lines[:-2], orjson.dumps(fields), lines[-1]]), "f").values()
@@ -222,9 +222,9 @@ def test_events_of_other_programs_are_kept(told: Place) -> None:
     assert isinstance(events[-1], Event)
 
 
-def test_an_export_for_others_is_no_copy_of_a_run(told: Place) -> None:
+def test_an_export_for_others_is_no_copy_of_a_run(told: Workspace) -> None:
     lines = told.run("export", "last").stdout
     assert all(Event.from_json(line, strict=True).public for line in lines.splitlines())
-    done = told.run("import", "-", "--db", "other.db", given=lines, code=2)
+    done = told.run("import", "-", "--db", "other.db", stdin=lines, code=2)
     assert "stdin, line 1: this is the public form of a run" in done.stderr
     assert "rxloop export --full" in done.stderr

@@ -10,7 +10,7 @@ import pytest
 
 from rxloop import Event, StageEvent, StatusUpdateEvent, TaskEvent
 from rxloop.testing import OfflineModel
-from support.cli_workspace import Place
+from support.cli_workspace import Workspace
 
 WEATHER = ("run", "Compare the weather in Oslo and Bergen.", "--tools", "kit:get_weather")
 MAKERS = """
@@ -28,8 +28,8 @@ def fresh_modules() -> None:
         sys.modules.pop(name, None)
 
 
-def test_stdout_is_the_answer_and_stderr_what_led_to_it(place: Place) -> None:
-    done = place.run(*WEATHER)
+def test_stdout_is_the_answer_and_stderr_what_led_to_it(workspace: Workspace) -> None:
+    done = workspace.run(*WEATHER)
     assert done.stdout == ANSWER
     assert '→ get_weather(city="Oslo")\n' in done.stderr
     assert "← get_weather {" in done.stderr
@@ -38,20 +38,20 @@ def test_stdout_is_the_answer_and_stderr_what_led_to_it(place: Place) -> None:
     assert "\x1b" not in done.output
 
 
-def test_the_thoughts_are_drawn_as_a_tree_at_the_end(place: Place) -> None:
-    assert "├─ get_weather call_2: " in place.run(*WEATHER).stderr
-    assert "├─" not in place.run(*WEATHER, "--thoughts", "none").stderr
+def test_the_thoughts_are_drawn_as_a_tree_at_the_end(workspace: Workspace) -> None:
+    assert "├─ get_weather call_2: " in workspace.run(*WEATHER).stderr
+    assert "├─" not in workspace.run(*WEATHER, "--thoughts", "none").stderr
 
 
 @pytest.mark.parametrize(("level", "shown"), [("none", 0), ("brief", 4), ("all", 4)])
-def test_thoughts_are_shown_as_far_as_one_likes(place: Place, level: str, shown: int) -> None:
-    lines = place.run(*WEATHER, "--thoughts", level).stderr.splitlines()
+def test_thoughts_are_shown_as_far_as_one_likes(workspace: Workspace, level: str, shown: int) -> None:
+    lines = workspace.run(*WEATHER, "--thoughts", level).stderr.splitlines()
     assert sum(line.startswith("· ") for line in lines) == shown
     assert any("<- call_2" in line for line in lines) is (level == "all")
 
 
-def test_json_is_every_event_on_a_line_and_nothing_else(place: Place) -> None:
-    done = place.run(*WEATHER, "--json")
+def test_json_is_every_event_on_a_line_and_nothing_else(workspace: Workspace) -> None:
+    done = workspace.run(*WEATHER, "--json")
     events = [Event.from_json(line, strict=True) for line in done.stdout.splitlines()]
     assert isinstance(events[0], TaskEvent)
     assert isinstance(events[-1], StatusUpdateEvent)
@@ -61,34 +61,38 @@ def test_json_is_every_event_on_a_line_and_nothing_else(place: Place) -> None:
 
 
 @pytest.mark.parametrize("words", [(), ("-",)])
-def test_the_question_may_come_through_a_pipe(place: Place, words: tuple[str, ...]) -> None:
-    place.run("run", *words, given="2 + 2\n")
-    assert place.rows()[0]["question"] == "2 + 2"
+def test_the_question_may_come_through_a_pipe(workspace: Workspace, words: tuple[str, ...]) -> None:
+    workspace.run("run", *words, stdin="2 + 2\n")
+    assert workspace.rows()[0]["question"] == "2 + 2"
 
 
-def test_what_is_piped_may_stand_beside_what_is_typed(place: Place) -> None:
-    place.run("run", "Read", "this:", "-", given="a text\n")
-    assert place.rows()[0]["question"] == "Read this:\n\na text"
+def test_what_is_piped_may_stand_beside_what_is_typed(workspace: Workspace) -> None:
+    workspace.run("run", "Read", "this:", "-", stdin="a text\n")
+    assert workspace.rows()[0]["question"] == "Read this:\n\na text"
 
 
-def test_a_pipe_that_nobody_asked_for_is_left_alone(place: Place) -> None:
-    place.run("run", "2 + 2", given="something else\n")
-    assert place.rows()[0]["question"] == "2 + 2"
+def test_a_pipe_that_nobody_asked_for_is_left_alone(workspace: Workspace) -> None:
+    workspace.run("run", "2 + 2", stdin="something else\n")
+    assert workspace.rows()[0]["question"] == "2 + 2"
 
 
-def test_an_empty_question_is_wrong_usage(place: Place) -> None:
-    assert "the question is empty" in place.run("run", given=" \n", code=2).stderr
+def test_an_empty_question_is_wrong_usage(workspace: Workspace) -> None:
+    assert "the question is empty" in workspace.run("run", stdin=" \n", code=2).stderr
 
 
-def test_the_runs_model_is_an_address_where_one_is_given(place: Place, offline: OfflineModel, offline_url: str) -> None:
-    place.run("run", "2 + 2", "--base-url", offline_url, "--model", "qwen3:8b")
-    assert place.rows()[0]["model"] == f"{offline_url}#qwen3:8b"
+def test_the_runs_model_is_an_address_where_one_is_given(
+    workspace: Workspace, offline: OfflineModel, offline_url: str
+) -> None:
+    workspace.run("run", "2 + 2", "--base-url", offline_url, "--model", "qwen3:8b")
+    assert workspace.rows()[0]["model"] == f"{offline_url}#qwen3:8b"
     assert offline.requests[-1]["model"] == "qwen3:8b"
 
 
-def test_a_preset_keeps_its_ways_at_another_address(place: Place, offline: OfflineModel, offline_url: str) -> None:
-    place.run("run", "2 + 2", "--base-url", offline_url, "--model", "zai:glm-4.7", ZAI_API_KEY="k")
-    assert place.rows()[0]["model"] == "zai:glm-4.7"
+def test_a_preset_keeps_its_ways_at_another_address(
+    workspace: Workspace, offline: OfflineModel, offline_url: str
+) -> None:
+    workspace.run("run", "2 + 2", "--base-url", offline_url, "--model", "zai:glm-4.7", ZAI_API_KEY="k")
+    assert workspace.rows()[0]["model"] == "zai:glm-4.7"
     assert offline.requests[-1]["model"] == "glm-4.7"
 
 
@@ -124,96 +128,96 @@ def test_a_preset_keeps_its_ways_at_another_address(place: Place, offline: Offli
     ],
 )
 def test_wrong_options_are_one_line_exit_code_2_and_no_database(
-    place: Place, arguments: tuple[str, ...], env: dict[str, str], said: str
+    workspace: Workspace, arguments: tuple[str, ...], env: dict[str, str], said: str
 ) -> None:
-    (place.folder / "leaves.py").write_text("raise SystemExit(3)\n")
-    (place.folder / "makers.py").write_text(MAKERS)
-    done = place.run("run", "Hi", *arguments, code=2, **env)
+    (workspace.folder / "leaves.py").write_text("raise SystemExit(3)\n")
+    (workspace.folder / "makers.py").write_text(MAKERS)
+    done = workspace.run("run", "Hi", *arguments, code=2, **env)
     assert said in done.stderr
     assert done.stderr.startswith("rxloop: ")
     assert done.stderr.count("\n") == 1
     assert done.stdout == ""
-    assert not place.database.exists()
+    assert not workspace.database.exists()
 
 
-def test_a_module_that_cannot_be_imported_is_named_with_the_line(place: Place) -> None:
-    (place.folder / "broken.py").write_text("a = 1\nb = a / 0\n")
-    done = place.run("run", "Hi", "--tools", "broken:b", code=2)
+def test_a_module_that_cannot_be_imported_is_named_with_the_line(workspace: Workspace) -> None:
+    (workspace.folder / "broken.py").write_text("a = 1\nb = a / 0\n")
+    done = workspace.run("run", "Hi", "--tools", "broken:b", code=2)
     assert "broken cannot be imported: ZeroDivisionError: division by zero (" in done.stderr
     assert "broken.py, line 2)" in done.stderr
 
 
-def test_tools_may_be_named_by_their_file(place: Place) -> None:
-    (place.folder / "sub").mkdir()
-    (place.folder / "kit.py").rename(place.folder / "sub/kit.py")
-    done = place.run("run", "Compare the weather in Oslo and Bergen.", "--tools", "sub/kit.py:get_weather")
+def test_tools_may_be_named_by_their_file(workspace: Workspace) -> None:
+    (workspace.folder / "sub").mkdir()
+    (workspace.folder / "kit.py").rename(workspace.folder / "sub/kit.py")
+    done = workspace.run("run", "Compare the weather in Oslo and Bergen.", "--tools", "sub/kit.py:get_weather")
     assert done.stdout == ANSWER
 
 
-def test_a_failed_run_is_exit_code_1_and_says_why(place: Place) -> None:
-    done = place.run("run", "Please break.", code=1)
+def test_a_failed_run_is_exit_code_1_and_says_why(workspace: Workspace) -> None:
+    done = workspace.run("run", "Please break.", code=1)
     assert "failed (bad_request): " in done.stderr
     assert "Traceback" not in done.stderr
-    assert place.rows()[0]["state"] == "failed"
+    assert workspace.rows()[0]["state"] == "failed"
 
 
-def test_a_model_that_cannot_be_reached_is_told_with_what_to_do(place: Place) -> None:
+def test_a_model_that_cannot_be_reached_is_told_with_what_to_do(workspace: Workspace) -> None:
     model = "http://127.0.0.1:9/v1#m"
-    done = place.run("run", "Hi", "--model", model, code=1)
+    done = workspace.run("run", "Hi", "--model", model, code=1)
     assert "failed (connection): " in done.stderr
     assert done.stderr.endswith(f"find out why: rxloop doctor --check-network '{model}'\n")
 
 
-def test_no_log_leaves_no_trace(place: Place) -> None:
-    done = place.run("run", "2 + 2", "--no-log")
+def test_no_log_leaves_no_trace(workspace: Workspace) -> None:
+    done = workspace.run("run", "2 + 2", "--no-log")
     assert "rxloop show" not in done.stderr
-    assert not place.database.exists()
+    assert not workspace.database.exists()
 
 
-def test_a_run_in_a_conversation_knows_what_was_said(place: Place, offline: OfflineModel) -> None:
-    place.run("run", "2 + 2")
-    context = place.rows()[0]["contextId"]
-    place.run("run", "And 3 + 3?", "--context", context[-8:], RXLOOP_MODEL="")
+def test_a_run_in_a_conversation_knows_what_was_said(workspace: Workspace, offline: OfflineModel) -> None:
+    workspace.run("run", "2 + 2")
+    context = workspace.rows()[0]["contextId"]
+    workspace.run("run", "And 3 + 3?", "--context", context[-8:], RXLOOP_MODEL="")
     assert [message["role"] for message in offline.requests[-1]["messages"]] == ["user", "assistant", "user"]
-    assert {row["contextId"] for row in place.rows()} == {context}
+    assert {row["contextId"] for row in workspace.rows()} == {context}
 
 
-def test_an_agent_of_ones_own_runs_and_logs_in_the_database(place: Place) -> None:
-    done = place.run("run", "Compare the weather in Oslo and Bergen.", "--agent", "kit:agent", RXLOOP_MODEL="")
+def test_an_agent_of_ones_own_runs_and_logs_in_the_database(workspace: Workspace) -> None:
+    done = workspace.run("run", "Compare the weather in Oslo and Bergen.", "--agent", "kit:agent", RXLOOP_MODEL="")
     assert done.stdout == ANSWER
-    assert place.rows()[0]["agentName"] == "mine"
+    assert workspace.rows()[0]["agentName"] == "mine"
 
 
-def test_an_agent_of_ones_own_may_get_another_model(place: Place) -> None:
-    place.run("run", "2 + 2", "--agent", "kit:agent_itself", "--model", f"{place.url}#other")
-    assert (place.rows()[0]["agentName"], place.rows()[0]["model"]) == ("itself", f"{place.url}#other")
+def test_an_agent_of_ones_own_may_get_another_model(workspace: Workspace) -> None:
+    workspace.run("run", "2 + 2", "--agent", "kit:agent_itself", "--model", f"{workspace.url}#other")
+    assert (workspace.rows()[0]["agentName"], workspace.rows()[0]["model"]) == ("itself", f"{workspace.url}#other")
 
 
-def test_a_run_that_waits_is_exit_code_3_and_goes_on_with_the_line_that_it_printed(place: Place) -> None:
-    done = place.run("run", "Please pay and book.", "--tools", "kit:tools", code=3)
+def test_a_run_that_waits_is_exit_code_3_and_goes_on_with_the_line_that_it_printed(workspace: Workspace) -> None:
+    done = workspace.run("run", "Please pay and book.", "--tools", "kit:tools", code=3)
     assert "? In whose name?" in done.stderr
     assert "(yes or no)" in done.stderr
     assert "waits for 2 answers" in done.stderr
     line = done.stderr.splitlines()[-1].removeprefix("go on with: ").replace('"..."', '"Ann"')
     program, *arguments = shlex.split(line)
     assert program == "rxloop"
-    assert place.run(*arguments).stdout == "Done: paid 5, booked for Ann.\n"
-    assert [row["state"] for row in place.rows()] == ["completed"]
+    assert workspace.run(*arguments).stdout == "Done: paid 5, booked for Ann.\n"
+    assert [row["state"] for row in workspace.rows()] == ["completed"]
 
 
-def test_what_a_model_writes_cannot_steer_the_terminal(place: Place) -> None:
-    assert place.run("run", "Please escape.").stdout == "\\u001b[31mred\\u001b[0m\n"
+def test_what_a_model_writes_cannot_steer_the_terminal(workspace: Workspace) -> None:
+    assert workspace.run("run", "Please escape.").stdout == "\\u001b[31mred\\u001b[0m\n"
 
 
-def test_the_events_of_json_can_be_imported(place: Place) -> None:
-    lines = place.run(*WEATHER, "--json", "--no-log").stdout
-    place.run("import", "-", given=lines)
+def test_the_events_of_json_can_be_imported(workspace: Workspace) -> None:
+    lines = workspace.run(*WEATHER, "--json", "--no-log").stdout
+    workspace.run("import", "-", stdin=lines)
     durable = [event for event in map(orjson.loads, lines.splitlines()) if not event["sub"]]
-    assert place.events() == durable
+    assert workspace.events() == durable
 
 
-def test_a_strategy_is_chosen_by_its_name(place: Place) -> None:
-    done = place.run("run", "2 + 2", "--strategy", "chain-of-thought", "--json")
+def test_a_strategy_is_chosen_by_its_name(workspace: Workspace) -> None:
+    done = workspace.run("run", "2 + 2", "--strategy", "chain-of-thought", "--json")
     events = [Event.from_json(line, strict=True) for line in done.stdout.splitlines()]
     assert isinstance(events[0], TaskEvent)
     assert events[0].strategy == "chain_of_thought"
@@ -221,7 +225,7 @@ def test_a_strategy_is_chosen_by_its_name(place: Place) -> None:
     assert (stages[0], stages[-1]) == ("problem_reception", "final_response")
 
 
-def test_a_strategy_that_does_not_exist_is_wrong_usage(place: Place) -> None:
-    done = place.run("run", "2 + 2", "--strategy", "magic", code=2)
+def test_a_strategy_that_does_not_exist_is_wrong_usage(workspace: Workspace) -> None:
+    done = workspace.run("run", "2 + 2", "--strategy", "magic", code=2)
     assert "there is no strategy 'magic'" in done.stderr
-    assert "a file holds only stages" in place.run("run", "2 + 2", "--strategy", "mine.json", code=2).stderr
+    assert "a file holds only stages" in workspace.run("run", "2 + 2", "--strategy", "mine.json", code=2).stderr

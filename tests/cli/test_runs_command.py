@@ -12,7 +12,7 @@ from rxloop import ConfigurationError, MemoryEventLog, StatusUpdateEvent, TaskEv
 from rxloop.cli.commands.inspect import ago
 from rxloop.cli.database import find_context, find_run, first_event, opened, short_ids
 from rxloop.errors import EventLogError, UnknownRun
-from support.cli_workspace import Place
+from support.cli_workspace import Workspace
 
 
 def begun(task_id: str, context_id: str = "c", created: int = 0) -> TaskEvent:
@@ -35,10 +35,10 @@ async def holding(*task_ids: str) -> MemoryEventLog:
     return log
 
 
-def test_a_list_of_runs_says_what_each_was_about_newest_first(place: Place) -> None:
-    place.run("run", "2 + 2")
-    place.run("run", "Please pay.", "--tools", "kit:pay", code=3)
-    head, first, second = place.run("runs").stdout.splitlines()
+def test_a_list_of_runs_says_what_each_was_about_newest_first(workspace: Workspace) -> None:
+    workspace.run("run", "2 + 2")
+    workspace.run("run", "Please pay.", "--tools", "kit:pay", code=3)
+    head, first, second = workspace.run("runs").stdout.splitlines()
     assert head.split() == ["RUN", "STARTED", "STATE", "AGENT", "MODEL", "QUESTION"]
     assert "input-required" in first
     assert first.endswith("  Please pay.")
@@ -46,29 +46,29 @@ def test_a_list_of_runs_says_what_each_was_about_newest_first(place: Place) -> N
     assert second.endswith("  2 + 2")
 
 
-def test_what_stands_in_the_list_can_be_typed(place: Place) -> None:
-    place.run("run", "2 + 2")
-    place.run("run", "3 + 3")
-    for line, question in zip(place.run("runs").stdout.splitlines()[1:], ("3 + 3", "2 + 2"), strict=True):
-        assert f"> {question}" in place.run("show", line.split()[0]).stdout
+def test_what_stands_in_the_list_can_be_typed(workspace: Workspace) -> None:
+    workspace.run("run", "2 + 2")
+    workspace.run("run", "3 + 3")
+    for line, question in zip(workspace.run("runs").stdout.splitlines()[1:], ("3 + 3", "2 + 2"), strict=True):
+        assert f"> {question}" in workspace.run("show", line.split()[0]).stdout
 
 
-def test_runs_of_a_conversation_and_unfinished_ones_can_be_listed_alone(place: Place) -> None:
-    place.run("run", "2 + 2")
-    place.run("run", "Please pay.", "--tools", "kit:pay", code=3)
-    [waiting] = place.rows("--unfinished")
+def test_runs_of_a_conversation_and_unfinished_ones_can_be_listed_alone(workspace: Workspace) -> None:
+    workspace.run("run", "2 + 2")
+    workspace.run("run", "Please pay.", "--tools", "kit:pay", code=3)
+    [waiting] = workspace.rows("--unfinished")
     assert waiting["state"] == "input-required"
-    context = place.rows()[-1]["contextId"]
-    assert [row["question"] for row in place.rows("--context", context[-7:])] == ["2 + 2"]
-    assert "no run" not in place.run("runs", "--context", "zzz", code=1).stdout
+    context = workspace.rows()[-1]["contextId"]
+    assert [row["question"] for row in workspace.rows("--context", context[-7:])] == ["2 + 2"]
+    assert "no run" not in workspace.run("runs", "--context", "zzz", code=1).stdout
 
 
-def test_a_long_list_is_cut_off_and_says_so(place: Place) -> None:
+def test_a_long_list_is_cut_off_and_says_so(workspace: Workspace) -> None:
     for _ in range(3):
-        place.run("run", "2 + 2")
-    done = place.run("runs", "--limit", "2")
+        workspace.run("run", "2 + 2")
+    done = workspace.run("runs", "--limit", "2")
     assert (len(done.stdout.splitlines()), done.stderr) == (3, "and 1 more: --limit 0 lists all\n")
-    assert len(place.rows("--limit", "0")) == 3
+    assert len(workspace.rows("--limit", "0")) == 3
 
 
 @pytest.mark.parametrize(
@@ -85,29 +85,31 @@ def test_a_long_list_is_cut_off_and_says_so(place: Place) -> None:
         ("chat", "--context", "x"),
     ],
 )
-def test_what_reads_says_that_there_is_no_database_and_makes_none(place: Place, arguments: tuple[str, ...]) -> None:
-    done = place.run(*arguments, code=1)
-    assert f"there are no runs yet: {place.database} does not exist" in done.stderr
+def test_what_reads_says_that_there_is_no_database_and_makes_none(
+    workspace: Workspace, arguments: tuple[str, ...]
+) -> None:
+    done = workspace.run(*arguments, code=1)
+    assert f"there are no runs yet: {workspace.database} does not exist" in done.stderr
     assert done.stdout == ""
-    assert not place.database.exists()
+    assert not workspace.database.exists()
 
 
-def test_the_database_of_an_option_goes_before_that_of_the_environment(place: Place) -> None:
-    other = place.folder / "deep/er/other.db"
-    done = place.run("run", "2 + 2", "--db", str(other))
+def test_the_database_of_an_option_goes_before_that_of_the_environment(workspace: Workspace) -> None:
+    other = workspace.folder / "deep/er/other.db"
+    done = workspace.run("run", "2 + 2", "--db", str(other))
     assert f"--db {other}" in done.stderr
-    assert not place.database.exists()
-    assert place.run("runs", "--db", str(other)).stdout.endswith("2 + 2\n")
+    assert not workspace.database.exists()
+    assert workspace.run("runs", "--db", str(other)).stdout.endswith("2 + 2\n")
 
 
-def test_without_a_word_the_runs_are_in_the_users_data_folder(place: Place) -> None:
-    place.run("run", "2 + 2", RXLOOP_DB="")
-    assert [path.name for path in (place.folder / "data/rxloop").glob("*.db")] == ["runs.db"]
+def test_without_a_word_the_runs_are_in_the_users_data_folder(workspace: Workspace) -> None:
+    workspace.run("run", "2 + 2", RXLOOP_DB="")
+    assert [path.name for path in (workspace.folder / "data/rxloop").glob("*.db")] == ["runs.db"]
 
 
-def test_the_folder_of_the_command_is_for_its_user_alone(place: Place) -> None:
-    place.run("run", "2 + 2", RXLOOP_DB="")
-    assert (place.folder / "data/rxloop").stat().st_mode & 0o777 == 0o700
+def test_the_folder_of_the_command_is_for_its_user_alone(workspace: Workspace) -> None:
+    workspace.run("run", "2 + 2", RXLOOP_DB="")
+    assert (workspace.folder / "data/rxloop").stat().st_mode & 0o777 == 0o700
 
 
 async def test_a_folder_that_cannot_be_made_is_an_error_that_names_it(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from openai import OpenAI
 from rxloop import ConfigurationError, MemoryEventLog
 from rxloop.cli.service import runtime_of
 from rxloop.cli.service.credentials import read_keys
-from support.cli_workspace import Place
+from support.cli_workspace import Workspace
 from support.terminals import LIMIT
 
 KEY, OTHER = "ann-has-this-secret", "bob-has-another-one"
@@ -50,11 +50,11 @@ def broken():
 
 
 @pytest.fixture
-def module(place: Place, monkeypatch: pytest.MonkeyPatch) -> Generator[str]:
+def module(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Generator[str]:
     """A module with agents, in the current folder."""
     monkeypatch.delenv("RXLOOP_KEYS", raising=False)
-    name = f"agents_{place.folder.name}".replace("-", "_")
-    (place.folder / f"{name}.py").write_text(AGENTS, encoding="utf-8")
+    name = f"agents_{workspace.folder.name}".replace("-", "_")
+    (workspace.folder / f"{name}.py").write_text(AGENTS, encoding="utf-8")
     yield name
     sys.modules.pop(name, None)
 
@@ -69,9 +69,9 @@ def module(place: Place, monkeypatch: pytest.MonkeyPatch) -> Generator[str]:
     ],
 )
 async def test_it_serves_an_agent_several_a_runtime_and_what_a_function_makes(
-    module: str, found: str, names: list[str], place: Place
+    module: str, found: str, names: list[str], workspace: Workspace
 ) -> None:
-    async with runtime_of(f"{module}:{found}", str(place.database)) as runtime:
+    async with runtime_of(f"{module}:{found}", str(workspace.database)) as runtime:
         assert list(runtime.agents) == names
         assert isinstance(runtime.log, MemoryEventLog) == (found == "runtime")
 
@@ -85,13 +85,13 @@ async def test_it_serves_an_agent_several_a_runtime_and_what_a_function_makes(
         ("broken", "did not give an agent: KeyError: 'it broke'"),
     ],
 )
-def test_what_cannot_be_served_is_told_in_a_sentence(module: str, found: str, said: str, place: Place) -> None:
-    result = place.run("serve", f"{module}:{found}", "--port", "0", code=2)
+def test_what_cannot_be_served_is_told_in_a_sentence(module: str, found: str, said: str, workspace: Workspace) -> None:
+    result = workspace.run("serve", f"{module}:{found}", "--port", "0", code=2)
     assert said in result.stderr
 
 
-def test_a_runtime_has_a_log_of_its_own(module: str, place: Place) -> None:
-    result = place.run("serve", f"{module}:runtime", "--port", "0", "--db", "other.db", code=2)
+def test_a_runtime_has_a_log_of_its_own(module: str, workspace: Workspace) -> None:
+    result = workspace.run("serve", f"{module}:runtime", "--port", "0", "--db", "other.db", code=2)
     assert "--db does not go with" in result.stderr
 
 
@@ -129,18 +129,18 @@ def test_a_file_without_keys_lets_nobody_in_by_mistake(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.com"])
-def test_others_are_not_served_without_keys_by_mistake(module: str, place: Place, host: str) -> None:
-    result = place.run("serve", f"{module}:one", "--host", host, code=2)
+def test_others_are_not_served_without_keys_by_mistake(module: str, workspace: Workspace, host: str) -> None:
+    result = workspace.run("serve", f"{module}:one", "--host", host, code=2)
     assert "there are no keys" in result.stderr
-    result = place.run("serve", f"{module}:one", "--host", host, "--without-keys", "--mcp", code=2)
+    result = workspace.run("serve", f"{module}:one", "--host", host, "--without-keys", "--mcp", code=2)
     assert "needs keys" in result.stderr
 
 
 @contextmanager
-def served(place: Place, *arguments: str, **env: str) -> Generator[tuple[str, list[dict[str, Any]]]]:
+def served(workspace: Workspace, *arguments: str, **env: str) -> Generator[tuple[str, list[dict[str, Any]]]]:
     """The command as a process: its address, and what it has logged when it is over."""
-    place.env |= env
-    process = place.process("serve", *arguments, "--port", "0", "--json", stdin=subprocess.DEVNULL)
+    workspace.env |= env
+    process = workspace.process("serve", *arguments, "--port", "0", "--json", stdin=subprocess.DEVNULL)
     lines: list[dict[str, Any]] = []
     errors: IO[bytes] | None = process.stderr
     assert errors is not None
@@ -156,8 +156,8 @@ def served(place: Place, *arguments: str, **env: str) -> Generator[tuple[str, li
         process.communicate()
 
 
-def test_without_keys_this_machine_is_served_and_no_page_from_elsewhere(module: str, place: Place) -> None:
-    with served(place, f"{module}:several", "--allow-origin", "https://app.example") as (url, lines):
+def test_without_keys_this_machine_is_served_and_no_page_from_elsewhere(module: str, workspace: Workspace) -> None:
+    with served(workspace, f"{module}:several", "--allow-origin", "https://app.example") as (url, lines):
         port = url.rpartition(":")[2]
         with httpx.Client(base_url=url) as client:
             assert [each["name"] for each in client.get("/agents").json()["agents"]] == ["weather", "clothes"]
@@ -183,8 +183,8 @@ HELLO = {
 }
 
 
-def test_the_garbage_collector_passes_over_what_is_loaded(module: str, place: Place) -> None:
-    with served(place, f"{module}:spared") as (url, _), httpx.Client(base_url=url) as client:
+def test_the_garbage_collector_passes_over_what_is_loaded(module: str, workspace: Workspace) -> None:
+    with served(workspace, f"{module}:spared") as (url, _), httpx.Client(base_url=url) as client:
         run = client.post("/runs?wait=20", json={"input": "How many objects?"}).json()
     assert int(run["content"]) > 10_000, run
 
@@ -195,9 +195,9 @@ def asked(thread: str) -> dict[str, Any]:
     return {"threadId": thread, "runId": "r1", "messages": [message], **rest}
 
 
-def test_each_door_stands_under_its_prefix(module: str, place: Place) -> None:
+def test_each_door_stands_under_its_prefix(module: str, workspace: Workspace) -> None:
     flags = ("--agui", "--ui-stream", "--openai", "--a2a", "--mcp")
-    with served(place, f"{module}:one", *flags) as (url, lines), httpx.Client(base_url=url, timeout=30) as http:
+    with served(workspace, f"{module}:one", *flags) as (url, lines), httpx.Client(base_url=url, timeout=30) as http:
         page = {"id": "chat1", "messages": [{"id": "m1", "role": "user", "parts": [{"type": "text", "text": "Well?"}]}]}
         assert '"delta":"It is warm."' in http.post("/ui", json=page).text
         assert len(http.get("/ui/chat1").json()) == 2
@@ -216,9 +216,9 @@ def test_each_door_stands_under_its_prefix(module: str, place: Place) -> None:
     assert [each["watcher"] for each in lines if "watcher" in each][-1] == "agents"
 
 
-def test_several_agents_have_a_door_each_where_one_serves_one(module: str, place: Place) -> None:
+def test_several_agents_have_a_door_each_where_one_serves_one(module: str, workspace: Workspace) -> None:
     keys = {"RXLOOP_KEYS": f"ann={KEY}"}
-    with served(place, f"{module}:several", "--agui", **keys) as (url, lines), httpx.Client(base_url=url) as http:
+    with served(workspace, f"{module}:several", "--agui", **keys) as (url, lines), httpx.Client(base_url=url) as http:
         assert '"code":"unauthorized"' in http.post("/agui/clothes", json=asked("cold")).text
         http.headers["authorization"] = f"Bearer {KEY}"
         assert '"delta":"A coat."' in http.post("/agui/clothes", json=asked("cold")).text
@@ -227,8 +227,8 @@ def test_several_agents_have_a_door_each_where_one_serves_one(module: str, place
     assert f"at {url} to ann: the API at /, AG-UI at /agui/weather and /agui/clothes; " in lines[0]["message"]
 
 
-def test_the_log_tells_of_each_request_and_nothing_that_was_said(module: str, place: Place) -> None:
-    with served(place, f"{module}:one", RXLOOP_KEYS=f"ann={KEY},bob={OTHER}") as (url, lines):
+def test_the_log_tells_of_each_request_and_nothing_that_was_said(module: str, workspace: Workspace) -> None:
+    with served(workspace, f"{module}:one", RXLOOP_KEYS=f"ann={KEY},bob={OTHER}") as (url, lines):
         with httpx.Client(base_url=url, headers={"authorization": f"Bearer {KEY}"}) as client:
             run = client.post("/runs?wait=10", json={"input": "My PIN is 4711"}).json()
             assert run["content"] == "It is warm."
@@ -251,8 +251,8 @@ def test_the_log_tells_of_each_request_and_nothing_that_was_said(module: str, pl
     assert [each["watcher"] for each in lines if "watcher" in each][-2:] == ["log", "agents"]
 
 
-def test_lines_are_for_people_without_json(module: str, place: Place) -> None:
-    process = place.process("serve", f"{module}:one", "--port", "0")
+def test_lines_are_for_people_without_json(module: str, workspace: Workspace) -> None:
+    process = workspace.process("serve", f"{module}:one", "--port", "0")
     assert process.stderr is not None
     assert b" serving weather at http://127.0.0.1:" in process.stderr.readline()
     process.send_signal(signal.SIGINT)
@@ -262,17 +262,17 @@ def test_lines_are_for_people_without_json(module: str, place: Place) -> None:
 
 
 @pytest.mark.parametrize("missing", ["starlette", "uvicorn"])
-def test_without_the_extra_the_command_names_it(missing: str, module: str, place: Place) -> None:
+def test_without_the_extra_the_command_names_it(missing: str, module: str, workspace: Workspace) -> None:
     code = f"import sys; sys.modules['{missing}'] = None; from rxloop.cli import main; main()"
     command = [sys.executable, "-c", code, "serve", f"{module}:one", "--port", "0"]
-    env = {**os.environ, **place.env}
-    done = subprocess.run(command, env=env, cwd=place.folder, capture_output=True, check=False, timeout=LIMIT)
+    env = {**os.environ, **workspace.env}
+    done = subprocess.run(command, env=env, cwd=workspace.folder, capture_output=True, check=False, timeout=LIMIT)
     assert done.returncode == 2
     told = f'rxloop: rxloop serve needs {missing}, which is not installed: pip install "rxloop[serve]"\n'
     assert done.stderr.decode() == told
 
 
-def test_a_port_that_is_taken_is_told(module: str, place: Place) -> None:
-    with served(place, f"{module}:one") as (url, _):
-        result = place.run("serve", f"{module}:one", "--port", url.rpartition(":")[2], code=2)
+def test_a_port_that_is_taken_is_told(module: str, workspace: Workspace) -> None:
+    with served(workspace, f"{module}:one") as (url, _):
+        result = workspace.run("serve", f"{module}:one", "--port", url.rpartition(":")[2], code=2)
     assert "cannot listen on 127.0.0.1" in result.stderr

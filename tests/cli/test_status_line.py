@@ -14,15 +14,15 @@ from rich.text import Text
 
 from rxloop.cli.live_view import status
 from rxloop.cli.terminal import StatusLine
-from support.cli_workspace import Place
+from support.cli_workspace import Workspace
 from support.terminals import Screen, Terminal
-from support.timelines import LETTERS, live
+from support.timelines import LETTERS, observe_live
 
 NAP = ("run", "Please nap.", "--tools", "kit:tools")
 
 
 def test_the_status_says_what_is_at_work_and_what_has_come() -> None:
-    found = live(status(3), "--t--l--d--d--d--(uc)--s-S------x---X--F|")
+    found = observe_live(status(3), "--t--l--d--d--d--(uc)--s-S------x---X--F|")
     assert [(second, str(value)) for second, value in found if value != "|"] == [
         (5, "3 s · waiting for the model"),
         (8, "6 s · 1 token"),
@@ -43,19 +43,19 @@ def test_the_status_says_what_is_at_work_and_what_has_come() -> None:
 
 
 def test_the_rate_is_that_of_the_last_window() -> None:
-    found = [str(value) for _, value in live(status(3), "t-l(dddddd)ddd-(uc)F|")]
+    found = [str(value) for _, value in observe_live(status(3), "t-l(dddddd)ddd-(uc)F|")]
     assert "3 s · 8 tokens · 2/s" in found
 
 
 def test_of_many_tools_two_are_named() -> None:
     third = LETTERS["s"].model_copy(update={"index": 2})
-    found = [str(value) for _, value in live(status(3), "t(sSa)-F|", a=third)]
+    found = [str(value) for _, value in observe_live(status(3), "t(sSa)-F|", a=third)]
     assert "0 s · look, search and 1 more" in found
 
 
-def test_while_nothing_is_written_there_is_a_status_and_none_when_the_run_is_over(place: Place) -> None:
-    terminal = Terminal(place, *NAP)
-    code, _ = terminal.leaves()
+def test_while_nothing_is_written_there_is_a_status_and_none_when_the_run_is_over(workspace: Workspace) -> None:
+    terminal = Terminal(workspace, *NAP)
+    code, _ = terminal.wait()
     assert code == 0
     assert any("nap · " in line and "token" in line for line in terminal.statuses)
     screen = terminal.screen()
@@ -66,9 +66,9 @@ def test_while_nothing_is_written_there_is_a_status_and_none_when_the_run_is_ove
 
 
 @pytest.mark.parametrize(("columns", "rows"), [(120, 24), (40, 6), (20, 5), (9, 4)])
-def test_what_is_written_stays_whole_in_a_terminal_of_any_size(place: Place, columns: int, rows: int) -> None:
-    terminal = Terminal(place, *NAP, "--thoughts", "none", columns=columns, rows=rows)
-    code, _ = terminal.leaves()
+def test_what_is_written_stays_whole_in_a_terminal_of_any_size(workspace: Workspace, columns: int, rows: int) -> None:
+    terminal = Terminal(workspace, *NAP, "--thoughts", "none", columns=columns, rows=rows)
+    code, _ = terminal.wait()
     assert code == 0
     assert "Done:awake." in "".join(terminal.screen()).replace(" ", "")
     assert terminal.statuses
@@ -101,40 +101,40 @@ def test_the_screen_is_the_same_as_without_a_status(
 
 
 @pytest.mark.parametrize("arguments", [(), ("--json",)])
-def test_a_pipe_gets_no_status(place: Place, arguments: tuple[str, ...]) -> None:
-    process = place.process(*NAP, *arguments)
+def test_a_pipe_gets_no_status(workspace: Workspace, arguments: tuple[str, ...]) -> None:
+    process = workspace.process(*NAP, *arguments)
     out, err = process.communicate(timeout=60)
     assert b"awake" in out + err
     assert b"\x1b" not in out + err
 
 
-def test_a_pipe_that_is_to_have_colours_gets_no_status_either(place: Place) -> None:
-    place.env["FORCE_COLOR"] = "1"
-    out, err = place.process(*NAP).communicate(timeout=60)
+def test_a_pipe_that_is_to_have_colours_gets_no_status_either(workspace: Workspace) -> None:
+    workspace.env["FORCE_COLOR"] = "1"
+    out, err = workspace.process(*NAP).communicate(timeout=60)
     assert b"\x1b[3" in err
     assert not re.search(rb"\x1b\[[^m]*[a-zA-Z]", re.sub(rb"\x1b\[[0-9;]*m", b"", out + err))
 
 
 @pytest.mark.parametrize("case", ["json", "dumb", "file"])
-def test_there_is_no_status_where_it_would_be_in_the_way(place: Place, case: str) -> None:
+def test_there_is_no_status_where_it_would_be_in_the_way(workspace: Workspace, case: str) -> None:
     options = {}
     if case == "dumb":
-        place.env["TERM"] = "dumb"
+        workspace.env["TERM"] = "dumb"
     if case == "file":
-        options["stdout"] = (place.folder / "answer.txt").open("wb")
-    terminal = Terminal(place, *NAP, *(["--json"] if case == "json" else []), **options)
-    code, _ = terminal.leaves()
+        options["stdout"] = (workspace.folder / "answer.txt").open("wb")
+    terminal = Terminal(workspace, *NAP, *(["--json"] if case == "json" else []), **options)
+    code, _ = terminal.wait()
     for file in options.values():
         file.close()
     assert (code, terminal.statuses) == (0, [])
 
 
-def test_the_second_ctrl_c_takes_the_status_along(place: Place) -> None:
-    terminal = Terminal(place, "run", "Please resist.", "--tools", "kit:tools")
-    terminal.sees("… resist: begun")
-    terminal.types("\x03")
-    terminal.sees("cancelling; Ctrl-C once more leaves at once")
-    terminal.types("\x03")
-    code, _ = terminal.leaves()
+def test_the_second_ctrl_c_takes_the_status_along(workspace: Workspace) -> None:
+    terminal = Terminal(workspace, "run", "Please resist.", "--tools", "kit:tools")
+    terminal.expect("… resist: begun")
+    terminal.send("\x03")
+    terminal.expect("cancelling; Ctrl-C once more leaves at once")
+    terminal.send("\x03")
+    code, _ = terminal.wait()
     assert code == 130
     assert terminal.screen()[-1] == "left without waiting"

@@ -17,7 +17,7 @@ from rxloop.cli.terminal import shown
 from rxloop.protocol.envelope import EVENT_TYPES
 from rxloop.protocol.messages import ErrorInfo, FilePart, ImagePart
 from rxloop.support.text import INVISIBLE, to_visible
-from support.cli_workspace import Place
+from support.cli_workspace import Workspace
 
 EVIL = (
     "a\x1b]52;c;ZXZpbA==\x07b\x1b]0;title\x1b\\c\x1b[2J\x9b31md\x08\x7f\x85e"
@@ -85,12 +85,12 @@ def evil_lines(task_id: str) -> Iterator[bytes]:
 
 
 @pytest.fixture
-def evil(place: Place) -> Place:
+def evil(workspace: Workspace) -> Workspace:
     """A place whose database holds two such runs."""
-    (place.folder / "evil.jsonl").write_bytes(b"\n".join([*evil_lines("one-1111"), *evil_lines("two-2222")]))
-    done = place.run("import", "evil.jsonl")
+    (workspace.folder / "evil.jsonl").write_bytes(b"\n".join([*evil_lines("one-1111"), *evil_lines("two-2222")]))
+    done = workspace.run("import", "evil.jsonl")
     assert not BAD.search(done.output)
-    return place
+    return workspace
 
 
 @pytest.mark.parametrize(
@@ -129,20 +129,20 @@ def evil(place: Place) -> Place:
     ],
     ids=lambda arguments: " ".join(arguments).replace(EVIL, "EVIL"),
 )
-def test_no_command_writes_what_a_terminal_would_act_upon(evil: Place, arguments: list[str]) -> None:
+def test_no_command_writes_what_a_terminal_would_act_upon(evil: Workspace, arguments: list[str]) -> None:
     done = evil.run(*arguments, code=None)
     assert done.output
     assert BAD.findall(done.output.replace("\r\n", "\n")) == []
     assert done.exception is None or isinstance(done.exception, SystemExit)
 
 
-def test_what_is_exported_with_escapes_is_the_same_json(evil: Place) -> None:
+def test_what_is_exported_with_escapes_is_the_same_json(evil: Workspace) -> None:
     lines = evil.run("export", "last").stdout.splitlines()
     assert orjson.loads(lines[0])["agentName"] == EVIL
 
 
-def test_a_live_run_and_a_chat_show_such_text_by_its_escapes(place: Place) -> None:
-    said = place.run("run", "Please escape.").output + place.run("chat", given="Please escape.\n").output
+def test_a_live_run_and_a_chat_show_such_text_by_its_escapes(workspace: Workspace) -> None:
+    said = workspace.run("run", "Please escape.").output + workspace.run("chat", stdin="Please escape.\n").output
     assert "\\u001b[31mred" in said
     assert not BAD.search(said)
 

@@ -14,7 +14,7 @@ import httpx
 import orjson
 import pytest
 
-from support.cli_workspace import Place
+from support.cli_workspace import Workspace
 from support.terminals import LIMIT
 
 AGENTS = """
@@ -35,11 +35,11 @@ runtime = Runtime({"weather": weather}, log=PostgresEventLog(DSN), queue=Postgre
 
 
 @contextmanager
-def started(place: Place, *arguments: str) -> Generator[subprocess.Popen[str]]:
+def started(workspace: Workspace, *arguments: str) -> Generator[subprocess.Popen[str]]:
     command = [sys.executable, "-m", "rxloop", *arguments, "--json"]
-    environment = {**os.environ, **place.env}
+    environment = {**os.environ, **workspace.env}
     process = subprocess.Popen(
-        command, cwd=place.folder, env=environment, stderr=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL
+        command, cwd=workspace.folder, env=environment, stderr=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL
     )
     try:
         yield process
@@ -63,12 +63,12 @@ def said(stream: IO[str] | None, words: str) -> str:
 
 @pytest.mark.service("postgres")
 @pytest.mark.timeout(LIMIT * 3)
-def test_a_worker_carries_out_what_a_server_with_a_queue_starts(place: Place, postgres_database: str) -> None:
-    (place.folder / "shop.py").write_text(AGENTS, encoding="utf-8")
+def test_a_worker_carries_out_what_a_server_with_a_queue_starts(workspace: Workspace, postgres_database: str) -> None:
+    (workspace.folder / "shop.py").write_text(AGENTS, encoding="utf-8")
     where = ("shop:weather", "--db", postgres_database)
     with (
-        started(place, "serve", *where, "--queue", "--port", "0") as server,
-        started(place, "worker", *where, "--concurrency", "2") as worker,
+        started(workspace, "serve", *where, "--queue", "--port", "0") as server,
+        started(workspace, "worker", *where, "--concurrency", "2") as worker,
     ):
         serving = orjson.loads(said(server.stderr, "serving"))
         assert serving["message"].endswith(", which workers carry out")
@@ -108,22 +108,24 @@ def test_a_worker_carries_out_what_a_server_with_a_queue_starts(place: Place, po
         (("serve", "shop:weather", "--session-db", "postgresql://localhost/app", "--port", "0"), "add --queue"),
     ],
 )
-def test_what_cannot_work_is_told_in_a_sentence(place: Place, arguments: Sequence[str], what: str) -> None:
-    (place.folder / "shop.py").write_text(AGENTS + RUNTIME, encoding="utf-8")
-    result = place.run(*arguments, code=2)
+def test_what_cannot_work_is_told_in_a_sentence(workspace: Workspace, arguments: Sequence[str], what: str) -> None:
+    (workspace.folder / "shop.py").write_text(AGENTS + RUNTIME, encoding="utf-8")
+    result = workspace.run(*arguments, code=2)
     assert what in result.stderr
     assert "s3cret" not in result.stderr
 
 
 @pytest.mark.parametrize("command", ["worker", "serve"])
-def test_without_the_library_of_the_queue_the_command_ends_and_names_the_extra(place: Place, command: str) -> None:
-    (place.folder / "shop.py").write_text(AGENTS, encoding="utf-8")
+def test_without_the_library_of_the_queue_the_command_ends_and_names_the_extra(
+    workspace: Workspace, command: str
+) -> None:
+    (workspace.folder / "shop.py").write_text(AGENTS, encoding="utf-8")
     code = "import sys; sys.modules['procrastinate'] = None; from rxloop.cli import main; main()"
     options = ["--db", "postgresql://localhost/app", *(["--queue", "--port", "0"] if command == "serve" else [])]
     done = subprocess.run(
         [sys.executable, "-c", code, command, "shop:weather", *options],
-        env={**os.environ, **place.env},
-        cwd=place.folder,
+        env={**os.environ, **workspace.env},
+        cwd=workspace.folder,
         capture_output=True,
         check=False,
         timeout=LIMIT,

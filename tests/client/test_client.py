@@ -18,7 +18,7 @@ from rxloop.client import Client
 from rxloop.errors import ApiError
 from rxloop.protocol import public_events
 from rxloop.testing import ScriptedModel, call, frames
-from support.api_server import serving
+from support.api_server import serve_api
 from support.processes.replicas import free_port, replica
 
 
@@ -86,7 +86,7 @@ async def cutting(url: str) -> AsyncGenerator[Cutting]:
 
 async def test_a_program_starts_reads_answers_and_lists() -> None:
     log = MemoryEventLog()
-    async with serving(clerk(), log=log) as served, Client(served.url, token="ann-key") as client:
+    async with serve_api(clerk(), log=log) as served, Client(served.url, token="ann-key") as client:
         run = await client.start("clerk", "Pay 5", metadata={"ticket": 7})
         text = ""
         async for event in client.follow(run.task_id):
@@ -109,7 +109,10 @@ async def test_a_program_starts_reads_answers_and_lists() -> None:
 
 
 async def test_any_view_works_on_what_is_followed() -> None:
-    async with serving(clerk(frames("-It -is -7 C.|", 0.001))) as served, Client(served.url, token="ann-key") as client:
+    async with (
+        serve_api(clerk(frames("-It -is -7 C.|", 0.001))) as served,
+        Client(served.url, token="ann-key") as client,
+    ):
         run = await client.start(None, "Weather?")
         assert "".join([text async for text in client.follow(run.task_id).pipe(op.text())]) == "It is 7 C."
         events = [event async for event in client.follow(run.task_id).pipe(op.grammar())]
@@ -121,7 +124,7 @@ async def test_any_view_works_on_what_is_followed() -> None:
 async def test_cut_after_each_few_events_the_stream_is_the_same(lines: int) -> None:  # L132
     log = MemoryEventLog()
     words = frames("-a-b-c-d-e-f-g-h|", 0.005)
-    async with serving(clerk(call("think_aloud", thought="Hm."), words), log=log) as served:
+    async with serve_api(clerk(call("think_aloud", thought="Hm."), words), log=log) as served:
         async with cutting(served.url) as way, Client(way.url, token="ann-key", retries=3) as client:
             run = await client.start("clerk", "Spell")
             way.lines = lines
@@ -164,7 +167,7 @@ async def test_a_server_that_is_killed_and_comes_back_is_followed_without_a_gap(
 
 async def test_cut_after_each_event_of_a_recorded_run_the_union_is_the_whole() -> None:
     log = MemoryEventLog()
-    async with serving(clerk(), log=log) as served, Client(served.url, token="ann-key") as client:
+    async with serve_api(clerk(), log=log) as served, Client(served.url, token="ann-key") as client:
         run = await client.start("clerk", "Pay 5", wait=10)
         await client.answer(run.task_id, {run.pending[0].input_id: True}, wait=10)
         whole = [event async for event in client.follow(run.task_id)]
@@ -175,7 +178,7 @@ async def test_cut_after_each_event_of_a_recorded_run_the_union_is_the_whole() -
 
 
 async def test_a_cursor_of_nowhere_gets_a_gap_and_then_everything() -> None:  # L133
-    async with serving(clerk("Hello.")) as served, Client(served.url, token="ann-key") as client:
+    async with serve_api(clerk("Hello.")) as served, Client(served.url, token="ann-key") as client:
         run = await client.start("clerk", "Hi", wait=10)
         events = [event async for event in client.follow(run.task_id, after="elsewhere/1.99.0")]
     assert [event.kind for event in events[:2]] == ["gap", "task"]
@@ -183,7 +186,7 @@ async def test_a_cursor_of_nowhere_gets_a_gap_and_then_everything() -> None:  # 
 
 
 async def test_a_refusal_is_an_error_with_its_code() -> None:
-    async with serving(clerk("Hello.")) as served:
+    async with serve_api(clerk("Hello.")) as served:
         async with Client(served.url, token="wrong") as stranger:
             with pytest.raises(ApiError) as unknown:
                 await stranger.start("clerk", "Hi")
@@ -207,7 +210,7 @@ async def test_a_server_that_is_away_is_tried_again_and_then_told_of() -> None:
 
 async def test_a_reader_that_stops_leaves_no_connection() -> None:
     agent = clerk(frames("-on and on", 0.01))
-    async with serving(agent) as served, Client(served.url, token="ann-key") as client:
+    async with serve_api(agent) as served, Client(served.url, token="ann-key") as client:
         run = await client.start("clerk", "Go on")
         events = aiter(client.follow(run.task_id))
         async for event in events:

@@ -12,7 +12,7 @@ from rxloop.context.compression import Compression, LastCut
 from rxloop.pipeline.interfaces import Budget, Compressor
 from rxloop.protocol.messages import FilePart, ImagePart, Message, TextPart
 from rxloop.state.history import History
-from support.histories import call, compressed, long_history, turn
+from support.histories import call, compress, long_history, turn
 
 counter = TokenEstimator()
 
@@ -41,7 +41,7 @@ class Giving:
 def test_an_empty_history_and_one_under_the_mark_are_left_as_they_are() -> None:
     # T99
     for history in (History(), History(long_history(5)), []):
-        made = compressed(Refusing(), history, counter)
+        made = compress(Refusing(), history, counter)
         assert made.messages is history
         assert made.state == LastCut()
         assert not made.cut
@@ -58,7 +58,7 @@ def test_between_two_cuts_the_request_only_grows_at_its_end() -> None:
     cuts = steps = 0
     for number in range(120):
         history += turn((call(f"c{number}", page=number), f"result {number}: " + "some words of it " * 8))
-        made = compressed(compressor, history, counter, state=state)
+        made = compress(compressor, history, counter, state=state)
         assert made.tokens_after <= 2_000
         if made.cut:
             cuts += 1
@@ -75,13 +75,13 @@ def test_a_state_that_went_through_json_gives_the_same_request_in_another_proces
     # T109
     compressor = TokenBudgetCompressor(1_500)
     history = long_history(40)
-    made = compressed(compressor, history, counter)
+    made = compress(compressor, history, counter)
     assert made.cut
     stored = json.loads(json.dumps(made.state.dump()))
     assert LastCut.load(stored) == made.state
     copies = [Message.model_validate_json(message.model_dump_json()) for message in history]
     copies += long_history(2)[1:]
-    again = compressed(compressor, copies, counter, state=LastCut.load(stored))
+    again = compress(compressor, copies, counter, state=LastCut.load(stored))
     assert not again.cut
     assert list(again.messages[: len(made.messages)]) == list(made.messages)
 
@@ -89,7 +89,7 @@ def test_a_state_that_went_through_json_gives_the_same_request_in_another_proces
 def test_the_state_names_what_was_folded() -> None:
     # L125
     history = long_history(40)
-    made = compressed(SlidingWindowCompressor(1_500), history, counter)
+    made = compress(SlidingWindowCompressor(1_500), history, counter)
     kept = {place for place, message in enumerate(history) if any(message is one for one in made.messages)}
     assert set(made.state.left_out) == set(range(len(history))) - kept
     assert made.dropped == len(made.state.left_out)
@@ -98,40 +98,40 @@ def test_the_state_names_what_was_folded() -> None:
 
 
 def test_the_state_of_another_history_is_not_used() -> None:
-    made = compressed(SlidingWindowCompressor(1_500), long_history(40), counter)
+    made = compress(SlidingWindowCompressor(1_500), long_history(40), counter)
     short = long_history(3)
-    assert compressed(SlidingWindowCompressor(1_500), short, counter, state=made.state).messages is short
+    assert compress(SlidingWindowCompressor(1_500), short, counter, state=made.state).messages is short
 
 
 def test_what_goes_with_the_messages_takes_of_their_room() -> None:
     history = long_history(40)
-    made = compressed(SlidingWindowCompressor(4_000), history, counter, overhead=2_500)
+    made = compress(SlidingWindowCompressor(4_000), history, counter, overhead=2_500)
     assert made.tokens_after <= 1_500
-    assert compressed(SlidingWindowCompressor(4_000), history, counter, overhead=9_000).budget_unmet
+    assert compress(SlidingWindowCompressor(4_000), history, counter, overhead=9_000).budget_unmet
 
 
 def test_after_a_refusal_the_request_is_smaller_and_stays_so() -> None:
     compressor = SlidingWindowCompressor(50_000)
     history = long_history(60)
-    first = compressed(compressor, history, counter, overhead=500)
+    first = compress(compressor, history, counter, overhead=500)
     assert not first.cut
-    second = compressed(compressor, history, counter, state=first.state, overhead=500, pressure=1)
+    second = compress(compressor, history, counter, state=first.state, overhead=500, pressure=1)
     assert second.cut
     assert second.tokens_after < 0.8 * first.tokens_after
-    third = compressed(compressor, history, counter, state=second.state, overhead=500, pressure=2)
+    third = compress(compressor, history, counter, state=second.state, overhead=500, pressure=2)
     assert third.tokens_after < 0.8 * second.tokens_after
     longer = [*history, *long_history(60)[1:]]
-    later = compressed(compressor, longer, counter, state=LastCut.load(second.state.dump()), overhead=500)
+    later = compress(compressor, longer, counter, state=LastCut.load(second.state.dump()), overhead=500)
     assert later.tokens_after + 500 < first.tokens_after + 500
 
 
 def test_a_budget_that_cannot_be_met_is_reported_with_the_smallest_request() -> None:
     # T100
     history = [Message.user("word " * 5_000), *long_history(5)[1:]]
-    made = compressed(SlidingWindowCompressor(1_000), history, counter)
+    made = compress(SlidingWindowCompressor(1_000), history, counter)
     assert made.budget_unmet
     assert len(made.messages) == 4
-    assert compressed(SlidingWindowCompressor(1_000), long_history(5), counter).budget_unmet is False
+    assert compress(SlidingWindowCompressor(1_000), long_history(5), counter).budget_unmet is False
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_a_budget_that_cannot_be_met_is_reported_with_the_smallest_request() -> 
 def test_a_result_that_is_none_is_thrown_away_and_reported(result: Any, reason: str) -> None:
     # T115
     history = long_history(30)
-    made = compressed(Giving(result), history, counter)
+    made = compress(Giving(result), history, counter)
     assert reason in made.failed
     assert made.messages is history
     assert made.state == LastCut()
@@ -179,7 +179,7 @@ async def test_a_compressor_that_raises_leaves_the_history_as_it_was() -> None:
 def test_a_broken_pair_of_a_custom_compressor_is_repaired_and_reported() -> None:
     # T95
     history = long_history(30)
-    made = compressed(
+    made = compress(
         Giving(lambda messages: [messages[0], *messages[-4:], *[]][0:1] + list(messages[-3:])), history, counter
     )
     assert [id(message) for message in made.messages] == [id(history[0]), *(id(one) for one in history[-2:])]
@@ -191,24 +191,24 @@ def test_the_task_and_pinned_messages_come_back_when_a_custom_compressor_loses_t
     # T98
     history = long_history(30)
     history[5:5] = [Message.assistant("Keep this.")]
-    made = compressed(Giving(lambda messages: messages[-4:]), history, counter, pinned=frozenset({5}))
+    made = compress(Giving(lambda messages: messages[-4:]), history, counter, pinned=frozenset({5}))
     assert [id(message) for message in made.messages[:2]] == [id(history[0]), id(history[5])]
     assert made.problems == ("message 0 of the history must stay", "message 5 of the history must stay")
 
 
 def test_a_pinned_call_comes_with_its_results() -> None:
     history = long_history(30)
-    made = compressed(SlidingWindowCompressor(1_500), history, counter, pinned=frozenset({6}))
+    made = compress(SlidingWindowCompressor(1_500), history, counter, pinned=frozenset({6}))
     assert any(message is history[5] for message in made.messages)
     assert any(message is history[6] for message in made.messages)
-    lost = compressed(Giving(lambda messages: [messages[0], *messages[-2:]]), history, counter, pinned=frozenset({6}))
+    lost = compress(Giving(lambda messages: [messages[0], *messages[-2:]]), history, counter, pinned=frozenset({6}))
     assert [message.role for message in lost.messages[:3]] == ["user", "assistant", "tool"]
 
 
 def test_open_calls_come_back_when_a_custom_compressor_loses_them() -> None:
     # T97
     history = [*long_history(30), Message.assistant(tool_calls=[call("open")])]
-    made = compressed(Giving(lambda messages: list(messages[:1])), history, counter)
+    made = compress(Giving(lambda messages: list(messages[:1])), history, counter)
     assert made.messages[-1] is history[-1]
 
 
@@ -224,10 +224,10 @@ def test_a_custom_compressor_takes_ten_lines() -> None:
 
     compressor: Compressor = LastOnes()
     history = long_history(30)
-    made = compressed(compressor, history, counter)
+    made = compress(compressor, history, counter)
     assert made.messages[0] is history[0]
     assert made.tokens_after <= 1_000
-    after = compressed(compressor, [*history, Message.user("And now?")], counter, state=made.state)
+    after = compress(compressor, [*history, Message.user("And now?")], counter, state=made.state)
     assert not after.cut
     assert list(after.messages[:-1]) == list(made.messages)
 

@@ -11,14 +11,14 @@ from rxloop.context.layout import problems_of
 from rxloop.errors import ConfigurationError
 from rxloop.pipeline.interfaces import Compressor
 from rxloop.protocol.messages import ImagePart, Message, TextPart
-from support.histories import budget, call, compressed, every_compressor, long_history, turn
+from support.histories import budget, call, compress, every_compressor, long_history, turn
 
 Make = Callable[[int], Compressor]
 counter = TokenEstimator()
 
 
 def sent(make: Make, messages: Sequence[Message], tokens: int, **more: object) -> list[Message]:
-    return list(compressed(make(tokens), messages, counter, **more).messages)  # pyright: ignore[reportArgumentType]
+    return list(compress(make(tokens), messages, counter, **more).messages)  # pyright: ignore[reportArgumentType]
 
 
 def own(messages: Sequence[Message], history: Sequence[Message]) -> list[int]:
@@ -58,7 +58,7 @@ def test_one_huge_result_is_shortened_with_a_marker_and_its_call_is_left_alone(m
     output = "\n".join(f"row {number}: ticket T-{number} is open" for number in range(6_000))
     history = [Message.user("Which ticket is the last?"), *turn((call("big", query="select *"), output))]
     assert counter.count(history) > 50_000
-    made = compressed(make(8_000), history, counter)
+    made = compress(make(8_000), history, counter)
     assert made.tokens_after <= 8_000
     assert not made.budget_unmet
     result = made.messages[-1]
@@ -74,7 +74,7 @@ def test_one_huge_result_is_shortened_with_a_marker_and_its_call_is_left_alone(m
 def test_several_huge_results_of_one_message_share_the_room(make: Make) -> None:
     outputs = [(call(f"c{place}"), f"{place} " + "word " * 8_000) for place in range(3)]
     history = [Message.user("Go."), *turn(*outputs)]
-    made = compressed(make(3_000), history, counter)
+    made = compress(make(3_000), history, counter)
     assert not made.budget_unmet
     sizes = [len(message.text) for message in made.messages if message.role == "tool"]
     assert len(sizes) == 3
@@ -86,11 +86,11 @@ def test_facts_of_the_first_summary_are_in_the_second_and_there_is_one_summary(m
     # T103
     history = long_history(12)
     history[3:3] = [Message.assistant("The warehouse code is WH-7781."), Message.user("Good. Go on.")]
-    first = compressed(make(1_000), history, counter)
+    first = compress(make(1_000), history, counter)
     assert "warehouse" in said(first.messages)
     assert "WH-7781" in said(first.messages)
     later = [*history, *long_history(30)[1:]]
-    second = compressed(make(1_000), later, counter, state=first.state)
+    second = compress(make(1_000), later, counter, state=first.state)
     assert second.cut
     assert "warehouse" in said(second.messages)
     assert "WH-7781" in said(second.messages)
@@ -103,8 +103,8 @@ def test_facts_of_the_first_summary_are_in_the_second_and_there_is_one_summary(m
 def test_with_nothing_left_but_the_summary_nothing_is_done(make: Make) -> None:
     # T104
     history = [*long_history(10), Message.assistant("Nearly there."), Message.user("word " * 3_000)]
-    first = compressed(make(1_000), history, counter)
-    again = compressed(make(1_000), history, counter, state=first.state)
+    first = compress(make(1_000), history, counter)
+    again = compress(make(1_000), history, counter, state=first.state)
     assert first.budget_unmet
     assert again.budget_unmet
     assert not again.cut
@@ -128,15 +128,15 @@ def test_messages_with_reasoning_are_kept_byte_for_byte_or_go(make: Make) -> Non
 def test_what_is_sent_is_the_same_for_the_same_history_in_any_order_of_runs(make: Make) -> None:
     compressor = make(1_200)
     one, two = long_history(30), long_history(25, size=90)
-    alone = compressed(make(1_200), one, counter).messages
-    compressed(compressor, two, counter)
-    assert compressed(compressor, one, counter).messages == alone
+    alone = compress(make(1_200), one, counter).messages
+    compress(compressor, two, counter)
+    assert compress(compressor, one, counter).messages == alone
 
 
 @every_compressor
 def test_a_cut_goes_down_to_the_low_mark(make: Make) -> None:
     history = long_history(60)
-    made = compressed(make(3_000), history, counter)
+    made = compress(make(3_000), history, counter)
     assert made.tokens_after <= 0.65 * 3_000
 
 
@@ -237,9 +237,9 @@ def test_a_chain_stops_as_soon_as_the_budget_is_met() -> None:
             return super().compress(messages, budget)
 
     history = long_history(40)
-    compressed(ChainedCompressor(TokenBudgetCompressor(2_000), Remembering(2_000)), history, counter)
+    compress(ChainedCompressor(TokenBudgetCompressor(2_000), Remembering(2_000)), history, counter)
     assert asked == []
-    compressed(ChainedCompressor(Idle(), Remembering(2_000)), history, counter)
+    compress(ChainedCompressor(Idle(), Remembering(2_000)), history, counter)
     assert asked == [len(history)]
 
 
@@ -271,7 +271,7 @@ def test_a_chain_has_one_summary_that_covers_what_all_of_it_left_out() -> None:
 
     history = long_history(60)
     history[3:3] = [Message.assistant("The warehouse code is WH-7781.")]
-    made = compressed(ChainedCompressor(Forgetful(), SlidingWindowCompressor(2_000)), history, counter)
+    made = compress(ChainedCompressor(Forgetful(), SlidingWindowCompressor(2_000)), history, counter)
     assert [message.text[:8] for message in made.messages if message.role == "user"][1:] == ["[Earlier"]
     assert "WH-7781" in made.state.summary
 
@@ -313,7 +313,7 @@ def test_the_images_of_the_newest_message_go_where_there_is_no_room_for_them(mak
     image = ImagePart(data=b"x", media_type="image/png")
     first, _ = turn((call("look"), ""))
     history = [Message.user("Go."), first, Message.tool("look", [TextPart(text="See."), *[image] * 20])]
-    made = compressed(make(2_000), history, counter)
+    made = compress(make(2_000), history, counter)
     assert not made.budget_unmet
     assert not made.messages[-1].media
     assert "[image/png, 1 bytes]" in made.messages[-1].text

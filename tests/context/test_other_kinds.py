@@ -12,7 +12,7 @@ from rxloop.context import TokenEstimator
 from rxloop.context.compression import LastCut
 from rxloop.pipeline.interfaces import Compressor
 from rxloop.protocol.messages import Message
-from support.histories import call, compressed, turn
+from support.histories import call, compress, turn
 
 counter = TokenEstimator()
 Kind = tuple[list[Message], list[str]]
@@ -102,7 +102,7 @@ def test_what_was_named_long_ago_is_still_in_the_request(
     state: LastCut | None = None
     sent: list[Message] = []
     for stop in range(1, len(history) + 1, 2):
-        made = compressed(make(limit), history[:stop], counter, state=state)
+        made = compress(make(limit), history[:stop], counter, state=state)
         state, sent = made.state, list(made.messages)
         assert not made.budget_unmet
     text = "\n".join([m.text for m in sent] + [str(one.arguments) for m in sent for one in m.tool_calls])

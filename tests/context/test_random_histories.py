@@ -11,7 +11,7 @@ from rxloop.context.compression import Compressed, LastCut
 from rxloop.context.layout import blocks_of, problems_of
 from rxloop.pipeline.interfaces import Compressor, TokenCounter
 from rxloop.protocol.messages import Message
-from support.histories import Words, compressed, every_compressor, histories
+from support.histories import WordCounter, compress, every_compressor, histories
 
 # 2,000 with RXLOOP_EXAMPLES=2000.
 quickly = settings(
@@ -53,8 +53,8 @@ def test_what_is_sent_is_valid_and_has_the_task_and_fits_or_says_that_it_cannot(
     make: Callable[[int], Compressor], history: list[Message], tokens: int, data: st.DataObject | None
 ) -> None:
     pins = data.draw(st.frozensets(st.integers(0, len(history) - 1), max_size=2)) if data and history else frozenset()
-    counter = Words()
-    made = compressed(make(tokens), history, counter, pinned=pins)
+    counter = WordCounter()
+    made = compress(make(tokens), history, counter, pinned=pins)
     check(history, made, tokens, counter, pins)
 
 
@@ -69,11 +69,9 @@ def test_a_growing_history_gives_requests_that_only_grow_between_cuts(
     before: list[Message] = []
     for block in blocks_of(history):
         so_far = history[: block.places.stop]
-        made = compressed(make(tokens), so_far, counter, state=state)
+        made = compress(make(tokens), so_far, counter, state=state)
         check(so_far, made, tokens, counter, frozenset())
         if not made.cut:  # T101
             assert [id(m) for m in made.messages[: len(before)]] == [id(m) for m in before]
-        assert (
-            compressed(make(tokens), so_far, counter, state=LastCut.load(made.state.dump())).messages == made.messages
-        )
+        assert compress(make(tokens), so_far, counter, state=LastCut.load(made.state.dump())).messages == made.messages
         state, before = made.state, list(made.messages)

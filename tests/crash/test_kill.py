@@ -15,7 +15,7 @@ import pytest
 from rxloop import Event, SqliteEventLog, StatusUpdateEvent, ToolCompleteEvent
 from rxloop.errors import UnknownRun
 from rxloop.protocol.events import ThoughtStreamEvent
-from support.crash.killed_runs import Nursery, folder, left_behind, lines, nursery_process
+from support.crash.killed_runs import ForkedRuns, find_run, folder, lines, start_forked_runs
 
 # More of them take minutes: RXLOOP_KILLS=200 is what a release is measured by.
 KILLS = int(os.environ.get("RXLOOP_KILLS", "6"))
@@ -24,7 +24,7 @@ ANSWER = f"Let me see. The sum is {sum(n * n + (n + 100) ** 2 for n in range(6))
 
 @pytest.fixture
 async def processes() -> AsyncIterator[asyncio.subprocess.Process]:
-    async with nursery_process() as process:
+    async with start_forked_runs() as process:
         yield process
 
 
@@ -43,21 +43,21 @@ async def killed_until_it_ends(
     processes: asyncio.subprocess.Process, place: Path, longest: float, context: str = "sums"
 ) -> int:
     """Kill a run up to three times; what it has come to. Returns how often it was killed before its end."""
-    nursery, log = Nursery(processes, place, context), SqliteEventLog(place / "runs.db")
+    nursery, log = ForkedRuns(processes, place, context), SqliteEventLog(place / "runs.db")
     follower: asyncio.Task[list[Event]] | None = None
     task, kills = None, 0
     for attempt in range(1, 100):
         done = await finished_calls(log, task) if task else set[str]()
         before = len(lines(nursery.effects))
         seen = nursery.acknowledged
-        await nursery.carry_out(task, random.random() * longest if kills < 3 else None)
+        await nursery.execute(task, random.random() * longest if kills < 3 else None)
         again = {line.removesuffix(" starts") for line in lines(nursery.effects)[before:]} & done
         assert not again, f"attempt {attempt} ran again what had its result: {again}"
         if nursery.answers:
             break
         kills += 1
         if task is None:
-            task = await left_behind(log, context)
+            task = await find_run(log, context)
             if task is not None:
                 follower = asyncio.create_task(follow(log, task))
         if task is not None:
@@ -112,7 +112,7 @@ async def test_two_processes_that_are_killed_over_one_file_harm_neither_their_ow
     processes: asyncio.subprocess.Process, tmp_path: Path
 ) -> None:
     # L87, L88, L89
-    async with nursery_process() as others:
+    async with start_forked_runs() as others:
         started = time.monotonic()
         await killed_until_it_ends(processes, folder(tmp_path, "whole"), 1e9)
         await killed_until_it_ends(others, folder(tmp_path, "other"), 1e9)
@@ -134,8 +134,8 @@ async def test_two_processes_that_are_killed_over_one_file_harm_neither_their_ow
 async def test_the_log_of_a_process_that_was_killed_at_once_holds_nothing_or_a_whole_beginning(
     processes: asyncio.subprocess.Process, tmp_path: Path
 ) -> None:
-    nursery = Nursery(processes, tmp_path, "sums")
-    await nursery.carry_out(None, 0.0)
+    nursery = ForkedRuns(processes, tmp_path, "sums")
+    await nursery.execute(None, 0.0)
     log = SqliteEventLog(tmp_path / "runs.db")
     with suppress(UnknownRun):
         for record in await log.list_runs():

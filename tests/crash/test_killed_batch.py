@@ -15,7 +15,7 @@ import pytest
 
 from rxloop.demo.conversation import Conversation, Reply
 from rxloop.testing import OfflineModel
-from support.cli_workspace import Place
+from support.cli_workspace import Workspace
 from support.offline_server import serve_offline
 
 # More of them take minutes: RXLOOP_DOCUMENTS=2000 is what a release is measured by.
@@ -57,7 +57,7 @@ def test_each_document_is_answered_once_and_few_are_asked_again(tmp_path: Path, 
     # So that each of them is killed in the middle of its work, and not at its beginning.
     moments = sorted(random.Random(seed).sample(range(DOCUMENTS // 10, DOCUMENTS), KILLS))
     with serve_offline(model) as url:
-        place = Place(tmp_path, url)
+        place = Workspace(tmp_path, url)
         for moment in moments:
             server.at = max(moment, server.asked.total() + 1)
             server.process = place.process(*command)

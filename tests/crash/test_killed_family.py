@@ -22,9 +22,9 @@ from rxloop import (
     StatusUpdateEvent,
     ToolCompleteEvent,
 )
-from support.crash.killed_runs import Nursery, folder, left_behind, lines
+from support.crash.killed_runs import ForkedRuns, find_run, folder, lines
 from support.crash.nested_runs import SUM
-from support.nested_agents import check_attempts, used
+from support.nested_agents import check_attempts, total_usage
 
 TESTS = Path(__file__).parents[1]
 FAMILY = TESTS / "support/crash/nested_runs.py"
@@ -34,13 +34,13 @@ KILLS = int(os.environ.get("RXLOOP_KILLS", "6"))
 
 async def killed_until_it_ends(process: asyncio.subprocess.Process, place: Path, longest: float) -> int:
     """Kill a run up to four times, and see what it comes to. Returns how often it was killed before its end."""
-    nursery, log = Nursery(process, place, "family"), SqliteEventLog(place / "runs.db")
+    nursery, log = ForkedRuns(process, place, "family"), SqliteEventLog(place / "runs.db")
     task, kills = None, 0
     for _ in range(100):
-        await nursery.carry_out(task, random.random() * longest if kills < 4 else None)
+        await nursery.execute(task, random.random() * longest if kills < 4 else None)
         if nursery.answers:
             break
-        task = task or await left_behind(log, "family")
+        task = task or await find_run(log, "family")
         events = await log.read(task) if task is not None else ()
         kills += not (events and isinstance(events[-1], StatusUpdateEvent) and events[-1].final)
     assert nursery.answers == [str(SUM)]
@@ -56,7 +56,7 @@ def check(events: Sequence[Event], effects: list[str]) -> None:
     check_attempts(events)
     final = events[-1]
     assert isinstance(final, StatusUpdateEvent)
-    assert (final.state, final.content, final.usage) == ("completed", str(SUM), used(events))
+    assert (final.state, final.content, final.usage) == ("completed", str(SUM), total_usage(events))
     assert max(Counter(effects).values()) == 1, "a tool that is not idempotent was called twice"
     messages = [event for event in events if isinstance(event, ContentCompleteEvent)]
     assert max(Counter((event.task_id, event.step) for event in messages).values()) == 1

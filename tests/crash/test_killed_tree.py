@@ -11,8 +11,8 @@ import pytest
 
 from rxloop import Agent, ContentCompleteEvent, SqliteEventLog
 from rxloop.testing import ScriptedModel
-from support.crash.thought_tree import CALLS, STRATEGY, says
-from support.strategy_cases import is_legal, thoughts_of, walk
+from support.crash.thought_tree import CALLS, STRATEGY, answer
+from support.strategy_cases import is_legal, list_thoughts, stage_path
 
 GROWER = Path(__file__).parents[1] / "support/crash/thought_tree.py"
 
@@ -33,7 +33,7 @@ async def test_it_does_not_ask_again_what_it_had_been_told(number: int, tmp_path
         (record,) = await log.list_runs(unfinished=True)
         before = await log.read(record.task_id)
         told = {event.step for event in before if isinstance(event, ContentCompleteEvent)}
-        model = ScriptedModel(*[says] * CALLS)
+        model = ScriptedModel(*[answer] * CALLS)
         result = await Agent(model, strategy=STRATEGY, log=log).resume(record.task_id)
         events = await log.read(record.task_id)
     # The main line counts its steps on: its first one was on its way.
@@ -41,5 +41,5 @@ async def test_it_does_not_ask_again_what_it_had_been_told(number: int, tmp_path
     assert len(model.requests) == CALLS - len(told)
     assert number - 1 - len(told) <= 3, "only what was asked in the same round, with no checkpoint since, may be lost"
     assert result.output == "Twice to the left."
-    assert is_legal(walk(events), "tree_of_thoughts")
-    assert max(Counter(thought.thought_id for thought in thoughts_of(events)).values()) == 1
+    assert is_legal(stage_path(events), "tree_of_thoughts")
+    assert max(Counter(thought.thought_id for thought in list_thoughts(events)).values()) == 1

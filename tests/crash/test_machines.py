@@ -26,7 +26,7 @@ from rxloop import Event, RunRecord, SqliteEventLog, StatusUpdateEvent
 from rxloop.protocol.events import InputReceivedEvent, MessageAddedEvent, ToolStartEvent
 from rxloop.state.fold import fold_all
 from support.crash.replica import LEASE
-from support.processes.bound_processes import BOUND
+from support.processes.bound_processes import PREFIX
 
 REPLICA = Path(__file__).parents[1] / "support/crash/replica.py"
 FIRST = int(os.environ.get("RXLOOP_FIRST", "1"))
@@ -55,7 +55,7 @@ class Replica:
     async def start(self) -> None:
         pipe = asyncio.subprocess.PIPE
         self._process = await asyncio.create_subprocess_exec(
-            *BOUND, sys.executable, *self._arguments, stdin=pipe, stdout=pipe
+            *PREFIX, sys.executable, *self._arguments, stdin=pipe, stdout=pipe
         )
         assert self._process.stdout is not None
         assert b"ready" in await self._process.stdout.readline()

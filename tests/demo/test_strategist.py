@@ -10,7 +10,7 @@ from rxloop.strategies import STRATEGIES, tree_of_thoughts
 from rxloop.strategies.catalog import load_strategy
 from rxloop.testing import OfflineModel
 from support.runs import collect
-from support.strategy_cases import is_legal, walk
+from support.strategy_cases import is_legal, stage_path
 
 
 async def calculate(expression: str) -> float:
@@ -29,7 +29,7 @@ async def test_it_works_out_a_sum_by_each_of_them(name: str, question: str, resu
         run = agent.run(question, limits=Limits(iterations=50))
         events = await collect(run)
         assert result in (await run).output
-    assert is_legal(walk(events), name)
+    assert is_legal(stage_path(events), name)
 
 
 @pytest.mark.parametrize(

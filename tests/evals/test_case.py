@@ -10,7 +10,7 @@ import pytest
 from rxloop import ConfigurationError, MemoryEventLog, Message
 from rxloop.evals import Case, experiment, score
 from rxloop.evals.case import numbered
-from support.capitals import CASES, agent, knows
+from support.capitals import CASES, agent, make_capital_model
 
 
 def test_a_case_without_an_id_is_called_by_its_place() -> None:
@@ -74,7 +74,7 @@ async def test_recorded_runs_are_cases_with_the_conversation_before_them() -> No
 async def test_recorded_runs_are_chosen_as_the_log_chooses_them() -> None:
     log = MemoryEventLog()
     done = await agent(log=log, name="a").run("Capital of Norway?", metadata={"kind": "real"})
-    failing = agent(knows(), log=log, name="b").run("Capital of Norway?")
+    failing = agent(make_capital_model(), log=log, name="b").run("Capital of Norway?")
     with pytest.raises(Exception, match="not on the map"):
         await failing
 
@@ -91,7 +91,7 @@ async def test_recorded_runs_are_chosen_as_the_log_chooses_them() -> None:
 
 async def test_the_runs_of_an_experiment_are_no_cases() -> None:
     log = MemoryEventLog()
-    judge = score.judge(knows(map="x"), "Right?")
+    judge = score.judge(make_capital_model(map="x"), "Right?")
     await experiment(CASES[:1], agent(), [score.exact(), judge], name="e", log=log).run()
     assert len(await log.list_runs()) == 2
     assert await Case.recorded(log, states=["completed", "failed"]) == []

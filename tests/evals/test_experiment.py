@@ -18,13 +18,13 @@ from rxloop.evals import runner as carrying_out
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.strategies import chain_of_thought
 from rxloop.testing import ScriptedModel, call, frames, virtual_time
-from support.capitals import CAPITALS, CASES, agent, country_of, knows, looks_up, lookup
+from support.capitals import CAPITALS, CASES, agent, last_country, lookup, make_capital_model, make_lookup_model
 
 EXACT = [score.exact()]
 
 
 async def test_each_case_is_asked_of_each_variant_so_many_times() -> None:
-    report = await experiment(CASES[:2], {"a": agent(), "b": agent(knows())}, EXACT, repeats=2).run()
+    report = await experiment(CASES[:2], {"a": agent(), "b": agent(make_capital_model())}, EXACT, repeats=2).run()
     assert [(trial.variant, trial.case, trial.repeat) for trial in report.trials] == [
         (variant, case, repeat) for variant in "ab" for case in ("Norway", "Sweden") for repeat in (1, 2)
     ]
@@ -48,7 +48,7 @@ async def test_a_trial_has_what_was_asked_and_what_came_of_it() -> None:
 
 
 async def test_a_run_that_fails_is_a_trial_and_stops_nothing() -> None:
-    report = await experiment(CASES, agent(knows("Norway", "Malta")), EXACT).run()
+    report = await experiment(CASES, agent(make_capital_model("Norway", "Malta")), EXACT).run()
     assert report.mean("exact") == 0.5
     assert [trial.case for trial in report.failures] == ["Sweden", "Fiji"]
     assert report.failures[0].state == "failed"
@@ -56,7 +56,7 @@ async def test_a_run_that_fails_is_a_trial_and_stops_nothing() -> None:
 
 
 async def test_a_run_that_reaches_a_limit_keeps_what_it_took() -> None:
-    limited = Variant(agent(looks_up(), tools=[lookup]), limits=Limits(iterations=1))
+    limited = Variant(agent(make_lookup_model(), tools=[lookup]), limits=Limits(iterations=1))
     [trial] = (await experiment(CASES[:1], {"short": limited}, [score.tokens()]).run()).trials
     assert str(trial.error).startswith("max_iterations")
     assert trial.usage.total_tokens == trial.scores["tokens"].value == 110
@@ -86,12 +86,12 @@ async def test_a_question_ends_a_run_unless_the_variant_answers_it() -> None:
 
 
 async def test_a_variant_may_differ_by_model_strategy_and_prompt() -> None:
-    same = agent(knows())
+    same = agent(make_capital_model())
 
     def politely(case: Case) -> str:
         return f"Please: {case.input}"
 
-    other, worded, thinking = knows("Norway"), knows("Norway"), ScriptedModel("Hm.", "Oslo")
+    other, worded, thinking = make_capital_model("Norway"), make_capital_model("Norway"), ScriptedModel("Hm.", "Oslo")
     variants = {
         "model": Variant(same, model=other),
         "prompt": Variant(same, model=worded, prompt=politely),
@@ -190,7 +190,7 @@ def test_cancelling_what_awaits_it_cancels_its_runs() -> None:
 
 
 async def test_without_a_log_nothing_is_kept_in_that_of_the_agent_and_all_is_asked_again() -> None:
-    log, model = MemoryEventLog(), knows(*CAPITALS)
+    log, model = MemoryEventLog(), make_capital_model(*CAPITALS)
     made = experiment(CASES, agent(model, log=log), EXACT)
     await made.run()
     await made.run()
@@ -199,7 +199,7 @@ async def test_without_a_log_nothing_is_kept_in_that_of_the_agent_and_all_is_ask
 
 
 async def test_with_a_log_what_is_done_is_not_asked_again() -> None:
-    log, model = MemoryEventLog(), knows("Norway", "Malta")
+    log, model = MemoryEventLog(), make_capital_model("Norway", "Malta")
     variants = {"a": agent(model)}
     once = await experiment(CASES, variants, [score.exact(), score.tokens()], name="e", log=log).run()
     asked = len(model.requests)
@@ -210,7 +210,7 @@ async def test_with_a_log_what_is_done_is_not_asked_again() -> None:
 
 
 async def test_a_longer_list_of_cases_and_more_repeats_ask_only_what_is_new() -> None:
-    log, model = MemoryEventLog(), knows(*CAPITALS)
+    log, model = MemoryEventLog(), make_capital_model(*CAPITALS)
     for cases, repeats, asked in ((CASES[:2], 1, 2), (CASES, 1, 4), (CASES, 2, 8)):
         report = await experiment(cases, agent(model), EXACT, name="e", log=log, repeats=repeats).run()
         assert len(model.requests) == asked
@@ -218,7 +218,7 @@ async def test_a_longer_list_of_cases_and_more_repeats_ask_only_what_is_new() ->
 
 
 async def test_other_scorers_score_the_runs_that_there_are() -> None:
-    log, model = MemoryEventLog(), knows(*CAPITALS)
+    log, model = MemoryEventLog(), make_capital_model(*CAPITALS)
     await experiment(CASES, agent(model), EXACT, name="e", log=log).run()
     report = await experiment(
         CASES, agent(model), [score.contains(), score.view("n", op.usage(), rx.count())], name="e", log=log
@@ -228,7 +228,7 @@ async def test_other_scorers_score_the_runs_that_there_are() -> None:
 
 
 async def test_another_name_or_variant_is_another_run() -> None:
-    log, model = MemoryEventLog(), knows(*CAPITALS)
+    log, model = MemoryEventLog(), make_capital_model(*CAPITALS)
     await experiment(CASES[:1], {"a": agent(model)}, EXACT, name="e", log=log).run()
     await experiment(CASES[:1], {"b": agent(model)}, EXACT, name="e", log=log).run()
     await experiment(CASES[:1], {"a": agent(model)}, EXACT, name="f", log=log).run()
@@ -236,7 +236,7 @@ async def test_another_name_or_variant_is_another_run() -> None:
 
 
 async def test_a_case_that_asks_something_else_now_is_refused_before_anything_is_asked() -> None:
-    log, model = MemoryEventLog(), knows(*CAPITALS)
+    log, model = MemoryEventLog(), make_capital_model(*CAPITALS)
     await experiment(CASES[:1], agent(model), EXACT, name="e", log=log).run()
     changed = [CASES[1], Case("Capital of Fiji?", id="Norway")]
     with pytest.raises(ConfigurationError, match="a run of the case 'Norway' in the experiment 'e'"):
@@ -245,7 +245,7 @@ async def test_a_case_that_asks_something_else_now_is_refused_before_anything_is
 
 
 async def test_a_run_that_was_cut_off_goes_on_where_it_was() -> None:
-    log, model = MemoryEventLog(), looks_up()
+    log, model = MemoryEventLog(), make_lookup_model()
     begun = asyncio.Event()
 
     @tool(name="lookup", idempotent=False)
@@ -308,12 +308,12 @@ async def test_a_run_that_waits_is_the_same_trial_out_of_the_log() -> None:
 
 
 async def test_each_variant_goes_on_from_one_prefix() -> None:
-    log, model = MemoryEventLog(), looks_up()
+    log, model = MemoryEventLog(), make_lookup_model()
     first = await agent(model, tools=[lookup], log=log).run("Capital of Norway?")
     answered = next(event.seq for event in await log.read(first.task_id) if event.kind == "tool-complete")
     cases = [Case(expected="Oslo", id="there", fork_of=first.task_id, fork_at=answered)]
     cases.append(Case("Capital of Fiji?", "Suva", id="on", fork_of=first.task_id, fork_at=answered))
-    good, bad = looks_up(), ScriptedModel("Bergen", "Bergen")
+    good, bad = make_lookup_model(), ScriptedModel("Bergen", "Bergen")
     variants = {name: agent(each, tools=[lookup]) for name, each in (("good", good), ("bad", bad))}
     made = experiment(cases, variants, [score.exact(), score.steps(), score.tokens()], name="e", log=log)
     report = await made.run()
@@ -322,7 +322,7 @@ async def test_each_variant_goes_on_from_one_prefix() -> None:
     # What was taken over counts for none of them.
     assert report.of("good").by_case("steps") == {"there": 1, "on": 2}
     assert report.of("good").by_case("tokens") == {"there": 110, "on": 220}
-    assert [country_of(request) for request in good.requests].count("Norway") == 1
+    assert [last_country(request) for request in good.requests].count("Norway") == 1
 
     again = await made.run()
     assert again.trials == report.trials

@@ -15,7 +15,7 @@ from rxloop import ConfigurationError, Usage
 from rxloop.errors import ScoreMissing
 from rxloop.evals import Case, Report, Score, Trial, experiment, score
 from rxloop.evals.trials import Measure
-from support.capitals import CASES, agent, knows
+from support.capitals import CASES, agent, make_capital_model
 
 HOSTILE = "<script>alert(1)</script> & \x1b[31m\u202e [red]x[/red] \"'"
 
@@ -114,7 +114,7 @@ async def hostile() -> Report:
         raise ValueError(HOSTILE)
 
     cases = [Case(f"{HOSTILE} Norway?", HOSTILE, id="<b>\u202d", metadata={"x": HOSTILE})]
-    variants = {"<i>[bold]": agent(knows(Norway=HOSTILE)), "fails": agent(knows())}
+    variants = {"<i>[bold]": agent(make_capital_model(Norway=HOSTILE)), "fails": agent(make_capital_model())}
     return await experiment(cases, variants, [label, broken, score.exact()], name="<u>").run()
 
 
@@ -182,7 +182,7 @@ async def test_the_table_has_a_column_for_each_variant_and_lists_failures() -> N
     def label(result: Any) -> str:
         return "short" if len(result.content) < 5 else "long"
 
-    variants = {"good": agent(), "half": agent(knows("Norway", "Fiji"))}
+    variants = {"good": agent(), "half": agent(make_capital_model("Norway", "Fiji"))}
     text = str(await experiment(CASES, variants, [score.exact(), label], name="capitals").run())
     rows = [line.split("   ") for line in text.splitlines()]
     cells = {row[0].strip(): [cell.strip() for cell in row[1:] if cell.strip()] for row in rows}

@@ -12,7 +12,7 @@ import reactivex.operators as rx
 from rxloop import ConfigurationError, Result, Usage, op
 from rxloop.errors import ScoreMissing
 from rxloop.evals import Case, Report, Score, Scorer, experiment, score
-from support.capitals import CASES, agent, knows, looks_up, lookup
+from support.capitals import CASES, agent, lookup, make_capital_model, make_lookup_model
 
 
 async def report_of(*scorers: Any, cases: Any = CASES[:1], **options: Any) -> Report:
@@ -95,7 +95,7 @@ async def test_a_value_that_has_no_mean_is_an_error(given: Any) -> None:
 
 
 async def test_a_run_without_an_answer_counts_zero_and_its_stream_is_scored() -> None:
-    report = await report_of(short, score.steps(), model=knows())
+    report = await report_of(short, score.steps(), model=make_capital_model())
     [trial] = report.trials
     assert trial.scores["short"].value is False
     assert trial.scores["short"].reason.startswith("no answer: ")
@@ -110,7 +110,7 @@ async def test_a_run_without_an_answer_has_no_value_where_lower_is_better() -> N
         called.append(result.content)
         return len(result.content)
 
-    report = await report_of(Scorer("length", length, better="lower"), cases=CASES, model=knows("Norway"))
+    report = await report_of(Scorer("length", length, better="lower"), cases=CASES, model=make_capital_model("Norway"))
     assert called == ["Oslo"]
     assert report.mean("length") == 4
     missing = report.trials[1].scores["length"]
@@ -120,7 +120,7 @@ async def test_a_run_without_an_answer_has_no_value_where_lower_is_better() -> N
 
 async def test_the_last_value_of_a_view_is_the_score() -> None:
     view = score.view("tools", op.tool_calls(), rx.count())
-    assert await score_of(view, model=looks_up(), tools=[lookup]) == Score(value=1)
+    assert await score_of(view, model=make_lookup_model(), tools=[lookup]) == Score(value=1)
 
 
 async def test_a_view_that_gives_nothing_or_fails_is_an_error() -> None:

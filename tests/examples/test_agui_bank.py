@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from support.api_server import listening
+from support.api_server import serve_app
 from support.processes.services import CLIENTS, NODE
 
 EXAMPLE = Path(__file__).parents[2] / "examples/agui_bank.py"
@@ -22,7 +22,7 @@ async def test_the_client_allows_the_payment() -> None:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    async with module.runtime, listening(module.app) as url:
+    async with module.runtime, serve_app(module.app) as url:
         process = await asyncio.create_subprocess_exec(
             str(NODE),
             str(EXAMPLE.with_suffix("") / "client.mjs"),

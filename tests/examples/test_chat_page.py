@@ -11,7 +11,7 @@ import pytest
 
 from rxloop import Agent, tool
 from rxloop.testing import ScriptedModel, call, frames
-from support.api_server import listening
+from support.api_server import serve_app
 from support.browser import Browser, browser
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -69,7 +69,7 @@ async def test_a_browser_asks_approves_stops_reloads_and_asks_again(tmp_path: Pa
         "Another end.",
     ]
     site = example().make_site(Agent(ScriptedModel(*turns), tools=[refund]))
-    async with site.router.lifespan_context(site), listening(site) as url, browser(tmp_path / "profile") as page:
+    async with site.router.lifespan_context(site), serve_app(site) as url, browser(tmp_path / "profile") as page:
         await page.open(url)
         await type_in(page, "Refund A1")
         await page.until("document.body.innerText.includes('Refund A1?')")

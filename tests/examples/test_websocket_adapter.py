@@ -21,7 +21,7 @@ from rxloop.protocol import public_events
 from rxloop.protocol.events import Event
 from rxloop.server import ServerLimits, bearer
 from rxloop.testing import ScriptedModel, call, frames
-from support.api_server import TOKENS, listening
+from support.api_server import TOKENS, serve_app
 
 PATH = Path(__file__).parents[2] / "examples/websocket_adapter.py"
 SECONDS = 10.0
@@ -60,7 +60,7 @@ async def serving(example: Any, *agents: Agent[Any, Any], **options: Any) -> Asy
     runtime = Runtime({each.name: each for each in agents}, log=MemoryEventLog(), grace=0.5)
     async with asyncio.timeout(SECONDS), runtime:
         app = example.WebSocketAdapter(runtime, **{"auth": bearer(TOKENS), **options})
-        async with listening(app) as url:
+        async with serve_app(app) as url:
             yield Served(url, app, runtime)
             await app.drain(0.2)
         assert not app.gateway._open

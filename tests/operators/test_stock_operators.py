@@ -19,7 +19,7 @@ from rxloop import Agent, CustomEvent, Event, ModelRequest, Operator, Signal, em
 from rxloop.protocol.events import ContentDeltaEvent, LLMCallEvent
 from rxloop.testing import ScriptedModel, frames, turn, virtual_time
 from rxloop.testing.virtual_time import current_time
-from support.run_checks import finals
+from support.run_checks import final_events
 
 Made = list[tuple[int, Any]]
 """What a stock operator made, and at which millisecond."""
@@ -82,7 +82,7 @@ def in_the_loop(line: str, stock: Stock) -> Made:
             agent = Agent(ScriptedModel(turn(frames(line))), strategy=lambda loop: op.compose(op.iterate(loop), beside))
             events = [event async for event in agent.run("?").pipe(op.grammar())]
             assert [event.data for event in events if isinstance(event, CustomEvent)] == [value for _, value in made]
-            assert [end.content for end in finals(events)] == [line.replace("-", "").strip("|")]
+            assert [end.content for end in final_events(events)] == [line.replace("-", "").strip("|")]
 
         time.run(main())
         time.advance(10)
@@ -186,7 +186,7 @@ def run(agent: Agent[None, str]) -> list[Event]:
 def test_retry_around_the_model_call_asks_once_more() -> None:
     model = ScriptedModel(frames("-a-#"), turn(frames("-b|")))
     events = run(Agent(model, loop=answered_by(ops.retry(2))))
-    assert [end.content for end in finals(events)] == ["b"]
+    assert [end.content for end in final_events(events)] == ["b"]
     assert len(model.requests) == 2
 
 
@@ -202,5 +202,5 @@ def test_timeout_around_the_model_call_lets_the_silent_one_go() -> None:
     events = run(Agent(model, loop=answered_by(patient)))
     assert found == [250]
     assert model.open == 0
-    assert [end.content for end in finals(events)] == ["b"]
+    assert [end.content for end in final_events(events)] == ["b"]
     assert len([event for event in events if isinstance(event, LLMCallEvent)]) == 2

@@ -31,7 +31,7 @@ from rxloop.protocol.envelope import EVENT_TYPES, UnknownEvent
 from rxloop.protocol.events import StatusUpdateEvent, ThoughtStreamEvent, ToolCompleteEvent, ToolStartEvent
 from rxloop.stream.sources import emit
 from rxloop.testing import ScriptedModel, call
-from support.http_server import Reply, chat, delta, say, serving, sse
+from support.http_server import Reply, chat_model, delta, sse, start_server, text_reply
 from support.runs import collect
 
 
@@ -119,9 +119,9 @@ async def test_arguments_that_are_too_deep_are_a_failed_call_and_the_conversatio
 
     raw = '{"a":' + "[" * depth + "]" * depth + "}"
     asked = delta("tool_calls", tool_calls=[{"index": 0, "id": "1", "function": {"name": "f", "arguments": raw}}])
-    async with serving() as server:
-        server.answer(Reply(sse(asked)), say("Sorry."), say("Yes."))
-        provider = chat(server)
+    async with start_server() as server:
+        server.answer(Reply(sse(asked)), text_reply("Sorry."), text_reply("Yes."))
+        provider = chat_model(server)
         agent = Agent(provider, tools=[tool(f)], log=SqliteEventLog(tmp_path / "runs.db"))
         run = agent.run("q", context_id="c")
         frames = [frame async for frame in run.sse()]

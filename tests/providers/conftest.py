@@ -7,13 +7,13 @@ import pytest
 import pytest_asyncio
 
 from rxloop.providers.transport import TRANSPORT_ENV, Transport
-from support.http_server import Server, serving
+from support.http_server import Server, start_server
 
 
 @pytest_asyncio.fixture
 async def server() -> AsyncIterator[Server]:
     """A model server that sends what the test tells it to."""
-    async with serving() as made:
+    async with start_server() as made:
         yield made
 
 

@@ -13,8 +13,8 @@ from rxloop.pipeline.requests import ToolDefinition
 from rxloop.pipeline.run_context import RunContext
 from rxloop.protocol.events import Event, LLMNoticeEvent, ToolCallDeltaEvent
 from rxloop.providers import anthropic_messages, google_gemini, openai_chat, openai_responses
-from support.http_server import Reply, Server, serving
-from support.vendors.vendor_rules import JUDGES, judge_gemini
+from support.http_server import Reply, Server, start_server
+from support.vendors.vendor_rules import CHECKS, check_gemini
 
 MAKE = {"chat": openai_chat, "msgs": anthropic_messages, "gen": google_gemini, "resp": openai_responses}
 MODELS = {"chat": "gpt-4o", "msgs": "claude-sonnet-4-5", "gen": "gemini-2.5-flash", "resp": "gpt-4o"}
@@ -81,7 +81,7 @@ def text_of(api: str) -> Reply:
 
 def judge(api: str, server: Server) -> None:
     for request in server.requests:
-        judged = partial(judge_gemini, signs=False) if api == "gen" else JUDGES[api]
+        judged = partial(check_gemini, has_signatures=False) if api == "gen" else CHECKS[api]
         judged(request.body)
 
 
@@ -98,7 +98,7 @@ async def asked(api: str, server: Server, tool: Foreign, **options: Any) -> list
 @pytest.mark.parametrize("api", MAKE)
 async def test_a_foreign_tool_is_called_with_its_own_names(api: str) -> None:
     tool = Foreign()
-    async with serving() as server:
+    async with start_server() as server:
         server.answer(call_of(api, "find", SENT), text_of(api))
         events = await asked(api, server, tool)
         judge(api, server)
@@ -116,7 +116,7 @@ async def test_a_foreign_tool_is_called_with_its_own_names(api: str) -> None:
 async def test_a_tool_whose_name_a_vendor_refuses_is_called_by_another_one(api: str) -> None:
     tool = Foreign(name="3d-find")
     name = "_3d-find" if api == "gen" else "3d-find"
-    async with serving() as server:
+    async with start_server() as server:
         server.answer(call_of(api, name, SENT), text_of(api))
         events = await asked(api, server, tool)
         judge(api, server)
@@ -129,7 +129,7 @@ async def test_a_tool_whose_name_a_vendor_refuses_is_called_by_another_one(api: 
 async def test_no_word_of_a_long_description_is_lost(api: str) -> None:
     description = " ".join(f"Rule {n} is to be kept." for n in range(100))
     tool = Foreign(description)
-    async with serving() as server:
+    async with start_server() as server:
         server.answer(text_of(api))
         await asked(api, server, tool, instructions="Be brief.")
         judge(api, server)

@@ -14,7 +14,7 @@ from rxloop import errors
 from rxloop.protocol.settings import ModelSettings
 from rxloop.providers import HTTPModel, Retry, anthropic_messages, find_model, find_price, resolve_model
 from rxloop.providers.transport.stream_decoders import SSEDecoder
-from support.http_server import REQUEST, Answer, Reply, Server, collect, text
+from support.http_server import REQUEST, Reply, Server, StreamResult, collect, streamed_text
 from support.vendors.aws_events import chunk, message
 from support.vendors.recordings import CORPUS, body, needs_recordings, recording
 
@@ -35,7 +35,7 @@ def framed(payloads: list[bytes]) -> Reply:
     return Reply([chunk(payload, padding="abcdef") for payload in payloads], content_type=AWS)
 
 
-async def asked(server: Server, reply: Reply, preset: str = "bedrock", **options: Any) -> Answer:
+async def asked(server: Server, reply: Reply, preset: str = "bedrock", **options: Any) -> StreamResult:
     server.answer(reply)
     options = {"api_key": "key", "retry": Retry(attempts=1), **options}
     model = anthropic_messages(MODEL, preset=preset, base_url=server.base_url, **options)
@@ -64,7 +64,7 @@ async def test_a_recorded_answer_means_the_same_in_aws_s_frames(server: Server, 
         assert seen(answer) == seen(direct)
 
 
-def seen(answer: Answer) -> list[Any]:
+def seen(answer: StreamResult) -> list[Any]:
     """The events of an answer, with deltas joined: how many there are depends on what comes at once."""
     found: list[Any] = []
     for event in answer.events:
@@ -86,7 +86,7 @@ async def test_an_answer_that_is_not_streamed_is_read(server: Server) -> None:
         "usage": {"input_tokens": 3, "output_tokens": 2},
     }
     reply = Reply([orjson.dumps(answer)], content_type="application/json")
-    assert text(await asked(server, reply, stream=False)) == "Hello"
+    assert streamed_text(await asked(server, reply, stream=False)) == "Hello"
     assert server.requests[-1].path == f"/v1/model/{MODEL}/invoke"
 
 
@@ -94,7 +94,7 @@ async def test_a_token_of_bedrock_s_comes_from_the_environment(server: Server, m
     monkeypatch.setenv("AWS_BEARER_TOKEN_BEDROCK", "token")
     answer = await asked(server, framed([orjson.dumps(event) for event in EVENTS]), api_key=None)
     assert answer.error is None
-    assert text(answer) == "Hello"
+    assert streamed_text(answer) == "Hello"
     assert server.requests[-1].headers["authorization"] == "Bearer token"
 
 
@@ -131,7 +131,7 @@ async def test_an_exception_in_the_middle_keeps_the_text(server: Server) -> None
     reply = Reply([*pieces, message(b'{"message":"it broke"}', names)], content_type=AWS)
     answer = await asked(server, reply)
     assert type(answer.error) is errors.ServerError
-    assert text(answer) == "Hello"
+    assert streamed_text(answer) == "Hello"
 
 
 async def test_amazon_s_own_signature_is_that_of_what_comes(server: Server) -> None:
@@ -179,7 +179,7 @@ async def test_an_application_profile_is_treated_as_the_model_that_is_named(
     request = REQUEST.replace(settings=ModelSettings(reasoning_effort="high"))
     answer = await collect(model.call(request))
     await collect(known.call(request))
-    assert text(answer) == "Hello"
+    assert streamed_text(answer) == "Hello"
     profiled, direct = server.requests
     assert profiled.path.endswith(f"/model/{quote(PROFILE, safe=':@')}/invoke-with-response-stream")
     assert profiled.body == direct.body

@@ -9,7 +9,7 @@ import pytest
 
 from rxloop import Agent
 from rxloop.providers import HTTPModel, fallback, hedge, limited, routed
-from support.http_server import Server, chat, say
+from support.http_server import Server, chat_model, text_reply
 
 Made = Callable[[Any], Any]
 COMBINED = pytest.mark.parametrize(
@@ -27,7 +27,7 @@ COMBINED = pytest.mark.parametrize(
 
 @pytest.fixture
 def model_string(server: Server, monkeypatch: pytest.MonkeyPatch) -> str:
-    server.answer(say("Hello"))
+    server.answer(text_reply("Hello"))
     return f"{server.base_url}#m"
 
 
@@ -46,8 +46,8 @@ async def test_the_connections_of_models_that_were_named_by_strings_are_closed(
 
 @COMBINED
 async def test_those_of_models_that_were_given_stay_open(server: Server, combined: Made) -> None:
-    server.answer(say("Hello"))
-    given = chat(server)
+    server.answer(text_reply("Hello"))
+    given = chat_model(server)
     async with Agent(combined(given)) as agent:
         await agent.run("Hi")
     assert [client.is_closed for client in given._pool.clients] == [False]
@@ -55,7 +55,7 @@ async def test_those_of_models_that_were_given_stay_open(server: Server, combine
 
 
 async def test_what_another_agent_is_using_stays_open(server: Server) -> None:
-    model = chat(server)
+    model = chat_model(server)
     async with model._pool.lease() as client:
         await model.aclose_unused()
         assert not client.is_closed

@@ -11,27 +11,27 @@ from collections.abc import Sequence
 import pytest
 
 from rxloop.protocol.messages import Message
-from support.vendors.other_vendors import LOOK, OTHERS, sent
-from support.vendors.recorded_histories import history_of
-from support.vendors.recordings import names, needs_recordings
-from support.vendors.replay_variants import EVERY_WAY
-from support.vendors.vendor_rules import JUDGES
+from support.vendors.other_vendors import LOOK, OTHER_VENDORS, encode_request
+from support.vendors.recorded_histories import read_history
+from support.vendors.recordings import needs_recordings, recording_names
+from support.vendors.replay_variants import ALL_VARIANTS
+from support.vendors.vendor_rules import CHECKS
 
 
 @needs_recordings
-@pytest.mark.parametrize("api", JUDGES)
+@pytest.mark.parametrize("api", CHECKS)
 async def test_every_recorded_history_goes_on_with_every_vendor(api: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "GEMINI_API_KEY"):
         monkeypatch.setenv(variable, "a-key")
     wrong: list[str] = []
-    for name in names(api=api):
-        history = await history_of(name)
-        for other, vendor in OTHERS.items():
-            wire = vendor.wire()
+    for name in recording_names(api=api):
+        history = await read_history(name)
+        for other, vendor in OTHER_VENDORS.items():
+            wire = vendor.make_codec()
             for end in _ends(name, history):
                 for more in ([], [Message.user("And now?")]):
                     try:
-                        vendor.judge(sent(wire, [*history[:end], *more], tools=(LOOK,)))
+                        vendor.check(encode_request(wire, [*history[:end], *more], tools=(LOOK,)))
                     except AssertionError as error:
                         wrong.append(f"{name} up to {end}, to {other}: {error!s:.300}")
     assert not wrong, "\n".join([f"{len(wrong)}", *wrong[:40]])
@@ -41,6 +41,6 @@ def _ends(name: str, history: Sequence[Message]) -> list[int]:
     """Where a request may have been made, and after the answer."""
     answers = [place for place, message in enumerate(history) if message.role == "assistant"]
     every = sorted({end for place in answers for end in (place or 1, place + 1)})
-    if EVERY_WAY or not every:
+    if ALL_VARIANTS or not every:
         return every
     return sorted({every[zlib.crc32(name.encode()) % len(every)], *every[-2:]})

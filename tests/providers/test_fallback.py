@@ -11,15 +11,15 @@ from rxloop.errors import ConfigurationError
 from rxloop.pipeline.interfaces import Provider
 from rxloop.protocol.events import ContentDeltaEvent, LLMFailedEvent, UsageEvent
 from rxloop.providers import Retry, fallback, openai_chat
-from support.http_server import REQUEST, Reply, Server, chat, collect, say, serving, text
-from support.virtual_models import Cold, fails, on_error, on_next, says, short
+from support.http_server import REQUEST, Reply, Server, chat_model, collect, start_server, streamed_text, text_reply
+from support.virtual_models import ColdModel, failing_answer, on_error, on_next, summarize, text_answer
 
 
-def seen(*answers: list[Any], disposed: int = 1000) -> tuple[list[tuple[int, str]], list[Cold]]:
+def seen(*answers: list[Any], disposed: int = 1000) -> tuple[list[tuple[int, str]], list[ColdModel]]:
     scheduler = TestScheduler()
-    models = [Cold(scheduler, answer, name=f"m{number}") for number, answer in enumerate(answers)]
+    models = [ColdModel(scheduler, answer, name=f"m{number}") for number, answer in enumerate(answers)]
     result = scheduler.start(lambda: fallback(*models).call(REQUEST), disposed=disposed)
-    return short(result.messages), models
+    return summarize(result.messages), models
 
 
 @pytest.mark.parametrize(
@@ -39,48 +39,48 @@ def seen(*answers: list[Any], disposed: int = 1000) -> tuple[list[tuple[int, str
     ],
 )
 def test_the_next_model_is_asked_when_it_may_do_better(error: errors.ProviderError) -> None:
-    messages, models = seen(fails(error), says("hi"))
+    messages, models = seen(failing_answer(error), text_answer("hi"))
     assert messages == [(210, f"failed {error.code} 0"), (220, "hi"), (225, "complete"), (225, "|")]
     assert [model.times for model in models] == [[(200, 210)], [(210, 225)]]
 
 
 @pytest.mark.parametrize("error", [errors.BadRequest("wrong"), ConfigurationError("wrong"), ValueError("a bug")])
 def test_a_request_that_is_wrong_is_wrong_everywhere(error: Exception) -> None:
-    messages, models = seen(fails(error), says("hi"))
+    messages, models = seen(failing_answer(error), text_answer("hi"))
     assert messages == [(210, "# wrong" if "wrong" in str(error) else "# a bug")]
     assert models[1].calls == []
 
 
 def test_the_error_of_the_last_model_is_the_error_of_the_call() -> None:
     one, two, three = errors.RateLimited("one"), errors.ServerError("two"), errors.RateLimited("three")
-    messages, _ = seen(fails(one), fails(two), fails(three))
+    messages, _ = seen(failing_answer(one), failing_answer(two), failing_answer(three))
     assert messages == [(210, "failed rate_limited 0"), (220, "failed server 0"), (230, "# three")]
 
 
 def test_an_answer_that_has_begun_is_not_begun_again() -> None:
     broken = [on_next(10, ContentDeltaEvent(delta="h")), on_error(20, errors.ServerError("cut"))]
-    messages, models = seen(broken, says("hi"))
+    messages, models = seen(broken, text_answer("hi"))
     assert messages == [(210, "h"), (220, "# cut")]
     assert models[1].calls == []
 
 
 def test_tokens_are_counted_for_the_model_that_spent_them() -> None:
     first = [on_next(5, UsageEvent(output_tokens=1)), on_error(10, errors.ServerError("oops"))]
-    messages, _ = seen(first, says("hi", usage=UsageEvent(output_tokens=2)))
+    messages, _ = seen(first, text_answer("hi", usage=UsageEvent(output_tokens=2)))
     assert [word for _, word in messages if word.startswith("usage")] == ["usage 1 m0", "usage 2 m1"]
 
 
 def test_disposing_leaves_the_model_that_is_being_asked() -> None:
-    messages, models = seen(fails(errors.ServerError("oops")), says("hi", at=100), disposed=250)
+    messages, models = seen(failing_answer(errors.ServerError("oops")), text_answer("hi", at=100), disposed=250)
     assert messages == [(210, "failed server 0")]
     assert models[1].times == [(210, 250)]
 
 
 def test_a_subscriber_that_leaves_at_the_news_ends_it() -> None:
     scheduler = TestScheduler()
-    models = [Cold(scheduler, fails(errors.ServerError("oops"))), Cold(scheduler, says("hi"))]
+    models = [ColdModel(scheduler, failing_answer(errors.ServerError("oops"))), ColdModel(scheduler, text_answer("hi"))]
     call = fallback(*models).call(REQUEST).pipe(ops.take(1))
-    assert short(scheduler.start(lambda: call).messages) == [(210, "failed server 0"), (210, "|")]
+    assert summarize(scheduler.start(lambda: call).messages) == [(210, "failed server 0"), (210, "|")]
     assert models[1].calls == []
 
 
@@ -90,7 +90,7 @@ async def test_models_are_named_by_strings_and_all_of_them_are_closed() -> None:
     checked: Provider = both
     assert isinstance(checked, Provider)
     scheduler = TestScheduler()
-    models = [Cold(scheduler, []), Cold(scheduler, [])]
+    models = [ColdModel(scheduler, []), ColdModel(scheduler, [])]
     await fallback(*models).aclose()
     assert [model.closed for model in models] == [1, 1]
     with pytest.raises(ConfigurationError, match="at least one"):
@@ -98,19 +98,19 @@ async def test_models_are_named_by_strings_and_all_of_them_are_closed() -> None:
 
 
 async def test_all_models_are_closed_though_one_cannot_be() -> None:
-    class Stuck(Cold):
+    class Stuck(ColdModel):
         async def aclose(self) -> None:
             raise OSError("stuck")
 
     scheduler = TestScheduler()
-    last = Cold(scheduler, [])
+    last = ColdModel(scheduler, [])
     with pytest.raises(OSError, match="stuck"):
         await fallback(Stuck(scheduler, []), last).aclose()
     assert last.closed == 1
 
 
 async def test_a_call_that_cannot_even_be_made_is_a_failure_like_any_other() -> None:
-    class Raising(Cold):
+    class Raising(ColdModel):
         def call(self, request: Any) -> Any:
             raise errors.ServerError("oops")
 
@@ -125,10 +125,12 @@ async def test_a_run_goes_on_with_the_other_vendor(server: Server, monkeypatch: 
     # L67
     monkeypatch.delenv("ZAI_API_KEY", raising=False)
     server.answer(Reply([b"{}"], 500, content_type="application/json"))
-    async with serving() as other:
-        other.answer(say("from", " the other"))
+    async with start_server() as other:
+        other.answer(text_reply("from", " the other"))
         at_once = Retry(attempts=1)
-        models = fallback(openai_chat(preset="zai"), chat(server, retry=at_once), chat(other, retry=at_once))
+        models = fallback(
+            openai_chat(preset="zai"), chat_model(server, retry=at_once), chat_model(other, retry=at_once)
+        )
         run = Agent(models).run("Hi")
         result = await run
         failures = [event.error.code async for event in run if isinstance(event, LLMFailedEvent)]
@@ -138,12 +140,12 @@ async def test_a_run_goes_on_with_the_other_vendor(server: Server, monkeypatch: 
 
 
 async def test_a_dropped_answer_is_not_mended_by_the_other_vendor(server: Server) -> None:
-    server.answer(say("Hel", end="drop", finished=False))
+    server.answer(text_reply("Hel", end="drop", finished=False))
     scheduler = TestScheduler()
-    other = Cold(scheduler, [])
-    model = fallback(chat(server), other)
+    other = ColdModel(scheduler, [])
+    model = fallback(chat_model(server), other)
     answer = await collect(model.call(REQUEST))
-    assert text(answer) == "Hel"
+    assert streamed_text(answer) == "Hel"
     assert isinstance(answer.error, errors.ProviderConnectionError)
     assert other.calls == []
     await model.aclose()

@@ -12,10 +12,10 @@ import pytest
 from rxloop import Agent, AnyEvent, Event, MemoryEventLog, SlidingWindowCompressor, op, replay, tool
 from rxloop.protocol.events import LLMFailedEvent, LLMNoticeEvent, ToolCompleteEvent
 from rxloop.providers import Fallback, Retry, anthropic_messages, fallback, google_gemini, openai_responses
-from support.bank import crashed
-from support.http_server import Reply, Server, serving
+from support.bank import log_after_crash
+from support.http_server import Reply, Server, start_server
 from support.vendors.claude import block, call, end, start
-from support.vendors.vendor_rules import judge_gemini, judge_messages, judge_responses
+from support.vendors.vendor_rules import check_gemini, check_messages, check_responses
 
 SIGNED = {"claude": "c2lnbmVkQ2xhdWRl", "gemini": "c2lnbmVkR2VtaW5p", "gpt": "c2lnbmVkR1BU"}
 OVERLOADED = Reply(
@@ -91,9 +91,9 @@ class Vendors:
     def judge(self) -> None:
         """See that none of them would have refused what it was sent."""
         for server, judge, own in (
-            (self.claude, judge_messages, "claude"),
-            (self.google, judge_gemini, "gemini"),
-            (self.gpt, judge_responses, "gpt"),
+            (self.claude, check_messages, "claude"),
+            (self.google, check_gemini, "gemini"),
+            (self.gpt, check_responses, "gpt"),
         ):
             for request in server.requests:
                 judge(request.body)
@@ -102,7 +102,7 @@ class Vendors:
 
 @contextlib.asynccontextmanager
 async def vendors() -> AsyncGenerator[Vendors]:
-    async with serving() as claude, serving() as google, serving() as gpt:
+    async with start_server() as claude, start_server() as google, start_server() as gpt:
         made = Vendors(claude, google, gpt)
         try:
             yield made
@@ -152,7 +152,7 @@ async def test_a_run_goes_on_with_another_vendor_after_a_crash() -> None:
         assert (await run).output == "All blue."
         assert any(SIGNED["gemini"].encode() in event.to_json() for event in await made.log.read(run.task_id))
 
-        made.log = await crashed(made.log, run.task_id, ToolCompleteEvent)
+        made.log = await log_after_crash(made.log, run.task_id, ToolCompleteEvent)
         made.google.answer(OVERLOADED)
         made.gpt.answer(gpt_says())
         agent = made.agent()

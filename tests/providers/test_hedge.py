@@ -12,50 +12,60 @@ from rxloop.errors import ConfigurationError
 from rxloop.protocol.events import ContentDeltaEvent, LLMFailedEvent, UsageEvent
 from rxloop.protocol.messages import ErrorInfo
 from rxloop.providers import hedge
-from support.http_server import REQUEST, Reply, Server, active, chat, collect, say, serving, text
-from support.virtual_models import Cold, fails, on_completed, on_error, on_next, says, short
+from support.http_server import (
+    REQUEST,
+    Reply,
+    Server,
+    active_connections,
+    chat_model,
+    collect,
+    start_server,
+    streamed_text,
+    text_reply,
+)
+from support.virtual_models import ColdModel, failing_answer, on_completed, on_error, on_next, summarize, text_answer
 
 
 def seen(
     first: list[Any], second: list[Any], *, after: float = 30, disposed: int = 1000
-) -> tuple[list[tuple[int, str]], Cold, Cold]:
+) -> tuple[list[tuple[int, str]], ColdModel, ColdModel]:
     scheduler = TestScheduler()
-    a, b = Cold(scheduler, first, name="a"), Cold(scheduler, second, name="b")
+    a, b = ColdModel(scheduler, first, name="a"), ColdModel(scheduler, second, name="b")
     result = scheduler.start(lambda: hedge(a, b, after=after).call(REQUEST), disposed=disposed)
-    return short(result.messages), a, b
+    return summarize(result.messages), a, b
 
 
 def test_a_first_model_that_is_quick_is_the_only_one_that_is_asked() -> None:
-    messages, a, b = seen(says("a", at=29), says("b"))
+    messages, a, b = seen(text_answer("a", at=29), text_answer("b"))
     assert messages == [(229, "a"), (234, "complete"), (234, "|")]
     assert a.times == [(200, 234)]
     assert b.calls == []
 
 
 def test_a_second_model_that_is_quicker_wins_and_the_first_is_left() -> None:
-    messages, a, b = seen(says("a", at=60), says("b", at=10))
+    messages, a, b = seen(text_answer("a", at=60), text_answer("b", at=10))
     assert messages == [(240, "b"), (245, "complete"), (245, "|")]
     assert a.times == [(200, 240)]
     assert b.times == [(230, 245)]
 
 
 def test_a_first_model_that_still_comes_first_wins_and_the_second_is_left() -> None:
-    messages, a, b = seen(says("a", at=35), says("b", at=10))
+    messages, a, b = seen(text_answer("a", at=35), text_answer("b", at=10))
     assert messages == [(235, "a"), (240, "complete"), (240, "|")]
     assert a.times == [(200, 240)]
     assert b.times == [(230, 235)]
 
 
 def test_a_first_model_that_fails_early_leaves_the_answer_to_the_second_at_once() -> None:
-    messages, _, b = seen(fails(errors.ServerError("oops"), at=5), says("b"))
+    messages, _, b = seen(failing_answer(errors.ServerError("oops"), at=5), text_answer("b"))
     assert messages == [(205, "failed server 0"), (215, "b"), (220, "complete"), (220, "|")]
     assert b.times == [(205, 220)]
 
 
 @pytest.mark.parametrize("loser", ["a", "b"])
 def test_a_model_that_fails_in_the_race_leaves_the_answer_to_the_other(loser: str) -> None:
-    failure = fails(errors.Overloaded("full"), at=40 if loser == "a" else 10)
-    messages, _, _ = seen(failure, says("b", at=30)) if loser == "a" else seen(says("a", at=60), failure)
+    failure = failing_answer(errors.Overloaded("full"), at=40 if loser == "a" else 10)
+    messages, _, _ = seen(failure, text_answer("b", at=30)) if loser == "a" else seen(text_answer("a", at=60), failure)
     assert messages == [
         (240, "failed overloaded 0"),
         (260, "b" if loser == "a" else "a"),
@@ -65,22 +75,24 @@ def test_a_model_that_fails_in_the_race_leaves_the_answer_to_the_other(loser: st
 
 
 def test_when_both_fail_the_last_error_is_the_error_of_the_call() -> None:
-    messages, _, _ = seen(fails(errors.ServerError("a"), at=50), fails(errors.RateLimited("b"), at=10))
+    messages, _, _ = seen(
+        failing_answer(errors.ServerError("a"), at=50), failing_answer(errors.RateLimited("b"), at=10)
+    )
     assert messages == [(240, "failed rate_limited 0"), (250, "# a")]
 
 
 def test_a_request_that_is_wrong_ends_the_race() -> None:
-    messages, _, b = seen(fails(errors.BadRequest("wrong"), at=40), says("b", at=50))
+    messages, _, b = seen(failing_answer(errors.BadRequest("wrong"), at=40), text_answer("b", at=50))
     assert messages == [(240, "# wrong")]
     assert b.times == [(230, 240)]
-    messages, _, b = seen(fails(errors.BadRequest("wrong"), at=5), says("b", at=50))
+    messages, _, b = seen(failing_answer(errors.BadRequest("wrong"), at=5), text_answer("b", at=50))
     assert messages == [(205, "# wrong")]
     assert b.calls == []
 
 
 def test_a_winner_that_fails_later_is_the_error_of_the_call() -> None:
     broken = [on_next(10, ContentDeltaEvent(delta="h")), on_error(20, errors.ServerError("cut"))]
-    messages, _, b = seen(broken, says("b"))
+    messages, _, b = seen(broken, text_answer("b"))
     assert messages == [(210, "h"), (220, "# cut")]
     assert b.calls == []
 
@@ -88,26 +100,26 @@ def test_a_winner_that_fails_later_is_the_error_of_the_call() -> None:
 def test_the_tokens_of_both_are_counted_where_they_are_known() -> None:
     # The loser has sent its count before anything of its answer.
     loser = [on_next(20, UsageEvent(output_tokens=1)), on_next(90, ContentDeltaEvent(delta="a")), on_completed(95)]
-    messages, _, _ = seen(loser, says("b", usage=UsageEvent(output_tokens=2)))
+    messages, _, _ = seen(loser, text_answer("b", usage=UsageEvent(output_tokens=2)))
     assert messages == [(220, "usage 1 a"), (240, "b"), (245, "usage 2 b"), (245, "complete"), (245, "|")]
 
 
 def test_the_tries_of_a_model_are_seen_and_win_nothing() -> None:
     news = LLMFailedEvent(error=ErrorInfo(code="server", message="502"), retryable=True, retry_in=1)
-    messages, a, _ = seen([on_next(5, news), *says("a", at=60)], says("b"))
+    messages, a, _ = seen([on_next(5, news), *text_answer("a", at=60)], text_answer("b"))
     assert [word for _, word in messages] == ["failed server 1", "b", "complete", "|"]
     assert a.times == [(200, 240)]
 
 
 def test_an_empty_answer_is_an_answer() -> None:
-    messages, a, b = seen([on_completed(40)], says("b", at=50))
+    messages, a, b = seen([on_completed(40)], text_answer("b", at=50))
     assert messages == [(240, "|")]
     assert (a.times, b.times) == ([(200, 240)], [(230, 240)])
 
 
 @pytest.mark.parametrize(("disposed", "b_times"), [(220, []), (235, [(230, 235)])])
 def test_disposing_leaves_both(disposed: int, b_times: list[tuple[int, int]]) -> None:
-    messages, a, b = seen(says("a", at=90), says("b", at=90), disposed=disposed)
+    messages, a, b = seen(text_answer("a", at=90), text_answer("b", at=90), disposed=disposed)
     assert messages == []
     assert a.times == [(200, disposed)]
     assert b.times == b_times
@@ -115,14 +127,14 @@ def test_disposing_leaves_both(disposed: int, b_times: list[tuple[int, int]]) ->
 
 def test_a_subscriber_that_leaves_at_the_news_ends_it() -> None:
     scheduler = TestScheduler()
-    a, b = Cold(scheduler, fails(errors.ServerError("oops"))), Cold(scheduler, says("b"))
+    a, b = ColdModel(scheduler, failing_answer(errors.ServerError("oops"))), ColdModel(scheduler, text_answer("b"))
     call = hedge(a, b, after=30).call(REQUEST).pipe(ops.take(1))
-    assert short(scheduler.start(lambda: call).messages) == [(210, "failed server 0"), (210, "|")]
+    assert summarize(scheduler.start(lambda: call).messages) == [(210, "failed server 0"), (210, "|")]
     assert b.calls == []
 
 
 def test_with_no_wait_both_are_asked_at_once() -> None:
-    messages, a, b = seen(says("a", at=20), says("b", at=10), after=0)
+    messages, a, b = seen(text_answer("a", at=20), text_answer("b", at=10), after=0)
     assert messages[0] == (210, "b")
     assert (a.times[0][0], b.times[0][0]) == (200, 200)
 
@@ -132,31 +144,31 @@ async def test_a_hedge_is_named_for_both_and_closes_both() -> None:
     with pytest.raises(ConfigurationError, match="-1"):
         hedge("zai", "openai", after=-1)
     scheduler = TestScheduler()
-    a, b = Cold(scheduler, []), Cold(scheduler, [])
+    a, b = ColdModel(scheduler, []), ColdModel(scheduler, [])
     await hedge(a, b, after=1).aclose()
     assert (a.closed, b.closed) == (1, 1)
 
 
 async def test_the_sockets_of_the_loser_are_closed(server: Server) -> None:
     server.answer(Reply(end="hang"))
-    async with serving() as other:
-        other.answer(say("quick", " answer"))
-        slow, quick = chat(server), chat(other)
+    async with start_server() as other:
+        other.answer(text_reply("quick", " answer"))
+        slow, quick = chat_model(server), chat_model(other)
         model = hedge(slow, quick, after=0.02)
         answer = await collect(model.call(REQUEST))
-        assert text(answer) == "quick answer"
+        assert streamed_text(answer) == "quick answer"
         async with asyncio.timeout(1):
             await server.all_closed.wait()
         assert len(server.requests) == 1
-        assert active(slow) == active(quick) == []
+        assert active_connections(slow) == active_connections(quick) == []
         await model.aclose()
 
 
 async def test_a_run_takes_the_answer_that_comes_first(server: Server) -> None:
     server.answer(Reply(end="hang"))
-    async with serving() as other:
-        other.answer(say("quick"))
-        model = hedge(chat(server), chat(other), after=0.02)
+    async with start_server() as other:
+        other.answer(text_reply("quick"))
+        model = hedge(chat_model(server), chat_model(other), after=0.02)
         result = await Agent(model).run("Hi")
         async with asyncio.timeout(1):
             await server.all_closed.wait()

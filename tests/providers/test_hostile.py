@@ -106,7 +106,7 @@ def results(request: pytest.FixtureRequest) -> dict[str, dict[str, Any]]:
 
 
 def test_every_hostile_answer_ends_in_an_error_of_the_tree(results: dict[str, dict[str, Any]]) -> None:
-    assert set(results) == set(hostile_vendor.KINDS)
+    assert set(results) == set(hostile_vendor.ATTACKS)
     for each in results.values():
         assert issubclass(getattr(errors, each["error"], object), errors.ProviderError), each
 

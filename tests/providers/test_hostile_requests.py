@@ -18,7 +18,7 @@ from rxloop.protocol.messages import ToolCall
 from rxloop.providers import PRESETS
 from rxloop.providers.codecs.chat.request import RequestEncoder
 from rxloop.testing import ScriptedModel, call, turn, virtual_time
-from support.vendors.codecs import unheard
+from support.vendors.codecs import ignore_notice
 
 ENCODER = RequestEncoder("m", PRESETS["openai"], stream=True)
 Make = Callable[[Random, Sequence[Message]], Any]
@@ -117,7 +117,7 @@ def look(n: int) -> str:
 
 def body(request: ModelRequest) -> list[dict[str, Any]]:
     """The messages as they go over the wire."""
-    return orjson.loads(ENCODER.encode(request, unheard))["messages"]
+    return orjson.loads(ENCODER.encode(request, ignore_notice))["messages"]
 
 
 def check(messages: list[dict[str, Any]], question: str) -> None:

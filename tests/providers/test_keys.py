@@ -15,13 +15,13 @@ from rxloop.pipeline.requests import ModelRequest
 from rxloop.protocol.messages import Message
 from rxloop.protocol.settings import ModelSettings
 from rxloop.providers import PRESETS, Preset, Retry, Timeouts, openai_chat
-from support.http_server import REQUEST, Answer, Reply, Server, collect, say
+from support.http_server import REQUEST, Reply, Server, StreamResult, collect, text_reply
 
 pytestmark = pytest.mark.usefixtures("transport")
 SECRET = "top-secret-token-123"
 
 
-async def asked(server: Server, request: ModelRequest = REQUEST, **options: Any) -> Answer:
+async def asked(server: Server, request: ModelRequest = REQUEST, **options: Any) -> StreamResult:
     model = openai_chat("m", base_url=server.base_url, retry=Retry(attempts=1), **options)
     answer = await collect(model.call(request))
     await model.aclose()
@@ -29,7 +29,7 @@ async def asked(server: Server, request: ModelRequest = REQUEST, **options: Any)
 
 
 async def test_a_function_gives_the_key_of_each_request(server: Server) -> None:
-    server.answer(say("ok"))
+    server.answer(text_reply("ok"))
     numbers = iter(range(9))
     model = openai_chat("m", base_url=server.base_url, api_key=lambda: f"token-{next(numbers)}")
     for _ in range(2):
@@ -43,13 +43,13 @@ async def test_a_function_may_have_to_wait_for_the_key(server: Server) -> None:
         await asyncio.sleep(0)
         return f" {SECRET}\n"
 
-    server.answer(say("ok"))
+    server.answer(text_reply("ok"))
     assert (await asked(server, api_key=token)).error is None
     assert server.requests[0].headers["authorization"] == f"Bearer {SECRET}"
 
 
 async def test_a_key_that_the_request_has_already_is_not_asked_for(server: Server) -> None:
-    server.answer(say("ok"))
+    server.answer(text_reply("ok"))
     request = ModelRequest(
         messages=[Message.user("hi")], settings=ModelSettings(headers={"Authorization": "Bearer other"})
     )
@@ -133,7 +133,7 @@ async def test_a_call_that_is_cancelled_while_it_waits_for_its_key_ends(server: 
 async def test_azure_takes_a_key_or_a_token_of_its_accounts(
     server: Server, key: Any, name: str, value: str, base: str
 ) -> None:
-    server.answer(say("ok"))
+    server.answer(text_reply("ok"))
     model = openai_chat("m", preset="azure", base_url=server.base_url.removesuffix("/v1") + base, api_key=key)
     assert (await collect(model.call(REQUEST))).error is None
     await model.aclose()
@@ -143,7 +143,7 @@ async def test_azure_takes_a_key_or_a_token_of_its_accounts(
 
 
 async def test_any_other_vendor_gets_what_a_function_gives_where_its_keys_go(server: Server) -> None:
-    server.answer(say("ok"))
+    server.answer(text_reply("ok"))
     preset = Preset(name="mine", base_url=server.base_url, key_header="x-goog-api-key")
     assert (await asked(server, preset=preset, api_key=lambda: "k")).error is None
     assert server.requests[0].headers["x-goog-api-key"] == "k"
@@ -169,7 +169,7 @@ async def test_a_function_signs_what_is_sent(server: Server, later: bool) -> Non
 
         return wait() if later else found
 
-    server.answer(say("ok"))
+    server.answer(text_reply("ok"))
     model = openai_chat("m", preset="openai", base_url=server.base_url, sign=sign)
     for _ in range(2):
         assert (await collect(model.call(REQUEST))).error is None

@@ -12,8 +12,8 @@ from rxloop.providers import limited
 from rxloop.providers.script import ScriptedModel, frames
 from rxloop.testing import virtual_time
 from rxloop.testing.virtual_time import NothingLeft
-from support.http_server import REQUEST, Server, chat, collect, say
-from support.virtual_models import Cold, fails, says, short
+from support.http_server import REQUEST, Server, chat_model, collect, text_reply
+from support.virtual_models import ColdModel, failing_answer, summarize, text_answer
 
 
 class Calls:
@@ -21,7 +21,7 @@ class Calls:
 
     def __init__(self, *answers: list[Any], **limits: Any) -> None:
         self.scheduler = TestScheduler()
-        self.model = Cold(self.scheduler, *answers)
+        self.model = ColdModel(self.scheduler, *answers)
         self.limited = limited(self.model, **limits)
         self.observers: list[Any] = []
 
@@ -43,15 +43,15 @@ class Calls:
 
 
 def test_calls_over_the_limit_wait_and_begin_in_the_order_in_which_they_came() -> None:
-    calls = Calls(says("hi"), concurrent=2)
+    calls = Calls(text_answer("hi"), concurrent=2)
     for start in (10, 11, 12, 13):
         calls.at(start)
     assert calls.run() == [(10, 25), (11, 26), (25, 40), (26, 41)]
-    assert short(calls.observers[2].messages) == [(35, "hi"), (40, "complete"), (40, "|")]
+    assert summarize(calls.observers[2].messages) == [(35, "hi"), (40, "complete"), (40, "|")]
 
 
 def test_a_call_that_is_left_while_it_waits_is_never_made_and_holds_nobody_up() -> None:
-    calls = Calls(says("hi"), concurrent=1)
+    calls = Calls(text_answer("hi"), concurrent=1)
     calls.at(10)
     calls.at(11, leave=20)
     calls.at(12)
@@ -60,43 +60,43 @@ def test_a_call_that_is_left_while_it_waits_is_never_made_and_holds_nobody_up() 
 
 
 def test_a_call_that_is_left_while_it_runs_makes_room_at_once() -> None:
-    calls = Calls(says("hi", at=100), concurrent=1)
+    calls = Calls(text_answer("hi", at=100), concurrent=1)
     calls.at(10, leave=30)
     calls.at(11)
     assert calls.run() == [(10, 30), (30, 135)]
 
 
 def test_a_call_that_fails_makes_room() -> None:
-    calls = Calls(fails(errors.ServerError("oops")), says("hi"), concurrent=1)
+    calls = Calls(failing_answer(errors.ServerError("oops")), text_answer("hi"), concurrent=1)
     calls.at(10)
     calls.at(11)
     assert calls.run() == [(10, 20), (20, 35)]
-    assert short(calls.observers[0].messages) == [(20, "# oops")]
+    assert summarize(calls.observers[0].messages) == [(20, "# oops")]
 
 
 def test_so_many_calls_a_minute_begin_and_no_more() -> None:
-    calls = Calls(says("hi"), per_minute=2)
+    calls = Calls(text_answer("hi"), per_minute=2)
     for start in (10, 30, 31, 32, 33):
         calls.at(start)
     assert [start for start, _ in calls.run()] == [10, 30, 70, 90, 130]
 
 
 def test_a_minute_of_rest_makes_room_without_a_wait() -> None:
-    calls = Calls(says("hi"), per_minute=1)
+    calls = Calls(text_answer("hi"), per_minute=1)
     calls.at(10)
     calls.at(70)
     assert [start for start, _ in calls.run()] == [10, 70]
 
 
 def test_both_limits_hold_together() -> None:
-    calls = Calls(says("hi", at=75), concurrent=1, per_minute=1)
+    calls = Calls(text_answer("hi", at=75), concurrent=1, per_minute=1)
     for start in (10, 11):
         calls.at(start)
     assert [start for start, _ in calls.run()] == [10, 90]
 
 
 def test_a_line_that_everybody_has_left_keeps_no_timer() -> None:
-    calls = Calls(says("hi"), per_minute=1)
+    calls = Calls(text_answer("hi"), per_minute=1)
     calls.at(10)
     calls.at(11, leave=12)
     calls.at(75)
@@ -217,8 +217,8 @@ def test_event_loops_keep_lines_of_their_own_and_dead_ones_are_forgotten() -> No
 
 
 async def test_real_requests_wait_for_each_other(server: Server) -> None:
-    server.answer(say("hi"))
-    model = limited(chat(server), concurrent=1)
+    server.answer(text_reply("hi"))
+    model = limited(chat_model(server), concurrent=1)
     answers = await asyncio.gather(*(collect(model.call(REQUEST)) for _ in range(5)))
     assert [answer.error for answer in answers] == [None] * 5
     # One after another, over one connection.

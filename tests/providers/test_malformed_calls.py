@@ -15,7 +15,7 @@ from rxloop.errors import RunError
 from rxloop.pipeline.requests import Strategy
 from rxloop.protocol.events import ContentCompleteEvent, ToolCompleteEvent, ToolStartEvent
 from rxloop.strategies import chain_of_thought, react
-from support.http_server import Reply, Server, chat, delta, say, sse
+from support.http_server import Reply, Server, chat_model, delta, sse, text_reply
 
 REASON = "Failed to call a function. Please adjust your prompt. See 'failed_generation' for more details."
 GENERATION = '<function=look{"city": "Oslo"}</function>'
@@ -51,7 +51,7 @@ async def look(city: str) -> str:
 
 @asynccontextmanager
 async def agent(server: Server, **options: Any) -> AsyncGenerator[Agent[Any, Any]]:
-    model = chat(server, **options)
+    model = chat_model(server, **options)
     yield Agent(model, tools=[look], thoughts=False)
     await model.aclose()
 
@@ -68,7 +68,7 @@ def failure(body: Any, way: str) -> Reply:
 
 def answer(way: str, text: str) -> Reply:
     if way in ("HTTP", "stream"):
-        return say(text)
+        return text_reply(text)
     body = {"choices": [{"message": {"content": text}, "finish_reason": "stop"}]}
     return Reply([orjson.dumps(body)], content_type="application/json")
 
@@ -112,7 +112,7 @@ def called(city: str) -> Reply:
 # P10
 async def test_failures_with_a_call_between_them_do_not_end_the_run(server: Server) -> None:
     failed = failure(WRAPPED["groq"], "HTTP")
-    server.answer(failed, called("Oslo"), failed, called("Rome"), say("It rains."))
+    server.answer(failed, called("Oslo"), failed, called("Rome"), text_reply("It rains."))
     async with agent(server) as asked:
         assert (await asked.run("The weather?")).content == "It rains."
     assert [message["role"] for message in server.requests[-1].body["messages"]].count("tool") == 2
@@ -133,8 +133,8 @@ async def test_no_call_of_a_message_is_executed_when_one_of_them_failed(server: 
         delta(tool_calls=[{"index": 1, "id": "b", "function": {"name": "look", "arguments": '{"ci'}}]),
     ]
     error = b"event: error\ndata: " + orjson.dumps(WRAPPED["groq"]) + b"\n\n"
-    server.answer(Reply([*sse(*pieces, done=False), error]), say("It rains."))
-    model = chat(server)
+    server.answer(Reply([*sse(*pieces, done=False), error]), text_reply("It rains."))
+    model = chat_model(server)
     events = [event async for event in Agent(model, tools=[look], thoughts=False).run("The weather?")]
     await model.aclose()
     assert [event.tool_calls for event in events if isinstance(event, ContentCompleteEvent)] == [[], []]
@@ -145,8 +145,8 @@ async def test_no_call_of_a_message_is_executed_when_one_of_them_failed(server: 
 # P10
 @pytest.mark.parametrize("strategy", [react(), chain_of_thought()])
 async def test_a_strategy_asks_again_for_a_call_that_failed(server: Server, strategy: Strategy) -> None:
-    server.answer(failure(WRAPPED["groq"], "HTTP"), say("It rains."))
-    model = chat(server)
+    server.answer(failure(WRAPPED["groq"], "HTTP"), text_reply("It rains."))
+    model = chat_model(server)
     answer = await Agent(model, tools=[look], thoughts=False, strategy=strategy).run("The weather?")
     await model.aclose()
     assert answer.content == "It rains."

@@ -26,7 +26,19 @@ from rxloop.errors import (
 )
 from rxloop.protocol.events import Event, LLMFailedEvent
 from rxloop.providers import Retry, Timeouts, limited, openai_chat
-from support.http_server import REQUEST, Answer, Reply, Server, active, chat, collect, delta, say, sse, text
+from support.http_server import (
+    REQUEST,
+    Reply,
+    Server,
+    StreamResult,
+    active_connections,
+    chat_model,
+    collect,
+    delta,
+    sse,
+    streamed_text,
+    text_reply,
+)
 
 pytestmark = pytest.mark.usefixtures("transport")
 
@@ -102,7 +114,7 @@ async def raw(*scripts: Script) -> AsyncGenerator[str]:
         await asyncio.gather(*tasks)
 
 
-async def asked(*scripts: Script, **options: Any) -> Answer:
+async def asked(*scripts: Script, **options: Any) -> StreamResult:
     """What a provider makes of such a server; it leaves no connection behind."""
     options.setdefault("retry", Retry(attempts=1))
     async with raw(*scripts) as base_url, asyncio.timeout(5):
@@ -111,7 +123,7 @@ async def asked(*scripts: Script, **options: Any) -> Answer:
         for _ in range(20):
             # What ends by the total time is told at once, and closed right after.
             await asyncio.sleep(0)
-        assert active(provider) == []
+        assert active_connections(provider) == []
         await provider.aclose()
     return answer
 
@@ -130,7 +142,7 @@ async def test_silence_in_the_middle_is_a_timeout_that_keeps_the_text() -> None:
     # L68
     answer = await asked(then_silence(CHUNKED, chunk(HALF)), timeout=IDLE)
     assert isinstance(answer.error, ProviderTimeout)
-    assert text(answer) == "Hel"
+    assert streamed_text(answer) == "Hel"
 
 
 async def test_headers_that_never_end_are_cut_off_by_the_total_time() -> None:
@@ -192,7 +204,7 @@ async def test_an_answer_that_stops_in_the_middle_is_an_error_that_keeps_the_tex
     # L66
     answer = await asked(writes(sent), retry=Retry(first=0))
     assert isinstance(answer.error, ProviderConnectionError)
-    assert text(answer) == "Hel"
+    assert streamed_text(answer) == "Hel"
 
 
 @pytest.mark.parametrize(("sent", "kept"), [(b"", ""), (HEAD, ""), (CHUNKED, ""), (CHUNKED + chunk(HALF), "Hel")])
@@ -200,7 +212,7 @@ async def test_a_reset_is_a_broken_connection(sent: bytes, kept: str) -> None:
     answer = await asked(then_reset(sent))
     assert isinstance(answer.error, ProviderConnectionError)
     assert answer.error.retryable
-    assert text(answer) == kept
+    assert streamed_text(answer) == kept
 
 
 async def test_a_connection_that_is_reset_twice_and_then_well_gives_the_answer() -> None:
@@ -208,7 +220,7 @@ async def test_a_connection_that_is_reset_twice_and_then_well_gives_the_answer()
     well = writes(CHUNKED, chunk(HELLO), chunk(b""))
     answer = await asked(then_reset(), then_reset(CHUNKED), well, retry=Retry(first=0))
     assert answer.error is None
-    assert text(answer) == "Hello"
+    assert streamed_text(answer) == "Hello"
     assert [event.error.code for event in answer.events if isinstance(event, LLMFailedEvent)] == ["connection"] * 2
 
 
@@ -220,7 +232,7 @@ async def test_what_is_no_http_is_an_error() -> None:
 @pytest.mark.parametrize("kind", ["text/html", "text/html; charset=utf-8", "application/json", "application/xhtml+xml"])
 async def test_a_page_instead_of_an_answer_is_no_protocol(server: Server, kind: str) -> None:
     server.answer(Reply([b"<html><h1>Sign in</h1></html>"], content_type=kind))
-    provider = chat(server, retry=Retry(first=0))
+    provider = chat_model(server, retry=Retry(first=0))
     answer = await collect(provider.call(REQUEST))
     assert isinstance(answer.error, ProviderProtocolError)
     assert "<h1>Sign in</h1>" in str(answer.error)
@@ -231,15 +243,15 @@ async def test_a_page_instead_of_an_answer_is_no_protocol(server: Server, kind: 
 @pytest.mark.parametrize("kind", ["text/plain", "application/octet-stream", "", "TEXT/EVENT-STREAM", "nonsense"])
 async def test_a_stream_under_a_wrong_name_is_understood(server: Server, kind: str) -> None:
     server.answer(Reply([HELLO], content_type=kind))
-    provider = chat(server)
-    assert text(await collect(provider.call(REQUEST))) == "Hello"
+    provider = chat_model(server)
+    assert streamed_text(await collect(provider.call(REQUEST))) == "Hello"
     await provider.aclose()
 
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_body_with_nothing_in_it_is_no_answer(server: Server, stream: bool) -> None:
     server.answer(Reply([], content_type="text/event-stream" if stream else "application/json"))
-    provider = chat(server, stream=stream)
+    provider = chat_model(server, stream=stream)
     answer = await collect(provider.call(REQUEST))
     assert isinstance(answer.error, ProviderConnectionError if stream else ProviderProtocolError)
     await provider.aclose()
@@ -251,10 +263,10 @@ BUSY = b'{"error": {"message": "busy"}}'
 @pytest.mark.parametrize("headers", [{"retry-after": "0"}, {"retry-after-ms": "10"}, {}, {"retry-after": "soon"}])
 async def test_too_many_requests_pass_after_the_wait(server: Server, headers: dict[str, str]) -> None:
     # L67
-    server.answer(Reply([BUSY], 429, headers, "application/json"), say("Hello"))
-    provider = chat(server, retry=Retry(first=0.01, jitter=0))
+    server.answer(Reply([BUSY], 429, headers, "application/json"), text_reply("Hello"))
+    provider = chat_model(server, retry=Retry(first=0.01, jitter=0))
     answer = await collect(provider.call(REQUEST))
-    assert text(answer) == "Hello"
+    assert streamed_text(answer) == "Hello"
     failure = answer.events[0]
     assert isinstance(failure, LLMFailedEvent)
     assert failure.retry_in == (0 if headers.get("retry-after") == "0" else 0.01)
@@ -264,7 +276,7 @@ async def test_too_many_requests_pass_after_the_wait(server: Server, headers: di
 async def test_a_wait_that_is_too_long_is_left_to_the_caller(server: Server) -> None:
     # L67
     server.answer(Reply([BUSY], 429, {"retry-after": "3600"}, "application/json"))
-    provider = chat(server, retry=Retry())
+    provider = chat_model(server, retry=Retry())
     answer = await collect(provider.call(REQUEST))
     assert isinstance(answer.error, RateLimited)
     assert answer.error.retry_after == 3600
@@ -276,7 +288,9 @@ async def test_a_wait_that_is_too_long_is_left_to_the_caller(server: Server) -> 
 @pytest.mark.parametrize("total", [None, 10])
 async def test_a_wait_beyond_the_total_time_fails_at_once_and_is_named(server: Server, total: float | None) -> None:
     server.answer(Reply([BUSY], 429, {"x-ratelimit-reset-tokens": "6m0s"}, "application/json"))
-    provider = limited(chat(server, timeout=Timeouts(total=total), retry=Retry(longest=60 if total is None else 999)))
+    provider = limited(
+        chat_model(server, timeout=Timeouts(total=total), retry=Retry(longest=60 if total is None else 999))
+    )
     async with asyncio.timeout(5):
         answer = await collect(provider.call(REQUEST))
     assert isinstance(answer.error, RateLimited)
@@ -289,10 +303,10 @@ async def test_a_wait_beyond_the_total_time_fails_at_once_and_is_named(server: S
 async def test_a_server_that_fails_three_times_and_is_then_well_gives_the_answer(server: Server) -> None:
     # L67
     bad = [Reply([b"oops"], status, content_type="text/plain") for status in (500, 502, 503)]
-    server.answer(*bad, say("Hello"))
-    provider = chat(server, retry=Retry(attempts=4, first=0))
+    server.answer(*bad, text_reply("Hello"))
+    provider = chat_model(server, retry=Retry(attempts=4, first=0))
     answer = await collect(provider.call(REQUEST))
-    assert text(answer) == "Hello"
+    assert streamed_text(answer) == "Hello"
     codes = [event.error.code for event in answer.events if isinstance(event, LLMFailedEvent)]
     assert codes == ["server", "server", "overloaded"]
     assert server.connections == 1
@@ -326,7 +340,7 @@ async def test_an_error_whose_body_goes_on_and_on_is_not_read_to_the_end() -> No
 @pytest.mark.parametrize("status", [301, 302, 307, 308])
 async def test_a_redirect_is_not_followed_with_the_key_and_says_where_to(server: Server, status: int) -> None:
     server.answer(Reply([], status, {"location": "https://elsewhere.example/v1"}))
-    provider = chat(server, api_key="secret", retry=Retry(first=0))
+    provider = chat_model(server, api_key="secret", retry=Retry(first=0))
     answer = await collect(provider.call(REQUEST))
     assert isinstance(answer.error, ProviderProtocolError)
     assert "https://elsewhere.example/v1" in str(answer.error)
@@ -341,14 +355,14 @@ async def test_an_answer_that_comes_compressed_without_being_asked_to_is_read(se
         packed = gzip.compress(body)
         pieces = [packed[i : i + size] for i in range(0, len(packed), size)]
         server.answer(Reply(pieces, headers={"content-encoding": "gzip"}, content_type=kind))
-        provider = chat(server)
-        assert text(await collect(provider.call(REQUEST))) == "Hello"
+        provider = chat_model(server)
+        assert streamed_text(await collect(provider.call(REQUEST))) == "Hello"
         await provider.aclose()
 
 
 async def test_an_answer_that_says_it_is_compressed_and_is_not_is_no_protocol(server: Server) -> None:
     server.answer(Reply([HELLO], headers={"content-encoding": "gzip"}))
-    provider = chat(server)
+    provider = chat_model(server)
     answer = await collect(provider.call(REQUEST))
     assert isinstance(answer.error, ProviderProtocolError)
     await provider.aclose()
@@ -356,7 +370,7 @@ async def test_an_answer_that_says_it_is_compressed_and_is_not_is_no_protocol(se
 
 async def test_an_error_that_comes_compressed_is_read(server: Server) -> None:
     server.answer(Reply([gzip.compress(BUSY)], 429, {"content-encoding": "gzip"}, "application/json"))
-    provider = chat(server)
+    provider = chat_model(server)
     answer = await collect(provider.call(REQUEST))
     assert isinstance(answer.error, RateLimited)
     assert "busy" in str(answer.error)
@@ -367,20 +381,20 @@ async def test_an_error_that_comes_compressed_is_read(server: Server) -> None:
 async def test_an_old_server_that_ends_its_answer_by_leaving_is_understood(body: bytes, kind: bytes) -> None:
     answer = await asked(writes(b"HTTP/1.0 200 OK\r\ncontent-type: " + kind + b"\r\n\r\n" + body))
     assert answer.error is None
-    assert text(answer) == "Hello"
+    assert streamed_text(answer) == "Hello"
 
 
 async def test_an_old_server_that_leaves_in_the_middle_is_not_taken_for_done() -> None:
     # L66
     answer = await asked(writes(b"HTTP/1.0 200 OK\r\ncontent-type: text/event-stream\r\n\r\n" + HALF))
     assert isinstance(answer.error, ProviderConnectionError)
-    assert text(answer) == "Hel"
+    assert streamed_text(answer) == "Hel"
 
 
 async def test_news_ahead_of_the_answer_are_passed_over() -> None:
     early = b"HTTP/1.1 103 Early Hints\r\nlink: </x>\r\n\r\n"
     answer = await asked(writes(early + CHUNKED + chunk(HELLO) + chunk(b"")))
-    assert text(answer) == "Hello"
+    assert streamed_text(answer) == "Hello"
 
 
 async def test_what_came_while_somebody_held_the_event_loop_is_no_silence() -> None:
@@ -410,4 +424,4 @@ async def test_what_came_while_somebody_held_the_event_loop_is_no_silence() -> N
         await model.aclose()
         thread.join()
     assert answer.error is None
-    assert text(answer) == "Hello"
+    assert streamed_text(answer) == "Hello"

@@ -15,8 +15,8 @@ from rxloop.protocol.messages import FilePart, ImagePart, Message, TextPart
 from rxloop.providers.codecs import Codec
 from rxloop.providers.codecs.draft import MessageDraft
 from rxloop.providers.failures import Endpoint
-from support.vendors.messages import message_of
-from support.vendors.other_vendors import LOOK, OTHERS, sent
+from support.vendors.messages import to_message
+from support.vendors.other_vendors import LOOK, OTHER_VENDORS, encode_request
 from support.vendors.vendor_rules import Json
 
 MARK = "SIGNED"
@@ -134,7 +134,7 @@ SAYS: dict[str, Callable[[Sequence[Piece], str], Json]] = {
     else gpt_says
     if "gpt" in name
     else chat_says
-    for name in OTHERS
+    for name in OTHER_VENDORS
 }
 
 
@@ -148,11 +148,13 @@ def answered(wire: Codec, answer: Json) -> Message:
     for event in events:
         # What the vendor's own tools were asked is for clients.
         assert event.kind == "server-tool" or MARK.encode() not in event.to_json(public=True)
-    return message_of(events[-1])
+    return to_message(events[-1])
 
 
 TURNS = st.lists(
-    st.tuples(st.sampled_from(sorted(OTHERS)), PIECES, st.booleans(), st.lists(FILES, max_size=2), st.booleans()),
+    st.tuples(
+        st.sampled_from(sorted(OTHER_VENDORS)), PIECES, st.booleans(), st.lists(FILES, max_size=2), st.booleans()
+    ),
     min_size=1,
     max_size=6,
 )
@@ -185,19 +187,19 @@ def marks(value: Any) -> set[str]:
 @settings(max_examples=40, deadline=None)
 @given(TURNS)
 def test_no_vendor_refuses_a_conversation_that_comes_from_others(turns: list[Any]) -> None:
-    wires = {name: other.wire() for name, other in OTHERS.items()}
+    wires = {name: other.make_codec() for name, other in OTHER_VENDORS.items()}
     history = [Message.user("Where?")]
     for number, (name, pieces, drops, files, speaks) in enumerate(turns):
         message = answered(wires[name], SAYS[name](pieces, str(number)))
         said_to(history, message, files, drops=drops, speaks=speaks)
         for other, wire in wires.items():
-            OTHERS[other].judge(sent(wire, history, tools=(LOOK,)))
+            OTHER_VENDORS[other].check(encode_request(wire, history, tools=(LOOK,)))
 
 
 @settings(max_examples=60, deadline=None)
 @given(TURNS)
 def test_each_vendor_gets_all_of_its_own_signed_pieces_and_none_of_the_others(turns: list[Any]) -> None:
-    wires = {name: OTHERS[name].wire() for name in KEYS}
+    wires = {name: OTHER_VENDORS[name].make_codec() for name in KEYS}
     history = [Message.user("Where?")]
     for number, (name, pieces, drops, files, speaks) in enumerate(turns):
         name = name if name in KEYS else "claude"
@@ -212,7 +214,7 @@ def test_each_vendor_gets_all_of_its_own_signed_pieces_and_none_of_the_others(tu
             for of, state in (message.provider_state or {}).items()
             if of == key or (key.endswith("@") and of.startswith(key))
         ]
-        found = marks(sent(wires[name], history, tools=(LOOK,)))
+        found = marks(encode_request(wires[name], history, tools=(LOOK,)))
         assert found <= set().union(*own)
         # What OpenAI reasoned last, and nothing came of it, stays here with all of that message.
         assert name == "gpt" or found == set().union(*own)
@@ -221,7 +223,7 @@ def test_each_vendor_gets_all_of_its_own_signed_pieces_and_none_of_the_others(tu
 @settings(max_examples=60, deadline=None)
 @given(TURNS)
 def test_what_is_left_out_is_told_once_for_each_message_though_several_vendors_are_asked(turns: list[Any]) -> None:
-    wires = {name: OTHERS[name].wire() for name in ("claude", "gemini 3", "gpt")}
+    wires = {name: OTHER_VENDORS[name].make_codec() for name in ("claude", "gemini 3", "gpt")}
     told: dict[str, list[str]] = {name: [] for name in wires}
     history = [Message.user("Where?")]
     for number, (name, pieces, _, files, speaks) in enumerate(turns):
@@ -229,8 +231,8 @@ def test_what_is_left_out_is_told_once_for_each_message_though_several_vendors_a
         message = answered(wires[name], SAYS[name](pieces, str(number)))
         said_to(history, message, files, drops=False, speaks=speaks)
         for other, wire in wires.items():
-            sent(wire, history, told[other])
+            encode_request(wire, history, told[other])
     for name, notices in told.items():
         again: list[str] = []
-        sent(OTHERS[name].wire(), [each.model_copy() for each in history], again)
+        encode_request(OTHER_VENDORS[name].make_codec(), [each.model_copy() for each in history], again)
         assert sorted(notices) == sorted(again)

@@ -21,10 +21,10 @@ from rxloop.protocol.events import (
     UsageEvent,
 )
 from rxloop.providers.transport import Transport
-from support.http_server import REQUEST, Answer, collect
-from support.vendors.native import NATIVE, Native
-from support.vendors.recordings import Vendor, names, needs_recordings, oracle, recording, replaying
-from support.vendors.replay_variants import EVERY_WAY, SHAPES, ways
+from support.http_server import REQUEST, StreamResult, collect
+from support.vendors.native import NATIVE, NativeApi
+from support.vendors.recordings import Vendor, needs_recordings, oracle, recording, recording_names, replay_server
+from support.vendors.replay_variants import ALL_VARIANTS, SHAPES, replay_variants
 
 KINDS: dict[int, type[ProviderError]] = {
     400: BadRequest,
@@ -34,10 +34,10 @@ KINDS: dict[int, type[ProviderError]] = {
 }
 NOT_OURS = (": messages: ", ": path ")
 """What of a request is another than was recorded: the messages, and the path, which the tests of the wires look at."""
-pytestmark = [needs_recordings, pytest.mark.timeout(1800 if EVERY_WAY else 120)]
+pytestmark = [needs_recordings, pytest.mark.timeout(1800 if ALL_VARIANTS else 120)]
 
 
-def failure(answer: Answer, expected: dict[str, Any]) -> list[tuple[str, Any, Any]]:
+def failure(answer: StreamResult, expected: dict[str, Any]) -> list[tuple[str, Any, Any]]:
     """What differs in an answer that fails, for the SDK or for us."""
     broken = expected.get("error_mid_stream")
     if answer.error is None or not (expected.get("http_error") or broken):
@@ -52,11 +52,11 @@ def failure(answer: Answer, expected: dict[str, Any]) -> list[tuple[str, Any, An
     return [(name, repr(answer.error), message) for name, right in pairs.items() if not right]
 
 
-def differences(answer: Answer, expected: dict[str, Any], native: Native) -> list[tuple[str, Any, Any]]:
+def differences(answer: StreamResult, expected: dict[str, Any], native: NativeApi) -> list[tuple[str, Any, Any]]:
     """What differs between our reading and the SDK's, by name."""
     if "http_error" in expected or expected.get("error_mid_stream") or answer.error is not None:
         return failure(answer, expected)
-    theirs = native.told(expected)
+    theirs = native.read(expected)
     message = answer.events[-1]
     assert isinstance(message, ContentCompleteEvent)
     calls = message.tool_calls
@@ -88,11 +88,11 @@ def _is_delta(event: Any) -> bool:
     return isinstance(event, ContentDeltaEvent | ThoughtDeltaEvent)
 
 
-def _joined(answer: Answer, kind: type[ContentDeltaEvent | ThoughtDeltaEvent]) -> str:
+def _joined(answer: StreamResult, kind: type[ContentDeltaEvent | ThoughtDeltaEvent]) -> str:
     return "".join(event.delta for event in answer.events if isinstance(event, kind))
 
 
-def _arguments(answer: Answer) -> list[Any]:
+def _arguments(answer: StreamResult) -> list[Any]:
     """The arguments of the tool calls as they streamed."""
     joined: dict[int, str] = {}
     for event in answer.events:
@@ -101,7 +101,7 @@ def _arguments(answer: Answer) -> list[Any]:
     return [orjson.loads(text) if text else {} for _, text in sorted(joined.items())]
 
 
-def _usage(answer: Answer) -> list[tuple[int, ...]]:
+def _usage(answer: StreamResult) -> list[tuple[int, ...]]:
     counted = [event.usage for event in answer.events if isinstance(event, UsageEvent)]
     return [
         (each.input_tokens, each.output_tokens, each.cached_tokens, each.cache_write_tokens, each.reasoning_tokens)
@@ -109,20 +109,22 @@ def _usage(answer: Answer) -> list[tuple[int, ...]]:
     ]
 
 
-async def passed(vendor: Vendor, native: Native, name: str, number: int, wrong: list[Any]) -> bool:
+async def passed(vendor: Vendor, native: NativeApi, name: str, number: int, wrong: list[Any]) -> bool:
     """Ask for one exchange in its ways, and compare."""
     conversation, expected = recording(name), oracle(name)[number]
     exchange = conversation["exchanges"][number]
     before = len(wrong)
-    for mode, shape in ways(conversation, number):
-        vendor.play(conversation, number, mode=mode, seed=number, **SHAPES[shape])
+    for mode, shape in replay_variants(conversation, number):
+        vendor.replay_conversation(conversation, number, mode=mode, seed=number, **SHAPES[shape])
         answer = await collect(vendor.provider(exchange).call(REQUEST))
         found = differences(answer, expected, native)
         found += [
             ("request", each, None) for each in vendor.replay.problems if not any(words in each for words in NOT_OURS)
         ]
         wrong += [
-            (name, number, mode, shape, *each) for each in found if f"{name}/{number}/{each[0]}" not in native.differ
+            (name, number, mode, shape, *each)
+            for each in found
+            if f"{name}/{number}/{each[0]}" not in native.expected_differences
         ]
     return len(wrong) == before
 
@@ -132,8 +134,8 @@ async def all_passed(api: str, transport: Transport) -> None:
     native = NATIVE[api]
     wrong: list[Any] = []
     counts = Counter[bool]()
-    async with replaying(transport, native.make) as vendor:
-        for name in names(api=native.api):
+    async with replay_server(transport, native.make) as vendor:
+        for name in recording_names(api=native.api):
             for number in range(len(recording(name)["exchanges"])):
                 counts[await passed(vendor, native, name, number, wrong)] += 1
     print(f"{native.api}: {counts[True]} of {counts.total()} exchanges")

@@ -19,7 +19,18 @@ from rxloop.errors import (
 from rxloop.protocol.events import ContentCompleteEvent, ContentDeltaEvent, Event, UsageEvent
 from rxloop.protocol.settings import ModelSettings
 from rxloop.providers import Preset, Retry, Timeouts, openai_chat
-from support.http_server import REQUEST, Reply, Server, active, chat, collect, delta, say, sse, text
+from support.http_server import (
+    REQUEST,
+    Reply,
+    Server,
+    active_connections,
+    chat_model,
+    collect,
+    delta,
+    sse,
+    streamed_text,
+    text_reply,
+)
 
 pytestmark = pytest.mark.usefixtures("transport")
 
@@ -28,7 +39,7 @@ AT_ONCE = Retry(first=0)
 
 async def test_nothing_is_sent_before_somebody_subscribes(server: Server) -> None:
     # L52
-    provider = chat(server)
+    provider = chat_model(server)
     source = provider.call(REQUEST)
     await asyncio.sleep(0.02)
     assert server.connections == 0
@@ -39,8 +50,8 @@ async def test_nothing_is_sent_before_somebody_subscribes(server: Server) -> Non
 
 async def test_several_views_of_one_call_make_one_request(server: Server) -> None:
     # L53
-    server.answer(say("a", "b"))
-    provider = chat(server)
+    server.answer(text_reply("a", "b"))
+    provider = chat_model(server)
     shared = provider.call(REQUEST).pipe(ops.publish())
     kinds = shared.pipe(ops.map(lambda event: event.kind))
     both = asyncio.ensure_future(collect(rx.merge(kinds, shared.pipe(ops.count()))))
@@ -52,17 +63,17 @@ async def test_several_views_of_one_call_make_one_request(server: Server) -> Non
 
 
 async def test_each_subscription_is_a_request_of_its_own(server: Server) -> None:
-    server.answer(say("a"))
-    provider = chat(server)
+    server.answer(text_reply("a"))
+    provider = chat_model(server)
     source = provider.call(REQUEST)
-    assert [text(await collect(source)) for _ in range(3)] == ["a", "a", "a"]
+    assert [streamed_text(await collect(source)) for _ in range(3)] == ["a", "a", "a"]
     assert len(server.requests) == 3
     await provider.aclose()
 
 
 async def test_a_connection_is_used_again_after_done(server: Server) -> None:
-    server.answer(say("a"))
-    provider = chat(server)
+    server.answer(text_reply("a"))
+    provider = chat_model(server)
     for _ in range(5):
         await collect(provider.call(REQUEST))
     assert server.connections == 1
@@ -70,8 +81,8 @@ async def test_a_connection_is_used_again_after_done(server: Server) -> None:
 
 
 async def test_a_server_that_never_ends_after_done_holds_nobody_up(server: Server) -> None:
-    server.answer(say("a", end="hang"))
-    provider = chat(server)
+    server.answer(text_reply("a", end="hang"))
+    provider = chat_model(server)
     events: list[Event] = []
     complete = asyncio.Event()
 
@@ -94,7 +105,7 @@ async def test_the_events_come_in_order_with_the_usage_before_the_message(server
     # L64
     usage = {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 2}}
     server.answer(Reply(sse(delta(content="He"), delta(content="llo"), delta("stop"), usage)))
-    provider = chat(server)
+    provider = chat_model(server)
     answer = await collect(provider.call(REQUEST))
     assert answer.error is None
     assert [type(e) for e in answer.events] == [ContentDeltaEvent, ContentDeltaEvent, UsageEvent, ContentCompleteEvent]
@@ -105,23 +116,23 @@ async def test_the_events_come_in_order_with_the_usage_before_the_message(server
 async def test_an_answer_cut_anywhere_is_the_same_answer(server: Server) -> None:
     # L70
     stream = b"".join(sse(delta(content="smørbrød 🍞"), delta(content="\n→"), delta("stop")))
-    provider = chat(server)
+    provider = chat_model(server)
     for size in (1, 2, 3, 7, 50):
         server.answer(Reply([stream[i : i + size] for i in range(0, len(stream), size)]))
         server.requests.clear()
-        assert text(await collect(provider.call(REQUEST))) == "smørbrød 🍞\n→"
+        assert streamed_text(await collect(provider.call(REQUEST))) == "smørbrød 🍞\n→"
     await provider.aclose()
 
 
 @pytest.mark.parametrize("end", ["end", "drop"])
 async def test_a_connection_that_ends_early_is_an_error_that_keeps_the_text(server: Server, end: Any) -> None:
     # L66
-    server.answer(say("Hel", end=end, finished=False))
-    provider = chat(server, retry=AT_ONCE)
+    server.answer(text_reply("Hel", end=end, finished=False))
+    provider = chat_model(server, retry=AT_ONCE)
     answer = await collect(provider.call(REQUEST))
     assert isinstance(answer.error, ProviderConnectionError)
     assert answer.error.retryable
-    assert text(answer) == "Hel"
+    assert streamed_text(answer) == "Hel"
     assert len(server.requests) == 1
     assert not any(isinstance(event, ContentCompleteEvent) for event in answer.events)
     await provider.aclose()
@@ -130,7 +141,7 @@ async def test_a_connection_that_ends_early_is_an_error_that_keeps_the_text(serv
 async def test_a_connection_that_breaks_behind_the_finish_reason_is_a_proper_end(server: Server) -> None:
     # L66
     server.answer(Reply(sse(delta("stop", content="Hi"), done=False), end="drop"))
-    provider = chat(server)
+    provider = chat_model(server)
     answer = await collect(provider.call(REQUEST))
     assert answer.error is None
     assert answer.events[-1].content == "Hi"
@@ -140,13 +151,13 @@ async def test_a_connection_that_breaks_behind_the_finish_reason_is_a_proper_end
 async def test_an_error_in_the_stream_fails_the_call_and_leaves_the_connection_usable(server: Server) -> None:
     # L66
     bad = sse(delta(content="Hel"), {"error": {"code": 429, "message": "slow down"}}, done=False)
-    server.answer(Reply([b"".join(bad)]), say("ok"))
-    provider = chat(server)
+    server.answer(Reply([b"".join(bad)]), text_reply("ok"))
+    provider = chat_model(server)
     answer = await collect(provider.call(REQUEST))
     assert isinstance(answer.error, RateLimited)
-    assert text(answer) == "Hel"
-    assert active(provider) == []
-    assert text(await collect(provider.call(REQUEST))) == "ok"
+    assert streamed_text(answer) == "Hel"
+    assert active_connections(provider) == []
+    assert streamed_text(await collect(provider.call(REQUEST))) == "ok"
     await provider.aclose()
 
 
@@ -161,11 +172,11 @@ async def test_an_error_in_the_stream_fails_the_call_and_leaves_the_connection_u
 )
 async def test_a_failure_before_the_first_event_is_tried_again(server: Server, first: Reply) -> None:
     # L67
-    server.answer(first, first, say("third", " time"))
-    provider = chat(server, retry=AT_ONCE)
+    server.answer(first, first, text_reply("third", " time"))
+    provider = chat_model(server, retry=AT_ONCE)
     answer = await collect(provider.call(REQUEST))
     assert answer.error is None
-    assert text(answer) == "third time"
+    assert streamed_text(answer) == "third time"
     assert len(server.requests) == 3
     await provider.aclose()
 
@@ -174,7 +185,7 @@ async def test_a_vendor_that_stays_busy_fails_the_call_with_the_wait_it_asked_fo
     # L67
     reply = Reply([b'{"error": {"message": "busy"}}'], 429, {"retry-after": "0"}, "application/json")
     server.answer(reply)
-    provider = chat(server, retry=Retry(attempts=4))
+    provider = chat_model(server, retry=Retry(attempts=4))
     answer = await collect(provider.call(REQUEST))
     assert isinstance(answer.error, RateLimited)
     assert answer.error.retry_after == 0
@@ -184,7 +195,7 @@ async def test_a_vendor_that_stays_busy_fails_the_call_with_the_wait_it_asked_fo
 
 async def test_a_refusal_is_not_tried_again(server: Server) -> None:
     server.answer(Reply([b'{"error": {"message": "no such model"}}'], status=404, content_type="application/json"))
-    provider = chat(server, retry=AT_ONCE)
+    provider = chat_model(server, retry=AT_ONCE)
     answer = await collect(provider.call(REQUEST))
     assert isinstance(answer.error, UnknownModel)
     assert "no such model" in str(answer.error)
@@ -201,11 +212,11 @@ async def test_nobody_at_the_address_is_an_error_that_says_what_to_do() -> None:
     await provider.aclose()
 
 
-@pytest.mark.parametrize("reply", [say("Hel", end="hang", finished=False), Reply(end="hang")])
+@pytest.mark.parametrize("reply", [text_reply("Hel", end="hang", finished=False), Reply(end="hang")])
 async def test_silence_for_the_idle_timeout_is_a_timeout(server: Server, reply: Reply) -> None:
     # L68
     server.answer(reply)
-    provider = chat(server, timeout=Timeouts(idle=0.1), retry=AT_ONCE)
+    provider = chat_model(server, timeout=Timeouts(idle=0.1), retry=AT_ONCE)
     answer = await collect(provider.call(REQUEST))
     assert isinstance(answer.error, ProviderTimeout)
     assert len(server.requests) == 1
@@ -216,7 +227,7 @@ async def test_silence_for_the_idle_timeout_is_a_timeout(server: Server, reply: 
 
 async def test_a_call_may_take_a_total_time(server: Server) -> None:
     server.answer(Reply(end="hang"))
-    provider = chat(server, timeout=Timeouts(total=0.1))
+    provider = chat_model(server, timeout=Timeouts(total=0.1))
     answer = await collect(provider.call(REQUEST))
     assert isinstance(answer.error, ProviderTimeout)
     assert "0.1 s" in str(answer.error)
@@ -225,7 +236,7 @@ async def test_a_call_may_take_a_total_time(server: Server) -> None:
 
 async def test_a_wait_before_the_next_request_ends_with_the_total_time(server: Server) -> None:
     server.answer(Reply(status=503))
-    provider = chat(server, timeout=Timeouts(total=0.1), retry=Retry(first=10, jitter=0))
+    provider = chat_model(server, timeout=Timeouts(total=0.1), retry=Retry(first=10, jitter=0))
     answer = await collect(provider.call(REQUEST))
     assert isinstance(answer.error, ProviderTimeout)
     assert "0.1 s" in str(answer.error)
@@ -244,14 +255,14 @@ async def test_a_missing_key_names_its_variable_and_nothing_is_sent(
     assert "ACME_KEY" in str(answer.error)
     assert server.connections == 0
     monkeypatch.setenv("ACME_KEY", " secret\n")
-    server.answer(say("a"))
+    server.answer(text_reply("a"))
     assert (await collect(provider.call(REQUEST))).error is None
     assert server.requests[0].headers["authorization"] == "Bearer secret"
     await provider.aclose()
 
 
 async def test_headers_come_from_the_preset_the_provider_and_the_settings(server: Server) -> None:
-    server.answer(say("a"))
+    server.answer(text_reply("a"))
     preset = Preset(name="acme", base_url=server.base_url, headers={"X-A": "1", "X-B": "1", "X-C": "1"})
     provider = openai_chat("m", preset=preset, api_key="k", headers={"x-b": "2", "X-C": "2"})
     settings = ModelSettings(headers={"x-c": "3"})
@@ -266,7 +277,7 @@ async def test_headers_come_from_the_preset_the_provider_and_the_settings(server
 async def test_an_answer_that_is_not_streamed(server: Server) -> None:
     body = b'{"choices": [{"message": {"content": "Hi"}, "finish_reason": "stop"}]}'
     server.answer(Reply([body], content_type="application/json"))
-    provider = chat(server, stream=False)
+    provider = chat_model(server, stream=False)
     answer = await collect(provider.call(REQUEST))
     assert [type(e) for e in answer.events] == [ContentDeltaEvent, ContentCompleteEvent]
     assert server.requests[0].body["stream"] is False
@@ -275,17 +286,21 @@ async def test_an_answer_that_is_not_streamed(server: Server) -> None:
 
 async def test_an_endpoint_that_sends_the_other_form_than_asked_for_is_understood(server: Server) -> None:
     body = b'{"choices": [{"message": {"content": "Hi"}, "finish_reason": "stop"}]}'
-    server.answer(Reply([body], content_type="application/json"), say("Hi"), Reply(say("Hi").pieces, content_type=""))
+    server.answer(
+        Reply([body], content_type="application/json"),
+        text_reply("Hi"),
+        Reply(text_reply("Hi").pieces, content_type=""),
+    )
     for stream in (True, False, True):
-        provider = chat(server, stream=stream)
-        assert text(await collect(provider.call(REQUEST))) == "Hi"
+        provider = chat_model(server, stream=stream)
+        assert streamed_text(await collect(provider.call(REQUEST))) == "Hi"
         await provider.aclose()
 
 
 async def test_a_client_of_the_users_is_used_and_stays_open(server: Server) -> None:
-    server.answer(say("a"))
+    server.answer(text_reply("a"))
     async with httpx.AsyncClient(headers={"x-mine": "yes"}) as own:
-        provider = chat(server, http_client=own)
+        provider = chat_model(server, http_client=own)
         await collect(provider.call(REQUEST))
         await provider.aclose()
         assert not own.is_closed
@@ -304,7 +319,7 @@ async def test_a_bad_address_in_the_environment_is_a_configuration_error(monkeyp
 
 
 async def test_a_hook_of_the_users_client_may_read_the_answer_and_change_the_request(server: Server) -> None:
-    server.answer(say("Hello ", "you"))
+    server.answer(text_reply("Hello ", "you"))
     seen: list[bytes] = []
 
     async def sign(request: httpx.Request) -> None:
@@ -314,10 +329,10 @@ async def test_a_hook_of_the_users_client_may_read_the_answer_and_change_the_req
         seen.append(await response.aread())
 
     async with httpx.AsyncClient(event_hooks={"request": [sign], "response": [read]}) as own:
-        provider = chat(server, http_client=own)
+        provider = chat_model(server, http_client=own)
         for _ in range(2):
             answer = await collect(provider.call(REQUEST))
-            assert (answer.error, text(answer)) == (None, "Hello you")
+            assert (answer.error, streamed_text(answer)) == (None, "Hello you")
     assert len(seen) == 2
     assert [request.headers["x-signed"] for request in server.requests] == [
         request.headers["content-length"] for request in server.requests

@@ -13,7 +13,18 @@ from rxloop.pipeline.run_context import RunContext
 from rxloop.protocol.events import ContentCompleteEvent, ContentDeltaEvent, Event
 from rxloop.providers import Retry
 from support.fake_host import FakeHost
-from support.http_server import REQUEST, Reply, Server, active, chat, collect, delta, say, sse, text
+from support.http_server import (
+    REQUEST,
+    Reply,
+    Server,
+    active_connections,
+    chat_model,
+    collect,
+    delta,
+    sse,
+    streamed_text,
+    text_reply,
+)
 
 pytestmark = pytest.mark.usefixtures("transport")
 
@@ -22,8 +33,8 @@ AT_ONCE = Retry(first=0)
 
 async def test_disposing_closes_the_connection_while_the_server_still_sends(server: Server) -> None:
     # L54
-    server.answer(say("a", end="hang", finished=False))
-    provider = chat(server)
+    server.answer(text_reply("a", end="hang", finished=False))
+    provider = chat_model(server)
     events: list[Event] = []
     came = asyncio.Event()
 
@@ -37,7 +48,7 @@ async def test_disposing_closes_the_connection_while_the_server_still_sends(serv
     subscription.dispose()
     async with asyncio.timeout(1):
         await server.all_closed.wait()
-    assert active(provider) == []
+    assert active_connections(provider) == []
     assert len(events) == 1
     await provider.aclose()
 
@@ -45,8 +56,8 @@ async def test_disposing_closes_the_connection_while_the_server_still_sends(serv
 @pytest.mark.parametrize("moment", ["at once", "asked", "streaming", "any"])
 async def test_two_hundred_disposed_calls_leave_no_connection_behind(server: Server, moment: str) -> None:
     # L54
-    server.answer(say(*["word"] * 50, end="end" if moment == "any" else "hang"))
-    provider = chat(server)
+    server.answer(text_reply(*["word"] * 50, end="end" if moment == "any" else "hang"))
+    provider = chat_model(server)
     before = asyncio.all_tasks()
     started = asyncio.Event()
     for _ in range(200):
@@ -56,16 +67,16 @@ async def test_two_hundred_disposed_calls_leave_no_connection_behind(server: Ser
         elif moment == "any":
             asyncio.get_running_loop().call_later(random.random() / 4, subscription.dispose)
         else:
-            event = server.asked if moment == "asked" else started
+            event = server.requested if moment == "asked" else started
             asyncio.ensure_future(event.wait()).add_done_callback(lambda _, it=subscription: it.dispose())
     # A call that ends before it is disposed of leaves its connection open for the next one.
     may_be_kept = moment == "any"
     async with asyncio.timeout(10):
         while (server.open and not may_be_kept) or asyncio.all_tasks() - before - server.tasks:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
-    assert active(provider) == []
-    server.answer(say("still", " here"))
-    assert text(await collect(provider.call(REQUEST))) == "still here"
+    assert active_connections(provider) == []
+    server.answer(text_reply("still", " here"))
+    assert streamed_text(await collect(provider.call(REQUEST))) == "still here"
     await provider.aclose()
     async with asyncio.timeout(1):
         await server.all_closed.wait()
@@ -73,15 +84,15 @@ async def test_two_hundred_disposed_calls_leave_no_connection_behind(server: Ser
 
 async def test_calls_disposed_at_any_of_their_events_leave_no_connection_behind(server: Server) -> None:
     # L54
-    server.answer(say("a", "b"), Reply([b"".join(say("a", "b").pieces)]))
-    provider = chat(server)
+    server.answer(text_reply("a", "b"), Reply([b"".join(text_reply("a", "b").pieces)]))
+    provider = chat_model(server)
     before = asyncio.all_tasks()
     for number in range(60):
         await collect(provider.call(REQUEST).pipe(ops.take(1 + number % 3)))
     async with asyncio.timeout(5):
         while asyncio.all_tasks() - before - server.tasks:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
-    assert active(provider) == []
+    assert active_connections(provider) == []
     await provider.aclose()
 
 
@@ -91,7 +102,7 @@ async def test_an_error_in_the_middle_closes_the_connection_and_leaves_nothing_t
 ) -> None:
     chunk = delta(content="a") if whose == "the subscriber's" else {"error": {"message": "oops"}}
     server.answer(Reply(sse(delta(content="b"), chunk, done=False), end="hang"))
-    provider = chat(server)
+    provider = chat_model(server)
     tasks: list[str] = []
 
     def make_task(loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:
@@ -118,8 +129,8 @@ async def test_an_error_in_the_middle_closes_the_connection_and_leaves_nothing_t
 async def test_a_closed_gate_holds_the_socket_back(server: Server) -> None:
     host: Any = FakeHost()
     scope = host.info.scope
-    server.answer(say("a", "b", "c"))
-    provider = chat(server)
+    server.answer(text_reply("a", "b", "c"))
+    provider = chat_model(server)
     events: list[Event] = []
     came = asyncio.Event()
 

@@ -10,7 +10,7 @@ from rxloop.protocol.messages import Message, ToolCall
 from rxloop.protocol.settings import ModelSettings
 from rxloop.providers import PRESETS, HTTPModel, Preset, openai_chat, resolve_model
 from rxloop.providers.vendors.urls import chat_url, responses_url
-from support.http_server import REQUEST, Server, collect, say
+from support.http_server import REQUEST, Server, collect, text_reply
 
 ALL = sorted(PRESETS)
 CHAT = [name for name in ALL if PRESETS[name].wire in ("openai", "openai_chat")]
@@ -75,7 +75,7 @@ def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def received(preset: Preset, server: Server, request: ModelRequest = REQUEST) -> dict[str, Any]:
     """The body that a server gets."""
-    server.answer(say("ok"))
+    server.answer(text_reply("ok"))
     provider = openai_chat("m", preset=preset, base_url=server.base_url, api_key="k")
     assert (await collect(provider.call(request))).error is None
     await provider.aclose()
@@ -133,7 +133,7 @@ def test_the_vendors_that_refuse_a_history_without_its_reasoning_get_it() -> Non
 
 async def test_a_preset_of_ones_own_is_one_line(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINE_KEY", "secret")
-    server.answer(say("ok"))
+    server.answer(text_reply("ok"))
     provider = openai_chat("m", preset=Preset(name="mine", base_url=server.base_url, key_env="MINE_KEY"))
     assert isinstance(provider, HTTPModel)
     assert provider.name == "mine:m"
@@ -187,7 +187,7 @@ async def test_azure_takes_all_of_it_from_the_environment(server: Server, monkey
     monkeypatch.setenv("AZURE_OPENAI_ENDPOINT", server.base_url.removesuffix("/v1"))
     monkeypatch.setenv("AZURE_OPENAI_API_KEY", "secret")
     monkeypatch.setenv("OPENAI_API_VERSION", "2025-03-01-preview")
-    server.answer(say("ok"))
+    server.answer(text_reply("ok"))
     provider = resolve_model("azure:gpt")
     assert (await collect(provider.call(REQUEST))).error is None
     got = server.requests[0]
@@ -198,7 +198,7 @@ async def test_azure_takes_all_of_it_from_the_environment(server: Server, monkey
 
 
 async def test_azure_takes_a_token_in_place_of_a_key(server: Server) -> None:
-    server.answer(say("ok"))
+    server.answer(text_reply("ok"))
     provider = openai_chat("m", preset="azure", base_url=server.base_url, headers={"Authorization": "Bearer token"})
     assert (await collect(provider.call(REQUEST))).error is None
     assert server.requests[0].headers["authorization"] == "Bearer token"
@@ -213,7 +213,7 @@ async def test_azure_without_an_address_says_which_variable_has_it() -> None:
 
 
 async def test_an_address_keeps_its_query(server: Server) -> None:
-    server.answer(say("ok"))
+    server.answer(text_reply("ok"))
     provider = openai_chat("m", base_url=server.base_url + "?tenant=a")
     await collect(provider.call(REQUEST))
     assert server.requests[0].path == "/v1/chat/completions?tenant=a"

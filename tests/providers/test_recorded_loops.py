@@ -17,9 +17,18 @@ from rxloop.pipeline.run_context import RunContext
 from rxloop.protocol.messages import ImagePart, Part, TextPart, ToolCall
 from rxloop.run.result import Result
 from rxloop.testing import ScriptedModel
-from support.graphs import rebuilds
-from support.timelines import values
-from support.vendors.recordings import Vendor, choice, loops, needs_recordings, oracle, outline, recording, replaying
+from support.graphs import rebuild_matches
+from support.timelines import collect_values
+from support.vendors.recordings import (
+    Vendor,
+    choice,
+    loops,
+    needs_recordings,
+    oracle,
+    outline,
+    recording,
+    replay_server,
+)
 
 pytestmark = needs_recordings
 LOOPS = loops()
@@ -105,7 +114,7 @@ async def drive(
     """Run a real agent against the recording, from exchange number `first` on."""
     conversation, loop = recording(name), LOOPS[name]["loops"][0]
     left = [dict(each) for each in results]
-    vendor.play(conversation, first)
+    vendor.replay_conversation(conversation, first)
     folder = TemporaryDirectory()
     log = SqliteEventLog(f"{folder.name}/runs.db")
     agent = Agent(
@@ -126,8 +135,8 @@ async def drive(
     assert [event async for event in again.pipe(op.grammar())] == [event for event in events if event.durable]
     recorded = await again.result()
     # Added up, the changes of its graph are its graph; and it was at work as long as its log says.
-    assert rebuilds(events, result.thoughts)
-    live, logged = (values(op.stats(), each)[-1] for each in (events, await log.read(result.task_id)))
+    assert rebuild_matches(events, result.thoughts)
+    live, logged = (collect_values(op.stats(), each)[-1] for each in (events, await log.read(result.task_id)))
     assert (logged.seconds, logged.tool_seconds, logged.usage) == (live.seconds, live.tool_seconds, result.usage)
     await log.aclose()
     folder.cleanup()
@@ -190,7 +199,7 @@ def breaks(name: str) -> bool:
 @pytest.mark.parametrize("who", sorted({name.partition("-chat-")[0] for name in LOOPS}) or ["nobody"])
 async def test_a_recorded_loop_makes_the_same_requests_and_ends_the_same(who: str) -> None:
     deviating: list[str] = []
-    async with replaying() as vendor:
+    async with replay_server() as vendor:
         for name in sorted(LOOPS):
             if name.partition("-chat-")[0] != who or breaks(name):
                 continue
@@ -220,7 +229,7 @@ async def test_a_recorded_call_that_the_vendor_could_not_read_is_requested_again
     # P10
     names = [name for name in LOOPS if breaks(name)]
     assert names
-    async with replaying() as vendor:
+    async with replay_server() as vendor:
         for name in names:
             loop = LOOPS[name]["loops"][0]
             initial = [message(each) for each in loop["initial_messages"]]

@@ -30,20 +30,20 @@ from rxloop.protocol.events import (
 )
 from rxloop.protocol.step_events import MALFORMED_REASON
 from rxloop.providers.transport import Transport
-from support.http_server import REQUEST, Answer, collect
+from support.http_server import REQUEST, StreamResult, collect
 from support.vendors.recordings import (
     Vendor,
     body,
-    by_hand,
     choice,
-    names,
+    is_written_by_hand,
     needs_recordings,
     oracle,
+    recorded_vendors,
     recording,
-    replaying,
-    vendors,
+    recording_names,
+    replay_server,
 )
-from support.vendors.replay_variants import EVERY_WAY, MODES, SHAPES, ways
+from support.vendors.replay_variants import ALL_VARIANTS, MODES, SHAPES, replay_variants
 
 KINDS: dict[int | None, type[ProviderError]] = {
     None: ProviderError,
@@ -52,10 +52,10 @@ KINDS: dict[int | None, type[ProviderError]] = {
     404: UnknownModel,
     429: RateLimited,
 }
-pytestmark = [needs_recordings, pytest.mark.timeout(1800 if EVERY_WAY else 120)]
+pytestmark = [needs_recordings, pytest.mark.timeout(1800 if ALL_VARIANTS else 120)]
 
 
-def fragments(answer: Answer) -> dict[int, str]:
+def fragments(answer: StreamResult) -> dict[int, str]:
     """The arguments of the tool calls as they streamed."""
     joined: dict[int, str] = {}
     for event in answer.events:
@@ -71,7 +71,7 @@ def detailed(exchange: Any) -> str:
     return "".join(detail.get("text") or "" for delta in deltas for detail in delta.get("reasoning_details") or ())
 
 
-def failure(answer: Answer, expected: dict[str, Any]) -> list[tuple[str, Any, Any]]:
+def failure(answer: StreamResult, expected: dict[str, Any]) -> list[tuple[str, Any, Any]]:
     """What differs in an answer that fails, for the SDK or for us."""
     broken, filtered = expected.get("error_mid_stream"), expected.get("error_in_200_body")
     if broken and answer.error is None:
@@ -97,7 +97,7 @@ def failure(answer: Answer, expected: dict[str, Any]) -> list[tuple[str, Any, An
     return [(name, repr(answer.error), message) for name, (ours, theirs) in pairs.items() if ours != theirs]
 
 
-def differences(answer: Answer, expected: dict[str, Any], exchange: Any) -> list[tuple[str, Any, Any]]:
+def differences(answer: StreamResult, expected: dict[str, Any], exchange: Any) -> list[tuple[str, Any, Any]]:
     """What differs between our reading and the SDK's, by name."""
     fails = "http_error" in expected or expected.get("error_mid_stream") or expected.get("error_in_200_body")
     if fails or answer.error is not None:
@@ -145,11 +145,11 @@ def differences(answer: Answer, expected: dict[str, Any], exchange: Any) -> list
     return found
 
 
-def _joined(answer: Answer, kind: type[ContentDeltaEvent | ThoughtDeltaEvent]) -> str:
+def _joined(answer: StreamResult, kind: type[ContentDeltaEvent | ThoughtDeltaEvent]) -> str:
     return "".join(event.delta for event in answer.events if isinstance(event, kind))
 
 
-def _our_usage(answer: Answer) -> list[tuple[int, ...]]:
+def _our_usage(answer: StreamResult) -> list[tuple[int, ...]]:
     counted = [event.usage for event in answer.events if isinstance(event, UsageEvent)]
     return [(each.input_tokens, each.output_tokens, each.cached_tokens, each.reasoning_tokens) for each in counted]
 
@@ -157,7 +157,7 @@ def _our_usage(answer: Answer) -> list[tuple[int, ...]]:
 def _their_usage(expected: dict[str, Any]) -> list[tuple[int, ...]]:
     last = expected.get("hand_usage_last")
     # The SDK does not know where Groq puts it.
-    usage = (last if by_hand(expected) else None) or expected.get("usage") or last
+    usage = (last if is_written_by_hand(expected) else None) or expected.get("usage") or last
     if not usage:
         return []
     read, written = usage.get("prompt_tokens_details") or {}, usage.get("completion_tokens_details") or {}
@@ -177,8 +177,8 @@ async def passed(vendor: Vendor, name: str, number: int, wrong: list[Any], count
     conversation, expected = recording(name), oracle(name)[number]
     exchange = conversation["exchanges"][number]
     before = len(wrong)
-    for mode, shape in ways(conversation, number):
-        vendor.play(conversation, number, mode=mode, seed=number, **SHAPES[shape])
+    for mode, shape in replay_variants(conversation, number):
+        vendor.replay_conversation(conversation, number, mode=mode, seed=number, **SHAPES[shape])
         answer = await collect(vendor.provider(exchange).call(REQUEST))
         found = differences(answer, expected, exchange)
         # The request is another one than was recorded, so its messages differ; method, path and stream must not.
@@ -194,8 +194,8 @@ async def all_passed(transport: Transport, who: str, step: int = 1) -> None:
     wrong: list[Any] = []
     counts = Counter[str]()
     done = good = 0
-    async with replaying(transport) as vendor:
-        for name in names(who)[::step]:
+    async with replay_server(transport) as vendor:
+        for name in recording_names(who)[::step]:
             conversation = recording(name)
             if conversation["api"] != "openai-chat":
                 continue
@@ -207,22 +207,22 @@ async def all_passed(transport: Transport, who: str, step: int = 1) -> None:
     assert wrong == []
 
 
-@pytest.mark.parametrize("who", vendors())
+@pytest.mark.parametrize("who", recorded_vendors())
 async def test_every_recorded_answer_means_what_the_sdk_says(who: str) -> None:
     await all_passed("httpx", who)
 
 
-@pytest.mark.parametrize("who", vendors())
+@pytest.mark.parametrize("who", recorded_vendors())
 async def test_a_sample_of_them_means_the_same_over_aiohttp(who: str) -> None:
-    await all_passed("aiohttp", who, 1 if EVERY_WAY else 3)
+    await all_passed("aiohttp", who, 1 if ALL_VARIANTS else 3)
 
 
 def test_the_names_draw_every_mode_and_every_shape_many_times() -> None:
     drawn = Counter[str]()
-    for name in names():
+    for name in recording_names():
         conversation = recording(name)
         for number, exchange in enumerate(conversation["exchanges"]):
             if exchange["stream"] and exchange["response"]["status"] < 400:
-                for mode, shape in ways(conversation, number):
+                for mode, shape in replay_variants(conversation, number):
                     drawn.update((mode, shape))
     assert {name: count for name, count in drawn.items() if count >= 10}.keys() == {*MODES, *SHAPES}

@@ -23,26 +23,26 @@ from rxloop.protocol.messages import ErrorInfo
 from rxloop.providers import Retry, retrying
 from rxloop.stream.sources import emit
 from rxloop.testing import virtual_time
-from support.http_server import REQUEST, Reply, Server, chat, collect, say, text
-from support.runs import letters, outcome
-from support.virtual_models import Cold, fails, on_error, on_next, says, short
+from support.http_server import REQUEST, Reply, Server, chat_model, collect, streamed_text, text_reply
+from support.runs import marble_letters, outcome
+from support.virtual_models import ColdModel, failing_answer, on_error, on_next, summarize, text_answer
 
 POLICY = Retry(attempts=3, first=20, longest=100, jitter=0)
 
 
-def seen(*answers: list[Any], policy: Retry = POLICY, disposed: int = 1000) -> tuple[list[tuple[int, str]], Cold]:
+def seen(*answers: list[Any], policy: Retry = POLICY, disposed: int = 1000) -> tuple[list[tuple[int, str]], ColdModel]:
     scheduler = TestScheduler()
-    model = Cold(scheduler, *answers)
+    model = ColdModel(scheduler, *answers)
     source: Observable[Event] = Observable(
         lambda observer, given=None: model.call(REQUEST).subscribe(observer, scheduler=given)
     )
     result = scheduler.start(lambda: retrying(policy)(source), disposed=disposed)
-    return short(result.messages), model
+    return summarize(result.messages), model
 
 
 def test_a_failure_is_news_on_the_stream_and_the_call_is_sent_again_after_the_wait() -> None:
     # L67
-    messages, model = seen(fails(RateLimited("busy")), fails(ServerError("oops")), says("hi"))
+    messages, model = seen(failing_answer(RateLimited("busy")), failing_answer(ServerError("oops")), text_answer("hi"))
     assert messages == [
         (210, "failed rate_limited 20"),
         (240, "failed server 40"),
@@ -55,7 +55,7 @@ def test_a_failure_is_news_on_the_stream_and_the_call_is_sent_again_after_the_wa
 
 def test_the_wait_is_the_one_that_the_vendor_asks_for() -> None:
     # L67
-    messages, model = seen(fails(RateLimited("busy", retry_after=77)), says("hi"))
+    messages, model = seen(failing_answer(RateLimited("busy", retry_after=77)), text_answer("hi"))
     assert messages[0] == (210, "failed rate_limited 77")
     assert model.times[1][0] == 287
 
@@ -64,7 +64,7 @@ def test_the_wait_is_the_one_that_the_vendor_asks_for() -> None:
     "error", [BadRequest("no"), ProviderTimeout("late"), RateLimited("busy", retry_after=101), ValueError("a bug")]
 )
 def test_what_will_not_pass_is_the_error_at_once(error: Exception) -> None:
-    messages, model = seen(fails(error), says("hi"))
+    messages, model = seen(failing_answer(error), text_answer("hi"))
     assert messages == [(210, f"# {error}")]
     assert model.times == [(200, 210)]
 
@@ -75,7 +75,9 @@ def test_a_timeout_at_the_vendors_passes_and_ours_does_not() -> None:
 
 
 def test_the_last_failure_is_the_error_of_the_call() -> None:
-    messages, model = seen(fails(Overloaded("one")), fails(Overloaded("two")), fails(Overloaded("three")))
+    messages, model = seen(
+        failing_answer(Overloaded("one")), failing_answer(Overloaded("two")), failing_answer(Overloaded("three"))
+    )
     assert messages == [(210, "failed overloaded 20"), (240, "failed overloaded 40"), (290, "# three")]
     assert len(model.times) == 3
 
@@ -83,7 +85,7 @@ def test_the_last_failure_is_the_error_of_the_call() -> None:
 def test_nothing_is_sent_again_once_anything_of_the_answer_was_delivered() -> None:
     # L67
     broken = [on_next(10, ContentDeltaEvent(delta="h")), on_error(20, ServerError("cut"))]
-    messages, model = seen(broken, says("hi"))
+    messages, model = seen(broken, text_answer("hi"))
     assert messages == [(210, "h"), (220, "# cut")]
     assert len(model.times) == 1
 
@@ -91,7 +93,7 @@ def test_nothing_is_sent_again_once_anything_of_the_answer_was_delivered() -> No
 def test_news_from_further_in_and_counts_of_tokens_are_not_the_answer() -> None:
     inner = LLMFailedEvent(error=ErrorInfo(code="server", message="502"), retryable=True, retry_in=1)
     first = [on_next(3, inner), on_next(4, UsageEvent(output_tokens=2)), on_error(5, ServerError("oops"))]
-    messages, model = seen(first, says("hi"))
+    messages, model = seen(first, text_answer("hi"))
     assert [word for _, word in messages] == [
         "failed server 1",
         "usage 2 None",
@@ -107,7 +109,9 @@ def test_news_from_further_in_and_counts_of_tokens_are_not_the_answer() -> None:
 def test_disposing_ends_the_call_or_the_wait(disposed: int, times: list[tuple[int, int]]) -> None:
     # L67
     patient = Retry(first=30, jitter=0)
-    messages, model = seen(fails(ServerError("oops")), says("hi", at=50), policy=patient, disposed=disposed)
+    messages, model = seen(
+        failing_answer(ServerError("oops")), text_answer("hi", at=50), policy=patient, disposed=disposed
+    )
     assert model.times[:1] == times
     assert len(model.times) == 1
     assert len(messages) == (disposed > 210)
@@ -180,7 +184,7 @@ def test_a_run_waits_by_its_own_time_and_shows_what_happened() -> None:
         assert time.now == 30
         events = time.run(collect_all(run))
     assert result.output == "hi"
-    assert letters(events) == "twleckF"
+    assert marble_letters(events) == "twleckF"
     failure = next(event for event in events if isinstance(event, LLMFailedEvent))
     assert (failure.step, failure.retry_in, failure.retryable, failure.public) == ("1", 30, True, False)
 
@@ -198,7 +202,7 @@ def test_a_run_whose_model_stays_busy_fails_with_the_last_error() -> None:
         assert time.now == 3
         events = time.run(collect_all(run))
     assert caught.value.code == "rate_limited"
-    assert letters(events) == "twleeecF"
+    assert marble_letters(events) == "twleeecF"
 
 
 @pytest.mark.parametrize("attempts", [1, 2, 3])
@@ -228,7 +232,7 @@ def test_a_run_that_is_cancelled_while_it_waits_ends_at_once_and_closes_its_mess
         assert time.now == 10
         events = time.run(collect_all(run))
     assert result.state == "canceled"
-    assert letters(events) == "twlecF"
+    assert marble_letters(events) == "twlecF"
     assert len(model.requests) == 1
 
 
@@ -239,7 +243,7 @@ def test_a_request_that_is_too_long_is_sent_again_under_pressure_also_behind_oth
         result = time.run(run)
         events = time.run(collect_all(run))
     assert result.output == "hi"
-    assert letters(events) == "twleelckF"
+    assert marble_letters(events) == "twleelckF"
     assert [request.pressure for request in model.requests] == [0, 0, 1]
     assert {event.step for event in events if isinstance(event, LLMCallEvent)} == {"1"}
 
@@ -259,11 +263,11 @@ async def test_a_provider_that_reports_a_failure_and_then_nothing_is_an_error_of
 async def test_the_failures_of_a_real_endpoint_are_on_the_stream(server: Server) -> None:
     # L67
     busy = Reply([b'{"error": {"message": "busy"}}'], 429, {"retry-after": "0"}, "application/json")
-    server.answer(busy, Reply([b"<html>"], 503, content_type="text/html"), say("third", " time"))
-    provider = chat(server, retry=Retry(first=0))
+    server.answer(busy, Reply([b"<html>"], 503, content_type="text/html"), text_reply("third", " time"))
+    provider = chat_model(server, retry=Retry(first=0))
     answer = await collect(provider.call(REQUEST))
     assert answer.error is None
-    assert text(answer) == "third time"
+    assert streamed_text(answer) == "third time"
     codes = [event.error.code for event in answer.events if isinstance(event, LLMFailedEvent)]
     assert codes == ["rate_limited", "overloaded"]
     await provider.aclose()

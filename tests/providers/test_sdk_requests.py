@@ -26,7 +26,7 @@ from rxloop.providers import (
     openai_responses,
     vertex_url,
 )
-from support.http_server import REQUEST, Received, Server, collect, say
+from support.http_server import REQUEST, Received, Server, collect, text_reply
 
 pytestmark = [
     pytest.mark.usefixtures("transport"),
@@ -82,7 +82,7 @@ async def test_a_deployment_of_azure_s_gets_what_its_sdk_sends(
     server: Server, token: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENAI_API_VERSION", VERSION)
-    server.answer(say("ok"))
+    server.answer(text_reply("ok"))
     auth: Any = {"azure_ad_token_provider": key} if token else {"api_key": "key"}
     async with openai.AsyncAzureOpenAI(azure_endpoint=root(server), max_retries=0, **auth) as client:
         expected = await theirs(server, client.chat.completions.create(model="gpt", messages=HI, stream=True))
@@ -92,7 +92,7 @@ async def test_a_deployment_of_azure_s_gets_what_its_sdk_sends(
 
 
 async def test_azure_s_newer_interface_gets_what_the_sdk_sends_there(server: Server) -> None:
-    server.answer(say("ok"))
+    server.answer(text_reply("ok"))
     base = root(server) + "/openai/v1"
 
     async def token() -> str:
@@ -105,7 +105,7 @@ async def test_azure_s_newer_interface_gets_what_the_sdk_sends_there(server: Ser
 
 
 async def test_gemini_on_vertex_gets_what_its_sdk_sends(server: Server) -> None:
-    server.answer(say("ok"))
+    server.answer(text_reply("ok"))
     client = Client(
         vertexai=True,
         project="my-project",
@@ -123,7 +123,7 @@ async def test_gemini_on_vertex_gets_what_its_sdk_sends(server: Server) -> None:
 
 
 async def test_gemini_of_google_s_own_gets_what_its_sdk_sends(server: Server) -> None:
-    server.answer(say("ok"))
+    server.answer(text_reply("ok"))
     client = Client(api_key="key", http_options={"base_url": root(server), "api_version": "v1beta"}).aio
     expected = await theirs(server, client.models.generate_content_stream(model="gemini-2.5-flash", contents="hi"))
     await client.aclose()
@@ -135,7 +135,7 @@ async def test_gemini_of_google_s_own_gets_what_its_sdk_sends(server: Server) ->
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_claude_on_vertex_gets_what_its_sdk_sends(server: Server, stream: bool) -> None:
-    server.answer(say("ok"))
+    server.answer(text_reply("ok"))
     model, place = "claude-sonnet-4-5@20250929", ("my-project", "europe-west1")
     async with AsyncAnthropicVertex(
         base_url=root(server) + "/v1", project_id=place[0], region=place[1], access_token=key(), max_retries=0
@@ -158,7 +158,7 @@ async def test_claude_on_vertex_gets_what_its_sdk_sends(server: Server, stream: 
     ["anthropic.claude-sonnet-4-5-20250929-v1:0", "arn:aws:bedrock:us-east-1:1:inference-profile/us.anthropic.claude"],
 )
 async def test_claude_on_bedrock_gets_what_its_sdk_sends(server: Server, stream: bool, model: str) -> None:
-    server.answer(say("ok"))
+    server.answer(text_reply("ok"))
     async with AsyncAnthropicBedrock(
         base_url=root(server), aws_region="us-east-1", api_key="key", max_retries=0
     ) as client:
@@ -174,7 +174,7 @@ async def test_claude_on_bedrock_gets_what_its_sdk_sends(server: Server, stream:
 
 
 async def test_betas_of_a_model_stand_in_the_body_of_bedrock_and_in_a_header_of_vertex(server: Server) -> None:
-    server.answer(say("ok"))
+    server.answer(text_reply("ok"))
     bodies: list[Any] = []
     for preset in ("bedrock", "vertex_anthropic"):
         provider = anthropic_messages(
@@ -190,7 +190,7 @@ async def test_azure_s_responses_get_what_the_sdk_sends(
     server: Server, base: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENAI_API_VERSION", VERSION)
-    server.answer(say("ok"))
+    server.answer(text_reply("ok"))
     client: openai.AsyncOpenAI = (
         openai.AsyncOpenAI(base_url=root(server) + base, api_key=key(), max_retries=0)
         if base

@@ -16,7 +16,7 @@ from rxloop.errors import ConfigurationError, RunError
 from rxloop.providers import Preset, fallback, hedge, limited, openai_chat
 from rxloop.storage import MemoryEventLog
 from rxloop.support.redaction import display_url, find_secrets, redact_secrets
-from support.http_server import REQUEST, Reply, Server, chat, collect, delta, sse
+from support.http_server import REQUEST, Reply, Server, chat_model, collect, delta, sse
 
 pytestmark = pytest.mark.usefixtures("transport")
 
@@ -80,7 +80,7 @@ async def test_a_vendor_that_echoes_a_secret_is_not_repeated(server: Server, for
         "location": Reply([], 307, headers={"location": f"http://other/?x={form}"}),
     }
     server.answer(replies[where])
-    model = chat(server, api_key=KEY, headers={"x-api-key": KEY})
+    model = chat_model(server, api_key=KEY, headers={"x-api-key": KEY})
     model = openai_chat(
         "m", base_url=secret_address(server), api_key=KEY, headers={"x-api-key": KEY}, retry=model._retry
     )

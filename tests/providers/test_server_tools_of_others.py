@@ -24,32 +24,32 @@ def request(*server_tools: dict[str, Any]) -> ModelRequest:
 
 
 def test_claude_is_not_sent_a_tool_of_google() -> None:
-    asked = claude.ask(request(GOOGLES, {"type": "web_search_20250305", "name": "web_search"}))
+    asked = claude.encode(request(GOOGLES, {"type": "web_search_20250305", "name": "web_search"}))
     assert [tool["name"] for tool in asked["tools"]] == ["web_search"]
     assert asked.notices == ["anthropic:claude-sonnet-4-5 does not accept the tool 'googleSearch' of another vendor"]
 
 
 def test_responses_is_not_sent_a_tool_of_google() -> None:
     left_out: list[str] = []
-    assert responses.written(request(GOOGLES, THEIRS), left_out=left_out)["tools"] == [THEIRS]
+    assert responses.encode(request(GOOGLES, THEIRS), notices=left_out)["tools"] == [THEIRS]
     assert left_out == ["openai_responses:gpt-5 does not accept the tool 'googleSearch' of another vendor"]
 
 
 def test_gemini_is_not_sent_a_tool_of_another_vendor() -> None:
-    told = gemini.Told()
-    assert gemini.body(told=told, server_tools=[GOOGLES, THEIRS])["tools"] == [GOOGLES]
-    assert len(told.all) == 1
+    told = gemini.NoticeRecorder()
+    assert gemini.encode_body(notices=told, server_tools=[GOOGLES, THEIRS])["tools"] == [GOOGLES]
+    assert len(told.notices) == 1
 
 
 def test_gemini_is_not_sent_a_service_tier_that_it_does_not_know() -> None:
-    told = gemini.Told()
-    assert "serviceTier" not in gemini.body(told=told, service_tier="auto")
-    assert "'auto'" in told.all[0]
+    told = gemini.NoticeRecorder()
+    assert "serviceTier" not in gemini.encode_body(notices=told, service_tier="auto")
+    assert "'auto'" in told.notices[0]
 
 
 def test_gemini_is_not_asked_what_its_tools_did_where_it_has_none() -> None:
-    assert "toolConfig" not in gemini.body(server_tools=[THEIRS])
-    assert "toolConfig" in gemini.body(server_tools=[GOOGLES])
+    assert "toolConfig" not in gemini.encode_body(server_tools=[THEIRS])
+    assert "toolConfig" in gemini.encode_body(server_tools=[GOOGLES])
 
 
 @pytest.mark.parametrize("named", [True, False])

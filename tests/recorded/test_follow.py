@@ -26,7 +26,7 @@ from rxloop import (
 )
 from rxloop.errors import UnknownRun
 from rxloop.testing import ScriptedModel, call, frames, virtual_time
-from support.run_checks import settled
+from support.run_checks import run_ready_tasks
 from support.runs import collect
 
 
@@ -58,7 +58,7 @@ class Written:
     async def write(self, *events: Event) -> None:
         await self.log.append("run", events, expected_seq=len(self.events))
         self.events += events
-        await settled()
+        await run_ready_tasks()
 
     def follow(self, after: str | None = None, **options: Any) -> "Reader":
         return Reader(follow(self.log, "run", after=after, **options))
@@ -89,7 +89,7 @@ def written() -> Written:
 async def test_a_follower_gets_what_is_there_then_what_comes_up_to_the_end(written: Written) -> None:
     await written.write(*begun())
     reader, late = written.follow(), written.follow("run/1.1.0")
-    await settled()
+    await run_ready_tasks()
     assert (reader.seen, late.seen) == ([1, 2], [2])
 
     await written.write(event(3), event(4))
@@ -149,7 +149,7 @@ async def test_a_reader_that_is_ahead_of_the_log_gets_no_event_twice(written: Wr
     # It read the run itself as far as 1.5.0 before the log had it.
     await written.write(*begun(), event(3))
     reader = written.follow("run/1.5.0")
-    await settled()
+    await run_ready_tasks()
     await written.write(event(4), event(5))
     assert reader.seen == []
     await written.write(event(6), final(7))
@@ -161,7 +161,7 @@ async def test_a_reader_that_is_ahead_of_the_log_gets_no_event_twice(written: Wr
 async def test_a_reader_that_was_ahead_of_the_log_hears_that_what_it_has_was_lost(written: Written) -> None:
     await written.write(*begun(), event(3))
     reader = written.follow("run/1.6.0")
-    await settled()
+    await run_ready_tasks()
     await written.write(event(4), working(5, 2), final(6, 2))
     await reader.task
 
@@ -223,7 +223,7 @@ async def test_a_follower_that_leaves_stops_reading(written: Written) -> None:
     events = aiter(written_events := follow(written.log, "run"))
     await anext(events)
     await events.aclose()  # type: ignore[attr-defined]
-    await settled()
+    await run_ready_tasks()
 
     assert asyncio.all_tasks() == {asyncio.current_task()}
     assert written_events is not None
@@ -301,7 +301,7 @@ def test_whatever_crashed_a_reader_that_comes_back_has_the_whole_run_in_order(
         written = Written()
         await written.write(*kept[: max(cut, 1)])
         reader = written.follow(had[-1].cursor)
-        await settled()
+        await run_ready_tasks()
         for each in kept[max(cut, 1) :]:
             await written.write(each)
         await reader.task
@@ -324,7 +324,7 @@ async def test_until_the_end_a_follower_goes_on_over_pauses_and_attempts(written
     await written.write(*begun(), final(3, state="input-required"))
     attempt, whole = written.follow(), written.follow(until="end")
     await attempt.task
-    await settled()
+    await run_ready_tasks()
     assert not whole.task.done()
 
     await written.write(working(4, 2), final(5, 2))

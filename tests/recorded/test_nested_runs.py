@@ -10,7 +10,7 @@ from typing import Any
 from rxloop import Agent, MemoryEventLog, RunContext, SqliteEventLog, diff, follow, history, replay, tool
 from rxloop.providers.script import ScriptedModel
 from rxloop.testing import call
-from support.nested_agents import check_attempts, editor, of, researcher, tokens
+from support.nested_agents import check_attempts, editor, filter_by_path, researcher, turn_with_usage
 from support.runs import collect, shape
 
 
@@ -23,8 +23,8 @@ async def pay(ctx: RunContext[Any]) -> str:
 
 def family(log: Any) -> Agent:
     """An agent that calls three others side by side."""
-    agents = [researcher(call("pay"), tokens(f"{n}."), name=f"r{n}", tools=[pay]).as_tool() for n in range(3)]
-    return editor(*agents, turns=[[call(f"r{n}", prompt="x") for n in range(3)], tokens("Done.")], log=log)
+    agents = [researcher(call("pay"), turn_with_usage(f"{n}."), name=f"r{n}", tools=[pay]).as_tool() for n in range(3)]
+    return editor(*agents, turns=[[call(f"r{n}", prompt="x") for n in range(3)], turn_with_usage("Done.")], log=log)
 
 
 async def test_runs_differ_neither_by_how_nested_ones_mix_nor_by_their_pauses() -> None:
@@ -41,7 +41,7 @@ async def test_runs_differ_neither_by_how_nested_ones_mix_nor_by_their_pauses() 
 
 async def test_a_difference_in_a_nested_run_is_found() -> None:
     log = MemoryEventLog()
-    runs = [editor(researcher(tokens(text)).as_tool("research"), log=log).run("q") for text in ("A.", "B.")]
+    runs = [editor(researcher(turn_with_usage(text)).as_tool("research"), log=log).run("q") for text in ("A.", "B.")]
     for run in runs:
         await run
     found = await diff(log, runs[0].task_id, runs[1].task_id)
@@ -58,7 +58,7 @@ async def test_a_replay_comes_to_the_same_result() -> None:
     events = await collect(replay(log, run.task_id))
     check_attempts(events)
     model = ScriptedModel.from_events(events)
-    child = ScriptedModel.from_events(events, task_id=of(events, "researcher")[0].task_id)
+    child = ScriptedModel.from_events(events, task_id=filter_by_path(events, "researcher")[0].task_id)
     assert (model.name, child.name) == ("scripted", "scripted")
 
 
@@ -67,7 +67,7 @@ async def test_followers_get_the_events_of_nested_runs_and_the_history_does_not(
     run = editor(researcher().as_tool("research"), log=log).run("q", context_id="c")
     await run.begin()
     followed = await collect(follow(log, run.task_id))
-    assert of(followed, "researcher")[-1].kind == "status-update"
+    assert filter_by_path(followed, "researcher")[-1].kind == "status-update"
     check_attempts(followed)
     assert shape(await history(log, "c")) == [
         "user: q",
@@ -84,7 +84,7 @@ async def test_the_thoughts_of_nested_runs_are_beside_those_of_the_run_around_th
     def thinks(text: str) -> Any:
         return call("think_aloud", thought=text, thought_type="planning")
 
-    child = researcher([thinks("below")], tokens("A."), thoughts=True)
+    child = researcher([thinks("below")], turn_with_usage("A."), thoughts=True)
     run = editor(
         child.as_tool("research"), turns=[thinks("above"), call("research", prompt="x"), "B."], thoughts=True
     ).run("q")

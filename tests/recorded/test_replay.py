@@ -31,7 +31,7 @@ from rxloop.protocol import public_events
 from rxloop.recorded import Replay
 from rxloop.state import fold
 from rxloop.testing import ScriptedModel, call, frames, turn, virtual_time
-from support.runs import collect, outcome, shape, well_formed
+from support.runs import collect, is_well_formed, outcome, shape
 
 
 @tool
@@ -378,7 +378,7 @@ def test_the_fold_of_a_fork_is_its_live_state_too(
     assert min(states) == at + 1
     # A run and a fork of it have the same history up to where the fork leaves.
     assert [list(before[state.seq].messages) for state in taken_over] == [list(state.messages) for state in taken_over]
-    assert well_formed(result.messages)
+    assert is_well_formed(result.messages)
 
 
 async def read(log: MemoryEventLog, context_id: str) -> list[Event]:

@@ -18,8 +18,8 @@ from rxloop.errors import InvalidInput
 from rxloop.protocol.commands import AnswerCommand, Command
 from rxloop.testing import ScriptedModel, call, virtual_time
 from support.processes.machines import Machines, two_machines
-from support.run_checks import settled, until
-from support.waiting_runs import read_commands, waiting
+from support.run_checks import run_ready_tasks, wait_until
+from support.waiting_runs import count_read_commands, start_waiting_run
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def machines() -> Machines:
 
 async def test_answer_is_applied_by_the_process_that_executes_the_run_next(machines: Machines) -> None:
     a, b = machines
-    task_id = await waiting(a)
+    task_id = await start_waiting_run(a)
     await a.agent().get_run(task_id).answer({"1.0.1": True})
     record = await b.agent("paid").get_run(task_id).execute()
     [received] = [e for e in await a.log.read(task_id) if isinstance(e, InputReceivedEvent)]
@@ -40,7 +40,7 @@ async def test_answer_is_applied_by_the_process_that_executes_the_run_next(machi
 
 async def test_resume_without_inputs_applies_a_sent_answer(machines: Machines) -> None:
     a, b = machines
-    task_id = await waiting(a)
+    task_id = await start_waiting_run(a)
     with pytest.raises(InvalidInput, match="waits for"):
         await b.agent("paid").resume(task_id)
     await a.agent().get_run(task_id).answer({"1.0.1": True})
@@ -50,7 +50,7 @@ async def test_resume_without_inputs_applies_a_sent_answer(machines: Machines) -
 
 async def test_answer_is_validated_before_it_is_sent(machines: Machines) -> None:
     a, _ = machines
-    task_id = await waiting(a)
+    task_id = await start_waiting_run(a)
     for inputs in ({"1.0.1": "perhaps"}, {"nothing": True}):
         with pytest.raises(InvalidInput):
             await a.agent().get_run(task_id).answer(inputs)
@@ -58,7 +58,7 @@ async def test_answer_is_validated_before_it_is_sent(machines: Machines) -> None
     await a.agent().get_run(task_id).answer({"1.0.1": True})
     with pytest.raises(InvalidInput, match="has its answer already"):
         await a.agent().get_run(task_id).answer({"1.0.1": False})
-    assert len(a.log.shared.letters) == 1
+    assert len(a.log.shared.commands) == 1
 
 
 async def test_answer_to_a_finished_run_is_rejected(machines: Machines) -> None:
@@ -71,7 +71,7 @@ async def test_answer_to_a_finished_run_is_rejected(machines: Machines) -> None:
 
 async def test_answer_to_a_dropped_question_is_rejected(machines: Machines) -> None:
     a, _ = machines
-    task_id = await waiting(a, context_id="c")
+    task_id = await start_waiting_run(a, context_id="c")
     await a.agent("Fine.").run("Never mind", context_id="c")
     with pytest.raises(InvalidInput, match="dropped its questions"):
         await a.agent().get_run(task_id).answer({"1.0.1": True})
@@ -79,7 +79,7 @@ async def test_answer_to_a_dropped_question_is_rejected(machines: Machines) -> N
 
 async def test_stored_answer_to_a_dropped_question_does_not_count(machines: Machines) -> None:
     a, _ = machines
-    task_id = await waiting(a, context_id="c")
+    task_id = await start_waiting_run(a, context_id="c")
     await a.agent("Fine.").run("Never mind", context_id="c")
     await a.log.send_command(task_id, AnswerCommand(inputs={"1.0.1": True}))
     for answer in (True, False):
@@ -91,7 +91,7 @@ async def test_first_of_two_concurrent_answers_is_applied_and_the_second_is_reje
     machines: Machines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, b = machines
-    task_id = await waiting(a)
+    task_id = await start_waiting_run(a)
     send = b.log.send_command
 
     async def answer_first_and_send(task_id: str, command: Command) -> int:
@@ -141,7 +141,7 @@ async def test_answer_is_rejected_when_another_answer_was_applied_first(
     machines: Machines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, b = machines
-    task_id = await waiting(a)
+    task_id = await start_waiting_run(a)
     send = b.log.send_command
 
     async def answer_first_and_send(task_id: str, command: Command) -> int:
@@ -158,7 +158,7 @@ async def test_answer_is_rejected_when_the_question_is_dropped_concurrently(
     machines: Machines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, b = machines
-    task_id = await waiting(a, context_id="c")
+    task_id = await start_waiting_run(a, context_id="c")
     send = b.log.send_command
 
     async def answer_first_and_send(task_id: str, command: Command) -> int:
@@ -172,7 +172,7 @@ async def test_answer_is_rejected_when_the_question_is_dropped_concurrently(
 
 async def test_invalid_answer_commands_are_skipped_once(machines: Machines, caplog: pytest.LogCaptureFixture) -> None:
     a, b = machines
-    task_id = await waiting(a)
+    task_id = await start_waiting_run(a)
     await a.log.send_command(task_id, AnswerCommand(inputs={"1.0.1": "perhaps", "nothing": 1}))
     assert (await b.agent().get_run(task_id).execute()).state == "input-required"
     assert caplog.text == ""
@@ -181,7 +181,7 @@ async def test_invalid_answer_commands_are_skipped_once(machines: Machines, capl
     await a.log.send_command(task_id, AnswerCommand(inputs={"1.0.1": False}))
     assert (await b.agent("paid").get_run(task_id).execute()).state == "completed"
     assert b.paid == [5]
-    assert await read_commands(a, task_id) == 3
+    assert await count_read_commands(a, task_id) == 3
     assert [text.split(" ")[1] for text in caplog.messages if "comes to nothing" in text] == ["1", "1", "3"]
 
 
@@ -194,12 +194,12 @@ def test_answer_starts_its_call_while_another_call_runs(machines: Machines) -> N
             submitted = await a.agent().submit("Go")
             asking_agent = a.agent([call("pay", amount=5), call("work")], "paid")
             execution = asyncio.ensure_future(asking_agent.get_run(submitted.task_id).execute())
-            await until(lambda: a.begun)
-            await settled()
+            await wait_until(lambda: a.started)
+            await run_ready_tasks()
             await asyncio.sleep(1)
             await b.agent().get_run(submitted.task_id).answer({"1.0.1": True})
             await b.agent().get_run(submitted.task_id).send("Thank you")
-            await until(lambda: a.paid)
+            await wait_until(lambda: a.paid)
             assert time.now < 60
             record = await execution
             assert (record.state, record.attempt) == ("completed", 1)

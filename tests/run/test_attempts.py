@@ -8,7 +8,7 @@ from rxloop import Agent, LimitReached, Limits, MemoryEventLog, RunContext, RunE
 from rxloop.errors import Overloaded
 from rxloop.testing import ScriptedModel, call
 from support.bank import Bank
-from support.runs import first_events, outcome
+from support.runs import copy_first_events, outcome
 
 
 async def crash_attempt(log: MemoryEventLog, task_id: str, limits: Limits, model: ScriptedModel) -> MemoryEventLog:
@@ -17,14 +17,14 @@ async def crash_attempt(log: MemoryEventLog, task_id: str, limits: Limits, model
     result = await outcome(Agent(model, log=log, limits=limits).resume(task_id))
     if result.reason == "attempts":
         return log
-    return await first_events(log, task_id, before + 2)
+    return await copy_first_events(log, task_id, before + 2)
 
 
 @pytest.fixture
 async def interrupted_run() -> tuple[MemoryEventLog, str]:
     log = MemoryEventLog()
     result = await Agent(ScriptedModel("Hi"), log=log).run("Hello")
-    return await first_events(log, result.task_id, 3), result.task_id
+    return await copy_first_events(log, result.task_id, 3), result.task_id
 
 
 async def test_attempt_above_the_limit_ends_the_run_without_a_model_call(
@@ -70,7 +70,7 @@ async def test_retryable_failure_counts_as_an_attempt() -> None:
 async def test_pause_does_not_count_as_an_attempt() -> None:
     bank = Bank()
     limits = Limits(attempts=1)
-    paused = await bank.waiting(limits=limits)
+    paused = await bank.request_payment(limits=limits)
 
     result = await bank.agent("Paid.").resume(paused.task_id, inputs={"1.0.1": True})
 
@@ -88,7 +88,7 @@ async def test_open_calls_are_closed_when_the_attempts_limit_ends_a_run() -> Non
     result = await agent.run("Go")
     events = await log.read(result.task_id)
     start = next(event.seq for event in events if event.kind == "tool-start")
-    truncated_log = await first_events(log, result.task_id, start)
+    truncated_log = await copy_first_events(log, result.task_id, start)
 
     result = await outcome(
         Agent(ScriptedModel(), tools=[die], log=truncated_log).resume(result.task_id, limits=Limits(attempts=1))
@@ -110,7 +110,7 @@ async def test_idempotency_key_of_a_call_is_the_same_in_every_attempt() -> None:
     agent = Agent(ScriptedModel([call("pay"), call("pay")], "Hi"), tools=[pay], log=log)
     result = await agent.run("Go")
     start = [event.seq for event in await log.read(result.task_id) if event.kind == "tool-start"]
-    truncated_log = await first_events(log, result.task_id, start[-1])
+    truncated_log = await copy_first_events(log, result.task_id, start[-1])
     await Agent(ScriptedModel("Hi"), tools=[pay], log=truncated_log).resume(result.task_id)
 
     assert len(keys) > 2

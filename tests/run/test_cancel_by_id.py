@@ -29,19 +29,19 @@ from rxloop.protocol.commands import Command
 from rxloop.state.fold import fold_all
 from rxloop.state.history import CANCELED_CALL, INTERRUPTED
 from rxloop.testing import ScriptedModel, call, virtual_time
-from support.bank import Bank, crashed
-from support.run_checks import finals, nothing_left
+from support.bank import Bank, log_after_crash
+from support.run_checks import assert_no_tasks, final_events
 from support.runs import collect, outcome
 
 
 async def test_cancel_ends_a_run_that_waits_for_an_answer() -> None:
     bank = Bank()
-    paused = await bank.waiting(context_id="c")
+    paused = await bank.request_payment(context_id="c")
     follower = asyncio.ensure_future(collect(follow(bank.log, paused.task_id)))
 
     await bank.agent().get_run(paused.task_id).cancel("changed my mind")
 
-    last = await bank.last(paused.task_id)
+    last = await bank.last_event(paused.task_id)
     assert (last.state, last.pending) == ("canceled", [])
     assert last.error is not None
     assert last.error.message == "changed my mind"
@@ -52,13 +52,13 @@ async def test_cancel_ends_a_run_that_waits_for_an_answer() -> None:
     with pytest.raises(InvalidInput, match="is canceled"):
         await bank.agent().resume(paused.task_id, inputs={"1.0.1": True})
     assert (await bank.agent("Fine.").run("And now?", context_id="c")).output == "Fine."
-    await nothing_left()
+    await assert_no_tasks()
 
 
 async def test_cancel_ends_a_crashed_run_without_a_model_call() -> None:
     bank = Bank()
     done = await bank.agent(call("pay", amount=5), "done").run("Pay", on_input=lambda question: True)
-    bank.log = await crashed(bank.log, done.task_id, ToolStartEvent)
+    bank.log = await log_after_crash(bank.log, done.task_id, ToolStartEvent)
     bank.paid.clear()
 
     def instructions(ctx: RunContext[Any]) -> str:
@@ -68,7 +68,7 @@ async def test_cancel_ends_a_crashed_run_without_a_model_call() -> None:
 
     events = await bank.log.read(done.task_id)
     assert [e.content for e in events if isinstance(e, ToolCompleteEvent)] == [INTERRUPTED]
-    assert (await bank.last(done.task_id)).state == "canceled"
+    assert (await bank.last_event(done.task_id)).state == "canceled"
     assert bank.paid == []
     state = fold_all(events)
     assert (state.state, state.batch) == ("canceled", None)
@@ -88,8 +88,8 @@ async def test_cancel_reaches_a_run_of_another_agent_with_the_same_log() -> None
             await bank.agent().get_run(run.task_id).cancel("enough")
     with pytest.raises(RunCancelled, match="enough"):
         await run
-    assert len(finals(await bank.log.read(run.task_id))) == 1
-    await nothing_left()
+    assert len(final_events(await bank.log.read(run.task_id))) == 1
+    await assert_no_tasks()
 
 
 async def test_run_without_log_can_be_canceled_only_in_its_process() -> None:
@@ -118,17 +118,20 @@ async def test_cancel_of_finished_run_writes_nothing(answer: Any) -> None:
 
 async def test_second_cancel_adds_no_final_event() -> None:
     bank = Bank()
-    paused = await bank.waiting()
+    paused = await bank.request_payment()
     await bank.agent().get_run(paused.task_id).cancel()
     await bank.agent().get_run(paused.task_id).cancel()
 
-    assert [event.state for event in finals(await bank.log.read(paused.task_id))] == ["input-required", "canceled"]
+    assert [event.state for event in final_events(await bank.log.read(paused.task_id))] == [
+        "input-required",
+        "canceled",
+    ]
 
 
 async def test_concurrent_cancels_write_one_final_event() -> None:
     bank = Bank()
     done = await bank.agent(call("pay", amount=5), "done").run("Pay", on_input=lambda question: True)
-    crashed_log = await crashed(bank.log, done.task_id, ToolStartEvent)
+    crashed_log = await log_after_crash(bank.log, done.task_id, ToolStartEvent)
 
     class CompetingLog(MemoryEventLog):
         async def send_command(self, task_id: str, command: Command) -> int:
@@ -143,7 +146,7 @@ async def test_concurrent_cancels_write_one_final_event() -> None:
     log._runs, log._by_context = crashed_log._runs, crashed_log._by_context
     await bank.agent(log=log).get_run(done.task_id).cancel("second")
 
-    assert [event.state for event in finals(await log.read(done.task_id))] == ["canceled"]
+    assert [event.state for event in final_events(await log.read(done.task_id))] == ["canceled"]
 
 
 async def test_cancel_of_unknown_run_raises() -> None:
@@ -153,7 +156,7 @@ async def test_cancel_of_unknown_run_raises() -> None:
 
 async def test_cancel_does_not_wait_for_a_working_run_of_the_conversation() -> None:
     bank = Bank()
-    paused = await bank.waiting(context_id="c")
+    paused = await bank.request_payment(context_id="c")
 
     @tool
     async def cancels() -> str:
@@ -164,7 +167,7 @@ async def test_cancel_does_not_wait_for_a_working_run_of_the_conversation() -> N
     result = await bank.agent(call("cancels"), "done", tools=[cancels]).run("Go", context_id="c")
 
     assert result.output == "done"
-    assert (await bank.last(paused.task_id)).state == "canceled"
+    assert (await bank.last_event(paused.task_id)).state == "canceled"
 
 
 def test_cancel_raises_after_30_seconds_when_another_process_always_writes_first() -> None:
@@ -175,7 +178,7 @@ def test_cancel_raises_after_30_seconds_when_another_process_always_writes_first
             raise ConflictError("somebody else")
 
     with virtual_time() as time:
-        paused = time.run(bank.waiting())
+        paused = time.run(bank.request_payment())
         log = CompetingLog()
         log._runs, log._by_context = bank.log._runs, bank.log._by_context
         with pytest.raises(ConflictError, match="has not ended it for 30 s"):

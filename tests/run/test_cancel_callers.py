@@ -12,27 +12,27 @@ from rxloop.errors import RunCancelled
 from rxloop.protocol.events import CustomEvent, Event, ToolCompleteEvent
 from rxloop.storage import MemoryEventLog
 from rxloop.testing import ScriptedModel, call, frames, virtual_time
-from support.cancellation import assert_answered, cancelled, endless, quick, waits
+from support.cancellation import assert_answered, assert_canceled, make_endless_model, quick, waits
 from support.run_checks import (
     Recorder,
     assert_ended,
-    finals,
+    final_events,
     kinds,
-    settled,
-    until,
+    run_ready_tasks,
+    wait_until,
 )
 
 
 async def test_cancel_from_another_thread() -> None:
     # Debug mode detects loop calls that are not thread-safe.
     asyncio.get_running_loop().set_debug(True)
-    model = endless()
+    model = make_endless_model()
     run = Agent(model).run("Go.")
     recorder = Recorder(run.events)
-    await until(lambda: "content-delta" in kinds(recorder.events))
+    await wait_until(lambda: "content-delta" in kinds(recorder.events))
     thread = threading.Thread(target=run.cancel, args=["from a thread"])
     thread.start()
-    await cancelled(run, recorder)
+    await assert_canceled(run, recorder)
     thread.join()
 
 
@@ -58,7 +58,7 @@ async def test_cancel_from_a_tool_of_the_run() -> None:
     run = Agent(ScriptedModel(call("cancel_run"), "never"), tools=[cancel_run]).run("Go.")
     holder.append(run)
     recorder = Recorder(run.events)
-    await cancelled(run, recorder)
+    await assert_canceled(run, recorder)
 
 
 async def test_aclose_from_a_tool_that_returns() -> None:
@@ -74,7 +74,7 @@ async def test_aclose_from_a_tool_that_returns() -> None:
     holder.append(run)
     recorder = Recorder(run.events)
     async with asyncio.timeout(2):
-        await cancelled(run, recorder)
+        await assert_canceled(run, recorder)
 
 
 async def test_cancel_from_a_synchronous_tool() -> None:
@@ -92,24 +92,24 @@ async def test_cancel_from_a_synchronous_tool() -> None:
     holder.append(run)
     recorder = Recorder(run.events)
     try:
-        await cancelled(run, recorder)
+        await assert_canceled(run, recorder)
     finally:
         release.set()
 
 
 async def test_cancel_from_a_subscriber_during_replay() -> None:
-    run = Agent(endless()).run("Go.")
+    run = Agent(make_endless_model()).run("Go.")
     recorder = Recorder(run.events)
-    await until(lambda: "content-delta" in kinds(recorder.events))
+    await wait_until(lambda: "content-delta" in kinds(recorder.events))
     run.events.subscribe(lambda _: run.cancel())
-    await cancelled(run, recorder)
+    await assert_canceled(run, recorder)
 
 
 async def test_cancel_at_the_final_event_has_no_effect() -> None:
     run = Agent(ScriptedModel("Hi.")).run("Go.")
 
     def cancel(event: Event) -> None:
-        if finals([event]):
+        if final_events([event]):
             run.cancel()
 
     run.events.subscribe(cancel)
@@ -171,15 +171,15 @@ async def test_blocked_synchronous_tool_is_logged_and_its_result_dropped(caplog:
 
     run = Agent(ScriptedModel(call("blocks"), "never"), tools=[blocks]).run("Go.")
     recorder = Recorder(run.events)
-    await until(began.is_set)
+    await wait_until(began.is_set)
     run.cancel()
     async with asyncio.timeout(3):
-        await cancelled(run, recorder)
+        await assert_canceled(run, recorder)
     events = list(recorder.events)
     assert any("blocks" in record.getMessage() for record in caplog.records)
     release.set()
-    await until(ended.is_set)
-    await settled()
+    await wait_until(ended.is_set)
+    await run_ready_tasks()
     assert recorder.events == events
     assert "custom" not in kinds(events)
 
@@ -193,16 +193,16 @@ async def test_progress_during_the_cleanup_of_a_canceled_tool_is_dropped() -> No
         try:
             await asyncio.Event().wait()
         finally:
-            await settled()
+            await run_ready_tasks()
             ctx.progress("cleaning")
             cleaned.append("cleaned")
         return ""
 
     run = Agent(ScriptedModel(call("careful")), tools=[careful]).run("Go.")
     recorder = Recorder(run.events)
-    await until(lambda: "tool-start" in kinds(recorder.events))
+    await wait_until(lambda: "tool-start" in kinds(recorder.events))
     run.cancel()
-    await cancelled(run, recorder)
+    await assert_canceled(run, recorder)
     assert cleaned == ["cleaned"]
     assert "tool-progress" not in kinds(recorder.events)
 
@@ -218,18 +218,18 @@ async def test_exception_in_the_cleanup_of_a_canceled_tool_is_ignored() -> None:
 
     run = Agent(ScriptedModel(call("careless")), tools=[careless]).run("Go.")
     recorder = Recorder(run.events)
-    await until(lambda: "tool-start" in kinds(recorder.events))
+    await wait_until(lambda: "tool-start" in kinds(recorder.events))
     run.cancel()
-    await cancelled(run, recorder)
+    await assert_canceled(run, recorder)
 
 
 async def test_agent_is_usable_after_a_canceled_run() -> None:  # L122
     agent = Agent(ScriptedModel(frames("-a-", frame=0.001), "Hi."))
     run = agent.run("1")
     recorder = Recorder(run.events)
-    await until(lambda: "content-delta" in kinds(recorder.events))
+    await wait_until(lambda: "content-delta" in kinds(recorder.events))
     run.cancel()
-    await cancelled(run, recorder)
+    await assert_canceled(run, recorder)
     assert (await agent.run("2")).output == "Hi."
 
 
@@ -239,9 +239,9 @@ async def test_canceled_run_leaves_no_open_call_in_the_history() -> None:  # L12
     agent = Agent(model, tools=[waits, quick], log=log)
     run = agent.run("1", context_id="c")
     recorder = Recorder(run.events)
-    await until(lambda: kinds(recorder.events).count("tool-start") == 2)
+    await wait_until(lambda: kinds(recorder.events).count("tool-start") == 2)
     run.cancel()
-    await cancelled(run, recorder)
+    await assert_canceled(run, recorder)
     assert (await agent.run("2", context_id="c")).output == "Hi."
     messages = list(model.requests[1].messages)
     assert_answered(messages)
@@ -255,8 +255,8 @@ async def test_canceled_run_can_be_resumed() -> None:
     agent = Agent(ScriptedModel(frames("-a-", frame=0.001), "Hi."), log=log)
     run = agent.run("1")
     recorder = Recorder(run.events)
-    await until(lambda: "content-delta" in kinds(recorder.events))
+    await wait_until(lambda: "content-delta" in kinds(recorder.events))
     run.cancel()
-    await cancelled(run, recorder)
+    await assert_canceled(run, recorder)
     resumed = agent.resume(run.task_id)
     assert (await resumed).output == "Hi."

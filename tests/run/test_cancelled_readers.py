@@ -15,9 +15,9 @@ import rxloop
 from rxloop import Agent, Run, op, tool
 from rxloop.client import Client
 from rxloop.testing import ScriptedModel, call, frames
-from support.api_server import serving
-from support.cancellation import ended, endless, watched
-from support.run_checks import settled, until
+from support.api_server import serve_api
+from support.cancellation import make_endless_model, start_observed_run, wait_until_canceled
+from support.run_checks import run_ready_tasks, wait_until
 
 Source = Callable[[Agent, Callable[[], Run]], Any]
 """Factory for readable objects."""
@@ -125,7 +125,7 @@ Stop = Callable[[Body, Callable[[], object], References], Awaitable[None]]
 async def cancel_task(body: Body, is_reading: Callable[[], object], references: References) -> None:
     task = asyncio.create_task(consume(body))
     references.append(task)
-    await until(is_reading)
+    await wait_until(is_reading)
     task.cancel()
     await asyncio.wait([task])
 
@@ -148,7 +148,7 @@ async def expire_wait_for(body: Body, is_reading: Callable[[], object], referenc
 
 async def fail_sibling_task(body: Body, is_reading: Callable[[], object], references: References) -> None:
     async def fail_when_reading() -> None:
-        await until(is_reading)
+        await wait_until(is_reading)
         raise ZeroDivisionError
 
     try:
@@ -172,7 +172,7 @@ async def cancel_scope(body: Body, is_reading: Callable[[], object], references:
 async def cancel_task_group(body: Body, is_reading: Callable[[], object], references: References) -> None:
     async with anyio.create_task_group() as group:
         group.start_soon(consume, body)
-        await until(is_reading)
+        await wait_until(is_reading)
         group.cancel_scope.cancel()
 
 
@@ -191,13 +191,13 @@ async def cancel_with_slow_cleanup(body: Body, is_reading: Callable[[], object],
 
     task = asyncio.create_task(reader())
     references.append(task)
-    await until(is_reading)
+    await wait_until(is_reading)
     task.cancel()
     await asyncio.wait([task])
 
 
 async def _act_when(condition: Callable[[], object], act: Callable[[], object]) -> None:
-    await until(condition)
+    await wait_until(condition)
     act()
 
 
@@ -304,7 +304,7 @@ async def test_run_ends_when_its_iterating_task_is_canceled_between_two_reads(st
     await asyncio.gather(*(read(name, source) for name, source in SOURCES.items() if name not in WITHOUT_ITEMS))
     with suppress(TimeoutError):
         async with asyncio.timeout(8):
-            await until(lambda: not any(model.open for model in models.values()))
+            await wait_until(lambda: not any(model.open for model in models.values()))
     assert [name for name, model in models.items() if model.open] == []
 
 
@@ -322,7 +322,7 @@ async def test_run_ends_when_a_reference_cycle_keeps_the_suspended_body(form: Re
     async def stop(name: str, source: Source) -> None:
         model = models[name] = ScriptedModel(frames("-a-", 0.003))
         task = asyncio.create_task(send(form(source, Agent(model))))
-        await until(lambda: model.open)
+        await wait_until(lambda: model.open)
         task.cancel()
         await asyncio.wait([task])
 
@@ -333,7 +333,7 @@ async def test_run_ends_when_a_reference_cycle_keeps_the_suspended_body(form: Re
     gc.collect(1)
     with suppress(TimeoutError):
         async with asyncio.timeout(8):
-            await until(lambda: not any(model.open for model in models.values()))
+            await wait_until(lambda: not any(model.open for model in models.values()))
     assert [name for name, model in models.items() if model.open] == []
 
 
@@ -357,7 +357,7 @@ async def test_reader_can_continue_after_its_task_was_canceled_between_two_reads
             await asyncio.sleep(1 if len(texts[index]) == 1 else 0)
 
     tasks = [asyncio.create_task(read(index)) for index in range(len(readers))]
-    await until(lambda: all(texts))
+    await wait_until(lambda: all(texts))
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks)
@@ -376,7 +376,7 @@ async def _wait(model: ScriptedModel) -> None:
 @pytest.mark.usefixtures("disabled_collector")
 @pytest.mark.parametrize("name", [name for name in SOURCES if name not in WITHOUT_ITEMS])
 async def test_run_ends_when_a_retained_error_leaves_the_loop(name: str) -> None:  # P17
-    model = endless()
+    model = make_endless_model()
     references: list[BaseException] = []
     agent = Agent(model)
 
@@ -389,7 +389,7 @@ async def test_run_ends_when_a_retained_error_leaves_the_loop(name: str) -> None
         await read()
     except ZeroDivisionError as error:
         references.append(error)
-    await settled(30)
+    await run_ready_tasks(30)
     assert model.open == 0
 
 
@@ -412,7 +412,7 @@ async def test_run_ends_when_its_reader_is_canceled_during_a_tool_call() -> None
     started_tools: list[str] = []
     for model, source in zip(models, RUN_SOURCES.values(), strict=True):
         agent = Agent(model, tools=[slow], loop=op.standard())
-        run, events = watched(agent)
+        run, events = start_observed_run(agent)
         started_tools.clear()
 
         def has_started_tool(events: list[Any] = events) -> bool:
@@ -425,7 +425,7 @@ async def test_run_ends_when_its_reader_is_canceled_during_a_tool_call() -> None
 
         del run
         await cancel_task_group(body, has_started_tool, references)
-        await ended(events)
+        await wait_until_canceled(events)
     assert cancelled == ["slow"] * len(models)
     assert [len(model.requests) for model in models] == [1] * len(models)
 
@@ -436,14 +436,14 @@ async def test_cancel_of_a_reader_keeps_a_run_with_a_live_handle() -> None:  # P
     for name in ("the run", "text", "sse", "merge", "stream that blocks"):
 
         async def reader(run: Run, source: Source = RUN_SOURCES[name]) -> None:
-            async for _ in source(Agent(endless()), lambda: run):
+            async for _ in source(Agent(make_endless_model()), lambda: run):
                 pass
 
         task = asyncio.create_task(reader(runs["a"]))
         await asyncio.sleep(0.005)
         task.cancel()
         await asyncio.wait([task])
-        await settled()
+        await run_ready_tasks()
     assert (await runs["a"]).output == "abc"
 
 
@@ -547,11 +547,11 @@ async def test_canceled_read_can_be_repeated_without_losing_items(name: str, pol
 @pytest.mark.usefixtures("disabled_collector")
 @pytest.mark.parametrize("follow", ["client", "runtime"])
 async def test_follower_releases_its_connection_when_its_read_is_canceled(follow: str) -> None:  # P17
-    model = endless()
+    model = make_endless_model()
     references: References = []
-    async with serving(Agent(model)) as server, Client(server.url, token="ann-key") as client:
+    async with serve_api(Agent(model)) as server, Client(server.url, token="ann-key") as client:
         run = await client.start(None, "Go.")
-        await until(lambda: model.open)
+        await wait_until(lambda: model.open)
         read = False
 
         async def body() -> AsyncGenerator[bytes]:

@@ -27,9 +27,9 @@ from rxloop import (
 )
 from rxloop.errors import InvalidInput, NotAsked
 from rxloop.testing import ScriptedModel, call, virtual_time
-from support.bank import crashed
-from support.run_checks import nothing_left
-from support.runs import collect, first_events, shape, well_formed
+from support.bank import log_after_crash
+from support.run_checks import assert_no_tasks
+from support.runs import collect, copy_first_events, is_well_formed, shape
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 SHOWN = {"type": "object", "properties": {"shown": {"type": "boolean"}}, "required": ["shown"]}
@@ -167,7 +167,7 @@ async def test_parallel_client_calls_can_be_answered_in_any_order(log: MemoryEve
     assert len(remaining) == 4
     assert results(result.messages) == [f'{{"shown":{str(index != 0).lower()}}}' for index in range(7)] + ["42"]
     assert local_calls == ["thought"]
-    assert well_formed(result.messages)
+    assert is_well_formed(result.messages)
 
 
 async def test_client_tools_of_a_run_are_recorded_for_its_resumption(tmp_path: Path) -> None:  # L105, L108
@@ -223,7 +223,7 @@ async def test_client_call_is_asked_again_after_a_crash_before_the_answer(
     log: MemoryEventLog, kind: Any
 ) -> None:  # L89, L106
     paused = await agent(log, call("locate")).run("Where?", client_tools=[LOCATE])
-    log = await crashed(log, paused.task_id, kind)
+    log = await log_after_crash(log, paused.task_id, kind)
 
     resumed = await agent(log).resume(paused.task_id)
     assert resumed.state == "input-required"
@@ -319,7 +319,7 @@ async def test_client_call_is_not_asked_again_after_a_crash_after_the_answer(log
     assert finished - answered == 2, "the answer, the start of the call, its end"
 
     for seq in range(answered, finished + 1):
-        truncated_log = await first_events(log, paused.task_id, seq)
+        truncated_log = await copy_first_events(log, paused.task_id, seq)
         run = agent(truncated_log, "There.").resume(paused.task_id)
         kinds = [event.kind for event in await collect(run.pipe(op.grammar()))]
         assert "input-required" not in kinds
@@ -330,7 +330,7 @@ async def test_callback_is_called_again_after_a_crash_during_the_callback(log: M
     completion = await agent(log, call("locate"), "There.").run(
         "Where?", client_tools=[LOCATE], on_input=lambda q: "Oslo"
     )
-    log = await crashed(log, completion.task_id, InputRequiredEvent)
+    log = await log_after_crash(log, completion.task_id, InputRequiredEvent)
     asked: list[str] = []
 
     result = await agent(log, "There.").resume(
@@ -349,7 +349,7 @@ def test_client_tool_callback_has_a_timeout() -> None:  # L114
     async def main() -> None:
         run = agent(None, call("slow"), "Too slow.", tools=[slow]).run("Go", on_input=never_answer)
         assert results((await run).messages) == ["slow timed out after 5 s."]
-        await nothing_left()
+        await assert_no_tasks()
 
     with virtual_time() as time:
         time.run(main())
@@ -361,7 +361,7 @@ async def test_new_message_drops_pending_client_calls(log: MemoryEventLog) -> No
     assert len(paused.pending) == 2
     result = await asking_agent.run("Forget it.", context_id="c")
 
-    assert well_formed(result.messages)
+    assert is_well_formed(result.messages)
     assert results(result.messages) == ["The call was cancelled before it had a result."] * 2
     with pytest.raises(InvalidInput, match="dropped its questions"):
         await asking_agent.resume(paused.task_id, inputs={"1.1.1": "Oslo"})

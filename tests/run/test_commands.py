@@ -14,8 +14,8 @@ from rxloop.pipeline.log_retry import PATIENCE
 from rxloop.protocol.commands import AnswerCommand, CancelCommand, Command, MessageCommand
 from rxloop.testing import ScriptedModel, call, frames, virtual_time
 from support.processes.machines import Machines, states, two_machines
-from support.run_checks import finals, nothing_left, until
-from support.waiting_runs import read_commands, waiting
+from support.run_checks import assert_no_tasks, final_events, wait_until
+from support.waiting_runs import count_read_commands, start_waiting_run
 
 
 @pytest.fixture
@@ -32,31 +32,31 @@ def test_cancel_reaches_a_run_of_another_process(machines: Machines) -> None:
 
         async def main() -> None:
             run = await a.agent(call("work")).run("Go").begin()
-            await until(lambda: a.begun)
+            await wait_until(lambda: a.started)
             await b.agent().get_run(run.task_id).cancel("enough")
             with pytest.raises(RunCancelled, match="enough"):
                 await run
-            [end] = finals(await b.log.read(run.task_id))
+            [end] = final_events(await b.log.read(run.task_id))
             assert end.metadata == {"mail_id": 1}
-            assert a.cut == 1
+            assert a.canceled == 1
             assert time.now < 1
-            await nothing_left()
+            await assert_no_tasks()
 
         time.run(main())
 
 
 async def test_any_process_can_cancel_a_waiting_run(machines: Machines) -> None:
     a, b = machines
-    task_id = await waiting(a)
+    task_id = await start_waiting_run(a)
     await b.agent().get_run(task_id).cancel()
     assert await states(a, task_id) == ["input-required", "canceled"]
-    assert await read_commands(a, task_id) == 1
+    assert await count_read_commands(a, task_id) == 1
 
 
 async def test_any_process_can_cancel_a_run_of_a_dead_machine(machines: Machines) -> None:
     a, b = machines
     run = await a.agent(frames("-never")).run("Go", context_id="c").begin()
-    a.log.freezes("c")
+    a.log.lose_lease("c")
     await b.agent().get_run(run.task_id).cancel()
     assert await states(b, run.task_id) == ["canceled"]
     await run.aclose()
@@ -77,7 +77,7 @@ def test_cancel_raises_when_the_owner_does_not_react_and_is_applied_later(machin
         async def main() -> None:
             run = await a.agent(call("work"), "never").run("Go", context_id="c").begin()
             # The log considers the owner alive, but the owner receives no notifications.
-            a.log.shared.watching.clear()
+            a.log.shared.watchers.clear()
             start = time.now
             with pytest.raises(ConflictError, match="by its mail"):
                 await b.agent().get_run(run.task_id).cancel()
@@ -90,19 +90,19 @@ def test_cancel_raises_when_the_owner_does_not_react_and_is_applied_later(machin
 
 async def test_repeated_cancel_does_not_end_a_later_resumption(machines: Machines) -> None:
     a, b = machines
-    task_id = await waiting(a)
+    task_id = await start_waiting_run(a)
     await a.log.send_command(task_id, CancelCommand(reason="first"))
     await b.agent().get_run(task_id).execute()
     await a.log.send_command(task_id, CancelCommand(reason="late"))
     assert (await b.agent().get_run(task_id).execute()).state == "canceled"
 
     assert (await b.agent("Go on").resume(task_id)).output == "Go on"
-    assert await read_commands(a, task_id) == 2
+    assert await count_read_commands(a, task_id) == 2
 
 
 async def test_command_is_applied_once_across_attempts(machines: Machines) -> None:
     a, b = machines
-    task_id = await waiting(a)
+    task_id = await start_waiting_run(a)
     await b.agent().get_run(task_id).cancel()
     await a.log.send_command(task_id, MessageCommand(messages=[Message.user("On")]))
     resumed = await a.agent(frames("-never")).resume(task_id).begin()
@@ -114,7 +114,7 @@ async def test_command_is_applied_once_across_attempts(machines: Machines) -> No
 
 async def test_cancel_takes_precedence_over_other_commands_of_the_inbox(machines: Machines) -> None:
     a, b = machines
-    task_id = await waiting(a)
+    task_id = await start_waiting_run(a)
     for command in (
         AnswerCommand(inputs={"1.0.1": True}),
         CancelCommand(),
@@ -122,7 +122,7 @@ async def test_cancel_takes_precedence_over_other_commands_of_the_inbox(machines
     ):
         await a.log.send_command(task_id, command)
     assert (await b.agent().get_run(task_id).execute()).state == "canceled"
-    assert await read_commands(a, task_id) == 3
+    assert await count_read_commands(a, task_id) == 3
     assert b.paid == []
 
 
@@ -135,7 +135,7 @@ def test_message_is_added_to_a_run_of_another_process(machines: Machines) -> Non
 
         async def main() -> None:
             run = await a.agent(call("work"), "done").run("Go").begin()
-            await until(lambda: a.begun)
+            await wait_until(lambda: a.started)
             await b.agent().get_run(run.task_id).send("Only half of it")
             result = await run
             assert [item.text for item in result.messages][-2:] == ["Only half of it", "done"]
@@ -161,7 +161,7 @@ def test_message_can_interrupt_an_answer_in_another_process(machines: Machines) 
 
 async def test_message_to_a_waiting_run_is_added_in_its_next_attempt(machines: Machines) -> None:
     a, b = machines
-    task_id = await waiting(a)
+    task_id = await start_waiting_run(a)
     await a.agent().get_run(task_id).send("In euros, please")
     assert (await b.agent().get_run(task_id).execute()).state == "input-required"
     result = await b.agent("paid").resume(task_id, inputs={"1.0.1": True})
@@ -170,7 +170,7 @@ async def test_message_to_a_waiting_run_is_added_in_its_next_attempt(machines: M
 
 async def test_message_with_the_same_id_is_added_once(machines: Machines) -> None:
     a, b = machines
-    task_id = await waiting(a)
+    task_id = await start_waiting_run(a)
     for _ in range(2):
         await a.agent().get_run(task_id).send(Message.user("Once", message_id="m1"))
     await b.agent("paid").resume(task_id, inputs={"1.0.1": True})
@@ -226,7 +226,7 @@ def test_message_is_recorded_when_send_returns(machines: Machines) -> None:
 
 async def test_send_to_a_canceled_run_raises(machines: Machines) -> None:
     a, _ = machines
-    task_id = await waiting(a)
+    task_id = await start_waiting_run(a)
     await a.agent().get_run(task_id).cancel()
     with pytest.raises(RunOver, match=r"is canceled.*resume it"):
         await a.agent().get_run(task_id).send("Wait")
@@ -234,7 +234,7 @@ async def test_send_to_a_canceled_run_raises(machines: Machines) -> None:
 
 async def test_send_to_a_run_with_a_dropped_question_raises(machines: Machines) -> None:
     a, _ = machines
-    task_id = await waiting(a)
+    task_id = await start_waiting_run(a)
     context_id = (await a.log.get_record(task_id)).context_id
     await a.agent("done").run("Never mind", context_id=context_id)
     with pytest.raises(RunOver, match="dropped its question"):
@@ -243,7 +243,7 @@ async def test_send_to_a_run_with_a_dropped_question_raises(machines: Machines) 
 
 async def test_send_rejects_a_steer_object(machines: Machines) -> None:
     a, _ = machines
-    task_id = await waiting(a)
+    task_id = await start_waiting_run(a)
     steer: Any = Steer("Stop", interrupt=True)
     with pytest.raises(ConfigurationError, match=r"the message is Steer.*use send\(text, interrupt=True\)"):
         await a.agent().get_run(task_id).send(steer)
@@ -254,7 +254,7 @@ def test_command_that_arrives_while_a_run_is_loaded_is_applied(machines: Machine
     with virtual_time() as time:
 
         async def main() -> None:
-            task_id = await waiting(a)
+            task_id = await start_waiting_run(a)
             await a.agent().get_run(task_id).answer({"1.0.1": True})
             read = b.log.read_commands
 

@@ -30,8 +30,8 @@ from rxloop import (
 from rxloop.errors import InvalidInput, RxloopError
 from rxloop.protocol.events import InputRequiredEvent
 from rxloop.testing import ScriptedModel, call
-from support.bank import crashed
-from support.runs import collect, first_events, outcome
+from support.bank import log_after_crash
+from support.runs import collect, copy_first_events, outcome
 
 TOKEN = "PLANTED-token-77"
 URL = "https://github.com/login/device"
@@ -221,7 +221,7 @@ async def test_credential_is_requested_again_after_a_crash_before_it_was_passed(
     hub: Hub, log: MemoryEventLog, kind: Any
 ) -> None:
     paused = await hub.agent(log, call("list_issues")).run("Which?")
-    log = await crashed(log, paused.task_id, kind)
+    log = await log_after_crash(log, paused.task_id, kind)
     resumed = await outcome(hub.agent(log, "Unknown.").resume(paused.task_id))
     if kind is ToolStartEvent:
         # Tools may have side effects before requesting credentials.
@@ -245,7 +245,7 @@ async def test_credential_is_requested_again_after_a_crash_before_the_tool_recei
     assert received_seq - resumed_seq == 2, "the attempt, the start of the call, the credential"
 
     for seq in range(resumed_seq, received_seq):
-        truncated_log = await first_events(log, paused.task_id, seq)
+        truncated_log = await copy_first_events(log, paused.task_id, seq)
         resumed = await hub.agent(truncated_log).resume(paused.task_id)
         assert resumed.state == "auth-required"
         assert [question.input_id for question in resumed.pending] == ["1.0.1"]
@@ -256,7 +256,7 @@ async def test_call_has_unknown_effect_after_a_crash_after_the_tool_received_a_c
 ) -> None:  # L89
     paused = await hub.agent(log, call("list_issues")).run("Which?")
     await hub.agent(log, "Three.").resume(paused.task_id, inputs={"1.0.1": TOKEN})
-    log = await crashed(log, paused.task_id, InputReceivedEvent)
+    log = await log_after_crash(log, paused.task_id, InputReceivedEvent)
 
     result = await hub.agent(log, "Unknown.").resume(paused.task_id)
     assert "effect unknown" in results(result.messages)[0]
@@ -279,7 +279,7 @@ async def test_idempotent_tool_requests_the_credential_with_a_new_id_after_a_cra
 
     paused = await agent(log, call("look")).run("Look")
     await agent(log, "Seen.").resume(paused.task_id, inputs={"1.0.1": TOKEN})
-    log = await crashed(log, paused.task_id, InputReceivedEvent)
+    log = await log_after_crash(log, paused.task_id, InputReceivedEvent)
 
     resumed = await agent(log).resume(paused.task_id)
     assert [question.input_id for question in resumed.pending] == ["1.0.2"]

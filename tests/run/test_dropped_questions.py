@@ -12,7 +12,7 @@ from rxloop.errors import ContextBusy
 from rxloop.protocol.commands import AnswerCommand, CancelCommand
 from rxloop.testing import call, virtual_time
 from support.processes.machines import Machines, states
-from support.run_checks import nothing_left
+from support.run_checks import assert_no_tasks
 
 
 async def test_unstarted_later_run_drops_no_question(machines: Machines) -> None:
@@ -87,7 +87,7 @@ async def test_new_run_does_not_drop_an_answered_question(machines: Machines) ->
     assert (await a.agent("paid").get_run(first.task_id).execute()).state == "completed"
     assert [message.text for message in (await waiting).messages][-3:] == ["paid", "And then?", "later"]
     assert a.paid == [5]
-    await nothing_left()
+    await assert_no_tasks()
 
 
 async def test_resumed_submitted_run_does_not_drop_an_answered_question(machines: Machines) -> None:

@@ -16,7 +16,7 @@ from rxloop.pipeline import log_retry
 from rxloop.pipeline.event_log import EventLog
 from rxloop.testing import ScriptedModel, call, frames, virtual_time
 from support.processes.machines import Machines, states
-from support.run_checks import finals, nothing_left, until
+from support.run_checks import assert_no_tasks, final_events, wait_until
 from support.runs import collect
 
 
@@ -29,7 +29,7 @@ async def test_execute_leaves_an_idle_run_unchanged(machines: Machines, ending: 
     assert await b.agent().get_run(record.task_id).execute() == record
     assert record.state == {"str": "completed", "RuntimeError": "failed"}.get(type(ending).__name__, "input-required")
     assert await a.log.read(record.task_id) == recorded
-    assert b.log.taken == []
+    assert b.log.acquired == []
 
 
 async def test_execute_leaves_a_canceled_run_unchanged(machines: Machines) -> None:
@@ -48,10 +48,10 @@ def test_run_is_executed_once_by_concurrent_callers(machines: Machines) -> None:
             agents = [machine.agent(call("work"), "done") for machine in (a, b, a, b)]
             records = await asyncio.gather(*(agent.get_run(record.task_id).execute() for agent in agents))
             assert [record.state for record in records] == ["completed"] * 4
-            assert a.begun + b.begun == 1
+            assert a.started + b.started == 1
             assert time.now == 60
             assert await states(a, record.task_id) == ["completed"]
-            await nothing_left()
+            await assert_no_tasks()
 
         time.run(main())
 
@@ -65,7 +65,7 @@ def test_execute_waits_for_the_end_of_a_run_of_another_process(machines: Machine
             record = await b.agent().get_run(run.task_id).execute()
             assert record.state == "completed"
             assert time.now == 60
-            assert b.begun == 0
+            assert b.started == 0
             await run
 
         time.run(main())
@@ -95,11 +95,11 @@ def test_execute_takes_over_the_run_of_a_dead_machine(machines: Machines) -> Non
 
         async def main() -> None:
             run = await a.agent(call("work"), "done").run("Go", context_id="c").begin()
-            await until(lambda: a.begun)
+            await wait_until(lambda: a.started)
             execution = asyncio.ensure_future(b.agent("mine").get_run(run.task_id).execute())
             await asyncio.sleep(3)
-            assert b.log.taken == []
-            notify_loss = a.log.freezes("c")
+            assert b.log.acquired == []
+            notify_loss = a.log.lose_lease("c")
             record = await execution
             assert (record.state, record.attempt) == ("completed", 2)
             assert time.now <= 4
@@ -117,13 +117,13 @@ def test_execute_continues_after_losing_its_lease(machines: Machines) -> None:
         async def main() -> None:
             submitted = await a.agent().submit("Go", context_id="c")
             first = asyncio.ensure_future(a.agent(call("work"), "done").get_run(submitted.task_id).execute())
-            await until(lambda: a.begun)
-            notify_loss = a.log.freezes("c")
+            await wait_until(lambda: a.started)
+            notify_loss = a.log.lose_lease("c")
             second = await b.agent("mine").get_run(submitted.task_id).execute()
             notify_loss()
             assert await first == second
             assert second.state == "completed"
-            assert a.cut == 1
+            assert a.canceled == 1
 
         time.run(main())
 
@@ -135,14 +135,14 @@ def test_canceled_execute_releases_the_run(machines: Machines) -> None:
         async def main() -> None:
             submitted = await a.agent().submit("Go")
             execution = asyncio.ensure_future(a.agent(call("work"), "never").get_run(submitted.task_id).execute())
-            await until(lambda: a.begun)
+            await wait_until(lambda: a.started)
             execution.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await execution
-            assert a.log.shared.turns == {}
+            assert a.log.shared.leases == {}
             assert await states(a, submitted.task_id) == []
             assert (await b.agent("done").get_run(submitted.task_id).execute()).state == "completed"
-            await nothing_left()
+            await assert_no_tasks()
 
         time.run(main())
 
@@ -158,7 +158,7 @@ def test_execute_canceled_while_waiting_for_the_lease_leaks_nothing(machines: Ma
             execution.cancel()
             await asyncio.wait([execution])
             assert (await run).output == "done"
-            await nothing_left()
+            await assert_no_tasks()
 
         time.run(main())
 
@@ -221,7 +221,7 @@ def test_waiting_executions_of_a_conversation_share_one_poller(
             started = [(await a.log.read(r.task_id))[1].timestamp for r in (first, *records[:10], *records[11:19])]
             assert started == sorted(started)
             assert time.now < 66
-            await nothing_left()
+            await assert_no_tasks()
 
         time.run(main())
 
@@ -248,7 +248,7 @@ def test_all_waiting_executions_raise_when_the_log_fails(machines: Machines, mon
                     assert [type(error) for error in outcomes] == [LogUnreachable] * 3
             await b.agent().get_run(queued_records[0].task_id).cancel()
             assert (await b.agent("done").get_run(queued_records[1].task_id).execute()).state == "completed"
-            await nothing_left()
+            await assert_no_tasks()
 
         time.run(main())
 
@@ -329,7 +329,7 @@ async def test_execute_raises_when_the_agent_is_closed(machines: Machines) -> No
     agent = a.agent(frames("-never"))
     record = await a.agent().submit("Go")
     execution = asyncio.ensure_future(agent.get_run(record.task_id).execute())
-    await until(lambda: a.log.taken)
+    await wait_until(lambda: a.log.acquired)
     await agent.aclose(release=1)
     with pytest.raises(RxloopError, match="is closed"):
         await execution
@@ -344,14 +344,14 @@ def test_follower_sees_all_attempts_of_different_processes(machines: Machines) -
             record = await a.agent().submit("Go")
             follower = asyncio.ensure_future(collect(follow(a.log, record.task_id, until="end")))
             first = asyncio.ensure_future(a.agent(call("work"), "never").get_run(record.task_id).execute())
-            await until(lambda: a.begun)
+            await wait_until(lambda: a.started)
             first.cancel()
             await b.agent("done").get_run(record.task_id).execute()
             events = await follower
             assert list(await a.log.read(record.task_id)) == events
             return events
 
-        assert [event.attempt for event in finals(time.run(main()))] == [2]
+        assert [event.attempt for event in final_events(time.run(main()))] == [2]
 
 
 async def test_execute_and_send_work_on_a_log_with_only_the_abstract_methods() -> None:
@@ -388,5 +388,5 @@ async def test_execute_respects_a_cancel_that_precedes_its_attempt() -> None:
 
     assert (await agent.get_run(record.task_id).execute()).state == "canceled"
     assert model.requests == []
-    assert [event.state for event in finals(await log.read(record.task_id))] == ["canceled"]
-    await nothing_left()
+    assert [event.state for event in final_events(await log.read(record.task_id))] == ["canceled"]
+    await assert_no_tasks()

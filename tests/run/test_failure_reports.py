@@ -13,7 +13,7 @@ from reactivex import operators as rx
 from rxloop import Agent, LimitReached, Limits, MemoryEventLog, Run, RunError, ToolError, op, tool
 from rxloop.errors import Overloaded
 from rxloop.testing import ScriptedModel, call, turn
-from support.run_checks import until
+from support.run_checks import wait_until
 from support.runs import collect
 
 
@@ -68,7 +68,7 @@ async def test_text_subscriber_receives_the_error_in_on_error() -> None:
     errors: list[Exception] = []
     run = make_failing_agent().run("Hi")
     run.text().subscribe(lambda piece: None, errors.append)
-    await until(lambda: errors)
+    await wait_until(lambda: errors)
     assert isinstance(errors[0], RunError)
 
 
@@ -98,7 +98,7 @@ async def read_thoughts_in_context(run: Run[str]) -> None:
 async def subscribe_to_events(run: Run[str]) -> None:
     completions: list[bool] = []
     run.events.subscribe(on_completed=lambda: completions.append(True))
-    await until(lambda: completions)
+    await wait_until(lambda: completions)
 
 
 async def read_frames(run: Run[str]) -> None:

@@ -31,7 +31,7 @@ from rxloop.protocol.messages import ToolCall
 from rxloop.state.fold import fold_all
 from rxloop.stream.sources import Push, from_task
 from rxloop.testing import ScriptedModel, call, frames, virtual_time
-from support.runs import collect, first_events, letters, shape
+from support.runs import collect, copy_first_events, marble_letters, shape
 
 
 @tool
@@ -107,7 +107,7 @@ def test_interrupted_answer_is_kept_and_the_model_is_called_again() -> None:
     )
     events = run_and_interrupt(model, at=0.25)
 
-    assert letters(events) == "twlmcklckF"
+    assert marble_letters(events) == "twlmcklckF"
     assert find_interrupted_message(events).content == "The sky is"
     assert messages(events) == [
         "user: Which colour?",
@@ -308,7 +308,7 @@ async def test_run_is_resumed_after_an_interrupted_answer() -> None:
     run.send("On!", interrupt=True)
     await run
     seq = next(e.seq for e in await log.read(run.task_id) if isinstance(e, ContentCompleteEvent))
-    resumed = await Agent(ScriptedModel("c"), log=await first_events(log, run.task_id, seq)).resume(run.task_id)
+    resumed = await Agent(ScriptedModel("c"), log=await copy_first_events(log, run.task_id, seq)).resume(run.task_id)
 
     assert shape(resumed.messages) == ["user: Go", "assistant: a", "user: On!", "assistant: c"]
 

@@ -13,7 +13,7 @@ from rxloop.errors import ContextBusy, Fenced
 from rxloop.protocol.events import CustomEvent
 from rxloop.testing import call, frames, virtual_time
 from support.processes.machines import LEASE, Machines, states
-from support.run_checks import durable, finals, kinds, nothing_left, until
+from support.run_checks import assert_no_tasks, durable_events, final_events, kinds, wait_until
 from support.runs import collect
 
 
@@ -31,7 +31,7 @@ def test_run_of_another_machine_makes_the_conversation_busy(machines: Machines) 
             assert (await b.agent("two").run("2", context_id="c")).messages[0].text == "1"
 
         time.run(main())
-    assert a.log.shared.turns == {}
+    assert a.log.shared.leases == {}
 
 
 def test_waiting_run_polls_the_lease_every_half_second(machines: Machines) -> None:
@@ -57,11 +57,11 @@ def test_live_run_cannot_be_resumed_by_another_machine(machines: Machines) -> No
             with pytest.raises(ContextBusy):
                 await b.agent("mine").resume(running.task_id)
             assert (await running).output == "done"
-            assert [event.state for event in finals(await a.log.read(running.task_id))] == ["completed"]
+            assert [event.state for event in final_events(await a.log.read(running.task_id))] == ["completed"]
 
         time.run(main())
-    assert (a.begun, a.cut) == (1, 0)
-    assert b.begun == 0
+    assert (a.started, a.canceled) == (1, 0)
+    assert b.started == 0
 
 
 @pytest.mark.parametrize("on_other_machine", [True, False])
@@ -82,12 +82,12 @@ def test_next_run_starts_after_the_final_event_although_the_lease_is_released_la
             first = a.agent("one").run("1", context_id="c").start()
             async for _ in a.log.follow((await first.begin()).task_id):
                 pass
-            assert "c" in a.log.shared.turns
+            assert "c" in a.log.shared.leases
             second = await (b if on_other_machine else a).agent("two").run("2", context_id="c")
             assert [message.text for message in second.messages] == ["1", "one", "2", "two"]
             assert 1 <= time.now < 2.1
             await first
-            await nothing_left()
+            await assert_no_tasks()
 
         time.run(main())
 
@@ -98,11 +98,11 @@ def test_lease_that_an_idle_run_does_not_release_makes_the_conversation_busy(mac
 
         async def main() -> None:
             await a.agent("one").run("1", context_id="c")
-            a.log.shared.turns["c"] = a.log, "another", lambda: None
+            a.log.shared.leases["c"] = a.log, "another", lambda: None
             with pytest.raises(ContextBusy):
                 await b.agent().run("2", context_id="c")
             assert time.now == pytest.approx(2, abs=0.1)
-            await nothing_left()
+            await assert_no_tasks()
 
         time.run(main())
 
@@ -113,13 +113,13 @@ def test_run_canceled_while_waiting_for_the_lease_raises_run_canceled(machines: 
 
         async def main() -> None:
             await a.agent("one").run("1", context_id="c")
-            a.log.shared.turns["c"] = a.log, "another", lambda: None
+            a.log.shared.leases["c"] = a.log, "another", lambda: None
             second = b.agent().run("2", context_id="c").start()
             await asyncio.sleep(1)
             second.cancel()
             with pytest.raises(RunCancelled):
                 await second
-            await nothing_left()
+            await assert_no_tasks()
 
         time.run(main())
 
@@ -147,7 +147,7 @@ def test_resume_that_waits_for_a_live_run_returns_its_result_immediately(machine
 
 async def test_lease_is_released_at_any_end_of_an_attempt(machines: Machines) -> None:
     a, _ = machines
-    leases = a.log.shared.turns
+    leases = a.log.shared.leases
     await a.agent("done").run("1", context_id="c")
     with pytest.raises(RunError):
         await a.agent(RuntimeError("broken")).run("1", context_id="c")
@@ -161,8 +161,8 @@ async def test_lease_is_released_at_any_end_of_an_attempt(machines: Machines) ->
         async with a.agent(frames("-never")).run("1", context_id="c"):
             await a.agent("no").run("1", context_id="c")
     assert leases == {}
-    assert a.log.taken == ["c"] * 5
-    await nothing_left()
+    assert a.log.acquired == ["c"] * 5
+    await assert_no_tasks()
 
 
 def test_machine_that_lost_its_lease_stops_its_tools_and_writes_no_final_event(machines: Machines) -> None:
@@ -172,8 +172,8 @@ def test_machine_that_lost_its_lease_stops_its_tools_and_writes_no_final_event(m
         async def main() -> None:
             running = a.agent(call("work"), "done").run("1", context_id="c").start()
             live = asyncio.ensure_future(collect(running))
-            await until(lambda: a.begun)
-            notify_loss = a.log.freezes("c")
+            await wait_until(lambda: a.started)
+            notify_loss = a.log.lose_lease("c")
             resumed = await b.agent("mine").resume(running.task_id)
             recorded = await a.log.read(running.task_id)
             notify_loss()
@@ -181,17 +181,19 @@ def test_machine_that_lost_its_lease_stops_its_tools_and_writes_no_final_event(m
             with pytest.raises(RunError, match="lost the turn") as caught:
                 await running
             assert caught.value.code == "fenced"
-            assert a.cut == 1
+            assert a.canceled == 1
             assert resumed.output == "mine"
             assert await a.log.read(running.task_id) == recorded
             last = (await live)[-1]
             assert isinstance(last, StatusUpdateEvent)
             assert last.final
             assert last.state == "working"
-            assert kinds(durable(live.result()))[:-1] == kinds([event for event in recorded if event.attempt == 1])
+            assert kinds(durable_events(live.result()))[:-1] == kinds(
+                [event for event in recorded if event.attempt == 1]
+            )
             # The lease belongs to another run, so it is not released.
             await b.agent("next").run("2", context_id="c")
-            await nothing_left()
+            await assert_no_tasks()
 
         time.run(main())
 
@@ -244,7 +246,7 @@ async def test_run_with_a_chosen_id_raises_fenced_when_it_loses_its_lease(
     append = a.log.append
 
     async def freeze_and_append(*arguments: Any, **options: Any) -> None:
-        a.log.freezes("c")
+        a.log.lose_lease("c")
         await append(*arguments, **options)
 
     monkeypatch.setattr(a.log, "append", freeze_and_append)
@@ -263,14 +265,14 @@ def test_events_of_a_frozen_machine_do_not_reach_readers_after_its_wakeup(machin
             running.text().subscribe(received.append, lambda error: received.append(type(error).__name__))
             await asyncio.sleep(1)
             # The machine is frozen between two tokens without noticing.
-            a.log.freezes("c")
+            a.log.lose_lease("c")
             with pytest.raises(RunError) as caught:
                 await running
             assert caught.value.code == "fenced"
             return received
 
         assert time.run(main()) == ["One", "RunError"]
-    assert a.log.shared.asked == 1
+    assert a.log.shared.lease_checks == 1
 
 
 def test_lease_check_after_a_long_silence_delays_events_only_briefly(machines: Machines) -> None:
@@ -285,15 +287,15 @@ def test_lease_check_after_a_long_silence_delays_events_only_briefly(machines: M
             return received
 
         assert time.run(main()) == [(0, "One"), (8, "two"), (10, "three")]
-    assert a.log.shared.asked == 1
-    assert a.log.shared.turns == {}
+    assert a.log.shared.lease_checks == 1
+    assert a.log.shared.leases == {}
 
 
 def test_run_without_silence_does_not_check_its_lease(machines: Machines) -> None:
     a, _ = machines
     with virtual_time() as time:
         assert time.run(a.agent(frames("-".join(["on"] * 20) + "|", frame=LEASE / 4)).run("1")).output == "on" * 20
-    assert a.log.shared.asked == 0
+    assert a.log.shared.lease_checks == 0
 
 
 def test_end_after_a_silence_is_published_once_it_is_durable(machines: Machines) -> None:
@@ -301,8 +303,8 @@ def test_end_after_a_silence_is_published_once_it_is_durable(machines: Machines)
     with virtual_time() as time:
         running = a.agent(call("work"), "done").run("1")
         events = time.run(collect(running))
-        assert durable(events) == list(time.run(a.log.read(running.task_id)))
-    assert a.log.shared.asked == 1
+        assert durable_events(events) == list(time.run(a.log.read(running.task_id)))
+    assert a.log.shared.lease_checks == 1
 
 
 def test_events_of_a_tool_after_a_freeze_are_not_published(machines: Machines) -> None:
@@ -312,12 +314,12 @@ def test_events_of_a_tool_after_a_freeze_are_not_published(machines: Machines) -
         async def main() -> None:
             running = a.agent(call("work"), "done").run("1", context_id="c").start()
             live = asyncio.ensure_future(collect(running))
-            await until(lambda: a.begun)
-            a.log.freezes("c")
+            await wait_until(lambda: a.started)
+            a.log.lose_lease("c")
             await b.agent("mine").resume(running.task_id)
             events = await live
             assert not any(isinstance(event, CustomEvent) or event.kind == "tool-complete" for event in events)
-            assert [event.state for event in finals(await b.log.read(running.task_id))] == ["completed"]
+            assert [event.state for event in final_events(await b.log.read(running.task_id))] == ["completed"]
 
         time.run(main())
 

@@ -10,9 +10,9 @@ from pydantic import BaseModel
 from rxloop import Agent, Event, tool
 from rxloop.protocol.events import LLMNoticeEvent
 from rxloop.testing import ScriptedModel
-from support.http_server import serving
+from support.http_server import start_server
 from support.runs import collect
-from support.vendors.vendor_answers import APIS, NORMAL, Said, model, reply
+from support.vendors.vendor_answers import APIS, NORMAL, ModelAnswer, model, reply
 
 FENCE = "`" * 3
 STRING_ARGUMENT_APIS = [case for case in APIS if case[0] in ("chat", "responses") or case == ("messages", True)]
@@ -39,8 +39,8 @@ def repairs(events: list[Event]) -> list[str]:
 )
 @pytest.mark.parametrize(("api", "stream"), APIS)
 async def test_typed_answer_inside_text_is_repaired_with_a_notice(api: str, stream: bool, text: str) -> None:  # P16
-    async with serving() as server:
-        server.answer(reply(api, Said(text, finish=NORMAL[api]), stream=stream))
+    async with start_server() as server:
+        server.answer(reply(api, ModelAnswer(text, finish=NORMAL[api]), stream=stream))
         provider = model(api, server, stream=stream)
         run = Agent(provider, output_type=City, output_mode="prompted").run("?")
         events = await collect(run)
@@ -80,8 +80,11 @@ async def test_arguments_inside_text_are_repaired_with_a_notice(api: str, stream
         return "ok"
 
     finish = {"chat": "tool_calls", "messages": "tool_use", "responses": "completed"}[api]
-    async with serving() as server:
-        answers: list[Any] = [Said(calls=[("write", arguments)], finish=finish), Said("Done.", finish=NORMAL[api])]
+    async with start_server() as server:
+        answers: list[Any] = [
+            ModelAnswer(calls=[("write", arguments)], finish=finish),
+            ModelAnswer("Done.", finish=NORMAL[api]),
+        ]
         server.answer(*(reply(api, answer, stream=stream) for answer in answers))
         provider = model(api, server, stream=stream)
         run = Agent(provider, tools=[write]).run("?")

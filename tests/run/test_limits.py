@@ -15,13 +15,13 @@ from rxloop import (
 )
 from rxloop.testing import ScriptedModel, call, turn, virtual_time
 from support.run_checks import check_envelopes
-from support.runs import collect, outcome, repeated, well_formed
+from support.runs import collect, is_well_formed, outcome, repeat_turn
 from support.step_tools import fails, step, think
 
 
 @pytest.mark.parametrize("limit", [1, 2, 5])
 async def test_run_fails_at_the_limit_of_iterations(limit: int) -> None:  # L71
-    model = ScriptedModel(*repeated(["Working.", call("step")], 10))
+    model = ScriptedModel(*repeat_turn(["Working.", call("step")], 10))
     run = Agent(model, tools=[step], limits=Limits(iterations=limit)).run("Hi")
     events = await collect(run)
 
@@ -35,7 +35,7 @@ async def test_run_fails_at_the_limit_of_iterations(limit: int) -> None:  # L71
     assert final.content == "Working."
     assert caught.value.code == "max_iterations"
     assert caught.value.result.content == "Working."
-    assert well_formed(caught.value.result.messages)
+    assert is_well_formed(caught.value.result.messages)
     check_envelopes(events)
 
 
@@ -47,7 +47,7 @@ async def test_answer_in_the_last_iteration_completes_the_run() -> None:
 
 @pytest.mark.parametrize("limit", [1, 3])
 async def test_run_fails_at_the_limit_of_failed_iterations(limit: int) -> None:  # L72
-    model = ScriptedModel(*repeated([call("fails"), call("nothing")], 10))
+    model = ScriptedModel(*repeat_turn([call("fails"), call("nothing")], 10))
     result = await outcome(Agent(model, tools=[fails], limits=Limits(tool_failures=limit)).run("Hi"))
 
     assert (result.state, result.reason) == ("failed", "tool_failures")
@@ -63,7 +63,7 @@ async def test_successful_call_resets_the_count_of_tool_failures() -> None:  # L
 
 async def test_run_fails_at_the_limit_of_tokens() -> None:
     answer = turn(calls=[call("step")], usage=Usage(input_tokens=40, output_tokens=10))
-    model = ScriptedModel(*repeated(answer, 10))
+    model = ScriptedModel(*repeat_turn(answer, 10))
     result = await outcome(Agent(model, tools=[step], limits=Limits(tokens=100)).run("Hi"))
 
     assert result.reason == "tokens"
@@ -84,11 +84,11 @@ def test_run_times_out_during_a_tool_call() -> None:
         assert time.now == 2
 
     assert (result.state, result.reason) == ("failed", "timeout")
-    assert well_formed(result.messages)
+    assert is_well_formed(result.messages)
 
 
 async def test_limits_of_run_override_limits_of_agent() -> None:
-    agent = Agent(ScriptedModel(*repeated(call("step"), 9)), tools=[step], limits=Limits(iterations=5))
+    agent = Agent(ScriptedModel(*repeat_turn(call("step"), 9)), tools=[step], limits=Limits(iterations=5))
 
     result = await outcome(agent.run("Hi", limits=Limits(iterations=2)))
 
@@ -98,7 +98,7 @@ async def test_limits_of_run_override_limits_of_agent() -> None:
 
 @pytest.mark.parametrize("limit", [1, 3])
 async def test_model_that_only_thinks_is_asked_to_act_and_then_stopped(limit: int) -> None:  # L34, L35, L36
-    model = ScriptedModel(*repeated(think(), 20))
+    model = ScriptedModel(*repeat_turn(think(), 20))
     result = await outcome(Agent(model, thoughts=Thoughts(limit=limit)).run("Hi"))
 
     assert len(model.requests) == limit + 2
@@ -115,7 +115,7 @@ async def test_tool_call_resets_the_limit_of_thoughts() -> None:  # L34
 
 
 async def test_thought_counts_as_an_iteration() -> None:  # L36
-    model = ScriptedModel(*repeated(think(), 20))
+    model = ScriptedModel(*repeat_turn(think(), 20))
     result = await outcome(Agent(model, limits=Limits(iterations=2)).run("Hi"))
 
     assert result.reason == "max_iterations"

@@ -11,7 +11,7 @@ import pytest
 from rxloop import Agent, MemoryEventLog, RunContext, Runtime, tool
 from rxloop.protocol.events import Event
 from rxloop.testing import ScriptedModel, call, turn
-from support.run_checks import kinds, until
+from support.run_checks import kinds, wait_until
 
 
 class Shop:
@@ -66,9 +66,9 @@ async def test_approved_call_starts_while_its_sibling_runs(order: Calls) -> None
     run = agent.run("Go.")
     events: list[Event] = []
     run.events.subscribe(events.append)
-    await until(lambda: question_ids(events))
+    await wait_until(lambda: question_ids(events))
     await agent.get_run(run.task_id).answer({question_ids(events)[0]: True})
-    await until(lambda: shop.done)
+    await wait_until(lambda: shop.done)
     assert shop.done == ["paid 5"]
     shop.release.set()
     assert (await run).output == "Done."
@@ -84,9 +84,9 @@ async def test_refused_call_ends_while_its_sibling_runs() -> None:  # P24
     run = agent.run("Go.")
     events: list[Event] = []
     run.events.subscribe(events.append)
-    await until(lambda: question_ids(events))
+    await wait_until(lambda: question_ids(events))
     await agent.get_run(run.task_id).answer({question_ids(events)[0]: False})
-    await until(lambda: "tool-complete" in kinds(events))
+    await wait_until(lambda: "tool-complete" in kinds(events))
     shop.release.set()
     assert (await run).output == "Done."
     assert shop.done == ["slow"]
@@ -98,10 +98,10 @@ async def test_question_of_a_tool_pauses_the_timeout_of_the_tool() -> None:  # P
     run = agent.run("Go.")
     events: list[Event] = []
     run.events.subscribe(events.append)
-    await until(lambda: question_ids(events))
+    await wait_until(lambda: question_ids(events))
     await asyncio.sleep(0.3)
     await agent.get_run(run.task_id).answer({question_ids(events)[0]: "red"})
-    await until(lambda: shop.done)
+    await wait_until(lambda: shop.done)
     assert shop.done == ["red"]
     shop.release.set()
     assert (await run).output == "Done."
@@ -113,7 +113,7 @@ async def test_run_pauses_when_its_other_calls_have_ended() -> None:  # P24
     run = agent.run("Go.")
     events: list[Event] = []
     run.events.subscribe(events.append)
-    await until(lambda: len(question_ids(events)) == 2)
+    await wait_until(lambda: len(question_ids(events)) == 2)
     first, second = question_ids(events)
     shop.release.set()
     result = await run
@@ -132,10 +132,10 @@ async def test_unanswered_second_question_pauses_the_run() -> None:  # P24
     run = agent.run("Go.")
     events: list[Event] = []
     run.events.subscribe(events.append)
-    await until(lambda: len(question_ids(events)) == 2)
+    await wait_until(lambda: len(question_ids(events)) == 2)
     first, second = question_ids(events)
     await agent.get_run(run.task_id).answer({second: True})
-    await until(lambda: shop.done)
+    await wait_until(lambda: shop.done)
     assert shop.done == ["paid 6"]
     shop.release.set()
     result = await run
@@ -147,7 +147,7 @@ async def test_run_with_pending_question_and_running_call_can_be_canceled() -> N
     run = shop.agent(call("pay", amount=5), call("slow")).run("Go.")
     events: list[Event] = []
     run.events.subscribe(events.append)
-    await until(lambda: question_ids(events))
+    await wait_until(lambda: question_ids(events))
     await run.aclose()
     assert shop.done == []
     assert kinds(events)[-1] == "status-update"
@@ -161,7 +161,7 @@ async def test_answer_through_runtime_starts_the_call_immediately() -> None:  # 
             if event.kind == "input-required":
                 await runtime.answer(record.task_id, {event.input.input_id: True})
                 break
-        await until(lambda: shop.done)
+        await wait_until(lambda: shop.done)
         assert shop.done == ["paid 5"]
         shop.release.set()
         kinds_ = [event.kind async for event in runtime.follow(record.task_id)]

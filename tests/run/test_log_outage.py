@@ -14,7 +14,7 @@ from rxloop.pipeline import log_retry
 from rxloop.state.history import INTERRUPTED
 from rxloop.testing import ScriptedModel, call, virtual_time
 from support.bank import Bank
-from support.run_checks import finals, nothing_left
+from support.run_checks import assert_no_tasks, final_events
 from support.runs import collect, shape
 
 
@@ -94,7 +94,7 @@ def test_run_continues_after_a_short_read_outage_of_its_log(
     log = UnreadableLog()
     bank = Bank(log)
     with virtual_time() as time:
-        paused = time.run(bank.waiting())
+        paused = time.run(bank.request_payment())
         log.is_down, log.failed_reads = True, 0
         time.at(time.now + seconds, lambda: setattr(log, "is_down", False))
         start = time.now
@@ -111,7 +111,7 @@ def test_run_is_refused_without_effects_after_a_long_read_outage(continuation: s
     log = UnreadableLog()
     bank = Bank(log)
     with virtual_time() as time:
-        paused = time.run(bank.waiting())
+        paused = time.run(bank.request_payment())
         log.is_down, start = True, time.now
         with pytest.raises(EventLogError, match="the server restarts"):
             time.run(CONTINUATIONS[continuation](bank.agent("Done."), paused))
@@ -125,7 +125,7 @@ def test_cancel_does_not_wait_for_an_unreadable_log() -> None:
     log = UnreadableLog()
     bank = Bank(log)
     with virtual_time() as time:
-        paused = time.run(bank.waiting())
+        paused = time.run(bank.request_payment())
         log.is_down, start = True, time.now
         run = CONTINUATIONS["conversation"](bank.agent("Done."), paused)
         time.at(time.now + 1, run.cancel)
@@ -152,7 +152,7 @@ def test_run_that_failed_with_its_log_can_be_resumed_when_the_log_is_back() -> N
         assert caught.value.code == "log"
         assert time.now >= log_retry.PATIENCE - 3
         recorded = time.run(log.read(run.task_id))
-        assert finals(recorded) == []
+        assert final_events(recorded) == []
         log.is_down = False
         result = time.run(Agent(ScriptedModel("done"), tools=[pay], log=log).resume(run.task_id))
 
@@ -165,7 +165,7 @@ async def test_resume_raises_when_the_log_is_unwritable(monkeypatch: pytest.Monk
     monkeypatch.setattr(log_retry, "PATIENCE", 0)
     log = UnwritableLog()
     bank = Bank(log)
-    paused = await bank.waiting()
+    paused = await bank.request_payment()
     log.is_down = True
 
     with pytest.raises(EventLogError, match="the server restarts"):
@@ -173,4 +173,4 @@ async def test_resume_raises_when_the_log_is_unwritable(monkeypatch: pytest.Monk
 
     log.is_down = False
     assert (await bank.agent("done").resume(paused.task_id, inputs={"1.0.1": True})).output == "done"
-    await nothing_left()
+    await assert_no_tasks()

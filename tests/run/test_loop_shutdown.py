@@ -13,14 +13,14 @@ from rxloop import Agent, RunContext, op, tool
 from rxloop.providers import openai_chat
 from rxloop.storage import MemoryEventLog
 from rxloop.testing import ScriptedModel, call
-from support.cancellation import cancelled
-from support.http_server import connections, say, serving
+from support.cancellation import assert_canceled
+from support.http_server import list_connections, start_server, text_reply
 from support.run_checks import (
     Recorder,
     kinds,
     other_tasks,
-    settled,
-    until,
+    run_ready_tasks,
+    wait_until,
 )
 
 UNFINISHED_RUNS = {
@@ -93,7 +93,7 @@ def test_closing_loop_cancels_its_runs_without_output() -> None:
 
 async def cancel_all_tasks(run: Any, log: MemoryEventLog) -> None:
     recorder = Recorder(run.events)
-    await until(lambda: "tool-start" in kinds(recorder.events))
+    await wait_until(lambda: "tool-start" in kinds(recorder.events))
     for task in other_tasks():
         task.cancel()
     await asyncio.wait(other_tasks())
@@ -129,29 +129,29 @@ async def test_run_ends_when_the_loop_closes_during_its_cleanup(has_log: bool) -
             await asyncio.Event().wait()
         finally:
             stopping.append(1)
-            await settled(20)
+            await run_ready_tasks(20)
             stopping.append(2)
         return ""
 
     log = MemoryEventLog() if has_log else None
     run = Agent(ScriptedModel(call("slow_to_stop"), "never"), tools=[slow_to_stop], log=log).run("Go.")
     recorder = Recorder(run.events)
-    await until(lambda: stopping)
+    await wait_until(lambda: stopping)
     run.cancel()
-    await until(lambda: 1 in stopping)
+    await wait_until(lambda: 1 in stopping)
     driver = run.hold.driver
     assert driver is not None
     for _ in range(3):
         driver.cancel()
-        await settled(3)
-    await cancelled(run, recorder)
+        await run_ready_tasks(3)
+    await assert_canceled(run, recorder)
     assert stopping == [0, 1, 2]
 
 
 async def test_blocked_reader_applies_backpressure_to_the_socket_of_the_model() -> None:  # L13
-    async with serving() as server:
+    async with start_server() as server:
         words = [f"{'x' * 2_000} " for _ in range(3_000)]
-        server.answer(say(*words))
+        server.answer(text_reply(*words))
         async with Agent(openai_chat("m", base_url=server.base_url, api_key="k")) as agent:
             run = agent.run("Go.")
             recorder = Recorder(run.events)
@@ -170,8 +170,8 @@ async def test_blocked_reader_applies_backpressure_to_the_socket_of_the_model() 
 
 @pytest.mark.parametrize("cause", ["cancel", "abandon", "awaiter", "async with"])
 async def test_cancel_closes_the_socket_of_the_model(cause: str) -> None:
-    async with serving() as server:
-        server.answer(say("Hi", end="hang", finished=False))
+    async with start_server() as server:
+        server.answer(text_reply("Hi", end="hang", finished=False))
         provider = openai_chat("m", base_url=server.base_url, api_key="k", transport="httpx")
         run = Agent(provider).run("Go.")
         iterator = aiter(run.text())
@@ -190,5 +190,5 @@ async def test_cancel_closes_the_socket_of_the_model(cause: str) -> None:
         async with asyncio.timeout(3):
             await server.all_closed.wait()
         for client in provider._pool.clients:
-            assert connections(client) == []
+            assert list_connections(client) == []
         await provider.aclose()

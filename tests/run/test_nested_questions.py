@@ -23,7 +23,16 @@ from rxloop.errors import InvalidInput
 from rxloop.run.ends import canceled_call
 from rxloop.state import fold
 from rxloop.testing import call
-from support.nested_agents import check_attempts, checked, editor, in_virtual_time, of, researcher, tokens, used
+from support.nested_agents import (
+    check_attempts,
+    collect_checked,
+    editor,
+    filter_by_path,
+    in_virtual_time,
+    researcher,
+    total_usage,
+    turn_with_usage,
+)
 from support.runs import collect, outcome, shape
 
 EFFECTS: list[Any] = []
@@ -50,44 +59,44 @@ async def look() -> str:
 
 
 def make_asking_agent(*turns: Any, **fields: Any) -> Agent:
-    script = turns or (call("look"), [call("pay", amount=5), call("look")], tokens("Paid."))
+    script = turns or (call("look"), [call("pay", amount=5), call("look")], turn_with_usage("Paid."))
     return researcher(*script, tools=[pay, look], **fields)
 
 
 async def test_question_of_nested_run_pauses_the_outer_run() -> None:  # L117
     run = editor(make_asking_agent().as_tool("research")).run("q")
-    events = await checked(run)
+    events = await collect_checked(run)
     result = await run
     assert result.state == "input-required"
     (question,) = result.pending
     assert question.prompt == "Pay 5?"
     assert question.input_id == "1.0:2.0.1"
-    assert (question.task_id, question.agent_path) == (of(events, "researcher")[0].task_id, ("researcher",))
+    assert (question.task_id, question.agent_path) == (filter_by_path(events, "researcher")[0].task_id, ("researcher",))
     assert question.call is not None
     assert question.call.name == "pay"
     assert [event.state for event in events if isinstance(event, SubtaskEvent)] == ["working", "input-required"]
-    assert not [event for event in of(events) if isinstance(event, ToolCompleteEvent)]
+    assert not [event for event in filter_by_path(events) if isinstance(event, ToolCompleteEvent)]
     assert EFFECTS == ["looked", "looked"]
 
 
 async def test_answer_resumes_nested_and_outer_run_without_repeating_calls() -> None:  # L117
     agent = editor(make_asking_agent().as_tool("research"))
     first = agent.run("q")
-    before = await checked(first)
+    before = await collect_checked(first)
     (question,) = (await first).pending
     second = agent.resume(first.task_id, inputs={question.input_id: True})
     after = await collect(second)
     result = await second
     assert result.output == "A page."
     assert EFFECTS == ["looked", "looked", (5, True)]
-    assert result.usage == used([*before, *after])
+    assert result.usage == total_usage([*before, *after])
     assert shape(result.messages)[-2:] == ["tool: Paid.", "assistant: A page."]
     events = await agent.log.read(first.task_id)  # type: ignore[union-attr]
     check_attempts(events)
     (answer,) = [event for event in events if isinstance(event, InputReceivedEvent)]
     assert (answer.task_id, answer.agent_path) == (question.task_id, ("researcher",))
     assert len([event for event in events if isinstance(event, InputRequiredEvent)]) == 1
-    statuses = [event for event in of(events, "researcher") if isinstance(event, StatusUpdateEvent)]
+    statuses = [event for event in filter_by_path(events, "researcher") if isinstance(event, StatusUpdateEvent)]
     assert [event.state for event in statuses] == ["working", "input-required", "working", "completed"]
     assert [event.resumed for event in statuses] == [False, False, True, False]
     state = RunState()
@@ -106,7 +115,7 @@ async def test_on_input_answers_a_question_of_a_nested_run_without_a_pause() -> 
         return False
 
     run = editor(make_asking_agent().as_tool("research")).run("q", on_input=answer)
-    await checked(run)
+    await collect_checked(run)
     assert (await run).output == "A page."
     assert EFFECTS[-1] == (5, False) or (5, False) in EFFECTS
     assert questions[0].agent_path == ("researcher",)
@@ -114,13 +123,16 @@ async def test_on_input_answers_a_question_of_a_nested_run_without_a_pause() -> 
 
 async def test_questions_of_several_nested_runs_have_different_ids() -> None:
     agents = [
-        make_asking_agent(call("pay", amount=n), tokens("Paid."), name=f"r{n}").as_tool(f"r{n}") for n in range(2)
+        make_asking_agent(call("pay", amount=n), turn_with_usage("Paid."), name=f"r{n}").as_tool(f"r{n}")
+        for n in range(2)
     ]
     agent = editor(
-        pay, *agents, turns=[[call("r0", prompt="0"), call("r1", prompt="1"), call("pay", amount=9)], tokens("Done.")]
+        pay,
+        *agents,
+        turns=[[call("r0", prompt="0"), call("r1", prompt="1"), call("pay", amount=9)], turn_with_usage("Done.")],
     )
     first = agent.run("q")
-    await checked(first)
+    await collect_checked(first)
     pending = {question.prompt: question.input_id for question in (await first).pending}
     assert pending == {"Pay 0?": "1.0:1.0.1", "Pay 1?": "1.1:1.0.1", "Pay 9?": "1.2.1"}
 
@@ -140,11 +152,14 @@ async def test_questions_of_several_nested_runs_have_different_ids() -> None:
 
 async def test_question_of_deeply_nested_run_pauses_the_outer_run() -> None:
     middle = researcher(
-        call("research", prompt="x"), tokens("M."), name="middle", tools=[make_asking_agent().as_tool("research")]
+        call("research", prompt="x"),
+        turn_with_usage("M."),
+        name="middle",
+        tools=[make_asking_agent().as_tool("research")],
     )
     agent = editor(middle.as_tool("research"))
     first = agent.run("q")
-    await checked(first)
+    await collect_checked(first)
     (question,) = (await first).pending
     assert (question.input_id, question.agent_path) == ("1.0:1.0:2.0.1", ("middle", "researcher"))
     second = agent.resume(first.task_id, inputs={question.input_id: True})
@@ -169,10 +184,10 @@ async def test_resume_rejects_invalid_answer_for_nested_run() -> None:
 async def test_nested_run_starts_only_after_its_call_is_approved() -> None:
     agent = editor(researcher().as_tool("research", approve="Research {prompt}?"))
     first = agent.run("q")
-    events = await checked(first)
+    events = await collect_checked(first)
     (question,) = (await first).pending
     assert (question.prompt, question.task_id) == ("Research Oslo??", None)
-    assert not of(events, "researcher")
+    assert not filter_by_path(events, "researcher")
     second = agent.resume(first.task_id, inputs={question.input_id: True})
     await collect(second)
     assert (await second).output == "A page."
@@ -192,11 +207,11 @@ async def test_canceled_nested_run_has_no_pending_question() -> None:
             return await nested.call({"prompt": prompt}, ctx)
 
     run = editor(research).run("q", on_input=never_answer)
-    events = await checked(run)
+    events = await collect_checked(run)
     result = await run
     assert result.output == "A page."
     assert result.pending == []
-    assert of(events, "researcher")[-1].kind == "status-update"
+    assert filter_by_path(events, "researcher")[-1].kind == "status-update"
 
 
 @in_virtual_time
@@ -209,13 +224,13 @@ async def test_cancel_at_any_event_drops_all_nested_questions() -> None:  # L100
 
     def make_agent_tree(log: MemoryEventLog) -> Agent:
         leaf = researcher(
-            [call("pay", amount=5), call("wait")], tokens("Paid."), name="leaf", tools=[pay, wait]
+            [call("pay", amount=5), call("wait")], turn_with_usage("Paid."), name="leaf", tools=[pay, wait]
         ).as_tool()
         middle = researcher(
-            [call("leaf", prompt="x"), call("wait")], tokens("Asked."), name="middle", tools=[leaf, wait]
+            [call("leaf", prompt="x"), call("wait")], turn_with_usage("Asked."), name="middle", tools=[leaf, wait]
         ).as_tool()
         parallel_calls = [call("middle", prompt="x"), call("wait")]
-        return editor(middle, wait, turns=[parallel_calls, tokens("A page.")], log=log)
+        return editor(middle, wait, turns=[parallel_calls, turn_with_usage("A page.")], log=log)
 
     recorded = await collect(make_agent_tree(MemoryEventLog()).run("q"))
     for position in range(len(recorded)):
@@ -252,7 +267,7 @@ async def test_cancel_of_paused_run_ends_its_waiting_nested_runs() -> None:  # L
     middle = researcher(call("leaf", prompt="x"), name="middle", tools=[make_asking_agent(name="leaf").as_tool()])
     agent = editor(middle.as_tool("research"), log=log)
     run = agent.run("q")
-    await checked(run)
+    await collect_checked(run)
     await agent.get_run(run.task_id).cancel()
     recorded = await log.read(run.task_id)
     check_attempts(recorded)
@@ -285,7 +300,9 @@ async def test_answer_survives_a_crash_before_the_nested_run_resumes() -> None:
     await truncated_log.append(first.task_id, events[: received.seq], expected_seq=0)
     EFFECTS.clear()
     resumed = editor(
-        make_asking_agent(tokens("Paid.")).as_tool("research"), turns=[tokens("A page.")], log=truncated_log
+        make_asking_agent(turn_with_usage("Paid.")).as_tool("research"),
+        turns=[turn_with_usage("A page.")],
+        log=truncated_log,
     ).resume(first.task_id)
     await collect(resumed)
     assert (await resumed).output == "A page."
@@ -295,7 +312,7 @@ async def test_answer_survives_a_crash_before_the_nested_run_resumes() -> None:
 
 async def test_public_question_of_hidden_nested_run_reveals_nothing() -> None:
     run = editor(make_asking_agent().as_tool("research", hidden=True)).run("q")
-    events = await checked(run)
+    events = await collect_checked(run)
     (question,) = (await run).pending
     assert question.hidden
     public_events = [public_event for event in events if (public_event := event.to_public()) is not None]

@@ -11,7 +11,17 @@ from rxloop import Agent, MemoryEventLog, RunContext, StatusUpdateEvent, ToolCom
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.strategies import StrategyRun, strategy
 from rxloop.testing import ScriptedModel, call, turn
-from support.nested_agents import check_attempts, checked, editor, in_virtual_time, of, researcher, search, tokens, used
+from support.nested_agents import (
+    check_attempts,
+    collect_checked,
+    editor,
+    filter_by_path,
+    in_virtual_time,
+    researcher,
+    search,
+    total_usage,
+    turn_with_usage,
+)
 from support.runs import collect
 
 EFFECTS: list[str] = []
@@ -45,17 +55,19 @@ async def slow() -> str:
 async def test_release_with_grace_waits_for_calls_of_nested_runs() -> None:
     EFFECTS.clear()
     log = MemoryEventLog()
-    child = researcher(call("slow"), call("search", question="x"), tokens("A."), tools=[slow])
+    child = researcher(call("slow"), call("search", question="x"), turn_with_usage("A."), tools=[slow])
     run = editor(child.as_tool("research"), log=log).run("q").start()
     await asyncio.sleep(1)
     await run.release(grace=10)
     assert EFFECTS == ["begun", "over"], "the call of the nested run was not awaited"
     events = await log.read(run.task_id)
     assert not [event for event in events if isinstance(event, StatusUpdateEvent) and event.final]
-    assert of(events, "researcher")[-1].kind == "tool-complete"
+    assert filter_by_path(events, "researcher")[-1].kind == "tool-complete"
 
-    remaining_agent = researcher(tokens("A."), tools=[slow])
-    resumed = editor(remaining_agent.as_tool("research"), turns=[tokens("A page.")], log=log).resume(run.task_id)
+    remaining_agent = researcher(turn_with_usage("A."), tools=[slow])
+    resumed = editor(remaining_agent.as_tool("research"), turns=[turn_with_usage("A page.")], log=log).resume(
+        run.task_id
+    )
     await collect(resumed)
     assert (await resumed).output == "A page."
     assert EFFECTS == ["begun", "over"]
@@ -71,11 +83,15 @@ async def test_release_without_grace_interrupts_nested_runs() -> None:
     await run.release()
     events = await log.read(run.task_id)
     assert events[-1].kind == "tool-start"
-    remaining_agent = researcher(tokens("A."), tools=[slow])
-    resumed = editor(remaining_agent.as_tool("research"), turns=[tokens("A page.")], log=log).resume(run.task_id)
+    remaining_agent = researcher(turn_with_usage("A."), tools=[slow])
+    resumed = editor(remaining_agent.as_tool("research"), turns=[turn_with_usage("A page.")], log=log).resume(
+        run.task_id
+    )
     await collect(resumed)
     assert (await resumed).output == "A page."
-    (answer,) = [e for e in of(await log.read(run.task_id), "researcher") if isinstance(e, ToolCompleteEvent)]
+    (answer,) = [
+        e for e in filter_by_path(await log.read(run.task_id), "researcher") if isinstance(e, ToolCompleteEvent)
+    ]
     assert "interrupted" in answer.content
 
 
@@ -114,7 +130,7 @@ async def test_released_run_repeats_no_nested_effect_after_release_at_any_event(
         events = await log.read(run.task_id)
         check_attempts(events)
         assert result.output == "A page.", position
-        assert result.usage == used(events), position
+        assert result.usage == total_usage(events), position
         payments = [effect for effect in EFFECTS if effect.startswith("paid")]
         assert len(payments) == len(set(payments)), position
 
@@ -139,17 +155,17 @@ async def test_agent_called_on_a_branch_of_a_strategy_can_ask() -> None:
 
     log = MemoryEventLog()
     run = agent(log, call("ask")).run("q")
-    events = await checked(run)
+    events = await collect_checked(run)
     result = await run
     assert result.state == "input-required"
-    resumed = agent(log, tokens("A.")).resume(run.task_id, inputs={result.pending[0].input_id: True})
+    resumed = agent(log, turn_with_usage("A.")).resume(run.task_id, inputs={result.pending[0].input_id: True})
     await collect(resumed)
     result = await resumed
     assert result.output == "A."
     assert result.pending == []
     recorded = await log.read(run.task_id)
     check_attempts(recorded)
-    assert result.usage == used(recorded)
+    assert result.usage == total_usage(recorded)
     assert len({event.task_id for event in [*events, *recorded]}) == 2
 
 
@@ -175,7 +191,7 @@ async def test_agent_canceled_on_a_branch_of_a_strategy_is_resumed_where_it_stop
     assert EFFECTS == ["begun", "over", "begun"]
     recorded = await log.read(run.task_id)
     check_attempts(recorded)
-    assert len({event.task_id for event in of(recorded, "researcher")}) == 1
+    assert len({event.task_id for event in filter_by_path(recorded, "researcher")}) == 1
 
     for at in (len(canceled_events), len(recorded) - 2):
         EFFECTS.clear()
@@ -183,4 +199,4 @@ async def test_agent_canceled_on_a_branch_of_a_strategy_is_resumed_where_it_stop
         await collect(fork)
         assert (await fork).output == "A.", at
         assert EFFECTS == []
-        assert len({event.task_id for event in of(await log.read(fork.task_id), "researcher")}) == 1, at
+        assert len({event.task_id for event in filter_by_path(await log.read(fork.task_id), "researcher")}) == 1, at

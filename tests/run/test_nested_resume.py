@@ -28,7 +28,7 @@ from rxloop.run.nested import NestedRecorder
 from rxloop.state import fold
 from rxloop.testing import ScriptedModel, call, turn
 from rxloop.thinking.graph import ThoughtGraph
-from support.nested_agents import check_attempts, of, used
+from support.nested_agents import check_attempts, filter_by_path, total_usage
 from support.runs import collect
 
 
@@ -118,7 +118,7 @@ async def test_run_interrupted_after_any_event_completes_without_repeating_calls
         whole = await log.read(task_id)
         check_attempts(whole)
         assert result.output == "all done", count
-        assert result.usage == used(whole), count
+        assert result.usage == total_usage(whole), count
         successes = Counter(event.name for event in whole if isinstance(event, ToolCompleteEvent) and event.success)
         repeated = [name for name, number in agent_tree.done.items() if number > 1]
         assert not repeated, count
@@ -164,7 +164,7 @@ async def test_nested_run_is_resumed_where_it_stopped() -> None:
     await log.append(task_id, events[: position + 1], expected_seq=0)
     agent_tree = AgentTree()
     await resume_until_done(agent_tree.agent(log), task_id)
-    clerk = of(await log.read(task_id), "clerk")
+    clerk = filter_by_path(await log.read(task_id), "clerk")
     assert [event.kind for event in clerk].count("task") == 1
     statuses = [event for event in clerk if isinstance(event, StatusUpdateEvent)]
     assert [event.resumed for event in statuses] == [False, True, False]
@@ -218,7 +218,7 @@ async def test_ended_nested_run_is_not_started_again() -> None:
     await log.append(task_id, events[: position + 1], expected_seq=0)
     await resume_until_done(AgentTree().agent(log), task_id)
     whole = await log.read(task_id)
-    assert [event.attempt for event in of(whole, "clerk")][-1] == 1
+    assert [event.attempt for event in filter_by_path(whole, "clerk")][-1] == 1
 
 
 async def test_fork_continues_the_nested_runs_of_its_parent() -> None:
@@ -233,7 +233,7 @@ async def test_fork_continues_the_nested_runs_of_its_parent() -> None:
         forked = await log.read(run.task_id)
         check_attempts(forked)
         assert result.output == "all done", at
-        assert result.usage == used(forked), at
+        assert result.usage == total_usage(forked), at
         nested = {event.task_id for event in forked if event.agent_path}
         assert len(nested) == 2, at
         assert not nested & {event.task_id for event in events}, at

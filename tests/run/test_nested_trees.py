@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rxloop import Agent, MemoryEventLog, RunContext, Usage, tool
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.testing import ScriptedModel, call, turn, virtual_time
-from support.nested_agents import check, check_attempts, used
+from support.nested_agents import check_attempt, check_attempts, total_usage
 from support.runs import collect, outcome
 
 Action = Literal["look", "ask", "fail", "hang", "refuse"]
@@ -91,9 +91,9 @@ async def run_tree(tree: Node, cancel_after: float | None) -> None:
     if cancel_after is not None:
         asyncio.get_running_loop().call_later(cancel_after, run.cancel)
     events = await collect(run)
-    check(events)
+    check_attempt(events)
     result = await outcome(run)
-    assert result.usage == used(events)
+    assert result.usage == total_usage(events)
     for _ in range(9):
         if result.state != "input-required":
             break
@@ -110,7 +110,7 @@ async def run_tree(tree: Node, cancel_after: float | None) -> None:
     assert result.state in ("completed", "canceled", "failed")
     recorded = await log.read(run.task_id)
     check_attempts(recorded)
-    assert result.usage == used(recorded)
+    assert result.usage == total_usage(recorded)
 
 
 def has_hanging_node(node: Node) -> bool:

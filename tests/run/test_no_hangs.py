@@ -41,74 +41,81 @@ from rxloop.errors import AttemptError
 from rxloop.providers import hedge
 from rxloop.stream.sources import from_task
 from rxloop.testing import ScriptedModel, call
-from support.failing_runs import failure, look, script, with_operator
-from support.faulty_components import PLANTED, Bad, Program, elsewhere, raising, troubled
-from support.run_checks import Recorder, finals, other_tasks, settled
+from support.failing_runs import agent_with_operator, expect_failure, look, script
+from support.faulty_components import (
+    PLANTED,
+    BareBaseException,
+    RandomAgent,
+    faulty_operator,
+    make_raiser,
+    thread_operator,
+)
+from support.run_checks import Recorder, final_events, other_tasks, run_ready_tasks
 
 MOMENTS = ["together", "subscribed", "item", "completed"]
 
 
-@pytest.mark.parametrize("error", [ValueError, Bad, asyncio.CancelledError, GeneratorExit])
+@pytest.mark.parametrize("error", [ValueError, BareBaseException, asyncio.CancelledError, GeneratorExit])
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("position", range(4))
 @pytest.mark.parametrize("after", [0, 1])
 async def test_run_ends_when_an_operator_raises(
     position: int, moment: str, error: type[BaseException], after: int
 ) -> None:
-    operator = troubled(**{moment: raising(error)}, after=after)  # pyright: ignore[reportArgumentType]
-    error_of_run = await failure(with_operator(operator, position))
+    operator = faulty_operator(**{moment: make_raiser(error)}, after=after)  # pyright: ignore[reportArgumentType]
+    error_of_run = await expect_failure(agent_with_operator(operator, position))
     assert "boom" in str(error_of_run)
 
 
-@pytest.mark.parametrize("error", [ValueError, Bad])
+@pytest.mark.parametrize("error", [ValueError, BareBaseException])
 async def test_run_ends_when_an_operator_around_the_loop_raises(error: type[BaseException]) -> None:
     for moment in MOMENTS:
-        broken = troubled(**{moment: raising(error)})  # pyright: ignore[reportArgumentType]
+        broken = faulty_operator(**{moment: make_raiser(error)})  # pyright: ignore[reportArgumentType]
 
         def wrap_loop(pipeline: Operator, broken: Operator = broken) -> Operator:
             return op.compose(op.iterate(pipeline), broken)
 
-        assert "boom" in str(await failure(Agent(script(), tools=[look], strategy=wrap_loop)))
+        assert "boom" in str(await expect_failure(Agent(script(), tools=[look], strategy=wrap_loop)))
 
 
-@pytest.mark.parametrize("error", [ValueError, Bad])
+@pytest.mark.parametrize("error", [ValueError, BareBaseException])
 @pytest.mark.parametrize("moment", MOMENTS)
 async def test_error_names_the_function_that_raised(moment: str, error: type[BaseException]) -> None:
     class BrokenCode:
         def boom(self) -> None:
             raise error("boom")
 
-    operator = troubled(**{moment: BrokenCode().boom})  # pyright: ignore[reportArgumentType]
-    error_of_run = str(await failure(with_operator(operator, 2)))
+    operator = faulty_operator(**{moment: BrokenCode().boom})  # pyright: ignore[reportArgumentType]
+    error_of_run = str(await expect_failure(agent_with_operator(operator, 2)))
     assert "troubled" in error_of_run if moment == "together" else "BrokenCode.boom (test_no_hangs.py:" in error_of_run
 
 
 async def test_run_ends_when_a_stock_operator_buffers_all_signals() -> None:
     for position in range(4):
-        error_of_run = await failure(with_operator(ops.to_list(), position))  # pyright: ignore[reportArgumentType]
+        error_of_run = await expect_failure(agent_with_operator(ops.to_list(), position))  # pyright: ignore[reportArgumentType]
         assert error_of_run.code == "pipeline"
         assert "list" in str(error_of_run)
 
 
-@pytest.mark.parametrize("error", [ValueError, Bad])
+@pytest.mark.parametrize("error", [ValueError, BareBaseException])
 async def test_error_is_reported_when_disposal_of_another_call_raises(error: type[BaseException]) -> None:
     def answer(request: ToolRequest) -> Observable[Signal]:
         if request.ctx.index:
             return rx.throw(ZeroDivisionError("the second"))
-        return Observable(lambda observer, scheduler=None: Disposable(raising(error)))
+        return Observable(lambda observer, scheduler=None: Disposable(make_raiser(error)))
 
     model = ScriptedModel([call("look"), call("look")], "Done.")
     loop = [op.call_model(), op.answering(ToolRequest, answer), op.run_tools(), op.checkpoint()]
-    assert "the second" in str(await failure(Agent(model, tools=[look], loop=loop)))
+    assert "the second" in str(await expect_failure(Agent(model, tools=[look], loop=loop)))
 
 
-@pytest.mark.parametrize("error", [ValueError, Bad])
+@pytest.mark.parametrize("error", [ValueError, BareBaseException])
 async def test_run_completes_when_disposal_of_a_losing_model_raises(error: type[BaseException]) -> None:
     class UndisposableModel:
         name = "slow"
 
         def call(self, request: ModelRequest) -> Observable[Event]:
-            return Observable(lambda observer, scheduler=None: Disposable(raising(error)))
+            return Observable(lambda observer, scheduler=None: Disposable(make_raiser(error)))
 
         async def aclose(self) -> None: ...
 
@@ -118,8 +125,8 @@ async def test_run_completes_when_disposal_of_a_losing_model_raises(error: type[
 async def test_tasks_are_stopped_when_disposal_raises_at_the_end(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    broken = troubled(disposed=raising(Bad))
-    run = with_operator(broken, 3).run("Go.")
+    broken = faulty_operator(disposed=make_raiser(BareBaseException))
+    run = agent_with_operator(broken, 3).run("Go.")
     Recorder(run.events)
     run.cancel()
     with pytest.raises(AttemptError):
@@ -132,9 +139,9 @@ def make_threaded_operators(scheduler: Callable[[], abc.SchedulerBase]) -> list[
     operators: list[Any] = [
         ops.observe_on(scheduler()),
         ops.delay(0.01, scheduler=scheduler()),
-        elsewhere(lambda observer: observer.on_completed()),
-        elsewhere(lambda observer: observer.on_error(ValueError("boom"))),
-        elsewhere(lambda observer: observer.on_next(CustomEvent(name="x", data={}))),
+        thread_operator(lambda observer: observer.on_completed()),
+        thread_operator(lambda observer: observer.on_error(ValueError("boom"))),
+        thread_operator(lambda observer: observer.on_next(CustomEvent(name="x", data={}))),
     ]
     return operators
 
@@ -142,7 +149,9 @@ def make_threaded_operators(scheduler: Callable[[], abc.SchedulerBase]) -> list[
 @pytest.mark.parametrize("position", range(4))
 @pytest.mark.parametrize("index", range(5))
 async def test_run_ends_when_an_operator_delivers_from_another_thread(index: int, position: int) -> None:
-    error_of_run = await failure(with_operator(make_threaded_operators(NewThreadScheduler)[index], position))
+    error_of_run = await expect_failure(
+        agent_with_operator(make_threaded_operators(NewThreadScheduler)[index], position)
+    )
     assert error_of_run.code == "pipeline"
     assert "from_task" in str(error_of_run)
 
@@ -167,43 +176,43 @@ async def test_run_ends_when_a_provider_answers_from_another_thread() -> None:
 
         async def aclose(self) -> None: ...
 
-    error_of_run = await failure(Agent(ThreadedModel(), log=MemoryEventLog()))
+    error_of_run = await expect_failure(Agent(ThreadedModel(), log=MemoryEventLog()))
     assert "from_task" in str(error_of_run)
 
 
 async def _async_tool() -> str:
-    raise Bad("boom")
+    raise BareBaseException("boom")
 
 
 def _sync_tool() -> str:
-    raise Bad("boom")
+    raise BareBaseException("boom")
 
 
 async def _generator_tool() -> AsyncIterator[str]:
     yield "working"
-    raise Bad("boom")
+    raise BareBaseException("boom")
 
 
 @pytest.mark.parametrize("function", [_async_tool, _sync_tool, _generator_tool])
 async def test_run_ends_when_a_tool_raises_a_base_exception(function: Any) -> None:  # L113
     broken = tool(name="mine")(function)
-    error_of_run = await failure(Agent(ScriptedModel(call("mine"), "Done."), tools=[broken]))
+    error_of_run = await expect_failure(Agent(ScriptedModel(call("mine"), "Done."), tools=[broken]))
     assert "tool mine" in str(error_of_run)
     assert "Bad('boom')" in str(error_of_run)
     assert "not an Exception" in str(error_of_run)
     assert isinstance(error_of_run.__cause__, Exception)
-    assert isinstance(error_of_run.__cause__.__cause__, Bad)
+    assert isinstance(error_of_run.__cause__.__cause__, BareBaseException)
 
 
 @pytest.mark.parametrize("request_type", [ModelRequest, ToolRequest, IterationEnd])
 async def test_run_ends_when_a_handler_raises_a_base_exception(request_type: Any) -> None:
     @op.on(request_type)
     async def mine(request: Any, ctx: RunContext[Any]) -> AsyncIterator[Signal]:
-        raise Bad("boom")
+        raise BareBaseException("boom")
         yield request
 
     position = {ModelRequest: 0, ToolRequest: 1, IterationEnd: 2}[request_type]
-    error_of_run = await failure(with_operator(mine, position))
+    error_of_run = await expect_failure(agent_with_operator(mine, position))
     assert "handler mine" in str(error_of_run)
 
 
@@ -216,16 +225,16 @@ async def test_run_ends_when_a_provider_raises_a_base_exception() -> None:
 
         def call(self, request: ModelRequest) -> Observable[Event]:
             async def work(push: Any) -> None:
-                raise Bad("boom")
+                raise BareBaseException("boom")
 
             if self.at_once:
-                raise Bad("boom")
+                raise BareBaseException("boom")
             return from_task(work)
 
         async def aclose(self) -> None: ...
 
     for at_once in (True, False):
-        assert "Bad('boom')" in str(await failure(Agent(BrokenModel(at_once))))
+        assert "Bad('boom')" in str(await expect_failure(Agent(BrokenModel(at_once))))
 
 
 async def test_subscriber_that_raises_a_base_exception_is_detached(caplog: pytest.LogCaptureFixture) -> None:
@@ -233,10 +242,10 @@ async def test_subscriber_that_raises_a_base_exception_is_detached(caplog: pytes
 
     def broken(event: Event) -> None:
         if event.kind == "tool-start":
-            raise Bad("boom")
+            raise BareBaseException("boom")
 
     def fail_on_completed() -> None:
-        raise Bad("boom")
+        raise BareBaseException("boom")
 
     run.events.subscribe(broken, on_error=lambda _: None)
     run.events.subscribe(on_completed=fail_on_completed)
@@ -257,7 +266,7 @@ def test_run_ends_before_keyboard_interrupt_and_system_exit_propagate(error: typ
         raise error
 
     async def main() -> None:
-        broken = troubled(completed=raising(error))
+        broken = faulty_operator(completed=make_raiser(error))
         agent = Agent(script(), tools=[look], loop=[op.call_model(), op.run_tools(), broken, op.checkpoint()])
         run = agent.run("Go.")
         recorded.append(Recorder(run.events))
@@ -265,15 +274,15 @@ def test_run_ends_before_keyboard_interrupt_and_system_exit_propagate(error: typ
 
     with pytest.raises(error):
         asyncio.run(main())
-    assert len(finals(recorded[0].events)) == 1
+    assert len(final_events(recorded[0].events)) == 1
 
 
-@pytest.mark.parametrize("error", [ValueError, Bad])
+@pytest.mark.parametrize("error", [ValueError, BareBaseException])
 async def test_run_ends_when_a_timer_of_an_operator_raises(error: type[BaseException]) -> None:
     def delay_and_raise(source: Observable[Signal]) -> Observable[Signal]:
-        return source.pipe(ops.delay(0.001), troubled(item=raising(error)))
+        return source.pipe(ops.delay(0.001), faulty_operator(item=make_raiser(error)))
 
-    assert "boom" in str(await failure(with_operator(delay_and_raise, 2)))
+    assert "boom" in str(await expect_failure(agent_with_operator(delay_and_raise, 2)))
 
 
 async def test_run_completes_when_a_timer_of_a_subscriber_raises() -> None:
@@ -303,7 +312,7 @@ async def test_run_ends_once_and_leaks_nothing_with_randomly_misbehaving_code(
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
     for seed in range(part, RUNS, 4):
-        program = Program(seed)
+        program = RandomAgent(seed)
         try:
             await check_program(program)
         except BaseException as error:
@@ -311,21 +320,21 @@ async def test_run_ends_once_and_leaks_nothing_with_randomly_misbehaving_code(
             raise
 
 
-async def check_program(program: Program) -> None:
+async def check_program(program: RandomAgent) -> None:
     run = program.agent().run("Go.", metadata={"tenant": PLANTED})
     recorder = Recorder(run.events)
     program.subscribe(run.events)
     result_task = asyncio.create_task(run.result())
-    if program.cancelled_after is not None:
-        await settled(program.cancelled_after)
+    if program.cancel_after is not None:
+        await run_ready_tasks(program.cancel_after)
         run.cancel()
     async with asyncio.timeout(20):
         with suppress(AttemptError):
             await result_task
-    await settled(20)
+    await run_ready_tasks(20)
     assert recorder.completed
-    assert len(finals(recorder.events)) == 1
-    assert recorder.events[-1] is finals(recorder.events)[0]
+    assert len(final_events(recorder.events)) == 1
+    assert recorder.events[-1] is final_events(recorder.events)[0]
     assert other_tasks() == set()
     check_grammar(recorder.events)
     assert PLANTED not in b"".join([frame async for frame in run.sse()]).decode()
@@ -357,7 +366,7 @@ async def test_run_ends_when_an_operator_drops_or_duplicates_events(kind: str, t
 
         return Observable(subscribe)
 
-    run = with_operator(repeat_or_drop, 2).run("Go.")
+    run = agent_with_operator(repeat_or_drop, 2).run("Go.")
     recorder = Recorder(run.events)
     with pytest.raises(RunError) as caught:
         await run
@@ -378,7 +387,7 @@ async def test_event_subclass_follows_the_order_of_its_kind() -> None:
         fields = {name: getattr(signal, name) for name in ("call", "index", "step", "idempotency_key")}
         return rx.of(signal, OwnStart(**fields, note="again"))
 
-    run = with_operator(ops.flat_map(duplicate_start), 2).run("Go.")
+    run = agent_with_operator(ops.flat_map(duplicate_start), 2).run("Go.")
     recorder = Recorder(run.events)
     with pytest.raises(RunError, match="begins twice") as caught:
         await run
@@ -397,7 +406,7 @@ async def test_progress_of_a_call_without_message_is_skipped() -> None:
 
         return source.pipe(ops.flat_map(add_progress))
 
-    run = with_operator(add_early_progress, 1).run("Go.")
+    run = agent_with_operator(add_early_progress, 1).run("Go.")
     recorder = Recorder(run.events)
     await run
     assert not any(isinstance(event, ToolProgressEvent) for event in recorder.events)

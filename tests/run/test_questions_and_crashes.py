@@ -19,15 +19,15 @@ from rxloop.errors import (
 )
 from rxloop.protocol.messages import Message
 from rxloop.testing import call
-from support.bank import Bank, crashed
-from support.runs import collect, first_events, outcome
+from support.bank import Bank, log_after_crash
+from support.runs import collect, copy_first_events, outcome
 
 
 async def test_run_killed_at_its_question_pauses_again_when_resumed() -> None:
     bank = Bank()
-    paused = await bank.waiting()
+    paused = await bank.request_payment()
     question_seq = next(e.seq for e in await bank.log.read(paused.task_id) if e.kind == "input-required")
-    bank.log = await first_events(bank.log, paused.task_id, question_seq)
+    bank.log = await copy_first_events(bank.log, paused.task_id, question_seq)
 
     resumed = await bank.agent().resume(paused.task_id)
 
@@ -47,10 +47,10 @@ async def test_answer_survives_a_crash_before_the_tool_received_it() -> None:
 
     paused = await bank.agent(call("asks"), tools=[asks]).run("Go")
     question_seq = next(e.seq for e in await bank.log.read(paused.task_id) if e.kind == "input-required")
-    bank.log = await first_events(bank.log, paused.task_id, question_seq)
+    bank.log = await copy_first_events(bank.log, paused.task_id, question_seq)
     await bank.agent("done", tools=[asks]).resume(paused.task_id, inputs={"1.0.1": True})
     events = await bank.log.read(paused.task_id)
-    bank.log = await crashed(bank.log, paused.task_id, InputReceivedEvent)
+    bank.log = await log_after_crash(bank.log, paused.task_id, InputReceivedEvent)
 
     result = await bank.agent("done", tools=[asks]).resume(paused.task_id)
 
@@ -60,7 +60,7 @@ async def test_answer_survives_a_crash_before_the_tool_received_it() -> None:
 
 async def test_repeated_answer_is_ignored() -> None:
     bank = Bank()
-    paused = await bank.waiting()
+    paused = await bank.request_payment()
     answers = {"1.0.1": True}
     first = await bank.agent("done").resume(paused.task_id, inputs=answers)
 
@@ -68,7 +68,7 @@ async def test_repeated_answer_is_ignored() -> None:
 
     assert resumed.output == first.output
     assert len(bank.paid) == 1
-    bank.log = await crashed(bank.log, paused.task_id, InputReceivedEvent)
+    bank.log = await log_after_crash(bank.log, paused.task_id, InputReceivedEvent)
     third = await bank.agent("done").resume(paused.task_id, inputs=answers)
     assert third.output == "done"
     assert [e.kind for e in await bank.log.read(paused.task_id)].count("input-received") == 1
@@ -77,7 +77,7 @@ async def test_repeated_answer_is_ignored() -> None:
 @pytest.mark.parametrize("other_answer", [False, 1, "true", None])
 async def test_different_answer_to_an_answered_question_is_rejected(other_answer: Any) -> None:
     bank = Bank()
-    paused = await bank.waiting()
+    paused = await bank.request_payment()
     await bank.agent("done").resume(paused.task_id, inputs={"1.0.1": True})
 
     with pytest.raises(InvalidInput, match="has its answer already: True"):

@@ -6,7 +6,7 @@ from typing import Any
 from rxloop import Agent, MemoryEventLog, RunContext, StatusUpdateEvent, op, tool
 from rxloop.pipeline.requests import ModelRequest, Signal
 from rxloop.testing import ScriptedModel, call
-from support.runs import collect, first_events
+from support.runs import collect, copy_first_events
 
 
 @op.on(ModelRequest)
@@ -43,7 +43,7 @@ async def test_answer_to_a_guard_is_not_used_for_a_question_of_a_tool() -> None:
     )
     events = await collect(run)
     started = next(event.seq for event in events if event.kind == "tool-start")
-    truncated_log = await first_events(log, run.task_id, started)
+    truncated_log = await copy_first_events(log, run.task_id, started)
     answers.clear()
 
     agent = Agent(ScriptedModel("end"), tools=[wipe], log=truncated_log, loop=loop)

@@ -38,8 +38,8 @@ from rxloop.protocol.events import ends_attempt
 from rxloop.state.fold import fold_all
 from rxloop.state.run_state import RunState
 from rxloop.testing import ScriptedModel, call, virtual_time
-from support.run_checks import nothing_left
-from support.runs import well_formed
+from support.run_checks import assert_no_tasks
+from support.runs import is_well_formed
 
 HISTORIES = int(os.environ.get("RXLOOP_LIVES", "40"))
 ROUNDS = 3
@@ -101,7 +101,7 @@ class World:
         self.requests += 1
         if self.requests in self.failures:
             return Overloaded("no room")
-        assert well_formed(request.messages)
+        assert is_well_formed(request.messages)
         n = sum(message.role == "assistant" for message in request.messages)
         if n >= ROUNDS:
             return "done"
@@ -269,8 +269,8 @@ async def check_history(world: World, first: tuple[str, float], plan: Sequence[t
     finals = Counter(event.attempt for event in events if ends_attempt(event))
     assert set(finals.values()) <= {1}
     assert [event async for event in replay(world.log, process.task_id).pipe(op.grammar())] == list(events)
-    assert well_formed(fold_all(events).messages)
-    await nothing_left()
+    assert is_well_formed(fold_all(events).messages)
+    await assert_no_tasks()
 
 
 @pytest.mark.timeout(120 + HISTORIES)

@@ -11,7 +11,7 @@ from rxloop import Agent, Event, MemoryEventLog, op, replay, tool
 from rxloop.errors import RunOver
 from rxloop.state.fold import fold_all
 from rxloop.testing import ScriptedModel, call, frames, turn, virtual_time
-from support.runs import shape, well_formed
+from support.runs import is_well_formed, shape
 
 
 @tool
@@ -62,7 +62,7 @@ def test_messages_at_random_events_are_received_once_and_in_order(plan: list[tup
             events = [event async for event in run.pipe(op.grammar())]
             result = await run
             assert result.state == "completed"
-            assert well_formed(result.messages)
+            assert is_well_formed(result.messages)
             assert [message.text for message in result.messages if message.role == "user"] == ["Go", *accepted]
             last = shape(model.requests[-1].messages)
             assert last == shape(result.messages[: len(last)])
@@ -71,7 +71,7 @@ def test_messages_at_random_events_are_received_once_and_in_order(plan: list[tup
                 *(f"user: {t}" for t in accepted),
             ]
             for request in model.requests:
-                assert well_formed(request.messages)
+                assert is_well_formed(request.messages)
                 assert request.messages[-1].role in ("user", "tool")
             assert events[-1].kind == "status-update"
             replayed = [event async for event in replay(log, run.task_id)]

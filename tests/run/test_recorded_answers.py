@@ -25,7 +25,7 @@ from rxloop import (
 )
 from rxloop.testing import ScriptedModel, call
 from support.processes.machines import two_machines
-from support.runs import first_events
+from support.runs import copy_first_events
 
 payments: list[Any] = []
 
@@ -335,7 +335,7 @@ async def test_refusal_counts_after_a_crash_following_the_answer() -> None:  # P
     events = await log.read(run.task_id)
     answered = next(event.seq for event in events if isinstance(event, InputReceivedEvent))
 
-    crashed = await first_events(log, run.task_id, answered)
+    crashed = await copy_first_events(log, run.task_id, answered)
     result = await agent(crashed, "No.", tools=[make_pay_tool()]).resume(run.task_id)
 
     assert payments == []

@@ -28,8 +28,8 @@ from rxloop import (
 from rxloop.errors import ConflictError
 from rxloop.state.history import CANCELED_CALL, INTERRUPTED, NEVER_BEGAN
 from rxloop.testing import ScriptedModel, call, virtual_time
-from support.bank import Bank, crashed
-from support.run_checks import finals, nothing_left, settled
+from support.bank import Bank, log_after_crash
+from support.run_checks import assert_no_tasks, final_events, run_ready_tasks
 from support.runs import collect, outcome
 
 # -- cancellation before the first event
@@ -38,7 +38,7 @@ from support.runs import collect, outcome
 async def test_cancel_right_after_resume_is_recorded() -> None:
     bank = Bank()
     complete = await bank.agent(call("pay", amount=5), "done").run("Pay", on_input=lambda question: True)
-    bank.log = await crashed(bank.log, complete.task_id, LLMCallEvent)
+    bank.log = await log_after_crash(bank.log, complete.task_id, LLMCallEvent)
     bank.paid.clear()
 
     run = bank.agent("never said").resume(complete.task_id)
@@ -46,22 +46,22 @@ async def test_cancel_right_after_resume_is_recorded() -> None:
 
     with pytest.raises(RunCancelled, match="not now"):
         await run
-    last = await bank.last(complete.task_id)
+    last = await bank.last_event(complete.task_id)
     assert (last.state, last.attempt) == ("canceled", 2)
     assert bank.paid == []
     assert [record.state for record in await bank.log.list_runs(unfinished=True)] == ["canceled"]
-    await nothing_left()
+    await assert_no_tasks()
 
 
 async def test_cancel_by_a_dropped_handle_right_after_resume_is_recorded() -> None:
     bank = Bank()
     complete = await bank.agent("done").run("Hi")
-    bank.log = await crashed(bank.log, complete.task_id, LLMCallEvent)
+    bank.log = await log_after_crash(bank.log, complete.task_id, LLMCallEvent)
 
     async with bank.agent("never said").resume(complete.task_id):
         pass
 
-    assert (await bank.last(complete.task_id)).state == "canceled"
+    assert (await bank.last_event(complete.task_id)).state == "canceled"
 
 
 class SlowReadLog(MemoryEventLog):
@@ -79,7 +79,7 @@ class SlowReadLog(MemoryEventLog):
 def test_attempt_canceled_before_its_start_waits_for_the_log_for_a_limited_time(seconds: float, limit: bool) -> None:
     bank = Bank(SlowReadLog())
     with virtual_time() as time:
-        paused = time.run(bank.waiting())
+        paused = time.run(bank.request_payment())
         SlowReadLog.seconds = seconds
         try:
             limits = Limits(seconds=0.5) if limit else Limits()
@@ -90,7 +90,7 @@ def test_attempt_canceled_before_its_start_waits_for_the_log_for_a_limited_time(
         finally:
             SlowReadLog.seconds = 0.0
         assert time.now < 20
-        last = time.run(bank.last(paused.task_id))
+        last = time.run(bank.last_event(paused.task_id))
     if seconds == 1.0:
         assert final.state == last.state == ("failed" if limit else "canceled")
     else:
@@ -104,7 +104,7 @@ def test_attempt_canceled_before_its_start_waits_for_the_log_for_a_limited_time(
 def test_cancel_by_id_raises_when_it_cannot_be_recorded() -> None:
     bank = Bank(SlowReadLog())
     with virtual_time() as time:
-        paused = time.run(bank.waiting())
+        paused = time.run(bank.request_payment())
 
         async def cancel() -> None:
             asyncio.get_running_loop().call_later(0.5, setattr, SlowReadLog, "seconds", 3600.0)
@@ -116,7 +116,7 @@ def test_cancel_by_id_raises_when_it_cannot_be_recorded() -> None:
             time.run(cancel())
         finally:
             SlowReadLog.seconds = 0.0
-        assert time.run(bank.last(paused.task_id)).state == "input-required"
+        assert time.run(bank.last_event(paused.task_id)).state == "input-required"
 
 
 # -- resuming while another run holds the lease
@@ -139,44 +139,44 @@ def start_blocking_run(bank: Bank, **options: Any) -> tuple[asyncio.Event, Run[s
 
 async def test_cancel_of_a_resume_that_waits_for_the_lease_is_recorded() -> None:
     bank = Bank()
-    paused = await bank.waiting(context_id="c")
+    paused = await bank.request_payment(context_id="c")
     end, other = start_blocking_run(bank)
-    await settled()
+    await run_ready_tasks()
 
     run = bank.agent().resume(paused.task_id, inputs={"1.0.1": True}, when_busy="wait")
     run.events.subscribe(lambda event: None)
-    await settled()
+    await run_ready_tasks()
     run.cancel("not now")
     with pytest.raises(RunCancelled, match="not now"):
         await run
 
-    assert (await bank.last(paused.task_id)).state == "canceled"
+    assert (await bank.last_event(paused.task_id)).state == "canceled"
     end.set()
     assert (await other).output == "done"
     assert bank.paid == []
-    await nothing_left()
+    await assert_no_tasks()
 
 
 async def test_cancel_of_a_resume_that_waits_for_its_own_run_does_not_end_the_run() -> None:
     bank = Bank()
     end, other = start_blocking_run(bank)
-    await settled()
+    await run_ready_tasks()
 
     run = bank.agent().resume(other.task_id, when_busy="wait")
     run.events.subscribe(lambda event: None)
-    await settled()
+    await run_ready_tasks()
     run.cancel("not now")
     with pytest.raises(RunCancelled, match="not now"):
         await run
 
     end.set()
     assert (await other).output == "done"
-    await nothing_left()
+    await assert_no_tasks()
 
 
 async def test_concurrent_resumes_get_the_same_result() -> None:
     bank = Bank()
-    paused = await bank.waiting()
+    paused = await bank.request_payment()
     runs = [bank.agent("done").resume(paused.task_id, inputs={"1.0.1": True}, when_busy="wait") for _ in range(3)]
 
     results = await asyncio.gather(*runs)
@@ -210,7 +210,7 @@ def test_one_of_two_concurrent_resumes_continues() -> None:
 
         async def main() -> None:
             bank = Bank()
-            paused = await bank.waiting()
+            paused = await bank.request_payment()
             barrier = asyncio.Barrier(2)
             runs = [
                 bank.agent("done", log=SynchronizedLog(bank.log, barrier)).resume(
@@ -228,8 +228,8 @@ def test_one_of_two_concurrent_resumes_continues() -> None:
             assert isinstance(error, ConflictError)
             assert "taken up elsewhere at the same moment" in str(error)
             assert "follow(log" in str(error)
-            assert len(finals(await bank.log.read(paused.task_id))) == 2
-            await nothing_left()
+            assert len(final_events(await bank.log.read(paused.task_id))) == 2
+            await assert_no_tasks()
 
         time.run(main())
 
@@ -261,8 +261,8 @@ async def test_overtaken_attempt_fails_with_code_conflict() -> None:
     assert last.final
     assert (last.state, last.reason) == ("working", "error")
     recorded = await log.read(run.task_id)
-    assert finals(recorded) == []
-    await nothing_left()
+    assert final_events(recorded) == []
+    await assert_no_tasks()
 
 
 # -- started and unstarted calls
@@ -323,7 +323,7 @@ async def test_next_run_reads_the_same_results_after_a_run_without_end() -> None
         return "paid"
 
     complete_run = await bank.agent(calls, "done", tools=[pay], loop=[op.call_model(), op.run_tools(1)]).run("Go")
-    truncated_log = await crashed(bank.log, complete_run.task_id, ToolStartEvent)
+    truncated_log = await log_after_crash(bank.log, complete_run.task_id, ToolStartEvent)
     context_id = (await truncated_log.read(complete_run.task_id))[0].context_id
     model = ScriptedModel("I see.")
 
@@ -356,7 +356,7 @@ def test_timeout_of_a_tool_reports_an_unknown_effect() -> None:
 
 async def test_tool_gets_the_idempotency_key_of_its_call() -> None:
     bank = Bank()
-    paused = await bank.waiting()
+    paused = await bank.request_payment()
     await bank.agent("done").resume(paused.task_id, inputs={"1.0.1": True})
 
     [start] = [e for e in await bank.log.read(paused.task_id) if isinstance(e, ToolStartEvent)]

@@ -20,7 +20,7 @@ from rxloop import (
 )
 from rxloop.strategies import react
 from rxloop.testing import ScriptedModel, call, frames, virtual_time
-from support.runs import first_events
+from support.runs import copy_first_events
 
 
 async def start_run(log: MemoryEventLog, **options: Any) -> str:
@@ -91,7 +91,7 @@ async def test_resume_calls_the_model_recorded_as_a_string(
     log: MemoryEventLog, model_requests: list[tuple[str, ModelRequest]]
 ) -> None:
     result = await Agent(ScriptedModel(), log=log).run("Hello", model="zai:glm-4.7")
-    truncated_log = await first_events(log, result.task_id, 2)
+    truncated_log = await copy_first_events(log, result.task_id, 2)
 
     await Agent(ScriptedModel(), log=truncated_log).resume(result.task_id)
     assert [name for name, _ in model_requests] == ["zai:glm-4.7"] * 2

@@ -12,7 +12,7 @@ from rxloop.errors import ConfigurationError
 from rxloop.protocol.events import ContentCompleteEvent, ToolCompleteEvent
 from rxloop.state.history import INTERRUPTED
 from rxloop.testing import ScriptedModel, call, frames, virtual_time
-from support.run_checks import finals, kinds, nothing_left, until
+from support.run_checks import assert_no_tasks, final_events, kinds, wait_until
 from support.runs import collect
 
 
@@ -54,7 +54,7 @@ def test_released_run_ends_for_its_readers_but_not_in_the_log() -> None:
         recorded = time.run(shop.log.read(run.task_id))
         [record] = time.run(shop.log.list_runs())
 
-    assert finals(recorded) == []
+    assert final_events(recorded) == []
     assert kinds(recorded)[-1] == "tool-start"
     assert record.state == "working"
     last = live[-1]
@@ -139,7 +139,7 @@ def test_follower_continues_with_the_next_attempt_after_a_release() -> None:
         async def main() -> list[str]:
             run = shop.agent(call("look")).run("Go")
             run.events.subscribe(lambda event: None)
-            await until(lambda: shop.looked)
+            await wait_until(lambda: shop.looked)
             follower = asyncio.ensure_future(collect(follow(shop.log, run.task_id)))
             await run.release()
             await asyncio.sleep(0)
@@ -159,9 +159,9 @@ def test_aclose_of_agent_releases_its_runs() -> None:
             runs = [agent.run("Go") for _ in range(2)]
             for run in runs:
                 run.events.subscribe(lambda event: None)
-            await until(lambda: shop.paid and shop.looked)
+            await wait_until(lambda: shop.paid and shop.looked)
             await agent.aclose(release=5)
-            await nothing_left()
+            await assert_no_tasks()
 
         time.run(main())
         records = time.run(shop.log.list_runs())
@@ -190,14 +190,14 @@ async def test_release_of_finished_run_changes_nothing() -> None:
     result = await run
     await run.release()
     assert (await run).output == result.output
-    assert len(finals(await shop.log.read(run.task_id))) == 1
+    assert len(final_events(await shop.log.read(run.task_id))) == 1
 
 
 async def test_run_released_before_it_starts_leaves_no_record() -> None:
     shop = Shop()
     blocking_run = shop.agent(call("look")).run("Go", context_id="c")
     blocking_run.events.subscribe(lambda event: None)
-    await until(lambda: shop.looked)
+    await wait_until(lambda: shop.looked)
     queued = shop.agent("done").run("Go", context_id="c", when_busy="wait")
     queued.events.subscribe(lambda event: None)
     await asyncio.sleep(0)
@@ -208,7 +208,7 @@ async def test_run_released_before_it_starts_leaves_no_record() -> None:
         await queued
     assert len(await shop.log.list_runs()) == 1
     await blocking_run.release()
-    await nothing_left()
+    await assert_no_tasks()
 
 
 async def test_release_rejects_negative_grace() -> None:

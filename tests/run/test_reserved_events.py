@@ -24,8 +24,8 @@ from rxloop.errors import NoAnswers, PlanRefused
 from rxloop.strategies import StrategyRun, strategy
 from rxloop.stream.sources import from_task
 from rxloop.testing import ScriptedModel, call
-from support.failing_runs import failure, with_operator
-from support.run_checks import Recorder, finals
+from support.failing_runs import agent_with_operator, expect_failure
+from support.run_checks import Recorder, final_events
 
 
 async def test_emit_rejects_final_status_and_second_task_event() -> None:  # L4
@@ -44,7 +44,7 @@ async def test_emit_rejects_final_status_and_second_task_event() -> None:  # L4
     run = Agent(ScriptedModel([call("mine"), call("threaded")], "Done."), tools=[mine, threaded]).run("Go.")
     recorder = Recorder(run.events)
     assert (await run).output == "Done."
-    assert len(finals(recorder.events)) == 1
+    assert len(final_events(recorder.events)) == 1
     assert [event.kind for event in recorder.events].count("task") == 1
     texts = [event.content for event in recorder.events if event.kind == "tool-complete"]  # pyright: ignore[reportAttributeAccessIssue]
     assert "final `status-update`" in texts[0]
@@ -71,7 +71,7 @@ async def test_run_fails_with_the_code_of_the_strategy_error() -> None:
         async def fail(run: StrategyRun, error: Exception = error) -> str:
             raise error
 
-        assert (await failure(Agent(ScriptedModel(), strategy=fail))).code == error.code
+        assert (await expect_failure(Agent(ScriptedModel(), strategy=fail))).code == error.code
 
 
 async def test_run_fails_when_a_provider_emits_a_final_status() -> None:
@@ -86,11 +86,11 @@ async def test_run_fails_when_a_provider_emits_a_final_status() -> None:
 
         async def aclose(self) -> None: ...
 
-    assert "final `status-update`" in str(await failure(Agent(EndingModel())))
+    assert "final `status-update`" in str(await expect_failure(Agent(EndingModel())))
 
 
 async def test_error_names_the_operator_that_sent_an_invalid_signal() -> None:
-    run_error = await failure(with_operator(ops.map(lambda signal: 5), 2))  # pyright: ignore[reportArgumentType]
+    run_error = await expect_failure(agent_with_operator(ops.map(lambda signal: 5), 2))  # pyright: ignore[reportArgumentType]
     assert run_error.code == "pipeline"
     assert "map sent 5, of the type int" in str(run_error)
 
@@ -99,14 +99,14 @@ async def test_error_names_the_operator_that_returned_no_observable() -> None:
     def return_nothing(source: Observable[Signal]) -> Any:
         source.pipe(ops.map(lambda signal: signal))
 
-    run_error = await failure(with_operator(return_nothing, 2))
+    run_error = await expect_failure(agent_with_operator(return_nothing, 2))
     assert "return_nothing" in str(run_error)
     assert "gave None" in str(run_error)
 
 
 async def test_error_names_stock_operators() -> None:
     drop_requests: Any = ops.filter(lambda signal: not isinstance(signal, ModelRequest))
-    run_error = await failure(with_operator(drop_requests, 0))
+    run_error = await expect_failure(agent_with_operator(drop_requests, 0))
     assert "rx.filter, call_model, run_tools, checkpoint" in str(run_error)
 
 
@@ -115,4 +115,4 @@ async def test_error_names_the_handler_that_yielded_an_invalid_signal() -> None:
     async def mine(request: ToolRequest, ctx: RunContext[Any]) -> AsyncIterator[Any]:
         yield "refused"
 
-    assert "the handler mine yielded 'refused'" in str(await failure(with_operator(mine, 1)))
+    assert "the handler mine yielded 'refused'" in str(await expect_failure(agent_with_operator(mine, 1)))

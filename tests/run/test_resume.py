@@ -30,8 +30,8 @@ from rxloop.errors import UnknownRun
 from rxloop.pipeline.requests import ModelRequest, Signal
 from rxloop.state.history import INTERRUPTED
 from rxloop.testing import ScriptedModel, call, turn, virtual_time
-from support.runs import collect, first_events, letters, outcome, shape, well_formed
-from support.two_branches import both
+from support.runs import collect, copy_first_events, is_well_formed, marble_letters, outcome, shape
+from support.two_branches import two_branches
 
 
 class World:
@@ -96,7 +96,7 @@ async def test_run_resumed_after_any_event_completes_with_the_same_answer(
     kept_events: int,
 ) -> None:  # L37, L88, L89, L109
     complete_log, task_id, messages = await finished_run()
-    log = await first_events(complete_log, task_id, kept_events)
+    log = await copy_first_events(complete_log, task_id, kept_events)
     before = await log.read(task_id)
     world = World()
     run = world.agent(log).resume(task_id)
@@ -106,8 +106,8 @@ async def test_run_resumed_after_any_event_completes_with_the_same_answer(
     # Answer and history are unchanged.
     assert result.output == "done"
     assert contents(result.messages) == contents(messages)
-    assert well_formed(result.messages)
-    assert all(well_formed(request.messages) for request in world.requests)
+    assert is_well_formed(result.messages)
+    assert all(is_well_formed(request.messages) for request in world.requests)
 
     # Sequence numbers continue without gaps.
     had_started = kept_events > 1
@@ -161,12 +161,12 @@ async def test_run_that_is_interrupted_repeatedly_completes() -> None:
     for kept_events in range(1, 80, 2):
         if kept_events >= len(await log.read(task_id)):
             break
-        log = await first_events(log, task_id, kept_events)
+        log = await copy_first_events(log, task_id, kept_events)
         world = World()
         result = await world.agent(log).resume(task_id, limits=Limits(attempts=None))
         effects += world.effects
         assert contents(result.messages) == contents(messages)
-        assert well_formed(result.messages)
+        assert is_well_formed(result.messages)
 
     attempts = [event.attempt for event in await log.read(task_id)]
     assert attempts == sorted(attempts)
@@ -238,7 +238,9 @@ def test_canceled_run_can_be_resumed() -> None:
 async def test_limits_count_across_attempts() -> None:
     log, task_id, _ = await finished_run()
     events = await log.read(task_id)
-    truncated_log = await first_events(log, task_id, next(event.seq for event in events if event.kind == "checkpoint"))
+    truncated_log = await copy_first_events(
+        log, task_id, next(event.seq for event in events if event.kind == "checkpoint")
+    )
     world = World()
 
     result = await outcome(world.agent(truncated_log, limits=Limits(iterations=1)).resume(task_id))
@@ -250,7 +252,7 @@ async def test_limits_count_across_attempts() -> None:
 async def test_usage_counts_across_attempts() -> None:
     log, task_id, _ = await finished_run()
     for kept_events in (6, 20):
-        result = await World().agent(await first_events(log, task_id, kept_events)).resume(task_id)
+        result = await World().agent(await copy_first_events(log, task_id, kept_events)).resume(task_id)
         assert result.usage == Usage(input_tokens=30, output_tokens=3)
 
 
@@ -258,7 +260,7 @@ async def test_thought_can_relate_to_a_thought_of_an_earlier_attempt() -> None: 
     log, task_id, _ = await finished_run()
     events = await log.read(task_id)
     kept_events = next(event.seq for event in events if isinstance(event, LLMCallEvent) and event.step == "2")
-    truncated_log = await first_events(log, task_id, kept_events)
+    truncated_log = await copy_first_events(log, task_id, kept_events)
     thought = {"thought": "Now I know.", "thought_type": "decision"}
     model = ScriptedModel(
         [
@@ -278,7 +280,7 @@ async def test_thought_can_relate_to_a_thought_of_an_earlier_attempt() -> None: 
 
 async def test_interrupted_message_is_requested_again_with_the_same_step() -> None:
     log, task_id, _ = await finished_run()
-    truncated_log = await first_events(log, task_id, 3)
+    truncated_log = await copy_first_events(log, task_id, 3)
     assert (await truncated_log.read(task_id))[-1].kind == "llm-call"
     world = World()
 
@@ -311,7 +313,7 @@ async def test_nested_tool_results_are_not_mistaken_for_results_of_the_outer_run
     kept_events = next(
         event.seq for event in events if isinstance(event, ContentCompleteEvent) and event.parent_task_id
     )
-    truncated_log = await first_events(log, result.task_id, kept_events)
+    truncated_log = await copy_first_events(log, result.task_id, kept_events)
 
     restarted = await Agent(ScriptedModel("done"), tools=[delegates], log=truncated_log).resume(result.task_id)
 
@@ -320,7 +322,7 @@ async def test_nested_tool_results_are_not_mistaken_for_results_of_the_outer_run
 
 async def test_event_of_another_run_is_published_in_a_later_attempt() -> None:
     log, task_id, _ = await finished_run()
-    truncated_log = await first_events(log, task_id, 4)
+    truncated_log = await copy_first_events(log, task_id, 4)
     foreign = CustomEvent(name="foreign", task_id="another", attempt=1, seq=7)
 
     @op.on(ModelRequest)
@@ -340,7 +342,7 @@ async def test_run_can_be_resumed_with_other_tools() -> None:
     log, task_id, _ = await finished_run()
     events = await log.read(task_id)
     complete = next(event.seq for event in events if isinstance(event, ContentCompleteEvent))
-    truncated_log = await first_events(log, task_id, complete)
+    truncated_log = await copy_first_events(log, task_id, complete)
     model = ScriptedModel("Then not.")
 
     result = await Agent(model, tools=[], log=truncated_log).resume(task_id)
@@ -366,14 +368,16 @@ BRANCHED_EVENT_COUNT = 20
 async def test_strategy_is_resumed_by_repetition_without_repeated_requests(kept_events: int) -> None:
     world = World()
     log = MemoryEventLog()
-    complete = await Agent(ScriptedModel(*[answer_on_branch] * 9), tools=world.tools, strategy=both, log=log).run("Go")
+    complete = await Agent(
+        ScriptedModel(*[answer_on_branch] * 9), tools=world.tools, strategy=two_branches, log=log
+    ).run("Go")
     assert len(await log.read(complete.task_id)) == BRANCHED_EVENT_COUNT
-    truncated_log = await first_events(log, complete.task_id, kept_events)
+    truncated_log = await copy_first_events(log, complete.task_id, kept_events)
     before = await truncated_log.read(complete.task_id)
     model = ScriptedModel(*[answer_on_branch] * 9)
     world = World()
 
-    run = Agent(model, tools=world.tools, strategy=both, log=truncated_log).resume(complete.task_id)
+    run = Agent(model, tools=world.tools, strategy=two_branches, log=truncated_log).resume(complete.task_id)
     events: list[Event] = await collect(run)
     result = await run
 
@@ -391,7 +395,7 @@ async def test_strategy_is_resumed_by_repetition_without_repeated_requests(kept_
     assert len(world.effects) == 2 - answered
     last_seq = kept_events if kept_events > 1 else 0
     assert [event.seq for event in events if event.durable] == list(range(last_seq + 1, events[-1].seq + 1))
-    assert letters(events).endswith("F")
+    assert marble_letters(events).endswith("F")
 
 
 async def test_answer_that_was_not_validated_before_the_crash_is_validated_on_resume() -> None:
@@ -401,7 +405,7 @@ async def test_answer_that_was_not_validated_before_the_crash_is_validated_on_re
     first = next(event.seq for event in events if isinstance(event, ContentCompleteEvent))
 
     for kept_events in (first, first + 1):
-        truncated_log = await first_events(log, complete.task_id, kept_events)
+        truncated_log = await copy_first_events(log, complete.task_id, kept_events)
         result = await Agent(ScriptedModel("7"), output_type=int, log=truncated_log).resume(complete.task_id)
         assert result.output == 7
         assert shape(result.messages)[1] == "assistant: seven"

@@ -21,7 +21,7 @@ from rxloop.pipeline.requests import ModelRequest
 from rxloop.state.history import NEVER_BEGAN
 from rxloop.testing import ScriptedModel, call, virtual_time
 from support.bank import Bank
-from support.run_checks import finals
+from support.run_checks import final_events
 from support.runs import collect, outcome
 
 
@@ -51,7 +51,7 @@ async def test_run_that_failed_with_a_retryable_error_can_be_resumed(error: Exce
     assert len(steps) == 2
     assert {event.attempt for event in events} == {2}
     recorded = await bank.log.read(run.task_id)
-    assert [event.state for event in finals(recorded)] == ["failed", "completed"]
+    assert [event.state for event in final_events(recorded)] == ["failed", "completed"]
 
 
 @pytest.mark.parametrize("error", [RuntimeError("a mistake"), ValueError("bad")])
@@ -69,7 +69,7 @@ async def test_resume_of_permanently_failed_run_returns_its_result_again(error: 
 
 async def test_resume_is_refused_while_another_run_holds_the_conversation() -> None:
     bank = Bank()
-    paused = await bank.waiting(context_id="c")
+    paused = await bank.request_payment(context_id="c")
     refused = asyncio.Event()
 
     @tool
@@ -89,7 +89,7 @@ def test_model_sees_an_interrupted_call_once_after_answer_cancel_and_resume() ->
 
         async def main() -> None:
             bank = Bank()
-            paused = await bank.waiting()
+            paused = await bank.request_payment()
             run = bank.agent().resume(paused.task_id, inputs={"1.0.1": True})
             run.cancel()
             await outcome(run)

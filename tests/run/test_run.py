@@ -16,7 +16,7 @@ from rxloop.errors import (
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.storage import MemoryEventLog
 from rxloop.testing import ScriptedModel, call, frames
-from support.run_checks import Recorder, assert_ended, assert_numbered, kinds, nothing_left, until
+from support.run_checks import Recorder, assert_ended, assert_no_tasks, assert_numbered, kinds, wait_until
 from support.sum_tools import add
 
 VARIABLE: ContextVar[str] = ContextVar("VARIABLE", default="nothing")
@@ -85,7 +85,7 @@ async def test_fifty_concurrent_runs_of_one_agent_are_independent() -> None:  # 
         assert {event.task_id for event in recorder.events} == {run.task_id}
         assert_ended(recorder.events, "completed")
     assert len({run.task_id for run in runs}) == len({run.context_id for run in runs}) == 50
-    await nothing_left()
+    await assert_no_tasks()
 
 
 async def test_concurrent_conversations_are_independent() -> None:  # L138
@@ -106,7 +106,7 @@ async def test_each_awaiter_of_a_canceled_run_gets_run_canceled() -> None:  # L5
     run = Agent(ScriptedModel(frames("-a-"))).run("Go.")
     recorder = Recorder(run.events)
     waiters = [asyncio.ensure_future(run.result()) for _ in range(3)]
-    await until(lambda: "content-delta" in kinds(recorder.events))
+    await wait_until(lambda: "content-delta" in kinds(recorder.events))
     run.cancel("the user went home")
     outcomes = await asyncio.gather(*waiters, return_exceptions=True)
     assert [type(error) for error in outcomes] == [RunCancelled] * 3

@@ -15,13 +15,13 @@ from rxloop.protocol.events import (
 )
 from rxloop.storage import MemoryEventLog
 from rxloop.testing import ScriptedModel, call, frames, virtual_time
-from support.run_checks import Recorder, events_of
-from support.sum_tools import add, two_steps
+from support.run_checks import Recorder, collect_events
+from support.sum_tools import add, make_two_step_model
 
 
 async def test_stream_after_a_cursor_yields_the_later_events() -> None:  # L132
-    run = Agent(two_steps(), tools=[add]).run("Add.")
-    live = await events_of(run)
+    run = Agent(make_two_step_model(), tools=[add]).run("Add.")
+    live = await collect_events(run)
     durable_events = [event for event in live if event.durable]
     for index, event in enumerate(durable_events):
         assert [later async for later in run.stream(after=event.cursor)] == durable_events[index + 1 :]
@@ -83,10 +83,10 @@ async def test_stream_continues_after_a_cursor_of_an_earlier_attempt() -> None: 
 
     agent = Agent(ScriptedModel(call("asks"), "ok"), tools=[asks], log=MemoryEventLog())
     paused = agent.run("Go.")
-    before = await events_of(paused)
+    before = await collect_events(paused)
     [question] = (await paused).pending
     resumed = agent.resume(paused.task_id, inputs={question.input_id: True})
-    live = await events_of(resumed)
+    live = await collect_events(resumed)
     assert live[0].seq == before[-1].seq + 1
     assert [event async for event in resumed.stream(after=before[-1].cursor)] == [e for e in live if e.durable]
     # Missing events of the earlier attempt come from the log.
@@ -102,12 +102,12 @@ async def test_stream_continues_after_a_cursor_of_an_earlier_attempt() -> None: 
 
 async def test_cursor_of_a_lost_event_yields_a_gap_and_the_next_attempt() -> None:  # L133
     log = MemoryEventLog()
-    run = Agent(two_steps(), tools=[add], log=log).run("Add.")
-    live = await events_of(run)
+    run = Agent(make_two_step_model(), tools=[add], log=log).run("Add.")
+    live = await collect_events(run)
     crashed = MemoryEventLog()
     await crashed.append(run.task_id, (await log.read(run.task_id))[:6], expected_seq=0)
     resumed = Agent(ScriptedModel("The sums are 3 and 7."), tools=[add], log=crashed).resume(run.task_id)
-    remaining = [event for event in await events_of(resumed) if event.durable]
+    remaining = [event for event in await collect_events(resumed) if event.durable]
 
     for lost in [event for event in live if event.seq > 6]:
         gap, *later = [event async for event in resumed.stream(after=lost.cursor)]
@@ -127,7 +127,7 @@ async def test_stream_after_a_cursor_skips_earlier_events_of_nested_runs() -> No
         return "mine"
 
     run = Agent(ScriptedModel(call("delegates"), "ok"), tools=[delegates]).run("Go.")
-    durable_events = [event for event in await events_of(run) if event.durable]
+    durable_events = [event for event in await collect_events(run) if event.durable]
     assert {event.task_id for event in durable_events} == {run.task_id, "child"}
     for index, event in enumerate(durable_events):
         assert [later async for later in run.stream(after=event.cursor)] == durable_events[index + 1 :]
@@ -153,7 +153,7 @@ def make_nested_agents(depth: int, log: MemoryEventLog | None = None) -> Agent[N
 async def test_cursor_of_nested_event_names_the_root_run() -> None:  # L10, L132
     log = MemoryEventLog()
     run = make_nested_agents(3, log).run("Go.")
-    durable_events = [event for event in await events_of(run) if event.durable]
+    durable_events = [event for event in await collect_events(run) if event.durable]
     assert len({event.task_id for event in durable_events}) == 4
     assert {event.root_task_id for event in durable_events} == {run.task_id}
     assert [event.cursor for event in await log.read(run.task_id)] == [event.cursor for event in durable_events]
@@ -171,12 +171,12 @@ async def test_copied_events_of_a_fork_have_cursors_of_the_fork() -> None:  # L1
     log = MemoryEventLog()
     agent = make_nested_agents(2, log)
     run = agent.run("Go.")
-    parent_events = [event for event in await events_of(run) if event.durable]
+    parent_events = [event for event in await collect_events(run) if event.durable]
     answered = next(
         event.seq for event in parent_events if event.kind == "tool-complete" and event.task_id == run.task_id
     )
     fork = agent.fork(run.task_id, at=answered, model=ScriptedModel("Another."))
-    durable_events = [event for event in await events_of(fork) if event.durable]
+    durable_events = [event for event in await collect_events(fork) if event.durable]
     assert {event.root_task_id for event in durable_events} == {fork.task_id}
     nested_tasks = [event for event in durable_events if event.kind == "task"][1:]
     assert [event.to_json() for event in nested_tasks if event.parent_task_id != fork.task_id] == [
@@ -194,7 +194,7 @@ async def test_cursor_of_another_run_yields_a_gap_and_all_events() -> None:  # L
     gap, *remaining = [event async for event in run.stream(after="another/1.2.0")]
     assert isinstance(gap, GapEvent)
     assert gap.reason == "unknown-cursor"
-    assert remaining == await events_of(run)
+    assert remaining == await collect_events(run)
 
 
 async def test_cursor_older_than_the_buffer_yields_a_gap() -> None:  # L133, L134
@@ -324,7 +324,7 @@ async def read_frames(stream: AsyncIterator[bytes]) -> list[tuple[str, Event]]:
 
 
 async def test_sse_yields_the_public_events_of_a_run() -> None:  # L136, L139
-    run = Agent(two_steps(), tools=[add]).run("Line one\nline two: data: x\n\n")
+    run = Agent(make_two_step_model(), tools=[add]).run("Line one\nline two: data: x\n\n")
     live = Recorder(run.events)
     frames_received = await read_frames(run.sse())
     assert [event for _, event in frames_received] == public_events(live.events)
@@ -332,7 +332,7 @@ async def test_sse_yields_the_public_events_of_a_run() -> None:  # L136, L139
 
 
 async def test_sse_continues_after_the_last_id() -> None:  # L132
-    run = Agent(two_steps(), tools=[add]).run("Add.")
+    run = Agent(make_two_step_model(), tools=[add]).run("Add.")
     frames_received = await read_frames(run.sse())
     durable_events = [(cursor, event) for cursor, event in frames_received if event.durable]
     for index, (cursor, _) in enumerate(durable_events):

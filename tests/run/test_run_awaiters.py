@@ -11,27 +11,36 @@ import pytest
 from rxloop import Agent, tool
 from rxloop.errors import RunCancelled, RxloopError
 from rxloop.testing import ScriptedModel, call, frames
-from support.cancellation import endless, watched
-from support.run_checks import Recorder, assert_ended, finals, kinds, nothing_left, other_tasks, settled, until
+from support.cancellation import make_endless_model, start_observed_run
+from support.run_checks import (
+    Recorder,
+    assert_ended,
+    assert_no_tasks,
+    final_events,
+    kinds,
+    other_tasks,
+    run_ready_tasks,
+    wait_until,
+)
 
 
 async def test_cancel_of_the_awaiter_cancels_the_run_and_waits_for_its_end() -> None:
-    model = endless()
-    run, events = watched(Agent(model))
+    model = make_endless_model()
+    run, events = start_observed_run(Agent(model))
     awaiter = asyncio.ensure_future(run.result())
-    await until(lambda: "content-delta" in kinds(events))
+    await wait_until(lambda: "content-delta" in kinds(events))
     awaiter.cancel()
     with pytest.raises(asyncio.CancelledError):
         await awaiter
     assert_ended(events, "canceled", "canceled")
     assert model.open == 0
-    await nothing_left()
+    await assert_no_tasks()
 
 
 async def test_other_awaiters_get_run_canceled_when_one_awaiter_is_canceled() -> None:
-    run, events = watched(Agent(endless()))
+    run, events = start_observed_run(Agent(make_endless_model()))
     first, second = (asyncio.ensure_future(run.result()) for _ in range(2))
-    await until(lambda: "content-delta" in kinds(events))
+    await wait_until(lambda: "content-delta" in kinds(events))
     first.cancel()
     with pytest.raises(RunCancelled):
         await second
@@ -48,13 +57,13 @@ async def test_repeatedly_canceled_awaiter_waits_for_the_end_of_the_run() -> Non
         try:
             await asyncio.Event().wait()
         finally:
-            await settled(30)
+            await run_ready_tasks(30)
             cleaned.append("cleaned")
         return ""
 
-    run, events = watched(Agent(ScriptedModel(call("slow_to_stop"), "ok"), tools=[slow_to_stop]))
+    run, events = start_observed_run(Agent(ScriptedModel(call("slow_to_stop"), "ok"), tools=[slow_to_stop]))
     awaiter = asyncio.ensure_future(run.result())
-    await until(lambda: "tool-start" in kinds(events))
+    await wait_until(lambda: "tool-start" in kinds(events))
     for _ in range(10):
         awaiter.cancel()
         await asyncio.sleep(0)
@@ -66,25 +75,25 @@ async def test_repeatedly_canceled_awaiter_waits_for_the_end_of_the_run() -> Non
 
 
 async def test_wait_for_and_timeout_cancel_the_run() -> None:
-    run, events = watched(Agent(endless()))
+    run, events = start_observed_run(Agent(make_endless_model()))
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(run, 0.01)
     assert_ended(events, "canceled", "canceled")
-    run, events = watched(Agent(endless()))
+    run, events = start_observed_run(Agent(make_endless_model()))
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.01):
             await run
     assert_ended(events, "canceled", "canceled")
-    await nothing_left()
+    await assert_no_tasks()
 
 
 async def test_anyio_scope_around_an_await_cancels_the_run() -> None:
-    run, events = watched(Agent(endless()))
+    run, events = start_observed_run(Agent(make_endless_model()))
     with anyio.move_on_after(0.01) as scope:
         await run
     assert scope.cancelled_caught
     assert_ended(events, "canceled", "canceled")
-    run, events = watched(Agent(endless()))
+    run, events = start_observed_run(Agent(make_endless_model()))
     with pytest.raises(TimeoutError), anyio.fail_after(0.01):
         await run
     assert_ended(events, "canceled", "canceled")
@@ -92,7 +101,7 @@ async def test_anyio_scope_around_an_await_cancels_the_run() -> None:
     task = asyncio.current_task()
     assert task is not None
     assert task.cancelling() == 0
-    await nothing_left()
+    await assert_no_tasks()
 
 
 async def test_anyio_scope_around_async_with_waits_for_the_end_of_the_run() -> None:
@@ -108,7 +117,7 @@ async def test_anyio_scope_around_async_with_waits_for_the_end_of_the_run() -> N
             cleaned.append("cleaned")
         return ""
 
-    run, events = watched(Agent(ScriptedModel(call("slow_to_stop"), "ok"), tools=[slow_to_stop]))
+    run, events = start_observed_run(Agent(ScriptedModel(call("slow_to_stop"), "ok"), tools=[slow_to_stop]))
     with anyio.move_on_after(0.02) as scope:
         async with run:
             async for _ in run:
@@ -139,7 +148,7 @@ async def test_repeated_cancellation_by_a_scope_does_not_keep_the_loop_busy(
         return ""
 
     monkeypatch.setattr(asyncio, "wait", count_and_wait)
-    run, events = watched(Agent(ScriptedModel(call("slow_to_stop"), "ok"), tools=[slow_to_stop]))
+    run, events = start_observed_run(Agent(ScriptedModel(call("slow_to_stop"), "ok"), tools=[slow_to_stop]))
     with anyio.move_on_after(0.02):
         await run
     assert_ended(events, "canceled", "canceled")
@@ -151,38 +160,38 @@ async def test_failing_task_group_cancels_its_runs() -> None:
         await asyncio.sleep(0.005)
         raise ZeroDivisionError
 
-    run, events = watched(Agent(endless()))
+    run, events = start_observed_run(Agent(make_endless_model()))
     with pytest.raises(ExceptionGroup):  # noqa: PT012 (the group is what raises)
         async with asyncio.TaskGroup() as group:
             group.create_task(run.result())
             group.create_task(fail_soon())
     assert_ended(events, "canceled", "canceled")
-    run, events = watched(Agent(endless()))
+    run, events = start_observed_run(Agent(make_endless_model()))
     with pytest.raises(ExceptionGroup):  # noqa: PT012 (the group is what raises)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(run.result)
             tasks.start_soon(fail_soon)
     assert_ended(events, "canceled", "canceled")
-    await nothing_left()
+    await assert_no_tasks()
 
 
 async def test_canceled_gather_cancels_all_its_runs() -> None:
     agent = Agent(ScriptedModel(*[frames("-a-", frame=0.001)] * 3))
-    pairs = [watched(agent) for _ in range(3)]
+    pairs = [start_observed_run(agent) for _ in range(3)]
     gathered = asyncio.gather(*(run for run, _ in pairs))
-    await until(lambda: all("content-delta" in kinds(events) for _, events in pairs))
+    await wait_until(lambda: all("content-delta" in kinds(events) for _, events in pairs))
     gathered.cancel()
     with pytest.raises(asyncio.CancelledError):
         await gathered
-    await until(lambda: all(finals(events) for _, events in pairs))
+    await wait_until(lambda: all(final_events(events) for _, events in pairs))
     for _, events in pairs:
         assert_ended(events, "canceled", "canceled")
-    await nothing_left()
+    await assert_no_tasks()
 
 
 async def test_exit_of_async_with_cancels_an_unfinished_run() -> None:
-    model = endless()
-    run, events = watched(Agent(model))
+    model = make_endless_model()
+    run, events = start_observed_run(Agent(model))
     async with run as entered:
         assert entered is run
         async for event in run:
@@ -194,7 +203,7 @@ async def test_exit_of_async_with_cancels_an_unfinished_run() -> None:
 
 
 async def test_exit_of_async_with_propagates_an_exception() -> None:
-    run, events = watched(Agent(endless()))
+    run, events = start_observed_run(Agent(make_endless_model()))
     with pytest.raises(ZeroDivisionError):
         async with run:
             raise ZeroDivisionError
@@ -202,7 +211,7 @@ async def test_exit_of_async_with_propagates_an_exception() -> None:
 
 
 async def test_exit_of_async_with_keeps_a_completed_run() -> None:
-    run, events = watched(Agent(ScriptedModel("Hi.")))
+    run, events = start_observed_run(Agent(ScriptedModel("Hi.")))
     async with run:
         assert (await run).output == "Hi."
     assert (await run).output == "Hi."
@@ -213,7 +222,7 @@ async def test_async_with_starts_the_run() -> None:
     run = Agent(ScriptedModel("Hi.")).run("Go.")
     async with run:
         assert run.started
-        await settled()
+        await run_ready_tasks()
     assert (await run).output == "Hi."
 
 
@@ -228,13 +237,13 @@ async def test_exit_of_async_with_inside_a_tool_of_the_run_does_not_hang() -> No
         await asyncio.Event().wait()
         return "never"
 
-    run, events = watched(Agent(ScriptedModel(call("leaves"), "ok"), tools=[leaves]))
+    run, events = start_observed_run(Agent(ScriptedModel(call("leaves"), "ok"), tools=[leaves]))
     holder.append(run)
     async with asyncio.timeout(2):
         with pytest.raises(RunCancelled):
             await run
     assert_ended(events, "canceled", "canceled")
-    await nothing_left()
+    await assert_no_tasks()
 
 
 async def test_aclose_in_a_task_of_a_tool_of_the_run_does_not_hang() -> None:
@@ -248,13 +257,13 @@ async def test_aclose_in_a_task_of_a_tool_of_the_run_does_not_hang() -> None:
         await asyncio.Event().wait()
         return "never"
 
-    run, events = watched(Agent(ScriptedModel(call("leaves"), "ok"), tools=[leaves]))
+    run, events = start_observed_run(Agent(ScriptedModel(call("leaves"), "ok"), tools=[leaves]))
     holder.append(run)
     async with asyncio.timeout(2):
         with pytest.raises(RunCancelled):
             await run
     assert_ended(events, "canceled", "canceled")
-    await nothing_left()
+    await assert_no_tasks()
 
 
 async def test_tool_that_awaits_its_own_run_fails() -> None:
@@ -266,7 +275,7 @@ async def test_tool_that_awaits_its_own_run_fails() -> None:
         return (await holder[0]).output
 
     model = ScriptedModel(call("waits"), "ok")
-    run, _ = watched(Agent(model, tools=[waits]))
+    run, _ = start_observed_run(Agent(model, tools=[waits]))
     holder.append(run)
     async with asyncio.timeout(2):
         assert (await run).output == "ok"
@@ -283,11 +292,11 @@ async def test_tool_can_run_another_agent() -> None:
             return (await run).output
 
     assert (await Agent(ScriptedModel(call("delegate"), "ok"), tools=[delegate]).run("Go.")).output == "ok"
-    await nothing_left()
+    await assert_no_tasks()
 
 
 async def test_cancel_of_a_run_cancels_the_run_that_its_tool_awaits() -> None:
-    inner_model = endless()
+    inner_model = make_endless_model()
     inner = Agent(inner_model)
 
     @tool
@@ -295,18 +304,18 @@ async def test_cancel_of_a_run_cancels_the_run_that_its_tool_awaits() -> None:
         """Ask another agent."""
         return (await inner.run("Inner.")).output
 
-    run, events = watched(Agent(ScriptedModel(call("delegate"), "ok"), tools=[delegate]))
+    run, events = start_observed_run(Agent(ScriptedModel(call("delegate"), "ok"), tools=[delegate]))
     async with run:
-        await until(lambda: inner_model.open)
+        await wait_until(lambda: inner_model.open)
     assert inner_model.open == 0
     assert_ended(events, "canceled", "canceled")
-    await nothing_left()
+    await assert_no_tasks()
 
 
 async def test_aclose_waits_for_the_end_and_can_be_repeated() -> None:
-    run, events = watched(Agent(endless()))
+    run, events = start_observed_run(Agent(make_endless_model()))
     recorder = Recorder(run.events)
-    await until(lambda: "content-delta" in kinds(events))
+    await wait_until(lambda: "content-delta" in kinds(events))
     await asyncio.gather(run.aclose(), run.aclose())
     assert recorder.completed
     await run.aclose()
@@ -321,20 +330,20 @@ async def test_aclose_of_an_unstarted_run_does_not_start_it() -> None:
     with pytest.raises(RunCancelled):
         await run
     assert model.requests == []
-    await nothing_left()
+    await assert_no_tasks()
 
 
 async def test_aclose_of_agent_cancels_its_runs() -> None:  # L123
     agent = Agent(ScriptedModel(*[frames("-a-", frame=0.001)] * 3))
-    entered_run, first = watched(agent)
+    entered_run, first = start_observed_run(agent)
     await entered_run.__aenter__()
-    run, second = watched(agent)
+    run, second = start_observed_run(agent)
     iterator = aiter(run.text())
     reader = asyncio.ensure_future(_read_remaining(iterator))
-    run, third = watched(agent)
+    run, third = start_observed_run(agent)
     run.text().subscribe(lambda _: None)
     del run
-    await until(lambda: all("content-delta" in kinds(events) for events in (first, second, third)))
+    await wait_until(lambda: all("content-delta" in kinds(events) for events in (first, second, third)))
     await agent.aclose()
     for events in (first, second, third):
         assert_ended(events, "canceled", "canceled")
@@ -342,7 +351,7 @@ async def test_aclose_of_agent_cancels_its_runs() -> None:  # L123
     await agent.aclose()
     with pytest.raises(RxloopError, match="closed"):
         agent.run("Later.")
-    await nothing_left()
+    await assert_no_tasks()
 
 
 async def _read_remaining(iterator: AsyncIterator[Any]) -> list[Any]:

@@ -33,21 +33,21 @@ from rxloop.testing import ScriptedModel, call, frames, turn, virtual_time
 from support.run_checks import (
     Recorder,
     assert_ended,
+    assert_no_tasks,
     assert_numbered,
-    durable,
-    events_of,
+    collect_events,
+    durable_events,
     kinds,
-    nothing_left,
-    places,
-    until,
+    positions,
+    wait_until,
 )
 from support.slow_log import SlowLog
-from support.sum_tools import add, broken, two_steps
+from support.sum_tools import add, broken, make_two_step_model
 
 
 async def test_events_have_sequence_numbers_and_ids_of_the_run() -> None:  # L1, L2
-    run = Agent(two_steps(), tools=[add]).run("Add.")
-    events = await events_of(run)
+    run = Agent(make_two_step_model(), tools=[add]).run("Add.")
+    events = await collect_events(run)
     assert_numbered(events)
     assert {event.task_id for event in events} == {run.task_id}
     assert {event.context_id for event in events} == {run.context_id}
@@ -60,14 +60,14 @@ async def test_existing_ids_of_an_emitted_event_are_kept() -> None:  # L2
         ctx.emit(CustomEvent(name="x", task_id="theirs", context_id="their context", timestamp=42))
         return ""
 
-    events = await events_of(Agent(ScriptedModel(call("foreign"), "ok"), tools=[foreign]).run("Go."))
+    events = await collect_events(Agent(ScriptedModel(call("foreign"), "ok"), tools=[foreign]).run("Go."))
     [event] = [event for event in events if isinstance(event, CustomEvent)]
     assert (event.task_id, event.context_id, event.timestamp) == ("theirs", "their context", 42)
     assert_numbered(events)
 
 
 async def test_run_starts_with_task_event_and_working_status() -> None:  # L3
-    task, status, *_ = await events_of(Agent(ScriptedModel("Hi."), name="greeter").run("Hello."))
+    task, status, *_ = await collect_events(Agent(ScriptedModel("Hi."), name="greeter").run("Hello."))
     assert isinstance(task, TaskEvent)
     assert (task.initiator, task.agent_name, task.model) == ("user", "greeter", "scripted")
     assert [message.text for message in task.messages] == ["Hello."]
@@ -78,7 +78,7 @@ async def test_run_starts_with_task_event_and_working_status() -> None:  # L3
 async def test_completed_run_has_one_final_event() -> None:  # L4
     model = ScriptedModel(turn("Hi.", usage=Usage(input_tokens=3, output_tokens=2)))
     run = Agent(model).run("Hello.")
-    final = assert_ended(await events_of(run), "completed")
+    final = assert_ended(await collect_events(run), "completed")
     assert (final.content, final.finish_reason) == ("Hi.", "stop")
     result = await run
     assert (result.output, result.finish_reason) == ("Hi.", "stop")
@@ -96,7 +96,7 @@ async def test_truncated_answer_completes_the_run(reason: str) -> None:
 
 
 async def test_order_of_events_in_a_run_with_tools() -> None:
-    assert kinds(durable(await events_of(Agent(two_steps(), tools=[add]).run("Add.")))) == [
+    assert kinds(durable_events(await collect_events(Agent(make_two_step_model(), tools=[add]).run("Add.")))) == [
         *("task", "status-update", "llm-call", "content-complete"),
         *("tool-start", "tool-complete", "tool-start", "tool-complete", "checkpoint"),
         *("llm-call", "content-complete", "checkpoint", "status-update"),
@@ -113,7 +113,7 @@ ENDS: list[tuple[str, dict[str, Any], str, str, str]] = [
 async def test_run_fails_and_raises_at_a_limit(reason: str, options: dict[str, Any]) -> None:  # L5
     model = ScriptedModel(turn(calls=[call("add", a=1, b=2)], usage=Usage(input_tokens=5)), "never")
     run = Agent(model, tools=[add], **options).run("Add.")
-    assert_ended(await events_of(run), "failed", reason)
+    assert_ended(await collect_events(run), "failed", reason)
     with pytest.raises(LimitReached) as caught:
         await run
     assert caught.value.code == caught.value.result.reason == reason
@@ -122,7 +122,7 @@ async def test_run_fails_and_raises_at_a_limit(reason: str, options: dict[str, A
 
 async def test_repeated_tool_failures_end_the_run() -> None:  # L5
     run = Agent(ScriptedModel(*[call("broken")] * 9), tools=[broken]).run("Go.")
-    assert_ended(await events_of(run), "failed", "tool_failures")
+    assert_ended(await collect_events(run), "failed", "tool_failures")
     with pytest.raises(LimitReached, match="3 iterations"):
         await run
 
@@ -188,7 +188,7 @@ def test_partial_answer_of_a_failing_provider_is_not_in_the_history() -> None:  
 
 async def test_pipeline_without_model_operator_fails_the_run() -> None:  # L5
     run = Agent(ScriptedModel("Hi."), loop=[op.run_tools()]).run("Go.")
-    assert_ended(await events_of(run), "failed", "error")
+    assert_ended(await collect_events(run), "failed", "error")
     with pytest.raises(RunError) as caught:
         await run
     assert caught.value.code == "pipeline"
@@ -200,11 +200,11 @@ async def test_operator_that_raises_when_applied_fails_the_run() -> None:  # L5
 
     for options in ({"loop": [broken_operator]}, {"strategy": lambda pipeline: broken_operator}):
         run = Agent(ScriptedModel("Hi."), **options).run("Go.")  # type: ignore[arg-type]
-        final = assert_ended(await events_of(run), "failed", "error")
+        final = assert_ended(await collect_events(run), "failed", "error")
         assert final.error is not None
         with pytest.raises(RunError, match="a bug"):
             await run
-    await nothing_left()
+    await assert_no_tasks()
 
 
 async def test_operator_that_raises_on_an_event_fails_the_run() -> None:  # L5
@@ -217,7 +217,7 @@ async def test_operator_that_raises_on_an_event_fails_the_run() -> None:  # L5
         return ops.map(explode)(source)
 
     run = Agent(ScriptedModel("Hi."), loop=[op.call_model(), view, op.run_tools()]).run("Go.")
-    assert_ended(await events_of(run), "failed", "error")
+    assert_ended(await collect_events(run), "failed", "error")
     with pytest.raises(RunError, match="a bug"):
         await run
 
@@ -227,14 +227,14 @@ async def test_instructions_that_raise_fail_the_run() -> None:  # L5
         raise ZeroDivisionError("a bug")
 
     run = Agent(ScriptedModel("Hi."), instructions=fail).run("Go.")
-    assert_ended(await events_of(run), "failed", "error")
+    assert_ended(await collect_events(run), "failed", "error")
     with pytest.raises(RunError, match="a bug"):
         await run
 
 
 async def test_invalid_output_fails_the_run() -> None:  # L5
     run = Agent(ScriptedModel(*["no number"] * 5), output_type=int, output_retries=1).run("Go.")
-    assert_ended(await events_of(run), "failed", "error")
+    assert_ended(await collect_events(run), "failed", "error")
     with pytest.raises(RunError) as caught:
         await run
     assert caught.value.code == "output"
@@ -249,7 +249,7 @@ async def test_pause_ends_the_attempt_with_its_questions() -> None:  # L5
 
     log = MemoryEventLog()
     run = Agent(ScriptedModel(call("asks"), "ok"), tools=[asks], log=log).run("Go.")
-    final = assert_ended(await events_of(run), "input-required", "input")
+    final = assert_ended(await collect_events(run), "input-required", "input")
     result = await run
     assert [pending.prompt for pending in result.pending] == ["Sure?"]
     assert result.pending == final.pending
@@ -283,7 +283,7 @@ async def test_each_awaiter_of_a_rejected_run_gets_its_own_exception() -> None:
         depths.append(len(traceback.extract_tb(info.value.__traceback__)))
     assert len({id(error) for error in caught}) == 4
     assert len(set(depths)) == 1
-    await nothing_left()
+    await assert_no_tasks()
 
 
 class FailingLog(MemoryEventLog):
@@ -302,7 +302,7 @@ class FailingLog(MemoryEventLog):
 @pytest.mark.parametrize("last_seq", range(13))
 async def test_failed_log_ends_the_attempt_but_not_the_run(last_seq: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_retry, "PATIENCE", 0)
-    run = Agent(two_steps(), tools=[add], log=FailingLog(last_seq)).run("Add.")
+    run = Agent(make_two_step_model(), tools=[add], log=FailingLog(last_seq)).run("Add.")
     recorder = Recorder(run.events)
     with pytest.raises(RunError, match="no space left") as caught:
         await run
@@ -314,7 +314,7 @@ async def test_failed_log_ends_the_attempt_but_not_the_run(last_seq: int, monkey
     assert "agent.resume" in final.error.message
     assert_numbered(recorder.events)
     assert recorder.completed
-    await nothing_left()
+    await assert_no_tasks()
 
 
 async def test_final_event_is_published_after_it_is_durable_and_is_the_last() -> None:
@@ -328,7 +328,7 @@ async def test_final_event_is_published_after_it_is_durable_and_is_the_last() ->
     agent = Agent(ScriptedModel("Hi."), instructions=keep_context, log=log, loop=[op.call_model(), op.run_tools()])
     run = agent.run("Go.")
     recorder = Recorder(run.events)
-    await until(lambda: log.waiting and len(recorder.events) > 4)
+    await wait_until(lambda: log.waiting and len(recorder.events) > 4)
     for _ in range(50):
         await asyncio.sleep(0)
     context[0].emit(CustomEvent(name="too late"))
@@ -337,14 +337,14 @@ async def test_final_event_is_published_after_it_is_durable_and_is_the_last() ->
     await run
     assert_ended(recorder.events, "completed")
     assert_numbered(recorder.events)
-    assert places(await log.read(run.task_id)) == places(durable(recorder.events))
+    assert positions(await log.read(run.task_id)) == positions(durable_events(recorder.events))
 
 
 async def test_log_holds_the_durable_events_of_the_stream() -> None:
     log = MemoryEventLog()
-    run = Agent(two_steps(), tools=[add], log=log).run("Add.")
-    events = await events_of(run)
-    assert list(await log.read(run.task_id)) == durable(events)
+    run = Agent(make_two_step_model(), tools=[add], log=log).run("Add.")
+    events = await collect_events(run)
+    assert list(await log.read(run.task_id)) == durable_events(events)
 
 
 async def test_event_emitted_after_the_end_is_dropped() -> None:
@@ -360,7 +360,7 @@ async def test_event_emitted_after_the_end_is_dropped() -> None:
     before = list(recorder.events)
     context[0].emit(CustomEvent(name="too late"))
     assert recorder.events == before
-    assert await events_of(run) == [event for event in before if event.durable]
+    assert await collect_events(run) == [event for event in before if event.durable]
 
 
 async def test_event_that_is_emitted_twice_is_published_twice() -> None:  # L1
@@ -373,6 +373,6 @@ async def test_event_that_is_emitted_twice_is_published_twice() -> None:  # L1
         ctx.emit(event)
         return ""
 
-    events = await events_of(Agent(ScriptedModel(call("emit_twice"), "ok"), tools=[emit_twice]).run("Go."))
+    events = await collect_events(Agent(ScriptedModel(call("emit_twice"), "ok"), tools=[emit_twice]).run("Go."))
     assert_numbered(events)
     assert len([event for event in events if isinstance(event, CustomEvent)]) == 2

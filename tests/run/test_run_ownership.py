@@ -11,17 +11,17 @@ import pytest
 from rxloop import Agent, MemoryEventLog, RunContext, op, tool
 from rxloop.protocol.events import Event
 from rxloop.testing import ScriptedModel, call, frames
-from support.cancellation import ended, endless, first_of, watched
+from support.cancellation import make_endless_model, read_until, start_observed_run, wait_until_canceled
 from support.run_checks import (
     Recorder,
     assert_ended,
-    events_of,
-    finals,
+    assert_no_tasks,
+    collect_events,
+    final_events,
     kinds,
-    nothing_left,
     other_tasks,
-    settled,
-    until,
+    run_ready_tasks,
+    wait_until,
 )
 
 
@@ -29,7 +29,7 @@ async def test_creation_of_a_run_and_its_streams_does_not_start_it() -> None:
     model = ScriptedModel("Hi.")
     run = Agent(model).run("Go.")
     readers = [run.events, run.pipe(op.text()), run.text(), aiter(run), run.sse()]
-    await settled()
+    await run_ready_tasks()
     del readers
     assert not run.started
     assert other_tasks() == set()
@@ -81,7 +81,7 @@ async def test_run_canceled_before_its_start_does_not_warn() -> None:
         warnings.simplefilter("error")
         del run
         gc.collect()
-    await nothing_left()
+    await assert_no_tasks()
 
 
 async def test_completed_run_does_not_warn() -> None:
@@ -108,62 +108,62 @@ async def test_partial_reading_does_not_cancel_a_run_with_a_live_handle() -> Non
 
 async def test_cancel_of_a_reader_does_not_cancel_a_run_with_a_live_handle() -> None:
     run = Agent(ScriptedModel(frames("-a-b-c-|", frame=0.001))).run("Go.")
-    reader = asyncio.ensure_future(events_of(run))
-    await until(lambda: run.started)
+    reader = asyncio.ensure_future(collect_events(run))
+    await wait_until(lambda: run.started)
     reader.cancel()
     await asyncio.wait([reader])
     assert (await run).output == "abc"
 
 
 async def test_abandoned_iterator_without_a_handle_cancels_the_run() -> None:
-    agent = Agent(endless())
+    agent = Agent(make_endless_model())
     holder: list[Any] = []
 
     async def read() -> None:
-        run, events = watched(agent)
+        run, events = start_observed_run(agent)
         holder.append(events)
         async for event in run:
             if event.kind == "content-delta":
                 break
 
     await read()
-    final = await ended(holder[0])
+    final = await wait_until_canceled(holder[0])
     assert "nobody holds the run" in final.error.message  # type: ignore[attr-defined]
 
 
 async def test_iterator_alone_keeps_the_run_alive() -> None:
     texts = [text async for text in Agent(ScriptedModel(frames("-a-b-c-|", frame=0.001))).run("Go.").text()]
     assert texts == ["a", "b", "c"]
-    await nothing_left()
+    await assert_no_tasks()
 
 
 async def test_subscription_alone_keeps_the_run_alive() -> None:
-    run, events = watched(Agent(ScriptedModel(frames("-a-b-c-|", frame=0.001))))
+    run, events = start_observed_run(Agent(ScriptedModel(frames("-a-b-c-|", frame=0.001))))
     texts: list[str] = []
     run.text().subscribe(texts.append)
     del run
     gc.collect()
-    await until(lambda: finals(events))
+    await wait_until(lambda: final_events(events))
     assert_ended(events, "completed")
     assert texts == ["a", "b", "c"]
 
 
 async def test_disposal_of_the_last_subscription_cancels_the_run() -> None:
-    run, events = watched(Agent(endless()))
+    run, events = start_observed_run(Agent(make_endless_model()))
     first = run.events.subscribe(lambda _: None)
     second = run.text().subscribe(lambda _: None)
     del run
-    await until(lambda: "content-delta" in kinds(events))
+    await wait_until(lambda: "content-delta" in kinds(events))
     first.dispose()
     gc.collect()
-    await settled()
-    assert not finals(events)
+    await run_ready_tasks()
+    assert not final_events(events)
     second.dispose()
-    await ended(events)
+    await wait_until_canceled(events)
 
 
 async def test_exception_in_the_last_subscriber_cancels_the_run(caplog: pytest.LogCaptureFixture) -> None:
-    run, events = watched(Agent(endless()))
+    run, events = start_observed_run(Agent(make_endless_model()))
 
     def fail_at_delta(event: Event) -> None:
         if event.kind == "content-delta":
@@ -171,36 +171,36 @@ async def test_exception_in_the_last_subscriber_cancels_the_run(caplog: pytest.L
 
     run.events.subscribe(fail_at_delta)
     del run
-    await ended(events)
+    await wait_until_canceled(events)
 
 
 async def test_stream_alone_keeps_the_run_alive() -> None:
-    run, events = watched(Agent(ScriptedModel(frames("-a-b-c-|", frame=0.001))))
+    run, events = start_observed_run(Agent(ScriptedModel(frames("-a-b-c-|", frame=0.001))))
     run.events.subscribe(lambda _: None).dispose()
     stream = run.text()
     del run
-    await until(lambda: finals(events))
+    await wait_until(lambda: final_events(events))
     assert_ended(events, "completed")
     assert [text async for text in stream] == ["abc"]
 
 
 async def test_dropping_an_unread_handle_cancels_the_run() -> None:
-    run, events = watched(Agent(endless()))
+    run, events = start_observed_run(Agent(make_endless_model()))
     await run.__aenter__()
-    await until(lambda: "content-delta" in kinds(events))
+    await wait_until(lambda: "content-delta" in kinds(events))
     del run
-    await ended(events)
+    await wait_until_canceled(events)
 
 
 async def test_dropping_an_sse_stream_cancels_the_run() -> None:
-    run, events = watched(Agent(endless()))
+    run, events = start_observed_run(Agent(make_endless_model()))
     stream = run.sse()
     del run
     await anext(stream)
-    await until(lambda: "content-delta" in kinds(events))
+    await wait_until(lambda: "content-delta" in kinds(events))
     await stream.aclose()  # type: ignore[attr-defined]
     del stream
-    await ended(events)
+    await wait_until_canceled(events)
 
 
 async def test_awaiting_task_keeps_the_run_alive() -> None:
@@ -228,15 +228,15 @@ async def test_tool_does_not_keep_its_run_alive() -> None:
         await asyncio.Event().wait()
         return ""
 
-    run, events = watched(Agent(ScriptedModel(call("waits"), "ok"), tools=[waits]))
+    run, events = start_observed_run(Agent(ScriptedModel(call("waits"), "ok"), tools=[waits]))
     iterator = aiter(run)
     del run
     async for event in iterator:
         if event.kind == "tool-start":
             break
-    await until(lambda: first_result)
+    await wait_until(lambda: first_result)
     del iterator
-    await ended(events)
+    await wait_until_canceled(events)
     assert "tool-complete" in kinds(events)
 
 
@@ -248,7 +248,7 @@ async def test_ended_run_is_freed() -> None:
         weakref.ref(part) for part in (run, run._attempt, run._attempt.recorder.hub, run._attempt.info.scope, run.hold)
     ]
     del run
-    await settled()
+    await run_ready_tasks()
     gc.collect()
     assert [ref() for ref in refs] == [None] * 5
 
@@ -272,7 +272,7 @@ async def test_attempt_is_freed_without_the_garbage_collector(log: MemoryEventLo
         model.requests.clear()
         attempt = weakref.ref(run._attempt)
         del run
-        await settled()
+        await run_ready_tasks()
         assert attempt() is None
     finally:
         gc.enable()
@@ -286,12 +286,12 @@ async def look(ctx: RunContext) -> str:
 
 
 async def test_abandoned_run_is_freed() -> None:
-    run, events = watched(Agent(endless()))
+    run, events = start_observed_run(Agent(make_endless_model()))
     refs = [
         weakref.ref(part) for part in (run, run._attempt, run._attempt.recorder.hub, run._attempt.info.scope, run.hold)
     ]
-    await first_of(run, "content-delta")
+    await read_until(run, "content-delta")
     del run
-    await ended(events)
+    await wait_until_canceled(events)
     gc.collect()
     assert [ref() for ref in refs] == [None] * 5

@@ -28,17 +28,17 @@ from rxloop.protocol.events import (
 from rxloop.protocol.messages import Usage
 from rxloop.protocol.settings import Limits
 from rxloop.testing import ScriptedModel, call, frames, turn, virtual_time
-from support.run_checks import Recorder, assert_ended, assert_numbered, durable, events_of, kinds, places
-from support.sum_tools import add, progressing, two_steps
+from support.run_checks import Recorder, assert_ended, assert_numbered, collect_events, durable_events, kinds, positions
+from support.sum_tools import add, make_two_step_model, progressing
 
 VARIABLE: ContextVar[str] = ContextVar("VARIABLE", default="nothing")
 
 
 async def test_readers_of_every_kind_share_one_run() -> None:  # L11
-    model = two_steps()
+    model = make_two_step_model()
     run = Agent(model, tools=[add]).run("Add.")
     first, second, result, last, text = await asyncio.gather(
-        events_of(run), events_of(run), run, _await(run.events), _join(run.text())
+        collect_events(run), collect_events(run), run, _await(run.events), _join(run.text())
     )
     assert first == second
     assert last == first[-1]
@@ -64,7 +64,7 @@ async def test_awaiting_a_view_starts_the_run_and_returns_its_last_item() -> Non
 async def test_exception_in_a_subscriber_is_logged_and_does_not_affect_others(
     after_end: bool, caplog: pytest.LogCaptureFixture
 ) -> None:  # L14
-    run = Agent(two_steps(), tools=[add]).run("Add.")
+    run = Agent(make_two_step_model(), tools=[add]).run("Add.")
 
     def fail(event: Event) -> None:
         raise ZeroDivisionError("a bug of the subscriber")
@@ -91,7 +91,7 @@ async def test_subscribers_see_one_order_when_a_subscriber_emits_events() -> Non
         if event.kind == "tool-start":
             context[0].emit(MessageAddedEvent(content="Be brief."))
 
-    model = two_steps()
+    model = make_two_step_model()
     run = Agent(model, tools=[add], instructions=keep_context).run("Add.")
     before = Recorder(run.events)
     run.events.subscribe(steer)
@@ -252,7 +252,7 @@ def test_slow_reader_gets_merged_deltas_by_default() -> None:  # L13
     items, live, _ = read_slowly("coalesce", 2)
     assert join_deltas(items) == join_deltas(live) == "abcdefgh"
     assert len(items) < len(live)
-    assert durable(items) == durable(live)
+    assert durable_events(items) == durable_events(live)
 
 
 def test_slow_reader_with_drop_oldest_gets_gaps_for_dropped_deltas() -> None:  # L13
@@ -260,8 +260,8 @@ def test_slow_reader_with_drop_oldest_gets_gaps_for_dropped_deltas() -> None:  #
     gaps = [item for item in items if isinstance(item, GapEvent)]
     assert len(items) - len(gaps) + sum(gap.count or 0 for gap in gaps) == len(live)
     assert gaps
-    assert durable(items) == durable(live)
-    assert places(items) == sorted(places(items))
+    assert durable_events(items) == durable_events(live)
+    assert positions(items) == sorted(positions(items))
     assert {item.task_id for item in items} == {live[0].task_id}
 
 

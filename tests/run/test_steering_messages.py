@@ -38,7 +38,7 @@ from rxloop.errors import InvalidEvent, RunOver
 from rxloop.run.steering import say
 from rxloop.state.fold import fold_all
 from rxloop.testing import ScriptedModel, call, frames, turn, virtual_time
-from support.runs import collect, first_events, letters, outcome, shape
+from support.runs import collect, copy_first_events, marble_letters, outcome, shape
 
 
 @tool
@@ -156,7 +156,7 @@ async def test_message_before_the_start_follows_the_prompt() -> None:
     run.send("And be brief.")
 
     assert not run.started
-    assert letters(await collect(run)).startswith("twm")
+    assert marble_letters(await collect(run)).startswith("twm")
     assert request_shapes(model) == [["user: Hello", "user: And be brief."]]
 
 
@@ -327,7 +327,7 @@ async def test_run_interrupted_after_any_event_keeps_its_messages() -> None:
     log, task_id, _ = await run_with_messages()
     events = await log.read(task_id)
     for seq in range(1, len(events)):
-        truncated_log = await first_events(log, task_id, seq)
+        truncated_log = await copy_first_events(log, task_id, seq)
         model = ScriptedModel("Blue.", "Green.", "Green.")
         result = await outcome(Agent(model, tools=[look], log=truncated_log).resume(task_id))
         texts = [event.content for event in events[:seq] if isinstance(event, MessageAddedEvent)]
@@ -344,7 +344,7 @@ async def test_request_repeated_after_a_crash_contains_the_messages() -> None:
         run.send("And be brief.")
     events = await log.read(run.task_id)
     texts = next(event.seq for event in events if isinstance(event, MessageAddedEvent))
-    truncated_log = await first_events(log, run.task_id, texts)
+    truncated_log = await copy_first_events(log, run.task_id, texts)
     model = ScriptedModel("Hi")
     await Agent(model, log=truncated_log).resume(run.task_id)
 

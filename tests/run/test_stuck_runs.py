@@ -31,16 +31,16 @@ from rxloop.providers import Retry, retrying
 from rxloop.strategies import StrategyRun, strategy
 from rxloop.stream import watchdog
 from rxloop.testing import ScriptedModel, virtual_time
-from support.failing_runs import failure, look, script, with_operator
-from support.faulty_components import fine
-from support.run_checks import settled
+from support.failing_runs import agent_with_operator, expect_failure, look, script
+from support.faulty_components import do_nothing
+from support.run_checks import run_ready_tasks
 
 
 def swallow_completion(source: Observable[Signal]) -> Observable[Signal]:
     """Drop the completion of the source."""
 
     def subscribe(observer: abc.ObserverBase[Signal], scheduler: abc.SchedulerBase | None = None) -> Any:
-        return source.subscribe(observer.on_next, observer.on_error, fine, scheduler=scheduler)
+        return source.subscribe(observer.on_next, observer.on_error, do_nothing, scheduler=scheduler)
 
     return Observable(subscribe)
 
@@ -62,7 +62,7 @@ STUCK_OPERATORS: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("name", STUCK_OPERATORS)
 @pytest.mark.parametrize("position", range(4))
 async def test_stuck_run_fails_immediately(name: str, position: int) -> None:
-    run_error = await failure(with_operator(STUCK_OPERATORS[name](), position))
+    run_error = await expect_failure(agent_with_operator(STUCK_OPERATORS[name](), position))
     assert run_error.code == "pipeline"
     assert "nothing is left" in str(run_error)
 
@@ -71,12 +71,12 @@ async def test_run_fails_when_iterations_share_a_publish_operator() -> None:
     for position in range(4):
         shared: Any = ops.ref_count()
         operator = op.compose(lambda source, shared=shared: source.pipe(ops.publish(), shared))
-        agent = with_operator(operator, position)
+        agent = agent_with_operator(operator, position)
         if position < 2:
             # Iterations do not overlap at this position.
             assert (await agent.run("Go.")).output == "Done."
         else:
-            assert "nothing is left" in str(await failure(agent))
+            assert "nothing is left" in str(await expect_failure(agent))
 
 
 async def test_stuck_operator_around_the_loop_fails_the_run() -> None:
@@ -85,12 +85,12 @@ async def test_stuck_operator_around_the_loop_fails_the_run() -> None:
         def wrap_loop(pipeline: Operator, name: str = name) -> Operator:
             return op.compose(op.iterate(pipeline), STUCK_OPERATORS[name]())
 
-        assert "nothing is left" in str(await failure(Agent(script(), tools=[look], strategy=wrap_loop)))
+        assert "nothing is left" in str(await expect_failure(Agent(script(), tools=[look], strategy=wrap_loop)))
 
 
 async def test_error_of_stuck_run_names_the_unanswered_request() -> None:
     hold: Any = ops.filter(lambda signal: not isinstance(signal, ToolRequest))
-    run_error = await failure(with_operator(op.compose(hold, ops.merge(rx.never())), 1))
+    run_error = await expect_failure(agent_with_operator(op.compose(hold, ops.merge(rx.never())), 1))
     assert "look" in str(run_error)
     assert "call_model" in str(run_error)
 
@@ -112,7 +112,7 @@ def test_run_is_not_stuck_while_a_task_timer_or_thread_is_pending() -> None:
 
     def thread() -> Any:
         def create(_: Any) -> Observable[Any]:
-            return rx.from_future(asyncio.get_running_loop().run_in_executor(None, fine))
+            return rx.from_future(asyncio.get_running_loop().run_in_executor(None, do_nothing))
 
         return ops.merge(rx.defer(create).pipe(ops.ignore_elements()))
 
@@ -120,7 +120,7 @@ def test_run_is_not_stuck_while_a_task_timer_or_thread_is_pending() -> None:
         with virtual_time() as time:
 
             async def main(make: Any = make) -> str:
-                return (await with_operator(make(), 2).run("Go.")).output
+                return (await agent_with_operator(make(), 2).run("Go.")).output
 
             assert time.run(main()) == "Done."
 
@@ -168,7 +168,7 @@ async def test_run_is_not_stuck_while_a_thread_of_its_model_works() -> None:
     release = threading.Event()
     run = Agent(ThreadedModel()).run("Go.")
     result_task = asyncio.create_task(run.result())
-    await settled(50)
+    await run_ready_tasks(50)
     assert not result_task.done()
     release.set()
     assert (await result_task).output == "Hi."
@@ -190,7 +190,7 @@ async def test_thread_that_a_run_waits_for_is_named_in_a_warning(monkeypatch: py
     handler = ForwardingHandler(logging.WARNING)
     logging.getLogger("rxloop").addHandler(handler)
     try:
-        run = with_operator(ops.flat_map(wait_in_thread), 0).run("Go.")
+        run = agent_with_operator(ops.flat_map(wait_in_thread), 0).run("Go.")
         async with run:
             assert f"Only the thread 'for ever' can advance run {run.task_id}" in await message
     finally:
@@ -202,8 +202,8 @@ async def test_thread_that_a_run_waits_for_is_named_in_a_warning(monkeypatch: py
 async def test_run_is_not_stuck_while_it_waits_for_an_external_future(wrap: Any) -> None:
     future = asyncio.get_running_loop().create_future()
     operator: Any = ops.merge(rx.defer(lambda _: rx.from_future(wrap(future))).pipe(ops.ignore_elements()))
-    result_task = [asyncio.create_task(with_operator(operator, 2).run("Go.").result()) for _ in "ab"]
-    await settled(50)
+    result_task = [asyncio.create_task(agent_with_operator(operator, 2).run("Go.").result()) for _ in "ab"]
+    await run_ready_tasks(50)
     assert not any(task.done() for task in result_task)
     future.set_result(None)
     assert [(await task).output for task in result_task] == ["Done.", "Done."]
@@ -219,12 +219,12 @@ async def test_run_is_not_stuck_while_done_callbacks_are_pending() -> None:
         result_task.add_done_callback(ignore)
         return rx.from_future(result_task).pipe(ops.map(lambda _: signal))
 
-    run_error = await failure(with_operator(ops.flat_map(run_inner_first), 0))
+    run_error = await expect_failure(agent_with_operator(ops.flat_map(run_inner_first), 0))
     assert "the script has 1 turn" in str(run_error)
 
 
 async def test_stuck_run_fails_although_a_view_has_a_timer() -> None:
-    agent = with_operator(STUCK_OPERATORS["never"](), 2)
+    agent = agent_with_operator(STUCK_OPERATORS["never"](), 2)
     run = agent.run("Go.")
     run.events.pipe(op.stats(3600)).subscribe(ignore)
     with pytest.raises(RunError, match="nothing is left"):
@@ -243,5 +243,5 @@ async def test_strategy_with_unanswered_requests_fails() -> None:
 
     for name in ("never", "swallowed"):
         loop = [*op.standard(), STUCK_OPERATORS[name]()]
-        run_error = await failure(Agent(ScriptedModel("1", "2", "3"), strategy=ask_twice, loop=loop))
+        run_error = await expect_failure(Agent(ScriptedModel("1", "2", "3"), strategy=ask_twice, loop=loop))
         assert "nothing is left" in str(run_error)

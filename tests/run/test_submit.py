@@ -12,7 +12,7 @@ from rxloop.agents import derive_id
 from rxloop.errors import ConfigurationError, RunExists
 from rxloop.testing import ScriptedModel
 from support.processes.machines import Machines
-from support.run_checks import kinds, nothing_left
+from support.run_checks import assert_no_tasks, kinds
 
 
 async def test_submit_records_the_run_without_starting_it(machines: Machines) -> None:
@@ -24,8 +24,8 @@ async def test_submit_records_the_run_without_starting_it(machines: Machines) ->
     [task] = await a.log.read(record.task_id)
     assert (task.kind, task.metadata) == ("task", {"order": 7})
     assert getattr(task, "owner", None) == "ann"
-    assert a.log.shared.turns == {}
-    await nothing_left()
+    assert a.log.shared.leases == {}
+    await assert_no_tasks()
 
 
 async def test_execute_is_the_first_attempt_of_a_submitted_run(machines: Machines) -> None:

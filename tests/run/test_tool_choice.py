@@ -23,7 +23,7 @@ from rxloop import (
 from rxloop.errors import ContextLengthExceeded
 from rxloop.strategies import StrategyRun, strategy
 from rxloop.testing import ScriptedModel, call
-from support.runs import first_events
+from support.runs import copy_first_events
 
 FORCED = ["required", "look"]
 
@@ -105,7 +105,7 @@ async def test_resumed_run_forces_a_first_request_that_was_not_answered() -> Non
     events = await log.read(run.task_id)
     request_seq = next(event.seq for event in events if event.kind == "llm-call")
     model = ScriptedModel(call("look"), "Done")
-    crashed = await first_events(log, run.task_id, request_seq)
+    crashed = await copy_first_events(log, run.task_id, request_seq)
     await Agent(model, tools=[look], log=crashed, settings=settings).resume(run.task_id)
 
     assert choices(model) == ["look", "auto"]

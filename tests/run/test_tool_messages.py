@@ -9,8 +9,8 @@ import pytest
 
 from rxloop import Agent, MemoryEventLog, Message, ToolCompleteEvent, ToolResult, op, tool
 from rxloop.testing import ScriptedModel, call
-from support.bank import crashed
-from support.runs import collect, shape, well_formed
+from support.bank import log_after_crash
+from support.runs import collect, is_well_formed, shape
 
 
 @tool
@@ -30,7 +30,7 @@ async def test_tool_messages_follow_the_results_of_the_batch_and_are_private() -
         *["tool: learnt"] * 2,
         *["system: SECRET a", "system: Be brief.", "system: SECRET b", "system: Be brief."],
     ]
-    assert well_formed(result.messages)
+    assert is_well_formed(result.messages)
     assert shape(model.requests[1].messages) == shape(result.messages)[:-1]
     assert len({message.message_id for message in result.messages}) == len(result.messages)
     assert all(b"SECRET" not in event.to_json(public=True) for event in events if event.public)
@@ -50,7 +50,7 @@ async def test_endless_tool_messages_fail_the_call(message: str) -> None:  # L11
 async def test_tool_messages_are_not_duplicated_after_a_crash() -> None:  # L118
     log = MemoryEventLog()
     first = await Agent(ScriptedModel(call("learn", what="a"), "Done."), tools=[learn], log=log).run("Go")
-    log = await crashed(log, first.task_id, ToolCompleteEvent)
+    log = await log_after_crash(log, first.task_id, ToolCompleteEvent)
     result = await Agent(ScriptedModel("Done."), tools=[learn], log=log).resume(first.task_id)
     assert shape(result.messages) == shape(first.messages)
     assert [message.message_id for message in result.messages] == [message.message_id for message in first.messages]

@@ -25,11 +25,11 @@ from rxloop.protocol.messages import ToolCall
 from rxloop.providers import openai_chat
 from rxloop.stream.sources import emit
 from rxloop.testing import ScriptedModel, call, turn
-from support.http_server import Reply, delta, serving, sse
-from support.runs import collect, first_events, letters, outcome, repeated, shape, well_formed
+from support.http_server import Reply, delta, sse, start_server
+from support.runs import collect, copy_first_events, is_well_formed, marble_letters, outcome, repeat_turn, shape
 from support.vendors.claude import start
 from support.vendors.claude import text as words
-from support.vendors.vendor_answers import APIS, FILTER, NORMAL, Said, reply
+from support.vendors.vendor_answers import APIS, FILTER, NORMAL, ModelAnswer, reply
 from support.vendors.vendor_answers import model as model_of
 
 
@@ -79,14 +79,14 @@ async def test_invalid_answer_is_sent_back_with_the_invalid_field() -> None:
     events = await collect(run)
 
     assert (await run).output.name == "Oslo"
-    assert letters(events) == "twlckmlckmlckF"
+    assert marble_letters(events) == "twlckmlckmlckF"
     assert "population: " in model.requests[1].messages[-1].text
     assert "JSON" in model.requests[2].messages[-1].text
 
 
 @pytest.mark.parametrize("retries", [0, 1, 2])
 async def test_run_fails_after_the_output_retries(retries: int) -> None:
-    model = ScriptedModel(*repeated("No idea.", 9))
+    model = ScriptedModel(*repeat_turn("No idea.", 9))
 
     with pytest.raises(RunError, match=f"after {retries} retries") as caught:
         await Agent(model, output_type=City, output_retries=retries).run("?")
@@ -158,7 +158,7 @@ async def test_answer_is_the_call_of_the_output_tool() -> None:
     assert result.output == City(name="Oslo", population=717710)
     assert result.content == '{"name":"Oslo","population":717710}'
     assert (result.state, result.finish_reason) == ("completed", "tool_calls")
-    assert letters(events) == "twlcsxkF"
+    assert marble_letters(events) == "twlcsxkF"
     assert shape(result.messages)[1:] == ["assistant: final_answer", f"tool: {result.content}"]
     request = model.requests[0]
     (definition,) = [item for item in request.tools if item.name == "final_answer"]
@@ -195,7 +195,7 @@ async def test_invalid_output_call_is_answered_with_the_invalid_field() -> None:
 @pytest.mark.parametrize("retries", [0, 1, 2])
 @pytest.mark.parametrize("invalid_answer", [call_final_answer(name="Oslo"), "No idea."])
 async def test_run_fails_after_the_output_retries_of_the_output_tool(retries: int, invalid_answer: Any) -> None:
-    model = ScriptedModel(*repeated(invalid_answer, 9))
+    model = ScriptedModel(*repeat_turn(invalid_answer, 9))
     with pytest.raises(RunError, match=f"after {retries} retries: .+") as caught:
         await Agent(model, output_type=City, output_mode="tool", output_retries=retries).run("?")
 
@@ -234,7 +234,7 @@ async def test_other_calls_of_the_message_with_the_answer_are_executed() -> None
 
     assert result.output.name == "Oslo"
     assert notes == ["x"]
-    assert well_formed(result.messages)
+    assert is_well_formed(result.messages)
     assert len(model.requests) == 1
 
 
@@ -287,7 +287,7 @@ async def test_typed_run_interrupted_after_any_event_completes(mode: Any, count:
     run = agent(ScriptedModel(*turns()), log).run("?")
     await run
     events = await log.read(run.task_id)
-    truncated_log = await first_events(log, run.task_id, count)
+    truncated_log = await copy_first_events(log, run.task_id, count)
     answered = sum(isinstance(event, ContentCompleteEvent) for event in events[:count])
     model = ScriptedModel(*turns()[answered:])
     resumed = agent(model, truncated_log).resume(run.task_id)
@@ -334,7 +334,7 @@ async def test_response_format_depends_on_mode_and_endpoint(
 ) -> None:
     tool_call = {"tool_calls": [{"id": "a", "function": {"name": "final_answer", "arguments": OSLO}}]}
     reply = Reply(sse(delta("stop", **(tool_call if mode == "tool" else {"content": OSLO}))))
-    async with serving() as server:
+    async with start_server() as server:
         server.answer(reply)
         model = openai_chat("m", preset=preset, base_url=server.base_url, api_key="k")
         agent = Agent(model, output_type=City, output_mode=mode, thoughts=thoughts)
@@ -355,8 +355,8 @@ REFUSED = "I cannot help with that."
 @pytest.mark.parametrize(("api", "stream"), APIS)
 async def test_refusal_ends_the_run_after_one_request(api: str, stream: bool, mode: Any) -> None:  # P2
     finish = FILTER[api] if api in ("messages", "gemini") else NORMAL[api]
-    async with serving() as server:
-        server.answer(reply(api, Said(refusal=REFUSED, finish=finish), stream=stream))
+    async with start_server() as server:
+        server.answer(reply(api, ModelAnswer(refusal=REFUSED, finish=finish), stream=stream))
         provider = model_of(api, server, stream=stream)
         with pytest.raises(RunError) as caught:
             await Agent(provider, output_type=City, output_mode=mode).run("?")
@@ -374,8 +374,8 @@ async def test_refusal_ends_the_run_after_one_request(api: str, stream: bool, mo
 @pytest.mark.parametrize(("api", "stream"), APIS)
 async def test_refusal_without_output_type_is_a_readable_answer(api: str, stream: bool) -> None:  # P2
     finish = FILTER[api] if api in ("messages", "gemini") else NORMAL[api]
-    async with serving() as server:
-        server.answer(reply(api, Said(refusal=REFUSED, finish=finish), stream=stream))
+    async with start_server() as server:
+        server.answer(reply(api, ModelAnswer(refusal=REFUSED, finish=finish), stream=stream))
         provider = model_of(api, server, stream=stream)
         result = await Agent(provider).run("?")
         await provider.aclose()
@@ -390,7 +390,7 @@ async def test_refusal_without_output_type_is_a_readable_answer(api: str, stream
 async def test_incomplete_typed_answer_is_reported_as_such(finish: str, code: str, output_type: Any) -> None:  # P2
     # Truncated numbers are still valid text, for example 12 instead of 123.
     text = {int: "12", list[int]: "[1]"}.get(output_type, OSLO)
-    model = ScriptedModel(*repeated(turn(text, finish_reason=finish), 5))
+    model = ScriptedModel(*repeat_turn(turn(text, finish_reason=finish), 5))
     with pytest.raises(RunError) as caught:
         await Agent(model, output_type=output_type).run("?", settings=ModelSettings(max_tokens=9))
 
@@ -403,7 +403,7 @@ async def test_incomplete_typed_answer_is_reported_as_such(finish: str, code: st
 
 
 async def test_blocked_prompt_ends_a_run_with_output_type_after_one_request() -> None:  # P2
-    async with serving() as server:
+    async with start_server() as server:
         server.answer(Reply(sse({"promptFeedback": {"blockReason": "PROHIBITED_CONTENT"}}, done=False)))
         provider = model_of("gemini", server, stream=True)
         with pytest.raises(RunError, match="PROHIBITED_CONTENT") as caught:
@@ -439,7 +439,7 @@ async def test_explanation_of_a_refusal_by_claude_is_the_text_of_the_answer(
     end = {"stop_reason": "refusal", "stop_details": details}
     events += [{"type": "message_delta", "delta": end, "usage": {}}, {"type": "message_stop"}]
     complete_reply = Reply([orjson.dumps({**message, "stop_details": details})], content_type="application/json")
-    async with serving() as server:
+    async with start_server() as server:
         server.answer(Reply(sse(*events, done=False)) if stream else complete_reply)
         provider = model_of("messages", server, stream=stream)
         run = Agent(provider, output_type=output_type).run("?")

@@ -11,7 +11,7 @@ import pytest
 from rxloop import Agent, ToolStartEvent, tool
 from rxloop.testing import ScriptedModel, call, virtual_time
 from support.processes.machines import Machine, two_machines
-from support.run_checks import finals, nothing_left
+from support.run_checks import assert_no_tasks, final_events
 
 COPIES = 3
 RUNS = 6
@@ -106,14 +106,14 @@ def test_each_run_is_executed_once_by_unreliable_queue(seed: int) -> None:
 
             for record in records:
                 events = await workers[0].log.read(record.task_id)
-                assert [event.state for event in finals(events)] == ["completed"]
+                assert [event.state for event in final_events(events)] == ["completed"]
                 assert [event.seq for event in events] == list(range(1, len(events) + 1))
                 assert len([event for event in events if isinstance(event, ToolStartEvent)]) == 2
-            await nothing_left()
+            await assert_no_tasks()
 
         time.run(main())
     # Every job arrived at least three times.
     assert len(paid) == len(set(paid)) == 2 * RUNS
     assert queue.delivered >= COPIES * RUNS
     assert set(queue.acknowledged.values()) != {1}
-    assert workers[0].log.shared.turns == {}
+    assert workers[0].log.shared.leases == {}

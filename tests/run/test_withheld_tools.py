@@ -25,7 +25,7 @@ from rxloop import (
 from rxloop.pipeline.requests import ModelRequest, Operator, Signal, ToolRequest
 from rxloop.strategies import StrategyRun, strategy
 from rxloop.testing import ScriptedModel, call, virtual_time
-from support.runs import collect, first_events
+from support.runs import collect, copy_first_events
 
 NAMES = ["a", "b", "c", "d"]
 
@@ -329,7 +329,7 @@ def test_withheld_tools_are_never_executed_after_random_crashes(
         await run
         for position in positions:
             total = len(await log.read(run.task_id))
-            log = await first_events(log, run.task_id, max(2, min(int(position * total), total - 1)))
+            log = await copy_first_events(log, run.task_id, max(2, min(int(position * total), total - 1)))
             await agent(log).resume(run.task_id)
         violations = [(step, name) for step, name in effects if name in withheld[int(step) - 1]]
         assert not violations

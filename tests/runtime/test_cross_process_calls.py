@@ -13,20 +13,20 @@ from rxloop.errors import InvalidInput, NotAsked
 from rxloop.protocol.events import InputReceivedEvent
 from rxloop.runtime import PostgresQueue
 from support.workers import scripted_agents
-from support.workers.cluster import BY_HAND, LEASE, cluster, finals
+from support.workers.cluster import LEASE, SLOW_CHAOS, final_states, start_cluster
 
 pytestmark = [pytest.mark.service("postgres"), pytest.mark.timeout(180)]
 
 
 async def test_run_can_be_canceled_in_any_state(dsn: str) -> None:
-    async with cluster(dsn) as processes:
+    async with start_cluster(dsn) as processes:
         waiting = await processes.start("ask")
         running = await processes.start("wait 30")
         orphaned = await processes.start("wait 30")
         queued = await processes.start("look", context_id=running.context_id)
-        await processes.state(waiting, "input-required")
-        await processes.until(running.task_id, "tool-start")
-        await processes.until(orphaned.task_id, "tool-start")
+        await processes.wait_for_state(waiting, "input-required")
+        await processes.wait_for_event(running.task_id, "tool-start")
+        await processes.wait_for_event(orphaned.task_id, "tool-start")
         starting = await processes.start("wait 30")
         await asyncio.gather(*(processes.web.cancel(r.task_id) for r in (waiting, running, starting, queued)))
         (await processes.owner(orphaned.task_id)).send(signal.SIGKILL)
@@ -34,15 +34,15 @@ async def test_run_can_be_canceled_in_any_state(dsn: str) -> None:
         for record in (waiting, running, orphaned, starting, queued):
             events = await processes.log.read(record.task_id)
             assert (await processes.web.get_record(record.task_id)).state == "canceled"
-            assert finals(events).count("canceled") == 1
+            assert final_states(events).count("canceled") == 1
             assert len([event for event in events if event.kind == "llm-call"]) <= 1
 
 
 async def test_repeated_answer_is_applied_once_after_all_workers_died(dsn: str) -> None:
-    async with cluster(dsn) as processes:
+    async with start_cluster(dsn) as processes:
         record = await processes.start("ask; look")
-        question: Any = await processes.until(record.task_id, "input-required")
-        await processes.state(record, "input-required")
+        question: Any = await processes.wait_for_event(record.task_id, "input-required")
+        await processes.wait_for_state(record, "input-required")
         await asyncio.gather(*(worker.kill() for worker in processes.chaos.workers))
         with pytest.raises(InvalidInput):
             await processes.web.answer(record.task_id, {question.input_id: "many"})
@@ -53,14 +53,14 @@ async def test_repeated_answer_is_applied_once_after_all_workers_died(dsn: str) 
         with pytest.raises(InvalidInput):
             await processes.web.answer(record.task_id, {question.input_id: 5})
         await processes.chaos.workers[0].start()
-        assert (await processes.over(record)).state == "completed"
+        assert (await processes.wait_for_end(record)).state == "completed"
         events = await processes.log.read(record.task_id)
         assert [event.value for event in events if isinstance(event, InputReceivedEvent)] == [4]
 
 
-@BY_HAND
+@SLOW_CHAOS
 async def test_follower_continues_on_another_replica_during_a_takeover(dsn: str) -> None:
-    async with cluster(dsn) as processes:
+    async with start_cluster(dsn) as processes:
         record = await processes.start("wait 1; look; wait 2; look; wait 1")
         received: list[Event] = []
         other = PostgresEventLog(dsn, lease=LEASE)

@@ -12,7 +12,7 @@ from rxloop import (
     tool,
 )
 from rxloop.testing import call, virtual_time
-from support.run_checks import nothing_left
+from support.run_checks import assert_no_tasks
 from support.slow_agent import agent, work
 
 
@@ -70,7 +70,7 @@ def test_drain_interrupts_a_call_at_its_deadline(log: MemoryEventLog) -> None:
             await asyncio.sleep(1)
             await runtime.drain(10)
             assert time.now == pytest.approx(11, abs=0.5)
-        await nothing_left()
+        await assert_no_tasks()
 
     with virtual_time() as time:
         time.run(main())
@@ -90,7 +90,7 @@ def test_canceled_drain_releases_the_runs(log: MemoryEventLog) -> None:
         server.cancel()
         await asyncio.wait([server])
         assert server.cancelled()
-        await nothing_left()
+        await assert_no_tasks()
         assert [record.state for record in await log.list_runs()] == ["working"]
 
     with virtual_time() as time:

@@ -12,10 +12,10 @@ from rxloop import RunRecord
 from rxloop.errors import LogUnreachable
 from support.postgres.server import PostgresServer
 from support.processes.disks import small_disk
-from support.workers.cluster import BY_HAND, Cluster, cluster
+from support.workers.cluster import SLOW_CHAOS, Cluster, start_cluster
 
 pytestmark = [
-    BY_HAND,
+    SLOW_CHAOS,
     pytest.mark.service("postgres"),
     pytest.mark.service("small-disks"),
     pytest.mark.timeout(400),
@@ -31,10 +31,10 @@ async def test_runs_survive_a_full_disk_and_complete_once_it_has_space(disk: str
         data, wal = (large, small) if disk == "wal" else (small, large)
         server = PostgresServer(data=data.folder, wal=None if disk == "both" else wal.folder)
         with server:
-            async with cluster(server.dsn, agent="sturdy") as processes:
+            async with start_cluster(server.dsn, agent="durable_agent") as processes:
                 go_file = processes.folder / "go"
                 records = await processes.start_all(f"pay; hold {go_file}; pay; look; pay", RUNS)
-                await asyncio.gather(*(processes.until(record.task_id, "checkpoint") for record in records))
+                await asyncio.gather(*(processes.wait_for_event(record.task_id, "checkpoint") for record in records))
                 small.fill()
                 if disk != "data":
                     await asyncio.to_thread(fill_write_ahead_log, server.dsn)
@@ -43,8 +43,8 @@ async def test_runs_survive_a_full_disk_and_complete_once_it_has_space(disk: str
                 small.free()
                 # PostgreSQL stops without space for its write-ahead log.
                 await asyncio.to_thread(server.start)
-                done = await processes.all_over(records)
-                await processes.judge(records)
+                done = await processes.wait_for_all(records)
+                await processes.check(records)
     assert {record.state for record in done} == {"completed"}
     if disk == "data":
         assert "the disk of the server is full: make room" in str(refusal)

@@ -9,7 +9,7 @@ from typing import Any
 from rxloop import Agent, EventLog, MemoryEventLog, ModelRequest, Runtime
 from rxloop.providers.script import Turn
 from rxloop.testing import ScriptedModel
-from support.run_checks import until
+from support.run_checks import wait_until
 
 _IGNORED = {"append_now", "store_folds"}
 """Optional calls without effect."""
@@ -44,7 +44,7 @@ async def test_run_reads_its_log_once_before_the_first_model_call() -> None:
         async def run(**options: Any) -> tuple[list[str], list[str]]:
             calls.clear()
             record = await runtime.start("a", "Hi", **options)
-            await until(lambda: not runtime.drives(record.task_id))
+            await wait_until(lambda: not runtime.drives(record.task_id))
             model = calls.index("MODEL")
             return calls[:model], calls[model + 1 :]
 

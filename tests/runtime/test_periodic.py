@@ -15,7 +15,7 @@ from rxloop.errors import ConfigurationError, QueueFull
 from rxloop.runtime import Periodic
 from rxloop.runtime import worker as module
 from rxloop.testing import ScriptedModel, virtual_time
-from support.queues import Bare
+from support.queues import MemoryQueue
 
 HOUR = 3600.0
 
@@ -36,7 +36,7 @@ class WallClock:
         self._at += seconds
 
 
-class StartTimeQueue(Bare):
+class StartTimeQueue(MemoryQueue):
     """Queue that records when each run was enqueued."""
 
     def __init__(self, wall: WallClock) -> None:

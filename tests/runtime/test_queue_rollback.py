@@ -9,8 +9,8 @@ import psycopg
 import pytest
 
 from rxloop.runtime import postgres_queue as module
-from support.postgres.logs import asked
-from support.postgres.queues import Answers, opened, serving
+from support.postgres.logs import query_rows
+from support.postgres.queues import JobRecorder, open_queue, serve_queue
 from support.postgres.server import PostgresServer, database
 
 pytestmark = pytest.mark.service("postgres")
@@ -41,12 +41,12 @@ async def test_end_of_a_lost_job_does_not_remove_a_job_with_the_same_id(dsn: str
         else:
             later_executed.set()
 
-    async with opened(dsn) as queue, serving(queue, execute):
+    async with open_queue(dsn) as queue, serve_queue(queue, execute):
         await queue.enqueue("lost")
         await started.wait()
         roll_back(dsn, "procrastinate_jobs")
         await queue.enqueue("later")
-        assert await asked(dsn, "SELECT id FROM procrastinate_jobs") == [(1,)]
+        assert await query_rows(dsn, "SELECT id FROM procrastinate_jobs") == [(1,)]
         released.set()
         async with asyncio.timeout(20):
             await later_executed.wait()
@@ -56,16 +56,16 @@ async def test_end_of_a_lost_job_does_not_remove_a_job_with_the_same_id(dsn: str
 async def test_new_worker_does_not_get_the_id_of_a_lost_worker(dsn: str) -> None:
     async def read_worker_id() -> int:
         async with asyncio.timeout(20):
-            while not (rows := await asked(dsn, "SELECT id FROM procrastinate_workers")):  # noqa: ASYNC110
+            while not (rows := await query_rows(dsn, "SELECT id FROM procrastinate_workers")):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         return rows[0][0]
 
-    async with opened(dsn) as queue, opened(dsn) as other:
+    async with open_queue(dsn) as queue, open_queue(dsn) as other:
         await queue.waiting()  # creates the tables
-        async with serving(queue, Answers(1)):
+        async with serve_queue(queue, JobRecorder(1)):
             lost_id = await read_worker_id()
             roll_back(dsn, "procrastinate_workers")
-            async with serving(other, Answers(1)):
+            async with serve_queue(other, JobRecorder(1)):
                 assert await read_worker_id() != lost_id
 
 
@@ -74,8 +74,8 @@ async def test_worker_canceled_while_the_server_is_down_ends_as_canceled(
 ) -> None:
     monkeypatch.setattr(module, "_ANSWERS_IN", 0.5)
     with PostgresServer() as server:
-        async with opened(server.dsn) as queue:
-            answers = Answers(1)
+        async with open_queue(server.dsn) as queue:
+            answers = JobRecorder(1)
             async with asyncio.timeout(60):
                 worker = asyncio.create_task(queue.serve(answers, concurrency=1))
                 await queue.enqueue("a")

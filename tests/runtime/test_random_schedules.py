@@ -21,7 +21,7 @@ from rxloop.errors import ConflictError, InvalidInput, RunOver
 from rxloop.protocol.events import WAITING
 from rxloop.providers.script import Turn
 from rxloop.testing import ScriptedModel, call
-from support.dropped_questions import logs
+from support.dropped_questions import shared_logs
 
 CONVERSATIONS = 8
 """Conversations of one scenario."""
@@ -104,7 +104,7 @@ class Scenario:
 async def test_runs_start_in_order_and_become_idle_with_random_actions(
     kind: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    async with logs(kind, tmp_path, request) as make:
+    async with shared_logs(kind, tmp_path, request) as make:
         stores = [make() for _ in range(4)]
         for seed in range(FIRST, FIRST + SCENARIOS):
             await run_scenario(seed, stores)

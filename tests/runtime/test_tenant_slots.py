@@ -15,7 +15,7 @@ from procrastinate.exceptions import ConnectorException
 from procrastinate.jobs import Status
 
 from rxloop.runtime import postgres_queue as module
-from support.postgres.queues import Answers, opened, serving
+from support.postgres.queues import JobRecorder, open_queue, serve_queue
 from support.postgres.server import database
 
 pytestmark = pytest.mark.service("postgres")
@@ -49,13 +49,13 @@ class ConcurrencyCounter:
 
 async def test_delayed_job_does_not_occupy_a_tenant_slot(dsn: str) -> None:
     counter = ConcurrencyCounter(12)
-    async with opened(dsn, tenant_limit=2) as queue:
+    async with open_queue(dsn, tenant_limit=2) as queue:
         await queue.enqueue("a-later", tenant="a", at=datetime.now(UTC) + timedelta(seconds=1))
         for number in range(6):
             await queue.enqueue(f"a{number}", tenant="a")
         for number in range(5):
             await queue.enqueue(f"b{number}", tenant="b")
-        async with serving(queue, counter, concurrency=10):
+        async with serve_queue(queue, counter, concurrency=10):
             await counter.all.wait()
     assert counter.peaks == {"a": 2, "b": 2}
 
@@ -70,12 +70,12 @@ async def test_tenant_with_many_runs_does_not_delay_another_tenant(dsn: str) -> 
             few_done.set()
         await asyncio.sleep(0.1)
 
-    async with opened(dsn, tenant_limit=4) as queue:
+    async with open_queue(dsn, tenant_limit=4) as queue:
         for number in range(100):
             await queue.enqueue(f"many{number}", tenant="many")
         for number in range(8):
             await queue.enqueue(f"few{number}", tenant="few")
-        async with serving(queue, execute, concurrency=16):
+        async with serve_queue(queue, execute, concurrency=16):
             await few_done.wait()
     # Each tenant has four slots, regardless of queue order.
     assert started["man"] < 50
@@ -84,28 +84,28 @@ async def test_tenant_with_many_runs_does_not_delay_another_tenant(dsn: str) -> 
 async def test_tenant_limit_applies_across_workers_and_versions(dsn: str) -> None:
     counter = ConcurrencyCounter(40)
     async with AsyncExitStack() as stack:
-        queues = [await stack.enter_async_context(opened(dsn, tenant_limit=3)) for _ in range(3)]
+        queues = [await stack.enter_async_context(open_queue(dsn, tenant_limit=3)) for _ in range(3)]
         for number in range(40):
             await queues[0].enqueue(f"a{number}", tenant="a", version=[None, "7", "8"][number % 3])
         for queue, version in zip(queues, ("7", "7", "8"), strict=True):
-            await stack.enter_async_context(serving(queue, counter, concurrency=10, version=version))
+            await stack.enter_async_context(serve_queue(queue, counter, concurrency=10, version=version))
         await counter.all.wait()
     assert counter.peaks == {"a": 3}
 
 
 async def test_job_of_another_version_does_not_occupy_a_tenant_slot(dsn: str) -> None:
-    async with opened(dsn, tenant_limit=1) as queue:
+    async with open_queue(dsn, tenant_limit=1) as queue:
         await queue.enqueue("gone", tenant="a", version="7", priority=5)
         await queue.enqueue("mine", tenant="a", version="8")
-        answers = Answers(1)
-        async with serving(queue, answers, version="8"):
+        answers = JobRecorder(1)
+        async with serve_queue(queue, answers, version="8"):
             await answers.all.wait()
-        assert answers.got == ["mine"]
+        assert answers.jobs == ["mine"]
 
 
 async def test_free_tenant_slot_is_reused_immediately(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_POLL", 3600.0)
-    answers, release = Answers(10), asyncio.Event()
+    answers, release = JobRecorder(10), asyncio.Event()
 
     async def execute(task_id: str) -> None:
         if task_id == "long":
@@ -115,11 +115,11 @@ async def test_free_tenant_slot_is_reused_immediately(dsn: str, monkeypatch: pyt
             await asyncio.sleep(0.05)
             await answers(task_id)
 
-    async with opened(dsn, tenant_limit=2) as queue:
+    async with open_queue(dsn, tenant_limit=2) as queue:
         await queue.enqueue("long", tenant="a")
         for number in range(10):
             await queue.enqueue(f"short{number}", tenant="a")
-        async with serving(queue, execute, concurrency=5), asyncio.timeout(60):
+        async with serve_queue(queue, execute, concurrency=5), asyncio.timeout(60):
             # All jobs share the one remaining slot.
             await answers.all.wait()
             release.set()
@@ -130,20 +130,20 @@ async def test_dead_worker_of_another_version_releases_its_tenant_slots(
 ) -> None:
     monkeypatch.setattr(module, "_STALLED", 0.4)
     monkeypatch.setattr(module, "_HEARTBEAT", 0.1)
-    async with opened(dsn, tenant_limit=1) as queue:
+    async with open_queue(dsn, tenant_limit=1) as queue:
         await queue.enqueue("gone", tenant="a", version="7")
         app = await queue._opened()
         worker_id = await app.job_manager.register_worker()
         assert await app.job_manager.fetch_job(["rxloop:7"], worker_id) is not None
         await queue.enqueue("mine", tenant="a", version="8")
-        answers = Answers(1)
-        async with serving(queue, answers, version="8"):
+        answers = JobRecorder(1)
+        async with serve_queue(queue, answers, version="8"):
             await answers.all.wait()
         assert await queue.waiting("7") == 1
 
 
 async def test_job_that_is_already_gone_can_be_finished(dsn: str) -> None:
-    async with opened(dsn, tenant_limit=1) as queue:
+    async with open_queue(dsn, tenant_limit=1) as queue:
         await queue.enqueue("a", tenant="a")
         manager = (await queue._opened()).job_manager
         job = await manager.fetch_job(["rxloop"], await manager.register_worker())
@@ -167,9 +167,9 @@ async def test_tenant_slot_is_released_when_the_end_of_a_job_cannot_be_recorded(
         await execute_query(self, query, **arguments)
 
     monkeypatch.setattr(PsycopgConnector, "execute_query_async", fail_once)
-    async with opened(dsn, tenant_limit=1) as queue:
+    async with open_queue(dsn, tenant_limit=1) as queue:
         for task_id in ("first", "second"):
             await queue.enqueue(task_id, tenant="a")
-        answers = Answers(2)
-        async with serving(queue, answers), asyncio.timeout(10):
+        answers = JobRecorder(2)
+        async with serve_queue(queue, answers), asyncio.timeout(10):
             await answers.all.wait()

@@ -16,31 +16,31 @@ from rxloop import Agent, PostgresEventLog, Runtime
 from rxloop.errors import ContextBusy, QueueFull
 from rxloop.runtime import jobs as _bells
 from support.workers import faults, faulty_queue, scripted_agents
-from support.workers.cluster import BY_HAND, cluster, notes
-from support.workers.faulty_queue import Liar
+from support.workers.cluster import SLOW_CHAOS, read_notes, start_cluster
+from support.workers.faulty_queue import FaultyQueue
 
 pytestmark = [pytest.mark.service("postgres"), pytest.mark.timeout(180)]
 
 
-@pytest.mark.parametrize("patience", [2.0, pytest.param(20.0, marks=BY_HAND)])
+@pytest.mark.parametrize("patience", [2.0, pytest.param(20.0, marks=SLOW_CHAOS)])
 async def test_runs_of_an_emptied_queue_are_found_by_two_scans(
     dsn: str, patience: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    faults.order(monkeypatch, tmp_path, watch=True, patience=patience)
-    async with cluster(dsn, concurrency=5) as processes:
+    faults.order_faults(monkeypatch, tmp_path, watch=True, patience=patience)
+    async with start_cluster(dsn, concurrency=5) as processes:
         running = await processes.start_all("wait 3", 10)
-        await asyncio.gather(*(processes.until(record.task_id, "tool-start") for record in running))
+        await asyncio.gather(*(processes.wait_for_event(record.task_id, "tool-start") for record in running))
         start = monotonic()
         queued = await processes.start_all("look", 40)
         # Due times are spread like start times.
         start_duration = monotonic() - start
         with psycopg.connect(dsn) as connection:
             connection.execute("TRUNCATE procrastinate_jobs CASCADE")
-        before = len(list(notes(tmp_path / "looks")))
-        done = await processes.all_over([*running, *queued])
+        before = len(list(read_notes(tmp_path / "looks")))
+        done = await processes.wait_for_all([*running, *queued])
     assert {(record.state, record.attempt) for record in done} == {("completed", 1)}
     missing, looks = {record.task_id for record in queued}, set[tuple[int, int]]()
-    for note in list(notes(tmp_path / "looks"))[before:]:
+    for note in list(read_notes(tmp_path / "looks"))[before:]:
         if missing:
             missing.discard(note["task"])
             looks.add((note["worker"], note["look"]))
@@ -50,18 +50,18 @@ async def test_runs_of_an_emptied_queue_are_found_by_two_scans(
     assert max(Counter(worker for worker, _ in looks).values()) <= max_looks
 
 
-@BY_HAND
+@SLOW_CHAOS
 async def test_duplicated_jobs_and_a_manual_resume_do_not_disturb_a_run(dsn: str) -> None:
-    async with cluster(dsn) as processes:
+    async with start_cluster(dsn) as processes:
         record = await processes.start("wait 3")
-        await processes.until(record.task_id, "tool-start")
+        await processes.wait_for_event(record.task_id, "tool-start")
         for _ in range(5):
             await processes.queue.enqueue(record.task_id)
             await asyncio.sleep(0.05)
         own_agent: Agent[Any, str] = scripted_agents.agent().with_log(processes.log)
         with pytest.raises(ContextBusy):
             await own_agent.resume(record.task_id)
-        done = await processes.over(record)
+        done = await processes.wait_for_end(record)
         assert (done.state, done.attempt) == ("completed", 1)
 
 
@@ -70,17 +70,17 @@ def faulty_dsn(dsn: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """Database with a faulty queue."""
     with psycopg.connect(dsn) as connection:
         connection.execute(faulty_queue.TABLE.encode())
-    faulty_queue.take_the_place(dsn, monkeypatch.setattr)
+    faulty_queue.replace_queue(dsn, monkeypatch.setattr)
     return dsn
 
 
-@pytest.mark.parametrize(("runs", "seconds"), [(20, 5), pytest.param(200, 60, marks=BY_HAND)])
+@pytest.mark.parametrize(("runs", "seconds"), [(20, 5), pytest.param(200, 60, marks=SLOW_CHAOS)])
 async def test_faulty_queue_loses_no_run_while_workers_are_killed(
     faulty_dsn: str, runs: int, seconds: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    faults.order(monkeypatch, tmp_path, lie=faulty_dsn, patience=2)
-    async with cluster(faulty_dsn, 3, agent="sturdy") as processes:
-        async with Runtime({"b": scripted_agents.agent()}, log=processes.log, queue=Liar(faulty_dsn)) as other:
+    faults.order_faults(monkeypatch, tmp_path, lie=faulty_dsn, patience=2)
+    async with start_cluster(faulty_dsn, 3, agent="durable_agent") as processes:
+        async with Runtime({"b": scripted_agents.agent()}, log=processes.log, queue=FaultyQueue(faulty_dsn)) as other:
             foreign_run = await other.start("b", "pay")
         report = await processes.chaos.play(
             "pay; wait 0.3; pay", "look; ask; pay", "look", runs=runs, seconds=seconds, answer=lambda question: 4
@@ -98,7 +98,7 @@ async def test_run_refused_by_a_wrong_queue_depth_is_not_recorded(
     log = PostgresEventLog(faulty_dsn)
     accepted: list[str] = []
     for count, capacity in ((-7, 12), (0, 5), (1_000_000, 0)):
-        queue = Liar(faulty_dsn, count)
+        queue = FaultyQueue(faulty_dsn, count)
         async with Runtime({"a": scripted_agents.agent()}, log=log, queue=queue, max_waiting=5) as server:
             for number in range(15):
                 with nullcontext() if number < capacity else pytest.raises(QueueFull):

@@ -13,7 +13,7 @@ import pytest
 from rxloop import Agent, ConfigurationError, MemoryEventLog, RunContext, Runtime, tool
 from rxloop.server import ServerLimits, api, bearer
 from rxloop.testing import ScriptedModel, call, frames
-from support.api_server import TOKENS, Served, listening, serving
+from support.api_server import TOKENS, RunningApi, serve_api, serve_app
 
 
 @tool(approve=True)
@@ -32,14 +32,14 @@ def endless() -> Agent[Any, Any]:
 
 
 @asynccontextmanager
-async def using(served: Served, token: str | None = "ann-key") -> AsyncGenerator[httpx.AsyncClient]:
+async def using(served: RunningApi, token: str | None = "ann-key") -> AsyncGenerator[httpx.AsyncClient]:
     headers = {"authorization": f"Bearer {token}"} if token else {}
     async with httpx.AsyncClient(base_url=served.url, headers=headers, timeout=20) as client:
         yield client
 
 
 async def test_a_run_pauses_for_an_answer_and_goes_on() -> None:
-    async with serving(clerk()) as served, using(served) as client:
+    async with serve_api(clerk()) as served, using(served) as client:
         started = await client.post("/runs?wait=10", json={"input": "Pay 5", "metadata": {"ticket": 7}})
         run = started.json()
         [question] = run["pending"]
@@ -61,7 +61,7 @@ async def test_a_run_pauses_for_an_answer_and_goes_on() -> None:
 
 
 async def test_an_answer_without_waiting_says_that_the_run_goes_on() -> None:
-    async with serving(clerk()) as served, using(served) as client:
+    async with serve_api(clerk()) as served, using(served) as client:
         run = (await client.post("/runs?wait=10", json={"input": "Pay 5"})).json()
         answer = {"inputs": {run["pending"][0]["inputId"]: True}}
         resumed = await client.post(f"/runs/{run['taskId']}/resume", json=answer)
@@ -72,7 +72,7 @@ async def test_an_answer_without_waiting_says_that_the_run_goes_on() -> None:
 @pytest.mark.parametrize("seconds", [0.0, 0.3])
 async def test_waiting_for_a_run_that_goes_on_after_a_question_waits_for_its_next_rest(seconds: float) -> None:
     agent = clerk(call("pay", amount=5), frames("-It -is -paid.|", 0.2))
-    async with serving(agent) as served, using(served) as client:
+    async with serve_api(agent) as served, using(served) as client:
         run = (await client.post("/runs?wait=10", json={"input": "Pay 5"})).json()
         answer = {"inputs": {run["pending"][0]["inputId"]: True}}
         await client.post(f"/runs/{run['taskId']}/resume", json=answer)
@@ -81,7 +81,7 @@ async def test_waiting_for_a_run_that_goes_on_after_a_question_waits_for_its_nex
 
 
 async def test_a_key_is_one_run_however_often_it_is_sent() -> None:
-    async with serving(clerk("One.", "Two.")) as served, using(served) as client, using(served, "bob-key") as bob:
+    async with serve_api(clerk("One.", "Two.")) as served, using(served) as client, using(served, "bob-key") as bob:
         key = {"idempotency-key": "request-1"}
         answers = await asyncio.gather(*(client.post("/runs", json={"input": "Hi"}, headers=key) for _ in range(5)))
         other = await client.post("/runs", json={"input": "Something else"}, headers=key)
@@ -93,7 +93,7 @@ async def test_a_key_is_one_run_however_often_it_is_sent() -> None:
 
 async def test_a_key_that_comes_again_starts_no_run_and_so_counts_for_none() -> None:
     limits = ServerLimits(runs=1)
-    async with serving(endless(), limits=limits) as served, using(served) as client:
+    async with serve_api(endless(), limits=limits) as served, using(served) as client:
         key = {"idempotency-key": "request-1"}
         first, again = [await client.post("/runs", json={"input": "Hi"}, headers=key) for _ in range(2)]
         other = await client.post("/runs", json={"input": "Hi"})
@@ -102,7 +102,7 @@ async def test_a_key_that_comes_again_starts_no_run_and_so_counts_for_none() -> 
 
 
 async def test_a_start_can_stream_its_events() -> None:
-    async with serving(clerk("Hello.")) as served, using(served) as client:
+    async with serve_api(clerk("Hello.")) as served, using(served) as client:
         answer = await client.post("/runs", json={"input": "Hi"}, headers={"accept": "text/event-stream"})
     assert answer.headers["content-type"] == "text/event-stream"
     assert (answer.headers["cache-control"], answer.headers["x-accel-buffering"]) == ("no-store", "no")
@@ -112,7 +112,7 @@ async def test_a_start_can_stream_its_events() -> None:
 
 @pytest.mark.parametrize("leaves", ["keep", "cancel"])
 async def test_what_becomes_of_a_run_whose_reader_leaves_is_said_by_the_request(leaves: str) -> None:  # L137
-    async with serving(endless()) as served, using(served) as client:
+    async with serve_api(endless()) as served, using(served) as client:
         path = f"/runs?onDisconnect={leaves}"
         accept = {"accept": "application/x-ndjson"}
         async with client.stream("POST", path, json={"input": "Go on"}, headers=accept) as answer:
@@ -132,7 +132,7 @@ async def test_what_becomes_of_a_run_whose_reader_leaves_is_said_by_the_request(
 
 async def test_a_cancel_is_in_the_log_when_it_is_answered_and_may_come_twice() -> None:
     log = MemoryEventLog()
-    async with serving(endless(), log=log) as served, using(served) as client:
+    async with serve_api(endless(), log=log) as served, using(served) as client:
         run = (await client.post("/runs", json={"input": "Go on"})).json()
         first = await client.post(f"/runs/{run['taskId']}/cancel")
         assert (await log.get_record(run["taskId"])).state == "canceled"
@@ -142,7 +142,7 @@ async def test_a_cancel_is_in_the_log_when_it_is_answered_and_may_come_twice() -
 
 async def test_a_message_reaches_a_run_that_goes_on_and_none_that_is_over() -> None:
     model = ScriptedModel(frames("-on and on", 0.01), "On Saturday, then.")
-    async with serving(Agent(model, thoughts=False, name="clerk")) as served, using(served) as client:
+    async with serve_api(Agent(model, thoughts=False, name="clerk")) as served, using(served) as client:
         run = (await client.post("/runs", json={"input": "When?"})).json()
         async with client.stream("GET", run["events"]) as stream:
             async for line in stream.aiter_lines():
@@ -157,7 +157,7 @@ async def test_a_message_reaches_a_run_that_goes_on_and_none_that_is_over() -> N
 
 
 async def test_a_fork_has_the_owner_of_its_run_and_goes_its_own_way() -> None:
-    async with serving(clerk("Oslo.", "Bergen.")) as served, using(served) as client, using(served, "bob-key") as bob:
+    async with serve_api(clerk("Oslo.", "Bergen.")) as served, using(served) as client, using(served, "bob-key") as bob:
         run = (await client.post("/runs?wait=10", json={"input": "Where?"})).json()
         made = await client.post(f"/runs/{run['taskId']}/fork", json={"at": 1, "input": "And where else?"})
         fork = (await client.get(f"/runs/{made.json()['taskId']}?wait=10")).json()
@@ -169,7 +169,7 @@ async def test_a_fork_has_the_owner_of_its_run_and_goes_its_own_way() -> None:
 
 
 async def test_runs_are_listed_by_page_and_conversations_are_read() -> None:
-    async with serving(clerk("One.", "Two.", "Three.")) as served, using(served) as client:
+    async with serve_api(clerk("One.", "Two.", "Three.")) as served, using(served) as client:
         for question in ("1?", "2?", "3?"):
             await client.post("/runs?wait=10", json={"input": question, "contextId": "talk"})
         page = (await client.get("/runs?contextId=talk&limit=2")).json()
@@ -185,7 +185,7 @@ async def test_runs_are_listed_by_page_and_conversations_are_read() -> None:
 
 
 async def test_a_second_turn_waits_or_is_refused() -> None:  # L120
-    async with serving(clerk(frames("-slow-ly|", 0.2), "Two.")) as served, using(served) as client:
+    async with serve_api(clerk(frames("-slow-ly|", 0.2), "Two.")) as served, using(served) as client:
         first = (await client.post("/runs", json={"input": "1", "contextId": "talk"})).json()
         body = {"input": "2", "contextId": "talk"}
         refused = await client.post("/runs", json={**body, "whenBusy": "refuse"})
@@ -198,7 +198,7 @@ async def test_a_second_turn_waits_or_is_refused() -> None:  # L120
 async def test_runs_and_streams_of_a_principal_are_limited() -> None:
     limits = ServerLimits(runs=2, streams=1)
     agent = clerk(*[frames("-and so on", 0.01)] * 3)
-    async with serving(agent, limits=limits) as served, using(served) as client, using(served, "bob-key") as bob:
+    async with serve_api(agent, limits=limits) as served, using(served) as client, using(served, "bob-key") as bob:
         answers = await asyncio.gather(*(client.post("/runs", json={"input": "Go"}) for _ in range(4)))
         assert sorted(each.status_code for each in answers)[:2] == [202, 202]
         refused = next(each for each in answers if each.status_code == 429)
@@ -216,7 +216,7 @@ async def test_what_is_refused_for_want_of_a_stream_has_begun_nothing(query: str
     accept = {"accept": "application/json" if query else "text/event-stream"}
     pays = call("pay", amount=5)
     agent = Agent(ScriptedModel(pays, frames("-and so on", 0.01)), tools=[pay], thoughts=False, name="clerk")
-    async with serving(agent, limits=ServerLimits(streams=1)) as served, using(served) as client:
+    async with serve_api(agent, limits=ServerLimits(streams=1)) as served, using(served) as client:
         waiting = (await client.post("/runs?wait=10", json={"input": "Pay"})).json()
         inputs = {waiting["pending"][0]["inputId"]: True}
         reading = (await client.post("/runs", json={"input": "Go on"})).json()
@@ -234,7 +234,7 @@ async def test_what_is_refused_for_want_of_a_stream_has_begun_nothing(query: str
 
 async def test_a_run_that_has_started_is_accepted_when_another_request_takes_the_last_stream() -> None:
     agent = clerk(*[frames("-done|", 0.05)] * 2)
-    async with serving(agent, limits=ServerLimits(streams=1)) as served, using(served) as client:
+    async with serve_api(agent, limits=ServerLimits(streams=1)) as served, using(served) as client:
         answers = await asyncio.gather(*(client.post("/runs?wait=10", json={"input": "Go"}) for _ in range(2)))
         runs = (await client.get("/runs")).json()["runs"]
     accepted = [each for each in answers if each.status_code in (200, 202)]
@@ -243,7 +243,7 @@ async def test_a_run_that_has_started_is_accepted_when_another_request_takes_the
 
 
 async def test_a_server_that_drains_takes_nothing_new_and_ends_its_streams_with_a_word() -> None:  # L140
-    async with serving(endless()) as served, using(served) as client:
+    async with serve_api(endless()) as served, using(served) as client:
         run = (await client.post("/runs", json={"input": "Go on"})).json()
         async with client.stream("GET", run["events"]) as stream:
             reading = aiter(stream.aiter_text())
@@ -266,7 +266,7 @@ async def test_a_server_that_drains_takes_nothing_new_and_ends_its_streams_with_
 async def test_a_server_that_is_served_by_itself_enters_its_runtime() -> None:
     runtime = Runtime({"clerk": clerk("Hello.")}, log=MemoryEventLog(), grace=0.2)
     app = api(runtime)
-    async with app._app.router.lifespan_context(app._app), listening(app) as url:
+    async with app._app.router.lifespan_context(app._app), serve_app(app) as url:
         async with httpx.AsyncClient(base_url=url) as client:
             assert (await client.get("/readyz")).status_code == 200
             assert (await client.post("/runs?wait=10", json={"input": "Hi"})).json()["content"] == "Hello."
@@ -282,7 +282,7 @@ async def test_a_log_that_is_out_of_reach_is_503() -> None:
 
     log = Away()
     runtime = Runtime({"clerk": clerk("Hello.")}, log=log, grace=0.2, adopt_every=60)
-    async with listening(api(runtime)) as url, httpx.AsyncClient(base_url=url) as client:
+    async with serve_app(api(runtime)) as url, httpx.AsyncClient(base_url=url) as client:
         assert (await client.get("/healthz")).status_code == 200
         assert (await client.get("/readyz")).status_code == 503
         answer = await client.get("/runs")
@@ -304,13 +304,13 @@ async def test_deps_come_of_the_owner_and_not_of_what_a_client_says() -> None:
         name="clerk",
     )
     options = {"deps": lambda record: record.owner}
-    async with serving(agent, runtime=options) as served, using(served) as client:
+    async with serve_api(agent, runtime=options) as served, using(served) as client:
         run = await client.post("/runs?wait=10", json={"input": "Who?", "metadata": {"owner": "bob"}})
     assert run.json()["content"] == "ann"
 
 
 async def test_thoughts_are_drawn() -> None:
-    async with serving(clerk("Hello.")) as served, using(served) as client:
+    async with serve_api(clerk("Hello.")) as served, using(served) as client:
         run = (await client.post("/runs?wait=10", json={"input": "Hi"})).json()
         kinds = [(await client.get(f"/runs/{run['taskId']}/graph?form={form}")) for form in ("json", "mermaid", "html")]
     assert [each.status_code for each in kinds] == [200, 200, 200]
@@ -321,7 +321,7 @@ async def test_who_asks_may_be_found_out_by_a_function_that_fails_or_blocks() ->
     def broken(request: Any) -> Any:
         raise LookupError("the user table")
 
-    async with serving(clerk("Hello."), auth=broken) as served, using(served) as client:
+    async with serve_api(clerk("Hello."), auth=broken) as served, using(served) as client:
         answer = await client.get("/runs")
         assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal")
         assert "user table" not in answer.text
@@ -335,7 +335,7 @@ def test_bearer_takes_names_and_principals() -> None:
 async def test_a_client_sets_of_the_model_calls_what_the_server_lets_it() -> None:
     model = ScriptedModel("One.", "Two.")
     options: dict[str, Any] = {"settings": ("temperature", "max_tokens")}
-    async with serving(Agent(model, name="clerk"), **options) as served, using(served) as client:
+    async with serve_api(Agent(model, name="clerk"), **options) as served, using(served) as client:
         body = {"input": "Hi", "settings": {"temperature": 0.5, "maxTokens": 20}}
         run = await client.post("/runs?wait=10", json=body)
         refused = await client.post("/runs", json={"input": "Hi", "settings": {"seed": 7, "temperature": 0}})
@@ -360,8 +360,8 @@ async def test_a_reader_is_told_what_it_gets_of_the_deltas(keep: bool) -> None:
     script = frames("-It -is -so.|", 0.05)
     other = Runtime({"clerk": clerk()}, log=log, grace=0.1, adopt_every=60)
     stream = {"accept": "application/x-ndjson"}
-    async with serving(clerk(script), log=log) as served, using(served) as client, other:
-        async with listening(api(other)) as url, httpx.AsyncClient(base_url=url) as elsewhere:
+    async with serve_api(clerk(script), log=log) as served, using(served) as client, other:
+        async with serve_app(api(other)) as url, httpx.AsyncClient(base_url=url) as elsewhere:
             run = (await client.post("/runs", json={"input": "Hi"})).json()
             here, there = await asyncio.gather(client.get(run["events"]), elsewhere.get(run["events"]))
             after = await client.get(run["events"])
@@ -400,7 +400,7 @@ class _Slow(MemoryEventLog):
 @pytest.mark.parametrize("what", ["start", "fork", "answer"])
 async def test_a_runtime_that_begins_to_drain_inside_a_request_is_503(what: str) -> None:
     log, draining = _Slow(), set[asyncio.Task[None]]()
-    async with serving(clerk(), log=log) as served, using(served) as client:
+    async with serve_api(clerk(), log=log) as served, using(served) as client:
         run = (await client.post("/runs?wait=10", json={"input": "Pay"})).json()
         log.meanwhile = lambda: draining.add(asyncio.ensure_future(served.runtime.drain(0)))
         path = f"/runs/{run['taskId']}"
@@ -419,7 +419,7 @@ async def test_a_runtime_that_begins_to_drain_inside_a_request_is_503(what: str)
 async def test_a_key_that_is_sent_twice_at_once_is_one_run_whatever_is_limited(secured: bool) -> None:
     body = {"input": "Pay", "contextId": "talk", "whenBusy": "refuse"}
     options: dict[str, Any] = {} if secured else {"auth": None}
-    async with serving(endless(), log=_Slow(), limits=ServerLimits(runs=1), **options) as served:
+    async with serve_api(endless(), log=_Slow(), limits=ServerLimits(runs=1), **options) as served:
         async with using(served) as client:
             headers = {"idempotency-key": "k"}
             answers = await asyncio.gather(*(client.post("/runs", json=body, headers=headers) for _ in range(5)))
@@ -431,9 +431,9 @@ async def test_a_key_that_is_sent_twice_at_once_is_one_run_whatever_is_limited(s
 
 async def test_whoever_begins_a_conversation_reads_nothing_of_who_came_second_at_the_same_moment() -> None:
     agent = clerk("Hello.")
-    async with serving(agent, log=_Slow()) as served:
+    async with serve_api(agent, log=_Slow()) as served:
         # The doors of a runtime know of each other.
-        async with listening(api(served.runtime, auth=bearer(TOKENS))) as url:
+        async with serve_app(api(served.runtime, auth=bearer(TOKENS))) as url:
             async with using(served) as ann, httpx.AsyncClient(base_url=url, headers=_BOB) as bob:
                 first, second = await asyncio.gather(
                     ann.post("/runs", json={"input": "Hi", "contextId": "talk"}),
@@ -448,7 +448,7 @@ async def test_whoever_begins_a_conversation_reads_nothing_of_who_came_second_at
 
 async def test_of_runs_that_refuse_to_wait_one_is_started_at_a_time() -> None:
     body = {"input": "Go on", "contextId": "talk", "whenBusy": "refuse"}
-    async with serving(endless(), log=_Slow(), auth=None) as served, using(served) as client:
+    async with serve_api(endless(), log=_Slow(), auth=None) as served, using(served) as client:
         answers = await asyncio.gather(*(client.post("/runs", json=body) for _ in range(4)))
     assert sorted(each.status_code for each in answers) == [202, 409, 409, 409]
 

@@ -21,8 +21,8 @@ from starlette.responses import StreamingResponse
 import rxloop
 from rxloop import Agent, op, tool
 from rxloop.testing import ScriptedModel, call, frames, turn
-from support.api_server import listening
-from support.run_checks import until
+from support.api_server import serve_app
+from support.run_checks import wait_until
 
 WAYS: dict[str, Callable[[Agent], Any]] = {
     "run": lambda agent: agent.run("Go."),
@@ -86,10 +86,10 @@ async def variable(make: Callable[[], Any]) -> AsyncGenerator[bytes]:
 @pytest.mark.parametrize(
     ("on", "answer", "inside", "body"),
     [
-        (listening, StreamingResponse, False, temporary),
-        (listening, StreamingResponse, False, variable),
-        (listening, StreamingResponse, True, variable),
-        (listening, EventSourceResponse, False, variable),
+        (serve_app, StreamingResponse, False, temporary),
+        (serve_app, StreamingResponse, False, variable),
+        (serve_app, StreamingResponse, True, variable),
+        (serve_app, EventSourceResponse, False, variable),
         (on_hypercorn, StreamingResponse, False, variable),
         (on_hypercorn, StreamingResponse, True, temporary),
         (on_hypercorn, EventSourceResponse, False, temporary),
@@ -130,7 +130,7 @@ async def test_a_run_ends_when_its_client_leaves(on: Any, answer: Any, inside: b
     async def leave(client: httpx.AsyncClient, name: str, doing: str) -> None:
         model = models[name, doing]
         async with client.stream("GET", f"/{name}/{doing}"):
-            await until(lambda: model.requests)
+            await wait_until(lambda: model.requests)
             # The application has sent what there is, and waits for the next event.
             await asyncio.sleep(0.5)
 
@@ -138,7 +138,9 @@ async def test_a_run_ends_when_its_client_leaves(on: Any, answer: Any, inside: b
         await asyncio.gather(*(leave(client, *each) for each in models))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(8):
-                await until(lambda: len(cancelled) == len(WAYS) and not any(model.open for model in models.values()))
+                await wait_until(
+                    lambda: len(cancelled) == len(WAYS) and not any(model.open for model in models.values())
+                )
     assert [each for each, model in models.items() if model.open] == []
     assert len(cancelled) == len(WAYS)
     assert [len(model.requests) for model in models.values()] == [1] * len(models)
@@ -147,7 +149,7 @@ async def test_a_run_ends_when_its_client_leaves(on: Any, answer: Any, inside: b
 @pytest.mark.usefixtures("without_collector")
 @pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize("size", [1, 20_000])
-@pytest.mark.parametrize("on", [listening, on_hypercorn])
+@pytest.mark.parametrize("on", [serve_app, on_hypercorn])
 async def test_a_run_ends_when_its_client_leaves_while_the_response_sends(on: Any, inside: bool, size: int) -> None:
     # P17
     models = [ScriptedModel(frames("-a" * 20_000, 0.001)) for _ in range(8)]
@@ -170,7 +172,7 @@ async def test_a_run_ends_when_its_client_leaves_while_the_response_sends(on: An
 
     async def leave(client: httpx.AsyncClient, number: int) -> None:
         async with client.stream("GET", f"/{number}"):
-            await until(lambda: models[number].open)
+            await wait_until(lambda: models[number].open)
             # The client reads nothing, and the buffers fill.
             await asyncio.sleep(0.3 + number * 0.003)
 
@@ -178,5 +180,5 @@ async def test_a_run_ends_when_its_client_leaves_while_the_response_sends(on: An
         await asyncio.gather(*(leave(client, number) for number in range(len(models))))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(8):
-                await until(lambda: not any(model.open for model in models))
+                await wait_until(lambda: not any(model.open for model in models))
     assert [number for number, model in enumerate(models) if model.open] == []

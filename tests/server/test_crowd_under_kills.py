@@ -17,7 +17,17 @@ import pytest
 
 from rxloop import PostgresEventLog
 from rxloop.client import Client
-from support.clients.replica_clients import KINDS, MCP, NeverHeard, Node, Official, Shown, judge, node, opened
+from support.clients.replica_clients import (
+    KINDS,
+    MCP,
+    ClientView,
+    Node,
+    OfficialClient,
+    UnknownRun,
+    find_mismatches,
+    node,
+    open_client,
+)
 from support.postgres.server import database
 from support.processes.cluster import Cluster, cluster
 
@@ -48,19 +58,19 @@ class Load:
     def __init__(self, two: Cluster, log: PostgresEventLog, process: Node, api: Client) -> None:
         self._two, self._log, self._node, self._api = two, log, process, api
         self._random = random.Random(7)
-        self.over = asyncio.Event()
+        self.wait = asyncio.Event()
         self.counts: Counter[str] = Counter()
         self.wrong: list[str] = []
 
     async def client(self, kind: str) -> None:
         """Have one conversation after the other."""
-        while not self.over.is_set():
-            client = await opened(self._node, kind, self._log)
+        while not self.wait.is_set():
+            client = await open_client(self._node, kind, self._log)
             says = self._random.choice(("Tell", "Look and tell", "Pay 5", "Talk on"))
             cancelling = asyncio.create_task(self._cancel(client)) if says == "Talk on" else None
             try:
                 shown = await self._told(client, says)
-            except NeverHeard:
+            except UnknownRun:
                 self.counts["never heard of its run"] += 1
                 continue
             finally:
@@ -71,22 +81,22 @@ class Load:
             run = await self._log.get_record(await client.task_id())
             self.counts[f"{says}: {run.state}"] += 1
             self.counts["attempts"] += run.attempt
-            wrong = await judge(kind, shown, self._log, run.task_id)
+            wrong = await find_mismatches(kind, shown, self._log, run.task_id)
             self.wrong += [f"{run.task_id}, {says}, attempt {run.attempt}: {each}" for each in wrong]
 
-    async def _told(self, client: Official, says: str) -> Shown | None:
+    async def _told(self, client: OfficialClient, says: str) -> ClientView | None:
         """Say something, and come back as often as the connection breaks, and answer what is asked."""
-        act = client.say(self._random.choice(self._two.urls), says)
+        act = client.send(self._random.choice(self._two.urls), says)
         while True:
             url = self._random.choice(self._two.urls)
             try:
                 shown = await act
-            except NeverHeard:
+            except UnknownRun:
                 raise
             except (ConnectionError, ExceptionGroup):
                 self.counts["came back"] += 1
                 await asyncio.sleep(0.5)
-                act = client.back(url)
+                act = client.reconnect(url)
                 continue
             try:
                 async with asyncio.timeout(5):
@@ -99,7 +109,7 @@ class Load:
                 return shown
             act = client.answer(url, True)
 
-    async def _cancel(self, client: Official) -> None:
+    async def _cancel(self, client: OfficialClient) -> None:
         task_id = await client.task_id()
         await asyncio.sleep(self._random.uniform(1, 8))
         await self._api.cancel(task_id)
@@ -114,9 +124,9 @@ class Load:
                 victims.append(next(servers))
             for each in victims:
                 await asyncio.to_thread(each.kill)
-                each.again()
+                each.restart()
                 self.counts[f"killed a {each.name[:-1]}"] += 1
-        self.over.set()
+        self.wait.set()
 
 
 async def test_a_crowd_of_clients_sees_what_the_log_has_whoever_is_killed(processes: Cluster) -> None:

@@ -16,7 +16,7 @@ from rxloop.protocol import public_events
 from rxloop.server import Api, api
 from rxloop.testing import virtual_time
 from support.faulty_components import PLANTED
-from support.random_runs import NAME, AnyRun, any_run
+from support.random_runs import NAME, RandomRun, random_run
 
 RUNS = int(os.environ.get("RXLOOP_CUT_RUNS", "12"))
 ACCEPT = st.sampled_from(["text/event-stream", "application/x-ndjson"])
@@ -92,11 +92,11 @@ async def pieces(app: Api, address: str, accept: str, each: int) -> list[Event]:
         assert connection.status == 200
 
 
-async def cut_while_it_goes_on(kind: AnyRun, accept: str, each: int) -> None:
+async def cut_while_it_goes_on(kind: RandomRun, accept: str, each: int) -> None:
     log = kind.log()
     async with Runtime({NAME: kind.agent()}, log=log) as here, Runtime({"other": kind.agent()}, log=log) as elsewhere:
         begun = asyncio.ensure_future(anext(aiter(here.events)))
-        playing = asyncio.create_task(kind.play(here))
+        playing = asyncio.create_task(kind.execute(here))
         task_id = (await begun).root_task_id
         doors = [api(runtime, heartbeat=None) for runtime in (here, elsewhere)]
         path = f"/runs/{task_id}/events"
@@ -133,7 +133,7 @@ async def recorded(app: Api, path: str, accept: str, whole: list[Event]) -> None
 
 
 @settings(max_examples=RUNS)
-@given(kind=any_run(), accept=ACCEPT, each=st.integers(1, 6))
-def test_the_pieces_of_a_stream_that_is_cut_are_the_whole(kind: AnyRun, accept: str, each: int) -> None:  # L132
+@given(kind=random_run(), accept=ACCEPT, each=st.integers(1, 6))
+def test_the_pieces_of_a_stream_that_is_cut_are_the_whole(kind: RandomRun, accept: str, each: int) -> None:  # L132
     with virtual_time() as time:
         time.run(asyncio.wait_for(cut_while_it_goes_on(kind, accept, each), 300))

@@ -15,7 +15,7 @@ import pytest
 from rxloop import Agent, MemoryEventLog, Runtime
 from rxloop.server import ServerLimits, api, bearer
 from rxloop.testing import ScriptedModel
-from support.api_server import TOKENS, listening
+from support.api_server import TOKENS, serve_app
 
 EXAMPLES = os.environ.get("RXLOOP_SCHEMATHESIS")
 """Requests for each operation and phase. Where it is set, each boundary of each schema is tried as well, which takes a
@@ -42,7 +42,7 @@ async def test_schemathesis_finds_nothing_that_the_document_does_not_say(tmp_pat
     (tmp_path / "schemathesis.toml").write_text(CONFIG)
     made = runtime()
     app = api(made, auth=bearer(TOKENS), limits=ServerLimits(runs=None), heartbeat=1)
-    async with made, listening(app) as url:
+    async with made, serve_app(app) as url:
         command = ["run", f"{url}/openapi.json", "-H", "Authorization: Bearer ann-key", "--checks", "all"]
         command += ["--max-examples", EXAMPLES or "3", "--seed", "1", "--request-timeout", "10", "--no-color"]
         command += [] if EXAMPLES else ["--phases", "fuzzing,stateful"]
@@ -59,7 +59,7 @@ async def test_schemathesis_finds_nothing_that_the_document_does_not_say(tmp_pat
 
 async def test_each_part_of_the_document_that_is_named_is_there() -> None:
     made = runtime()
-    async with listening(api(made)) as url, httpx.AsyncClient(base_url=url) as client:
+    async with serve_app(api(made)) as url, httpx.AsyncClient(base_url=url) as client:
         document = (await client.get("/openapi.json")).json()
     names: list[str] = []
 

@@ -16,7 +16,7 @@ from rxloop import AnyEvent, GapEvent
 from rxloop.client import Client
 from rxloop.protocol.events import Event
 from support.postgres.server import database
-from support.processes.cluster import Cluster, balancing, cluster
+from support.processes.cluster import Cluster, cluster, load_balancer
 
 pytestmark = [pytest.mark.service("postgres"), pytest.mark.timeout(180)]
 
@@ -40,7 +40,7 @@ def processes(postgres_server: str, tmp_path_factory: pytest.TempPathFactory) ->
 @pytest.fixture
 def two(processes: Cluster) -> Cluster:
     """All processes, those too that the test before has killed."""
-    processes.ready()
+    processes.wait_until_ready()
     return processes
 
 
@@ -119,7 +119,7 @@ async def test_a_reader_that_comes_to_another_server_during_the_take_over_misses
 
 async def test_a_client_goes_on_at_another_server_when_its_own_is_killed(two: Cluster) -> None:
     events: list[AnyEvent] = []
-    async with balancing(*reversed(two.urls)) as url, two.clients() as (a, _), Client(url) as client:
+    async with load_balancer(*reversed(two.urls)) as url, two.clients() as (a, _), Client(url) as client:
         run = await a.start("clerk", "Tell")
         async for event in client.follow(run.task_id):
             events.append(event)
@@ -138,7 +138,7 @@ async def test_what_a_worker_carries_out_is_cancelled_at_another_server(two: Clu
         assert (await b.cancel(run.task_id, "enough")).state == "canceled"
         rest = [event async for event in reading]
     assert [(event.kind, event.attempt) for event in rest] == [("content-complete", 1), ("status-update", 1)]
-    assert "goes on with the run" not in "".join(each.logged for each in two.workers).partition(run.task_id)[2]
+    assert "goes on with the run" not in "".join(each.log_text for each in two.workers).partition(run.task_id)[2]
 
 
 @pytest.mark.parametrize("others", [True, False], ids=["others work", "nobody works"])

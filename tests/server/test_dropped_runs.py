@@ -23,16 +23,16 @@ from rxloop.protocol.commands import AnswerCommand, MessageCommand
 from rxloop.recorded.replay import history
 from rxloop.run import loading
 from rxloop.server import a2a, agui, api, mcp_server, openai_api, ui_stream
-from support.api_server import listening
-from support.clients.a2a import all_of, states
-from support.clients.mcp import Desk, text
-from support.dropped_questions import LOGS, asks, clerk, drop, logs, settled
+from support.api_server import serve_app
+from support.clients.a2a import collect_responses, task_states
+from support.clients.mcp import McpEndpoint, result_text
+from support.dropped_questions import LOGS, clerk, drop_question, shared_logs, start_waiting_run, wait_until_idle
 
 
 class World:
     """Two runtimes on one storage: one drops questions, the other one serves readers by every protocol."""
 
-    def __init__(self, here: Runtime, elsewhere: Runtime, url: str, desk: Desk) -> None:
+    def __init__(self, here: Runtime, elsewhere: Runtime, url: str, desk: McpEndpoint) -> None:
         self.here, self.elsewhere, self.url, self.desk = here, elsewhere, url, desk
         self.http = httpx.AsyncClient(base_url=url, timeout=20)
 
@@ -40,7 +40,7 @@ class World:
 @asynccontextmanager
 async def world(kind: str, folder: Path, request: pytest.FixtureRequest) -> AsyncGenerator[World]:
     async with AsyncExitStack() as stack:
-        make = await stack.enter_async_context(logs(kind, folder, request))
+        make = await stack.enter_async_context(shared_logs(kind, folder, request))
         agents = clerk(), clerk()
         here, elsewhere = [
             await stack.enter_async_context(Runtime({"clerk": agent}, log=make(), grace=0.3)) for agent in agents
@@ -53,8 +53,8 @@ async def world(kind: str, folder: Path, request: pytest.FixtureRequest) -> Asyn
             Mount("/a2a", a2a(here)),
             Mount("/", api(here)),
         ]
-        url = await stack.enter_async_context(listening(Starlette(routes=mounts)))
-        made = World(here, elsewhere, url, Desk(await stack.enter_async_context(listening(door)), door, here))
+        url = await stack.enter_async_context(serve_app(Starlette(routes=mounts)))
+        made = World(here, elsewhere, url, McpEndpoint(await stack.enter_async_context(serve_app(door)), door, here))
         yield made
         await made.http.aclose()
         await door.drain(0.2)
@@ -107,8 +107,8 @@ async def _server_sent(two: World, record: RunRecord) -> str:
 async def _a2a(two: World, record: RunRecord) -> str:
     config = ClientConfig(httpx_client=two.http, supported_protocol_bindings=["JSONRPC"])
     async with await create_client(f"{two.url}/a2a", config) as client:
-        told = await all_of(client.subscribe(pb.SubscribeToTaskRequest(id=record.task_id)))
-    return states(told)[-1].lower().replace("_", "-")
+        told = await collect_responses(client.subscribe(pb.SubscribeToTaskRequest(id=record.task_id)))
+    return task_states(told)[-1].lower().replace("_", "-")
 
 
 READERS: list[Callable[[World, RunRecord], Awaitable[str]]] = [
@@ -121,11 +121,11 @@ READERS: list[Callable[[World, RunRecord], Awaitable[str]]] = [
 async def test_a_reader_ends_when_a_later_run_drops_the_question(
     two: World, read: Callable[[World, RunRecord], Awaitable[str]]
 ) -> None:
-    record = await asks(two.here, context_id="c")
+    record = await start_waiting_run(two.here, context_id="c")
     reading = asyncio.ensure_future(read(two, record))
     await asyncio.sleep(0.3)
     assert not reading.done()
-    await drop(two.elsewhere, record)
+    await drop_question(two.elsewhere, record)
     async with asyncio.timeout(20):
         assert await reading == "canceled"
 
@@ -135,8 +135,8 @@ async def test_a_reader_ends_when_a_later_run_drops_the_question(
 async def test_a_reader_that_comes_after_the_question_was_dropped_ends(
     two: World, read: Callable[[World, RunRecord], Awaitable[str]]
 ) -> None:
-    record = await asks(two.here, context_id="c")
-    await drop(two.elsewhere, record)
+    record = await start_waiting_run(two.here, context_id="c")
+    await drop_question(two.elsewhere, record)
     async with asyncio.timeout(20):
         assert await read(two, record) == "canceled"
 
@@ -153,16 +153,16 @@ async def test_a_reader_of_a_run_that_an_earlier_version_dropped_ends(
         return True
 
     async with world("sqlite", tmp_path, request) as two:
-        record = await asks(two.here, context_id="c")
+        record = await start_waiting_run(two.here, context_id="c")
         with monkeypatch.context() as earlier_version:
             earlier_version.setattr(loading, "drop_earlier_questions", begins)
-            await drop(two.elsewhere, record)
+            await drop_question(two.elsewhere, record)
         assert (await two.here.get_record(record.task_id)).state == "input-required"
         async with asyncio.timeout(20):
             assert await read(two, record) == "input-required"
 
         # The next run of the conversation ends it.
-        await drop(two.elsewhere, record)
+        await drop_question(two.elsewhere, record)
         assert (await two.here.get_record(record.task_id)).state == "canceled"
 
 
@@ -172,12 +172,12 @@ async def test_a_reader_ends_when_the_process_that_dropped_the_question_has_died
     tmp_path: Path, request: pytest.FixtureRequest, read: Callable[[World, RunRecord], Awaitable[str]]
 ) -> None:
     async with world("sqlite", tmp_path, request) as two:
-        record = await asks(two.here, context_id="c")
+        record = await start_waiting_run(two.here, context_id="c")
         # All that the process came to.
         await two.elsewhere.log.send_command(record.task_id, MessageCommand(messages=[], superseding_task_id="later"))
         async with asyncio.timeout(20):
             assert await read(two, record) == "input-required"
-        await drop(two.elsewhere, record)
+        await drop_question(two.elsewhere, record)
         assert (await two.here.get_record(record.task_id)).state == "canceled"
 
 
@@ -186,13 +186,13 @@ async def test_the_command_that_follows_a_run_to_its_end_ends_with_a_dropped_run
     tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     async with world("sqlite", tmp_path, request) as two:
-        record = await asks(two.here, context_id="c")
+        record = await start_waiting_run(two.here, context_id="c")
         command = (sys.executable, "-m", "rxloop", "show", record.task_id, "--until-end", "--db", tmp_path / "runs.db")
         shown = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
         assert shown.stdout is not None
         while b"input-required" not in (line := await shown.stdout.readline()):
             assert line
-        await drop(two.elsewhere, record)
+        await drop_question(two.elsewhere, record)
         rest, _ = await asyncio.wait_for(shown.communicate(), 30)
         assert b"cancelled" in rest
         assert shown.returncode == 0
@@ -203,8 +203,8 @@ async def test_the_command_that_follows_a_run_to_its_end_ends_with_a_dropped_run
 
 # P18
 async def test_a_dropped_run_is_canceled_for_everybody_who_lists_runs(two: World) -> None:
-    record = await asks(two.here, context_id="c")
-    await drop(two.elsewhere, record)
+    record = await start_waiting_run(two.here, context_id="c")
+    await drop_question(two.elsewhere, record)
 
     dropped = await two.here.get_record(record.task_id)
     assert (dropped.state, dropped.error and dropped.error.code) == ("canceled", "superseded")
@@ -217,19 +217,19 @@ async def test_a_dropped_run_is_canceled_for_everybody_who_lists_runs(two: World
 
 # P18
 async def test_a_later_run_ends_all_earlier_runs_that_wait(two: World) -> None:
-    first = await asks(two.here, context_id="c")
-    second = await asks(two.elsewhere, context_id="c")
-    await drop(two.here, first)
+    first = await start_waiting_run(two.here, context_id="c")
+    second = await start_waiting_run(two.elsewhere, context_id="c")
+    await drop_question(two.here, first)
     states_ = [(await two.here.get_record(each.task_id)).state for each in (first, second)]
     assert states_ == ["canceled", "canceled"]
-    other = await asks(two.here, context_id="another")
+    other = await start_waiting_run(two.here, context_id="another")
     assert (await two.elsewhere.get_record(other.task_id)).state == "input-required"
 
 
 # P18
 async def test_a_dropped_run_cannot_be_resumed_or_answered(two: World) -> None:
-    record = await asks(two.here, context_id="c")
-    later = await drop(two.elsewhere, record)
+    record = await start_waiting_run(two.here, context_id="c")
+    later = await drop_question(two.elsewhere, record)
     agent = two.here.agents["clerk"]
     for attempt in (agent.resume(record.task_id), agent.resume(record.task_id, inputs={"1.0.1": True})):
         with pytest.raises(
@@ -304,7 +304,7 @@ async def _by_a2a(two: World, record: RunRecord, value: bool) -> Any:
 async def _by_mcp(two: World, record: RunRecord, value: bool) -> Any:
     async with two.desk.client("legacy") as client:
         result = await client.call_tool("continue_run", {"task_id": record.task_id, "answers": {"1.0.1": value}})
-    return (409, text(result)) if result.is_error else (200, None)
+    return (409, result_text(result)) if result.is_error else (200, None)
 
 
 ANSWERS: list[Answering] = [_by_http, _by_client, _by_ui, _by_agui, _by_openai, _by_a2a, _by_mcp]
@@ -314,9 +314,9 @@ ANSWERS: list[Answering] = [_by_http, _by_client, _by_ui, _by_agui, _by_openai, 
 @pytest.mark.parametrize("how", ANSWERS)
 @pytest.mark.parametrize("late", ["dropped", "canceled", "answered otherwise"])
 async def test_a_late_answer_is_refused(two: World, how: Answering, late: str) -> None:
-    record = await asks(two.here, context_id="c")
+    record = await start_waiting_run(two.here, context_id="c")
     if late == "dropped":
-        await drop(two.elsewhere, record)
+        await drop_question(two.elsewhere, record)
     elif late == "canceled":
         await two.elsewhere.cancel(record.task_id)
     else:
@@ -330,7 +330,7 @@ async def test_a_late_answer_is_refused(two: World, how: Answering, late: str) -
 # P18
 @pytest.mark.parametrize("how", ANSWERS)
 async def test_the_same_answer_once_more_is_no_late_one(two: World, how: Answering) -> None:
-    record = await asks(two.here, context_id="c")
+    record = await start_waiting_run(two.here, context_id="c")
     async with asyncio.timeout(20):
         assert await how(two, record, True) == (200, None)
         status, _ = await how(two, record, True)
@@ -349,7 +349,7 @@ async def test_what_is_said_with_an_answer_that_comes_second_is_not_sent(
     how: Callable[..., Awaitable[Any]],
     first: AnswerCommand | MessageCommand,
 ) -> None:
-    record = await asks(two.here, context_id="c")
+    record = await start_waiting_run(two.here, context_id="c")
     send = type(two.here.log).send_command
     letters: list[Any] = []
 
@@ -369,17 +369,17 @@ async def test_what_is_said_with_an_answer_that_comes_second_is_not_sent(
         result = await two.elsewhere.agents["clerk"].resume(record.task_id)
         assert result.output == "Refunded."
     else:
-        await drop(two.elsewhere, record)
+        await drop_question(two.elsewhere, record)
     assert "too expensive" not in str([each.text for each in await history(two.here.log, "c")])
 
 
 # P18
 @pytest.mark.parametrize("how", [_by_ui, _by_agui])
 async def test_what_is_said_with_an_answer_reaches_the_model(two: World, how: Callable[..., Awaitable[Any]]) -> None:
-    record = await asks(two.here, context_id="c")
+    record = await start_waiting_run(two.here, context_id="c")
     async with asyncio.timeout(20):
         assert await how(two, record, False, reason="It is too expensive.") == (200, None)
-        assert (await settled(two.here, record)).state == "completed"
+        assert (await wait_until_idle(two.here, record)).state == "completed"
     found = [(each.role, each.text) for each in await history(two.here.log, "c", public=True)]
     assert [each for each in found if "expensive" in each[1]] == [("user", "It is too expensive.")]
     assert [role for role, _ in found] == ["user", "assistant", "tool", "user", "assistant"]

@@ -14,13 +14,13 @@ from rxloop import Agent, MemoryEventLog, Runtime, tool
 from rxloop.client import Client
 from rxloop.run.ownership import read_open_questions
 from rxloop.testing import ScriptedModel, call, turn
-from support.api_server import serving
-from support.clients.a2a import saying, serving_a2a
-from support.clients.agui import door
+from support.api_server import serve_api
+from support.clients.a2a import message_request, serve_a2a
+from support.clients.agui import serve_agui
 from support.clients.agui_posts import post
-from support.clients.ai_sdk import site
-from support.clients.mcp import ERAS, desk
-from support.run_checks import until
+from support.clients.ai_sdk import serve_pages
+from support.clients.mcp import ERAS, serve_mcp
+from support.run_checks import wait_until
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -65,7 +65,7 @@ class Bank:
 
     async def finish(self, runtime: Runtime, task_id: str) -> None:
         """Check that the call was started by the answer, and that nothing was lost."""
-        await asyncio.wait_for(until(lambda: self.paid), 5)
+        await asyncio.wait_for(wait_until(lambda: self.paid), 5)
         assert await read_open_questions(runtime.log, task_id) == []
         self.release.set()
         async for _ in runtime.follow(task_id, after=None):
@@ -77,7 +77,7 @@ class Bank:
 async def test_pending_shows_a_question_while_another_call_works() -> None:  # P24
     bank = Bank()
     run = bank.agent.run("Go.").start()
-    await until(lambda: run.pending)
+    await wait_until(lambda: run.pending)
     assert [each.input_id for each in run.pending] == ["1.0.1"]
     bank.release.set()
     assert [each.input_id for each in (await run).pending] == ["1.0.1"] == [each.input_id for each in run.pending]
@@ -89,7 +89,7 @@ async def test_http_shows_and_takes_an_early_answer(
     here: bool, nested: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # P24
     bank = Bank(nested)
-    async with serving(bank.agent, log=bank.log) as served, Client(served.url, token="ann-key") as client:
+    async with serve_api(bank.agent, log=bank.log) as served, Client(served.url, token="ann-key") as client:
         if not here:
             # As if another process executed the run: the question is known when the log has it.
             monkeypatch.setattr("rxloop.run.ownership.find_owned", lambda log, task_id: None)
@@ -115,7 +115,7 @@ async def reading(reads: Awaitable[Any]) -> AsyncGenerator[None]:
 async def test_the_ui_stream_takes_an_early_approval() -> None:  # P24
     bank = Bank()
     said = {"id": "m", "role": "user", "parts": [{"type": "text", "text": "Pay"}]}
-    async with site(bank.agent, with_node=False) as made:
+    async with serve_pages(bank.agent, with_node=False) as made:
         headers = {"authorization": "Bearer ann-key"}
         async with httpx.AsyncClient(base_url=made.url, headers=headers, timeout=30) as ann:
             async with reading(ann.post("/api/chat", json={"id": "c", "messages": [said]})):
@@ -140,7 +140,7 @@ async def test_agui_takes_an_early_answer(nested: int) -> None:  # P24
         "context": [],
         "forwardedProps": {},
     }
-    async with door(bank.agent) as served, reading(post(served.url, body)):
+    async with serve_agui(bank.agent) as served, reading(post(served.url, body)):
         task_id, asked = await bank.question(served.runtime)
         entry = {"interruptId": f"{task_id}:{asked}", "status": "resolved", "payload": True}
         async with reading(post(served.url, {**body, "runId": "r2", "resume": [entry]})):
@@ -149,10 +149,10 @@ async def test_agui_takes_an_early_answer(nested: int) -> None:  # P24
 
 async def test_a2a_takes_an_early_answer_as_data() -> None:  # P24
     bank = Bank()
-    async with serving_a2a(bank.agent) as served, served.client("JSONRPC", streaming=False) as client:
+    async with serve_a2a(bank.agent) as served, served.client("JSONRPC", streaming=False) as client:
 
         async def send(**fields: Any) -> None:
-            async for _ in client.send_message(saying(**fields)):
+            async for _ in client.send_message(message_request(**fields)):
                 pass
 
         async with reading(send(text="Pay.")):
@@ -164,7 +164,7 @@ async def test_a2a_takes_an_early_answer_as_data() -> None:  # P24
 @pytest.mark.parametrize("mode", ERAS)
 async def test_mcp_takes_an_early_answer(mode: str) -> None:  # P24
     bank = Bank()
-    async with desk(bank.agent, log=bank.log) as made, made.client(mode) as client, made.client(mode) as other:
+    async with serve_mcp(bank.agent, log=bank.log) as made, made.client(mode) as client, made.client(mode) as other:
         async with reading(client.call_tool("clerk", {"prompt": "Pay."})):
             task_id, asked = await bank.question(made.runtime)
             arguments = {"task_id": task_id, "answers": {asked: True}}

@@ -14,7 +14,7 @@ from rxloop.testing import ScriptedModel, call
 from support import api_server
 from support.clients import agui, ai_sdk, openai
 from support.clients.agui_posts import post
-from support.clients.mcp import ERAS, desk
+from support.clients.mcp import ERAS, serve_mcp
 
 NEW = "/srv/a.txt"
 
@@ -46,7 +46,7 @@ def clerk(read: Any = read_file) -> Agent[Any, Any]:
 
 async def page(agent: Agent[Any, Any]) -> list[dict[str, Any]]:
     body = {"id": "c", "messages": [{"id": "m", "role": "user", "parts": [{"type": "text", "text": "Read"}]}]}
-    async with ai_sdk.site(agent) as made:
+    async with ai_sdk.serve_pages(agent) as made:
         headers = {"authorization": "Bearer ann-key"}
         async with httpx.AsyncClient(base_url=made.url, headers=headers, timeout=30) as client:
             answer = await client.post("/api/chat", json={**body, "trigger": "submit-message"})
@@ -75,7 +75,7 @@ async def test_ui_stream_asks_about_the_executed_arguments(read: Any) -> None:  
 
 
 async def test_agui_shows_written_and_executed_arguments() -> None:  # P20
-    async with agui.door(clerk()) as served:
+    async with agui.serve_agui(clerk()) as served:
         _, events = await post(served.url, agui_body())
 
     assert "".join(event["delta"] for event in events if event["type"] == "TOOL_CALL_ARGS") == '{"path":"a.txt"}'
@@ -87,7 +87,7 @@ async def test_agui_shows_written_and_executed_arguments() -> None:  # P20
 
 
 async def test_agui_gives_a_client_its_tool_call_with_the_executed_arguments() -> None:  # P20
-    async with agui.door(clerk(shown_by_client)) as served:
+    async with agui.serve_agui(clerk(shown_by_client)) as served:
         _, events = await post(served.url, agui_body())
 
     snapshot = [event for event in events if event["type"] == "MESSAGES_SNAPSHOT"][-1]
@@ -109,7 +109,7 @@ def agui_body() -> dict[str, Any]:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_openai_responses_show_the_executed_arguments(stream: bool) -> None:  # P20
-    async with openai.serving(clerk()) as served, served.client() as client:
+    async with openai.serve_openai(clerk()) as served, served.client() as client:
         answer: Any = await client.responses.create(model="clerk", input="Read", stream=stream)
         if stream:
             answer = [event async for event in answer][-1].response
@@ -120,7 +120,7 @@ async def test_openai_responses_show_the_executed_arguments(stream: bool) -> Non
 
 
 async def test_openai_responses_ask_about_the_executed_arguments() -> None:  # P20
-    async with openai.serving(clerk(approved)) as served, served.client() as client:
+    async with openai.serve_openai(clerk(approved)) as served, served.client() as client:
         answer: Any = await client.responses.create(model="clerk", input="Read")
 
     [item] = [each for each in answer.output if each.type == "mcp_approval_request"]
@@ -128,7 +128,7 @@ async def test_openai_responses_ask_about_the_executed_arguments() -> None:  # P
 
 
 async def test_http_api_shows_the_executed_arguments_in_events_and_messages() -> None:  # P20
-    async with api_server.serving(clerk()) as served:
+    async with api_server.serve_api(clerk()) as served:
         headers = {"authorization": "Bearer ann-key"}
         async with httpx.AsyncClient(base_url=served.url, headers=headers, timeout=20) as client:
             run = (await client.post("/runs?wait=10", json={"input": "Read"})).json()
@@ -148,7 +148,7 @@ async def test_mcp_progress_shows_the_executed_arguments(mode: str) -> None:  # 
     async def on_progress(progress: float, total: float | None, message: str | None) -> None:
         steps.append(message)
 
-    async with desk(clerk()) as served, served.client(mode) as client:
+    async with serve_mcp(clerk()) as served, served.client(mode) as client:
         await client.call_tool("clerk", {"prompt": "Read"}, progress_callback=on_progress)
 
     assert any(NEW in (step or "") for step in steps)

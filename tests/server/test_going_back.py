@@ -13,7 +13,7 @@ from rxloop import Agent, Event, GapEvent, SqliteEventLog
 from rxloop.client import Client
 from rxloop.testing import ScriptedModel
 from rxloop.testing.event_log_contract.toolkit import SECONDS, end, note, status, task
-from support.api_server import client_of, serving
+from support.api_server import make_client, serve_api
 from support.postgres.snapshots import SqliteSnapshot
 
 
@@ -65,7 +65,7 @@ async def test_clients_of_the_api_are_told_and_get_the_run_anew_over_the_same_co
     await worker.append("run", [task(owner="ann", **run), status(2, "working", attempt=1, **run)], expected_seq=0)
     copy.take()
     await worker.append("run", [note(3, attempt=1, **run)], expected_seq=2)
-    async with serving(Agent(ScriptedModel(), name="helper"), log=log) as served, client_of(served.url) as client:
+    async with serve_api(Agent(ScriptedModel(), name="helper"), log=log) as served, make_client(served.url) as client:
         page, script = Heard(), Heard()
         reading = asyncio.create_task(browser(client, page))
         following = asyncio.create_task(program(served.url, script))

@@ -14,7 +14,7 @@ import pytest
 from rxloop import Agent, MemoryEventLog
 from rxloop.server import ServerLimits
 from rxloop.testing import ScriptedModel
-from support.api_server import Raw, Served, serving
+from support.api_server import RawConnection, RunningApi, serve_api
 
 GETS = [
     *("/runs/{}", "/runs/{}/events", "/runs/{}/graph", "/runs/{}/state", "/runs?after={}"),
@@ -29,7 +29,7 @@ POSTS: dict[str, Any] = {
 ODD_IDS = ["x", "%00", "%2e%2e", "a" * 5_000, "%F0%9F%98%80", "'--", "01a20428-d3d7-7ba9-bf44-a933530ad41f"]
 
 
-def client_of(served: Served, token: str | None) -> httpx.AsyncClient:
+def client_of(served: RunningApi, token: str | None) -> httpx.AsyncClient:
     headers = {"authorization": f"Bearer {token}"} if token else {}
     return httpx.AsyncClient(base_url=served.url, headers=headers, timeout=30)
 
@@ -57,7 +57,7 @@ async def every(client: httpx.AsyncClient, ids: tuple[str, str]) -> dict[str, tu
 
 
 async def test_nobody_in_particular_gets_nothing_anywhere() -> None:
-    async with serving(agent()) as served, client_of(served, "ann-key") as ann:
+    async with serve_api(agent()) as served, client_of(served, "ann-key") as ann:
         run = (await ann.post("/runs?wait=10", json={"input": "Hi"})).json()
         for token in (None, "wrong", "ann", ""):
             async with client_of(served, token) as stranger:
@@ -67,7 +67,7 @@ async def test_nobody_in_particular_gets_nothing_anywhere() -> None:
 
 
 async def test_what_is_anothers_looks_like_what_is_not_there() -> None:
-    async with serving(agent()) as served, client_of(served, "ann-key") as ann, client_of(served, "bob-key") as bob:
+    async with serve_api(agent()) as served, client_of(served, "ann-key") as ann, client_of(served, "bob-key") as bob:
         run = (await ann.post("/runs?wait=10", json={"input": "Hi"})).json()
         hers = await every(bob, (run["taskId"], run["contextId"]))
         nobodys = await every(bob, ("01a20428-d3d7-7ba9-bf44-a933530ad41f", "01a20428-d3d7-7ba9-bf44-a933530ad41f"))
@@ -79,7 +79,7 @@ async def test_what_is_anothers_looks_like_what_is_not_there() -> None:
 
 @pytest.mark.parametrize("odd", ODD_IDS)
 async def test_an_odd_id_is_no_id(odd: str) -> None:
-    async with serving(agent()) as served, client_of(served, "ann-key") as ann:
+    async with serve_api(agent()) as served, client_of(served, "ann-key") as ann:
         for path, (status, text) in (await every(ann, (odd, odd))).items():
             assert status in (200, 404, 422), (path, status, text)
             assert status == 404 or "{}" not in path or "after" in path, (path, status, text)
@@ -117,7 +117,7 @@ BODIES: dict[str, tuple[bytes, tuple[int, ...]]] = {
 @pytest.mark.parametrize("name", BODIES)
 async def test_a_body_that_does_not_fit_is_refused_with_a_reason(name: str) -> None:  # L141
     body, expected = BODIES[name]
-    async with serving(agent()) as served, client_of(served, "ann-key") as ann:
+    async with serve_api(agent()) as served, client_of(served, "ann-key") as ann:
         answer = await ann.post("/runs", content=body, headers={"content-type": "application/json"})
         assert answer.status_code in expected, answer.text
         if answer.status_code != 202:
@@ -149,13 +149,13 @@ async def test_a_body_that_does_not_fit_is_refused_with_a_reason(name: str) -> N
     ],
 )
 async def test_a_query_that_does_not_fit_is_refused(query: str, status: int) -> None:
-    async with serving(agent()) as served, client_of(served, "ann-key") as ann:
+    async with serve_api(agent()) as served, client_of(served, "ann-key") as ann:
         run = (await ann.post("/runs?wait=10", json={"input": "Hi"})).json()
         assert (await ann.get(f"{run['events']}?{query}")).status_code == status
 
 
 async def test_headers_that_do_not_fit_are_refused() -> None:
-    async with serving(agent()) as served, client_of(served, "ann-key") as ann:
+    async with serve_api(agent()) as served, client_of(served, "ann-key") as ann:
         run = (await ann.post("/runs?wait=10", json={"input": "Hi"})).json()
         events = run["events"]
         assert (await ann.get(events, headers={"last-event-id": "x" * 201})).status_code == 422
@@ -175,7 +175,7 @@ async def test_a_body_is_counted_while_it_comes_and_the_memory_stays_flat() -> N
             sent += 1 << 16
             yield b"x" * (1 << 16)
 
-    async with serving(agent()) as served, client_of(served, "ann-key") as ann:
+    async with serve_api(agent()) as served, client_of(served, "ann-key") as ann:
         tracemalloc.start()
         with suppress(httpx.WriteError, httpx.ReadError):
             answer = await ann.post("/runs", content=endless(), headers={"content-type": "application/json"})
@@ -187,15 +187,15 @@ async def test_a_body_is_counted_while_it_comes_and_the_memory_stays_flat() -> N
 
 
 async def test_a_body_that_never_comes_is_given_up() -> None:
-    async with serving(agent(), limits=ServerLimits(body_seconds=0.2)) as served:
-        raw = await Raw.connect(served.url)
+    async with serve_api(agent(), limits=ServerLimits(body_seconds=0.2)) as served:
+        raw = await RawConnection.connect(served.url)
         raw.writer.write(
             b"POST /runs HTTP/1.1\r\nhost: x\r\nauthorization: Bearer ann-key\r\n"
             b"content-type: application/json\r\ncontent-length: 100\r\n\r\n{"
         )
         async with asyncio.timeout(10):
             assert b" 408 " in await raw.reader.readline()
-        await raw.hang_up()
+        await raw.close()
 
 
 async def test_a_run_that_is_removed_while_it_is_asked_for_is_gone_for_its_owner() -> None:
@@ -208,7 +208,7 @@ async def test_a_run_that_is_removed_while_it_is_asked_for_is_gone_for_its_owner
             return await super().read(task_id, **options)
 
     log = Trimming()
-    async with serving(agent(), log=log) as served, client_of(served, "ann-key") as ann:
+    async with serve_api(agent(), log=log) as served, client_of(served, "ann-key") as ann:
         run = (await ann.post("/runs?wait=10", json={"input": "Hi"})).json()
         log.trims = True
         answer = await ann.get(f"/runs/{run['taskId']}")

@@ -23,9 +23,9 @@ from rxloop.protocol.ids import RULE, is_id
 from rxloop.server import a2a, agui, api, mcp_server, openai_api, ui_stream
 from rxloop.storage.folder_artifacts import FolderArtifacts
 from rxloop.testing import ScriptedModel
-from support.api_server import listening
-from support.clients.mcp import Desk, text
-from support.dropped_questions import LOGS, clerk, logs
+from support.api_server import serve_app
+from support.clients.mcp import McpEndpoint, result_text
+from support.dropped_questions import LOGS, clerk, shared_logs
 
 GOOD = [
     "c",
@@ -53,7 +53,7 @@ BAD: list[Any] = ["", ".", "..", " a", "a ", "\u00a0a", "a\nb", "a\x00b", "a\x7f
 class Site:
     """Every adapter at one address."""
 
-    def __init__(self, url: str, runtime: Runtime, desk: Desk) -> None:
+    def __init__(self, url: str, runtime: Runtime, desk: McpEndpoint) -> None:
         self.url, self.runtime, self.desk = url, runtime, desk
         self.http = httpx.AsyncClient(base_url=url, timeout=30)
 
@@ -86,7 +86,7 @@ class Site:
 @pytest.fixture(params=LOGS)
 async def site(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator[Site]:
     async with AsyncExitStack() as stack:
-        make = await stack.enter_async_context(logs(request.param, tmp_path, request))
+        make = await stack.enter_async_context(shared_logs(request.param, tmp_path, request))
         agent = clerk()
         runtime = await stack.enter_async_context(Runtime({"clerk": agent}, log=make(), grace=0.3))
         door = mcp_server(runtime)
@@ -97,8 +97,8 @@ async def site(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator
             Mount("/a2a", a2a(runtime)),
             Mount("/", api(runtime)),
         ]
-        url = await stack.enter_async_context(listening(Starlette(routes=mounts)))
-        made = Site(url, runtime, Desk(await stack.enter_async_context(listening(door)), door, runtime))
+        url = await stack.enter_async_context(serve_app(Starlette(routes=mounts)))
+        made = Site(url, runtime, McpEndpoint(await stack.enter_async_context(serve_app(door)), door, runtime))
         yield made
         await made.http.aclose()
         await door.drain(0.2)
@@ -155,7 +155,7 @@ async def test_an_answer_reaches_a_conversation_with_every_id(site: Site) -> Non
         assert (answer.status_code, "[DONE]" in answer.text) == (200, True), context_id
         async with site.desk.client("legacy") as client:
             result = await client.call_tool("clerk", {"prompt": "Hello.", "context_id": context_id})
-        assert "Fine." in text(result)
+        assert "Fine." in result_text(result)
         assert len(await site.runtime.log.list_runs(context_id=context_id)) == 2
 
 

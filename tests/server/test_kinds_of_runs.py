@@ -7,13 +7,13 @@ from typing import Any
 from rxloop import Agent, ToolCompleteEvent
 from rxloop.client import Client
 from rxloop.testing import ScriptedModel, call
-from support.api_server import serving
+from support.api_server import serve_api
 
 
 async def test_a_tool_that_the_client_carries_out_pauses_the_run() -> None:
     shown = {"name": "show_map", "description": "Show a city.", "parameters": {"type": "object", "properties": {}}}
     agent = Agent(ScriptedModel(call("show_map"), "There it is."), thoughts=False, name="clerk")
-    async with serving(agent) as served, Client(served.url, token="ann-key") as client:
+    async with serve_api(agent) as served, Client(served.url, token="ann-key") as client:
         run = await client.start("clerk", "Where is Oslo?", tools=[shown], wait=10)
         [question] = run.pending
         assert question.input_kind == "tool"
@@ -31,7 +31,7 @@ async def test_events_of_nested_runs_come_or_not() -> None:
     above = Agent(
         ScriptedModel(call("ask_weather", prompt="Oslo?"), "7 C."), tools=[tool], thoughts=False, name="clerk"
     )
-    async with serving(above) as served, Client(served.url, token="ann-key") as client:
+    async with serve_api(above) as served, Client(served.url, token="ann-key") as client:
         run = await client.start("clerk", "Weather?", wait=10)
         whole = [each async for each in client.follow(run.task_id)]
         alone = [each async for each in client.follow(run.task_id, nested=False)]

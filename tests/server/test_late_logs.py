@@ -11,7 +11,7 @@ import httpx
 from rxloop import Agent, Event, MemoryEventLog, RunRecord, tool
 from rxloop.server import ServerLimits
 from rxloop.testing import ScriptedModel, call
-from support.api_server import client_of, serving
+from support.api_server import make_client, serve_api
 
 SOON = ServerLimits(log_seconds=0.3)
 
@@ -48,7 +48,7 @@ def for_a_while(answers: asyncio.Event) -> None:
 async def test_a_start_that_was_refused_while_the_log_wrote_it_is_the_same_run_when_it_is_tried_again() -> None:
     log, model = LateLog(), ScriptedModel("Hello.")
     log.writes.clear()
-    async with serving(Agent(model, name="a"), log=log, limits=SOON) as served, client_of(served.url) as client:
+    async with serve_api(Agent(model, name="a"), log=log, limits=SOON) as served, make_client(served.url) as client:
 
         async def start() -> httpx.Response:
             return await client.post("/runs?wait=10", json={"input": "Hi"}, headers={"idempotency-key": "k"})
@@ -73,8 +73,8 @@ async def test_a_run_that_a_request_has_begun_waits_for_the_log_longer_than_the_
         return "lost"
 
     model = ScriptedModel(call("lose"), "Done.", call("lose"), "Done.")
-    async with serving(Agent(model, tools=[lose], name="a"), log=log, limits=SOON) as served:
-        async with client_of(served.url) as client:
+    async with serve_api(Agent(model, tools=[lose], name="a"), log=log, limits=SOON) as served:
+        async with make_client(served.url) as client:
             started: Any = (await client.post("/runs?wait=10", json={"input": "Go"})).json()
             forked: Any = (await client.post(f"/runs/{started['taskId']}/fork", json={"at": 1})).json()
             ended: Any = (await client.get(f"/runs/{forked['taskId']}?wait=10")).json()
@@ -96,8 +96,8 @@ async def test_an_answer_that_has_begun_waits_for_the_log_longer_than_a_request(
             return found
 
     log = LateOnce()
-    async with serving(Agent(ScriptedModel("Hello."), name="a"), log=log, limits=SOON) as served:
-        async with client_of(served.url) as client:
+    async with serve_api(Agent(ScriptedModel("Hello."), name="a"), log=log, limits=SOON) as served:
+        async with make_client(served.url) as client:
             run: Any = (await client.post("/runs?wait=10", json={"input": "Hi"})).json()
             log.over = await log.get_record(run["taskId"])
             read = await client.get(f"/runs/{run['taskId']}/events")

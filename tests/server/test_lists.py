@@ -11,19 +11,19 @@ from rxloop import Agent, EventLog, MemoryEventLog, SqliteEventLog
 from rxloop.client import Client
 from rxloop.errors import ApiError
 from rxloop.testing import ScriptedModel
-from support.api_server import Served, serving
+from support.api_server import RunningApi, serve_api
 
 
 def clerk() -> Agent[Any, Any]:
     return Agent(ScriptedModel(*["Hello."] * 50), name="clerk")
 
 
-def client_of(served: Served, token: str = "ann-key") -> Client:
+def client_of(served: RunningApi, token: str = "ann-key") -> Client:
     return Client(served.url, token=token)
 
 
 async def test_runs_come_newest_first_page_by_page() -> None:
-    async with serving(clerk()) as served, client_of(served) as ann:
+    async with serve_api(clerk()) as served, client_of(served) as ann:
         ids = [(await ann.start(None, "Hi", context_id="talk", wait=10)).task_id for _ in range(5)]
         ids += [(await ann.start(None, "Hi", wait=10)).task_id]
         first = await ann.runs(limit=2)
@@ -41,7 +41,7 @@ async def test_runs_come_newest_first_page_by_page() -> None:
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
 async def test_conversations_come_by_their_latest_runs(kind: str, tmp_path: Any) -> None:
     log: EventLog = MemoryEventLog() if kind == "memory" else SqliteEventLog(tmp_path / "runs.db")
-    async with serving(clerk(), log=log) as served, client_of(served) as ann:
+    async with serve_api(clerk(), log=log) as served, client_of(served) as ann:
         for context_id in ("a", "b", "c", "a"):
             await ann.start(None, "Hi", context_id=context_id, metadata={"title": context_id.upper()}, wait=10)
         first = await ann.contexts(limit=2)
@@ -67,7 +67,7 @@ async def test_conversations_come_by_their_latest_runs(kind: str, tmp_path: Any)
 
 
 async def test_the_runs_of_anothers_conversation_are_not_there() -> None:
-    async with serving(clerk()) as served, client_of(served) as ann, client_of(served, "bob-key") as bob:
+    async with serve_api(clerk()) as served, client_of(served) as ann, client_of(served, "bob-key") as bob:
         await ann.start(None, "Hi", context_id="hers", wait=10)
         said: list[Any] = []
         for context_id in ("hers", "nobodys"):
@@ -81,7 +81,7 @@ async def test_the_runs_of_anothers_conversation_are_not_there() -> None:
 
 async def test_a_conversation_that_somebody_else_began_at_the_same_moment_is_in_one_list_alone() -> None:
     log = MemoryEventLog()
-    async with serving(clerk(), log=log) as served, client_of(served) as ann, client_of(served, "bob-key") as bob:
+    async with serve_api(clerk(), log=log) as served, client_of(served) as ann, client_of(served, "bob-key") as bob:
         # As two servers would let both of them begin it.
         await served.runtime.start(
             "clerk", "Hi", context_id="both", owner="ann", metadata={"public": {"title": "Hers"}}

@@ -22,7 +22,7 @@ from rxloop.server.core.errors import Refused
 from rxloop.server.openai.requests import CreateCompletion, CreateResponse
 from rxloop.server.ui_messages.requests import Asked
 from rxloop.testing import ScriptedModel
-from support.api_server import client_of, serving
+from support.api_server import make_client, serve_api
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"\xfb\xff\xfe" * 9 + b"\xff\xff\xff\xfb\xef\xbe"
 BASE64, URL_SAFE = b64encode(PNG).decode(), urlsafe_b64encode(PNG).decode()
@@ -149,7 +149,7 @@ def test_a_local_path_is_refused(read: Read, url: str) -> None:
 
 
 async def test_the_http_api_names_the_broken_part() -> None:
-    async with serving(Agent(ScriptedModel("A cat."))) as served, client_of(served.url) as client:
+    async with serve_api(Agent(ScriptedModel("A cat."))) as served, make_client(served.url) as client:
         parts = [{"type": "text", "text": "x"}, {"type": "image", "mediaType": "image/png", "data": "no!"}]
         answer = await client.post("/runs", json={"input": parts})
         assert answer.status_code == 422

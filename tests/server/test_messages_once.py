@@ -17,8 +17,8 @@ from rxloop import Agent, EventLog, Runtime, TaskEvent
 from rxloop.recorded.replay import history
 from rxloop.server import a2a, agui, api, openai_api, ui_stream
 from rxloop.testing import ScriptedModel, frames
-from support.api_server import listening
-from support.dropped_questions import LOGS, logs
+from support.api_server import serve_app
+from support.dropped_questions import LOGS, shared_logs
 
 TEXTS = {"m1": "First.", "m2": "Second."}
 
@@ -45,7 +45,7 @@ class Servers:
 @pytest.fixture(params=LOGS)
 async def servers(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator[Servers]:
     async with AsyncExitStack() as stack:
-        make = await stack.enter_async_context(logs(request.param, tmp_path, request))
+        make = await stack.enter_async_context(shared_logs(request.param, tmp_path, request))
         urls: list[str] = []
         agents: list[Agent[Any, Any]] = []
         for _ in range(2):
@@ -58,7 +58,7 @@ async def servers(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenera
                 Mount("/a2a", a2a(runtime)),
                 Mount("/", api(runtime)),
             ]
-            urls.append(await stack.enter_async_context(listening(Starlette(routes=mounts))))
+            urls.append(await stack.enter_async_context(serve_app(Starlette(routes=mounts))))
         made = Servers(make(), urls)
         yield made
         for client in made.http:

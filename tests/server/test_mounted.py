@@ -17,14 +17,14 @@ from rxloop import Agent, MemoryEventLog, Runtime, op
 from rxloop.client import Client
 from rxloop.server import api
 from rxloop.testing import ScriptedModel, frames
-from support.api_server import listening
+from support.api_server import serve_app
 
 
 async def test_under_a_prefix_of_a_fastapi_application_the_addresses_fit() -> None:
     runtime = Runtime({"a": Agent(ScriptedModel("Hello."))}, log=MemoryEventLog(), grace=0.2)
     site = FastAPI()
     site.mount("/agents", api(runtime))
-    async with runtime, listening(site) as url, Client(f"{url}/agents") as client:
+    async with runtime, serve_app(site) as url, Client(f"{url}/agents") as client:
         run = await client.start("a", "Hi", wait=10)
         async with httpx.AsyncClient(base_url=url) as plain:
             assert run.events == f"/agents/runs/{run.task_id}/events"
@@ -42,7 +42,7 @@ async def test_a_runtime_that_nobody_has_entered_is_told_to_whoever_reads_the_lo
 ) -> None:
     site = FastAPI()
     site.mount("/agents", api(Runtime({"a": Agent(ScriptedModel("Hello."))}, log=MemoryEventLog())))
-    async with listening(site) as url, httpx.AsyncClient(base_url=url) as client:
+    async with serve_app(site) as url, httpx.AsyncClient(base_url=url) as client:
         answer = await client.post("/agents/runs", json={"input": "Hi"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "draining")
     [said] = [each.message for each in caplog.records if each.levelno == logging.ERROR]

@@ -19,12 +19,12 @@ from rxloop.errors import (
     UnknownRun,
 )
 from rxloop.server.core.errors import refusal_of
-from support.api_server import Served, serving
+from support.api_server import RunningApi, serve_api
 from support.hidden_runs import RUNS, agent
 from support.hidden_tools import MARK
 
 
-def client_of(served: Served) -> httpx.AsyncClient:
+def client_of(served: RunningApi) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=served.url, headers={"authorization": "Bearer ann-key"}, timeout=30)
 
 
@@ -61,7 +61,7 @@ async def everything(client: httpx.AsyncClient, run: Any) -> str:
 @pytest.mark.parametrize("name", RUNS)
 async def test_no_byte_of_the_api_has_what_is_not_for_clients(name: str) -> None:
     log = MemoryEventLog()
-    async with serving(agent(*RUNS[name]), log=log) as served, client_of(served) as client:
+    async with serve_api(agent(*RUNS[name]), log=log) as served, client_of(served) as client:
         started = await client.post("/runs?wait=10", json={"input": "Look"})
         run = started.json()
         assert MARK.encode() in b"".join(event.to_json() for event in await log.read(run["taskId"]))
@@ -75,7 +75,7 @@ async def test_no_byte_of_the_api_has_what_is_not_for_clients(name: str) -> None
 
 
 async def test_a_tool_that_is_called_like_a_hidden_one_is_refused_without_a_word_of_it() -> None:
-    async with serving(agent("Hello.")) as served, client_of(served) as client:
+    async with serve_api(agent("Hello.")) as served, client_of(served) as client:
         for name, words in ((f"peek_{MARK}", "the agent cannot do"), ("fail", "the tools cannot be used")):
             answer = await client.post("/runs", json={"input": "Look", "tools": [{"name": name}]})
             assert (answer.status_code, MARK in answer.text) == (422, False)

@@ -16,7 +16,7 @@ import pytest
 
 from rxloop.client import Client
 from rxloop.errors import ApiError
-from support.api_server import Raw
+from support.api_server import RawConnection
 
 PROGRAMS = Path(__file__).parents[1] / "support/server_programs"
 SERVERS = {
@@ -80,8 +80,8 @@ async def served(server: str, folder: Path, grace: float = 0.3) -> AsyncGenerato
             await process.communicate()
 
 
-async def follow_raw(url: str, path: str, until: bytes) -> Raw:
-    reader = await Raw.connect(url)
+async def follow_raw(url: str, path: str, until: bytes) -> RawConnection:
+    reader = await RawConnection.connect(url)
     await reader.get(path, KEY)
     await reader.reader.readuntil(until)
     return reader
@@ -106,7 +106,7 @@ async def test_a_signal_ends_runs_streams_and_log_in_order_and_the_next_process_
             for reader in readers:
                 rest = await reader.reader.read()
                 assert rest.endswith(b"come back with the last id\n\n\r\n0\r\n\r\n")
-                await reader.hang_up()
+                await reader.close()
             code, logged = await first.over()
     assert code == 0, logged
     order = [line.split("shutdown: ")[1].split(",")[0] for line in logged.splitlines() if "shutdown: " in line]
@@ -156,4 +156,4 @@ async def test_meanwhile_it_is_not_ready_and_refuses_runs_and_a_second_signal_le
             code, logged = await process.over()
         assert code == 130
         assert logged.endswith("left without waiting\n")
-        await reader.hang_up()
+        await reader.close()

@@ -18,11 +18,11 @@ from mcp.client.streamable_http import streamable_http_client
 from openai import AsyncOpenAI
 
 from rxloop import PostgresEventLog
-from support.clients.a2a import all_of, saying
-from support.clients.mcp import LEGACY, text
-from support.clients.replica_clients import KINDS, MCP, Official, Shown, judge, node, opened
+from support.clients.a2a import collect_responses, message_request
+from support.clients.mcp import LEGACY, result_text
+from support.clients.replica_clients import KINDS, MCP, ClientView, OfficialClient, find_mismatches, node, open_client
 from support.postgres.server import database
-from support.processes.cluster import Cluster, balancing, cluster
+from support.processes.cluster import Cluster, cluster, load_balancer
 
 pytestmark = [pytest.mark.service("postgres"), pytest.mark.timeout(120)]
 with_node = pytest.mark.service("node-clients")
@@ -44,17 +44,17 @@ def processes(postgres_server: str, tmp_path_factory: pytest.TempPathFactory) ->
 @pytest.fixture
 def two(processes: Cluster) -> Cluster:
     """All processes, those too that the test before has killed."""
-    processes.ready()
+    processes.wait_until_ready()
     return processes
 
 
 class Crowd:
     """A client of each kind, each with a run of its own."""
 
-    def __init__(self, two: Cluster, log: PostgresEventLog, clients: dict[str, Official]) -> None:
+    def __init__(self, two: Cluster, log: PostgresEventLog, clients: dict[str, OfficialClient]) -> None:
         self.two, self.log, self.clients = two, log, clients
 
-    async def each(self, act: Callable[[Official], Any]) -> dict[str, Shown | BaseException]:
+    async def each(self, act: Callable[[OfficialClient], Any]) -> dict[str, ClientView | BaseException]:
         """Have all of them do something at the same time."""
         done = await asyncio.gather(*(act(each) for each in self.clients.values()), return_exceptions=True)
         return dict(zip(self.clients, done, strict=True))
@@ -62,7 +62,7 @@ class Crowd:
     async def until(self, kind: str, number: int = 1) -> None:
         """Wait until every run has so many events of a kind."""
 
-        async def one(client: Official) -> None:
+        async def one(client: OfficialClient) -> None:
             left = number
             async for event in self.log.follow(await client.task_id(), deltas=True, until="end"):
                 left -= event.kind == kind
@@ -78,7 +78,7 @@ class Crowd:
             if isinstance(its, BaseException):
                 wrong.append(f"{kind}: {its}")
             else:
-                wrong += await judge(kind, its, self.log, await self.clients[kind].task_id())
+                wrong += await find_mismatches(kind, its, self.log, await self.clients[kind].task_id())
         return wrong
 
 
@@ -86,7 +86,7 @@ class Crowd:
 async def crowd(two: Cluster) -> AsyncGenerator[Crowd]:
     log = PostgresEventLog(two.dsn)
     async with node() as process:
-        yield Crowd(two, log, {kind: await opened(process, kind, log) for kind in EVERY})
+        yield Crowd(two, log, {kind: await open_client(process, kind, log) for kind in EVERY})
     await log.aclose()
 
 
@@ -104,12 +104,12 @@ async def test_all_come_back_to_the_other_server_when_theirs_is_killed_in_the_mi
 ) -> None:
     one, other = two.urls
     async with crowd(two) as made:
-        saying = asyncio.create_task(made.each(lambda each: each.say(one, says)))
+        saying = asyncio.create_task(made.each(lambda each: each.send(one, says)))
         await made.until(piece, 5)
         two.servers[0].kill()
         broken = await saying
         assert all(isinstance(each, BaseException) for each in broken.values()), broken
-        shown = await made.each(lambda each: each.back(other))
+        shown = await made.each(lambda each: each.reconnect(other))
         assert await made.judged(shown) == []
 
 
@@ -118,17 +118,19 @@ async def test_all_are_told_the_whole_story_when_the_workers_are_killed_in_the_m
     two: Cluster,
 ) -> None:
     async with crowd(two) as made:
-        saying = asyncio.create_task(made.each(lambda each: each.say(two.urls[0], "Look and tell")))
+        saying = asyncio.create_task(made.each(lambda each: each.send(two.urls[0], "Look and tell")))
         await made.until("tool-progress", 5)
         for each in two.workers:
             each.kill()
-        two.workers[0].again()
+        two.workers[0].restart()
         await made.until("content-delta", 5)
         two.workers[0].kill()
-        two.workers[0].again()
+        two.workers[0].restart()
         shown = await saying
         assert await made.judged(shown) == []
-        pieces = {kind: each.pieces for kind, each in shown.items() if isinstance(each, Shown) and kind not in WHOLE}
+        pieces = {
+            kind: each.pieces for kind, each in shown.items() if isinstance(each, ClientView) and kind not in WHOLE
+        }
         assert min(pieces.values()) > 25, pieces
 
 
@@ -136,7 +138,7 @@ async def test_all_are_told_the_whole_story_when_the_workers_are_killed_in_the_m
 async def test_all_answer_at_the_other_server(two: Cluster) -> None:
     one, other = two.urls
     async with crowd(two) as made:
-        await made.each(lambda each: each.say(one, "Pay 5"))
+        await made.each(lambda each: each.send(one, "Pay 5"))
         assert await made.judged(await made.each(lambda each: each.answer(other, True))) == []
 
 
@@ -144,7 +146,7 @@ async def test_all_answer_at_the_other_server(two: Cluster) -> None:
 async def test_all_are_told_that_their_run_is_cancelled_at_the_other_server(two: Cluster) -> None:
     one, _ = two.urls
     async with crowd(two) as made, two.clients() as (_, b):
-        saying = asyncio.create_task(made.each(lambda each: each.say(one, "Talk for ever")))
+        saying = asyncio.create_task(made.each(lambda each: each.send(one, "Talk for ever")))
         await made.until("content-delta")
         for each in made.clients.values():
             await b.cancel(await each.task_id())
@@ -173,14 +175,14 @@ async def test_a_response_of_openai_outlives_its_worker_and_is_answered_at_anoth
 async def test_a_task_of_a2a_is_subscribed_to_at_another_server_and_outlives_its_worker(two: Cluster) -> None:
     async with httpx.AsyncClient(timeout=60) as http:
         one, other = [await create_client(f"{url}/a2a", ClientConfig(httpx_client=http)) for url in two.urls]
-        started = aiter(one.send_message(saying("Tell")))
+        started = aiter(one.send_message(message_request("Tell")))
         task_id = (await anext(started)).task.id
         pieces = 0
         async for update in other.subscribe(pb.SubscribeToTaskRequest(id=task_id)):
             pieces += update.HasField("artifact_update")
             if update.HasField("artifact_update") and pieces == 5:
                 (await two.owner(task_id)).kill()
-        rest = await all_of(started)
+        rest = await collect_responses(started)
         task = await other.get_task(pb.GetTaskRequest(id=task_id))
     assert pieces > 25
     assert rest[-1].status_update.status.state == pb.TASK_STATE_COMPLETED
@@ -190,10 +192,10 @@ async def test_a_task_of_a2a_is_subscribed_to_at_another_server_and_outlives_its
 async def test_the_requests_of_an_older_client_of_mcp_go_round_the_servers(two: Cluster) -> None:
     limits = httpx2.Limits(max_keepalive_connections=0)
     async with (
-        balancing(*two.urls, in_turn=True) as url,
+        load_balancer(*two.urls, round_robin=True) as url,
         httpx2.AsyncClient(timeout=60, limits=limits) as http,
         McpClient(streamable_http_client(f"{url}/mcp", http_client=http), mode=LEGACY) as client,
     ):
         for _ in range(3):
             assert [each.name for each in (await client.list_tools()).tools] == ["clerk", "continue_run"]
-        assert text(await client.call_tool("clerk", {"prompt": "Tell"})) == STORY
+        assert result_text(await client.call_tool("clerk", {"prompt": "Tell"})) == STORY

@@ -20,9 +20,9 @@ from rxloop import Agent, PostgresEventLog, Runtime
 from rxloop.runtime import PostgresQueue
 from rxloop.server import ServerLimits, a2a, agui, api, mcp_server, openai_api, ui_stream
 from rxloop.testing import ScriptedModel, frames
-from support.api_server import Raw, listening
+from support.api_server import RawConnection, serve_app
 from support.postgres.server import PostgresServer
-from support.processes.cluster import STARTS_IN, Cluster, Process, cluster
+from support.processes.cluster import START_TIMEOUT, Cluster, Process, cluster
 
 pytestmark = [pytest.mark.service("postgres"), pytest.mark.timeout(180)]
 
@@ -49,7 +49,7 @@ def two(server: PostgresServer, tmp_path: Path) -> Iterator[Cluster]:
 
 async def health(url: str, path: str, status: int) -> httpx.Response:
     """Ask until that is answered."""
-    async with asyncio.timeout(STARTS_IN), httpx.AsyncClient(base_url=url, timeout=10) as client:
+    async with asyncio.timeout(START_TIMEOUT), httpx.AsyncClient(base_url=url, timeout=10) as client:
         while True:
             answer = await client.get(path)
             if answer.status_code == status:
@@ -62,7 +62,7 @@ async def test_a_server_is_not_ready_while_postgres_is_away_and_comes_back_by_it
 ) -> None:
     url = two.urls[0]
     server.stop()
-    async with httpx.AsyncClient(base_url=url, timeout=STARTS_IN) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=START_TIMEOUT) as client:
         try:
             away = await health(url, "/readyz", 503)
             alive = await health(url, "/healthz", 200)
@@ -81,7 +81,7 @@ async def test_a_server_is_not_ready_while_postgres_is_away_and_comes_back_by_it
         assert (await b.record(begun.json()["taskId"])).content == "It is seen."
     assert [event.seq for event in events if event.durable] == list(range(1, events[-1].seq + 1))
     for each in (*two.servers, *two.workers):
-        assert each.runs
+        assert each.is_running
 
 
 @asynccontextmanager
@@ -100,7 +100,7 @@ async def doors(dsn: str, *turns: Any, queue: PostgresQueue | None = None) -> As
         Mount("/", api(runtime, limits=limits, heartbeat=0.2)),
     ]
     try:
-        async with runtime, listening(Starlette(routes=mounts)) as url:
+        async with runtime, serve_app(Starlette(routes=mounts)) as url:
             async with httpx.AsyncClient(base_url=url, timeout=60) as client:
                 yield client
     finally:
@@ -141,7 +141,7 @@ def asked(task_id: str) -> dict[str, tuple[str, str, Any]]:
 
 async def until(lines: AsyncIterator[str], wanted: str) -> None:
     """Read a stream up to that line."""
-    async with asyncio.timeout(STARTS_IN):
+    async with asyncio.timeout(START_TIMEOUT):
         async for line in lines:
             if line == wanted:
                 return
@@ -210,8 +210,8 @@ async def test_a_server_whose_runs_go_on_elsewhere_keeps_its_readers_and_refuses
 @pytest.mark.parametrize("command", [("serve", "--queue", "--port", "0"), ("worker",)], ids=lambda each: each[0])
 async def test_where_no_postgres_is_a_process_says_so_and_ends(command: tuple[str, ...], tmp_path: Path) -> None:
     process = Process("it", tmp_path, command[0], "clustered_clerk:agents", *command[1:], "--db", NOBODY)
-    assert await process.over(STARTS_IN) == 1
-    [said] = process.logged.splitlines()
+    assert await process.wait(START_TIMEOUT) == 1
+    [said] = process.log_text.splitlines()
     assert "127.0.0.1" in said
     assert "Connection refused" in said
 
@@ -220,13 +220,13 @@ async def test_where_no_postgres_is_a_process_says_so_and_ends(command: tuple[st
 async def test_a_signal_ends_a_server_in_order_while_clients_read(two: Cluster, number: signal.Signals) -> None:
     async with two.clients() as (a, _):
         run = await a.start("clerk", "Talk on")
-        raw = await Raw.connect(two.urls[1])
+        raw = await RawConnection.connect(two.urls[1])
         await raw.get(f"/runs/{run.task_id}/events", host="localhost")
         await raw.reader.readuntil(b"content-delta")
         two.servers[1].send(number)
-        assert await two.servers[1].over(STARTS_IN) == 0
+        assert await two.servers[1].wait(START_TIMEOUT) == 0
         rest = await raw.reader.read(-1)
-        await raw.hang_up()
+        await raw.close()
         assert rest.endswith(b"come back with the last id\n\n\r\n0\r\n\r\n")
         assert (await a.record(run.task_id)).attempt == 1, "the run does not notice"
         await a.cancel(run.task_id)
@@ -241,12 +241,12 @@ async def test_a_signal_ends_a_worker_in_its_grace_and_its_runs_go_on_elsewhere(
                 break
         worker = await two.owner(run.task_id)
         worker.send(signal.SIGTERM)
-        assert await worker.over(STARTS_IN) == 0
+        assert await worker.wait(START_TIMEOUT) == 0
         async for event in events:
             if event.kind == "content-delta" and event.attempt == 2:
                 break
         await a.cancel(run.task_id)
         rest = [event async for event in events]
-    assert worker.logged.splitlines()[-1].endswith("stopped")
-    assert "Traceback" not in worker.logged
+    assert worker.log_text.splitlines()[-1].endswith("stopped")
+    assert "Traceback" not in worker.log_text
     assert [event.state for event in rest if event.kind == "status-update"] == ["canceled"]

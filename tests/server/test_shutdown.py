@@ -11,7 +11,7 @@ import pytest
 from rxloop import Agent, ConfigurationError, MemoryEventLog, RunContext, Runtime, tool
 from rxloop.server import Shutdown, api
 from rxloop.testing import ScriptedModel, call, frames
-from support.api_server import Raw, client_of, listening
+from support.api_server import RawConnection, make_client, serve_app
 
 
 def a_runtime(*turns: Any, **options: Any) -> Runtime:
@@ -113,15 +113,15 @@ async def test_doors_of_one_runtime_end_together_with_their_streams_and_what_the
     seen: list[Any] = []
 
     async def look() -> None:
-        async with client_of(url) as client:
+        async with make_client(url) as client:
             seen.append([(await client.get("/readyz")).status_code, (await client.get("/healthz")).status_code])
             seen.append((await client.post("/runs", json={"input": "One more"})).status_code)
 
     ending.watch(15, "look", look)
-    async with runtime, listening(one) as url, listening(other) as second:
-        async with client_of(url) as client:
+    async with runtime, serve_app(one) as url, serve_app(other) as second:
+        async with make_client(url) as client:
             run = (await client.post("/runs", json={"input": "Hold"})).json()
-        readers = [await Raw.connect(url), await Raw.connect(second)]
+        readers = [await RawConnection.connect(url), await RawConnection.connect(second)]
         for reader in readers:
             await reader.get(run["events"])
             await reader.reader.readuntil(b"tool-start")
@@ -131,7 +131,7 @@ async def test_doors_of_one_runtime_end_together_with_their_streams_and_what_the
         for reader in readers:
             rest = await reader.reader.readuntil(b"\r\n0\r\n\r\n")
             assert b"come back with the last id" in rest
-            await reader.hang_up()
+            await reader.close()
         assert (await runtime.get_record(run["taskId"])).state == "working"
     with pytest.raises(ConfigurationError):
         Shutdown()

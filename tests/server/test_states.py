@@ -11,7 +11,7 @@ from rxloop.protocol.visibility import select_public_messages
 from rxloop.recorded.replay import history
 from rxloop.state.fold import fold_all
 from rxloop.testing import ScriptedModel, call
-from support.api_server import serving
+from support.api_server import serve_api
 
 
 @tool(approve=True)
@@ -30,7 +30,7 @@ async def test_the_state_after_each_event_is_a_fold_of_what_the_reader_may_see()
     log = MemoryEventLog()
     script = ([call("peek"), call("pay", amount=5)], "It is paid.")
     agent = Agent(ScriptedModel(*script), tools=[pay, peek], instructions="Be brief.", thoughts=False, name="clerk")
-    async with serving(agent, log=log) as served:
+    async with serve_api(agent, log=log) as served:
         async with Client(served.url, token="ann-key") as ann, Client(served.url, token="root-key") as root:
             run = await ann.start(None, "Pay 5", context_id="talk", wait=10)
             waiting = await ann.state(run.task_id)

@@ -20,7 +20,7 @@ from rxloop.server import ServerLimits
 from rxloop.stream import readers as sse
 from rxloop.stream.hub import Hub
 from rxloop.testing import ScriptedModel, call, frames
-from support.api_server import Raw, Served, serving
+from support.api_server import RawConnection, RunningApi, serve_api
 
 MANY = int(os.environ.get("RXLOOP_READERS", "100"))
 """Readers of one run; the issue asks for 1,000, with 500 that leave and 100 that are slow."""
@@ -40,7 +40,7 @@ def agent(*turns: Any, name: str = "clerk") -> Agent[Any, Any]:
     return Agent(ScriptedModel(*script), tools=[look], name=name)
 
 
-def client_of(served: Served, token: str = "ann-key") -> httpx.AsyncClient:
+def client_of(served: RunningApi, token: str = "ann-key") -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=served.url, headers={"authorization": f"Bearer {token}"}, timeout=30)
 
 
@@ -63,7 +63,7 @@ QUERIES = [
 @pytest.mark.parametrize("query", QUERIES)
 async def test_one_predicate_holds_for_what_is_live_out_of_the_log_and_replayed(query: str) -> None:  # L131
     log = MemoryEventLog()
-    async with serving(agent(call("look", at="the sky"), frames("-It -is -blue.|", 0.02)), log=log) as served:
+    async with serve_api(agent(call("look", at="the sky"), frames("-It -is -blue.|", 0.02)), log=log) as served:
         async with client_of(served) as client:
             run = (await client.post("/runs", json={"input": "Look"})).json()
             live = await client.get(f"{run['events']}?{query}")
@@ -81,7 +81,7 @@ async def test_one_predicate_holds_for_what_is_live_out_of_the_log_and_replayed(
 
 
 async def test_text_with_line_ends_comes_out_as_it_went_in() -> None:  # L139
-    async with serving(agent()) as served, client_of(served) as client:
+    async with serve_api(agent()) as served, client_of(served) as client:
         run = (await client.post("/runs?wait=10", json={"input": "Look"})).json()
         frames_ = await client.get(f"{run['events']}?kinds=custom")
         lines = await client.get(f"{run['events']}?kinds=custom", headers={"accept": "application/x-ndjson"})
@@ -94,7 +94,7 @@ async def test_text_with_line_ends_comes_out_as_it_went_in() -> None:  # L139
 async def test_silence_is_broken_by_a_heartbeat_or_not() -> None:  # L135
     quiet = frames("-" * 100 + "x|", 0.01)
     for heartbeat, least in ((0.05, 5), (None, 0)):
-        async with serving(agent(quiet), heartbeat=heartbeat) as served, client_of(served) as client:
+        async with serve_api(agent(quiet), heartbeat=heartbeat) as served, client_of(served) as client:
             run = (await client.post("/runs", json={"input": "Look"})).json()
             frames_ = (await client.get(run["events"])).text
             assert frames_.count(": heartbeat\n\n") >= least
@@ -102,7 +102,7 @@ async def test_silence_is_broken_by_a_heartbeat_or_not() -> None:  # L135
 
 
 async def test_the_end_is_204_for_whoever_has_all_and_for_nobody_else() -> None:  # L136
-    async with serving(agent()) as served, client_of(served) as client:
+    async with serve_api(agent()) as served, client_of(served) as client:
         run = (await client.post("/runs?wait=10", json={"input": "Look"})).json()
         path = run["events"]
         whole = events_of((await client.get(path)).text)
@@ -124,7 +124,7 @@ CURSORS = ["garbage", "elsewhere/1.1.0", "{}/1.9999.0", "{}/0.3.0", "{}/9.2.0", 
 @pytest.mark.parametrize("cursor", CURSORS)
 async def test_a_cursor_that_is_none_of_this_run_gets_a_gap_and_then_everything(cursor: str, way: str) -> None:  # L133
     quick, slow = "Blue.", frames("-It -is -blue.|", 0.1)
-    async with serving(agent(quick, slow)) as served, client_of(served) as client:
+    async with serve_api(agent(quick, slow)) as served, client_of(served) as client:
         over = (await client.post("/runs?wait=10", json={"input": "Look"})).json()
         live = (await client.post("/runs", json={"input": "Look"})).json()
         # A live run has no way to tell that it has not had so many attempts.
@@ -155,7 +155,7 @@ async def test_what_a_run_keeps_in_memory_is_bounded_and_the_log_has_the_rest(  
     monkeypatch.setattr(Hub.__init__, "__defaults__", (5, 64))
     log = MemoryEventLog()
     script = [call("look", at="it")] * 5 + [frames("-It -is" + "-x" * 10 + "|", 0.05)]
-    async with serving(agent(*script), log=log) as served, client_of(served) as client:
+    async with serve_api(agent(*script), log=log) as served, client_of(served) as client:
         run = (await client.post("/runs", json={"input": "Look"})).json()
         async with client.stream("GET", run["events"]) as answer:
             async for line in answer.aiter_lines():
@@ -172,7 +172,7 @@ async def test_what_a_run_keeps_in_memory_is_bounded_and_the_log_has_the_rest(  
 
 async def test_ids_do_not_begin_anew_in_a_conversation_of_which_the_oldest_is_removed() -> None:  # L134
     log = MemoryEventLog()
-    async with serving(agent(*["Blue."] * 3), log=log) as served, client_of(served) as client:
+    async with serve_api(agent(*["Blue."] * 3), log=log) as served, client_of(served) as client:
         old, new = [
             (await client.post("/runs?wait=10", json={"input": "Look", "contextId": "talk"})).json() for _ in range(2)
         ]
@@ -186,7 +186,7 @@ async def test_ids_do_not_begin_anew_in_a_conversation_of_which_the_oldest_is_re
 
 
 async def test_two_conversations_never_cross() -> None:  # L138
-    async with serving(agent(*[frames("-a -b|", 0.005)] * 10)) as served, client_of(served) as client:
+    async with serve_api(agent(*[frames("-a -b|", 0.005)] * 10)) as served, client_of(served) as client:
         runs = [(await client.post("/runs", json={"input": "x", "contextId": f"c{n}"})).json() for n in range(5)]
         texts = await asyncio.gather(*(client.get(run["events"]) for run in runs))
     for run, text in zip(runs, texts, strict=True):
@@ -194,7 +194,7 @@ async def test_two_conversations_never_cross() -> None:  # L138
 
 
 async def test_what_is_not_for_clients_is_for_those_who_may() -> None:
-    async with serving(agent()) as served, client_of(served) as ann, client_of(served, "root-key") as root:
+    async with serve_api(agent()) as served, client_of(served) as ann, client_of(served, "root-key") as root:
         run = (await ann.post("/runs?wait=10", json={"input": "Look", "metadata": {"a": 1}})).json()
         path = f"{run['events']}?visibility=all"
         assert (await ann.get(path)).status_code == 403
@@ -207,16 +207,16 @@ async def test_many_readers_of_one_run_share_its_encoding(monkeypatch: pytest.Mo
     written = sse.make_frame
     monkeypatch.setattr(sse, "make_frame", lambda event, data: (encoded.append(event), written(event, data))[1])
     words = frames("-" * (40 + MANY // 2) + "".join(f"word{n} -" for n in range(30)).rstrip("-") + "|", 0.02)
-    async with serving(agent(words), limits=UNLIMITED) as served, AsyncExitStack() as stack:
+    async with serve_api(agent(words), limits=UNLIMITED) as served, AsyncExitStack() as stack:
         client = await stack.enter_async_context(Client(served.url, token="ann-key"))
         run = await client.start("clerk", "Look")
-        readers = [await Raw.connect(served.url) for _ in range(MANY)]
+        readers = [await RawConnection.connect(served.url) for _ in range(MANY)]
         for reader in readers:
             await reader.get(run.events)
         assert len(served.gateway._open) == MANY
         texts = await asyncio.gather(*(reader.reader.readuntil(b"\r\n0\r\n\r\n") for reader in readers))
         for reader in readers:
-            await reader.hang_up()
+            await reader.close()
         deltas = [each for each in encoded if isinstance(each, ContentDeltaEvent)]
         whole = [b'"content":"word0 word1 ' in text and b'"state":"completed"' in text for text in texts]
         assert all(whole)
@@ -228,11 +228,11 @@ async def test_many_readers_of_one_run_share_its_encoding(monkeypatch: pytest.Mo
 
 
 async def test_readers_that_leave_leave_nothing() -> None:
-    async with serving(agent(frames("-on and on", 0.01)), limits=UNLIMITED) as served, client_of(served) as client:
+    async with serve_api(agent(frames("-on and on", 0.01)), limits=UNLIMITED) as served, client_of(served) as client:
         run = (await client.post("/runs", json={"input": "Look"})).json()
         tasks_before = len(asyncio.all_tasks())
         for _ in range(5):
-            readers = [await Raw.connect(served.url) for _ in range(MANY // 10)]
+            readers = [await RawConnection.connect(served.url) for _ in range(MANY // 10)]
             for reader in readers:
                 await reader.get(run["events"])
                 await reader.reader.readuntil(b"content-delta")
@@ -252,9 +252,9 @@ async def test_slow_readers_hold_up_nobody_and_are_let_go(caplog: pytest.LogCapt
     text = "x" * 30_000
     words = frames("".join(f"{text}-" for _ in range(400)).rstrip("-") + "|", 0.002)
     limits = ServerLimits(runs=None, streams=None, stalled=1.0)
-    async with serving(agent(words), limits=limits) as served, client_of(served) as client:
+    async with serve_api(agent(words), limits=limits) as served, client_of(served) as client:
         run = (await client.post("/runs", json={"input": "Look"})).json()
-        slow = [await Raw.connect(served.url) for _ in range(MANY // 10)]
+        slow = [await RawConnection.connect(served.url) for _ in range(MANY // 10)]
         for reader in slow:
             reader.writer.get_extra_info("socket").setsockopt(1, 8, 4_096)  # SO_RCVBUF
             await reader.get(run["events"])
@@ -279,9 +279,9 @@ async def test_a_reader_gets_all_while_others_take_nothing() -> None:
     text = "x" * 30_000
     words = frames("".join(f"{text}-" for _ in range(400)).rstrip("-") + "|", 0.001)
     limits = ServerLimits(runs=None, streams=None, stalled=3_600)
-    async with serving(agent(words), limits=limits) as served, client_of(served) as client:
+    async with serve_api(agent(words), limits=limits) as served, client_of(served) as client:
         run = (await client.post("/runs", json={"input": "Look"})).json()
-        slow = [await Raw.connect(served.url) for _ in range(10)]
+        slow = [await RawConnection.connect(served.url) for _ in range(10)]
         for reader in slow:
             reader.writer.get_extra_info("socket").setsockopt(1, 8, 4_096)  # SO_RCVBUF
             await reader.get(run["events"])
@@ -302,7 +302,7 @@ async def test_a_run_that_pauses_is_not_cancelled_by_the_end_of_its_stream() -> 
         return "paid"
 
     paying = Agent(ScriptedModel(*[call("pay")] * 20), tools=[pay], thoughts=False, name="clerk")
-    async with serving(paying, on_disconnect="cancel") as served, client_of(served) as client:
+    async with serve_api(paying, on_disconnect="cancel") as served, client_of(served) as client:
         headers = {"accept": "text/event-stream"}
         for _ in range(20):
             told = await client.post("/runs", json={"input": "Pay"}, headers=headers)

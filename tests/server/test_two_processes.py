@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rxloop.client import Client
-from support.api_server import Raw
+from support.api_server import RawConnection
 from support.processes.replicas import Replica, replica
 
 
@@ -86,7 +86,7 @@ async def test_a_server_that_is_stopped_ends_its_streams_and_the_other_goes_on(
     a, b = two
     run = await a.client.start("clerk", "Talk for ever")
     paused = await a.client.start("clerk", "Pay 5", wait=20)
-    raw = await Raw.connect(a.url)
+    raw = await RawConnection.connect(a.url)
     await raw.get(run.events)
     seen = await raw.reader.readuntil(b"content-delta")
     a.process.send_signal(signal.SIGTERM)
@@ -94,7 +94,7 @@ async def test_a_server_that_is_stopped_ends_its_streams_and_the_other_goes_on(
         rest = await raw.reader.read(-1)
         # uvicorn raises the signal once more when it is done.
         assert await a.process.wait() in (0, -signal.SIGTERM)
-    await raw.hang_up()
+    await raw.close()
     assert rest.endswith(b"come back with the last id\n\n\r\n0\r\n\r\n")
     last = [line for line in (seen + rest).split(b"\n") if line.startswith(b"id: ")][-1].removeprefix(b"id: ").decode()
     async for event in b.client.follow(run.task_id, after=last):

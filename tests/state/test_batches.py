@@ -17,24 +17,24 @@ from rxloop.state.fold import fold, fold_all
 from rxloop.state.history import Ledger
 from rxloop.state.run_state import RunState
 from support.fold_events import (
-    answered,
-    answers,
     any_event,
-    called,
-    complete,
-    llm,
-    started,
+    content_complete,
+    llm_call,
+    state_with_answers,
     task,
+    tool_call,
+    tool_complete,
+    tool_start,
 )
-from support.runs import shape, well_formed
+from support.runs import is_well_formed, shape
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
 def test_answers_stand_in_call_order_whatever_their_order(order: tuple[int, ...]) -> None:  # L77
-    calls = [called("f", "a"), called("g", "b"), called("h", "c")]
-    state = fold_all([task(), llm(), complete("", *calls)])
+    calls = [tool_call("f", "a"), tool_call("g", "b"), tool_call("h", "c")]
+    state = fold_all([task(), llm_call(), content_complete("", *calls)])
     for index in order:
-        state = fold(state, answered(index, f"answer {index}"))
+        state = fold(state, tool_complete(index, f"answer {index}"))
 
     answers = state.messages[2:]
     assert [(message.tool_call_id, message.text) for message in answers] == [
@@ -46,18 +46,24 @@ def test_answers_stand_in_call_order_whatever_their_order(order: tuple[int, ...]
 
 
 def test_calls_with_one_id_each_get_their_own_answer() -> None:
-    events = [task(), llm(), complete("", called("f", "0"), called("g", "0")), answered(1, "of g"), answered(0, "of f")]
-    events += [llm("2"), complete("", called("h", "0"), step="2"), answered(0, "of h", step="2")]
+    events = [
+        task(),
+        llm_call(),
+        content_complete("", tool_call("f", "0"), tool_call("g", "0")),
+        tool_complete(1, "of g"),
+        tool_complete(0, "of f"),
+    ]
+    events += [llm_call("2"), content_complete("", tool_call("h", "0"), step="2"), tool_complete(0, "of h", step="2")]
 
     state = fold_all(events)
 
     assert shape(state.messages)[1:] == ["assistant: f,g", "tool: of f", "tool: of g", "assistant: h", "tool: of h"]
-    assert well_formed(state.messages)
+    assert is_well_formed(state.messages)
 
 
 @pytest.mark.parametrize("index", [-1, 2, 7])
 def test_an_answer_to_a_call_that_is_not_there_is_none(index: int) -> None:
-    state = fold_all([task(), llm(), complete("", called(), called()), answered(index)])
+    state = fold_all([task(), llm_call(), content_complete("", tool_call(), tool_call()), tool_complete(index)])
     assert state.batch is not None
     assert state.batch.open == [0, 1]
 
@@ -72,22 +78,22 @@ def test_the_answers_of_many_calls_of_one_message_are_counted_and_not_searched()
             Searched.count += 1
             return super().__contains__(key)
 
-    state = fold_all([task(), llm(), complete("", *[called()] * 1_000)])
+    state = fold_all([task(), llm_call(), content_complete("", *[tool_call()] * 1_000)])
     assert state.batch is not None
     state = replace(state, batch=replace(state.batch, answers=Searched()))
     for index in range(999):
-        state = fold(state, answered(index))
+        state = fold(state, tool_complete(index))
     # Once by the fold, and once by what keeps them.
     assert Searched.count == 2 * 999
     assert state.batch is not None
     assert state.batch.open == [999]
-    assert fold(state, answered(999)).batch is None
+    assert fold(state, tool_complete(999)).batch is None
 
 
 def test_each_answer_to_one_of_many_calls_is_kept_once_whatever_number_of_states_there_is() -> None:
     def size_of_the_states(calls: int) -> int:
-        state = fold_all([task(), llm(), complete("", *[called()] * calls)])
-        answers = [answered(index) for index in range(calls - 1)]
+        state = fold_all([task(), llm_call(), content_complete("", *[tool_call()] * calls)])
+        answers = [tool_complete(index) for index in range(calls - 1)]
         tracemalloc.start()
         states = [state]
         for answer in answers:
@@ -100,35 +106,49 @@ def test_each_answer_to_one_of_many_calls_is_kept_once_whatever_number_of_states
 
 
 def test_a_second_answer_to_a_slot_is_none() -> None:
-    state = fold_all([task(), llm(), complete("", called(), called()), answered(0, "first"), answered(0, "second")])
+    state = fold_all(
+        [
+            task(),
+            llm_call(),
+            content_complete("", tool_call(), tool_call()),
+            tool_complete(0, "first"),
+            tool_complete(0, "second"),
+        ]
+    )
     assert state.batch is not None
     assert state.batch.open == [1]
 
-    state = fold_all([answered(1, "other"), answered(1, "late")], state)
+    state = fold_all([tool_complete(1, "other"), tool_complete(1, "late")], state)
 
     assert shape(state.messages)[2:] == ["tool: first", "tool: other"]
 
 
 @pytest.mark.parametrize(
     "stray",
-    [answered(0, step="9"), answered(5), answered(-1), answered(0, step="1", parent_task_id="p"), started(3, step="7")],
+    [
+        tool_complete(0, step="9"),
+        tool_complete(5),
+        tool_complete(-1),
+        tool_complete(0, step="1", parent_task_id="p"),
+        tool_start(3, step="7"),
+    ],
 )
 def test_an_answer_for_no_slot_changes_nothing(stray: Event) -> None:
     for before in [
         fold_all([task()]),
-        fold_all([task(), llm()]),
-        fold_all([task(), llm(), complete("", called())]),
-        fold_all([task(), llm(), complete("done")]),
+        fold_all([task(), llm_call()]),
+        fold_all([task(), llm_call(), content_complete("", tool_call())]),
+        fold_all([task(), llm_call(), content_complete("done")]),
     ]:
         assert fold(before, stray) == before
 
 
 def test_a_message_that_comes_while_a_message_is_open_stands_behind_it() -> None:
     steering = MessageAddedEvent(content="Faster!")
-    state = fold_all([task(), llm(), steering])
+    state = fold_all([task(), llm_call(), steering])
     assert shape(state.messages) == ["user: Hi"]
 
-    state = fold_all([complete("Hello.")], state)
+    state = fold_all([content_complete("Hello.")], state)
 
     assert shape(state.messages) == ["user: Hi", "assistant: Hello.", "user: Faster!"]
     assert not state.done  # the model has to answer to it
@@ -136,7 +156,13 @@ def test_a_message_that_comes_while_a_message_is_open_stands_behind_it() -> None
 
 @pytest.mark.parametrize("place", range(5))
 def test_a_message_that_comes_anywhere_in_a_batch_stands_behind_it(place: int) -> None:
-    events: list[Event] = [llm(), complete("", called("f"), called("g")), started(0), answered(1), answered(0)]
+    events: list[Event] = [
+        llm_call(),
+        content_complete("", tool_call("f"), tool_call("g")),
+        tool_start(0),
+        tool_complete(1),
+        tool_complete(0),
+    ]
     events.insert(place + 1, MessageAddedEvent(content="Faster!", role="system"))
 
     state = fold_all([task(), *events])
@@ -147,7 +173,9 @@ def test_a_message_that_comes_anywhere_in_a_batch_stands_behind_it(place: int) -
 
 def test_several_messages_that_are_held_keep_their_order() -> None:
     held = [MessageAddedEvent(content=text) for text in "abc"]
-    state = fold_all([task(), llm(), held[0], complete("", called()), held[1], answered(0), held[2]])
+    state = fold_all(
+        [task(), llm_call(), held[0], content_complete("", tool_call()), held[1], tool_complete(0), held[2]]
+    )
 
     assert shape(state.messages)[-3:] == ["user: a", "user: b", "user: c"]
 
@@ -160,7 +188,7 @@ def test_whatever_comes_no_call_of_the_history_is_unanswered_and_no_answer_alone
     for event in events:
         state = fold(state, event)
         sizes.append(len(state.messages))
-        assert well_formed(state.messages)
+        assert is_well_formed(state.messages)
         if state.batch is not None:
             assert state.batch.open
 
@@ -180,7 +208,7 @@ def test_whatever_comes_no_call_of_the_history_is_unanswered_and_no_answer_alone
 def test_a_batch_of_calls_may_give_the_answer(
     successes: tuple[bool | None, ...], content: str | None, retries: int
 ) -> None:
-    state = answers(*successes)
+    state = state_with_answers(*successes)
 
     assert state.done is (content is not None)
     assert state.content == (content or "")
@@ -188,6 +216,6 @@ def test_a_batch_of_calls_may_give_the_answer(
     assert state.messages[-1].role == "tool"
     assert not fold(state, MessageAddedEvent(content="More.")).done
     other = ToolCall(id="x", name="f")
-    asked = fold(state, complete("", other, step="2"))
+    asked = fold(state, content_complete("", other, step="2"))
     assert not asked.done
     assert not fold(asked, ToolCompleteEvent(call=other, step="2", success=True, content="")).done

@@ -27,7 +27,7 @@ from rxloop.errors import ContextBusy
 from rxloop.pipeline.records import RunEvents
 from rxloop.storage import conversation
 from rxloop.testing import ScriptedModel, call, frames, virtual_time
-from support.runs import collect, outcome, shape, well_formed
+from support.runs import collect, is_well_formed, outcome, shape
 
 
 @tool
@@ -127,7 +127,7 @@ async def test_a_run_that_failed_or_was_cancelled_leaves_a_history_that_is_well_
     result = await last.run("Three", context_id="c")
 
     assert sent(last) == ["user: One", "assistant: look,look", "tool: 1", "tool: 2", "user: Two", "user: Three"]
-    assert well_formed(result.messages)
+    assert is_well_formed(result.messages)
 
 
 @pytest.mark.parametrize("held", range(1, 12))
@@ -141,7 +141,7 @@ async def test_a_run_that_crashed_leaves_a_history_that_is_well_formed(held: int
     result = await of.run("Two", context_id="c")
 
     assert result.output == "Two it is."
-    assert well_formed(result.messages)
+    assert is_well_formed(result.messages)
     assert sent(of)[0] == "user: One"
     assert sent(of)[-1] == "user: Two"
 
@@ -275,7 +275,7 @@ async def test_calls_of_two_runs_with_the_same_ids_do_not_mix() -> None:
     result = await of.run("Turn 3", context_id="c")
 
     assert [text for text in sent(of) if text.startswith("tool")] == ["tool: 1", "tool: 2"]
-    assert well_formed(result.messages)
+    assert is_well_formed(result.messages)
     assert {each.id for message in result.messages for each in message.tool_calls} == {"0"}
     assert isinstance(result.messages[1].tool_calls[0], ToolCall)
 

@@ -29,12 +29,17 @@ from rxloop.protocol.visibility import select_public_messages
 from rxloop.state.fold import fold, fold_all
 from rxloop.state.history import NEVER_BEGAN
 from rxloop.state.run_state import RunState, check_limits, no_run
-from support.fold_events import IMAGE, answered, asked, called, complete, llm, task
-from support.runs import shape, well_formed
+from support.fold_events import IMAGE, content_complete, input_required, llm_call, task, tool_call, tool_complete
+from support.runs import is_well_formed, shape
 
 
 def test_the_state_that_all_runs_begin_with_stays_empty() -> None:
-    events = [task(), complete("", called(id="c")), answered(), ThoughtStreamEvent(thought_id="t", content="hm")]
+    events = [
+        task(),
+        content_complete("", tool_call(id="c")),
+        tool_complete(),
+        ThoughtStreamEvent(thought_id="t", content="hm"),
+    ]
     state = fold_all(events)
 
     assert len(state.messages) == 3
@@ -44,7 +49,7 @@ def test_the_state_that_all_runs_begin_with_stays_empty() -> None:
 
 
 def test_a_task_opens_the_history_and_an_answer_ends_it() -> None:
-    state = fold_all([task("Be kind.", "Hi"), llm(), complete("Hello.")])
+    state = fold_all([task("Be kind.", "Hi"), llm_call(), content_complete("Hello.")])
 
     assert shape(state.messages) == ["user: Be kind.", "user: Hi", "assistant: Hello."]
     assert state.done
@@ -52,31 +57,38 @@ def test_a_task_opens_the_history_and_an_answer_ends_it() -> None:
 
 
 def test_an_empty_answer_is_an_answer() -> None:
-    assert fold_all([task(), llm(), complete("")]).done
+    assert fold_all([task(), llm_call(), content_complete("")]).done
 
 
 def test_the_fold_changes_no_earlier_state() -> None:
-    before = fold_all([task(), llm(), complete("", called(), called())])
+    before = fold_all([task(), llm_call(), content_complete("", tool_call(), tool_call())])
     kept = replace(before)
 
-    fold_all([answered(0), answered(1), complete("done", step="2")], before)
+    fold_all([tool_complete(0), tool_complete(1), content_complete("done", step="2")], before)
 
     assert before == kept
     assert shape(before.messages) == ["user: Hi"]
 
 
 def test_text_beside_calls_is_no_answer() -> None:  # L33
-    state = fold_all([task(), llm(), complete("I think.", called("think_aloud"))])
+    state = fold_all([task(), llm_call(), content_complete("I think.", tool_call("think_aloud"))])
 
     assert not state.done
-    assert not fold_all([answered()], state).done
+    assert not fold_all([tool_complete()], state).done
 
 
 def test_text_and_calls_of_one_turn_are_one_message() -> None:  # L76
-    state = fold_all([task(), llm(), complete("Let me see.", called("f", "1"), called("g", "2")), answered(0)])
+    state = fold_all(
+        [
+            task(),
+            llm_call(),
+            content_complete("Let me see.", tool_call("f", "1"), tool_call("g", "2")),
+            tool_complete(0),
+        ]
+    )
     assert shape(state.messages) == ["user: Hi"]
 
-    state = fold_all([answered(1)], state)
+    state = fold_all([tool_complete(1)], state)
 
     assistant = state.messages[1]
     assert (assistant.text, [call.name for call in assistant.tool_calls]) == ("Let me see.", ["f", "g"])
@@ -84,14 +96,19 @@ def test_text_and_calls_of_one_turn_are_one_message() -> None:  # L76
 
 
 def test_a_message_behind_the_answer_asks_for_another_one() -> None:
-    state = fold_all([task(), llm(), complete("Hello."), MessageAddedEvent(content="In French!")])
+    state = fold_all([task(), llm_call(), content_complete("Hello."), MessageAddedEvent(content="In French!")])
 
     assert not state.done
-    assert fold_all([llm("2"), complete("Bonjour.", step="2")], state).done
+    assert fold_all([llm_call("2"), content_complete("Bonjour.", step="2")], state).done
 
 
 def test_a_message_that_was_cut_off_never_enters_the_history() -> None:
-    events = [task(), llm(), MessageAddedEvent(content="Faster!"), complete("Hel", finish_reason="canceled")]
+    events = [
+        task(),
+        llm_call(),
+        MessageAddedEvent(content="Faster!"),
+        content_complete("Hel", finish_reason="canceled"),
+    ]
 
     state = fold_all(events)
 
@@ -100,40 +117,40 @@ def test_a_message_that_was_cut_off_never_enters_the_history() -> None:
 
 
 def test_a_canceled_message_with_calls_opens_no_slots() -> None:
-    state = fold_all([task(), llm(), complete("", called(), finish_reason="canceled")])
+    state = fold_all([task(), llm_call(), content_complete("", tool_call(), finish_reason="canceled")])
 
     assert state.batch is None
 
 
 def test_a_second_call_of_a_step_forgets_how_the_first_one_failed() -> None:
     failure = LLMFailedEvent(step="1", error=ErrorInfo(code="context_length", message="long"), retryable=True)
-    state = fold_all([task(), llm(), failure])
+    state = fold_all([task(), llm_call(), failure])
     assert state.failure == failure
 
-    state = fold_all([llm()], state)
+    state = fold_all([llm_call()], state)
 
     assert (state.failure, state.iteration, state.open_step) == (None, 1, "1")
 
 
 def test_failed_iterations_count_until_one_tool_succeeds() -> None:  # L72
     def batch(step: str, *successes: bool) -> list[Event]:
-        calls = [called() for _ in successes]
-        answers = [answered(index, step=step, success=success) for index, success in enumerate(successes)]
-        return [llm(step), complete("", *calls, step=step), *answers]
+        calls = [tool_call() for _ in successes]
+        answers = [tool_complete(index, step=step, success=success) for index, success in enumerate(successes)]
+        return [llm_call(step), content_complete("", *calls, step=step), *answers]
 
     state = fold_all([task(), *batch("1", False, False), *batch("2", False)])
     assert state.failures == 2
     assert fold_all(batch("3", False, True), state).failures == 0
-    assert fold_all([llm("3"), complete("done", step="3")], state).failures == 0
+    assert fold_all([llm_call("3"), content_complete("done", step="3")], state).failures == 0
 
 
 def test_iterations_that_only_think_are_counted_and_any_other_call_ends_the_count() -> None:  # L36
     def batch(step: str, *names: str) -> list[Event]:
-        calls = [called(name) for name in names]
+        calls = [tool_call(name) for name in names]
         return [
-            llm(step),
-            complete("", *calls, step=step),
-            *(answered(index, step=step) for index in range(len(names))),
+            llm_call(step),
+            content_complete("", *calls, step=step),
+            *(tool_complete(index, step=step) for index in range(len(names))),
         ]
 
     state = fold_all([task(), *batch("1", "think_aloud"), *batch("2", "think_aloud", "think_aloud")])
@@ -147,7 +164,7 @@ def test_tokens_and_thoughts_of_a_branch_are_those_of_the_run() -> None:
         UsageEvent(input_tokens=1),
         UsageEvent(input_tokens=2, branch="tot/1"),
         ThoughtStreamEvent(thought_id="a", content="a", branch="tot/1"),
-        complete("aside", branch="tot/1", step="tot/1/1"),
+        content_complete("aside", branch="tot/1", step="tot/1/1"),
         MessageAddedEvent(content="aside", branch="tot/1"),
     ]
 
@@ -160,11 +177,11 @@ def test_tokens_and_thoughts_of_a_branch_are_those_of_the_run() -> None:
 
 
 def test_the_events_of_a_nested_run_touch_nothing_but_the_numbering() -> None:  # L10
-    before = fold_all([task(seq=1), llm(seq=2)])
+    before = fold_all([task(seq=1), llm_call(seq=2)])
     nested: list[Event] = [
         task("nested", seq=3),
-        complete("nested answer", called(), seq=4),
-        answered(0, success=False, seq=5),
+        content_complete("nested answer", tool_call(), seq=4),
+        tool_complete(0, success=False, seq=5),
         MessageAddedEvent(content="nested", seq=6),
         StatusUpdateEvent(state="failed", final=True, seq=7),
     ]
@@ -174,14 +191,20 @@ def test_the_events_of_a_nested_run_touch_nothing_but_the_numbering() -> None:  
 
 
 def test_transient_events_change_nothing() -> None:
-    state = fold_all([task(), llm()])
+    state = fold_all([task(), llm_call()])
 
     assert fold(state, ContentDeltaEvent(delta="a", seq=3, sub=1)) is state
 
 
 def test_a_new_task_begins_anew_on_the_history_and_answers_what_was_left_open() -> None:  # L100
     left = fold_all(
-        [task("One"), llm(), complete("", called("f", "a"), called("g", "b")), answered(1, "done"), asked()]
+        [
+            task("One"),
+            llm_call(),
+            content_complete("", tool_call("f", "a"), tool_call("g", "b")),
+            tool_complete(1, "done"),
+            input_required(),
+        ]
     )
     left = fold_all([UsageEvent(input_tokens=5), MessageAddedEvent(content="Faster!")], left)
 
@@ -195,12 +218,12 @@ def test_a_new_task_begins_anew_on_the_history_and_answers_what_was_left_open() 
         "user: Faster!",
         "user: Two",
     ]
-    assert well_formed(state.messages)
+    assert is_well_formed(state.messages)
     assert (state.batch, state.pending, state.usage, state.iteration) == (None, {}, Usage(), 0)
 
 
 def test_a_new_task_leaves_out_a_message_that_was_never_completed() -> None:
-    state = fold_all([task("One"), llm(), task("Two")])
+    state = fold_all([task("One"), llm_call(), task("Two")])
 
     assert shape(state.messages) == ["user: One", "user: Two"]
     assert state.open_step is None
@@ -212,7 +235,9 @@ def test_the_attempt_is_known_from_the_first_event_on() -> None:  # L109
 
 
 def test_questions_wait_until_they_are_answered() -> None:
-    state = fold_all([task(), llm(), complete("", called()), asked("1.0.1"), asked("1.0.2")])
+    state = fold_all(
+        [task(), llm_call(), content_complete("", tool_call()), input_required("1.0.1"), input_required("1.0.2")]
+    )
     assert list(state.pending) == ["1.0.1", "1.0.2"]
 
     state = fold_all([InputReceivedEvent(input_id="1.0.1", value=False)], state)
@@ -222,24 +247,28 @@ def test_questions_wait_until_they_are_answered() -> None:
 
 
 def test_a_call_that_is_answered_waits_for_nothing() -> None:
-    question = PendingInput(input_id="1.0.1", prompt="Sure?", call=called(), index=0, step="1")
-    other = PendingInput(input_id="1.1.1", prompt="Sure?", call=called(), index=1, step="1")
+    question = PendingInput(input_id="1.0.1", prompt="Sure?", call=tool_call(), index=0, step="1")
+    other = PendingInput(input_id="1.1.1", prompt="Sure?", call=tool_call(), index=1, step="1")
     guard = PendingInput(input_id="1.0.2", prompt="Go on?", index=0, step="1")
     asking = [InputRequiredEvent(input=each) for each in (question, other, guard)]
 
-    state = fold_all([task(), llm(), complete("", called(), called()), *asking, answered(0, success=False)])
+    state = fold_all(
+        [task(), llm_call(), content_complete("", tool_call(), tool_call()), *asking, tool_complete(0, success=False)]
+    )
 
     assert list(state.pending) == ["1.1.1", "1.0.2"]
 
 
 def test_a_question_on_a_branch_waits_for_the_whole_run_and_not_for_another_branch() -> None:
-    question = PendingInput(input_id="b/1.0.1", prompt="Sure?", call=called(), index=0, step="b/1")
+    question = PendingInput(input_id="b/1.0.1", prompt="Sure?", call=tool_call(), index=0, step="b/1")
     asking = InputRequiredEvent(input=question, branch="b")
-    begun = fold_all([task(), llm("b/1", branch="b"), complete("", called(), step="b/1", branch="b"), asking])
+    begun = fold_all(
+        [task(), llm_call("b/1", branch="b"), content_complete("", tool_call(), step="b/1", branch="b"), asking]
+    )
 
     assert list(begun.pending) == ["b/1.0.1"]
     assert begun.branched().pending == {}
-    assert fold_all([answered(0, step="b/1", branch="b")], begun).pending == {}
+    assert fold_all([tool_complete(0, step="b/1", branch="b")], begun).pending == {}
     told = fold_all([InputReceivedEvent(input_id="b/1.0.1", value=True)], begun)
     assert (told.pending, told.branched().beside(told).answers) == ({}, {"b/1.0.1": True})
 
@@ -259,7 +288,7 @@ def test_a_class_of_ones_own_is_folded_as_what_a_log_gives_in_its_place() -> Non
 
 
 def test_a_branch_begins_where_the_main_line_stood() -> None:
-    events = [task("One"), llm("b/1", branch="b"), MessageAddedEvent(content="Two"), llm("c/1", branch="c")]
+    events = [task("One"), llm_call("b/1", branch="b"), MessageAddedEvent(content="Two"), llm_call("c/1", branch="c")]
     born: dict[str, RunState] = {}
 
     fold_all([*events, MessageAddedEvent(content="Three")], born=born)
@@ -333,21 +362,28 @@ def test_the_fold_of_what_clients_get_has_the_messages_that_clients_may_see(hidd
                 call=calls[place], index=place, step="1", success=True, content=f"of {place}", messages=said
             ),
         ]
-    events = [task(), llm(), complete("", *calls), *answers, llm("2"), complete("Done.", step="2")]
+    events = [
+        task(),
+        llm_call(),
+        content_complete("", *calls),
+        *answers,
+        llm_call("2"),
+        content_complete("Done.", step="2"),
+    ]
     state = fold_all(public_events(events))
     assert list(state.messages) == list(select_public_messages(fold_all(events).messages))
     assert state.batch is None
 
 
 def test_the_parts_of_a_result_follow_its_text_in_the_history() -> None:
-    state = fold_all([task(), complete("", called()), answered(content="See.", parts=[IMAGE])])
+    state = fold_all([task(), content_complete("", tool_call()), tool_complete(content="See.", parts=[IMAGE])])
 
     assert state.messages[-1].content == [TextPart(text="See."), IMAGE]
 
 
 def test_the_files_of_an_answer_follow_its_text_and_what_it_cites_is_not_in_the_history() -> None:
     cited = Citation(url="https://example.org")
-    state = fold_all([task(), llm(), complete("A cat.", files=[IMAGE], citations=[cited])])
+    state = fold_all([task(), llm_call(), content_complete("A cat.", files=[IMAGE], citations=[cited])])
 
     assert (state.content, state.files, state.citations) == ("A cat.", [IMAGE], [cited])
     assert state.messages[-1].content == [TextPart(text="A cat."), IMAGE]
@@ -355,13 +391,19 @@ def test_the_files_of_an_answer_follow_its_text_and_what_it_cites_is_not_in_the_
 
 
 def test_an_answer_by_a_tool_has_the_parts_of_that_call_and_none_of_what_was_said_before() -> None:
-    before = complete("I drew.", called(), files=[IMAGE], citations=[Citation(url="https://example.org")])
-    state = fold_all([task(), before, answered(answer=True, parts=[IMAGE, IMAGE])])
+    before = content_complete("I drew.", tool_call(), files=[IMAGE], citations=[Citation(url="https://example.org")])
+    state = fold_all([task(), before, tool_complete(answer=True, parts=[IMAGE, IMAGE])])
 
     assert (state.answered, state.files, state.citations) == (True, [IMAGE, IMAGE], ())
 
 
 def test_a_message_that_was_cut_off_has_no_files() -> None:
-    made = [task(), llm(), complete(files=[IMAGE]), llm("2"), complete("Half", step="2", finish_reason="canceled")]
+    made = [
+        task(),
+        llm_call(),
+        content_complete(files=[IMAGE]),
+        llm_call("2"),
+        content_complete("Half", step="2", finish_reason="canceled"),
+    ]
 
     assert (fold_all(made).content, fold_all(made).files) == ("Half", [])

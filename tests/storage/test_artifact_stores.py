@@ -18,7 +18,7 @@ from rxloop.errors import ArtifactError, ConfigurationError, EventLogError, Unkn
 from rxloop.pipeline.artifacts import ArtifactStore
 from rxloop.storage import FolderArtifacts, MemoryArtifacts, PostgresArtifacts, SqliteArtifacts, folder_artifacts
 from rxloop.testing.artifact_store_contract import CHECKS, SHARED_CHECKS, Check, SharedCheck
-from support.postgres.server import emptied
+from support.postgres.server import clear_log
 
 MAKERS: dict[str, Callable[[Path], ArtifactStore]] = {
     "memory": lambda folder: MemoryArtifacts(),
@@ -31,13 +31,13 @@ WRITER = [sys.executable, str(Path(__file__).with_name("artifact_writer.py"))]
 @pytest.mark.service("postgres")
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 async def test_postgres_keeps_the_contract(check: Check, postgres: str) -> None:
-    await check(lambda: PostgresArtifacts(emptied(postgres)))
+    await check(lambda: PostgresArtifacts(clear_log(postgres)))
 
 
 @pytest.mark.service("postgres")
 @pytest.mark.parametrize("check", SHARED_CHECKS, ids=lambda check: check.__name__)
 async def test_two_stores_over_one_database_keep_the_contract(check: SharedCheck, postgres: str) -> None:
-    await check(lambda: (PostgresArtifacts(emptied(postgres)), PostgresArtifacts(postgres)))
+    await check(lambda: (PostgresArtifacts(clear_log(postgres)), PostgresArtifacts(postgres)))
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)

@@ -16,7 +16,7 @@ from rxloop.protocol.events import ContentDeltaEvent, State
 from rxloop.storage import MemoryEventLog, PostgresEventLog, SqliteEventLog
 from rxloop.testing import event_log_contract
 from rxloop.testing.event_log_contract.toolkit import Follower, begun, note, status, task
-from support.postgres.server import emptied
+from support.postgres.server import clear_log
 
 BuiltIn = MemoryEventLog | SqliteEventLog | PostgresEventLog
 
@@ -38,7 +38,7 @@ def make_log(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         return SqliteEventLog(tmp_path_factory.mktemp("log") / "runs.db", keep_deltas=keep_deltas)
 
     def postgres(*, keep_deltas: bool = False) -> PostgresEventLog:
-        address = emptied(request.getfixturevalue("postgres"))
+        address = clear_log(request.getfixturevalue("postgres"))
         return PostgresEventLog(address, deltas="keep" if keep_deltas else "live")
 
     return {"memory": MemoryEventLog, "sqlite": sqlite, "postgres": postgres}[request.param]
@@ -66,7 +66,7 @@ async def test_two_logs_on_one_file_keep_the_contract(tmp_path: Path, check: eve
 @pytest.mark.service("postgres")
 @pytest.mark.parametrize("check", event_log_contract.SHARED_CHECKS, ids=lambda check: check.__name__)
 async def test_two_logs_on_one_database_keep_the_contract(postgres: str, check: event_log_contract.SharedCheck) -> None:
-    await check(lambda: (PostgresEventLog(emptied(postgres)), PostgresEventLog(postgres)))
+    await check(lambda: (PostgresEventLog(clear_log(postgres)), PostgresEventLog(postgres)))
 
 
 def test_one_log_serves_one_event_loop_after_another(make_log: MakeLog) -> None:

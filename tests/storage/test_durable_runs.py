@@ -26,7 +26,7 @@ from rxloop import (
 )
 from rxloop.state.fold import fold_all
 from rxloop.testing import ScriptedModel, call
-from support.runs import outcome, well_formed
+from support.runs import is_well_formed, outcome
 
 BuiltIn = MemoryEventLog | SqliteEventLog
 
@@ -93,7 +93,7 @@ async def test_a_conversation_is_the_fold_of_its_runs(log: BuiltIn) -> None:
     run = agent(log, [call("sure")]).run("2", context_id="c")
     await run
     third = await agent(log, "Three.").run("3", context_id="c")
-    assert well_formed(third.messages)
+    assert is_well_formed(third.messages)
     assert [message.text for message in third.messages if message.role == "user"] == ["1", "2", "3"]
 
 
@@ -132,7 +132,7 @@ def test_the_fold_of_the_log_is_the_live_state(
             result = failure.result
         state = fold_all(await log.read(result.task_id))
         assert (list(state.messages), state.usage, state.state) == (result.messages, result.usage, result.state)
-        assert well_formed(result.messages)
+        assert is_well_formed(result.messages)
         await log.aclose()
 
     asyncio.run(scenario())

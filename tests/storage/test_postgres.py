@@ -12,7 +12,7 @@ from rxloop import PostgresEventLog
 from rxloop.errors import LogUnreachable
 from rxloop.protocol.commands import CancelCommand
 from rxloop.testing.event_log_contract.toolkit import Follower, begun, ids, note, task
-from support.postgres.logs import MakeLog, Writing
+from support.postgres.logs import ConcurrentWriters, MakeLog
 from support.postgres.proxies import Proxy
 from support.postgres.server import PostgresServer
 
@@ -23,14 +23,14 @@ pytestmark = pytest.mark.service("postgres")
 async def test_a_server_that_comes_back_disturbs_no_writer_and_no_follower(kill: bool) -> None:
     with PostgresServer() as server:
         log, other = PostgresEventLog(server.dsn, patience=60), PostgresEventLog(server.dsn, patience=60)
-        writing = Writing(log, 20)
-        await writing.goes_on()
+        writing = ConcurrentWriters(log, 20)
+        await writing.wait_for_progress()
         followers = [Follower(other, name) for name in writing.names]
         for _ in range(2):
-            await writing.goes_on()
+            await writing.wait_for_progress()
             server.kill() if kill else server.stop()
             await asyncio.to_thread(server.start)
-        await writing.goes_on()
+        await writing.wait_for_progress()
         last = await writing.stop()
         await asyncio.wait_for(asyncio.gather(*(follower.task for follower in followers)), 60)
         assert [follower.seen for follower in followers] == [[*range(1, seq + 1)] for seq in last]
@@ -85,11 +85,11 @@ async def test_a_server_that_hangs_is_given_up_and_asked_again(postgres: str, ne
     log = new_log(await way.start(postgres))
     await log.append("run", begun(), expected_seq=0, writer="mine")
     log._engine().write._answers_in = 0.2
-    way.free.clear()
+    way.passes.clear()
     appending = asyncio.create_task(log.append("run", [note(3)], expected_seq=2, writer="mine"))
     await asyncio.sleep(0.5)
     assert not appending.done()
-    way.free.set()
+    way.passes.set()
     await appending
     assert len(await log.read("run")) == 3
     await log.aclose()

@@ -16,7 +16,7 @@ from rxloop.errors import EventLogError
 from rxloop.protocol.commands import CancelCommand
 from rxloop.storage.postgres import schema
 from rxloop.testing.event_log_contract.toolkit import Follower, begun, end, ids, note, task, wait_for
-from support.postgres.logs import MakeLog, asked
+from support.postgres.logs import MakeLog, query_rows
 from support.postgres.proxies import Proxy
 from support.postgres.server import new_schema
 
@@ -42,7 +42,7 @@ async def test_logs_in_two_schemas_know_nothing_of_each_other(new_log: MakeLog) 
 
 async def test_a_role_with_few_rights_is_enough_once_the_tables_are_there(postgres_database: str) -> None:
     role = f"rxloop_{secrets.token_hex(4)}"
-    await asked(postgres_database, f"CREATE ROLE {role} LOGIN PASSWORD 'x'")
+    await query_rows(postgres_database, f"CREATE ROLE {role} LOGIN PASSWORD 'x'")
     try:
         log = PostgresEventLog(postgres_database.replace("postgres@", f"{role}:x@"), lease=1_000)
         with pytest.raises(EventLogError, match=r"permission denied .*migrate\(grant=\.\.\.\)"):
@@ -55,18 +55,18 @@ async def test_a_role_with_few_rights_is_enough_once_the_tables_are_there(postgr
         await log.send_command("run", CancelCommand())
         assert ids(await log.list_orphaned()) == []
         ended = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = %s"
-        await asked(postgres_database, ended, role)
+        await query_rows(postgres_database, ended, role)
         assert await log.has_lease("c", "run")
         await log.append("run", [end(3)], expected_seq=2)
         await log.delete("run")
         for statement in ("DROP TABLE rxloop.runs", "UPDATE rxloop.version SET number = 0"):
             with pytest.raises(psycopg.errors.InsufficientPrivilege):
-                await asked(log._address.dsn, statement)
+                await query_rows(log._address.dsn, statement)
         await log.aclose()
         await owner.aclose()
     finally:
-        await asked(postgres_database, f"DROP OWNED BY {role}")
-        await asked(postgres_database, f"DROP ROLE {role}")
+        await query_rows(postgres_database, f"DROP OWNED BY {role}")
+        await query_rows(postgres_database, f"DROP ROLE {role}")
 
 
 async def test_tables_of_an_older_version_get_the_steps_that_they_lack(
@@ -78,14 +78,14 @@ async def test_tables_of_an_older_version_get_the_steps_that_they_lack(
     log = new_log()
     assert ids(await log.list_runs()) == ["run"]
     indexes = "SELECT indexname FROM pg_indexes WHERE schemaname = %s AND indexname LIKE 'runs_%%ing'"
-    assert await asked(postgres, indexes, log._address.schema) == [("runs_waiting",)]
+    assert await query_rows(postgres, indexes, log._address.schema) == [("runs_waiting",)]
 
 
 async def test_tables_of_a_newer_version_are_left_alone(postgres: str, new_log: MakeLog) -> None:
     log = new_log()
     await log.append("run", begun(), expected_seq=0)
     await log.aclose()
-    await asked(postgres, f"UPDATE {log._address.schema}.version SET number = 99")
+    await query_rows(postgres, f"UPDATE {log._address.schema}.version SET number = 99")
     with pytest.raises(EventLogError, match="newer version of rxloop"):
         await new_log().append("run", [note(3)], expected_seq=2)
 

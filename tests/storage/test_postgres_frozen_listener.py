@@ -12,7 +12,7 @@ import pytest
 from rxloop import PostgresEventLog
 from rxloop.protocol.events import ContentDeltaEvent
 from rxloop.testing.event_log_contract.toolkit import begun, end, note
-from support.postgres.logs import asked
+from support.postgres.logs import query_rows
 from support.postgres.server import PostgresServer
 
 pytestmark = pytest.mark.service("postgres")
@@ -38,12 +38,12 @@ async def test_a_frozen_listener_is_cut_off_while_the_others_append_and_has_ever
         try:
             last = 2
             async with asyncio.timeout(SECONDS):
-                while not await asked(server.dsn, LISTENING):  # noqa: ASYNC110 it is not told
+                while not await query_rows(server.dsn, LISTENING):  # noqa: ASYNC110 it is not told
                     await asyncio.sleep(0.02)
                 await log.append("run", [note(3)], expected_seq=2)
                 last = 3
                 assert await process.stdout.readline() == b"ready\n"
-            frozen = await asked(server.dsn, LISTENING)
+            frozen = await query_rows(server.dsn, LISTENING)
             assert len(frozen) == 1
             process.send_signal(signal.SIGSTOP)
 
@@ -65,8 +65,8 @@ async def test_a_frozen_listener_is_cut_off_while_the_others_append_and_has_ever
             async def watch() -> list[float]:
                 used: list[float] = []
                 async with asyncio.timeout(SECONDS):
-                    while await asked(server.dsn, LISTENING):
-                        [[usage]] = await asked(server.dsn, USAGE)
+                    while await query_rows(server.dsn, LISTENING):
+                        [[usage]] = await query_rows(server.dsn, USAGE)
                         used.append(usage)
                         await asyncio.sleep(0.1)
                 return used
@@ -78,7 +78,7 @@ async def test_a_frozen_listener_is_cut_off_while_the_others_append_and_has_ever
             # It did hold the queue up, and not for long.
             assert 0 < max(used) < MOST, f"{max(used):.4f} of the queue, after {len(waited)} appends"
             assert max(waited) < 3
-            [[left]] = await asked(server.dsn, USAGE)
+            [[left]] = await query_rows(server.dsn, USAGE)
             assert left <= max(used)
 
             await log.append("run", [note(4), end(5)], expected_seq=last)

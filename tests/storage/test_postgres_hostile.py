@@ -29,8 +29,8 @@ from rxloop.storage.postgres.address import Connection
 from rxloop.storage.postgres.rows import Batch, write
 from rxloop.testing.event_log_contract.toolkit import Follower, begun, end, ids, note, task
 from support.postgres.logs import MakeLog
-from support.postgres.server import PostgresServer, new_schema, nobody
-from support.processes.bound_processes import started
+from support.postgres.server import PostgresServer, new_schema, server_user
+from support.processes.bound_processes import start_process
 
 pytestmark = pytest.mark.service("postgres")
 
@@ -352,11 +352,11 @@ def bouncer(address: str, folder: Path) -> Generator[str]:
         f"listen_port = {port}\nauth_type = trust\nauth_file = {folder / 'users'}\npool_mode = transaction\n"
         f"unix_socket_dir =\nlogfile = {folder / 'log'}\n"
     )
-    user = nobody()
+    user = server_user()
     if user is not None:
         for path in (folder, *folder.iterdir()):
             shutil.chown(path, user)
-    process = started(["pgbouncer", folder / "ini"], user=user, stderr=subprocess.DEVNULL)
+    process = start_process(["pgbouncer", folder / "ini"], user=user, stderr=subprocess.DEVNULL)
     shared = f"postgresql://postgres@127.0.0.1:{port}/{there['dbname']}"
     try:
         for _ in range(200):

@@ -12,7 +12,7 @@ from rxloop import PostgresEventLog
 from rxloop.storage.postgres import reads
 from rxloop.storage.postgres.address import Connection
 from rxloop.testing.event_log_contract.toolkit import begun, note
-from support.postgres.logs import MakeLog, asked
+from support.postgres.logs import MakeLog, query_rows
 
 pytestmark = pytest.mark.service("postgres")
 
@@ -45,7 +45,7 @@ async def test_an_append_reads_no_whole_table_soon_after_the_tables_have_grown(p
     log = new_log()
     await _append(log)
     assert "Seq Scan on runs" in (await _plan(log))[2]
-    await asked(postgres, _OTHERS.replace("$s", log._address.schema))
+    await query_rows(postgres, _OTHERS.replace("$s", log._address.schema))
     async with asyncio.timeout(10):
         while "Seq Scan on runs" in (await _plan(log))[2]:  # noqa: ASYNC110 (it is a matter of time)
             await asyncio.sleep(0.05)
@@ -54,12 +54,12 @@ async def test_an_append_reads_no_whole_table_soon_after_the_tables_have_grown(p
 async def test_the_runs_of_dead_workers_are_found_without_all_that_waits(postgres: str, new_log: MakeLog) -> None:
     log = new_log()
     await log.append("run", begun(), expected_seq=0)
-    await asked(postgres, _WAITING.replace("$s", log._address.schema))
+    await query_rows(postgres, _WAITING.replace("$s", log._address.schema))
     for table in ("runs", "turns", "mail"):
-        await asked(postgres, f"VACUUM ANALYZE {log._address.schema}.{table}")
+        await query_rows(postgres, f"VACUUM ANALYZE {log._address.schema}.{table}")
     explain = "EXPLAIN (ANALYZE, FORMAT JSON) " + reads._ORPHANS.replace("$s", log._address.schema)
     values = {"before": 20, "limit": 0, "after": "NULL", "settling": 0}
-    [[[plan]]] = await asked(postgres, explain % values)
+    [[[plan]]] = await query_rows(postgres, explain % values)
     assert plan["Plan"]["Actual Rows"] == 1
     assert sum(_rows_of_runs(plan["Plan"])) < 10
 

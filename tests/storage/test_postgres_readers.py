@@ -14,7 +14,7 @@ from rxloop.protocol.events import ContentDeltaEvent, Event
 from rxloop.storage.postgres import listener as hearing
 from rxloop.testing import ScriptedModel
 from rxloop.testing.event_log_contract.toolkit import SECONDS, Follower, begun, end, note, status, wait_for
-from support.postgres.logs import MakeLog, asked
+from support.postgres.logs import MakeLog, query_rows
 
 pytestmark = pytest.mark.service("postgres")
 
@@ -32,7 +32,7 @@ async def test_any_number_of_readers_share_six_connections(postgres_database: st
     for follower in followers:
         await follower.sees(1, 2, 3)
     await writer.aclose()
-    [[count]] = await asked(
+    [[count]] = await query_rows(
         postgres_database,
         "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'rxloop'",
     )
@@ -87,7 +87,7 @@ async def test_a_run_that_is_removed_ends_its_followers(new_log: MakeLog, monkey
     follower = Follower(log)
     await follower.sees(1, 2, 3, 4)
     schema = writer._address.schema
-    await asked(writer._address.dsn, f"DELETE FROM {schema}.runs")
+    await query_rows(writer._address.dsn, f"DELETE FROM {schema}.runs")
     with pytest.raises(UnknownRun, match="run"):
         await asyncio.wait_for(follower.task, SECONDS)
 
@@ -101,7 +101,7 @@ async def test_a_log_that_went_back_in_time_is_said_to_its_followers(
     follower = Follower(log)
     await follower.sees(1, 2, 3, 4)
     address = writer._address
-    await asked(address.dsn, f"UPDATE {address.schema}.runs SET seq = 3")
+    await query_rows(address.dsn, f"UPDATE {address.schema}.runs SET seq = 3")
     with pytest.raises(EventLogError, match="gone back: the event 4 of the run run is not there"):
         await asyncio.wait_for(follower.task, SECONDS)
 

@@ -17,7 +17,7 @@ from rxloop.storage.postgres.address import Connection
 from rxloop.storage.postgres.serial_connection import Lane
 from rxloop.testing import ScriptedModel
 from rxloop.testing.event_log_contract.toolkit import Follower, begun, note
-from support.postgres.logs import Writing, asked
+from support.postgres.logs import ConcurrentWriters, query_rows
 from support.postgres.proxies import proxy
 from support.postgres.server import PostgresServer, wait_until_old
 
@@ -37,20 +37,20 @@ class Pair:
     async def streams(self, state: str) -> None:
         """Wait until the standby follows the primary, as `sync` or as `async`."""
         async with asyncio.timeout(SECONDS):
-            while await asked(self._primary.dsn, "SELECT sync_state FROM pg_stat_replication") != [(state,)]:  # noqa: ASYNC110
+            while await query_rows(self._primary.dsn, "SELECT sync_state FROM pg_stat_replication") != [(state,)]:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
 
     async def synchronous(self) -> None:
         """Have the primary wait for the standby with all that it acknowledges."""
-        await asked(self._primary.dsn, "ALTER SYSTEM SET synchronous_standby_names = '*'")
-        await asked(self._primary.dsn, "SELECT pg_reload_conf()")
+        await query_rows(self._primary.dsn, "ALTER SYSTEM SET synchronous_standby_names = '*'")
+        await query_rows(self._primary.dsn, "SELECT pg_reload_conf()")
         await self.streams("sync")
 
     async def has_all(self) -> None:
         """Wait until the standby has replayed everything that the primary has written."""
         query = "SELECT replay_lsn = pg_current_wal_lsn() FROM pg_stat_replication"
         async with asyncio.timeout(SECONDS):
-            while await asked(self._primary.dsn, query) != [(True,)]:  # noqa: ASYNC110 it is not told
+            while await query_rows(self._primary.dsn, query) != [(True,)]:  # noqa: ASYNC110 it is not told
                 await asyncio.sleep(0.02)
 
     async def fail_over(self) -> None:
@@ -85,13 +85,13 @@ async def test_a_standby_that_is_synchronous_takes_over_with_all_that_was_acknow
     async with pair() as servers:
         await servers.synchronous()
         log, other = PostgresEventLog(servers.dsn, patience=60), PostgresEventLog(servers.dsn, patience=60)
-        writing = Writing(log, 10)
-        await writing.goes_on()
+        writing = ConcurrentWriters(log, 10)
+        await writing.wait_for_progress()
         followers = [Follower(other, name) for name in writing.names]
         assert await log.acquire_lease("run0", "run0", pytest.fail)
         letters = [await other.send_command("run0", CancelCommand())]
 
-        await writing.goes_on()
+        await writing.wait_for_progress()
         acknowledged = dict(writing.last)
         # Nobody is taken for dead at a server that has started only now, and this one has not.
         await asyncio.to_thread(wait_until_old, servers.standby.dsn)
@@ -107,7 +107,7 @@ async def test_a_standby_that_is_synchronous_takes_over_with_all_that_was_acknow
             events = await other.read(name)
             assert len(events) >= acknowledged[name]
         assert not await other.acquire_lease("run0", "run0", pytest.fail)
-        await writing.goes_on()
+        await writing.wait_for_progress()
         last = await writing.stop()
         await asyncio.wait_for(asyncio.gather(*(follower.task for follower in followers)), SECONDS)
         assert [follower.seen for follower in followers] == [[*range(1, seq + 1)] for seq in last]

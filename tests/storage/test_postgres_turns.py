@@ -17,7 +17,7 @@ from rxloop import PostgresEventLog
 from rxloop.errors import EventLogError, Fenced
 from rxloop.storage.postgres.address import Connection
 from rxloop.testing.event_log_contract.toolkit import begun, ids, note, task
-from support.postgres.logs import asked
+from support.postgres.logs import query_rows
 from support.postgres.server import PostgresServer
 
 pytestmark = pytest.mark.service("postgres")
@@ -103,7 +103,7 @@ async def test_a_submitted_run_is_an_orphan_after_a_while(
     await log.append("run", [task()], expected_seq=0)
     found: list[int] = []
     for seconds in (29, 1):
-        await asked(postgres_database, f"UPDATE rxloop.runs SET arrived = arrived - interval '{seconds} seconds'")
+        await query_rows(postgres_database, f"UPDATE rxloop.runs SET arrived = arrived - interval '{seconds} seconds'")
         found.append(len(await log.list_orphaned()))
     assert found == [0, 1]
 
@@ -361,10 +361,10 @@ async def test_a_turn_that_the_full_disk_of_the_server_lets_nobody_give_back_is_
     owner._engine().turns._patience = 0
     for context_id in ("c", "kept"):
         assert await owner.acquire_lease(context_id, f"run-{context_id}", pytest.fail)
-    await asked(postgres_database, _NO_ROOM)
+    await query_rows(postgres_database, _NO_ROOM)
     with pytest.raises(EventLogError, match="the disk of the server is full"):
         await owner.release_lease("c", "run-c")
-    await asked(postgres_database, "DROP TRIGGER no_room ON rxloop.turns")
+    await query_rows(postgres_database, "DROP TRIGGER no_room ON rxloop.turns")
     assert await second.acquire_lease("c", "run-c", pytest.fail)
     assert not await second.acquire_lease("kept", "run-kept", pytest.fail)
     assert await owner.has_lease("kept", "run-kept")
@@ -375,12 +375,12 @@ async def test_a_full_disk_of_the_server_is_told_of_though_whoever_writes_waits_
 ) -> None:
     log = new_log()
     await log.list_runs(limit=1)
-    await asked(postgres_database, _NO_ROOM)
+    await query_rows(postgres_database, _NO_ROOM)
     writing = asyncio.create_task(log.append("run", begun(), expected_seq=0, writer="owner"))
     async with asyncio.timeout(IN_SECONDS):
         while not any("the disk of the server is full: make room; trying again" in said for said in caplog.messages):  # noqa: ASYNC110
             await asyncio.sleep(0.02)
     assert not writing.done()
-    await asked(postgres_database, "DROP TRIGGER no_room ON rxloop.events")
+    await query_rows(postgres_database, "DROP TRIGGER no_room ON rxloop.events")
     await writing
     assert len(await log.read("run")) == 2

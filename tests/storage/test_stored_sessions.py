@@ -14,7 +14,7 @@ from rxloop.errors import EventLogError
 from rxloop.storage import FolderArtifacts, PostgresArtifacts, SqliteArtifacts
 from rxloop.testing import ScriptedModel, call
 from rxloop.thinking import ThinkingSessions
-from support.postgres.server import emptied
+from support.postgres.server import clear_log
 from support.sequential_thoughts import thought
 
 MAKERS = {"folder": FolderArtifacts, "sqlite": SqliteArtifacts, "postgres": PostgresArtifacts}
@@ -91,7 +91,7 @@ def test_processes_share_a_session_and_lose_nothing(kind: str, path: Path) -> No
 @pytest.mark.service("postgres")
 def test_processes_share_a_session_in_postgres_and_lose_nothing(postgres: str) -> None:
     # T43
-    think_in_processes("postgres", emptied(postgres))
+    think_in_processes("postgres", clear_log(postgres))
 
 
 async def test_sessions_and_runs_share_a_file(path: Path) -> None:

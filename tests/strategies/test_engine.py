@@ -22,8 +22,8 @@ from rxloop.pipeline.requests import ModelRequest
 from rxloop.strategies import StrategyRun, strategy
 from rxloop.testing import ScriptedModel, call, frames, virtual_time
 from rxloop.thinking import Stage, StrategyDefinition
-from support.runs import collect, first_events, outcome, shape
-from support.strategy_cases import add, ask_text, echo, in_turn, left_open
+from support.runs import collect, copy_first_events, outcome, shape
+from support.strategy_cases import add, ask_text, echo, find_open_items, in_turn
 
 PAIR = StrategyDefinition(name="pair", stages=(Stage(name="draft", next="check", prompt="Write."), Stage(name="check")))
 
@@ -126,7 +126,7 @@ async def test_an_exception_of_the_function_ends_the_run_and_closes_what_goes_on
     events = await collect(run)
     with pytest.raises(RunError, match="mine"):
         await run
-    assert left_open(events) == set()
+    assert find_open_items(events) == set()
     assert model.open == 0
 
 
@@ -194,7 +194,7 @@ async def test_an_answer_that_does_not_fit_is_corrected_by_the_model(mode: Any) 
     result = await agent.run("Q")
     assert result.output == 42
     for held in range(2, len(await log.read(result.task_id))):
-        cut = await first_events(log, result.task_id, held)
+        cut = await copy_first_events(log, result.task_id, held)
         again = Agent(ScriptedModel(right), strategy=vague, output_type=int, output_mode=mode, log=cut)
         assert (await again.resume(result.task_id)).output == 42
 
@@ -239,7 +239,7 @@ async def test_a_line_begins_where_it_began_though_the_main_line_has_gone_on() -
     assert shape(whole.messages) == ["user: Q", "user: Be brief.", "assistant: Done."]
     events = await log.read(whole.task_id)
     counts = [event.message_count for event in events if isinstance(event, CheckpointEvent)]
-    cut = await first_events(log, whole.task_id, len(events) - 1)
+    cut = await copy_first_events(log, whole.task_id, len(events) - 1)
     await Agent(ScriptedModel(), strategy=steered, log=cut).resume(whole.task_id)
     again = [event.message_count for event in await cut.read(whole.task_id) if isinstance(event, CheckpointEvent)]
     assert again == counts
@@ -266,7 +266,7 @@ async def test_two_equal_events_are_two_after_a_resume() -> None:
     log = MemoryEventLog()
     whole = await Agent(ScriptedModel("x"), strategy=twice, log=log).run("Q")
     for held in range(2, 8):
-        cut = await first_events(log, whole.task_id, held)
+        cut = await copy_first_events(log, whole.task_id, held)
         result = await Agent(ScriptedModel("x"), strategy=twice, log=cut).resume(whole.task_id)
         assert len(result.thoughts) == 2
         assert [event.kind for event in await cut.read(whole.task_id)].count("thought-stream") == 2
@@ -277,11 +277,11 @@ async def test_a_resume_by_another_strategy_than_the_run_was_begun_with_is_told(
 ) -> None:
     log = MemoryEventLog()
     whole = await Agent(ScriptedModel("a", "b", "c"), log=log).run("Q", strategy=in_turn)
-    cut = await first_events(log, whole.task_id, 2)
+    cut = await copy_first_events(log, whole.task_id, 2)
     await Agent(ScriptedModel("a"), log=cut).resume(whole.task_id)
     assert "was begun with in_turn and goes on with none" in caplog.text
     caplog.clear()
-    cut = await first_events(log, whole.task_id, 2)
+    cut = await copy_first_events(log, whole.task_id, 2)
     await Agent(ScriptedModel("a", "b", "c"), log=cut).resume(whole.task_id, strategy=in_turn)
     assert caplog.text == ""
 

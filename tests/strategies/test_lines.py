@@ -10,14 +10,14 @@ from rxloop.pipeline.requests import Strategy
 from rxloop.strategies import chain_of_thought, linear, scratchpad, self_ask, step_back
 from rxloop.testing import Conversation, OfflineModel, Reply, ScriptedModel, call
 from support.runs import collect, shape
-from support.strategy_cases import add, is_legal, thoughts_of, walk
+from support.strategy_cases import add, is_legal, list_thoughts, stage_path
 
 
 async def played(strategy: Strategy, *turns: Any, **agent: Any) -> tuple[str, list[Event], ScriptedModel]:
     model = ScriptedModel(*turns)
     run = Agent(model, strategy=strategy, **agent).run("How much is two and two?")
     events = await collect(run)
-    assert is_legal(walk(events), getattr(strategy, "__name__", ""))
+    assert is_legal(stage_path(events), getattr(strategy, "__name__", ""))
     return (await run).output, events, model
 
 
@@ -26,7 +26,7 @@ async def played(strategy: Strategy, *turns: Any, **agent: Any) -> tuple[str, li
 
 async def test_each_step_of_a_chain_is_a_thought_that_follows_from_the_one_before() -> None:
     _, events, model = await played(chain_of_thought(), "1. Take two.\nIt is two.\n\n2. Add two.", "4")
-    assert [(each.content, each.related_to) for each in thoughts_of(events)] == [
+    assert [(each.content, each.related_to) for each in list_thoughts(events)] == [
         ("1. Take two.\nIt is two.", None),
         ("2. Add two.", "chain_of_thought:1"),
     ]
@@ -37,7 +37,7 @@ async def test_each_step_of_a_chain_is_a_thought_that_follows_from_the_one_befor
 async def test_stepping_back_asks_for_the_principles_before_the_case() -> None:
     answer, events, model = await played(step_back(), "Addition is counting on.", "4")
     assert answer == "4"
-    assert thoughts_of(events)[0].thought_type == "analysis"
+    assert list_thoughts(events)[0].thought_type == "analysis"
     assert "do not solve" in model.requests[0].messages[-1].text
     assert "principles" in model.requests[1].tail[-1].text
 
@@ -50,7 +50,7 @@ async def test_a_scratchpad_is_filled_until_it_is_done(last: str) -> None:
     answer, events, model = await played(scratchpad(), "x = 2\nDone: no", "x = 3\n- Done: No", last, "4")
     assert answer == "4"
     assert len(model.requests) == 4
-    assert walk(events).count("state_tracking") == 3
+    assert stage_path(events).count("state_tracking") == 3
 
 
 async def test_a_scratchpad_that_is_never_done_is_read_in_the_end() -> None:
@@ -87,13 +87,13 @@ async def test_a_question_of_two_hops_is_asked_and_answered_over_http() -> None:
         events = await collect(run)
         assert (await run).output == "Bergen"
     assert searched == list(BORN)
-    assert [(each.content, each.related_to) for each in thoughts_of(events)] == [
+    assert [(each.content, each.related_to) for each in list_thoughts(events)] == [
         ("Who wrote The Trumpet?", None),
         ("Ada Holm wrote it.", "self_ask:1"),
         ("Where was Ada Holm born?", "self_ask/1:1"),
         ("She was born in Bergen.", "self_ask:2"),
     ]
-    assert is_legal(walk(events), "self_ask")
+    assert is_legal(stage_path(events), "self_ask")
 
 
 @pytest.mark.parametrize("said", ["So the final answer is: 4", "**Final answer:** 4", "4"])
@@ -130,20 +130,20 @@ async def test_thoughts_go_on_until_the_model_concludes() -> None:
     turns = ["a\nNext: continue", "b\nNext: branch", "c\nNext: conclude", "It is 4.\nHolds: yes", "4"]
     answer, events, _ = await played(linear(), *turns)
     assert answer == "4"
-    assert {"thought_adjustment", "branch_creation"} <= set(walk(events))
-    assert [thought.related_to for thought in thoughts_of(events)] == [None, "linear:1", "linear:2", "linear:3"]
+    assert {"thought_adjustment", "branch_creation"} <= set(stage_path(events))
+    assert [thought.related_to for thought in list_thoughts(events)] == [None, "linear:1", "linear:2", "linear:3"]
 
 
 async def test_a_candidate_that_does_not_hold_sends_the_thinking_back() -> None:
     turns = ["a", "It is 5.\nHolds: no", "b", "It is 4.\nHolds: yes", "4"]
     answer, events, _ = await played(linear(), *turns)
     assert answer == "4"
-    assert walk(events).count("hypothesis_verification") == 2
+    assert stage_path(events).count("hypothesis_verification") == 2
 
 
 async def test_a_thought_that_is_wrong_is_revised_before_it_goes_on() -> None:
     _, events, _ = await played(linear(), "5\nNext: revise", "4\nNext: conclude", "It is 4.\nHolds: yes", "4")
-    assert [thought.thought_type for thought in thoughts_of(events)] == ["reasoning", "reflection", "decision"]
+    assert [thought.thought_type for thought in list_thoughts(events)] == ["reasoning", "reflection", "decision"]
 
 
 @pytest.mark.parametrize("most", [1, 2, 3])

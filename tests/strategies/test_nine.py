@@ -24,8 +24,18 @@ from rxloop.pipeline.requests import ModelRequest
 from rxloop.strategies import STRATEGIES
 from rxloop.strategies.catalog import load_strategy
 from rxloop.testing import ScriptedModel, frames, turn
-from support.runs import collect, first_events, shape
-from support.strategy_cases import CASES, Case, add, by_step, is_legal, left_open, said_by_strategy, thoughts_of, walk
+from support.runs import collect, copy_first_events, shape
+from support.strategy_cases import (
+    CASES,
+    Case,
+    add,
+    count_strategy_events,
+    find_open_items,
+    is_legal,
+    list_thoughts,
+    stage_path,
+    turn_by_step,
+)
 
 every = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
@@ -33,7 +43,7 @@ every = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def agent_of(
     case: Case, log: Any = None, *, model: ScriptedModel | None = None
 ) -> tuple[Agent[None, str], ScriptedModel]:
-    model = model or ScriptedModel(*[by_step(case.turns)] * 20)
+    model = model or ScriptedModel(*[turn_by_step(case.turns)] * 20)
     return Agent(model, tools=[add], strategy=case.strategy(), log=log), model
 
 
@@ -54,13 +64,13 @@ async def test_it_answers_with_the_published_number_of_model_calls(case: Case) -
 async def test_its_stages_follow_the_table_from_the_first_to_the_last(case: Case) -> None:
     # T85
     events = await collect(agent_of(case)[0].run("How much is two and two?"))
-    assert is_legal(walk(events), case.name)
+    assert is_legal(stage_path(events), case.name)
 
 
 @every
 async def test_its_thoughts_are_linked_to_thoughts_and_calls_that_there_are(case: Case) -> None:
     events = await collect(agent_of(case)[0].run("How much is two and two?"))
-    thoughts = thoughts_of(events)
+    thoughts = list_thoughts(events)
     assert thoughts
     assert len({each.thought_id for each in thoughts}) == len(thoughts)
     known: set[str | None] = {None}
@@ -76,14 +86,14 @@ async def test_it_resumes_after_any_event_and_asks_and_says_nothing_twice(case: 
     whole = await agent_of(case, log)[0].run("How much is two and two?")
     events = await log.read(whole.task_id)
     for held in range(2, len(events)):
-        cut = await first_events(log, whole.task_id, held)
+        cut = await copy_first_events(log, whole.task_id, held)
         known = {event.step for event in events[:held] if isinstance(event, ContentCompleteEvent)}
         agent, model = agent_of(case, cut)
         result = await agent.resume(whole.task_id)
         again = await cut.read(whole.task_id)
         assert result.output == case.answer
         assert not known & {request.step for request in model.requests}
-        assert said_by_strategy(again) == said_by_strategy(events)
+        assert count_strategy_events(again) == count_strategy_events(events)
         assert [event.seq for event in again] == list(range(1, len(again) + 1))
         assert shape(result.messages) == shape(whole.messages)
         steps = [event.step for event in again if isinstance(event, ContentCompleteEvent)]
@@ -112,7 +122,7 @@ async def cancelled(case: Case, number: int, log: Any = None) -> tuple[str, list
 async def test_cancelled_at_any_model_call_it_leaves_nothing_open(case: Case) -> None:
     for number in range(1, case.calls + 1):
         _, events, model = await cancelled(case, number)
-        assert left_open(events) == set()
+        assert find_open_items(events) == set()
         assert model.open == 0
         assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("rxloop-")]
 
@@ -132,7 +142,7 @@ async def test_what_is_cancelled_goes_on_from_a_file(case: Case, tmp_path: Path)
             result = await agent.resume(task_id)
             assert result.output == case.answer
             assert not told & {request.step for request in model.requests}
-            assert is_legal(walk(await log.read(task_id)), case.name)
+            assert is_legal(stage_path(await log.read(task_id)), case.name)
 
 
 @pytest.mark.parametrize("case", CASES[:-1], ids=lambda case: case.name)
@@ -168,7 +178,7 @@ async def test_the_limit_of_tokens_counts_those_of_all_lines(case: Case) -> None
 
 @every
 async def test_it_is_chosen_by_name(case: Case) -> None:
-    model = ScriptedModel(*[by_step(case.turns)] * 3, name="scripted")
+    model = ScriptedModel(*[turn_by_step(case.turns)] * 3, name="scripted")
     for run in (
         Agent(model, tools=[add], strategy=case.name).run("How much?"),
         Agent(model, tools=[add]).run("How much?", strategy=case.name),

@@ -5,19 +5,19 @@ from contextlib import aclosing
 import pytest
 
 from rxloop import Agent
-from support.http_server import chat, say, serving
+from support.http_server import chat_model, start_server, text_reply
 from support.runs import collect
-from support.strategy_cases import CASES, Case, is_legal, walk
+from support.strategy_cases import CASES, Case, is_legal, stage_path
 
 IN_TURN = [case for case in CASES if case.name in ("linear", "chain_of_thought", "scratchpad", "step_back")]
 
 
 @pytest.mark.parametrize("case", IN_TURN, ids=lambda case: case.name)
 async def test_each_model_call_is_one_request(case: Case) -> None:
-    async with serving() as server, aclosing(chat(server)) as model:
-        server.answer(*(say(str(said)) for said in case.turns.values()))
+    async with start_server() as server, aclosing(chat_model(server)) as model:
+        server.answer(*(text_reply(str(said)) for said in case.turns.values()))
         run = Agent(model, strategy=case.strategy()).run("What is 2 + 2?")
         events = await collect(run)
         assert (await run).output == case.answer
         assert len(server.requests) == case.calls
-    assert is_legal(walk(events), case.name)
+    assert is_legal(stage_path(events), case.name)

@@ -8,8 +8,8 @@ import pytest
 from rxloop import Agent, Event, LimitReached, StageEvent, ToolError, tool
 from rxloop.strategies import react
 from rxloop.testing import Conversation, OfflineModel, Reply, ScriptedModel, call
-from support.runs import collect, repeated
-from support.strategy_cases import add, is_legal, thoughts_of, walk
+from support.runs import collect, repeat_turn
+from support.strategy_cases import add, is_legal, list_thoughts, stage_path
 
 FACTS = {
     ("The Trumpet", "author"): "Ada Holm",
@@ -47,8 +47,8 @@ async def test_a_look_up_of_several_hops_over_http() -> None:
         events = await collect(run)
         assert (await run).output == "Bergen"
         assert len(offline.requests) == 4
-    assert is_legal(walk(events), "react")
-    assert walk(events).count("action_execution") == 3
+    assert is_legal(stage_path(events), "react")
+    assert stage_path(events).count("action_execution") == 3
 
 
 def letters(events: list[Event]) -> list[str]:
@@ -81,7 +81,7 @@ async def test_what_was_observed_is_linked_to_the_thought_that_planned_it() -> N
     both = ["I add twice.", call("add", "c1", a=1, b=2), call("add", "c2", a=3, b=4)]
     model = ScriptedModel(both, ["Once more.", call("add", "c3", a=3, b=7)], "10")
     run = Agent(model, tools=[add], strategy=react()).run("?")
-    plan, first, second, again, third = thoughts_of(await collect(run))
+    plan, first, second, again, third = list_thoughts(await collect(run))
     assert [(each.content, each.tool_call_id, each.related_to) for each in (first, second)] == [
         ("3", "c1", plan.thought_id),
         ("7", "c2", plan.thought_id),
@@ -95,32 +95,32 @@ async def test_what_was_observed_is_linked_to_the_thought_that_planned_it() -> N
 
 async def test_a_message_that_only_calls_is_a_plan_all_the_same() -> None:
     events = await collect(Agent(ScriptedModel(call("add", a=1, b=2), "3"), tools=[add], strategy=react()).run("?"))
-    assert thoughts_of(events)[0].content == "Call add"
+    assert list_thoughts(events)[0].content == "Call add"
 
 
 async def test_what_needs_no_tool_is_answered_by_one_model_call() -> None:
     run = Agent(ScriptedModel("4"), tools=[add], strategy=react()).run("2 + 2?")
     events = await collect(run)
     assert (await run).output == "4"
-    assert is_legal(walk(events), "react")
+    assert is_legal(stage_path(events), "react")
 
 
 @pytest.mark.parametrize("most", [1, 2, 3])
 async def test_after_the_last_round_the_model_has_to_answer_without_tools(most: int) -> None:
-    model = ScriptedModel(*repeated(call("add", a=1, b=1), most), "About 2.")
+    model = ScriptedModel(*repeat_turn(call("add", a=1, b=1), most), "About 2.")
     run = Agent(model, tools=[add], strategy=react(max_cycles=most)).run("?")
     events = await collect(run)
     assert (await run).output == "About 2."
     assert [bool(request.tools) for request in model.requests] == [True] * most + [False]
-    assert is_legal(walk(events), "react")
+    assert is_legal(stage_path(events), "react")
 
 
 async def test_a_failed_tool_is_an_observation_and_too_many_end_the_run() -> None:
     wrong: Any = call("look_up", entity="?", relation="author")
     model = ScriptedModel(wrong, "Unknown.")
     run = Agent(model, tools=[look_up], strategy=react()).run("?")
-    assert thoughts_of(await collect(run))[1].content == "nothing is known about the author of ?"
-    model = ScriptedModel(*repeated(wrong, 9))
+    assert list_thoughts(await collect(run))[1].content == "nothing is known about the author of ?"
+    model = ScriptedModel(*repeat_turn(wrong, 9))
     with pytest.raises(LimitReached) as raised:
         await Agent(model, tools=[look_up], strategy=react(max_cycles=9)).run("?")
     assert raised.value.code == "tool_failures"

@@ -21,8 +21,8 @@ from rxloop.errors import PlanRefused
 from rxloop.state.history import INTERRUPTED
 from rxloop.strategies import rewoo
 from rxloop.testing import Conversation, OfflineModel, Reply, ScriptedModel, virtual_time
-from support.runs import collect, first_events
-from support.strategy_cases import add, is_legal, thoughts_of, walk
+from support.runs import collect, copy_first_events
+from support.strategy_cases import add, is_legal, list_thoughts, stage_path
 
 CAPITALS = {"Norway": "Oslo", "Peru": "Lima"}
 CITIZENS = {"Oslo": 717_710, "Lima": 10_092_000}
@@ -69,7 +69,7 @@ async def test_a_question_of_several_hops_over_http_takes_two_model_calls() -> N
         assert (await run).output == str(717_710 + 10_092_000)
         assert len(offline.requests) == 2
         assert not [body for body in offline.requests if body.get("tools")]
-    assert is_legal(walk(events), "rewoo")
+    assert is_legal(stage_path(events), "rewoo")
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 12])
@@ -115,7 +115,7 @@ def test_calls_go_side_by_side_as_far_as_they_need_nothing_of_each_other() -> No
         "Evidence: 2",
         "Evidence: 1",
     ]
-    told = [thought.tool_call_id for thought in thoughts_of(events) if thought.thought_type == "observation"]
+    told = [thought.tool_call_id for thought in list_thoughts(events) if thought.thought_type == "observation"]
     assert told == ["rewoo/E1", "rewoo/E2", "rewoo/E3"]
 
 
@@ -154,7 +154,7 @@ async def test_a_plan_that_cannot_be_carried_out_is_corrected_once_and_then_refu
     with pytest.raises(RunError, match=wrong) as raised:
         await run
     assert isinstance(raised.value.__cause__, PlanRefused)
-    assert walk(events)[-1] == "tool_call_specification"
+    assert stage_path(events)[-1] == "tool_call_specification"
 
 
 async def test_a_call_that_fails_is_evidence_too() -> None:
@@ -196,7 +196,7 @@ async def test_calls_that_were_made_are_not_made_again_after_a_crash() -> None:
     events = await log.read(whole.task_id)
     for held in range(2, len(events)):
         made.clear()
-        cut = await first_events(log, whole.task_id, held)
+        cut = await copy_first_events(log, whole.task_id, held)
         kinds = [event.kind for event in events[:held]]
         asked = ScriptedModel(*turns[kinds.count("content-complete") and 1 :])
         result = await Agent(asked, tools=[count], strategy=rewoo(), log=cut).resume(whole.task_id)
@@ -228,5 +228,7 @@ async def test_a_call_that_was_cancelled_is_made_again_if_that_does_no_harm(idem
     assert (await run).output == "Done."
     # What is not idempotent waits until its start is durable, and is cancelled before it is called.
     assert made == (3 if idempotent else 0)
-    observed = [each.content for each in thoughts_of(await log.read(run.task_id)) if each.thought_type == "observation"]
+    observed = [
+        each.content for each in list_thoughts(await log.read(run.task_id)) if each.thought_type == "observation"
+    ]
     assert observed == ["paid 5" if idempotent else INTERRUPTED]

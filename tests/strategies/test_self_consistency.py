@@ -9,9 +9,9 @@ from rxloop import Agent, ConfigurationError, ContentCompleteEvent, RunError, St
 from rxloop.errors import NoAnswers, ServerError
 from rxloop.strategies import self_consistency
 from rxloop.testing import ScriptedModel
-from support.http_server import Reply, active, chat, say, serving, sse
+from support.http_server import Reply, active_connections, chat_model, sse, start_server, text_reply
 from support.runs import collect
-from support.strategy_cases import is_legal, left_open, thoughts_of, walk
+from support.strategy_cases import find_open_items, is_legal, list_thoughts, stage_path
 
 
 def says(*answers: str | Exception) -> ScriptedModel:
@@ -23,14 +23,14 @@ async def test_answers_that_differ_in_form_alone_are_one() -> None:
     run = Agent(says("42", '"42 "', "7"), strategy=self_consistency(samples=3)).run("?")
     events = await collect(run)
     assert (await run).output == "42"
-    assert is_legal(walk(events), "self_consistency")
+    assert is_legal(stage_path(events), "self_consistency")
 
 
 async def test_on_a_tie_the_answer_that_was_given_first_wins() -> None:
     # T77
     for answers in (("7", "8"), ("7", "8", "8", "7"), ("1", "7", "7", "8", "8", "9")):
         run = Agent(says(*answers), strategy=self_consistency(samples=len(answers))).run("?")
-        vote = thoughts_of(await collect(run))[-1]
+        vote = list_thoughts(await collect(run))[-1]
         assert (await run).output == "7"
         assert "7:" in vote.content
 
@@ -40,11 +40,11 @@ async def test_a_line_that_fails_does_not_vote_and_the_vote_says_so() -> None:
     run = Agent(says(ServerError("down"), "7", "8", "8"), strategy=self_consistency(samples=4)).run("?")
     events = await collect(run)
     assert (await run).output == "8"
-    vote = thoughts_of(events)[-1]
+    vote = list_thoughts(events)[-1]
     assert (vote.confidence, vote.thought_type) == (pytest.approx(2 / 3), "decision")
     assert "2 of 3 answers" in vote.content
     assert "1 without an answer" in vote.content
-    assert left_open(events) == set()
+    assert find_open_items(events) == set()
 
 
 async def test_without_any_answer_there_is_an_error_and_no_response() -> None:
@@ -91,21 +91,21 @@ async def test_a_line_that_has_failed_is_not_waited_for() -> None:
 
 
 async def test_over_http_the_lines_that_do_not_matter_any_more_are_closed() -> None:
-    right = say("Two and two. ", "Answer: 4")
+    right = text_reply("Two and two. ", "Answer: 4")
     hangs = Reply(sse({"id": "c", "choices": [{"index": 0, "delta": {"content": "Well"}}]}, done=False), end="hang")
-    async with serving() as server:
+    async with start_server() as server:
         server.answer(right, hangs, right, hangs, right)
-        async with aclosing(chat(server)) as model:
+        async with aclosing(chat_model(server)) as model:
             run = Agent(model, strategy=self_consistency(samples=5)).run("2 + 2?")
             events = await collect(run)
             assert (await run).output == "4"
-            assert not active(model)
+            assert not active_connections(model)
         await server.all_closed.wait()
     assert len(server.requests) == 5
     assert {received.body["temperature"] for received in server.requests} == {0.7}
     messages = [event for event in events if isinstance(event, ContentCompleteEvent) and event.branch]
     assert sorted(event.finish_reason for event in messages) == ["canceled", "canceled", "stop", "stop", "stop"]
-    assert left_open(events) == set()
+    assert find_open_items(events) == set()
 
 
 async def test_the_samples_are_as_warm_as_was_said_and_know_nothing_of_each_other() -> None:

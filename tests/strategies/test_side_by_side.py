@@ -11,7 +11,7 @@ from rxloop.pipeline.requests import ModelRequest
 from rxloop.strategies import StrategyRun, strategy
 from rxloop.testing import ScriptedModel, frames, turn, virtual_time
 from support.runs import collect
-from support.strategy_cases import ask_text, echo, in_turn, left_open
+from support.strategy_cases import ask_text, echo, find_open_items, in_turn
 
 
 def test_asks_side_by_side_take_the_time_of_one_and_come_in_order() -> None:
@@ -104,7 +104,7 @@ def test_a_timeout_around_an_ask_closes_it() -> None:
             return await collect(Agent(model, strategy=hasty).run("Q"))
 
         events = time.run(main())
-    assert left_open(events) == set()
+    assert find_open_items(events) == set()
     assert model.open == 0
     assert [each.content for each in events if isinstance(each, ContentCompleteEvent)] == ["x", "too slow"]
 
@@ -124,7 +124,7 @@ async def test_an_ask_in_a_task_of_ones_own_ends_with_the_run() -> None:
         events.append(event)
         if isinstance(event, LLMCallEvent):
             run.cancel()
-    assert left_open(events) == set()
+    assert find_open_items(events) == set()
     await asyncio.wait(own, timeout=5)
     assert own[0].cancelled()
     assert model.open == 0
@@ -162,7 +162,7 @@ async def test_a_strategy_may_go_on_without_a_model_call_that_failed() -> None:
     run = Agent(ScriptedModel(ServerError("down"), echo), strategy=patient).run("Q")
     events = await collect(run)
     assert (await run).output == "patient/2: server. Two?"
-    assert left_open(events) == set()
+    assert find_open_items(events) == set()
 
 
 async def test_otherwise_a_model_call_that_failed_ends_the_run() -> None:

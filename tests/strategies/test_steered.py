@@ -10,15 +10,15 @@ import pytest
 from rxloop import Agent, Event, MemoryEventLog, ModelRequest, Run, StageEvent, op
 from rxloop.strategies import StrategyRun, self_consistency, step_back, strategy
 from rxloop.testing import ScriptedModel
-from support.runs import collect, first_events, shape
-from support.strategy_cases import CASES, Case, add, by_step, left_open
+from support.runs import collect, copy_first_events, shape
+from support.strategy_cases import CASES, Case, add, find_open_items, turn_by_step
 
 every = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
 
 def scripted(case: Case) -> ScriptedModel:
     """Answers as the case does; on the main line, once it has heard something, it says so."""
-    told = by_step(case.turns)
+    told = turn_by_step(case.turns)
 
     def answer(request: ModelRequest) -> Any:
         if request.branch is None and any(message.text == "And in Bergen?" for message in request.messages):
@@ -54,7 +54,7 @@ async def test_what_is_said_at_any_event_is_answered_and_stands_once_in_the_hist
         assert history.count("user: And in Bergen?") == 1
         assert history[0] == "user: How much?"
         assert history[-1] == "assistant: 5"
-        assert left_open(events) == set()
+        assert find_open_items(events) == set()
 
 
 async def test_the_answer_of_a_vote_stands_before_what_its_voters_have_not_heard() -> None:
@@ -106,6 +106,6 @@ async def test_a_resumed_vote_has_the_same_history() -> None:
     events = await log.read(run.task_id)
     said = next(event.seq for event in events if event.kind == "message-added")
     for seq in range(said, len(events)):
-        cut = await first_events(log, run.task_id, seq)
+        cut = await copy_first_events(log, run.task_id, seq)
         agent = Agent(scripted(case), strategy=self_consistency(samples=3), log=cut)
         assert shape((await agent.resume(run.task_id)).messages) == history, seq

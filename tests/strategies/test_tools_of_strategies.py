@@ -22,7 +22,7 @@ from rxloop.pipeline.requests import ModelRequest, Signal, ToolRequest
 from rxloop.strategies import StrategyRun, strategy
 from rxloop.testing import ScriptedModel, call
 from support.runs import collect
-from support.strategy_cases import add, left_open
+from support.strategy_cases import add, find_open_items
 
 
 async def test_tools_are_offered_only_where_they_are_asked_for_and_settings_hold_for_one_ask() -> None:
@@ -94,7 +94,7 @@ async def test_a_call_that_is_cut_off_is_closed() -> None:
         events.append(event)
         if event.kind == "tool-start":
             run.cancel()
-    assert left_open(events) == set()
+    assert find_open_items(events) == set()
     assert [each.error for each in events if isinstance(each, ToolCompleteEvent)] == ["canceled"]
 
 

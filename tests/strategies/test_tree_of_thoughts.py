@@ -25,7 +25,7 @@ from rxloop.pipeline.requests import ModelRequest
 from rxloop.strategies import tree_of_thoughts
 from rxloop.testing import Conversation, OfflineModel, Reply, ScriptedModel
 from support.runs import collect
-from support.strategy_cases import is_legal, left_open, thoughts_of, walk
+from support.strategy_cases import find_open_items, is_legal, list_thoughts, stage_path
 
 # -- the Game of 24: the program that plays the model, and the judge
 
@@ -124,9 +124,9 @@ async def test_the_game_of_24_is_won_over_http(numbers: str) -> None:
         result = await run
         assert len(offline.requests) <= 6
     assert is_solution(question, result.output)
-    assert is_legal(walk(events), "tree_of_thoughts")
+    assert is_legal(stage_path(events), "tree_of_thoughts")
     kept = [
-        thought for thought in thoughts_of(events) if thought.confidence == 1 and thought.thought_type == "reasoning"
+        thought for thought in list_thoughts(events) if thought.confidence == 1 and thought.thought_type == "reasoning"
     ]
     assert all(can_reach_24([thought.content]) for thought in kept)
     assert {len(thought.thought_id.split("/")) for thought in kept} == {2, 3, 4}
@@ -140,7 +140,7 @@ async def test_it_is_won_however_it_is_judged_and_searched(search: Any, evaluate
     run = Agent(model, strategy=tree).run(QUESTION, limits=Limits(iterations=400))
     events = await collect(run)
     assert is_solution(QUESTION, (await run).output)
-    assert is_legal(walk(events), "tree_of_thoughts")
+    assert is_legal(stage_path(events), "tree_of_thoughts")
 
 
 async def test_a_tree_that_was_cut_off_over_http_goes_on_and_asks_nothing_again(tmp_path: Path) -> None:
@@ -155,10 +155,10 @@ async def test_a_tree_that_was_cut_off_over_http_goes_on_and_asks_nothing_again(
         asked = [event.step for event in events if isinstance(event, LLMCallEvent) and event.attempt == 2]
         assert len(asked) == len(offline.requests)
         assert not told & set(asked)
-        thoughts = [thought.thought_id for thought in thoughts_of(events)]
+        thoughts = [thought.thought_id for thought in list_thoughts(events)]
         assert len(thoughts) == len(set(thoughts))
-        assert left_open(events) == set()
-        assert is_legal(walk(events), "tree_of_thoughts")
+        assert find_open_items(events) == set()
+        assert is_legal(stage_path(events), "tree_of_thoughts")
 
 
 TREE = tree_of_thoughts(propose=40, keep=2, depth=3, evaluate=can_reach_24)
@@ -203,7 +203,7 @@ async def test_it_never_makes_more_model_calls_than_its_budget(most: int, evalua
     events = await collect(run)
     assert (await run).output == "answer"
     assert len(model.requests) <= most
-    assert is_legal(walk(events), "tree_of_thoughts")
+    assert is_legal(stage_path(events), "tree_of_thoughts")
 
 
 @pytest.mark.parametrize("most", [1, 4, 5, 20])
@@ -245,7 +245,7 @@ async def test_the_best_are_kept_and_what_is_worth_nothing_is_dropped() -> None:
     tree = tree_of_thoughts(propose=3, keep=1, depth=2, evaluate=lambda path: scores[path[-1]])
     run = Agent(model, strategy=tree).run("Q")
     events = await collect(run)
-    thoughts = {thought.thought_id: thought for thought in thoughts_of(events)}
+    thoughts = {thought.thought_id: thought for thought in list_thoughts(events)}
     assert [request.branch for request in model.requests] == ["tot", "tot/2", None]
     assert [thoughts[f"tot/{place}"].confidence for place in (1, 2, 3)] == [0.4, 0.9, 0.0]
     assert [thoughts[f"tot/2/{place}"].related_to for place in (1, 2, 3)] == ["tot/2"] * 3
@@ -268,7 +268,7 @@ async def test_the_best_are_kept_and_what_is_worth_nothing_is_dropped() -> None:
 async def test_a_score_is_read_in_the_ways_in_which_models_give_it(said: str, score: float) -> None:
     model = ScriptedModel("1. a", said, "answer")
     run = Agent(model, strategy=tree_of_thoughts(propose=1, depth=1)).run("Q")
-    assert thoughts_of(await collect(run))[0].confidence == pytest.approx(score)
+    assert list_thoughts(await collect(run))[0].confidence == pytest.approx(score)
 
 
 async def test_of_equals_those_that_were_proposed_first_are_kept() -> None:
@@ -309,7 +309,7 @@ async def test_a_model_that_proposes_nothing_still_answers(said: str) -> None:
     run = Agent(model, strategy=tree_of_thoughts()).run("Q")
     events = await collect(run)
     assert (await run).output == "I cannot say."
-    assert is_legal(walk(events), "tree_of_thoughts")
+    assert is_legal(stage_path(events), "tree_of_thoughts")
 
 
 async def test_when_all_is_dropped_the_last_that_was_kept_is_answered_from() -> None:

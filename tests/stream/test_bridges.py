@@ -11,7 +11,7 @@ from reactivex.disposable import Disposable
 
 from rxloop.errors import Paused, RxloopError
 from rxloop.stream.sources import Push, emit, from_async_iter, from_awaitable, from_task
-from support.run_checks import Recorder, nothing_left, settled, until
+from support.run_checks import Recorder, assert_no_tasks, run_ready_tasks, wait_until
 
 
 async def test_what_is_pushed_is_delivered_at_once() -> None:
@@ -37,10 +37,10 @@ async def test_it_is_cold_and_each_subscription_is_a_task_of_its_own() -> None:
         push(len(started))
 
     source = from_task(work)
-    await settled()
+    await run_ready_tasks()
     assert started == []
     first, second = Recorder(source), Recorder(source)
-    await until(lambda: first.completed and second.completed)
+    await wait_until(lambda: first.completed and second.completed)
     assert (first.events, second.events) == ([1], [2])
 
 
@@ -50,7 +50,7 @@ async def test_an_exception_is_the_error_of_the_observable() -> None:
         raise ZeroDivisionError("oh")
 
     recorder = Recorder(from_task(work))
-    await until(lambda: recorder.error)
+    await wait_until(lambda: recorder.error)
     assert recorder.events == [1]
     assert isinstance(recorder.error, ZeroDivisionError)
 
@@ -68,10 +68,10 @@ async def test_disposing_stops_the_work_and_nothing_follows(shielded: bool) -> N
             push(2)
 
     recorder = Recorder(from_task(work, shielded=shielded))
-    await until(lambda: recorder.events)
+    await wait_until(lambda: recorder.events)
     recorder.subscription.dispose()
     await stopped.wait()
-    await nothing_left()
+    await assert_no_tasks()
     assert recorder.events == [1]
     assert (recorder.completed, recorder.error) == (False, None)
 
@@ -83,7 +83,7 @@ async def test_work_that_was_disposed_before_it_began_never_begins(shielded: boo
 
     recorder = Recorder(from_task(work, shielded=shielded))
     recorder.subscription.dispose()
-    await nothing_left()
+    await assert_no_tasks()
     assert (recorder.completed, recorder.error) == (False, None)
 
 
@@ -100,10 +100,10 @@ async def test_shielded_work_is_stopped_by_anyios_cancellation_and_may_clean_up_
                 cleaned.set()
 
     recorder = Recorder(from_task(work, shielded=True))
-    await until(lambda: recorder.events)
+    await wait_until(lambda: recorder.events)
     recorder.subscription.dispose()
     await cleaned.wait()
-    await nothing_left()
+    await assert_no_tasks()
 
 
 async def test_work_that_swallows_the_cancellation_delivers_nothing_more() -> None:
@@ -118,10 +118,10 @@ async def test_work_that_swallows_the_cancellation_delivers_nothing_more() -> No
             stubborn.set()
 
     recorder = Recorder(from_task(work))
-    await until(lambda: recorder.events)
+    await wait_until(lambda: recorder.events)
     recorder.subscription.dispose()
     await stubborn.wait()
-    await nothing_left()
+    await assert_no_tasks()
     assert recorder.events == [1]
     assert not recorder.completed
 
@@ -135,9 +135,9 @@ async def test_work_that_fails_after_it_was_disposed_disturbs_nobody() -> None:
             raise ZeroDivisionError
 
     recorder = Recorder(from_task(work))
-    await until(lambda: recorder.events)
+    await wait_until(lambda: recorder.events)
     recorder.subscription.dispose()
-    await nothing_left()
+    await assert_no_tasks()
     assert recorder.error is None
 
 
@@ -148,7 +148,7 @@ async def test_waiting_for_a_task_that_was_cancelled_is_an_error_and_no_silence(
         await other
 
     recorder = Recorder(from_task(work))
-    await until(lambda: recorder.error)
+    await wait_until(lambda: recorder.error)
     assert isinstance(recorder.error, RxloopError)
 
 
@@ -157,7 +157,7 @@ async def test_a_pause_is_an_end() -> None:
         raise Paused
 
     recorder = Recorder(from_task(work))
-    await until(lambda: recorder.completed)
+    await wait_until(lambda: recorder.completed)
 
 
 async def test_ending_does_not_cancel_the_task_that_delivers_the_end() -> None:
@@ -168,9 +168,9 @@ async def test_ending_does_not_cancel_the_task_that_delivers_the_end() -> None:
 
     source = from_task(work).pipe(ops.do_action(on_completed=lambda: left.append("end delivered")))
     recorder = Recorder(source)
-    await until(lambda: recorder.completed)
+    await wait_until(lambda: recorder.completed)
     recorder.subscription.dispose()
-    await nothing_left()
+    await assert_no_tasks()
     assert left == ["end delivered"]
 
 
@@ -187,8 +187,8 @@ async def test_taking_one_stops_the_work_from_inside_its_own_push() -> None:
             raise
 
     recorder = Recorder(from_task(work).pipe(ops.take(1)))
-    await until(lambda: recorder.completed)
-    await nothing_left()
+    await wait_until(lambda: recorder.completed)
+    await assert_no_tasks()
     assert states == ["push returned", "cancelled"]
 
 
@@ -206,7 +206,7 @@ async def test_an_operator_that_raises_is_the_error_of_the_leaf() -> None:
         push(1)
 
     recorder = Recorder(from_task(work).pipe(broken))
-    await until(lambda: recorder.error)
+    await wait_until(lambda: recorder.error)
     assert isinstance(recorder.error, ZeroDivisionError)
 
 
@@ -225,11 +225,11 @@ async def test_an_async_iterator_is_made_for_each_subscription_and_closed() -> N
     source = from_async_iter(letters)
     for expected in (["a", "b", "c"], ["a", "b", "c"]):
         recorder = Recorder(source)
-        await until(lambda recorder=recorder: recorder.completed)
+        await wait_until(lambda recorder=recorder: recorder.completed)
         assert recorder.events == expected
     cut = Recorder(source.pipe(ops.take(1)))
-    await until(lambda: cut.completed)
-    await nothing_left()
+    await wait_until(lambda: cut.completed)
+    await assert_no_tasks()
     assert closed == ["closed"] * 3
 
 
@@ -238,7 +238,7 @@ async def test_an_awaitable_gives_its_one_value() -> None:
         return 7
 
     recorder = Recorder(from_awaitable(value))
-    await until(lambda: recorder.completed)
+    await wait_until(lambda: recorder.completed)
     assert recorder.events == [7]
 
 

@@ -13,7 +13,7 @@ from rxloop.errors import SlowReader
 from rxloop.protocol.events import ContentDeltaEvent, CustomEvent, Event, GapEvent, ToolProgressEvent
 from rxloop.protocol.messages import ToolCall
 from rxloop.stream.back_pressure import Gate, Overflow, ReadBuffer
-from support.run_checks import places, settled
+from support.run_checks import positions, run_ready_tasks
 
 
 def numbered(*pieces: str) -> list[Event]:
@@ -115,7 +115,7 @@ def test_coalesce_and_block_lose_nothing_however_reading_and_writing_mix(
         assert [item for item in got if not isinstance(item, ContentDeltaEvent)] == [
             event for event in events if not isinstance(event, ContentDeltaEvent)
         ]
-        assert places(got) == sorted(set(places(got)))
+        assert positions(got) == sorted(set(positions(got)))
         assert not gate.closed
 
     asyncio.run(main())
@@ -190,7 +190,7 @@ async def test_a_gap_stands_where_events_are_missing_with_their_ids() -> None:  
     [gap] = [item for item in items if isinstance(item, GapEvent)]
     assert (gap.task_id, gap.context_id, gap.attempt) == ("t", "c", 1)
     assert gap.timestamp
-    assert places(items) == sorted(places(items))
+    assert positions(items) == sorted(positions(items))
 
 
 async def test_a_notice_of_a_gap_is_not_dropped_itself() -> None:  # L13, L133
@@ -207,7 +207,7 @@ def test_what_drop_oldest_drops_is_counted_and_the_rest_is_in_order(pieces: list
     count = sum(item.count or 0 for item in items if isinstance(item, GapEvent))
     assert len(kept) + count == len(events)
     assert [item for item in kept if item.durable] == [event for event in events if event.durable]
-    assert places(items) == sorted(set(places(items)))
+    assert positions(items) == sorted(set(positions(items)))
 
 
 async def test_error_gives_what_it_has_and_then_raises() -> None:  # L13
@@ -240,7 +240,7 @@ async def test_error_ends_the_subscription() -> None:
 async def test_a_reader_that_waits_gets_what_comes(overflow: Overflow) -> None:
     buffer = ReadBuffer(overflow, 1, Gate())
     reader = asyncio.ensure_future(buffer.get())
-    await settled()
+    await run_ready_tasks()
     event = numbered("a")[0]
     buffer.push(event)
     assert await reader == event
@@ -249,7 +249,7 @@ async def test_a_reader_that_waits_gets_what_comes(overflow: Overflow) -> None:
 async def test_a_reader_that_waits_learns_of_the_end() -> None:
     buffer = ReadBuffer("coalesce", 1, None)
     reader = asyncio.ensure_future(buffer.get())
-    await settled()
+    await run_ready_tasks()
     buffer.end()
     with pytest.raises(StopAsyncIteration):
         await reader
@@ -268,7 +268,7 @@ async def test_an_error_comes_behind_what_is_there_and_once() -> None:
 async def test_two_tasks_cannot_read_one_iterator() -> None:
     buffer = ReadBuffer("coalesce", 1, None)
     first = asyncio.ensure_future(buffer.get())
-    await settled()
+    await run_ready_tasks()
     with pytest.raises(RuntimeError, match="an iterator for each task"):
         await buffer.get()
     buffer.push("a")
@@ -278,7 +278,7 @@ async def test_two_tasks_cannot_read_one_iterator() -> None:
 async def test_a_reader_that_was_cancelled_can_be_followed_by_another() -> None:
     buffer = ReadBuffer("coalesce", 1, None)
     first = asyncio.ensure_future(buffer.get())
-    await settled()
+    await run_ready_tasks()
     first.cancel()
     await asyncio.wait([first])
     buffer.push("a")
@@ -288,7 +288,7 @@ async def test_a_reader_that_was_cancelled_can_be_followed_by_another() -> None:
 async def test_a_reader_that_is_cancelled_as_something_comes_loses_nothing() -> None:
     buffer = ReadBuffer("coalesce", 5, None)
     first = asyncio.ensure_future(buffer.get())
-    await settled()
+    await run_ready_tasks()
     buffer.push("a")
     first.cancel()
     await asyncio.wait([first])

@@ -24,8 +24,8 @@ from rxloop.stream.deltas import (
     pack_deltas,
     trim_known,
 )
-from support.processes.counters import extra_memory
-from support.run_checks import places
+from support.processes.counters import measure_peak_memory
+from support.run_checks import positions
 
 
 def content(text: str, step: str = "1", **fields: object) -> ContentDeltaEvent:
@@ -85,7 +85,7 @@ def test_a_merged_text_takes_little_memory_beside_its_letters() -> None:
         for [pack] in packs:
             made.add(pack)
 
-    assert extra_memory(take) < 10 * 64_000
+    assert measure_peak_memory(take) < 10 * 64_000
 
 
 def test_arguments_of_a_call_and_thoughts_are_merged_like_text() -> None:
@@ -160,7 +160,7 @@ def test_of_merged_deltas_a_reader_gets_what_is_behind_its_place(pieces: list[tu
         assert (rest is not None) == bool(left)
         if rest is not None:
             assert delta_text(rest) == "".join(delta_text(each) or "" for each in left)
-            assert places([rest]) == places([deltas[-1]])
+            assert positions([rest]) == positions([deltas[-1]])
 
 
 @given(

@@ -21,7 +21,7 @@ from rxloop.server.a2a.push import Push
 from rxloop.support.http_environment import name_variables
 from rxloop.testing import ScriptedModel
 from rxloop.tools.mcp import mcp
-from support.http_server import REQUEST, chat, collect, say, serving, text
+from support.http_server import REQUEST, chat_model, collect, start_server, streamed_text, text_reply
 
 NAMES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 
@@ -61,20 +61,20 @@ def fails(match: str) -> Any:
 async def test_a_model_names_the_variable_that_breaks_its_client(
     name: str, value: str, match: str, transport: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with serving() as server:
-        server.answer(say("Hello"))
-        model = chat(server, transport=transport)
+    async with start_server() as server:
+        server.answer(text_reply("Hello"))
+        model = chat_model(server, transport=transport)
         monkeypatch.setenv(name, value)
         answer = await collect(model.call(REQUEST))
         if name.lower() == "no_proxy":
             # Without a proxy it is not read.
-            assert text(answer) == "Hello"
+            assert streamed_text(answer) == "Hello"
         else:
             with fails(match):
                 raise answer.error or AssertionError
             assert answer.error.__cause__ is None
         monkeypatch.delenv(name)
-        assert text(await collect(model.call(REQUEST))) == "Hello"
+        assert streamed_text(await collect(model.call(REQUEST))) == "Hello"
         await model.aclose()
 
 
@@ -83,10 +83,10 @@ async def test_a_model_names_the_variable_that_breaks_its_client(
 async def test_a_model_names_the_exceptions_from_its_proxy_that_break_its_client(
     name: str, value: str, match: str, transport: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with serving() as server:
+    async with start_server() as server:
         monkeypatch.setenv("HTTPS_PROXY", "http://proxy.example:3128")
         monkeypatch.setenv(name, value)
-        answer = await collect(chat(server, transport=transport).call(REQUEST))
+        answer = await collect(chat_model(server, transport=transport).call(REQUEST))
         with fails(match):
             raise answer.error or AssertionError
         assert server.requests == []

@@ -27,7 +27,7 @@ from rxloop.protocol.messages import ToolCall
 from rxloop.providers.codecs.text import text_delta
 from rxloop.stream.deltas import delta_text
 from rxloop.stream.hub import Hub
-from support.run_checks import Recorder, places
+from support.run_checks import Recorder, positions
 
 CALL = ToolCall(id="call_1", name="tool")
 
@@ -99,7 +99,7 @@ def test_a_late_subscriber_gets_the_durable_events_and_what_is_open(hub: Hub, nu
     numbers.custom()
     numbers.delta("c", step="2")
     late = Recorder(hub.events)
-    assert places(late.events) == [(1, 1, 0), (1, 2, 0), (1, 2, 1), (1, 3, 0), (1, 3, 1)]
+    assert positions(late.events) == [(1, 1, 0), (1, 2, 0), (1, 2, 1), (1, 3, 0), (1, 3, 1)]
     numbers.delta("d", step="2")
     assert [event.delta for event in late.events if isinstance(event, ContentDeltaEvent)] == ["b", "c", "d"]
 
@@ -340,7 +340,7 @@ def test_the_gap_has_the_place_of_the_last_event_that_is_missing() -> None:  # L
         numbers.custom()
     gap = Recorder(hub.events).events[0]
     assert (gap.task_id, gap.context_id, gap.attempt, gap.seq) == ("t", "c", 1, 7)
-    assert sorted(places(Recorder(hub.events).events)) == places(Recorder(hub.events).events)
+    assert sorted(positions(Recorder(hub.events).events)) == positions(Recorder(hub.events).events)
 
 
 def test_a_reader_who_was_there_all_the_time_gets_no_gap() -> None:
@@ -361,7 +361,7 @@ def test_the_deltas_of_an_open_message_are_merged_when_there_are_too_many() -> N
     assert "".join(event.delta for event in late.events) == "abcdefghij"
     assert len(late.events) <= 5
     assert hub.get_open_text("t", "1") == "abcdefghij"
-    assert places(late.events) == sorted(places(late.events))
+    assert positions(late.events) == sorted(positions(late.events))
 
 
 @pytest.mark.parametrize("many", [3_000, 10_000])
@@ -388,7 +388,7 @@ def test_what_is_thought_and_called_in_a_long_message_is_merged_and_not_lost(num
         numbers.delta(f"{number};", index=number)
     late = Recorder(hub.events)
     assert len(late.events) <= 64 + 4
-    assert places(late.events) == sorted(set(places(late.events)))
+    assert positions(late.events) == sorted(set(positions(late.events)))
     assert text_of(late.events) == text_of(numbers.published)
     for place in (0, 1, 500, 2_001, 3_998):
         rest = Recorder(hub.events.pipe(after(numbers.published[place].cursor))).events
@@ -408,7 +408,7 @@ def test_a_long_thought_does_not_run_on_in_the_next_one(numbers: Numbers) -> Non
     for number in range(100):
         numbers.delta("c", index=number)
     late = Recorder(hub.events).events
-    assert places(late) == sorted(set(places(late)))
+    assert positions(late) == sorted(set(positions(late)))
     assert "".join(event.delta for event in late if isinstance(event, ContentDeltaEvent)) == "c" * 100
     assert "".join(event.delta for event in late if isinstance(event, ThoughtDeltaEvent)) == "b" * 100
 

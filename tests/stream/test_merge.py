@@ -15,7 +15,7 @@ from rxloop import Agent, MemoryEventLog, merge, op
 from rxloop.errors import ConfigurationError, ContextBusy, RxloopError, ServerError
 from rxloop.protocol.events import ContentCompleteEvent, ContentDeltaEvent, Event, StatusUpdateEvent
 from rxloop.testing import ScriptedModel, assert_marbles, frames, turn, virtual_time
-from support.run_checks import Recorder, nothing_left, settled, until
+from support.run_checks import Recorder, assert_no_tasks, run_ready_tasks, wait_until
 
 
 def agent(line: str, **options: Any) -> Agent[None, str]:
@@ -83,7 +83,7 @@ async def test_a_slow_reader_that_blocks_holds_every_run_back() -> None:
         run.hold.start()
     reader = aiter(merge(*runs, overflow="block", buffer=4))
     await anext(reader)
-    await until(lambda: all(run.hold.gate.closed for run in runs))
+    await wait_until(lambda: all(run.hold.gate.closed for run in runs))
     async for _ in reader:
         if not any(run.hold.gate.closed for run in runs):
             break
@@ -117,7 +117,7 @@ async def test_dropping_the_stream_cancels_the_runs_that_nobody_else_holds() -> 
     del reader
     gc.collect()
     assert (await kept).output == "b"
-    await nothing_left(turns=50)
+    await assert_no_tasks(turns=50)
 
 
 async def test_nothing_starts_before_the_first_use_and_all_do_then() -> None:
@@ -127,7 +127,7 @@ async def test_nothing_starts_before_the_first_use_and_all_do_then() -> None:
     recorder = Recorder(stream)
     assert all(run.started for run in runs)
     await asyncio.gather(*(run.result() for run in runs))
-    await settled()
+    await run_ready_tasks()
     assert recorder.completed
 
 

@@ -10,7 +10,7 @@ import pytest
 from rxloop.stream.back_pressure import Gate
 from rxloop.stream.scope import Scope
 from rxloop.testing import virtual_time
-from support.run_checks import settled
+from support.run_checks import run_ready_tasks
 
 VARIABLE: ContextVar[str] = ContextVar("VARIABLE", default="nothing")
 
@@ -25,7 +25,7 @@ async def test_a_closed_gate_holds_everybody_back_until_it_is_open() -> None:
     gate = Gate()
     gate.close()
     waiting = [asyncio.ensure_future(gate.wait()) for _ in range(3)]
-    await settled()
+    await run_ready_tasks()
     assert not any(task.done() for task in waiting)
     gate.open()
     await asyncio.gather(*waiting)
@@ -37,7 +37,7 @@ async def test_a_gate_needs_one_opening_for_each_closing() -> None:
     gate.close()
     waiting = asyncio.ensure_future(gate.wait())
     gate.open()
-    await settled()
+    await run_ready_tasks()
     assert gate.closed
     assert not waiting.done()
     gate.open()
@@ -48,10 +48,10 @@ async def test_a_gate_that_is_closed_again_at_once_holds_on() -> None:
     gate = Gate()
     gate.close()
     waiting = asyncio.ensure_future(gate.wait())
-    await settled()
+    await run_ready_tasks()
     gate.open()
     gate.close()
-    await settled()
+    await run_ready_tasks()
     assert not waiting.done()
     gate.open()
     await waiting
@@ -61,11 +61,11 @@ async def test_who_gives_up_waiting_at_a_gate_leaves_it_as_it_is() -> None:
     gate = Gate()
     gate.close()
     waiting = asyncio.ensure_future(gate.wait())
-    await settled()
+    await run_ready_tasks()
     waiting.cancel()
-    await settled()
+    await run_ready_tasks()
     other = asyncio.ensure_future(gate.wait())
-    await settled()
+    await run_ready_tasks()
     gate.open()
     await other
 
@@ -91,7 +91,7 @@ async def test_join_waits_for_all_tasks() -> None:
     ended: list[int] = []
 
     async def work(number: int) -> None:
-        await settled(number)
+        await run_ready_tasks(number)
         ended.append(number)
 
     for number in (3, 1, 2):
@@ -157,7 +157,7 @@ async def test_a_context_that_lives_on_does_not_keep_the_scope() -> None:
     await scope.spawn(work(), "work")
     gone = weakref.ref(scope)
     del scope
-    await settled()
+    await run_ready_tasks()
     gc.collect()
 
     assert len(contexts) == 1

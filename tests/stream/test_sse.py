@@ -17,7 +17,7 @@ from rxloop.protocol.messages import ErrorInfo
 from rxloop.recorded.follow import RecordedStream
 from rxloop.stream.readers import HEARTBEAT, Frames, encode_frame
 from rxloop.testing import virtual_time
-from support.run_checks import nothing_left, settled
+from support.run_checks import assert_no_tasks, run_ready_tasks
 
 
 def stamped(event: Event, seq: int = 1, sub: int = 0) -> Event:
@@ -86,7 +86,7 @@ async def test_the_frames_end_with_the_events() -> None:  # L136
     events = rx.of(*(stamped(CustomEvent(name="x"), seq) for seq in (1, 2, 3)))
     got = [data async for data in Frames(aiter(RecordedStream(events)), None)]
     assert [parsed(data)["id"] for data in got] == ["run/1.1.0", "run/1.2.0", "run/1.3.0"]
-    await nothing_left()
+    await assert_no_tasks()
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, TimeoutError])
@@ -97,7 +97,7 @@ async def test_an_error_of_the_source_comes_out(error: type[Exception]) -> None:
     # A log that is not reached in time is no silence.
     with pytest.raises(error):
         await anext(stream)
-    await nothing_left()
+    await assert_no_tasks()
 
 
 class Source:
@@ -167,10 +167,10 @@ async def test_a_client_that_leaves_while_it_waits_closes_the_source() -> None: 
             pass
 
     reader = asyncio.ensure_future(body())
-    await settled()
+    await run_ready_tasks()
     reader.cancel()
     await asyncio.wait([reader])
-    await nothing_left()
+    await assert_no_tasks()
     assert source.closed == 1
 
 
@@ -193,11 +193,11 @@ async def test_a_client_that_leaves_at_a_heartbeat_just_as_the_stream_ends_leave
     stream = source.frames(0.001)
     assert await anext(stream) == HEARTBEAT
     source.subject.on_completed()
-    await settled()
+    await run_ready_tasks()
     await stream.aclose()  # type: ignore[attr-defined]
     del stream
     gc.collect()
-    await nothing_left()
+    await assert_no_tasks()
     assert noise == []
     assert source.closed == 1
 
@@ -205,9 +205,9 @@ async def test_a_client_that_leaves_at_a_heartbeat_just_as_the_stream_ends_leave
 async def test_frames_that_nobody_began_to_read_ask_for_nothing() -> None:
     source = Source()
     stream = source.frames(None)
-    await settled()
+    await run_ready_tasks()
     await stream.aclose()  # type: ignore[attr-defined]
-    await nothing_left()
+    await assert_no_tasks()
     assert source.subscribed == 0
 
 
@@ -218,7 +218,7 @@ async def test_an_event_that_comes_during_a_heartbeat_is_not_lost() -> None:
     source.subject.on_next(stamped(CustomEvent(name="x"), 9))
     assert parsed(await anext(stream))["id"] == "run/1.9.0"
     await stream.aclose()  # type: ignore[attr-defined]
-    await nothing_left()
+    await assert_no_tasks()
 
 
 async def test_a_timer_is_taken_only_for_a_wait() -> None:
@@ -229,7 +229,7 @@ async def test_a_timer_is_taken_only_for_a_wait() -> None:
     source = Source()
     stream = source.frames(15)
     first = asyncio.ensure_future(anext(stream))  # type: ignore[arg-type]
-    await settled()
+    await run_ready_tasks()
     loop.call_at = lambda when, *more, **kw: timers.append(when) or call_at(when, *more, **kw)  # type: ignore[method-assign]
     try:
         for event in events:
@@ -240,4 +240,4 @@ async def test_a_timer_is_taken_only_for_a_wait() -> None:
         del loop.call_at
     assert got == [encode_frame(event) for event in events]
     await stream.aclose()  # type: ignore[attr-defined]
-    await nothing_left()
+    await assert_no_tasks()

@@ -21,7 +21,7 @@ from rxloop.stream.back_pressure import Gate
 from rxloop.stream.hub import Hub
 from rxloop.stream.rx import RunScheduler
 from rxloop.stream.stream import Stream
-from support.run_checks import Recorder, settled, until
+from support.run_checks import Recorder, run_ready_tasks, wait_until
 
 
 class Hold:
@@ -170,7 +170,7 @@ async def test_an_iterator_that_is_dropped_while_it_waits_ends_its_subscription(
             pass
 
     reader = asyncio.ensure_future(read())
-    await until(lambda: source.hub.subscribers)
+    await wait_until(lambda: source.hub.subscribers)
     reader.cancel()
     await asyncio.wait([reader])
     del reader
@@ -229,7 +229,7 @@ async def test_an_iterator_keeps_the_hold_alive_and_a_dropped_one_lets_it_die() 
 async def test_awaiting_gives_the_last_item_and_starts_the_run() -> None:
     source = Source()
     waiting = asyncio.ensure_future(_await(source.stream.pipe(ops.map(seq_of))))
-    await until(lambda: source.hold.started)
+    await wait_until(lambda: source.hold.started)
     assert source.hold.held == 1
     source.put(3)
     source.hub.complete()
@@ -258,9 +258,9 @@ async def test_awaiting_raises_the_error_of_the_stream() -> None:
 async def test_who_gives_up_awaiting_ends_the_subscription() -> None:
     source = Source()
     waiting = asyncio.ensure_future(_await(source.stream))
-    await until(lambda: source.hub.subscribers)
+    await wait_until(lambda: source.hub.subscribers)
     waiting.cancel()
-    await settled()
+    await run_ready_tasks()
     assert source.hub.subscribers == 0
     assert source.hold.held == 0
 
@@ -323,7 +323,7 @@ async def test_a_view_that_raises_is_the_error_of_its_reader_alone() -> None:  #
     source = Source()
     other = Recorder(source.stream)
     reading = asyncio.ensure_future(_all(source.stream.pipe(broken)))
-    await until(lambda: source.hub.subscribers == 2)
+    await wait_until(lambda: source.hub.subscribers == 2)
     source.put()
     with pytest.raises(ZeroDivisionError):
         await reading
@@ -338,7 +338,7 @@ async def _all(stream: Any) -> list[Any]:
 async def test_views_that_need_time_take_it_from_the_event_loop() -> None:
     source = Source()
     thread = asyncio.ensure_future(_all(source.stream.pipe(ops.start_with("first"), ops.delay(0.001))))
-    await until(lambda: source.hub.subscribers)
+    await wait_until(lambda: source.hub.subscribers)
     source.put()
     source.hub.complete()
     first, second = await thread

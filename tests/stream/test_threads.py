@@ -15,7 +15,7 @@ from rxloop.errors import RxloopError
 from rxloop.support import threads as module
 from rxloop.support.threads import Threads, Work, run_in_thread
 from rxloop.testing import virtual_time
-from support.run_checks import until
+from support.run_checks import wait_until
 
 USER: ContextVar[str] = ContextVar("user", default="nobody")
 
@@ -40,7 +40,7 @@ async def test_a_thread_that_is_idle_is_used_again(pool: Threads) -> None:
     names: set[str] = set()
     for _ in range(20):
         names.add(await run_in_thread(lambda: threading.current_thread().name))
-        await until(lambda: pool._idle)
+        await wait_until(lambda: pool._idle)
     assert len(names) == 1
 
 
@@ -95,7 +95,7 @@ async def test_too_many_that_hang_are_an_error_until_one_of_them_ends(pool: Thre
             await run_in_thread(lambda: "done")
     finally:
         go.set()
-    await until(lambda: not pool.stuck)
+    await wait_until(lambda: not pool.stuck)
     assert await run_in_thread(lambda: "done") == "done"
 
 
@@ -133,7 +133,7 @@ async def test_one_that_is_left_before_its_turn_is_never_begun(pool: Threads) ->
     await asyncio.gather(*first)
     assert await run_in_thread(lambda: "done") == "done"
     assert begun == []
-    await until(lambda: not pool._at_work)
+    await wait_until(lambda: not pool._at_work)
 
 
 class Odd(BaseException):
@@ -168,9 +168,9 @@ async def test_an_error_is_gone_when_nobody_has_it_any_more(pool: Threads) -> No
     gc.disable()
     try:
         future = pool.submit(Work(fail))
-        await until(future.done)
+        await wait_until(future.done)
         del future
-        await until(lambda: pool._idle)
+        await wait_until(lambda: pool._idle)
         assert kept[0]() is None
     finally:
         gc.enable()

@@ -13,7 +13,7 @@ from rxloop import Agent, Limits, RunContext, RunError, op, tool
 from rxloop.context import CompositeWorkspace
 from rxloop.strategies import tree_of_thoughts
 from rxloop.testing import ScriptedModel, call, virtual_time
-from support.run_checks import Recorder, finals, nothing_left
+from support.run_checks import Recorder, assert_no_tasks, final_events
 
 SHORT = Limits(preparation=0.05)
 
@@ -32,8 +32,8 @@ async def failure(agent: Agent[Any, Any]) -> str:
     with pytest.raises(RunError) as caught:
         async with asyncio.timeout(10):
             await run
-    assert len(finals(recorder.events)) == 1
-    await nothing_left()
+    assert len(final_events(recorder.events)) == 1
+    await assert_no_tasks()
     return str(caught.value)
 
 
@@ -62,7 +62,7 @@ async def test_so_do_those_that_do_not_listen_when_they_are_cancelled() -> None:
         async with asyncio.timeout(10):
             await Agent(ScriptedModel("Hi."), instructions=deaf, limits=SHORT).run("Go.")
     stop.set()
-    await nothing_left()
+    await assert_no_tasks()
 
 
 async def test_so_do_plain_ones_that_never_return(released: threading.Event) -> None:
@@ -132,7 +132,7 @@ async def test_a_question_that_is_never_answered_does_not_hold_a_cancelled_run(r
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.3):
             await agent.run("Go.", on_input=lambda question: released.wait())
-    await nothing_left()
+    await assert_no_tasks()
 
 
 async def test_a_plain_function_that_judges_thoughts_does_not_hold_the_event_loop() -> None:
@@ -183,4 +183,4 @@ async def test_a_run_that_is_cancelled_waits_for_none_of_it() -> None:
     async with run:
         await begun.wait()
     assert cleaned_up
-    await nothing_left()
+    await assert_no_tasks()

@@ -12,7 +12,7 @@ from rxloop.pipeline.log_retry import ANSWERS_IN, PATIENCE
 from rxloop.protocol.events import Event
 from rxloop.run.log_writer import LogWriter
 from rxloop.testing import virtual_time
-from support.event_logs import Away, Log, QuickWriting, Writing
+from support.event_logs import FailingWriterHarness, GatedLog, ImmediateWriterHarness, LogWriterHarness
 
 
 @pytest.mark.parametrize("error", [OSError("restarting"), EventLogError("the disk is full"), RuntimeError("driver")])
@@ -20,7 +20,7 @@ def test_a_log_that_fails_for_a_moment_is_asked_again(error: Exception, caplog: 
     with virtual_time() as time:
 
         async def main() -> None:
-            it = Away(error)
+            it = FailingWriterHarness(error)
             asyncio.get_running_loop().call_later(PATIENCE - 5, setattr, it.log, "error", None)
             it.add(2)
             assert await it.writer.flush() == 2
@@ -41,7 +41,7 @@ def test_patience_ends() -> None:
     with virtual_time() as time:
 
         async def main() -> None:
-            it = Away()
+            it = FailingWriterHarness()
             it.add()
             with pytest.raises(LogUnreachable, match="the server is starting"):
                 await it.writer.flush()
@@ -55,7 +55,7 @@ def test_patience_begins_anew_with_each_batch() -> None:
     with virtual_time() as time:
 
         async def main() -> None:
-            it = Away()
+            it = FailingWriterHarness()
             for _ in range(3):
                 it.log.error = OSError("away")
                 asyncio.get_running_loop().call_later(PATIENCE - 5, setattr, it.log, "error", None)
@@ -69,14 +69,14 @@ def test_patience_begins_anew_with_each_batch() -> None:
 
 @pytest.mark.parametrize("kind", [ConflictError, Fenced])
 async def test_a_conflict_is_final_at_once(kind: type[ConflictError]) -> None:
-    it = Away(kind("somebody else"))
+    it = FailingWriterHarness(kind("somebody else"))
     it.add()
     with pytest.raises(kind, match="somebody else"):
         await it.writer.flush()
     assert len(it.log.writers) == 1
 
 
-class HungLog(Log):
+class HungLog(GatedLog):
     """A log that does not answer, as a connection does that nobody hears at the other end."""
 
     def __init__(self, tries: int) -> None:
@@ -90,7 +90,7 @@ class HungLog(Log):
         await super().append(task_id, events, expected_seq=expected_seq, writer=writer)
 
 
-class Hung(Writing):
+class Hung(LogWriterHarness):
     """A writer whose log hangs so many times."""
 
     def __init__(self, tries: int) -> None:
@@ -131,7 +131,7 @@ class Raised(BaseException):
 
 
 async def test_whatever_a_log_raises_is_its_failure() -> None:
-    it = Writing()
+    it = LogWriterHarness()
     it.log.error = Raised("gone")  # type: ignore[assignment]
     it.add(2)
     with pytest.raises(EventLogError, match=r"raised Raised.'gone'., which is not an Exception"):
@@ -146,7 +146,7 @@ async def test_whatever_a_log_raises_is_its_failure() -> None:
 
 
 async def test_whatever_a_log_raises_at_once_is_its_failure() -> None:
-    it = QuickWriting()
+    it = ImmediateWriterHarness()
     it.log.error = Raised("gone")
     it.add()
     assert it.writer.flush_now() is None
@@ -157,7 +157,7 @@ def test_a_log_in_which_something_was_cancelled_is_asked_again() -> None:
     with virtual_time() as time:
 
         async def main() -> None:
-            it = Writing()
+            it = LogWriterHarness()
             it.log.error = asyncio.CancelledError()  # type: ignore[assignment]
             asyncio.get_running_loop().call_later(1, setattr, it.log, "error", None)
             it.add()

@@ -1,4 +1,4 @@
-"""A bank whose agent asks before it pays, and what a crash leaves of its runs."""
+"""Bank agent that asks before paying, and its event log after a crash."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from rxloop import (
     tool,
 )
 from rxloop.testing import ScriptedModel, call
-from support.runs import first_events
+from support.runs import copy_first_events
 
 
 class Bank:
-    """Payments, which are asked for, made and counted."""
+    """Bank with an approval tool. Records the payments."""
 
     def __init__(self, log: MemoryEventLog | None = None) -> None:
         self.log = log or MemoryEventLog()
@@ -36,16 +36,16 @@ class Bank:
         options: dict[str, Any] = {"tools": [self.pay], "log": self.log, **fields}
         return Agent(ScriptedModel(*turns), **options)
 
-    async def waiting(self, **options: Any) -> Result[str]:
+    async def request_payment(self, **options: Any) -> Result[str]:
         return await self.agent(call("pay", "p", amount=5)).run("Pay", **options)
 
-    async def last(self, task_id: str) -> StatusUpdateEvent:
+    async def last_event(self, task_id: str) -> StatusUpdateEvent:
         event = (await self.log.read(task_id))[-1]
         assert isinstance(event, StatusUpdateEvent)
         return event
 
 
-async def crashed(log: MemoryEventLog, task_id: str, kind: type[Event]) -> MemoryEventLog:
-    """What a crash leaves behind right after the first event of a kind."""
+async def log_after_crash(log: MemoryEventLog, task_id: str, kind: type[Event]) -> MemoryEventLog:
+    """Return a copy of the log that ends after the first event of a kind."""
     events = await log.read(task_id)
-    return await first_events(log, task_id, next(event.seq for event in events if isinstance(event, kind)))
+    return await copy_first_events(log, task_id, next(event.seq for event in events if isinstance(event, kind)))

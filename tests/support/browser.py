@@ -1,4 +1,4 @@
-"""Chromium for tests, driven over its debugging pipe: no other program or package is needed."""
+"""Chromium for tests, controlled over its debugging pipe without further packages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FLAGS = [
 
 
 class Browser:
-    """A browser with one page."""
+    """Browser with a single page."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writer = writer
@@ -31,9 +31,9 @@ class Browser:
     async def _read(self, reader: asyncio.StreamReader) -> None:
         with contextlib.suppress(asyncio.IncompleteReadError):
             while True:
-                said = json.loads((await reader.readuntil(b"\0"))[:-1])
-                if waiting := self._waiting.pop(said.get("id", 0), None):
-                    waiting.set_result(said)
+                message = json.loads((await reader.readuntil(b"\0"))[:-1])
+                if waiting := self._waiting.pop(message.get("id", 0), None):
+                    waiting.set_result(message)
 
     async def _do(self, method: str, **params: Any) -> Any:
         self._number += 1
@@ -41,12 +41,12 @@ class Browser:
         session = {"sessionId": self._session} if self._session else {}
         message = {"id": self._number, "method": method, "params": params, **session}
         self._writer.write(json.dumps(message).encode() + b"\0")
-        said = await asyncio.wait_for(waiting, 30)
-        assert "error" not in said, said
-        return said["result"]
+        response = await asyncio.wait_for(waiting, 30)
+        assert "error" not in response, response
+        return response["result"]
 
     async def open(self, url: str) -> None:
-        """Show a page."""
+        """Open a URL."""
         if self._session is None:
             target = await self._do("Target.createTarget", url="about:blank")
             attached = await self._do("Target.attachToTarget", targetId=target["targetId"], flatten=True)
@@ -55,19 +55,19 @@ class Browser:
         await self._do("Page.navigate", url=url)
 
     async def reload(self) -> None:
-        """Load the page anew."""
+        """Reload the page and wait until it has loaded."""
         await self.run("window.reloading = true")
         await self._do("Page.reload")
         await self.until("!window.reloading && document.readyState === 'complete'")
 
     async def run(self, expression: str) -> Any:
-        """Give what an expression of JavaScript comes to; a promise is awaited."""
+        """Evaluate a JavaScript expression and return its value. Promises are awaited."""
         done = await self._do("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
         assert "exceptionDetails" not in done, done["exceptionDetails"]
         return done["result"].get("value")
 
     async def until(self, condition: str) -> Any:
-        """Wait until something holds in the page, and give it."""
+        """Wait until a JavaScript condition is truthy, then return its value."""
         look = f"let found = false; try {{ found = {condition}; }} catch {{}}"
         again = "if (found) done(found); else setTimeout(look, 5);"
         looking = f"new Promise(done => {{ const look = () => {{ {look} {again} }}; look(); }})"
@@ -80,12 +80,12 @@ class Browser:
 
 @contextlib.asynccontextmanager
 async def browser(profile: Path) -> AsyncGenerator[Browser]:
-    """Start Chromium, with its files in a folder, and end it."""
+    """Start Chromium with a profile folder. Kill it at the end."""
     assert CHROMIUM is not None
     (to_read, from_us), (from_it, to_write) = os.pipe(), os.pipe()
 
     def connect() -> None:
-        # Above those that are set first, so that none is closed by the other.
+        # Use high numbers first, since `dup2` would close a descriptor that is still needed.
         ours, its = os.dup2(to_read, 100), os.dup2(to_write, 101)
         os.dup2(ours, 3)
         os.dup2(its, 4)
@@ -105,12 +105,12 @@ async def browser(profile: Path) -> AsyncGenerator[Browser]:
     reading, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(from_it, "rb"))
     transport, protocol = await loop.connect_write_pipe(asyncio.streams.FlowControlMixin, os.fdopen(from_us, "wb"))
     writer = asyncio.StreamWriter(transport, protocol, None, loop)
-    made = Browser(reader, writer)
+    opened_browser = Browser(reader, writer)
     try:
-        yield made
+        yield opened_browser
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         await process.wait()
-        await made.close()
+        await opened_browser.close()
         reading.close()

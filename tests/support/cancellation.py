@@ -1,4 +1,4 @@
-"""Runs that go on until somebody cancels them, and how they have to end then."""
+"""Runs that continue until they are canceled, and checks of how they end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rxloop import Agent, tool
 from rxloop.errors import RunCancelled
 from rxloop.protocol.events import Event
 from rxloop.testing import ScriptedModel, frames
-from support.run_checks import Recorder, assert_ended, assert_numbered, finals, nothing_left, until
+from support.run_checks import Recorder, assert_ended, assert_no_tasks, assert_numbered, final_events, wait_until
 
 
 @tool
@@ -28,12 +28,12 @@ async def quick() -> str:
     return "quick"
 
 
-def endless() -> ScriptedModel:
+def make_endless_model() -> ScriptedModel:
     return ScriptedModel(frames("-a-", frame=0.001))
 
 
-async def cancelled(run: Any, recorder: Recorder) -> None:
-    """The run ends as cancelled, in good order."""
+async def assert_canceled(run: Any, recorder: Recorder) -> None:
+    """Assert that a run is canceled with a complete and well-formed stream."""
     with pytest.raises(RunCancelled) as caught:
         await run
     assert caught.value.code == "canceled"
@@ -41,31 +41,31 @@ async def cancelled(run: Any, recorder: Recorder) -> None:
     assert_numbered(recorder.events)
     assert recorder.completed
     assert_answered(caught.value.result.messages)
-    await nothing_left()
+    await assert_no_tasks()
 
 
 def assert_answered(messages: Sequence[Any]) -> None:
-    """Every call of a history has its answer."""
+    """Assert that every tool call in a history has a result."""
     calls = [call.id for message in messages for call in message.tool_calls]
     assert calls == [message.tool_call_id for message in messages if message.role == "tool"]
 
 
-def watched(agent: Agent[Any, Any]) -> tuple[Any, list[Event]]:
-    """A run, and its events by a door that does not hold it."""
+def start_observed_run(agent: Agent[Any, Any]) -> tuple[Any, list[Event]]:
+    """Start a run and record its events without keeping the run alive."""
     run = agent.run("Go.")
-    seen: list[Event] = []
-    run._attempt.recorder.hub.events.subscribe(seen.append)
-    return run, seen
+    events: list[Event] = []
+    run._attempt.recorder.hub.events.subscribe(events.append)
+    return run, events
 
 
-async def first_of(run: Any, kind: str) -> None:
-    """Read up to an event of a kind."""
+async def read_until(run: Any, kind: str) -> None:
+    """Read events up to the first of a kind."""
     async for event in run:
         if event.kind == kind:
             return
 
 
-async def ended(seen: list[Event]) -> Event:
-    await until(lambda: finals(seen))
-    await nothing_left()
-    return assert_ended(seen, "canceled", "canceled")
+async def wait_until_canceled(events: list[Event]) -> Event:
+    await wait_until(lambda: final_events(events))
+    await assert_no_tasks()
+    return assert_ended(events, "canceled", "canceled")

@@ -1,4 +1,4 @@
-"""A small world to experiment in: models that know some capitals, and a tool that knows all of them."""
+"""Models and a tool for experiments about capitals."""
 
 from __future__ import annotations
 
@@ -20,38 +20,38 @@ async def lookup(country: str) -> str:
     return CAPITALS[country]
 
 
-def country_of(request: ModelRequest) -> str:
-    """The country that was asked for last."""
-    asked = [message.text for message in request.messages if message.role == "user"][-1]
-    return asked.split()[-1].rstrip("?")
+def last_country(request: ModelRequest) -> str:
+    """Return the country in the most recent question."""
+    question = [message.text for message in request.messages if message.role == "user"][-1]
+    return question.split()[-1].rstrip("?")
 
 
-def knows(*countries: str, **instead: str) -> ScriptedModel:
-    """A model that knows these capitals, says something else of others, and fails for the rest."""
+def make_capital_model(*countries: str, **wrong_answers: str) -> ScriptedModel:
+    """Return a model that answers correctly for some countries, incorrectly for others, and otherwise fails."""
 
     def answer(request: ModelRequest) -> Any:
-        country = country_of(request)
+        country = last_country(request)
         if country in countries:
             return turn(CAPITALS[country], usage=USAGE)
-        if country in instead:
-            return turn(instead[country], usage=USAGE)
+        if country in wrong_answers:
+            return turn(wrong_answers[country], usage=USAGE)
         return RuntimeError(f"{country} is not on the map")
 
     return ScriptedModel(*[answer] * 200, name="mine:m")
 
 
-def looks_up() -> ScriptedModel:
-    """A model that asks the tool."""
+def make_lookup_model() -> ScriptedModel:
+    """Return a model that calls the lookup tool."""
 
     def answer(request: ModelRequest) -> Any:
         last = request.messages[-1]
         if last.role == "tool":
             return turn(last.text, usage=USAGE)
-        return turn(calls=[call("lookup", country=country_of(request))], usage=USAGE)
+        return turn(calls=[call("lookup", country=last_country(request))], usage=USAGE)
 
     return ScriptedModel(*[answer] * 200, name="mine:m")
 
 
 def agent(model: ScriptedModel | None = None, **options: Any) -> Agent[None, str]:
-    """An agent that knows every capital, or has this model."""
-    return Agent(model or knows(*CAPITALS), thoughts=False, **options)
+    """Return an agent that knows every capital unless another model is passed."""
+    return Agent(model or make_capital_model(*CAPITALS), thoughts=False, **options)

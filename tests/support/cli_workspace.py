@@ -1,4 +1,4 @@
-"""Help for tests of the command: a place with a database, an offline model and tools of its own."""
+"""Working folder for command line tests, with a database, an offline model and tools."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ agent_itself = Agent("ollama:none", name="itself")
 
 
 def rule(conversation: Conversation) -> Reply | None:
-    """Pays, books and waits when it is told to, breaks, and writes what a terminal would not like."""
+    """Choose the reply of the offline model from keywords in the question."""
     question = conversation.question
     if "break" in question:
         raise KeyError("broken")
@@ -126,8 +126,8 @@ def rule(conversation: Conversation) -> Reply | None:
 
 
 @dataclass
-class Place:
-    """A folder with a database, and the command in it."""
+class Workspace:
+    """Folder with a database, used as the working directory of the command."""
 
     folder: Path
     url: str
@@ -151,35 +151,35 @@ class Place:
     def database(self) -> Path:
         return self.folder / "runs.db"
 
-    def run(self, *arguments: str, given: str | None = None, code: int | None = 0, **env: str) -> Result:
-        """The command in this process, with what it ends with; with that code, or with any."""
+    def run(self, *arguments: str, stdin: str | None = None, code: int | None = 0, **env: str) -> Result:
+        """Run the command in this process and check its exit code unless `code` is None."""
         keys = {name: None for name in os.environ if name.endswith("_API_KEY")}
-        result = CliRunner().invoke(app, arguments, input=given, env={**keys, **self.env, **env})
+        result = CliRunner().invoke(app, arguments, input=stdin, env={**keys, **self.env, **env})
         if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception
         assert code in (None, result.exit_code), result.output
         return result
 
     def process(self, *arguments: str, **options: Any) -> subprocess.Popen[bytes]:
-        """The command as a process."""
+        """Start the command in a new process."""
         command = [sys.executable, "-m", "rxloop", *arguments]
         for name in ("stdin", "stdout", "stderr"):
             options.setdefault(name, subprocess.PIPE)
-        # The checker takes any further option for one that could make texts of the bytes.
+        # The type checker assumes that any further option may enable text mode.
         popen: Any = subprocess.Popen
         return popen(command, cwd=self.folder, env=self.env, **options)
 
     def shell(self, line: str) -> subprocess.CompletedProcess[bytes]:
-        """A line of bash, in which `rxloop` is the command."""
+        """Run a line of bash in which `rxloop` is the command."""
         script = f'rxloop() {{ "{sys.executable}" -m rxloop "$@"; }}; {line}'
         return subprocess.run(
             ["bash", "-c", script], cwd=self.folder, env=self.env, capture_output=True, check=False, timeout=30
         )
 
     def rows(self, *arguments: str) -> list[dict[str, Any]]:
-        """What `rxloop runs --json` says."""
+        """Return the output of `rxloop runs --json`."""
         return [orjson.loads(line) for line in self.run("runs", "--json", *arguments).stdout.splitlines()]
 
     def events(self, run: str = "last") -> list[dict[str, Any]]:
-        """What `rxloop export --full` says."""
+        """Return the output of `rxloop export --full`."""
         return [orjson.loads(line) for line in self.run("export", run, "--full").stdout.splitlines()]

@@ -1,4 +1,4 @@
-"""Two processes on one log, and a run whose questions a later run of its conversation drops."""
+"""Two processes on one log, and a run whose questions are dropped by a later run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def refund(order: str) -> str:
 
 
 def answer(request: ModelRequest) -> Turn:
-    """What the model says follows from the messages alone, so that any process may go on."""
+    """Return an answer that depends only on the messages, so that any process can resume the run."""
     last = request.messages[-1]
     if last.role == "tool":
         return "Refunded."
@@ -34,44 +34,46 @@ def answer(request: ModelRequest) -> Turn:
 
 
 def clerk() -> Agent[Any, Any]:
-    """An agent that asks before it refunds."""
+    """Return an agent that asks before it refunds."""
     return Agent(ScriptedModel(*[answer] * 100), tools=[refund], name="clerk", thoughts=False)
 
 
 @contextlib.asynccontextmanager
-async def logs(kind: str, folder: Path, request: pytest.FixtureRequest) -> AsyncGenerator[MakeLog]:
-    """Make logs of one kind over one storage: each is the log of another process, but for those in memory."""
-    made: list[EventLog] = []
+async def shared_logs(kind: str, folder: Path, request: pytest.FixtureRequest) -> AsyncGenerator[MakeLog]:
+    """Yield a factory of logs over one storage, one log per process. Memory logs are shared."""
+    logs: list[EventLog] = []
     in_memory, schema = MemoryEventLog(), new_schema()
 
     def make() -> EventLog:
         if kind == "sqlite":
-            made.append(SqliteEventLog(folder / "runs.db"))
+            logs.append(SqliteEventLog(folder / "runs.db"))
         elif kind == "postgres":
-            made.append(PostgresEventLog(request.getfixturevalue("postgres"), schema=schema))
+            logs.append(PostgresEventLog(request.getfixturevalue("postgres"), schema=schema))
         else:
             return in_memory
-        return made[-1]
+        return logs[-1]
 
     yield make
-    for log in made:
+    for log in logs:
         await log.aclose()
 
 
-async def settled(runtime: Runtime, record: RunRecord) -> RunRecord:
-    """Wait until a run comes to rest."""
+async def wait_until_idle(runtime: Runtime, record: RunRecord) -> RunRecord:
+    """Wait until a run is idle."""
     async for _ in runtime.log.follow(record.task_id):
         pass
     return await runtime.get_record(record.task_id)
 
 
-async def asks(runtime: Runtime, **options: Any) -> RunRecord:
-    """Start a run that waits for an approval."""
-    record = await settled(runtime, await runtime.start("clerk", "Refund A1", **options))
+async def start_waiting_run(runtime: Runtime, **options: Any) -> RunRecord:
+    """Start a run and wait until it asks for approval."""
+    record = await wait_until_idle(runtime, await runtime.start("clerk", "Refund A1", **options))
     assert record.state == "input-required"
     return record
 
 
-async def drop(runtime: Runtime, record: RunRecord, **options: Any) -> RunRecord:
-    """Start a later run, which drops the question of this one."""
-    return await settled(runtime, await runtime.start("clerk", "Never mind", context_id=record.context_id, **options))
+async def drop_question(runtime: Runtime, record: RunRecord, **options: Any) -> RunRecord:
+    """Start a later run of the conversation, which drops the question of `record`."""
+    return await wait_until_idle(
+        runtime, await runtime.start("clerk", "Never mind", context_id=record.context_id, **options)
+    )

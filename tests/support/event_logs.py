@@ -1,4 +1,4 @@
-"""Logs that wait, append at once or are away, and writers of them."""
+"""Event logs that block, append immediately or fail, and writers for them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from rxloop.run.log_writer import LogWriter
 from rxloop.stream.back_pressure import Gate
 
 
-class Log(MemoryEventLog):
-    """A log whose appends take as long as the test wants, and fail when it wants."""
+class GatedLog(MemoryEventLog):
+    """Log whose appends wait for a gate and fail on request."""
 
     def __init__(self) -> None:
         super().__init__(keep_deltas=self.keeps_deltas)
@@ -38,9 +38,9 @@ class Log(MemoryEventLog):
             self.writing -= 1
 
 
-class Writing:
+class LogWriterHarness:
     def __init__(self, durable_seq: int = 0) -> None:
-        self.log = Log()
+        self.log = GatedLog()
         self.failures: list[Exception] = []
         self.writer = LogWriter(self.log, "t", durable_seq, self.failures.append)
         self.seq = durable_seq
@@ -51,31 +51,31 @@ class Writing:
             self.writer.add(CustomEvent(name="x", seq=self.seq))
 
 
-class QuickLog(Log):
-    """A log that may append without waiting."""
+class ImmediateLog(GatedLog):
+    """Log that supports appending without waiting."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.quick = True
+        self.appends_now = True
 
     def append_now(self, task_id: str, events: Sequence[Event], *, expected_seq: int, writer: str = "") -> bool:
         if self.error is not None:
             raise self.error
-        if self.quick:
+        if self.appends_now:
             self.batches.append([event.seq for event in events])
             self.expected.append(expected_seq)
-        return self.quick
+        return self.appends_now
 
 
-class QuickWriting(Writing):
+class ImmediateWriterHarness(LogWriterHarness):
     def __init__(self) -> None:
         super().__init__()
-        self.log: Any = QuickLog()
+        self.log: Any = ImmediateLog()
         self.writer = LogWriter(self.log, "t", 0, self.failures.append)
 
 
-class AwayLog(Log):
-    """Fails until the test says otherwise, and remembers who asked."""
+class FailingLog(GatedLog):
+    """Log that fails until its error is removed. Records the writers."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__()
@@ -87,10 +87,10 @@ class AwayLog(Log):
         await super().append(task_id, events, expected_seq=expected_seq, writer=writer)
 
 
-class Away(Writing):
-    """A writer whose log is away."""
+class FailingWriterHarness(LogWriterHarness):
+    """Log writer whose log is unavailable."""
 
     def __init__(self, error: Exception | None = None, gate: Gate | None = None) -> None:
         super().__init__()
-        self.log: Any = AwayLog(error or OSError("the server is starting"))
+        self.log: Any = FailingLog(error or OSError("the server is starting"))
         self.writer = LogWriter(self.log, "t", 0, self.failures.append, gate)

@@ -1,4 +1,4 @@
-"""Runs that end, whatever happens to them."""
+"""Runs that must fail in time and release their resources."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from rxloop import Agent, Operator, op, tool
 from rxloop.errors import AttemptError
 from rxloop.testing import ScriptedModel, call
-from support.run_checks import Recorder, finals, other_tasks
+from support.run_checks import Recorder, final_events, other_tasks
 
 
 @tool
@@ -24,14 +24,14 @@ def script() -> ScriptedModel:
     return ScriptedModel(call("look"), "Done.")
 
 
-async def failure(agent: Agent[Any, Any], prompt: str = "Go.", **options: Any) -> AttemptError:
-    """How a run fails, which has to end in time, once, and leave nothing."""
+async def expect_failure(agent: Agent[Any, Any], prompt: str = "Go.", **options: Any) -> AttemptError:
+    """Return the error of a failed run. Assert that it ends once, in time, and without leftover tasks."""
     run = agent.run(prompt, **options)
     recorder = Recorder(run.events)
     with pytest.raises(AttemptError) as caught:
         async with asyncio.timeout(10):
             await run
-    assert len(finals(recorder.events)) == 1
+    assert len(final_events(recorder.events)) == 1
     assert recorder.events[-1].kind == "status-update"
     assert recorder.completed
     await asyncio.sleep(0)
@@ -39,7 +39,7 @@ async def failure(agent: Agent[Any, Any], prompt: str = "Go.", **options: Any) -
     return caught.value
 
 
-def with_operator(operator: Operator, place: int) -> Agent[Any, str]:
+def agent_with_operator(operator: Operator, index: int) -> Agent[Any, str]:
     loop = op.standard()
-    loop.insert(place, operator)
+    loop.insert(index, operator)
     return Agent(script(), tools=[look], loop=loop)

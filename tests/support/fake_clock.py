@@ -1,4 +1,4 @@
-"""A clock that tests set."""
+"""Clock controlled by a test."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ MINUTE = 60_000
 
 
 class FakeClock:
-    """A clock that a test sets."""
+    """Clock whose time is set by a test."""
 
     def __init__(self) -> None:
         self.time = 1_700_000_000_000

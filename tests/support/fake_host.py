@@ -1,4 +1,4 @@
-"""A run for tools under test: it folds what is published, and nothing else."""
+"""Fake run for tool tests. It only folds the published events."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, cast
@@ -15,7 +15,7 @@ from rxloop.support.tasks import CLOCK
 
 
 def make_info(**changes: Any) -> AttemptInfo:
-    """Facts about the first attempt of the run "r" in the conversation "c"."""
+    """Return the info of attempt 1 of the run "r" in the conversation "c"."""
     facts: dict[str, Any] = {
         "ids": {"task_id": "r", "context_id": "c", "attempt": 1},
         "agent_name": "agent",
@@ -35,7 +35,7 @@ def make_info(**changes: Any) -> AttemptInfo:
 
 
 class FakeHost:
-    """Implements what tools use of `Host`."""
+    """Implementation of the parts of `Host` that tools use."""
 
     def __init__(self, events: Iterable[Event] = ()) -> None:
         self.info = make_info()
@@ -59,5 +59,5 @@ class FakeHost:
         return RunContext(run=cast("Host", self), call=call, step="1").bind(**fields)
 
     def message(self, *calls: ToolCall, step: str = "1") -> None:
-        """The model asked for these calls."""
+        """Publish a message with these calls."""
         self.publish(ContentCompleteEvent(tool_calls=list(calls), step=step))

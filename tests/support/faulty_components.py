@@ -1,4 +1,4 @@
-"""Operators, tools, providers and subscribers that misbehave, for the promise that every run ends."""
+"""Faulty operators, tools, providers and subscribers, for tests that every run ends."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ from rxloop import (
 from rxloop.testing import ScriptedModel, call, frames
 
 PLANTED = "planted"
-"""What is in everything that is not for clients: it may be in nothing that leaves."""
+"""Marker in all internal data. It must not appear in anything that clients receive."""
 
 
-class Bad(BaseException):
-    """What is no Exception, like the outcomes of pytest and some timeouts of libraries."""
+class BareBaseException(BaseException):
+    """Error that is not an `Exception`, like the outcomes of pytest and the timeouts of some libraries."""
 
 
 Raise = Callable[[], None]
 
 
-def raising(error: type[BaseException]) -> Raise:
-    """A function that raises."""
+def make_raiser(error: type[BaseException]) -> Raise:
+    """Return a function that raises an error."""
 
     def boom() -> None:
         raise error("boom")
@@ -49,30 +49,30 @@ def raising(error: type[BaseException]) -> Raise:
     return boom
 
 
-def fine() -> None:
-    """Nothing is wrong."""
+def do_nothing() -> None:
+    """Do nothing."""
 
 
-def troubled(
+def faulty_operator(
     *,
-    together: Raise = fine,
-    subscribed: Raise = fine,
-    item: Raise = fine,
+    together: Raise = do_nothing,
+    subscribed: Raise = do_nothing,
+    item: Raise = do_nothing,
     at: int = 0,
-    completed: Raise = fine,
-    disposed: Raise = fine,
+    completed: Raise = do_nothing,
+    disposed: Raise = do_nothing,
     after: int = 0,
 ) -> Operator:
-    """An operator that passes everything on, and calls the functions given at those places.
+    """Return an operator that passes all items and calls a function at each stage.
 
     Args:
         together: Called when the operator is applied to its source.
         subscribed: Called when the result is subscribed.
         item: Called before the item number `at` of an iteration is passed on.
-        at: See `item`.
-        completed: Called at the end of the source.
+        at: Index of the item.
+        completed: Called when the source completes.
         disposed: Called when the subscription is disposed.
-        after: The first so many iterations go well.
+        after: Number of iterations without calls.
     """
     made = 0
 
@@ -115,8 +115,8 @@ def troubled(
     return troubled
 
 
-def elsewhere(change: Callable[[abc.ObserverBase[Any]], None]) -> Operator:
-    """An operator that lets a thread do something to its observer at the first item, and waits for it."""
+def thread_operator(change: Callable[[abc.ObserverBase[Any]], None]) -> Operator:
+    """Return an operator that calls a function with its observer in a thread for each item."""
 
     def elsewhere(source: Observable[Signal]) -> Observable[Signal]:
         def subscribe(
@@ -125,24 +125,31 @@ def elsewhere(change: Callable[[abc.ObserverBase[Any]], None]) -> Operator:
             def on_next(signal: Signal) -> None:
                 threading.Thread(target=change, args=[observer], daemon=True).start()
 
-            return source.subscribe(on_next, observer.on_error, fine, scheduler=scheduler)
+            return source.subscribe(on_next, observer.on_error, do_nothing, scheduler=scheduler)
 
         return Observable(subscribe)
 
     return elsewhere
 
 
-ERRORS: list[type[BaseException]] = [ValueError, Bad, asyncio.CancelledError, GeneratorExit, RxloopError, StopIteration]
+ERRORS: list[type[BaseException]] = [
+    ValueError,
+    BareBaseException,
+    asyncio.CancelledError,
+    GeneratorExit,
+    RxloopError,
+    StopIteration,
+]
 
 
 class Subscriptions:
-    """Counts the subscriptions that nobody has disposed and that have not ended."""
+    """Counter of the active subscriptions."""
 
     def __init__(self) -> None:
         self.open = 0
 
-    def counted(self, source: Observable[Any]) -> Observable[Any]:
-        """The source, with its subscriptions counted."""
+    def count_open(self, source: Observable[Any]) -> Observable[Any]:
+        """Return the source with its subscriptions counted."""
 
         def subscribe(
             observer: abc.ObserverBase[Any], scheduler: abc.SchedulerBase | None = None
@@ -181,47 +188,49 @@ def _thread(action: Callable[[], None]) -> None:
     threading.Thread(target=work, daemon=True).start()
 
 
-class Misbehaving:
-    """An operator that misbehaves in a random way at a random signal, and counts what it has subscribed."""
+class FaultyOperator:
+    """Operator with a random fault at a random signal. Counts its subscriptions."""
 
-    WAYS = (
+    FAULTS = (
         *("together", "subscribed", "item", "completed", "disposed"),
         *("thread", "thread end", "silent", "twice", "behind the end", "foreign", "drop", "double", "hold", "fine"),
         *("delay", "merge never", "to list", "no observable"),
     )
 
     def __init__(self, random: Random, subscriptions: Subscriptions) -> None:
-        self.way = random.choice(self.WAYS)
+        self.fault = random.choice(self.FAULTS)
         self.error = random.choice(ERRORS)
         self.at = random.choice((0, 0, 1, 1, 2, 3, 4, 6, 9))
-        self.well = random.choice((0, 0, 0, 1, 2))
+        self.healthy_iterations = random.choice((0, 0, 0, 1, 2))
         self.value = random.choice((None, 5, "text", ["list"], object()))
         self._subscriptions = subscriptions
         self._made = 0
 
     def __repr__(self) -> str:
-        return f"{self.way}({self.error.__name__}, at={self.at}, well={self.well}, value={self.value!r})"
+        return (
+            f"{self.fault}({self.error.__name__}, at={self.at}, well={self.healthy_iterations}, value={self.value!r})"
+        )
 
     def __call__(self, source: Observable[Signal]) -> Observable[Signal]:
         self._made += 1
-        source = self._subscriptions.counted(source)
-        if self._made <= self.well:
+        source = self._subscriptions.count_open(source)
+        if self._made <= self.healthy_iterations:
             return source
-        if self.way == "delay":
+        if self.fault == "delay":
             return source.pipe(ops.delay(0.0005))
-        if self.way == "merge never":
+        if self.fault == "merge never":
             return source.pipe(ops.merge(rx.never()))
-        if self.way == "to list":
+        if self.fault == "to list":
             listed: Any = source.pipe(ops.to_list())
             return listed
-        if self.way == "no observable":
+        if self.fault == "no observable":
             nothing: Any = self.value
             return nothing
         self._raise("together")
         return Observable(lambda observer, scheduler=None: self._subscribe(source, observer, scheduler))
 
     def _raise(self, way: str) -> None:
-        if self.way == way:
+        if self.fault == way:
             raise self.error("boom")
 
     def _subscribe(
@@ -235,16 +244,16 @@ class Misbehaving:
             count += 1
             if count == self.at:
                 self._raise("item")
-                if self.way in ("drop", "thread"):
-                    if self.way == "thread":
+                if self.fault in ("drop", "thread"):
+                    if self.fault == "thread":
                         _thread(lambda: observer.on_next(signal))
                     return
-                if self.way == "hold":
+                if self.fault == "hold":
                     held.append(signal)
                     return
-                if self.way == "foreign":
+                if self.fault == "foreign":
                     observer.on_next(self.value)
-                if self.way == "double":
+                if self.fault == "double":
                     observer.on_next(signal)
             observer.on_next(signal)
 
@@ -252,15 +261,15 @@ class Misbehaving:
             self._raise("completed")
             for signal in held:
                 observer.on_next(signal)
-            if self.way == "silent":
+            if self.fault == "silent":
                 return
-            if self.way == "thread end":
+            if self.fault == "thread end":
                 _thread(observer.on_completed)
                 return
             observer.on_completed()
-            if self.way == "twice":
+            if self.fault == "twice":
                 observer.on_completed()
-            if self.way == "behind the end":
+            if self.fault == "behind the end":
                 observer.on_next(CustomEvent(name="late", data={}))
 
         def dispose() -> None:
@@ -272,10 +281,10 @@ class Misbehaving:
         return Disposable(dispose)
 
 
-class MisbehavingModel:
-    """A provider whose answers come through an operator that misbehaves."""
+class FaultyModel:
+    """Provider whose answers pass through a faulty operator."""
 
-    def __init__(self, model: ScriptedModel, misbehaving: Misbehaving) -> None:
+    def __init__(self, model: ScriptedModel, misbehaving: FaultyOperator) -> None:
         self.name = "misbehaving"
         self._model = model
         self._through: Any = misbehaving
@@ -287,8 +296,8 @@ class MisbehavingModel:
         await self._model.aclose()
 
 
-def tools_that_misbehave(random: Random) -> list[Any]:
-    """A tool of each kind, which at times raises."""
+def make_faulty_tools(random: Random) -> list[Any]:
+    """Return tools of each kind that fail at random."""
 
     def maybe() -> None:
         if random.random() < 0.2:
@@ -331,8 +340,8 @@ def _call(random: Random) -> Any:
     return call(name, planted=PLANTED) if name == "planted_secret" else call(name)
 
 
-def scripts(random: Random) -> ScriptedModel:
-    """A model that calls tools for some turns, and then answers."""
+def make_random_model(random: Random) -> ScriptedModel:
+    """Return a model with a random number of turns that call tools, then an answer."""
     turns: list[Any] = [
         [_call(random) for _ in range(random.choice((1, 1, 2, 3)))] for _ in range(random.choice((0, 1, 2, 3)))
     ]
@@ -341,37 +350,37 @@ def scripts(random: Random) -> ScriptedModel:
     )
 
 
-class Program:
-    """A random agent in which something misbehaves."""
+class RandomAgent:
+    """Random agent with faulty components."""
 
     def __init__(self, seed: int) -> None:
         random = self.random = Random(seed)
         self.subscriptions = Subscriptions()
-        self.inside = [Misbehaving(random, self.subscriptions) for _ in range(random.choice((0, 1, 1, 1, 2)))]
-        self.around = [Misbehaving(random, self.subscriptions) for _ in range(random.choice((0, 0, 0, 1)))]
-        self.model: Any = scripts(random)
-        self.provider = Misbehaving(random, self.subscriptions) if random.random() < 0.15 else None
+        self.inside = [FaultyOperator(random, self.subscriptions) for _ in range(random.choice((0, 1, 1, 1, 2)))]
+        self.around = [FaultyOperator(random, self.subscriptions) for _ in range(random.choice((0, 0, 0, 1)))]
+        self.model: Any = make_random_model(random)
+        self.provider = FaultyOperator(random, self.subscriptions) if random.random() < 0.15 else None
         if self.provider is not None:
-            self.model = MisbehavingModel(self.model, self.provider)
+            self.model = FaultyModel(self.model, self.provider)
         self.places = [random.randrange(4) for _ in self.inside]
-        self.cancelled_after = random.choice((None, None, None, 0, 1, 3, 7, 20))
+        self.cancel_after = random.choice((None, None, None, 0, 1, 3, 7, 20))
         self.subscribers = [(random.choice(ERRORS), random.randrange(12)) for _ in range(random.choice((0, 0, 1, 2)))]
         self.log = random.choice((None, MemoryEventLog()))
 
     def __repr__(self) -> str:
         return (
             f"inside {list(zip(self.inside, self.places, strict=True))}, around {self.around}, "
-            f"provider {self.provider}, cancelled after {self.cancelled_after}, subscribers {self.subscribers}"
+            f"provider {self.provider}, cancelled after {self.cancel_after}, subscribers {self.subscribers}"
         )
 
     @property
     def leaves_subscriptions(self) -> bool:
-        """Whether something cannot be disposed, by which stock operators leave what is beside it."""
+        """True if disposing raises, so that operators may leave other subscriptions open."""
         all_of_them = [*self.inside, *self.around, *([self.provider] if self.provider else [])]
-        return any(each.way == "disposed" for each in all_of_them)
+        return any(each.fault == "disposed" for each in all_of_them)
 
     def agent(self) -> Agent[Any, str]:
-        """The agent."""
+        """Create the agent."""
         loop: list[Operator] = op.standard()
         for each, place in zip(self.inside, self.places, strict=True):
             loop.insert(place, each)
@@ -379,11 +388,11 @@ class Program:
         def strategy(pipeline: Operator) -> Operator:
             return op.compose(op.iterate(pipeline), *self.around)
 
-        tools = tools_that_misbehave(self.random)
+        tools = make_faulty_tools(self.random)
         return Agent(self.model, tools=tools, loop=loop, strategy=strategy, log=self.log, instructions=PLANTED)
 
     def subscribe(self, events: Observable[Event]) -> None:
-        """Subscribe those who raise."""
+        """Add subscribers that raise."""
         for error, at in self.subscribers:
             count = iter(range(10_000))
 

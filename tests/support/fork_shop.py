@@ -1,4 +1,4 @@
-"""A shop with a finished run in its log, for forks."""
+"""Shop with a finished run in its log, for tests of forks."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from support.runs import shape
 
 
 class Shop:
-    """Tools whose effects can be counted, and a log with a finished run of them in it."""
+    """Tools that record their effects, and a log with a finished run."""
 
     def __init__(self) -> None:
         self.effects: list[str] = []
@@ -38,11 +38,11 @@ class Shop:
         options: dict[str, Any] = {"tools": self.tools, "log": self.log, **fields}
         return Agent(self.model, **options)
 
-    def sent(self, number: int = 0) -> list[str]:
+    def request_shape(self, number: int = 0) -> list[str]:
         return shape(self.model.requests[number].messages)
 
-    async def bought(self, **options: Any) -> str:
-        """A run with a thought, two calls beside each other, and an answer."""
+    async def buy(self, **options: Any) -> str:
+        """Execute a run with a thought, two parallel calls and an answer. Return its id."""
         thought = call("think_aloud", "t", thought="First I look.", thought_type="planning", thought_id="plan")
         used = Usage(input_tokens=10, output_tokens=1)
         first = turn("I begin.", calls=[thought, call("pay", "p", amount=5), call("look", "l", n=1)], usage=used)
@@ -51,5 +51,5 @@ class Shop:
         return result.task_id
 
 
-async def seq_of(log: MemoryEventLog, task_id: str, kind: str, number: int = 0) -> int:
+async def find_seq(log: MemoryEventLog, task_id: str, kind: str, number: int = 0) -> int:
     return [event.seq for event in await log.read(task_id) if event.kind == kind][number]

@@ -1,4 +1,4 @@
-"""Thoughts and messages with calls, as events of a thought graph."""
+"""Events for a thought graph: thoughts, and messages with calls."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ def thought(id: str, related_to: str | None = None, content: str = "", **more: A
 
 
 def message(*calls: str, step: str = "1", **more: Any) -> ContentCompleteEvent:
-    made = [ToolCall(id=each, name="weather", arguments={"city": each}) for each in calls]
-    return ContentCompleteEvent(tool_calls=made, step=step, **more)
+    tool_calls = [ToolCall(id=each, name="weather", arguments={"city": each}) for each in calls]
+    return ContentCompleteEvent(tool_calls=tool_calls, step=step, **more)

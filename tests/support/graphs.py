@@ -1,4 +1,4 @@
-"""A graph of thoughts that is built from its changes, and compared with the graph itself."""
+"""Thought graph rebuilt from its deltas and compared with the original."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import orjson
 from rxloop import Event, ThoughtGraph, ThoughtStreamEvent, op
 from rxloop.operators import EdgeAdded, GraphDelta, NodeAdded
 from rxloop.protocol.messages import ToolCall
-from support.timelines import values
+from support.timelines import collect_values
 
 
-class Rebuilt:
-    """What somebody has who adds up all changes."""
+class RebuiltGraph:
+    """Graph built by applying deltas."""
 
     def __init__(self) -> None:
         self.nodes: dict[int, ThoughtStreamEvent | ToolCall] = {}
@@ -22,7 +22,7 @@ class Rebuilt:
         self._links: list[dict[str, str]] = []
 
     def apply(self, delta: GraphDelta) -> None:
-        """Take one change."""
+        """Apply a delta."""
         patch = orjson.loads(delta.to_json())
         self._page |= {node["key"]: node for node in patch["nodes"]}
         self._links += patch["edges"]
@@ -35,12 +35,12 @@ class Rebuilt:
                 assert delta not in self._edges
                 self._edges.append(delta)
 
-    def is_like(self, graph: ThoughtGraph) -> bool:
-        """Whether it is exactly that graph."""
+    def matches(self, graph: ThoughtGraph) -> bool:
+        """Return True if the graphs are equal."""
         nodes = [self.nodes[key] for key in sorted(self.nodes)]
         thoughts = tuple(node for node in nodes if isinstance(node, ThoughtStreamEvent))
         calls = tuple(node for node in nodes if isinstance(node, ToolCall))
-        # What a thought follows from comes before what it revises and merges.
+        # Edges to predecessors precede revisions and merges.
         edges = sorted(self._edges, key=lambda edge: (edge.target, edge.kind in ("revision", "merge")))
         ids = {
             key: node.thought_id if isinstance(node, ThoughtStreamEvent) else node.id for key, node in enumerate(nodes)
@@ -54,9 +54,9 @@ class Rebuilt:
         )
 
 
-def rebuilds(events: Iterable[Event], graph: ThoughtGraph) -> bool:
-    """Whether the changes that these events make add up to that graph."""
-    built = Rebuilt()
-    for delta in values(op.graph_deltas(), events):
+def rebuild_matches(events: Iterable[Event], graph: ThoughtGraph) -> bool:
+    """Return True if the deltas of these events rebuild the graph."""
+    built = RebuiltGraph()
+    for delta in collect_values(op.graph_deltas(), events):
         built.apply(delta)
-    return built.is_like(graph)
+    return built.matches(graph)

@@ -1,4 +1,4 @@
-"""An agent with hidden tools, and turns for its model."""
+"""Agent with hidden tools, and model turns that call them."""
 
 from __future__ import annotations
 

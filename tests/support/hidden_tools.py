@@ -1,4 +1,4 @@
-"""Tools that are not for clients, with a marker in all that they do, and runs that call them."""
+"""Hidden tools that mark all of their data, and runs that call them."""
 
 from __future__ import annotations
 

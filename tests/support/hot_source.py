@@ -1,4 +1,4 @@
-"""Subscriber of a view of a hot source in virtual time."""
+"""Subscriber for views of hot sources in virtual time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Out = ViewOutput[Any]
 
 
 class Subscriber:
-    """Records the notifications of a view and the subscriptions to its source."""
+    """Recorder of the notifications of a view and of the subscriptions to its source."""
 
     def __init__(self, view: View[Any, Any], *messages: Recorded[Any], disposed: int = 1000) -> None:
         scheduler = TestScheduler()
@@ -24,8 +24,8 @@ class Subscriber:
         assert [item for item, _ in scheduler._queue.items if not item.is_cancelled()] == []
 
 
-def passing(prepare: Callable[[Out], None]) -> View[Any, Any]:
-    """Create a view that passes all items, after calling a function with its output."""
+def pass_through_view(prepare: Callable[[Out], None]) -> View[Any, Any]:
+    """Return a view that passes all items. First calls `prepare` with its output."""
 
     def make(out: Out) -> Take:
         prepare(out)

@@ -1,4 +1,4 @@
-"""A real HTTP/1.1 server that sends what a test tells it to, in the pieces that the test wants."""
+"""HTTP/1.1 server that sends scripted replies in chosen pieces."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ REQUEST = ModelRequest(messages=[Message.user("hi")])
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """One answer of the server."""
+    """Scripted HTTP response."""
 
     pieces: Sequence[bytes] = ()
     status: int = 200
     headers: dict[str, str] = field(default_factory=dict[str, str])
     content_type: str = "text/event-stream"
     end: Literal["end", "drop", "hang"] = "end"
-    """Finish the body properly, drop the connection in the middle of it, or go silent."""
+    """How to end the body: complete it, drop the connection, or stop sending."""
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """One request that the server got."""
+    """Recorded HTTP request."""
 
     path: str
     headers: dict[str, str]
@@ -44,7 +44,7 @@ class Received:
 
 
 class Server:
-    """Answers each request with the next reply; the last one is repeated."""
+    """Server that sends the replies in order and repeats the last one."""
 
     def __init__(self) -> None:
         self.replies: list[Reply] = [Reply()]
@@ -52,10 +52,10 @@ class Server:
         self.connections = 0
         self.open = 0
         self.port = 0
-        self.asked = asyncio.Event()
+        self.requested = asyncio.Event()
         self.all_closed = asyncio.Event()
         self.tasks: set[asyncio.Task[Any]] = set()
-        """The tasks of the server itself, one for each connection."""
+        """Connection tasks of the server."""
 
     @property
     def base_url(self) -> str:
@@ -88,7 +88,7 @@ class Server:
         body = await reader.readexactly(int(headers["content-length"]))
         reply = self.replies[min(len(self.requests), len(self.replies) - 1)]
         self.requests.append(Received(head[0].split()[1], headers, orjson.loads(body), body))
-        self.asked.set()
+        self.requested.set()
         lines = [f"HTTP/1.1 {reply.status} Whatever", "transfer-encoding: chunked"]
         lines += [f"content-type: {reply.content_type}"] if reply.content_type else []
         lines += [f"{name}: {value}" for name, value in reply.headers.items()]
@@ -109,74 +109,74 @@ class Server:
 
 
 @contextlib.asynccontextmanager
-async def serving() -> AsyncGenerator[Server]:
-    """A server that listens for as long as the block lasts, and sees that every client has left."""
-    made = Server()
-    listener = await asyncio.start_server(made.handle, "127.0.0.1", 0)
-    made.port = listener.sockets[0].getsockname()[1]
+async def start_server() -> AsyncGenerator[Server]:
+    """Run a server for the duration of the block."""
+    server = Server()
+    listener = await asyncio.start_server(server.handle, "127.0.0.1", 0)
+    server.port = listener.sockets[0].getsockname()[1]
     try:
-        yield made
+        yield server
     finally:
         listener.close()
 
 
 @dataclass
-class Answer:
-    """What one subscription got."""
+class StreamResult:
+    """Events and error of one subscription."""
 
     events: list[Any]
     error: Exception | None
 
 
-async def collect(source: Observable[Event]) -> Answer:
-    """Subscribe and wait for the end."""
+async def collect(source: Observable[Event]) -> StreamResult:
+    """Subscribe and wait until the stream ends."""
     end: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
     events: list[Event] = []
     source.subscribe(events.append, end.set_result, lambda: end.set_result(None))
     async with asyncio.timeout(20):
-        return Answer(events, await end)
+        return StreamResult(events, await end)
 
 
 def sse(*chunks: Any, done: bool = True) -> list[bytes]:
-    """Chunks as the pieces of an event stream, one each."""
+    """Encode each chunk as one server-sent event."""
     pieces = [b"data: " + (chunk if isinstance(chunk, bytes) else orjson.dumps(chunk)) + b"\n\n" for chunk in chunks]
     return [*pieces, b"data: [DONE]\n\n"] if done else pieces
 
 
 def delta(finish: str | None = None, **fields: Any) -> dict[str, Any]:
-    """One chunk of a streamed answer."""
+    """Return one chunk of a streamed chat completion."""
     return {"id": "c1", "choices": [{"index": 0, "delta": fields, "finish_reason": finish}]}
 
 
-def say(*words: str, end: Literal["end", "drop", "hang"] = "end", finished: bool = True) -> Reply:
-    """A reply that streams words, then stops."""
+def text_reply(*words: str, end: Literal["end", "drop", "hang"] = "end", finished: bool = True) -> Reply:
+    """Return a reply that streams words."""
     last = [delta("stop")] if finished else []
     return Reply(sse(*(delta(content=word) for word in words), *last, done=finished), end=end)
 
 
-def chat(server: Server, **options: Any) -> HTTPModel:
-    """A provider for that server, which sends nothing again unless the test says so."""
+def chat_model(server: Server, **options: Any) -> HTTPModel:
+    """Return a provider for the server, without retries by default."""
     options.setdefault("retry", Retry(attempts=1))
     return openai_chat("m", base_url=server.base_url, **options)
 
 
-def text(answer: Answer) -> str:
-    """The text that streamed."""
+def streamed_text(answer: StreamResult) -> str:
+    """Return the streamed text."""
     return "".join(event.delta for event in answer.events if isinstance(event, ContentDeltaEvent))
 
 
-def active(provider: HTTPModel) -> list[str]:
-    """The connections of a provider that are still checked out of their pools, whatever it works over."""
-    return [str(one) for client in provider._pool.clients for one in _checked_out(client)]
+def active_connections(provider: HTTPModel) -> list[str]:
+    """Return the connections of a provider that are in use, for any transport."""
+    return [str(one) for client in provider._pool.clients for one in _list_active(client)]
 
 
-def connections(client: Any) -> list[httpcore.AsyncConnectionInterface]:
-    """All connections of a client over httpx."""
+def list_connections(client: Any) -> list[httpcore.AsyncConnectionInterface]:
+    """Return all connections of an httpx client."""
     return client.http._transport._pool.connections
 
 
-def _checked_out(client: Any) -> Iterable[Any]:
+def _list_active(client: Any) -> Iterable[Any]:
     if isinstance(client, HttpxClient):
-        return [one for one in connections(client) if not one.is_idle() and not one.is_closed()]
+        return [one for one in list_connections(client) if not one.is_idle() and not one.is_closed()]
     connector = client.session.connector
     return [] if connector is None else connector._acquired

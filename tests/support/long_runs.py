@@ -1,4 +1,4 @@
-"""Help for tests of runs whose history grows: a tool with long results, and what was sent of them."""
+"""Runs with growing histories: a tool with long results, and the messages of each request."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from rxloop import Agent, ContextCompressedEvent, Event, Limits, Message, ModelRequest, op, tool
 from rxloop.testing import ScriptedModel, call
 
-MANY = Limits(iterations=None)
+UNLIMITED = Limits(iterations=None)
 REPORT = "At {place} stands a crate with the number CR-{number}-X. " * 12
 
 
@@ -18,17 +18,19 @@ def look(place: int) -> str:
     return REPORT.format(place=place, number=1000 + place)
 
 
-def looks(count: int, first: int = 0) -> list[Any]:
+def look_calls(count: int, first: int = 0) -> list[Any]:
     return [call("look", place=place) for place in range(first, first + count)]
 
 
-async def run_of(model: ScriptedModel, *operators: Any, prompt: Any = "Find the crate.", **options: Any) -> list[Event]:
-    agent = Agent(model, tools=[look], loop=op.standard(before_model=operators), limits=MANY, **options)
+async def collect_run(
+    model: ScriptedModel, *operators: Any, prompt: Any = "Find the crate.", **options: Any
+) -> list[Event]:
+    agent = Agent(model, tools=[look], loop=op.standard(before_model=operators), limits=UNLIMITED, **options)
     return [event async for event in agent.run(prompt)]
 
 
-def sent(request: ModelRequest) -> list[Message]:
-    """The whole request, in order."""
+def request_messages(request: ModelRequest) -> list[Message]:
+    """Return all messages of a request in order."""
     return [*request.system, *request.messages, *request.tail]
 
 

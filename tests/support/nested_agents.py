@@ -1,4 +1,4 @@
-"""Agents that are nested in each other, and what is to be so on the stream of their run, whatever they do."""
+"""Nested agents, and checks for the streams of their runs."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ async def search(question: str) -> str:
     return f"{question}: found"
 
 
-def tokens(text: str, number: int = 10) -> Any:
-    """A turn that takes so many tokens."""
+def turn_with_usage(text: str, number: int = 10) -> Any:
+    """Return a turn with token usage."""
     return turn(text, usage=Usage(input_tokens=number, output_tokens=1))
 
 
 def researcher(*turns: Any, **fields: Any) -> Agent:
-    """The agent that is nested: it searches once, unless it is told otherwise."""
-    script = turns or (call("search", question="Oslo"), tokens("A capital."))
+    """Return the nested agent. By default, it searches once."""
+    script = turns or (call("search", question="Oslo"), turn_with_usage("A capital."))
     options: dict[str, Any] = {"name": "researcher", "tools": [search], "thoughts": False, **fields}
     return Agent(ScriptedModel(*script), **options)
 
 
 def editor(*tools: Any, turns: Sequence[Any] = (), **fields: Any) -> Agent:
-    """The agent that calls it: once, unless it is told otherwise."""
-    script = turns or (call("research", prompt="Oslo?"), tokens("A page."))
+    """Return the agent that calls the researcher. By default, it calls once."""
+    script = turns or (call("research", prompt="Oslo?"), turn_with_usage("A page."))
     options: dict[str, Any] = {"name": "editor", "thoughts": False, "log": MemoryEventLog(), **fields}
     return Agent(ScriptedModel(*script), tools=tools, **options)
 
 
 def in_virtual_time(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Run an async test on a clock of its own."""
+    """Run an async test on a virtual clock."""
 
     @functools.wraps(test)
     def run(**fixtures: Any) -> None:
@@ -50,15 +50,15 @@ def in_virtual_time(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[
     return run
 
 
-async def checked(run: AsyncIterable[Event]) -> list[Event]:
-    """Every event of a run, which keeps the grammar, and in which every nested run ends before the one around it."""
+async def collect_checked(run: AsyncIterable[Event]) -> list[Event]:
+    """Collect the events of a run and check them."""
     events = await collect(run)
-    check(events)
+    check_attempt(events)
     return events
 
 
-def check(events: Sequence[Event]) -> None:
-    """Check the events of one attempt."""
+def check_attempt(events: Sequence[Event]) -> None:
+    """Check the grammar of one attempt, and that nested runs end before their parents."""
     check_attempts(events)
     ends = [event for event in events if isinstance(event, StatusUpdateEvent) and event.final]
     begun = {event.task_id for event in events if event.agent_path or event.parent_task_id is None}
@@ -79,11 +79,11 @@ def _raise(error: Exception) -> None:
     raise error
 
 
-def of(events: Sequence[Event], *path: str) -> list[Event]:
-    """The events of one agent, by its path."""
+def filter_by_path(events: Sequence[Event], *path: str) -> list[Event]:
+    """Return the events of one agent by its path."""
     return [event for event in events if event.agent_path == path]
 
 
-def used(events: Sequence[Event]) -> Usage:
-    """The sum of the tokens of all model calls."""
+def total_usage(events: Sequence[Event]) -> Usage:
+    """Return the total usage of all model calls."""
     return sum((event.usage for event in events if isinstance(event, UsageEvent)), Usage())

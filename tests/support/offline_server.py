@@ -1,4 +1,4 @@
-"""The offline model behind a real socket, for commands in processes of their own."""
+"""Offline model on a real socket, for commands in other processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rxloop.testing import OfflineModel
 
 
 def make_app(model: OfflineModel) -> Starlette:
-    """An ASGI application that has the model answer its requests."""
+    """Return an ASGI application that forwards requests to the model."""
 
     async def answer(request: Request) -> StreamingResponse:
         response = model.handle(httpx.Request(request.method, str(request.url), content=await request.body()))
@@ -37,11 +37,11 @@ def make_app(model: OfflineModel) -> Starlette:
 
 @contextlib.contextmanager
 def serve_offline(model: OfflineModel) -> Generator[str]:
-    """Serve a model in a thread of its own; yields its base URL."""
+    """Serve a model in a thread and yield its base URL."""
     server = uvicorn.Server(uvicorn.Config(make_app(model), log_level="critical", lifespan="off"))
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        # Requests that come before the thread is ready wait here.
+        # Early requests queue here until the thread is ready.
         listener.listen(2048)
         thread = threading.Thread(target=server.run, args=([listener],), name="offline-server", daemon=True)
         thread.start()

@@ -1,4 +1,4 @@
-"""A tool that asks before it pays."""
+"""Tool that asks before paying."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from rxloop.testing import ScriptedModel
 
 
 class Payments:
-    """A tool that asks, and how often it has paid."""
+    """Payment tools and the payments they have made."""
 
     def __init__(self) -> None:
         self.paid: list[Any] = []

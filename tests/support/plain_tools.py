@@ -1,4 +1,4 @@
-"""A tool, and a function that could be one."""
+"""Tool, and a function that can become a tool."""
 
 from rxloop import (
     tool,

@@ -1,4 +1,4 @@
-"""A queue without a server, for tests: honest, or one that lies."""
+"""In-memory job queue, reliable or faulty."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ import random
 from collections.abc import Awaitable, Callable, Collection
 from datetime import datetime
 
-AGAIN_IN = 1.0
-"""Seconds after which a bell rings once more whose call has failed."""
+RETRY_DELAY = 1.0
+"""Seconds until a failed job is enqueued again."""
 
 
-class Bare:
-    """Rings for whoever serves, whatever that is, in order, each bell once; and that is all.
+class MemoryQueue:
+    """Queue that delivers each job once, in order, unless faults are requested.
 
     Args:
-        lost: The share of bells that are lost.
-        doubled: The share of bells that ring three times.
-        shuffled: Whether the order is one of its own.
-        seed: Of the dice.
+        loss: Share of jobs that are lost.
+        duplication: Share of jobs that are delivered three times.
+        shuffles: Deliver the jobs in random order.
+        seed: Seed of the random numbers.
     """
 
-    def __init__(self, *, lost: float = 0, doubled: float = 0, shuffled: bool = False, seed: int = 1) -> None:
-        self._lost, self._doubled, self._shuffled = lost, doubled, shuffled
+    def __init__(self, *, loss: float = 0, duplication: float = 0, shuffles: bool = False, seed: int = 1) -> None:
+        self._lost, self._doubled, self._shuffled = loss, duplication, shuffles
         self._dice = random.Random(seed)
         self._bells: list[str] = []
         self._waiting: list[asyncio.Future[None]] = []
-        """Those who have nothing to answer; who waits longest comes first."""
+        """Idle workers in the order of waiting."""
         self._ringing = set[asyncio.Future[None]]()
-        self.rung: list[tuple[str, int, datetime | None, str | None, str | None, str | None]] = []
-        """All that was rung for, with its priority, time, tenant, agent and version."""
-        self.answered: list[str] = []
+        self.enqueued: list[tuple[str, int, datetime | None, str | None, str | None, str | None]] = []
+        """Enqueued jobs with priority, time, tenant, agent and version."""
+        self.executed: list[str] = []
 
     async def enqueue(
         self,
@@ -42,7 +42,7 @@ class Bare:
         agent: str | None = None,
         version: str | None = None,
     ) -> None:
-        self.rung.append((task_id, priority, at, tenant, agent, version))
+        self.enqueued.append((task_id, priority, at, tenant, agent, version))
         if self._dice.random() < self._lost:
             return
         self._bells += [task_id] * (3 if self._dice.random() < self._doubled else 1)
@@ -75,11 +75,11 @@ class Bare:
                         raise
                     self._waiting.remove(place)
                 task_id = self._bells.pop(0)
-                self.answered.append(task_id)
+                self.executed.append(task_id)
                 try:
                     await settle(task_id)
                 except Exception:
-                    asyncio.get_running_loop().call_later(AGAIN_IN, self._again, task_id)
+                    asyncio.get_running_loop().call_later(RETRY_DELAY, self._again, task_id)
                 except asyncio.CancelledError:
                     await asyncio.shield(self.enqueue(task_id))
                     raise
@@ -93,17 +93,17 @@ class Bare:
         self._ringing.add(task)
         task.add_done_callback(self._ringing.discard)
 
-    async def until_answered(self, count: int) -> None:
-        """Wait until so many bells were answered, or are about to be."""
-        while len(self.answered) < count:  # noqa: ASYNC110
+    async def wait_for_executed(self, count: int) -> None:
+        """Wait until this many jobs have started."""
+        while len(self.executed) < count:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
-    def empty(self) -> None:
-        """Lose all bells that ring."""
+    def clear(self) -> None:
+        """Remove all pending jobs."""
         self._bells.clear()
 
     async def waiting(self, version: str | None = None) -> int:
         return len(self._bells)
 
     async def aclose(self) -> None:
-        """Nothing is open."""
+        """Do nothing."""

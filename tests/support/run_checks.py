@@ -1,4 +1,4 @@
-"""What the tests of the stream and of runs ask again and again."""
+"""Checks for event streams and runs."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from rxloop.protocol.events import Event, StatusUpdateEvent, TaskEvent
 from rxloop.run.handle import Run
 
 
-async def settled(turns: int = 10) -> None:
-    """Let everything run that is ready."""
+async def run_ready_tasks(turns: int = 10) -> None:
+    """Run all tasks that are ready."""
     for _ in range(turns):
         await asyncio.sleep(0)
 
 
-async def until(condition: Callable[[], object]) -> None:
-    """Wait, turn by turn, until something is so; the test's own timeout is the end of patience."""
+async def wait_until(condition: Callable[[], object]) -> None:
+    """Yield to the event loop until a condition holds. The timeout of the test limits the wait."""
     while not condition():  # noqa: ASYNC110 (no event tells it)
         await asyncio.sleep(0)
 
 
 def other_tasks() -> set[asyncio.Task[Any]]:
-    """The tasks beside the one that asks."""
+    """Return all tasks except the current one."""
     return asyncio.all_tasks() - {asyncio.current_task()}
 
 
-async def nothing_left(*, turns: int = 20) -> None:
-    """No task is left."""
-    await settled(turns)
+async def assert_no_tasks(*, turns: int = 20) -> None:
+    """Assert that no other task is left."""
+    await run_ready_tasks(turns)
     assert other_tasks() == set()
 
 
@@ -39,20 +39,20 @@ def kinds(events: Sequence[Event]) -> list[str]:
     return [event.kind for event in events]
 
 
-def places(events: Sequence[Event]) -> list[tuple[int, int, int]]:
+def positions(events: Sequence[Event]) -> list[tuple[int, int, int]]:
     return [(event.attempt, event.seq, event.sub) for event in events]
 
 
-def durable(events: Sequence[Event]) -> list[Event]:
+def durable_events(events: Sequence[Event]) -> list[Event]:
     return [event for event in events if event.durable]
 
 
-def finals(events: Sequence[Event]) -> list[StatusUpdateEvent]:
+def final_events(events: Sequence[Event]) -> list[StatusUpdateEvent]:
     return [event for event in events if isinstance(event, StatusUpdateEvent) and event.final]
 
 
 def assert_numbered(events: Sequence[Event]) -> None:
-    """One attempt, from its first event, keeps the rules of numbering."""
+    """Assert that the events of one attempt are numbered correctly."""
     seq = sub = 0
     for event in events:
         if event.durable:
@@ -69,7 +69,7 @@ def assert_numbered(events: Sequence[Event]) -> None:
 
 
 def check_envelopes(events: list[Event]) -> None:
-    """What holds of the events of every run: L1, L3, L4, L5."""
+    """Check the envelope of every event: rules L1, L3, L4 and L5."""
     assert [event.seq for event in events if event.durable] == list(range(1, sum(e.durable for e in events) + 1))
     assert [(event.seq, event.sub) for event in events] == sorted({(event.seq, event.sub) for event in events})
     assert all((event.sub > 0) == (not event.durable) for event in events)
@@ -85,8 +85,8 @@ def check_envelopes(events: list[Event]) -> None:
 
 
 def assert_ended(events: Sequence[Event], state: str, reason: str | None = None) -> StatusUpdateEvent:
-    """There is one final event, it is the last, and it says this."""
-    assert len(finals(events)) == 1, kinds(events)
+    """Assert that the last event is the only final event and has this state and reason."""
+    assert len(final_events(events)) == 1, kinds(events)
     final = events[-1]
     assert isinstance(final, StatusUpdateEvent)
     assert (final.state, final.reason) == (state, reason)
@@ -94,7 +94,7 @@ def assert_ended(events: Sequence[Event], state: str, reason: str | None = None)
 
 
 class Recorder(abc.ObserverBase[Any]):
-    """A subscriber that keeps everything."""
+    """Observer that records all notifications."""
 
     def __init__(self, source: Any = None, scheduler: Any = None) -> None:
         self.events: list[Any] = []
@@ -114,6 +114,6 @@ class Recorder(abc.ObserverBase[Any]):
         self.completed = True
 
 
-async def events_of(run: Run[Any]) -> list[Event]:
-    """All events of a run."""
+async def collect_events(run: Run[Any]) -> list[Event]:
+    """Collect all events of a run."""
     return [event async for event in run]

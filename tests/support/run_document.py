@@ -1,8 +1,7 @@
-"""Runs the Python blocks of one Markdown document, in order and in one namespace: `run_document.py README.md`.
+"""Program that runs the Python blocks of a Markdown document in one namespace: `run_document.py README.md`.
 
-`await`, `async for` and `async with` may stand at the top level of a block. A function named `test_...` is called after
-the block that defines it. A block inside an HTML comment runs like any other: that is the place for what a reader need
-not see.
+Blocks may use `await`, `async for` and `async with` at the top level. Functions named `test_...` are called after
+their block. Blocks inside HTML comments also run, for setup that readers need not see.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ FENCE = re.compile(
 
 
 def python_blocks(text: str) -> Iterator[tuple[int, str, str]]:
-    """The line, the info string and the code of every fenced block that says it is Python."""
+    """Yield the line, info string and code of each fenced Python block."""
     for match in FENCE.finditer(text):
         words = match["info"].lower().split()
         if words and words[0].startswith("py"):
@@ -33,14 +32,14 @@ def python_blocks(text: str) -> Iterator[tuple[int, str, str]]:
 
 
 def main(path: Path) -> None:
-    """Run every block of the document."""
+    """Run all blocks of the document."""
     module = ModuleType("__main__")
-    # Classes look up their annotations, and functions their source, by the module that they say they are from.
+    # Annotations and sources are looked up through the module.
     sys.modules["__main__"] = module
     with asyncio.Runner() as runner:
         for line, _, source in python_blocks(path.read_text(encoding="utf-8")):
             known = set(vars(module))
-            # Empty lines in front, so that a traceback names the line of the document.
+            # Leading empty lines make tracebacks show the line of the document.
             code = compile("\n" * line + source, str(path), "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
             _run(code, module, runner)
             for name in [name for name in vars(module) if name.startswith("test_") and name not in known]:

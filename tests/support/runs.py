@@ -1,4 +1,4 @@
-"""Help for tests of whole runs: what happened on the stream, in short, and how a run ended."""
+"""Helpers for whole runs: collect events, abbreviate them, and create test data."""
 
 from collections.abc import AsyncIterable, Callable, Iterable, Sequence, Set
 from typing import Any
@@ -14,30 +14,30 @@ from support.fake_host import make_info
 
 
 async def collect(run: AsyncIterable[Event]) -> list[Event]:
-    """Every event of a run, or of a stream."""
+    """Collect the events of a run or stream."""
     return [event async for event in run]
 
 
 async def outcome(run: Run[Any]) -> Result[Any]:
-    """The result of a run, partial where it has no answer."""
+    """Return the result of a run, or the partial result if it failed."""
     try:
         return await run
     except AttemptError as error:
         return error.result
 
 
-def letters(events: Iterable[Event]) -> str:
-    """The durable events as the letters of `rxloop.testing.marbles`."""
+def marble_letters(events: Iterable[Event]) -> str:
+    """Return the durable events as letters of `rxloop.testing.marbles`."""
     return "".join(letter(event) for event in events if event.durable)
 
 
 def shape(messages: Iterable[Message]) -> list[str]:
-    """Messages in short: the role, and the text, or else the names of the calls."""
+    """Abbreviate messages to the role and the text, or the names of the calls."""
     return [f"{each.role}: {each.text or ','.join(call.name for call in each.tool_calls)}" for each in messages]
 
 
-def well_formed(messages: Iterable[Message]) -> bool:
-    """Whether exactly one answer to each call stands behind its message, in call order."""
+def is_well_formed(messages: Iterable[Message]) -> bool:
+    """Return True if each message with calls is followed by one result per call, in call order."""
     due: list[str] = []
     for message in messages:
         if message.role == "tool":
@@ -50,15 +50,15 @@ def well_formed(messages: Iterable[Message]) -> bool:
     return not due
 
 
-async def first_events(log: MemoryEventLog, task_id: str, count: int) -> MemoryEventLog:
-    """A log that holds the first events of a run: what a crash leaves behind."""
+async def copy_first_events(log: MemoryEventLog, task_id: str, count: int) -> MemoryEventLog:
+    """Return a log with the first events of a run, as after a crash."""
     cut = MemoryEventLog()
     await cut.append(task_id, (await log.read(task_id))[:count], expected_seq=0)
     return cut
 
 
-class FakeHost:
-    """What a request needs of a run, for operators without one."""
+class FakeRequestHost:
+    """Minimal host for operator tests without a run."""
 
     def __init__(self, **states: RunState) -> None:
         self.main = states.pop("state", RunState())
@@ -89,22 +89,22 @@ class FakeHost:
 
 
 def context(host: Any = None, **fields: Any) -> RunContext[Any]:
-    """A context of a run that is not there."""
-    run: Any = host if host is not None else FakeHost()
+    """Return the context of a fake run."""
+    run: Any = host if host is not None else FakeRequestHost()
     return RunContext(run=run, **fields)
 
 
-def called(name: str = "f", id: str = "0", **arguments: Any) -> ToolCall:
-    """A tool call."""
+def tool_call(name: str = "f", id: str = "0", **arguments: Any) -> ToolCall:
+    """Return a tool call."""
     return ToolCall(id=id, name=name, arguments=arguments)
 
 
-def each(*turns: Any) -> Callable[[ModelRequest], Any]:
-    """One turn after another, for a script of any length."""
+def turns_in_order(*turns: Any) -> Callable[[ModelRequest], Any]:
+    """Return a script turn that yields the given turns one after another."""
     rest = iter(turns)
     return lambda request: next(rest)
 
 
-def repeated(turn: Any, times: int) -> Sequence[Any]:
-    """The same turn so many times."""
+def repeat_turn(turn: Any, times: int) -> Sequence[Any]:
+    """Repeat a turn."""
     return [turn] * times

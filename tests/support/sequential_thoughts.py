@@ -1,4 +1,4 @@
-"""Arguments and results of sequential thoughts."""
+"""Arguments and results for tests of sequential thinking."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def thought(number: Any = 1, total: Any = 3, needed: Any = True, text: Any = Non
 
 
 async def think(*thoughts: dict[str, Any], sessions: ThinkingSessions | None = None) -> ThoughtResult:
-    """The answer to the last of these thoughts, all of one session."""
+    """Submit thoughts to one session and return the last result."""
     sessions = sessions or ThinkingSessions(MemoryArtifacts())
     results = [await sessions.think(each, session_id="s") for each in thoughts]
     return results[-1]

@@ -1,4 +1,4 @@
-"""An agent of a script, with tools that ask and take long."""
+"""Scripted agent with a slow tool and a tool that asks."""
 
 from __future__ import annotations
 

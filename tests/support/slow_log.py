@@ -1,4 +1,4 @@
-"""A log that appends when the test lets it."""
+"""Event log whose appends wait for the test."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rxloop import Event, MemoryEventLog
 
 
 class SlowLog(MemoryEventLog):
-    """Appends when the test lets it."""
+    """Log whose appends wait until the gate is open."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Tools that do a step, or fail, and a call that thinks."""
+"""Tools that succeed or fail, and calls that publish thoughts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Help for tests of the strategies that run: one run of each of the nine, and what its stream must keep to."""
+"""One run of each strategy, and checks for its event stream."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -40,20 +40,20 @@ async def add(a: int, b: int) -> int:
     return a + b
 
 
-def by_step(turns: Mapping[str, Any]) -> Callable[[ModelRequest], Any]:
-    """A turn of a script that depends on nothing but the step that asks; on the main line there is only one answer."""
+def turn_by_step(turns: Mapping[str, Any]) -> Callable[[ModelRequest], Any]:
+    """Return a script turn that depends only on the requested step. The main branch has one answer."""
     return lambda request: turns[request.step if request.branch else "1"]
 
 
 @dataclass(frozen=True)
 class Case:
-    """One run of a strategy, all of whose answers are known."""
+    """Run of a strategy with known answers."""
 
     strategy: Callable[[], Strategy]
     turns: Mapping[str, Any]
     answer: str
     calls: int
-    """The model calls that it makes."""
+    """Number of model calls."""
 
     @property
     def name(self) -> str:
@@ -135,8 +135,8 @@ CASES = [
 ]
 
 
-def walk(events: Iterable[Event]) -> list[str]:
-    """The stages of a run, whose events tell one way without a gap."""
+def stage_path(events: Iterable[Event]) -> list[str]:
+    """Return the accepted stages of a run. Assert that they form a path."""
     at: str | None = None
     names: list[str] = []
     for event in events:
@@ -148,7 +148,7 @@ def walk(events: Iterable[Event]) -> list[str]:
 
 
 def is_legal(stages: list[str], name: str) -> bool:
-    """Whether a walk leads along the transitions of a strategy, from its beginning to its end."""
+    """Return True if the stages follow the transitions of the strategy from its initial to a terminal stage."""
     definition = STRATEGIES[name]
     edges = pairwise(stages)
     return (
@@ -158,8 +158,8 @@ def is_legal(stages: list[str], name: str) -> bool:
     )
 
 
-def said_by_strategy(events: Iterable[Event]) -> Counter[Any]:
-    """What a strategy itself puts on the stream, without its order among lines that go on side by side."""
+def count_strategy_events(events: Iterable[Event]) -> Counter[Any]:
+    """Count the events published by the strategy itself, independent of the order of parallel branches."""
     said: Counter[Any] = Counter()
     for event in events:
         if event.kind == "stage" or (event.branch is not None and event.kind in ("message-added", "checkpoint")):
@@ -170,8 +170,8 @@ def said_by_strategy(events: Iterable[Event]) -> Counter[Any]:
     return said
 
 
-def left_open(events: Iterable[Event]) -> set[Any]:
-    """The messages and calls that have a beginning and no end."""
+def find_open_items(events: Iterable[Event]) -> set[Any]:
+    """Return the messages and calls that have started but not ended."""
     opened: set[Any] = set()
     for event in events:
         match event:
@@ -189,19 +189,19 @@ def left_open(events: Iterable[Event]) -> set[Any]:
     return opened
 
 
-def thoughts_of(events: Iterable[Event]) -> list[ThoughtStreamEvent]:
-    """The thoughts of a run."""
+def list_thoughts(events: Iterable[Event]) -> list[ThoughtStreamEvent]:
+    """Return the thoughts of a run."""
     return [event for event in events if isinstance(event, ThoughtStreamEvent)]
 
 
 def echo(request: ModelRequest) -> str:
-    """Says where it was asked, and what last."""
+    """Answer with the step and the last message of the request."""
     return f"{request.step}: {[*request.messages, *request.tail][-1].text}"
 
 
 @strategy
 async def in_turn(run: StrategyRun) -> str:
-    """One line, and an answer from it."""
+    """Ask two questions on one branch, then conclude."""
     first = await run.ask("First?")
     second = await run.ask("Second?")
     return await run.conclude(f"{first.text} + {second.text}")

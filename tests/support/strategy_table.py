@@ -1,6 +1,6 @@
-"""The table of the nine strategies as the specification has it, which is no part of this repository.
+"""Strategy table of the specification, which is not part of this repository.
 
-It is looked for in a folder `shared` beside it.
+The table is read from a folder `shared` next to the checkout.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A model that sums in two steps, and the tools of small runs."""
+"""Model that adds numbers in two steps, and small tools."""
 
 from __future__ import annotations
 
@@ -29,5 +29,5 @@ async def broken() -> str:
     raise ToolError("it broke")
 
 
-def two_steps() -> ScriptedModel:
+def make_two_step_model() -> ScriptedModel:
     return ScriptedModel([call("add", a=1, b=2), call("add", a=3, b=4)], "The sums are 3 and 7.")

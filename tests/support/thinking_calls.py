@@ -1,4 +1,4 @@
-"""A server with the tools of sequential thinking, and calls of it."""
+"""Sequential thinking server and calls of its tools."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def thinking_server(
     session: str | None = None,
     on_thought: Callable[[ThoughtResult], None] | None = None,
 ) -> Server[Any]:
-    """A server without agents, for transports in memory."""
+    """Return a server without agents, for in-memory transports."""
     tools = ThinkingTools(sessions, session=session, on_thought=on_thought)
     return mcp_server(Runtime({}, log=MemoryEventLog()), sequential_thinking=tools).server
 
@@ -30,8 +30,8 @@ def thought(number: int = 1, text: str = "So.", **fields: Any) -> dict[str, Any]
     return {"thought": text, "nextThoughtNeeded": True, "thoughtNumber": number, "totalThoughts": 3, **fields}
 
 
-def said(result: CallToolResult) -> dict[str, Any]:
-    """What a tool said, which has to be the same in text and in structured content."""
+def parse_result(result: CallToolResult) -> dict[str, Any]:
+    """Parse a tool result. Assert that its text and structured content agree."""
     [item] = result.content
     assert isinstance(item, TextContent)
     told = json.loads(item.text)
@@ -46,21 +46,21 @@ async def think(client: Client, *thoughts: dict[str, Any]) -> dict[str, Any]:
     for each in thoughts:
         result = await client.call_tool("sequentialthinking", each)
         assert not result.is_error, result
-        told = said(result)
+        told = parse_result(result)
     return told
 
 
-async def refused(client: Client, arguments: dict[str, Any], tool: str = "sequentialthinking") -> dict[str, Any]:
+async def expect_error(client: Client, arguments: dict[str, Any], tool: str = "sequentialthinking") -> dict[str, Any]:
     result = await client.call_tool(tool, arguments)
     assert result.is_error
-    told = said(result)
+    told = parse_result(result)
     assert list(told) == ["error", "code", "fields", "status"]
     assert told["status"] == "failed"
     return told
 
 
-async def history(client: Client, **arguments: Any) -> dict[str, Any]:
-    return said(await client.call_tool("thinking_history", arguments))
+async def fetch_history(client: Client, **arguments: Any) -> dict[str, Any]:
+    return parse_result(await client.call_tool("thinking_history", arguments))
 
 
 def texts(told: dict[str, Any]) -> list[str]:

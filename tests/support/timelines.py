@@ -1,8 +1,9 @@
-"""Events on a line of seconds, for tests of views: as they come live, and as they are recorded.
+"""Timelines of events in marble notation, observed live or replayed.
 
     --t--l--(dd)--F|
 
-A letter is an event; `-`, and each letter, is one second. Parentheses hold what comes at one instant; `|` is the end.
+A letter is an event. Each letter and each `-` takes one second. Events in parentheses are simultaneous. `|` ends the
+stream.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from rxloop.protocol.events import PendingInput
 from rxloop.protocol.messages import ToolCall
 
 BEGIN = 1_700_000_000
-"""When second 0 was, in seconds since 1970."""
+"""Unix time of second 0, in seconds."""
 
 CALL = ToolCall(id="call_1", name="look", arguments={"at": 1})
 OTHER_CALL = ToolCall(id="call_2", name="search")
@@ -54,13 +55,13 @@ LETTERS: dict[str, Event] = {
 }
 
 
-def nested(event: Event, task_id: str = "child", parent: str = "run") -> Event:
-    """An event of a run that another one has started."""
+def nest_event(event: Event, task_id: str = "child", parent: str = "run") -> Event:
+    """Return the event as part of a nested run."""
     return event.model_copy(update={"task_id": task_id, "parent_task_id": parent})
 
 
-def placed(line: str, **letters: Event) -> tuple[list[tuple[int, Event]], int | None]:
-    """The events of a line, each with its second and the timestamp of that, and the second of its end."""
+def parse_timeline(line: str, **letters: Event) -> tuple[list[tuple[int, Event]], int | None]:
+    """Return the events of a timeline with their seconds, and the second of the end."""
     known = {**LETTERS, **letters}
     second, grouped = 0, False
     found: list[tuple[int, Event]] = []
@@ -75,26 +76,26 @@ def placed(line: str, **letters: Event) -> tuple[list[tuple[int, Event]], int | 
                 if char == "|":
                     end = second
                 elif char != "-":
-                    found.append((second, stamped(known[char], second)))
+                    found.append((second, stamp(known[char], second)))
                 second += not grouped
     return found, end
 
 
-def stamped(event: Event, second: float) -> Event:
-    """An event of a run, which came at that second."""
+def stamp(event: Event, second: float) -> Event:
+    """Return an event with the timestamp of a second."""
     changes: dict[str, Any] = {"timestamp": round((BEGIN + second) * 1000)}
     return event.model_copy(update=changes if event.task_id else {**changes, "task_id": "run"})
 
 
-def live(view: View[Event, Any], line: str, *, until: int = 500, **letters: Event) -> list[tuple[int, Any]]:
-    """What a view gives, and at which second, while the events come; `|` and `#` are its end and its error."""
+def observe_live(view: View[Event, Any], line: str, *, until: int = 500, **letters: Event) -> list[tuple[int, Any]]:
+    """Return the values of a view and their seconds while events arrive. `|` is completion, `#` is an error."""
     scheduler = TestScheduler()
-    events, end = placed(line, **letters)
+    events, end = parse_timeline(line, **letters)
     messages: list[Recorded[Any]] = [ReactiveTest.on_next(200 + second, event) for second, event in events]
     if end is not None:
         messages.append(ReactiveTest.on_completed(200 + end))
     source = scheduler.create_hot_observable(*messages)
-    # What is scheduled first comes first: the events of an instant before the timers of it, and the reverse.
+    # Items scheduled earlier run first, so events precede timers of the same instant.
     seen = scheduler.start(lambda: source.pipe(view), disposed=200 + until)
     gone = source.subscriptions[0].unsubscribe
     assert gone == 200 + (until if end is None else end)
@@ -105,13 +106,13 @@ def live(view: View[Event, Any], line: str, *, until: int = 500, **letters: Even
     return [(int(each.time) - 200, ends.get(each.value.kind) or each.value.value) for each in told]
 
 
-def replayed(view: View[Event, Any], line: str, **letters: Event) -> list[Any]:
-    """What a view gives of the same events when they were recorded: no event loop runs, and no time passes."""
-    return values(view, (event for _, event in placed(line, **letters)[0]))
+def observe_recorded(view: View[Event, Any], line: str, **letters: Event) -> list[Any]:
+    """Return the values of a view for recorded events, without an event loop or delays."""
+    return collect_values(view, (event for _, event in parse_timeline(line, **letters)[0]))
 
 
-def values(view: View[Event, Any], events: Iterable[Event]) -> list[Any]:
-    """What a view gives of recorded events."""
+def collect_values(view: View[Event, Any], events: Iterable[Event]) -> list[Any]:
+    """Return the values of a view for recorded events."""
     seen: list[Any] = []
     ended: list[bool] = []
     rx.from_iterable(events).pipe(view).subscribe(seen.append, on_completed=lambda: ended.append(True))
@@ -119,8 +120,8 @@ def values(view: View[Event, Any], events: Iterable[Event]) -> list[Any]:
     return seen
 
 
-def drawn(values: Iterable[tuple[int, Any]], letter: Callable[[Any], str]) -> str:
-    """Values as a line like that of the events."""
+def format_timeline(values: Iterable[tuple[int, Any]], letter: Callable[[Any], str]) -> str:
+    """Format values as a timeline."""
     line, at = "", 0
     instants: dict[int, str] = {}
     for second, value in values:

@@ -1,7 +1,7 @@
-"""A test that hangs is ended, whatever it makes of its first time-out.
+"""Pytest plugin that ends hanging tests even if they swallow the first timeout.
 
-pytest-timeout raises in the main thread, once, and no more after a test has failed. A task may swallow that, and what
-is cleaned up behind a failed test may hang: so it raises again each minute, and there is a time for cleaning up, too.
+pytest-timeout raises only once, in the main thread, and not during teardown. A task may swallow that error, and
+teardown may hang. The plugin therefore raises again each minute and also limits the teardown.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import pytest
 from pytest_timeout import Settings  # pyright: ignore[reportMissingTypeStubs]
 
 _AGAIN = 60.0
-"""Seconds to clean up in, and between a time-out that was swallowed and the next."""
+"""Seconds until the timeout is raised again, and time limit of the teardown."""
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_timeout_set_timer(settings: Settings) -> Generator[None, object, object]:
-    """Raise again and again."""
+    """Repeat the timeout."""
     done = yield
     signal.setitimer(signal.ITIMER_REAL, settings.timeout, _AGAIN)
     return done
@@ -26,7 +26,7 @@ def pytest_timeout_set_timer(settings: Settings) -> Generator[None, object, obje
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object]:
-    """Raise in what comes behind a test."""
+    """Limit the time of the teardown."""
     settings = Settings(timeout=_AGAIN, method="signal", func_only=False, disable_debugger_detection=False)
     item.ihook.pytest_timeout_set_timer(item=item, settings=settings)
     try:

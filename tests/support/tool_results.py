@@ -1,4 +1,4 @@
-"""What becomes of the calls of one message: their events, and what the model reads."""
+"""Events and results of the tool calls in one message."""
 
 from typing import Any
 
@@ -8,15 +8,15 @@ from rxloop import (
     tool,
 )
 from rxloop.testing import ScriptedModel
-from support.runs import collect, well_formed
+from support.runs import collect, is_well_formed
 
 
-async def answer_of(*tools: Any, calls: Any, **fields: Any) -> tuple[list[ToolCompleteEvent], list[str]]:
-    """The `tool-complete` events of one message with these calls, and what the model reads."""
+async def run_tool_calls(*tools: Any, calls: Any, **fields: Any) -> tuple[list[ToolCompleteEvent], list[str]]:
+    """Execute the calls of one message. Return their `tool-complete` events and the results sent to the model."""
     model = ScriptedModel(calls, "done")
     events = await collect(Agent(model, tools=tools, **fields).run("Go"))
     answers = sorted((event for event in events if isinstance(event, ToolCompleteEvent)), key=lambda event: event.index)
-    assert well_formed(model.requests[1].messages)
+    assert is_well_formed(model.requests[1].messages)
     return answers, [message.text for message in model.requests[1].messages if message.role == "tool"]
 
 

@@ -1,4 +1,4 @@
-"""A strategy with two lines, for tests."""
+"""Strategy with two branches."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from rxloop.pipeline.requests import Operator, RunRequest, Signal
 from rxloop.stream.sources import emit
 
 
-def both(pipeline: Operator) -> Operator:
-    """A strategy: two loops side by side on branches, and an answer that needs both."""
+def two_branches(pipeline: Operator) -> Operator:
+    """Run two loops on parallel branches and combine their answers."""
     loop = iterate(pipeline)
 
     def answer(request: RunRequest) -> Observable[Signal]:

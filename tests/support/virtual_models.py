@@ -1,4 +1,4 @@
-"""Providers in virtual time: what they answer, and when, is a cold Observable of a test scheduler."""
+"""Providers in virtual time, based on cold observables of a test scheduler."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ on_next: Callable[[int, Any], Recorded[Any]] = ReactiveTest.on_next
 on_completed, on_error = ReactiveTest.on_completed, ReactiveTest.on_error
 
 
-class Cold:
-    """Answers each call with the next Observable; the last one is repeated."""
+class ColdModel:
+    """Provider that answers each call with the next observable and repeats the last one."""
 
     def __init__(self, scheduler: TestScheduler, *answers: list[Recorded[Any]], name: str = "cold") -> None:
         self.name = name
@@ -33,24 +33,24 @@ class Cold:
 
     @property
     def times(self) -> list[tuple[int, int]]:
-        """When each call was subscribed, and when it was left."""
+        """Start and end of each subscription."""
         return sorted((each.subscribe, each.unsubscribe) for answer in self.answers for each in answer.subscriptions)
 
 
-def says(text: str, at: int = 10, usage: UsageEvent | None = None) -> list[Recorded[Any]]:
-    """A text, and five frames later what ends the message."""
+def text_answer(text: str, at: int = 10, usage: UsageEvent | None = None) -> list[Recorded[Any]]:
+    """Return a text delta, followed by the end of the message five frames later."""
     counted = [] if usage is None else [on_next(at + 5, usage)]
     complete = ContentCompleteEvent(content=text)
     return [on_next(at, ContentDeltaEvent(delta=text)), *counted, on_next(at + 5, complete), on_completed(at + 5)]
 
 
-def fails(error: Exception, at: int = 10) -> list[Recorded[Any]]:
-    """A failure before anything was said."""
+def failing_answer(error: Exception, at: int = 10) -> list[Recorded[Any]]:
+    """Return an error without prior output."""
     return [on_error(at, error)]
 
 
-def short(messages: list[Recorded[Any]]) -> list[tuple[int, str]]:
-    """What was seen and when, in short."""
+def summarize(messages: list[Recorded[Any]]) -> list[tuple[int, str]]:
+    """Return the notifications in short form with their times."""
     return [(int(message.time), _word(message.value)) for message in messages]
 
 

@@ -1,4 +1,4 @@
-"""Runs that wait for an approval, and the mail that they took."""
+"""Runs that wait for an approval, and the number of commands they have read."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from rxloop.testing import call
 from support.processes.machines import Machine
 
 
-async def waiting(machine: Machine, **options: Any) -> str:
-    """A run that waits for an approval."""
+async def start_waiting_run(machine: Machine, **options: Any) -> str:
+    """Start a run that waits for an approval and return its id."""
     return (await machine.agent(call("pay", amount=5)).run("Pay", **options)).task_id
 
 
-async def read_commands(machine: Machine, task_id: str) -> int:
+async def count_read_commands(machine: Machine, task_id: str) -> int:
     return fold_all(await machine.log.read(task_id)).mail

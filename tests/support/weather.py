@@ -1,4 +1,4 @@
-"""A tool that looks, and one that asks."""
+"""Tool that reports the weather, and a tool that asks."""
 
 from __future__ import annotations
 

@@ -10,8 +10,8 @@ from rxloop.pipeline.requests import ModelRequest
 from rxloop.state.fold import fold_all
 from rxloop.strategies import StrategyRun, strategy
 from rxloop.testing import ScriptedModel, call, frames, turn, virtual_time
-from support.runs import collect, first_events, outcome, shape
-from support.strategy_cases import CASES, by_step
+from support.runs import collect, copy_first_events, outcome, shape
+from support.strategy_cases import CASES, turn_by_step
 from support.weather import TOOLS
 
 
@@ -45,7 +45,7 @@ def test_what_was_interrupted_can_be_interrupted_there_again(kept: bool, resumed
         first = interrupt(agent.run("Go"))
         if resumed:
             place = next(event.seq for event in first if event.kind == "content-complete")
-            log = time.run(first_events(log, first[0].task_id, place))
+            log = time.run(copy_first_events(log, first[0].task_id, place))
             time.run(Agent(ScriptedModel("9 C."), log=log).resume(first[0].task_id).result())
             first = list(time.run(log.read(first[0].task_id)))
         events = interrupt(Agent(ScriptedModel.from_events(first), log=MemoryEventLog()).run("Go"))
@@ -80,7 +80,7 @@ def test_a_line_that_was_cancelled_and_asked_again_has_the_later_answer() -> Non
         run = agent(*[frames("-Answer: -9|")] * 3, log=log).run("2 + 2?")
         time.at(0.06, run.cancel)
         time.run(outcome(run))
-        time.run(agent(*[by_step(case.turns)] * 3, log=log).resume(run.task_id))
+        time.run(agent(*[turn_by_step(case.turns)] * 3, log=log).resume(run.task_id))
         model = ScriptedModel.from_events(time.run(log.read(run.task_id)))
         result = time.run(Agent(model, strategy=case.strategy()).run("2 + 2?"), timeout=1)
     assert (result.output, len(model.requests)) == (case.answer, 3)
@@ -137,7 +137,7 @@ async def test_wherever_a_run_was_cut_and_resumed_its_recording_answers_as_one_r
     log = MemoryEventLog()
     task_id = (await agent(log).run("Go", on_input=lambda question: True)).task_id
     assert len(await log.read(task_id)) == WHOLE + 1
-    log = await first_events(log, task_id, held)
+    log = await copy_first_events(log, task_id, held)
     await agent(log).resume(task_id, on_input=lambda question: True)
 
     model = ScriptedModel.from_events(await log.read(task_id))

@@ -41,10 +41,10 @@ from rxloop.testing import (
     turn,
     virtual_time,
 )
-from support.cli_workspace import Place
+from support.cli_workspace import Workspace
 from support.offline_server import serve_offline
 from support.runs import collect, outcome, shape
-from support.strategy_cases import CASES, add, by_step
+from support.strategy_cases import CASES, add, turn_by_step
 from support.weather import TOOLS, get_weather
 
 USED = Usage(input_tokens=7, output_tokens=3)
@@ -144,7 +144,7 @@ async def test_tools_side_by_side_and_calls_that_fail_come_again() -> None:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 async def test_the_lines_of_a_strategy_get_their_own_answers_in_any_order(case: Any) -> None:
     def late(request: ModelRequest) -> Any:
-        said = by_step(case.turns)(request)
+        said = turn_by_step(case.turns)(request)
         return said if not isinstance(said, str) or set(said) & set("-#|") else frames(f"--{said}|", 0.0001)
 
     def agent(model: ScriptedModel) -> Agent:
@@ -233,7 +233,7 @@ async def test_a_fork_is_a_run_like_any_other() -> None:
 @pytest.mark.parametrize("command", ["run", "export"])
 def test_what_the_command_wrote_is_a_recording(command: str, tmp_path: Path) -> None:
     with serve_offline(OfflineModel()) as url:
-        place = Place(tmp_path, url)
+        place = Workspace(tmp_path, url)
         written, _ = place.process("run", "--json", "--tools", "kit:get_weather", "Weather in Oslo?").communicate()
         if command == "export":
             written, _ = place.process("export", "last", "--full").communicate()

@@ -21,7 +21,7 @@ from rxloop import (
 from rxloop.context.layout import problems_of
 from rxloop.pipeline.interfaces import Budget
 from rxloop.testing import ScriptedModel, virtual_time
-from support.long_runs import compressions, look, looks, run_of, sent
+from support.long_runs import collect_run, compressions, look, look_calls, request_messages
 
 
 class Broken:
@@ -49,19 +49,19 @@ class Broken:
 )
 async def test_a_broken_compressor_does_not_touch_the_run(result: Any, reason: str) -> None:
     # T105, T106, T115
-    plain, model = (ScriptedModel(*looks(8), "Done.") for _ in range(2))
-    await run_of(plain)
-    events = await run_of(model, op.compress(Broken(result)))
+    plain, model = (ScriptedModel(*look_calls(8), "Done.") for _ in range(2))
+    await collect_run(plain)
+    events = await collect_run(model, op.compress(Broken(result)))
     failures = [event for event in events if isinstance(event, ThinkingFailedEvent)]
     assert len(failures) == 3
     assert all(reason in event.reason for event in failures)
-    assert [sent(each) for each in model.requests] == [sent(each) for each in plain.requests]
+    assert [request_messages(each) for each in model.requests] == [request_messages(each) for each in plain.requests]
 
 
 async def test_what_a_compressor_tears_apart_is_repaired_and_told() -> None:
     # T93, T95
-    model = ScriptedModel(*looks(8), "Done.")
-    events = await run_of(model, op.compress(Broken(lambda messages: list(messages)[-3:])))
+    model = ScriptedModel(*look_calls(8), "Done.")
+    events = await collect_run(model, op.compress(Broken(lambda messages: list(messages)[-3:])))
     told = compressions(events)
     assert told
     assert all(event.problems for event in told)
@@ -83,8 +83,8 @@ class Making:
 
 async def test_a_compressor_that_drops_results_leaves_no_call_without_one() -> None:
     # T115
-    model = ScriptedModel(*looks(7), "Done.")
-    events = await run_of(model, op.compress(Making(lambda m: [each for each in m if each.role != "tool"])))
+    model = ScriptedModel(*look_calls(7), "Done.")
+    events = await collect_run(model, op.compress(Making(lambda m: [each for each in m if each.role != "tool"])))
     for request in model.requests:
         assert problems_of(request.messages, open_tail=False) == []
         assert len(request.messages) == 1 or request.messages[-1].role == "tool"
@@ -92,7 +92,7 @@ async def test_a_compressor_that_drops_results_leaves_no_call_without_one() -> N
 
 
 async def test_the_question_of_the_newest_turn_outlives_any_compressor() -> None:
-    model = ScriptedModel("One.", *looks(3), "Two.")
+    model = ScriptedModel("One.", *look_calls(3), "Two.")
     loop = op.standard(before_model=[op.compress(Making(lambda messages: messages[:1]))])
     agent = Agent(model, tools=[look], loop=loop, log=MemoryEventLog())
     await agent.run("First?", context_id="c")
@@ -102,8 +102,8 @@ async def test_the_question_of_the_newest_turn_outlives_any_compressor() -> None
 
 
 async def test_the_compressor_at_fault_is_named_once_a_run(caplog: pytest.LogCaptureFixture) -> None:
-    model = ScriptedModel(*looks(5), "Done.")
-    await run_of(model, op.compress(Making(lambda messages: messages[2:])))
+    model = ScriptedModel(*look_calls(5), "Done.")
+    await collect_run(model, op.compress(Making(lambda messages: messages[2:])))
     warnings = [each.getMessage() for each in caplog.records if "had to be repaired" in each.getMessage()]
     assert len(warnings) == 1
     assert "Making" in warnings[0]
@@ -111,7 +111,7 @@ async def test_the_compressor_at_fault_is_named_once_a_run(caplog: pytest.LogCap
 
 async def test_a_result_of_which_nothing_is_left_after_its_repair_is_told() -> None:
     model = ScriptedModel("Done.")
-    events = await run_of(model, op.compress(Making(lambda messages: [])))
+    events = await collect_run(model, op.compress(Making(lambda messages: [])))
     assert [event.reason for event in events if isinstance(event, ThinkingFailedEvent)] == [
         "nothing of the result was left after its repair: message 0 of the history must stay"
     ]
@@ -149,10 +149,10 @@ def test_a_compressor_that_hangs_is_left_after_its_time_and_the_run_goes_on(kind
             return messages
 
     hanging = HangsLater() if kind == "async" else HangsAtOnce()
-    model = ScriptedModel(*looks(4), "Done.")
+    model = ScriptedModel(*look_calls(4), "Done.")
     try:
         with virtual_time(patience=0.05) as time:
-            events = time.run(run_of(model, op.compress(hanging, timeout=2)))
+            events = time.run(collect_run(model, op.compress(hanging, timeout=2)))
             # After three failures the run goes without.
             assert 6 <= time.now < 7
     finally:

@@ -17,7 +17,7 @@ from rxloop import (
 from rxloop.errors import PipelineError
 from rxloop.pipeline.requests import ModelRequest, Operator, Signal, ToolRequest
 from rxloop.testing import ScriptedModel, call
-from support.runs import shape, well_formed
+from support.runs import is_well_formed, shape
 from support.step_tools import step
 
 
@@ -46,7 +46,7 @@ async def test_without_run_tools_the_error_names_the_operators() -> None:
     assert error.code == "pipeline"
     assert "ToolRequest" in str(error)
     assert "call_model, checkpoint" in str(error)
-    assert well_formed(error.result.messages)
+    assert is_well_formed(error.result.messages)
 
 
 async def test_a_guard_that_swallows_a_call_is_named_with_the_tool() -> None:

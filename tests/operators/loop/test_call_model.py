@@ -21,7 +21,7 @@ from rxloop.protocol.messages import Message
 from rxloop.providers.codecs.text import text_delta
 from rxloop.stream.sources import emit
 from support.fake_host import make_info
-from support.runs import FakeHost, called, context
+from support.runs import FakeRequestHost, context, tool_call
 
 on_next: Callable[[int, Any], Recorded[Any]] = ReactiveTest.on_next
 on_completed, on_error, subscribe = ReactiveTest.on_completed, ReactiveTest.on_error, ReactiveTest.subscribe
@@ -29,7 +29,7 @@ on_completed, on_error, subscribe = ReactiveTest.on_completed, ReactiveTest.on_e
 OPEN = ToolDefinition("f", "", {"type": "object"})
 
 
-class ColdModel(FakeHost):
+class ColdModel(FakeRequestHost):
     """A run whose model answers with a cold Observable."""
 
     name = "cold"
@@ -45,7 +45,7 @@ class ColdModel(FakeHost):
         return self.answers.pop(0)
 
 
-def request(host: FakeHost, step: str = "1", **fields: Any) -> ModelRequest:
+def request(host: FakeRequestHost, step: str = "1", **fields: Any) -> ModelRequest:
     ctx = context(host, step=step, branch=fields.get("branch"))
     return ModelRequest(messages=[Message.user("Hi")], step=step, ctx=ctx, **fields)
 
@@ -122,7 +122,7 @@ def test_a_count_that_is_no_integer_is_an_error_and_no_event(count: Any) -> None
 
 
 def test_each_tool_call_becomes_a_request_behind_its_message() -> None:
-    complete = ContentCompleteEvent(tool_calls=[called("f", "a"), called("g", "b"), called("f", "a")])
+    complete = ContentCompleteEvent(tool_calls=[tool_call("f", "a"), tool_call("g", "b"), tool_call("f", "a")])
     messages, _, _ = run([on_next(10, complete), on_completed(20)], tools=(OPEN,))
 
     requests: list[ToolRequest] = [m.value.value for m in messages if type_name(m) == "ToolRequest"]
@@ -132,7 +132,7 @@ def test_each_tool_call_becomes_a_request_behind_its_message() -> None:
 
 
 def test_a_canceled_message_asks_for_no_tools() -> None:
-    complete = ContentCompleteEvent(tool_calls=[called()], finish_reason="canceled")
+    complete = ContentCompleteEvent(tool_calls=[tool_call()], finish_reason="canceled")
     messages, _, _ = run([on_next(10, complete), on_completed(20)])
 
     assert "ToolRequest" not in [type_name(message) for message in messages]
@@ -140,7 +140,7 @@ def test_a_canceled_message_asks_for_no_tools() -> None:
 
 def test_the_events_of_a_branch_carry_it() -> None:
     messages, _, _ = run(
-        [on_next(10, ContentCompleteEvent(tool_calls=[called()])), on_completed(20)], step="tot/1/1", branch="tot/1"
+        [on_next(10, ContentCompleteEvent(tool_calls=[tool_call()])), on_completed(20)], step="tot/1/1", branch="tot/1"
     )
 
     call, _, complete, asked, _ = [cast("Any", getattr(message.value, "value", None)) for message in messages]
@@ -180,7 +180,9 @@ def test_disposing_it_closes_the_stream_of_the_model_and_tells_the_run() -> None
 
 def test_a_step_that_the_log_has_an_answer_for_asks_no_model() -> None:
     host = ColdModel()
-    host.earlier.messages["1"] = ContentCompleteEvent(step="1", attempt=1, seq=4, tool_calls=[called("f"), called("g")])
+    host.earlier.messages["1"] = ContentCompleteEvent(
+        step="1", attempt=1, seq=4, tool_calls=[tool_call("f"), tool_call("g")]
+    )
     seen: list[Any] = []
 
     call_model()(emit(request(host))).subscribe(seen.append)

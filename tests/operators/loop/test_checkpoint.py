@@ -8,7 +8,7 @@ from reactivex import operators as ops
 from rxloop import Agent, CheckpointEvent, CustomEvent, Event, MemoryEventLog, RunContext, Signal, Usage, op, tool
 from rxloop.operators.loop.checkpoint import checkpoint
 from rxloop.testing import ScriptedModel, assert_marbles, call, frames, turn, virtual_time
-from support.runs import collect, letters, repeated
+from support.runs import collect, marble_letters, repeat_turn
 from support.step_tools import step
 
 
@@ -21,7 +21,7 @@ def looped(every: int) -> list[Any]:
     [(1, [1, 2, 3, 4, 5]), (2, [2, 4, 5]), (3, [3, 5]), (5, [5]), (100, [5])],
 )
 async def test_every_so_many_iterations_and_the_last_one(every: int, expected: list[int]) -> None:  # L86
-    model = ScriptedModel(*repeated(call("step"), 4), "done")
+    model = ScriptedModel(*repeat_turn(call("step"), 4), "done")
     events = await collect(Agent(model, tools=[step], loop=looped(every), log=MemoryEventLog()).run("Hi"))
 
     assert [event.iteration for event in events if isinstance(event, CheckpointEvent)] == expected
@@ -65,7 +65,7 @@ async def test_without_a_log_there_is_nothing_to_wait_for() -> None:
     events = await collect(Agent(ScriptedModel("done")).run("Hi"))
 
     (point,) = [event for event in events if isinstance(event, CheckpointEvent)]
-    assert (point.durable_seq, point.message_count, letters(events)) == (None, 2, "twlckF")
+    assert (point.durable_seq, point.message_count, marble_letters(events)) == (None, 2, "twlckF")
 
 
 async def test_it_counts_messages_and_tokens_of_the_run_so_far() -> None:
@@ -88,7 +88,7 @@ async def test_a_pause_is_a_checkpoint() -> None:  # L86
 
     agent = Agent(ScriptedModel(call("asks")), tools=[asks], loop=looped(100), log=MemoryEventLog())
 
-    assert letters(await collect(agent.run("Hi"))) == "twlcsikF"
+    assert marble_letters(await collect(agent.run("Hi"))) == "twlcsikF"
 
 
 @pytest.mark.parametrize("every", [0, -1])

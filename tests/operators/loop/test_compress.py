@@ -26,16 +26,16 @@ from rxloop.context.layout import problems_of
 from rxloop.errors import ContextLengthExceeded
 from rxloop.pipeline.interfaces import Budget
 from rxloop.testing import ScriptedModel, turn
-from support.long_runs import MANY, compressions, look, looks, run_of, sent
+from support.long_runs import UNLIMITED, collect_run, compressions, look, look_calls, request_messages
 from support.runs import shape
 
 
 async def test_a_request_that_fits_is_left_alone() -> None:
     # T88, T99
-    plain, fitted = (ScriptedModel(*looks(3), "Done.") for _ in range(2))
-    await run_of(plain)
-    events = await run_of(fitted, op.compress(SlidingWindowCompressor(100_000)))
-    assert [sent(each) for each in fitted.requests] == [sent(each) for each in plain.requests]
+    plain, fitted = (ScriptedModel(*look_calls(3), "Done.") for _ in range(2))
+    await collect_run(plain)
+    events = await collect_run(fitted, op.compress(SlidingWindowCompressor(100_000)))
+    assert [request_messages(each) for each in fitted.requests] == [request_messages(each) for each in plain.requests]
     assert compressions(events) == []
 
 
@@ -48,15 +48,15 @@ async def test_the_untouched_history_is_the_very_same_object() -> None:
         before.append(request.messages)
         yield request
 
-    model = ScriptedModel(*looks(3), "Done.")
-    await run_of(model, remember, op.compress(SlidingWindowCompressor(100_000)))
+    model = ScriptedModel(*look_calls(3), "Done.")
+    await collect_run(model, remember, op.compress(SlidingWindowCompressor(100_000)))
     assert all(one.messages is other for one, other in zip(model.requests, before, strict=True))
 
 
 async def test_an_overflow_is_cut_and_told() -> None:
     # T100, T109, T113
-    model = ScriptedModel(*looks(20), "Done.")
-    events = await run_of(model, op.compress(SlidingWindowCompressor(3_000)))
+    model = ScriptedModel(*look_calls(20), "Done.")
+    events = await collect_run(model, op.compress(SlidingWindowCompressor(3_000)))
     told = compressions(events)
     assert len(told) >= 2
     for event in told:
@@ -67,26 +67,29 @@ async def test_an_overflow_is_cut_and_told() -> None:
         assert "CR-1000-X" in event.summary
     counter = TokenEstimator()
     for request in model.requests:
-        assert counter.count(sent(request), request.tools) <= 3_000
+        assert counter.count(request_messages(request), request.tools) <= 3_000
         assert problems_of(request.messages) == []
         assert request.messages[0].text == "Find the crate."
 
 
 async def test_between_two_cuts_a_request_only_grows_at_its_end() -> None:
     # T101
-    model = ScriptedModel(*looks(20), "Done.")
-    events = await run_of(model, op.compress(SlidingWindowCompressor(3_000)))
+    model = ScriptedModel(*look_calls(20), "Done.")
+    events = await collect_run(model, op.compress(SlidingWindowCompressor(3_000)))
     cuts = {event.step for event in compressions(events)}
     for before, request in zip(model.requests, model.requests[1:], strict=False):
         if request.step not in cuts:
-            assert sent(request)[: len(sent(before))] == sent(before)
+            assert request_messages(request)[: len(request_messages(before))] == request_messages(before)
 
 
 async def test_the_log_keeps_every_message_and_the_result_has_the_sums() -> None:
     # T109, T113
-    model = ScriptedModel(*looks(20), "Done.")
+    model = ScriptedModel(*look_calls(20), "Done.")
     agent = Agent(
-        model, tools=[look], limits=MANY, loop=op.standard(before_model=[op.compress(SlidingWindowCompressor(3_000))])
+        model,
+        tools=[look],
+        limits=UNLIMITED,
+        loop=op.standard(before_model=[op.compress(SlidingWindowCompressor(3_000))]),
     )
     run = agent.run("Find the crate.")
     told = compressions([event async for event in run])
@@ -104,36 +107,36 @@ async def test_a_resumed_run_sends_what_it_would_have_sent() -> None:
     # T109
     log = MemoryEventLog()
     loop = op.standard(before_model=[op.compress(SlidingWindowCompressor(3_000))])
-    whole = ScriptedModel(*looks(12), "Done.")
-    first = await Agent(whole, tools=[look], limits=MANY, loop=loop, log=log).run("Find the crate.")
+    whole = ScriptedModel(*look_calls(12), "Done.")
+    first = await Agent(whole, tools=[look], limits=UNLIMITED, loop=loop, log=log).run("Find the crate.")
     events = list(await log.read(first.task_id))
     cut_at = [at for at, event in enumerate(events) if event.kind == "context-compressed"][-1]
     for cut in (cut_at, cut_at + 1, cut_at + 2):
         copy = MemoryEventLog()
         await copy.append(first.task_id, events[:cut], expected_seq=0)
         step = int(events[cut_at].step or 0)
-        rest = ScriptedModel(*looks(12)[step - 1 :], "Done.")
-        again = await Agent(rest, tools=[look], limits=MANY, loop=loop, log=copy).resume(first.task_id)
-        assert sent(rest.requests[0]) == sent(whole.requests[step - 1])
+        rest = ScriptedModel(*look_calls(12)[step - 1 :], "Done.")
+        again = await Agent(rest, tools=[look], limits=UNLIMITED, loop=loop, log=copy).resume(first.task_id)
+        assert request_messages(rest.requests[0]) == request_messages(whole.requests[step - 1])
         assert again.messages == first.messages
         assert len(compressions(await copy.read(first.task_id))) == len(compressions(events))
 
 
 async def test_a_conversation_goes_on_with_what_was_compressed() -> None:
     log = MemoryEventLog()
-    model = ScriptedModel(*looks(12), "Done.", "Again.")
+    model = ScriptedModel(*look_calls(12), "Done.", "Again.")
     loop = op.standard(before_model=[op.compress(SlidingWindowCompressor(3_000))])
-    agent = Agent(model, tools=[look], limits=MANY, loop=loop, log=log)
+    agent = Agent(model, tools=[look], limits=UNLIMITED, loop=loop, log=log)
     await agent.run("Find the crate.", context_id="c")
-    last = sent(model.requests[-1])
+    last = request_messages(model.requests[-1])
     await agent.run("And now?", context_id="c")
-    assert sent(model.requests[-1])[: len(last)] == last
+    assert request_messages(model.requests[-1])[: len(last)] == last
 
 
 async def test_a_refused_request_is_cut_further() -> None:
     # T100
-    model = ScriptedModel(*looks(4), ContextLengthExceeded("too long"), "Done.")
-    events = await run_of(model, op.compress(SlidingWindowCompressor(100_000)))
+    model = ScriptedModel(*look_calls(4), ContextLengthExceeded("too long"), "Done.")
+    events = await collect_run(model, op.compress(SlidingWindowCompressor(100_000)))
     (told,) = compressions(events)
     assert told.reason == "refused"
     assert told.tokens_after < told.tokens_before
@@ -143,10 +146,10 @@ async def test_a_refused_request_is_cut_further() -> None:
 async def test_the_estimate_learns_from_what_the_provider_reports() -> None:
     reports = [
         turn(calls=[each], usage=Usage(input_tokens=3_000 + 300 * at, output_tokens=5))
-        for at, each in enumerate(looks(8))
+        for at, each in enumerate(look_calls(8))
     ]
     model = ScriptedModel(*reports, "Done.")
-    await run_of(model, op.compress(SlidingWindowCompressor(100_000)))
+    await collect_run(model, op.compress(SlidingWindowCompressor(100_000)))
     estimates = [request.estimate or 0 for request in model.requests]
     assert estimates[0] < 1_000
     assert estimates[-1] == pytest.approx(3_000 + 300 * 8, rel=0.1)
@@ -154,11 +157,11 @@ async def test_the_estimate_learns_from_what_the_provider_reports() -> None:
 
 async def test_pinned_messages_and_the_task_stay() -> None:
     # T98
-    model = ScriptedModel(*looks(20), "Done.")
+    model = ScriptedModel(*look_calls(20), "Done.")
     prompt = [Message.user("Find the crate."), Message.user("Never open it.", pinned=True), Message.user("Begin.")]
-    await run_of(model, op.compress(SlidingWindowCompressor(3_000)), prompt=prompt, instructions="Be brief.")
+    await collect_run(model, op.compress(SlidingWindowCompressor(3_000)), prompt=prompt, instructions="Be brief.")
     for request in model.requests:
-        texts = [message.text for message in sent(request)]
+        texts = [message.text for message in request_messages(request)]
         assert texts[:2] == ["Be brief.", "Find the crate."]
         assert "Never open it." in texts
 
@@ -171,14 +174,14 @@ async def test_a_compressor_may_wait() -> None:
 
             return later()
 
-    model = ScriptedModel(*looks(12), "Done.")
-    assert compressions(await run_of(model, op.compress(Later(3_000))))
+    model = ScriptedModel(*look_calls(12), "Done.")
+    assert compressions(await collect_run(model, op.compress(Later(3_000))))
 
 
 async def test_the_view_that_is_kept_is_what_is_sent() -> None:
     # T109
-    model = ScriptedModel(*looks(12), "Done.")
-    events = await run_of(model, op.compress(SlidingWindowCompressor(3_000)))
+    model = ScriptedModel(*look_calls(12), "Done.")
+    events = await collect_run(model, op.compress(SlidingWindowCompressor(3_000)))
     told = compressions(events)[-1]
     request = next(each for each in model.requests if each.step == told.step)
     history = list(model.requests[0].messages)
@@ -197,15 +200,15 @@ async def test_a_compressor_of_ones_own_does_not_hold_the_event_loop() -> None:
             threads.append(threading.current_thread())
             return list(messages)
 
-    await run_of(ScriptedModel("Done."), op.compress(Noting()))
+    await collect_run(ScriptedModel("Done."), op.compress(Noting()))
     assert threads
     assert threading.main_thread() not in threads
 
 
 async def test_a_window_counts_messages() -> None:
     # L124
-    model = ScriptedModel(*looks(30), "Done.")
-    events = await run_of(model, op.compress(SlidingWindowCompressor(max_messages=11)))
+    model = ScriptedModel(*look_calls(30), "Done.")
+    events = await collect_run(model, op.compress(SlidingWindowCompressor(max_messages=11)))
     lengths = [len(request.messages) for request in model.requests]
     assert max(lengths) == 11
     cuts = compressions(events)
@@ -230,9 +233,9 @@ def test_a_window_needs_a_limit() -> None:
 
 @pytest.mark.parametrize("make", [op.compress, op.thinking_phase])
 async def test_a_history_is_cut_every_few_model_calls_though_there_is_room(make: Any) -> None:
-    model = ScriptedModel(*looks(20), "Done.")
+    model = ScriptedModel(*look_calls(20), "Done.")
     operator = make(SlidingWindowCompressor(100_000), every=5)
-    events = await run_of(model, operator)
+    events = await collect_run(model, operator)
     cuts = compressions(events)
     assert [event.step for event in cuts] == ["6", "11", "16", "21"]
     assert {event.reason for event in cuts} == {"steps"}
@@ -246,14 +249,14 @@ async def test_a_history_is_cut_every_few_model_calls_though_there_is_room(make:
 async def test_a_resumed_run_is_cut_at_the_same_steps() -> None:
     log = MemoryEventLog()
     loop = op.standard(before_model=[op.compress(SlidingWindowCompressor(100_000), every=4)])
-    whole = ScriptedModel(*looks(9), "Done.")
-    first = await Agent(whole, tools=[look], limits=MANY, loop=loop, log=log).run("Find the crate.")
+    whole = ScriptedModel(*look_calls(9), "Done.")
+    first = await Agent(whole, tools=[look], limits=UNLIMITED, loop=loop, log=log).run("Find the crate.")
     events = list(await log.read(first.task_id))
     cut = next(at for at, event in enumerate(events) if event.kind == "llm-call" and event.step == "7")
     copy = MemoryEventLog()
     await copy.append(first.task_id, events[:cut], expected_seq=0)
-    rest = ScriptedModel(*looks(9)[6:], "Done.")
-    await Agent(rest, tools=[look], limits=MANY, loop=loop, log=copy).resume(first.task_id)
+    rest = ScriptedModel(*look_calls(9)[6:], "Done.")
+    await Agent(rest, tools=[look], limits=UNLIMITED, loop=loop, log=copy).resume(first.task_id)
     assert [shape(request.messages) for request in rest.requests] == [
         shape(request.messages) for request in whole.requests[6:]
     ]

@@ -33,7 +33,7 @@ from rxloop.protocol.events import LLMFailedEvent
 from rxloop.protocol.messages import ErrorInfo
 from rxloop.stream.sources import Push, from_task
 from rxloop.testing import virtual_time
-from support.runs import collect, first_events, letters, outcome
+from support.runs import collect, copy_first_events, marble_letters, outcome
 
 Piece = float | Event | Exception
 
@@ -132,7 +132,7 @@ def test_a_call_begins_while_the_model_still_writes() -> None:
     assert (early.begun, sooner_end) == ([("sea", 1.0)], 4.0)
     # Order and numbers are those of a run that starts nothing early.
     assert told(sooner) == told(events)
-    assert letters(sooner) == letters(events) == "twlcsxklckF"
+    assert marble_letters(sooner) == marble_letters(events) == "twlcsxklckF"
     assert [event.seq for event in sooner if event.durable] == [event.seq for event in events if event.durable]
     progress = [event.kind for event in sooner].index("tool-progress")
     assert sooner[progress - 1].kind == "tool-start"
@@ -144,7 +144,7 @@ def test_it_goes_on_as_any_other_call_where_the_message_is_complete_before_it() 
     looks = Looks()
     events, end = play(looks, [1.0, piece(0, SEA), 0.5, message(SEA)], SAID)
     assert (looks.begun, end) == ([("sea", 1.0)], 3.0)
-    assert letters(events) == "twlcsxklckF"
+    assert marble_letters(events) == "twlcsxklckF"
 
 
 def test_nothing_begins_early_where_nobody_asks_for_it() -> None:
@@ -190,7 +190,7 @@ def test_a_tool_that_was_not_offered_never_begins() -> None:
     looks = Looks()
     events, _ = play(looks, LONG, SAID, places={"before_model": [no_tools]})
     assert looks.begun == []
-    assert letters(events) == "twlcxklckF"
+    assert marble_letters(events) == "twlcxklckF"
 
 
 VOID = "tool-voided: look(at='sea')"
@@ -205,7 +205,7 @@ def test_a_call_of_a_message_that_breaks_off_is_cancelled_and_leaves_one_event()
         events = time.run(collect(run))
     assert result.state == "failed"
     assert looks.cut == [("sea", 2.0)]
-    assert letters(events) == "twleVcF"
+    assert marble_letters(events) == "twleVcF"
     assert [event.to_public() for event in events if isinstance(event, ToolVoidedEvent)] == [None]
 
 
@@ -216,7 +216,7 @@ def test_a_call_of_a_request_that_failed_is_not_taken_for_one_of_the_next() -> N
     events, _ = play(looks, again, SAID)
     assert looks.begun == [("sea", 1.0), ("sea", 2.5)]
     assert looks.cut == [("sea", 1.5)]
-    assert letters(events) == "twleVcsxklckF"
+    assert marble_letters(events) == "twleVcsxklckF"
 
 
 @pytest.mark.parametrize(
@@ -247,7 +247,7 @@ def test_a_guard_that_refuses_voids_the_call() -> None:
     looks = Looks()
     events, _ = play(looks, [1.0, piece(0, SEA), 1.0, message(SEA)], SAID, places={"before_tools": [refuse]})
     assert looks.cut == [("sea", 2.0)]
-    assert letters(events) == "twlcxVklckF"
+    assert marble_letters(events) == "twlcxVklckF"
     assert "blue" not in str([event.to_json() for event in events[:-3]])
 
 
@@ -260,7 +260,7 @@ def test_a_guard_that_changes_the_arguments_gets_what_it_asks_for() -> None:
     events, _ = play(looks, [1.0, piece(0, SEA), 1.0, message(SEA)], SAID, places={"before_tools": [change]})
     assert looks.begun == [("sea", 1.0), ("sky", 2.0)]
     assert looks.cut == [("sea", 2.0)]
-    assert letters(events) == "twlcVsxklckF"
+    assert marble_letters(events) == "twlcVsxklckF"
 
 
 def test_a_guard_that_holds_a_request_holds_all_that_its_call_says() -> None:
@@ -294,7 +294,7 @@ def test_a_run_that_is_cancelled_leaves_nothing_of_a_call() -> None:
         events = time.run(collect(run))
         assert time.now == 2.0
     assert looks.cut == [("sea", 2.0)]
-    assert letters(events) == "twlcF"
+    assert marble_letters(events) == "twlcF"
 
 
 def test_a_run_that_is_cancelled_later_closes_the_call_as_any_other() -> None:
@@ -305,7 +305,7 @@ def test_a_run_that_is_cancelled_later_closes_the_call_as_any_other() -> None:
         time.run(outcome(run))
         events = time.run(collect(run))
     assert looks.cut == [("sea", 2.0)]
-    assert letters(events) == "twlcsxF"
+    assert marble_letters(events) == "twlcsxF"
 
 
 def test_a_message_that_is_interrupted_voids_the_call() -> None:
@@ -338,7 +338,9 @@ def test_a_call_is_asked_for_before_it_asks_anybody() -> None:
         run = Agent(Writing(LONG, SAID), tools=[look], loop=loop(), thoughts=False).run("Look.", on_input=answer_here)
         events = time.run(collect(run))
     assert asked == [4.0]
-    assert letters(events) == "twlcsirxklckF".replace("i", letters([e for e in events if e.kind == "input-required"]))
+    assert marble_letters(events) == "twlcsirxklckF".replace(
+        "i", marble_letters([e for e in events if e.kind == "input-required"])
+    )
 
 
 def test_an_early_call_that_waits_for_a_person_leaves_its_place_to_another() -> None:  # P24
@@ -389,11 +391,11 @@ def test_a_crash_resumes_as_without() -> None:
             count = len(time.run(log.read(run.task_id)))
             out: list[str] = []
             for length in range(2, count):
-                cut = time.run(first_events(log, run.task_id, length))
+                cut = time.run(copy_first_events(log, run.task_id, length))
                 model = Writing(SAID, SAID) if length > 3 else Writing(LONG, SAID)
                 again = Agent(model, tools=[looks.tool], loop=loop(early), log=cut, thoughts=False)
                 time.run(outcome(again.resume(run.task_id)))
-                out.append(letters(time.run(cut.read(run.task_id))))
+                out.append(marble_letters(time.run(cut.read(run.task_id))))
             return out
 
     assert ends(early=True) == ends(early=False)
@@ -428,7 +430,7 @@ def test_what_only_looks_complete_begins_with_its_message(raw: str) -> None:
     events, _ = play(looks, turns, SAID)
     assert all(begun == 2.0 for _, begun in looks.begun)
     # The first is the placeholder of some vendors, whose arguments come behind it.
-    assert letters(events) in ("twlcVxklckF" if raw == "{}{}" else "twlcsxklckF", "twlcxklckF")
+    assert marble_letters(events) in ("twlcVxklckF" if raw == "{}{}" else "twlcsxklckF", "twlcxklckF")
 
 
 def test_an_event_that_the_run_cannot_take_fails_the_call_and_not_the_run() -> None:
@@ -442,7 +444,7 @@ def test_an_event_that_the_run_cannot_take_fails_the_call_and_not_the_run() -> N
         events = time.run(collect(Agent(Writing(LONG, SAID), tools=[look], loop=loop(), thoughts=False).run("Look.")))
     (done,) = [event for event in events if isinstance(event, ToolCompleteEvent)]
     assert not done.success
-    assert letters(events) == "twlcsxklckF"
+    assert marble_letters(events) == "twlcsxklckF"
 
 
 def test_a_call_is_hidden_where_its_tool_is() -> None:

@@ -21,8 +21,8 @@ from rxloop import (
 from rxloop.protocol.messages import ToolCall
 from rxloop.providers.script import ScriptedCall
 from rxloop.testing import ScriptedModel, call
-from support.runs import collect, letters, outcome, well_formed
-from support.tool_results import answer_of, echo
+from support.runs import collect, is_well_formed, marble_letters, outcome
+from support.tool_results import echo, run_tool_calls
 
 
 @tool
@@ -104,7 +104,7 @@ async def a_group_fails() -> None:
     ids=lambda each: getattr(each, "__name__", None),
 )
 async def test_a_tool_that_fails_tells_the_model_how_and_the_run_goes_on(failing: Any, text: str) -> None:  # L74, L113
-    (bad, good), read = await answer_of(
+    (bad, good), read = await run_tool_calls(
         failing, echo, calls=[ScriptedCall(failing.__name__, {}), call("echo", value="fine")]
     )
     if bad.name == "echo":
@@ -134,11 +134,11 @@ async def test_a_tool_that_cancels_its_own_task_hangs_nobody() -> None:
     assert result.state == "canceled"
     assert result.error is not None
     assert "rxloop-tool-cancels_itself" in result.error.message
-    assert well_formed(result.messages)
+    assert is_well_formed(result.messages)
 
 
 async def test_failures_of_a_whole_batch_all_reach_the_model() -> None:  # L73
-    _, read = await answer_of(
+    _, read = await run_tool_calls(
         fails_plainly, fails_oddly, calls=[call("fails_plainly"), call("fails_oddly"), call("fails_plainly")]
     )
 
@@ -146,7 +146,7 @@ async def test_failures_of_a_whole_batch_all_reach_the_model() -> None:  # L73
 
 
 async def test_an_unknown_tool_is_answered_with_those_that_there_are() -> None:  # L79
-    (answer,), read = await answer_of(echo, calls=call("ecko", value=1), thoughts=False)
+    (answer,), read = await run_tool_calls(echo, calls=call("ecko", value=1), thoughts=False)
 
     assert not answer.success
     assert "echo" in read[0]
@@ -158,7 +158,9 @@ async def test_a_tool_that_is_not_offered_in_this_request_is_refused() -> None: 
     async def without_tools(request: ModelRequest, ctx: RunContext[Any]) -> AsyncIterator[Any]:
         yield request.replace(tools=())
 
-    (answer,), read = await answer_of(echo, calls=call("echo", value=1), loop=op.standard(before_model=[without_tools]))
+    (answer,), read = await run_tool_calls(
+        echo, calls=call("echo", value=1), loop=op.standard(before_model=[without_tools])
+    )
 
     assert not answer.success
     assert "No tools are available" in read[0]
@@ -168,7 +170,7 @@ async def test_without_thoughts_a_call_to_think_aloud_is_an_error_and_no_thought
     model = ScriptedModel(call("think_aloud", thought="a", thought_type="planning"), "done")
     events = await collect(Agent(model, tools=[echo], thoughts=False).run("Go"))
 
-    assert "h" not in letters(events)
+    assert "h" not in marble_letters(events)
     assert [event.success for event in events if isinstance(event, ToolCompleteEvent)] == [False]
     assert [definition.name for definition in model.requests[0].tools] == ["echo"]
 
@@ -194,7 +196,7 @@ async def test_arguments_that_cannot_be_read_fail_that_call_alone(raw: str, text
     assert not answers[0].success
     assert text in answers[0].content
     assert (answers[1].success, answers[1].result) == (True, 2)
-    assert letters(events).count("s") == 1  # what is refused has no tool-start
+    assert marble_letters(events).count("s") == 1  # what is refused has no tool-start
 
 
 async def test_arguments_that_do_not_fit_are_named_to_the_model() -> None:  # L110
@@ -203,7 +205,7 @@ async def test_arguments_that_do_not_fit_are_named_to_the_model() -> None:  # L1
         """Adds."""
         return a + b
 
-    (answer,), read = await answer_of(add, calls=call("add", a="x"))
+    (answer,), read = await run_tool_calls(add, calls=call("add", a="x"))
 
     assert not answer.success
     assert "a" in read[0]

@@ -27,7 +27,7 @@ from rxloop.pipeline.host import get_host
 from rxloop.pipeline.requests import IterationEnd, ModelRequest, Operator, RunRequest, Signal, ToolRequest
 from rxloop.stream.sources import emit
 from rxloop.testing import ScriptedModel, call, turn, virtual_time
-from support.runs import collect, letters, outcome, repeated, shape, well_formed
+from support.runs import collect, is_well_formed, marble_letters, outcome, repeat_turn, shape
 from support.step_tools import step
 
 
@@ -100,7 +100,7 @@ async def test_a_guard_that_lets_a_call_through_twice_answers_it_once_in_the_his
     result = await Agent(model, tools=[counted], loop=op.standard(before_tools=[twice])).run("Hi")
 
     assert result.output == "done"
-    assert well_formed(model.requests[1].messages)
+    assert is_well_formed(model.requests[1].messages)
     assert [message.text for message in model.requests[1].messages if message.role == "tool"] in (["1"], ["2"])
     assert calls == [1], "a request that is doubled does not double what its tool does"
 
@@ -130,7 +130,7 @@ async def test_a_guard_may_answer_and_refuse_and_emit() -> None:
     model = ScriptedModel([call("step", n=1), call("step", n=2)], "done")
     events = await collect(Agent(model, tools=[step], loop=op.standard(before_tools=[guard])).run("Hi"))
 
-    assert letters(events) == "twlcmxxklckF"
+    assert marble_letters(events) == "twlcmxxklckF"
     assert shape(model.requests[1].messages)[2:] == ["tool: 41", "tool: Too large.", "system: The first was cached."]
 
 
@@ -182,12 +182,12 @@ async def test_a_request_that_is_too_long_is_sent_again_under_more_pressure() ->
     assert [request.step for request in model.requests] == ["1", "1", "1", "2", "2"]
     assert [event.iteration for event in events if isinstance(event, LLMCallEvent)] == [1, 1, 1, 2, 2]
     # A checkpoint tells of an iteration that is finished, and of no other.
-    assert letters(events) == "twlelelcsxklelckF"
+    assert marble_letters(events) == "twlelelcsxklelckF"
     assert events[-1].state == "completed"  # type: ignore[attr-defined]
 
 
 async def test_pressure_has_an_end() -> None:
-    model = ScriptedModel(*repeated(ContextLengthExceeded("still too long"), 10))
+    model = ScriptedModel(*repeat_turn(ContextLengthExceeded("still too long"), 10))
 
     with pytest.raises(RunError, match="still too long") as caught:
         await Agent(model).run("Hi")
@@ -255,7 +255,7 @@ async def test_a_strategy_runs_lines_side_by_side_and_answers_on_the_main_line()
 
 
 async def lines(request_of: Any, strategy: Any, log: MemoryEventLog | None = None) -> tuple[Result[Any], ScriptedModel]:
-    model = ScriptedModel(*repeated(request_of, 20))
+    model = ScriptedModel(*repeat_turn(request_of, 20))
     return await outcome(Agent(model, tools=[step], strategy=strategy, log=log).run("Hi")), model
 
 
@@ -285,7 +285,7 @@ async def test_iterate_works_on_a_branch_as_it_does_on_the_main_line() -> None:
     assert result.output == "b1 says 7 and b2 says 7"
     assert shape(result.messages) == ["user: Hi", "assistant: b1 says 7 and b2 says 7"]
     assert sorted(request.step for request in model.requests) == ["b1/1", "b1/2", "b2/1", "b2/2"]
-    assert all(well_formed(request.messages) for request in model.requests)
+    assert all(is_well_formed(request.messages) for request in model.requests)
 
 
 async def test_a_strategy_that_passes_its_request_on_is_no_answer() -> None:
@@ -332,7 +332,7 @@ def test_ten_thousand_iterations_keep_a_flat_stack() -> None:
         n = next(made, None)
         return "done" if n is None else call("deep", n=n)
 
-    model = ScriptedModel(*repeated(turn, 10_001))
+    model = ScriptedModel(*repeat_turn(turn, 10_001))
     loop = [op.call_model(), op.run_tools()]
     agent = Agent(model, tools=[deep], loop=loop, thoughts=False, limits=Limits(iterations=None))
     with virtual_time() as time:
@@ -353,7 +353,7 @@ def test_iterations_that_wait_for_nothing_keep_a_flat_stack() -> None:
         return emit(request.answer(1, "1"))
 
     loop = [op.call_model(), op.answering(ToolRequest, answers)]
-    model = ScriptedModel(*repeated(call("step"), 1_000), "done")
+    model = ScriptedModel(*repeat_turn(call("step"), 1_000), "done")
     with virtual_time() as time:
         time.run(Agent(model, tools=[step], loop=loop, limits=Limits(iterations=None)).run("Go"))
 
@@ -376,7 +376,7 @@ async def test_a_message_that_calls_tools_without_a_usable_call_is_asked_for_aga
 
 @pytest.mark.parametrize("times", [1, 2, 3])
 async def test_it_stops_after_so_many_iterations_though_there_is_no_answer(times: int) -> None:
-    model = ScriptedModel(*repeated(call("step", n=1), 2), "Done.")
+    model = ScriptedModel(*repeat_turn(call("step", n=1), 2), "Done.")
     result = await outcome(Agent(model, tools=[step], strategy=lambda loop: iterate(loop, times)).run("Hi"))
     assert len(model.requests) == times
     assert result.state == ("completed" if times == 3 else "failed")

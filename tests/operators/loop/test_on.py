@@ -15,7 +15,7 @@ from rxloop.protocol.events import CustomEvent, ToolCompleteEvent
 from rxloop.protocol.messages import Message
 from rxloop.stream.sources import emit
 from rxloop.testing import virtual_time
-from support.runs import called, context
+from support.runs import context, tool_call
 
 
 async def through(operator: Any, *signals: Any) -> list[Any]:
@@ -24,7 +24,7 @@ async def through(operator: Any, *signals: Any) -> list[Any]:
 
 
 def request(name: str = "f") -> ToolRequest:
-    return ToolRequest(called(name), RunContext(call=called(name)))
+    return ToolRequest(tool_call(name), RunContext(call=tool_call(name)))
 
 
 @op.on(ToolRequest)

@@ -10,7 +10,7 @@ import pytest
 
 from rxloop import Agent, MemoryEventLog, RunCancelled, RunContext, client_tool, op, tool
 from rxloop.testing import ScriptedModel, call
-from support.run_checks import nothing_left, settled, until
+from support.run_checks import assert_no_tasks, run_ready_tasks, wait_until
 
 
 class Desk:
@@ -104,7 +104,7 @@ class Asking:
     async def asks(self, *names: str) -> None:
         """Wait until these questions are asked."""
         asked: Any = self.desk.asked if self.way == "on_input" else self.ids
-        await until(lambda: set(names) <= asked.keys())
+        await wait_until(lambda: set(names) <= asked.keys())
 
     async def answer(self, name: str, value: str = "yes") -> None:
         """Answer a question, and wait until the call has its answer and has gone as far as it can."""
@@ -113,8 +113,8 @@ class Asking:
         else:
             received = self.received
             await self.agent.get_run(self.run.task_id).answer({self.ids[name]: value})
-            await until(lambda: self.received > received)
-        await settled()
+            await wait_until(lambda: self.received > received)
+        await run_ready_tasks()
 
     async def end(self) -> None:
         self.desk.release.set()
@@ -138,7 +138,7 @@ async def test_calls_that_wait_for_people_leave_room_for_others(way: str, asker:
     calls = [asker(place) for place in range(5)]
     asking = Asking(desk, way, *(each for each, _ in calls), call("busy", name="b"), call("quick", name="sixth"))
     await asking.asks(*(name for _, names in calls for name in names))
-    await until(lambda: desk.done)
+    await wait_until(lambda: desk.done)
     assert desk.done == ["sixth"]
     desk.release.set()
     for _, names in calls if way == "on_input" else ():
@@ -158,7 +158,7 @@ async def test_an_answered_call_goes_on_when_there_is_room(way: str, asker: Any)
     first, names = asker(0)
     asking = Asking(desk, way, first, call("busy", name="b"), call("quick", name="last"))
     await asking.asks(*names)
-    await until(lambda: desk.at_work)
+    await wait_until(lambda: desk.at_work)
     for name in names:
         await asking.answer(name)
     assert (desk.at_work, desk.done) == (1, [])
@@ -173,7 +173,7 @@ async def test_a_call_has_no_permit_until_all_its_questions_are_answered(way: st
     asking = Asking(desk, way, call("ask_twice", name="q"), call("busy", name="b"), call("quick", name="last"))
     await asking.asks("q1", "q2")
     await asking.answer("q2", "two")
-    await until(lambda: desk.at_work)
+    await wait_until(lambda: desk.at_work)
     await asking.answer("q1", "one")
     await asking.end()
     assert desk.done == ["b", "q: one two", "last"]
@@ -184,7 +184,7 @@ async def test_answered_calls_go_on_in_the_order_of_their_answers(way: str) -> N
     desk = Desk(1)
     asking = Asking(desk, way, *(call("ask", name=name) for name in "abc"), call("busy", name="b"))
     await asking.asks(*"abc")
-    await until(lambda: desk.at_work)
+    await wait_until(lambda: desk.at_work)
     for name in "cab":
         await asking.answer(name)
     await asking.end()
@@ -197,7 +197,7 @@ async def test_the_time_in_which_an_answered_call_waits_for_others_does_not_coun
     desk = Desk(1)
     asking = Asking(desk, way, call("hurry"), call("busy", name="b"))
     await asking.asks("hurry")
-    await until(lambda: desk.at_work)
+    await wait_until(lambda: desk.at_work)
     await asking.answer("hurry")
     await asyncio.sleep(0.4)
     await asking.end()
@@ -212,7 +212,7 @@ async def test_a_run_whose_calls_wait_can_be_cancelled(way: str, asker: Any, ans
     first, names = asker(0)
     asking = Asking(desk, way, first, call("busy", name="b"))
     await asking.asks(*names)
-    await until(lambda: desk.at_work)
+    await wait_until(lambda: desk.at_work)
     if answered:
         for name in names:
             await asking.answer(name)
@@ -221,7 +221,7 @@ async def test_a_run_whose_calls_wait_can_be_cancelled(way: str, asker: Any, ans
         await asyncio.wait_for(asking.run, 2)
     await asking.agent.aclose()
     assert desk.done == []
-    await nothing_left()
+    await assert_no_tasks()
 
 
 async def test_a_call_that_a_client_executes_inline_keeps_its_permit() -> None:
@@ -259,7 +259,7 @@ async def test_a_question_with_a_time_limit_of_its_own_gives_the_permit_back_onc
     desk.tools.append(impatient)
     asking = Asking(desk, "on_input", call("impatient"), call("busy", name="b"), call("busy", name="c"))
     await asking.asks("Now?")
-    await until(lambda: order)
+    await wait_until(lambda: order)
     await asking.end()
     assert order == ["gave up", "ended"]
     assert desk.done == ["b", "c"]

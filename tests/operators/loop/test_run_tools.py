@@ -29,8 +29,8 @@ from rxloop.pipeline.requests import Signal, ToolRequest
 from rxloop.providers.script import ScriptedCall
 from rxloop.state.history import FIND_OUT, UNKNOWN_EFFECT
 from rxloop.testing import ScriptedModel, assert_marbles, call, virtual_time
-from support.runs import collect, outcome, well_formed
-from support.tool_results import answer_of, echo
+from support.runs import collect, is_well_formed, outcome
+from support.tool_results import echo, run_tool_calls
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ from support.tool_results import answer_of, echo
     [(0, "0"), (False, "false"), ("", ""), ([], "[]"), (None, "null"), ({}, "{}"), (0.0, "0.0"), ("null", "null")],
 )
 async def test_a_value_that_is_empty_reaches_the_model_as_it_is(value: Any, text: str) -> None:  # L75
-    (answer,), read = await answer_of(echo, calls=call("echo", value=value))
+    (answer,), read = await run_tool_calls(echo, calls=call("echo", value=value))
 
     assert read == [text]
     assert answer.success
@@ -58,7 +58,7 @@ async def test_a_result_that_is_too_large_is_a_failed_call_that_names_the_limit(
         yield [0] * values
         yield "done"
 
-    answers, read = await answer_of(export, exported, calls=[call("export"), call("exported")])
+    answers, read = await run_tool_calls(export, exported, calls=[call("export"), call("exported")])
 
     assert [answer.success for answer in answers] == [values == 200_000, True]
     if values > 200_000:
@@ -287,7 +287,7 @@ async def test_a_tool_that_swallows_its_cancellation_does_not_hold_the_run_for_e
 
     assert result.state == "canceled"
     assert real_time.monotonic() - start < 5
-    assert well_formed(result.messages)
+    assert is_well_formed(result.messages)
     stop.set()
     await asyncio.sleep(0)
 

@@ -24,7 +24,7 @@ from rxloop.context.summaries import Summary
 from rxloop.errors import ContextLengthExceeded, ProviderTimeout
 from rxloop.pipeline import ThinkingResult
 from rxloop.testing import ScriptedModel, call, frames, turn, virtual_time
-from support.long_runs import MANY, compressions, look, looks, run_of, sent
+from support.long_runs import UNLIMITED, collect_run, compressions, look, look_calls, request_messages
 
 GOOD = '{"goal": "Find the crate", "done": ["looked at places"], "facts": ["CR-1000-X"], "openErrors": []}'
 WINDOW = SlidingWindowCompressor(3_000)
@@ -41,11 +41,11 @@ def thinker(*turns: Any) -> ScriptedModel:
 async def test_a_note_stands_at_the_end_and_only_there() -> None:
     # T92
     model = ScriptedModel(
-        turn(calls=[call("think_aloud", thought="Look at 3 next.", thought_type="planning"), *looks(1)]),
-        *looks(30, first=1),
+        turn(calls=[call("think_aloud", thought="Look at 3 next.", thought_type="planning"), *look_calls(1)]),
+        *look_calls(30, first=1),
         "Done.",
     )
-    events = await run_of(model, op.thinking_phase(WINDOW))
+    events = await collect_run(model, op.thinking_phase(WINDOW))
     notes = [request.tail for request in model.requests]
     assert notes[0] == ()
     assert all(len(tail) == 1 for tail in notes[1:])
@@ -60,10 +60,10 @@ async def test_a_note_stands_at_the_end_and_only_there() -> None:
 
 async def test_the_answer_is_the_same_with_the_phase_and_without() -> None:
     # T88, T114
-    plain, model = (ScriptedModel(*looks(12), "CR-1003-X") for _ in range(2))
-    without = await Agent(plain, tools=[look], limits=MANY).run("Find the crate.")
+    plain, model = (ScriptedModel(*look_calls(12), "CR-1003-X") for _ in range(2))
+    without = await Agent(plain, tools=[look], limits=UNLIMITED).run("Find the crate.")
     loop = op.standard(before_model=[op.thinking_phase(WINDOW)])
-    with_it = await Agent(model, tools=[look], limits=MANY, loop=loop).run("Find the crate.")
+    with_it = await Agent(model, tools=[look], limits=UNLIMITED, loop=loop).run("Find the crate.")
     assert (with_it.output, with_it.messages) == (without.output, without.messages)
 
 
@@ -72,9 +72,9 @@ async def test_a_model_writes_the_summary_and_its_usage_is_counted_apart() -> No
     usage = Usage(input_tokens=700, output_tokens=60)
     small = thinker(*[turn(GOOD, usage=usage)] * 9)
     little = Usage(input_tokens=100, output_tokens=1)
-    model = ScriptedModel(*(turn(calls=[each], usage=little) for each in looks(20)), "Done.")
+    model = ScriptedModel(*(turn(calls=[each], usage=little) for each in look_calls(20)), "Done.")
     loop = op.standard(before_model=[op.thinking_phase(WINDOW, thinking_model=small)])
-    run = Agent(model, tools=[look], limits=MANY, loop=loop).run("Find the crate.")
+    run = Agent(model, tools=[look], limits=UNLIMITED, loop=loop).run("Find the crate.")
     told = compressions([event async for event in run])
     result = await run
     assert len(small.requests) == len(told) >= 2
@@ -83,7 +83,7 @@ async def test_a_model_writes_the_summary_and_its_usage_is_counted_apart() -> No
     assert result.usage == Usage(input_tokens=100 * 20, output_tokens=20)
     assert result.compression.thinking == Usage(input_tokens=700 * len(told), output_tokens=60 * len(told))
     counter = TokenEstimator()
-    assert all(counter.count(sent(request), request.tools) <= 3_000 for request in model.requests)
+    assert all(counter.count(request_messages(request), request.tools) <= 3_000 for request in model.requests)
     kinds = [event.kind for event in told]
     assert "llm-call" not in kinds
 
@@ -91,8 +91,8 @@ async def test_a_model_writes_the_summary_and_its_usage_is_counted_apart() -> No
 async def test_the_summary_is_brought_up_to_date_and_not_nested() -> None:
     # T103, T104
     small = thinker(*[GOOD] * 9)
-    model = ScriptedModel(*looks(20), "Done.")
-    await run_of(model, op.thinking_phase(WINDOW, thinking_model=small))
+    model = ScriptedModel(*look_calls(20), "Done.")
+    await collect_run(model, op.thinking_phase(WINDOW, thinking_model=small))
     second = small.requests[1].messages[0].text
     assert "Goal: Find the crate" in second
     assert "CR-1000-X stands" not in second.split("What leaves the view:")[1]
@@ -114,8 +114,8 @@ async def test_the_summary_is_brought_up_to_date_and_not_nested() -> None:
 async def test_whatever_goes_wrong_the_rule_based_summary_is_sent(answer: Any, reason: str) -> None:
     # T105, T106
     small = thinker(*[answer] * 9)
-    model, ruled = (ScriptedModel(*looks(40), "Done.") for _ in range(2))
-    events = await run_of(model, op.thinking_phase(WINDOW, thinking_model=small))
+    model, ruled = (ScriptedModel(*look_calls(40), "Done.") for _ in range(2))
+    events = await collect_run(model, op.thinking_phase(WINDOW, thinking_model=small))
     assert len(small.requests) == 3
     said = failures(events)
     assert len(said) == 3
@@ -123,7 +123,7 @@ async def test_whatever_goes_wrong_the_rule_based_summary_is_sent(answer: Any, r
     told = compressions(events)
     assert len(told) == 3
     assert all("CR-1000-X" in event.summary for event in told)
-    await run_of(ruled, op.thinking_phase(WINDOW))
+    await collect_run(ruled, op.thinking_phase(WINDOW))
     assert [each.messages[0] for each in model.requests] == [each.messages[0] for each in ruled.requests]
 
 
@@ -131,8 +131,8 @@ def test_a_model_that_takes_too_long_is_cut_off() -> None:
     # T105
     with virtual_time() as time:
         small = thinker(*[frames("-" * 200 + GOOD + "|")] * 9)
-        model = ScriptedModel(*looks(14), "Done.")
-        events = time.run(run_of(model, op.thinking_phase(WINDOW, thinking_model=small, timeout=1.0)))
+        model = ScriptedModel(*look_calls(14), "Done.")
+        events = time.run(collect_run(model, op.thinking_phase(WINDOW, thinking_model=small, timeout=1.0)))
     assert failures(events) == ["the thinking model small took more than 1 s"]
     assert len(compressions(events)) == 1
 
@@ -141,9 +141,9 @@ def test_a_cancelled_run_cancels_the_thinking_too() -> None:
     # T110
     with virtual_time() as time:
         small = thinker(frames("-" * 500 + GOOD + "|"))
-        model = ScriptedModel(*looks(20), "Done.")
+        model = ScriptedModel(*look_calls(20), "Done.")
         loop = op.standard(before_model=[op.thinking_phase(WINDOW, thinking_model=small)])
-        run = Agent(model, tools=[look], limits=MANY, loop=loop).run("Find the crate.")
+        run = Agent(model, tools=[look], limits=UNLIMITED, loop=loop).run("Find the crate.")
         time.at(2, run.cancel)
         with pytest.raises(RunCancelled) as caught:
             time.run(run)
@@ -158,16 +158,16 @@ async def test_the_model_is_not_asked_again_when_a_request_is_refused() -> None:
     # T107
     small = thinker(*[GOOD] * 9)
     too_long = ContextLengthExceeded("too long")
-    model = ScriptedModel(*looks(6), too_long, *looks(1), "Done.")
-    events = await run_of(model, op.thinking_phase(WINDOW, thinking_model=small))
+    model = ScriptedModel(*look_calls(6), too_long, *look_calls(1), "Done.")
+    events = await collect_run(model, op.thinking_phase(WINDOW, thinking_model=small))
     refused = [event for event in compressions(events) if event.reason == "refused"]
     assert len(refused) == 1
     assert len(small.requests) == len(compressions(events)) - 1
 
 
 async def test_what_was_thought_travels_on_the_request() -> None:
-    model = ScriptedModel(*looks(12), "Done.")
-    events = await run_of(model, op.thinking_phase(WINDOW))
+    model = ScriptedModel(*look_calls(12), "Done.")
+    events = await collect_run(model, op.thinking_phase(WINDOW))
     last = model.requests[-1].thinking
     assert isinstance(last, ThinkingResult)
     assert last.summary == compressions(events)[-1].summary
@@ -176,8 +176,8 @@ async def test_what_was_thought_travels_on_the_request() -> None:
 
 
 async def test_the_note_may_be_left_out() -> None:
-    model = ScriptedModel(*looks(2), "Done.")
-    await run_of(model, op.thinking_phase(WINDOW, note=False))
+    model = ScriptedModel(*look_calls(2), "Done.")
+    await collect_run(model, op.thinking_phase(WINDOW, note=False))
     assert all(request.tail == () for request in model.requests)
 
 
@@ -201,7 +201,7 @@ async def test_side_by_side_runs_of_one_agent_keep_to_themselves() -> None:
     loop = op.standard(before_model=[op.thinking_phase(WINDOW)])
 
     async def one(count: int) -> list[ContextCompressedEvent]:
-        model = ScriptedModel(*looks(count), "Done.")
+        model = ScriptedModel(*look_calls(count), "Done.")
         agent = Agent(model, tools=[look], loop=loop, limits=Limits(iterations=None))
         return compressions([event async for event in agent.run("Find the crate.")])
 
@@ -230,8 +230,8 @@ async def test_a_thinking_model_is_named_by_a_string_and_closed_with_the_agent(m
     monkeypatch.setattr("rxloop.providers.factories.resolve_model", resolve)
     phase = op.thinking_phase(SlidingWindowCompressor(3_000), thinking_model="zai:glm-4.5-air")
     made.clear()
-    model = ScriptedModel(*looks(20), "Done.")
-    async with Agent(model, tools=[look], limits=MANY, loop=op.standard(before_model=[phase])) as agent:
+    model = ScriptedModel(*look_calls(20), "Done.")
+    async with Agent(model, tools=[look], limits=UNLIMITED, loop=op.standard(before_model=[phase])) as agent:
         events = [event async for event in agent.run("Find the crate.")]
     assert len(made) == 1
     assert made[0].closed == 1
@@ -259,7 +259,7 @@ async def test_whatever_a_thinking_model_is_the_run_goes_on() -> None:
     small = Nameless()
     phase = op.thinking_phase(SlidingWindowCompressor(3_000), thinking_model=small)
     small.good = False
-    model = ScriptedModel(*looks(20), "Done.")
-    events = await run_of(model, phase)
+    model = ScriptedModel(*look_calls(20), "Done.")
+    events = await collect_run(model, phase)
     assert "no name" in next(event.reason for event in events if isinstance(event, ThinkingFailedEvent))
     assert model.requests[-1].step == "21"

@@ -12,7 +12,7 @@ from rxloop.protocol.messages import Message, ToolCall
 from rxloop.state.history import History
 from rxloop.state.run_state import RunState
 from rxloop.stream.sources import emit
-from support.runs import FakeHost, context
+from support.runs import FakeRequestHost, context
 
 
 def state(content: str, *, retries: int = 0, done: bool = True) -> RunState:
@@ -23,7 +23,7 @@ def state(content: str, *, retries: int = 0, done: bool = True) -> RunState:
 
 
 def passed(current: RunState, parse: Any = int, **options: Any) -> list[Any]:
-    end = IterationEnd(1, context(FakeHost(state=current)))
+    end = IterationEnd(1, context(FakeRequestHost(state=current)))
     seen: list[Any] = []
     failures: list[Exception] = []
     typed_output(parse, **options)(emit(end)).subscribe(seen.append, failures.append)
@@ -35,7 +35,7 @@ def test_an_answer_that_fits_passes() -> None:
 
 
 def test_an_answer_that_does_not_fit_is_sent_back_with_what_is_wrong() -> None:
-    end = IterationEnd(1, context(FakeHost(state=state("seven"))))
+    end = IterationEnd(1, context(FakeRequestHost(state=state("seven"))))
     seen: list[Any] = []
 
     typed_output(int)(emit(end)).subscribe(seen.append)
@@ -47,7 +47,7 @@ def test_an_answer_that_does_not_fit_is_sent_back_with_what_is_wrong() -> None:
 
 
 def test_what_is_said_on_a_line_of_a_strategy_is_no_answer() -> None:
-    end = IterationEnd(1, context(FakeHost(state=state("seven")), branch="b"))
+    end = IterationEnd(1, context(FakeRequestHost(state=state("seven")), branch="b"))
     seen: list[Any] = []
 
     typed_output(int)(emit(end)).subscribe(seen.append)
@@ -71,7 +71,7 @@ def test_so_many_retries_and_no_more(retries: int, sent_back: bool) -> None:
 
 def test_it_waits_for_the_end_of_what_is_before_it() -> None:
     scheduler = TestScheduler()
-    end = IterationEnd(1, context(FakeHost(state=state("7"))))
+    end = IterationEnd(1, context(FakeRequestHost(state=state("7"))))
     source = scheduler.create_hot_observable(ReactiveTest.on_next(210, end), ReactiveTest.on_completed(300))
     operator: Any = typed_output(int)
 

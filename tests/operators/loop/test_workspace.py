@@ -19,7 +19,7 @@ from rxloop import (
 from rxloop.context import CompositeWorkspace, TextWorkspace, TokenEstimator
 from rxloop.pipeline.interfaces import Rendered, WorkspacePart
 from rxloop.testing import ScriptedModel
-from support.long_runs import MANY, look, looks, run_of, sent
+from support.long_runs import UNLIMITED, collect_run, look, look_calls, request_messages
 
 BIG = "The shelf plan of hall seven. " * 900
 
@@ -28,7 +28,7 @@ BIG = "The shelf plan of hall seven. " * 900
 async def test_a_workspace_is_in_each_request_once_and_never_in_the_history(phase: Any) -> None:
     # T89, T90, T91
     pad = Scratchpad(title="Notes")
-    model = ScriptedModel(*looks(9), "Done.")
+    model = ScriptedModel(*look_calls(9), "Done.")
 
     @op.on(ModelRequest)
     async def write(request: ModelRequest, ctx: Any) -> AsyncIterator[Signal]:
@@ -37,16 +37,16 @@ async def test_a_workspace_is_in_each_request_once_and_never_in_the_history(phas
 
     shown = op.workspace(CompositeWorkspace(TextWorkspace(BIG, title="Plan"), pad))
     operators = [write, shown, *([phase] if phase is not None else [])]
-    agent = Agent(model, tools=[look], limits=MANY, loop=op.standard(before_model=operators))
+    agent = Agent(model, tools=[look], limits=UNLIMITED, loop=op.standard(before_model=operators))
     result = await agent.run("Find the crate.")
     tokens = TokenEstimator().count([Message.system(BIG)])
     assert tokens > 5_000
     assert len(model.requests) == 10
     for number, request in enumerate(model.requests, start=1):
-        assert [message.text.count("hall seven") for message in sent(request)].count(900) == 1
+        assert [message.text.count("hall seven") for message in request_messages(request)].count(900) == 1
         assert "hall seven" in request.system[-1].text
         assert f"<<{number}>>" in request.tail[-1].text
-        assert f"<<{number - 1}>>" not in "".join(message.text for message in sent(request))
+        assert f"<<{number - 1}>>" not in "".join(message.text for message in request_messages(request))
     for message in result.messages:
         assert "hall seven" not in message.text
         assert "<<" not in message.text
@@ -62,8 +62,8 @@ async def test_a_workspace_may_be_a_text_or_wait() -> None:
             return [WorkspacePart("Rules.", "House", "static"), WorkspacePart("  ")]
 
     model = ScriptedModel("Done.")
-    await run_of(model, op.workspace(Clock()), op.workspace(Slow()), instructions="Be brief.")
-    assert [message.text for message in sent(model.requests[0])] == [
+    await collect_run(model, op.workspace(Clock()), op.workspace(Slow()), instructions="Be brief.")
+    assert [message.text for message in request_messages(model.requests[0])] == [
         "Be brief.",
         "## House\nRules.",
         "Find the crate.",
@@ -73,5 +73,5 @@ async def test_a_workspace_may_be_a_text_or_wait() -> None:
 
 async def test_an_empty_workspace_leaves_the_request_alone() -> None:
     model = ScriptedModel("Done.")
-    await run_of(model, op.workspace(CompositeWorkspace(TextWorkspace(), Scratchpad())))
-    assert [message.text for message in sent(model.requests[0])] == ["Find the crate."]
+    await collect_run(model, op.workspace(CompositeWorkspace(TextWorkspace(), Scratchpad())))
+    assert [message.text for message in request_messages(model.requests[0])] == ["Find the crate."]

@@ -28,7 +28,7 @@ from rxloop.protocol.messages import ToolCall
 from rxloop.stream.sources import emit
 from rxloop.testing import ScriptedModel, assert_marbles, call, frames, turn, virtual_time
 from support.runs import collect
-from support.strategy_cases import CASES, add, by_step
+from support.strategy_cases import CASES, add, turn_by_step
 
 on_next: Callable[[int, Any], Recorded[Any]] = ReactiveTest.on_next
 
@@ -208,7 +208,7 @@ def test_how_lines_of_a_strategy_are_mixed_does_not_count(case: Any) -> None:
     def slow(backwards: bool) -> Any:
         def answer(request: ModelRequest) -> Any:
             asked.append(request.step)
-            said = by_step(case.turns)(request)
+            said = turn_by_step(case.turns)(request)
             if not request.branch or not isinstance(said, str) or set(said) & set("-#|"):
                 return said
             place = len(asked) % 7
@@ -234,7 +234,7 @@ def test_a_difference_on_a_line_beside_the_main_one_is_found_there() -> None:
 
     def run(**turns: str) -> Any:
         answers = {**case.turns, **{f"self_consistency/{step}/1": text for step, text in turns.items()}}
-        model = ScriptedModel(*[by_step(answers)] * 20)
+        model = ScriptedModel(*[turn_by_step(answers)] * 20)
         return Agent(model, strategy=case.strategy()).run("How much is two and two?")
 
     with virtual_time() as time:

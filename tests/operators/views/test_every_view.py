@@ -14,7 +14,7 @@ import pytest
 from rxloop import Agent, Event, MemoryEventLog, Price, ThoughtStreamEvent, ToolCompleteEvent, Usage, op, replay, tool
 from rxloop.operators import View
 from rxloop.testing import ScriptedModel, call, turn, virtual_time
-from support.timelines import values
+from support.timelines import collect_values
 
 ROOT = Path(__file__).parents[3]
 CALL = call("add", "a1", a=1, b=2)
@@ -113,7 +113,7 @@ def test_it_gives_the_same_of_a_run_that_is_over_of_a_replay_and_of_the_events_o
     with virtual_time() as time:
         events, late, again = time.run(main())
     # Here no event loop runs any more.
-    assert [seen(value) for value in values(view(), events)] == again == late
+    assert [seen(value) for value in collect_values(view(), events)] == again == late
 
 
 @every
@@ -130,7 +130,7 @@ def test_it_gives_the_same_live_as_of_the_events_that_were_recorded_live(name: s
 
     with virtual_time() as time:
         time.run(main())
-    recorded, came = list(map(seen, values(view(), events))), list(map(seen, live))
+    recorded, came = list(map(seen, collect_values(view(), events))), list(map(seen, live))
     # A live view also tells of the time in which nothing comes.
     assert recorded == ([each for each in came if each in recorded] if name == "stats" else came)
     assert live or name == "for_task"

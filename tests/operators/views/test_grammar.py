@@ -16,19 +16,23 @@ from rxloop.stream.sources import emit
 from rxloop.testing import ScriptedModel, assert_marbles, call, frames, turn, virtual_time
 from support.broken_streams import (
     BROKEN,
-    BROKEN_BESIDE,
+    BROKEN_BRANCHES,
     BROKEN_NESTED,
-    numbered,
-    place,
-    right,
-    right_beside,
-    right_nested,
+    find_position,
+    renumber,
+    valid_branched_stream,
+    valid_nested_stream,
+    valid_stream,
 )
 from support.runs import collect
 
 on_next: Callable[[int, Any], Recorded[Any]] = ReactiveTest.on_next
 on_completed: Callable[[int], Recorded[Any]] = ReactiveTest.on_completed
-STREAMS = {"two attempts": right, "a nested run": right_nested, "lines side by side": right_beside}
+STREAMS = {
+    "two attempts": valid_stream,
+    "a nested run": valid_nested_stream,
+    "lines side by side": valid_branched_stream,
+}
 
 
 def checked(events: Sequence[Event], **options: Any) -> list[Event]:
@@ -48,7 +52,7 @@ def checked(events: Sequence[Event], **options: Any) -> list[Event]:
 def test_a_right_stream_passes_as_it_is(name: str) -> None:  # L1, L3, L4, L5
     events = list(STREAMS[name]())
     assert checked(events) == events
-    assert checked(numbered(events)) == events
+    assert checked(renumber(events)) == events
 
 
 @pytest.mark.parametrize("name", STREAMS)
@@ -71,13 +75,13 @@ def test_durable_events_alone_are_right(name: str) -> None:
 
 
 def test_an_attempt_alone_is_right() -> None:
-    second = [event for event in right() if event.attempt == 2]
+    second = [event for event in valid_stream() if event.attempt == 2]
     assert checked(second) == second
 
 
 @pytest.mark.parametrize("reason", ["trimmed", "unknown-cursor", "lost-attempt"])
 def test_behind_a_gap_a_stream_may_begin_anywhere(reason: Any) -> None:
-    events = list(right())
+    events = list(valid_stream())
     gap = GapEvent(reason=reason, context_id=events[0].context_id, task_id=events[0].task_id)
     for at in range(len(events)):
         assert checked([gap, *events[at:]]) == [gap, *events[at:]]
@@ -88,28 +92,28 @@ def test_behind_a_gap_a_stream_may_begin_anywhere(reason: Any) -> None:
 
 
 def test_behind_a_gap_the_rules_hold_again() -> None:
-    events = list(right())
+    events = list(valid_stream())
     gap = GapEvent(reason="trimmed")
-    at = place(events, "tool-start")
+    at = find_position(events, "tool-start")
     with pytest.raises(GrammarError, match="final-last"):
         checked([*events[:at], gap, *events[at:], events[-2].model_copy(update={"seq": events[-1].seq + 1})])
 
 
 def test_deltas_may_be_missing_where_a_gap_says_so_and_where_it_does_not() -> None:
-    events = list(right())
-    at = place(events, "content-delta")
+    events = list(valid_stream())
+    at = find_position(events, "content-delta")
     gap = GapEvent(reason="dropped", count=1, seq=events[at].seq, sub=events[at].sub)
     assert checked([*events[:at], gap, *events[at + 1 :]]) == [*events[:at], gap, *events[at + 1 :]]
     assert checked([*events[:at], *events[at + 1 :]]) == [*events[:at], *events[at + 1 :]]
 
 
 def test_events_of_kinds_that_are_not_known_are_numbered_like_others() -> None:
-    events = list(right())
+    events = list(valid_stream())
     unknown = UnknownEvent(kind="later", **{name: getattr(events[1], name) for name in ("context_id", "task_id")})
     for changes in ({"seq": 2, "sub": 1, "attempt": 1}, {"seq": 2, "attempt": 1}):
         with_it = [*events[:2], unknown.model_copy(update=changes), *events[2:]]
         if not changes.get("sub"):
-            with_it = numbered(with_it)
+            with_it = renumber(with_it)
         assert checked(with_it) == with_it
 
 
@@ -134,7 +138,7 @@ async def test_a_fork_goes_on_behind_the_end_that_it_has_taken_over() -> None:
 
 @pytest.mark.parametrize("kind", ["llm-call", "tool-start"])
 async def test_a_line_that_a_crash_cut_off_may_be_left_behind(kind: str) -> None:
-    events = [event for event in right_beside() if event.durable]
+    events = [event for event in valid_branched_stream() if event.durable]
     at = [at for at, event in enumerate(events) if event.kind == kind and event.branch][-1]
     log = MemoryEventLog()
     await log.append(events[0].task_id, events[: at + 1], expected_seq=0)
@@ -189,38 +193,40 @@ def loud(events: Sequence[Event], rule: str) -> None:
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_stream_is_refused_with_both_events(name: str) -> None:  # L1, L3, L4, L5
     rule, broken = BROKEN[name]
-    loud(broken(list(right())), rule)
+    loud(broken(list(valid_stream())), rule)
 
 
 @pytest.mark.parametrize("name", BROKEN_NESTED)
 def test_a_broken_nested_run_is_refused_with_both_events(name: str) -> None:  # L10
     rule, broken = BROKEN_NESTED[name]
-    loud(broken(list(right_nested())), rule)
+    loud(broken(list(valid_nested_stream())), rule)
 
 
-@pytest.mark.parametrize("name", BROKEN_BESIDE)
+@pytest.mark.parametrize("name", BROKEN_BRANCHES)
 def test_a_broken_line_beside_the_main_one_is_refused_with_both_events(name: str) -> None:
-    rule, broken = BROKEN_BESIDE[name]
-    loud(broken(list(right_beside())), rule)
+    rule, broken = BROKEN_BRANCHES[name]
+    loud(broken(list(valid_branched_stream())), rule)
 
 
 def test_there_are_more_than_twenty_ways_to_break_a_stream_and_most_have_a_rule_of_their_own() -> None:
-    cases = [*BROKEN.values(), *BROKEN_NESTED.values(), *BROKEN_BESIDE.values()]
+    cases = [*BROKEN.values(), *BROKEN_NESTED.values(), *BROKEN_BRANCHES.values()]
     assert len(cases) >= 20
     assert len({rule for rule, _ in cases}) >= 30
 
 
-@pytest.mark.parametrize("kind", sorted({event.kind for event in right() if event.durable} - {"checkpoint", "task"}))
+@pytest.mark.parametrize(
+    "kind", sorted({event.kind for event in valid_stream() if event.durable} - {"checkpoint", "task"})
+)
 def test_a_durable_event_that_is_lost_is_missed(kind: str) -> None:  # L1
-    events = list(right())
-    at = place(events, kind)
+    events = list(valid_stream())
+    at = find_position(events, kind)
     with pytest.raises(GrammarError) as raised:
         checked([*events[:at], *events[at + 1 :]])
     assert raised.value.rule in ("seq", "working-second")
 
 
 def test_a_stream_that_begins_in_the_middle_is_refused_unless_that_is_said() -> None:
-    events = list(right())[5:]
+    events = list(valid_stream())[5:]
     with pytest.raises(GrammarError, match="the first event of a run is its task"):
         checked(events)
 
@@ -231,7 +237,7 @@ def test_a_stream_that_begins_in_the_middle_is_refused_unless_that_is_said() -> 
 def test_events_pass_at_once_and_the_error_ends_the_subscription() -> None:
     scheduler = TestScheduler()
     task, working, asked, delta, message, *_ = [
-        event for event in right() if event.kind in ("task", "status-update", "llm-call", "content-delta")
+        event for event in valid_stream() if event.kind in ("task", "status-update", "llm-call", "content-delta")
     ]
     asked, delta = (event.model_copy(update={"seq": 3, "sub": sub}) for event, sub in ((asked, 0), (delta, 1)))
     said = ContentCompleteEvent(step="1", seq=4, attempt=1, task_id=task.task_id, context_id=task.context_id)
@@ -259,7 +265,7 @@ def test_events_pass_at_once_and_the_error_ends_the_subscription() -> None:
 
 def test_the_end_of_the_source_is_the_end() -> None:
     scheduler = TestScheduler()
-    events = right()
+    events = valid_stream()
     source = scheduler.create_cold_observable(
         *(on_next(10 + at, event) for at, event in enumerate(events)), on_completed(10 + len(events))
     )
@@ -271,16 +277,18 @@ def test_the_end_of_the_source_is_the_end() -> None:
 
 
 def test_each_subscription_counts_for_itself() -> None:
-    stream = emit(*right()).pipe(op.grammar())
+    stream = emit(*valid_stream()).pipe(op.grammar())
     for _ in range(2):
         seen: list[Event] = []
         stream.subscribe(seen.append)
-        assert len(seen) == len(right())
+        assert len(seen) == len(valid_stream())
 
 
 def test_an_error_of_the_source_is_not_one_of_the_grammar() -> None:
     errors: list[Exception] = []
-    rx.concat(emit(*right()[:4]), rx.throw(LookupError("gone"))).pipe(op.grammar()).subscribe(on_error=errors.append)
+    rx.concat(emit(*valid_stream()[:4]), rx.throw(LookupError("gone"))).pipe(op.grammar()).subscribe(
+        on_error=errors.append
+    )
     assert [type(error) for error in errors] == [LookupError]
 
 

@@ -23,7 +23,7 @@ from rxloop.run.result import Result
 from rxloop.stream.sources import emit
 from rxloop.testing import ScriptedModel, call, frames, turn, virtual_time
 from support.runs import outcome
-from support.strategy_cases import CASES, Case, add, by_step
+from support.strategy_cases import CASES, Case, add, turn_by_step
 
 
 def right(events: Sequence[Event], **options: Any) -> None:
@@ -270,7 +270,7 @@ def test_every_run_of_a_strategy_keeps_to_the_grammar(
     case: Case, cancel: float | None, crash: float | None, slow: bool, again: float | None
 ) -> None:
     def answer(request: ModelRequest) -> Any:
-        said = by_step(case.turns)(request)
+        said = turn_by_step(case.turns)(request)
         return Frames(("-", "-", said, "-", "|"), 0.025) if slow and isinstance(said, str) else said
 
     def agent(log: Any) -> Agent:

@@ -28,15 +28,15 @@ from rxloop.protocol.messages import ToolCall
 from rxloop.strategies.strategic_thinking import NAME
 from rxloop.testing import ScriptedModel, call
 from support.graph_events import message, thought
-from support.graphs import Rebuilt, rebuilds
+from support.graphs import RebuiltGraph, rebuild_matches
 from support.sequential_thoughts import TO_BRANCHES
 from support.sequential_thoughts import thought as numbered
-from support.strategy_cases import CASES, Case, add, by_step
-from support.timelines import values
+from support.strategy_cases import CASES, Case, add, turn_by_step
+from support.timelines import collect_values
 
 
 def deltas(*events: Event) -> list[Any]:
-    return values(graph_deltas(), events)
+    return collect_values(graph_deltas(), events)
 
 
 def short(found: list[Any]) -> list[Any]:
@@ -100,7 +100,7 @@ def test_a_change_is_written_in_the_form_of_the_graph() -> None:
 
 def test_a_stored_view_starts_a_new_graph_for_each_subscriber() -> None:
     view = graph_deltas()
-    assert short(values(view, [thought("a")])) == short(values(view, [thought("a")])) == ["a"]
+    assert short(collect_values(view, [thought("a")])) == short(collect_values(view, [thought("a")])) == ["a"]
 
 
 IDS = st.sampled_from(["a", "b", "c", "0", "1"])
@@ -136,13 +136,13 @@ STARTS = st.builds(
 @given(st.lists(THOUGHTS | MESSAGES | STARTS, max_size=14))
 @settings(max_examples=300)
 def test_the_changes_add_up_to_the_graph_after_every_event(events: list[Event]) -> None:
-    built, source = Rebuilt(), Subject[Event]()
+    built, source = RebuiltGraph(), Subject[Event]()
     graph = ThoughtGraph()
     with source.pipe(graph_deltas()).subscribe(built.apply):
         for event in events:
             source.on_next(event)
             graph = graph.add(event)
-            assert built.is_like(graph)
+            assert built.matches(graph)
 
 
 def test_references_that_lead_nowhere_cost_nothing_later() -> None:
@@ -165,26 +165,26 @@ async def changes_of(agent: Agent[None, Any]) -> ThoughtGraph:
     log = agent.log
     assert log is not None
     run = agent.run("Go.")
-    live = Rebuilt()
+    live = RebuiltGraph()
     run.pipe(op.graph_deltas()).subscribe(live.apply)
     result = await run
     assert len(result.thoughts) > 0
-    assert live.is_like(result.thoughts)
-    late = Rebuilt()
+    assert live.matches(result.thoughts)
+    late = RebuiltGraph()
     async for delta in run.pipe(op.graph_deltas()):
         late.apply(delta)
-    assert late.is_like(result.thoughts)
-    assert rebuilds(await log.read(run.task_id), result.thoughts)
-    again = Rebuilt()
+    assert late.matches(result.thoughts)
+    assert rebuild_matches(await log.read(run.task_id), result.thoughts)
+    again = RebuiltGraph()
     async for delta in replay(log, run.task_id).pipe(op.graph_deltas()):
         again.apply(delta)
-    assert again.is_like(result.thoughts)
+    assert again.matches(result.thoughts)
     return result.thoughts
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 async def test_the_changes_of_each_strategy_add_up(case: Case) -> None:
-    model = ScriptedModel(*[by_step(case.turns)] * 20)
+    model = ScriptedModel(*[turn_by_step(case.turns)] * 20)
     await changes_of(Agent(model, tools=[add], strategy=case.strategy(), log=MemoryEventLog()))
 
 

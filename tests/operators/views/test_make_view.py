@@ -16,7 +16,7 @@ from rxloop import Agent, ConfigurationError, ContentDeltaEvent, Event, op
 from rxloop.operators import View, ViewOutput, make_view
 from rxloop.stream.rx import connect
 from rxloop.testing import ScriptedModel, frames
-from support.hot_source import Out, Subscriber, Take, passing
+from support.hot_source import Out, Subscriber, Take, pass_through_view
 
 on_next: Callable[[int, Any], Recorded[Any]] = ReactiveTest.on_next
 on_completed, on_error, subscribed = ReactiveTest.on_completed, ReactiveTest.on_error, ReactiveTest.subscribe
@@ -163,7 +163,7 @@ def test_item_that_a_subscriber_causes_is_taken_within_the_emitting_call() -> No
         if value < 3:
             source.on_next(value + 1)
 
-    source.pipe(passing(lambda out: None)).subscribe(keep)
+    source.pipe(pass_through_view(lambda out: None)).subscribe(keep)
     source.on_next(1)
 
     assert seen == [1, 2, 3]
@@ -171,7 +171,7 @@ def test_item_that_a_subscriber_causes_is_taken_within_the_emitting_call() -> No
 
 def test_emit_is_the_function_of_the_subscriber() -> None:
     outputs: list[Out] = []
-    rx.never().pipe(passing(outputs.append)).subscribe(print)
+    rx.never().pipe(pass_through_view(outputs.append)).subscribe(print)
 
     emit: Any = outputs[0].emit
     assert emit.__func__ is type(outputs[0]._observer).on_next
@@ -179,7 +179,7 @@ def test_emit_is_the_function_of_the_subscriber() -> None:
 
 def test_view_below_a_link_emits_nothing_after_the_link_was_disposed() -> None:
     source, seen, outputs = Subject[int](), list[int](), list[Out]()
-    link = connect(source.pipe(passing(outputs.append)), seen.append, print, print)
+    link = connect(source.pipe(pass_through_view(outputs.append)), seen.append, print, print)
     source.on_next(1)
     link.dispose()
     outputs[0].emit(2)

@@ -18,7 +18,7 @@ from reactivex.testing import ReactiveTest, Recorded
 from rxloop import Agent, ConfigurationError, ContentDeltaEvent, Event, op
 from rxloop.operators import View, ViewOutput, make_view
 from rxloop.testing import ScriptedModel, frames
-from support.hot_source import Out, Subscriber, Take, kinds, passing
+from support.hot_source import Out, Subscriber, Take, kinds, pass_through_view
 
 on_next: Callable[[int, Any], Recorded[Any]] = ReactiveTest.on_next
 on_completed, on_error, subscribed = ReactiveTest.on_completed, ReactiveTest.on_error, ReactiveTest.subscribe
@@ -96,7 +96,7 @@ def test_on_end_is_called_once_although_it_ends_the_view_itself() -> None:
 
         out.on_end(end, also_on_error=True)
 
-    assert kinds(Subscriber(passing(prepare), on_completed(210))) == ["E"]
+    assert kinds(Subscriber(pass_through_view(prepare), on_completed(210))) == ["E"]
     assert calls == ["end"]
 
 
@@ -105,8 +105,8 @@ def test_functions_for_the_end_are_called_in_order() -> None:
         out.on_end(lambda: out.emit("first"))
         out.on_end(lambda: out.emit("second"), also_on_error=True)
 
-    assert kinds(Subscriber(passing(prepare), on_completed(210))) == ["first", "second", "C"]
-    assert kinds(Subscriber(passing(prepare), on_error(210, ValueError()))) == ["second", "E"]
+    assert kinds(Subscriber(pass_through_view(prepare), on_completed(210))) == ["first", "second", "C"]
+    assert kinds(Subscriber(pass_through_view(prepare), on_error(210, ValueError()))) == ["second", "E"]
 
 
 def test_on_error_can_emit_the_error_as_a_value_and_complete() -> None:
@@ -118,13 +118,13 @@ def test_on_error_can_emit_the_error_as_a_value_and_complete() -> None:
         out.on_error(report)
         out.on_end(lambda: out.emit("never"))
 
-    seen = Subscriber(passing(prepare), on_next(210, "a"), on_error(220, ValueError("no")))
+    seen = Subscriber(pass_through_view(prepare), on_next(210, "a"), on_error(220, ValueError("no")))
     assert kinds(seen) == ["a", "failed: no", "C"]
 
 
 def test_error_is_passed_on_after_on_error() -> None:
     error, reported = ValueError("no"), list[Exception]()
-    seen = Subscriber(passing(lambda out: out.on_error(reported.append)), on_error(220, error))
+    seen = Subscriber(pass_through_view(lambda out: out.on_error(reported.append)), on_error(220, error))
 
     assert seen.messages == [on_error(220, error)]
     assert reported == [error]
@@ -147,7 +147,7 @@ def test_error_raised_at_the_end_reaches_the_subscriber_and_the_source(register:
         raise LookupError("broken")
 
     source, errors = Subject[int](), list[Exception]()
-    source.pipe(passing(lambda out: getattr(out, register)(broken))).subscribe(on_error=errors.append)
+    source.pipe(pass_through_view(lambda out: getattr(out, register)(broken))).subscribe(on_error=errors.append)
     with pytest.raises(LookupError, match="broken"):
         source.on_completed() if register == "on_end" else source.on_error(ValueError("no"))
 
@@ -162,7 +162,7 @@ def holding(opened: list[str]) -> View[Any, Any]:
         opened.append("open")
         out.on_dispose(lambda: opened.append("closed"))
 
-    return passing(prepare)
+    return pass_through_view(prepare)
 
 
 @pytest.mark.parametrize("end", [[on_completed(220)], [on_error(220, ValueError())], []])
@@ -181,7 +181,7 @@ def test_on_dispose_is_called_after_the_completion_and_after_the_source_was_disp
         return Disposable(lambda: order.append("source disposed"))
 
     sources: list[Any] = []
-    view = passing(lambda out: out.on_dispose(lambda: order.append("released")))
+    view = pass_through_view(lambda out: out.on_dispose(lambda: order.append("released")))
     rx.Observable(subscribe).pipe(view).subscribe(on_completed=lambda: order.append("completed"))
     sources[0].on_completed()
 
@@ -235,7 +235,7 @@ def test_each_subscription_releases_its_own_resource() -> None:
 
 def test_resource_acquired_after_the_end_is_released_at_once() -> None:
     outputs, released = list[Out](), list[str]()
-    rx.empty().pipe(passing(outputs.append)).subscribe()
+    rx.empty().pipe(pass_through_view(outputs.append)).subscribe()
     outputs[0].on_dispose(lambda: released.append("released"))
 
     assert released == ["released"]

@@ -14,7 +14,7 @@ from rxloop.errors import ConfigurationError, RunCancelled
 from rxloop.operators.views.repeats import Repeat, repeats
 from rxloop.protocol.messages import ToolCall
 from rxloop.testing import ScriptedModel, call
-from support.timelines import nested, values
+from support.timelines import collect_values, nest_event
 
 
 def asks(*calls: ToolCall, **envelope: Any) -> ContentCompleteEvent:
@@ -27,7 +27,7 @@ def f(**arguments: Any) -> ToolCall:
 
 
 def counts(view: Any, *events: Event) -> list[tuple[str, int]]:
-    return [(each.call.name, each.count) for each in values(view, events)]
+    return [(each.call.name, each.count) for each in collect_values(view, events)]
 
 
 def test_the_nth_equal_call_is_told_and_each_one_after_it() -> None:
@@ -71,7 +71,7 @@ def test_what_was_no_json_is_compared_as_it_was_written() -> None:
 def test_whatever_a_call_holds_is_compared(value: Any) -> None:
     made = f(a=value)
     message = asks(made)
-    found = values(repeats(2), [message, message])
+    found = collect_values(repeats(2), [message, message])
     assert [each.count for each in found] == [2]
     assert len(str(found[0])) < 120
 
@@ -82,9 +82,9 @@ def test_text_that_is_no_unicode_is_compared_as_well() -> None:
 
 
 def test_each_run_and_each_branch_counts_for_itself() -> None:
-    lines = [asks(f()), asks(f(), branch="a"), asks(f(), branch="b"), nested(asks(f()), "child")]
+    lines = [asks(f()), asks(f(), branch="a"), asks(f(), branch="b"), nest_event(asks(f()), "child")]
     assert counts(repeats(2), *lines) == []
-    found = values(repeats(2), [*lines, asks(f(), branch="b", step="tot/1")])
+    found = collect_values(repeats(2), [*lines, asks(f(), branch="b", step="tot/1")])
     assert [(each.branch, each.step) for each in found] == [("b", "tot/1")]
 
 
@@ -104,7 +104,7 @@ def test_a_call_that_comes_now_and_then_is_no_repeat_within_a_few() -> None:
 @given(st.lists(st.integers(0, 3), max_size=40), st.integers(2, 4), st.integers(0, 6))
 def test_a_count_is_how_often_the_call_is_among_the_newest(asked: list[int], n: int, more: int) -> None:
     within = n + more
-    found = values(repeats(n, within=within), [asks(f(x=x), step=str(place)) for place, x in enumerate(asked)])
+    found = collect_values(repeats(n, within=within), [asks(f(x=x), step=str(place)) for place, x in enumerate(asked)])
     expected = [
         (str(place), count)
         for place, x in enumerate(asked)
@@ -114,7 +114,7 @@ def test_a_count_is_how_often_the_call_is_among_the_newest(asked: list[int], n: 
 
 
 def test_a_repeat_reads_as_a_sentence() -> None:
-    [repeat] = values(repeats(2), [asks(f(city="Oslo", days=2)), asks(f(city="Oslo", days=2))])
+    [repeat] = collect_values(repeats(2), [asks(f(city="Oslo", days=2)), asks(f(city="Oslo", days=2))])
     assert str(repeat) == "f(city='Oslo', days=2) was asked for 2 times"
 
 
@@ -144,5 +144,5 @@ async def test_a_run_that_goes_in_circles_can_be_cancelled_before_the_call_is_ma
     with pytest.raises(RunCancelled, match=r"look\(city='Oslo'\) was asked for 3 times"):
         await run
     recorded = await log.read(run.task_id)
-    assert [each.count for each in values(repeats(2), recorded)] == [2, 3]
+    assert [each.count for each in collect_values(repeats(2), recorded)] == [2, 3]
     assert sum(event.kind == "tool-start" for event in recorded) == 2

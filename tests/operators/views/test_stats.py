@@ -29,7 +29,16 @@ from rxloop.protocol.messages import Message, ToolCall
 from rxloop.providers.catalog import Price
 from rxloop.stream.sources import emit
 from rxloop.testing import ScriptedModel, call, turn, virtual_time
-from support.timelines import LETTERS, drawn, live, nested, placed, replayed, stamped, values
+from support.timelines import (
+    LETTERS,
+    collect_values,
+    format_timeline,
+    nest_event,
+    observe_live,
+    observe_recorded,
+    parse_timeline,
+    stamp,
+)
 
 
 def column(found: list[tuple[int, Any]], figure: Callable[[Stats], Any]) -> list[tuple[int, Any]]:
@@ -42,13 +51,13 @@ def column(found: list[tuple[int, Any]], figure: Callable[[Stats], Any]) -> list
 
 
 def test_figures_come_once_a_window_and_with_the_final_event() -> None:
-    found = live(stats(3), "--t--l--d--d--d--c--s---------x---F|")
-    assert drawn(found, lambda _: "S") == "-----S--S--S--S--S--S--S--S--S--S-S|"
+    found = observe_live(stats(3), "--t--l--d--d--d--c--s---------x---F|")
+    assert format_timeline(found, lambda _: "S") == "-----S--S--S--S--S--S--S--S--S--S-S|"
     assert column(found, lambda s: s.seconds)[-2:] == [(32, 30), (34, 32)]
 
 
 def test_figures_tell_what_came_before_their_moment() -> None:
-    found = live(stats(3), "--t--l--(ddd)--d--(uc)--F|")
+    found = observe_live(stats(3), "--t--l--(ddd)--d--(uc)--F|")
     # The request leaves at 5, which is the beginning of the next window.
     assert column(found, lambda s: s.model_calls) == [(5, 0), (8, 1)]
     assert column(found, lambda s: s.tokens_per_second) == [(5, 0), (11, 1), (14, 1 / 3), (17, 0)]
@@ -57,8 +66,8 @@ def test_figures_tell_what_came_before_their_moment() -> None:
 
 def test_recorded_events_give_the_same_figures_but_for_windows_in_which_nothing_came() -> None:
     line = "--t--l-dd-d----------d-c-s-----------------x--F|"
-    everything = [value for _, value in live(stats(3), line) if value != "|"]
-    recorded = replayed(stats(3), line)
+    everything = [value for _, value in observe_live(stats(3), line) if value != "|"]
+    recorded = observe_recorded(stats(3), line)
     assert recorded == [each for each in everything if each in recorded]
     assert [each.seconds for each in everything] == [*range(3, 45, 3), 44]
     assert [each.seconds for each in recorded] == [3, 6, 9, 21, 24, 42, 44]
@@ -66,20 +75,20 @@ def test_recorded_events_give_the_same_figures_but_for_windows_in_which_nothing_
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.sampled_from("dtscx")), min_size=1), st.integers(1, 9))
 def test_every_delta_is_in_the_rate_of_one_window(moments: list[tuple[int, str]], window: int) -> None:
-    events = [stamped(LETTERS[letter], second) for second, letter in sorted(moments)]
-    told = values(stats(window), [*events, stamped(LETTERS["t"], 100)])
+    events = [stamp(LETTERS[letter], second) for second, letter in sorted(moments)]
+    told = collect_values(stats(window), [*events, stamp(LETTERS["t"], 100)])
     deltas = sum(isinstance(event, ContentDeltaEvent) for event in events)
     assert sum(each.tokens_per_second for each in told) * window == pytest.approx(deltas)
 
 
 def test_the_first_token_is_timed_from_the_request_that_it_answers() -> None:
     again, late = (LETTERS[letter].model_copy(update={"step": "2"}) for letter in "ld")
-    found = live(stats(3), "-t-l--d--c--L-----D--F|", L=again, D=late)
+    found = observe_live(stats(3), "-t-l--d--c--L-----D--F|", L=again, D=late)
     assert column(found, lambda s: s.time_to_first_token) == [(4, None), (7, 3), (19, 6)]
 
 
 def test_a_request_that_is_sent_once_more_is_timed_anew() -> None:
-    found = live(stats(3), "-t-l----l--d--c-F|")
+    found = observe_live(stats(3), "-t-l----l--d--c-F|")
     assert column(found, lambda s: s.time_to_first_token) == [(4, None), (13, 3)]
     assert column(found, lambda s: s.model_calls) == [(4, 1), (10, 2)]
 
@@ -87,38 +96,38 @@ def test_a_request_that_is_sent_once_more_is_timed_anew() -> None:
 def test_an_answer_that_does_not_stream_counts_by_its_usage_and_has_no_first_token() -> None:
     # 12 tokens in 6 seconds; those of the second answer, all of which lie in one window, in 3.
     again, more, end = (LETTERS[letter].model_copy(update={"step": "2"}) for letter in "luc")
-    found = live(stats(3), "-t--l-----(uc)---L-(UC)---F|", L=again, U=more, C=end)
+    found = observe_live(stats(3), "-t--l-----(uc)---L-(UC)---F|", L=again, U=more, C=end)
     assert column(found, lambda s: s.tokens_per_second) == [(4, 0), (13, 2), (16, 0), (19, 4), (20, 0)]
     assert {each.time_to_first_token for _, each in found if each != "|"} == {None}
 
 
 def test_a_run_that_is_shorter_than_a_window_has_the_rate_of_its_own_time() -> None:
-    assert [each.tokens_per_second for each in replayed(stats(100), "-t-l-d-d-(dc)F|")] == [3 / 9]
-    assert [each.tokens_per_second for each in replayed(stats(100), "-t-l-----(uc)F|")] == [12 / 9]
-    assert [each.tokens_per_second for each in replayed(stats(100), "-(tldcF)|")] == [1 / 100]
+    assert [each.tokens_per_second for each in observe_recorded(stats(100), "-t-l-d-d-(dc)F|")] == [3 / 9]
+    assert [each.tokens_per_second for each in observe_recorded(stats(100), "-t-l-----(uc)F|")] == [12 / 9]
+    assert [each.tokens_per_second for each in observe_recorded(stats(100), "-(tldcF)|")] == [1 / 100]
 
 
 def test_tools_side_by_side_take_their_time_once() -> None:
-    found = live(stats(3), "-t-c--s-S--x--X----s--x-F|")
+    found = observe_live(stats(3), "-t-c--s-S--x--X----s--x-F|")
     assert column(found, lambda s: s.tool_seconds)[-1] == (22, 8 + 3)
     assert column(found, lambda s: s.tool_calls) == [(4, 0), (7, 1), (10, 2), (22, 3)]
 
 
 def test_a_tool_that_works_on_is_counted_up_to_now() -> None:
-    found = live(stats(3), "-(ts)-------------x-F|")
+    found = observe_live(stats(3), "-(ts)-------------x-F|")
     assert column(found, lambda s: s.tool_seconds) == [(4, 3), (7, 6), (10, 9), (13, 12), (16, 14)]
 
 
 def test_a_refused_call_is_no_call_and_takes_no_time() -> None:
-    last = replayed(stats(3), "-t-c--x----F|")[-1]
+    last = observe_recorded(stats(3), "-t-c--x----F|")[-1]
     assert (last.tool_calls, last.tool_seconds) == (0, 0)
 
 
 def test_a_tool_that_waits_for_a_person_is_not_at_work() -> None:
-    assert replayed(stats(3), "-t-s--i--------r--x-F|")[-1].tool_seconds == 3 + 3
+    assert observe_recorded(stats(3), "-t-s--i--------r--x-F|")[-1].tool_seconds == 3 + 3
     # The other one is.
-    assert replayed(stats(3), "-t-s-Si--------r--x-XF|")[-1].tool_seconds == 17
-    assert replayed(stats(3), "-t-s--i--------------x--F|")[-1].tool_seconds == 3
+    assert observe_recorded(stats(3), "-t-s-Si--------r--x-XF|")[-1].tool_seconds == 17
+    assert observe_recorded(stats(3), "-t-s--i--------------x--F|")[-1].tool_seconds == 3
 
 
 def test_four_hundred_calls_that_ask_at_once_are_not_looked_through_for_each_other() -> None:
@@ -143,29 +152,29 @@ def test_four_hundred_calls_that_ask_at_once_are_not_looked_through_for_each_oth
 
 
 def test_calls_that_a_crash_left_open_end_with_the_last_event_before_it() -> None:
-    last = replayed(stats(3), f"-t-s-d{'-' * 60}W--l--F|")[-1]
+    last = observe_recorded(stats(3), f"-t-s-d{'-' * 60}W--l--F|")[-1]
     assert (last.tool_seconds, last.seconds) == (2, 4 + 6)
 
 
 def test_the_time_between_attempts_is_left_out_and_nothing_is_told_in_it() -> None:
-    found = live(stats(3), f"-t--l-dP{'-' * 60}W----F|")
+    found = observe_live(stats(3), f"-t--l-dP{'-' * 60}W----F|")
     assert column(found, lambda s: s.seconds) == [(4, 3), (7, 6), (71, 9), (73, 11)]
     assert column(found, lambda s: s.tokens_per_second) == [(4, 0), (7, 1 / 3), (71, 0)]
 
 
 def test_a_rate_is_that_of_its_own_attempt() -> None:
-    assert [each.tokens_per_second for each in replayed(stats(3), "-tdPWF|")] == [1 / 2, 0]
+    assert [each.tokens_per_second for each in observe_recorded(stats(3), "-tdPWF|")] == [1 / 2, 0]
 
 
 def test_the_runs_of_a_conversation_add_up_without_the_time_between_them() -> None:
-    found = live(stats(3), f"-t--l-(cF){'-' * 40}t-s--x-F|")
+    found = observe_live(stats(3), f"-t--l-(cF){'-' * 40}t-s--x-F|")
     assert column(found, lambda s: s.seconds) == [(4, 3), (6, 5), (50, 8), (53, 11), (54, 12)]
     assert column(found, lambda s: s.tool_seconds) == [(4, 0), (50, 1), (53, 3)]
 
 
 def test_a_clock_that_goes_back_takes_nothing_away() -> None:
-    events = [stamped(LETTERS[letter], at) for letter, at in (("t", 0), ("s", 10), ("x", 4), ("F", 3))]
-    last = values(stats(3), events)[-1]
+    events = [stamp(LETTERS[letter], at) for letter, at in (("t", 0), ("s", 10), ("x", 4), ("F", 3))]
+    last = collect_values(stats(3), events)[-1]
     assert (last.seconds, last.tool_seconds) == (10, 0)
 
 
@@ -173,20 +182,20 @@ def test_events_that_have_no_time_yet_are_timed_by_the_scheduler() -> None:
     def unstamped(source: Observable[Event]) -> Observable[Stats]:
         return source.pipe(rx.map(lambda event: event.model_copy(update={"timestamp": 0})), stats(3))
 
-    found = live(unstamped, "-dddddddd|")
+    found = observe_live(unstamped, "-dddddddd|")
     assert column(found, lambda s: (s.seconds, s.tokens_per_second)) == [(4, (3, 1)), (7, (6, 1))]
 
 
 def test_a_gap_is_no_event_of_the_run() -> None:
-    events = [event for _, event in placed("-t-l-d-F|")[0]]
+    events = [event for _, event in parse_timeline("-t-l-d-F|")[0]]
     gap = GapEvent(reason="trimmed", task_id="run", attempt=1)
-    assert values(stats(3), [gap, *events, gap]) == values(stats(3), events)
+    assert collect_values(stats(3), [gap, *events, gap]) == collect_values(stats(3), events)
 
 
 def test_nested_runs_are_counted_too_and_end_with_the_call_that_they_are_in() -> None:
-    begun, counted, working = (nested(LETTERS[letter]) for letter in "lus")
+    begun, counted, working = (nest_event(LETTERS[letter]) for letter in "lus")
     # The outer call is cut off, and with it the nested run, whose tool never says that it ended.
-    found = live(stats(3), "-t-l-(uc)s-L--U--N---x-----F|", L=begun, U=counted, N=working)
+    found = observe_live(stats(3), "-t-l-(uc)s-L--U--N---x-----F|", L=begun, U=counted, N=working)
     last = found[-2][1]
     assert (last.model_calls, last.tool_calls) == (2, 2)
     assert last.usage == Usage(input_tokens=200, output_tokens=24)
@@ -194,25 +203,28 @@ def test_nested_runs_are_counted_too_and_end_with_the_call_that_they_are_in() ->
 
 
 def test_the_end_of_a_nested_run_is_not_the_end() -> None:
-    assert drawn(live(stats(3), "-t--f------F|", f=nested(LETTERS["F"])), lambda _: "S") == "----S--S--SS|"
+    assert (
+        format_timeline(observe_live(stats(3), "-t--f------F|", f=nest_event(LETTERS["F"])), lambda _: "S")
+        == "----S--S--SS|"
+    )
 
 
 def test_the_cost_is_that_of_the_models_with_a_price() -> None:
     table = {"m": Price(input=1_000_000, output=2_000_000)}
     free = LETTERS["l"].model_copy(update={"model": "unknown", "step": "2"})
     more = LETTERS["u"].model_copy(update={"step": "2"})
-    found = live(stats(3, prices=table), "-t-l--(uc)--L---U-F|", L=free, U=more)
+    found = observe_live(stats(3, prices=table), "-t-l--(uc)--L---U-F|", L=free, U=more)
     assert column(found, lambda s: s.dollars) == [(4, None), (7, 124.0)]
     assert column(found, lambda s: s.usage.output_tokens) == [(4, 0), (7, 12), (15, 24)]
 
 
 def test_a_stored_view_counts_for_each_subscriber_apart() -> None:
     view = stats(3)
-    assert live(view, "-t-l-d-F|") == live(view, "-t-l-d-F|") == live(stats(3), "-t-l-d-F|")
+    assert observe_live(view, "-t-l-d-F|") == observe_live(view, "-t-l-d-F|") == observe_live(stats(3), "-t-l-d-F|")
 
 
 def test_who_leaves_leaves_no_timer() -> None:
-    assert drawn(live(stats(3), "-t--d", until=9), lambda _: "S") == "----S--S"
+    assert format_timeline(observe_live(stats(3), "-t--d", until=9), lambda _: "S") == "----S--S"
 
 
 @pytest.mark.parametrize("window", [0, -1, float("nan")])
@@ -222,11 +234,11 @@ def test_a_window_is_positive(window: float) -> None:
 
 
 def test_figures_read_as_one_line() -> None:
-    *_, last = replayed(stats(3, prices={"m": Price(100, 100)}), "-t-l--d-(uc)-s--x-F|")
+    *_, last = observe_recorded(stats(3, prices={"m": Price(100, 100)}), "-t-l--d-(uc)-s--x-F|")
     assert str(last) == (
         "14.0 s, 0.0 tokens/s, first token after 3.00 s, 1 model call, 1 tool call in 3.0 s, 112 tokens, $0.0112"
     )
-    *_, first = replayed(stats(3), "-t-l-l-F|")
+    *_, first = observe_recorded(stats(3), "-t-l-l-F|")
     assert str(first) == "6.0 s, 0.0 tokens/s, 2 model calls, 0 tokens"
 
 
@@ -248,7 +260,7 @@ def test_a_run_has_the_same_figures_live_and_in_its_log() -> None:
             run.pipe(stats(0.5)).subscribe(seen.append)
             await run
             *_, late = [value async for value in run.pipe(stats(0.5))]
-            *_, logged = values(stats(0.5), await log.read(run.task_id))
+            *_, logged = collect_values(stats(0.5), await log.read(run.task_id))
             *_, again = [value async for value in replay(log, run.task_id, speed=None).pipe(stats(0.5))]
             assert logged == again == late
             assert (logged.tool_seconds, logged.usage) == (seen[-1].tool_seconds, seen[-1].usage)
@@ -284,8 +296,8 @@ def test_a_loop_that_was_held_up_tells_once_and_goes_on() -> None:
 
         async def main() -> None:
             source.pipe(stats(1)).subscribe(seen.append)
-            source.on_next(stamped(LETTERS["t"], 0))
-            source.on_next(stamped(LETTERS["d"], 4.5))
+            source.on_next(stamp(LETTERS["t"], 0))
+            source.on_next(stamp(LETTERS["d"], 4.5))
             await asyncio.sleep(2)
             source.on_completed()
 
@@ -294,4 +306,4 @@ def test_a_loop_that_was_held_up_tells_once_and_goes_on() -> None:
 
 
 def test_events_are_stamped_for_these_tests() -> None:
-    assert [second for second, _ in placed("-t(ld)--F|")[0]] == [1, 2, 2, 5]
+    assert [second for second, _ in parse_timeline("-t(ld)--F|")[0]] == [1, 2, 2, 5]

@@ -21,24 +21,24 @@ from rxloop.providers.codecs.anthropic import AnthropicCodec
 from rxloop.providers.codecs.chat import ChatCodec
 from rxloop.providers.codecs.responses import ResponsesCodec
 from rxloop.state.history import History, Stored
-from support.histories import COMPRESSORS, Words, compressed, histories, long_history
-from support.vendors.codecs import unheard
-from support.vendors.other_vendors import LOOK, OTHERS
-from support.vendors.recorded_histories import history_of
-from support.vendors.recordings import names, needs_recordings
+from support.histories import COMPRESSORS, WordCounter, compress, histories, long_history
+from support.vendors.codecs import ignore_notice
+from support.vendors.other_vendors import LOOK, OTHER_VENDORS
+from support.vendors.recorded_histories import read_history
+from support.vendors.recordings import needs_recordings, recording_names
 
 CHAINED = "gpt that goes on from stored answers"
 
 
 def made(name: str) -> Codec:
     if name != CHAINED:
-        return OTHERS[name].wire()
+        return OTHER_VENDORS[name].make_codec()
     wire = ResponsesCodec("gpt-5", PRESETS["openai_responses"], stream=True, chain=True)
     wire.url("https://api.example.com/v1")
     return wire
 
 
-NAMES = [*OTHERS, CHAINED]
+NAMES = [*OTHER_VENDORS, CHAINED]
 POINTS = st.lists(st.sampled_from(["tools", "system", "newest"]) | st.integers(-4, 12), max_size=3)
 Encode = Callable[[Sequence[Message]], bytes]
 
@@ -54,8 +54,8 @@ def encoding(name: str, points: list[CachePoint] | None = None, **fields: Any) -
     request = partial(ModelRequest, tools=(LOOK,), settings=ModelSettings(prompt_cache=cache), **fields)
     keeping, plain = made(name), made(name)
     return (
-        lambda messages: keeping.encode(request(messages=messages), unheard),
-        lambda messages: plain.encode(request(messages=anew(messages)), unheard),
+        lambda messages: keeping.encode(request(messages=messages), ignore_notice),
+        lambda messages: plain.encode(request(messages=anew(messages)), ignore_notice),
     )
 
 
@@ -69,14 +69,14 @@ class Watched(list[Message | Stored]):
         return super().__getitem__(index)
 
 
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("name", OTHER_VENDORS)
 def test_a_request_looks_at_what_is_new_in_the_history_and_at_nothing_else(name: str) -> None:
-    wire, history = OTHERS[name].wire(), History(long_history(200))
-    wire.encode(ModelRequest(messages=history, tools=(LOOK,)), unheard)
+    wire, history = OTHER_VENDORS[name].make_codec(), History(long_history(200))
+    wire.encode(ModelRequest(messages=history, tools=(LOOK,)), ignore_notice)
     call = ToolCall(id="new", name="look")
     longer = history.append(Message.assistant("", tool_calls=[call]), Message.tool("new", "It is blue."))
     longer._items = watched = Watched(longer._items)
-    wire.encode(ModelRequest(messages=longer, tools=(LOOK,)), unheard)
+    wire.encode(ModelRequest(messages=longer, tools=(LOOK,)), ignore_notice)
     assert 0 < watched.looks < 15
 
 
@@ -100,7 +100,7 @@ def test_a_request_has_the_same_bytes_with_what_was_built_before(
 def test_wires_that_share_a_history_do_not_mix_what_they_have_built(
     data: st.DataObject, messages: list[Message]
 ) -> None:
-    wires = {name: encoding(name) for name in OTHERS}
+    wires = {name: encoding(name) for name in OTHER_VENDORS}
     history = History()
     for message in messages:
         history = history.append(message)
@@ -108,7 +108,7 @@ def test_wires_that_share_a_history_do_not_mix_what_they_have_built(
         assert keeping(history) == plain(history)
 
 
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("name", OTHER_VENDORS)
 def test_ids_that_are_used_again_are_those_of_their_own_branch(name: str) -> None:
     def again() -> list[Message]:
         return [Message.assistant("", tool_calls=[ToolCall(id="0", name="look")]), Message.tool("0", "It is blue.")]
@@ -133,20 +133,20 @@ def test_what_claude_is_in_the_middle_of_and_has_thought_is_known_of_what_was_bu
         said = Message(role="assistant", tool_calls=(call,), provider_state=thought if number else first, reasoning="h")
         history = history.append(said, Message.tool(call.id, "It is blue."))
         request = ModelRequest(messages=history, tools=(LOOK,), settings=settings)
-        body = orjson.loads(plain.encode(request, unheard))
+        body = orjson.loads(plain.encode(request, ignore_notice))
         assert (body["container"], "thinking" in body) == ("c1", False)
-        bound = binding.encode(request.replace(messages=History([*history]), settings=ModelSettings()), unheard)
+        bound = binding.encode(request.replace(messages=History([*history]), settings=ModelSettings()), ignore_notice)
         assert (b"block_binding" in bound) == (number > 0)
     for words in ("And left?", "And right?"):
         history = history.append(Message.user(words))
-        assert b"block_binding" in binding.encode(ModelRequest(messages=history), unheard)
+        assert b"block_binding" in binding.encode(ModelRequest(messages=history), ignore_notice)
 
 
 def test_endpoints_that_want_another_order_share_a_history_and_not_what_was_built_of_it() -> None:
     openai = PRESETS["openai"]
     history = History([*long_history(1), Message.user("And?")])
     for preset in (openai, replace(openai, assistant_after_tool=True), openai):
-        body = ChatCodec("m", preset, stream=True).encode(ModelRequest(messages=history), unheard)
+        body = ChatCodec("m", preset, stream=True).encode(ModelRequest(messages=history), ignore_notice)
         assert (b"Understood." in body) == preset.assistant_after_tool
 
 
@@ -154,8 +154,8 @@ def test_what_was_built_for_another_time_in_the_cache_is_not_sent() -> None:
     wire, history = made("claude"), History(long_history(3))
     for ttl in ("5m", "1h", "5m"):
         cached = ModelSettings(prompt_cache=PromptCache(points=[1], ttl=ttl))
-        body = wire.encode(ModelRequest(messages=history, settings=cached), unheard)
-        assert body == made("claude").encode(ModelRequest(messages=anew(history), settings=cached), unheard)
+        body = wire.encode(ModelRequest(messages=history, settings=cached), ignore_notice)
+        assert body == made("claude").encode(ModelRequest(messages=anew(history), settings=cached), ignore_notice)
 
 
 def test_what_was_built_beyond_a_place_of_the_cache_is_not_sent_in_its_stead() -> None:
@@ -163,8 +163,10 @@ def test_what_was_built_beyond_a_place_of_the_cache_is_not_sent_in_its_stead() -
     history, bodies = History(messages), list[bytes]()
     for points in list[list[CachePoint]](([], ["newest"], [-2], [])):
         cached = ModelSettings(prompt_cache=PromptCache(points=points))
-        bodies.append(wire.encode(ModelRequest(messages=history, settings=cached), unheard))
-        assert bodies[-1] == made("claude").encode(ModelRequest(messages=anew(messages), settings=cached), unheard)
+        bodies.append(wire.encode(ModelRequest(messages=history, settings=cached), ignore_notice))
+        assert bodies[-1] == made("claude").encode(
+            ModelRequest(messages=anew(messages), settings=cached), ignore_notice
+        )
     assert bodies[0] == bodies[3] != bodies[1]
 
 
@@ -186,7 +188,7 @@ def test_a_compressed_history_is_sent_as_if_nothing_had_been_kept(name: str, com
     keeping, plain = encoding(name)
     history = History(long_history(20))
     keeping(history)
-    shorter = compressed(COMPRESSORS[compressor](300), history, Words()).messages
+    shorter = compress(COMPRESSORS[compressor](300), history, WordCounter()).messages
     assert len(shorter) < len(history)
     assert keeping(shorter) == plain(shorter)
     assert keeping(History(shorter)) == plain(shorter)
@@ -199,8 +201,8 @@ async def test_recorded_histories_are_sent_with_the_same_bytes(api: str, monkeyp
     for variable in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "GEMINI_API_KEY"):
         monkeypatch.setenv(variable, "a-key")
     wrong: list[str] = []
-    for recorded in names(api=api):
-        messages = await history_of(recorded)
+    for recorded in recording_names(api=api):
+        messages = await read_history(recorded)
         for name in NAMES:
             keeping, plain = encoding(name)
             history = History()

@@ -8,7 +8,7 @@ from rxloop.errors import ProviderError, ProviderProtocolError
 from rxloop.protocol.events import ContentCompleteEvent, LLMNoticeEvent
 from rxloop.providers.codecs.answer_end import FAILED, MALFORMED_CALL, normalise_finish_reason
 from support.http_server import delta
-from support.vendors.chat_chunks import read
+from support.vendors.chat_chunks import read_chunks
 
 
 @pytest.mark.parametrize(
@@ -38,11 +38,11 @@ def test_finish_reason_is_normalised(raw: str, reason: str) -> None:  # P9
 @pytest.mark.parametrize("raw", ["weird", "OTHER", "stop: not really"])
 def test_unknown_finish_reason_without_content_is_an_error_that_names_it(raw: str) -> None:  # P9
     with pytest.raises(ProviderProtocolError, match=raw):
-        read(delta(raw))
+        read_chunks(delta(raw))
 
 
 def test_unknown_finish_reason_with_content_is_unknown_and_noticed() -> None:  # P9
-    events = read(delta(content="Hi"), delta("weird"))
+    events = read_chunks(delta(content="Hi"), delta("weird"))
     done = events[-1]
     assert isinstance(done, ContentCompleteEvent)
     assert (done.content, done.finish_reason, done.raw_finish_reason) == ("Hi", "unknown", "weird")
@@ -52,11 +52,11 @@ def test_unknown_finish_reason_with_content_is_unknown_and_noticed() -> None:  #
 @pytest.mark.parametrize("raw", ["error", "network_error", "abort", "insufficient_system_resource"])
 def test_reason_of_failure_is_an_error_although_there_is_content(raw: str) -> None:  # P9
     with pytest.raises(ProviderError, match=raw):
-        read(delta(content="Hi"), delta(raw))
+        read_chunks(delta(content="Hi"), delta(raw))
 
 
 def test_normal_finish_reason_does_not_replace_an_earlier_truncation() -> None:  # P9
-    done = read(delta(content="Hi"), delta("length"), delta("stop"))[-1]
+    done = read_chunks(delta(content="Hi"), delta("length"), delta("stop"))[-1]
     assert isinstance(done, ContentCompleteEvent)
     assert done.finish_reason == "length"
 
@@ -67,6 +67,6 @@ def test_normal_finish_reason_does_not_replace_an_earlier_truncation() -> None: 
 def test_native_finish_reason_of_a_gateway_counts_if_it_is_worse(native: str, reason: str) -> None:  # P9
     last = delta("stop")
     last["choices"][0]["native_finish_reason"] = native
-    done = read(delta(content="Hi"), last)[-1]
+    done = read_chunks(delta(content="Hi"), last)[-1]
     assert isinstance(done, ContentCompleteEvent)
     assert done.finish_reason == reason

@@ -12,7 +12,7 @@ from rxloop.protocol.messages import ImagePart, Message, ToolCall
 from rxloop.providers.codecs.draft import MessageDraft
 from rxloop.providers.codecs.provider_state import Piece, foreign_state, pieces_of
 from rxloop.providers.failures import Endpoint
-from support.vendors.messages import message_of
+from support.vendors.messages import to_message
 
 WHERE = Endpoint("acme:m", "http://localhost")
 PIXEL = ImagePart(data=b"p", media_type="image/png")
@@ -41,7 +41,7 @@ def answered(*pieces: tuple[str, Any, dict[str, Any]]) -> Message:
             draft.raw(value)
     draft.finish("stop", "end")
     draft.complete("acme")
-    return message_of(events[-1])
+    return to_message(events[-1])
 
 
 def plain(piece: Piece) -> tuple[str, Any, dict[str, Any]]:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rxloop.providers.codecs.markup import TailStripper, clean_name
 from rxloop.providers.vendors import TEMPLATE_TOKENS
-from support.processes.counters import extra_memory
+from support.processes.counters import measure_peak_memory
 
 ANY_TEXT = st.lists(
     st.sampled_from((*TEMPLATE_TOKENS, "<", "<|", "[", "|>", "<|im_", "</", "\n", " ", "x")) | st.text(max_size=3),
@@ -102,6 +102,6 @@ def test_a_model_that_repeats_its_stop_token_costs_the_same_for_each() -> None:
             assert stripper.feed("<|im_end|>") == ""
 
     # The list of what is held back may be copied to a larger place once; what is in it never is.
-    assert extra_memory(repeat) < 10 * 20_000
-    assert extra_memory(lambda: stripper.feed("<|im_end|>")) < 10_000
+    assert measure_peak_memory(repeat) < 10 * 20_000
+    assert measure_peak_memory(lambda: stripper.feed("<|im_end|>")) < 10_000
     assert stripper.feed("b") == "<|im_end|>" * 20_101 + "b"

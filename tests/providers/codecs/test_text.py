@@ -26,7 +26,7 @@ from rxloop.protocol.messages import Message
 from rxloop.providers import PRESETS, openai_chat
 from rxloop.providers.codecs.text import AnswerText, TextRules
 from rxloop.providers.vendors import TEMPLATE_TOKENS, THOUGHT_TAGS
-from support.http_server import Answer, Reply, Server, chat, collect, delta, say, sse, text
+from support.http_server import Reply, Server, StreamResult, chat_model, collect, delta, sse, streamed_text, text_reply
 
 SEARCH = ToolDefinition("search", "Searches.", {"type": "object", "properties": {}}, hidden=True)
 REQUEST = ModelRequest(messages=[Message.user("hi")], tools=(SEARCH,), step="s1")
@@ -44,24 +44,24 @@ FRAGMENTS = (
 )
 
 
-async def ask(server: Server, *words: str, **options: Any) -> Answer:
-    server.answer(say(*words))
-    provider = chat(server, **options)
+async def ask(server: Server, *words: str, **options: Any) -> StreamResult:
+    server.answer(text_reply(*words))
+    provider = chat_model(server, **options)
     answer = await collect(provider.call(REQUEST))
     await provider.aclose()
     assert answer.error is None
     return answer
 
 
-def content(answer: Answer) -> str:
+def content(answer: StreamResult) -> str:
     message = answer.events[-1]
     assert isinstance(message, ContentCompleteEvent)
     # L49
-    assert message.content == text(answer)
+    assert message.content == streamed_text(answer)
     return message.content
 
 
-def thoughts(answer: Answer) -> list[ThoughtStreamEvent]:
+def thoughts(answer: StreamResult) -> list[ThoughtStreamEvent]:
     return [event for event in answer.events if isinstance(event, ThoughtStreamEvent)]
 
 
@@ -179,8 +179,8 @@ async def test_deltas_keep_flowing_behind_a_stray_tag(server: Server) -> None:
 
 async def test_several_thoughts_in_one_chunk_keep_their_order_and_are_counted(server: Server) -> None:
     # L50
-    server.answer(say("a<think>1</think><think id='two'>2</think>b<think>3</think>"))
-    provider = chat(server)
+    server.answer(text_reply("a<think>1</think><think id='two'>2</think>b<think>3</think>"))
+    provider = chat_model(server)
     result = await Agent(provider, thoughts=False).run("hi")
     await provider.aclose()
     assert [(thought.index, thought.content) for thought in result.thoughts] == [(0, "1"), (1, "2"), (2, "3")]
@@ -192,8 +192,8 @@ async def test_tags_are_absent_from_the_history_unless_they_are_to_be_kept(
     server: Server, keep: bool, wanted: str
 ) -> None:
     # L51
-    server.answer(say("a <thi", "nk>x</think>", "b"), say("c"))
-    provider = chat(server, keep_thoughts=keep)
+    server.answer(text_reply("a <thi", "nk>x</think>", "b"), text_reply("c"))
+    provider = chat_model(server, keep_thoughts=keep)
     agent = Agent(provider, thoughts=False)
     result = await agent.run("hi")
     await agent.run([*result.messages, "go on"])
@@ -251,7 +251,7 @@ async def test_the_name_of_a_tool_is_cut_to_one_that_was_offered(server: Server,
     # L62, L63
     call = {"index": 0, "id": "c", "function": {"name": written, "arguments": "{}"}}
     server.answer(Reply(sse(delta(tool_calls=[call]), delta("tool_calls"))))
-    provider = chat(server)
+    provider = chat_model(server)
     events = (await collect(provider.call(REQUEST))).events
     await provider.aclose()
     assert [call.name for call in events[-1].tool_calls] == [name]
@@ -263,7 +263,7 @@ async def test_an_answer_that_is_not_streamed_means_the_same(server: Server) -> 
     message = {"role": "assistant", "content": "<think>x</think>\nHello<|im_end|>"}
     body = orjson.dumps({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]})
     server.answer(Reply([body], content_type="application/json"))
-    provider = chat(server, stream=False)
+    provider = chat_model(server, stream=False)
     answer = await collect(provider.call(REQUEST))
     await provider.aclose()
     assert shown(answer.events) == [
@@ -339,12 +339,12 @@ THINKS_FIRST = replace(PRESETS["vllm"], thinks_first=True)
 async def test_a_server_that_puts_the_opening_tag_into_the_prompt(server: Server, stream: bool) -> None:
     words = ("\nThe user", " greets.\n</th", "ink>\n\nHello", " there")
     body = {"choices": [{"message": {"role": "assistant", "content": "".join(words)}, "finish_reason": "stop"}]}
-    server.answer(say(*words) if stream else Reply([orjson.dumps(body)], content_type="application/json"))
+    server.answer(text_reply(*words) if stream else Reply([orjson.dumps(body)], content_type="application/json"))
     model = openai_chat("m", preset=THINKS_FIRST, base_url=server.base_url, stream=stream)
     answer = await collect(model.call(REQUEST))
     (thought,) = [event for event in answer.events if isinstance(event, ThoughtStreamEvent)]
     assert (thought.content, thought.incomplete) == ("\nThe user greets.\n", False)
-    assert answer.events[-1].content == "\n\nHello there" == text(answer)
+    assert answer.events[-1].content == "\n\nHello there" == streamed_text(answer)
     await model.aclose()
 
 

@@ -31,7 +31,7 @@ def server_call(number: int, **fields: Any) -> list[dict[str, Any]]:
 
 
 def item(number: int, **fields: Any) -> dict[str, Any]:
-    return responses.done({"type": "compaction", "id": f"i{number}", **fields}, number)
+    return responses.item_done({"type": "compaction", "id": f"i{number}", **fields}, number)
 
 
 ANSWERS: dict[str, tuple[str, list[dict[str, Any]]]] = {
@@ -49,14 +49,18 @@ ANSWERS: dict[str, tuple[str, list[dict[str, Any]]]] = {
         ],
     ),
     "Gemini, wide": ("gemini", [*[gemini.chunk({"x": WIDE})] * 30, gemini.chunk(finish="STOP")]),
-    "Responses, wide": ("responses", [*(item(n, x=WIDE) for n in range(30)), responses.completed()]),
-    "Responses, deep": ("responses", [item(0, x=deep(96)), responses.completed()]),
+    "Responses, wide": ("responses", [*(item(n, x=WIDE) for n in range(30)), responses.completed_event()]),
+    "Responses, deep": ("responses", [item(0, x=deep(96)), responses.completed_event()]),
 }
 
 
 def reader_of(vendor: str, pushed: list[Event]) -> ResponseReader:
     draft = MessageDraft(pushed.append, "1", gemini.WHERE)
-    makers: dict[str, Any] = {"claude": claude.wire, "gemini": gemini.wire, "responses": responses.wire}
+    makers: dict[str, Any] = {
+        "claude": claude.make_codec,
+        "gemini": gemini.make_codec,
+        "responses": responses.make_codec,
+    }
     return makers[vendor]().reader(draft)
 
 
@@ -83,8 +87,12 @@ def test_a_source_whose_place_is_none_has_none(place: Any) -> None:
     annotation = {"type": "url_citation", "url": "https://e.org", "start_index": place, "end_index": place}
     said = responses.text("hello")
     said["content"][0]["annotations"] = [annotation]
-    pushed = responses.read(
-        [responses.done(responses.text("hi"), 0), responses.done(said | {"id": "m2"}, 1), responses.completed()]
+    pushed = responses.read_events(
+        [
+            responses.item_done(responses.text("hi"), 0),
+            responses.item_done(said | {"id": "m2"}, 1),
+            responses.completed_event(),
+        ]
     )
     complete = pushed[-1]
     assert isinstance(complete, ContentCompleteEvent)

@@ -17,8 +17,8 @@ from rxloop.providers.codecs.anthropic.response import MessagesReader
 from rxloop.providers.codecs.draft import MessageDraft
 from rxloop.providers.codecs.gemini.response import GeminiReader
 from rxloop.providers.codecs.responses.response import ResponsesReader
-from support.http_server import REQUEST, Reply, collect, delta, serving, sse
-from support.vendors.chat_chunks import WHERE, read, whole
+from support.http_server import REQUEST, Reply, collect, delta, sse, start_server
+from support.vendors.chat_chunks import WHERE, read_chunks, read_whole
 
 Counts = tuple[int, int, int, int, int]
 """Input, output, cached, written into the cache, reasoning."""
@@ -36,7 +36,7 @@ def counted(events: list[Event]) -> Counts | None:
 def chat(*reports: Any) -> Counts | None:
     """Send each report in a chunk of its own."""
     chunks = [{"choices": [], "usage": report} for report in reports]
-    return counted(read(delta(content="x"), delta("stop"), *chunks))
+    return counted(read_chunks(delta(content="x"), delta("stop"), *chunks))
 
 
 def from_reader(make: Callable[[MessageDraft], ResponseReader], *payloads: Any, streamed: bool = True) -> Counts | None:
@@ -122,7 +122,7 @@ def openai(prompt: Any, completion: Any, total: Any = None, **more: Any) -> dict
 def test_chat_usage_counts_all_input_and_all_output(report: Any, expected: Counts | None) -> None:
     assert chat(report) == expected
     body = {"choices": [{"message": {"content": "x"}, "finish_reason": "stop"}], "usage": report}
-    assert counted(whole(body)) == expected
+    assert counted(read_whole(body)) == expected
 
 
 # P33
@@ -149,7 +149,7 @@ def test_cache_writes_of_gateways_are_counted_and_charged(more: dict[str, Any]) 
     report = openai(1000, 5, 1005, **more)
     assert chat(report) == (1000, 5, 50, 900, 0)
     (usage,) = [
-        event for event in read(delta("stop"), {"choices": [], "usage": report}) if isinstance(event, UsageEvent)
+        event for event in read_chunks(delta("stop"), {"choices": [], "usage": report}) if isinstance(event, UsageEvent)
     ]
     assert Price(1, 0, cached=0, cache_write=100).of(usage.usage) == pytest.approx((50 + 900 * 100) / 1e6)
 
@@ -159,7 +159,7 @@ def test_cache_writes_of_gateways_that_are_kept_for_an_hour_have_their_own_price
     kept = {"cache_creation_token_details": {"ephemeral_5m_input_tokens": 100, "ephemeral_1h_input_tokens": 800}}
     report = openai(1000, 5, None, cache_creation_input_tokens=900, prompt_tokens_details=kept)
     (usage,) = [
-        event for event in read(delta("stop"), {"choices": [], "usage": report}) if isinstance(event, UsageEvent)
+        event for event in read_chunks(delta("stop"), {"choices": [], "usage": report}) if isinstance(event, UsageEvent)
     ]
     assert (usage.cache_write_tokens, long_kept(usage)) == (900, 800)
 
@@ -197,11 +197,11 @@ def test_the_last_report_counts_but_zeros_do_not_replace_counts(reports: list[An
 )
 def test_usage_inside_a_choice_is_read(inside: dict[str, Any]) -> None:
     inside["choices"][0]["usage"] = openai(12, 5, 17, cached_tokens=8)
-    assert counted(read(delta(content="x"), inside, delta("stop"))) == (12, 5, 8, 0, 0)
+    assert counted(read_chunks(delta(content="x"), inside, delta("stop"))) == (12, 5, 8, 0, 0)
     choice = {"message": {"content": "x"}, "finish_reason": "stop", "usage": openai(12, 5, 17)}
-    assert counted(whole({"choices": [choice]})) == (12, 5, 0, 0, 0)
+    assert counted(read_whole({"choices": [choice]})) == (12, 5, 0, 0, 0)
     both = {"choices": [choice], "usage": openai(0, 0, 0)}
-    assert counted(whole(both)) == (12, 5, 0, 0, 0)
+    assert counted(read_whole(both)) == (12, 5, 0, 0, 0)
 
 
 # P7
@@ -404,7 +404,7 @@ FAILED: dict[str, tuple[str, list[Any], int]] = {
 @pytest.mark.parametrize(("wire", "chunks", "output"), FAILED.values(), ids=FAILED)
 async def test_tokens_of_an_answer_that_failed_are_counted_once(wire: str, chunks: list[Any], output: int) -> None:
     make = {"openai_chat": openai_chat, "openai_responses": openai_responses, "google_gemini": google_gemini}[wire]
-    async with serving() as server:
+    async with start_server() as server:
         server.answer(Reply(sse(*chunks, done=False)))
         model = make("m", base_url=server.base_url, api_key="k", retry=Retry(attempts=2, first=0))
         answer = await collect(model.call(REQUEST))

@@ -36,9 +36,9 @@ from rxloop.providers.failures import Endpoint
 from rxloop.state.history import History
 from rxloop.state.refused_media import RefusedMedia
 from rxloop.testing import ScriptedModel
-from support.http_server import Reply, Server, delta, say, serving, sse
-from support.runs import first_events
-from support.strategy_cases import CASES, Case, add, by_step
+from support.http_server import Reply, Server, delta, sse, start_server, text_reply
+from support.runs import copy_first_events
+from support.strategy_cases import CASES, Case, add, turn_by_step
 from support.vendors import vendor_answers
 
 WHERE = Endpoint("acme:m", "https://e.org/v1")
@@ -324,7 +324,7 @@ STREAMED_ERRORS: list[tuple[str, list[Any]]] = [
 async def test_a_turn_is_sent_again_when_the_stream_reports_the_refusal(
     server: Server, api: str, events: list[Any]
 ) -> None:
-    done = vendor_answers.Said("A cat.", finish=vendor_answers.NORMAL[api])
+    done = vendor_answers.ModelAnswer("A cat.", finish=vendor_answers.NORMAL[api])
     server.answer(Reply(sse(*events, done=False)), vendor_answers.reply(api, done, stream=True))
     model = vendor_answers.model(api, server, stream=True)
     MODELS.append(model)
@@ -382,7 +382,7 @@ class RefusesImages:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 async def test_each_strategy_continues_without_the_image(case: Case) -> None:
-    model = RefusesImages(ScriptedModel(*[by_step(case.turns)] * 40))
+    model = RefusesImages(ScriptedModel(*[turn_by_step(case.turns)] * 40))
     log = MemoryEventLog()
     agent = Agent(model, tools=[add], strategy=case.strategy(), log=log)
     assert (await agent.run(ask(NEW), context_id="c")).output == case.answer
@@ -398,7 +398,7 @@ async def test_a_resumed_run_does_not_send_the_refused_image(server: Server) -> 
     events = await log.read(whole.task_id)
     refused = next(n for n, event in enumerate(events, 1) if isinstance(event, LLMFailedEvent))
     for held in (refused, refused + 1):
-        crashed = await first_events(log, whole.task_id, held)
+        crashed = await copy_first_events(log, whole.task_id, held)
         server.requests.clear()
         server.answer(answer("A dog."))
         assert (await Agent(model_at(server), log=crashed).resume(whole.task_id)).content == "A dog."
@@ -417,7 +417,7 @@ async def test_a_fork_does_not_send_the_refused_image(server: Server) -> None:
 
 @pytest.mark.parametrize("combine", [fallback, lambda a, b: hedge(a, b, after=10)], ids=["fallback", "hedge"])
 async def test_another_model_gets_the_image_first(server: Server, combine: Any) -> None:
-    async with serving() as second:
+    async with start_server() as second:
         server.answer(refusal("No endpoints found that support image input", 404))
         second.answer(answer("From the second."))
         run = Agent(combine(model_at(server), model_at(second))).run(ask(NEW))
@@ -428,7 +428,7 @@ async def test_another_model_gets_the_image_first(server: Server, combine: Any) 
 @pytest.mark.parametrize("other", [refusal(COULD_NOT), refusal("wrong key", 401), refusal("Bad schema")])
 @pytest.mark.parametrize("combine", [fallback, lambda a, b: hedge(a, b, after=10)], ids=["fallback", "hedge"])
 async def test_the_image_is_omitted_when_no_model_answers(server: Server, combine: Any, other: Reply) -> None:
-    async with serving() as second:
+    async with start_server() as second:
         server.answer(refusal(COULD_NOT), answer())
         second.answer(other)
         model = combine(model_at(server), model_at(second))
@@ -440,7 +440,7 @@ async def test_the_image_is_omitted_when_no_model_answers(server: Server, combin
 
 
 async def test_a_limited_model_gets_the_turn_again(server: Server) -> None:
-    server.answer(refusal(COULD_NOT), say("A cat."))
+    server.answer(refusal(COULD_NOT), text_reply("A cat."))
     model = limited(openai_chat("m", base_url=server.base_url, api_key="k", retry=Retry(attempts=1)), concurrent=1)
     assert (await Agent(model).run(ask(NEW))).content == "A cat."
     assert len(server.requests) == 2

@@ -12,7 +12,7 @@ import pytest
 from rxloop import errors
 from rxloop.providers.error_responses import error_from_response, from_error_object
 from rxloop.providers.failures import Endpoint
-from support.vendors.chat_chunks import read
+from support.vendors.chat_chunks import read_chunks
 
 WHERE = Endpoint("mine:model", "http://vendor/v1/chat/completions", None)
 
@@ -331,7 +331,7 @@ def test_a_request_that_is_too_long_is_recognised_by_its_message(vendor: str, st
     if status != 413:
         assert type(from_error_object({"message": message}, WHERE)) is errors.ContextLengthExceeded
         with pytest.raises(errors.ContextLengthExceeded):
-            read({"error": {"message": message, "code": status}})
+            read_chunks({"error": {"message": message, "code": status}})
 
 
 @pytest.mark.parametrize(("vendor", "status", "message", "kind"), OTHERS)

@@ -19,15 +19,25 @@ from rxloop.providers import HTTPModel, Retry, Timeouts, openai_chat
 from rxloop.providers.bounds import DEFAULT_BOUNDS
 from rxloop.providers.failures import Endpoint
 from rxloop.providers.transport.aiohttp_client import PIECE, AiohttpClient
-from support.http_server import REQUEST, Reply, Server, active, chat, collect, say, serving, text
+from support.http_server import (
+    REQUEST,
+    Reply,
+    Server,
+    active_connections,
+    chat_model,
+    collect,
+    start_server,
+    streamed_text,
+    text_reply,
+)
 
 
 async def test_a_provider_that_nobody_closed_leaves_no_connection_and_says_nothing(
     server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
-    server.answer(say("Hello"))
-    provider = chat(server, transport="aiohttp")
-    assert text(await collect(provider.call(REQUEST))) == "Hello"
+    server.answer(text_reply("Hello"))
+    provider = chat_model(server, transport="aiohttp")
+    assert streamed_text(await collect(provider.call(REQUEST))) == "Hello"
     assert server.open == 1
     del provider
     gc.collect()
@@ -42,7 +52,7 @@ def elsewhere() -> Generator[Server]:
     ready: queue.Queue[tuple[Server, asyncio.AbstractEventLoop, asyncio.Event]] = queue.Queue()
 
     async def serve() -> None:
-        async with serving() as server:
+        async with start_server() as server:
             over = asyncio.Event()
             ready.put((server, asyncio.get_running_loop(), over))
             await over.wait()
@@ -67,11 +77,11 @@ def test_a_provider_goes_from_one_event_loop_to_the_next_and_says_nothing(
 
     async def ask(provider: HTTPModel) -> str:
         asyncio.get_running_loop().slow_callback_duration = 60
-        return text(await collect(provider.call(REQUEST)))
+        return streamed_text(await collect(provider.call(REQUEST)))
 
     with elsewhere() as server:
-        server.answer(say("Hello"))
-        provider = chat(server, transport="aiohttp")
+        server.answer(text_reply("Hello"))
+        provider = chat_model(server, transport="aiohttp")
         for _ in range(2):
             assert asyncio.run(ask(provider), debug=debug) == "Hello"
         assert server.connections == 2
@@ -104,7 +114,7 @@ async def asked(handle: Callable[[asyncio.StreamReader, asyncio.StreamWriter], A
     )
     async with asyncio.timeout(5):
         answers = [await collect(provider.call(REQUEST)) for _ in range(count)]
-    assert active(provider) == []
+    assert active_connections(provider) == []
     await provider.aclose()
     listener.close()
     for task in tasks:
@@ -127,7 +137,7 @@ async def test_an_answer_that_stops_being_http_ends_in_an_error() -> None:
         await asyncio.Event().wait()
 
     [answer] = await asked(handle)
-    assert text(answer) == "hi"
+    assert streamed_text(answer) == "hi"
     assert isinstance(answer.error, ProviderError)
 
 
@@ -140,7 +150,7 @@ async def test_what_a_server_says_on_an_idle_connection_is_no_answer() -> None:
         await asyncio.Event().wait()
 
     answers = await asked(handle, 2)
-    assert [(text(answer), answer.error) for answer in answers] == [("hi", None), ("hi", None)]
+    assert [(streamed_text(answer), answer.error) for answer in answers] == [("hi", None), ("hi", None)]
 
 
 async def test_a_long_header_is_taken_and_an_odd_address_is_a_mistake() -> None:
@@ -152,7 +162,7 @@ async def test_a_long_header_is_taken_and_an_odd_address_is_a_mistake() -> None:
         await asyncio.Event().wait()
 
     [answer] = await asked(handle)
-    assert (text(answer), answer.error) == ("hi", None)
+    assert (streamed_text(answer), answer.error) == ("hi", None)
     odd = openai_chat("m", base_url="http://xn--é.com/v1", transport="aiohttp", retry=Retry(attempts=1))
     assert isinstance((await collect(odd.call(REQUEST))).error, ConfigurationError)
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from rxloop.providers.bounds import Bounds, OutOfBounds
 from rxloop.providers.transport.stream_decoders import ArrayDecoder
-from support.processes.counters import extra_memory, operations
+from support.processes.counters import count_operations, measure_peak_memory
 from support.vendors.recordings import body, needs_recordings, recording
-from support.vendors.split_streams import bytewise, cut, decoded
+from support.vendors.split_streams import decode_pieces, split_bytes, split_stream
 
 SMALL = Bounds(document=12, depth=3)
 texts = st.text(st.sampled_from('ab"\\[]{},: \n\r\té😀'), max_size=8)
@@ -38,7 +38,7 @@ def arrays(draw: st.DrawFn) -> tuple[bytes, list[Any]]:
 
 
 def read(pieces: list[bytes]) -> list[Any]:
-    found, failure = decoded(ArrayDecoder(), pieces)
+    found, failure = decode_pieces(ArrayDecoder(), pieces)
     assert failure is None
     return [json.loads(each) for each in found]
 
@@ -46,22 +46,22 @@ def read(pieces: list[bytes]) -> list[Any]:
 @given(st.data(), arrays())
 def test_any_array_gives_its_elements_however_it_is_cut(data: st.DataObject, made: tuple[bytes, list[Any]]) -> None:
     stream, elements = made
-    assert read(data.draw(cut(stream))) == elements
+    assert read(data.draw(split_stream(stream))) == elements
 
 
 @given(arrays())
 def test_an_array_that_comes_byte_by_byte_gives_its_elements(made: tuple[bytes, list[Any]]) -> None:
     stream, elements = made
-    assert read(bytewise(stream)) == elements
+    assert read(split_bytes(stream)) == elements
 
 
 @settings(max_examples=500)
 @given(st.data(), st.lists(st.sampled_from([b'"', b"\\", b"{", b"}", b"[", b"]", b",", b"x", b" ", b"\xff"])))
 def test_any_bytes_mean_the_same_however_they_are_cut(data: st.DataObject, made: list[bytes]) -> None:
     stream = b"".join(made)
-    whole = decoded(ArrayDecoder(SMALL), [stream])
-    assert decoded(ArrayDecoder(SMALL), data.draw(cut(stream))) == whole
-    assert decoded(ArrayDecoder(SMALL), bytewise(stream)) == whole
+    whole = decode_pieces(ArrayDecoder(SMALL), [stream])
+    assert decode_pieces(ArrayDecoder(SMALL), data.draw(split_stream(stream))) == whole
+    assert decode_pieces(ArrayDecoder(SMALL), split_bytes(stream)) == whole
 
 
 def test_an_element_is_given_as_soon_as_its_last_bracket_is_there() -> None:
@@ -73,7 +73,7 @@ def test_an_element_is_given_as_soon_as_its_last_bracket_is_there() -> None:
 
 
 def test_what_is_no_object_is_handed_on_too() -> None:
-    assert decoded(ArrayDecoder(), [b'[1, "a, {b}", {"c": 2}, null] tail']) == (
+    assert decode_pieces(ArrayDecoder(), [b'[1, "a, {b}", {"c": 2}, null] tail']) == (
         [b'1, "a, {b}"', b'{"c": 2}', b"null", b"tail"],
         None,
     )
@@ -104,11 +104,11 @@ def test_spaces_between_the_elements_take_no_memory() -> None:
 def test_a_further_piece_of_an_element_costs_the_same_however_much_there_is(piece: bytes) -> None:
     decoder = ArrayDecoder()
     decoder.feed(b'[{"text": ["')
-    costs = [operations(lambda: decoder.feed(piece * 2)) for _ in range(4)]
+    costs = [count_operations(lambda: decoder.feed(piece * 2)) for _ in range(4)]
     for _ in range(20_000):
         assert decoder.feed(piece * 2) == []
-    assert operations(lambda: decoder.feed(piece * 2)) <= max(costs) + 20
-    assert extra_memory(lambda: decoder.feed(piece * 2)) < 100_000
+    assert count_operations(lambda: decoder.feed(piece * 2)) <= max(costs) + 20
+    assert measure_peak_memory(lambda: decoder.feed(piece * 2)) < 100_000
 
 
 @needs_recordings
@@ -118,4 +118,4 @@ def test_a_further_piece_of_an_element_costs_the_same_however_much_there_is(piec
 def test_a_recorded_array_gives_its_elements(name: str) -> None:
     for exchange in recording(name)["exchanges"]:
         stream = body(exchange)
-        assert read([stream]) == read(bytewise(stream)) == json.loads(stream)
+        assert read([stream]) == read(split_bytes(stream)) == json.loads(stream)

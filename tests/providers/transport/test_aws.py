@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from rxloop.providers.bounds import Bounds, OutOfBounds, Unreadable
 from rxloop.providers.transport.stream_decoders import AWSDecoder
-from support.processes.counters import extra_memory, operations
+from support.processes.counters import count_operations, measure_peak_memory
 from support.vendors.aws_events import chunk, header, message, prelude
-from support.vendors.split_streams import bytewise, cut, decoded
+from support.vendors.split_streams import decode_pieces, split_bytes, split_stream
 
 SMALL = Bounds(document=300)
 OTHERS = [
@@ -36,8 +36,8 @@ def streams(draw: st.DrawFn) -> tuple[bytes, list[bytes]]:
 @given(st.data(), streams())
 def test_any_stream_gives_its_documents_however_it_is_cut(data: st.DataObject, made: tuple[bytes, list[bytes]]) -> None:
     stream, payloads = made
-    assert decoded(AWSDecoder(), data.draw(cut(stream))) == (payloads, None)
-    assert decoded(AWSDecoder(), bytewise(stream)) == (payloads, None)
+    assert decode_pieces(AWSDecoder(), data.draw(split_stream(stream))) == (payloads, None)
+    assert decode_pieces(AWSDecoder(), split_bytes(stream)) == (payloads, None)
 
 
 @given(st.data(), streams())
@@ -47,15 +47,15 @@ def test_a_damaged_stream_gives_what_was_whole_and_means_the_same_however_it_is_
     stream, payloads = bytearray(made[0] + OTHERS[0]), made[1]
     place = data.draw(st.integers(0, len(stream) - 1))
     stream[place] ^= data.draw(st.integers(1, 255))
-    whole = decoded(AWSDecoder(SMALL), [bytes(stream)])
+    whole = decode_pieces(AWSDecoder(SMALL), [bytes(stream)])
     assert whole[0] == payloads[: len(whole[0])]
-    assert decoded(AWSDecoder(SMALL), data.draw(cut(bytes(stream)))) == whole
-    assert decoded(AWSDecoder(SMALL), bytewise(bytes(stream))) == whole
+    assert decode_pieces(AWSDecoder(SMALL), data.draw(split_stream(bytes(stream)))) == whole
+    assert decode_pieces(AWSDecoder(SMALL), split_bytes(bytes(stream))) == whole
 
 
 @given(st.binary(max_size=40))
 def test_any_bytes_are_read_or_refused(stream: bytes) -> None:
-    assert decoded(AWSDecoder(SMALL), bytewise(stream)) == decoded(AWSDecoder(SMALL), [stream])
+    assert decode_pieces(AWSDecoder(SMALL), split_bytes(stream)) == decode_pieces(AWSDecoder(SMALL), [stream])
 
 
 def test_a_document_is_given_as_soon_as_its_message_is_there() -> None:
@@ -137,11 +137,11 @@ def test_slashes_may_be_escaped_as_json_allows() -> None:
 def test_a_further_piece_of_a_message_costs_the_same_however_much_there_is() -> None:
     decoder = AWSDecoder()
     decoder.feed(prelude(3_000_000, 0))
-    cost = max(operations(lambda: decoder.feed(b"x")) for _ in range(4))
+    cost = max(count_operations(lambda: decoder.feed(b"x")) for _ in range(4))
     for _ in range(20_000):
         assert decoder.feed(b"x" * 50) == []
-    assert operations(lambda: decoder.feed(b"x")) <= cost
-    assert extra_memory(lambda: decoder.feed(b"x")) < 300_000
+    assert count_operations(lambda: decoder.feed(b"x")) <= cost
+    assert measure_peak_memory(lambda: decoder.feed(b"x")) < 300_000
 
 
 def test_amazon_s_own_reader_reads_the_same() -> None:
@@ -152,4 +152,4 @@ def test_amazon_s_own_reader_reads_the_same() -> None:
     buffer.add_data(stream)
     theirs = [json.loads(each.payload or b"{}").get("bytes") for each in buffer]
     assert [b64decode(each) for each in theirs if each] == payloads
-    assert decoded(AWSDecoder(), [stream]) == (payloads, None)
+    assert decode_pieces(AWSDecoder(), [stream]) == (payloads, None)

@@ -15,8 +15,8 @@ from rxloop import Agent, tool
 from rxloop.errors import RunCancelled
 from rxloop.pipeline.interfaces import Provider
 from rxloop.providers import HTTPModel, Retry, fallback, hedge, limited
-from support.http_server import Reply, Server, active, chat, delta, say, sse
-from support.run_checks import other_tasks, until
+from support.http_server import Reply, Server, active_connections, chat_model, delta, sse, text_reply
+from support.run_checks import other_tasks, wait_until
 
 pytestmark = pytest.mark.usefixtures("transport")
 
@@ -41,8 +41,8 @@ async def look() -> str:
 
 @pytest.mark.timeout(300)
 async def test_runs_cancelled_at_random_leave_no_connection_checked_out(server: Server) -> None:
-    server.answer(*[CALL, say(*["word "] * 10), say("Hello ", end="hang", finished=False)] * (2 * RUNS))
-    provider = chat(server, retry=Retry(first=0))
+    server.answer(*[CALL, text_reply(*["word "] * 10), text_reply("Hello ", end="hang", finished=False)] * (2 * RUNS))
+    provider = chat_model(server, retry=Retry(first=0))
     agent = Agent(provider, tools=[look])
     chance = random.Random(8)
     ended = Counter[str]()
@@ -62,8 +62,8 @@ async def test_runs_cancelled_at_random_leave_no_connection_checked_out(server: 
     async with asyncio.timeout(280):
         for _ in range(0, RUNS, AT_ONCE):
             await asyncio.gather(*(one() for _ in range(AT_ONCE)))
-        await until(lambda: not other_tasks() - server.tasks)
-    assert active(provider) == []
+        await wait_until(lambda: not other_tasks() - server.tasks)
+    assert active_connections(provider) == []
     # They were caught before the answer, between two requests and behind the end.
     assert len(+(ended - Counter(dict.fromkeys(ended, RUNS // 75)))) >= 3
     await answers_once_more(agent, server)
@@ -73,14 +73,14 @@ async def test_runs_cancelled_at_random_leave_no_connection_checked_out(server: 
 
 
 async def answers_once_more(agent: Agent[None, str], server: Server) -> None:
-    server.answer(*[say("Hello")] * (len(server.requests) + 1))
+    server.answer(*[text_reply("Hello")] * (len(server.requests) + 1))
     assert (await agent.run("Go.")).output == "Hello"
 
 
 @pytest.mark.parametrize("wrapped", WRAPPED)
 async def test_models_around_models_let_go_of_their_connections(server: Server, wrapped: str) -> None:
-    server.answer(say(*["word "] * 10), say("Hello ", end="hang", finished=False))
-    providers = [chat(server), chat(server)]
+    server.answer(text_reply(*["word "] * 10), text_reply("Hello ", end="hang", finished=False))
+    providers = [chat_model(server), chat_model(server)]
     agent = Agent(WRAPPED[wrapped](*providers))
     for number in range(40):
         run = agent.run("Go.")
@@ -91,7 +91,7 @@ async def test_models_around_models_let_go_of_their_connections(server: Server, 
         with contextlib.suppress(RunCancelled):
             await run
         del run
-        assert [active(provider) for provider in providers] == [[], []], number
+        assert [active_connections(provider) for provider in providers] == [[], []], number
     await answers_once_more(agent, server)
     for provider in providers:
         await provider.aclose()
@@ -100,8 +100,8 @@ async def test_models_around_models_let_go_of_their_connections(server: Server, 
 
 
 async def test_runs_one_after_the_other_use_one_connection(server: Server) -> None:
-    server.answer(*[CALL, say("Hello ", "you.")] * 50)
-    provider = chat(server)
+    server.answer(*[CALL, text_reply("Hello ", "you.")] * 50)
+    provider = chat_model(server)
     agent = Agent(provider, tools=[look])
     for _ in range(50):
         assert (await agent.run("Go.")).output == "Hello you."

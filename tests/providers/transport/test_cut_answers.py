@@ -19,8 +19,8 @@ from rxloop.pipeline.requests import ToolDefinition
 from rxloop.pipeline.run_context import RunContext
 from rxloop.protocol.events import ContentCompleteEvent
 from rxloop.providers import HTTPModel, Retry, openai_chat
-from support.http_server import REQUEST, Answer, collect, delta, sse, text
-from support.vendors.recordings import body, choice, names, needs_recordings, oracle, recording
+from support.http_server import REQUEST, StreamResult, collect, delta, sse, streamed_text
+from support.vendors.recordings import body, choice, needs_recordings, oracle, recording, recording_names
 
 EVERY_BYTE = os.environ.get("RXLOOP_RECORDINGS") == "all"
 Framing = Literal["chunked", "length", "close"]
@@ -95,14 +95,14 @@ def verdict(whole: bytes, after: int) -> Literal["error", "answer", "either"]:
     return "either" if ends(rest) else "error"
 
 
-def said(answer: Answer) -> Said:
+def said(answer: StreamResult) -> Said:
     """What an answer amounts to."""
     message = answer.events[-1]
     assert isinstance(message, ContentCompleteEvent)
     return message.content, [(call.name, call.raw or "") for call in message.tool_calls]
 
 
-def judge(answer: Answer, due: str, whole: Said) -> str | None:
+def judge(answer: StreamResult, due: str, whole: Said) -> str | None:
     """What is wrong with an answer that was dropped, if anything."""
     if answer.error is None:
         if due == "error":
@@ -114,7 +114,7 @@ def judge(answer: Answer, due: str, whole: Said) -> str | None:
         return f"the wrong error: {answer.error!r}"
     if any(isinstance(event, ContentCompleteEvent) for event in answer.events):
         return "an error behind a complete message"
-    return None if whole[0].startswith(text(answer)) else "other text than was sent"
+    return None if whole[0].startswith(streamed_text(answer)) else "other text than was sent"
 
 
 def call_piece(index: int, arguments: str, **first: Any) -> dict[str, Any]:
@@ -219,7 +219,7 @@ async def test_no_tool_of_a_broken_message_runs_wherever_it_breaks() -> None:
 def streamed() -> list[tuple[str, int, bytes]]:
     """The recorded answers that stream and end well, the shortest first."""
     found: list[tuple[str, int, bytes]] = []
-    for name in names():
+    for name in recording_names():
         conversation = recording(name)
         for number, (exchange, expected) in enumerate(zip(conversation["exchanges"], oracle(name), strict=True)):
             if exchange["stream"] and not expected.get("http_error") and not expected.get("error_mid_stream"):

@@ -9,7 +9,7 @@ import pytest
 
 from rxloop import errors
 from rxloop.providers import Bounds, HTTPModel, Preset, Retry, http_model
-from support.http_server import REQUEST, Answer, Reply, Server, collect, text
+from support.http_server import REQUEST, Reply, Server, StreamResult, collect, streamed_text
 from support.vendors.aws_events import chunk, message
 from support.vendors.echo_codec import EchoCodec, EchoReader
 
@@ -37,7 +37,7 @@ def model(server: Server, wire: type[EchoCodec] = EchoCodec, **options: Any) -> 
     return http_model("m", preset, wire, retry=Retry(attempts=1), **options)
 
 
-async def asked(server: Server, reply: Reply, wire: type[EchoCodec] = EchoCodec, **options: Any) -> Answer:
+async def asked(server: Server, reply: Reply, wire: type[EchoCodec] = EchoCodec, **options: Any) -> StreamResult:
     server.answer(reply)
     provider = model(server, wire, **options)
     answer = await collect(provider.call(REQUEST))
@@ -62,7 +62,7 @@ def cut(reply: Reply, size: int) -> Reply:
 async def test_a_stream_in_another_frame_says_the_same(server: Server, kind: str, size: int) -> None:
     answer = await asked(server, cut(framed(kind, EVENTS), size))
     assert answer.error is None
-    assert text(answer) == SAID
+    assert streamed_text(answer) == SAID
 
 
 @pytest.mark.parametrize("kind", [AWS, ARRAY])
@@ -72,7 +72,7 @@ async def test_an_error_in_the_middle_keeps_the_text_and_has_the_id_of_its_answe
     assert type(answer.error) is errors.Overloaded
     assert answer.error.request_id == "req_1"
     assert str(answer.error).endswith("busy (request req_1)")
-    assert text(answer) == "Hel"
+    assert streamed_text(answer) == "Hel"
 
 
 async def test_an_exception_of_aws_in_the_middle_is_an_error_of_the_tree(server: Server) -> None:
@@ -80,7 +80,7 @@ async def test_an_exception_of_aws_in_the_middle_is_an_error_of_the_tree(server:
     failure = message(b'{"message":"Too many requests"}', headers)
     answer = await asked(server, Reply([chunk(b'{"text":"Hel"}'), failure], content_type=AWS))
     assert type(answer.error) is errors.RateLimited
-    assert text(answer) == "Hel"
+    assert streamed_text(answer) == "Hel"
 
 
 @pytest.mark.parametrize("kind", [AWS, ARRAY])
@@ -99,13 +99,13 @@ async def test_a_damaged_message_breaks_the_protocol(server: Server) -> None:
     assert type(answer.error) is errors.ProviderProtocolError
     assert "echo:m at" in str(answer.error)
     assert "checksum" in str(answer.error)
-    assert text(answer) == "Hel"
+    assert streamed_text(answer) == "Hel"
 
 
 async def test_an_object_in_place_of_an_array_is_a_whole_answer(server: Server) -> None:
     answer = await asked(server, Reply([b' {"text": "Hel', b'lo", "stop": true}'], content_type=ARRAY))
     assert answer.error is None
-    assert text(answer) == "Hello"
+    assert streamed_text(answer) == "Hello"
 
 
 async def test_an_array_from_a_vendor_that_streams_none_is_a_whole_answer(server: Server) -> None:
@@ -118,4 +118,4 @@ async def test_an_array_that_does_not_end_is_out_of_bounds(server: Server) -> No
     reply = Reply([b'[{"text": "Hel"}, {"text": "' + b"x" * 1000] * 3, content_type=ARRAY)
     answer = await asked(server, reply, bounds=Bounds(document=2000))
     assert "bounds=Bounds(document=" in str(answer.error)
-    assert text(answer) == "Hel"
+    assert streamed_text(answer) == "Hel"

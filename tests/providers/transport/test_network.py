@@ -24,7 +24,16 @@ from rxloop.providers.transport.httpcore_backend import (
     _to_httpx,
 )
 from rxloop.providers.transport.httpx_client import HttpxClient
-from support.http_server import REQUEST, Reply, Server, active, chat, collect, say, text
+from support.http_server import (
+    REQUEST,
+    Reply,
+    Server,
+    active_connections,
+    chat_model,
+    collect,
+    streamed_text,
+    text_reply,
+)
 
 REQUEST_HEAD = b"POST /v1/chat/completions HTTP/1.1\r\n"
 
@@ -107,13 +116,13 @@ async def test_a_head_alone_leaves_when_the_answer_is_waited_for(server: Server)
 
 
 async def test_the_clients_of_a_provider_do_so(server: Server) -> None:
-    server.answer(say("Hello"))
-    provider = chat(server, transport="httpx")
-    assert text(await collect(provider.call(REQUEST))) == "Hello"
+    server.answer(text_reply("Hello"))
+    provider = chat_model(server, transport="httpx")
+    assert streamed_text(await collect(provider.call(REQUEST))) == "Hello"
     [client] = provider._pool.clients
     assert isinstance(client, HttpxClient)
     assert isinstance(client.http._transport, PoolTransport)
-    assert active(provider) == []
+    assert active_connections(provider) == []
     await provider.aclose()
 
 
@@ -123,9 +132,9 @@ async def test_where_the_environment_names_a_proxy_the_requests_go_through_it(
     monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{server.port}")
     monkeypatch.delenv("no_proxy", raising=False)
     monkeypatch.delenv("NO_PROXY", raising=False)
-    server.answer(say("Hello"))
+    server.answer(text_reply("Hello"))
     provider = openai_chat("m", base_url="http://model.invalid/v1", api_key="k", transport="httpx")
-    assert text(await collect(provider.call(REQUEST))) == "Hello"
+    assert streamed_text(await collect(provider.call(REQUEST))) == "Hello"
     assert server.requests[0].path == "http://model.invalid/v1/chat/completions"
     await provider.aclose()
 
@@ -239,10 +248,10 @@ async def test_a_server_with_an_address_of_the_sixth_version_is_spoken_to(server
         listener = await asyncio.start_server(server.handle, "::1", 0)
     except OSError:
         return  # a machine without it
-    server.answer(say("Hello"))
+    server.answer(text_reply("Hello"))
     async with listener:
         provider = openai_chat("m", base_url=f"http://[::1]:{listener.sockets[0].getsockname()[1]}/v1", api_key="k")
-        assert text(await collect(provider.call(REQUEST))) == "Hello"
+        assert streamed_text(await collect(provider.call(REQUEST))) == "Hello"
         await provider.aclose()
         async with asyncio.timeout(5):
             await server.all_closed.wait()

@@ -15,7 +15,7 @@ from rxloop.providers.transport import TRANSPORT_ENV, ClientPool
 from rxloop.providers.transport.exchange import Client
 from rxloop.providers.transport.httpx_client import STREAMS, HttpxClient
 from rxloop.testing import virtual_time
-from support.http_server import REQUEST, Server, chat, collect, say, text
+from support.http_server import REQUEST, Server, chat_model, collect, streamed_text, text_reply
 
 
 async def test_every_few_streams_have_a_client_of_their_own() -> None:
@@ -77,11 +77,11 @@ def test_clients_beyond_the_idle_ones_that_stay_are_closed_when_nobody_has_used_
 
 
 async def test_many_calls_at_once_share_few_clients_and_no_connection_is_left(server: Server, transport: str) -> None:
-    server.answer(say("Hello"))
-    provider = chat(server)
+    server.answer(text_reply("Hello"))
+    provider = chat_model(server)
     for _ in range(2):
         answers = await asyncio.gather(*(collect(provider.call(REQUEST)) for _ in range(3 * STREAMS)))
-        assert {text(answer) for answer in answers} == {"Hello"}
+        assert {streamed_text(answer) for answer in answers} == {"Hello"}
     assert len(provider._pool.clients) == (3 if transport == "httpx" else 1)
     assert server.connections == 3 * STREAMS
     await provider.aclose()
@@ -139,9 +139,9 @@ async def test_a_transport_that_is_unknown_or_not_installed_says_what_to_do(
     with pytest.raises(ConfigurationError, match=unknown):
         openai_chat("m", base_url=server.base_url, transport="curl")  # pyright: ignore[reportArgumentType]
     monkeypatch.setenv(TRANSPORT_ENV, "curl")
-    assert str((await collect(chat(server).call(REQUEST))).error) == unknown
+    assert str((await collect(chat_model(server).call(REQUEST))).error) == unknown
     monkeypatch.setitem(__import__("sys").modules, "rxloop.providers.transport.aiohttp_client", None)
-    missing = (await collect(chat(server, transport="aiohttp").call(REQUEST))).error
+    missing = (await collect(chat_model(server, transport="aiohttp").call(REQUEST))).error
     assert isinstance(missing, ConfigurationError)
     assert "pip install 'rxloop[fast]'" in str(missing)
     assert server.requests == []
@@ -164,8 +164,8 @@ async def test_where_the_environment_names_a_proxy_the_transport_is_httpx(monkey
 
 
 async def test_a_provider_that_is_dropped_takes_its_pool_along(server: Server, transport: str) -> None:
-    server.answer(say("Hello"))
-    provider = chat(server)
+    server.answer(text_reply("Hello"))
+    provider = chat_model(server)
     await collect(provider.call(REQUEST))
     pool = weakref.ref(provider._pool)
     await provider.aclose()
@@ -221,8 +221,8 @@ def test_what_is_being_closed_is_closed_when_the_pool_is() -> None:
 
 
 async def test_a_peak_goes_on_with_the_connections_that_it_has(server: Server) -> None:
-    server.answer(say("Hello"))
-    provider = chat(server, transport="httpx")
+    server.answer(text_reply("Hello"))
+    provider = chat_model(server, transport="httpx")
 
     async def one_after_the_other() -> None:
         for _ in range(3):
@@ -236,8 +236,8 @@ async def test_a_peak_goes_on_with_the_connections_that_it_has(server: Server) -
 
 async def test_the_sockets_of_a_peak_are_closed_with_it(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_pool, "IDLE_SECONDS", 0.05)
-    server.answer(say("Hello"))
-    provider = chat(server, transport="httpx")
+    server.answer(text_reply("Hello"))
+    provider = chat_model(server, transport="httpx")
     await asyncio.gather(*(collect(provider.call(REQUEST)) for _ in range(100)))
     async with asyncio.timeout(5):
         while server.open > STREAMS * _pool.IDLE_CLIENTS:  # noqa: ASYNC110

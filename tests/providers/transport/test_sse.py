@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rxloop.providers.transport.stream_decoders import SSEDecoder
-from support.processes.counters import extra_memory
-from support.vendors.split_streams import bytewise, cut
+from support.processes.counters import measure_peak_memory
+from support.vendors.split_streams import split_bytes, split_stream
 
 NEWLINES = (b"\n", b"\r\n", b"\r")
 text = st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\r\n"), max_size=12)
@@ -43,14 +43,14 @@ def streams(draw: st.DrawFn) -> tuple[bytes, list[bytes]]:
 def test_any_stream_gives_its_payloads_however_it_is_cut(data: st.DataObject, made: tuple[bytes, list[bytes]]) -> None:
     # L70
     stream, payloads = made
-    assert decode(data.draw(cut(stream))) == payloads
+    assert decode(data.draw(split_stream(stream))) == payloads
 
 
 @given(streams())
 def test_a_stream_that_comes_byte_by_byte_gives_its_payloads(made: tuple[bytes, list[bytes]]) -> None:
     # L70
     stream, payloads = made
-    assert decode(bytewise(stream)) == payloads
+    assert decode(split_bytes(stream)) == payloads
 
 
 def test_a_payload_is_given_as_soon_as_its_blank_line_is_there() -> None:
@@ -76,4 +76,4 @@ def test_a_further_line_of_an_event_costs_the_same_however_many_there_are(line: 
     decoder = SSEDecoder()
     for _ in range(20_000):
         assert decoder.feed(line) == []
-    assert extra_memory(lambda: decoder.feed(line)) < 10_000
+    assert measure_peak_memory(lambda: decoder.feed(line)) < 10_000

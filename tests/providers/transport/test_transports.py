@@ -18,7 +18,16 @@ from rxloop.protocol.messages import Message
 from rxloop.protocol.settings import ModelSettings
 from rxloop.providers import HTTPModel, Retry, Timeouts, openai_chat
 from rxloop.providers import transport as _pool
-from support.http_server import REQUEST, Answer, Server, active, chat, collect, say, text
+from support.http_server import (
+    REQUEST,
+    Server,
+    StreamResult,
+    active_connections,
+    chat_model,
+    collect,
+    streamed_text,
+    text_reply,
+)
 
 pytestmark = pytest.mark.usefixtures("transport")
 
@@ -59,7 +68,7 @@ async def secure(certificate: trustme.LeafCert) -> AsyncGenerator[Server]:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     certificate.configure_cert(context)
     made = Server()
-    made.answer(say("Hello"))
+    made.answer(text_reply("Hello"))
     listener = await asyncio.start_server(made.handle, "127.0.0.1", 0, ssl=context)
     made.port = listener.sockets[0].getsockname()[1]
     try:
@@ -99,17 +108,17 @@ async def tunnel(asked: list[str]) -> AsyncGenerator[str]:
         await asyncio.gather(*tasks)
 
 
-async def called(base_url: str, key: str = "k") -> Answer:
+async def called(base_url: str, key: str = "k") -> StreamResult:
     """What a provider makes of an answer; it leaves no connection behind."""
     provider = openai_chat("m", base_url=base_url, retry=ONCE, api_key=key)
     return (await answers(provider, 1))[0]
 
 
-async def answers(provider: HTTPModel, count: int) -> list[Answer]:
+async def answers(provider: HTTPModel, count: int) -> list[StreamResult]:
     """The answers to calls that are made one after the other."""
     async with asyncio.timeout(5):
         found = [await collect(provider.call(REQUEST)) for _ in range(count)]
-        assert active(provider) == []
+        assert active_connections(provider) == []
         await provider.aclose()
     return found
 
@@ -118,7 +127,7 @@ async def answers(provider: HTTPModel, count: int) -> list[Answer]:
 async def test_a_server_with_a_good_certificate_is_spoken_to_over_one_connection(certificate: trustme.LeafCert) -> None:
     async with secure(certificate) as server:
         provider = openai_chat("m", base_url=f"https://127.0.0.1:{server.port}/v1", retry=ONCE)
-        assert [text(answer) for answer in await answers(provider, 3)] == ["Hello"] * 3
+        assert [streamed_text(answer) for answer in await answers(provider, 3)] == ["Hello"] * 3
         assert (server.connections, len(server.requests)) == (1, 3)
 
 
@@ -133,20 +142,20 @@ async def test_a_certificate_that_nobody_vouches_for_is_no_connection(certificat
 async def test_a_proxy_of_the_environment_gets_the_request_with_its_whole_address(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server.answer(say("Hello"))
+    server.answer(text_reply("Hello"))
     monkeypatch.setenv("HTTP_PROXY", f"http://ann:pass@127.0.0.1:{server.port}")
     answer = await called("http://model.example/v1")
-    assert (answer.error, text(answer)) == (None, "Hello")
+    assert (answer.error, streamed_text(answer)) == (None, "Hello")
     assert server.requests[0].path == "http://model.example/v1/chat/completions"
     assert server.requests[0].headers["proxy-authorization"] == "Basic YW5uOnBhc3M="
     assert server.requests[0].headers["authorization"] == "Bearer k"
 
 
 async def test_an_address_that_needs_no_proxy_is_asked_itself(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    server.answer(say("Hello"))
+    server.answer(text_reply("Hello"))
     monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:9")
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    assert text(await called(server.base_url)) == "Hello"
+    assert streamed_text(await called(server.base_url)) == "Hello"
     monkeypatch.delenv("NO_PROXY")
     assert isinstance((await called(server.base_url)).error, ProviderConnectionError)
     assert len(server.requests) == 1
@@ -160,7 +169,7 @@ async def test_tls_goes_through_the_tunnel_of_a_proxy(
     async with tunnel(asked) as address, secure(certificate) as server:
         monkeypatch.setenv("HTTPS_PROXY", address)
         provider = openai_chat("m", base_url=f"https://127.0.0.1:{server.port}/v1", retry=ONCE)
-        assert [text(answer) for answer in await answers(provider, 2)] == ["Hello"] * 2
+        assert [streamed_text(answer) for answer in await answers(provider, 2)] == ["Hello"] * 2
         assert asked == [f"CONNECT 127.0.0.1:{server.port} HTTP/1.1"]
 
 
@@ -180,7 +189,7 @@ async def test_a_request_that_the_server_does_not_take_is_a_timeout() -> None:
     async with asyncio.timeout(5):
         answer = await collect(provider.call(ModelRequest(messages=[Message.user("x" * 30_000_000)])))
     assert isinstance(answer.error, ProviderTimeout)
-    assert active(provider) == []
+    assert active_connections(provider) == []
     await provider.aclose()
     leave.set()
     listener.close()
@@ -193,21 +202,21 @@ async def test_a_key_that_cannot_be_a_header_is_a_mistake_and_nothing_is_sent(se
 
 
 async def test_the_cookies_of_a_gateway_come_back_to_it(server: Server) -> None:
-    plain = say("Hello")
+    plain = text_reply("Hello")
     cookies = ["a=1; Path=/", "b=2; Path=/elsewhere", "a=3; Path=/"]
     server.answer(*[replace(plain, headers={"set-cookie": cookie}) for cookie in cookies], plain)
-    provider = chat(server)
+    provider = chat_model(server)
     await answers(provider, 5)
     assert [request.headers.get("cookie") for request in server.requests] == [None, "a=1", "a=1", "a=3", "a=3"]
     server.requests.clear()
-    mine = chat(server, headers={"Cookie": "mine=1"})
+    mine = chat_model(server, headers={"Cookie": "mine=1"})
     await answers(mine, 2)
     assert [request.headers.get("cookie") for request in server.requests] == ["mine=1", "mine=1"]
 
 
 async def test_a_request_has_the_headers_of_its_own_call(server: Server) -> None:
-    server.answer(say("Hello"))
-    provider = chat(server)
+    server.answer(text_reply("Hello"))
+    provider = chat_model(server)
     for number in (1, 1, 2, 10_000):
         settings = ModelSettings(headers={"X-Number": str(number)})
         message = Message.user("x" * number)
@@ -218,22 +227,22 @@ async def test_a_request_has_the_headers_of_its_own_call(server: Server) -> None
 
 
 async def test_a_connection_that_the_server_closed_meanwhile_is_not_used_again(server: Server) -> None:
-    server.answer(say("Hello"))
-    provider = chat(server)
-    assert text(await collect(provider.call(REQUEST))) == "Hello"
+    server.answer(text_reply("Hello"))
+    provider = chat_model(server)
+    assert streamed_text(await collect(provider.call(REQUEST))) == "Hello"
     for task in server.tasks:
         task.cancel()
     async with asyncio.timeout(1):
         await server.all_closed.wait()
     await asyncio.sleep(0.01)
-    assert text(await collect(provider.call(REQUEST))) == "Hello"
+    assert streamed_text(await collect(provider.call(REQUEST))) == "Hello"
     assert server.connections == 2
     await provider.aclose()
 
 
 async def test_a_call_is_disposed_of_in_the_middle_of_a_flood(server: Server) -> None:
-    server.answer(say(*["word"] * 20_000))
-    provider = chat(server)
+    server.answer(text_reply(*["word"] * 20_000))
+    provider = chat_model(server)
     seen = 0
     ended = asyncio.Event()
 
@@ -245,9 +254,9 @@ async def test_a_call_is_disposed_of_in_the_middle_of_a_flood(server: Server) ->
 
     async with asyncio.timeout(5):
         subscription = provider.call(REQUEST).subscribe(on_next, on_completed=ended.set)
-        await server.asked.wait()
+        await server.requested.wait()
         await server.all_closed.wait()
     assert seen == 100
     assert not ended.is_set()
-    assert active(provider) == []
+    assert active_connections(provider) == []
     await provider.aclose()

@@ -20,8 +20,16 @@ from rxloop.errors import ConfigurationError
 from rxloop.pipeline.records import RunRecord
 from rxloop.server import Principal, ServerLimits, a2a
 from rxloop.testing import ScriptedModel, call, frames
-from support.api_server import AwayLog, client_of, listening
-from support.clients.a2a import BINDINGS, Served, all_of, last_of, saying, serving_a2a, states
+from support.api_server import UnavailableLog, make_client, serve_app
+from support.clients.a2a import (
+    BINDINGS,
+    A2AEndpoint,
+    collect_responses,
+    message_request,
+    read_task,
+    serve_a2a,
+    task_states,
+)
 from support.hidden_tools import MARK, RUNS, ask, fail
 
 NOBODYS = "01a20428-d3d7-7ba9-bf44-a933530ad41f"
@@ -65,13 +73,13 @@ def rests_of(task_id: str, context_id: str) -> list[tuple[str, str]]:
     ]
 
 
-async def everything(served: Served, token: str, ids: tuple[str, str]) -> dict[str, tuple[int, str]]:
+async def everything(served: A2AEndpoint, token: str, ids: tuple[str, str]) -> dict[str, tuple[int, str]]:
     """What each operation says."""
     said: dict[str, tuple[int, str]] = {}
     for method, params in requests_of(*ids).items():
         answer = await served.rpc(method, params, token)
         said[method] = answer.status_code, answer.text
-    async with client_of(served.url, token) as client:
+    async with make_client(served.url, token) as client:
         for place, (method, path) in enumerate(rests_of(*ids)):
             answer = await client.request(method, path, headers={"a2a-version": "1.0"})
             said[f"{place} {method}"] = answer.status_code, answer.text
@@ -79,9 +87,9 @@ async def everything(served: Served, token: str, ids: tuple[str, str]) -> dict[s
 
 
 async def test_what_is_anothers_looks_like_what_is_not_there() -> None:
-    async with serving_a2a(clerk(frames("-and so on", 0.05))) as served, served.client(streaming=False) as ann:
+    async with serve_a2a(clerk(frames("-and so on", 0.05))) as served, served.client(streaming=False) as ann:
         config = pb.SendMessageConfiguration(return_immediately=True)
-        task = await last_of(ann.send_message(saying(config=config)))
+        task = await read_task(ann.send_message(message_request(config=config)))
         hers = await everything(served, "bob-key", (task.id, task.context_id))
         nobodys = await everything(served, "bob-key", (NOBODYS, NOBODYS))
         assert hers == nobodys
@@ -91,14 +99,14 @@ async def test_what_is_anothers_looks_like_what_is_not_there() -> None:
         async with served.client(token="bob-key", streaming=False) as bob:
             assert (await bob.list_tasks(pb.ListTasksRequest())).total_size == 0
             with pytest.raises(InvalidParamsError):
-                await last_of(bob.send_message(saying(context_id=task.context_id)))
+                await read_task(bob.send_message(message_request(context_id=task.context_id)))
         async with served.client(token="root-key", streaming=False) as root:
             assert (await root.list_tasks(pb.ListTasksRequest())).total_size == 1
         await ann.cancel_task(pb.CancelTaskRequest(id=task.id))
 
 
 async def test_nobody_in_particular_gets_nothing_but_the_card() -> None:
-    async with serving_a2a(clerk()) as served:
+    async with serve_a2a(clerk()) as served:
         for token in ("wrong", "ann"):
             said = await everything(served, token, (NOBODYS, NOBODYS))
             assert {status for status, _ in said.values()} == {401}
@@ -109,7 +117,7 @@ async def test_nobody_in_particular_gets_nothing_but_the_card() -> None:
 
 async def test_the_tasks_of_another_agent_are_not_there() -> None:
     agents = [clerk("Yes."), Agent(ScriptedModel("No."), name="other")]
-    async with serving_a2a(*agents, agent="clerk") as served, served.client(streaming=False) as client:
+    async with serve_a2a(*agents, agent="clerk") as served, served.client(streaming=False) as client:
         record = await served.runtime.start("other", "Hi", owner="ann")
         async for _ in served.runtime.follow(record.task_id):
             pass
@@ -135,18 +143,20 @@ async def peek(ctx: RunContext[Any], at: str = "") -> str:
 async def test_no_byte_has_what_is_not_for_clients(name: str, binding: str) -> None:
     log = MemoryEventLog()
     agent = clerk(*RUNS[name], tools=[peek, ask, fail], instructions=f"{MARK}: be brief.")
-    async with serving_a2a(agent, log=log, skills="tools", thoughts=True) as served, served.client(binding) as client:
-        told = await all_of(client.send_message(saying()))
+    async with serve_a2a(agent, log=log, skills="tools", thoughts=True) as served, served.client(binding) as client:
+        told = await collect_responses(client.send_message(message_request()))
         said = str(told)
         task = told[0].task
         assert MARK.encode() in b"".join(event.to_json() for event in await log.read(task.id))
-        if states(told)[-1] == "INPUT_REQUIRED":
+        if task_states(told)[-1] == "INPUT_REQUIRED":
             misfit = await served.rpc("SendMessage", {"message": {**_message("maybe"), "taskId": task.id}})
             assert "error" in misfit.json()
-            said += misfit.text + str(await all_of(client.send_message(saying("no", task_id=task.id))))
+            said += misfit.text + str(
+                await collect_responses(client.send_message(message_request("no", task_id=task.id)))
+            )
         for method, params in requests_of(task.id, task.context_id).items():
             said += (await served.rpc(method, params)).text
-        async with client_of(served.url) as http:
+        async with make_client(served.url) as http:
             said += (await http.get("/.well-known/agent-card.json")).text
     assert MARK not in said
 
@@ -191,7 +201,7 @@ BODIES: dict[str, bytes] = {
 
 async def test_a_body_that_does_not_fit_is_refused_in_the_words_of_a2a() -> None:
     json = {"content-type": "application/json", "a2a-version": "1.0"}
-    async with serving_a2a(clerk("Yes.")) as served, client_of(served.url) as client:
+    async with serve_a2a(clerk("Yes.")) as served, make_client(served.url) as client:
         for name, body in BODIES.items():
             for path in ("/message:send", "/message:stream"):
                 answer = await client.post(path, content=body, headers=json)
@@ -211,14 +221,14 @@ async def test_a_body_that_does_not_fit_is_refused_in_the_words_of_a2a() -> None
 
 
 async def test_a_body_that_is_too_large_is_counted_while_it_comes() -> None:
-    async with serving_a2a(clerk(), limits=ServerLimits(body=10_000)) as served, client_of(served.url) as client:
+    async with serve_a2a(clerk(), limits=ServerLimits(body=10_000)) as served, make_client(served.url) as client:
         for path in ("/rpc", "/message:send"):
             answer = await client.post(path, content=b"x" * 20_000)
             assert (answer.status_code, answer.json()["error"]["code"]) == (413, 413)
 
 
 async def test_an_odd_id_is_no_id() -> None:
-    async with serving_a2a(clerk()) as served, client_of(served.url) as client:
+    async with serve_a2a(clerk()) as served, make_client(served.url) as client:
         for odd in ("x", "%00", "%2e%2e", "a" * 5_000, "%F0%9F%98%80", "'--"):
             for method, path in rests_of(odd, odd):
                 answer = await client.request(method, path, headers={"a2a-version": "1.0"})
@@ -230,7 +240,7 @@ async def test_an_odd_id_is_no_id() -> None:
 
 async def test_too_much_at_once_is_refused_before_anything_begins() -> None:
     limits = ServerLimits(runs=1, streams=1)
-    async with serving_a2a(clerk(frames("-and so on", 0.05)), limits=limits) as served, client_of(served.url) as client:
+    async with serve_a2a(clerk(frames("-and so on", 0.05)), limits=limits) as served, make_client(served.url) as client:
         json = {"a2a-version": "1.0"}
         async with client.stream("POST", "/message:stream", json={"message": _message("Go")}, headers=json) as stream:
             assert stream.status_code == 200
@@ -241,7 +251,7 @@ async def test_too_much_at_once_is_refused_before_anything_begins() -> None:
 
 
 async def test_a_key_is_one_task_however_often_it_is_sent() -> None:
-    async with serving_a2a(clerk("One.", "Two.")) as served, client_of(served.url) as client:
+    async with serve_a2a(clerk("One.", "Two.")) as served, make_client(served.url) as client:
         headers = {"a2a-version": "1.0", "idempotency-key": "k"}
         body = {"message": _message("Hi")}
         tasks = [(await client.post("/message:send", json=body, headers=headers)).json()["task"] for _ in range(2)]
@@ -254,7 +264,7 @@ async def test_a_key_is_one_task_however_often_it_is_sent() -> None:
 
 
 async def test_a_drain_ends_streams_with_a_last_word_and_those_who_wait() -> None:
-    async with serving_a2a(clerk(*[frames("-and so on", 0.05)] * 2)) as served, client_of(served.url) as client:
+    async with serve_a2a(clerk(*[frames("-and so on", 0.05)] * 2)) as served, make_client(served.url) as client:
         json = {"a2a-version": "1.0"}
         draining: list[asyncio.Task[None]] = []
         waiting = asyncio.create_task(client.post("/message:send", json={"message": _message("Go")}, headers=json))
@@ -276,7 +286,7 @@ async def test_a_drain_ends_streams_with_a_last_word_and_those_who_wait() -> Non
 async def test_a_client_that_leaves_while_it_waits_is_not_waited_for() -> None:
     limits = ServerLimits(streams=1)
     turns = [frames("-and so on", 0.05)] * 2
-    async with serving_a2a(clerk(*turns), limits=limits) as served, client_of(served.url) as client:
+    async with serve_a2a(clerk(*turns), limits=limits) as served, make_client(served.url) as client:
         json = {"a2a-version": "1.0"}
         with pytest.raises(httpx.ReadTimeout):
             await client.post("/message:send", json={"message": _message("Go")}, headers=json, timeout=0.3)
@@ -295,8 +305,8 @@ async def test_a_client_that_leaves_while_it_waits_is_not_waited_for() -> None:
 
 
 async def test_the_card_says_where_the_door_is_and_what_it_can_do() -> None:
-    async with serving_a2a(clerk(tools=[fail, peek]), skills="tools", description="Pays.") as served:
-        async with client_of(served.url) as client:
+    async with serve_a2a(clerk(tools=[fail, peek]), skills="tools", description="Pays.") as served:
+        async with make_client(served.url) as client:
             answer = await client.get("/.well-known/agent-card.json")
             again = await client.get("/.well-known/agent-card.json", headers={"if-none-match": answer.headers["etag"]})
     card = answer.json()
@@ -314,7 +324,7 @@ async def test_a_card_of_ones_own_and_one_for_those_who_are_known() -> None:
     def extended(principal: Principal) -> pb.AgentCard:
         return pb.AgentCard(name=f"for {principal.id}")
 
-    async with serving_a2a(clerk(), extended_card=extended, **options) as served, client_of(served.url) as client:
+    async with serve_a2a(clerk(), extended_card=extended, **options) as served, make_client(served.url) as client:
         shown = (await client.get("/.well-known/agent-card.json")).json()
         more = await client.get("/extendedAgentCard", headers={"a2a-version": "1.0"})
     assert (shown["name"], shown["version"]) == ("Ours", "7")
@@ -325,13 +335,13 @@ async def test_a_card_of_ones_own_and_one_for_those_who_are_known() -> None:
 async def test_mounted_under_a_path_the_card_says_so() -> None:
     async with Runtime({"clerk": clerk("Yes.")}, log=MemoryEventLog(), grace=0) as runtime:
         site = Starlette(routes=[Mount("/agents/clerk", door := a2a(runtime, push=False))])
-        async with listening(site) as url, httpx.AsyncClient() as http:
+        async with serve_app(site) as url, httpx.AsyncClient() as http:
             config = ClientConfig(httpx_client=http)
             async with await create_client(f"{url}/agents/clerk", config) as client:
-                told = await all_of(client.send_message(saying()))
+                told = await collect_responses(client.send_message(message_request()))
             card = (await http.get(f"{url}/agents/clerk/.well-known/agent-card.json")).json()
         await door.drain(0)
-    assert states(told) == ["SUBMITTED", "WORKING", "COMPLETED"]
+    assert task_states(told) == ["SUBMITTED", "WORKING", "COMPLETED"]
     assert card["supportedInterfaces"][1]["url"] == f"{url}/agents/clerk"
 
 
@@ -345,11 +355,11 @@ async def test_several_agents_have_a_door_each() -> None:
 
 
 async def test_a_log_that_fails_while_a_client_waits_is_said_to_be_out_of_reach() -> None:
-    log = AwayLog(MARK)
-    async with serving_a2a(clerk(call("lose"), "Hi.", tools=[log.lose]), log=log, push=False) as served:
+    log = UnavailableLog(MARK)
+    async with serve_a2a(clerk(call("lose"), "Hi.", tools=[log.lose]), log=log, push=False) as served:
         message = {"messageId": "m", "role": "ROLE_USER", "parts": [{"text": "Hi"}]}
         answer = await served.rpc("SendMessage", {"message": message})
-        log.away = False
+        log.unavailable = False
     assert answer.status_code == 503
     assert (answer.json()["error"]["message"], MARK in answer.text) == ("the log is out of reach", False)
 
@@ -364,7 +374,7 @@ async def test_what_is_nested_too_deep_for_protobuf_breaks_neither_its_task_nor_
         deep: Any = "core"
         for _ in range(60):
             deep = nest(deep)
-        async with serving_a2a(clerk(call("pay", amount=deep), tools=[pay]), push=False) as served:
+        async with serve_a2a(clerk(call("pay", amount=deep), tools=[pay]), push=False) as served:
             message = {"messageId": "m", "role": "ROLE_USER", "parts": [{"text": "Hi"}]}
             task = (await served.rpc("SendMessage", {"message": message})).json()["result"]["task"]
             listed = (await served.rpc("ListTasks", {})).json()["result"]["tasks"]
@@ -383,7 +393,7 @@ async def charge(amount: int) -> str:
     return f"charged {amount}"
 
 
-def lagging(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def lagging(served: A2AEndpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let what is known of a run be from its second event, as if all others came while a request is answered."""
     record = served.runtime.get_record
 
@@ -394,21 +404,24 @@ def lagging(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_an_answer_is_followed_from_behind_its_question(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with serving_a2a(clerk(call("charge", amount=5), "Paid.", tools=[charge])) as served:
+    async with serve_a2a(clerk(call("charge", amount=5), "Paid.", tools=[charge])) as served:
         async with served.client(streaming=False) as client:
-            task = await last_of(client.send_message(saying()))
+            task = await read_task(client.send_message(message_request()))
         lagging(served, monkeypatch)
         async with served.client() as client:
-            assert states(await all_of(client.send_message(saying("yes", task_id=task.id))))[-1] == "COMPLETED"
+            assert (
+                task_states(await collect_responses(client.send_message(message_request("yes", task_id=task.id))))[-1]
+                == "COMPLETED"
+            )
 
 
 async def test_a_reader_is_told_nothing_twice_of_what_comes_while_it_subscribes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async with serving_a2a(clerk(call("charge", amount=5), tools=[charge])) as served:
+    async with serve_a2a(clerk(call("charge", amount=5), tools=[charge])) as served:
         async with served.client(streaming=False) as client:
-            task = await last_of(client.send_message(saying()))
+            task = await read_task(client.send_message(message_request()))
         lagging(served, monkeypatch)
         async with served.client() as client:
-            told = await all_of(client.subscribe(pb.SubscribeToTaskRequest(id=task.id)))
-    assert states(told) == ["WORKING", "INPUT_REQUIRED"]
+            told = await collect_responses(client.subscribe(pb.SubscribeToTaskRequest(id=task.id)))
+    assert task_states(told) == ["WORKING", "INPUT_REQUIRED"]

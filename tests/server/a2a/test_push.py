@@ -25,8 +25,8 @@ from rxloop.server.a2a import webhook_addresses as addresses
 from rxloop.server.a2a.push import PLACE
 from rxloop.server.a2a.webhook_addresses import Unsafe, is_public, post, safe_addresses
 from rxloop.testing import ScriptedModel, call, frames
-from support.api_server import listening
-from support.clients.a2a import last_of, saying, serving_a2a
+from support.api_server import serve_app
+from support.clients.a2a import message_request, read_task, serve_a2a
 
 NEAR = PushOptions(private=True, pause=0.01, look_every=0.1)
 
@@ -75,7 +75,7 @@ class Hook:
 async def hook() -> AsyncGenerator[Hook]:
     made = Hook()
     elsewhere = Route("/elsewhere", lambda request: RedirectResponse("/hook"), methods=["POST"])
-    async with listening(Starlette(routes=[Route("/hook", made.hear, methods=["POST"]), elsewhere])) as url:
+    async with serve_app(Starlette(routes=[Route("/hook", made.hear, methods=["POST"]), elsewhere])) as url:
         made.url = f"{url}/hook"
         yield made
 
@@ -85,14 +85,14 @@ def config(url: str, **fields: Any) -> pb.TaskPushNotificationConfig:
 
 
 async def test_a_webhook_is_told_what_becomes_of_a_task_with_its_token() -> None:
-    async with hook() as heard, serving_a2a(clerk(call("pay", amount=5), "Paid."), push=NEAR) as served:
+    async with hook() as heard, serve_a2a(clerk(call("pay", amount=5), "Paid."), push=NEAR) as served:
         auth = pb.AuthenticationInfo(scheme="Bearer", credentials="secret")
         wanted = config(heard.url, token="of-ann", authentication=auth)
         sending = pb.SendMessageConfiguration(task_push_notification_config=wanted)
         async with served.client(streaming=False) as client:
-            task = await last_of(client.send_message(saying(config=sending)))
+            task = await read_task(client.send_message(message_request(config=sending)))
             await heard.until("INPUT_REQUIRED")
-            await last_of(client.send_message(saying("yes", task_id=task.id)))
+            await read_task(client.send_message(message_request("yes", task_id=task.id)))
             await heard.until("COMPLETED")
     assert heard.states == ["SUBMITTED", "WORKING", "INPUT_REQUIRED", "WORKING", "COMPLETED"]
     answer = [body["artifactUpdate"] for _, body in heard.told if "artifactUpdate" in body][-1]
@@ -103,9 +103,9 @@ async def test_a_webhook_is_told_what_becomes_of_a_task_with_its_token() -> None
 
 
 async def test_webhooks_are_registered_read_and_forgotten() -> None:
-    async with hook() as heard, serving_a2a(clerk(call("pay", amount=5)), push=NEAR) as served:
+    async with hook() as heard, serve_a2a(clerk(call("pay", amount=5)), push=NEAR) as served:
         async with served.client(streaming=False) as client:
-            task = await last_of(client.send_message(saying()))
+            task = await read_task(client.send_message(message_request()))
             made = [
                 await client.create_task_push_notification_config(config(heard.url, task_id=task.id, id=name))
                 for name in ("one", "two", "one")
@@ -127,11 +127,11 @@ async def test_webhooks_are_registered_read_and_forgotten() -> None:
 
 
 async def test_a_notification_that_does_not_arrive_is_sent_again() -> None:
-    async with hook() as heard, serving_a2a(clerk("Yes."), push=NEAR) as served:
+    async with hook() as heard, serve_a2a(clerk("Yes."), push=NEAR) as served:
         heard.fails = [500, 503, 302, 404]
         sending = pb.SendMessageConfiguration(task_push_notification_config=config(heard.url))
         async with served.client(streaming=False) as client:
-            await last_of(client.send_message(saying(config=sending)))
+            await read_task(client.send_message(message_request(config=sending)))
         await heard.until("COMPLETED")
         assert heard.states == ["SUBMITTED", "WORKING", "COMPLETED"]
         assert heard.tries == 4 + len(heard.told)
@@ -139,11 +139,11 @@ async def test_a_notification_that_does_not_arrive_is_sent_again() -> None:
 
 async def test_a_webhook_that_never_answers_is_given_up() -> None:
     options = PushOptions(private=True, pause=0.01, tries=3)
-    async with hook() as heard, serving_a2a(clerk(call("pay", amount=5)), push=options) as served:
+    async with hook() as heard, serve_a2a(clerk(call("pay", amount=5)), push=options) as served:
         heard.fails = [500] * 100
         sending = pb.SendMessageConfiguration(task_push_notification_config=config(heard.url))
         async with served.client(streaming=False) as client:
-            task = await last_of(client.send_message(saying(config=sending)))
+            task = await read_task(client.send_message(message_request(config=sending)))
             async with asyncio.timeout(5):
                 listing = pb.ListTaskPushNotificationConfigsRequest(task_id=task.id)
                 while (await client.list_task_push_notification_configs(listing)).configs:
@@ -155,21 +155,21 @@ async def test_what_a_process_leaves_the_next_one_tells(tmp_path: Any) -> None:
     log = SqliteEventLog(tmp_path / "runs.db")
     async with hook() as heard:
         heard.fails = [500] * 1_000
-        async with serving_a2a(clerk("Yes."), push=PushOptions(private=True, pause=60), log=log) as served:
+        async with serve_a2a(clerk("Yes."), push=PushOptions(private=True, pause=60), log=log) as served:
             sending = pb.SendMessageConfiguration(task_push_notification_config=config(heard.url))
             async with served.client(streaming=False) as client:
-                await last_of(client.send_message(saying(config=sending)))
+                await read_task(client.send_message(message_request(config=sending)))
         await log.aclose()
         assert heard.told == []
         heard.fails = []
         log = SqliteEventLog(tmp_path / "runs.db")
-        async with serving_a2a(clerk(), push=NEAR, log=log) as served, httpx.AsyncClient(base_url=served.url) as client:
+        async with serve_a2a(clerk(), push=NEAR, log=log) as served, httpx.AsyncClient(base_url=served.url) as client:
             # Mounted, it begins with the first request.
             await client.get("/.well-known/agent-card.json")
             await heard.until("COMPLETED")
         assert heard.states == ["SUBMITTED", "WORKING", "COMPLETED"]
         count = len(heard.told)
-        async with serving_a2a(clerk(), push=NEAR, log=log) as served, httpx.AsyncClient(base_url=served.url) as client:
+        async with serve_a2a(clerk(), push=NEAR, log=log) as served, httpx.AsyncClient(base_url=served.url) as client:
             await client.get("/.well-known/agent-card.json")
         assert len(heard.told) == count
         await log.aclose()
@@ -180,14 +180,14 @@ async def test_a_webhook_of_another_process_is_told_by_one_of_them(tmp_path: Any
     async with hook() as heard:
         agents = clerk(frames("-It -is -7 C.|", 0.05)), clerk()
         async with (
-            serving_a2a(agents[0], push=NEAR, log=one) as first,
-            serving_a2a(agents[1], push=NEAR, log=two) as second,
+            serve_a2a(agents[0], push=NEAR, log=one) as first,
+            serve_a2a(agents[1], push=NEAR, log=two) as second,
         ):
             async with httpx.AsyncClient(base_url=second.url) as client:
                 await client.get("/.well-known/agent-card.json")
             async with first.client(streaming=False) as client, second.client(streaming=False) as other:
                 waits = pb.SendMessageConfiguration(return_immediately=True)
-                task = await last_of(client.send_message(saying(config=waits)))
+                task = await read_task(client.send_message(message_request(config=waits)))
                 await other.create_task_push_notification_config(config(heard.url, task_id=task.id))
                 await heard.until("COMPLETED")
                 push: Any = first.app._push
@@ -200,10 +200,10 @@ async def test_a_webhook_of_another_process_is_told_by_one_of_them(tmp_path: Any
 
 
 async def test_a_webhook_that_is_registered_anew_is_told_there_alone() -> None:
-    async with hook() as before, hook() as now, serving_a2a(clerk(call("pay", amount=5)), push=NEAR) as served:
+    async with hook() as before, hook() as now, serve_a2a(clerk(call("pay", amount=5)), push=NEAR) as served:
         sending = pb.SendMessageConfiguration(task_push_notification_config=config(before.url, id="h", token="old"))
         async with served.client(streaming=False) as client:
-            task = await last_of(client.send_message(saying(config=sending)))
+            task = await read_task(client.send_message(message_request(config=sending)))
             await before.until("INPUT_REQUIRED")
             anew = config(now.url, task_id=task.id, id="h", token="new")
             await client.create_task_push_notification_config(anew)
@@ -217,13 +217,13 @@ async def test_a_webhook_that_another_process_forgets_is_told_nothing_more(tmp_p
     one, two = (SqliteEventLog(tmp_path / "runs.db") for _ in range(2))
     async with hook() as heard:
         async with (
-            serving_a2a(clerk(call("pay", amount=5)), push=NEAR, log=one) as first,
-            serving_a2a(clerk(), push=NEAR, log=two) as second,
+            serve_a2a(clerk(call("pay", amount=5)), push=NEAR, log=one) as first,
+            serve_a2a(clerk(), push=NEAR, log=two) as second,
             first.client(streaming=False) as client,
             second.client(streaming=False) as other,
         ):
             sending = pb.SendMessageConfiguration(task_push_notification_config=config(heard.url, id="h"))
-            task = await last_of(client.send_message(saying(config=sending)))
+            task = await read_task(client.send_message(message_request(config=sending)))
             await heard.until("INPUT_REQUIRED")
             push: Any = first.app._push
             assert push._tasks
@@ -249,9 +249,9 @@ async def test_a_webhook_has_one_timeout_for_all_of_its_answer() -> None:
     server = await asyncio.start_server(drip, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
     options = PushOptions(private=True, timeout=0.3, tries=1)
-    async with serving_a2a(clerk(call("pay", amount=5)), push=options) as served, served.client(streaming=False) as one:
+    async with serve_a2a(clerk(call("pay", amount=5)), push=options) as served, served.client(streaming=False) as one:
         sending = pb.SendMessageConfiguration(task_push_notification_config=config(url, id="h"))
-        task = await last_of(one.send_message(saying(config=sending)))
+        task = await read_task(one.send_message(message_request(config=sending)))
         async with asyncio.timeout(5):
             listing = pb.ListTaskPushNotificationConfigsRequest(task_id=task.id)
             while (await one.list_task_push_notification_configs(listing)).configs:
@@ -263,15 +263,15 @@ async def test_a_webhook_has_one_timeout_for_all_of_its_answer() -> None:
     "field", [{"token": "caf\u00e9"}, {"authentication": {"scheme": "B", "credentials": "\u20ac"}}]
 )
 async def test_what_no_header_can_hold_is_refused(field: dict[str, Any]) -> None:
-    async with serving_a2a(clerk(call("pay", amount=5)), push=NEAR) as served, served.client(streaming=False) as client:
-        task = await last_of(client.send_message(saying()))
+    async with serve_a2a(clerk(call("pay", amount=5)), push=NEAR) as served, served.client(streaming=False) as client:
+        task = await read_task(client.send_message(message_request()))
         wanted = config("http://127.0.0.1:1/", task_id=task.id, **field)
         with pytest.raises(InvalidParamsError, match="ASCII"):
             await client.create_task_push_notification_config(wanted)
 
 
 async def test_no_run_can_be_where_the_webhooks_are_kept() -> None:
-    async with serving_a2a(clerk("Hi."), push=NEAR) as served:
+    async with serve_a2a(clerk("Hi."), push=NEAR) as served:
         with pytest.raises(ConfigurationError, match="control characters"):
             await served.runtime.start("clerk", "Hi", context_id=PLACE)
 
@@ -299,14 +299,14 @@ PRIVATE = [
 
 
 async def test_no_webhook_leads_into_this_network() -> None:
-    async with serving_a2a(clerk(call("pay", amount=5))) as served, served.client(streaming=False) as client:
-        task = await last_of(client.send_message(saying()))
+    async with serve_a2a(clerk(call("pay", amount=5))) as served, served.client(streaming=False) as client:
+        task = await read_task(client.send_message(message_request()))
         for url in PRIVATE:
             with pytest.raises(InvalidParamsError, match="the url of the webhook cannot be used"):
                 await client.create_task_push_notification_config(config(url, task_id=task.id))
             sending = pb.SendMessageConfiguration(task_push_notification_config=config(url))
             with pytest.raises(InvalidParamsError):
-                await last_of(client.send_message(saying(config=sending)))
+                await read_task(client.send_message(message_request(config=sending)))
         await client.create_task_push_notification_config(config("https://93.184.216.34/x", task_id=task.id))
         assert len(await served.runtime.log.list_runs()) == 1
 
@@ -377,8 +377,8 @@ def test_addresses_that_are_not_public_are_known() -> None:
 
 
 async def test_without_webhooks_the_door_says_so() -> None:
-    async with serving_a2a(clerk("Yes."), push=False) as served, served.client(streaming=False) as client:
+    async with serve_a2a(clerk("Yes."), push=False) as served, served.client(streaming=False) as client:
         assert not served.app.card.capabilities.push_notifications
-        task = await last_of(client.send_message(saying()))
+        task = await read_task(client.send_message(message_request()))
         with pytest.raises(PushNotificationNotSupportedError):
             await client.create_task_push_notification_config(config("https://93.184.216.34/", task_id=task.id))

@@ -28,7 +28,7 @@ from rxloop.protocol.events import ends_attempt
 from rxloop.server.a2a.task_fold import TaskFold, Update, folded, updates
 from rxloop.testing import ScriptedModel, call, frames, turn
 from support.faulty_components import PLANTED
-from support.random_runs import AnyRun, any_run
+from support.random_runs import RandomRun, random_run
 
 
 class Client:
@@ -70,18 +70,18 @@ def told(events: list[Event], before: list[Event] | None = None) -> list[Update]
     return found
 
 
-async def both(kind: AnyRun) -> tuple[list[Event], list[Event]]:
+async def both(kind: RandomRun) -> tuple[list[Event], list[Event]]:
     """A run as it was read live, and out of its log."""
     log = kind.log()
     async with Runtime({"clerk": kind.agent()}, log=log, grace=0) as runtime:
-        task_id = await kind.play(runtime)
+        task_id = await kind.execute(runtime)
         seen = [event async for event in runtime.follow(task_id)]
         return [*seen], [*await log.read(task_id)]
 
 
 @settings(max_examples=40, deadline=None)
-@given(kind=any_run())
-async def test_a_client_that_reads_on_anywhere_has_the_task_of_the_log(kind: AnyRun) -> None:
+@given(kind=random_run())
+async def test_a_client_that_reads_on_anywhere_has_the_task_of_the_log(kind: RandomRun) -> None:
     seen, logged = await both(kind)
     whole = folded(logged).task
     assert PLANTED not in MessageToJson(whole)

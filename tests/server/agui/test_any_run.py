@@ -24,9 +24,9 @@ from rxloop.providers.script import Frames
 from rxloop.recorded.replay import history
 from rxloop.server.agui.requests import value_of
 from rxloop.testing import call, turn
-from support.clients.agui import Client, Node, Served, Told, door, node
+from support.clients.agui import AgUiEndpoint, Client, ClientResult, Node, node, serve_agui
 from support.faulty_components import PLANTED
-from support.random_runs import FRAME, SHOW_MAP, AnyRun, Stumble, any_run, say
+from support.random_runs import FRAME, SHOW_MAP, InterruptedAnswer, RandomRun, random_run, send_message
 
 pytestmark = pytest.mark.service("node-clients")
 
@@ -48,7 +48,7 @@ def clients(loop: asyncio.Runner) -> Generator[Node]:
     loop.run(stack.aclose())
 
 
-def answer_to(kind: AnyRun, interrupt: dict[str, Any]) -> dict[str, Any]:
+def answer_to(kind: RandomRun, interrupt: dict[str, Any]) -> dict[str, Any]:
     about = interrupt["metadata"]["rxloop"]
     question = PendingInput(
         input_id="", prompt=interrupt["message"], input_kind=about["kind"], options=about.get("options")
@@ -56,7 +56,7 @@ def answer_to(kind: AnyRun, interrupt: dict[str, Any]) -> dict[str, Any]:
     return {"interruptId": interrupt["id"], "status": "resolved", "payload": kind.answer(question)}
 
 
-async def meddle(kind: AnyRun, served: Served) -> None:
+async def meddle(kind: RandomRun, served: AgUiEndpoint) -> None:
     """Do from elsewhere what is to be done to the run in the middle."""
     number = 0
     async for event in served.runtime.events:
@@ -64,14 +64,14 @@ async def meddle(kind: AnyRun, served: Served) -> None:
         if number == kind.cancel_after:
             with suppress(ConflictError):
                 await served.runtime.cancel(event.root_task_id, "enough")
-        elif number == kind.say_after:
-            await say(served.runtime, event.root_task_id)
+        elif number == kind.send_after:
+            await send_message(served.runtime, event.root_task_id)
 
 
-async def answered(kind: AnyRun, client: Client, told: Told) -> Told:
+async def answered(kind: RandomRun, client: Client, told: ClientResult) -> ClientResult:
     """Answer what a run asks, until it is over."""
     for _ in range(ROUNDS):
-        told.checked()
+        told.check()
         outcome = told.last.get("outcome", {})
         pending = outcome.get("pendingToolCallIds", [])
         waits = [each["id"] for each in outcome.get("interrupts", [])]
@@ -148,7 +148,7 @@ def lasting(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return lasting
 
 
-def by_agent(messages: list[dict[str, Any]], kind: AnyRun) -> list[dict[str, Any]]:
+def by_agent(messages: list[dict[str, Any]], kind: RandomRun) -> list[dict[str, Any]]:
     """Messages in an order that the log tells: without deltas it has those of agents side by side as they end."""
     if kind.keeps_deltas:
         return messages
@@ -162,20 +162,20 @@ def same(found: list[Any], expected: list[Any]) -> None:
     assert len(found) == len(expected), f"{found[len(expected) :]!r} is there, {expected[len(found) :]!r} is not"
 
 
-async def check(kind: AnyRun, clients: Node) -> None:
+async def check(kind: RandomRun, clients: Node) -> None:
     log = kind.log()
-    async with door(kind.agent(), log=log) as served:
+    async with serve_agui(kind.agent(), log=log) as served:
         meddling = asyncio.create_task(meddle(kind, served))
         client = clients.agent(served.url, "t")
         try:
-            told = await answered(kind, client, await client.say("Go.", tools=[SHOW_MAP]))
+            told = await answered(kind, client, await client.send("Go.", tools=[SHOW_MAP]))
         finally:
             meddling.cancel()
             await asyncio.wait([meddling])
         [record] = await log.list_runs(context_id="t")
         stored = await history(log, "t", public=True)
-        fresh = (await clients.agent(served.url, "t").connect()).checked()
-        again = (await client.connect()).checked()
+        fresh = (await clients.agent(served.url, "t").connect()).check()
+        again = (await client.connect()).check()
         assert PLANTED not in str(told)
         assert PLANTED not in str(fresh)
         same(lasting(again.messages), lasting(fresh.messages))
@@ -189,7 +189,7 @@ async def check(kind: AnyRun, clients: Node) -> None:
                 same(shape_of_client(lasting(told.messages)), shape(stored))
 
 
-RICH = AnyRun(
+RICH = RandomRun(
     turns=(
         turn(
             Frames(("So", "-", "!", "|"), FRAME),
@@ -201,7 +201,7 @@ RICH = AnyRun(
             ],
             reasoning="Let me\nsee.",
         ),
-        Stumble("Hm.", "So ", turn("Well.", calls=[call("child", "0", prompt="stumble"), call("muse", "0")])),
+        InterruptedAnswer("Hm.", "So ", turn("Well.", calls=[call("child", "0", prompt="stumble"), call("muse", "0")])),
         turn(Frames(("a", "-", "b", "|"), FRAME), calls=[call("sure", "0")]),
     ),
     last=turn(Frames(tuple("D-o-n-e-.|"), FRAME), reasoning="Is it?"),
@@ -225,6 +225,6 @@ def test_the_official_client_accepts_a_run_that_is_cancelled_at_any_event(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
 )
-@given(kind=any_run())
-def test_the_official_client_accepts_every_run(kind: AnyRun, loop: asyncio.Runner, clients: Node) -> None:
+@given(kind=random_run())
+def test_the_official_client_accepts_every_run(kind: RandomRun, loop: asyncio.Runner, clients: Node) -> None:
     loop.run(check(kind, clients))

@@ -8,14 +8,16 @@ import pytest
 
 from rxloop import Agent, MemoryEventLog
 from rxloop.testing import call, frames, turn
-from support.clients.agui import Client, door, node
-from support.random_runs import TOOLS, AnyRun, Model, Stumble
+from support.clients.agui import Client, node, serve_agui
+from support.random_runs import TOOLS, InterruptedAnswer, Model, RandomRun
 
 pytestmark = pytest.mark.service("node-clients")
 
-STUMBLING = AnyRun(
+STUMBLING = RandomRun(
     turns=(
-        Stumble("Hm.", "So I ", turn(frames("So-we-see-|", 0.002), calls=[call("work", "0"), call("muse", "0")])),
+        InterruptedAnswer(
+            "Hm.", "So I ", turn(frames("So-we-see-|", 0.002), calls=[call("work", "0"), call("muse", "0")])
+        ),
         turn("Ask.", calls=[call("child", "0", prompt="deep go")], reasoning="Who knows?"),
     ),
     last=turn(frames("It-is-done-.|", 0.002), reasoning="Is it?"),
@@ -29,13 +31,13 @@ def lasting(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("keeps_deltas", [True, False])
 async def test_a_client_that_was_cut_off_at_any_event_has_all_of_it_when_it_connects(keeps_deltas: bool) -> None:
     log = MemoryEventLog(keep_deltas=keeps_deltas)
-    async with node() as clients, door(STUMBLING.agent(), log=log, on_disconnect="keep") as served:
-        whole = (await clients.agent(served.url, "whole").say("Go.")).checked()
+    async with node() as clients, serve_agui(STUMBLING.agent(), log=log, on_disconnect="keep") as served:
+        whole = (await clients.agent(served.url, "whole").send("Go.")).check()
         for cut in range(1, len(whole.events), 5 if keeps_deltas else 11):
             client = clients.agent(served.url, f"t{cut}")
-            assert len((await client.say("Go.", cut_after=cut)).events) == cut
-            told = (await client.connect()).checked()
-            fresh = (await clients.agent(served.url, f"t{cut}").connect()).checked()
+            assert len((await client.send("Go.", cut_after=cut)).events) == cut
+            told = (await client.connect()).check()
+            fresh = (await clients.agent(served.url, f"t{cut}").connect()).check()
             assert lasting(told.messages) == fresh.messages
             assert [each.get("content") for each in told.messages if each["role"] == "assistant"][-1] == "Itisdone."
             assert len(lasting(told.messages)) == len(lasting(whole.messages))
@@ -44,11 +46,11 @@ async def test_a_client_that_was_cut_off_at_any_event_has_all_of_it_when_it_conn
 async def test_a_run_that_is_asked_for_twice_is_one_run() -> None:
     model = Model(lambda request: frames("It is-7 C.|", 0.001))
     agent = Agent(model, thoughts=False, name="clerk")
-    async with node() as clients, door(agent) as served:
+    async with node() as clients, serve_agui(agent) as served:
         client = clients.agent(served.url, "t")
-        first = (await client.say("Weather?", runId="r1")).checked()
-        again = (await client.run(runId="r1")).checked()
-        other = await client.say("Another?", runId="r1")
+        first = (await client.send("Weather?", runId="r1")).check()
+        again = (await client.run(runId="r1")).check()
+        other = await client.send("Another?", runId="r1")
     assert len(model.requests) == 1
     assert again.messages == first.messages
     assert other.types == ["RUN_ERROR"]
@@ -57,25 +59,25 @@ async def test_a_run_that_is_asked_for_twice_is_one_run() -> None:
 
 async def test_what_was_said_before_is_there_when_a_new_client_connects() -> None:
     agent = Agent(Model(lambda request: f"{len(request.messages)}"), thoughts=False, name="clerk")
-    async with node() as clients, door(agent) as served:
+    async with node() as clients, serve_agui(agent) as served:
         client = clients.agent(served.url, "t")
         for text in ("One", "Two", "Three"):
-            told = (await client.say(text)).checked()
-        fresh = (await clients.agent(served.url, "t").connect()).checked()
+            told = (await client.send(text)).check()
+        fresh = (await clients.agent(served.url, "t").connect()).check()
     assert fresh.messages == told.messages
     assert [each["content"] for each in told.messages] == ["One", "1", "Two", "3", "Three", "5"]
 
 
 async def test_a_thread_of_somebody_else_is_as_one_that_is_not_there() -> None:
     agent = Agent(Model(lambda request: "a secret"), tools=TOOLS, thoughts=False, name="clerk")
-    async with node() as clients, door(agent) as served:
-        await clients.agent(served.url, "t").say("Go.")
+    async with node() as clients, serve_agui(agent) as served:
+        await clients.agent(served.url, "t").send("Go.")
         bob: Client = clients.agent(served.url, "t", token="bob-key")
         nowhere = clients.agent(served.url, "nowhere", token="bob-key")
         told, nothing = await bob.connect(runId="r"), await nowhere.connect(runId="r")
         assert [told.types, told.messages] == [nothing.types, []]
         assert "secret" not in str(told)
-        refused = await bob.say("Go.")
+        refused = await bob.send("Go.")
         assert refused.types == ["RUN_ERROR"]
         assert refused.last["code"] == "not_found"
         assert len(await served.runtime.log.list_runs()) == 1

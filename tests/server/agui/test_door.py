@@ -13,14 +13,14 @@ from pydantic import TypeAdapter
 
 from rxloop import Agent, CustomEvent, RunContext, tool
 from rxloop.testing import ScriptedModel, call, frames
-from support.clients.agui import door, node
-from support.clients.agui_posts import ASKED, post
+from support.clients.agui import node, serve_agui
+from support.clients.agui_posts import RUN_INPUT, post
 from support.faulty_components import PLANTED
-from support.random_runs import AnyRun, Stumble, turn
+from support.random_runs import InterruptedAnswer, RandomRun, turn
 
-SECRETS = AnyRun(
+SECRETS = RandomRun(
     turns=(
-        Stumble(
+        InterruptedAnswer(
             "Hm.", "So I ", turn("Well.", reasoning="See.", calls=[call("planted_secret", PLANTED, planted=PLANTED)])
         ),
         [call("muse", "0"), call("write", "0"), call("work", "0"), call("child", "0", prompt="secret")],
@@ -31,9 +31,9 @@ SECRETS = AnyRun(
 
 async def test_frames_are_what_the_official_encoder_writes_and_have_nothing_planted_in_them() -> None:
     official: TypeAdapter[Any] = TypeAdapter(Event)
-    async with door(SECRETS.agent()) as served:
-        written, events = await post(f"{served.url}/", ASKED)
-        connected, _ = await post(f"{served.url}/connect", {**ASKED, "runId": "c"})
+    async with serve_agui(SECRETS.agent()) as served:
+        written, events = await post(f"{served.url}/", RUN_INPUT)
+        connected, _ = await post(f"{served.url}/connect", {**RUN_INPUT, "runId": "c"})
     assert events[-1]["outcome"]["type"] == "interrupt"
     assert {"CUSTOM", "ACTIVITY_DELTA", "MESSAGES_SNAPSHOT", "SUBAGENT_FINISHED"} <= {each["type"] for each in events}
     for frame in [*written, *connected]:
@@ -50,16 +50,16 @@ async def test_frames_are_what_the_official_encoder_writes_and_have_nothing_plan
         (b"{", "bad_request"),
         (b"[" * 100_000, "bad_request"),
         ({}, "invalid"),
-        ({**ASKED, "threadId": ".."}, "invalid"),
-        ({**ASKED, "runId": "r" * 256}, "invalid"),
-        ({**ASKED, "messages": []}, "nothing_new"),
-        ({**ASKED, "messages": [{"id": "m", "role": "user", "content": 5}]}, "invalid"),
-        ({**ASKED, "messages": [{"id": f"m{n}", "role": "user", "content": "x"} for n in range(65)]}, "invalid"),
-        ({**ASKED, "messages": [{"id": "m", "role": "user", "content": "x" * (1 << 20)}]}, "too_large"),
-        ({**ASKED, "resume": [{"interruptId": "x", "status": "resolved"}]}, None),
+        ({**RUN_INPUT, "threadId": ".."}, "invalid"),
+        ({**RUN_INPUT, "runId": "r" * 256}, "invalid"),
+        ({**RUN_INPUT, "messages": []}, "nothing_new"),
+        ({**RUN_INPUT, "messages": [{"id": "m", "role": "user", "content": 5}]}, "invalid"),
+        ({**RUN_INPUT, "messages": [{"id": f"m{n}", "role": "user", "content": "x"} for n in range(65)]}, "invalid"),
+        ({**RUN_INPUT, "messages": [{"id": "m", "role": "user", "content": "x" * (1 << 20)}]}, "too_large"),
+        ({**RUN_INPUT, "resume": [{"interruptId": "x", "status": "resolved"}]}, None),
         (
             {
-                **ASKED,
+                **RUN_INPUT,
                 "messages": [
                     {
                         "id": "m",
@@ -73,7 +73,7 @@ async def test_frames_are_what_the_official_encoder_writes_and_have_nothing_plan
     ],
 )
 async def test_a_request_that_cannot_be_is_a_run_error_alone(body: Any, code: str | None) -> None:
-    async with door(Agent(ScriptedModel("Done."), thoughts=False, name="clerk")) as served:
+    async with serve_agui(Agent(ScriptedModel("Done."), thoughts=False, name="clerk")) as served:
         _, events = await post(f"{served.url}/", body)
         if code is not None:
             assert [each["type"] for each in events] == ["RUN_ERROR"]
@@ -82,8 +82,8 @@ async def test_a_request_that_cannot_be_is_a_run_error_alone(body: Any, code: st
 
 
 async def test_nobody_runs_without_a_token() -> None:
-    async with door(Agent(ScriptedModel("Done."), thoughts=False, name="clerk")) as served:
-        _, events = await post(f"{served.url}/", ASKED, authorization="Bearer nobody")
+    async with serve_agui(Agent(ScriptedModel("Done."), thoughts=False, name="clerk")) as served:
+        _, events = await post(f"{served.url}/", RUN_INPUT, authorization="Bearer nobody")
     assert [(each["type"], each["code"]) for each in events] == [("RUN_ERROR", "unauthorized")]
 
 
@@ -95,8 +95,8 @@ async def test_the_state_of_the_application_is_a_custom_event() -> None:
         return "painted"
 
     agent = Agent(ScriptedModel(call("paint"), "Done."), tools=[paint], thoughts=False, name="clerk")
-    async with door(agent, state="page") as served:
-        _, events = await post(f"{served.url}/", ASKED)
+    async with serve_agui(agent, state="page") as served:
+        _, events = await post(f"{served.url}/", RUN_INPUT)
     [state] = [each for each in events if each["type"] == "STATE_SNAPSHOT"]
     assert state["snapshot"] == {"color": "red", "none": None}
 
@@ -104,8 +104,8 @@ async def test_the_state_of_the_application_is_a_custom_event() -> None:
 @pytest.mark.service("node-clients")
 async def test_a_client_stops_a_run_by_leaving() -> None:
     agent = Agent(ScriptedModel(frames("on -and -on", 0.001)), thoughts=False, name="clerk")
-    async with node() as clients, door(agent) as served:
-        stopped = await clients.agent(served.url, "t").say("Go.", abort_after=3)
+    async with node() as clients, serve_agui(agent) as served:
+        stopped = await clients.agent(served.url, "t").send("Go.", abort_after=3)
         assert stopped.error is None
         async for event in served.runtime.follow((await served.runtime.log.list_runs())[0].task_id):
             if event.kind == "status-update" and getattr(event, "final", False):
@@ -116,8 +116,8 @@ async def test_a_client_stops_a_run_by_leaving() -> None:
 
 async def test_a_server_that_goes_away_says_so() -> None:
     agent = Agent(ScriptedModel(frames("on -and -on", 0.001)), thoughts=False, name="clerk")
-    async with door(agent) as served:
-        asking = asyncio.create_task(post(f"{served.url}/", ASKED))
+    async with serve_agui(agent) as served:
+        asking = asyncio.create_task(post(f"{served.url}/", RUN_INPUT))
         async for event in served.runtime.events:
             if event.kind == "content-delta":
                 break

@@ -12,13 +12,13 @@ import pytest
 from rxloop import Agent, tool
 from rxloop.run.ownership import read_open_questions
 from rxloop.testing import ScriptedModel, call
-from support.clients.agui import Served, door
-from support.clients.agui_posts import ASKED, post
+from support.clients.agui import AgUiEndpoint, serve_agui
+from support.clients.agui_posts import RUN_INPUT, post
 from support.random_runs import SHOW_MAP
-from support.run_checks import until
+from support.run_checks import wait_until
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
-BODY: dict[str, Any] = {**ASKED, "state": {}, "tools": [SHOW_MAP], "context": [], "forwardedProps": {}}
+BODY: dict[str, Any] = {**RUN_INPUT, "state": {}, "tools": [SHOW_MAP], "context": [], "forwardedProps": {}}
 
 
 class Clerk:
@@ -28,7 +28,7 @@ class Clerk:
         self.paid: list[int] = []
         self.release = asyncio.Event()
         self.task_id = ""
-        self.served: Served
+        self.served: AgUiEndpoint
         self.requests: list[asyncio.Task[Any]] = []
 
         @tool(approve=True)
@@ -73,7 +73,7 @@ class Clerk:
         await asyncio.wait_for(wait(), 5)
 
     async def has_paid(self, *amounts: int) -> None:
-        await asyncio.wait_for(until(lambda: self.paid == list(amounts)), 5)
+        await asyncio.wait_for(wait_until(lambda: self.paid == list(amounts)), 5)
 
     async def finish(self) -> None:
         """Let the run come to its end, and check that every request was accepted."""
@@ -85,7 +85,7 @@ class Clerk:
 
 @contextlib.asynccontextmanager
 async def serving(clerk: Clerk) -> AsyncGenerator[None]:
-    async with door(clerk.agent, on_disconnect="keep") as clerk.served:
+    async with serve_agui(clerk.agent, on_disconnect="keep") as clerk.served:
         try:
             yield
         finally:

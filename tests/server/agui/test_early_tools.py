@@ -13,7 +13,7 @@ from rxloop import Agent, ContentDeltaEvent, Event, MemoryEventLog, ModelRequest
 from rxloop.errors import ContextLengthExceeded
 from rxloop.stream.sources import from_async_iter
 from rxloop.testing import call, turn
-from support.clients.agui import door, node
+from support.clients.agui import node, serve_agui
 from support.random_runs import Model
 
 pytestmark = pytest.mark.service("node-clients")
@@ -50,9 +50,9 @@ async def test_what_a_tool_did_for_a_message_that_broke_off_is_taken_back(calls:
 
     agent = Agent(BreaksOff(said), tools=[look], thoughts=False, name="clerk", loop=op.standard(early=True))
     log = MemoryEventLog(keep_deltas=keep_deltas)
-    async with node() as clients, door(agent, log=log) as served:
-        told = (await clients.agent(served.url, "t").say("Go.")).checked()
-        fresh = (await clients.agent(served.url, "t").connect()).checked()
+    async with node() as clients, serve_agui(agent, log=log) as served:
+        told = (await clients.agent(served.url, "t").send("Go.")).check()
+        fresh = (await clients.agent(served.url, "t").connect()).check()
         [record] = await log.list_runs()
         assert "tool-voided" in [event.kind for event in await log.read(record.task_id)]
     assert "seen 1" not in str(told.messages)

@@ -6,14 +6,14 @@ import pytest
 
 from rxloop import Agent
 from rxloop.testing import ScriptedModel, frames
-from support.clients.agui import door, node
+from support.clients.agui import node, serve_agui
 
 pytestmark = pytest.mark.service("node-clients")
 
 
 async def test_a_text_streams() -> None:
     agent = Agent(ScriptedModel(frames("It -is -7 C.|", 0.001)), thoughts=False, name="clerk")
-    async with node() as clients, door(agent) as served:
-        told = (await clients.agent(served.url, "t1").say("Weather?")).checked()
+    async with node() as clients, serve_agui(agent) as served:
+        told = (await clients.agent(served.url, "t1").send("Weather?")).check()
     print(told.types, told.messages)
     assert told.messages[-1]["content"] == "It is 7 C."

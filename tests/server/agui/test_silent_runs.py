@@ -10,8 +10,8 @@ import pytest
 
 from rxloop import Agent, tool
 from rxloop.testing import ScriptedModel, call
-from support.clients.agui import door
-from support.clients.agui_posts import ASKED
+from support.clients.agui import serve_agui
+from support.clients.agui_posts import RUN_INPUT
 
 
 @pytest.mark.parametrize("hidden", [False, True])
@@ -27,13 +27,13 @@ async def test_a_client_that_connects_does_not_wait_for_the_next_event(hidden: b
 
     agent = Agent(ScriptedModel(["I toil.", call("toil")], "Done."), tools=[toil], thoughts=False, name="clerk")
     async with (
-        door(agent, on_disconnect="keep", heartbeat=2) as served,
+        serve_agui(agent, on_disconnect="keep", heartbeat=2) as served,
         httpx.AsyncClient(timeout=30, headers={"authorization": "Bearer ann-key"}) as client,
     ):
-        started = asyncio.create_task(client.post(f"{served.url}/", json=ASKED))
+        started = asyncio.create_task(client.post(f"{served.url}/", json=RUN_INPUT))
         await works.wait()
         async with client.stream(
-            "POST", f"{served.url}/connect", json={**ASKED, "runId": "c", "messages": []}
+            "POST", f"{served.url}/connect", json={**RUN_INPUT, "runId": "c", "messages": []}
         ) as answer:
             lines = answer.aiter_lines()
             begun = orjson.loads((await anext(lines))[6:])

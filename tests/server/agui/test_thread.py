@@ -8,7 +8,7 @@ from typing import Any
 
 from rxloop import Agent, RunRecord, SqliteEventLog
 from rxloop.testing import ScriptedModel
-from support.clients.agui import door
+from support.clients.agui import serve_agui
 from support.clients.agui_posts import post
 
 RUNS = 12
@@ -33,7 +33,7 @@ def asked(number: int) -> dict[str, Any]:
 async def test_a_request_does_not_list_the_runs_that_its_thread_has_had(tmp_path: Path) -> None:
     log = Counting(tmp_path / "runs.db")
     agent = Agent(ScriptedModel(*["Done."] * RUNS), thoughts=False, name="clerk")
-    async with door(agent, log=log) as served:
+    async with serve_agui(agent, log=log) as served:
         counts: list[int] = []
         for number in range(RUNS):
             before = log.listed

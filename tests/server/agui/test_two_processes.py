@@ -11,7 +11,7 @@ import pytest
 
 from rxloop import Agent, SqliteEventLog, tool
 from rxloop.testing import ScriptedModel
-from support.clients.agui import door, node
+from support.clients.agui import node, serve_agui
 from support.processes.replicas import replica
 
 pytestmark = pytest.mark.service("node-clients")
@@ -30,16 +30,16 @@ def clerk() -> Agent[Any, Any]:
 
 async def test_what_another_process_has_asked_is_answered_here(tmp_path: Path) -> None:
     file = tmp_path / "runs.db"
-    async with replica(file) as there, node() as clients, door(clerk(), log=SqliteEventLog(file)) as served:
+    async with replica(file) as there, node() as clients, serve_agui(clerk(), log=SqliteEventLog(file)) as served:
         run = await there.client.start("clerk", "Pay 5", context_id="t")
         await there.client.record(run.task_id, wait=20)
         client = clients.agent(served.url, "t")
-        asked = (await client.connect()).checked()
+        asked = (await client.connect()).check()
         [approval] = asked.last["outcome"]["interrupts"]
         told = (
             await client.run(resume=[{"interruptId": approval["id"], "status": "resolved", "payload": True}])
-        ).checked()
-        fresh = (await clients.agent(served.url, "t").connect()).checked()
+        ).check()
+        fresh = (await clients.agent(served.url, "t").connect()).check()
         assert (await there.client.record(run.task_id)).content == "It is paid 5."
     assert told.messages[-1]["content"] == "It is paid 5."
     assert fresh.messages == told.messages
@@ -47,7 +47,7 @@ async def test_what_another_process_has_asked_is_answered_here(tmp_path: Path) -
 
 async def test_a_run_of_another_process_that_is_stopped_here_ends_for_who_has_connected(tmp_path: Path) -> None:
     file = tmp_path / "runs.db"
-    async with replica(file) as there, node() as clients, door(clerk(), log=SqliteEventLog(file)) as served:
+    async with replica(file) as there, node() as clients, serve_agui(clerk(), log=SqliteEventLog(file)) as served:
         run = await there.client.start("clerk", "Talk for ever", context_id="t")
         await anext(aiter(there.client.follow(run.task_id, kinds=["content-delta"])))
         asked = {"threadId": "t", "runId": "c", "messages": []}
@@ -60,5 +60,5 @@ async def test_a_run_of_another_process_that_is_stopped_here_ends_for_who_has_co
             assert "RUN_STARTED" in await anext(lines)
             await served.runtime.cancel(run.task_id, "enough")
             told = [orjson.loads(line[6:]) async for line in lines if line]
-        fresh = (await clients.agent(served.url, "t").connect()).checked()
+        fresh = (await clients.agent(served.url, "t").connect()).check()
     assert told[-1]["outcome"] == fresh.last["outcome"] == {"type": "cancelled"}

@@ -17,7 +17,7 @@ from rxloop import Agent, ConfigurationError, MemoryEventLog, Runtime, op
 from rxloop.server import ServerLimits, bearer
 from rxloop.server.core import Adapter, Call, Endpoint, FrameWriter, Refused, cancel_abandoned_run, start_run
 from rxloop.testing import ScriptedModel, frames
-from support.api_server import TOKENS, Raw, listening
+from support.api_server import TOKENS, RawConnection, serve_app
 
 WRITER = FrameWriter("text/plain", str.encode, b"<", b"~", b">", b"!")
 
@@ -103,7 +103,7 @@ async def test_exception_of_a_handler_is_logged_and_says_nothing(caplog: pytest.
 async def test_stream_that_is_drained_ends_with_the_last_words_of_its_writer() -> None:
     async with runtime_of(ScriptedModel(frames("-It is", 0.01))) as runtime:
         app = PlainText(runtime, agent="a", heartbeat=None)
-        async with listening(app) as url, httpx.AsyncClient(base_url=url) as client:
+        async with serve_app(app) as url, httpx.AsyncClient(base_url=url) as client:
             async with client.stream("POST", "/runs", json={"text": "Which color?"}) as answer:
                 pieces = answer.aiter_text()
                 text = await anext(pieces)
@@ -118,13 +118,13 @@ async def test_stream_that_is_drained_ends_with_the_last_words_of_its_writer() -
 async def test_client_that_leaves_ends_its_stream_and_its_run() -> None:
     async with runtime_of(ScriptedModel(frames("-It is", 0.01))) as runtime:
         app = PlainText(runtime, agent="a", heartbeat=0.01)
-        async with listening(app) as url:
-            client = await Raw.connect(url)
+        async with serve_app(app) as url:
+            client = await RawConnection.connect(url)
             body = b'{"text": "Which color?"}'
             head = f"POST /runs HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
             client.writer.write(head.encode() + b"\r\n\r\n" + body)
             await client.reader.readuntil(b"~")
-            await client.hang_up()
+            await client.close()
             [record] = await runtime.log.list_runs()
             events = [event async for event in runtime.log.follow(record.task_id)]
 

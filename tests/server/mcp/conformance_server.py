@@ -14,7 +14,7 @@ from rxloop.errors import ServerError
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.server import AgentTool, McpServer, mcp_server
 from rxloop.testing import ScriptedModel, call
-from support.api_server import listening
+from support.api_server import serve_app
 
 
 class Status(StrEnum):
@@ -134,7 +134,7 @@ def server() -> McpServer:
 async def main() -> None:
     """Serve until somebody ends the process."""
     door = server()
-    async with door.gateway.runtime, listening(door) as url:
+    async with door.gateway.runtime, serve_app(door) as url:
         print(f"{url}/mcp", flush=True)
         await asyncio.sleep(3600)
 

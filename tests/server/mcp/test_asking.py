@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field
 
 from rxloop import Agent, RunContext, tool
 from rxloop.testing import ScriptedModel, call
-from support.clients.mcp import ERAS, LEGACY, MODERN, Says, accept, desk, meta, text
+from support.clients.mcp import ERAS, LEGACY, MODERN, AnswerForm, accept, result_meta, result_text, serve_mcp
 
 both = pytest.mark.parametrize("mode", ERAS)
 
@@ -102,11 +102,11 @@ class Person:
         return [each for each in self.asked if isinstance(each, types.ElicitRequestFormParams)]
 
 
-async def asked(mode: str, says: Says | None, *calls: Any) -> tuple[types.CallToolResult, list[str]]:
+async def asked(mode: str, says: AnswerForm | None, *calls: Any) -> tuple[types.CallToolResult, list[str]]:
     """What a call gives, and what the tools of the run have given."""
-    async with desk(agent(*calls)) as there, there.client(mode, says) as client:
+    async with serve_mcp(agent(*calls)) as there, there.client(mode, says) as client:
         result = await client.call_tool("clerk", {"prompt": "Go"})
-        return result, results(await there.runtime.log.read(meta(result, "taskId")))
+        return result, results(await there.runtime.log.read(result_meta(result, "taskId")))
 
 
 @both
@@ -126,7 +126,7 @@ async def test_a_question_of_several_fields_is_a_form_and_its_answer_goes_on(mod
     assert form.requested_schema["properties"]["bed"]["enum"] == ["single", "double"]
     assert form.requested_schema["properties"]["note"]["type"] == "string"
     assert form.requested_schema["properties"]["extras"]["items"]["enum"] == ["breakfast", "parking"]
-    assert (text(result), tools) == ("Done.", ["Bristol, 3 nights, double, ['parking']"])
+    assert (result_text(result), tools) == ("Done.", ["Bristol, 3 nights, double, ['parking']"])
 
 
 @both
@@ -138,7 +138,7 @@ async def test_questions_of_several_calls_are_all_put_before_the_run_goes_on(mod
         str({"type": "boolean"}),
         str({"type": "string", "enum": ["2", "4"]}),
     }
-    assert (text(result), sorted(tools)) == ("Done.", ["4", "paid 5"])
+    assert (result_text(result), sorted(tools)) == ("Done.", ["4", "paid 5"])
 
 
 @both
@@ -146,7 +146,7 @@ async def test_what_is_too_deep_for_a_form_is_asked_for_as_json(mode: str) -> No
     person = Person({"answer": "no JSON"}, {"answer": '{"name": "Ann", "room": {"hotel": "Bristol"}}'})
     result, tools = await asked(mode, person, call("invite"))
     assert [form.message for form in person.forms] == ["Who comes?", "That is not JSON.\nWho comes?"]
-    assert (text(result), tools) == ("Done.", ["Ann at Bristol"])
+    assert (result_text(result), tools) == ("Done.", ["Ann at Bristol"])
 
 
 @both
@@ -155,51 +155,51 @@ async def test_an_answer_that_does_not_fit_is_asked_for_again_with_the_reason(mo
     result, tools = await asked(mode, person, call("book"))
     assert "99" in person.forms[1].message
     assert person.forms[1].message.endswith("\nWhich room?")
-    assert (text(result), tools) == ("Done.", ["Bristol, 2 nights, single, []"])
+    assert (result_text(result), tools) == ("Done.", ["Bristol, 2 nights, single, []"])
 
 
 @both
 async def test_who_declines_to_agree_has_answered_with_no(mode: str) -> None:
     result, tools = await asked(mode, Person("decline"), call("pay", amount=5))
-    assert text(result) == "Done."
+    assert result_text(result) == "Done."
     assert "paid" not in tools[0]
 
 
 @both
 @pytest.mark.parametrize("does", ["decline", "cancel"])
 async def test_a_question_that_is_left_open_is_said_and_can_be_answered_by_a_tool(mode: str, does: str) -> None:
-    async with desk(agent(call("book"))) as there, there.client(mode, Person(does)) as client:
+    async with serve_mcp(agent(call("book"))) as there, there.client(mode, Person(does)) as client:
         waits = await client.call_tool("clerk", {"prompt": "Go"})
         assert waits.structured_content is not None
         [question] = waits.structured_content["questions"]
-        wrong = {"task_id": meta(waits, "taskId"), "answers": {question["inputId"]: {"hotel": 3}}}
+        wrong = {"task_id": result_meta(waits, "taskId"), "answers": {question["inputId"]: {"hotel": 3}}}
         misfit = await client.call_tool("continue_run", wrong)
         answers = {question["inputId"]: {"hotel": "Bristol"}}
-        done = await client.call_tool("continue_run", {"task_id": meta(waits, "taskId"), "answers": answers})
-    assert (meta(waits, "state"), waits.is_error) == ("input-required", False)
-    assert f"{question['inputId']}: Which room?" in text(waits)
-    assert f"call continue_run with task_id '{meta(waits, 'taskId')}'" in text(waits)
+        done = await client.call_tool("continue_run", {"task_id": result_meta(waits, "taskId"), "answers": answers})
+    assert (result_meta(waits, "state"), waits.is_error) == ("input-required", False)
+    assert f"{question['inputId']}: Which room?" in result_text(waits)
+    assert f"call continue_run with task_id '{result_meta(waits, 'taskId')}'" in result_text(waits)
     assert misfit.is_error
-    assert text(done) == "Done."
+    assert result_text(done) == "Done."
 
 
 @both
 async def test_a_client_that_cannot_ask_is_told_what_is_asked(mode: str) -> None:
-    async with desk(agent([call("pay", amount=5), call("choose")])) as there, there.client(mode) as client:
+    async with serve_mcp(agent([call("pay", amount=5), call("choose")])) as there, there.client(mode) as client:
         waits = await client.call_tool("clerk", {"prompt": "Go"})
         assert waits.structured_content is not None
         ids = {each["prompt"]: each["inputId"] for each in waits.structured_content["questions"]}
-        first = {"task_id": meta(waits, "taskId"), "answers": {ids["Call pay with amount: 5?"]: True}}
+        first = {"task_id": result_meta(waits, "taskId"), "answers": {ids["Call pay with amount: 5?"]: True}}
         half = await client.call_tool("continue_run", first)
-        second = {"task_id": meta(waits, "taskId"), "answers": {ids["How many?"]: 4}}
+        second = {"task_id": result_meta(waits, "taskId"), "answers": {ids["How many?"]: 4}}
         done = await client.call_tool("continue_run", second)
         late = await client.call_tool("continue_run", {**second, "answers": {ids["How many?"]: 2}})
-    assert meta(half, "state") == "input-required"
-    assert "How many?" in text(half)
-    assert "Call pay" not in text(half)
-    assert text(done) == "Done."
+    assert result_meta(half, "state") == "input-required"
+    assert "How many?" in result_text(half)
+    assert "Call pay" not in result_text(half)
+    assert result_text(done) == "Done."
     assert late.is_error
-    assert "has another one already" in text(late)
+    assert "has another one already" in result_text(late)
 
 
 @both
@@ -209,29 +209,29 @@ async def test_a_sign_in_is_a_page_for_clients_that_can_open_one(mode: str) -> N
     [page] = person.asked
     assert isinstance(page, types.ElicitRequestURLParams)
     assert page.url == "https://bank.example/in"
-    assert (text(result), tools) == ("Done.", ["in: True"])
+    assert (result_text(result), tools) == ("Done.", ["in: True"])
 
 
 @both
 async def test_a_credential_never_goes_through_a_form_or_a_model(mode: str) -> None:
     person = Person()
-    async with desk(agent(call("whisper"))) as there, there.client(mode, person) as client:
+    async with serve_mcp(agent(call("whisper"))) as there, there.client(mode, person) as client:
         waits = await client.call_tool("clerk", {"prompt": "Go"})
         assert waits.structured_content is not None
         [question] = waits.structured_content["questions"]
-        given = {"task_id": meta(waits, "taskId"), "answers": {question["inputId"]: "sk-123"}}
+        given = {"task_id": result_meta(waits, "taskId"), "answers": {question["inputId"]: "sk-123"}}
         refused = await client.call_tool("continue_run", given)
-        declined = {"task_id": meta(waits, "taskId"), "answers": {question["inputId"]: None}}
+        declined = {"task_id": result_meta(waits, "taskId"), "answers": {question["inputId"]: None}}
         done = await client.call_tool("continue_run", declined)
     assert person.asked == []
-    assert meta(waits, "state") == "auth-required"
+    assert result_meta(waits, "state") == "auth-required"
     assert refused.is_error
-    assert "which is not to go through here" in text(refused)
-    assert text(done) == "Done."
+    assert "which is not to go through here" in result_text(refused)
+    assert result_text(done) == "Done."
 
 
 async def test_a_client_of_2026_may_come_back_with_the_answer_by_another_connection() -> None:
-    async with desk(agent(call("book"))) as there:
+    async with serve_mcp(agent(call("book"))) as there:
         async with there.client(MODERN, accept()) as client:
             asks = await client.session.call_tool("clerk", {"prompt": "Go"}, allow_input_required=True)
             assert isinstance(asks, types.InputRequiredResult)
@@ -244,11 +244,11 @@ async def test_a_client_of_2026_may_come_back_with_the_answer_by_another_connect
             state: dict[str, Any] = {"input_responses": said, "request_state": asks.request_state}
             done = await client.session.call_tool("clerk", {"prompt": "Go"}, **state)
             again = await client.session.call_tool("clerk", {"prompt": "Go"}, **state)
-            for wrong in (f"{asks.request_state}-X", f"1{asks.request_state}", "", meta(done, "taskId")):
+            for wrong in (f"{asks.request_state}-X", f"1{asks.request_state}", "", result_meta(done, "taskId")):
                 with pytest.raises(MCPError, match="there is no such requestState"):
                     await client.session.call_tool("clerk", {"prompt": "Go"}, request_state=wrong)
         assert len(await there.runtime.log.list_runs()) == 1
-    assert (text(done), text(again)) == ("Done.", "Done.")
+    assert (result_text(done), result_text(again)) == ("Done.", "Done.")
 
 
 async def test_a_client_whose_form_fails_gets_the_question_as_a_result() -> None:
@@ -256,4 +256,4 @@ async def test_a_client_whose_form_fails_gets_the_question_as_a_result() -> None
         raise RuntimeError("no screen")
 
     result, _ = await asked(LEGACY, breaks, call("book"))
-    assert meta(result, "state") == "input-required"
+    assert result_meta(result, "state") == "input-required"

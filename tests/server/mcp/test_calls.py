@@ -27,7 +27,17 @@ from rxloop.errors import ServerError
 from rxloop.server import AgentTool
 from rxloop.stream.sources import emit
 from rxloop.testing import ScriptedModel, call, frames, turn
-from support.clients.mcp import ERAS, LEGACY, MODERN, Desk, Steps, desk, given_up, meta, text
+from support.clients.mcp import (
+    ERAS,
+    LEGACY,
+    MODERN,
+    McpEndpoint,
+    ProgressRecorder,
+    cancel_call,
+    result_meta,
+    result_text,
+    serve_mcp,
+)
 
 both = pytest.mark.parametrize("mode", ERAS)
 
@@ -58,7 +68,7 @@ def endless() -> Agent[Any, Any]:
     return clerk(call("search", what="more"), frames("-and so on", 0.01), tools=[search])
 
 
-async def rest(desk: Desk, task_id: str) -> str:
+async def rest(desk: McpEndpoint, task_id: str) -> str:
     """Wait until a run has come to rest, and give its state."""
     async with asyncio.timeout(10):
         async for _ in desk.runtime.follow(task_id):
@@ -68,48 +78,48 @@ async def rest(desk: Desk, task_id: str) -> str:
 
 @both
 async def test_an_agent_is_a_tool_and_a_call_gives_its_answer(mode: str) -> None:
-    async with desk(clerk("It is open."), agents={"clerk": "Knows when it is open."}) as there:
+    async with serve_mcp(clerk("It is open."), agents={"clerk": "Knows when it is open."}) as there:
         async with there.client(mode) as client:
             listed = {each.name: each for each in (await client.list_tools()).tools}
             result = await client.call_tool("clerk", {"prompt": "Is it open?"})
-        record = await there.runtime.get_record(meta(result, "taskId"))
+        record = await there.runtime.get_record(result_meta(result, "taskId"))
     assert [*listed] == ["clerk", "continue_run"]
     assert listed["clerk"].description == "Knows when it is open."
     assert listed["clerk"].input_schema["required"] == ["prompt"]
     assert not result.is_error
-    assert text(result) == "It is open."
-    assert (record.context_id, record.state) == (meta(result, "contextId"), "completed")
+    assert result_text(result) == "It is open."
+    assert (record.context_id, record.state) == (result_meta(result, "contextId"), "completed")
 
 
 @both
 async def test_the_context_id_of_an_answer_goes_on_with_its_conversation(mode: str) -> None:
     model = ScriptedModel("Oslo.", "You said Oslo.")
-    async with desk(Agent(model, name="clerk", thoughts=False)) as there, there.client(mode) as client:
+    async with serve_mcp(Agent(model, name="clerk", thoughts=False)) as there, there.client(mode) as client:
         first = await client.call_tool("clerk", {"prompt": "Which city?"})
-        assert meta(first, "contextId") in str(first.content[1]), "the model of the client reads it"
-        again = {"prompt": "What did I say?", "context_id": meta(first, "contextId")}
+        assert result_meta(first, "contextId") in str(first.content[1]), "the model of the client reads it"
+        again = {"prompt": "What did I say?", "context_id": result_meta(first, "contextId")}
         second = await client.call_tool("clerk", again)
         unknown = await client.call_tool("clerk", {"prompt": "Hi", "context_id": "made-up"})
-    assert meta(second, "contextId") == meta(first, "contextId")
+    assert result_meta(second, "contextId") == result_meta(first, "contextId")
     assert [message.text for message in model.requests[1].messages if message.role != "system"] == [
         "Which city?",
         "Oslo.",
         "What did I say?",
     ]
-    assert (unknown.is_error, text(unknown)) == (True, "there is no such conversation")
+    assert (unknown.is_error, result_text(unknown)) == (True, "there is no such conversation")
 
 
 @both
 async def test_an_answer_with_a_type_is_structured_content_that_fits_the_schema(mode: str) -> None:
     sky = clerk('{"sky": "blue", "degrees": 3}', name="sky", output_type=Weather)
     many = clerk("[1, 2]", name="many", output_type=list[int])
-    async with desk(sky, many) as there, there.client(mode) as client:
+    async with serve_mcp(sky, many) as there, there.client(mode) as client:
         # The client itself holds the content against the schema.
         await client.list_tools()
         one = await client.call_tool("sky", {"prompt": "?"})
         two = await client.call_tool("many", {"prompt": "?"})
     assert one.structured_content == {"sky": "blue", "degrees": 3.0}
-    assert text(one) == '{"sky": "blue", "degrees": 3}'
+    assert result_text(one) == '{"sky": "blue", "degrees": 3}'
     assert two.structured_content == {"result": [1, 2]}
 
 
@@ -125,7 +135,10 @@ async def test_a_prompt_with_parameters_makes_a_tool_with_typed_input(mode: str)
 
     model = ScriptedModel("Done.")
     agents = {"clerk": AgentTool(prompt=order, title="The clerk", annotations={"readOnlyHint": True})}
-    async with desk(Agent(model, name="clerk", thoughts=False), agents=agents) as there, there.client(mode) as client:
+    async with (
+        serve_mcp(Agent(model, name="clerk", thoughts=False), agents=agents) as there,
+        there.client(mode) as client,
+    ):
         [listed, _] = (await client.list_tools()).tools
         wrong = await client.call_tool("clerk", {"number": 0})
         right = await client.call_tool("clerk", {"number": 7, "urgent": True})
@@ -133,17 +146,17 @@ async def test_a_prompt_with_parameters_makes_a_tool_with_typed_input(mode: str)
     assert listed.input_schema["properties"]["number"]["description"] == "The number of the order."
     assert (listed.title, listed.annotations and listed.annotations.read_only_hint) == ("The clerk", True)
     assert wrong.is_error
-    assert "number: Input should be greater than or equal to 1 (got 0)" in text(wrong)
-    assert text(right) == "Done."
+    assert "number: Input should be greater than or equal to 1 (got 0)" in result_text(wrong)
+    assert result_text(right) == "Done."
     assert model.requests[0].messages[-1].text == "Order 7, at once"
 
 
 @both
 async def test_progress_rises_and_tells_of_tools_and_thoughts(mode: str) -> None:
-    steps = Steps()
+    steps = ProgressRecorder()
     think = call("think_aloud", thought="First look.", thought_type="planning")
     agent = clerk(think, call("search", what="tea"), "Found.", tools=[search], thoughts=True)
-    async with desk(agent) as there, there.client(mode) as client:
+    async with serve_mcp(agent) as there, there.client(mode) as client:
         await client.call_tool("clerk", {"prompt": "Tea"}, progress_callback=steps)
     assert steps.numbers == sorted(set(steps.numbers))
     assert steps.messages[0].startswith("clerk is at work (run ")
@@ -154,8 +167,8 @@ async def test_progress_rises_and_tells_of_tools_and_thoughts(mode: str) -> None
 
 @both
 async def test_a_cancel_of_the_client_cancels_the_run(mode: str) -> None:
-    async with desk(endless()) as there, there.client(mode) as client:
-        await given_up(client, "search(")
+    async with serve_mcp(endless()) as there, there.client(mode) as client:
+        await cancel_call(client, "search(")
         [record] = await there.runtime.log.list_runs()
         assert await rest(there, record.task_id) == "canceled"
         assert (await client.list_tools()).tools, "the session lives"
@@ -163,61 +176,61 @@ async def test_a_cancel_of_the_client_cancels_the_run(mode: str) -> None:
 
 async def test_a_run_goes_on_without_its_caller_where_that_is_wanted_and_is_waited_for_again() -> None:
     agent = clerk(call("search", what="tea"), frames("-Found.|", 0.05), tools=[search])
-    async with desk(agent, on_disconnect="keep") as there:
+    async with serve_mcp(agent, on_disconnect="keep") as there:
         async with there.client(MODERN) as client:
-            await given_up(client, "search(")
+            await cancel_call(client, "search(")
         [record] = await there.runtime.log.list_runs()
         async with there.client(LEGACY) as client:
             result = await client.call_tool("continue_run", {"task_id": record.task_id})
             again = await client.call_tool("continue_run", {"task_id": record.task_id})
-    assert (text(result), text(again)) == ("Found.", "Found.")
+    assert (result_text(result), result_text(again)) == ("Found.", "Found.")
 
 
 @both
 async def test_a_call_with_a_key_is_one_run_however_often_it_is_sent(mode: str) -> None:
     key: Any = {"rxloop/key": "request-1"}
-    async with desk(clerk("One.", "Two.")) as there, there.client(mode) as client:
+    async with serve_mcp(clerk("One.", "Two.")) as there, there.client(mode) as client:
         first, second = await asyncio.gather(*(client.call_tool("clerk", {"prompt": "Hi"}, meta=key) for _ in range(2)))
         other = await client.call_tool("clerk", {"prompt": "Something else"}, meta=key)
         wrong = await client.call_tool("clerk", {"prompt": "Hi"}, meta={"rxloop/key": 3})  # pyright: ignore[reportArgumentType]
-    assert (text(first), text(second)) == ("One.", "One.")
-    assert meta(first, "taskId") == meta(second, "taskId")
-    assert (other.is_error, text(other)) == (True, "the key stands for another request")
+    assert (result_text(first), result_text(second)) == ("One.", "One.")
+    assert result_meta(first, "taskId") == result_meta(second, "taskId")
+    assert (other.is_error, result_text(other)) == (True, "the key stands for another request")
     assert wrong.is_error
 
 
 @both
 async def test_a_call_that_waits_long_enough_says_how_to_wait_on(mode: str) -> None:
     agent = clerk(frames("-At -last.|", 0.2), name="slow", output_type=str)
-    async with desk(agent, wait=0.05) as there, there.client(mode) as client:
+    async with serve_mcp(agent, wait=0.05) as there, there.client(mode) as client:
         first = await client.call_tool("slow", {"prompt": "Take your time"})
         assert first.structured_content is not None
         assert (first.is_error, first.structured_content["state"]) == (False, "working")
         assert await rest(there, first.structured_content["taskId"]) == "completed"
         last = await client.call_tool("continue_run", {"task_id": first.structured_content["taskId"]})
-    assert f"Call continue_run with task_id '{meta(first, 'taskId')}'" in text(first)
-    assert text(last) == "At last."
+    assert f"Call continue_run with task_id '{result_meta(first, 'taskId')}'" in result_text(first)
+    assert result_text(last) == "At last."
 
 
 @both
 async def test_a_run_that_fails_is_a_result_with_a_sentence_for_clients(mode: str) -> None:
     broken = clerk(ServerError("http://10.0.0.1/key=sk-123"), name="broken")
-    async with desk(broken) as there, there.client(mode) as client:
+    async with serve_mcp(broken) as there, there.client(mode) as client:
         result = await client.call_tool("broken", {"prompt": "Hi"})
-    assert (result.is_error, text(result)) == (True, "The model provider failed.")
-    assert meta(result, "state") == "failed"
+    assert (result.is_error, result_text(result)) == (True, "The model provider failed.")
+    assert result_meta(result, "state") == "failed"
 
 
 @both
 async def test_a_failed_run_has_structured_content_that_fits_the_schema(mode: str) -> None:  # P6
     broken = clerk(ServerError("no"), name="broken", output_type=Weather)
-    async with desk(broken) as there, there.client(mode) as client:
+    async with serve_mcp(broken) as there, there.client(mode) as client:
         await client.list_tools()
         result = await client.call_tool("broken", {"prompt": "Hi"})
     assert result.is_error
     assert result.structured_content is not None
     assert result.structured_content["state"] == "failed"
-    assert result.structured_content["taskId"] == meta(result, "taskId")
+    assert result.structured_content["taskId"] == result_meta(result, "taskId")
     assert result.structured_content["error"]["message"] == "The model provider failed."
 
 
@@ -228,18 +241,18 @@ async def test_a_prompt_may_fail_with_a_value_and_parts(mode: str) -> None:  # P
         raise ToolError("sold out", value={"left": 0}, parts=[chart])
 
     agents = {"clerk": AgentTool(prompt=order)}
-    async with desk(clerk("Hi.", output_type=Weather), agents=agents) as there, there.client(mode) as client:
+    async with serve_mcp(clerk("Hi.", output_type=Weather), agents=agents) as there, there.client(mode) as client:
         await client.list_tools()
         result = await client.call_tool("clerk", {"number": 7})
     assert result.is_error
     assert result.structured_content == {"state": "failed", "value": {"left": 0}}
-    assert text(result).startswith('sold out\n{"left":0}')
+    assert result_text(result).startswith('sold out\n{"left":0}')
     assert [block.type for block in result.content] == ["text", "image"]
 
 
 @both
 async def test_what_is_not_there_and_what_does_not_fit_is_said(mode: str) -> None:
-    async with desk(clerk("Hi.")) as there, there.client(mode) as client:
+    async with serve_mcp(clerk("Hi.")) as there, there.client(mode) as client:
         with pytest.raises(MCPError, match="there is no tool 'nobody'"):
             await client.call_tool("nobody", {})
         missing = await client.call_tool("clerk", {})
@@ -248,15 +261,15 @@ async def test_what_is_not_there_and_what_does_not_fit_is_said(mode: str) -> Non
         empty = await client.call_tool("clerk", {"prompt": ""})
         assert await there.runtime.log.list_runs() == []
     assert [each.is_error for each in (missing, more, unknown, empty)] == [True] * 4
-    assert "prompt: required, but missing" in text(missing)
-    assert "temperature: there is no such parameter" in text(more)
-    assert text(unknown) == "there is no such run"
+    assert "prompt: required, but missing" in result_text(missing)
+    assert "temperature: there is no such parameter" in result_text(more)
+    assert result_text(unknown) == "there is no such run"
 
 
 @both
 async def test_sequential_thinking_may_stand_beside_the_agents(mode: str) -> None:
     thought = {"thought": "Two cases.", "thoughtNumber": 1, "totalThoughts": 2, "nextThoughtNeeded": True}
-    async with desk(clerk("Hi."), sequential_thinking=True) as there, there.client(mode) as client:
+    async with serve_mcp(clerk("Hi."), sequential_thinking=True) as there, there.client(mode) as client:
         names = [each.name for each in (await client.list_tools()).tools]
         result = await client.call_tool("sequentialthinking", thought)
     assert names == ["clerk", "continue_run", "sequentialthinking", "thinking_history", "clear_thinking"]
@@ -265,17 +278,17 @@ async def test_sequential_thinking_may_stand_beside_the_agents(mode: str) -> Non
 
 
 async def test_the_server_serves_a_client_in_the_same_process() -> None:
-    async with desk(clerk("Hi.")) as there, Client(there.door.server) as client:
-        assert text(await client.call_tool("clerk", {"prompt": "Hi"})) == "Hi."
+    async with serve_mcp(clerk("Hi.")) as there, Client(there.server.server) as client:
+        assert result_text(await client.call_tool("clerk", {"prompt": "Hi"})) == "Hi."
 
 
 async def test_many_calls_at_once_over_one_connection_each_get_their_own_run() -> None:
     model = ScriptedModel(*(f"answer {number}" for number in range(50)))
-    async with desk(Agent(model, name="clerk", thoughts=False)) as there, there.client(LEGACY) as client:
+    async with serve_mcp(Agent(model, name="clerk", thoughts=False)) as there, there.client(LEGACY) as client:
         calls = (client.call_tool("clerk", {"prompt": f"number {number}"}) for number in range(50))
         results = await asyncio.gather(*calls)
-    assert {text(each) for each in results} == {f"answer {number}" for number in range(50)}
-    assert len({meta(each, "contextId") for each in results}) == 50
+    assert {result_text(each) for each in results} == {f"answer {number}" for number in range(50)}
+    assert len({result_meta(each, "contextId") for each in results}) == 50
 
 
 @both
@@ -286,9 +299,9 @@ async def test_the_files_of_an_answer_stand_behind_its_text(mode: str) -> None:
         FilePart(data=b"%PDF", media_type="application/pdf", filename="a.pdf"),
         FilePart(url="https://example.org/b.pdf", filename="b.pdf"),
     ]
-    async with desk(clerk(turn("See.", files=files))) as there, there.client(mode) as client:
+    async with serve_mcp(clerk(turn("See.", files=files))) as there, there.client(mode) as client:
         result = await client.call_tool("clerk", {"prompt": "Draw."})
-    assert text(result) == "See."
+    assert result_text(result) == "See."
     image, sound, file, link = [each.model_dump(mode="json", exclude_none=True) for each in result.content[1:-1]]
     assert (image["type"], image["data"], image["mime_type"]) == ("image", "//4=", "image/png")
     assert (sound["type"], sound["data"]) == ("audio", "UklGRg==")
@@ -306,7 +319,7 @@ async def test_the_files_are_found_before_however_many_events() -> None:
         return source.pipe(ops.flat_map(told))
 
     agent = clerk(turn("See.", files=[ImagePart(data=b"x", media_type="image/png")]), loop=[op.call_model(), busy])
-    async with desk(agent) as there, there.client(MODERN) as client:
+    async with serve_mcp(agent) as there, there.client(MODERN) as client:
         result = await client.call_tool("clerk", {"prompt": "Draw."})
     assert [each.type for each in result.content] == ["text", "image", "text"]
 
@@ -315,7 +328,7 @@ async def test_the_files_are_found_before_however_many_events() -> None:
     ("finish", "why"), [("length", "truncated"), ("content_filter", "filter"), ("unknown", "report")]
 )
 async def test_result_says_that_the_answer_is_incomplete_and_why(finish: str, why: str) -> None:  # P15
-    async with desk(clerk(turn("half an ans", finish_reason=finish))) as there, there.client(MODERN) as client:
+    async with serve_mcp(clerk(turn("half an ans", finish_reason=finish))) as there, there.client(MODERN) as client:
         result = await client.call_tool("clerk", {"prompt": "?"})
     note = result.content[1]
     assert note.type == "text"
@@ -327,7 +340,7 @@ async def test_result_names_the_limit_and_the_vendor_reason_of_an_incomplete_ans
     truncated = turn("half", finish_reason="length", raw_finish_reason="max_tokens")
     unknown = turn("half", finish_reason="unknown", raw_finish_reason="weird")
     agent = clerk(truncated, unknown, settings=ModelSettings(max_tokens=7))
-    async with desk(agent) as there, there.client(MODERN) as client:
+    async with serve_mcp(agent) as there, there.client(MODERN) as client:
         first = await client.call_tool("clerk", {"prompt": "?"})
         second = await client.call_tool("clerk", {"prompt": "?"})
     assert "max_tokens=7" in str(first.content[1])

@@ -13,7 +13,7 @@ from mcp.shared.exceptions import MCPError
 from rxloop import Agent, MemoryEventLog, tool
 from rxloop.server import ServerLimits, Shutdown
 from rxloop.testing import ScriptedModel, call, frames
-from support.clients.mcp import ERAS, MODERN, Steps, accept, desk, meta, text
+from support.clients.mcp import ERAS, MODERN, ProgressRecorder, accept, result_meta, result_text, serve_mcp
 
 both = pytest.mark.parametrize("mode", ERAS)
 HELLO: dict[str, Any] = {
@@ -37,10 +37,10 @@ def clerk(*turns: Any) -> Agent[Any, Any]:
 
 @both
 async def test_the_runs_and_conversations_of_somebody_else_are_not_there(mode: str) -> None:
-    async with desk(clerk(call("pay", amount=5), "Paid.", "Hi."), users=True) as there:
+    async with serve_mcp(clerk(call("pay", amount=5), "Paid.", "Hi."), users=True) as there:
         async with there.client(mode, token="ann-key") as ann, there.client(mode, token="bob-key") as bob:
             waits = await ann.call_tool("clerk", {"prompt": "Pay"})
-            task_id, context_id = meta(waits, "taskId"), meta(waits, "contextId")
+            task_id, context_id = result_meta(waits, "taskId"), result_meta(waits, "contextId")
             assert waits.structured_content is not None
             [question] = waits.structured_content["questions"]
             answers = {question["inputId"]: True}
@@ -61,11 +61,11 @@ async def test_the_runs_and_conversations_of_somebody_else_are_not_there(mode: s
     # Nobody can tell what belongs to somebody else from what there is not.
     assert [each.content for each in tried] == [each.content for each in not_there]
     assert all(each.is_error for each in tried)
-    assert text(done) == "Paid."
+    assert result_text(done) == "Paid."
 
 
 async def test_the_state_of_somebody_elses_question_is_not_there_either() -> None:
-    async with desk(clerk(call("pay", amount=5), "Paid."), users=True) as there:
+    async with serve_mcp(clerk(call("pay", amount=5), "Paid."), users=True) as there:
         async with there.client(MODERN, accept(answer=True), token="ann-key") as ann:
             asks: Any = await ann.session.call_tool("clerk", {"prompt": "Pay"}, allow_input_required=True)
         async with there.client(MODERN, accept(answer=True), token="bob-key") as bob:
@@ -74,7 +74,7 @@ async def test_the_state_of_somebody_elses_question_is_not_there_either() -> Non
 
 
 async def test_without_a_token_nothing_is_said_and_a_session_is_for_whoever_began_it() -> None:
-    async with desk(clerk("Hi."), users=True) as there, httpx.AsyncClient(headers=ACCEPT) as client:
+    async with serve_mcp(clerk("Hi."), users=True) as there, httpx.AsyncClient(headers=ACCEPT) as client:
         nobody = await client.post(there.url, json=HELLO)
         ann = await client.post(there.url, json=HELLO, headers={"authorization": "Bearer ann-key"})
         session = {"mcp-session-id": ann.headers["mcp-session-id"], "mcp-protocol-version": "2025-11-25"}
@@ -94,7 +94,7 @@ async def test_what_is_not_a_request_of_mcp_is_refused_and_opens_nothing() -> No
         yield b"{"
         await asyncio.sleep(0.6)
 
-    async with desk(clerk("Hi."), limits=limits) as there, httpx.AsyncClient(headers=ACCEPT) as client:
+    async with serve_mcp(clerk("Hi."), limits=limits) as there, httpx.AsyncClient(headers=ACCEPT) as client:
         answers = [
             await client.post(there.url, content=b"x" * 2_000),
             await client.post(there.url, content=slow()),
@@ -110,44 +110,47 @@ async def test_what_is_not_a_request_of_mcp_is_refused_and_opens_nothing() -> No
 
 
 async def test_a_page_of_a_known_host_may_call_it() -> None:
-    async with desk(clerk("Hi."), allowed_hosts=["mcp.example"]) as there, httpx.AsyncClient(headers=ACCEPT) as client:
+    async with (
+        serve_mcp(clerk("Hi."), allowed_hosts=["mcp.example"]) as there,
+        httpx.AsyncClient(headers=ACCEPT) as client,
+    ):
         headers = {"host": "mcp.example", "origin": "https://mcp.example"}
         assert (await client.post(there.url, json=HELLO, headers=headers)).status_code == 200
 
 
 async def test_too_many_runs_of_a_user_are_refused_in_words() -> None:
     agent = Agent(ScriptedModel(*[frames("-and so on", 0.05)] * 2), thoughts=False, name="clerk")
-    async with desk(agent, users=True, limits=ServerLimits(runs=1), wait=0.05) as there:
+    async with serve_mcp(agent, users=True, limits=ServerLimits(runs=1), wait=0.05) as there:
         async with there.client(MODERN, token="ann-key") as ann, there.client(MODERN, token="bob-key") as bob:
             first = await ann.call_tool("clerk", {"prompt": "Go"})
             second = await ann.call_tool("clerk", {"prompt": "Go"})
             his = await bob.call_tool("clerk", {"prompt": "Go"})
-    assert [meta(first, "state"), meta(his, "state")] == ["working", "working"]
-    assert (second.is_error, text(second)) == (True, "at most 1 runs at once")
+    assert [result_meta(first, "state"), result_meta(his, "state")] == ["working", "working"]
+    assert (second.is_error, result_text(second)) == (True, "at most 1 runs at once")
 
 
 @both
 async def test_a_call_is_answered_when_the_server_goes_away_and_the_next_one_goes_on(mode: str) -> None:
     log = MemoryEventLog()
     slow = Agent(ScriptedModel(frames("-and so on" * 30, 0.05)), thoughts=False, name="clerk")
-    async with desk(slow, log=log) as there, there.client(mode) as client:
+    async with serve_mcp(slow, log=log) as there, there.client(mode) as client:
         await client.list_tools()
         started = asyncio.Event()
-        steps = Steps().when("at work", started.set)
+        steps = ProgressRecorder().call_on("at work", started.set)
         calling = asyncio.create_task(client.call_tool("clerk", {"prompt": "Go"}, progress_callback=steps))
         await started.wait()
-        await Shutdown(there.door, seconds=0.1).run()
+        await Shutdown(there.server, seconds=0.1).run()
         result = await calling
-        assert meta(result, "state") == "working"
+        assert result_meta(result, "state") == "working"
     quick = Agent(ScriptedModel("Done."), thoughts=False, name="clerk")
-    async with desk(quick, log=log) as there, there.client(mode) as client:
-        done = await client.call_tool("continue_run", {"task_id": meta(result, "taskId")})
-    assert text(done) == "Done."
+    async with serve_mcp(quick, log=log) as there, there.client(mode) as client:
+        done = await client.call_tool("continue_run", {"task_id": result_meta(result, "taskId")})
+    assert result_text(done) == "Done."
 
 
 async def test_nothing_is_left_when_the_door_is_closed() -> None:
     before = asyncio.all_tasks()
-    async with desk(clerk("Hi.")) as there:
+    async with serve_mcp(clerk("Hi.")) as there:
         for mode in ERAS:
             async with there.client(mode) as client:
                 await client.list_tools()

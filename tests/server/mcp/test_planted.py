@@ -9,7 +9,7 @@ import mcp_types as types
 import pytest
 
 from rxloop import Agent, MemoryEventLog
-from support.clients.mcp import ERAS, Steps, desk, meta
+from support.clients.mcp import ERAS, ProgressRecorder, result_meta, serve_mcp
 from support.hidden_runs import RUNS, agent
 from support.hidden_tools import MARK
 
@@ -31,7 +31,7 @@ class Tap:
 @pytest.mark.parametrize("mode", ERAS)
 @pytest.mark.parametrize("name", RUNS)
 async def test_no_byte_of_the_door_has_what_is_not_for_clients(name: str, mode: str) -> None:
-    log, steps = MemoryEventLog(), Steps()
+    log, steps = MemoryEventLog(), ProgressRecorder()
     asked: list[types.ElicitRequestParams] = []
 
     def answers(question: types.ElicitRequestParams) -> types.ElicitResult:
@@ -39,15 +39,15 @@ async def test_no_byte_of_the_door_has_what_is_not_for_clients(name: str, mode: 
         # Wrong first: what is said of that is not to name the options.
         return types.ElicitResult(action="accept", content={"answer": "maybe" if len(asked) == 1 else "no"})
 
-    async with desk(agent(*RUNS[name]), log=log) as there:
-        tap = Tap(there.door._app)
-        there.door._app = tap  # pyright: ignore[reportAttributeAccessIssue]
+    async with serve_mcp(agent(*RUNS[name]), log=log) as there:
+        tap = Tap(there.server._app)
+        there.server._app = tap  # pyright: ignore[reportAttributeAccessIssue]
         async with there.client(mode, answers) as client:
             await client.list_tools()
             result = await client.call_tool("clerk", {"prompt": "Look"}, progress_callback=steps)
-            await client.call_tool("continue_run", {"task_id": meta(result, "taskId")})
-            await client.call_tool("continue_run", {"task_id": meta(result, "taskId"), "answers": {"nobody": 1}})
-        events = await log.read(meta(result, "taskId"))
+            await client.call_tool("continue_run", {"task_id": result_meta(result, "taskId")})
+            await client.call_tool("continue_run", {"task_id": result_meta(result, "taskId"), "answers": {"nobody": 1}})
+        events = await log.read(result_meta(result, "taskId"))
     assert MARK.encode() in b"".join(event.to_json() for event in events)
     assert ("question" in name) == bool(asked)
     said = tap.said.decode()
@@ -57,15 +57,15 @@ async def test_no_byte_of_the_door_has_what_is_not_for_clients(name: str, mode: 
 
 @pytest.mark.parametrize("mode", ERAS)
 async def test_a_hidden_question_that_a_client_cannot_ask_is_answered_without_its_words(mode: str) -> None:
-    async with desk(agent(*RUNS["a hidden question"])) as there, there.client(mode) as client:
+    async with serve_mcp(agent(*RUNS["a hidden question"])) as there, there.client(mode) as client:
         waits = await client.call_tool("clerk", {"prompt": "Look"})
         assert waits.structured_content is not None
         [question] = waits.structured_content["questions"]
-        asked = {"task_id": meta(waits, "taskId")}
+        asked = {"task_id": result_meta(waits, "taskId")}
         wrong = await client.call_tool("continue_run", {**asked, "answers": {question["inputId"]: 3}})
         done = await client.call_tool("continue_run", {**asked, "answers": {question["inputId"]: "no"}})
     assert MARK not in f"{waits}{wrong}{done}"
-    assert (wrong.is_error, meta(done, "state")) == (True, "completed")
+    assert (wrong.is_error, result_meta(done, "state")) == (True, "completed")
 
 
 async def test_a_failing_prompt_says_nothing_of_its_error() -> None:
@@ -76,14 +76,14 @@ async def test_a_failing_prompt_says_nothing_of_its_error() -> None:
         raise RuntimeError(f"{MARK} {city}")
 
     clerk = Agent(ScriptedModel("Hi."), name="clerk")
-    async with desk(clerk, agents={"clerk": AgentTool(prompt=broken)}) as there, there.client(ERAS[0]) as client:
+    async with serve_mcp(clerk, agents={"clerk": AgentTool(prompt=broken)}) as there, there.client(ERAS[0]) as client:
         result = await client.call_tool("clerk", {"city": "Oslo"})
     assert result.is_error
     assert MARK not in str(result)
 
 
 async def test_a_request_that_is_no_json_rpc_gets_no_words_of_errors() -> None:
-    async with desk(agent("Hi.")) as there, httpx.AsyncClient() as client:
+    async with serve_mcp(agent("Hi.")) as there, httpx.AsyncClient() as client:
         accept = {"accept": "application/json, text/event-stream", "mcp-protocol-version": "2026-07-28"}
         said = [await client.post(there.url, content=body, headers=accept) for body in (b"{", b"[]", b"{}", b"\xff")]
     assert all(each.status_code in (202, 400) for each in said)

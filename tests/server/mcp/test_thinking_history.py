@@ -11,7 +11,7 @@ from mcp import Client
 from mcp.shared.exceptions import MCPError
 from mcp_types import TextResourceContents
 
-from support.thinking_calls import history, refused, texts, think, thinking_server, thought
+from support.thinking_calls import expect_error, fetch_history, texts, think, thinking_server, thought
 
 
 async def branched(client: Client) -> None:
@@ -23,9 +23,9 @@ async def branched(client: Client) -> None:
 
 async def test_the_history_tells_what_was_thought() -> None:
     async with Client(thinking_server()) as client:
-        empty = await history(client)
+        empty = await fetch_history(client)
         await branched(client)
-        told = await history(client)
+        told = await fetch_history(client)
     assert (empty["thoughts"], empty["status"]) == ([], "active")
     assert empty["sessionId"] == told["sessionId"]
     assert (told["thoughtHistoryLength"], told["branches"]) == (5, ["b"])
@@ -59,24 +59,24 @@ async def test_the_history_comes_in_pages_and_by_branch(
 ) -> None:
     async with Client(thinking_server()) as client:
         await branched(client)
-        told = await history(client, **arguments)
+        told = await fetch_history(client, **arguments)
     assert (texts(told), told.get("next")) == (expected, further)
 
 
 async def test_a_page_of_the_history_has_an_end() -> None:
     async with Client(thinking_server()) as client:
         await think(client, *(thought(number) for number in range(1, 52)))
-        told = await history(client)
+        told = await fetch_history(client)
     assert (len(told["thoughts"]), told["next"]) == (50, 51)
 
 
 async def test_a_history_that_cannot_be_given_is_refused() -> None:
     async with Client(thinking_server()) as client:
         await branched(client)
-        told = await refused(client, {"branchId": "none"}, "thinking_history")
+        told = await expect_error(client, {"branchId": "none"}, "thinking_history")
         assert told["code"] == "unknown_branch"
         assert "'b'" in told["error"]
-        told = await refused(client, {"first": 0, "limit": "many"}, "thinking_history")
+        told = await expect_error(client, {"first": 0, "limit": "many"}, "thinking_history")
         assert (told["code"], set(told["fields"])) == ("invalid_arguments", {"first", "limit"})
 
 
@@ -86,7 +86,7 @@ async def test_the_session_is_a_resource_as_json_and_drawn() -> None:
         await branched(client)
         [whole] = (await client.read_resource("thinking://session")).contents
         [drawn] = (await client.read_resource("thinking://session/graph")).contents
-        told = await history(client)
+        told = await fetch_history(client)
     assert isinstance(whole, TextResourceContents)
     assert isinstance(drawn, TextResourceContents)
     assert json.loads(whole.text) == told

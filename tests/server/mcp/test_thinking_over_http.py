@@ -22,7 +22,7 @@ from rxloop.server.mcp.thinking_tools import MAX_BODY
 from rxloop.storage import MemoryArtifacts
 from rxloop.thinking import ThinkingSessions
 from rxloop.thinking.sessions.session_artifacts import CONTEXT
-from support.clients.mcp import desk
+from support.clients.mcp import serve_mcp
 
 CALL = {"thought": "So.", "nextThoughtNeeded": True, "thoughtNumber": 1, "totalThoughts": 3}
 INITIALIZE = {
@@ -39,7 +39,7 @@ async def serving(
     sessions: ThinkingSessions | None = None, session: str | None = None, **options: Any
 ) -> AsyncGenerator[str]:
     """The URL of a server that runs for as long as the block lasts."""
-    async with desk(sequential_thinking=ThinkingTools(sessions, session=session), **options) as here:
+    async with serve_mcp(sequential_thinking=ThinkingTools(sessions, session=session), **options) as here:
         yield here.url
 
 

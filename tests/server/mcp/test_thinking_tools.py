@@ -16,7 +16,7 @@ from rxloop.server.mcp.thinking_tools import make_connection_sessions
 from rxloop.storage import MemoryArtifacts
 from rxloop.testing import ScriptedModel
 from rxloop.thinking import ThinkingSessions, ThoughtResult
-from support.thinking_calls import history, refused, said, texts, think, thinking_server, thought
+from support.thinking_calls import expect_error, fetch_history, parse_result, texts, think, thinking_server, thought
 
 OFFICIAL = ["thoughtNumber", "totalThoughts", "nextThoughtNeeded", "branches", "thoughtHistoryLength"]
 REQUIRED = ["thought", "nextThoughtNeeded", "thoughtNumber", "totalThoughts"]
@@ -139,33 +139,33 @@ async def test_every_text_is_a_name_for_a_branch(name: str) -> None:
 async def test_what_does_not_fit_is_an_error_that_names_the_fields_and_stores_nothing() -> None:
     async with Client(thinking_server()) as client:
         # T9, T13, T14
-        told = await refused(client, {"thought": "a", "thoughtNumber": True, "totalThoughts": "one"})
+        told = await expect_error(client, {"thought": "a", "thoughtNumber": True, "totalThoughts": "one"})
         assert told["code"] == "invalid_thought"
         assert set(told["fields"]) == {"nextThoughtNeeded", "thoughtNumber", "totalThoughts"}
-        assert (await history(client))["thoughtHistoryLength"] == 0
-        assert set((await refused(client, {}))["fields"]) == set(REQUIRED)
+        assert (await fetch_history(client))["thoughtHistoryLength"] == 0
+        assert set((await expect_error(client, {}))["fields"]) == set(REQUIRED)
 
 
 async def test_a_call_without_arguments_is_refused_like_one_with_none_of_the_fields() -> None:
     async with Client(thinking_server()) as client:
         result = await client.call_tool("sequentialthinking")
-    assert said(result)["code"] == "invalid_thought"
+    assert parse_result(result)["code"] == "invalid_thought"
 
 
 async def test_a_thought_may_be_long_and_not_endless() -> None:
     async with Client(thinking_server()) as client:
         # T8
         await think(client, thought(1, "x" * 1_000_000))
-        told = await refused(client, thought(2, "x" * 1_000_001))
+        told = await expect_error(client, thought(2, "x" * 1_000_001))
         assert told["code"] == "thought_too_long"
-        assert (await history(client))["thoughtHistoryLength"] == 1
+        assert (await fetch_history(client))["thoughtHistoryLength"] == 1
 
 
 async def test_a_full_session_says_so_and_can_be_cleared() -> None:
     async with Client(thinking_server(ThinkingSessions(MemoryArtifacts(), max_thoughts=2))) as client:
         await think(client, thought(1), thought(2))
         # T47
-        assert (await refused(client, thought(3)))["code"] == "max_thoughts"
+        assert (await expect_error(client, thought(3)))["code"] == "max_thoughts"
         await client.call_tool("clear_thinking")
         assert (await think(client, thought(1)))["thoughtHistoryLength"] == 1
 
@@ -173,7 +173,7 @@ async def test_a_full_session_says_so_and_can_be_cleared() -> None:
 async def test_strict_rules_refuse_a_revision_of_nothing() -> None:
     async with Client(thinking_server(make_connection_sessions(strict=True))) as client:
         # T15
-        told = await refused(client, thought(1, isRevision=True, revisesThought=4))
+        told = await expect_error(client, thought(1, isRevision=True, revisesThought=4))
     assert (told["code"], set(told["fields"])) == ("dangling_revision", {"revisesThought"})
 
 
@@ -183,19 +183,19 @@ async def test_no_connection_finds_the_session_of_another_one() -> None:
         mine = await think(one, thought(1, "mine"))
         await think(other, thought(1, "other"), thought(2))
         # T33
-        told = await refused(other, thought(3, sessionId=mine["sessionId"]))
+        told = await expect_error(other, thought(3, sessionId=mine["sessionId"]))
         assert told["code"] == "unknown_session"
         for tool in ("thinking_history", "clear_thinking"):
-            assert (await refused(other, {"sessionId": mine["sessionId"]}, tool))["code"] == "unknown_session"
-        assert texts(await history(one)) == ["mine"]
-        assert texts(await history(other)) == ["other", "So."]
+            assert (await expect_error(other, {"sessionId": mine["sessionId"]}, tool))["code"] == "unknown_session"
+        assert texts(await fetch_history(one)) == ["mine"]
+        assert texts(await fetch_history(other)) == ["other", "So."]
 
 
 async def test_an_id_that_nobody_gave_out_is_refused() -> None:
     async with Client(thinking_server()) as client:
         # T32
-        assert (await refused(client, thought(1, sessionId="made-up")))["code"] == "unknown_session"
-        assert (await history(client))["thoughtHistoryLength"] == 0
+        assert (await expect_error(client, thought(1, sessionId="made-up")))["code"] == "unknown_session"
+        assert (await fetch_history(client))["thoughtHistoryLength"] == 0
 
 
 async def test_a_thought_may_clear_the_session_whose_id_stays() -> None:
@@ -214,10 +214,10 @@ async def test_a_thought_may_clear_the_session_whose_id_stays() -> None:
 async def test_clearing_forgets_the_thoughts_and_twice_is_as_once() -> None:
     async with Client(thinking_server()) as client:
         await think(client, thought(1), thought(2))
-        cleared = said(await client.call_tool("clear_thinking", {}))
+        cleared = parse_result(await client.call_tool("clear_thinking", {}))
         assert cleared["forgotten"] == 2
-        assert said(await client.call_tool("clear_thinking", {})) == {**cleared, "forgotten": 0}
-        assert texts(await history(client)) == []
+        assert parse_result(await client.call_tool("clear_thinking", {})) == {**cleared, "forgotten": 0}
+        assert texts(await fetch_history(client)) == []
         assert (await think(client, thought(1)))["sessionId"] == cleared["sessionId"]
 
 
@@ -225,9 +225,9 @@ async def test_parallel_calls_keep_their_order() -> None:
     async with Client(thinking_server(), mode="legacy") as client:
         # T45
         made = [client.call_tool("sequentialthinking", thought(number, str(number))) for number in range(1, 21)]
-        told = [said(result)["thoughtHistoryLength"] for result in await asyncio.gather(*made)]
+        told = [parse_result(result)["thoughtHistoryLength"] for result in await asyncio.gather(*made)]
         assert told == list(range(1, 21))
-        assert texts(await history(client)) == [str(number) for number in range(1, 21)]
+        assert texts(await fetch_history(client)) == [str(number) for number in range(1, 21)]
 
 
 class Slow(MemoryArtifacts):
@@ -243,7 +243,7 @@ class Slow(MemoryArtifacts):
 async def test_who_reads_sees_what_was_sent_before() -> None:
     async with Client(thinking_server(ThinkingSessions(Slow())), mode="legacy") as client:
         thinking = asyncio.create_task(client.call_tool("sequentialthinking", thought(1)))
-        told = asyncio.create_task(history(client))
+        told = asyncio.create_task(fetch_history(client))
         await thinking
         assert (await told)["thoughtHistoryLength"] == 1
 
@@ -265,7 +265,7 @@ async def test_a_crash_is_an_answer_and_the_server_goes_on() -> None:
     async with Client(thinking_server(ThinkingSessions(store))) as client:
         await think(client, thought(1))
         store.broken = True
-        told = await refused(client, thought(2))
+        told = await expect_error(client, thought(2))
         assert (told["code"], "RuntimeError" in told["error"]) == ("internal", True)
         store.broken = False
         assert (await think(client, thought(2)))["thoughtHistoryLength"] == 2
@@ -288,7 +288,7 @@ async def test_a_named_session_is_one_for_all_connections_and_stays() -> None:
         assert (await think(one, thought(1)))["sessionId"] == "plan"
         assert (await think(other, thought(2, sessionId="plan")))["thoughtHistoryLength"] == 2
     async with Client(server) as later:
-        assert (await history(later))["thoughtHistoryLength"] == 2
+        assert (await fetch_history(later))["thoughtHistoryLength"] == 2
     assert len(await sessions.get_session("plan")) == 2
 
 
@@ -296,7 +296,7 @@ async def test_each_accepted_thought_is_logged_and_no_other() -> None:
     logged: list[ThoughtResult] = []
     async with Client(thinking_server(on_thought=logged.append)) as client:
         await think(client, thought(1, "one"))
-        await refused(client, thought(0))
+        await expect_error(client, thought(0))
         await think(client, thought(2, "two"))
     assert [result.thought.thought for result in logged] == ["one", "two"]
 
@@ -323,7 +323,7 @@ async def test_a_server_with_agents_has_the_tools_and_resources_as_well() -> Non
         tools = [tool.name for tool in (await client.list_tools()).tools]
         resources = [resource.uri for resource in (await client.list_resources()).resources]
         await think(client, thought(1))
-        assert texts(await history(client)) == ["So."]
+        assert texts(await fetch_history(client)) == ["So."]
         await server.drain()
     assert tools == ["adder", "continue_run", "sequentialthinking", "thinking_history", "clear_thinking"]
     assert resources == ["thinking://session", "thinking://session/graph"]

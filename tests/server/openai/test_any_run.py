@@ -20,8 +20,8 @@ from rxloop.server.openai.response_fold import ResponseFold, response_events
 from rxloop.server.openai.response_items import ResponseId
 from rxloop.testing import virtual_time
 from support.faulty_components import PLANTED
-from support.random_runs import NAME, SHOW_MAP, AnyRun, any_run, unheard
-from support.vendors.openai_checks import Json, check_chunks, check_completion, check_stream, text_of
+from support.random_runs import NAME, SHOW_MAP, RandomRun, random_run, silence_logs
+from support.vendors.openai_checks import Json, check_chunks, check_completion, check_stream, response_text
 
 RUNS = int(os.environ.get("RXLOOP_OPENAI_RUNS", "30"))
 FUNCTION = {"type": "function", "strict": None, **SHOW_MAP}
@@ -45,7 +45,7 @@ async def started(log: MemoryEventLog) -> RunRecord:
     return found[0]
 
 
-async def played(kind: AnyRun) -> None:
+async def played(kind: RandomRun) -> None:
     log, live, chunks, folds = kind.log(), list[Json](), list[Json](), list[CompletionFold]()
 
     def fold(emit: Callable[[Json], None]) -> CompletionFold:
@@ -53,7 +53,7 @@ async def played(kind: AnyRun) -> None:
         return folds[0]
 
     async with Runtime({NAME: kind.agent()}, log=log) as runtime:
-        playing = asyncio.create_task(kind.play(runtime, metadata={"openai": {"tools": [FUNCTION]}}))
+        playing = asyncio.create_task(kind.execute(runtime, metadata={"openai": {"tools": [FUNCTION]}}))
         record = await started(log)
         view = response_events(about_of(record, runtime), ResponseId(record.task_id, 1))
         reading = asyncio.create_task(_into(live, runtime.follow(record.task_id).pipe(view)))
@@ -66,11 +66,11 @@ async def played(kind: AnyRun) -> None:
         whole = check_stream((await recorded(runtime, record, turn, deltas=False))[1])
         with_deltas = (await recorded(runtime, record, turn, deltas=log.keeps_deltas))[1]
         final = check_stream(with_deltas)
-        assert text_of(final) == text_of(whole)
+        assert response_text(final) == response_text(whole)
         ids += [item["id"] for item in final["output"] if item["type"] != "mcp_approval_request"]
         if turn == 1:
             seen = check_stream(live)
-            assert text_of(seen) == text_of(whole)
+            assert response_text(seen) == response_text(whole)
             assert [each["type"] for each in seen["output"]] == [each["type"] for each in final["output"]]
         if log.keeps_deltas:
             # The numbers are the same wherever the log is read.
@@ -95,7 +95,7 @@ async def _into(found: list[Json], events: Any) -> None:
 
 
 @settings(max_examples=RUNS, phases=[Phase.generate])
-@given(kind=any_run())
-def test_every_run_is_streams_that_the_client_takes(kind: AnyRun) -> None:
-    with unheard(), virtual_time() as time:
+@given(kind=random_run())
+def test_every_run_is_streams_that_the_client_takes(kind: RandomRun) -> None:
+    with silence_logs(), virtual_time() as time:
         time.run(played(kind))

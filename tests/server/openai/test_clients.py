@@ -18,10 +18,10 @@ from openai import AsyncOpenAI
 
 from rxloop import Runtime
 from rxloop.errors import ConflictError
-from support.clients.openai import Served, serving
+from support.clients.openai import OpenAIEndpoint, serve_openai
 from support.faulty_components import PLANTED
 from support.processes.services import CLIENTS, NODE
-from support.random_runs import NAME, SHOW_MAP, AnyRun, any_run, unheard
+from support.random_runs import NAME, SHOW_MAP, RandomRun, random_run, silence_logs
 from support.vendors.openai_checks import Json, check_response
 
 RUNS = int(os.environ.get("RXLOOP_OPENAI_RUNS", "12"))
@@ -54,7 +54,7 @@ def answers(output: list[Any], *, declines: bool) -> list[Any] | None:
     return found or None
 
 
-async def by_python(client: AsyncOpenAI, kind: AnyRun, *, background: bool) -> list[Json]:
+async def by_python(client: AsyncOpenAI, kind: RandomRun, *, background: bool) -> list[Json]:
     """What the client of Python says of each response of a run."""
     responses: list[Json] = []
     body: dict[str, Any] | None = {"input": "Go."}
@@ -85,7 +85,7 @@ async def by_python(client: AsyncOpenAI, kind: AnyRun, *, background: bool) -> l
     return responses
 
 
-async def meddle(kind: AnyRun, runtime: Runtime) -> None:
+async def meddle(kind: RandomRun, runtime: Runtime) -> None:
     """Cancel the run, or say something to it, after so many of its events."""
     number = 0
     async for event in runtime.events:
@@ -95,7 +95,7 @@ async def meddle(kind: AnyRun, runtime: Runtime) -> None:
                 await runtime.cancel(event.root_task_id, "enough")
 
 
-async def check(served: Served, responses: list[Json], *, background: bool) -> None:
+async def check(served: OpenAIEndpoint, responses: list[Json], *, background: bool) -> None:
     async with served.client() as client:
         for each in responses:
             assert each["numbers"] == [*range(len(each["numbers"]))]
@@ -109,8 +109,8 @@ async def check(served: Served, responses: list[Json], *, background: bool) -> N
     assert PLANTED not in json.dumps(responses)
 
 
-async def with_server(kind: AnyRun, read: Any, *, background: bool) -> None:
-    async with serving(kind.agent(), log=kind.log()) as served:
+async def with_server(kind: RandomRun, read: Any, *, background: bool) -> None:
+    async with serve_openai(kind.agent(), log=kind.log()) as served:
         meddling = asyncio.create_task(meddle(kind, served.runtime))
         responses = await asyncio.wait_for(read(served), 60)
         meddling.cancel()
@@ -119,15 +119,15 @@ async def with_server(kind: AnyRun, read: Any, *, background: bool) -> None:
 
 
 @CHECKED
-@given(kind=any_run())
-def test_the_client_of_python(kind: AnyRun) -> None:
+@given(kind=random_run())
+def test_the_client_of_python(kind: RandomRun) -> None:
     background = kind.keeps_deltas
 
-    async def read(served: Served) -> list[Json]:
+    async def read(served: OpenAIEndpoint) -> list[Json]:
         async with served.client() as client:
             return await by_python(client, kind, background=background)
 
-    with unheard():
+    with silence_logs():
         asyncio.run(with_server(kind, read, background=background))
 
 
@@ -143,14 +143,14 @@ def node() -> Generator[subprocess.Popen[str]]:
 
 @pytest.mark.service("node-clients")
 @CHECKED
-@given(kind=any_run())
-def test_the_client_of_npm(node: subprocess.Popen[str], kind: AnyRun) -> None:
+@given(kind=random_run())
+def test_the_client_of_npm(node: subprocess.Popen[str], kind: RandomRun) -> None:
     assert node.stdin is not None
     assert node.stdout is not None
     stdin, stdout = node.stdin, node.stdout
     background = kind.keeps_deltas
 
-    async def read(served: Served) -> list[Json]:
+    async def read(served: OpenAIEndpoint) -> list[Json]:
         asked = {"base": f"{served.url}/v1", "model": NAME, "tools": TOOLS, "declines": kind.declines}
         asked["cancels"] = kind.cancel_after is not None
         stdin.write(json.dumps({**asked, "background": background}) + "\n")
@@ -159,5 +159,5 @@ def test_the_client_of_npm(node: subprocess.Popen[str], kind: AnyRun) -> None:
         assert "error" not in said, said["error"]
         return said["responses"]
 
-    with unheard():
+    with silence_logs():
         asyncio.run(with_server(kind, read, background=background))

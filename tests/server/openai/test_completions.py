@@ -12,9 +12,9 @@ from rxloop import Agent, MemoryEventLog, Usage, tool
 from rxloop.errors import RateLimited, ServerError
 from rxloop.protocol.messages import Citation
 from rxloop.testing import ScriptedModel, call, frames, turn
-from support.api_server import client_of
-from support.clients.openai import Served, serving
-from support.random_runs import Model, Stumble
+from support.api_server import make_client
+from support.clients.openai import OpenAIEndpoint, serve_openai
+from support.random_runs import InterruptedAnswer, Model
 from support.vendors.openai_checks import check_chunks, check_completion
 
 HELLO: Any = [{"role": "user", "content": "Hi"}]
@@ -36,7 +36,7 @@ def clerk(*turns: Any, **options: Any) -> Agent[Any, Any]:
     return Agent(ScriptedModel(*turns), tools=[pay, weather], thoughts=False, name="clerk", **options)
 
 
-async def ended(served: Served, task_id: str) -> str:
+async def ended(served: OpenAIEndpoint, task_id: str) -> str:
     async with asyncio.timeout(10):
         async for _ in served.runtime.follow(task_id):
             pass
@@ -51,7 +51,7 @@ def working() -> Agent[Any, Any]:
 
 @pytest.mark.parametrize("reasoning", [True, False])
 async def test_the_texts_of_all_steps_are_the_answer(reasoning: bool) -> None:
-    async with serving(working(), reasoning_content=reasoning) as served, served.client() as client:
+    async with serve_openai(working(), reasoning_content=reasoning) as served, served.client() as client:
         answer = await client.chat.completions.create(model="clerk", messages=HELLO)
         check_completion(answer.to_dict())
         [choice] = answer.choices
@@ -65,7 +65,7 @@ async def test_the_texts_of_all_steps_are_the_answer(reasoning: bool) -> None:
 
 
 async def test_a_stream_has_the_same_text_and_its_usage_if_it_is_asked_for() -> None:
-    async with serving(working(), reasoning_content=True) as served, served.client() as client:
+    async with serve_openai(working(), reasoning_content=True) as served, served.client() as client:
         stream = await client.chat.completions.create(
             model="clerk", messages=HELLO, stream=True, stream_options={"include_usage": True}
         )
@@ -74,7 +74,7 @@ async def test_a_stream_has_the_same_text_and_its_usage_if_it_is_asked_for() -> 
         *usual, last = chunks
         assert (last["choices"], last["usage"]["total_tokens"]) == ([], 34)  # pyright: ignore[reportIndexIssue]
         assert all(chunk["usage"] is None for chunk in usual)
-    async with serving(working()) as served, served.client() as client:
+    async with serve_openai(working()) as served, served.client() as client:
         async with client.chat.completions.stream(model="clerk", messages=HELLO) as helper:
             final = await helper.get_final_completion()
         assert final.choices[0].message.content == "Let me see.\n\nIt is 7 C."
@@ -89,7 +89,7 @@ async def test_the_client_keeps_the_history_or_names_its_conversation() -> None:
         return f"Answer {len(seen)}."
 
     history: Any = [*HELLO, {"role": "assistant", "content": "Answer 1."}, {"role": "user", "content": "And?"}]
-    async with serving(clerk(*[answer] * 4)) as served, served.client() as client:
+    async with serve_openai(clerk(*[answer] * 4)) as served, served.client() as client:
         create = client.chat.completions.create
         await create(model="clerk", messages=history)
         assert seen[-1] == [("user", "Hi"), ("assistant", "Answer 1."), ("user", "And?")]
@@ -113,7 +113,7 @@ async def test_an_image_reaches_the_model() -> None:
         {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}},
         {"type": "image_url", "image_url": {"url": "https://example.org/dot.png"}},
     ]
-    async with serving(clerk(answer)) as served, served.client() as client:
+    async with serve_openai(clerk(answer)) as served, served.client() as client:
         await client.chat.completions.create(model="clerk", messages=[{"role": "user", "content": parts}])
         assert [each.type for each in seen] == ["text", "image", "image"]
         assert (seen[1].data, seen[1].media_type, seen[2].url) == (
@@ -128,7 +128,7 @@ async def test_an_image_reaches_the_model() -> None:
 
 async def test_a_failure_is_an_error_also_in_the_middle_of_a_stream() -> None:
     failing = [RateLimited("sk-secret"), ServerError("sk-secret"), frames("-So-#", 0.001)]
-    async with serving(clerk(*failing)) as served, served.client() as client:
+    async with serve_openai(clerk(*failing)) as served, served.client() as client:
         with pytest.raises(RateLimitError) as limited:
             await client.chat.completions.create(model="clerk", messages=HELLO)
         with pytest.raises(InternalServerError) as broken:
@@ -144,14 +144,14 @@ async def test_a_failure_is_an_error_also_in_the_middle_of_a_stream() -> None:
 
 
 async def test_a_question_is_put_as_text() -> None:
-    async with serving(clerk(call("pay", amount=5))) as served, served.client() as client:
+    async with serve_openai(clerk(call("pay", amount=5))) as served, served.client() as client:
         answer = await client.chat.completions.create(model="clerk", messages=HELLO)
         assert answer.choices[0].message.content == "Call pay with amount: 5?"
 
 
 async def test_a_reader_that_leaves_cancels_the_run() -> None:
     log = MemoryEventLog()
-    async with serving(clerk(frames("-on and on", 0.005)), log=log) as served, served.client() as client:
+    async with serve_openai(clerk(frames("-on and on", 0.005)), log=log) as served, served.client() as client:
         stream = await client.chat.completions.create(model="clerk", messages=HELLO, stream=True)
         async for chunk in stream:
             if chunk.choices[0].delta.content:
@@ -169,13 +169,13 @@ async def test_the_pages_that_an_answer_rests_on_are_annotations_of_it() -> None
     ]
     first = turn("Let me see.", calls=[call("weather", city="Oslo")])
     expected = [{"url": "https://e.org/7", "title": "Weather", "start_index": 19, "end_index": 22}]
-    async with serving(clerk(first, turn("It is 7 C.", citations=cited))) as served, served.client() as client:
+    async with serve_openai(clerk(first, turn("It is 7 C.", citations=cited))) as served, served.client() as client:
         answer = await client.chat.completions.create(model="clerk", messages=HELLO)
         check_completion(answer.to_dict())
         message = answer.choices[0].message
         assert [each.url_citation.to_dict() for each in message.annotations or []] == expected
         assert (message.content or "")[19:22] == "7 C"
-    async with serving(clerk(first, turn("It is 7 C.", citations=cited))) as served, served.client() as client:
+    async with serve_openai(clerk(first, turn("It is 7 C.", citations=cited))) as served, served.client() as client:
         stream = await client.chat.completions.create(model="clerk", messages=HELLO, stream=True)
         deltas = [chunk.choices[0].delta.to_dict() async for chunk in stream if chunk.choices]
         assert [each["annotations"] for each in deltas if "annotations" in each] == [
@@ -185,8 +185,8 @@ async def test_the_pages_that_an_answer_rests_on_are_annotations_of_it() -> None
 
 async def test_annotations_in_a_stream_say_where_the_words_are_behind_what_was_tried_in_vain() -> None:
     cited = [Citation(url="https://e.org/7", title="Weather", start=6, end=9)]
-    model = Model(lambda request: Stumble("", "It", turn("It is 7 C.", citations=cited)))
-    async with serving(Agent(model, thoughts=False, name="clerk")) as served, served.client() as client:
+    model = Model(lambda request: InterruptedAnswer("", "It", turn("It is 7 C.", citations=cited)))
+    async with serve_openai(Agent(model, thoughts=False, name="clerk")) as served, served.client() as client:
         async with client.chat.completions.stream(model="clerk", messages=HELLO) as helper:
             streamed = (await helper.get_final_completion()).choices[0].message
         text: str = streamed.content or ""
@@ -196,7 +196,7 @@ async def test_annotations_in_a_stream_say_where_the_words_are_behind_what_was_t
 
 
 async def test_when_the_server_goes_away_a_stream_says_so() -> None:
-    async with serving(clerk(frames("-on and on", 0.005))) as served, served.client() as client:
+    async with serve_openai(clerk(frames("-on and on", 0.005))) as served, served.client() as client:
         stream = await client.chat.completions.create(model="clerk", messages=HELLO, stream=True)
         chunks = aiter(stream)
         await anext(chunks)
@@ -219,7 +219,7 @@ async def test_what_cannot_be_done_is_refused() -> None:
         {"response_format": schema},
         {"modalities": ["text", "audio"], "audio": {"voice": "alloy", "format": "wav"}},
     ]
-    async with serving(clerk()) as served, served.client() as client:
+    async with serve_openai(clerk()) as served, served.client() as client:
         for each in more:
             with pytest.raises(BadRequestError) as refused:
                 await client.chat.completions.create(model="clerk", messages=HELLO, **each)
@@ -229,7 +229,10 @@ async def test_what_cannot_be_done_is_refused() -> None:
 @pytest.mark.parametrize("name", ["", " a", "a2a\x1fpush", "x" * 256, "a\n", ".."])
 async def test_what_is_no_name_of_a_conversation_is_refused(name: str) -> None:
     log = MemoryEventLog()
-    async with serving(Agent(ScriptedModel("Yes."), name="clerk"), log=log) as served, client_of(served.url) as ann:
+    async with (
+        serve_openai(Agent(ScriptedModel("Yes."), name="clerk"), log=log) as served,
+        make_client(served.url) as ann,
+    ):
         body = {"messages": [{"role": "user", "content": "Hi"}], "metadata": {"context_id": name}}
         answer = await ann.post("/v1/chat/completions", json=body)
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "metadata.context_id")
@@ -241,7 +244,7 @@ async def test_what_is_no_name_of_a_conversation_is_refused(name: str) -> None:
 )
 async def test_finish_reason_says_that_the_answer_is_incomplete(finish: str, reason: str) -> None:  # P9, P15
     agent = clerk(turn("Half of", finish_reason=finish), turn("Half of", finish_reason=finish))
-    async with serving(agent) as served, served.client() as client:
+    async with serve_openai(agent) as served, served.client() as client:
         answer = await client.chat.completions.create(model="clerk", messages=HELLO)
         stream = await client.chat.completions.create(model="clerk", messages=HELLO, stream=True)
         reasons = [chunk.choices[0].finish_reason async for chunk in stream if chunk.choices]

@@ -11,8 +11,8 @@ import pytest
 from rxloop import Agent, MemoryEventLog
 from rxloop.server import ServerLimits
 from rxloop.testing import ScriptedModel, call, frames
-from support.api_server import AwayLog, client_of
-from support.clients.openai import Served, serving
+from support.api_server import UnavailableLog, make_client
+from support.clients.openai import OpenAIEndpoint, serve_openai
 from support.hidden_tools import MARK, RUNS, ask, fail, peek
 
 
@@ -46,7 +46,11 @@ async def everything(client: httpx.AsyncClient, id: str, context_id: str) -> dic
 
 async def test_what_is_anothers_looks_like_what_is_not_there() -> None:
     nobody = "01a20428-d3d7-7ba9-bf44-a933530ad41f"
-    async with serving(agent()) as served, client_of(served.url) as ann, client_of(served.url, "bob-key") as bob:
+    async with (
+        serve_openai(agent()) as served,
+        make_client(served.url) as ann,
+        make_client(served.url, "bob-key") as bob,
+    ):
         body = {"model": "clerk", "input": "Hi", "background": True}
         hers = (await ann.post("/v1/responses", json=body)).json()
         said = await everything(bob, hers["id"], hers["conversation"]["id"])
@@ -61,9 +65,9 @@ async def test_what_is_anothers_looks_like_what_is_not_there() -> None:
 
 
 async def test_nobody_in_particular_gets_nothing_anywhere() -> None:
-    async with serving(agent()) as served:
+    async with serve_openai(agent()) as served:
         for token in ("wrong", "ann", "x"):
-            async with client_of(served.url, token) as stranger:
+            async with make_client(served.url, token) as stranger:
                 said = await everything(stranger, "x", "x")
                 assert {status for status, _ in said.values()} == {401}
                 models = await stranger.get("/v1/models")
@@ -72,14 +76,14 @@ async def test_nobody_in_particular_gets_nothing_anywhere() -> None:
 
 @pytest.mark.parametrize("odd", ["x", "%00", "%2e%2e", "a" * 5_000, "%F0%9F%98%80", "'--", "x.2", f"{'0' * 36}.1"])
 async def test_an_odd_id_is_no_id(odd: str) -> None:
-    async with serving(agent()) as served, client_of(served.url) as ann:
+    async with serve_openai(agent()) as served, make_client(served.url) as ann:
         for path in ("", "/input_items", "?stream=1"):
             answer = await ann.get(f"/v1/responses/{odd}{path}")
             assert (answer.status_code, answer.json()["error"]["type"]) == (404, "not_found_error")
 
 
 async def test_a_response_that_does_not_come_is_not_there() -> None:
-    async with serving(agent()) as served, client_of(served.url) as ann:
+    async with serve_openai(agent()) as served, make_client(served.url) as ann:
         made = (await ann.post("/v1/responses", json={"model": "clerk", "input": "Hi"})).json()
         assert (await ann.get(f"/v1/responses/{made['id']}.2")).status_code == 404
         assert (await ann.get(f"/v1/responses/{made['id']}.1")).status_code == 404
@@ -150,7 +154,7 @@ BODIES: dict[str, tuple[bytes, tuple[int, ...]]] = {
 @pytest.mark.parametrize("name", BODIES)
 async def test_a_body_that_does_not_fit_is_refused_with_a_reason(name: str) -> None:  # L141
     body, expected = BODIES[name]
-    async with serving(agent()) as served, client_of(served.url) as ann:
+    async with serve_openai(agent()) as served, make_client(served.url) as ann:
         answer = await ann.post("/v1/responses", content=body, headers={"content-type": "application/json"})
         assert answer.status_code in expected, answer.text
         if answer.status_code != 200:
@@ -164,7 +168,7 @@ async def test_a_body_that_does_not_fit_is_refused_with_a_reason(name: str) -> N
 
 
 async def test_other_methods_media_types_and_sizes_are_refused() -> None:
-    async with serving(agent(), limits=ServerLimits(body=100)) as served, client_of(served.url) as ann:
+    async with serve_openai(agent(), limits=ServerLimits(body=100)) as served, make_client(served.url) as ann:
         assert (await ann.put("/v1/responses", json={})).status_code == 405
         assert (await ann.delete("/v1/responses/x")).status_code == 405
         assert (await ann.get("/v1/nothing")).json()["error"]["code"] == "not_found"
@@ -177,7 +181,10 @@ async def test_other_methods_media_types_and_sizes_are_refused() -> None:
 
 
 async def test_too_many_runs_are_refused_with_a_time_to_wait() -> None:
-    async with serving(agent(frames("-on", 0.01)), limits=ServerLimits(runs=1)) as served, client_of(served.url) as ann:
+    async with (
+        serve_openai(agent(frames("-on", 0.01)), limits=ServerLimits(runs=1)) as served,
+        make_client(served.url) as ann,
+    ):
         body = {"input": "x", "background": True}
         assert (await ann.post("/v1/responses", json=body)).status_code == 200
         refused = await ann.post("/v1/responses", json=body)
@@ -188,7 +195,7 @@ async def test_too_many_runs_are_refused_with_a_time_to_wait() -> None:
 @pytest.mark.parametrize("path", ["/v1/responses", "/v1/chat/completions"])
 async def test_what_is_sent_once_more_and_refused_leaves_the_run_to_its_first_reader(path: str) -> None:
     clerk = agent(frames("-and so on", 0.05))
-    async with serving(clerk, limits=ServerLimits(streams=1)) as served, client_of(served.url) as ann:
+    async with serve_openai(clerk, limits=ServerLimits(streams=1)) as served, make_client(served.url) as ann:
         body = {"input": "Hi", "messages": [{"role": "user", "content": "Hi"}], "stream": True}
         asking: Any = {"json": body, "headers": {"idempotency-key": "k"}}
         async with ann.stream("POST", path, **asking) as first:
@@ -204,12 +211,12 @@ async def test_what_is_sent_once_more_and_refused_leaves_the_run_to_its_first_re
 @pytest.mark.parametrize("path", ["/v1/responses", "/v1/chat/completions"])
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_log_that_fails_while_a_client_waits_is_said_to_be_out_of_reach(path: str, stream: bool) -> None:
-    log = AwayLog(MARK)
-    async with serving(agent(call("lose"), "Hello.", tools=[log.lose]), log=log) as served:
-        async with client_of(served.url) as ann:
+    log = UnavailableLog(MARK)
+    async with serve_openai(agent(call("lose"), "Hello.", tools=[log.lose]), log=log) as served:
+        async with make_client(served.url) as ann:
             messages = [{"role": "user", "content": "Hi"}]
             answer = await ann.post(path, json={"input": "Hi", "messages": messages, "stream": stream})
-        log.away = False
+        log.unavailable = False
     assert answer.status_code == (200 if stream else 503)
     assert "the log is out of reach" in (answer.text.splitlines()[-2] if stream else answer.text)
     assert MARK not in answer.text
@@ -218,10 +225,10 @@ async def test_a_log_that_fails_while_a_client_waits_is_said_to_be_out_of_reach(
 # -- what is hidden
 
 
-async def said_of(served: Served, *, background: bool) -> str:
+async def said_of(served: OpenAIEndpoint, *, background: bool) -> str:
     """Every byte that the door says of a run."""
     said: list[str] = []
-    async with client_of(served.url) as ann:
+    async with make_client(served.url) as ann:
 
         async def get(path: str) -> httpx.Response:
             answer = await ann.get(path)
@@ -254,13 +261,13 @@ async def said_of(served: Served, *, background: bool) -> str:
 async def test_no_byte_has_what_is_not_for_clients(name: str, background: bool) -> None:
     log = MemoryEventLog(keep_deltas=True)
     clerk = agent(*RUNS[name], tools=[peek, ask, fail], instructions=f"{MARK}: be brief.")
-    async with serving(clerk, log=log) as served:
+    async with serve_openai(clerk, log=log) as served:
         said = await said_of(served, background=background)
         [record, *_] = await log.list_runs()
         assert MARK.encode() in b"".join(event.to_json() for event in await log.read(record.task_id))
         # And by a chat completion.
     chat = agent(*RUNS[name], tools=[peek, ask, fail], instructions=f"{MARK}: be brief.")
-    async with serving(chat, reasoning_content=True) as served, client_of(served.url) as ann:
+    async with serve_openai(chat, reasoning_content=True) as served, make_client(served.url) as ann:
         for stream in (True, False):
             body = {"messages": [{"role": "user", "content": "Look"}], "stream": stream}
             said += (await ann.post("/v1/chat/completions", json=body)).text

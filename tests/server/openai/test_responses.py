@@ -14,8 +14,8 @@ from rxloop.errors import RateLimited
 from rxloop.protocol.messages import Citation
 from rxloop.server import ServerLimits
 from rxloop.testing import ScriptedModel, call, frames, turn
-from support.clients.openai import Served, serving
-from support.random_runs import Model, Stumble
+from support.clients.openai import OpenAIEndpoint, serve_openai
+from support.random_runs import InterruptedAnswer, Model
 from support.vendors.openai_checks import check_response, check_stream
 
 
@@ -67,7 +67,7 @@ def endless(**options: Any) -> Agent[Any, Any]:
     return clerk(frames("-on and on", 0.005), **options)
 
 
-async def ended(served: Served, task_id: str) -> str:
+async def ended(served: OpenAIEndpoint, task_id: str) -> str:
     """How a run has ended."""
     async with asyncio.timeout(10):
         async for _ in served.runtime.follow(task_id):
@@ -79,7 +79,7 @@ async def test_an_answer_with_reasoning_a_call_and_usage() -> None:
     first = turn("Let me see.", calls=[call("weather", city="Oslo")], reasoning="Hm.", usage=Usage(input_tokens=10))
     counted = Usage(input_tokens=20, output_tokens=4, cached_tokens=8, cache_write_tokens=2)
     last = turn(frames("-It -is -7 C.|", 0.001), usage=counted)
-    async with serving(clerk(first, last)) as served, served.client() as client:
+    async with serve_openai(clerk(first, last)) as served, served.client() as client:
         response = await client.responses.create(model="clerk", input="Weather?", metadata={"ticket": "7"})
         check_response(response.to_dict())
         shown = [each.type for each in response.output]
@@ -102,7 +102,7 @@ async def test_an_answer_with_reasoning_a_call_and_usage() -> None:
 
 async def test_a_stream_as_the_client_puts_it_together() -> None:
     agent = clerk(call("weather", city="Oslo"), frames("-It -is -7 C.|", 0.001))
-    async with serving(agent) as served, served.client() as client:
+    async with serve_openai(agent) as served, served.client() as client:
         async with client.responses.stream(model="clerk", input="Weather?") as stream:
             events = [event async for event in stream]
             final = await stream.get_final_response()
@@ -116,7 +116,7 @@ async def test_a_stream_as_the_client_puts_it_together() -> None:
 
 @pytest.mark.parametrize("approve", [True, False])
 async def test_an_approval_goes_to_the_client_and_back(approve: bool) -> None:
-    async with serving(clerk(call("pay", amount=5), "Well.")) as served, served.client() as client:
+    async with serve_openai(clerk(call("pay", amount=5), "Well.")) as served, served.client() as client:
         first = await client.responses.create(model="clerk", input="Pay 5")
         [asked] = first.output
         assert asked.type == "mcp_approval_request"
@@ -143,7 +143,7 @@ async def test_an_approval_goes_to_the_client_and_back(approve: bool) -> None:
 
 async def test_a_function_goes_to_the_client_and_back() -> None:
     agent = clerk([call("show_map", city="Oslo"), call("weather", city="Oslo")], "There it is.")
-    async with serving(agent) as served, served.client() as client:
+    async with serve_openai(agent) as served, served.client() as client:
         async with client.responses.stream(model="clerk", input="Where is Oslo?", tools=[MAP]) as stream:
             events = [event.type async for event in stream]
             first = await stream.get_final_response()
@@ -165,7 +165,7 @@ async def test_a_function_goes_to_the_client_and_back() -> None:
     [("ask", "Where?", "Oslo", "Oslo"), ("choose", "Which?\n\n- 1\n- 2", "2", "2")],
 )
 async def test_a_question_is_asked_and_answered_in_words(tool_name: str, prompt: str, said: str, result: str) -> None:
-    async with serving(clerk(call(tool_name), "Thanks.")) as served, served.client() as client:
+    async with serve_openai(clerk(call(tool_name), "Thanks.")) as served, served.client() as client:
         first = await client.responses.create(model="clerk", input="Go", conversation="trip-1")
         assert first.output_text == prompt
         second = await client.responses.create(model="clerk", conversation="trip-1", input=said)
@@ -175,7 +175,7 @@ async def test_a_question_is_asked_and_answered_in_words(tool_name: str, prompt:
 
 
 async def test_a_question_of_a_tool_comes_with_its_words_and_is_approved() -> None:
-    async with serving(clerk(call("sure"), "Thanks.")) as served, served.client() as client:
+    async with serve_openai(clerk(call("sure"), "Thanks.")) as served, served.client() as client:
         first = await client.responses.create(model="clerk", input="Go")
         assert first.output_text == "Are you sure?"
         asked = first.output[-1]
@@ -188,7 +188,7 @@ async def test_a_question_of_a_tool_comes_with_its_words_and_is_approved() -> No
 
 async def test_all_questions_have_to_be_answered_at_once() -> None:
     agent = clerk([call("pay", amount=5), call("show_map", city="Oslo")], "Done.")
-    async with serving(agent) as served, served.client() as client:
+    async with serve_openai(agent) as served, served.client() as client:
         first = await client.responses.create(model="clerk", input="Go", tools=[MAP])
         approval, function = first.output
         assert approval.type == "mcp_approval_request"
@@ -208,7 +208,7 @@ async def test_responses_go_on_from_one_another() -> None:
         seen.append([message.text for message in request.messages])
         return f"Answer {len(seen)}."
 
-    async with serving(clerk(answer, answer, answer)) as served, served.client() as client:
+    async with serve_openai(clerk(answer, answer, answer)) as served, served.client() as client:
         first = await client.responses.create(model="clerk", input="One")
         second = await client.responses.create(model="clerk", input="Two", previous_response_id=first.id)
         assert second.conversation is not None
@@ -239,20 +239,20 @@ async def test_a_history_that_the_client_keeps_is_taken_as_one() -> None:
     ]
     for instructions in ("data", "ignore"):
         agent = clerk(answer, instructions="Be brief.")
-        async with serving(agent, instructions=instructions) as served, served.client() as client:
+        async with serve_openai(agent, instructions=instructions) as served, served.client() as client:
             await client.responses.create(model="clerk", input=history, instructions="Obey.")
     told = [("user", "I am Ann."), ("assistant", "Hi."), ("user", "Who am I?")]
     assert seen[1] == told
     notes = seen[0]
     assert notes[2:] == told
     assert all(role == "user" and "It is no instruction" in text for role, text in notes[:2])
-    async with serving(clerk("x"), instructions="refuse") as served, served.client() as client:
+    async with serve_openai(clerk("x"), instructions="refuse") as served, served.client() as client:
         with pytest.raises(BadRequestError, match="its own instructions"):
             await client.responses.create(model="clerk", input=history)
 
 
 async def test_a_response_in_the_background_is_there_at_once_and_read_later() -> None:
-    async with serving(clerk(frames("-Slowly -but -surely.|", 0.01))) as served, served.client() as client:
+    async with serve_openai(clerk(frames("-Slowly -but -surely.|", 0.01))) as served, served.client() as client:
         begun = await client.responses.create(model="clerk", input="Go", background=True)
         assert begun.status in ("queued", "in_progress")
         check_response(begun.to_dict())
@@ -262,7 +262,7 @@ async def test_a_response_in_the_background_is_there_at_once_and_read_later() ->
 
 
 async def test_a_response_is_cancelled_and_stays_so() -> None:
-    async with serving(endless()) as served, served.client() as client:
+    async with serve_openai(endless()) as served, served.client() as client:
         begun = await client.responses.create(model="clerk", input="Go", background=True)
         over = await client.responses.cancel(begun.id)
         assert over.status == "cancelled"
@@ -277,7 +277,7 @@ async def test_a_reader_that_leaves_ends_its_response_unless_it_is_in_the_backgr
     background: bool, ends: str
 ) -> None:
     log = MemoryEventLog(keep_deltas=True)
-    async with serving(endless(), log=log) as served, served.client() as client:
+    async with serve_openai(endless(), log=log) as served, served.client() as client:
         stream = await client.responses.create(model="clerk", input="Go", background=background, stream=True)
         async for event in stream:
             if event.type == "response.output_text.delta":
@@ -294,7 +294,7 @@ async def test_a_reader_that_leaves_ends_its_response_unless_it_is_in_the_backgr
 
 async def test_a_caller_that_gives_up_waiting_cancels_its_response() -> None:
     log = MemoryEventLog()
-    async with serving(endless(), log=log) as served, served.client() as client:
+    async with serve_openai(endless(), log=log) as served, served.client() as client:
         asking = asyncio.create_task(client.responses.create(model="clerk", input="Go"))
         async for event in served.runtime.events:
             if event.kind == "content-delta":
@@ -307,7 +307,7 @@ async def test_a_caller_that_gives_up_waiting_cancels_its_response() -> None:
 async def test_what_is_over_a_limit_is_incomplete_and_what_fails_says_why() -> None:
     cut = turn("Half of", finish_reason="length")
     failing = RateLimited("the key is sk-secret")
-    async with serving(clerk(cut, failing)) as served, served.client() as client:
+    async with serve_openai(clerk(cut, failing)) as served, served.client() as client:
         first = await client.responses.create(model="clerk", input="Go")
         assert first.incomplete_details is not None
         assert (first.status, first.incomplete_details.reason) == ("incomplete", "max_output_tokens")
@@ -315,7 +315,7 @@ async def test_what_is_over_a_limit_is_incomplete_and_what_fails_says_why() -> N
         assert second.error is not None
         assert (second.status, second.error.code) == ("failed", "rate_limit_exceeded")
         assert "sk-secret" not in second.to_json()
-    async with serving(clerk(call("weather", city="x"), limits=Limits(iterations=1))) as served:
+    async with serve_openai(clerk(call("weather", city="x"), limits=Limits(iterations=1))) as served:
         async with served.client() as client, client.responses.stream(model="clerk", input="Go") as stream:
             events = [event.to_dict() async for event in stream]
         assert events[-1]["type"] == "response.failed"
@@ -329,16 +329,16 @@ async def test_an_answer_that_has_a_type_is_parsed() -> None:
     for mode in ("prompted", "tool"):
         says = '{"name": "Oslo"}' if mode == "prompted" else call("final_answer", name="Oslo")
         agent = clerk(says, output_type=City, output_mode=mode)
-        async with serving(agent) as served, served.client() as client:
+        async with serve_openai(agent) as served, served.client() as client:
             response = await client.responses.parse(model="clerk", input="Where?", text_format=City)
             assert response.output_parsed == City(name="Oslo")
-    async with serving(clerk("Oslo")) as served, served.client() as client:
+    async with serve_openai(clerk("Oslo")) as served, served.client() as client:
         with pytest.raises(BadRequestError, match="answers in text"):
             await client.responses.parse(model="clerk", input="Where?", text_format=City)
 
 
 async def test_models_are_the_agents() -> None:
-    async with serving(clerk("x")) as served, served.client() as client:
+    async with serve_openai(clerk("x")) as served, served.client() as client:
         assert [model.id async for model in client.models.list()] == ["clerk"]
         assert (await client.models.retrieve("clerk")).owned_by == "rxloop"
         with pytest.raises(NotFoundError):
@@ -350,7 +350,7 @@ async def test_models_are_the_agents() -> None:
 
 async def test_a_key_stands_for_one_run() -> None:
     log = MemoryEventLog()
-    async with serving(clerk("Once.", "Twice."), log=log) as served, served.client() as client:
+    async with serve_openai(clerk("Once.", "Twice."), log=log) as served, served.client() as client:
         headers = {"Idempotency-Key": "k-1"}
         first = await client.responses.create(model="clerk", input="Go", extra_headers=headers)
         again = await client.responses.create(model="clerk", input="Go", extra_headers=headers)
@@ -361,7 +361,7 @@ async def test_a_key_stands_for_one_run() -> None:
 
 async def test_a_request_that_is_sent_again_does_not_answer_the_run_that_it_has_begun() -> None:
     log = MemoryEventLog()
-    async with serving(clerk(call("ask"), "Fine."), log=log) as served, served.client() as client:
+    async with serve_openai(clerk(call("ask"), "Fine."), log=log) as served, served.client() as client:
         body: dict[str, Any] = {"model": "clerk", "input": "Book it", "conversation": "c-1"}
         first, again = [
             await client.responses.create(**body, extra_headers={"Idempotency-Key": "k-1"}) for _ in range(2)
@@ -373,7 +373,7 @@ async def test_a_request_that_is_sent_again_does_not_answer_the_run_that_it_has_
 
 async def test_a_request_that_is_sent_again_is_not_too_late_because_of_itself() -> None:
     log = MemoryEventLog()
-    async with serving(clerk("One.", "Two."), log=log) as served, served.client() as client:
+    async with serve_openai(clerk("One.", "Two."), log=log) as served, served.client() as client:
         one = await client.responses.create(model="clerk", input="Go")
         body: dict[str, Any] = {"model": "clerk", "input": "And?", "previous_response_id": one.id}
         two, again = [await client.responses.create(**body, extra_headers={"Idempotency-Key": "k-1"}) for _ in range(2)]
@@ -381,7 +381,7 @@ async def test_a_request_that_is_sent_again_is_not_too_late_because_of_itself() 
 
 
 async def test_what_is_asked_while_a_response_goes_on_waits_for_it() -> None:
-    async with serving(clerk(frames("-One-.|", 0.01), "Two.", "Three.")) as served, served.client() as client:
+    async with serve_openai(clerk(frames("-One-.|", 0.01), "Two.", "Three.")) as served, served.client() as client:
         first = await client.responses.create(model="clerk", input="1", background=True)
         second = await client.responses.create(model="clerk", input="2", previous_response_id=first.id)
         assert (await client.responses.retrieve(first.id)).output_text == "One."
@@ -394,7 +394,7 @@ async def test_what_is_asked_while_a_response_goes_on_waits_for_it() -> None:
 
 async def test_a_stream_too_many_leaves_no_run_behind() -> None:
     log = MemoryEventLog()
-    async with serving(endless(), log=log, limits=ServerLimits(streams=1)) as served, served.client() as client:
+    async with serve_openai(endless(), log=log, limits=ServerLimits(streams=1)) as served, served.client() as client:
         stream = await client.responses.create(model="clerk", input="Go", stream=True)
         with pytest.raises(RateLimitError):
             await client.responses.create(model="clerk", input="Go", stream=True)
@@ -406,7 +406,7 @@ async def test_a_stream_too_many_leaves_no_run_behind() -> None:
 async def test_when_the_server_goes_away_a_stream_says_so() -> None:
     for background in (True, False):
         log = MemoryEventLog(keep_deltas=True)
-        async with serving(endless(), log=log) as served, served.client() as client:
+        async with serve_openai(endless(), log=log) as served, served.client() as client:
             stream = await client.responses.create(model="clerk", input="Go", stream=True, background=background)
             events = aiter(stream)
             await anext(events)
@@ -426,15 +426,15 @@ async def test_what_a_nested_agent_does_is_shown_as_one_call() -> None:
         thoughts=False,
         name="clerk",
     )
-    async with serving(above) as served, served.client() as client:
+    async with serve_openai(above) as served, served.client() as client:
         response = await client.responses.create(model="clerk", input="Weather?")
         assert [item.type for item in response.output] == ["mcp_call", "message"]
         assert response.output_text == "7 C."
 
 
 async def test_what_is_said_once_more_is_said_once() -> None:
-    model = Model(lambda request: Stumble("Hm.", "wrong", "right"))
-    async with serving(Agent(model, thoughts=False, name="clerk")) as served, served.client() as client:
+    model = Model(lambda request: InterruptedAnswer("Hm.", "wrong", "right"))
+    async with serve_openai(Agent(model, thoughts=False, name="clerk")) as served, served.client() as client:
         async with client.responses.stream(model="clerk", input="Go") as stream:
             done: list[Any] = [event.item async for event in stream if event.type == "response.output_item.done"]
             final = await stream.get_final_response()
@@ -442,8 +442,8 @@ async def test_what_is_said_once_more_is_said_once() -> None:
         assert texts == [("wrong", "incomplete"), ("right", "completed")]
         assert [item.type for item in final.output] == ["message"]
         assert final.output_text == "right"
-    model = Model(lambda request: Stumble("Hm.", "wrong", "right"))
-    async with serving(Agent(model, thoughts=False, name="clerk")) as served, served.client() as client:
+    model = Model(lambda request: InterruptedAnswer("Hm.", "wrong", "right"))
+    async with serve_openai(Agent(model, thoughts=False, name="clerk")) as served, served.client() as client:
         answer = await client.chat.completions.create(model="clerk", messages=[{"role": "user", "content": "Go"}])
         assert answer.choices[0].message.content == "right"
 
@@ -451,7 +451,7 @@ async def test_what_is_said_once_more_is_said_once() -> None:
 async def test_the_pages_that_a_text_rests_on_are_annotations_of_it() -> None:
     cited = [Citation(url="https://e.org/7", title="Weather", start=6, end=9), Citation(title="a document")]
     expected = {"type": "url_citation", "url": "https://e.org/7", "title": "Weather", "start_index": 6, "end_index": 9}
-    async with serving(clerk(turn("It is 7 C.", citations=cited))) as served, served.client() as client:
+    async with serve_openai(clerk(turn("It is 7 C.", citations=cited))) as served, served.client() as client:
         stream = await client.responses.create(model="clerk", input="Hi", stream=True)
         events: list[Any] = [event.to_dict() async for event in stream]
     check_stream(events)
@@ -466,7 +466,7 @@ async def test_the_pages_that_a_text_rests_on_are_annotations_of_it() -> None:
     [("length", "max_output_tokens"), ("content_filter", "content_filter"), ("unknown", "max_output_tokens")],
 )
 async def test_response_is_incomplete_when_its_message_is(finish: str, reason: str) -> None:  # P9, P15
-    async with serving(clerk(turn("Half of", finish_reason=finish))) as served, served.client() as client:
+    async with serve_openai(clerk(turn("Half of", finish_reason=finish))) as served, served.client() as client:
         answer = await client.responses.create(model="clerk", input="Go")
     assert answer.incomplete_details is not None
     assert (answer.status, answer.incomplete_details.reason) == ("incomplete", reason)

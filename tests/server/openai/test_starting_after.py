@@ -11,7 +11,7 @@ from openai import BadRequestError
 
 from rxloop import Agent, EventLog, MemoryEventLog, RunContext, SqliteEventLog, Usage, tool
 from rxloop.testing import ScriptedModel, call, frames, turn
-from support.clients.openai import serving
+from support.clients.openai import serve_openai
 from support.vendors.openai_checks import check_stream
 
 
@@ -35,7 +35,7 @@ async def test_after_each_number_comes_what_follows(keep: bool, tmp_path: Path) 
         return SqliteEventLog(tmp_path / "runs.db", keep_deltas=keep)
 
     here = log()
-    async with serving(agent(), log=here) as served, served.client() as client:
+    async with serve_openai(agent(), log=here) as served, served.client() as client:
         stream = await client.responses.create(model="clerk", input="Go", background=True, stream=True)
         live = [event.to_dict() async for event in stream]
         assert check_stream(live)["status"] == "completed"
@@ -48,7 +48,7 @@ async def test_after_each_number_comes_what_follows(keep: bool, tmp_path: Path) 
     await here.aclose()
     # As if this process had been restarted.
     there = log()
-    async with serving(agent(), log=there) as served, served.client() as client:
+    async with serve_openai(agent(), log=there) as served, served.client() as client:
         for number in range(len(live)):
             again = await client.responses.retrieve(task_id["id"], stream=True, starting_after=number)
             assert [event.to_dict() async for event in again] == live[number + 1 :]
@@ -60,7 +60,7 @@ async def test_after_each_number_comes_what_follows(keep: bool, tmp_path: Path) 
 
 async def test_while_it_goes_on_each_reader_sees_the_same_numbers() -> None:
     log = MemoryEventLog(keep_deltas=True)
-    async with serving(agent(), log=log) as served, served.client() as client:
+    async with serve_openai(agent(), log=log) as served, served.client() as client:
         begun = await client.responses.create(model="clerk", input="Go", background=True)
 
         async def read(after: int) -> list[Any]:
@@ -75,7 +75,7 @@ async def test_while_it_goes_on_each_reader_sees_the_same_numbers() -> None:
 
 async def test_two_processes_on_one_log_say_the_same(tmp_path: Path) -> None:
     one, other = (SqliteEventLog(tmp_path / "runs.db", keep_deltas=True) for _ in range(2))
-    async with serving(agent(), log=one) as a, serving(agent(), log=other) as b:
+    async with serve_openai(agent(), log=one) as a, serve_openai(agent(), log=other) as b:
         async with a.client() as here, b.client() as there:
             stream = await here.responses.create(model="clerk", input="Go", background=True, stream=True)
             first = await anext(aiter(stream))
@@ -88,7 +88,7 @@ async def test_two_processes_on_one_log_say_the_same(tmp_path: Path) -> None:
 
 
 async def test_what_is_not_in_the_background_is_not_streamed_again() -> None:
-    async with serving(agent()) as served, served.client() as client:
+    async with serve_openai(agent()) as served, served.client() as client:
         response = await client.responses.create(model="clerk", input="Go")
         with pytest.raises(BadRequestError, match="background=true"):
             await client.responses.retrieve(response.id, stream=True)

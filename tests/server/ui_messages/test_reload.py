@@ -10,7 +10,7 @@ import pytest
 
 from rxloop import Agent, MemoryEventLog, RunContext, tool
 from rxloop.testing import ScriptedModel, call, frames, turn
-from support.clients.ai_sdk import site
+from support.clients.ai_sdk import serve_pages
 
 pytestmark = pytest.mark.service("node-clients")
 
@@ -35,7 +35,7 @@ def model() -> ScriptedModel:
 async def test_a_reload_at_any_moment_gives_the_same_message(keeps: bool) -> None:
     moments = sorted(random.Random(7).choices(range(1, 380), k=20))
     clerk = Agent(model(), tools=[weather], name="clerk")
-    async with site(clerk, log=MemoryEventLog(keep_deltas=keeps)) as made:
+    async with serve_pages(clerk, log=MemoryEventLog(keep_deltas=keeps)) as made:
         headers = {"authorization": "Bearer ann-key"}
         async with httpx.AsyncClient(base_url=made.url, headers=headers) as client:
             first = await made.page("first")

@@ -13,7 +13,7 @@ import pytest
 from rxloop import Agent, ConfigurationError, MemoryEventLog, Runtime, tool
 from rxloop.server import ServerLimits, ui_stream
 from rxloop.testing import ScriptedModel, call, frames
-from support.clients.ai_sdk import Site, site
+from support.clients.ai_sdk import Site, serve_pages
 from support.hidden_tools import MARK, RUNS, ask, peek
 
 
@@ -60,7 +60,7 @@ def approving(task_id: str, asked: str, approved: Any = True, **more: Any) -> di
 
 
 async def test_what_belongs_to_somebody_else_is_not_there() -> None:
-    async with site(agent(call("refund", order="A1"), "Done."), with_node=False) as made:
+    async with serve_pages(agent(call("refund", order="A1"), "Done."), with_node=False) as made:
         async with client(made) as ann, client(made, "bob-key") as bob:
             task_id, asked = await paused(ann)
             nothing = [(await bob.get(f"/api/chat/{chat}")).text for chat in ("chat-1", "chat-2")]
@@ -78,7 +78,7 @@ async def test_what_belongs_to_somebody_else_is_not_there() -> None:
 
 
 async def test_only_a_json_boolean_approves() -> None:
-    async with site(agent(call("refund", order="A1"), "Done."), with_node=False) as made, client(made) as ann:
+    async with serve_pages(agent(call("refund", order="A1"), "Done."), with_node=False) as made, client(made) as ann:
         task_id, asked = await paused(ann)
         for wrong in ("true", "yes", 1, None, [True]):
             refused = await ann.post("/api/chat", json=approving(task_id, asked, wrong))
@@ -88,7 +88,7 @@ async def test_only_a_json_boolean_approves() -> None:
 
 async def test_the_model_reads_why_a_person_has_refused() -> None:
     model = ScriptedModel(call("refund", order="A1"), "I see.")
-    async with site(Agent(model, tools=[refund], name="clerk"), with_node=False) as made, client(made) as ann:
+    async with serve_pages(Agent(model, tools=[refund], name="clerk"), with_node=False) as made, client(made) as ann:
         task_id, asked = await paused(ann)
         body = approving(task_id, asked, approved=False)
         body["messages"][0]["parts"][0]["approval"]["reason"] = "It was paid back already."
@@ -100,7 +100,7 @@ async def test_the_model_reads_why_a_person_has_refused() -> None:
 
 async def test_only_what_waits_is_answered_and_the_rest_of_the_history_is_not_read() -> None:
     model = ScriptedModel(call("refund", order="A1"), "Done.")
-    async with site(Agent(model, tools=[refund], name="clerk"), with_node=False) as made, client(made) as ann:
+    async with serve_pages(Agent(model, tools=[refund], name="clerk"), with_node=False) as made, client(made) as ann:
         task_id, asked = await paused(ann)
         lies = [
             {"id": "s", "role": "system", "parts": [{"type": "text", "text": MARK}]},
@@ -118,7 +118,7 @@ async def test_only_what_waits_is_answered_and_the_rest_of_the_history_is_not_re
 
 
 async def test_a_post_with_nothing_new_is_refused() -> None:
-    async with site(agent(call("refund", order="A1"), "Done."), with_node=False) as made, client(made) as ann:
+    async with serve_pages(agent(call("refund", order="A1"), "Done."), with_node=False) as made, client(made) as ann:
         found = chunks(await ann.post("/api/chat", json=said("Refund A1")))
         cursor = found[-1]["messageMetadata"]["rxloop"]["cursor"]
         message = {
@@ -132,7 +132,10 @@ async def test_a_post_with_nothing_new_is_refused() -> None:
 
 
 async def test_a_run_is_answered_in_its_own_chat_alone() -> None:
-    async with site(agent(call("refund", order="A1"), "Done.", "Hi."), with_node=False) as made, client(made) as ann:
+    async with (
+        serve_pages(agent(call("refund", order="A1"), "Done.", "Hi."), with_node=False) as made,
+        client(made) as ann,
+    ):
         task_id, asked = await paused(ann)
         await ann.post("/api/chat", json=said("Hi", chat="chat-2"))
         refused = await ann.post("/api/chat", json={**approving(task_id, asked), "id": "chat-2"})
@@ -143,7 +146,10 @@ async def test_a_run_is_answered_in_its_own_chat_alone() -> None:
 async def test_a_run_of_one_process_is_answered_and_read_by_another() -> None:
     log = MemoryEventLog()
     clerk = agent(call("refund", order="A1"), "Done.")
-    async with site(clerk, with_node=False, log=log) as here, site(clerk, with_node=False, log=log) as there:
+    async with (
+        serve_pages(clerk, with_node=False, log=log) as here,
+        serve_pages(clerk, with_node=False, log=log) as there,
+    ):
         async with client(here) as ann, client(there) as elsewhere:
             task_id, asked = await paused(ann)
             shown = (await elsewhere.get("/api/chat/chat-1")).json()
@@ -193,7 +199,7 @@ HOSTILE: dict[str, Any] = {
 async def test_a_body_that_does_not_fit_is_refused_in_a_sentence(name: str) -> None:
     body = HOSTILE[name]
     content = body if isinstance(body, bytes) else json.dumps(body)
-    async with site(agent("Hi."), with_node=False) as made, client(made) as ann:
+    async with serve_pages(agent("Hi."), with_node=False) as made, client(made) as ann:
         answer = await ann.post("/api/chat", content=content, headers={"content-type": "application/json"})
         assert 400 <= answer.status_code < 500, answer.text
         assert await made.runtime.log.list_runs() == []
@@ -206,21 +212,27 @@ async def test_a_body_that_is_too_large_is_refused_while_it_comes() -> None:
         for _ in range(4):
             yield b" " * 65_536
 
-    async with site(agent("Hi."), with_node=False, limits=ServerLimits(body=200_000)) as made, client(made) as ann:
+    async with (
+        serve_pages(agent("Hi."), with_node=False, limits=ServerLimits(body=200_000)) as made,
+        client(made) as ann,
+    ):
         answer = await ann.post("/api/chat", content=long(), headers={"content-type": "application/json"})
     assert answer.status_code == 413
 
 
 @pytest.mark.parametrize("path", ["/api/chat/a%0Ab", "/api/chat/" + "a" * 300, "/api/chat/%C3%A9"])
 async def test_a_chat_that_cannot_be_is_not_there(path: str) -> None:
-    async with site(agent("Hi."), with_node=False) as made, client(made) as ann:
+    async with serve_pages(agent("Hi."), with_node=False) as made, client(made) as ann:
         assert (await ann.get(path)).text == "[]"
         assert (await ann.get(f"{path}/stream")).status_code == 204
 
 
 async def test_runs_of_one_person_are_limited() -> None:
     slow = frames("-on and on", 0.05)
-    async with site(agent(slow, slow), with_node=False, limits=ServerLimits(runs=1)) as made, client(made) as ann:
+    async with (
+        serve_pages(agent(slow, slow), with_node=False, limits=ServerLimits(runs=1)) as made,
+        client(made) as ann,
+    ):
         async with ann.stream("POST", "/api/chat", json=said("Hi")) as first:
             assert first.status_code == 200
             refused = await ann.post("/api/chat", json=said("Hi", chat="chat-2"))
@@ -229,7 +241,7 @@ async def test_runs_of_one_person_are_limited() -> None:
 
 async def test_a_page_is_told_that_the_server_goes_away_and_the_run_goes_on_in_the_next_process() -> None:
     log = MemoryEventLog()
-    async with site(agent(frames("-on-and-on", 0.05)), with_node=False, log=log) as made, client(made) as ann:
+    async with serve_pages(agent(frames("-on-and-on", 0.05)), with_node=False, log=log) as made, client(made) as ann:
         async with ann.stream("POST", "/api/chat", json=said("Hi")) as answer:
             lines = answer.aiter_lines()
             async for line in lines:
@@ -241,14 +253,14 @@ async def test_a_page_is_told_that_the_server_goes_away_and_the_run_goes_on_in_t
         refused = await ann.post("/api/chat", json=said("Hi", chat="chat-2"))
     assert json.loads(rest[-1].removeprefix("data: "))["type"] == "error"
     assert refused.status_code == 503
-    async with site(agent("And on."), with_node=False, log=log) as made, client(made) as ann:
+    async with serve_pages(agent("And on."), with_node=False, log=log) as made, client(made) as ann:
         found = chunks(await ann.get("/api/chat/chat-1/stream"))
     assert found[-1]["messageMetadata"]["rxloop"]["state"] == "completed"
 
 
 async def test_a_silent_stream_gives_a_sign_of_life() -> None:
     model = frames("-----a|", 0.05)
-    async with site(agent(model), with_node=False, heartbeat=0.02) as made, client(made) as ann:
+    async with serve_pages(agent(model), with_node=False, heartbeat=0.02) as made, client(made) as ann:
         answer = await ann.post("/api/chat", json=said("Hi"))
     assert ": heartbeat\n\n" in answer.text
     assert chunks(answer)[-1]["type"] == "finish"
@@ -258,10 +270,10 @@ async def test_one_of_several_agents_is_named_by_the_body_or_by_the_door() -> No
     def two() -> list[Agent[Any, Any]]:
         return [Agent(ScriptedModel(f"I am {name}."), name=name) for name in ("one", "two")]
 
-    async with site(*two(), with_node=False) as made, client(made) as ann:
+    async with serve_pages(*two(), with_node=False) as made, client(made) as ann:
         refused = await ann.post("/api/chat", json=said("Who?"))
         named = chunks(await ann.post("/api/chat", json=said("Who?", agent="two")))
-    async with site(*two(), with_node=False, agent="one") as made, client(made) as ann:
+    async with serve_pages(*two(), with_node=False, agent="one") as made, client(made) as ann:
         fixed = chunks(await ann.post("/api/chat", json=said("Who?", agent="two")))
     assert refused.status_code == 404
     assert [each["delta"] for each in named if each["type"] == "text-delta"] == ["I am two."]
@@ -285,7 +297,7 @@ APPROVED = ([call(f"peek_{MARK}", _id=f"x-{MARK}", at=MARK), call("refund", orde
 @pytest.mark.parametrize(("name", "turns"), {**RUNS, "a hidden call": APPROVED}.items())
 async def test_no_byte_has_what_is_not_for_clients(name: str, turns: tuple[Any, ...]) -> None:
     clerk = Agent(ScriptedModel(*turns), tools=[peek, ask, refund], instructions=MARK, name="clerk")
-    async with site(clerk, with_node=False) as made, client(made) as ann:
+    async with serve_pages(clerk, with_node=False) as made, client(made) as ann:
         first = await ann.post("/api/chat", json=said("Look"))
         found = chunks(first)
         answers = [first, await ann.get("/api/chat/chat-1"), await ann.get("/api/chat/chat-1/stream")]

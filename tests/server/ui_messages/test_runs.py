@@ -19,7 +19,7 @@ from rxloop.server.ui_messages.frames import DONE, Chunk, encode, ui_message
 from rxloop.testing import virtual_time
 from support.clients.ai_sdk import node
 from support.faulty_components import PLANTED
-from support.random_runs import NAME, AnyRun, any_run
+from support.random_runs import NAME, RandomRun, random_run
 
 EXAMPLES = 50
 TOOLS = ("show_map",)
@@ -28,7 +28,7 @@ TOOLS = ("show_map",)
 class Made(NamedTuple):
     """A run, and what three pages were told of it."""
 
-    kind: AnyRun
+    kind: RandomRun
     events: Sequence[Event]
     live: list[Chunk]
     """By a page that was there all the time."""
@@ -46,7 +46,7 @@ def told(events: Sequence[Event], **options: Any) -> list[Chunk]:
     return found
 
 
-async def made_of(kind: AnyRun) -> Made:
+async def made_of(kind: RandomRun) -> Made:
     log = kind.log()
     async with Runtime({NAME: kind.agent()}, log=log) as runtime:
 
@@ -58,7 +58,7 @@ async def made_of(kind: AnyRun) -> Made:
 
         reading = asyncio.create_task(live())
         await asyncio.sleep(0)
-        task_id = await asyncio.wait_for(kind.play(runtime), 60)
+        task_id = await asyncio.wait_for(kind.execute(runtime), 60)
         seen = await asyncio.wait_for(reading, 60)
     events = await log.read(task_id, deltas=log.keeps_deltas)
     ends = [place for place, event in enumerate(events) if ends_attempt(event)]
@@ -79,8 +79,8 @@ def runs() -> list[Made]:
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
         deadline=None,
     )
-    @given(kind=any_run())
-    def make(kind: AnyRun) -> None:
+    @given(kind=random_run())
+    def make(kind: RandomRun) -> None:
         with virtual_time() as time:
             found.append(time.run(made_of(kind)))
 

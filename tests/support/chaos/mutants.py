@@ -1,6 +1,6 @@
-"""Agents whose workers have an engine with one thing broken, for judges that have to find it out.
+"""Agents whose workers violate one guarantee, to test the checkers.
 
-Only in the process of a worker: whoever starts and judges the runs keeps the engine as it is.
+Only worker processes are patched. The process that starts and checks the runs is not.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from rxloop import Agent
 from support.workers.clerk import clerk
 
 
-def in_a_worker() -> bool:
+def is_worker_process() -> bool:
     spec = sys.modules["__main__"].__spec__
     return spec is not None and spec.name == "rxloop.testing.chaos.worker"
 
 
 def unfenced() -> Agent[Any, str]:
-    """A worker that does not hear that it has lost a turn, and writes wherever it believes to be."""
-    if in_a_worker():
+    """Return an agent whose worker ignores a lost lease and keeps writing."""
+    if is_worker_process():
         from rxloop.coordination.lease import Lease
         from rxloop.storage.postgres import rows
 
@@ -34,8 +34,8 @@ def unfenced() -> Agent[Any, str]:
 
 
 def repeating() -> Agent[Any, str]:
-    """A worker that begins once more what the one before it had begun."""
-    if in_a_worker():
+    """Return an agent whose worker repeats calls that an earlier attempt started."""
+    if is_worker_process():
         from rxloop.run.attempt import Attempt
         from rxloop.state.earlier_attempts import EarlierAttempts
 
@@ -48,8 +48,8 @@ def repeating() -> Agent[Any, str]:
 
 
 def hasty() -> Agent[Any, str]:
-    """A worker that does not wait for the log: it tells of checkpoints, and begins calls, that are not written yet."""
-    if in_a_worker():
+    """Return an agent whose worker reports checkpoints and starts calls before the log has stored them."""
+    if is_worker_process():
         from rxloop.run.recorder import Recorder
 
         async def durable(self: Recorder) -> int | None:

@@ -1,4 +1,4 @@
-"""Logs of runs as they should be, and as they must not be, for judges."""
+"""Logs of correct and incorrect runs, to test the checkers."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ KEY = "r:1:0"
 QUESTION = PendingInput(input_id="q", prompt="May I?")
 
 
-def stamped(events: Sequence[Event], task_id: str = "r", context_id: str = "c", begins: int = 0) -> list[Event]:
-    """Events with their places, one a second; those of the second attempt begin with the word that it is one."""
+def stamp_events(events: Sequence[Event], task_id: str = "r", context_id: str = "c", begins: int = 0) -> list[Event]:
+    """Return the events with ids, attempts and numbers, one second apart."""
     attempt, done = 1, list[Event]()
     for seq, event in enumerate(events, 1):
         place: dict[str, Any] = {"seq": seq, "timestamp": 1000 * (begins + seq)}
@@ -50,20 +50,20 @@ def task() -> TaskEvent:
     return TaskEvent(messages=[Message(role="user", content="Go")], model="m", agent_name="a")
 
 
-def asked(step: str = "1") -> LLMCallEvent:
+def llm_call(step: str = "1") -> LLMCallEvent:
     return LLMCallEvent(iteration=0, model="m", message_count=1, tool_count=0, estimated_input_tokens=1, step=step)
 
 
-def said(step: str = "1", *, calls: Sequence[ToolCall] = (), text: str = "") -> ContentCompleteEvent:
+def message(step: str = "1", *, calls: Sequence[ToolCall] = (), text: str = "") -> ContentCompleteEvent:
     reason = "tool_calls" if calls else "stop"
     return ContentCompleteEvent(content=text, tool_calls=[*calls], finish_reason=reason, step=step)
 
 
-def started() -> ToolStartEvent:
+def tool_start() -> ToolStartEvent:
     return ToolStartEvent(call=PAY, step="1", idempotency_key=KEY)
 
 
-def result() -> ToolCompleteEvent:
+def tool_result() -> ToolCompleteEvent:
     return ToolCompleteEvent(call=PAY, success=True, content="paid", step="1")
 
 
@@ -71,11 +71,11 @@ def checkpoint() -> CheckpointEvent:
     return CheckpointEvent(iteration=1, message_count=3, usage=Usage(), durable_seq=6)
 
 
-def question() -> InputRequiredEvent:
+def input_required() -> InputRequiredEvent:
     return InputRequiredEvent(input=QUESTION)
 
 
-def answer() -> InputReceivedEvent:
+def input_received() -> InputReceivedEvent:
     return InputReceivedEvent(input_id="q", value=True)
 
 
@@ -83,7 +83,7 @@ def status(state: Any, **fields: Any) -> StatusUpdateEvent:
     return StatusUpdateEvent(state=state, **fields)
 
 
-def again() -> StatusUpdateEvent:
+def resumed() -> StatusUpdateEvent:
     return status("working", resumed=True)
 
 
@@ -91,14 +91,14 @@ def end(state: Any = "completed") -> StatusUpdateEvent:
     return status(state, final=True, content="Done.")
 
 
-PAID = [task(), status("working"), asked(), said(calls=[PAY]), started(), result()]
-WHOLE = [*PAID, asked("2"), said("2", text="Done."), end()]
-WAITS = [task(), status("working"), question(), status("input-required", final=True, pending=[QUESTION])]
-ANSWERED = [*WAITS, again(), answer(), asked(), said(text="Done."), end()]
+PAID = [task(), status("working"), llm_call(), message(calls=[PAY]), tool_start(), tool_result()]
+WHOLE = [*PAID, llm_call("2"), message("2", text="Done."), end()]
+WAITS = [task(), status("working"), input_required(), status("input-required", final=True, pending=[QUESTION])]
+ANSWERED = [*WAITS, resumed(), input_received(), llm_call(), message(text="Done."), end()]
 
 
-class Case:
-    """A log that says whatever is put into it, and what somebody outside was told."""
+class LogCase:
+    """In-memory log with runs, and the observations of their clients."""
 
     keeps_deltas = False
 
@@ -109,8 +109,8 @@ class Case:
         self.witnesses: list[Witness] = []
         self.faults: dict[int, list[tuple[int, str]]] = {}
 
-    def put(self, events: Sequence[Event], *, state: str | None = None, **told: Any) -> list[Event]:
-        """Put a run into the log; unless told otherwise, its follower saw all of it."""
+    def add_run(self, events: Sequence[Event], *, state: str | None = None, **told: Any) -> list[Event]:
+        """Add a run. By default, its follower has seen all events."""
         held = [*events]
         first, last = held[0], held[-1]
         now: Any = state or fold_all(held).state
@@ -123,17 +123,17 @@ class Case:
         self.witnesses.append(Witness(first.task_id, first.context_id, **given))
         return held
 
-    def note(self, name: str, *lines: dict[str, Any]) -> None:
+    def write_lines(self, name: str, *lines: dict[str, Any]) -> None:
         (self.folder / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
 
     def effects(self, *keys: str) -> None:
-        self.note("effects", *({"key": key, "tool": "pay", "context": "c"} for key in keys))
+        self.write_lines("effects", *({"key": key, "tool": "pay", "context": "c"} for key in keys))
 
     def acknowledge(self, events: Sequence[Event], seq: int, attempt: int) -> None:
-        """Note a checkpoint, as a worker did that had written these events."""
+        """Record a checkpoint as if a worker had stored these events."""
         digest = digest_of(events, attempt).at(seq)
         task_id = events[0].task_id
-        self.note("acknowledged", {"task": task_id, "seq": seq, "attempt": attempt, "digest": digest})
+        self.write_lines("acknowledged", {"task": task_id, "seq": seq, "attempt": attempt, "digest": digest})
 
     async def get_record(self, task_id: str) -> RunRecord:
         if task_id not in self.records:
@@ -149,6 +149,6 @@ class Case:
         await judge.judge(log, self.witnesses)
         return judge.report
 
-    async def wrong(self, expect: Expect | None = None) -> list[str]:
-        """What the judge says."""
+    async def check(self, expect: Expect | None = None) -> list[str]:
+        """Return the violations that the checker reports."""
         return [str(each) for each in (await self.report(expect)).wrong]

@@ -1,8 +1,8 @@
-"""A second judge, which shares nothing with the first: SQL over the tables, and the fold of the events.
+"""Independent checker, based on SQL queries and the fold of events.
 
-It is written from what is promised: `seq` is 1, 2, 3; an attempt has one final event, and completed and failed end the
-run; a call has one answer, and a tool that is not idempotent is begun once; what was acknowledged stays; the runs of a
-conversation go on one after the other; a follower sees the log.
+Checks the documented guarantees: sequence numbers have no gaps; an attempt has at most one final event; completed and
+failed runs have ended; a call has one result; a tool that is not idempotent starts once; acknowledged events are kept;
+the runs of a conversation execute in order; a follower sees the complete log.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from rxloop import Event
 from rxloop.state.fold import fold_all
 from rxloop.testing.chaos.report import Witness
 
-Verdict = set[tuple[str, str]]
-"""What is wrong, by its kind, and with which run."""
+Violations = set[tuple[str, str]]
+"""Pairs of a kind and the id of the run."""
 
 _EVENTS = """
 CREATE TEMP TABLE e AS SELECT r.number, r.task_id, r.context_id, e.seq, e.json AS raw, j->>'kind' AS kind, j,
@@ -40,7 +40,7 @@ _RULES = {
         " AND (b.attempt = a.attempt OR a.state IN ('completed', 'failed', 'canceled'))",
         "SELECT a.task_id FROM e a JOIN e b ON b.task_id = a.task_id AND b.seq = a.seq + 1"
         " WHERE b.attempt <> a.attempt + coalesce((b.j->>'resumed')::boolean, false)::int",
-        # A message belongs to a request, and a result to a message.
+        # A message requires a request, and a result requires a message.
         "SELECT task_id FROM e a WHERE kind = 'content-complete' AND NOT EXISTS (SELECT FROM e b WHERE"
         " b.task_id = a.task_id AND b.seq < a.seq AND b.kind = 'llm-call' AND b.j->>'step' = a.j->>'step')",
         "SELECT task_id FROM e a WHERE kind = 'tool-complete' AND NOT EXISTS (SELECT FROM e b WHERE"
@@ -62,7 +62,7 @@ _RULES = {
     "order": [
         "SELECT b.task_id FROM e a JOIN e b ON a.context_id = b.context_id AND a.number < b.number AND a.act AND b.act"
         " WHERE a.at > b.at",
-        # The last that is known of the earlier one when the later one begins is that it is at rest.
+        # The earlier run must be idle when the later run starts.
         "SELECT b.task_id FROM (SELECT number, task_id, context_id, min(at) AS at FROM e WHERE act GROUP BY 1, 2, 3) b"
         " JOIN rxloop.runs a ON a.context_id = b.context_id AND a.number < b.number WHERE NOT coalesce((SELECT final"
         " FROM e s WHERE s.task_id = a.task_id AND s.kind = 'status-update' AND s.at <= b.at ORDER BY s.seq DESC"
@@ -71,9 +71,9 @@ _RULES = {
 }
 
 
-def judged(dsn: str, folder: Path, witnesses: Sequence[Witness]) -> Verdict:
-    """Judge runs by the tables, what workers have noted in a folder, and what somebody outside was told."""
-    wrong: Verdict = set()
+def find_violations(dsn: str, folder: Path, witnesses: Sequence[Witness]) -> Violations:
+    """Check runs against the tables, the notes of the workers and the observations of clients."""
+    wrong: Violations = set()
     with psycopg.connect(dsn) as connection:
         connection.execute(_EVENTS.encode(), ([witness.task_id for witness in witnesses],))
         for kind, rules in _RULES.items():
@@ -116,8 +116,8 @@ def _of_one(witness: Witness, log: Sequence[Any], states: dict[str, str]) -> set
     return found
 
 
-def _effects(folder: Path, logs: dict[str, list[Any]]) -> Verdict:
-    wrong: Verdict = set()
+def _effects(folder: Path, logs: dict[str, list[Any]]) -> Violations:
+    wrong: Violations = set()
     lines = [line["key"] for line in _notes(folder, "effects")]
     starts = [j["idempotencyKey"] for log in logs.values() for _, kind, _, j in log if kind == "tool-start"]
     for key in set(lines):
@@ -126,10 +126,10 @@ def _effects(folder: Path, logs: dict[str, list[Any]]) -> Verdict:
     return wrong
 
 
-def _acknowledged(folder: Path, logs: dict[str, list[Any]]) -> Verdict:
-    wrong: Verdict = set()
+def _acknowledged(folder: Path, logs: dict[str, list[Any]]) -> Violations:
+    wrong: Violations = set()
     for line in _notes(folder, "acknowledged"):
-        # A check sum of what the attempt has in the table, from the word that it works on, byte for byte.
+        # Checksum over the stored bytes of the attempt, starting at its first status update.
         digest, found = 0, None
         for raw, kind, attempt, j in logs[line["task"]]:
             if attempt == line["attempt"] and kind != "task":

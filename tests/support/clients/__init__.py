@@ -1,1 +1,1 @@
-"""Official clients of the server's protocols."""
+"""Official protocol clients and servers for them."""

@@ -1,4 +1,4 @@
-"""A2A doors on real ports, and the official client against them."""
+"""A2A server on a real port, and the official client."""
 
 from __future__ import annotations
 
@@ -13,43 +13,43 @@ from google.protobuf.json_format import ParseDict
 
 from rxloop import Agent, EventLog, MemoryEventLog, Runtime
 from rxloop.server import A2A, a2a, bearer
-from support.api_server import TOKENS, client_of, listening
+from support.api_server import TOKENS, make_client, serve_app
 
 BINDINGS = ["JSONRPC", "HTTP+JSON"]
 
 
-class Served:
-    """A door with its address and its runtime."""
+class A2AEndpoint:
+    """A2A server with its URL and runtime."""
 
     def __init__(self, url: str, app: A2A, runtime: Runtime) -> None:
         self.url, self.app, self.runtime = url, app, runtime
 
     @contextlib.asynccontextmanager
     async def client(self, binding: str = "JSONRPC", token: str = "ann-key", **options: Any) -> AsyncGenerator[Client]:
-        """The official client, as one of `TOKENS`."""
-        http = client_of(self.url, token)
+        """Connect the official client as one of the `TOKENS` users."""
+        http = make_client(self.url, token)
         config = ClientConfig(httpx_client=http, supported_protocol_bindings=[binding], **options)
         async with http, await create_client(self.url, config) as client:
             yield client
 
     async def rpc(self, method: str, params: Any, token: str = "ann-key") -> httpx.Response:
-        """Send a plain request."""
+        """Send a JSON-RPC request without the official client."""
         body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
-        async with client_of(self.url, token) as http:
+        async with make_client(self.url, token) as http:
             return await http.post("/rpc", json=body, headers={"a2a-version": "1.0"})
 
 
 @contextlib.asynccontextmanager
-async def serving_a2a(
+async def serve_a2a(
     *agents: Agent[Any, Any], log: EventLog | None = None, runtime: dict[str, Any] | None = None, **options: Any
-) -> AsyncGenerator[Served]:
-    """Serve an agent by A2A, with the users of `TOKENS`, and see that nothing of it is left."""
+) -> AsyncGenerator[A2AEndpoint]:
+    """Serve an agent over A2A to the users in `TOKENS`. Drain the server at the end."""
     made = Runtime({each.name: each for each in agents}, log=log or MemoryEventLog(), grace=0.5, **(runtime or {}))
     async with made:
         options = {"auth": bearer(TOKENS), **options}
         app = a2a(made, **options)
-        async with listening(app) as url:
-            yield Served(url, app, made)
+        async with serve_app(app) as url:
+            yield A2AEndpoint(url, app, made)
             await app.drain(0.2)
     for agent in agents:
         await agent.aclose()
@@ -58,8 +58,8 @@ async def serving_a2a(
 _count = iter(range(10**9))
 
 
-def saying(text: str = "Hi", *, data: Any = None, config: Any = None, **fields: Any) -> pb.SendMessageRequest:
-    """A request with a message of a text, or of data."""
+def message_request(text: str = "Hi", *, data: Any = None, config: Any = None, **fields: Any) -> pb.SendMessageRequest:
+    """Return a request with a text or data message."""
     part = {"text": text} if data is None else {"data": data}
     message = {"messageId": f"m{next(_count)}", "role": "ROLE_USER", "parts": [part]}
     request = pb.SendMessageRequest(message=ParseDict(message, pb.Message()), configuration=config)
@@ -67,25 +67,25 @@ def saying(text: str = "Hi", *, data: Any = None, config: Any = None, **fields: 
     return request
 
 
-async def all_of(responses: AsyncIterable[pb.StreamResponse]) -> list[pb.StreamResponse]:
-    """Everything that comes."""
+async def collect_responses(responses: AsyncIterable[pb.StreamResponse]) -> list[pb.StreamResponse]:
+    """Read all responses."""
     return [each async for each in responses]
 
 
-async def last_of(responses: AsyncIterable[pb.StreamResponse]) -> pb.Task:
-    """The task that comes of a request which does not stream."""
-    [response] = await all_of(responses)
+async def read_task(responses: AsyncIterable[pb.StreamResponse]) -> pb.Task:
+    """Return the task of a response without streaming."""
+    [response] = await collect_responses(responses)
     return response.task
 
 
-def answer_of(task: pb.Task) -> str:
-    """What the agent has said in the end."""
+def answer_text(task: pb.Task) -> str:
+    """Return the final answer of the agent."""
     [text] = [each.parts[0].text for each in task.artifacts if each.artifact_id == f"{task.id}:answer"]
     return text
 
 
-def put_together(responses: list[pb.StreamResponse]) -> dict[str, str]:
-    """The artifacts of texts, as a client puts them together."""
+def join_artifacts(responses: list[pb.StreamResponse]) -> dict[str, str]:
+    """Assemble text artifacts from the streamed updates."""
     texts: dict[str, str] = {}
     for update in (each.artifact_update for each in responses if each.HasField("artifact_update")):
         before = texts.get(update.artifact.artifact_id, "") if update.append else ""
@@ -93,8 +93,8 @@ def put_together(responses: list[pb.StreamResponse]) -> dict[str, str]:
     return texts
 
 
-def states(responses: list[pb.StreamResponse]) -> list[str]:
-    """The states that a client is told of, without repeats."""
+def task_states(responses: list[pb.StreamResponse]) -> list[str]:
+    """Return the reported states without repeats."""
     told = [each.task if each.HasField("task") else each.status_update for each in responses]
     names = [pb.TaskState.Name(each.status.state)[11:] for each in told if each.HasField("status")]
     return [name for name, before in zip(names, ["", *names], strict=False) if name != before]

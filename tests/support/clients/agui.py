@@ -1,4 +1,4 @@
-"""The official client of AG-UI in a node process, against a server on a real port."""
+"""AG-UI server on a real port, and the official client in a Node process."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ import orjson
 
 from rxloop import Runtime
 from rxloop.server import AgUi, agui, bearer
-from support.api_server import TOKENS, listening
+from support.api_server import TOKENS, serve_app
 from support.processes.services import CLIENTS, NODE
 
 
 @dataclass
-class Told:
-    """What came of one run of the client."""
+class ClientResult:
+    """Result of one run in the client."""
 
     events: list[dict[str, Any]]
     messages: list[dict[str, Any]]
@@ -40,12 +40,12 @@ class Told:
     def last(self) -> dict[str, Any]:
         return self.events[-1]
 
-    def of(self, type: str) -> list[dict[str, Any]]:
-        """The events of a type."""
+    def select(self, type: str) -> list[dict[str, Any]]:
+        """Return the events of a type."""
         return [event for event in self.events if event["type"] == type]
 
-    def checked(self) -> Told:
-        """See that the client had nothing to complain about, and that the run came to its end."""
+    def check(self) -> ClientResult:
+        """Assert that the client reported no error or warning and that the run ended. Return the result."""
         assert self.error is None, self.error
         assert self.warnings == [], self.warnings
         assert self.types[-1] in ("RUN_FINISHED", "RUN_ERROR"), self.types
@@ -53,25 +53,25 @@ class Told:
 
 
 class Node:
-    """The node process; it does one thing after another."""
+    """Node process that executes commands one at a time."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
         self._names = (f"agent {number}" for number in itertools.count())
 
-    async def ask(self, **command: Any) -> Told:
+    async def ask(self, **command: Any) -> ClientResult:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(orjson.dumps(command) + b"\n")
-        return Told(**orjson.loads(await asyncio.wait_for(self._process.stdout.readline(), 60)))
+        return ClientResult(**orjson.loads(await asyncio.wait_for(self._process.stdout.readline(), 60)))
 
     def agent(self, url: str, thread: str, *, token: str = "ann-key", path: str = "/") -> Client:
-        """A client with a thread; it keeps its messages."""
+        """Return a client for a thread. It keeps its messages."""
         return Client(self, next(self._names), f"{url}{path}", thread, token)
 
 
 class Client:
-    """One agent of the client."""
+    """Client for one thread."""
 
     def __init__(self, node: Node, name: str, url: str, thread: str, token: str) -> None:
         self._node, self._name, self.thread = node, name, thread
@@ -79,10 +79,10 @@ class Client:
         self._about = {"agent": name, "url": url, "headers": headers, "threadId": thread}
         self._said = itertools.count(1)
 
-    async def say(
+    async def send(
         self, text: str, *, abort_after: int | None = None, cut_after: int | None = None, **parameters: Any
-    ) -> Told:
-        """Say something, and run."""
+    ) -> ClientResult:
+        """Send a message and run the agent."""
         message = {
             "id": f"{self._name}:{self.thread}:{next(self._said)}".replace(" ", "-"),
             "role": "user",
@@ -98,19 +98,19 @@ class Client:
         abort_after: int | None = None,
         cut_after: int | None = None,
         **parameters: Any,
-    ) -> Told:
-        """Run with what there is; stopped after so many events, or cut off after so many frames."""
+    ) -> ClientResult:
+        """Run the agent. Abort after a number of events, or disconnect after a number of frames."""
         more = {"abortAfter": abort_after, "cutAfter": cut_after}
         return await self._node.ask(**self._about, say=list(say), set=set, parameters=parameters, **more)
 
-    async def connect(self, **parameters: Any) -> Told:
+    async def connect(self, **parameters: Any) -> ClientResult:
         """Connect to the thread."""
         return await self._node.ask(**self._about, connect=True, parameters=parameters)
 
 
 @contextlib.asynccontextmanager
 async def node() -> AsyncGenerator[Node]:
-    """The official client."""
+    """Start the Node process of the official client."""
     process = await asyncio.create_subprocess_exec(
         str(NODE),
         str(Path(__file__).with_name("agui_client.mjs")),
@@ -127,24 +127,24 @@ async def node() -> AsyncGenerator[Node]:
         await process.wait()
 
 
-class Served:
-    """A door with its address and its runtime."""
+class AgUiEndpoint:
+    """AG-UI server with its URL and runtime."""
 
     def __init__(self, url: str, app: AgUi, runtime: Runtime) -> None:
         self.url, self.app, self.runtime = url, app, runtime
 
 
 @contextlib.asynccontextmanager
-async def door(*agents: Any, log: Any = None, **options: Any) -> AsyncGenerator[Served]:
-    """Serve agents over AG-UI, with the users of `TOKENS`, and see that nothing of it is left."""
+async def serve_agui(*agents: Any, log: Any = None, **options: Any) -> AsyncGenerator[AgUiEndpoint]:
+    """Serve agents over AG-UI to the users in `TOKENS`. Drain the server at the end."""
     from rxloop import MemoryEventLog
 
     options = {"auth": bearer(TOKENS), **options}
     runtime = Runtime({each.name: each for each in agents}, log=log or MemoryEventLog(keep_deltas=True), grace=0.5)
     async with runtime:
         app = agui(runtime, **options)
-        async with listening(app) as url:
-            yield Served(url, app, runtime)
+        async with serve_app(app) as url:
+            yield AgUiEndpoint(url, app, runtime)
             await app.drain(0.2)
     for agent in agents:
         await agent.aclose()

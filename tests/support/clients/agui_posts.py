@@ -1,4 +1,4 @@
-"""Bare requests to the door of AG-UI: what the official client would not send, and the bytes that come back."""
+"""Raw requests to the AG-UI adapter and the bytes of its responses."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import orjson
 
-ASKED: dict[str, Any] = {
+RUN_INPUT: dict[str, Any] = {
     "threadId": "t",
     "runId": "r",
     "messages": [{"id": "m", "role": "user", "content": "Go."}],
@@ -15,7 +15,7 @@ ASKED: dict[str, Any] = {
 
 
 async def post(url: str, body: Any, **headers: str) -> tuple[list[bytes], list[dict[str, Any]]]:
-    """The frames of an answer, and the events in them."""
+    """Return the frames of a response and the events in them."""
     given = {"authorization": "Bearer ann-key", "content-type": "application/json", **headers}
     content = body if isinstance(body, bytes) else orjson.dumps(body)
     async with httpx.AsyncClient(timeout=30) as client:

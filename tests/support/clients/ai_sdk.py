@@ -1,4 +1,4 @@
-"""Pages that talk to `ui_stream` with the official packages of the AI SDK, in a node of their own."""
+"""Pages that connect to `ui_stream` with the official AI SDK packages in a Node process."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from typing import Any
 
 from rxloop import Agent, EventLog, MemoryEventLog, Runtime
 from rxloop.server import UiStream, bearer, ui_stream
-from support.api_server import TOKENS, listening
+from support.api_server import TOKENS, serve_app
 from support.processes.services import CLIENTS, NODE
 
 PROGRAM = Path(__file__).parents[2] / "server/ui_messages/page.mjs"
 
 
 class Pages:
-    """A node with pages; `await pages.do("send", "one", message={"text": "Hi"})` is a command of page.mjs."""
+    """Node process with pages. `await pages.do("send", "one", message={"text": "Hi"})` runs a command of page.mjs."""
 
     def __init__(self) -> None:
         assert NODE is not None
@@ -43,7 +43,7 @@ class Pages:
                 loop.call_soon_threadsafe(_give, waiting, said)
 
     async def do(self, command: str, name: str = "", **rest: Any) -> Any:
-        """Have something done, and give what comes of it."""
+        """Execute a command and return its result."""
         self._number += 1
         loop = asyncio.get_running_loop()
         waiting = loop.create_future()
@@ -58,7 +58,7 @@ class Pages:
         return said["result"]
 
     def close(self) -> None:
-        """End it."""
+        """Kill the Node process."""
         self._process.kill()
         self._process.wait()
         self._reading.join()
@@ -75,12 +75,12 @@ def _give(waiting: asyncio.Future[Any], said: Any) -> None:
 
 @cache
 def node() -> Pages:
-    """One node for all tests, since it takes long to load the packages."""
+    """Return a shared Node process, because loading the packages is slow."""
     return Pages()
 
 
 class Site:
-    """A server of `ui_stream`, and pages of its users."""
+    """Server of `ui_stream` and the pages of its users."""
 
     def __init__(self, url: str, app: UiStream, runtime: Runtime, pages: Pages | None) -> None:
         self.url, self.app, self.runtime = url, app, runtime
@@ -99,7 +99,7 @@ class Site:
 
 
 class Page:
-    """One page; each command gives what it shows, and what it has done."""
+    """Browser page. Each command returns the displayed messages."""
 
     def __init__(self, pages: Pages, name: str) -> None:
         self._pages, self._name = pages, name
@@ -113,32 +113,32 @@ class Page:
 
 
 @contextlib.asynccontextmanager
-async def site(
+async def serve_pages(
     *agents: Agent[Any, Any],
     log: EventLog | None = None,
     runtime: dict[str, Any] | None = None,
     with_node: bool = True,
     **options: Any,
 ) -> AsyncGenerator[Site]:
-    """Serve agents to pages, with the users of `TOKENS`."""
+    """Serve agents to pages, for the users in `TOKENS`."""
     options = {"auth": bearer(TOKENS), **options}
     made = Runtime({each.name: each for each in agents}, log=log or MemoryEventLog(), grace=0.5, **(runtime or {}))
     async with made, contextlib.AsyncExitStack() as stack:
         app = ui_stream(made, **options)
         pages = node() if with_node else None
-        url = await stack.enter_async_context(listening(app))
+        url = await stack.enter_async_context(serve_app(app))
         yield Site(url, app, made, pages)
         await app.drain(0.2)
     for agent in agents:
         await agent.aclose()
 
 
-def parts_of(shown: Any, *types: str) -> list[dict[str, Any]]:
-    """The parts of the newest message, those of some types alone."""
+def select_parts(shown: Any, *types: str) -> list[dict[str, Any]]:
+    """Return the parts of the last message, optionally filtered by type."""
     parts = shown["messages"][-1]["parts"]
     return [part for part in parts if not types or part["type"] in types]
 
 
-def text_of(shown: Any) -> str:
-    """The text of the newest message."""
-    return "".join(part["text"] for part in parts_of(shown, "text"))
+def join_text(shown: Any) -> str:
+    """Return the text of the last message."""
+    return "".join(part["text"] for part in select_parts(shown, "text"))

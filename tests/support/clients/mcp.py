@@ -1,4 +1,4 @@
-"""Agents behind the MCP door, and official clients before it."""
+"""Agents served over MCP, and official clients."""
 
 from __future__ import annotations
 
@@ -14,23 +14,25 @@ from mcp.client.streamable_http import streamable_http_client
 
 from rxloop import Agent, EventLog, MemoryEventLog, Runtime
 from rxloop.server import McpServer, bearer, mcp_server
-from support.api_server import TOKENS, listening
+from support.api_server import TOKENS, serve_app
 
 LEGACY, MODERN = "legacy", "2026-07-28"
 ERAS = [LEGACY, MODERN]
-"""The modes of the client: the handshake of 2025-11-25, and 2026-07-28."""
-Says = Callable[[types.ElicitRequestParams], types.ElicitResult]
+"""Client modes: the handshake of 2025-11-25, and version 2026-07-28."""
+AnswerForm = Callable[[types.ElicitRequestParams], types.ElicitResult]
 
 
-class Desk:
-    """A door with its address and its runtime."""
+class McpEndpoint:
+    """MCP server with its URL and runtime."""
 
     def __init__(self, url: str, door: McpServer, runtime: Runtime) -> None:
-        self.url, self.door, self.runtime = f"{url}/mcp", door, runtime
+        self.url, self.server, self.runtime = f"{url}/mcp", door, runtime
 
     @contextlib.asynccontextmanager
-    async def client(self, mode: str, says: Says | None = None, *, token: str | None = None) -> AsyncGenerator[Client]:
-        """An official client, with somebody before it who answers questions."""
+    async def client(
+        self, mode: str, says: AnswerForm | None = None, *, token: str | None = None
+    ) -> AsyncGenerator[Client]:
+        """Connect an official client with an optional elicitation handler."""
 
         async def elicit(context: Any, params: types.ElicitRequestParams) -> types.ElicitResult:
             assert says is not None
@@ -44,42 +46,42 @@ class Desk:
 
 
 @contextlib.asynccontextmanager
-async def desk(
+async def serve_mcp(
     *agents: Agent[Any, Any], log: EventLog | None = None, users: bool = False, **options: Any
-) -> AsyncGenerator[Desk]:
-    """Serve agents to clients of MCP on a real port, and see that nothing of it is left."""
+) -> AsyncGenerator[McpEndpoint]:
+    """Serve agents to MCP clients on a real port. Drain the server at the end."""
     runtime = Runtime({each.name: each for each in agents}, log=log or MemoryEventLog(), grace=0.5)
     if users:
         options["auth"] = bearer(TOKENS)
     async with runtime:
         door = mcp_server(runtime, **options)
-        async with listening(door) as url:
-            yield Desk(url, door, runtime)
+        async with serve_app(door) as url:
+            yield McpEndpoint(url, door, runtime)
             await door.drain(0.2)
     for agent in agents:
         await agent.aclose()
 
 
-def accept(**content: Any) -> Says:
-    """Somebody who fills in every form so."""
+def accept(**content: Any) -> AnswerForm:
+    """Return a handler that accepts every form with this content."""
     return lambda asked: types.ElicitResult(action="accept", content=content)
 
 
-def text(result: types.CallToolResult) -> str:
-    """What people read of a result."""
+def result_text(result: types.CallToolResult) -> str:
+    """Return the text content of a result."""
     first = result.content[0]
     assert isinstance(first, types.TextContent)
     return first.text
 
 
-def meta(result: types.CallToolResult, name: str) -> str:
-    """What programs read of a result."""
+def result_meta(result: types.CallToolResult, name: str) -> str:
+    """Return an rxloop metadata value of a result."""
     assert result.meta is not None
     return result.meta[f"rxloop/{name}"]
 
 
-class Steps:
-    """Takes the progress of a call."""
+class ProgressRecorder:
+    """Progress callback that records all notifications."""
 
     def __init__(self) -> None:
         self.numbers: list[float] = []
@@ -93,16 +95,16 @@ class Steps:
             if word in (message or ""):
                 there()
 
-    def when(self, word: str, there: Callable[[], None]) -> Steps:
-        """Do something once a message has that word."""
+    def call_on(self, word: str, there: Callable[[], None]) -> ProgressRecorder:
+        """Call a function when a message contains a word."""
         self.waiting[word] = there
         return self
 
 
-async def given_up(client: Client, word: str, **arguments: Any) -> None:
-    """Call the clerk, and cancel the call once its progress has a word."""
+async def cancel_call(client: Client, word: str, **arguments: Any) -> None:
+    """Call the agent `clerk` and cancel when its progress contains a word."""
     there = asyncio.Event()
-    steps = Steps().when(word, there.set)
+    steps = ProgressRecorder().call_on(word, there.set)
     calling = asyncio.create_task(client.call_tool("clerk", {"prompt": "Go on", **arguments}, progress_callback=steps))
     await there.wait()
     calling.cancel()

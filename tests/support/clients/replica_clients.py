@@ -1,4 +1,4 @@
-"""Official clients before several servers: those of npm in one node process, and that of MCP; and who judges them."""
+"""Official clients of several servers: npm packages in one Node process, and the MCP client."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mcp.client.streamable_http import streamable_http_client
 from rxloop import EventLog
 from rxloop.server.core import chat_changes as to
 from rxloop.server.core.chat_fold import ChatFold
-from support.clients.mcp import LEGACY, MODERN, text
+from support.clients.mcp import LEGACY, MODERN, result_text
 from support.processes.services import CLIENTS, NODE
 
 KINDS: Mapping[str, tuple[str, dict[str, Any]]] = {
@@ -30,7 +30,7 @@ KINDS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "A2A, JSON-RPC": ("A2a", {"binding": "JSONRPC"}),
     "A2A, REST": ("A2a", {"binding": "HTTP+JSON"}),
 }
-"""The clients of npm."""
+"""Clients of the Node process."""
 MCP = {"MCP 2026-07-28": MODERN, "MCP 2025-11-25": LEGACY}
 _STATES = {
     "success": "completed",
@@ -40,45 +40,45 @@ _STATES = {
     "TASK_STATE_CANCELED": "canceled",
     "TASK_STATE_INPUT_REQUIRED": "input-required",
 }
-"""Of the protocols, by their words."""
+"""Run states by the terms of the protocols."""
 
 
-class Shown(NamedTuple):
-    """What a client shows: texts and calls in their order, where it speaks of these."""
+class ClientView(NamedTuple):
+    """Texts and calls that a client displays, in order."""
 
     state: str | None
     told: list[Any]
     pieces: int
-    """In how many pieces it came."""
+    """Number of received pieces."""
     errors: list[str]
 
 
-class NeverHeard(Exception):
-    """The connection broke before the client was told the name of what it has begun, without which it cannot ask."""
+class UnknownRun(Exception):
+    """The connection failed before the client received the id of its run, so it cannot resume."""
 
 
-class Official(Protocol):
-    """A client that has a conversation."""
+class OfficialClient(Protocol):
+    """Client with its own conversation."""
 
-    async def say(self, url: str, said: str) -> Shown:
-        """Say something, and read what comes of it."""
+    async def send(self, url: str, said: str) -> ClientView:
+        """Send a message and read the response."""
         ...
 
-    async def back(self, url: str) -> Shown:
-        """Come back after the connection broke."""
+    async def reconnect(self, url: str) -> ClientView:
+        """Reconnect after a lost connection."""
         ...
 
-    async def answer(self, url: str, approved: bool) -> Shown:
-        """Answer what waits."""
+    async def answer(self, url: str, approved: bool) -> ClientView:
+        """Answer the pending question."""
         ...
 
     async def task_id(self) -> str:
-        """The run, once there is one."""
+        """Return the id of the run once it exists."""
         ...
 
 
 class Node:
-    """The node process."""
+    """Node process."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
@@ -103,40 +103,40 @@ class Node:
         self._process.stdin.write(json.dumps({"number": number, **command}).encode() + b"\n")
         said = await waiting
         if "error" in said:
-            raise NeverHeard if "never heard" in said["error"] else ConnectionError(said["error"])
+            raise UnknownRun if "never heard" in said["error"] else ConnectionError(said["error"])
         return said["result"]
 
 
-class OfNpm:
-    """A client of the node process."""
+class NpmClient:
+    """Client in the Node process."""
 
     def __init__(self, node: Node, name: str, log: EventLog) -> None:
         self._node, self._name, self._log = node, name, log
 
-    async def open(self, kind: str) -> OfNpm:
+    async def open(self, kind: str) -> NpmClient:
         which, options = KINDS[kind]
         await self._node.do(client=self._name, verb="open", kind=which, context=self._name, **options)
         return self
 
-    async def _do(self, verb: str, url: str = "", **more: Any) -> Shown:
-        shown = Shown(**await self._node.do(client=self._name, verb=verb, url=url, **more))
+    async def _do(self, verb: str, url: str = "", **more: Any) -> ClientView:
+        shown = ClientView(**await self._node.do(client=self._name, verb=verb, url=url, **more))
         return shown._replace(state=_STATES.get(shown.state or "", shown.state))
 
-    async def say(self, url: str, said: str) -> Shown:
+    async def send(self, url: str, said: str) -> ClientView:
         return await self._do("say", url, said=said)
 
-    async def back(self, url: str) -> Shown:
+    async def reconnect(self, url: str) -> ClientView:
         if not await self._log.list_runs(context_id=self._name, limit=1):
-            raise NeverHeard
+            raise UnknownRun
         return await self._do("back", url)
 
-    async def answer(self, url: str, approved: bool) -> Shown:
+    async def answer(self, url: str, approved: bool) -> ClientView:
         return await self._do("answer", url, said=approved)
 
-    async def cancel(self, url: str) -> Shown:
+    async def cancel(self, url: str) -> ClientView:
         return await self._do("cancel", url)
 
-    async def shown(self) -> Shown:
+    async def shown(self) -> ClientView:
         return await self._do("shown")
 
     async def task_id(self) -> str:
@@ -145,8 +145,8 @@ class OfNpm:
         return found[0].task_id
 
 
-class OfMcp:
-    """The client of MCP; a call that has lost its connection is made again under its key."""
+class McpReplicaClient:
+    """MCP client. A call with a lost connection is repeated with the same idempotency key."""
 
     def __init__(self, name: str, mode: str) -> None:
         self._key, self._mode = name, mode
@@ -159,24 +159,24 @@ class OfMcp:
         if found and not self._task.done():
             self._task.set_result(found[1])
 
-    async def _call(self, url: str, tool: str, **arguments: Any) -> Shown:
+    async def _call(self, url: str, tool: str, **arguments: Any) -> ClientView:
         transport = streamable_http_client(f"{url}/mcp", http_client=(http := httpx2.AsyncClient(timeout=60)))
         meta: Any = {"rxloop/key": self._key}
         async with http, McpClient(transport, mode=self._mode) as client:
             done = await client.call_tool(tool, arguments, progress_callback=self._progress, meta=meta)
         about = done.meta or {}
         self._waits = (done.structured_content or {}).get("questions", [])
-        errors = [text(done)] if done.is_error and about.get("rxloop/state") != "canceled" else []
-        return Shown(about.get("rxloop/state"), [["text", text(done)]], 0, errors)
+        errors = [result_text(done)] if done.is_error and about.get("rxloop/state") != "canceled" else []
+        return ClientView(about.get("rxloop/state"), [["text", result_text(done)]], 0, errors)
 
-    async def say(self, url: str, said: str) -> Shown:
+    async def send(self, url: str, said: str) -> ClientView:
         self._said = said
         return await self._call(url, "clerk", prompt=said)
 
-    async def back(self, url: str) -> Shown:
-        return await self.say(url, self._said)
+    async def reconnect(self, url: str) -> ClientView:
+        return await self.send(url, self._said)
 
-    async def answer(self, url: str, approved: bool) -> Shown:
+    async def answer(self, url: str, approved: bool) -> ClientView:
         answers = {each["inputId"]: approved for each in self._waits}
         return await self._call(url, "continue_run", task_id=await self._task, answers=answers)
 
@@ -186,7 +186,7 @@ class OfMcp:
 
 @contextlib.asynccontextmanager
 async def node() -> AsyncGenerator[Node]:
-    """The node process, with all packages loaded."""
+    """Start the Node process with all packages loaded."""
     assert NODE is not None
     program = Path(__file__).with_name("replica_clients.mjs")
     pipe = asyncio.subprocess.PIPE
@@ -204,14 +204,14 @@ async def node() -> AsyncGenerator[Node]:
 _names = itertools.count(1)
 
 
-async def opened(node: Node, kind: str, log: EventLog) -> Official:
-    """A client of that kind, in a conversation of its own."""
+async def open_client(node: Node, kind: str, log: EventLog) -> OfficialClient:
+    """Open a client of a kind in a new conversation."""
     name = f"client-{next(_names)}"
-    return OfMcp(name, MCP[kind]) if kind in MCP else await OfNpm(node, name, log).open(kind)
+    return McpReplicaClient(name, MCP[kind]) if kind in MCP else await NpmClient(node, name, log).open(kind)
 
 
-async def folded(log: EventLog, task_id: str) -> list[Any]:
-    """What a run has told, by the fold of its log: the reasoning, texts and calls of the steps that are complete."""
+async def fold_log(log: EventLog, task_id: str) -> list[Any]:
+    """Return the reasoning, texts and calls of all complete steps of a run, folded from its log."""
     told: list[Any] = []
     texts: dict[str, str] = {}
     thoughts: dict[str, str] = {}
@@ -241,11 +241,11 @@ async def folded(log: EventLog, task_id: str) -> list[Any]:
     return told
 
 
-async def judge(kind: str, shown: Shown, log: EventLog, task_id: str) -> list[str]:
-    """What is wrong with what a client shows of a run that is over; nothing if all is well."""
-    state, told = (await log.get_record(task_id)).state, await folded(log, task_id)
+async def find_mismatches(kind: str, shown: ClientView, log: EventLog, task_id: str) -> list[str]:
+    """Return the differences between the view of a client and the log of a finished run."""
+    state, told = (await log.get_record(task_id)).state, await fold_log(log, task_id)
     if kind.startswith(("A2A", "MCP")):
-        # They speak of the answer alone.
+        # These protocols only send the answer.
         told = told[-1:]
     wrong = [f"{kind}: {each}" for each in shown.errors]
     if shown.state != state:

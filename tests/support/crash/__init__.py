@@ -1,1 +1,1 @@
-"""Programs that the crash tests start and kill."""
+"""Programs that are started and killed by the crash tests."""

@@ -1,6 +1,6 @@
-"""Writes an artifact in a process of its own, which is there to be killed: `artifact_writer.py FOLDER KIND TASK`.
+"""Program that writes an artifact and may be killed: `artifact_writer.py FOLDER KIND TASK`.
 
-A line for each chunk that is on the stream, and at the end `done`. The run is begun, or gone on with if it is there.
+Prints a line for each published chunk, and `done` at the end. An existing run is resumed.
 """
 
 from __future__ import annotations
@@ -36,12 +36,16 @@ async def main(folder: Path, kind: str, task_id: str) -> None:
     log, store = stores(folder, kind)
     try:
         await log.get_record(task_id)
-        begun = True
+        is_started = True
     except UnknownRun:
-        begun = False
-    model = ScriptedModel("Done.") if await asked(log, task_id, begun) else ScriptedModel(call("report"), "Done.")
+        is_started = False
+    model = (
+        ScriptedModel("Done.")
+        if await has_requested_tool(log, task_id, is_started)
+        else ScriptedModel(call("report"), "Done.")
+    )
     agent = Agent(model, tools=[report], log=log, artifacts=store)
-    run = agent.resume(task_id, when_busy="wait") if begun else agent.run("Write.", task_id=task_id)
+    run = agent.resume(task_id, when_busy="wait") if is_started else agent.run("Write.", task_id=task_id)
     async for event in run.pipe(op.of_type(ArtifactUpdateEvent)):
         print(event.index, flush=True)
     await run
@@ -50,9 +54,9 @@ async def main(folder: Path, kind: str, task_id: str) -> None:
     await log.aclose()
 
 
-async def asked(log: SqliteEventLog, task_id: str, begun: bool) -> bool:
-    """Whether the model has asked for the tool already, so that its script begins after that."""
-    return begun and any(event.kind == "content-complete" for event in await log.read(task_id))
+async def has_requested_tool(log: SqliteEventLog, task_id: str, is_started: bool) -> bool:
+    """Return True if the model has already called the tool, so the script starts after the call."""
+    return is_started and any(event.kind == "content-complete" for event in await log.read(task_id))
 
 
 if __name__ == "__main__":

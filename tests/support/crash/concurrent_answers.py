@@ -1,8 +1,8 @@
-"""Pairs of processes that answer one question at the same moment; forked, so that both start at once.
+"""Program whose forked processes answer one question at the same time.
 
-Reads lines of JSON: `{"db": ..., "effects": ..., "ask": true}` makes a run that waits for an approval, and prints
-`task ID`. With `"task": ID` two processes answer it; each prints `ended HOW`. Then comes `over`.
-With `"kill": true` the asking process is killed between its question and its pause.
+Reads lines of JSON. `{"db": ..., "effects": ..., "ask": true}` creates a run that waits for an approval, and prints
+`task ID`. With `"task": ID`, two processes answer it. Each prints `ended RESULT`, followed by `over`. With `"kill":
+true`, the asking process is killed between its question and its pause.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from rxloop.testing import ScriptedModel, call
 
 
 class CoarseClock(clock.SystemClock):
-    """Ticks every 16 ms, as that of some systems does: two processes then write the same bytes."""
+    """Clock with a resolution of 16 ms, as on some systems. Two processes may then write identical bytes."""
 
     def now(self) -> int:
         return super().now() // 16 * 16
 
 
-def say(text: str) -> None:
+def print_line(text: str) -> None:
     os.write(1, f"{text}\n".encode())
 
 
@@ -58,15 +58,15 @@ async def ask(order: dict[str, Any]) -> None:
 
         def kill(event: Event) -> None:
             if order.get("kill") and isinstance(event, InputRequiredEvent):
-                dying.append(asyncio.ensure_future(die(asking, run.task_id)))
+                dying.append(asyncio.ensure_future(kill_after_question(asking, run.task_id)))
 
-        say(f"task {run.task_id}")
+        print_line(f"task {run.task_id}")
         run.events.subscribe(kill)
         await run
 
 
-async def die(asking: Agent[None, str], task_id: str) -> None:
-    """Die when the question is in the log, before the end of the attempt can be."""
+async def kill_after_question(asking: Agent[None, str], task_id: str) -> None:
+    """Kill the process after the log has stored the question and before it stores the end of the attempt."""
     attempt = next(hold._attempt for hold in asking.definition.resources.runs)
     attempt.life.finish = lambda end: None  # type: ignore[method-assign]  (the attempt does not come to its end)
     await attempt.durable()
@@ -75,15 +75,15 @@ async def die(asking: Agent[None, str], task_id: str) -> None:
 
 async def answer(order: dict[str, Any]) -> None:
     async with agent(order, "done") as answering:
-        # Both at the same moment.
+        # Both processes wait for the same time.
         time.sleep(max(0, order["at"] - time.monotonic()))  # noqa: ASYNC251
         try:
             result = await answering.resume(order["task"], inputs={"1.0.1": True})
-            say(f"ended {result.output}")
+            print_line(f"ended {result.output}")
         except AttemptError as error:
-            say(f"ended {error.code}")
+            print_line(f"ended {error.code}")
         except RxloopError as error:
-            say(f"ended {type(error).__name__}")
+            print_line(f"ended {type(error).__name__}")
 
 
 def child(work: Any, order: dict[str, Any]) -> int:
@@ -106,7 +106,7 @@ def main() -> None:
             pids = [child(ask, order)]
         for pid in pids:
             os.waitpid(pid, 0)
-        say("over")
+        print_line("over")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Carries out an experiment in a process that may be killed at any moment: python experiment.py FOLDER.
+"""Program that runs an experiment and may be killed at any time: `python experiment.py FOLDER`.
 
-Each case is asked of a model that takes a moment, with a tool that notes its effect in a file, and a judge. `FOLDER`
-gets the log, a line for each request to either model, and the report.
+The model is slow, the tool records its effects in a file, and a model grades the answers. `FOLDER` receives the log,
+one line for each model request, and the report.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ VARIANTS = ("a", "b")
 CONCURRENCY = 3
 
 
-def asked_of(request: ModelRequest) -> str:
+def user_prompt(request: ModelRequest) -> str:
     return next(message.text for message in request.messages if message.role == "user")
 
 
@@ -39,15 +39,15 @@ async def main(folder: Path) -> None:
 
     def answer(variant: str) -> Any:
         def turn(request: ModelRequest) -> Any:
-            note("asked", f"{variant} {asked_of(request)} {request.step}")
+            note("asked", f"{variant} {user_prompt(request)} {request.step}")
             if request.messages[-1].role == "user":
-                return call("charge", order=f"{variant} {asked_of(request)}")
+                return call("charge", order=f"{variant} {user_prompt(request)}")
             return frames(f"--{request.messages[-1].text}|", 0.004)
 
         return turn
 
     def verdict(request: ModelRequest) -> Any:
-        note("judged", asked_of(request).replace("\n", " "))
+        note("judged", user_prompt(request).replace("\n", " "))
         return '{"reason": "Said so.", "verdict": true}'
 
     variants = {

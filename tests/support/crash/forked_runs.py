@@ -1,7 +1,7 @@
-"""Carries out runs in processes of their own, which are there to be killed; forked, so that each starts at once.
+"""Program that executes runs in forked processes, so that tests can kill them.
 
-Reads lines of JSON: `{"db": ..., "effects": ..., "context": ..., "task": null or the run to resume}`. For each a
-fork prints, a line each: `process PID`, `task ID`, `checkpoint SEQ` and `answer TEXT`; and when it is over, `over`.
+Reads lines of JSON: `{"db": ..., "effects": ..., "context": ..., "task": null or the run to resume}`. Each fork prints
+the lines `process PID`, `task ID`, `checkpoint SEQ` and `answer TEXT`. The parent prints `over` after each fork.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ROUNDS = 6
 
 
 class Planner:
-    """A model without a memory: what it says follows from the messages alone, like that of a real one."""
+    """Stateless model. Its answers depend only on the messages."""
 
     name = "planner"
 
@@ -43,7 +43,7 @@ class Planner:
         return from_task(work, request.ctx, shielded=True)
 
     async def aclose(self) -> None:
-        """Nothing is open."""
+        """Do nothing."""
 
 
 def message(messages: Sequence[Message]) -> ContentCompleteEvent:
@@ -63,7 +63,7 @@ def message(messages: Sequence[Message]) -> ContentCompleteEvent:
 
 def agent(db: str, effects: str) -> Agent[None, str]:
     def note(text: str) -> None:
-        # One write of a few bytes at the end of the file: there in whole, or not at all.
+        # A short append is atomic.
         with Path(effects).open("ab", buffering=0) as file:
             file.write(f"{text}\n".encode())
 
@@ -86,38 +86,38 @@ def agent(db: str, effects: str) -> Agent[None, str]:
     return Agent(Planner(), tools=[square, pay], log=SqliteEventLog(db), limits=Limits(iterations=50))
 
 
-def say(text: str) -> None:
+def print_line(text: str) -> None:
     os.write(1, f"{text}\n".encode())
 
 
-def told(event: Event) -> None:
+def report_event(event: Event) -> None:
     if isinstance(event, TaskEvent):
-        say(f"task {event.task_id}")
+        print_line(f"task {event.task_id}")
     elif isinstance(event, CheckpointEvent):
-        say(f"checkpoint {event.durable_seq}")
+        print_line(f"checkpoint {event.durable_seq}")
 
 
-async def carry_out(order: dict[str, Any]) -> None:
+async def execute(order: dict[str, Any]) -> None:
     async with agent(order["db"], order["effects"]) as worker:
         run = worker.resume(order["task"]) if order["task"] else worker.run("Add up.", context_id=order["context"])
-        run.events.subscribe(told)
+        run.events.subscribe(report_event)
         result = await run
-        say(f"answer {result.output}")
+        print_line(f"answer {result.output}")
 
 
-def forking(carry_out: Callable[[dict[str, Any]], Coroutine[Any, Any, None]]) -> None:
-    """Carry out each order of stdin in a fork of its own."""
+def fork_for_each_order(execute: Callable[[dict[str, Any]], Coroutine[Any, Any, None]]) -> None:
+    """Execute each order read from stdin in a forked process."""
     gc.freeze()
     for line in sys.stdin:
         pid = os.fork()
         if pid == 0:
             random.seed()
-            say(f"process {os.getpid()}")
-            asyncio.run(carry_out(json.loads(line)))
+            print_line(f"process {os.getpid()}")
+            asyncio.run(execute(json.loads(line)))
             os._exit(0)
         os.waitpid(pid, 0)
-        say("over")
+        print_line("over")
 
 
 if __name__ == "__main__":
-    forking(carry_out)
+    fork_for_each_order(execute)

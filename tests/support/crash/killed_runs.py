@@ -1,4 +1,4 @@
-"""Runs in processes of their own, which the test kills; `forked_runs.py` is the program."""
+"""Runs in processes that the test kills. `forked_runs.py` is the program."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from pathlib import Path
 
 from rxloop import SqliteEventLog
 
-NURSERY = Path(__file__).with_name("forked_runs.py")
+PROGRAM = Path(__file__).with_name("forked_runs.py")
 
 
-class Nursery:
-    """Processes to kill."""
+class ForkedRuns:
+    """Client of the program, for the runs of one conversation."""
 
     def __init__(self, process: asyncio.subprocess.Process, folder: Path, context: str) -> None:
         self._process = process
@@ -28,8 +28,8 @@ class Nursery:
         self.acknowledged = 0
         self.answers: list[str] = []
 
-    async def carry_out(self, task: str | None, kill_after: float | None) -> None:
-        """Have a run carried out, or resumed, and kill it after some seconds."""
+    async def execute(self, task: str | None, kill_after: float | None) -> None:
+        """Start or resume a run in a process, and kill the process after some seconds."""
         assert self._process.stdin is not None
         order = {
             "db": str(self._folder / "runs.db"),
@@ -64,9 +64,9 @@ def kill(pid: int) -> None:
 
 
 @asynccontextmanager
-async def nursery_process() -> AsyncGenerator[asyncio.subprocess.Process]:
+async def start_forked_runs() -> AsyncGenerator[asyncio.subprocess.Process]:
     pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(sys.executable, str(NURSERY), stdin=pipe, stdout=pipe)
+    process = await asyncio.create_subprocess_exec(sys.executable, str(PROGRAM), stdin=pipe, stdout=pipe)
     yield process
     assert process.stdin is not None
     process.stdin.close()
@@ -82,7 +82,7 @@ def lines(file: Path) -> list[str]:
     return file.read_text().splitlines() if file.exists() else []
 
 
-async def left_behind(log: SqliteEventLog, context: str) -> str | None:
-    """The run that a process has left behind; it may have ended just before."""
+async def find_run(log: SqliteEventLog, context: str) -> str | None:
+    """Return the most recent run of a conversation. It may have ended before the kill."""
     records = await log.list_runs(context_id=context)
     return records[0].task_id if records else None

@@ -1,7 +1,7 @@
-"""Carries out runs with nested agents in processes of their own, which are there to be killed; see `forked_runs.py`.
+"""Program that executes runs with nested agents in forked processes; see `forked_runs.py`.
 
-A head has two agents work side by side, of which one asks a person before it pays. A process that goes on with a run
-that waits answers what it asks. Beside the lines of the nursery it prints `paused`, when the run waits.
+An agent calls two agents in parallel. One of them asks before paying. A process that resumes a waiting run answers its
+question. Besides the lines of `forked_runs.py`, a process prints `paused` when the run waits.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from rxloop.protocol.events import ContentDeltaEvent
 from rxloop.providers.codecs.text import text_delta
 from rxloop.state.fold import fold_all
 from rxloop.stream.sources import Push, from_task
-from support.crash.forked_runs import forking, say, told
+from support.crash.forked_runs import fork_for_each_order, print_line, report_event
 
 ROUNDS = 3
 SUM = 2 * sum(n * n for n in range(ROUNDS))
 
 
 class Worker:
-    """A model without a memory: it squares and pays in rounds, and answers with the sum of the squares."""
+    """Stateless model that squares numbers, pays in rounds, and answers with the sum of the squares."""
 
     name = "worker"
 
@@ -52,10 +52,10 @@ class Worker:
         return from_task(work, request.ctx, shielded=True)
 
     def message(self, messages: Sequence[Message]) -> ContentCompleteEvent:
-        """What it says follows from the messages alone."""
+        """Return the next message, which depends only on the history."""
         number = sum(each.role == "assistant" for each in messages)
         if number == ROUNDS:
-            return _sum_of(messages)
+            return _sum_message(messages)
         calls = [
             ToolCall(id=f"s{number}", name="square", arguments={"n": number}),
             ToolCall(id=f"p{number}", name="pay", arguments={"number": number}),
@@ -63,30 +63,30 @@ class Worker:
         return ContentCompleteEvent(content="Hm. ", tool_calls=calls, finish_reason="tool_calls")
 
     async def aclose(self) -> None:
-        """Nothing is open."""
+        """Do nothing."""
 
 
 class Head(Worker):
-    """Has both agents work, and adds up."""
+    """Model that calls both agents and adds their results."""
 
     name = "head"
 
     def message(self, messages: Sequence[Message]) -> ContentCompleteEvent:
-        """What it says follows from the messages alone."""
+        """Return the next message, which depends only on the history."""
         if any(each.role == "assistant" for each in messages):
-            return _sum_of(messages)
+            return _sum_message(messages)
         calls = [ToolCall(id=name, name=name, arguments={"prompt": "Add up."}) for name in ("buyer", "clerk")]
         return ContentCompleteEvent(content="Hm. ", tool_calls=calls, finish_reason="tool_calls")
 
 
-def _sum_of(messages: Sequence[Message]) -> ContentCompleteEvent:
+def _sum_message(messages: Sequence[Message]) -> ContentCompleteEvent:
     found = [int(each.text) for each in messages if each.role == "tool" and each.text.isdigit()]
     return ContentCompleteEvent(content=str(sum(found)), finish_reason="stop")
 
 
 def agent(db: str, effects: str) -> Agent[None, str]:
     def note(text: str) -> None:
-        # One write of a few bytes at the end of the file: there in whole, or not at all.
+        # A short append is atomic.
         with Path(effects).open("ab", buffering=0) as file:
             file.write(f"{text}\n".encode())
 
@@ -111,20 +111,20 @@ def agent(db: str, effects: str) -> Agent[None, str]:
     return Agent(Head(), name="head", tools=tools, thoughts=False, log=SqliteEventLog(db), limits=limits)
 
 
-async def carry_out(order: dict[str, Any]) -> None:
+async def execute(order: dict[str, Any]) -> None:
     async with agent(order["db"], order["effects"]) as head:
         assert head.log is not None
         inputs: dict[str, Any] = {}
         if order["task"]:
             state = fold_all(await head.log.read(order["task"]))
             inputs = {input_id: True for input_id in state.pending if state.state == "input-required"}
-        made = (
+        run = (
             head.resume(order["task"], inputs=inputs) if order["task"] else head.run("Go.", context_id=order["context"])
         )
-        made.events.subscribe(told)
-        result = await made
-        say(f"answer {result.output}" if result.state == "completed" else "paused yes")
+        run.events.subscribe(report_event)
+        result = await run
+        print_line(f"answer {result.output}" if result.state == "completed" else "paused yes")
 
 
 if __name__ == "__main__":
-    forking(carry_out)
+    fork_for_each_order(execute)

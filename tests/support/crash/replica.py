@@ -1,9 +1,8 @@
-"""One of several processes that work on one log; there to be killed and frozen.
+"""Program of several processes that share one log. Tests kill and freeze them.
 
-Reads orders as lines of JSON, `{"id": 1, "do": "settle", "task": ...}`, carries them out side by side, and prints for
-each, when it is over, `{"id": 1, "ok": what came of it}` or `{"id": 1, "error": its kind}`. What a checkpoint has
-promised is printed as well, as `{"task": ..., "attempt": ..., "durable": seq}`. SIGUSR1 makes it tell on stderr where
-all of its threads and tasks are.
+Reads orders as lines of JSON, `{"id": 1, "do": "settle", "task": ...}`, and executes them concurrently. Prints `{"id":
+1, "ok": result}` or `{"id": 1, "error": type}` for each order, and `{"task": ..., "attempt": ..., "durable": seq}` for
+each checkpoint. On SIGUSR1, it prints the stacks of all threads and tasks to stderr.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ ROUNDS = 4
 
 
 class Planner:
-    """A model without a memory: what it says follows from the messages alone."""
+    """Stateless model. Its answers depend only on the messages."""
 
     name = "planner"
 
@@ -47,12 +46,14 @@ class Planner:
         return from_task(work, request.ctx, shielded=True)
 
     async def aclose(self) -> None:
-        """Nothing is open."""
+        """Do nothing."""
 
 
 def message(messages: Sequence[Message]) -> ContentCompleteEvent:
-    begun = max(place for place, each in enumerate(messages) if each.role == "user" and each.text.startswith("Go"))
-    number = sum(each.role == "assistant" and bool(each.tool_calls) for each in messages[begun:])
+    prompt_index = max(
+        place for place, each in enumerate(messages) if each.role == "user" and each.text.startswith("Go")
+    )
+    number = sum(each.role == "assistant" and bool(each.tool_calls) for each in messages[prompt_index:])
     if number == ROUNDS:
         return ContentCompleteEvent(content="Done.", finish_reason="stop")
     calls = [ToolCall(id=f"p{number}", name="pay", arguments={"number": number})]
@@ -63,7 +64,7 @@ def message(messages: Sequence[Message]) -> ContentCompleteEvent:
 
 
 class Replica:
-    """The agent of one process, and its orders."""
+    """Agent of one process, and its orders."""
 
     def __init__(self, db: str, effects: str) -> None:
         self._effects = Path(effects)
@@ -92,13 +93,13 @@ class Replica:
         self._agent = Agent(Planner(), tools=tools, log=self._log, limits=Limits(iterations=30, attempts=None))
 
     async def _effect(self, ctx: RunContext[Any]) -> None:
-        # One write of a few bytes at the end of the file: there in whole, or not at all.
+        # A short append is atomic.
         with self._effects.open("ab", buffering=0) as file:
             file.write(f"{ctx.idempotency_key}\n".encode())
         await asyncio.sleep(random.random() * 0.06)
 
-    async def carry_out(self, order: dict[str, Any]) -> Any:
-        """Do what is ordered; what comes of it can be written as JSON."""
+    async def execute(self, order: dict[str, Any]) -> Any:
+        """Execute an order and return a JSON value."""
         agent, task, do = self._agent, order.get("task", ""), order["do"]
         if do == "submit":
             return (await agent.submit("Go", task_id=task, context_id=order["context"])).state
@@ -117,28 +118,28 @@ class Replica:
             run = agent.run("Go", task_id=task, context_id=order["context"])
         else:
             run = agent.resume(task)
-        run.events.subscribe(told, lambda error: None)
+        run.events.subscribe(report_event, lambda error: None)
         try:
             return (await run).state
         except AttemptError as error:
             return error.code
 
 
-def told(event: Event) -> None:
+def report_event(event: Event) -> None:
     if isinstance(event, CheckpointEvent) and event.durable_seq is not None:
-        say({"task": event.task_id, "attempt": event.attempt, "durable": event.durable_seq})
+        print_line({"task": event.task_id, "attempt": event.attempt, "durable": event.durable_seq})
 
 
-def say(line: dict[str, Any]) -> None:
+def print_line(line: dict[str, Any]) -> None:
     os.write(1, json.dumps(line).encode() + b"\n")
 
 
-def tell_tasks() -> None:
+def print_tasks() -> None:
     for task in asyncio.all_tasks():
         print(f"\n{task.get_name()}", file=sys.stderr)
         inner: Any = task.get_coro()
         while inner is not None:
-            # That of a coroutine, of an async generator or of a plain one.
+            # Coroutine, async generator or generator.
             frame, inner = next(
                 (
                     (getattr(inner, f"{kind}_frame"), getattr(inner, awaits))
@@ -156,25 +157,25 @@ async def main() -> None:
     gc.freeze()
     replica = Replica(*sys.argv[1:3])
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGUSR1, tell_tasks)
-    # The threads first, which says enough where the event loop itself hangs.
+    loop.add_signal_handler(signal.SIGUSR1, print_tasks)
+    # Print the threads first, in case the event loop is blocked.
     faulthandler.register(signal.SIGUSR1, all_threads=True, chain=True)
     orders = asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(orders), sys.stdin)
-    under_way: set[asyncio.Task[None]] = set()
+    pending: set[asyncio.Task[None]] = set()
 
-    async def obey(order: dict[str, Any]) -> None:
+    async def execute_order(order: dict[str, Any]) -> None:
         try:
-            say({"id": order["id"], "ok": await replica.carry_out(order)})
+            print_line({"id": order["id"], "ok": await replica.execute(order)})
         except Exception as error:
-            say({"id": order["id"], "error": type(error).__name__, "why": str(error)})
+            print_line({"id": order["id"], "error": type(error).__name__, "why": str(error)})
 
-    say({"ready": os.getpid()})
+    print_line({"ready": os.getpid()})
     while line := await orders.readline():
         order = json.loads(line)
-        task = loop.create_task(obey(order), name=f"{order['do']} {order.get('task', '')}")
-        under_way.add(task)
-        task.add_done_callback(under_way.discard)
+        task = loop.create_task(execute_order(order), name=f"{order['do']} {order.get('task', '')}")
+        pending.add(task)
+        task.add_done_callback(pending.discard)
     os._exit(0)
 
 

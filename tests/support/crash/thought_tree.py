@@ -1,6 +1,6 @@
-"""Grows a tree of thoughts in a process that kills itself: python thought_tree.py DB CALLS.
+"""Program that grows a tree of thoughts and kills itself: `python thought_tree.py DB CALLS`.
 
-The model kills it in the middle of its answer to the model call of that number. Prints the id of the run.
+The process is killed during model call number `CALLS`. Prints the id of the run.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from rxloop.testing import ScriptedModel
 
 STRATEGY = tree_of_thoughts(propose=2, keep=2, depth=2)
 CALLS = 1 + 2 + 2 + 4 + 1
-"""Proposals, values, proposals, values, and the answer."""
+"""Calls for proposals, values, proposals, values, and the answer."""
 
 
-def says(request: ModelRequest) -> str:
-    """What the model says follows from the request alone."""
+def answer(request: ModelRequest) -> str:
+    """Return the answer of the model, which depends only on the request."""
     prompt = [*request.messages, *request.tail][-1].text
     if "Propose" in prompt:
         return "1. left\n2. right"
@@ -34,7 +34,7 @@ async def main(db: str, number: int) -> None:
     def turn(request: ModelRequest) -> Any:
         if len(model.requests) == number:
             os.kill(os.getpid(), signal.SIGKILL)
-        return says(request)
+        return answer(request)
 
     model = ScriptedModel(*[turn] * CALLS)
     run = Agent(model, strategy=STRATEGY, log=SqliteEventLog(db)).run("Where?")

@@ -1,1 +1,1 @@
-"""MCP servers, and runs with their tools."""
+"""MCP servers and runs that use their tools."""

@@ -1,4 +1,4 @@
-"""An MCP server that mis-speaks: it writes its answers itself, and its first argument says what is wrong with them."""
+"""MCP server that violates the protocol as its first argument specifies."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-HOW = sys.argv[1]
-# For which a search that goes back and forth needs longer than anybody lives.
+FAULT = sys.argv[1]
+# A backtracking regular expression engine takes exponential time for this pattern.
 ENDLESS = {"type": "string", "pattern": "^(a+)+$", "default": "a" * 60 + "!"}
 FORM = {"type": "object", "properties": {"x": ENDLESS}}
 TOOL: dict[str, Any] = {"name": "tell", "inputSchema": {"type": "object"}}
@@ -25,12 +25,12 @@ def send(**message: Any) -> None:
     sys.stdout.flush()
 
 
-def called(number: int, params: dict[str, Any]) -> None:
+def call_tool(number: int, params: dict[str, Any]) -> None:
     if "LIAR_EFFECTS" in os.environ:
         with Path(os.environ["LIAR_EFFECTS"]).open("a") as file:
             file.write("called\n")
     result: dict[str, Any] = {"content": [{"type": "text", "text": "told"}]}
-    match HOW:
+    match FAULT:
         case "pattern":
             result["structuredContent"] = {"x": ENDLESS["default"]}
         case "form":
@@ -73,9 +73,9 @@ for line in sys.stdin:
             known = {"protocolVersion": "2025-11-25", "capabilities": {"tools": {}}}
             send(id=message["id"], result={**known, "serverInfo": {"name": "liar", "version": "1"}})
         case "tools/list":
-            send(id=message["id"], result={"tools": TOOLS.get(HOW, [TOOL])})
+            send(id=message["id"], result={"tools": TOOLS.get(FAULT, [TOOL])})
         case "tools/call":
-            called(message["id"], message["params"])
+            call_tool(message["id"], message["params"])
         case _ if "id" in message and "method" in message:
             send(id=message["id"], error={"code": -32601, "message": "unknown"})
         case _:

@@ -60,15 +60,17 @@ def respond(config: dict[str, Any], message: dict[str, Any]) -> dict[str, Any] |
             result = {**(CACHE if version == NEW else {}), **more, **result}
         case "tools/call":
             config["calls"] = config.get("calls", 0) + 1
-            given = config["result"]
-            result = {**more, **(given.pop(0) if isinstance(given, list) else given)}
+            scripted = config["result"]
+            result = {**more, **(scripted.pop(0) if isinstance(scripted, list) else scripted)}
         case _:
             return {"jsonrpc": "2.0", "id": message["id"], "error": {"code": -32601, "message": "unknown"}}
     known_id = str(message["id"]) if config["string_ids"] else message["id"]
     return {"jsonrpc": "2.0", "id": known_id, "result": result}
 
 
-async def _speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, config: dict[str, Any]) -> None:
+async def _handle_connection(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, config: dict[str, Any]
+) -> None:
     with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
         while True:
             head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
@@ -84,9 +86,9 @@ async def _speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, con
 
 
 @asynccontextmanager
-async def serving(config: dict[str, Any]) -> AsyncGenerator[str]:
+async def serve_http(config: dict[str, Any]) -> AsyncGenerator[str]:
     """Serve over HTTP and yield the URL."""
-    server = await asyncio.start_server(partial(_speak, config=config), "127.0.0.1", 0)
+    server = await asyncio.start_server(partial(_handle_connection, config=config), "127.0.0.1", 0)
     async with server:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/mcp"
 

@@ -1,4 +1,4 @@
-"""Runs with the tools of MCP servers, for the tests of this folder."""
+"""Runs with tools of MCP servers."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ SHOP = str(Path(__file__).with_name("shop.py"))
 
 
 def shop(effects: Path | None = None, **options: Any) -> MCPServer:
-    """The shop, as a program."""
+    """Return the shop as a stdio server."""
     env = {"PYTHONPATH": os.pathsep.join(sys.path)} | ({"SHOP_EFFECTS": str(effects)} if effects else {})
     return mcp(sys.executable, SHOP, env={**env, **options.pop("env", {})}, **options)
 
 
-async def events_of(calls: Sequence[Any], *tools: Any, on_input: Any = None, **options: Any) -> Sequence[Event]:
-    """The events of a run in which the model makes calls, all at once, and then answers."""
+async def collect_events(calls: Sequence[Any], *tools: Any, on_input: Any = None, **options: Any) -> Sequence[Event]:
+    """Return the events of a run in which the model calls tools in parallel, then answers."""
     async with Agent(ScriptedModel(list(calls), "done"), tools=tools, thoughts=False, **options) as agent:
         run = agent.run("Go.", limits=Limits(tool_failures=None), on_input=on_input)
         events = [event async for event in run.events]
@@ -33,23 +33,23 @@ async def events_of(calls: Sequence[Any], *tools: Any, on_input: Any = None, **o
 
 
 def results(events: Sequence[Event]) -> list[ToolCompleteEvent]:
-    """The results, in the order of their calls."""
+    """Return the tool results in call order."""
     found = [event for event in events if isinstance(event, ToolCompleteEvent)]
     return sorted(found, key=lambda event: (event.step or "", event.index))
 
 
-async def until(there: Callable[[], bool]) -> None:
-    """Wait for what another process does, of which nobody tells."""
+async def wait_until(there: Callable[[], bool]) -> None:
+    """Poll until a condition holds, for effects of another process."""
     async with asyncio.timeout(20):
         while not there():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
 
-def processes() -> set[int]:
-    """The children of this process."""
+def child_processes() -> set[int]:
+    """Return the process ids of all child processes."""
     return set(map(int, Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()))
 
 
-def files() -> int:
-    """How many files and sockets this process has open."""
+def count_open_files() -> int:
+    """Return the number of open file descriptors."""
     return len(list(Path("/proc/self/fd").iterdir()))

@@ -1,6 +1,6 @@
-"""An MCP server of the newest protocol, made with the SDK; run as a program it speaks over its pipes.
+"""MCP server built with the SDK for the latest protocol. As a program, it uses stdio.
 
-What it does is written to the file that SHOP_EFFECTS names, so that a test sees it whatever becomes of the process.
+It appends its effects to the file named by SHOP_EFFECTS, so that they remain visible after a crash.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def roots() -> ListRoots:
     return ListRoots()
 
 
-# The key is known to the next process, too: otherwise it could not read the states of this one.
+# A fixed key, so that the next process can read the states of this one.
 shop: MCPServer[Any] = MCPServer("shop", request_state_security=RequestStateSecurity(keys=["k" * 32]))
 
 
@@ -145,7 +145,7 @@ async def grow(ctx: Context[Any, Any], name: str) -> str:
     shop.add_tool(grown, name=name)
     for _ in range(20):
         await ctx.notify_tools_changed()
-    # So that they are told before the result: they take another way.
+    # Notifications use another channel, so wait until they have arrived.
     await anyio.sleep(0.1)
     return "grown"
 

@@ -1,4 +1,4 @@
-"""What tests of a log in Postgres are written with."""
+"""Helpers for tests of the Postgres event log."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from rxloop import PostgresEventLog
 from rxloop.testing.event_log_contract.toolkit import begun, end, note
 
 MakeLog = Callable[..., PostgresEventLog]
-"""Makes logs over one schema: the fixture `new_log`."""
+"""Factory of logs over one schema; see the fixture `new_log`."""
 
 
-async def asked(address: str, query: str, *values: Any) -> list[tuple[Any, ...]]:
-    """What a query gives."""
+async def query_rows(address: str, query: str, *values: Any) -> list[tuple[Any, ...]]:
+    """Run a query and return its rows."""
     connection = await psycopg.AsyncConnection.connect(address, autocommit=True)
     async with connection:
         cursor = await connection.execute(query.encode(), values)
         return await cursor.fetchall() if cursor.description else []
 
 
-class Writing:
-    """Runs that are written one event after the other, until that is enough."""
+class ConcurrentWriters:
+    """Runs that append events one at a time until stopped."""
 
     def __init__(self, log: PostgresEventLog, count: int) -> None:
         self._log, self._stop = log, asyncio.Event()
         self.names = [f"run{number}" for number in range(count)]
         self.last = dict.fromkeys(self.names, 0)
-        """The last event of each run that the log has taken."""
+        """Number of the last stored event of each run."""
         self._grown = asyncio.Event()
         self._tasks = [asyncio.create_task(self._write(name)) for name in self.names]
 
@@ -45,8 +45,8 @@ class Writing:
         await self._log.append(name, [end(seq + 1)], expected_seq=seq, writer=name)
         return seq + 1
 
-    async def goes_on(self) -> None:
-        """Wait until each run has grown by some events."""
+    async def wait_for_progress(self) -> None:
+        """Wait until each run has ten more events."""
         enough = {name: seq + 10 for name, seq in self.last.items()}
         async with asyncio.timeout(60):
             while any(self.last[name] < seq for name, seq in enough.items()):
@@ -54,6 +54,6 @@ class Writing:
                 await self._grown.wait()
 
     async def stop(self) -> list[int]:
-        """End the runs; give the last event of each."""
+        """Stop the runs and return the number of their last event."""
         self._stop.set()
         return await asyncio.gather(*self._tasks)

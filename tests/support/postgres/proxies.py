@@ -1,4 +1,4 @@
-"""A way to a Postgres server that fails as networks do: it holds back, delays, cuts off and forgets."""
+"""Postgres proxy that simulates network failures."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from psycopg.conninfo import conninfo_to_dict
 
 @asynccontextmanager
 async def proxy(address: str) -> AsyncGenerator[Proxy]:
-    """A proxy to the server of an address, for the length of the block."""
-    made = Proxy()
-    made.address = await made.start(address)
+    """Start a proxy to a Postgres server for the duration of the block."""
+    opened_proxy = Proxy()
+    opened_proxy.address = await opened_proxy.start(address)
     try:
-        yield made
+        yield opened_proxy
     finally:
-        await made.stop()
+        await opened_proxy.stop()
 
 
 class Proxy:
-    """A way to the server.
+    """TCP proxy to a Postgres server.
 
     Attributes:
-        address: That of the database by this way.
-        cut_answers: Each connection is closed when an answer would come over it.
-        cut_after: The bytes of the next answer that still pass until its connection is closed; then it is None again.
-        delay: Seconds that everything takes, in each direction.
-        free: While it is not set, nothing passes and nothing is closed, as if packets were lost. What was sent arrives
-            once it is set again, as TCP has it.
+        address: Database URL through the proxy.
+        cut_answers: Close each connection when the server answers.
+        cut_after: Number of bytes of the next answer to pass before closing the connection. Reset to None after use.
+        delay: Delay in each direction, in seconds.
+        passes: While not set, no data is passed and no connection is closed, as if packets were lost. Pending data is
+            delivered once it is set, as TCP does.
     """
 
     def __init__(self) -> None:
@@ -37,46 +37,46 @@ class Proxy:
         self.cut_answers = False
         self.cut_after: int | None = None
         self.delay = 0.0
-        self.free = asyncio.Event()
-        self.free.set()
+        self.passes = asyncio.Event()
+        self.passes.set()
         self._pairs: list[tuple[asyncio.StreamWriter, asyncio.StreamWriter]] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self, address: str) -> str:
-        """Begin, and give the address of the way through."""
+        """Start the proxy and return its database URL."""
         parts = conninfo_to_dict(address)
         host, port = str(parts.get("host") or "127.0.0.1"), int(str(parts.get("port") or 5432))
 
-        async def through(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            there, back = await asyncio.open_connection(host, port)
-            self._pairs.append((writer, back))
-            for source, target, answers in ((reader, back, False), (there, writer, True)):
+        async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            server_reader, server_writer = await asyncio.open_connection(host, port)
+            self._pairs.append((writer, server_writer))
+            for source, target, answers in ((reader, server_writer, False), (server_reader, writer, True)):
                 self._tasks.add(asyncio.create_task(self._pass(source, target, answers)))
 
-        self._server = await asyncio.start_server(through, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(forward, "127.0.0.1", 0)
         new = self._server.sockets[0].getsockname()[1]
         return address.replace(f"{parts.get('host')}:{parts.get('port')}", f"127.0.0.1:{new}")
 
     def black_hole(self) -> None:
-        """Let nothing through from now on, and say nothing of it."""
-        self.free.clear()
+        """Stop passing data without closing connections."""
+        self.passes.clear()
 
     def heal(self) -> None:
-        """Let everything through again, and what was held back first."""
-        self.free.set()
+        """Resume passing data, starting with pending data."""
+        self.passes.set()
 
     def forget_clients(self) -> None:
-        """Close all connections towards the clients; the server takes them for open."""
+        """Abort all client connections. The server keeps its connections open."""
         self._forget(lambda pair: pair[0])
 
     def forget_server(self) -> None:
-        """Close all connections towards the server; the clients take them for open."""
+        """Abort all server connections. The clients keep their connections open."""
         self._forget(lambda pair: pair[1])
 
     def _forget(
         self, side: Callable[[tuple[asyncio.StreamWriter, asyncio.StreamWriter]], asyncio.StreamWriter]
     ) -> None:
-        # Their tasks would close the other side too.
+        # The tasks would also close the other side.
         self._stop_passing()
         for pair in self._pairs:
             side(pair).transport.abort()
@@ -87,15 +87,15 @@ class Proxy:
             while data := await source.read(1 << 16):
                 if answers and self.cut_answers:
                     break
-                await self.free.wait()
+                await self.passes.wait()
                 if answers and self.cut_after is not None:
                     data, self.cut_after = data[: self.cut_after], None
                     loop.call_at(due + 0.000_001, target.write, data)
                     break
-                # In order, also if the delay has changed.
+                # Keep the order even if the delay changes.
                 due = max(loop.time() + self.delay, due + 0.000_001)
                 loop.call_at(due, target.write, data)
-            await self.free.wait()
+            await self.passes.wait()
         loop.call_at(due + 0.000_001, target.close)
 
     def _stop_passing(self) -> None:
@@ -103,7 +103,7 @@ class Proxy:
             passing.cancel()
 
     async def stop(self) -> None:
-        """Close everything."""
+        """Close all connections."""
         self._server.close()
         self._stop_passing()
         for pair in self._pairs:

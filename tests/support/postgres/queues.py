@@ -1,4 +1,4 @@
-"""A queue in Postgres, and workers that answer its bells, for tests."""
+"""Postgres queue and workers that execute its jobs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rxloop.runtime import PostgresQueue
 
 
 @asynccontextmanager
-async def opened(dsn: str, *, tenant_limit: int | None = None) -> AsyncGenerator[PostgresQueue]:
+async def open_queue(dsn: str, *, tenant_limit: int | None = None) -> AsyncGenerator[PostgresQueue]:
     queue = PostgresQueue(dsn, tenant_limit=tenant_limit)
     try:
         yield queue
@@ -19,15 +19,15 @@ async def opened(dsn: str, *, tenant_limit: int | None = None) -> AsyncGenerator
 
 
 @asynccontextmanager
-async def serving(
+async def serve_queue(
     queue: PostgresQueue,
-    settle: Callable[[str], Awaitable[None]],
+    execute: Callable[[str], Awaitable[None]],
     *,
     concurrency: int = 1,
     agents: Collection[str] | None = None,
     version: str | None = None,
 ) -> AsyncGenerator[asyncio.Task[None]]:
-    task = asyncio.create_task(queue.serve(settle, concurrency=concurrency, agents=agents, version=version))
+    task = asyncio.create_task(queue.serve(execute, concurrency=concurrency, agents=agents, version=version))
     try:
         yield task
     finally:
@@ -36,15 +36,15 @@ async def serving(
             await task
 
 
-class Answers:
-    """What was answered, in order."""
+class JobRecorder:
+    """Job handler that records the jobs in order."""
 
     def __init__(self, wanted: int) -> None:
-        self.got: list[str] = []
+        self.jobs: list[str] = []
         self._wanted = wanted
         self.all = asyncio.Event()
 
     async def __call__(self, task_id: str) -> None:
-        self.got.append(task_id)
-        if len(self.got) >= self._wanted:
+        self.jobs.append(task_id)
+        if len(self.jobs) >= self._wanted:
             self.all.set()

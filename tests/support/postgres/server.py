@@ -1,8 +1,8 @@
-"""PostgreSQL for tests: databases of one's own in a server that is there, and servers of one's own.
+"""PostgreSQL servers and databases for tests.
 
-`postgres` is the fixture of a database that tests share, each in a schema of its own, and `postgres_database` that of
-one for a test alone, both as addresses; `PostgresServer` is a server in a temporary
-folder, which can be stopped, killed and started again. Mark what needs either with `@pytest.mark.service("postgres")`.
+The fixture `postgres` is a database shared by all tests, each with its own schema. The fixture `postgres_database` is
+a database for one test. Both are URLs. `PostgresServer` is a server in a temporary folder that tests can stop, kill
+and restart. Mark tests that use these with `@pytest.mark.service("postgres")`.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from urllib.parse import quote
 
 import pytest
 
-from support.processes.bound_processes import started
+from support.processes.bound_processes import start_process
 
 if TYPE_CHECKING:
     from support.processes.hosts import Host
 
-STARTS_IN = 30
-"""Seconds that a server may take to answer."""
+START_TIMEOUT = 30
+"""Time in seconds for a server to accept connections."""
 
 
-def _programs() -> Path | None:
-    """Where the programs of the newest PostgreSQL are."""
-    found = [path.parent for path in Path("/usr/lib/postgresql").glob("*/bin/initdb")]
-    here = shutil.which("initdb")
-    # What is beside it may not be linked to.
-    found += [Path(here).resolve().parent] if here else []
-    return max(found, default=None, key=lambda path: (len(path.parent.name), path.parent.name))
+def _program_folder() -> Path | None:
+    """Return the folder with the programs of the newest PostgreSQL."""
+    folders = [path.parent for path in Path("/usr/lib/postgresql").glob("*/bin/initdb")]
+    initdb = shutil.which("initdb")
+    # The other programs may not be linked in the same folder.
+    folders += [Path(initdb).resolve().parent] if initdb else []
+    return max(folders, default=None, key=lambda path: (len(path.parent.name), path.parent.name))
 
 
-def nobody() -> str | None:
-    """Who runs a server of one's own: it does not run as root."""
+def server_user() -> str | None:
+    """Return the user for a server process, because PostgreSQL refuses to run as root."""
     if os.geteuid() != 0:
         return None
     names = {entry.pw_name for entry in pwd.getpwall()}
@@ -52,13 +52,17 @@ def nobody() -> str | None:
 
 
 @cache
-def _running() -> str | None:
-    """The DSN of a server that is there, and lets one make databases."""
+def _running_server() -> str | None:
+    """Return the DSN of a running server on which databases can be created."""
     import psycopg
 
-    given = os.environ.get("RXLOOP_TEST_PG")
-    places = [given] if given else ["host=127.0.0.1 user=postgres dbname=postgres", "user=postgres dbname=postgres"]
-    for dsn in places:
+    configured = os.environ.get("RXLOOP_TEST_PG")
+    candidates = (
+        [configured]
+        if configured
+        else ["host=127.0.0.1 user=postgres dbname=postgres", "user=postgres dbname=postgres"]
+    )
+    for dsn in candidates:
         with suppress(psycopg.Error), psycopg.connect(dsn, connect_timeout=2) as connection:
             row = connection.execute("SELECT rolcreatedb FROM pg_roles WHERE rolname = current_user").fetchone()
             if row and row[0]:
@@ -66,26 +70,26 @@ def _running() -> str | None:
     return None
 
 
-def there() -> bool:
-    """Whether there is a PostgreSQL, or one can be started."""
+def is_available() -> bool:
+    """Return True if a server is running or can be started."""
     try:
         import psycopg as psycopg
     except ImportError:
         return False
-    return _running() is not None or _programs() is not None
+    return _running_server() is not None or _program_folder() is not None
 
 
-def startable() -> bool:
-    """Whether a `PostgresServer` can be started."""
-    return _programs() is not None
+def can_start() -> bool:
+    """Return True if a `PostgresServer` can be started."""
+    return _program_folder() is not None
 
 
 class PostgresServer:
-    """A server of one's own in a temporary folder, which is gone at the end of the `with` block.
+    """Server in a temporary folder, removed at the end of the `with` block.
 
     Attributes:
-        dsn: That of its database `postgres`.
-        port: Where it listens, at 127.0.0.1 or at its host.
+        dsn: DSN of the database `postgres`.
+        port: Port at 127.0.0.1 or at the address of the host.
     """
 
     def __init__(
@@ -97,22 +101,21 @@ class PostgresServer:
         wal: Path | None = None,
         **settings: Any,
     ) -> None:
-        """Make a server; it is started by `with`.
+        """Create a server. Entering the `with` block starts it.
 
         Args:
-            standby_of: A server that runs, of which this one is a copy that follows it; `primary_conninfo` is among its
-                settings.
-            host: Where it is, if not beside this process.
-            data: An empty folder for its data, if not the temporary one.
-            wal: An empty folder for its write-ahead log, if not the one of its data.
-            **settings: Of `postgresql.conf`.
+            standby_of: Running server to replicate. Sets `primary_conninfo`.
+            host: Host that runs the server. The default is this machine.
+            data: Empty folder for the data. The default is the temporary folder.
+            wal: Empty folder for the write-ahead log. The default is the data folder.
+            **settings: Settings of `postgresql.conf`.
         """
-        programs = _programs()
-        assert programs is not None
-        self._programs = programs
+        folder = _program_folder()
+        assert folder is not None
+        self._programs = folder
         self._settings, self._primary, self._host = settings, standby_of, host
         self._wanted, self._wal = data, wal
-        self._user = nobody()
+        self._user = server_user()
         self._folder = self._data = Path()
         self._process: subprocess.Popen[bytes] | None = None
         self.port = 0
@@ -128,11 +131,11 @@ class PostgresServer:
         if self._primary is None:
             options = ("--auth=trust", "--username=postgres", "--encoding=UTF8", "--no-locale")
             options += () if self._wal is None else (f"--waldir={self._wal}", "--wal-segsize=1")
-            made = self._started("initdb", data, "--no-sync", *options)
+            process = self._start("initdb", data, "--no-sync", *options)
         else:
             options = ("--username=postgres", "--host=127.0.0.1", f"--port={self._primary.port}", "--checkpoint=fast")
-            made = self._started("pg_basebackup", data, "--no-sync", *options)
-        assert made.wait(STARTS_IN) == 0, (self._folder / "log").read_text()
+            process = self._start("pg_basebackup", data, "--no-sync", *options)
+        assert process.wait(START_TIMEOUT) == 0, (self._folder / "log").read_text()
         if self._primary is not None:
             (self._data / "standby.signal").touch()
         with socket.socket() as free:
@@ -156,42 +159,42 @@ class PostgresServer:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def start(self) -> None:
-        """Start it, and wait until it answers."""
+        """Start the server and wait until it accepts connections."""
         import psycopg
 
-        deadline = time.monotonic() + STARTS_IN
+        deadline = time.monotonic() + START_TIMEOUT
         while time.monotonic() < deadline:
             if self._process is None or self._process.poll() is not None:
-                # One that was killed may still have children, and then it does not start yet.
-                self._process = self._started("postgres", "-D", str(self._data))
+                # Child processes of a killed server may still prevent a start.
+                self._process = self._start("postgres", "-D", str(self._data))
             with suppress(psycopg.Error), psycopg.connect(self.dsn, connect_timeout=5):
                 return
             time.sleep(0.02)
         raise AssertionError(f"the server at {self.dsn} does not start: {(self._folder / 'log').read_text()}")
 
     def stop(self, *, crash: bool = False) -> None:
-        """Stop it, and so end all sessions; or let it crash, by its own signals."""
+        """Stop the server and all sessions, or crash it with SIGQUIT."""
         self._end(signal.SIGQUIT if crash else signal.SIGINT)
 
     def kill(self) -> None:
-        """Kill its first process without a word; the others find out by themselves."""
+        """Kill the main process. Its child processes notice it themselves."""
         self._end(signal.SIGKILL)
         (self._data / "postmaster.pid").unlink(missing_ok=True)
 
     def promote(self) -> None:
-        """Make a standby a primary, and wait until it is."""
+        """Promote a standby to primary and wait until it has finished recovery."""
         import psycopg
 
         with psycopg.connect(self.dsn, autocommit=True) as connection:
-            # A statement that waits for it would hold up what is still to be replayed.
+            # A waiting statement would block the replay.
             connection.execute("SELECT pg_promote(wait => false)")
-            deadline = time.monotonic() + STARTS_IN
+            deadline = time.monotonic() + START_TIMEOUT
             while connection.execute("SELECT pg_is_in_recovery()").fetchone() == (True,):
                 assert time.monotonic() < deadline, (self._folder / "log").read_text()
                 time.sleep(0.02)
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal to its first process."""
+        """Send a signal to the main process."""
         assert self._process is not None
         self._process.send_signal(number)
 
@@ -199,36 +202,36 @@ class PostgresServer:
         process, self._process = self._process, None
         if process is not None and process.poll() is None:
             process.send_signal(number)
-            process.wait(STARTS_IN)
+            process.wait(START_TIMEOUT)
 
-    def _started(self, program: str, *arguments: str) -> subprocess.Popen[bytes]:
+    def _start(self, program: str, *arguments: str) -> subprocess.Popen[bytes]:
         with (self._folder / "log").open("ab") as log:
             command = [str(self._programs / program), *arguments]
             user = self._user
             if self._host is not None and user is not None:
-                # Only root may go there.
+                # Only root may enter the namespace.
                 role = ("--pdeathsig=KILL", f"--reuid={user}", "--clear-groups")
-                command = [*self._host.within, "setpriv", *role, *command]
+                command = [*self._host.command_prefix, "setpriv", *role, *command]
                 user = None
-            return started(command, user=user, cwd=self._folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            return start_process(command, user=user, cwd=self._folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
 
 @contextmanager
 def database(server: str) -> Generator[str]:
-    """A new database in a server, as an address; it is dropped after the block."""
+    """Create a database and yield its URL. Drop it at the end."""
     import psycopg
     from psycopg.conninfo import conninfo_to_dict
 
     name = f"rxloop_test_{secrets.token_hex(6)}"
     with psycopg.connect(server, autocommit=True) as connection:
         connection.execute(f"CREATE DATABASE \"{name}\" TEMPLATE template0 ENCODING 'UTF8'".encode())
-        # Nothing in it is to outlive the power.
+        # The data need not survive a power failure.
         connection.execute(f'ALTER DATABASE "{name}" SET synchronous_commit = off'.encode())
     parts = {"user": "postgres", "host": "", "port": "5432", **conninfo_to_dict(server)}
     password = f":{quote(str(parts['password']))}" if "password" in parts else ""
-    place = f"{parts['host']}:{parts['port']}" if parts["host"] else ""
+    location = f"{parts['host']}:{parts['port']}" if parts["host"] else ""
     try:
-        yield f"postgresql://{parts['user']}{password}@{place}/{name}"
+        yield f"postgresql://{parts['user']}{password}@{location}/{name}"
     finally:
         with psycopg.connect(server, autocommit=True) as connection:
             connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)'.encode())
@@ -236,12 +239,12 @@ def database(server: str) -> Generator[str]:
 
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[str]:
-    """A server, as the address of somebody who may make databases in it."""
-    running = _running()
+    """DSN of a server on which databases can be created."""
+    running = _running_server()
     if running is not None:
         yield running
         return
-    if _programs() is None:
+    if _program_folder() is None:
         pytest.skip("there is no PostgreSQL (Debian: apt-get install postgresql)")
     with PostgresServer() as server:
         wait_until_old(server.dsn)
@@ -250,28 +253,28 @@ def postgres_server() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def postgres(postgres_server: str) -> Iterator[str]:
-    """A database of this test session, as an address: make a schema of your own in it."""
+    """URL of a database for this session. Each test creates its own schema."""
     with database(postgres_server) as address:
         yield address
 
 
 @pytest.fixture
 def postgres_database(postgres_server: str) -> Iterator[str]:
-    """A database of one test, as an address."""
+    """URL of a database for one test."""
     with database(postgres_server) as address:
         yield address
 
 
 def wait_until_old(dsn: str) -> None:
-    """Wait until nobody thinks that the server has started just now."""
+    """Wait until clients no longer treat the server as just started."""
     import psycopg
 
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute("SELECT pg_sleep(greatest(0, 5.1 - extract(epoch FROM now() - pg_postmaster_start_time())))")
 
 
-def emptied(address: str) -> str:
-    """An address whose log, which is in the schema `rxloop`, has nothing in it: quicker than to make another one."""
+def clear_log(address: str) -> str:
+    """Delete all rows of the log in the schema `rxloop`, which is faster than creating a database. Return the URL."""
     import psycopg
 
     with psycopg.connect(address, autocommit=True) as connection:
@@ -283,5 +286,5 @@ def emptied(address: str) -> str:
 
 
 def new_schema() -> str:
-    """The name of a schema that nobody has."""
+    """Return an unused schema name."""
     return f"t_{secrets.token_hex(6)}"

@@ -1,4 +1,4 @@
-"""Copies of the tables of a log, which are put back later: so a log goes back in time, while everybody uses it."""
+"""Snapshots of a log, restored later to roll the log back while it is in use."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ _COUNTED = (
 
 
 class Snapshot(Protocol):
-    """A copy of a log."""
+    """Copy of a log."""
 
     def take(self) -> None:
         """Copy the log."""
         ...
 
     def restore(self) -> None:
-        """Put the copy into the place of the log."""
+        """Replace the log with the copy."""
         ...
 
 
 class PostgresSnapshot:
-    """That of a schema: no connection breaks, so nobody is told; and numbers are given a second time."""
+    """Snapshot of a schema. Connections stay open, so clients are not notified, and sequences restart."""
 
     def __init__(self, address: str, schema: str) -> None:
         self._address, self._schema, self._copy = address, schema, f"{schema}_copy"
@@ -47,26 +47,26 @@ class PostgresSnapshot:
                     f"INSERT INTO {self._schema}.{table} OVERRIDING SYSTEM VALUE TABLE {self._copy}.{table}".encode()
                 )
             for table, column in connection.execute(_COUNTED, (self._schema,)).fetchall():
-                place = f"{self._schema}.{table}"
+                qualified_name = f"{self._schema}.{table}"
                 connection.execute(
-                    f"SELECT setval(pg_get_serial_sequence('{place}', '{column}'),"
-                    f" (SELECT coalesce(max({column}), 0) + 1 FROM {place}), false)".encode()
+                    f"SELECT setval(pg_get_serial_sequence('{qualified_name}', '{column}'),"
+                    f" (SELECT coalesce(max({column}), 0) + 1 FROM {qualified_name}), false)".encode()
                 )
 
 
 class SqliteSnapshot:
-    """That of a file, by the backup of SQLite: what has it open goes on with it."""
+    """Snapshot of a database file by SQLite's backup API. Open connections remain valid."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._copy = path, path.with_suffix(".copy")
 
     def take(self) -> None:
-        _copied(self._path, self._copy)
+        _copy_database(self._path, self._copy)
 
     def restore(self) -> None:
-        _copied(self._copy, self._path)
+        _copy_database(self._copy, self._path)
 
 
-def _copied(source: Path, target: Path) -> None:
-    with closing(sqlite3.connect(source)) as here, closing(sqlite3.connect(target)) as there:
-        here.backup(there)
+def _copy_database(source: Path, target: Path) -> None:
+    with closing(sqlite3.connect(source)) as source_connection, closing(sqlite3.connect(target)) as target_connection:
+        source_connection.backup(target_connection)

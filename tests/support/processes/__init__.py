@@ -1,1 +1,1 @@
-"""Processes, machines and the services that tests need."""
+"""Processes, simulated machines and external services."""

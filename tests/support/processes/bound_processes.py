@@ -1,4 +1,4 @@
-"""Processes that end with the process that has started them, though this one is killed, and they are frozen."""
+"""Processes that end with their parent, even if the parent is killed while they are frozen."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from pathlib import Path
 from typing import Any
 
 _SETPRIV = shutil.which("setpriv")
-BOUND = (_SETPRIV, "--pdeathsig", "KILL", "--") if _SETPRIV else ()
-"""What comes before a command, on Linux. It counts when the thread ends that has started it: take one that lasts."""
+PREFIX = (_SETPRIV, "--pdeathsig", "KILL", "--") if _SETPRIV else ()
+"""Command prefix on Linux. The signal is sent when the starting thread ends, so use a permanent thread."""
 _starting = ThreadPoolExecutor(1, "starts-processes")
-"""A thread that lasts as long as this process."""
+"""Permanent thread that starts processes."""
 
 
-def started(command: Sequence[str | Path], **options: Any) -> subprocess.Popen[bytes]:
-    """Start a process from any thread, as `subprocess.Popen` does."""
-    return _starting.submit(subprocess.Popen[bytes], [*BOUND, *command], **options).result()
+def start_process(command: Sequence[str | Path], **options: Any) -> subprocess.Popen[bytes]:
+    """Start a process from any thread, with the options of `subprocess.Popen`."""
+    return _starting.submit(subprocess.Popen[bytes], [*PREFIX, *command], **options).result()
 
 
-def state_of(pid: int) -> str:
-    """The letter of the state of a process; none if it is gone, though nobody may have buried it."""
+def process_state(pid: int) -> str:
+    """Return the state letter of a process, or an empty string if it has ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0].strip("ZX")
     except (FileNotFoundError, ProcessLookupError):

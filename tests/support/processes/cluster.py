@@ -1,4 +1,4 @@
-"""Servers and workers as people start them, by `rxloop serve --queue` and `rxloop worker`, over one Postgres."""
+"""Servers and workers started by `rxloop serve --queue` and `rxloop worker` over one Postgres."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ import httpx
 import psycopg
 
 from rxloop.client import Client
-from support.processes.bound_processes import started
+from support.processes.bound_processes import start_process
 from support.processes.hosts import HERE, Host
 from support.processes.replicas import free_port
 
-DOORS = ("--agui", "--ui-stream", "--openai", "--a2a", "--mcp")
-STARTS_IN = 60.0
+ADAPTER_FLAGS = ("--agui", "--ui-stream", "--openai", "--a2a", "--mcp")
+START_TIMEOUT = 60.0
 _FOLDER = Path(__file__).parents[1] / "server_programs"
 _OWNER = """
 SELECT a.application_name FROM pg_locks l JOIN pg_stat_activity a USING (pid)
 JOIN rxloop.turns t ON t.key = (l.classid::bigint << 32) | l.objid::bigint
 WHERE l.locktype = 'advisory' AND l.granted AND a.application_name LIKE 'worker%%' AND t.task_id = %s
 """
-"""By the turn: workers may have other runs, and while they start other locks."""
+"""Query by lease, because workers may own other runs and hold other locks while they start."""
 
 
 class Process:
-    """A server or a worker, or the next one in its place."""
+    """Server or worker process that can be restarted."""
 
     def __init__(self, name: str, folder: Path, *arguments: str, host: Host = HERE) -> None:
-        """Start it; it writes its log into a file of the folder."""
+        """Start the process. It appends to a log file in the folder."""
         self.name, self._file = name, folder / f"{name}.log"
-        self._command = (*host.within, sys.executable, "-m", "rxloop", *arguments)
-        self._process = self._started()
+        self._command = (*host.command_prefix, sys.executable, "-m", "rxloop", *arguments)
+        self._process = self._start()
 
-    def _started(self) -> subprocess.Popen[bytes]:
+    def _start(self) -> subprocess.Popen[bytes]:
         with self._file.open("ab") as log:
-            return started(
+            return start_process(
                 self._command,
                 cwd=_FOLDER,
                 env={**os.environ, "RXLOOP_DB": "", "RXLOOP_KEYS": ""},
@@ -52,33 +52,33 @@ class Process:
             )
 
     @property
-    def logged(self) -> str:
-        """What it has logged, and those before it in its place."""
+    def log_text(self) -> str:
+        """Log output of all processes with this name."""
         return self._file.read_text()
 
     @property
-    def runs(self) -> bool:
-        """Whether it is still there."""
+    def is_running(self) -> bool:
+        """True if the process has not ended."""
         return self._process.poll() is None
 
     def kill(self) -> None:
-        """Kill it, without a word."""
+        """Kill the process."""
         self.send(signal.SIGKILL)
-        self._process.wait(STARTS_IN)
+        self._process.wait(START_TIMEOUT)
 
     def send(self, number: signal.Signals) -> None:
-        """Send it a signal, if it is still there."""
-        if self.runs:
+        """Send a signal if the process is running."""
+        if self.is_running:
             self._process.send_signal(number)
 
-    async def over(self, seconds: float) -> int:
-        """Wait until it is over: its exit code."""
+    async def wait(self, seconds: float) -> int:
+        """Wait for the process to end and return its exit code."""
         return await asyncio.to_thread(self._process.wait, seconds)
 
-    def again(self) -> None:
-        """Start the next one, if this one is gone."""
-        if not self.runs:
-            self._process = self._started()
+    def restart(self) -> None:
+        """Start the process again if it has ended."""
+        if not self.is_running:
+            self._process = self._start()
 
 
 class Cluster:
@@ -87,13 +87,13 @@ class Cluster:
     def __init__(
         self, dsn: str, folder: Path, flags: Sequence[str], workers: int, reference: str, hosts: Sequence[Host]
     ) -> None:
-        """Start all of them; `ready` waits until they are there."""
+        """Start all processes. Call `wait_until_ready` before using them."""
         self.dsn = dsn
         ports = [free_port() for _ in range(2)]
         self.urls = [f"http://{host.address}:{port}" for host, port in zip(hosts, ports, strict=False)]
         self.servers = [
             Process(
-                *(name, folder, "serve", reference, *self._at(name), "--queue", "--port", str(port)),
+                *(name, folder, "serve", reference, *self._database_option(name), "--queue", "--port", str(port)),
                 *("--host", host.address, "--without-keys", *flags),
                 host=host,
             )
@@ -101,12 +101,23 @@ class Cluster:
         ]
         self.workers = [
             Process(
-                *(name, folder, "worker", reference, *self._at(name), "--adopt-every", "0.5", "--grace", "1"), host=host
+                *(
+                    name,
+                    folder,
+                    "worker",
+                    reference,
+                    *self._database_option(name),
+                    "--adopt-every",
+                    "0.5",
+                    "--grace",
+                    "1",
+                ),
+                host=host,
             )
             for name, host in zip((f"worker{number}" for number in range(1, workers + 1)), hosts[2:], strict=True)
         ]
 
-    def _at(self, name: str) -> tuple[str, str]:
+    def _database_option(self, name: str) -> tuple[str, str]:
         return "--db", f"{self.dsn}?application_name={name}"
 
     @property
@@ -114,30 +125,30 @@ class Cluster:
         yield from self.servers
         yield from self.workers
 
-    def ready(self) -> None:
-        """Start again what was killed, and wait until every server is ready and every worker works."""
-        wanted = {each: each.logged.count("working on") + (not each.runs) for each in self.workers}
+    def wait_until_ready(self) -> None:
+        """Restart dead processes, then wait until all servers and workers are ready."""
+        wanted = {each: each.log_text.count("working on") + (not each.is_running) for each in self.workers}
         for each in self._all:
-            each.again()
-        late = time.monotonic() + STARTS_IN
+            each.restart()
+        late = time.monotonic() + START_TIMEOUT
         for url, server in zip(self.urls, self.servers, strict=True):
             while not _is_ready(url):
-                assert time.monotonic() < late, server.logged
+                assert time.monotonic() < late, server.log_text
                 time.sleep(0.05)
         for worker, begun in wanted.items():
-            while worker.logged.count("working on") < max(1, begun):
-                assert time.monotonic() < late, worker.logged
+            while worker.log_text.count("working on") < max(1, begun):
+                assert time.monotonic() < late, worker.log_text
                 time.sleep(0.05)
 
     def end(self) -> None:
-        """Kill all of them."""
+        """Kill all processes."""
         for each in self._all:
             each.kill()
 
     async def owner(self, task_id: str) -> Process:
-        """The worker that has the turn of a run, once one has."""
+        """Wait until a worker holds the lease of a run, and return it."""
         async with await psycopg.AsyncConnection.connect(self.dsn, autocommit=True) as connection:
-            async with asyncio.timeout(STARTS_IN):
+            async with asyncio.timeout(START_TIMEOUT):
                 while True:
                     for (name,) in await (await connection.execute(_OWNER, (task_id,))).fetchall():
                         return next(each for each in self.workers if each.name == name)
@@ -145,7 +156,7 @@ class Cluster:
 
     @contextlib.asynccontextmanager
     async def clients(self) -> AsyncGenerator[list[Client]]:
-        """A client of each server."""
+        """Connect a client to each server."""
         async with contextlib.AsyncExitStack() as stack:
             yield [await stack.enter_async_context(Client(url, retries=20)) for url in self.urls]
 
@@ -154,19 +165,19 @@ class Cluster:
 def cluster(
     dsn: str,
     folder: Path,
-    flags: Sequence[str] = DOORS,
+    flags: Sequence[str] = ADAPTER_FLAGS,
     *,
     workers: int = 2,
     reference: str = "clustered_clerk:agents",
     hosts: Sequence[Host] = (),
 ) -> Generator[Cluster]:
-    """Start servers and workers, each on one of the hosts if there are any; they are killed after the block."""
-    made = Cluster(dsn, folder, flags, workers, reference, hosts or [HERE] * (2 + workers))
+    """Start servers and workers, optionally on hosts. Kill them at the end."""
+    started_cluster = Cluster(dsn, folder, flags, workers, reference, hosts or [HERE] * (2 + workers))
     try:
-        made.ready()
-        yield made
+        started_cluster.wait_until_ready()
+        yield started_cluster
     finally:
-        made.end()
+        started_cluster.end()
 
 
 def _is_ready(url: str) -> bool:
@@ -177,8 +188,8 @@ def _is_ready(url: str) -> bool:
 
 
 @contextlib.asynccontextmanager
-async def balancing(*urls: str, in_turn: bool = False) -> AsyncGenerator[str]:
-    """A balancer before servers: each connection goes to the first of them that takes it, or to the next one."""
+async def load_balancer(*urls: str, round_robin: bool = False) -> AsyncGenerator[str]:
+    """Start a load balancer. Each connection goes to the first server that accepts it."""
     ports = [int(url.rsplit(":", 1)[1]) for url in urls]
     open_: set[asyncio.StreamWriter] = set()
 
@@ -192,12 +203,12 @@ async def balancing(*urls: str, in_turn: bool = False) -> AsyncGenerator[str]:
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         open_.add(writer)
-        if in_turn:
+        if round_robin:
             ports.append(ports.pop(0))
         for port in ports:
             with contextlib.suppress(OSError):
-                there = await asyncio.open_connection("127.0.0.1", port)
-                await asyncio.gather(pipe(reader, there[1]), pipe(there[0], writer))
+                upstream = await asyncio.open_connection("127.0.0.1", port)
+                await asyncio.gather(pipe(reader, upstream[1]), pipe(upstream[0], writer))
                 return
         writer.close()
 

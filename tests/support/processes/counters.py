@@ -1,4 +1,4 @@
-"""What a piece of work takes, in numbers that do not depend on the machine."""
+"""Measurements of work that do not depend on the machine."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from types import FrameType
 from typing import Any
 
 
-def operations(work: Callable[[], Any]) -> int:
-    """How many instructions of Python the work takes."""
+def count_operations(work: Callable[[], Any]) -> int:
+    """Return the number of executed Python instructions."""
     count = 0
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
@@ -28,8 +28,8 @@ def operations(work: Callable[[], Any]) -> int:
     return count
 
 
-def extra_memory(work: Callable[[], Any]) -> int:
-    """How many bytes more there are at most while the work is done."""
+def measure_peak_memory(work: Callable[[], Any]) -> int:
+    """Return the peak number of additional bytes."""
     tracemalloc.start()
     try:
         work()

@@ -1,4 +1,4 @@
-"""A small disk, which can be full."""
+"""Small disks that can be filled."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 
 
 @cache
-def possible() -> bool:
-    """Whether there may be small disks."""
+def is_supported() -> bool:
+    """Return True if small disks can be mounted."""
     try:
         with small_disk(1):
             return True
@@ -22,34 +22,34 @@ def possible() -> bool:
 
 @contextmanager
 def small_disk(megabytes: int) -> Generator[SmallDisk]:
-    """An empty disk, for the length of the block."""
+    """Mount an empty disk for the duration of the block."""
     with tempfile.TemporaryDirectory(prefix="rxloop-disk-") as name:
-        # Others are to reach what is in it.
+        # Other users must be able to reach the mount point.
         Path(name).chmod(0o755)
-        place = Path(name) / "disk"
-        place.mkdir()
+        mount_point = Path(name) / "disk"
+        mount_point.mkdir()
         options = f"size={megabytes}m,mode=755"
-        subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", place], check=True, capture_output=True)
+        subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", mount_point], check=True, capture_output=True)
         try:
-            (place / "folder").mkdir(mode=0o700)
-            yield SmallDisk(place)
+            (mount_point / "folder").mkdir(mode=0o700)
+            yield SmallDisk(mount_point)
         finally:
-            subprocess.run(["umount", "--lazy", place], check=True)
+            subprocess.run(["umount", "--lazy", mount_point], check=True)
 
 
 class SmallDisk:
-    """A disk, with an empty folder for whoever needs one."""
+    """Small disk with an empty folder."""
 
-    def __init__(self, place: Path) -> None:
-        self.folder = place / "folder"
-        self._ballast = place / "ballast"
+    def __init__(self, mount_point: Path) -> None:
+        self.folder = mount_point / "folder"
+        self._ballast = mount_point / "ballast"
 
     def fill(self) -> None:
-        """Leave no room on it."""
+        """Fill the disk."""
         with suppress(OSError), self._ballast.open("ab", buffering=0) as file:
             while file.write(b"\0" * 4096) == 4096:
                 pass
 
     def free(self) -> None:
-        """Make room again."""
+        """Free the space that `fill` used."""
         self._ballast.unlink()

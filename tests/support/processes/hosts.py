@@ -1,6 +1,7 @@
-"""Hosts on one machine: network namespaces, and a network of this process, which loses and delays what it is told to.
+"""Hosts as network namespaces, connected by a network that can lose and delay packets.
 
-The kernel has both (netem), but not every kernel. Here the cable of each host ends in a file of this process.
+The kernel module netem does the same, but not every kernel has it. Here, the network interface of each host ends in a
+file of this process.
 """
 
 from __future__ import annotations
@@ -26,116 +27,120 @@ _LOOK_EVERY = 0.05
 
 
 @cache
-def possible() -> bool:
-    """Whether there may be hosts."""
+def is_supported() -> bool:
+    """Return True if hosts can be created."""
     try:
         with network("a") as (host,):
-            return subprocess.run([*host.within, "true"], check=False).returncode == 0
+            return subprocess.run([*host.command_prefix, "true"], check=False).returncode == 0
     except (OSError, subprocess.CalledProcessError):
         return False
 
 
 @dataclass(eq=False)
 class Host:
-    """A host: what runs there has only its network.
+    """Host with its own network.
 
     Attributes:
-        name: Its network namespace; None is that of this process.
-        address: Where the others reach it.
-        cable: Where its packets come out and go in.
-        lost_out: The share of the packets from it that get lost, from 0 to 1.
-        lost_in: The share of those to it.
-        delay: Seconds that each packet from it takes.
+        name: Network namespace. None is the namespace of this process.
+        address: IP address.
+        cable: File descriptor of its network interface.
+        outgoing_loss: Share of lost outgoing packets, from 0 to 1.
+        incoming_loss: Share of lost incoming packets, from 0 to 1.
+        delay: Delay of each outgoing packet, in seconds.
     """
 
     name: str | None
     address: str
     cable: int
-    lost_out: float = 0.0
-    lost_in: float = 0.0
+    outgoing_loss: float = 0.0
+    incoming_loss: float = 0.0
     delay: float = 0.0
 
     @property
-    def within(self) -> tuple[str, ...]:
-        """What is put before a command that is to run there."""
+    def command_prefix(self) -> tuple[str, ...]:
+        """Prefix of commands that run on the host."""
         return ("nsenter", f"--net=/run/netns/{self.name}") if self.name else ()
 
-    def cut_off(self) -> None:
-        """Lose all that it sends, and all that is sent to it: nobody is told."""
-        self.lost_out = self.lost_in = 1.0
+    def isolate(self) -> None:
+        """Drop all packets from and to the host."""
+        self.outgoing_loss = self.incoming_loss = 1.0
 
-    def link(self, state: Literal["up", "down"]) -> None:
-        """Have it lose its own network, as those who are there are told; or have it again."""
-        _ip(*(("-n", self.name) if self.name else ()), "link", "set", "eth0", state)
+    def set_link(self, state: Literal["up", "down"]) -> None:
+        """Disable or enable the network interface. Unlike packet loss, processes on the host notice it."""
+        _run_ip(*(("-n", self.name) if self.name else ()), "link", "set", "eth0", state)
 
     def heal(self) -> None:
-        """Lose and delay nothing any more."""
-        self.lost_out = self.lost_in = self.delay = 0.0
+        """Stop losing and delaying packets."""
+        self.outgoing_loss = self.incoming_loss = self.delay = 0.0
 
 
 HERE = Host(None, "127.0.0.1", -1)
-"""Where this process is."""
+"""Host of this process."""
 
 
 @contextmanager
 def network(*names: str) -> Generator[list[Host]]:
-    """Hosts of these names, which reach each other and this process, for the length of the block."""
+    """Create connected hosts for the duration of the block."""
     subnet = f"198.18.{os.getpid() % 256}"
     with ExitStack() as stack:
         hosts: list[Host] = []
         for number, name in enumerate(("", *names), 1):
             space = f"rxloop-{os.getpid()}-{name}" if name else None
             if space:
-                _ip("netns", "add", space)
-                stack.callback(_ip, "netns", "delete", space)
+                _run_ip("netns", "add", space)
+                stack.callback(_run_ip, "netns", "delete", space)
             cable = os.open("/dev/net/tun", os.O_RDWR)
             stack.callback(os.close, cable)
             hosts.append(Host(space, f"{subnet}.{number}", cable))
-            _plug_in(hosts[-1])
+            _attach_cable(hosts[-1])
         done = threading.Event()
-        carrier = threading.Thread(target=_carry, args=(hosts, done), name="network", daemon=True)
+        carrier = threading.Thread(target=_forward_packets, args=(hosts, done), name="network", daemon=True)
         carrier.start()
         stack.callback(carrier.join)
         stack.callback(done.set)
         yield hosts[1:]
 
 
-def _plug_in(host: Host) -> None:
-    """Give a host the other end of its cable."""
-    called = f"rx{os.getpid()}-{host.address.rpartition('.')[2]}"
-    fcntl.ioctl(host.cable, _TUNSETIFF, struct.pack("16sH22x", called.encode(), _TUN | _BARE_PACKETS))
-    there: tuple[str, ...] = ()
+def _attach_cable(host: Host) -> None:
+    """Create the network interface of a host."""
+    interface = f"rx{os.getpid()}-{host.address.rpartition('.')[2]}"
+    fcntl.ioctl(host.cable, _TUNSETIFF, struct.pack("16sH22x", interface.encode(), _TUN | _BARE_PACKETS))
+    namespace: tuple[str, ...] = ()
     if host.name:
-        _ip("link", "set", called, "netns", host.name, "name", "eth0")
-        there, called = ("-n", host.name), "eth0"
-        _ip(*there, "link", "set", "lo", "up")
-    _ip(*there, "address", "add", f"{host.address}/24", "dev", called)
-    _ip(*there, "link", "set", called, "up")
+        _run_ip("link", "set", interface, "netns", host.name, "name", "eth0")
+        namespace, interface = ("-n", host.name), "eth0"
+        _run_ip(*namespace, "link", "set", "lo", "up")
+    _run_ip(*namespace, "address", "add", f"{host.address}/24", "dev", interface)
+    _run_ip(*namespace, "link", "set", interface, "up")
 
 
-def _ip(*arguments: str) -> None:
+def _run_ip(*arguments: str) -> None:
     subprocess.run(["ip", *arguments], check=True, capture_output=True)
 
 
-def _carry(hosts: list[Host], done: threading.Event) -> None:
-    """Carry packets from host to host until it is done."""
+def _forward_packets(hosts: list[Host], done: threading.Event) -> None:
+    """Forward packets between hosts until `done` is set."""
     cables = {host.cable: host for host in hosts}
     addresses = {bytes(map(int, host.address.split("."))): host for host in hosts}
-    on_their_way: list[tuple[float, int, Host, bytes]] = []
+    in_flight: list[tuple[float, int, Host, bytes]] = []
     numbers, dice = count(), random.Random(1)
     with epoll() as ready:
         for cable in cables:
             ready.register(cable, EPOLLIN)
         while not done.is_set():
-            due = on_their_way[0][0] - time.monotonic() if on_their_way else _LOOK_EVERY
+            due = in_flight[0][0] - time.monotonic() if in_flight else _LOOK_EVERY
             for cable, _ in ready.poll(max(0.0, min(due, _LOOK_EVERY))):
                 packet, sender = os.read(cable, 1 << 16), cables[cable]
-                # The address of a packet of IPv4; others there are none.
-                to = addresses.get(packet[16:20]) if packet[0] >> 4 == 4 else None
-                if to is not None and dice.random() >= sender.lost_out and dice.random() >= to.lost_in:
-                    heappush(on_their_way, (time.monotonic() + sender.delay, next(numbers), to, packet))
-            while on_their_way and on_their_way[0][0] <= time.monotonic():
-                _, _, to, packet = heappop(on_their_way)
-                # What comes to one whose link is down is lost.
+                # Destination address of an IPv4 packet.
+                receiver = addresses.get(packet[16:20]) if packet[0] >> 4 == 4 else None
+                if (
+                    receiver is not None
+                    and dice.random() >= sender.outgoing_loss
+                    and dice.random() >= receiver.incoming_loss
+                ):
+                    heappush(in_flight, (time.monotonic() + sender.delay, next(numbers), receiver, packet))
+            while in_flight and in_flight[0][0] <= time.monotonic():
+                _, _, receiver, packet = heappop(in_flight)
+                # A disabled interface drops its packets.
                 with suppress(OSError):
-                    os.write(to.cable, packet)
+                    os.write(receiver.cable, packet)

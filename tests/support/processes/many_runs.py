@@ -23,17 +23,17 @@ from rxloop.testing import ScriptedModel
 RUNS, FILES = 200, 64
 
 
-def taken() -> list[int]:
-    """All descriptors that are left."""
-    held: list[int] = []
+def take_descriptors() -> list[int]:
+    """Open all remaining file descriptors."""
+    descriptors: list[int] = []
     try:
         while True:
-            held.append(os.open(os.devnull, os.O_RDONLY))
+            descriptors.append(os.open(os.devnull, os.O_RDONLY))
     except OSError:
-        return held
+        return descriptors
 
 
-def count() -> int:
+def count_descriptors() -> int:
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
@@ -41,9 +41,9 @@ async def outcome(agent: Agent[None, str]) -> str:
     try:
         await agent.run("Hello")
     except RunError as error:
-        said = "no file descriptor left" in str(error) and "ulimit -n" in str(error)
+        has_hint = "no file descriptor left" in str(error) and "ulimit -n" in str(error)
         info = error.result.error
-        return f"{error.code} {info is not None and info.retryable} {said}"
+        return f"{error.code} {info is not None and info.retryable} {has_hint}"
     return "answered"
 
 
@@ -52,46 +52,46 @@ async def main(url: str, transport: Any, folder: str) -> None:
     model = openai_chat("demo", preset=preset, api_key="k", transport=transport, retry=Retry(attempts=1))
     log = SqliteEventLog(Path(folder, "runs.db"))
     agent = Agent(model, log=log)
-    told: dict[str, Any] = {}
-    # All modules are imported.
+    report: dict[str, Any] = {}
+    # The first run imports all modules.
     await agent.run("Hello")
     await model.aclose()
     await log.aclose()
-    before = count()
-    # As a service has it: the log is open before the crowd comes.
+    before = count_descriptors()
+    # Open the log before the runs start, as a service does.
     await Agent(ScriptedModel("Hi."), log=log).run("Hello")
     await log.list_runs()
     resource.setrlimit(resource.RLIMIT_NOFILE, (FILES, FILES))
 
     model = openai_chat("demo", preset=preset, api_key="k", transport=transport, retry=Retry(attempts=1))
     agent = Agent(model, log=log)
-    told["crowd"] = Counter(await asyncio.gather(*(outcome(agent) for _ in range(RUNS))))
+    report["crowd"] = Counter(await asyncio.gather(*(outcome(agent) for _ in range(RUNS))))
     await model.aclose()
     await log.aclose()
 
-    # Not one is left: sockets are refused, and the log is waited for.
-    held = taken()
+    # With no descriptors left, connections fail and the log is retried.
+    descriptors = take_descriptors()
     model = openai_chat("demo", preset=preset, api_key="k", transport=transport, retry=Retry(attempts=1))
     alone = Agent(model)
-    told["no socket"] = await outcome(alone)
+    report["no socket"] = await outcome(alone)
     reading = asyncio.create_task(log.list_runs())
     try:
         await reading
     except EventLogError as error:
-        told["no file"] = [error.retryable, "no file descriptor left" in str(error)]
+        report["no file"] = [error.retryable, "no file descriptor left" in str(error)]
     waiting = asyncio.create_task(Agent(ScriptedModel("Hi."), log=log).run("Hello").result())
     done, _ = await asyncio.wait([waiting], timeout=0.5)
-    told["waits"] = not done
-    for each in held:
+    report["waits"] = not done
+    for each in descriptors:
         os.close(each)
-    told["goes on"] = (await waiting).output
-    told["again"] = await outcome(alone)
+    report["goes on"] = (await waiting).output
+    report["again"] = await outcome(alone)
     await model.aclose()
     await log.aclose()
     for _ in range(10):
         await asyncio.sleep(0)
-    told["left"] = count() - before
-    print(json.dumps(told))
+    report["left"] = count_descriptors() - before
+    print(json.dumps(report))
 
 
 asyncio.run(main(*sys.argv[1:]))

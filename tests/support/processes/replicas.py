@@ -1,4 +1,4 @@
-"""Processes that serve one log, to be killed."""
+"""Processes that serve one log and can be killed."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pathlib import Path
 
 from rxloop.client import Client
 from rxloop.errors import ApiError
-from support.processes.bound_processes import BOUND
+from support.processes.bound_processes import PREFIX
 
 _REPLICA = Path(__file__).parents[1] / "server_programs/replica.py"
 
 
 class Replica:
-    """A process that serves a log, and a client of it."""
+    """Process that serves a log, and its client."""
 
     def __init__(self, process: asyncio.subprocess.Process, client: Client, url: str) -> None:
         self.process, self.client, self.url = process, client, url
@@ -29,7 +29,7 @@ class Replica:
 
 
 def free_port() -> int:
-    """A port that nobody listens at."""
+    """Return an unused port."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return free.getsockname()[1]
@@ -37,9 +37,9 @@ def free_port() -> int:
 
 @contextlib.asynccontextmanager
 async def replica(file: Path, port: int | None = None) -> AsyncGenerator[Replica]:
-    """Serve a log in a process of its own."""
+    """Serve a log in a new process."""
     port = port or free_port()
-    process = await asyncio.create_subprocess_exec(*BOUND, sys.executable, str(_REPLICA), str(file), str(port))
+    process = await asyncio.create_subprocess_exec(*PREFIX, sys.executable, str(_REPLICA), str(file), str(port))
     url = f"http://127.0.0.1:{port}"
     async with Client(url, token="ann-key") as client:
         try:

@@ -1,4 +1,4 @@
-"""Programs and servers that some tests need: used where they are, and named in one line where they are not."""
+"""Optional programs and servers. Tests that need a missing service are skipped."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ CHROMIUM = next(
 
 @cache
 def mermaid_file() -> Path:
-    """Where npm has put Mermaid for a browser."""
+    """Return the path of the Mermaid browser bundle installed by npm."""
     npm = shutil.which("npm")
     root = subprocess.run([npm, "root", "--global"], check=False, capture_output=True, text=True) if npm else None
     return Path(root.stdout.strip() if root else "nowhere") / "mermaid/dist/mermaid.min.js"
 
 
 MCP_SERVERS = Path(os.environ.get("RXLOOP_MCP_SERVERS") or Path.home() / ".cache/rxloop/mcp-servers")
-"""Where `scripts/mcp-servers` puts the MCP servers of others."""
+"""Folder of the third-party MCP servers installed by `scripts/mcp-servers`."""
 
 
 def mcp_program(name: str) -> Path:
-    """An MCP server of somebody else's."""
+    """Return the path of a third-party MCP server."""
     found = (MCP_SERVERS / folder / name for folder in ("node_modules/.bin", "venv/bin"))
     return next((path for path in found if path.exists()), MCP_SERVERS / name)
 
 
 CLIENTS = Path(os.environ.get("RXLOOP_CLIENTS") or Path.home() / ".cache/rxloop/clients")
-"""Where `scripts/clients` puts the official clients of the protocols that the server speaks."""
+"""Folder of the official protocol clients installed by `scripts/clients`."""
 
 A2A_TCK = Path(os.environ.get("RXLOOP_A2A_TCK") or Path.home() / ".cache/rxloop/a2a-tck")
-"""A checkout of the official tests of A2A, the branch 1.0-dev of a2aproject/a2a-tck, with what it needs in `venv`."""
+"""Checkout of the official A2A tests, branch 1.0-dev of a2aproject/a2a-tck, with its environment in `venv`."""
 
 NODE = shutil.which("node")
 
@@ -62,17 +62,17 @@ SERVICES: dict[str, tuple[Callable[[], bool], str]] = {
         "there are no official tests of A2A (a2aproject/a2a-tck in RXLOOP_A2A_TCK, with a venv of its own)",
     ),
     "hosts": (
-        hosts.possible,
+        hosts.is_supported,
         "no network namespaces can be made: it takes root, /dev/net/tun and ip (Debian: apt-get install iproute2)",
     ),
-    "small-disks": (disks.possible, "no small disk can be mounted: it takes root, and mount"),
-    "postgres": (postgres.there, "there is no PostgreSQL (Debian: apt-get install postgresql)"),
+    "small-disks": (disks.is_supported, "no small disk can be mounted: it takes root, and mount"),
+    "postgres": (postgres.is_available, "there is no PostgreSQL (Debian: apt-get install postgresql)"),
     "node-clients": (
         lambda: NODE is not None and (CLIENTS / ".installed").is_file(),
         "there is no node with the official clients of the server's protocols (scripts/clients)",
     ),
 }
-"""How each is found, and what is said where it is not. `@pytest.mark.service(name)` marks a test that needs it."""
+"""Check and skip message of each service. `@pytest.mark.service(name)` marks a test that needs one."""
 
 _ran: Counter[str] = Counter()
 
@@ -88,13 +88,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Count what ran, by the reports: the tests themselves may run in other processes (pytest-xdist)."""
+    """Count tests from their reports, because pytest-xdist runs them in other processes."""
     if report.when == "setup":
         _ran.update(str(name) for what, name in report.user_properties if what == "service")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say how many tests of each service ran."""
+    """Report the number of tests that ran for each service."""
     if _ran:
         counts = ", ".join(f"{name} {count}" for name, count in sorted(_ran.items()))
         terminalreporter.write_line(f"tests of services that ran: {counts}")

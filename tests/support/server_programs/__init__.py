@@ -1,1 +1,1 @@
-"""Agents and servers that run in processes of their own."""
+"""Agents and servers for other processes."""

@@ -1,4 +1,4 @@
-"""What the processes of the tests serve; as a program, under hypercorn: `clerk.py port`."""
+"""Runtime served by another process. As a program, it uses hypercorn: `clerk.py PORT`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def hold(ctx: RunContext[Any]) -> str:
 
 
 def answer(request: ModelRequest) -> Turn:
-    """What the model says follows from the messages alone, so that any process may go on."""
+    """Return an answer that depends only on the messages, so that any process can resume the run."""
     last = request.messages[-1]
     if last.role == "tool":
         return frames(f"-It is -{last.text}-.|", 0.01)
@@ -46,18 +46,18 @@ def answer(request: ModelRequest) -> Turn:
 
 
 def runtime() -> Runtime:
-    """A runtime on the log that the processes share."""
+    """Create a runtime on the shared log."""
     agent = Agent(ScriptedModel(*[answer] * 1_000), tools=[pay, hold], thoughts=False)
     return Runtime({"clerk": agent}, log=SqliteEventLog("runs.db", lease=2), adopt_every=0.3, grace=GRACE)
 
 
 async def main(port: str) -> None:
-    """Serve under hypercorn, as docs/server.md has it."""
+    """Serve under hypercorn as documented in docs/server.md."""
     app: Any = api(runtime(), auth=bearer({os.environ["CLERK_KEY"]: "ann"}))
     config = Config()
     config.bind = [f"127.0.0.1:{port}"]
-    ending = Shutdown(app, seconds=GRACE)
-    await serve(app, config, shutdown_trigger=ending.signalled)
+    shutdown = Shutdown(app, seconds=GRACE)
+    await serve(app, config, shutdown_trigger=shutdown.signalled)
 
 
 if __name__ == "__main__":

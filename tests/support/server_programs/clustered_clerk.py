@@ -1,4 +1,4 @@
-"""Agents for servers and workers that are killed: what they say follows from the messages, in whatever process."""
+"""Agents for servers and workers that are killed. Their answers depend only on the messages."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ async def look(ctx: RunContext[None], where: str = "here") -> str:
 
 def _answer(request: ModelRequest) -> Turn:
     last = request.messages[-1]
-    asked = next(message.text for message in reversed(request.messages) if message.role == "user")
-    if last.role == "tool" and "tell" not in asked:
+    prompt = next(message.text for message in reversed(request.messages) if message.role == "user")
+    if last.role == "tool" and "tell" not in prompt:
         return frames(f"-It is -{last.text}-.|", 0.02)
     if "for ever" in last.text:
         return frames("-on and on", 0.05)
@@ -51,7 +51,7 @@ def _answer(request: ModelRequest) -> Turn:
 
 
 async def _think_and_look(push: Push[Event]) -> None:
-    """Think, and call a tool, both in pieces."""
+    """Stream a thought and a tool call in pieces."""
     thoughts = [f"thought{number} " for number in range(10)]
     for index, each in enumerate(thoughts):
         push(ThoughtDeltaEvent(delta=each, index=index))
@@ -62,8 +62,8 @@ async def _think_and_look(push: Push[Event]) -> None:
     for each in pieces:
         push(ToolCallDeltaEvent(index=0, tool_call_id="call", name="look", fragment=each))
         await asyncio.sleep(0.1)
-    made = ToolCall.parse("call", "look", "".join(pieces))
-    push(ContentCompleteEvent(content="", reasoning=thought, tool_calls=[made], finish_reason="tool_calls"))
+    tool_call = ToolCall.parse("call", "look", "".join(pieces))
+    push(ContentCompleteEvent(content="", reasoning=thought, tool_calls=[tool_call], finish_reason="tool_calls"))
 
 
 class _Model(ScriptedModel):
@@ -73,5 +73,5 @@ class _Model(ScriptedModel):
 
 
 def agents() -> dict[str, Agent[None, str]]:
-    """The agents; each process makes its own."""
+    """Create the agents of a process."""
     return {"clerk": Agent(_Model(*[_answer] * 10_000), tools=[pay, look], thoughts=False)}

@@ -1,4 +1,4 @@
-"""One of several processes that serve one log: `replica.py runs.db port`."""
+"""Program of several processes that serve one log: `replica.py runs.db PORT`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ async def pay(amount: int) -> str:
 
 
 class Server(uvicorn.Server):
-    """Comes to its end as docs/server.md says."""
+    """Server that drains before shutdown, as documented in docs/server.md."""
 
     def __init__(self, app: Api, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -32,7 +32,7 @@ class Server(uvicorn.Server):
 
 
 def answer(request: ModelRequest) -> Turn:
-    """What the model says follows from the messages alone, so that any process may go on."""
+    """Return an answer that depends only on the messages, so that any process can resume the run."""
     last = request.messages[-1]
     if last.role == "tool":
         return frames(f"-It is -{last.text}-.|", 0.01)

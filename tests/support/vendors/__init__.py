@@ -1,1 +1,1 @@
-"""Requests and answers of the vendor APIs."""
+"""Requests and responses of the vendor APIs."""

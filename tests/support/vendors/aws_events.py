@@ -1,4 +1,4 @@
-"""Messages of AWS's event streams."""
+"""Messages in the format of AWS event streams."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NONE: Mapping[str, str] = MappingProxyType({})
 
 
 def message(payload: bytes, headers: Mapping[str, str] = NONE, *, extra: bytes = b"") -> bytes:
-    """A message with headers that are texts, and with others as bytes."""
+    """Return a message with string headers and optional raw headers."""
     named = b"".join(header(name, 7, len(value).to_bytes(2, "big") + value.encode()) for name, value in headers.items())
     named += extra
     begun = prelude(len(named) + len(payload) + 16, len(named)) + named + payload
@@ -20,18 +20,18 @@ def message(payload: bytes, headers: Mapping[str, str] = NONE, *, extra: bytes =
 
 
 def prelude(total: int, headers: int) -> bytes:
-    """What a message begins with: its bytes, and those of its headers."""
+    """Return the prelude: the length of the message and of its headers."""
     lengths = struct.pack(">II", total, headers)
     return lengths + crc32(lengths).to_bytes(4, "big")
 
 
 def header(name: str, kind: int, value: bytes = b"") -> bytes:
-    """A header of a message, of any type."""
+    """Return a header of any type."""
     return bytes([len(name)]) + name.encode() + bytes([kind]) + value
 
 
 def chunk(payload: bytes, *, padding: str = "") -> bytes:
-    """A message with a piece of an answer, as Bedrock sends it."""
+    """Return a message with a chunk of a Bedrock response."""
     fields = b'{"bytes":"' + b64encode(payload) + b'"' + (f',"p":"{padding}"' if padding else "").encode() + b"}"
     names = {":event-type": "chunk", ":content-type": "application/json", ":message-type": "event"}
     return message(fields, names)

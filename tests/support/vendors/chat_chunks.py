@@ -1,4 +1,4 @@
-"""Chunks of OpenAI's chat completions, and what becomes of them."""
+"""OpenAI chat completion chunks and the events read from them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from support.http_server import delta
 WHERE = Endpoint("zai:glm-4.7", "http://vendor/v1/chat/completions", "ZAI_API_KEY")
 
 
-def read(*chunks: Any, done: bool = True, step: str = "1", tools: Sequence[ToolDefinition] = ()) -> list[Event]:
+def read_chunks(*chunks: Any, done: bool = True, step: str = "1", tools: Sequence[ToolDefinition] = ()) -> list[Event]:
     events: list[Event] = []
     answer = ChatReader(MessageDraft(events.append, step, WHERE, tools))
     answer.feed([orjson.dumps(chunk) for chunk in chunks])
@@ -30,24 +30,26 @@ def read(*chunks: Any, done: bool = True, step: str = "1", tools: Sequence[ToolD
     return events
 
 
-def final(*chunks: Any) -> ContentCompleteEvent:
-    last = read(*chunks)[-1]
+def read_message(*chunks: Any) -> ContentCompleteEvent:
+    last = read_chunks(*chunks)[-1]
     assert isinstance(last, ContentCompleteEvent)
     return last
 
 
-def piece(index: int | None = None, id: str | None = None, name: str | None = None, args: Any = None) -> dict[str, Any]:
+def call_delta(
+    index: int | None = None, id: str | None = None, name: str | None = None, args: Any = None
+) -> dict[str, Any]:
     call: dict[str, Any] = {"function": {"name": name, "arguments": args}}
     if id is not None:
         call["id"] = id
     return call if index is None else {**call, "index": index}
 
 
-def calls(*pieces: dict[str, Any]) -> dict[str, Any]:
+def call_deltas(*pieces: dict[str, Any]) -> dict[str, Any]:
     return delta(tool_calls=list(pieces))
 
 
-def whole(body: Any) -> list[Event]:
+def read_whole(body: Any) -> list[Event]:
     events: list[Event] = []
     answer = ChatReader(MessageDraft(events.append, "1", WHERE))
     answer.whole(body if isinstance(body, bytes) else orjson.dumps(body))

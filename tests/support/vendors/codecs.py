@@ -1,7 +1,7 @@
-"""Help for tests of codecs."""
+"""Helper for codec tests."""
 
 from __future__ import annotations
 
 
-def unheard(*_: object) -> None:
-    """Ignore the notice of a codec about content that it left out."""
+def ignore_notice(*_: object) -> None:
+    """Ignore a notice about omitted content."""

@@ -1,4 +1,4 @@
-"""A protocol of next to nothing, for what stands below all protocols."""
+"""Minimal codec for tests of the layers below the codecs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rxloop.providers.error_responses import from_error_object
 
 
 class EchoReader(JSONReader):
-    """Reads events that have a piece of text, an error or the end."""
+    """Reader of events with text, an error or the end."""
 
     arrays = True
 
@@ -30,7 +30,7 @@ class EchoReader(JSONReader):
 
 
 class EchoCodec:
-    """Sends nothing, and reads with `reads`."""
+    """Codec that sends an empty request and reads with `reads`."""
 
     headers: Mapping[str, str] = {}
     keeps_to_schema = False

@@ -1,4 +1,4 @@
-"""Help for tests of Gemini's wire: bodies of requests, answers read, and Google's own types as the judge of both."""
+"""Gemini requests and responses, checked against Google's types."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ THREE, TWO = "gemini-3-flash-preview", "gemini-2.5-flash"
 
 
 class Body(types._common.BaseModel):  # pyright: ignore[reportPrivateUsage]
-    """The body of `generateContent`, of Google's own types, none of which takes a field that it does not know."""
+    """Body of `generateContent`, built from Google's types, which reject unknown fields."""
 
-    contents: list[types.Content]
+    encode_contents: list[types.Content]
     system_instruction: types.Content | None = None
     tools: list[types.Tool] | None = None
     tool_config: types.ToolConfig | None = None
@@ -37,45 +37,47 @@ class Body(types._common.BaseModel):  # pyright: ignore[reportPrivateUsage]
     service_tier: types.ServiceTier | None = None
 
 
-class Told:
-    """Takes down what a wire tells of what it left out."""
+class NoticeRecorder:
+    """Recorder of notices about omitted content."""
 
     def __init__(self) -> None:
-        self.all: list[str] = []
+        self.notices: list[str] = []
 
     def __call__(self, code: str, message: str) -> None:
         assert code in ("left_out", "changed")
-        self.all.append(message)
+        self.notices.append(message)
 
 
-def wire(model: str = THREE, preset: Preset | None = None, *, stream: bool = True) -> GeminiCodec:
+def make_codec(model: str = THREE, preset: Preset | None = None, *, stream: bool = True) -> GeminiCodec:
     return GeminiCodec(model, preset or PRESETS["google"], stream=stream)
 
 
-def body(
+def encode_body(
     messages: Sequence[Message] = (Message.user("hi"),),
     *,
     model: str = THREE,
-    to: GeminiCodec | None = None,
-    told: Told | None = None,
+    codec: GeminiCodec | None = None,
+    notices: NoticeRecorder | None = None,
     tools: tuple[ToolDefinition, ...] = (),
     request: dict[str, Any] | None = None,
     **settings: Any,
 ) -> dict[str, Any]:
-    """The body of a request, which Google's own types accept."""
-    asked = ModelRequest(messages=messages, tools=tools, settings=ModelSettings(**settings), **(request or {}))
-    sent = (to or wire(model)).encode(asked, told or Told())
+    """Encode a request and validate its body with Google's types."""
+    model_request = ModelRequest(messages=messages, tools=tools, settings=ModelSettings(**settings), **(request or {}))
+    encoded = (codec or make_codec(model)).encode(model_request, notices or NoticeRecorder())
     if not settings.get("extra_body"):
-        Body.model_validate_json(sent)
-    return orjson.loads(sent)
+        Body.model_validate_json(encoded)
+    return orjson.loads(encoded)
 
 
-def contents(*messages: Message, model: str = THREE, told: Told | None = None) -> list[dict[str, Any]]:
-    return body(messages, model=model, told=told)["contents"]
+def encode_contents(
+    *messages: Message, model: str = THREE, notices: NoticeRecorder | None = None
+) -> list[dict[str, Any]]:
+    return encode_body(messages, model=model, notices=notices)["contents"]
 
 
-def events_of(*chunks: Any, end: bool = True) -> list[Event]:
-    """What a reader pushes of the chunks of an answer."""
+def read_events(*chunks: Any, end: bool = True) -> list[Event]:
+    """Read the chunks of a response."""
     pushed: list[Event] = []
     reader = GeminiReader(MessageDraft(pushed.append, "1", WHERE), "google_gemini")
     reader.feed([orjson.dumps(chunk) for chunk in chunks])
@@ -84,13 +86,13 @@ def events_of(*chunks: Any, end: bool = True) -> list[Event]:
     return pushed
 
 
-def complete_of(*chunks: Any) -> ContentCompleteEvent:
-    last = events_of(*chunks)[-1]
+def read_message(*chunks: Any) -> ContentCompleteEvent:
+    last = read_events(*chunks)[-1]
     assert isinstance(last, ContentCompleteEvent)
     return last
 
 
 def chunk(*parts: Any, finish: str | None = None, **candidate: Any) -> dict[str, Any]:
-    """A chunk with these parts."""
+    """Return a chunk with these parts."""
     fields = {"content": {"role": "model", "parts": list(parts)}, "index": 0, **candidate}
     return {"candidates": [fields if finish is None else {**fields, "finishReason": finish}]}

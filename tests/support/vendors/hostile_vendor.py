@@ -1,7 +1,7 @@
-"""A vendor that sends what would fill the memory of whoever reads it, and a reader that says what it came to.
+"""Vendor that tries to exhaust the memory of its client, and a client that measures the effect.
 
-`python hostile_vendor.py TRANSPORT` prints one JSON object a line, one for each way of being hostile. The vendor is a
-process of its own, so that its work holds up nobody and its memory is not counted.
+`python hostile_vendor.py TRANSPORT` prints one JSON object per attack. The vendor runs in another process, so that its
+work does not affect the measurements.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from support.vendors.echo_codec import EchoCodec
 MEGABYTE = 2**20
 TIMEOUTS = Timeouts(idle=0.4, event=0.5, total=20)
 SMALLER = Bounds(answer=16 * MEGABYTE)
-"""For what has no other end: the default would take some seconds more, and no more memory."""
+"""Bounds for attacks without another limit. The defaults need more time but not more memory."""
 FEW = {
     kind: Bounds(answer=4 * MEGABYTE)
     for kind in ("endless empty events", "endless short texts", "endless small objects in an array")
 }
-"""For what has no other end and leaves nothing behind: a few hundred thousand events are as good as millions."""
+"""Bounds for attacks that consist of many small events. A few hundred thousand events suffice."""
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n"
 STREAM = HEAD + b"\r\n"
@@ -62,7 +62,7 @@ def forever(piece: bytes, *, first: bytes = STREAM, seconds: float = 0) -> Piece
 
 
 def bomb(compressor: Any, encoding: bytes, kind: bytes = b"text/event-stream") -> Pieces:
-    """Some hundreds of megabytes in some hundreds of kilobytes."""
+    """Yield a response of some hundred kilobytes that decompresses to hundreds of megabytes."""
     yield HEAD.replace(b"text/event-stream", kind) + b"content-encoding: " + encoding + b"\r\n\r\n"
     yield compressor.compress(b'data: {"choices": [{"delta": {"content": "')
     for _ in range(300):
@@ -75,7 +75,7 @@ def chunk(delta: Any) -> bytes:
 
 
 def whole(delta: Any) -> Pieces:
-    """A stream of one event, which is well-formed but for what stands in it."""
+    """Yield a valid stream with a single event."""
     yield STREAM + chunk(delta) + b"data: [DONE]\n\n"
 
 
@@ -111,7 +111,7 @@ def refuses(body: Pieces, status: bytes = b"500") -> Pieces:
 
 DEEP = 100_000
 EIGHT = 8 * MEGABYTE
-KINDS: dict[str, Callable[[], Pieces]] = {
+ATTACKS: dict[str, Callable[[], Pieces]] = {
     "endless line": lambda: forever(b"data: " + b"x" * 1000),
     "endless event": lambda: forever(b"data: x\n"),
     "endless comments": lambda: forever(b": x\n\n"),
@@ -213,7 +213,7 @@ KINDS: dict[str, Callable[[], Pieces]] = {
     "no messages of AWS": lambda: forever(b"data: x\n\n", first=AWS),
 }
 OTHER_FRAMES = ("in an array", "of AWS")
-"""What the names of those have that are not about server-sent events."""
+"""Parts of the names of attacks that do not use server-sent events."""
 for number, bad in enumerate(
     (
         b"{", b"}", b"nul", b"NaN", b'{"choices": NaN}', b"1e999", b"-", b'"', b'"\\ud800"', b'{"a":1,}', b"'a'",
@@ -221,12 +221,12 @@ for number, bad in enumerate(
         b'{"choices": {"a": 1}}', b'{"choices": [1, null, "x"]}', b'{"choices": [{"delta": 5}]}', b"<html>", b"{}{}",
     )
 ):  # fmt: skip
-    KINDS[f"bad JSON {number}"] = lambda bad=bad: documents(bad)
+    ATTACKS[f"bad JSON {number}"] = lambda bad=bad: documents(bad)
 
 
 def serve(port: Any) -> None:
-    """Answer each request in the way that its path names."""
-    names = list(KINDS)
+    """Answer each request with the attack that its path selects."""
+    names = list(ATTACKS)
     with socket.create_server(("127.0.0.1", 0), backlog=50) as listener:
         port.send(listener.getsockname()[1])
         while True:
@@ -239,27 +239,27 @@ def _answer(connection: socket.socket, names: list[str]) -> None:
         head = connection.recv(65536)
         found = re.search(rb"/kind(\d+)/", head)
         assert found is not None
-        for piece in KINDS[names[int(found[1])]]():
+        for piece in ATTACKS[names[int(found[1])]]():
             connection.sendall(piece)
 
 
 REFERENCE = 0.006
-"""CPU seconds of `_work` on the machine for which the limits of the tests were set."""
+"""CPU seconds of `_work` on the machine for which the test limits were chosen."""
 
 
 def _work() -> float:
-    """Return the CPU seconds of a fixed amount of work, which depends on the speed of the machine right now."""
+    """Measure the CPU seconds of a fixed amount of work, to detect the current speed of the machine."""
     begun, total = time.thread_time(), 0
     for number in range(100_000):
         total += number & 7
     return time.thread_time() - begun
 
 
-class Heart:
-    """Beats on the event loop, and knows how long it was held at most.
+class LoopMonitor:
+    """Monitor of the longest time that the event loop was blocked.
 
-    What the thread has worked between two beats counts: where the machine is busy it may have waited much longer. The
-    time is scaled by the speed of the machine, since the clock of its processor varies.
+    Measures CPU time of the thread, because wall-clock time includes waiting on a busy machine. The result is scaled
+    by the current speed of the machine.
     """
 
     def __init__(self) -> None:
@@ -288,8 +288,8 @@ def _forget_peak() -> None:
     Path("/proc/self/clear_refs").write_text("5")
 
 
-async def failure_of(source: Observable[Event]) -> Exception | None:
-    """How an answer ends; what is in it is not kept."""
+async def await_failure(source: Observable[Event]) -> Exception | None:
+    """Wait until a response ends and return its error. Discard the events."""
     end: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
     source.subscribe(lambda _: None, end.set_result, lambda: end.set_result(None))
     async with asyncio.timeout(60):
@@ -297,7 +297,7 @@ async def failure_of(source: Observable[Event]) -> Exception | None:
 
 
 async def measure(kind: str, number: int, port: int, transport: Any, bounds: Bounds) -> dict[str, Any]:
-    """What one hostile answer comes to."""
+    """Measure the effect of one attack."""
     wire = EchoCodec if any(words in kind for words in OTHER_FRAMES) else ChatCodec
     model = http_model(
         "m",
@@ -313,12 +313,12 @@ async def measure(kind: str, number: int, port: int, transport: Any, bounds: Bou
         stream="not streamed" not in kind,
         bounds=bounds,
     )
-    heart = Heart()
+    heart = LoopMonitor()
     beating = asyncio.create_task(heart.beat())
     await asyncio.sleep(0.01)
     _forget_peak()
     before, begun = _peak(), time.perf_counter()
-    error = await failure_of(model.call(REQUEST))
+    error = await await_failure(model.call(REQUEST))
     await asyncio.sleep(0.005)
     seconds, peak = time.perf_counter() - begun, _peak() - before
     beating.cancel()
@@ -334,8 +334,8 @@ async def measure(kind: str, number: int, port: int, transport: Any, bounds: Bou
 
 
 async def _main(transport: str, port: int, kinds: list[str], bounds: Bounds) -> None:
-    names = list(KINDS)
-    # What is loaded at the first call is no vendor's doing.
+    names = list(ATTACKS)
+    # The first call loads modules, so do not measure it.
     await measure("redirects", names.index("redirects"), port, transport, bounds)
     for kind in kinds:
         few = FEW.get(kind, bounds) if bounds is SMALLER else bounds
@@ -343,11 +343,11 @@ async def _main(transport: str, port: int, kinds: list[str], bounds: Bounds) -> 
 
 
 def main(transport: str, pattern: str = "", bounds: Bounds = SMALLER) -> None:
-    """Try all ways whose names have that in them."""
+    """Run all attacks whose names match a pattern."""
     ours, theirs = get_context("spawn").Pipe()
     vendor = get_context("spawn").Process(target=serve, args=(theirs,), daemon=True)
     vendor.start()
-    kinds = [kind for kind in KINDS if re.search(pattern, kind)]
+    kinds = [kind for kind in ATTACKS if re.search(pattern, kind)]
     asyncio.run(_main(transport, ours.recv(), kinds, bounds))
     vendor.kill()
 

@@ -1,4 +1,4 @@
-"""The messages that answers become."""
+"""Conversion of responses to messages."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from rxloop.protocol.messages import Message
 from rxloop.state.history import content_with
 
 
-def message_of(complete: Event) -> Message:
-    """The message of the model, as the history of a run has it."""
+def to_message(complete: Event) -> Message:
+    """Return the message that a response adds to the history."""
     assert isinstance(complete, ContentCompleteEvent), complete
     return Message(
         role="assistant",

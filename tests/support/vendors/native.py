@@ -1,6 +1,6 @@
-"""The vendors' own APIs in the recordings: who asks for them, and what the words of their SDKs mean in ours.
+"""Recorded native vendor APIs, and how the terms of each SDK map to rxloop.
 
-A new wire adds its row to `NATIVE`.
+A new codec adds an entry to `NATIVE`.
 """
 
 from __future__ import annotations
@@ -16,43 +16,42 @@ from support.vendors.recordings import Make
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
-    """What an answer says, according to the vendor's own SDK."""
+class SdkAnswer:
+    """Response as read by the vendor's SDK."""
 
     text: str
     reasoning: str
     calls: list[tuple[str | None, str, Any]]
-    """The id, if the vendor gives one, the name, and the arguments as an object."""
+    """Id, if the vendor has ids, name, and arguments as an object."""
     finish: str | None
-    """The vendor's own word."""
+    """Finish reason in the vendor's terms."""
     usage: tuple[int, int, int, int, int] | None
-    """The tokens of the input, all of them, and of the output; cached, cache written, of reasoning."""
+    """Tokens: total input, output, cached, written to the cache, reasoning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Native:
-    """One API in the recordings."""
+class NativeApi:
+    """API of the recordings."""
 
     api: str
-    """What stands in the names of its recordings: `msgs`, `gen`, `resp`."""
+    """Part of the recording names: `msgs`, `gen`, `resp`."""
     make: Make
-    """Makes the provider of an exchange."""
-    told: Callable[[dict[str, Any]], Told]
-    """Reads an exchange of the oracle."""
-    differ: Mapping[str, str] = field(default_factory=dict[str, str])
-    """What is meant to differ, with the reason: by the name of the recording, the number of the exchange, and what
-    differs, with slashes between."""
+    """Factory of the provider for an exchange."""
+    read: Callable[[dict[str, Any]], SdkAnswer]
+    """Function that reads an exchange of the oracle."""
+    expected_differences: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Reasons for intended differences, by recording, number of the exchange and field, separated by slashes."""
 
 
 def make_gemini(exchange: Any, address: str, options: ModelOptions) -> HTTPModel:
-    """The provider of an exchange with Gemini, at Google or on Vertex."""
+    """Return the provider of an exchange with Gemini at Google or Vertex."""
     path, _, _ = exchange["request"]["path"].partition("?")
     base, _, model = path.partition(":")[0].rpartition("/models/")
     return google_gemini(model, **{"base_url": address + base, **options})
 
 
-def told_by_gemini(expected: dict[str, Any]) -> Told:
-    """What google-genai reads."""
+def read_gemini(expected: dict[str, Any]) -> SdkAnswer:
+    """Return the response as read by google-genai."""
     usage = {name: count or 0 for name, count in (expected["usage"] or {}).items() if name.endswith("_count")}
     thoughts = usage.get("thoughts_token_count", 0)
     counted = (
@@ -62,7 +61,7 @@ def told_by_gemini(expected: dict[str, Any]) -> Told:
         0,
         thoughts,
     )
-    return Told(
+    return SdkAnswer(
         text=expected["text"] or "",
         reasoning=expected["reasoning"] or "",
         calls=[(each[0], each[1], each[2] or {}) for each in expected["tool_calls"]],
@@ -72,7 +71,7 @@ def told_by_gemini(expected: dict[str, Any]) -> Told:
 
 
 def make_messages(exchange: Any, address: str, options: ModelOptions) -> HTTPModel:
-    """The provider of an exchange with Claude, at Anthropic or on Vertex."""
+    """Return the provider of an exchange with Claude at Anthropic or Vertex."""
     path = exchange["request"]["path"].partition("?")[0]
     base, models, model = path.partition(":")[0].rpartition("/models/")
     if models:
@@ -81,13 +80,13 @@ def make_messages(exchange: Any, address: str, options: ModelOptions) -> HTTPMod
     return anthropic_messages("claude-sonnet-4-5", **{"base_url": address, **options})
 
 
-def told_by_messages(expected: dict[str, Any]) -> Told:
-    """What Anthropic's SDK reads."""
+def read_messages(expected: dict[str, Any]) -> SdkAnswer:
+    """Return the response as read by Anthropic's SDK."""
     usage = expected.get("usage") or {}
     cached, written = usage.get("cache_read_input_tokens") or 0, usage.get("cache_creation_input_tokens") or 0
     thought = (usage.get("output_tokens_details") or {}).get("thinking_tokens") or 0
     fresh, output = usage.get("input_tokens") or 0, usage.get("output_tokens") or 0
-    return Told(
+    return SdkAnswer(
         text=expected["text"] or "",
         reasoning=expected["reasoning"] or "",
         calls=[(call_id, name, arguments) for call_id, name, arguments in expected["tool_calls"]],
@@ -97,19 +96,19 @@ def told_by_messages(expected: dict[str, Any]) -> Told:
 
 
 def make_responses(exchange: Any, address: str, options: ModelOptions) -> HTTPModel:
-    """The provider of an exchange over OpenAI's Responses."""
+    """Return the provider of an exchange over OpenAI Responses."""
     path = exchange["request"]["path"].partition("?")[0].removesuffix("/responses")
     model = exchange["request"]["body"]["model"]
     return openai_responses(model, preset="openai_responses", **{"base_url": address + path, **options})
 
 
-def responses_told(expected: dict[str, Any]) -> Told:
-    """Reads what the openai SDK makes of a response."""
+def read_responses(expected: dict[str, Any]) -> SdkAnswer:
+    """Return the response as read by the openai SDK."""
     usage = expected.get("usage") or {}
     read, written = usage.get("input_tokens_details") or {}, usage.get("output_tokens_details") or {}
     incomplete = expected.get("incomplete") or {}
-    return Told(
-        # We give a refusal as the text of the answer.
+    return SdkAnswer(
+        # The provider returns a refusal as text.
         text=expected["text"] or expected["refusal"] or "",
         reasoning=expected["reasoning"] or "",
         calls=[(call_id, name, orjson.loads(arguments)) for call_id, name, arguments in expected["tool_calls"]],
@@ -129,29 +128,29 @@ def responses_told(expected: dict[str, Any]) -> Told:
 _QUEUED = "an answer that was only queued is an error, which says to stream it"
 _UNKNOWN = "a model that the vendor does not know is named as such, though the status is 400"
 
-NATIVE: dict[str, Native] = {
-    "gen": Native(
+NATIVE: dict[str, NativeApi] = {
+    "gen": NativeApi(
         api="gen",
         make=make_gemini,
-        told=told_by_gemini,
-        differ={
+        read=read_gemini,
+        expected_differences={
             "vertex-gen-j-test-google-model-armor-prompt-template-text-18c77490/0/finish": "why the prompt was blocked "
             "stands for the reason, of which there is none: no answer was begun",
             "google-gen-s-google-gemini-2-5-flash-dd0aeb2d/0/kind": "a key that is not valid is told "
             "by the details, and not by the status, which is that of a bad request",
         },
     ),
-    "resp": Native(
+    "resp": NativeApi(
         api="resp",
         make=make_responses,
-        told=responses_told,
-        differ={
+        read=read_responses,
+        expected_differences={
             "openai-resp-j-test-background-mode-with-tool-vcr-429acb84/0/error": _QUEUED,
             "openai-resp-j-test-background-mode-with-tool-vcr-429acb84/1/error": _QUEUED,
             "openai-resp-s-openai-gpt-4o-responses-80810123/0/kind": _UNKNOWN,
             "openai-resp-s-openai-gpt-4o-responses-80810123/1/kind": _UNKNOWN,
         },
     ),
-    "msgs": Native(api="msgs", make=make_messages, told=told_by_messages),
+    "msgs": NativeApi(api="msgs", make=make_messages, read=read_messages),
 }
-"""By the name of the API in the recordings."""
+"""Native APIs by their name in the recordings."""

@@ -1,4 +1,4 @@
-"""What OpenAI's own client has to say of our streams: its types, read strictly, and what it puts together of them."""
+"""Strict checks of OpenAI streams with the types of OpenAI's client."""
 
 from __future__ import annotations
 
@@ -16,36 +16,37 @@ _EVENTS: dict[str, type[BaseModel]] = {
     get_args(each.model_fields["type"].annotation)[0]: each for each in get_args(get_args(ResponseStreamEvent)[0])
 }
 _ENDS = ("response.completed", "response.failed", "response.incomplete")
-_OURS = {"reasoning_content", "annotations"}
-"""What other vendors have added to chat completions, and their clients read; and what OpenAI itself streams of a
-search, which the types of its client have only in a whole message."""
+_EXTENSIONS = {"reasoning_content", "annotations"}
+"""Fields that other vendors added to chat completions, and a field that OpenAI streams but its client only declares for
+whole messages.
+"""
 
 
 def check(model: type[BaseModel], data: Json) -> Any:
-    """See that JSON fits a type of the client: no field is missing, wrong, or unknown."""
+    """Validate JSON against a client type and reject missing, invalid and unknown fields."""
     read = model.model_validate(data)
-    _known(read, data.get("type", model.__name__))
+    _check_fields(read, data.get("type", model.__name__))
     return read
 
 
-def _known(value: Any, place: str) -> None:
+def _check_fields(value: Any, place: str) -> None:
     if isinstance(value, BaseModel):
-        unknown = {*(value.model_extra or {})} - _OURS
+        unknown = {*(value.model_extra or {})} - _EXTENSIONS
         assert not unknown, f"{place}: {type(value).__name__} has no {unknown}"
         for name in type(value).model_fields:
-            _known(getattr(value, name), f"{place}.{name}")
+            _check_fields(getattr(value, name), f"{place}.{name}")
     elif isinstance(value, list):
         for each in value:
-            _known(each, place)
+            _check_fields(each, place)
 
 
 def check_event(event: Json) -> Any:
-    """See that an event of a response fits its type."""
+    """Validate an event of a response."""
     return check(_EVENTS[event["type"]], event)
 
 
 def check_response(response: Json) -> Response:
-    """See that a response fits its type."""
+    """Validate a response."""
     read: Response = check(Response, response)
     ids = [item["id"] for item in response["output"]]
     assert len(ids) == len(set(ids))
@@ -53,35 +54,35 @@ def check_response(response: Json) -> Response:
 
 
 def check_stream(events: Sequence[Json]) -> Json:
-    """See that the events of one response are a whole stream, and give the response that it comes to."""
+    """Check that the events form a complete stream and return the final response."""
     state: Any = ResponseStreamState(input_tools=omit, text_format=omit)
-    begun: dict[int, str] = {}
+    open_items: dict[int, str] = {}
     for number, event in enumerate(events):
         assert event["sequence_number"] == number
         state.handle_event(check_event(event))
         index: Any = event.get("output_index")
         if event["type"] == "response.output_item.added":
-            assert index not in begun
-            begun[index] = event["item"]["id"]
+            assert index not in open_items
+            open_items[index] = event["item"]["id"]
         elif event["type"] == "response.output_item.done":
-            assert begun.pop(index) == event["item"]["id"]
+            assert open_items.pop(index) == event["item"]["id"]
         elif index is not None:
-            assert begun[index] == event["item_id"]
+            assert open_items[index] == event["item_id"]
         assert (event["type"] in _ENDS) == (number == len(events) - 1), event
-    assert not begun, "what has begun has to end"
+    assert not open_items, "what has begun has to end"
     assert events[0]["type"] == "response.created"
     check_response(events[-1]["response"])
     return events[-1]["response"]
 
 
-def text_of(response: Json) -> str:
-    """The text of a response, as `output_text` has it."""
+def response_text(response: Json) -> str:
+    """Return the text of a response, like `output_text`."""
     parts = [part for item in response["output"] if item["type"] == "message" for part in item["content"]]
     return "".join(part["text"] for part in parts)
 
 
 def check_chunks(chunks: Iterable[Json]) -> str:
-    """See that chunks fit their type, and give the text that they come to."""
+    """Validate chunks and return their text."""
     text = ""
     for chunk in chunks:
         if "error" in chunk:
@@ -92,5 +93,5 @@ def check_chunks(chunks: Iterable[Json]) -> str:
 
 
 def check_completion(completion: Json) -> ChatCompletion:
-    """See that a chat completion fits its type."""
+    """Validate a chat completion."""
     return check(ChatCompletion, completion)

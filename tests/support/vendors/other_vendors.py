@@ -1,4 +1,4 @@
-"""The vendors with whom a conversation goes on, and what judges the requests to each."""
+"""Vendors that continue a conversation, and checks of the requests to each."""
 
 from __future__ import annotations
 
@@ -17,49 +17,51 @@ from rxloop.providers.codecs.anthropic import AnthropicCodec
 from rxloop.providers.codecs.chat import ChatCodec
 from rxloop.providers.codecs.gemini import GeminiCodec
 from rxloop.providers.codecs.responses import ResponsesCodec
-from support.vendors.vendor_rules import judge_chat, judge_gemini, judge_messages, judge_responses
+from support.vendors.vendor_rules import check_chat, check_gemini, check_messages, check_responses
 
 LOOK = ToolDefinition("look", "Look.", {"type": "object", "properties": {"at": {"type": "string"}}})
 
 
 @dataclass(frozen=True)
-class Other:
-    """A vendor with whom a conversation goes on."""
+class OtherVendor:
+    """Vendor that continues a conversation."""
 
     make: CodecFactory
     model: str
     preset: str
-    judge: Callable[[dict[str, Any]], None]
+    check: Callable[[dict[str, Any]], None]
 
-    def wire(self) -> Codec:
+    def make_codec(self) -> Codec:
         wire = self.make(self.model, PRESETS[self.preset], stream=True)
         wire.url("https://api.example.com/v1")
         return wire
 
 
-def _looser(*extensions: str) -> Callable[[dict[str, Any]], None]:
-    return partial(judge_chat, extensions=extensions, longest=200)
+def _check_chat_with(*extensions: str) -> Callable[[dict[str, Any]], None]:
+    return partial(check_chat, extensions=extensions, id_length=200)
 
 
-OTHERS = {
-    "claude": Other(AnthropicCodec, "claude-sonnet-4-5", "anthropic", judge_messages),
-    "claude newest": Other(AnthropicCodec, "claude-opus-4-8", "anthropic", judge_messages),
-    "another behind claude's protocol": Other(AnthropicCodec, "MiniMax-M2", "anthropic", judge_messages),
-    "gemini 3": Other(GeminiCodec, "gemini-3-flash-preview", "google", judge_gemini),
-    "gemini 2": Other(GeminiCodec, "gemini-2.5-flash", "google", partial(judge_gemini, signs=False)),
-    "gemini on vertex": Other(GeminiCodec, "gemini-3-flash-preview", "vertex", judge_gemini),
-    "gpt": Other(ResponsesCodec, "gpt-5", "openai_responses", judge_responses),
-    "gpt that does not reason": Other(ResponsesCodec, "gpt-4o", "openai_responses", judge_responses),
-    "openai chat": Other(ChatCodec, "gpt-4o", "openai", judge_chat),
-    "mistral": Other(ChatCodec, "m", "mistral", partial(judge_chat, short_ids=True)),
-    "deepseek": Other(ChatCodec, "m", "deepseek", _looser("reasoning_content")),
-    "google chat": Other(ChatCodec, "m", "google_chat", _looser("extra_content")),
-    "openrouter": Other(ChatCodec, "m", "openrouter", _looser("reasoning_details")),
+OTHER_VENDORS = {
+    "claude": OtherVendor(AnthropicCodec, "claude-sonnet-4-5", "anthropic", check_messages),
+    "claude newest": OtherVendor(AnthropicCodec, "claude-opus-4-8", "anthropic", check_messages),
+    "another behind claude's protocol": OtherVendor(AnthropicCodec, "MiniMax-M2", "anthropic", check_messages),
+    "gemini 3": OtherVendor(GeminiCodec, "gemini-3-flash-preview", "google", check_gemini),
+    "gemini 2": OtherVendor(GeminiCodec, "gemini-2.5-flash", "google", partial(check_gemini, has_signatures=False)),
+    "gemini on vertex": OtherVendor(GeminiCodec, "gemini-3-flash-preview", "vertex", check_gemini),
+    "gpt": OtherVendor(ResponsesCodec, "gpt-5", "openai_responses", check_responses),
+    "gpt that does not reason": OtherVendor(ResponsesCodec, "gpt-4o", "openai_responses", check_responses),
+    "openai chat": OtherVendor(ChatCodec, "gpt-4o", "openai", check_chat),
+    "mistral": OtherVendor(ChatCodec, "m", "mistral", partial(check_chat, short_ids=True)),
+    "deepseek": OtherVendor(ChatCodec, "m", "deepseek", _check_chat_with("reasoning_content")),
+    "google chat": OtherVendor(ChatCodec, "m", "google_chat", _check_chat_with("extra_content")),
+    "openrouter": OtherVendor(ChatCodec, "m", "openrouter", _check_chat_with("reasoning_details")),
 }
 
 
-def sent(wire: Codec, history: Sequence[Message], told: list[str] | None = None, **request: Any) -> dict[str, Any]:
-    """The body of a request."""
-    notices = [] if told is None else told
-    encoded = wire.encode(ModelRequest(messages=history, **request), lambda code, text: notices.append(text))
+def encode_request(
+    codec: Codec, history: Sequence[Message], notices: list[str] | None = None, **request: Any
+) -> dict[str, Any]:
+    """Encode a request and return its body."""
+    collected = [] if notices is None else notices
+    encoded = codec.encode(ModelRequest(messages=history, **request), lambda code, text: collected.append(text))
     return orjson.loads(encoded)

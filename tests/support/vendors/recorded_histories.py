@@ -1,4 +1,4 @@
-"""Recorded conversations as the histories of runs: answers read by our wires, and what was said to them."""
+"""Recorded conversations converted to message histories."""
 
 from __future__ import annotations
 
@@ -10,39 +10,39 @@ import orjson
 from rxloop.protocol.events import ContentCompleteEvent
 from rxloop.protocol.messages import FilePart, ImagePart, Message, Part, TextPart, ToolCall
 from support.http_server import REQUEST, collect
-from support.vendors.messages import message_of
+from support.vendors.messages import to_message
 from support.vendors.native import NATIVE
-from support.vendors.recordings import Make, make_chat, recording, replaying
+from support.vendors.recordings import Make, make_chat, recording, replay_server
 
 Json = dict[str, Any]
 
 
-async def history_of(name: str) -> list[Message]:
-    """The messages of a recorded conversation; an answer that was an error is none of them."""
+async def read_history(name: str) -> list[Message]:
+    """Return the messages of a recorded conversation, without error responses."""
     conversation = recording(name)
     api = _API[conversation["api"]]
     make: Make = make_chat if api == "chat" else NATIVE[api].make
-    found: list[Message] = []
-    async with replaying("httpx", make) as vendor:
+    history: list[Message] = []
+    async with replay_server("httpx", make) as vendor:
         for number, exchange in enumerate(conversation["exchanges"]):
-            said = _said(exchange["request"]["body"], api)
-            if found:
-                last = max((place for place, each in enumerate(said) if each.role == "assistant"), default=-1)
-                said = said[last + 1 :]
-            found += _answering(said, found)
-            vendor.play(conversation, number)
+            messages = _read_request(exchange["request"]["body"], api)
+            if history:
+                last = max((place for place, each in enumerate(messages) if each.role == "assistant"), default=-1)
+                messages = messages[last + 1 :]
+            history += _match_results(messages, history)
+            vendor.replay_conversation(conversation, number)
             answer = await collect(vendor.provider(exchange).call(REQUEST))
             complete = answer.events[-1] if answer.events else None
             if isinstance(complete, ContentCompleteEvent):
-                found.append(message_of(complete))
-    return found
+                history.append(to_message(complete))
+    return history
 
 
 _API = {"openai-chat": "chat", "anthropic-messages": "msgs", "google-generate": "gen", "openai-responses": "resp"}
 
 
-def _answering(said: list[Message], history: list[Message]) -> list[Message]:
-    """The same messages, with results that name the calls of our message: some vendors give no ids."""
+def _match_results(said: list[Message], history: list[Message]) -> list[Message]:
+    """Return the messages with results that refer to our call ids, because some vendors have no ids."""
     calls = [call.id for call in history[-1].tool_calls] if history and history[-1].role == "assistant" else []
     results = [message for message in said if message.role == "tool"]
     if len(results) != len(calls) or any(message.tool_call_id in calls for message in results):
@@ -51,7 +51,7 @@ def _answering(said: list[Message], history: list[Message]) -> list[Message]:
     return [Message.tool(next(ids), message.content) if message.role == "tool" else message for message in said]
 
 
-def _said(body: Any, api: str) -> list[Message]:
+def _read_request(body: Any, api: str) -> list[Message]:
     if not isinstance(body, dict):
         return []
     read = {"chat": _chat, "msgs": _messages, "gen": _contents, "resp": _items}[api]

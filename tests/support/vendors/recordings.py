@@ -1,6 +1,6 @@
-"""The recordings of what real vendors sent, which are no part of this repository.
+"""Recorded responses of real vendors, which are not part of this repository.
 
-They are looked for in a folder `shared` beside it.
+They are read from a folder `shared` next to the checkout.
 """
 
 from __future__ import annotations
@@ -23,38 +23,38 @@ needs_recordings = pytest.mark.skipif(
 )
 
 
-def names(pattern: str = "*", api: str = "chat") -> list[str]:
-    """The conversations that were recorded in one API: `chat`, `resp`, `msgs` or `gen`."""
+def recording_names(pattern: str = "*", api: str = "chat") -> list[str]:
+    """Return the names of the recorded conversations of an API: `chat`, `resp`, `msgs` or `gen`."""
     return sorted(path.stem for path in (CORPUS / "exchanges").glob(f"{pattern}-{api}-[js]-*.json"))
 
 
-def vendors(api: str = "chat") -> list[str]:
-    """Who was recorded; pytest wants one name at least, also where there is nothing."""
-    return sorted({name.partition(f"-{api}-")[0] for name in names(api=api)}) or ["nobody"]
+def recorded_vendors(api: str = "chat") -> list[str]:
+    """Return the recorded vendors. Pytest needs at least one name even without recordings."""
+    return sorted({name.partition(f"-{api}-")[0] for name in recording_names(api=api)}) or ["nobody"]
 
 
 def recording(name: str) -> Any:
-    """A conversation as it was recorded."""
+    """Return a recorded conversation."""
     return _load(CORPUS / "exchanges" / f"{name}.json")
 
 
 def oracle(name: str) -> list[dict[str, Any]]:
-    """What the vendor's own SDK makes of each exchange of a conversation."""
+    """Return each exchange of a conversation as read by the vendor's SDK."""
     return _load(CORPUS / "oracle" / f"{name}.json")["exchanges"]
 
 
 def loops() -> dict[str, Any]:
-    """The agent loops among the conversations, taken apart."""
+    """Return the parsed agent loops of the conversations."""
     return _load(CORPUS / "loops.json") if CORPUS.is_dir() else {}
 
 
 def choice(expected: dict[str, Any]) -> dict[str, Any]:
-    """The message that an exchange amounts to: by hand, where the SDK itself stumbles."""
-    return expected["hand_choices" if by_hand(expected) else "sdk_choices"][0]
+    """Return the message of an exchange. Messages written by hand replace errors of the SDK."""
+    return expected["hand_choices" if is_written_by_hand(expected) else "sdk_choices"][0]
 
 
-def by_hand(expected: dict[str, Any]) -> bool:
-    """Whether the SDK is no authority on an exchange."""
+def is_written_by_hand(expected: dict[str, Any]) -> bool:
+    """Return True if the SDK misreads an exchange."""
     return str(expected.get("authority")).startswith("hand")
 
 
@@ -63,27 +63,27 @@ def _load(path: Path) -> Any:
 
 
 def body(exchange: Any) -> bytes:
-    """The bytes of a recorded answer."""
+    """Return the bytes of a recorded response."""
     return _replay.body_of(exchange["response"])
 
 
 def outline(request: Any) -> Any:
-    """The roles, calls and results of the messages of a request."""
+    """Return the roles, calls and results of the messages in a request."""
     return _replay.roles(request)
 
 
 Make = Callable[[Any, str, ModelOptions], HTTPModel]
-"""Makes the provider of a recorded exchange, at the address of a server, with some options."""
+"""Factory of the provider for a recorded exchange, given the server address and options."""
 
 
 def make_chat(exchange: Any, address: str, options: ModelOptions) -> HTTPModel:
-    """The provider of a chat exchange."""
+    """Return the provider of a chat exchange."""
     path = exchange["request"]["path"].partition("?")[0].removesuffix("/chat/completions")
     return openai_chat("m", **{"base_url": address + path, **options})
 
 
 class Vendor:
-    """One replay server for many conversations, and the providers that talk to it."""
+    """Replay server for many conversations, and its providers."""
 
     def __init__(self, replay: Any, transport: Transport, make: Make) -> None:
         self.replay = replay
@@ -91,8 +91,10 @@ class Vendor:
         self._make = make
         self._providers: dict[tuple[str, bool], HTTPModel] = {}
 
-    def play(self, conversation: Any, first: int = 0, *, mode: str = "whole", seed: int = 0, **shape: Any) -> None:
-        """Answer the next requests with this conversation, from exchange number `first` on."""
+    def replay_conversation(
+        self, conversation: Any, first: int = 0, *, mode: str = "whole", seed: int = 0, **shape: Any
+    ) -> None:
+        """Answer the next requests with this conversation, starting at exchange `first`."""
         self.replay.conv, self.replay.i = conversation, first
         self.replay.mode, self.replay.seed = mode, seed
         self.replay.newline, self.replay.inject = shape.get("newline", "keep"), shape.get("inject", ())
@@ -100,7 +102,7 @@ class Vendor:
         self.replay.requests = []
 
     def provider(self, exchange: Any) -> HTTPModel:
-        """A provider for the path of a recorded exchange, which leaves the text alone."""
+        """Return a provider for the path of a recorded exchange. It does not change the text."""
         where = (exchange["request"]["path"], exchange["stream"])
         if where not in self._providers:
             options: ModelOptions = {
@@ -120,8 +122,8 @@ class Vendor:
 
 
 @contextlib.asynccontextmanager
-async def replaying(transport: Transport = "httpx", make: Make = make_chat) -> AsyncGenerator[Vendor]:
-    """A replay server for as long as the block lasts."""
+async def replay_server(transport: Transport = "httpx", make: Make = make_chat) -> AsyncGenerator[Vendor]:
+    """Start a replay server for the duration of the block."""
     with _replay.Replay({"exchanges": []}) as replay:
         vendor = Vendor(replay, transport, make)
         try:

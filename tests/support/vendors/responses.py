@@ -1,4 +1,4 @@
-"""Answers of Responses read, and requests written, without a network."""
+"""Requests and responses of the Responses API, without a network."""
 
 from __future__ import annotations
 
@@ -27,19 +27,21 @@ ACCEPTED: TypeAdapter[Any] = TypeAdapter(ResponseCreateParamsStreaming)
 WHERE = Endpoint("m", OPENAI + "/responses", "OPENAI_API_KEY", "")
 
 
-def wire(model: str = "gpt-5", base: str = OPENAI, preset: Preset | None = None, **options: Any) -> ResponsesCodec:
-    """A wire that has an address."""
-    made = ResponsesCodec(model, preset or PRESETS["openai_responses"], stream=True, **options)
-    made.url(base)
-    return made
+def make_codec(
+    model: str = "gpt-5", base: str = OPENAI, preset: Preset | None = None, **options: Any
+) -> ResponsesCodec:
+    """Return a codec with a base URL."""
+    codec = ResponsesCodec(model, preset or PRESETS["openai_responses"], stream=True, **options)
+    codec.url(base)
+    return codec
 
 
-def read(
-    answer: bytes | list[dict[str, Any]], of: ResponsesCodec | None = None, bounds: Bounds = DEFAULT_BOUNDS
+def read_events(
+    answer: bytes | list[dict[str, Any]], codec: ResponsesCodec | None = None, bounds: Bounds = DEFAULT_BOUNDS
 ) -> list[Event]:
-    """The events of a whole answer (JSON), or of the events of a stream."""
+    """Read a whole response (JSON) or the events of a stream."""
     events: list[Event] = []
-    reader = (of or wire()).reader(MessageDraft(events.append, "1", WHERE, bounds=bounds))
+    reader = (codec or make_codec()).reader(MessageDraft(events.append, "1", WHERE, bounds=bounds))
     assert isinstance(reader, ResponsesReader)
     if isinstance(answer, bytes):
         reader.whole(answer)
@@ -49,80 +51,82 @@ def read(
     return events
 
 
-def message_of(events: list[Event]) -> Message:
-    """The message of the model, as the history of a run has it."""
-    return messages.message_of(events[-1])
+def last_message(events: list[Event]) -> Message:
+    """Return the message that a response adds to the history."""
+    return messages.to_message(events[-1])
 
 
-def written(
-    request: ModelRequest | list[Message], by: ResponsesCodec | None = None, left_out: list[str] | None = None
+def encode(
+    request: ModelRequest | list[Message], codec: ResponsesCodec | None = None, notices: list[str] | None = None
 ) -> dict[str, Any]:
-    """The body of a request; what is left out is added to the list."""
+    """Return the body of a request. Notices about omitted content are added to the list."""
     if isinstance(request, list):
         request = ModelRequest(messages=request)
-    told = [] if left_out is None else left_out
-    return cast("dict[str, Any]", json.loads((by or wire()).encode(request, lambda code, what: told.append(what))))
+    told = [] if notices is None else notices
+    return cast(
+        "dict[str, Any]", json.loads((codec or make_codec()).encode(request, lambda code, what: told.append(what)))
+    )
 
 
 def response(*output: dict[str, Any], **fields: Any) -> bytes:
-    """A whole answer with these items."""
+    """Return a whole response with these items."""
     return orjson.dumps({"id": "resp_1", "status": "completed", "output": output, **fields})
 
 
-def completed(*output: dict[str, Any], **fields: Any) -> dict[str, Any]:
-    """The last event of a stream."""
+def completed_event(*output: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    """Return the last event of a stream."""
     return {"type": "response.completed", "response": orjson.loads(response(*output, **fields))}
 
 
-def judged(body: dict[str, Any]) -> dict[str, Any]:
-    """The body, if the SDK's types accept all of it."""
-    _exhaust(ACCEPTED.validate_python(body))
+def check_request(body: dict[str, Any]) -> dict[str, Any]:
+    """Validate a body with the SDK's types and return it."""
+    _validate_lazy_values(ACCEPTED.validate_python(body))
     return body
 
 
-def _exhaust(value: Any) -> None:
-    """Look at all of a value: pydantic reads what is iterable late."""
+def _validate_lazy_values(value: Any) -> None:
+    """Iterate over all values, because pydantic validates iterables lazily."""
     if isinstance(value, dict):
         for each in value.values():
-            _exhaust(each)
+            _validate_lazy_values(each)
     elif not isinstance(value, str | bytes) and isinstance(value, Iterable):
         for each in value:
-            _exhaust(each)
+            _validate_lazy_values(each)
 
 
 def text(words: str, number: int = 1, **fields: Any) -> dict[str, Any]:
-    """An item with a text."""
+    """Return a text item."""
     content = [{"type": "output_text", "text": words, "annotations": []}]
     item = {"type": "message", "id": f"msg_{number}", "role": "assistant", "status": "completed", "content": content}
     return {**item, **fields}
 
 
 def reasoning(*summary: str, number: int = 1, **fields: Any) -> dict[str, Any]:
-    """An item with reasoning."""
+    """Return a reasoning item."""
     parts = [{"type": "summary_text", "text": part} for part in summary]
     return {"type": "reasoning", "id": f"rs_{number}", "summary": parts, "encrypted_content": "secret", **fields}
 
 
 def call(name: str, arguments: str, number: int = 1, **fields: Any) -> dict[str, Any]:
-    """An item that is a call of one of our tools."""
+    """Return a call item of one of our tools."""
     item = {"type": "function_call", "id": f"fc_{number}", "call_id": f"call_{number}", "status": "completed"}
     return {**item, "name": name, "arguments": arguments, **fields}
 
 
-def added(item: dict[str, Any], index: int = 0) -> dict[str, Any]:
-    """The event that an item begins."""
+def item_added(item: dict[str, Any], index: int = 0) -> dict[str, Any]:
+    """Return the event that starts an item."""
     empty = {"content": [], "summary": [], "arguments": ""}
-    began = {name: empty.get(name, value) for name, value in item.items()} | {"status": "in_progress"}
-    return {"type": "response.output_item.added", "output_index": index, "item": began}
+    started_item = {name: empty.get(name, value) for name, value in item.items()} | {"status": "in_progress"}
+    return {"type": "response.output_item.added", "output_index": index, "item": started_item}
 
 
-def done(item: dict[str, Any], index: int = 0) -> dict[str, Any]:
-    """The event that an item is there."""
+def item_done(item: dict[str, Any], index: int = 0) -> dict[str, Any]:
+    """Return the event that completes an item."""
     return {"type": "response.output_item.done", "output_index": index, "item": item}
 
 
-def piece(kind: str, delta: str, item: dict[str, Any], index: int = 0, part: int = 0) -> dict[str, Any]:
-    """The event that a piece of an item comes."""
+def item_delta(kind: str, delta: str, item: dict[str, Any], index: int = 0, part: int = 0) -> dict[str, Any]:
+    """Return an event with a piece of an item."""
     number = {"summary_index": part} if "summary" in kind else {"content_index": part}
     event = {"type": f"response.{kind}.delta", "item_id": item["id"], "output_index": index, "delta": delta}
     return {**event, **number}

@@ -1,4 +1,4 @@
-"""What the vendors refuse with 400 in definitions of tools and in schemas of answers, each rule with its source."""
+"""Tool and answer schemas that vendors reject with status 400, with sources."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ STRICT_KEYWORDS = {
 GEMINI_KEYWORDS = {
     *("$id", "$defs", "$ref", "$anchor", "type", "format", "title", "description", "enum", "items", "prefixItems"),
     *("minItems", "maxItems", "minimum", "maximum", "anyOf", "oneOf", "properties", "additionalProperties"),
-    # Those that the type `Schema` of the same API has beside them.
+    # Keywords of the type `Schema` in the same API.
     *("required", "propertyOrdering", "default", "pattern", "minLength", "maxLength", "minProperties", "maxProperties"),
 }
 
 
-def parts_of(schema: Json) -> Iterator[Json]:
-    """Every schema in a schema, itself first."""
+def iterate_schemas(schema: Json) -> Iterator[Json]:
+    """Yield a schema and all of its subschemas."""
     yield schema
     inner: list[Any] = []
     for key in _NAMED:
@@ -37,27 +37,27 @@ def parts_of(schema: Json) -> Iterator[Json]:
     inner += [schema[key] for key in _ONE if key in schema]
     for part in inner:
         if isinstance(part, dict):
-            yield from parts_of(part)
+            yield from iterate_schemas(part)
 
 
 def property_names(schema: Any) -> set[str]:
-    """The names of all properties that a schema mentions, also a malformed one."""
+    """Return the names of all properties in a schema, even if it is malformed."""
     if isinstance(schema, list):
         return {name for part in schema for name in property_names(part)}
     if not isinstance(schema, dict):
         return set()
-    own = schema.get("properties")
-    found = set(own) if isinstance(own, dict) else set()
+    properties = schema.get("properties")
+    names = set(properties) if isinstance(properties, dict) else set()
     for key in (*_NAMED, "definitions"):
         if isinstance(named := schema.get(key), dict):
-            found |= {name for part in named.values() for name in property_names(part)}
-    return found.union(*(property_names(schema.get(key)) for key in (*_SEVERAL, *_ONE)))
+            names |= {name for part in named.values() for name in property_names(part)}
+    return names.union(*(property_names(schema.get(key)) for key in (*_SEVERAL, *_ONE)))
 
 
-def _judge_json_schema(schema: Json) -> None:
+def _check_json_schema(schema: Json) -> None:
     # "JSON schema is invalid. It must match JSON Schema draft 2020-12"
     Draft202012Validator.check_schema(schema)
-    for part in parts_of(schema):
+    for part in iterate_schemas(schema):
         # OpenAI: "'(?<!x' is not a 'regex'"
         re.compile(part.get("pattern", ""))
         # OpenAI: "[...] has non-unique elements", "[] should be non-empty"
@@ -73,24 +73,24 @@ def _judge_json_schema(schema: Json) -> None:
             assert set(part.get("required", ())) <= part.get("properties", {}).keys()
 
 
-def _judge_root(schema: Json) -> None:
+def _check_root(schema: Json) -> None:
     # OpenAI: "schema must have type 'object' and not have 'oneOf'/'anyOf'/'allOf'/'enum'/'not' at the top level"
     # Claude: "input_schema does not support oneOf, allOf, or anyOf at the top level"
     assert schema["type"] == "object"
     assert not schema.keys() & {"oneOf", "anyOf", "allOf", "enum", "not", "const", "$ref", "if", "then", "else"}
 
 
-def _judge_names(schema: Json, pattern: str) -> None:
+def _check_names(schema: Json, pattern: str) -> None:
     # Claude: "Property keys should match pattern '^[a-zA-Z0-9_.-]{1,64}$'"
-    for part in parts_of(schema):
+    for part in iterate_schemas(schema):
         for name in part.get("properties", {}):
             assert re.fullmatch(pattern, name), name
 
 
-def judge_openai_schema(schema: Json, *, strict: bool) -> None:
+def check_openai_schema(schema: Json, *, strict: bool) -> None:
     """platform.openai.com/docs/guides/structured-outputs, and the errors of function calling without strict."""
-    _judge_json_schema(schema)
-    for part in parts_of(schema):
+    _check_json_schema(schema)
+    for part in iterate_schemas(schema):
         kinds = part.get("type", ())
         if "array" in kinds:
             # "array schema missing items"
@@ -114,35 +114,35 @@ def judge_openai_schema(schema: Json, *, strict: bool) -> None:
             # "'required' is required to be supplied and to be an array including every key in properties"
             assert set(part["required"]) == part["properties"].keys()
     if strict:
-        assert sum(len(part.get("properties", {})) for part in parts_of(schema)) <= 5_000
-        assert sum(len(part.get("enum", [])) for part in parts_of(schema)) <= 1_000
+        assert sum(len(part.get("properties", {})) for part in iterate_schemas(schema)) <= 5_000
+        assert sum(len(part.get("enum", [])) for part in iterate_schemas(schema)) <= 1_000
 
 
-def judge_openai_tool(tool: Json) -> None:
-    """A function, in chat completions and in Responses."""
+def check_openai_tool(tool: Json) -> None:
+    """Check a function of chat completions or Responses."""
     # "Expected a string that matches the pattern '^[a-zA-Z0-9_-]+$'", "maximum length 64"
     assert re.fullmatch("[a-zA-Z0-9_-]{1,64}", tool["name"])
     # "string too long. Expected a string with maximum length 1024"
     assert len(tool["description"]) <= 1024
-    _judge_root(tool["parameters"])
-    _judge_names(tool["parameters"], "[a-zA-Z0-9_.-]{1,64}")
-    judge_openai_schema(tool["parameters"], strict=bool(tool.get("strict")))
+    _check_root(tool["parameters"])
+    _check_names(tool["parameters"], "[a-zA-Z0-9_.-]{1,64}")
+    check_openai_schema(tool["parameters"], strict=bool(tool.get("strict")))
 
 
-def judge_claude_tool(tool: Json) -> None:
+def check_claude_tool(tool: Json) -> None:
     """docs.anthropic.com/en/docs/build-with-claude/structured-outputs, and the errors of tools without strict."""
     assert re.fullmatch("[a-zA-Z0-9_-]{1,128}", tool["name"])
     schema = tool["input_schema"]
-    _judge_root(schema)
-    _judge_json_schema(schema)
-    _judge_names(schema, "[a-zA-Z0-9_.-]{1,64}")
+    _check_root(schema)
+    _check_json_schema(schema)
+    _check_names(schema, "[a-zA-Z0-9_.-]{1,64}")
     if tool.get("strict"):
-        judge_claude_strict(schema)
+        check_claude_strict(schema)
 
 
-def judge_claude_strict(schema: Json) -> None:
-    _judge_json_schema(schema)
-    for part in parts_of(schema):
+def check_claude_strict(schema: Json) -> None:
+    _check_json_schema(schema)
+    for part in iterate_schemas(schema):
         if part.get("type") == "object":
             # "For 'object' type, 'additionalProperties' must be explicitly set to false"
             assert part["additionalProperties"] is False
@@ -152,21 +152,21 @@ def judge_claude_strict(schema: Json) -> None:
         assert part.get("minItems", 0) in (0, 1)
 
 
-def judge_gemini_tool(declaration: Json) -> None:
+def check_gemini_tool(declaration: Json) -> None:
     """ai.google.dev/api/caching#FunctionDeclaration."""
     # "Must start with a letter or an underscore"
     assert re.fullmatch("[a-zA-Z_][a-zA-Z0-9_.:-]{0,127}", declaration["name"])
     schema = declaration["parametersJsonSchema"]
-    _judge_root(schema)
-    _judge_names(schema, "[a-zA-Z_][a-zA-Z0-9_]{0,63}")
-    judge_gemini_schema(schema)
+    _check_root(schema)
+    _check_names(schema, "[a-zA-Z_][a-zA-Z0-9_]{0,63}")
+    check_gemini_schema(schema)
 
 
-def judge_gemini_schema(schema: Json) -> None:
+def check_gemini_schema(schema: Json) -> None:
     """ai.google.dev/api/generate-content#GenerationConfig, on `responseJsonSchema`."""
-    _judge_json_schema(schema)
+    _check_json_schema(schema)
     orjson.dumps(schema)
-    for part in parts_of(schema):
+    for part in iterate_schemas(schema):
         assert part.keys() <= GEMINI_KEYWORDS, part.keys() - GEMINI_KEYWORDS
         # "If `$ref` is set on a sub-schema, no other properties, except for those starting as a `$`, may be set."
         assert "$ref" not in part or all(name.startswith("$") for name in part)

@@ -1,4 +1,4 @@
-"""Streams in pieces, as the reads of a socket give them."""
+"""Streams split into pieces, as read from a socket."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rxloop.providers.bounds import Unreadable
 
 
 class Decoder(Protocol):
-    """What cuts the bytes of a stream into payloads."""
+    """Decoder of a byte stream into payloads."""
 
     def feed(self, data: bytes) -> list[bytes]: ...
 
@@ -19,19 +19,19 @@ class Decoder(Protocol):
 
 
 @st.composite
-def cut(draw: st.DrawFn, stream: bytes) -> list[bytes]:
-    """A stream, cut at any places."""
+def split_stream(draw: st.DrawFn, stream: bytes) -> list[bytes]:
+    """Split a stream at arbitrary positions."""
     places = sorted(draw(st.lists(st.integers(0, len(stream)), max_size=12)))
     return [stream[a:b] for a, b in zip([0, *places], [*places, len(stream)], strict=True)]
 
 
-def bytewise(stream: bytes) -> list[bytes]:
-    """A stream, one byte at a time."""
+def split_bytes(stream: bytes) -> list[bytes]:
+    """Split a stream into single bytes."""
     return [stream[i : i + 1] for i in range(len(stream))]
 
 
-def decoded(decoder: Decoder, pieces: Sequence[bytes]) -> tuple[list[bytes], str | None]:
-    """The payloads of a stream, and what was wrong with it."""
+def decode_pieces(decoder: Decoder, pieces: Sequence[bytes]) -> tuple[list[bytes], str | None]:
+    """Return the payloads of a stream and the error message, if any."""
     found: list[bytes] = []
     try:
         for piece in pieces:

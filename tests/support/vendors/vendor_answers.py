@@ -1,4 +1,4 @@
-"""Answers of the four vendor APIs, streamed and whole, for tests that hold for all of them."""
+"""Responses of the four vendor APIs, streamed and whole."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ NORMAL = {"chat": "stop", "messages": "end_turn", "gemini": "STOP", "responses":
 
 
 @dataclass(frozen=True)
-class Said:
-    """What a model says in one answer; the arguments of its calls are text, and may be incomplete."""
+class ModelAnswer:
+    """Answer of a model. The arguments of its calls are strings and may be incomplete."""
 
     text: str = ""
     calls: Sequence[tuple[str, str]] = ()
@@ -30,7 +30,7 @@ class Said:
 
 
 def model(api: str, server: Server, *, stream: bool) -> HTTPModel:
-    """Make the provider of an API, for a server in its place."""
+    """Return the provider of an API for a local server."""
     options: Any = {"base_url": server.base_url, "api_key": "a-key", "stream": stream, "retry": Retry(attempts=1)}
     if api == "chat":
         return openai_chat("m", **options)
@@ -41,74 +41,76 @@ def model(api: str, server: Server, *, stream: bool) -> HTTPModel:
     return openai_responses("gpt-5", **options)
 
 
-def reply(api: str, said: Said, *, stream: bool) -> Reply:
-    """Make the HTTP answer of an API."""
-    made = {"chat": _chat, "messages": _messages, "gemini": _gemini, "responses": _responses}[api](said, stream)
+def reply(api: str, answer: ModelAnswer, *, stream: bool) -> Reply:
+    """Return the HTTP response of an API."""
+    payloads = {"chat": _chat, "messages": _messages, "gemini": _gemini, "responses": _responses}[api](answer, stream)
     if stream:
-        return Reply(sse(*made, done=api == "chat"))
-    return Reply([orjson.dumps(made[0])], content_type="application/json")
+        return Reply(sse(*payloads, done=api == "chat"))
+    return Reply([orjson.dumps(payloads[0])], content_type="application/json")
 
 
-def _chat(said: Said, stream: bool) -> list[Json]:
+def _chat(answer: ModelAnswer, stream: bool) -> list[Json]:
     calls = [
         {"index": index, "id": f"c{index}", "type": "function", "function": {"name": name, "arguments": arguments}}
-        for index, (name, arguments) in enumerate(said.calls)
+        for index, (name, arguments) in enumerate(answer.calls)
     ]
     if not stream:
-        message: Json = {"role": "assistant", "content": said.text or None}
+        message: Json = {"role": "assistant", "content": answer.text or None}
         if calls:
             message["tool_calls"] = calls
-        if said.refusal:
-            message["refusal"] = said.refusal
-        return [{"choices": [{"index": 0, "message": message, "finish_reason": said.finish}]}]
-    deltas = [delta(content=said.text)] if said.text else []
-    deltas += [delta(refusal=piece) for piece in _halves(said.refusal)]
+        if answer.refusal:
+            message["refusal"] = answer.refusal
+        return [{"choices": [{"index": 0, "message": message, "finish_reason": answer.finish}]}]
+    deltas = [delta(content=answer.text)] if answer.text else []
+    deltas += [delta(refusal=piece) for piece in _halves(answer.refusal)]
     deltas += [delta(tool_calls=[each]) for each in calls]
-    return [*deltas, delta(said.finish)]
+    return [*deltas, delta(answer.finish)]
 
 
-def _messages(said: Said, stream: bool) -> list[Json]:
+def _messages(answer: ModelAnswer, stream: bool) -> list[Json]:
     if not stream:
-        blocks: list[Json] = [{"type": "text", "text": said.text or said.refusal}] if said.text or said.refusal else []
+        blocks: list[Json] = (
+            [{"type": "text", "text": answer.text or answer.refusal}] if answer.text or answer.refusal else []
+        )
         blocks += [
-            {"type": "tool_use", "id": f"c{index}", "name": name, "input": _loose(arguments)}
-            for index, (name, arguments) in enumerate(said.calls)
+            {"type": "tool_use", "id": f"c{index}", "name": name, "input": _parse_arguments(arguments)}
+            for index, (name, arguments) in enumerate(answer.calls)
         ]
-        return [{"type": "message", "role": "assistant", "content": blocks, "stop_reason": said.finish, "usage": {}}]
+        return [{"type": "message", "role": "assistant", "content": blocks, "stop_reason": answer.finish, "usage": {}}]
     events = [start()]
-    if said.text or said.refusal:
-        events += text(0, *_halves(said.text or said.refusal))
-    for index, (name, arguments) in enumerate(said.calls):
+    if answer.text or answer.refusal:
+        events += text(0, *_halves(answer.text or answer.refusal))
+    for index, (name, arguments) in enumerate(answer.calls):
         events += call(index + 1, f"c{index}", name, *([arguments] if arguments else []))
-    end: list[Json] = [{"type": "message_delta", "delta": {"stop_reason": said.finish}, "usage": {}}]
+    end: list[Json] = [{"type": "message_delta", "delta": {"stop_reason": answer.finish}, "usage": {}}]
     return [*events, *end, {"type": "message_stop"}]
 
 
-def _gemini(said: Said, stream: bool) -> list[Json]:
-    words = said.text or said.refusal
+def _gemini(answer: ModelAnswer, stream: bool) -> list[Json]:
+    words = answer.text or answer.refusal
     parts: list[Json] = [{"text": words}] if words else []
-    parts += [{"functionCall": {"name": name, "args": _loose(arguments)}} for name, arguments in said.calls]
+    parts += [{"functionCall": {"name": name, "args": _parse_arguments(arguments)}} for name, arguments in answer.calls]
     candidate: Json = {"index": 0, "content": {"role": "model", "parts": parts}}
-    if said.finish is not None:
-        candidate["finishReason"] = said.finish
+    if answer.finish is not None:
+        candidate["finishReason"] = answer.finish
     return [{"candidates": [candidate]}]
 
 
-def _responses(said: Said, stream: bool) -> list[Json]:
+def _responses(answer: ModelAnswer, stream: bool) -> list[Json]:
     output: list[Json] = []
-    if said.text:
-        part = {"type": "output_text", "text": said.text, "annotations": []}
+    if answer.text:
+        part = {"type": "output_text", "text": answer.text, "annotations": []}
         output.append({"type": "message", "id": "m1", "role": "assistant", "status": "completed", "content": [part]})
-    if said.refusal:
-        part = {"type": "refusal", "refusal": said.refusal}
+    if answer.refusal:
+        part = {"type": "refusal", "refusal": answer.refusal}
         output.append({"type": "message", "id": "m2", "role": "assistant", "status": "completed", "content": [part]})
     output += [
         {"type": "function_call", "id": f"f{index}", "call_id": f"c{index}", "name": name, "arguments": arguments}
-        for index, (name, arguments) in enumerate(said.calls)
+        for index, (name, arguments) in enumerate(answer.calls)
     ]
     response: Json = {"id": "r1", "object": "response", "output": output, "status": "completed"}
-    if said.finish not in (None, "completed"):
-        response |= {"status": "incomplete", "incomplete_details": {"reason": said.finish}}
+    if answer.finish not in (None, "completed"):
+        response |= {"status": "incomplete", "incomplete_details": {"reason": answer.finish}}
     if not stream:
         return [response]
     events: list[Json] = []
@@ -133,8 +135,8 @@ def _halves(words: str) -> list[str]:
     return [piece for piece in (words[: len(words) // 2], words[len(words) // 2 :]) if piece]
 
 
-def _loose(arguments: str) -> Any:
-    """The arguments as an object, as APIs send them that know no incomplete ones."""
+def _parse_arguments(arguments: str) -> Any:
+    """Return the arguments as an object, for APIs without incomplete arguments."""
     try:
         return orjson.loads(arguments)
     except orjson.JSONDecodeError:

@@ -1,4 +1,4 @@
-"""What the four APIs refuse with 400 although the types of their SDKs accept it, each rule with its source."""
+"""Requests that the four APIs reject with status 400 although their SDK types accept them, with sources."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from openai.types.chat import completion_create_params as chat_params
 from openai.types.responses import response_create_params
 
 from support.vendors.gemini import Body
-from support.vendors.schema_rules import judge_claude_tool, judge_gemini_tool, judge_openai_tool
-from support.vendors.typed_dicts import misfit
+from support.vendors.schema_rules import check_claude_tool, check_gemini_tool, check_openai_tool
+from support.vendors.typed_dicts import find_mismatch
 
 Json = dict[str, Any]
 IMAGES = {"image/jpeg", "image/png", "image/gif", "image/webp"}
 _SAMPLING = ("temperature", "top_p", "top_k")
 
 
-def judge_messages(body: Json) -> None:
+def check_messages(body: Json) -> None:
     """Anthropic's Messages; docs.anthropic.com/en/api/messages, .../tool-use and .../extended-thinking."""
     params = MessageCreateParamsStreaming if body["stream"] else MessageCreateParamsNonStreaming
-    # The SDK has dropped what models before Claude Opus 4.7 take.
-    assert misfit({name: value for name, value in body.items() if name not in _SAMPLING}, params) is None
+    # The SDK no longer declares parameters for models before Claude Opus 4.7.
+    assert find_mismatch({name: value for name, value in body.items() if name not in _SAMPLING}, params) is None
     messages = body["messages"]
     # "messages: at least one message is required", "first message must use the user role"
     assert messages[0]["role"] == "user"
@@ -42,7 +42,7 @@ def judge_messages(body: Json) -> None:
         if message["role"] == "user":
             # "tool_use ids were found without tool_result blocks immediately after"; results come first in it.
             assert kinds[: len(answers)] == ["tool_result"] * len(answers)
-        # Each has one, and "unexpected tool_use_id found in tool_result blocks".
+        # Each call has one result, and "unexpected tool_use_id found in tool_result blocks".
         assert sorted(answers) == sorted(waiting)
         waiting = [block["id"] for block in content if block["type"] == "tool_use"]
         # "tool_use ids must be unique"
@@ -50,19 +50,19 @@ def judge_messages(body: Json) -> None:
         assert len(set(waiting)) == len(waiting)
         used.update(waiting)
         for block in content:
-            _judge_block(block, message["role"])
+            _check_block(block, message["role"])
         if message["role"] == "assistant" and number == len(messages) - 1 and content[-1]["type"] == "text":
             # "final assistant content cannot end with trailing whitespace"
             assert content[-1]["text"] == content[-1]["text"].rstrip()
     assert not waiting
     for tool in body.get("tools") or []:
         if "input_schema" in tool:
-            judge_claude_tool(tool)
+            check_claude_tool(tool)
     # "Requests which include tool_use or tool_result blocks must define tools"
     assert not used or body["tools"]
 
 
-def _judge_block(block: Json, role: str) -> None:
+def _check_block(block: Json, role: str) -> None:
     kind = block["type"]
     if kind == "text":
         # "text content blocks must be non-empty", "must contain non-whitespace text"
@@ -73,7 +73,7 @@ def _judge_block(block: Json, role: str) -> None:
         assert re.fullmatch("[a-zA-Z0-9_-]{1,128}", block["name"])
     elif kind == "tool_result":
         for part in block["content"] if isinstance(block["content"], list) else []:
-            _judge_block(part, role)
+            _check_block(part, role)
         # "content cannot be empty if `is_error` is true"
         assert block["content"] or not block.get("is_error")
     elif kind == "thinking":
@@ -88,12 +88,12 @@ def _judge_block(block: Json, role: str) -> None:
         assert block["source"].get("media_type") in {None, "application/pdf", "text/plain"}
 
 
-def judge_gemini(body: Json, *, signs: bool = True) -> None:
+def check_gemini(body: Json, *, has_signatures: bool = True) -> None:
     """Gemini's contents; ai.google.dev/gemini-api/docs/function-calling and .../thought-signatures."""
     Body.model_validate(body)
     for tool in body.get("tools") or []:
         for declaration in tool.get("functionDeclarations") or []:
-            judge_gemini_tool(declaration)
+            check_gemini_tool(declaration)
     contents = body["contents"]
     # "Please ensure that single turn requests end with a user role"
     assert contents[0]["role"] == contents[-1]["role"] == "user"
@@ -119,7 +119,7 @@ def judge_gemini(body: Json, *, signs: bool = True) -> None:
             if blob := part.get("inlineData"):
                 assert re.fullmatch("[a-z]+/.+", blob["mimeType"])
                 assert blob["data"]
-        if signs and calls:
+        if has_signatures and calls:
             # "Function call is missing a thought_signature": in the first call of a step, from Gemini 3 on.
             assert next(part for part in turn["parts"] if "functionCall" in part)["thoughtSignature"]
     assert not awaited
@@ -128,15 +128,15 @@ def judge_gemini(body: Json, *, signs: bool = True) -> None:
     assert not any(one == other == "model" for one, other in pairwise(roles))
 
 
-def judge_responses(body: Json) -> None:
+def check_responses(body: Json) -> None:
     """OpenAI's Responses; platform.openai.com/docs/guides/reasoning and .../function-calling."""
     kind = "Streaming" if body["stream"] else "NonStreaming"
-    assert misfit(body, getattr(response_create_params, f"ResponseCreateParams{kind}")) is None
+    assert find_mismatch(body, getattr(response_create_params, f"ResponseCreateParams{kind}")) is None
     items = body["input"]
     assert items
     for tool in body.get("tools") or []:
         if tool["type"] == "function":
-            judge_openai_tool(tool)
+            check_openai_tool(tool)
     calls: dict[str, str] = {}
     answers: list[str] = []
     for number, item in enumerate(items):
@@ -159,7 +159,7 @@ def judge_responses(body: Json) -> None:
             after = items[number + 1] if number + 1 < len(items) else {"role": "user"}
             assert after.get("role") not in ("user", "system", "developer"), "reasoning that nothing follows"
             assert not after.get("type", "").endswith("_output"), "reasoning that nothing follows"
-            # With store=false it is known by nothing but what is encrypted, or by its text.
+            # With store=false, an item is identified by its encrypted content or its text.
             assert item.get("encrypted_content") or item.get("content") or body["store"]
         elif kind == "message" and isinstance(item["content"], list):
             for part in item["content"]:
@@ -174,27 +174,27 @@ def judge_responses(body: Json) -> None:
     assert sorted(answers) == sorted(calls)
 
 
-def judge_chat(body: Json, *, longest: int = 40, short_ids: bool = False, extensions: tuple[str, ...] = ()) -> None:
-    """OpenAI's chat; platform.openai.com/docs/api-reference/chat, and docs.mistral.ai for `short_ids`.
+def check_chat(body: Json, *, id_length: int = 40, short_ids: bool = False, extensions: tuple[str, ...] = ()) -> None:
+    """Check a chat request; platform.openai.com/docs/api-reference/chat, and docs.mistral.ai for `short_ids`.
 
     Args:
-        body: The request.
-        longest: The most characters of the id of a call.
-        short_ids: Ids of calls have nine letters and digits, and the order of roles is Mistral's.
-        extensions: Fields of messages that a vendor has added.
+        body: Request body.
+        id_length: Maximum length of call ids.
+        short_ids: Require Mistral's call ids of nine letters and digits, and its order of roles.
+        extensions: Message fields that a vendor has added.
     """
     checked = {**body, "messages": [_without(message, extensions) for message in body["messages"]]}
     checked.pop("random_seed", None)
     for message in checked["messages"] if short_ids else []:
-        # Mistral's own form of a file.
+        # Mistral's format for files.
         if isinstance(message["content"], list):
             message["content"] = [part for part in message["content"] if part["type"] != "document_url"]
     kind = "Streaming" if body["stream"] else "NonStreaming"
-    assert misfit(checked, getattr(chat_params, f"CompletionCreateParams{kind}")) is None
+    assert find_mismatch(checked, getattr(chat_params, f"CompletionCreateParams{kind}")) is None
     assert body["messages"]
     for tool in body.get("tools") or []:
         if tool["type"] == "function":
-            judge_openai_tool(tool["function"])
+            check_openai_tool(tool["function"])
     waiting: list[str] = []
     before = ""
     for message in body["messages"]:
@@ -211,7 +211,7 @@ def judge_chat(body: Json, *, longest: int = 40, short_ids: bool = False, extens
             waiting = [call["id"] for call in calls]
             for call in calls:
                 # "string too long. Expected a string with maximum length 40"; Mistral: "must be a-z, A-Z, 0-9, 9 long"
-                assert re.fullmatch("[a-zA-Z0-9]{9}" if short_ids else f"(?s).{{1,{longest}}}", call["id"])
+                assert re.fullmatch("[a-zA-Z0-9]{9}" if short_ids else f"(?s).{{1,{id_length}}}", call["id"])
                 assert re.fullmatch("[a-zA-Z0-9_-]{1,128}", call["function"]["name"])
                 orjson.loads(call["function"]["arguments"])
             # "Invalid value for 'content': expected a string, got null"; Mistral: "must have content or tool_calls"
@@ -228,17 +228,17 @@ def judge_chat(body: Json, *, longest: int = 40, short_ids: bool = False, extens
 
 
 def _without(message: Json, extensions: tuple[str, ...]) -> Json:
-    made = {name: value for name, value in message.items() if name not in extensions}
-    if "tool_calls" in made:
-        made["tool_calls"] = [
-            {name: value for name, value in call.items() if name not in extensions} for call in made["tool_calls"]
+    fields = {name: value for name, value in message.items() if name not in extensions}
+    if "tool_calls" in fields:
+        fields["tool_calls"] = [
+            {name: value for name, value in call.items() if name not in extensions} for call in fields["tool_calls"]
         ]
-    return made
+    return fields
 
 
-JUDGES: dict[str, Callable[[Json], None]] = {
-    "chat": judge_chat,
-    "msgs": judge_messages,
-    "gen": judge_gemini,
-    "resp": judge_responses,
+CHECKS: dict[str, Callable[[Json], None]] = {
+    "chat": check_chat,
+    "msgs": check_messages,
+    "gen": check_gemini,
+    "resp": check_responses,
 }

@@ -1,1 +1,1 @@
-"""Worker processes, and faults inside them."""
+"""Worker processes and faults in them."""

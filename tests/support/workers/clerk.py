@@ -1,4 +1,4 @@
-"""An agent for workers that are killed: its model has no memory, so that what it says follows from the messages."""
+"""Agent for workers that are killed. Its model is stateless, so any worker can resume a run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROUNDS = 4
 
 
 class Planner:
-    """Pays, looks, asks and says that it is done."""
+    """Model that calls tools, asks, and then finishes."""
 
     name = "planner"
 
@@ -32,24 +32,24 @@ class Planner:
         return from_task(work, request.ctx, shielded=True)
 
     async def aclose(self) -> None:
-        """Nothing is open."""
+        """Do nothing."""
 
 
 def _message(messages: Any) -> ContentCompleteEvent:
-    asked: list[Message] = list(messages)
-    begun = max(place for place, each in enumerate(asked) if each.role == "user")
-    number = sum(each.role == "assistant" and bool(each.tool_calls) for each in asked[begun:])
-    if number == ROUNDS:
+    history: list[Message] = list(messages)
+    prompt_index = max(place for place, each in enumerate(history) if each.role == "user")
+    round_number = sum(each.role == "assistant" and bool(each.tool_calls) for each in history[prompt_index:])
+    if round_number == ROUNDS:
         return ContentCompleteEvent(content="Done.", finish_reason="stop")
-    calls = [ToolCall(id=f"p{number}", name="pay", arguments={"number": number})]
-    if number == 2 and "ask" in asked[begun].text:
-        calls = [ToolCall(id=f"a{number}", name="approved", arguments={"number": number})]
-    calls.append(ToolCall(id=f"l{number}", name="look", arguments={}))
+    calls = [ToolCall(id=f"p{round_number}", name="pay", arguments={"number": round_number})]
+    if round_number == 2 and "ask" in history[prompt_index].text:
+        calls = [ToolCall(id=f"a{round_number}", name="approved", arguments={"number": round_number})]
+    calls.append(ToolCall(id=f"l{round_number}", name="look", arguments={}))
     return ContentCompleteEvent(content="", tool_calls=calls, finish_reason="tool_calls")
 
 
 def clerk(slow: float = 0.4) -> Agent[Any, str]:
-    """The agent; `slow` is how long its model and its tools take at most, in seconds."""
+    """Return the agent. Its model and tools take at most `slow` seconds."""
 
     @tool
     async def pay(number: int, ctx: RunContext[Any]) -> str:

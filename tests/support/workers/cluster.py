@@ -1,6 +1,6 @@
-"""Workers in processes of their own over a real Postgres, for tests of the faults that may come.
+"""Worker processes on a real Postgres, for fault tests.
 
-`RXLOOP_CHAOS_KILLS=1 pytest tests/runtime` tries those too that take long.
+`RXLOOP_CHAOS_KILLS=1 pytest tests/runtime` includes the slow tests.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from rxloop.testing.chaos.processes import Worker
 from rxloop.testing.chaos.report import Witness, seen
 
 LEASE = 2.0
-BY_HAND = pytest.mark.skipif("RXLOOP_CHAOS_KILLS" not in os.environ, reason="takes long: set RXLOOP_CHAOS_KILLS")
+SLOW_CHAOS = pytest.mark.skipif("RXLOOP_CHAOS_KILLS" not in os.environ, reason="takes long: set RXLOOP_CHAOS_KILLS")
 
 
 @asynccontextmanager
-async def cluster(dsn: str, workers: int = 2, *, agent: str = "agent", **options: Any) -> AsyncGenerator[Cluster]:
+async def start_cluster(dsn: str, workers: int = 2, *, agent: str = "agent", **options: Any) -> AsyncGenerator[Cluster]:
     """Start workers with an agent of `scripted_agents`. The options are passed to `Chaos`."""
     given: dict[str, Any] = {"lease": LEASE, "grace": 1, **options}
     async with Chaos(f"support.workers.scripted_agents:{agent}", dsn, workers=workers, **given) as chaos:
@@ -51,52 +51,52 @@ class Cluster:
     async def start_all(self, prompt: str, count: int) -> list[RunRecord]:
         return list(await asyncio.gather(*(self.start(prompt) for _ in range(count))))
 
-    async def until(self, task_id: str, kind: str, attempt: int = 1) -> Event:
-        """The first event of that kind."""
+    async def wait_for_event(self, task_id: str, kind: str, attempt: int = 1) -> Event:
+        """Wait for the first event of a kind."""
         async for event in self.log.follow(task_id, until="end"):
             if event.kind == kind and event.attempt >= attempt:
                 return event
         raise AssertionError(f"{task_id} came to its end without {kind}")
 
     async def owner(self, task_id: str) -> Worker:
-        """Who carries the run out, or did last."""
+        """Wait until a worker executes the run, and return the last one."""
         while True:
-            pids = [line["pid"] for line in notes(self.folder / "begun") if line["task"] == task_id]
+            pids = [line["pid"] for line in read_notes(self.folder / "begun") if line["task"] == task_id]
             if pids:
                 return next(worker for worker in self.chaos.workers if worker.pid == pids[-1])
             await asyncio.sleep(0.02)
 
-    async def over(self, record: RunRecord) -> RunRecord:
+    async def wait_for_end(self, record: RunRecord) -> RunRecord:
         await self.web.follow(record.task_id)
         return await self.web.get_record(record.task_id)
 
-    async def all_over(self, records: Iterable[RunRecord]) -> list[RunRecord]:
-        return list(await asyncio.gather(*map(self.over, records)))
+    async def wait_for_all(self, records: Iterable[RunRecord]) -> list[RunRecord]:
+        return list(await asyncio.gather(*map(self.wait_for_end, records)))
 
-    async def state(self, record: RunRecord, *states: str) -> RunRecord:
-        """Wait until it is in one of these states."""
+    async def wait_for_state(self, record: RunRecord, *states: str) -> RunRecord:
+        """Wait until a run is in one of these states."""
         while (now := await self.web.get_record(record.task_id)).state not in states:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
         return now
 
-    async def judge(self, records: Iterable[RunRecord]) -> None:
-        """See that nothing of these runs is lost, and nothing was done twice."""
+    async def check(self, records: Iterable[RunRecord]) -> None:
+        """Check that no event of these runs is lost and no effect is repeated."""
         judge = Judge(self.folder, {})
         await judge.judge(self.log, [await self._witness(record) for record in records])
         judge.report.check()
 
     async def _witness(self, record: RunRecord) -> Witness:
-        """Somebody who follows the run once it is over."""
+        """Observe a finished run."""
         events = [event async for event in self.web.follow(record.task_id) if event.durable]
         return Witness(record.task_id, record.context_id, seen=[seen(event) for event in events], saw_its_end=True)
 
     def effects(self, task_id: str) -> list[str]:
-        """The tools that were begun for a run and are not idempotent, in order."""
-        return [line["tool"] for line in notes(self.folder / "effects") if line["key"].startswith(task_id)]
+        """Return the executed tools of a run that are not idempotent, in order."""
+        return [line["tool"] for line in read_notes(self.folder / "effects") if line["key"].startswith(task_id)]
 
 
-def notes(file: Path) -> Iterator[dict[str, Any]]:
-    """What processes have noted in a file, a line each."""
+def read_notes(file: Path) -> Iterator[dict[str, Any]]:
+    """Yield the notes of worker processes from a file."""
     if file.exists():
         yield from map(json.loads, file.read_text(encoding="utf-8").splitlines())
 
@@ -105,12 +105,12 @@ def seconds_between(before: Event, after: Event) -> float:
     return (after.timestamp - before.timestamp) / 1000
 
 
-def finals(events: Iterable[Event]) -> list[str]:
+def final_states(events: Iterable[Event]) -> list[str]:
     return [event.state for event in events if isinstance(event, StatusUpdateEvent) and event.final]
 
 
-async def python(module: str, *arguments: str) -> int:
-    """Run a module of the tests in a process of its own; give how it ended."""
+async def run_module(module: str, *arguments: str) -> int:
+    """Run a test module in another process and return its exit code."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     process = await asyncio.create_subprocess_exec(sys.executable, "-m", module, *arguments, env=environment)
     return await process.wait()

@@ -1,4 +1,4 @@
-"""A web replica that dies between what it writes and its bell.
+"""Server that is killed after writing to the log and before enqueueing the job.
 
 `python -m support.workers.dying_server DSN start|answer ...`
 """
@@ -16,15 +16,15 @@ from rxloop.runtime import PostgresQueue
 from support.workers import scripted_agents
 
 
-class Dying(PostgresQueue):
-    """Rings never."""
+class DyingQueue(PostgresQueue):
+    """Queue that kills the process instead of enqueueing a job."""
 
     async def enqueue(self, task_id: str, **options: Any) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 async def main(dsn: str, verb: str, *arguments: str) -> None:
-    async with Runtime({"a": scripted_agents.agent()}, log=PostgresEventLog(dsn), queue=Dying(dsn)) as web:
+    async with Runtime({"a": scripted_agents.agent()}, log=PostgresEventLog(dsn), queue=DyingQueue(dsn)) as web:
         if verb == "start":
             prompt, key = arguments
             await web.start("a", prompt, key=key)

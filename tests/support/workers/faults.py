@@ -25,30 +25,30 @@ from rxloop.runtime import executor as _driving
 from rxloop.runtime import postgres_queue as queues
 from support.workers import faulty_queue
 
-_ORDERS = "RXLOOP_SABOTAGE"
+_VARIABLE = "RXLOOP_SABOTAGE"
 
 
-def order(monkeypatch: pytest.MonkeyPatch, folder: Path, **orders: Any) -> Path:
-    """Order what the workers that are started from now on do.
+def order_faults(monkeypatch: pytest.MonkeyPatch, folder: Path, **orders: Any) -> Path:
+    """Request faults for all workers that start from now on.
 
     Args:
-        monkeypatch: Takes the orders back.
-        folder: Where they leave notes.
-        **orders: `die`, a moment of those below; `patience`, the seconds after which a bell counts as lost; `lie`,
-            the address of a database with a queue that lies; `version`, that of the program; `clocks`, how many
-            seconds each is ahead; `watch`, to note who looks for lost bells.
+        monkeypatch: Reverts the request.
+        folder: Folder for the notes of the workers.
+        **orders: `die`, one of the moments below; `patience`, seconds until a job counts as lost; `lie`, URL of a
+        database with a faulty queue; `version`, program version; `clocks`, clock offsets in seconds; `watch`, record
+        the scans for lost jobs.
 
     Returns:
-        The file that is there once somebody has died.
+        A file that exists once a worker has died.
     """
-    told = {"spared": os.getpid(), "folder": str(folder), **orders}
-    monkeypatch.setenv(_ORDERS, json.dumps(told))
+    request = {"spared": os.getpid(), "folder": str(folder), **orders}
+    monkeypatch.setenv(_VARIABLE, json.dumps(request))
     return folder / "died"
 
 
-def carry_out() -> None:
-    """Do as ordered."""
-    orders = json.loads(os.environ.get(_ORDERS, "{}"))
+def apply_faults() -> None:
+    """Apply the requested faults."""
+    orders = json.loads(os.environ.get(_VARIABLE, "{}"))
     if not orders or orders["spared"] == os.getpid():
         return
     folder = Path(orders["folder"])
@@ -58,7 +58,7 @@ def carry_out() -> None:
     if patience := orders.get("patience"):
         _hurry(patience)
     if dsn := orders.get("lie"):
-        faulty_queue.take_the_place(dsn, setattr)
+        faulty_queue.replace_queue(dsn, setattr)
     if version := orders.get("version"):
         defaults: Any = Runtime.__init__.__kwdefaults__
         defaults["version"] = version
@@ -71,7 +71,7 @@ def carry_out() -> None:
 
 
 def _first(marker: Path) -> bool:
-    """Whether nobody has died yet; whoever asks is the one."""
+    """Return True in the first worker that asks."""
     try:
         marker.touch(exist_ok=False)
     except FileExistsError:
@@ -84,7 +84,7 @@ def _die() -> None:
 
 
 def _die_when_committed(kind: str, first: Callable[[], bool]) -> None:
-    """Die when an event is committed, nothing behind it is, and nobody in the process knows of it yet."""
+    """Die directly after an event is committed, before this process can use it."""
     append = PostgresEventLog.append
 
     async def committed(self: Any, task_id: str, events: Sequence[Event], **options: Any) -> None:
@@ -98,7 +98,7 @@ def _die_when_committed(kind: str, first: Callable[[], bool]) -> None:
 
 
 def _die_settled(_: str, first: Callable[[], bool]) -> None:
-    """Die when a run is at rest, and its bell is not acknowledged yet."""
+    """Die when a run is idle but its job is not acknowledged."""
     serve = PostgresQueue.serve
 
     async def served(self: Any, settle: Callable[[str], Awaitable[None]], **options: Any) -> None:
@@ -122,13 +122,13 @@ _MOMENTS = {"committed": _die_when_committed, "settled": _die_settled}
 
 
 def _hurry(patience: float) -> None:
-    """Take a bell for lost, and a worker of the queue for dead, after fewer seconds than usual."""
+    """Shorten the time until jobs count as lost and workers as dead."""
     _driving._LOST = _driving._LOOK = patience
     queues._STALLED, queues._HEARTBEAT = patience, patience / 4
 
 
 def _note_looks(file: Path) -> None:
-    """Note each look for runs that nobody drives, and each bell that is rung by it."""
+    """Record each scan for orphaned runs and each job that it enqueues."""
     looks = 0
     orphans, ring = PostgresEventLog.list_orphaned, PostgresQueue.enqueue
 
@@ -146,7 +146,7 @@ def _note_looks(file: Path) -> None:
 
 
 def set_clock(seconds: float, replace: Callable[[Any, str, Any], None]) -> None:
-    """Have the clock of this process be ahead; `replace` is `setattr`, or like it."""
+    """Set the clock of this process ahead. `replace` works like `setattr`."""
     now, now_ns = time.time, time.time_ns
 
     class Shifted(datetime):

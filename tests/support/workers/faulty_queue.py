@@ -1,4 +1,4 @@
-"""A queue that keeps no promise, in a table of the database, so that several processes are lied to."""
+"""Faulty job queue in a database table, shared by several processes."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _TAKE = f"DELETE FROM bells WHERE {_ANY} RETURNING task"
 _KEEP = f"UPDATE bells SET due = now() + interval '1 s' WHERE {_ANY} RETURNING task"
 _KNOWN = "SELECT task_id FROM rxloop.runs ORDER BY random() LIMIT 1"
 
-Settle = Callable[[str], Awaitable[None]]
+Execute = Callable[[str], Awaitable[None]]
 
 
-class Liar:
-    """Loses 30 % of the bells, doubles, delays and shuffles the others, and invents some.
+class FaultyQueue:
+    """Queue that loses 30 % of its jobs, duplicates, delays and reorders others, and invents some.
 
-    It forgets a bell before the run is settled, or never, and then rings it again and again. What serves breaks down
-    every few seconds.
+    It may forget a job before its run is idle, or never, and then deliver it repeatedly. `serve` fails every few
+    seconds.
     """
 
     def __init__(self, dsn: str, waiting: int = 0) -> None:
-        """`waiting` is how many bells it says that wait, each time."""
+        """Create a queue that always reports `waiting` pending jobs."""
         self._dsn, self._waiting = dsn, waiting
         self._dice = random.Random()
         self._answering: set[asyncio.Task[None]] = set()
@@ -43,7 +43,7 @@ class Liar:
             raise OSError("the queue is out of order")
         await self._one(_RING, task_id, self._dice.choice((1, 1, 2)))
 
-    async def serve(self, settle: Settle, *, concurrency: int, **options: Any) -> None:
+    async def serve(self, settle: Execute, *, concurrency: int, **options: Any) -> None:
         try:
             for _ in range(self._dice.randint(20, 100)):
                 await asyncio.sleep(0.03)
@@ -64,14 +64,14 @@ class Liar:
         return self._waiting
 
     async def aclose(self) -> None:
-        """Nothing is open."""
+        """Do nothing."""
 
     async def _invented(self) -> str | None:
-        """A bell that nobody has rung: for a run that is not there, or for any that is."""
+        """Return an unknown run id or a random run that has no job."""
         return str(uuid.uuid4()) if self._dice.random() < 0.3 else await self._one(_KNOWN)
 
-    async def _answer(self, settle: Settle, task_id: str) -> None:
-        # Nobody hears of a failure, and nobody rings once more.
+    async def _answer(self, settle: Execute, task_id: str) -> None:
+        # Failures are dropped and not retried.
         with suppress(Exception):
             await settle(task_id)
 
@@ -82,15 +82,15 @@ class Liar:
         return None if row is None else row[0]
 
 
-def take_the_place(dsn: str, replace: Callable[[Any, str, Any], None]) -> None:
-    """Have the `PostgresQueue` of this process be a liar; `replace` is `setattr`, or like it."""
-    liar = Liar(dsn)
+def replace_queue(dsn: str, replace: Callable[[Any, str, Any], None]) -> None:
+    """Patch the `PostgresQueue` of this process. `replace` works like `setattr`."""
+    faulty = FaultyQueue(dsn)
 
-    def lying(name: str) -> Callable[..., Any]:
+    def make_method(name: str) -> Callable[..., Any]:
         def call(queue: Any, *arguments: Any, **options: Any) -> Any:
-            return getattr(liar, name)(*arguments, **options)
+            return getattr(faulty, name)(*arguments, **options)
 
         return call
 
     for name in ("enqueue", "serve", "waiting"):
-        replace(PostgresQueue, name, lying(name))
+        replace(PostgresQueue, name, make_method(name))

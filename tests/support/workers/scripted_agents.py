@@ -1,4 +1,4 @@
-"""Agents whose tools take long, ask, or kill the process that they are in."""
+"""Agents that follow instructions in the prompt. Their tools are slow, ask or kill the process."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from rxloop.stream.sources import Push, from_task
 from support.workers import faults
 
 
-class Obedient:
-    """A model without a memory: calls the tools that the question names, such as `look; wait 3`, and says "Done."."""
+class ScriptedPromptModel:
+    """Stateless model that calls the tools named in the prompt, such as `look; wait 3`, and says "Done."."""
 
     name = "obedient"
 
@@ -31,19 +31,21 @@ class Obedient:
         return from_task(work, request.ctx, shielded=True)
 
     async def aclose(self) -> None:
-        """Nothing is open."""
+        """Do nothing."""
 
 
 def _message(messages: list[Message]) -> ContentCompleteEvent:
-    begun = max(place for place, each in enumerate(messages) if each.role == "user")
-    number = sum(each.role == "assistant" and bool(each.tool_calls) for each in messages[begun:])
-    wanted = [line.split() for line in messages[begun].text.split(";")]
-    if number >= len(wanted):
+    prompt_index = max(place for place, each in enumerate(messages) if each.role == "user")
+    number = sum(each.role == "assistant" and bool(each.tool_calls) for each in messages[prompt_index:])
+    instructions = [line.split() for line in messages[prompt_index].text.split(";")]
+    if number >= len(instructions):
         return ContentCompleteEvent(content="Done.", finish_reason="stop")
-    name, *argument = wanted[number]
+    name, *argument = instructions[number]
     arguments: dict[str, Any] = {"value": argument[0]} if argument else {}
     return ContentCompleteEvent(
-        content="", tool_calls=[ToolCall(id=f"c{number}", name=name, arguments=arguments)], finish_reason="tool_calls"
+        content="",
+        tool_calls=[ToolCall(id=f"c{number}", name=name, arguments=arguments)],
+        finish_reason="tool_calls",
     )
 
 
@@ -101,8 +103,11 @@ async def pay_and_die(value: str) -> str:
     return "dead"
 
 
-def dying(source: Observable[Signal]) -> Observable[Signal]:
-    """Kill the process, once, when an event comes by: `RXLOOP_DIE_AT` is its kind and a file, with a colon between."""
+def die_at_event(source: Observable[Signal]) -> Observable[Signal]:
+    """Kill the process once at an event.
+
+    `RXLOOP_DIE_AT` contains the event kind and a marker file, separated by a colon.
+    """
     kind, _, marker = os.environ.get("RXLOOP_DIE_AT", "").partition(":")
 
     def see(each: Signal) -> None:
@@ -114,14 +119,14 @@ def dying(source: Observable[Signal]) -> Observable[Signal]:
 
 
 def agent(attempts: int = 3) -> Agent[Any, str]:
-    """The agent of most tests."""
-    faults.carry_out()
+    """Return the default agent."""
+    faults.apply_faults()
     limits = Limits(iterations=30, attempts=attempts)
-    loop = op.standard(at_end=[dying])
+    loop = op.standard(at_end=[die_at_event])
     tools = [pay, pay_slowly, look, wait, hold, ask, die, pay_and_die]
-    return Agent(Obedient(), tools=tools, name="a", limits=limits, loop=loop, thoughts=False)
+    return Agent(ScriptedPromptModel(), tools=tools, name="a", limits=limits, loop=loop, thoughts=False)
 
 
-def sturdy() -> Agent[Any, str]:
-    """The same agent, for many faults."""
+def durable_agent() -> Agent[Any, str]:
+    """Return the same agent with more attempts, for tests with many faults."""
     return agent(attempts=30)

@@ -14,7 +14,7 @@ from rxloop.testing.chaos import Chaos, Report
 from rxloop.testing.chaos import chaos as kit
 from rxloop.testing.chaos.checker import Judge
 from rxloop.testing.chaos.report import Kind, Witness
-from support.chaos.sql_checker import Verdict, judged
+from support.chaos.sql_checker import Violations, find_violations
 from support.postgres.server import database
 
 pytestmark = [pytest.mark.service("postgres"), pytest.mark.timeout(480)]
@@ -26,7 +26,7 @@ def dsn(postgres: str) -> Iterator[str]:
         yield own
 
 
-async def play(dsn: str, agent: str, monkeypatch: pytest.MonkeyPatch, **faults: Any) -> tuple[Report, Verdict]:
+async def play(dsn: str, agent: str, monkeypatch: pytest.MonkeyPatch, **faults: Any) -> tuple[Report, Violations]:
     """Play, and judge twice."""
     heard: list[Witness] = []
     async with Chaos(agent, dsn, workers=4, lease=1) as chaos:
@@ -42,12 +42,12 @@ async def play(dsn: str, agent: str, monkeypatch: pytest.MonkeyPatch, **faults: 
         report = await chaos.play(
             *("Go", "Go and ask"), runs=40, seconds=10, expect="Done.", patience=40, keep=True, **faults
         )
-        return report, judged(dsn, Path(chaos._folder.name), heard)
+        return report, find_violations(dsn, Path(chaos._folder.name), heard)
 
 
 async def play_until_condemned(
     postgres: str, agent: str, monkeypatch: pytest.MonkeyPatch, kinds: Sequence[Kind], **faults: Any
-) -> tuple[Report, Verdict]:
+) -> tuple[Report, Violations]:
     """Play until there is a fault of these kinds, three times at most: chance decides whether a kill brings one out."""
     for remaining in (2, 1, 0):
         with database(postgres) as own:
@@ -57,7 +57,7 @@ async def play_until_condemned(
     return report, second
 
 
-def first(report: Report) -> Verdict:
+def first(report: Report) -> Violations:
     return {(wrong.kind, wrong.task_id or "") for wrong in report.wrong}
 
 

@@ -18,7 +18,7 @@ from rxloop.errors import EventLogError, RxloopError
 from rxloop.testing.chaos import Chaos, Fault, Worker
 from rxloop.testing.chaos.processes import _bytecode
 from support.postgres.server import database
-from support.processes.bound_processes import state_of
+from support.processes.bound_processes import process_state
 
 pytestmark = [pytest.mark.service("postgres"), pytest.mark.timeout(120)]
 
@@ -111,14 +111,14 @@ async def test_workers_whose_play_is_killed_end_by_themselves_frozen_or_not(dsn:
     workers = [int(pid) for pid in (await play.stdout.readline()).split()]
     try:
         async with asyncio.timeout(20):
-            while state_of(workers[0]) != "T":  # noqa: ASYNC110
+            while process_state(workers[0]) != "T":  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
             play.kill()
             await play.wait()
-            while any(map(state_of, workers)):  # noqa: ASYNC110
+            while any(map(process_state, workers)):  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
     finally:
-        for left in filter(state_of, workers):
+        for left in filter(process_state, workers):
             os.kill(left, signal.SIGKILL)
 
 

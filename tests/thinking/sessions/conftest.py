@@ -11,7 +11,7 @@ from rxloop.pipeline.artifacts import ArtifactStore
 from rxloop.storage import FolderArtifacts, MemoryArtifacts, PostgresArtifacts, SqliteArtifacts
 from rxloop.support.tasks import CLOCK
 from support.fake_clock import FakeClock
-from support.postgres.server import emptied
+from support.postgres.server import clear_log
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def clock() -> Generator[FakeClock]:
 @pytest.fixture(params=["memory", "folder", "sqlite", pytest.param("postgres", marks=pytest.mark.service("postgres"))])
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[ArtifactStore]:
     if request.param == "postgres":
-        store = PostgresArtifacts(emptied(request.getfixturevalue("postgres")))
+        store = PostgresArtifacts(clear_log(request.getfixturevalue("postgres")))
     elif request.param == "sqlite":
         store = SqliteArtifacts(tmp_path / "sessions.db")
     elif request.param == "folder":

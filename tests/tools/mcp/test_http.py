@@ -20,8 +20,8 @@ from rxloop.errors import ConfigurationError
 from rxloop.protocol.events import ToolCompleteEvent, ToolsUnavailableEvent
 from rxloop.testing import ScriptedModel, call
 from rxloop.tools.mcp import mcp
-from support.mcp_servers.runs import files, results
-from support.run_checks import until
+from support.mcp_servers.runs import count_open_files, results
+from support.run_checks import wait_until
 
 CLOSINGS = int(os.environ.get("RXLOOP_CLOSINGS", "25"))
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {}}
@@ -134,7 +134,7 @@ async def test_a_run_that_starts_while_the_tools_are_listed_has_them() -> None:
                 return [event async for event in run.events]
 
             first = asyncio.create_task(one())
-            await until(lambda: many.asked["list 0"])
+            await wait_until(lambda: many.asked["list 0"])
             second = asyncio.create_task(one())
             await asyncio.sleep(0.05)
             many.held.set()
@@ -208,15 +208,15 @@ async def test_closing_in_a_cancelled_scope_leaves_nothing(when: str) -> None:
         server = mcp(url, name="m")
         await _once(server, many, "connected")
         await asyncio.sleep(0.2)
-        tasks, opened = len(asyncio.all_tasks()), files()
+        tasks, opened = len(asyncio.all_tasks()), count_open_files()
         for _ in range(CLOSINGS):
             await _once(server, many, when)
         for _ in range(600):
-            if len(asyncio.all_tasks()) <= tasks and files() <= opened:
+            if len(asyncio.all_tasks()) <= tasks and count_open_files() <= opened:
                 break
             await asyncio.sleep(0.05)
         assert len(asyncio.all_tasks()) <= tasks
-        assert files() <= opened
+        assert count_open_files() <= opened
 
 
 async def _once(server: Any, many: Many, when: str) -> None:

@@ -17,13 +17,13 @@ import pytest
 from rxloop.protocol.events import Event, ToolProgressEvent, ToolsUnavailableEvent
 from rxloop.testing import call
 from rxloop.tools.mcp import mcp
-from support.mcp_servers.runs import events_of, results
+from support.mcp_servers.runs import collect_events, results
 
 LIAR = str(Path(__file__).parents[2] / "support/mcp_servers/faulty.py")
 
 
 async def told(how: str, *, env: dict[str, str] | None = None, **options: Any) -> Sequence[Event]:
-    return await events_of([call("liar__tell")], mcp(sys.executable, LIAR, how, name="liar", env=env), **options)
+    return await collect_events([call("liar__tell")], mcp(sys.executable, LIAR, how, name="liar", env=env), **options)
 
 
 @pytest.mark.timeout(60)
@@ -45,7 +45,7 @@ async def test_timeout_of_a_call_does_not_count_a_form_of_an_older_server() -> N
         return {"day": 3}
 
     server = mcp(sys.executable, LIAR, "ask", name="liar", timeout=1.0)
-    [result] = results(await events_of([call("liar__tell")], server, on_input=person))
+    [result] = results(await collect_events([call("liar__tell")], server, on_input=person))
     assert result.content == "accept"
 
 
@@ -123,7 +123,7 @@ async def told_by_http(how: str, auth: Any = None) -> Sequence[Event]:
     server = await asyncio.start_server(partial(answer, how=how), "127.0.0.1", 0)
     async with server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/mcp"
-        return await events_of([call("liar__tell")], mcp(url, name="liar", auth=auth))
+        return await collect_events([call("liar__tell")], mcp(url, name="liar", auth=auth))
 
 
 async def test_an_answer_by_http_has_a_bound_and_no_compression_goes_around_it() -> None:

@@ -15,7 +15,7 @@ from rxloop.testing import ScriptedModel, call
 from rxloop.tools.mcp import mcp
 from rxloop.tools.mcp import repair as _repair
 from rxloop.tools.mcp.repair import ResultRepair
-from support.mcp_servers.raw import NEW, OLD, TOOL, program, script, serving
+from support.mcp_servers.raw import NEW, OLD, TOOL, program, script, serve_http
 from support.mcp_servers.runs import results
 
 BAD = {**TOOL, "name": "bad"}
@@ -80,7 +80,7 @@ async def use(config: dict[str, Any], *, by_http: bool = True) -> tuple[list[str
 
     if not by_http:
         return await run(*program(config))
-    async with serving(config) as url:
+    async with serve_http(config) as url:
         return await run(url)
 
 

@@ -12,7 +12,7 @@ from rxloop import Agent
 from rxloop.protocol.events import InputRequiredEvent, ToolProgressEvent
 from rxloop.testing import ScriptedModel, call
 from rxloop.tools.mcp import MCPServer, mcp
-from support.mcp_servers.runs import events_of, processes, results
+from support.mcp_servers.runs import child_processes, collect_events, results
 from support.processes.services import mcp_program
 
 pytestmark = pytest.mark.service("mcp-servers")
@@ -34,7 +34,7 @@ async def test_everything_that_a_result_may_hold() -> None:
         call("everything__get-env"),
     ]
     server = other("mcp-server-everything", env={"SHOP_TOKEN": "planted-0451"})
-    events = await events_of(calls, server)
+    events = await collect_events(calls, server)
     echo, total, image, structured, links, resource, wrong, env = results(events)
     assert echo.content == "Echo: hi" == echo.result
     assert "5" in total.content
@@ -53,15 +53,15 @@ async def test_everything_that_a_result_may_hold() -> None:
 async def test_progress_and_a_form_of_the_older_protocol() -> None:
     calls = [call("everything__trigger-long-running-operation", duration=0.2, steps=4)]
     server = other("mcp-server-everything")
-    events = await events_of(calls, server)
+    events = await collect_events(calls, server)
     seen = [event.fraction or 0 for event in events if isinstance(event, ToolProgressEvent)]
     assert seen == sorted(seen)
     assert seen[0] == 0.25
     asked = [call("everything__trigger-elicitation-request")]
-    events = await events_of(asked, server, on_input=lambda question: {"name": "Ann", "check": True})
+    events = await collect_events(asked, server, on_input=lambda question: {"name": "Ann", "check": True})
     assert "Ann" in results(events)[0].content
     assert [event.input.call is not None for event in events if isinstance(event, InputRequiredEvent)] == [True]
-    declined = await events_of(asked, server)
+    declined = await collect_events(asked, server)
     assert '"action": "decline"' in results(declined)[0].content
 
 
@@ -121,14 +121,14 @@ async def test_the_ones_from_python(tmp_path: Path) -> None:
         call("fetch__fetch", url="http://127.0.0.1:9/"),
     ]
     names = ["mcp-server-time", "mcp-server-git", "mcp-server-fetch"]
-    time, status, fetched = results(await events_of(calls, *map(other, names)))
+    time, status, fetched = results(await collect_events(calls, *map(other, names)))
     assert "Europe/Oslo" in time.content
     assert status.success
     assert not fetched.success
 
 
 async def test_a_server_that_is_killed_in_the_middle_of_a_call() -> None:
-    before = processes()
+    before = child_processes()
     model = ScriptedModel(
         call("everything__trigger-long-running-operation", duration=60, steps=60),
         call("everything__echo", message="again"),
@@ -140,10 +140,10 @@ async def test_a_server_that_is_killed_in_the_middle_of_a_call() -> None:
         async for event in run.events:
             events.append(event)
             if isinstance(event, ToolProgressEvent):
-                for server in processes() - before:
+                for server in child_processes() - before:
                     os.kill(server, signal.SIGKILL)
     killed, again = results(events)
     assert not killed.success
     assert "broke" in killed.content, "also when it was called again, since it only reads"
     assert again.content == "Echo: again"
-    assert processes() == before
+    assert child_processes() == before

@@ -19,7 +19,7 @@ from rxloop.storage import MemoryEventLog
 from rxloop.testing import ScriptedModel, call, turn
 from rxloop.tools.mcp import calls as _results
 from rxloop.tools.mcp import mcp
-from support.mcp_servers.runs import events_of, files, processes, results, shop, until
+from support.mcp_servers.runs import child_processes, collect_events, count_open_files, results, shop, wait_until
 
 
 def effects(file: Path) -> list[str]:
@@ -52,7 +52,7 @@ async def test_a_form_is_a_question_that_another_process_can_answer(tmp_path: Pa
 
 async def test_what_the_server_needs_to_go_on_is_not_for_clients(tmp_path: Path) -> None:
     log = MemoryEventLog()
-    events = await events_of([call("shop__book", city="Oslo")], shop(), log=log)
+    events = await collect_events([call("shop__book", city="Oslo")], shop(), log=log)
     [asked] = [event for event in events if isinstance(event, InputRequiredEvent)]
     state = asked.metadata["mcp"]["state"]
     assert state
@@ -61,9 +61,9 @@ async def test_what_the_server_needs_to_go_on_is_not_for_clients(tmp_path: Path)
 
 async def test_on_input_answers_at_once_and_null_declines() -> None:
     answers = iter([{"day": 4, "month": "June"}, {"sure": False}])
-    events = await events_of([call("shop__book", city="Rome")], shop(), on_input=lambda asked: next(answers))
+    events = await collect_events([call("shop__book", city="Rome")], shop(), on_input=lambda asked: next(answers))
     assert results(events)[0].content == "Rome on 4 June: not booked"
-    declined = results(await events_of([call("shop__book", city="Rome")], shop(), on_input=lambda asked: None))[0]
+    declined = results(await collect_events([call("shop__book", city="Rome")], shop(), on_input=lambda asked: None))[0]
     assert not declined.success
 
 
@@ -74,7 +74,7 @@ async def test_timeout_of_a_call_does_not_count_the_answers_to_its_forms() -> No
         await asyncio.sleep(1.5)
         return next(answers)
 
-    events = await events_of([call("shop__book", city="Rome")], shop(timeout=2.0), on_input=person)
+    events = await collect_events([call("shop__book", city="Rome")], shop(timeout=2.0), on_input=person)
     assert results(events)[0].content == "Rome on 4 June: booked"
 
 
@@ -97,7 +97,7 @@ async def test_an_answer_that_does_not_fit_the_form_is_refused() -> None:
 
 
 async def test_the_model_is_lent_only_by_option_and_its_tokens_count() -> None:
-    refused = results(await events_of([call("shop__rhyme")], shop()))[0]
+    refused = results(await collect_events([call("shop__rhyme")], shop()))[0]
     assert not refused.success
     lent = turn("Roses are red.", usage=Usage(input_tokens=7, output_tokens=5))
     model = ScriptedModel(call("shop__rhyme"), lent, "done")
@@ -111,7 +111,7 @@ async def test_the_model_is_lent_only_by_option_and_its_tokens_count() -> None:
 
 
 async def test_roots_are_told_where_they_are_given(tmp_path: Path) -> None:
-    [known] = results(await events_of([call("shop__folders")], shop(roots=[tmp_path])))
+    [known] = results(await collect_events([call("shop__folders")], shop(roots=[tmp_path])))
     assert known.result == {"result": [tmp_path.as_uri()]}
 
 
@@ -123,12 +123,12 @@ async def test_progress_is_seen_and_cancelling_reaches_the_server(tmp_path: Path
             if isinstance(event, ToolProgressEvent):
                 assert (event.message, event.fraction) == ("begun", 0.25)
                 run.cancel()
-        await until(lambda: effects(done) == ["begun", "stopped"])
+        await wait_until(lambda: effects(done) == ["begun", "stopped"])
     assert effects(done) == ["begun", "stopped"]
 
 
 async def test_a_call_that_takes_too_long_is_cut_off(tmp_path: Path) -> None:
-    [cut] = results(await events_of([call("shop__wait")], shop(tmp_path / "effects", timeout=0.5)))
+    [cut] = results(await collect_events([call("shop__wait")], shop(tmp_path / "effects", timeout=0.5)))
     assert "timed out after 0.5 s" in cut.content
 
 
@@ -147,17 +147,17 @@ async def test_a_process_that_dies_costs_the_call_and_the_next_one_starts_it_aga
 
 
 async def test_a_call_that_only_reads_is_made_again(tmp_path: Path) -> None:
-    [result] = results(await events_of([call("shop__die", once=str(tmp_path / "a"))], shop(tmp_path / "effects")))
+    [result] = results(await collect_events([call("shop__die", once=str(tmp_path / "a"))], shop(tmp_path / "effects")))
     assert (result.content, effects(tmp_path / "effects")) == ("alive", ["died", "died"])
 
 
 async def test_a_server_that_was_killed_while_nobody_called_is_not_noticed() -> None:
-    before = processes()
+    before = child_processes()
     async with Agent(ScriptedModel(call("shop__echo", text="1"), "done"), tools=[shop()]) as agent:
         await agent.run("Go.")
-        [server] = processes() - before
+        [server] = child_processes() - before
         os.kill(server, signal.SIGKILL)
-        await until(lambda: server not in processes())
+        await wait_until(lambda: server not in child_processes())
         # The end of its pipe is there; a few turns of the loop bring it to whoever reads from it.
         for _ in range(200):
             await asyncio.sleep(0)
@@ -179,7 +179,7 @@ async def test_a_server_that_cannot_be_started_is_named_with_what_it_said(caplog
     says = "import os, sys; sys.exit('no shop for ' + os.environ['SHOP_TOKEN'])"
     broken = mcp(sys.executable, "-c", says, env={"SHOP_TOKEN": "planted-0451"}, name="broken")
     with caplog.at_level(logging.DEBUG, "rxloop"):
-        events = await events_of([], broken)
+        events = await collect_events([], broken)
     [missing] = [event for event in events if isinstance(event, ToolsUnavailableEvent)]
     assert missing.family == "broken"
     assert "no shop for [redacted]" in missing.reason
@@ -187,7 +187,7 @@ async def test_a_server_that_cannot_be_started_is_named_with_what_it_said(caplog
 
 
 async def test_a_thousand_calls_leave_nothing() -> None:
-    tasks, children = asyncio.all_tasks(), processes()
+    tasks, children = asyncio.all_tasks(), child_processes()
     async with Agent(ScriptedModel(), tools=[shop()], thoughts=False) as agent:
         opened = 0
         for turns in range(20):
@@ -197,31 +197,31 @@ async def test_a_thousand_calls_leave_nothing() -> None:
                 map(str, range(50))
             )
             if not turns:
-                opened = files()
-        assert files() <= opened
+                opened = count_open_files()
+        assert count_open_files() <= opened
         await asyncio.sleep(0)
         server = [task for task in asyncio.all_tasks() - tasks if task.get_name().startswith("rxloop-tool")]
         assert server == []
-        assert len(processes() - children) == 1
+        assert len(child_processes() - children) == 1
     assert asyncio.all_tasks() == tasks
-    assert processes() == children
+    assert child_processes() == children
 
 
 async def test_two_agents_have_one_process_and_the_last_one_ends_it() -> None:
-    before, server = processes(), shop()
+    before, server = child_processes(), shop()
     first = Agent(ScriptedModel("a"), tools=[server])
     second = Agent(ScriptedModel("a", call("shop__echo", text="still there"), "b"), tools=[server])
     await asyncio.gather(first.run("Hi"), second.run("Hi"))
-    assert len(processes() - before) == 1
+    assert len(child_processes() - before) == 1
     await first.aclose()
     run = second.run("Hi")
     assert [event.content for event in results([event async for event in run.events])] == ["still there"]
     await second.aclose()
-    assert processes() == before
+    assert child_processes() == before
 
 
 async def test_a_call_has_its_own_arguments_in_the_log(tmp_path: Path) -> None:
-    events = await events_of([call("shop__echo", text="a"), call("shop__echo", text="b")], shop())
+    events = await collect_events([call("shop__echo", text="a"), call("shop__echo", text="b")], shop())
     assert [event.call.arguments["text"] for event in events if isinstance(event, ToolStartEvent)] == ["a", "b"]
 
 
@@ -229,7 +229,7 @@ async def test_images_sounds_and_files_are_parts_as_far_as_they_can_be_read_and_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(_results, "PART_BYTES", 20)
-    [result] = results(await events_of([call("shop__display")], shop()))
+    [result] = results(await collect_events([call("shop__display")], shop()))
     assert result.parts == [
         ImagePart(data=b"\x89PNG\r", media_type="image/png"),
         FilePart(data=b"RIFF", media_type="audio/wav"),

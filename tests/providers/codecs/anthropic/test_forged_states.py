@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rxloop.protocol.messages import Message
-from support.vendors.claude import ask
+from support.vendors.claude import encode
 
 OPEN = {"type": "server_tool_use", "id": "s1", "name": "web_search", "input": {}}
 
@@ -15,7 +15,7 @@ OPEN = {"type": "server_tool_use", "id": "s1", "name": "web_search", "input": {}
 def asked(*raw: dict[str, Any]) -> Any:
     state = {"anthropic": [{"text": 2}, *({"raw": each} for each in raw)]}
     said = Message(role="assistant", content="hi", provider_state=state)
-    return ask([Message.user("hi"), said, Message.user("go on")])
+    return encode([Message.user("hi"), said, Message.user("go on")])
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,18 @@ from rxloop.protocol.events import ContentCompleteEvent, ContentDeltaEvent, LLMN
 from rxloop.protocol.messages import FilePart, ImagePart, Message, TextPart, ToolCall
 from rxloop.protocol.settings import ModelSettings, PromptCache
 from rxloop.providers.bounds import OutOfBounds
-from support.vendors.claude import ask, block, call, end, judge, message_of, read, start, text, wire
+from support.vendors.claude import (
+    block,
+    call,
+    check_request,
+    encode,
+    end,
+    last_message,
+    make_codec,
+    read_answer,
+    start,
+    text,
+)
 
 WORDS = st.sampled_from(["", " ", "hi", "Straße 😀", "\n", "x" * 50])
 IDS = st.sampled_from(["a", "b", "0", "functions.x:0", "é", "toolu_1", "x" * 80])
@@ -101,14 +112,14 @@ def test_any_history_and_settings_give_a_request_that_is_taken(
     messages: list[Message], model: str, tools: Any, chosen: ModelSettings, schema: Any
 ) -> None:
     request = ModelRequest(messages=messages, tools=tools, settings=chosen, response_schema=schema)
-    asked = ask(request, model=model)
+    asked = encode(request, model=model)
     thinking = asked.body.get("thinking", {})
     assert thinking.get("budget_tokens", 0) < asked["max_tokens"]
     if thinking.get("type") == "enabled":
         assert asked.body.get("temperature", 1) == 1
         assert asked.body.get("tool_choice", {"type": "auto"})["type"] in ("auto", "none")
     # A second look, with all that is kept, is the same one.
-    by = wire(model)
+    by = make_codec(model)
     assert by.encode(request, lambda *_: None) == by.encode(request, lambda *_: None)
 
 
@@ -156,7 +167,7 @@ def test_whatever_comes_is_an_answer_or_an_error_of_ours(
         events[place] = _mutated(events[place], path, value)
     for one, other in order:
         events[one], events[other] = events[other], events[one]
-    answer = read(*events)
+    answer = read_answer(*events)
     assert answer.error is None or isinstance(answer.error, RxloopError | OutOfBounds)
     if answer.error is not None:
         return
@@ -166,16 +177,16 @@ def test_whatever_comes_is_an_answer_or_an_error_of_ours(
     thought = "".join(each.delta for each in answer.events if isinstance(each, ThoughtDeltaEvent))
     assert (complete.reasoning or "") == thought
     assert len([each for each in answer.events if isinstance(each, LLMNoticeEvent)]) <= 25
-    history = [Message.user("hi"), message_of(answer), Message.user("go on")]
-    body = orjson.loads(wire().encode(ModelRequest(messages=history), lambda *_: None))
+    history = [Message.user("hi"), last_message(answer), Message.user("go on")]
+    body = orjson.loads(make_codec().encode(ModelRequest(messages=history), lambda *_: None))
     raw = [each["raw"] for each in (complete.provider_state or {}).get("anthropic", []) if "raw" in each]
     if not raw:
-        judge(body)
+        check_request(body)
 
 
 @given(st.binary(max_size=60))
 @settings(max_examples=200, deadline=None)
 def test_any_bytes_are_no_crash(data: bytes) -> None:
     for whole in (False, True):
-        answer = read(data, whole=whole)
+        answer = read_answer(data, whole=whole)
         assert answer.error is None or isinstance(answer.error, RxloopError | OutOfBounds)

@@ -15,7 +15,7 @@ from rxloop.errors import ProviderProtocolError
 from rxloop.providers.bounds import Bounds, OutOfBounds
 from rxloop.providers.codecs.draft import MessageDraft
 from rxloop.providers.failures import Endpoint
-from support.vendors.claude import Json, block, start, wire
+from support.vendors.claude import Json, block, make_codec, start
 
 BOUNDS = Bounds(text=100_000, arguments=20_000)
 MOST = 8_000_000
@@ -77,7 +77,7 @@ PASSED_OVER: dict[str, Callable[[], Iterator[Json]]] = {
 def fed(events: Iterator[Json], most: int) -> Exception | None:
     """Read events until one is refused; nothing of what is pushed is kept."""
     draft = MessageDraft(lambda event: None, "1", Endpoint("claude", "http://x"), bounds=BOUNDS)
-    reader = wire().reader(draft)
+    reader = make_codec().reader(draft)
     reader.feed([orjson.dumps(start())])
     for _ in range(most):
         try:

@@ -9,7 +9,7 @@ import pytest
 from rxloop.pipeline.requests import ModelRequest, ToolDefinition
 from rxloop.protocol.messages import Message, ToolCall
 from rxloop.protocol.settings import ModelSettings, PromptCache
-from support.vendors.claude import Json, ask
+from support.vendors.claude import Json, encode
 
 TOOLS = (ToolDefinition("a", "", {"type": "object"}), ToolDefinition("b", "", {"type": "object"}))
 MARK = {"type": "ephemeral"}
@@ -28,7 +28,7 @@ def places(points: list[Any] | None = None, **changes: Any) -> Json:
         "settings": ModelSettings(**settings),
     }
     fields.update(changes)
-    asked = ask(ModelRequest(**fields))
+    asked = encode(ModelRequest(**fields))
     blocks = [block for message in asked["messages"] for block in message["content"]]
     return {
         "tools": [each["name"] for each in asked.body.get("tools", []) if "cache_control" in each],
@@ -77,7 +77,7 @@ def test_who_leaves_it_to_the_vendor_gets_none_of_ours() -> None:
 
 def test_an_hour_is_said_at_each_place() -> None:
     cache = PromptCache(ttl="1h")
-    asked = ask(ModelRequest(messages=[Message.user("x")], settings=ModelSettings(prompt_cache=cache), tools=TOOLS))
+    asked = encode(ModelRequest(messages=[Message.user("x")], settings=ModelSettings(prompt_cache=cache), tools=TOOLS))
     assert asked["tools"][1]["cache_control"] == {"type": "ephemeral", "ttl": "1h"}
     assert asked["messages"][0]["content"][0]["cache_control"] == {"type": "ephemeral", "ttl": "1h"}
 
@@ -97,7 +97,7 @@ def test_a_result_may_be_the_place() -> None:
 
 def test_the_places_are_no_part_of_what_is_kept_of_a_message() -> None:
     message = Message.user("1")
-    ask([message])
-    longer = ask([message, Message.assistant("2"), Message.user("3")])
+    encode([message])
+    longer = encode([message, Message.assistant("2"), Message.user("3")])
     assert "cache_control" not in longer["messages"][0]["content"][0]
     assert longer["messages"][2]["content"][0]["cache_control"] == MARK

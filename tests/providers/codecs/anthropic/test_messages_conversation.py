@@ -6,7 +6,7 @@ import pytest
 
 from rxloop.pipeline.requests import ModelRequest, ToolDefinition
 from rxloop.protocol.messages import FilePart, ImagePart, Message, TextPart, ToolCall
-from support.vendors.claude import Json, ask, wire
+from support.vendors.claude import Json, encode, make_codec
 
 LOOK = ToolDefinition("look", "Looks.", {"type": "object", "properties": {}})
 PNG = ImagePart(data=b"\x89PNG", media_type="image/png")
@@ -26,11 +26,11 @@ def result(call_id: str, content: str) -> Json:
 
 
 def sent(*messages: Message) -> list[Json]:
-    return ask(ModelRequest(messages=messages, tools=(LOOK,))).messages
+    return encode(ModelRequest(messages=messages, tools=(LOOK,))).messages
 
 
 def test_a_conversation_goes_as_turns_of_blocks() -> None:
-    asked = ask([Message.system("Be kind."), Message.user("hi"), Message.assistant("hello"), Message.user("bye")])
+    asked = encode([Message.system("Be kind."), Message.user("hi"), Message.assistant("hello"), Message.user("bye")])
     assert [block["text"] for block in asked["system"]] == ["Be kind."]
     assert asked.messages == [
         {"role": "user", "content": said("hi")},
@@ -90,15 +90,15 @@ def test_an_answer_to_no_call_goes_as_words() -> None:
 
 
 def test_a_conversation_that_was_cut_begins_with_the_user_and_ends_there() -> None:
-    turns = ask([Message.assistant("hello"), Message.user("go"), Message.assistant("x ")]).messages
+    turns = encode([Message.assistant("hello"), Message.user("go"), Message.assistant("x ")]).messages
     assert [turn["role"] for turn in turns] == ["user", "assistant", "user", "assistant", "user"]
-    assert ask([]).messages == [{"role": "user", "content": said("Please begin.")}]
+    assert encode([]).messages == [{"role": "user", "content": said("Please begin.")}]
 
 
 def test_a_model_that_goes_on_with_its_own_words_gets_them_last() -> None:
     begun = [Message.user("a haiku"), Message.assistant("Autumn")]
-    assert ask(begun, model="claude-sonnet-4-5").messages[-1]["role"] == "assistant"
-    assert ask(begun, model="claude-sonnet-4-6").messages[-1] == {"role": "user", "content": said("Please go on.")}
+    assert encode(begun, model="claude-sonnet-4-5").messages[-1]["role"] == "assistant"
+    assert encode(begun, model="claude-sonnet-4-6").messages[-1] == {"role": "user", "content": said("Please go on.")}
 
 
 def test_blank_texts_and_messages_are_left_out() -> None:
@@ -117,7 +117,7 @@ def test_images_and_documents_go_in_every_form() -> None:
         FilePart(url="https://example.org/b.pdf"),
         FilePart(data="Grüße".encode(), media_type="text/markdown", filename="a.md"),
     ]
-    asked = ask([Message.user(parts)])
+    asked = encode([Message.user(parts)])
     base64 = {"type": "base64", "media_type": "image/png", "data": "iVBORw=="}
     assert asked.messages[0]["content"] == [
         {"type": "image", "source": base64},
@@ -150,7 +150,7 @@ def test_images_and_documents_go_in_every_form() -> None:
     ],
 )
 def test_a_file_that_is_not_taken_goes_as_words_and_is_told(part: ImagePart | FilePart) -> None:
-    asked = ask([Message.user([part])])
+    asked = encode([Message.user([part])])
     assert asked.messages[0]["content"] == said(part.placeholder)
     assert part.placeholder in asked.notices[0]
 
@@ -162,22 +162,22 @@ def test_a_result_has_images_and_documents_in_it() -> None:
 
 
 def test_images_of_the_model_go_as_words() -> None:
-    asked = ask([Message.user("draw"), Message.assistant([TextPart(text="here"), PNG]), Message.user("nice")])
+    asked = encode([Message.user("draw"), Message.assistant([TextPart(text="here"), PNG]), Message.user("nice")])
     assert asked.messages[1]["content"] == said("here", PNG.placeholder)
     assert len(asked.notices) == 1
 
 
 def test_what_is_left_out_of_a_message_is_told_once() -> None:
     foreign = Message(role="assistant", content="hi", provider_state={"openai": [{"raw": {}}], "google": []})
-    by = wire()
-    assert ask([Message.user("a"), foreign, Message.user("b")], by).notices == [
+    by = make_codec()
+    assert encode([Message.user("a"), foreign, Message.user("b")], by).notices == [
         "anthropic:claude-sonnet-4-5 does not receive the provider state of google, openai"
     ]
-    assert not ask([Message.user("a"), foreign, Message.user("b")], by).notices
+    assert not encode([Message.user("a"), foreign, Message.user("b")], by).notices
 
 
 def test_calls_of_earlier_turns_need_a_definition_where_no_tool_is_offered() -> None:
-    asked = ask([Message.user("hi"), calling("a"), Message.tool("a", "1")])
+    asked = encode([Message.user("hi"), calling("a"), Message.tool("a", "1")])
     assert asked["tools"] == [{"name": "look", "input_schema": {"type": "object"}}]
     assert asked["tool_choice"] == {"type": "none"}
 
@@ -186,24 +186,24 @@ SYSTEM = [Message.user("hi"), Message.system("Be brief."), Message.assistant("ok
 
 
 def test_a_system_message_in_the_middle_goes_as_such_where_the_model_takes_it() -> None:
-    turns = ask(SYSTEM, model="claude-opus-4-8").messages
+    turns = encode(SYSTEM, model="claude-opus-4-8").messages
     assert [turn["role"] for turn in turns] == ["user", "system", "assistant", "user"]
-    turns = ask([Message.user("hi"), Message.system("a"), Message.system("b")], model="claude-opus-4-8").messages
+    turns = encode([Message.user("hi"), Message.system("a"), Message.system("b")], model="claude-opus-4-8").messages
     assert turns[1] == {"role": "system", "content": said("a", "b")}
 
 
 def test_elsewhere_the_user_says_what_it_says() -> None:
-    turns = ask(SYSTEM).messages
+    turns = encode(SYSTEM).messages
     assert turns[0]["content"] == said("hi", "<system>\nBe brief.\n</system>")
     before = [Message.user("hi"), Message.system("Be brief."), Message.user("go")]
-    assert [turn["role"] for turn in ask(before, model="claude-opus-4-8").messages] == ["user"]
+    assert [turn["role"] for turn in encode(before, model="claude-opus-4-8").messages] == ["user"]
     called = [Message.user("hi"), calling("a"), Message.system("Be brief."), Message.tool("a", "1")]
-    assert [turn["role"] for turn in ask(called, model="claude-opus-4-8").messages] == ["user", "assistant", "user"]
+    assert [turn["role"] for turn in encode(called, model="claude-opus-4-8").messages] == ["user", "assistant", "user"]
 
 
 def test_the_turns_beside_one_of_which_nothing_is_left_are_one() -> None:
     search = {"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "input": {}}
     cut = Message(role="assistant", provider_state={"anthropic": [{"raw": search}]})
-    assert ask([Message.user("Hi"), cut, Message.user("And?")]).messages == [
+    assert encode([Message.user("Hi"), cut, Message.user("And?")]).messages == [
         {"role": "user", "content": [{"type": "text", "text": "Hi"}, {"type": "text", "text": "And?"}]}
     ]

@@ -17,23 +17,23 @@ from rxloop.protocol.events import (
     UsageEvent,
 )
 from rxloop.protocol.messages import Citation, Message
-from support.http_server import Answer
-from support.vendors.claude import Json, ask, block, call, end, message_of, read, start, text
+from support.http_server import StreamResult
+from support.vendors.claude import Json, block, call, encode, end, last_message, read_answer, start, text
 
 
-def complete(answer: Answer) -> ContentCompleteEvent:
+def complete(answer: StreamResult) -> ContentCompleteEvent:
     assert answer.error is None
     assert isinstance(answer.events[-1], ContentCompleteEvent)
     return answer.events[-1]
 
 
-def of(answer: Answer, kind: type[Any]) -> list[Any]:
+def of(answer: StreamResult, kind: type[Any]) -> list[Any]:
     return [event for event in answer.events if isinstance(event, kind)]
 
 
-def back(answer: Answer) -> list[Json]:
+def back(answer: StreamResult) -> list[Json]:
     """What is sent back of it."""
-    asked = ask([Message.user("hi"), message_of(answer), Message.user("go on")], model="claude-sonnet-4-6")
+    asked = encode([Message.user("hi"), last_message(answer), Message.user("go on")], model="claude-sonnet-4-6")
     return [each for turn in asked.messages if turn["role"] == "assistant" for each in turn["content"]]
 
 
@@ -44,7 +44,7 @@ def thinking(index: int, *pieces: str, signature: str = "s1") -> list[Json]:
 
 
 def test_text_thinking_and_calls_stream() -> None:
-    answer = read(
+    answer = read_answer(
         start(input_tokens=5),
         {"type": "ping"},
         *thinking(0, "let ", "me"),
@@ -67,7 +67,7 @@ def test_text_thinking_and_calls_stream() -> None:
 
 
 def test_signed_thinking_goes_back_as_it_was_and_in_its_place() -> None:
-    answer = read(
+    answer = read_answer(
         start(), *thinking(0, "a"), *text(1, "x"), *thinking(2, signature="s2"), *text(3, "y"), *end(output_tokens=1)
     )
     assert back(answer) == [
@@ -79,13 +79,13 @@ def test_signed_thinking_goes_back_as_it_was_and_in_its_place() -> None:
 
 
 def test_thinking_without_a_signature_does_not_go_back() -> None:
-    answer = read(start(), *thinking(0, "a", signature=""), *text(1, "x"), *end())
+    answer = read_answer(start(), *thinking(0, "a", signature=""), *text(1, "x"), *end())
     assert back(answer) == [{"type": "text", "text": "x"}]
 
 
 def test_redacted_thinking_goes_back_and_is_never_shown() -> None:
     redacted = {"type": "redacted_thinking", "data": "secret"}
-    answer = read(start(), *block(0, redacted), *text(1, "x"), *end())
+    answer = read_answer(start(), *block(0, redacted), *text(1, "x"), *end())
     assert back(answer) == [redacted, {"type": "text", "text": "x"}]
     assert complete(answer).reasoning is None
     assert not of(answer, ThoughtDeltaEvent)
@@ -94,13 +94,13 @@ def test_redacted_thinking_goes_back_and_is_never_shown() -> None:
 def test_blocks_that_stream_side_by_side_are_kept_apart() -> None:
     first, second = call(0, "a", "look", '{"n":', "1}"), call(1, "b", "look", '{"n":', "2}")
     mixed = [first[0], second[0], first[1], second[1], second[2], first[2], first[3], second[3]]
-    answer = read(start(), *mixed, *end("tool_use"))
+    answer = read_answer(start(), *mixed, *end("tool_use"))
     assert [each.arguments for each in complete(answer).tool_calls] == [{"n": 1}, {"n": 2}]
 
 
 def test_texts_that_stream_side_by_side_lose_nothing() -> None:
     one, two = text(0, "a", "c"), thinking(1, "b", "d")
-    answer = read(start(), one[0], two[0], one[1], two[1], one[2], *two[2:], one[3], *end())
+    answer = read_answer(start(), one[0], two[0], one[1], two[1], one[2], *two[2:], one[3], *end())
     assert (complete(answer).content, complete(answer).reasoning) == ("ac", "bd")
     assert [each for each in back(answer) if each["type"] == "thinking"] == []
 
@@ -115,7 +115,7 @@ FOUND = {
 
 def test_a_tool_of_the_vendor_is_told_and_goes_back_as_it_was() -> None:
     pieces = [{"type": "input_json_delta", "partial_json": piece} for piece in ("", '{"query":', '"x"}')]
-    answer = read(start(), *block(0, SEARCH, *pieces), *block(1, FOUND), *text(2, "so"), *end())
+    answer = read_answer(start(), *block(0, SEARCH, *pieces), *block(1, FOUND), *text(2, "so"), *end())
     told = of(answer, ServerToolEvent)
     assert [(each.phase, each.name, each.tool_call_id, each.success) for each in told] == [
         ("start", "web_search", "srvtoolu_1", True),
@@ -128,11 +128,11 @@ def test_a_tool_of_the_vendor_is_told_and_goes_back_as_it_was() -> None:
 
 def test_a_tool_of_the_vendor_that_fails_is_told_so() -> None:
     error = {"type": "web_search_tool_result_error", "error_code": "max_uses_exceeded"}
-    answer = read(start(), *block(0, SEARCH), *block(1, {**FOUND, "content": error}), *end())
+    answer = read_answer(start(), *block(0, SEARCH), *block(1, {**FOUND, "content": error}), *end())
     assert [each.success for each in of(answer, ServerToolEvent)] == [True, False]
     mcp = {"type": "mcp_tool_use", "id": "m1", "name": "ask", "server_name": "wiki", "input": {"q": 1}}
     result = {"type": "mcp_tool_result", "tool_use_id": "m1", "is_error": True, "content": []}
-    told = of(read(start(), *block(0, mcp), *block(1, result), *end()), ServerToolEvent)
+    told = of(read_answer(start(), *block(0, mcp), *block(1, result), *end()), ServerToolEvent)
     assert [(each.name, each.phase, each.success) for each in told] == [
         ("ask", "start", True),
         ("ask", "complete", False),
@@ -140,14 +140,14 @@ def test_a_tool_of_the_vendor_that_fails_is_told_so() -> None:
 
 
 def test_a_search_that_was_cut_does_not_go_back_with_something_after_it() -> None:
-    answer = read(start(), *text(0, "hm"), *block(1, SEARCH), *end("max_tokens"))
+    answer = read_answer(start(), *text(0, "hm"), *block(1, SEARCH), *end("max_tokens"))
     assert back(answer) == [{"type": "text", "text": "hm"}]
 
 
 def test_a_pause_goes_back_so_that_the_model_goes_on() -> None:
-    answer = read(start(), *text(0, "hm"), *block(1, SEARCH), *end("pause_turn"))
+    answer = read_answer(start(), *text(0, "hm"), *block(1, SEARCH), *end("pause_turn"))
     assert (complete(answer).finish_reason, complete(answer).raw_finish_reason) == ("pause", "pause_turn")
-    asked = ask([Message.user("hi"), message_of(answer)], model="claude-sonnet-4-6")
+    asked = encode([Message.user("hi"), last_message(answer)], model="claude-sonnet-4-6")
     assert asked.messages[-1] == {"role": "assistant", "content": [{"type": "text", "text": "hm"}, SEARCH]}
 
 
@@ -156,7 +156,7 @@ def test_what_is_not_known_is_passed_over_told_once_and_goes_back_if_it_is_whole
     other = {"type": "quantum_tool_use", "id": "q1", "name": "q", "input": {}}
     lost = block(3, {"type": "hologram"}, {"type": "hologram_delta", "x": 1})
     events = [{"type": "aurora"}, {"type": "aurora"}, *block(0, new), *block(1, other), *text(2, "x"), *lost]
-    answer = read(start(), *events, *end())
+    answer = read_answer(start(), *events, *end())
     told = [event.message for event in of(answer, LLMNoticeEvent)]
     assert ["aurora" in told[0], "block 'hologram'" in told[1], "'hologram_delta'" in told[2]] == [True] * 3
     assert len(told) == 3
@@ -182,7 +182,9 @@ def test_what_is_not_known_is_passed_over_told_once_and_goes_back_if_it_is_whole
 def test_sources_are_named_and_go_back(citation: Json, expected: Json) -> None:
     cited = {**citation, "cited_text": "words"}
     deltas = [{"type": "citations_delta", "citation": cited}, {"type": "text_delta", "text": "fact"}]
-    answer = read(start(), *text(0, "So: "), *block(1, {"type": "text", "text": ""}, *deltas), *text(2, "."), *end())
+    answer = read_answer(
+        start(), *text(0, "So: "), *block(1, {"type": "text", "text": ""}, *deltas), *text(2, "."), *end()
+    )
     message = complete(answer)
     assert list(message.citations) == [Citation(text="words", start=4, end=8, **expected)]
     state = message.provider_state
@@ -203,12 +205,12 @@ def test_sources_are_named_and_go_back(citation: Json, expected: Json) -> None:
     ],
 )
 def test_why_it_ended(raw: str, ours: str) -> None:
-    message = complete(read(start(), *text(0, "x"), *end(raw)))
+    message = complete(read_answer(start(), *text(0, "x"), *end(raw)))
     assert (message.finish_reason, message.raw_finish_reason) == (ours, raw)
 
 
 def test_the_tokens_of_the_cache_are_part_of_the_input_and_the_last_counts_are_the_sums() -> None:
-    answer = read(
+    answer = read_answer(
         start(input_tokens=5, cache_creation_input_tokens=10, cache_read_input_tokens=100, output_tokens=1),
         *text(0, "x"),
         *end("end_turn", output_tokens=42, input_tokens=6, output_tokens_details={"thinking_tokens": 7}),
@@ -225,7 +227,7 @@ def test_the_tokens_of_the_cache_are_part_of_the_input_and_the_last_counts_are_t
 )
 def test_an_error_in_the_middle_keeps_what_came_before(kind: str, error: type[ProviderError]) -> None:
     broken = {"type": "error", "error": {"type": kind, "message": "no"}, "request_id": "req_1"}
-    answer = read(start(), *text(0, "par", "t")[:3], broken)
+    answer = read_answer(start(), *text(0, "par", "t")[:3], broken)
     assert type(answer.error) is error
     assert "req_1" in str(answer.error)
     assert [event.delta for event in of(answer, ContentDeltaEvent)] == ["par", "t"]
@@ -233,12 +235,12 @@ def test_an_error_in_the_middle_keeps_what_came_before(kind: str, error: type[Pr
 
 
 def test_an_answer_that_breaks_off_is_an_error() -> None:
-    assert isinstance(read(start(), *text(0, "x")).error, ProviderError)
-    assert isinstance(read(b'{"type":"message"}', whole=True).error, ProviderProtocolError)
+    assert isinstance(read_answer(start(), *text(0, "x")).error, ProviderError)
+    assert isinstance(read_answer(b'{"type":"message"}', whole=True).error, ProviderProtocolError)
 
 
 def test_an_answer_without_its_last_event_is_whole_where_its_reason_is_there() -> None:
-    assert complete(read(start(), *text(0, "x")[:2], end()[0])).content == "x"
+    assert complete(read_answer(start(), *text(0, "x")[:2], end()[0])).content == "x"
 
 
 def test_blocks_that_were_not_ended_end_with_the_answer() -> None:
@@ -246,7 +248,7 @@ def test_blocks_that_were_not_ended_end_with_the_answer() -> None:
     events = block(0, {"type": "text", "text": "x"}, {"type": "citations_delta", "citation": cited}, stop=False)
     searched = block(1, SEARCH, stop=False)
     for last in (end()[:1], end()):
-        answer = read(start(), *events, *searched, *last)
+        answer = read_answer(start(), *events, *searched, *last)
         assert [each.text for each in complete(answer).citations] == ["w"]
         assert len(of(answer, ServerToolEvent)) == 1
 
@@ -261,33 +263,33 @@ def test_a_whole_answer_means_the_same() -> None:
     ]
     usage = {"input_tokens": 1, "output_tokens": 2}
     body: Json = {"type": "message", "role": "assistant", "content": content, "stop_reason": "tool_use", "usage": usage}
-    answer = read(body, whole=True)
+    answer = read_answer(body, whole=True)
     message = complete(answer)
     assert (message.content, message.reasoning, message.finish_reason) == ("x", "hm", "tool_calls")
     assert message.tool_calls[0].arguments == {"a": 1}
     assert len(of(answer, ServerToolEvent)) == 2
-    history = [Message.user("hi"), message_of(answer), Message.tool("t", "1")]
-    assert ask(history).messages[1]["content"] == content
+    history = [Message.user("hi"), last_message(answer), Message.tool("t", "1")]
+    assert encode(history).messages[1]["content"] == content
 
 
 @pytest.mark.parametrize("content", [[], None])
 def test_an_empty_answer_is_one(content: Any) -> None:
     body: Json = {"type": "message", "content": content, "stop_reason": "end_turn", "usage": {}}
-    message = complete(read(body, whole=True))
+    message = complete(read_answer(body, whole=True))
     assert (message.content, message.finish_reason) == ("", "stop")
     assert [
         turn["role"]
-        for turn in ask([Message.user("a"), message_of(read(body, whole=True)), Message.user("b")]).messages
+        for turn in encode([Message.user("a"), last_message(read_answer(body, whole=True)), Message.user("b")]).messages
     ] == ["user"]
 
 
 def test_an_error_that_comes_as_an_answer_is_one() -> None:
-    answer = read({"type": "error", "error": {"type": "overloaded_error", "message": "busy"}}, whole=True)
+    answer = read_answer({"type": "error", "error": {"type": "overloaded_error", "message": "busy"}}, whole=True)
     assert isinstance(answer.error, Overloaded)
 
 
 def test_the_container_of_code_is_kept() -> None:
     ended = {"type": "message_delta", "delta": {"stop_reason": "end_turn", "container": {"id": "c1"}}, "usage": {}}
-    state = complete(read(start(), *text(0, "x"), ended, {"type": "message_stop"})).provider_state
+    state = complete(read_answer(start(), *text(0, "x"), ended, {"type": "message_stop"})).provider_state
     assert state is not None
     assert state["anthropic_container"] == "c1"

@@ -12,14 +12,16 @@ from rxloop.protocol.messages import FilePart, Message, ToolCall
 from rxloop.protocol.settings import ModelSettings
 from rxloop.providers import find_model
 from support.http_server import Reply, Server, sse
-from support.vendors.claude import Asked, ask, end, over_http, start, text, wire
+from support.vendors.claude import EncodedRequest, call_server, encode, end, make_codec, start, text
 
 LOOK = ToolDefinition("look", "Looks.", {"type": "object", "properties": {}})
 
 
-def asked(model: str = "claude-sonnet-4-5", *, tools: tuple[ToolDefinition, ...] = (), **settings: Any) -> Asked:
+def asked(
+    model: str = "claude-sonnet-4-5", *, tools: tuple[ToolDefinition, ...] = (), **settings: Any
+) -> EncodedRequest:
     request = ModelRequest(messages=[Message.user("hi")], tools=tools, settings=ModelSettings(**settings))
-    return ask(request, model=model)
+    return encode(request, model=model)
 
 
 def thinking(model: str, **settings: Any) -> Any:
@@ -51,7 +53,7 @@ def test_each_setting_has_its_field() -> None:
     ],
 )
 def test_an_answer_may_be_as_long_as_the_model_can_make_it(model: str, stream: bool, tokens: int) -> None:
-    assert ask([Message.user("hi")], wire(model, stream=stream))["max_tokens"] == tokens
+    assert encode([Message.user("hi")], make_codec(model, stream=stream))["max_tokens"] == tokens
 
 
 def test_a_limit_beyond_that_of_the_model_is_lowered() -> None:
@@ -102,8 +104,8 @@ def test_an_answer_has_room_for_its_thinking() -> None:
 def test_thinking_between_calls_shares_a_budget_that_may_be_larger() -> None:
     settings = ModelSettings(thinking_budget=20_000, max_tokens=4000)
     request = ModelRequest(messages=[Message.user("hi")], tools=(LOOK,), settings=settings)
-    by = wire(betas=["interleaved-thinking-2025-05-14"])
-    assert ask(request, by)["thinking"]["budget_tokens"] == 20_000
+    by = make_codec(betas=["interleaved-thinking-2025-05-14"])
+    assert encode(request, by)["thinking"]["budget_tokens"] == 20_000
     assert by.headers["anthropic-beta"] == "interleaved-thinking-2025-05-14"
 
 
@@ -130,10 +132,10 @@ def test_what_a_model_refuses_is_left_out_and_told(model: str, settings: Any, ex
 
 
 def test_it_is_told_once_for_each_model() -> None:
-    by = wire()
+    by = make_codec()
     request = ModelRequest(messages=[Message.user("hi")], settings=ModelSettings(seed=1))
-    assert ask(request, by).notices == ["anthropic:claude-sonnet-4-5 does not accept a seed"]
-    assert not ask(request, by).notices
+    assert encode(request, by).notices == ["anthropic:claude-sonnet-4-5 does not accept a seed"]
+    assert not encode(request, by).notices
 
 
 @pytest.mark.parametrize(
@@ -165,21 +167,21 @@ def test_a_turn_that_was_begun_without_thinking_goes_on_without() -> None:
     called = Message.assistant(tool_calls=[ToolCall(id="a", name="look")])
     history = [Message.user("hi"), called, Message.tool("a", "1")]
     settings = ModelSettings(reasoning_effort="high")
-    found = ask(ModelRequest(messages=history, tools=(LOOK,), settings=settings))
+    found = encode(ModelRequest(messages=history, tools=(LOOK,), settings=settings))
     assert "thinking" not in found.body
     assert "began without it" in found.notices[0]
     done = [*history, Message.assistant("so"), Message.user("more")]
-    assert "thinking" in ask(ModelRequest(messages=done, tools=(LOOK,), settings=settings)).body
+    assert "thinking" in encode(ModelRequest(messages=done, tools=(LOOK,), settings=settings)).body
     state = {"anthropic": [{"reasoning": 1, "extra": {"signature": "s"}}, {"call": 0}]}
     thought = called.model_copy(update={"reasoning": "h", "provider_state": state})
     again = [history[0], thought, history[2], called.model_copy(), Message.tool("a", "2")]
-    assert "thinking" in ask(ModelRequest(messages=again, tools=(LOOK,), settings=settings)).body
+    assert "thinking" in encode(ModelRequest(messages=again, tools=(LOOK,), settings=settings)).body
 
 
 def test_a_model_that_binds_thinking_to_what_was_before_may_drop_it() -> None:
     state = {"anthropic": [{"reasoning": 1, "extra": {"signature": "s"}}, {"text": 2}]}
     thought = Message(role="assistant", content="ok", reasoning="h", provider_state=state)
-    by = wire("claude-fable-5-1")
+    by = make_codec("claude-fable-5-1")
     request = ModelRequest(messages=[Message.user("a"), thought, Message.user("b")])
     binding = b'"block_binding":{"prefix_mismatch_behavior":"drop_block"}'
     assert binding in by.encode(request, lambda *_: None)
@@ -221,12 +223,12 @@ def test_code_goes_on_in_its_container_while_the_turn_lasts() -> None:
     called = Message(role="assistant", tool_calls=(ToolCall(id="a", name="look"),), provider_state=state)
     code = ModelSettings(server_tools=[{"type": "code_execution_20250825", "name": "code_execution"}])
     history = [Message.user("hi"), called, Message.tool("a", "1")]
-    assert ask(ModelRequest(messages=history, settings=code))["container"] == "c1"
+    assert encode(ModelRequest(messages=history, settings=code))["container"] == "c1"
     assert (
         "container"
-        not in ask(ModelRequest(messages=[*history, Message.assistant("x"), Message.user("y")], settings=code)).body
+        not in encode(ModelRequest(messages=[*history, Message.assistant("x"), Message.user("y")], settings=code)).body
     )
-    assert "container" not in ask(ModelRequest(messages=history)).body
+    assert "container" not in encode(ModelRequest(messages=history)).body
 
 
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer", "minimum": 1}}, "required": ["n"]}
@@ -234,29 +236,29 @@ SCHEMA = {"type": "object", "properties": {"n": {"type": "integer", "minimum": 1
 
 def test_an_answer_is_held_to_a_schema_where_the_model_can_be() -> None:
     request = ModelRequest(messages=[Message.user("hi")], response_schema=SCHEMA)
-    found = ask(request)
+    found = encode(request)
     assert found["output_config"]["format"]["schema"] == {
         "type": "object",
         "properties": {"n": {"type": "integer", "description": "{minimum: 1}"}},
         "additionalProperties": False,
         "required": ["n"],
     }
-    assert wire().keeps_to_schema
-    assert not wire("claude-sonnet-4-0").keeps_to_schema
-    assert "output_config" not in ask(request, model="claude-sonnet-4-0").body
+    assert make_codec().keeps_to_schema
+    assert not make_codec("claude-sonnet-4-0").keeps_to_schema
+    assert "output_config" not in encode(request, model="claude-sonnet-4-0").body
 
 
 def test_words_stand_for_a_schema_that_has_no_such_form() -> None:
     schema = {"type": "object", "additionalProperties": {"type": "string"}}
-    found = ask(ModelRequest(messages=[Message.user("hi")], system=(Message.system("s"),), response_schema=schema))
+    found = encode(ModelRequest(messages=[Message.user("hi")], system=(Message.system("s"),), response_schema=schema))
     assert "output_config" not in found.body
     assert found["system"][1]["text"].endswith('{"type":"object","additionalProperties":{"type":"string"}}')
 
 
 def test_who_wants_citations_gets_them_and_no_schema() -> None:
-    by = wire(citations=True)
+    by = make_codec(citations=True)
     pdf = FilePart(data=b"%PDF", media_type="application/pdf")
-    found = ask(ModelRequest(messages=[Message.user([pdf])], response_schema=SCHEMA), by)
+    found = encode(ModelRequest(messages=[Message.user([pdf])], response_schema=SCHEMA), by)
     assert found.messages[0]["content"][0]["citations"] == {"enabled": True}
     assert "output_config" not in found.body
     assert not by.keeps_to_schema
@@ -281,7 +283,7 @@ def test_arguments_begin_with_an_object() -> None:
 
 async def test_a_request_has_the_version_the_key_and_the_betas(server: Server) -> None:
     server.answer(Reply(sse(start(), *text(0, "hi"), *end(), done=False)))
-    answer = await over_http(server, ModelRequest(messages=[Message.user("hi")]), betas=["a", "b"])
+    answer = await call_server(server, ModelRequest(messages=[Message.user("hi")]), betas=["a", "b"])
     assert answer.error is None
     received = server.requests[0]
     assert received.path == "/v1/messages"
@@ -289,7 +291,7 @@ async def test_a_request_has_the_version_the_key_and_the_betas(server: Server) -
     assert received.headers["anthropic-version"] == "2023-06-01"
     assert received.headers["anthropic-beta"] == "a,b"
     more = ModelRequest(messages=[Message.user("hi")], settings=ModelSettings(headers={"anthropic-beta": "c"}))
-    await over_http(server, more, betas=["a"])
+    await call_server(server, more, betas=["a"])
     assert server.requests[1].headers["anthropic-beta"] == "c"
-    await over_http(server, ModelRequest(messages=[Message.user("hi")]), betas=["a"], headers={"Anthropic-Beta": "d"})
+    await call_server(server, ModelRequest(messages=[Message.user("hi")]), betas=["a"], headers={"Anthropic-Beta": "d"})
     assert server.requests[2].headers["anthropic-beta"] == "a,d"

@@ -9,16 +9,16 @@ import pytest
 from rxloop.pipeline.requests import ModelRequest, ToolDefinition
 from rxloop.protocol.messages import Message, TextPart
 from support.http_server import REQUEST, collect
-from support.vendors.claude import Json, ask, message_of, wire, without_cache
+from support.vendors.claude import Json, encode, last_message, make_codec, strip_cache_control
 from support.vendors.native import NATIVE
-from support.vendors.recordings import names, needs_recordings, recording, replaying
+from support.vendors.recordings import needs_recordings, recording, recording_names, replay_server
 
 pytestmark = needs_recordings
 
 
 def conversations() -> list[str]:
     """The recorded conversations whose second request has the first answer in it."""
-    found = [name for name in names(api="msgs") if _goes_on(recording(name)["exchanges"])]
+    found = [name for name in recording_names(api="msgs") if _goes_on(recording(name)["exchanges"])]
     return found or ["nobody"]
 
 
@@ -74,16 +74,16 @@ async def test_the_second_request_is_the_one_that_was_recorded(name: str, monkey
     monkeypatch.setenv("ANTHROPIC_API_KEY", "a-key")
     conversation = recording(name)
     first, second = (exchange["request"]["body"] for exchange in conversation["exchanges"][:2])
-    async with replaying("httpx", NATIVE["msgs"].make) as vendor:
-        vendor.play(conversation)
+    async with replay_server("httpx", NATIVE["msgs"].make) as vendor:
+        vendor.replay_conversation(conversation)
         answer = await collect(vendor.provider(conversation["exchanges"][0]).call(REQUEST))
     begun = len(first["messages"])
-    history = [*ours(first["messages"]), message_of(answer), *ours(second["messages"][begun + 1 :])]
+    history = [*ours(first["messages"]), last_message(answer), *ours(second["messages"][begun + 1 :])]
     tools = tuple(
         ToolDefinition(each["name"], each.get("description", ""), each["input_schema"])
         for each in second.get("tools", ())
         if "input_schema" in each
     )
-    asked = ask(ModelRequest(messages=history, tools=tools), wire(first.get("model", "claude-3-7-sonnet")))
-    assert [plain(each) for each in asked.messages] == [plain(each) for each in without_cache(second["messages"])]
+    asked = encode(ModelRequest(messages=history, tools=tools), make_codec(first.get("model", "claude-3-7-sonnet")))
+    assert [plain(each) for each in asked.messages] == [plain(each) for each in strip_cache_control(second["messages"])]
     assert not asked.notices

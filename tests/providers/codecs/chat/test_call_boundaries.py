@@ -13,8 +13,8 @@ from rxloop.protocol.events import ContentCompleteEvent, Event, ToolCallDeltaEve
 from rxloop.providers.codecs.chat.response import ChatReader
 from rxloop.providers.codecs.draft import MessageDraft
 from support.http_server import delta
-from support.processes.counters import operations
-from support.vendors.chat_chunks import WHERE, calls, final, piece, read
+from support.processes.counters import count_operations
+from support.vendors.chat_chunks import WHERE, call_delta, call_deltas, read_chunks, read_message
 
 OSLO = '{"city": "Oslo"}'
 ROME = '{"city": "Rome"}'
@@ -32,7 +32,7 @@ def joined(events: list[Event]) -> list[tuple[str, str, str]]:
 
 def called(*chunks: Any, tools: Sequence[ToolDefinition] = ()) -> list[tuple[str, str]]:
     """Return the name and the arguments of each final call. The deltas must add up to the same calls."""
-    events = read(*chunks, delta("tool_calls"), tools=tools)
+    events = read_chunks(*chunks, delta("tool_calls"), tools=tools)
     done = events[-1]
     assert isinstance(done, ContentCompleteEvent)
     assert joined(events) == [(call.id, call.name, call.raw or "") for call in done.tool_calls]
@@ -41,115 +41,145 @@ def called(*chunks: Any, tools: Sequence[ToolDefinition] = ()) -> list[tuple[str
 
 
 def streams(*pieces: dict[str, Any]) -> list[dict[str, Any]]:
-    return [calls(each) for each in pieces]
+    return [call_deltas(each) for each in pieces]
 
 
 # P4
 @pytest.mark.parametrize(
     ("pieces", "expected"),
     [
-        pytest.param([piece(0, "a", "see", OSLO), piece(0, "", "see", ROME)], [OSLO, ROME], id="empty id"),
-        pytest.param([piece(0, "a", "see", OSLO), piece(0, None, "see", ROME)], [OSLO, ROME], id="no id"),
-        pytest.param([piece(0, "a", "see", OSLO), piece(0, "a", "see", ROME)], [OSLO, ROME], id="equal id"),
-        pytest.param([piece(0, "a", "see", OSLO), piece(0, "b", "see", ROME)], [OSLO, ROME], id="new id"),
+        pytest.param([call_delta(0, "a", "see", OSLO), call_delta(0, "", "see", ROME)], [OSLO, ROME], id="empty id"),
+        pytest.param([call_delta(0, "a", "see", OSLO), call_delta(0, None, "see", ROME)], [OSLO, ROME], id="no id"),
+        pytest.param([call_delta(0, "a", "see", OSLO), call_delta(0, "a", "see", ROME)], [OSLO, ROME], id="equal id"),
+        pytest.param([call_delta(0, "a", "see", OSLO), call_delta(0, "b", "see", ROME)], [OSLO, ROME], id="new id"),
         pytest.param(
-            [piece(0, "a", "see", OSLO), piece(0, "b", "see", OSLO)], [OSLO, OSLO], id="new id, same arguments"
+            [call_delta(0, "a", "see", OSLO), call_delta(0, "b", "see", OSLO)],
+            [OSLO, OSLO],
+            id="new id, same arguments",
         ),
-        pytest.param([piece(0, None, "see", OSLO), piece(0, None, "see", ROME)], [OSLO, ROME], id="neither has an id"),
-        pytest.param([piece(0, None, "see", OSLO), piece(0, "b", "see", ROME)], [OSLO, ROME], id="only the second id"),
         pytest.param(
-            [{**piece(0, "a", "see", OSLO), "index": "0"}, {**piece(0, "", "see", ROME), "index": "0"}],
+            [call_delta(0, None, "see", OSLO), call_delta(0, None, "see", ROME)], [OSLO, ROME], id="neither has an id"
+        ),
+        pytest.param(
+            [call_delta(0, None, "see", OSLO), call_delta(0, "b", "see", ROME)], [OSLO, ROME], id="only the second id"
+        ),
+        pytest.param(
+            [{**call_delta(0, "a", "see", OSLO), "index": "0"}, {**call_delta(0, "", "see", ROME), "index": "0"}],
             [OSLO, ROME],
             id="index as text",
         ),
-        pytest.param([piece(None, "a", "see", OSLO), piece(None, "b", "see", ROME)], [OSLO, ROME], id="no index"),
-        pytest.param([piece(None, None, "see", OSLO), piece(None, None, "see", ROME)], [OSLO, ROME], id="no keys"),
         pytest.param(
-            [{**piece(0, "a", "see", OSLO), "index": 0.0}, {**piece(0, "", "see", ROME), "index": 0.0}],
+            [call_delta(None, "a", "see", OSLO), call_delta(None, "b", "see", ROME)], [OSLO, ROME], id="no index"
+        ),
+        pytest.param(
+            [call_delta(None, None, "see", OSLO), call_delta(None, None, "see", ROME)], [OSLO, ROME], id="no keys"
+        ),
+        pytest.param(
+            [{**call_delta(0, "a", "see", OSLO), "index": 0.0}, {**call_delta(0, "", "see", ROME), "index": 0.0}],
             [OSLO, ROME],
             id="index as a float",
         ),
         pytest.param(
-            [{**piece(0, "a", "see", OSLO), "index": None}, {**piece(0, "b", "see", ROME), "index": None}],
+            [{**call_delta(0, "a", "see", OSLO), "index": None}, {**call_delta(0, "b", "see", ROME), "index": None}],
             [OSLO, ROME],
             id="index null",
         ),
         pytest.param(
-            [piece(None, "a", "see", OSLO), piece(None, "a", "see", ROME)], [OSLO, ROME], id="no index, equal id"
-        ),
-        pytest.param([piece(0, "a", "see", "{}"), piece(0, "", "see", ROME)], ["{}", ROME], id="empty object first"),
-        pytest.param([piece(0, "a", "see", "[]"), piece(0, "", "see", ROME)], ["[]", ROME], id="empty list first"),
-        pytest.param(
-            [piece(0, "a", "see", {}), piece(0, "", "see", {"city": "Rome"})], ["{}", '{"city":"Rome"}'], id="objects"
+            [call_delta(None, "a", "see", OSLO), call_delta(None, "a", "see", ROME)],
+            [OSLO, ROME],
+            id="no index, equal id",
         ),
         pytest.param(
-            [piece(0, "a", "see", OSLO + " \n"), piece(0, "", "see", ROME)],
+            [call_delta(0, "a", "see", "{}"), call_delta(0, "", "see", ROME)], ["{}", ROME], id="empty object first"
+        ),
+        pytest.param(
+            [call_delta(0, "a", "see", "[]"), call_delta(0, "", "see", ROME)], ["[]", ROME], id="empty list first"
+        ),
+        pytest.param(
+            [call_delta(0, "a", "see", {}), call_delta(0, "", "see", {"city": "Rome"})],
+            ["{}", '{"city":"Rome"}'],
+            id="objects",
+        ),
+        pytest.param(
+            [call_delta(0, "a", "see", OSLO + " \n"), call_delta(0, "", "see", ROME)],
             [OSLO + " \n", ROME],
             id="white space after",
         ),
         pytest.param(
-            [piece(0, "a", "see", OSLO), piece(0, None, None, "\n"), piece(0, "", "see", ROME)],
+            [call_delta(0, "a", "see", OSLO), call_delta(0, None, None, "\n"), call_delta(0, "", "see", ROME)],
             [OSLO + "\n", ROME],
             id="white space in a chunk of its own",
         ),
         pytest.param(
-            [piece(0, "a", "see", OSLO), piece(0, "", "see", " " + ROME)], [OSLO, " " + ROME], id="white space before"
+            [call_delta(0, "a", "see", OSLO), call_delta(0, "", "see", " " + ROME)],
+            [OSLO, " " + ROME],
+            id="white space before",
         ),
         pytest.param(
             [
-                piece(0, "a", "see", OSLO),
-                piece(0, "b", "see", ""),
-                piece(0, None, None, ROME[:5]),
-                piece(0, None, None, ROME[5:]),
+                call_delta(0, "a", "see", OSLO),
+                call_delta(0, "b", "see", ""),
+                call_delta(0, None, None, ROME[:5]),
+                call_delta(0, None, None, ROME[5:]),
             ],
             [OSLO, ROME],
             id="new id opens without arguments",
         ),
         pytest.param(
             [
-                piece(0, "a", "see", OSLO),
-                piece(0, "", "see", ""),
-                piece(0, None, None, ROME[:5]),
-                piece(0, None, None, ROME[5:]),
+                call_delta(0, "a", "see", OSLO),
+                call_delta(0, "", "see", ""),
+                call_delta(0, None, None, ROME[:5]),
+                call_delta(0, None, None, ROME[5:]),
             ],
             [OSLO, ROME],
             id="name opens without arguments",
         ),
         pytest.param(
             [
-                piece(0, "a", "see", OSLO),
-                piece(0, "a", "see", None),
-                piece(0, "a", None, ROME[:5]),
-                piece(0, "a", None, ROME[5:]),
+                call_delta(0, "a", "see", OSLO),
+                call_delta(0, "a", "see", None),
+                call_delta(0, "a", None, ROME[:5]),
+                call_delta(0, "a", None, ROME[5:]),
             ],
             [OSLO, ROME],
             id="equal id opens without arguments",
         ),
         pytest.param(
             [
-                piece(0, "a", "see", OSLO[:4]),
-                piece(0, None, None, OSLO[4:]),
-                piece(0, "", "see", ROME[:4]),
-                piece(0, None, None, ROME[4:]),
+                call_delta(0, "a", "see", OSLO[:4]),
+                call_delta(0, None, None, OSLO[4:]),
+                call_delta(0, "", "see", ROME[:4]),
+                call_delta(0, None, None, ROME[4:]),
             ],
             [OSLO, ROME],
             id="in pieces",
         ),
         pytest.param(
-            [piece(0, "a", "see", '{"s": "}{\\"'), piece(0, None, None, '}"}'), piece(0, "", "see", ROME)],
+            [
+                call_delta(0, "a", "see", '{"s": "}{\\"'),
+                call_delta(0, None, None, '}"}'),
+                call_delta(0, "", "see", ROME),
+            ],
             ['{"s": "}{\\"}"}', ROME],
             id="braces and quotes in a string",
         ),
         pytest.param(
-            [piece(0, "a", "see", '{"s": "\\'), piece(0, None, None, '"}"}'), piece(0, "", "see", ROME)],
+            [call_delta(0, "a", "see", '{"s": "\\'), call_delta(0, None, None, '"}"}'), call_delta(0, "", "see", ROME)],
             ['{"s": "\\"}"}', ROME],
             id="escape between two pieces",
         ),
         pytest.param(
-            [piece(0, "a", "see", '"{}"'), piece(0, "", "see", '"{}" ')], ['"{}"'], id="a repeated document in a string"
+            [call_delta(0, "a", "see", '"{}"'), call_delta(0, "", "see", '"{}" ')],
+            ['"{}"'],
+            id="a repeated document in a string",
         ),
         pytest.param(
-            [piece(0, "a", "see", '{"city":'), piece(0, None, "see", '"Oslo"}'), piece(0, None, "see", ROME)],
+            [
+                call_delta(0, "a", "see", '{"city":'),
+                call_delta(0, None, "see", '"Oslo"}'),
+                call_delta(0, None, "see", ROME),
+            ],
             ['{"city":"Oslo"}', ROME],
             id="name in every chunk",
         ),
@@ -164,7 +194,7 @@ def test_calls_of_one_tool_under_one_index_are_separate(pieces: list[dict[str, A
 @pytest.mark.parametrize("second_id", ["", None, "a", "b"])
 @pytest.mark.parametrize("first", ["", "{}", OSLO, '{"city": "Os', "[]"])
 def test_another_name_begins_another_call(index: int | None, second_id: str | None, first: str) -> None:
-    chunks = streams(piece(index, "a", "see", first), piece(index, second_id, "go", ROME))
+    chunks = streams(call_delta(index, "a", "see", first), call_delta(index, second_id, "go", ROME))
     assert called(*chunks) == [("see", first), ("go", ROME)]
 
 
@@ -173,67 +203,103 @@ def test_another_name_begins_another_call(index: int | None, second_id: str | No
     "pieces",
     [
         pytest.param(
-            [piece(0, "a", "see", OSLO[:3]), piece(0, "a", "see", OSLO[3:8]), piece(0, "a", "see", OSLO[8:])],
+            [
+                call_delta(0, "a", "see", OSLO[:3]),
+                call_delta(0, "a", "see", OSLO[3:8]),
+                call_delta(0, "a", "see", OSLO[8:]),
+            ],
             id="name and id in every chunk",
         ),
         pytest.param(
-            [piece(0, "a", "see", ""), piece(0, "a", "see", OSLO[:3]), piece(0, "a", "see", OSLO[3:])],
+            [call_delta(0, "a", "see", ""), call_delta(0, "a", "see", OSLO[:3]), call_delta(0, "a", "see", OSLO[3:])],
             id="name and id in every chunk, first without arguments",
         ),
         pytest.param(
-            [piece(0, None, "see", OSLO[:3]), piece(0, None, "see", OSLO[3:8]), piece(0, None, "see", OSLO[8:])],
+            [
+                call_delta(0, None, "see", OSLO[:3]),
+                call_delta(0, None, "see", OSLO[3:8]),
+                call_delta(0, None, "see", OSLO[8:]),
+            ],
             id="name in every chunk",
         ),
         pytest.param(
-            [piece(None, None, "see", OSLO[:3]), piece(None, None, "see", OSLO[3:])], id="name in every chunk, no index"
+            [call_delta(None, None, "see", OSLO[:3]), call_delta(None, None, "see", OSLO[3:])],
+            id="name in every chunk, no index",
         ),
         pytest.param(
-            [piece(None, None, "see", ""), piece(None, None, "see", OSLO)],
+            [call_delta(None, None, "see", ""), call_delta(None, None, "see", OSLO)],
             id="name in every chunk, no index, first without arguments",
         ),
         pytest.param(
-            [piece(0, "a", "see", OSLO[:3]), piece(0, "a", None, OSLO[3:8]), piece(0, "a", None, OSLO[8:])],
+            [
+                call_delta(0, "a", "see", OSLO[:3]),
+                call_delta(0, "a", None, OSLO[3:8]),
+                call_delta(0, "a", None, OSLO[8:]),
+            ],
             id="id in every chunk",
         ),
         pytest.param(
-            [piece(None, "a", "see", OSLO[:3]), piece(None, "a", "see", OSLO[3:])], id="id in every chunk, no index"
+            [call_delta(None, "a", "see", OSLO[:3]), call_delta(None, "a", "see", OSLO[3:])],
+            id="id in every chunk, no index",
         ),
         pytest.param(
-            [piece(0, "r1", "see", ""), piece(0, "r2", None, OSLO[:3]), piece(0, "r3", None, OSLO[3:])],
+            [call_delta(0, "r1", "see", ""), call_delta(0, "r2", None, OSLO[:3]), call_delta(0, "r3", None, OSLO[3:])],
             id="another id in every chunk",
         ),
         pytest.param(
-            [piece(0, "r1", "see", OSLO[:3]), piece(0, "r2", "see", OSLO[3:8]), piece(0, "r3", "see", OSLO[8:])],
+            [
+                call_delta(0, "r1", "see", OSLO[:3]),
+                call_delta(0, "r2", "see", OSLO[3:8]),
+                call_delta(0, "r3", "see", OSLO[8:]),
+            ],
             id="another id and the name in every chunk",
         ),
         pytest.param(
-            [piece(None, "r1", "see", OSLO[:3]), piece(None, "r2", None, OSLO[3:8]), piece(None, "r3", None, OSLO[8:])],
+            [
+                call_delta(None, "r1", "see", OSLO[:3]),
+                call_delta(None, "r2", None, OSLO[3:8]),
+                call_delta(None, "r3", None, OSLO[8:]),
+            ],
             id="another id in every chunk, no index",
         ),
         pytest.param(
-            [piece(None, "r1", "see", OSLO[:3]), piece(None, "r2", "see", OSLO[3:])],
+            [call_delta(None, "r1", "see", OSLO[:3]), call_delta(None, "r2", "see", OSLO[3:])],
             id="another id and the name in every chunk, no index",
         ),
-        pytest.param([piece(0, "a", "see", OSLO[:3]), piece(0, "", "", OSLO[3:])], id="empty name and id"),
-        pytest.param([piece(0, "", "see", OSLO[:3]), piece(0, "late", None, OSLO[3:])], id="late id"),
-        pytest.param([piece(0, "a", None, None), piece(0, None, "see", OSLO)], id="late name"),
-        pytest.param([piece(0, "a", "see", OSLO), piece(0, None, "see", None)], id="name again at the end"),
-        pytest.param([piece(0, "a", "see", OSLO), piece(0, "a", "see", "")], id="name and id again at the end"),
-        pytest.param([piece(0, "a", "see", OSLO), piece(0, "a", "see", OSLO)], id="everything again at the end"),
-        pytest.param([piece(0, "a", "see", OSLO), piece(0, "a", None, OSLO)], id="arguments and id again"),
-        pytest.param([piece(0, "a", "see", OSLO), piece(0, None, "see", OSLO)], id="arguments and name again"),
+        pytest.param([call_delta(0, "a", "see", OSLO[:3]), call_delta(0, "", "", OSLO[3:])], id="empty name and id"),
+        pytest.param([call_delta(0, "", "see", OSLO[:3]), call_delta(0, "late", None, OSLO[3:])], id="late id"),
+        pytest.param([call_delta(0, "a", None, None), call_delta(0, None, "see", OSLO)], id="late name"),
+        pytest.param([call_delta(0, "a", "see", OSLO), call_delta(0, None, "see", None)], id="name again at the end"),
+        pytest.param(
+            [call_delta(0, "a", "see", OSLO), call_delta(0, "a", "see", "")], id="name and id again at the end"
+        ),
+        pytest.param(
+            [call_delta(0, "a", "see", OSLO), call_delta(0, "a", "see", OSLO)], id="everything again at the end"
+        ),
+        pytest.param([call_delta(0, "a", "see", OSLO), call_delta(0, "a", None, OSLO)], id="arguments and id again"),
+        pytest.param(
+            [call_delta(0, "a", "see", OSLO), call_delta(0, None, "see", OSLO)], id="arguments and name again"
+        ),
         pytest.param(
             [
-                piece(0, "a", "see", OSLO[:3]),
-                piece(0, None, None, OSLO[3:]),
-                piece(0, "a", "see", OSLO.replace(" ", "")),
+                call_delta(0, "a", "see", OSLO[:3]),
+                call_delta(0, None, None, OSLO[3:]),
+                call_delta(0, "a", "see", OSLO.replace(" ", "")),
             ],
             id="arguments again in other spacing",
         ),
-        pytest.param([piece(None, "a", "see", OSLO), piece(None, "a", "see", OSLO)], id="everything again, no index"),
-        pytest.param([piece(0, "a", "see", OSLO[:3]), piece(1, "a", None, OSLO[3:])], id="index counts the chunks"),
         pytest.param(
-            [piece(0, "a", "see", OSLO[:3]), piece(1, None, None, OSLO[3:8]), piece(2, None, None, OSLO[8:])],
+            [call_delta(None, "a", "see", OSLO), call_delta(None, "a", "see", OSLO)], id="everything again, no index"
+        ),
+        pytest.param(
+            [call_delta(0, "a", "see", OSLO[:3]), call_delta(1, "a", None, OSLO[3:])], id="index counts the chunks"
+        ),
+        pytest.param(
+            [
+                call_delta(0, "a", "see", OSLO[:3]),
+                call_delta(1, None, None, OSLO[3:8]),
+                call_delta(2, None, None, OSLO[8:]),
+            ],
             id="index counts the chunks, no id",
         ),
     ],
@@ -246,8 +312,10 @@ def test_a_call_whose_chunks_repeat_its_keys_is_one_call(pieces: list[dict[str, 
 @pytest.mark.parametrize("name", ["see", None])
 @pytest.mark.parametrize("call_id", ["a", "", None])
 def test_arguments_repeated_in_the_last_chunk_are_read_once(name: str | None, call_id: str | None) -> None:
-    end = delta("tool_calls", tool_calls=[piece(0, call_id, name, OSLO)])
-    events = read(calls(piece(0, "a", "see", OSLO[:5])), calls(piece(0, None, None, OSLO[5:])), end)
+    end = delta("tool_calls", tool_calls=[call_delta(0, call_id, name, OSLO)])
+    events = read_chunks(
+        call_deltas(call_delta(0, "a", "see", OSLO[:5])), call_deltas(call_delta(0, None, None, OSLO[5:])), end
+    )
     assert joined(events) == [("a", "see", OSLO)]
     done = events[-1]
     assert isinstance(done, ContentCompleteEvent)
@@ -256,16 +324,18 @@ def test_arguments_repeated_in_the_last_chunk_are_read_once(name: str | None, ca
 
 # P4
 def test_arguments_that_begin_in_the_last_chunk_are_read() -> None:
-    end = delta("tool_calls", tool_calls=[piece(0, None, None, OSLO[5:])])
-    assert final(calls(piece(0, "a", "see", OSLO[:5])), end).tool_calls[0].arguments == {"city": "Oslo"}
+    end = delta("tool_calls", tool_calls=[call_delta(0, None, None, OSLO[5:])])
+    assert read_message(call_deltas(call_delta(0, "a", "see", OSLO[:5])), end).tool_calls[0].arguments == {
+        "city": "Oslo"
+    }
 
 
 # P4
 def test_nested_objects_do_not_begin_another_call_when_the_name_is_repeated() -> None:
     parts = ['{"a":', '{"b":[', '{"c":1}', ',{"d":2}', "]}", "}"]
-    assert called(*streams(*(piece(0, None, "see", part) for part in parts))) == [("see", "".join(parts))]
+    assert called(*streams(*(call_delta(0, None, "see", part) for part in parts))) == [("see", "".join(parts))]
     inside = ['{"code": "x}', "{y", "}", '{"', "}"]
-    assert called(*streams(*(piece(0, "a", "see", part) for part in inside))) == [("see", "".join(inside))]
+    assert called(*streams(*(call_delta(0, "a", "see", part) for part in inside))) == [("see", "".join(inside))]
 
 
 # P4
@@ -276,28 +346,35 @@ def test_nested_objects_do_not_begin_another_call_when_the_name_is_repeated() ->
 def test_a_placeholder_before_the_arguments_is_not_part_of_them(
     placeholder: str, index: int | None, call_id: str | None, again: str | None
 ) -> None:
-    opening = piece(index, call_id, "see", placeholder)
+    opening = call_delta(index, call_id, "see", placeholder)
     again = again and call_id
-    assert called(*streams(opening, piece(index, again, None, OSLO))) == [("see", OSLO)]
-    parts = [piece(index, again, None, part) for part in (" ", "{", OSLO[1:5], OSLO[5:])]
+    assert called(*streams(opening, call_delta(index, again, None, OSLO))) == [("see", OSLO)]
+    parts = [call_delta(index, again, None, part) for part in (" ", "{", OSLO[1:5], OSLO[5:])]
     assert called(*streams(opening, *parts)) == [("see", OSLO)]
 
 
 # P4
-@pytest.mark.parametrize("end", [[], [piece(0, None, None, "")], [piece(0, None, None, "{}")], [piece(0, "a", "see")]])
+@pytest.mark.parametrize(
+    "end", [[], [call_delta(0, None, None, "")], [call_delta(0, None, None, "{}")], [call_delta(0, "a", "see")]]
+)
 def test_an_empty_object_that_no_arguments_follow_is_the_arguments(end: list[dict[str, Any]]) -> None:
-    assert called(*streams(piece(0, "a", "see", "{}"), *end)) == [("see", "{}")]
-    other = piece(1, "b", "go", "{}")
-    assert called(*streams(piece(0, "a", "see", "{}"), *end, other)) == [("see", "{}"), ("go", "{}")]
+    assert called(*streams(call_delta(0, "a", "see", "{}"), *end)) == [("see", "{}")]
+    other = call_delta(1, "b", "go", "{}")
+    assert called(*streams(call_delta(0, "a", "see", "{}"), *end, other)) == [("see", "{}"), ("go", "{}")]
 
 
 # P4
 def test_placeholders_of_several_calls_are_replaced() -> None:
-    openings = calls(piece(0, "a", "see", "{}"), piece(1, "b", "see", "{}"))
-    by_index = streams(piece(0, None, None, OSLO[:4]), piece(1, None, None, ROME), piece(0, None, None, OSLO[4:]))
+    openings = call_deltas(call_delta(0, "a", "see", "{}"), call_delta(1, "b", "see", "{}"))
+    by_index = streams(
+        call_delta(0, None, None, OSLO[:4]), call_delta(1, None, None, ROME), call_delta(0, None, None, OSLO[4:])
+    )
     assert called(openings, *by_index) == [("see", OSLO), ("see", ROME)]
     one_index = streams(
-        piece(0, "a", "see", "{}"), piece(0, None, None, OSLO), piece(0, "b", "see", "{}"), piece(0, None, None, ROME)
+        call_delta(0, "a", "see", "{}"),
+        call_delta(0, None, None, OSLO),
+        call_delta(0, "b", "see", "{}"),
+        call_delta(0, None, None, ROME),
     )
     assert called(*one_index) == [("see", OSLO), ("see", ROME)]
 
@@ -312,12 +389,15 @@ def test_a_name_that_is_sent_in_pieces_is_joined(index: int | None, again: str |
     tools = [
         ToolDefinition(name=name, description="", parameters={}) for name in ("get", "get_weather", "get_weather_week")
     ]
-    more = [piece(index, again, name, "") for name in names[1:]]
+    more = [call_delta(index, again, name, "") for name in names[1:]]
     chunks = streams(
-        piece(index, "a", names[0], ""), *more, piece(index, None, None, OSLO[:4]), piece(index, None, None, OSLO[4:])
+        call_delta(index, "a", names[0], ""),
+        *more,
+        call_delta(index, None, None, OSLO[:4]),
+        call_delta(index, None, None, OSLO[4:]),
     )
     assert called(*chunks, tools=tools) == [("".join(names), OSLO)]
-    together = streams(piece(index, "a", names[0]), *more[:-1], piece(index, again, names[-1], OSLO))
+    together = streams(call_delta(index, "a", names[0]), *more[:-1], call_delta(index, again, names[-1], OSLO))
     assert called(*together, tools=tools) == [("".join(names), OSLO)]
 
 
@@ -327,50 +407,52 @@ def test_names_of_two_tools_are_not_joined() -> None:
         ToolDefinition(name=name, description="", parameters={}) for name in ("get", "set", "getset", "get_weather")
     ]
     for call_id in (None, "a", "b"):
-        chunks = streams(piece(0, "a", "get", ""), piece(0, call_id, "set", OSLO))
+        chunks = streams(call_delta(0, "a", "get", ""), call_delta(0, call_id, "set", OSLO))
         assert called(*chunks, tools=tools) == [("get", ""), ("set", OSLO)]
-    assert called(*streams(piece(0, "a", "get", "{}"), piece(0, "a", "_weather", OSLO)), tools=tools) == [
+    assert called(*streams(call_delta(0, "a", "get", "{}"), call_delta(0, "a", "_weather", OSLO)), tools=tools) == [
         ("get", "{}"),
         ("_weather", OSLO),
     ]
-    repeated = streams(piece(0, "a", "get", ""), piece(0, "a", "get", OSLO[:4]), piece(0, "a", "get", OSLO[4:]))
+    repeated = streams(
+        call_delta(0, "a", "get", ""), call_delta(0, "a", "get", OSLO[:4]), call_delta(0, "a", "get", OSLO[4:])
+    )
     assert called(*repeated, tools=tools) == [("get", OSLO)]
-    assert called(*streams(piece(0, "a", "get", "")), tools=tools) == [("get", "")]
+    assert called(*streams(call_delta(0, "a", "get", "")), tools=tools) == [("get", "")]
 
 
 # P4
 def test_interleaved_calls_are_told_apart_by_index_or_id() -> None:
     by_index = streams(
-        piece(0, "a", "see", ""),
-        piece(1, "b", "see", ""),
-        piece(1, None, None, ROME[:4]),
-        piece(0, None, None, OSLO),
-        piece(1, None, None, ROME[4:]),
+        call_delta(0, "a", "see", ""),
+        call_delta(1, "b", "see", ""),
+        call_delta(1, None, None, ROME[:4]),
+        call_delta(0, None, None, OSLO),
+        call_delta(1, None, None, ROME[4:]),
     )
     assert called(*by_index) == [("see", OSLO), ("see", ROME)]
     by_id = streams(
-        piece(0, "a", "see", ""),
-        piece(0, "b", "see", ""),
-        piece(0, "a", None, OSLO[:4]),
-        piece(0, "b", None, ROME[:4]),
-        piece(0, "a", None, OSLO[4:]),
-        piece(0, "b", None, ROME[4:]),
+        call_delta(0, "a", "see", ""),
+        call_delta(0, "b", "see", ""),
+        call_delta(0, "a", None, OSLO[:4]),
+        call_delta(0, "b", None, ROME[:4]),
+        call_delta(0, "a", None, OSLO[4:]),
+        call_delta(0, "b", None, ROME[4:]),
     )
     assert called(*by_id) == [("see", OSLO), ("see", ROME)]
     equal_ids = streams(
-        piece(0, "0", "see", OSLO[:4]),
-        piece(1, "0", "see", ROME[:4]),
-        piece(0, "0", None, OSLO[4:]),
-        piece(1, "0", None, ROME[4:]),
+        call_delta(0, "0", "see", OSLO[:4]),
+        call_delta(1, "0", "see", ROME[:4]),
+        call_delta(0, "0", None, OSLO[4:]),
+        call_delta(1, "0", None, ROME[4:]),
     )
-    assert [call.raw for call in final(*equal_ids, delta("tool_calls")).tool_calls] == [OSLO, ROME]
+    assert [call.raw for call in read_message(*equal_ids, delta("tool_calls")).tool_calls] == [OSLO, ROME]
 
 
 # P4
 def test_many_calls_under_index_zero_keep_their_order() -> None:
-    chunks = streams(*(piece(0, "", "see", f'{{"n":{n}}}') for n in range(20)))
+    chunks = streams(*(call_delta(0, "", "see", f'{{"n":{n}}}') for n in range(20)))
     assert called(*chunks) == [("see", f'{{"n":{n}}}') for n in range(20)]
-    mixed = streams(piece(0, "", "see", OSLO), piece(0, "", "go", "{}"), piece(1, "", "see", ROME))
+    mixed = streams(call_delta(0, "", "see", OSLO), call_delta(0, "", "go", "{}"), call_delta(1, "", "see", ROME))
     assert called(*mixed) == [("see", OSLO), ("go", "{}"), ("see", ROME)]
 
 
@@ -382,7 +464,7 @@ def test_a_legacy_function_call_is_read_like_a_tool_call() -> None:
         delta(function_call={"name": "see", "arguments": OSLO[5:]}),
         delta("function_call"),
     ]
-    events = read(*chunks)
+    events = read_chunks(*chunks)
     assert joined(events) == [("call_1_0", "see", OSLO)]
     done = events[-1]
     assert isinstance(done, ContentCompleteEvent)
@@ -392,7 +474,7 @@ def test_a_legacy_function_call_is_read_like_a_tool_call() -> None:
 # P4
 @pytest.mark.parametrize("legacy", [None, {}, {"name": None}, {"name": "see", "arguments": OSLO}])
 def test_a_legacy_function_call_next_to_tool_calls_is_ignored(legacy: Any) -> None:
-    call = piece(0, "a", "see", OSLO)
+    call = call_delta(0, "a", "see", OSLO)
     assert called(delta(tool_calls=[call], function_call=legacy)) == [("see", OSLO)]
     assert called(delta(tool_calls=[call]), delta(function_call=legacy)) == [("see", OSLO)]
 
@@ -402,8 +484,8 @@ def test_a_legacy_function_call_next_to_tool_calls_is_ignored(legacy: Any) -> No
 def test_repeated_names_cost_the_same_for_each_piece(fragment: str) -> None:
     def taken(count: int) -> int:
         reader = ChatReader(MessageDraft(lambda _: None, "1", WHERE))
-        payloads = [orjson.dumps(calls(piece(0, "a", "see", '{"text": "')))]
-        payloads += [orjson.dumps(calls(piece(0, "a", "see", fragment)))] * count
-        return operations(lambda: reader.feed(payloads))
+        payloads = [orjson.dumps(call_deltas(call_delta(0, "a", "see", '{"text": "')))]
+        payloads += [orjson.dumps(call_deltas(call_delta(0, "a", "see", fragment)))] * count
+        return count_operations(lambda: reader.feed(payloads))
 
     assert taken(400) < 2.2 * taken(200)

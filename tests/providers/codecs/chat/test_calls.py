@@ -23,8 +23,8 @@ from rxloop.providers.bounds import OutOfBounds
 from rxloop.providers.codecs.chat.response import ChatReader
 from rxloop.providers.codecs.draft import MessageDraft
 from support.http_server import delta
-from support.processes.counters import extra_memory, operations
-from support.vendors.chat_chunks import WHERE, calls, final, piece, read
+from support.processes.counters import count_operations, measure_peak_memory
+from support.vendors.chat_chunks import WHERE, call_delta, call_deltas, read_chunks, read_message
 
 
 @given(st.lists(st.text(max_size=20), min_size=1, max_size=4), st.randoms(use_true_random=False))
@@ -32,11 +32,11 @@ def test_interleaved_calls_come_out_by_index_with_their_arguments_joined(texts: 
     # L55
     wanted = [orjson.dumps({"text": text}).decode() for text in texts]
     queues = [[raw[i : i + 3] for i in range(0, len(raw), 3)] for raw in wanted]
-    chunks = [calls(piece(i, f"id{i}", f"tool{i}", "")) for i in rnd.sample(range(len(texts)), len(texts))]
+    chunks = [call_deltas(call_delta(i, f"id{i}", f"tool{i}", "")) for i in rnd.sample(range(len(texts)), len(texts))]
     while any(queues):
         index = rnd.choice([i for i, queue in enumerate(queues) if queue])
-        chunks.append(calls(piece(index, args=queues[index].pop(0))))
-    events = read(*chunks, delta("tool_calls"))
+        chunks.append(call_deltas(call_delta(index, args=queues[index].pop(0))))
+    events = read_chunks(*chunks, delta("tool_calls"))
     done = events[-1]
     assert isinstance(done, ContentCompleteEvent)
     assert [(call.id, call.name, call.raw) for call in done.tool_calls] == [
@@ -51,34 +51,36 @@ def test_interleaved_calls_come_out_by_index_with_their_arguments_joined(texts: 
 @pytest.mark.parametrize("raw", ["stop", "", None, "eos", "STOP"])
 def test_a_message_with_calls_ends_as_tool_calls_whatever_the_vendor_says(raw: str | None) -> None:
     # L56
-    done = final(calls(piece(0, "a", "look", "{}")), delta(raw))
+    done = read_message(call_deltas(call_delta(0, "a", "look", "{}")), delta(raw))
     assert done.finish_reason == "tool_calls"
     assert done.raw_finish_reason == raw
 
 
 def test_a_call_without_a_usable_name_leaves_the_finish_reason_tool_calls() -> None:
     # L57, the provider's half: whoever reads it sees that calls were meant and none is there.
-    done = final(calls(piece(0, "a", "", "{}")), delta("tool_calls"))
+    done = read_message(call_deltas(call_delta(0, "a", "", "{}")), delta("tool_calls"))
     assert (done.finish_reason, done.tool_calls) == ("tool_calls", [])
 
 
 @pytest.mark.parametrize("arguments", ["", None, "  ", "null", {}])
 def test_empty_arguments_are_no_arguments(arguments: Any) -> None:
     # L58
-    call = final(calls(piece(0, "a", "look", arguments))).tool_calls[0]
+    call = read_message(call_deltas(call_delta(0, "a", "look", arguments))).tool_calls[0]
     assert (call.arguments, call.error) == ({}, None)
 
 
 def test_missing_arguments_are_no_arguments() -> None:
     # L58
-    assert final(calls({"index": 0, "id": "a", "function": {"name": "look"}})).tool_calls == [
+    assert read_message(call_deltas({"index": 0, "id": "a", "function": {"name": "look"}})).tool_calls == [
         ToolCall(id="a", name="look")
     ]
 
 
 def test_unreadable_arguments_are_kept_with_what_is_wrong() -> None:
     # L59
-    done = final(calls(piece(0, "a", "look", '{"city": Oslo}'), piece(1, "b", "look", '{"city": "Oslo"}')))
+    done = read_message(
+        call_deltas(call_delta(0, "a", "look", '{"city": Oslo}'), call_delta(1, "b", "look", '{"city": "Oslo"}'))
+    )
     broken, whole = done.tool_calls
     assert (broken.arguments, broken.raw) == ({}, '{"city": Oslo}')
     assert broken.error is not None
@@ -88,7 +90,9 @@ def test_unreadable_arguments_are_kept_with_what_is_wrong() -> None:
 
 def test_a_call_without_an_id_gets_the_same_made_up_one_in_every_attempt() -> None:
     # L60
-    events = read(calls(piece(None, "", "look", "{}"), piece(None, "", "look", "{}")), step="tot/1/2")
+    events = read_chunks(
+        call_deltas(call_delta(None, "", "look", "{}"), call_delta(None, "", "look", "{}")), step="tot/1/2"
+    )
     done = events[-1]
     assert isinstance(done, ContentCompleteEvent)
     assert [call.id for call in done.tool_calls] == ["call_tot_1_2_0", "call_tot_1_2_1"]
@@ -97,80 +101,87 @@ def test_a_call_without_an_id_gets_the_same_made_up_one_in_every_attempt() -> No
 
 def test_a_call_without_a_name_is_dropped() -> None:
     # L60
-    done = final(calls(piece(0, "a", None, "{}"), piece(1, "b", "look", "{}")))
+    done = read_message(call_deltas(call_delta(0, "a", None, "{}"), call_delta(1, "b", "look", "{}")))
     assert [call.id for call in done.tool_calls] == ["b"]
 
 
 def test_calls_without_an_index_are_told_apart_by_id() -> None:
-    done = final(
-        calls(piece(None, "a", "look", '{"n":'), piece(None, "b", "see", "{}")), calls(piece(None, "a", args="1}"))
+    done = read_message(
+        call_deltas(call_delta(None, "a", "look", '{"n":'), call_delta(None, "b", "see", "{}")),
+        call_deltas(call_delta(None, "a", args="1}")),
     )
     assert [(call.id, call.arguments) for call in done.tool_calls] == [("a", {"n": 1}), ("b", {})]
 
 
 def test_pieces_with_neither_index_nor_id_go_on_with_the_last_call() -> None:
-    done = final(calls(piece(None, "a", "look", '{"n":')), calls(piece(args="1}")))
+    done = read_message(call_deltas(call_delta(None, "a", "look", '{"n":')), call_deltas(call_delta(args="1}")))
     assert [call.arguments for call in done.tool_calls] == [{"n": 1}]
 
 
 def test_a_name_of_a_tool_that_is_no_name_is_refused() -> None:
-    read(calls(piece(0, "a", "n" * 1_000, "{}")))
+    read_chunks(call_deltas(call_delta(0, "a", "n" * 1_000, "{}")))
     with pytest.raises(OutOfBounds, match=r"name of a tool of more than 1,000 .*Bounds\(name="):
-        read(calls(piece(0, "a", "n" * 1_001, "{}")))
+        read_chunks(call_deltas(call_delta(0, "a", "n" * 1_001, "{}")))
 
 
 @pytest.mark.parametrize("depth", [150, 500, 1_000])
 @pytest.mark.parametrize(
     "call",
-    [piece(0, "a", "add", {"deep": 0}), {**piece(0, "a", "add", "{}"), "extra_content": {"deep": 0}}],
+    [call_delta(0, "a", "add", {"deep": 0}), {**call_delta(0, "a", "add", "{}"), "extra_content": {"deep": 0}}],
     ids=["arguments", "extra"],
 )
 def test_what_is_kept_of_a_call_is_not_deep(call: dict[str, Any], depth: int) -> None:
     answer = ChatReader(MessageDraft(lambda _: None, "1", WHERE))
     deep = b'{"deep":' + b"[" * depth + b"]" * depth + b"}"
     with pytest.raises(OutOfBounds, match="nested"):
-        answer.feed([orjson.dumps(calls(call)).replace(b'{"deep":0}', deep)])
+        answer.feed([orjson.dumps(call_deltas(call)).replace(b'{"deep":0}', deep)])
 
 
 def test_calls_that_all_have_index_zero_are_told_apart_by_id() -> None:
-    done = final(calls(piece(0, "a", "look", "{}")), calls(piece(0, "b", "see", '{"n":')), calls(piece(0, args="1}")))
+    done = read_message(
+        call_deltas(call_delta(0, "a", "look", "{}")),
+        call_deltas(call_delta(0, "b", "see", '{"n":')),
+        call_deltas(call_delta(0, args="1}")),
+    )
     assert [(call.id, call.arguments) for call in done.tool_calls] == [("a", {}), ("b", {"n": 1})]
 
 
 def test_calls_of_a_hidden_tool_are_not_for_clients() -> None:
     plan = ToolDefinition("plan", "Plans.", {}, hidden=True)
-    events = read(calls(piece(0, "a", "look", "{}"), piece(1, "b", "plan", "{}")), tools=[plan])
+    events = read_chunks(call_deltas(call_delta(0, "a", "look", "{}"), call_delta(1, "b", "plan", "{}")), tools=[plan])
     assert [e.public for e in events if isinstance(e, ToolCallDeltaEvent)] == [True, False]
 
 
 def test_a_text_with_many_commas_in_its_arguments_is_no_value_of_its_own() -> None:
     written = {"text": ", [" * 50_000}
-    assert final(calls(piece(0, "a", "write", json.dumps(written)))).tool_calls[0].arguments == written
+    assert (
+        read_message(call_deltas(call_delta(0, "a", "write", json.dumps(written)))).tool_calls[0].arguments == written
+    )
 
 
 @pytest.mark.parametrize(
     "of_call",
     [
-        pytest.param(lambda number: piece(None, f"id{number}", "f", "{}"), id="by id"),
-        pytest.param(lambda number: piece(number, f"id{number}", "f", "{}"), id="by index"),
-        pytest.param(lambda number: piece(None, None, "f", "{}"), id="by name"),
-        pytest.param(lambda number: piece(0, f"id{number}", "f", "{}"), id="all under one index"),
+        pytest.param(lambda number: call_delta(None, f"id{number}", "f", "{}"), id="by id"),
+        pytest.param(lambda number: call_delta(number, f"id{number}", "f", "{}"), id="by index"),
+        pytest.param(lambda number: call_delta(None, None, "f", "{}"), id="by name"),
+        pytest.param(lambda number: call_delta(0, f"id{number}", "f", "{}"), id="all under one index"),
     ],
 )
 def test_twice_as_many_calls_take_twice_the_work(of_call: Callable[[int], dict[str, Any]]) -> None:
     def taken(count: int) -> int:
         answer = ChatReader(MessageDraft(lambda _: None, "1", WHERE))
-        payloads = [orjson.dumps(calls(of_call(number))) for number in range(count)]
-        return operations(lambda: answer.feed(payloads))
+        payloads = [orjson.dumps(call_deltas(of_call(number))) for number in range(count)]
+        return count_operations(lambda: answer.feed(payloads))
 
     assert taken(400) < 2.2 * taken(200)
 
 
 def test_a_further_field_beside_a_call_costs_the_same_however_many_there_are() -> None:
     answer = ChatReader(MessageDraft(lambda _: None, "1", WHERE))
-    payloads = [orjson.dumps(calls({**piece(0), "extra_content": {f"k{n}": n}})) for n in range(10_000)]
+    payloads = [orjson.dumps(call_deltas({**call_delta(0), "extra_content": {f"k{n}": n}})) for n in range(10_000)]
     answer.feed(payloads)
-    assert extra_memory(lambda: answer.feed(payloads[-1:])) < 10_000
+    assert measure_peak_memory(lambda: answer.feed(payloads[-1:])) < 10_000
 
 
 def test_halves_in_the_arguments_of_a_call_are_joined() -> None:

@@ -28,8 +28,8 @@ from rxloop.providers.bounds import Bounds
 from rxloop.providers.codecs.chat.response import ChatReader
 from rxloop.providers.codecs.draft import MessageDraft
 from support.http_server import delta
-from support.processes.counters import extra_memory
-from support.vendors.chat_chunks import WHERE, calls, final, piece, read, whole
+from support.processes.counters import measure_peak_memory
+from support.vendors.chat_chunks import WHERE, call_delta, call_deltas, read_chunks, read_message, read_whole
 
 
 @pytest.mark.parametrize(
@@ -37,23 +37,25 @@ from support.vendors.chat_chunks import WHERE, calls, final, piece, read, whole
     [("stop", "stop"), (None, "stop"), ("eos", "stop"), ("length", "length"), ("sensitive", "content_filter")],
 )
 def test_the_finish_reason_is_one_of_ours_and_the_raw_one_is_kept(raw: str | None, finish: str) -> None:
-    done = final(delta(content="Hi"), delta(raw))
+    done = read_message(delta(content="Hi"), delta(raw))
     assert (done.finish_reason, done.raw_finish_reason) == (finish, raw)
 
 
 def test_a_message_that_was_cut_for_length_says_so_although_it_has_calls() -> None:
-    assert final(calls(piece(0, "a", "look", '{"x')), delta("length")).finish_reason == "length"
+    assert read_message(call_deltas(call_delta(0, "a", "look", '{"x')), delta("length")).finish_reason == "length"
 
 
 def test_content_is_never_trimmed() -> None:
     # L61
-    events = read(delta(content="\n "), delta(content=" x "), delta("stop", content="\n"))
+    events = read_chunks(delta(content="\n "), delta(content=" x "), delta("stop", content="\n"))
     assert [e.delta for e in events if isinstance(e, ContentDeltaEvent)] == ["\n ", " x ", "\n"]
     assert events[-1].content == "\n  x \n"  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_deltas_are_counted_and_empty_ones_are_left_out() -> None:
-    events = read(delta(role="assistant", content=""), delta(content="a"), delta(content=None), delta(content="b"))
+    events = read_chunks(
+        delta(role="assistant", content=""), delta(content="a"), delta(content=None), delta(content="b")
+    )
     assert [(e.index, e.delta) for e in events if isinstance(e, ContentDeltaEvent)] == [(0, "a"), (1, "b")]
 
 
@@ -64,7 +66,7 @@ def test_the_last_usage_counts_and_is_never_a_sum() -> None:
 
     read_details = {"cached_tokens": 4, "cache_write_tokens": 3}
     details = {"prompt_tokens_details": read_details, "completion_tokens_details": {"reasoning_tokens": 2}}
-    events = read(
+    events = read_chunks(
         chunk({"prompt_tokens": 9, "completion_tokens": 1}),
         chunk(None, x_groq={"usage": {"prompt_tokens": 9, "completion_tokens": 2}}),
         {"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 3, "cost": 0.1, **details}},
@@ -78,14 +80,14 @@ def test_the_last_usage_counts_and_is_never_a_sum() -> None:
 
 @pytest.mark.parametrize("count", [-5, 1e40, 1e308, "many", [], None])
 def test_a_count_that_can_be_none_costs_no_answer(count: Any) -> None:
-    events = read({**delta(content="x"), "usage": {"prompt_tokens": count, "completion_tokens": 3}})
+    events = read_chunks({**delta(content="x"), "usage": {"prompt_tokens": count, "completion_tokens": 3}})
     assert [e.usage for e in events if isinstance(e, UsageEvent)] == [Usage(output_tokens=3)]
     assert [e.content for e in events if isinstance(e, ContentCompleteEvent)] == ["x"]
 
 
 def test_no_usage_gives_no_usage_event() -> None:
     # L64
-    assert not [e for e in read(delta(content="x")) if isinstance(e, UsageEvent)]
+    assert not [e for e in read_chunks(delta(content="x")) if isinstance(e, UsageEvent)]
 
 
 @pytest.mark.parametrize(
@@ -102,7 +104,7 @@ def test_no_usage_gives_no_usage_event() -> None:
 )
 def test_reasoning_in_any_field_is_a_thought_and_counted_once(fields: dict[str, Any]) -> None:
     # L65
-    events = read(delta(**fields), delta(**fields), delta(content="Hi"), delta("stop"), step="3")
+    events = read_chunks(delta(**fields), delta(**fields), delta(content="Hi"), delta("stop"), step="3")
     assert [(e.index, e.delta) for e in events if isinstance(e, ThoughtDeltaEvent)] == [(0, "hmm"), (1, "hmm")]
     (thought,) = [e for e in events if isinstance(e, ThoughtStreamEvent)]
     assert (thought.content, thought.source, thought.thought_id) == ("hmmhmm", "reasoning", "3.reasoning")
@@ -115,7 +117,7 @@ def test_signed_and_encrypted_reasoning_is_kept_for_the_next_request_and_not_sho
     def details(*items: dict[str, Any]) -> dict[str, Any]:
         return delta(reasoning_details=list(items))
 
-    events = read(
+    events = read_chunks(
         details({"type": "reasoning.text", "index": 0, "text": "hm"}),
         details({"type": "reasoning.text", "index": 0, "text": "m", "signature": "sig"}),
         details({"type": "reasoning.encrypted", "index": 1, "data": "opaque"}),
@@ -159,16 +161,16 @@ def test_an_error_beside_the_last_text_fails_the_call_and_keeps_the_text() -> No
 def test_an_error_in_any_place_is_a_provider_error(chunk: Any, error: type[Exception]) -> None:
     # L66
     with pytest.raises(error):
-        read(chunk)
+        read_chunks(chunk)
 
 
 def test_an_end_with_neither_a_finish_reason_nor_done_is_a_broken_connection() -> None:
     # L66
     with pytest.raises(ProviderConnectionError, match="cut short") as caught:
-        read(delta(content="Hel"), done=False)
+        read_chunks(delta(content="Hel"), done=False)
     assert caught.value.retryable
-    assert read(delta("stop", content="Hello"), done=False)
-    assert read(delta(content="Hello"), done=True)
+    assert read_chunks(delta("stop", content="Hello"), done=False)
+    assert read_chunks(delta(content="Hello"), done=True)
 
 
 def test_half_an_event_at_the_end_is_a_broken_connection_too() -> None:
@@ -180,7 +182,7 @@ def test_half_an_event_at_the_end_is_a_broken_connection_too() -> None:
 
 def test_only_the_first_of_several_choices_is_read() -> None:
     other = {"choices": [{"index": 1, "delta": {"content": "no"}, "finish_reason": "stop"}]}
-    assert final(delta(content="yes"), other).content == "yes"
+    assert read_message(delta(content="yes"), other).content == "yes"
 
 
 def test_half_a_surrogate_pair_does_not_break_the_answer() -> None:
@@ -194,7 +196,7 @@ def test_half_a_surrogate_pair_does_not_break_the_answer() -> None:
 
 
 def test_a_refusal_is_the_text_of_the_answer() -> None:
-    assert final(delta(refusal="I can't"), delta("stop", refusal=".")).content == "I can't."
+    assert read_message(delta(refusal="I can't"), delta("stop", refusal=".")).content == "I can't."
 
 
 def test_an_answer_that_was_not_streamed_means_the_same() -> None:
@@ -216,7 +218,7 @@ def test_an_answer_that_was_not_streamed_means_the_same() -> None:
         ],
         "usage": {"prompt_tokens": 3, "completion_tokens": 4},
     }
-    events = whole(b"\n  \n" + orjson.dumps(body))
+    events = read_whole(b"\n  \n" + orjson.dumps(body))
     done = events[-1]
     assert isinstance(done, ContentCompleteEvent)
     assert (done.content, done.reasoning, done.finish_reason, done.raw_finish_reason) == ("Hi", "hmm", "tool_calls", "")
@@ -235,29 +237,29 @@ def test_an_answer_that_was_not_streamed_means_the_same() -> None:
 @pytest.mark.parametrize("body", [b"<html>hello</html>", b"[]", b""])
 def test_a_whole_answer_that_is_no_json_object_is_a_protocol_error(body: bytes) -> None:
     with pytest.raises(ProviderProtocolError):
-        whole(body)
+        read_whole(body)
 
 
 def test_an_error_in_a_whole_answer_fails_the_call() -> None:
     with pytest.raises(VendorFailed, match="out of cheese"):
-        whole({"error": {"message": "out of cheese", "code": 500}})
+        read_whole({"error": {"message": "out of cheese", "code": 500}})
     with pytest.raises(VendorFailed, match="out of cheese"):
-        whole({"code": 500, "msg": "out of cheese", "success": False})
+        read_whole({"code": 500, "msg": "out of cheese", "success": False})
 
 
 def test_a_chunk_with_calls_may_report_an_error_or_have_a_second_choice() -> None:
-    first = calls(piece(0, "c", "look", "{}"))
+    first = call_deltas(call_delta(0, "c", "look", "{}"))
     second = {"choices": [*first["choices"], {"delta": {"content": "beside"}}]}
-    assert final(second, delta("tool_calls")).content == "beside"
+    assert read_message(second, delta("tool_calls")).content == "beside"
     with pytest.raises(ProviderError):
-        read({**first, "object": "error"})
+        read_chunks({**first, "object": "error"})
 
 
 def test_a_further_piece_of_reasoning_costs_the_same_however_long_it_is() -> None:
     answer = ChatReader(MessageDraft(lambda _: None, "1", WHERE))
     payload = orjson.dumps(delta(reasoning_details=[{"type": "reasoning.text", "index": 0, "text": "x" * 100}]))
     answer.feed([payload] * 10_000)
-    assert extra_memory(lambda: answer.feed([payload])) < 10_000
+    assert measure_peak_memory(lambda: answer.feed([payload])) < 10_000
 
 
 def test_what_names_the_block_of_a_piece_of_reasoning_counts_once() -> None:

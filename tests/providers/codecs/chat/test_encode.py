@@ -13,14 +13,14 @@ from rxloop.protocol.settings import ModelSettings
 from rxloop.providers import PRESETS, Preset
 from rxloop.providers.codecs.chat import request as _encode
 from rxloop.providers.codecs.chat.request import RequestEncoder
-from support.vendors.codecs import unheard
+from support.vendors.codecs import ignore_notice
 
 OPENAI = PRESETS["openai"]
 LOOK = ToolDefinition("look", "Looks.", {"type": "object", "properties": {}}, strict=True)
 
 
 def body(request: ModelRequest, preset: Preset = OPENAI, *, stream: bool = True) -> dict[str, Any]:
-    return orjson.loads(RequestEncoder("m", preset, stream).encode(request, unheard))
+    return orjson.loads(RequestEncoder("m", preset, stream).encode(request, ignore_notice))
 
 
 CALLED = Message.assistant("Let me see.", tool_calls=[ToolCall(id="a", name="look")])
@@ -47,9 +47,9 @@ def test_the_layers_go_before_and_behind_the_messages() -> None:
 def test_each_message_and_each_set_of_tools_is_encoded_once() -> None:
     history = [Message.user(f"message {n}") for n in range(50)]
     encoder = RequestEncoder("m", OPENAI, stream=True)
-    encoder.encode(ModelRequest(messages=history, tools=(LOOK,)), unheard)
+    encoder.encode(ModelRequest(messages=history, tools=(LOOK,)), ignore_notice)
     with patch.object(_encode, "dumps", wraps=_encode.dumps) as dumps:
-        raw = encoder.encode(ModelRequest(messages=[*history, Message.user("new")], tools=(LOOK,)), unheard)
+        raw = encoder.encode(ModelRequest(messages=[*history, Message.user("new")], tools=(LOOK,)), ignore_notice)
     assert dumps.call_count == 2  # the settings and the one new message
     assert [m["content"] for m in orjson.loads(raw)["messages"]][-2:] == ["message 49", "new"]
     assert orjson.loads(raw)["tools"][0]["function"]["name"] == "look"
@@ -226,7 +226,7 @@ def test_extra_fields_come_last_and_objects_are_merged() -> None:
 
 def test_a_text_that_is_no_proper_unicode_is_sent_all_the_same() -> None:
     raw = RequestEncoder("m", OPENAI, stream=True).encode(
-        ModelRequest(messages=[Message.model_construct(role="user", content="a\ud83d")]), unheard
+        ModelRequest(messages=[Message.model_construct(role="user", content="a\ud83d")]), ignore_notice
     )
     assert b"a\\ud83d" in raw
 

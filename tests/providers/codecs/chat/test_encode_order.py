@@ -15,7 +15,7 @@ from rxloop.providers import PRESETS, Preset
 from rxloop.providers.codecs.chat import request as _encode
 from rxloop.providers.codecs.chat.request import RequestEncoder
 from rxloop.state.history import History
-from support.vendors.codecs import unheard
+from support.vendors.codecs import ignore_notice
 
 CALLS = Message.assistant(tool_calls=[ToolCall(id="call_abc", name="look"), ToolCall(id="call_abd", name="look")])
 ANSWERS = (Message.tool("call_abc", "a cat"), Message.tool("call_abd", "a dog"))
@@ -23,7 +23,7 @@ ANSWERS = (Message.tool("call_abc", "a cat"), Message.tool("call_abd", "a dog"))
 
 def sent(name: str, *messages: Message, tail: tuple[Message, ...] = ()) -> list[dict[str, Any]]:
     request = ModelRequest(system=(Message.system("Be brief."),), messages=History(messages), tail=tail)
-    return orjson.loads(RequestEncoder("m", PRESETS[name], stream=True).encode(request, unheard))["messages"]
+    return orjson.loads(RequestEncoder("m", PRESETS[name], stream=True).encode(request, ignore_notice))["messages"]
 
 
 def roles(*messages: Message, tail: tuple[Message, ...] = ()) -> list[str]:
@@ -104,7 +104,7 @@ def test_no_message_keeps_the_form_of_an_endpoint_that_differs_in_one_fact(fact:
     request = ModelRequest(messages=[Message.user([file]), calls, Message.tool("call_abc", "a cat")])
 
     def body(preset: Preset) -> bytes:
-        return RequestEncoder("m", preset, stream=True).encode(request, unheard)
+        return RequestEncoder("m", preset, stream=True).encode(request, ignore_notice)
 
     with patch.object(_encode, "dumps", wraps=_encode.dumps) as dumps:
         body(PRESETS["openai"])

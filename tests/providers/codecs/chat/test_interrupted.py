@@ -9,7 +9,7 @@ import pytest
 
 from rxloop import Agent, AnyEvent, ContentDeltaEvent, ThoughtDeltaEvent, ToolCallDeltaEvent, ToolStartEvent, tool
 from rxloop.providers import openai_chat
-from support.http_server import Reply, active, delta, serving, sse
+from support.http_server import Reply, active_connections, delta, sse, start_server
 
 SIGNED = {"type": "reasoning.text", "index": 0, "text": "hm", "signature": None}
 ENCRYPTED = {"type": "reasoning.encrypted", "index": 1, "data": "b3BhcXVl"}
@@ -32,7 +32,7 @@ async def cut_at(
     kind: type[AnyEvent], preset: str, *deltas: dict[str, Any]
 ) -> tuple[list[dict[str, Any]], list[AnyEvent]]:
     """The messages of the request that follows the answer which was cut off at the first event of a kind."""
-    async with serving() as server:
+    async with start_server() as server:
         server.answer(Reply(sse(*deltas, done=False), end="hang"), Reply(sse(delta("stop", content="A cat."))))
         model = openai_chat("m", preset=preset, base_url=server.base_url, api_key="k")
         run = Agent(model, tools=[look]).run("What is it?")
@@ -44,7 +44,7 @@ async def cut_at(
                 await asyncio.sleep(0.05)
                 run.send("In short.", interrupt=True)
         assert (await run).output == "A cat."
-        assert active(model) == []
+        assert active_connections(model) == []
         await model.aclose()
     return server.requests[1].body["messages"], events
 

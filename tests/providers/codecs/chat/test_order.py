@@ -12,7 +12,7 @@ from rxloop.protocol.messages import Message, ToolCall
 from rxloop.providers import PRESETS
 from rxloop.providers.codecs.chat.request import RequestEncoder
 from rxloop.state.history import History
-from support.vendors.codecs import unheard
+from support.vendors.codecs import ignore_notice
 
 OPENAI = PRESETS["openai"]
 
@@ -23,7 +23,7 @@ def asks(*ids: str) -> Message:
 
 def outline(*messages: Message, preset: Any = OPENAI) -> list[tuple[str, str]]:
     """The roles of the messages that are sent, and of what they speak."""
-    encoded = RequestEncoder("m", preset, stream=True).encode(ModelRequest(messages=messages), unheard)
+    encoded = RequestEncoder("m", preset, stream=True).encode(ModelRequest(messages=messages), ignore_notice)
     return [
         (each["role"], each.get("tool_call_id") or each["content"] or "calls")
         for each in orjson.loads(encoded)["messages"]
@@ -70,7 +70,7 @@ def test_ids_are_as_short_as_the_endpoint_wants_them_and_fit_each_other() -> Non
     long = "chatcmpl-tool-0123456789abcdef0123456789abcdef"
     [call, result] = orjson.loads(
         RequestEncoder("m", OPENAI, stream=True).encode(
-            ModelRequest(messages=[asks(long), Message.tool(long, "1")]), unheard
+            ModelRequest(messages=[asks(long), Message.tool(long, "1")]), ignore_notice
         )
     )["messages"]
     assert call["tool_calls"][0]["id"] == result["tool_call_id"]
@@ -89,7 +89,7 @@ def test_calls_of_one_message_that_share_an_id_get_ids_of_their_own_and_so_do_th
     said = [asks("0", "0", "0_2"), *(Message.tool(each, text) for each, text in (("0", "a"), ("0_2", "c"), ("0", "b")))]
     encoder = RequestEncoder("m", replace(OPENAI, longest_call_id=None), stream=True)
     bodies = [
-        orjson.loads(encoder.encode(ModelRequest(messages=history), unheard))["messages"]
+        orjson.loads(encoder.encode(ModelRequest(messages=history), ignore_notice))["messages"]
         for history in (History(said), History(said).append(Message.user("And?")))
     ]
     assert [call["id"] for call in bodies[0][0]["tool_calls"]] == ["0", "0_3", "0_2"]

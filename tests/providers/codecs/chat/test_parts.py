@@ -13,7 +13,7 @@ from rxloop.protocol.messages import FilePart, ImagePart, Message, Part, TextPar
 from rxloop.providers import PRESETS
 from rxloop.providers.codecs.chat.request import RequestEncoder
 from rxloop.providers.vendors.presets import CUSTOM
-from support.vendors.codecs import unheard
+from support.vendors.codecs import ignore_notice
 
 CHAT = [name for name, preset in PRESETS.items() if preset.wire in ("openai", "openai_chat")]
 PDF = "data:application/pdf;base64,JVBERg=="
@@ -21,7 +21,7 @@ PDF = "data:application/pdf;base64,JVBERg=="
 
 def sent(*parts: Part, to: str = "openai") -> list[dict[str, Any]]:
     request = ModelRequest(messages=[Message.user(parts)])
-    return orjson.loads(RequestEncoder("m", PRESETS[to], True).encode(request, unheard))["messages"][0]["content"]
+    return orjson.loads(RequestEncoder("m", PRESETS[to], True).encode(request, ignore_notice))["messages"][0]["content"]
 
 
 def test_parts_keep_their_order() -> None:
@@ -96,7 +96,7 @@ def test_words_stand_for_a_file_by_its_url_where_the_vendor_would_not_fetch_it(n
 
 def test_an_endpoint_that_is_not_known_decides_for_itself() -> None:
     request = ModelRequest(messages=[Message.user([FilePart(url="https://e.org/a.pdf")])])
-    body = orjson.loads(RequestEncoder("m", CUSTOM, True).encode(request, unheard))
+    body = orjson.loads(RequestEncoder("m", CUSTOM, True).encode(request, ignore_notice))
     assert body["messages"][0]["content"][0]["file"] == {"file_data": "https://e.org/a.pdf"}
 
 

@@ -9,7 +9,7 @@ import pytest
 from rxloop import Agent, AnyEvent, MemoryEventLog, ThoughtStreamEvent, tool
 from rxloop.protocol.events import ThoughtDeltaEvent
 from rxloop.providers import openai_chat
-from support.http_server import Reply, delta, serving, sse
+from support.http_server import Reply, delta, sse, start_server
 
 SIGNED = {"type": "reasoning.text", "index": 0, "text": "hmm", "signature": "sig=="}
 ENCRYPTED = {"type": "reasoning.encrypted", "index": 1, "data": "b3BhcXVl"}
@@ -31,7 +31,7 @@ async def two_steps(preset: str, *deltas: dict[str, Any], stream: bool = True) -
     """A loop of two model calls at an endpoint: the assistant message of its second request, and the events."""
     chunks = [*deltas, delta(tool_calls=[LOOK]), delta("tool_calls")]
     first = Reply(sse(*chunks))
-    async with serving() as server:
+    async with start_server() as server:
         server.answer(first, Reply(sse(delta("stop", content="A cat."))))
         model = openai_chat("m", preset=preset, base_url=server.base_url, api_key="k", stream=stream)
         run = Agent(model, tools=[look], log=MemoryEventLog()).run("What is it?")
@@ -113,7 +113,7 @@ async def test_a_thought_signature_goes_back_with_its_call_and_to_google_alone(p
 async def test_a_thought_signature_survives_the_log() -> None:
     log = MemoryEventLog()
     call = {**LOOK, "extra_content": SIGNATURE}
-    async with serving() as server:
+    async with start_server() as server:
         server.answer(Reply(sse(delta("tool_calls", tool_calls=[call]))), Reply(sse(delta("stop", content="A cat."))))
         model = openai_chat("m", preset="google_chat", base_url=server.base_url, api_key="k")
         agent = Agent(model, tools=[look], log=log)
@@ -133,7 +133,7 @@ async def test_a_whole_answer_keeps_what_a_streamed_one_keeps() -> None:
     }
     done = {"role": "assistant", "content": "A cat."}
     bodies = [{"choices": [{"index": 0, "message": each, "finish_reason": "stop"}]} for each in (message, done)]
-    async with serving() as server:
+    async with start_server() as server:
         server.answer(*(Reply(pieces(body), content_type="application/json") for body in bodies))
         model = openai_chat("m", preset="google_chat", base_url=server.base_url, api_key="k", stream=False)
         run = Agent(model, tools=[look]).run("What is it?")

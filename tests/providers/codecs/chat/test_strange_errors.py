@@ -12,7 +12,18 @@ import pytest
 
 from rxloop import errors
 from rxloop.providers import Retry, openai_chat
-from support.http_server import REQUEST, Answer, Reply, Server, chat, collect, delta, serving, sse, text
+from support.http_server import (
+    REQUEST,
+    Reply,
+    Server,
+    StreamResult,
+    chat_model,
+    collect,
+    delta,
+    sse,
+    start_server,
+    streamed_text,
+)
 
 pytestmark = pytest.mark.usefixtures("transport")
 
@@ -20,9 +31,9 @@ JSON = "application/json"
 HELLO = {"choices": [{"message": {"content": "Hello"}, "finish_reason": "stop"}]}
 
 
-async def asked(server: Server, *replies: Reply, **options: Any) -> Answer:
+async def asked(server: Server, *replies: Reply, **options: Any) -> StreamResult:
     server.answer(*replies)
-    provider = chat(server, **{"retry": Retry(attempts=1), **options})
+    provider = chat_model(server, **{"retry": Retry(attempts=1), **options})
     answer = await collect(provider.call(REQUEST))
     await provider.aclose()
     return answer
@@ -96,7 +107,7 @@ async def test_an_error_in_the_middle_of_a_stream_keeps_the_text(
     answer = await asked(server, Reply([*sse(delta(content="Hel"), done=False), name + data]))
     assert type(answer.error) is kind
     assert "no" in str(answer.error)
-    assert text(answer) == "Hel"
+    assert streamed_text(answer) == "Hel"
 
 
 @pytest.mark.parametrize(
@@ -105,13 +116,13 @@ async def test_an_error_in_the_middle_of_a_stream_keeps_the_text(
 async def test_a_chunk_that_says_nothing_is_no_error(server: Server, chunk: Any) -> None:
     answer = await asked(server, Reply(sse(chunk, delta(content="Hello"), chunk, delta("stop"), chunk)))
     assert answer.error is None
-    assert text(answer) == "Hello"
+    assert streamed_text(answer) == "Hello"
 
 
 async def test_a_notice_between_the_chunks_is_no_error(server: Server) -> None:
     answer = await asked(server, Reply(sse({"message": "queued"}, delta(content="Hello"), delta("stop"))))
     assert answer.error is None
-    assert text(answer) == "Hello"
+    assert streamed_text(answer) == "Hello"
 
 
 async def test_a_notice_and_no_answer_behind_it_is_what_went_wrong(server: Server) -> None:
@@ -140,7 +151,7 @@ async def test_an_answer_in_one_piece_to_a_request_for_a_stream_is_read(server: 
     body = b"\n \n" + orjson.dumps(HELLO, option=orjson.OPT_INDENT_2)
     answer = await asked(server, Reply([body[:1], body[1:30], body[30:]], content_type=kind))
     assert answer.error is None
-    assert text(answer) == "Hello"
+    assert streamed_text(answer) == "Hello"
 
 
 @pytest.mark.parametrize("kind", ["text/event-stream", "text/plain", ""])
@@ -192,7 +203,7 @@ async def test_a_wait_in_seconds_counts_where_that_in_milliseconds_makes_no_sens
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 async def test_a_client_that_follows_redirects_does_not_carry_the_key_elsewhere(server: Server, status: int) -> None:
-    async with serving() as other, httpx.AsyncClient(follow_redirects=True) as client:
+    async with start_server() as other, httpx.AsyncClient(follow_redirects=True) as client:
         # Another host by its name, so that nothing of a first one may go there.
         target = other.base_url.replace("127.0.0.1", "localhost") + "/chat/completions"
         server.answer(Reply([], status, {"location": target}))
@@ -216,4 +227,4 @@ async def test_a_count_of_tokens_that_is_none_is_no_error(server: Server, tokens
         server, Reply(sse(delta("stop", content="Hello"), b'{"choices": [], "usage": ' + usage + b"}"))
     )
     assert answer.error is None
-    assert text(answer) == "Hello"
+    assert streamed_text(answer) == "Hello"

@@ -17,8 +17,8 @@ from rxloop.protocol.messages import FilePart, ImagePart, Message, ToolCall
 from rxloop.providers.bounds import OutOfBounds
 from rxloop.providers.codecs.draft import MessageDraft
 from rxloop.providers.codecs.gemini.response import GeminiReader
-from support.vendors.codecs import unheard
-from support.vendors.gemini import TWO, WHERE, Body, chunk, wire
+from support.vendors.codecs import ignore_notice
+from support.vendors.gemini import TWO, WHERE, Body, chunk, make_codec
 
 VALUES = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(-5, 5), st.text(max_size=5), st.floats(allow_nan=False)),
@@ -147,8 +147,8 @@ def test_any_state_name_and_address_is_a_request(pieces: list[Any], names: list[
     said = Message(role="assistant", content=list(files), reasoning="hm", tool_calls=calls, provider_state=state)
     shown = [Message.tool(name, [ImagePart(url=url) for url in urls]) for name in names]
     history = [Message.user([*files, *(ImagePart(url=url) for url in urls)]), said, *shown]
-    Body.model_validate_json(wire(TWO).encode(ModelRequest(messages=history), unheard))
-    sent = orjson.loads(wire().encode(ModelRequest(messages=history), unheard))
+    Body.model_validate_json(make_codec(TWO).encode(ModelRequest(messages=history), ignore_notice))
+    sent = orjson.loads(make_codec().encode(ModelRequest(messages=history), ignore_notice))
     for turn in sent["contents"]:
         for part in turn["parts"]:
             name = (part.get("functionCall") or part.get("functionResponse") or {"name": "ok"})["name"]

@@ -12,9 +12,18 @@ from rxloop.pipeline.requests import ModelRequest
 from rxloop.protocol.messages import FilePart, ImagePart, Message, TextPart, ToolCall
 from rxloop.providers import PRESETS
 from rxloop.providers.codecs.gemini.contents import UNSIGNED
-from support.vendors.codecs import unheard
-from support.vendors.gemini import THREE, TWO, Told, body, chunk, complete_of, contents, wire
-from support.vendors.messages import message_of
+from support.vendors.codecs import ignore_notice
+from support.vendors.gemini import (
+    THREE,
+    TWO,
+    NoticeRecorder,
+    chunk,
+    encode_body,
+    encode_contents,
+    make_codec,
+    read_message,
+)
+from support.vendors.messages import to_message
 
 HI = Message.user("hi")
 PNG = ImagePart(data=b"\x89PNG", media_type="image/png")
@@ -35,7 +44,7 @@ def user(*parts: Any) -> dict[str, Any]:
 
 
 def test_a_conversation_is_turns_of_user_and_model() -> None:
-    assert contents(HI, Message.assistant("hello"), Message.user("and?")) == [
+    assert encode_contents(HI, Message.assistant("hello"), Message.user("and?")) == [
         user("hi"),
         {"role": "model", "parts": [{"text": "hello"}]},
         user("and?"),
@@ -44,7 +53,7 @@ def test_a_conversation_is_turns_of_user_and_model() -> None:
 
 def test_turns_of_one_side_are_one_turn() -> None:
     messages = [HI, Message.user("you"), Message.assistant("a"), Message.assistant("b"), Message.user("c")]
-    assert contents(*messages) == [
+    assert encode_contents(*messages) == [
         user("hi", "you"),
         {"role": "model", "parts": [{"text": "a"}, {"text": "b"}]},
         user("c"),
@@ -53,87 +62,87 @@ def test_turns_of_one_side_are_one_turn() -> None:
 
 def test_the_system_prompt_stands_beside_and_later_words_of_the_system_are_the_user_s() -> None:
     request = {"system": (Message.system("be"),), "tail": (Message.system("now"),)}
-    sent = body([Message.system("brief"), HI, Message.system("then"), Message.system("")], request=request)
+    sent = encode_body([Message.system("brief"), HI, Message.system("then"), Message.system("")], request=request)
     assert sent["systemInstruction"] == {"parts": [{"text": "be"}, {"text": "brief"}]}
     assert sent["contents"] == [user("hi", "<system>\nthen\n</system>", "<system>\nnow\n</system>")]
 
 
 def test_results_of_calls_stand_together_in_the_order_of_the_calls() -> None:
     messages = [HI, calls("a", "b"), Message.tool("b", "2"), Message.tool("a", "1"), Message.user("so?")]
-    assert contents(*messages, model=TWO)[2:] == [user(result("a", "1"), result("b", "2")), user("so?")]
+    assert encode_contents(*messages, model=TWO)[2:] == [user(result("a", "1"), result("b", "2")), user("so?")]
 
 
 def test_two_calls_of_one_id_have_a_result_each() -> None:
     twice = Message.assistant(tool_calls=[ToolCall(id="0", name="look_0"), ToolCall(id="0", name="look_0")])
-    found = contents(HI, twice, Message.tool("0", "1"), Message.tool("0", "2"), model=TWO)
+    found = encode_contents(HI, twice, Message.tool("0", "1"), Message.tool("0", "2"), model=TWO)
     assert found[2] == user(result("0", "1"), result("0", "2"))
 
 
 def test_a_call_without_a_result_gets_one_and_a_result_without_a_call_is_a_text() -> None:
-    told = Told()
-    found = contents(HI, calls("a"), Message.tool("b", "?"), Message.user("so?"), model=TWO, told=told)
+    told = NoticeRecorder()
+    found = encode_contents(HI, calls("a"), Message.tool("b", "?"), Message.user("so?"), model=TWO, notices=told)
     missing = {"functionResponse": {"name": "look_a", "response": {"error": "There is no result."}}}
     assert found[2:] == [user(missing), user("The result of a call that is not shown:", "?", "so?")]
-    assert len(told.all) == 1
-    assert "'b'" in told.all[0]
+    assert len(told.notices) == 1
+    assert "'b'" in told.notices[0]
 
 
 def test_an_own_call_without_a_result_keeps_its_id() -> None:
-    answer = complete_of(chunk({"functionCall": {"name": "x", "id": "v1"}, "thoughtSignature": "c2ln"}, finish="STOP"))
-    assert contents(HI, message_of(answer))[2]["parts"][0]["functionResponse"]["id"] == "v1"
+    answer = read_message(chunk({"functionCall": {"name": "x", "id": "v1"}, "thoughtSignature": "c2ln"}, finish="STOP"))
+    assert encode_contents(HI, to_message(answer))[2]["parts"][0]["functionResponse"]["id"] == "v1"
 
 
 def test_the_user_begins_and_has_the_last_word() -> None:
-    assert [turn["role"] for turn in contents(Message.assistant("a"))] == ["user", "model", "user"]
-    assert contents() == [user("(The conversation begins with an answer.)")]
+    assert [turn["role"] for turn in encode_contents(Message.assistant("a"))] == ["user", "model", "user"]
+    assert encode_contents() == [user("(The conversation begins with an answer.)")]
 
 
 def test_empty_texts_are_left_out() -> None:
     messages = [HI, Message.assistant(""), Message.user([TextPart(text=""), TextPart(text="you")])]
-    assert contents(*messages) == [user("hi", "you")]
+    assert encode_contents(*messages) == [user("hi", "you")]
 
 
 def test_calls_of_other_vendors_are_told_to_be_unsigned_where_a_signature_is_looked_for() -> None:
-    told = Told()
+    told = NoticeRecorder()
     history = [HI, calls("a", "b", text="I look."), Message.tool("a", "1"), Message.tool("b", "2")]
-    parts = contents(*history, model=THREE, told=told)[1]["parts"]
+    parts = encode_contents(*history, model=THREE, notices=told)[1]["parts"]
     assert [part.get("thoughtSignature") for part in parts] == [None, UNSIGNED, None]
     assert "id" not in parts[1]["functionCall"]
-    assert len(told.all) == 1
-    assert contents(*history, model=TWO, told=told)[1]["parts"][1].get("thoughtSignature") is None
-    assert len(told.all) == 1
+    assert len(told.notices) == 1
+    assert encode_contents(*history, model=TWO, notices=told)[1]["parts"][1].get("thoughtSignature") is None
+    assert len(told.notices) == 1
 
 
 def test_what_is_left_out_of_a_message_is_told_once() -> None:
-    told, to = Told(), wire(TWO)
+    told, to = NoticeRecorder(), make_codec(TWO)
     message = calls("a", provider_state={"reasoning_details": [{"data": "x"}]})
     for _ in range(3):
-        body([HI, message, Message.tool("a", "1")], to=to, told=told)
-    assert len(told.all) == 1
-    assert "reasoning_details" in told.all[0]
+        encode_body([HI, message, Message.tool("a", "1")], codec=to, notices=told)
+    assert len(told.notices) == 1
+    assert "reasoning_details" in told.notices[0]
 
 
 def test_a_signature_is_no_good_on_another_of_google_s_platforms() -> None:
-    answer = complete_of(chunk({"functionCall": {"name": "x", "id": "v1"}, "thoughtSignature": "c2ln"}, finish="STOP"))
-    history = [HI, message_of(answer), Message.tool("v1", "1")]
-    told = Told()
-    assert contents(*history, told=told)[1]["parts"][0]["thoughtSignature"] == "c2ln"
+    answer = read_message(chunk({"functionCall": {"name": "x", "id": "v1"}, "thoughtSignature": "c2ln"}, finish="STOP"))
+    history = [HI, to_message(answer), Message.tool("v1", "1")]
+    told = NoticeRecorder()
+    assert encode_contents(*history, notices=told)[1]["parts"][0]["thoughtSignature"] == "c2ln"
     other = replace(PRESETS["google"], name="vertex")
-    parts = body(history, to=wire(THREE, other), told=told)["contents"][1]["parts"]
+    parts = encode_body(history, codec=make_codec(THREE, other), notices=told)["contents"][1]["parts"]
     assert parts == [{"functionCall": {"name": "x", "args": {}}, "thoughtSignature": UNSIGNED}]
-    assert any("google_gemini" in each for each in told.all)
+    assert any("google_gemini" in each for each in told.notices)
 
 
 def test_a_call_whose_arguments_are_no_json_goes_without_any() -> None:
     bad = Message.assistant(tool_calls=[ToolCall.parse("a", "look_a", "{oops")])
-    assert contents(HI, bad, Message.tool("a", "no"), model=TWO)[1]["parts"] == [
+    assert encode_contents(HI, bad, Message.tool("a", "no"), model=TWO)[1]["parts"] == [
         {"functionCall": {"name": "look_a", "args": {}}}
     ]
 
 
 def test_a_name_that_other_vendors_let_pass_is_made_fit() -> None:
     odd = Message.assistant(tool_calls=[ToolCall(id="a", name="3d/é")])
-    found = contents(HI, odd, Message.tool("a", "1"), model=TWO)
+    found = encode_contents(HI, odd, Message.tool("a", "1"), model=TWO)
     assert found[1]["parts"][0]["functionCall"]["name"] == "_3d__"
     assert found[2]["parts"][0]["functionResponse"]["name"] == "_3d__"
 
@@ -150,7 +159,7 @@ def test_images_and_files_are_shown() -> None:
         FilePart(url="gs://bucket/film.mp4"),
         FilePart(data=b"RIFF", media_type="audio/wav"),
     ]
-    (turn,) = contents(Message.user([TextPart(text="see"), *parts]))
+    (turn,) = encode_contents(Message.user([TextPart(text="see"), *parts]))
     assert turn["parts"] == [
         {"text": "see"},
         SHOWN,
@@ -177,58 +186,58 @@ def test_images_and_files_are_shown() -> None:
     ],
 )
 def test_words_stand_for_files_of_other_types(part: ImagePart | FilePart) -> None:
-    told = Told()
-    assert contents(Message.user([part]), told=told) == [user(part.placeholder)]
-    assert part.placeholder in told.all[0]
+    told = NoticeRecorder()
+    assert encode_contents(Message.user([part]), notices=told) == [user(part.placeholder)]
+    assert part.placeholder in told.notices[0]
 
 
 def test_an_image_of_another_vendor_s_model_goes_as_words() -> None:
-    told = Told()
-    found = contents(HI, Message.assistant([TextPart(text="Here."), PNG]), HI, told=told)
+    told = NoticeRecorder()
+    found = encode_contents(HI, Message.assistant([TextPart(text="Here."), PNG]), HI, notices=told)
     assert found[1]["parts"] == [{"text": "Here."}, {"text": PNG.placeholder}]
-    assert len(told.all) == 1
+    assert len(told.notices) == 1
 
 
 def test_results_have_their_images_inside_where_the_model_takes_them_there() -> None:
     history = [HI, calls("a"), Message.tool("a", [TextPart(text="a cat"), PNG]), Message.user("so?")]
-    inside = contents(*history, model=THREE)
+    inside = encode_contents(*history, model=THREE)
     assert inside[2:] == [user(result("a", "a cat", parts=[SHOWN])), user("so?")]
-    beside = contents(*history, model=TWO)
+    beside = encode_contents(*history, model=TWO)
     assert beside[2:] == [user(result("a", "a cat")), user("The result of look_a has:", SHOWN, "so?")]
 
 
 def test_results_have_other_files_beside_them() -> None:
     film = FilePart(data=b"M", media_type="video/mp4")
-    found = contents(HI, calls("a", "b"), Message.tool("a", [film]), Message.tool("b", "2"), model=THREE)
+    found = encode_contents(HI, calls("a", "b"), Message.tool("a", [film]), Message.tool("b", "2"), model=THREE)
     assert found[2] == user(result("a", ""), result("b", "2"))
     assert found[3]["parts"][1] == {"inlineData": {"mimeType": "video/mp4", "data": "TQ=="}}
 
 
 def test_a_result_says_what_it_could_not_show() -> None:
-    told = Told()
+    told = NoticeRecorder()
     packed = FilePart(data=b"PK", media_type="application/zip", filename="a.zip")
-    found = contents(HI, calls("a"), Message.tool("a", [TextPart(text="done"), packed]), told=told)
+    found = encode_contents(HI, calls("a"), Message.tool("a", [TextPart(text="done"), packed]), notices=told)
     assert found[2] == user(result("a", f"done\n{packed.placeholder}"))
-    assert any("a.zip" in each for each in told.all)
+    assert any("a.zip" in each for each in told.notices)
 
 
 def test_a_message_is_encoded_once_for_each_rule_that_it_depends_on() -> None:
-    to, history = wire(THREE), [HI, calls("a"), Message.tool("a", "1")]
-    first = to.encode(ModelRequest(messages=history), unheard)
+    to, history = make_codec(THREE), [HI, calls("a"), Message.tool("a", "1")]
+    first = to.encode(ModelRequest(messages=history), ignore_notice)
     for message in history:
         object.__setattr__(message, "content", "changed behind its back")
-    assert to.encode(ModelRequest(messages=history), unheard) == first
-    assert wire(THREE).encode(ModelRequest(messages=history), unheard) == first
-    assert b"changed" in wire(TWO).encode(ModelRequest(messages=history), unheard)
+    assert to.encode(ModelRequest(messages=history), ignore_notice) == first
+    assert make_codec(THREE).encode(ModelRequest(messages=history), ignore_notice) == first
+    assert b"changed" in make_codec(TWO).encode(ModelRequest(messages=history), ignore_notice)
 
 
 def test_a_result_that_answers_another_call_is_encoded_for_that_one() -> None:
     answer = Message.tool("a", "1")
-    contents(HI, calls("a"), answer, model=TWO)
+    encode_contents(HI, calls("a"), answer, model=TWO)
     other = Message.assistant(tool_calls=[ToolCall(id="a", name="listen")])
-    found = contents(HI, other, answer, model=TWO)
+    found = encode_contents(HI, other, answer, model=TWO)
     assert found[2]["parts"][0]["functionResponse"]["name"] == "listen"
 
 
 def test_half_a_character_does_not_stop_a_request() -> None:
-    assert wire().encode(ModelRequest(messages=[Message.user("a\ud83d")]), unheard)
+    assert make_codec().encode(ModelRequest(messages=[Message.user("a\ud83d")]), ignore_notice)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from rxloop.pipeline.requests import ToolDefinition
 from rxloop.protocol.messages import FilePart, ImagePart, Message, TextPart, ToolCall
-from support.vendors.gemini import THREE, TWO, body, chunk, complete_of
-from support.vendors.messages import message_of
+from support.vendors.gemini import THREE, TWO, chunk, encode_body, read_message
+from support.vendors.messages import to_message
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=5)
 IDS = st.sampled_from(["0", "call_1", "toolu_01", "v1"])
@@ -37,7 +37,7 @@ OWN_PARTS = st.one_of(
     st.just({"executableCode": {"language": "PYTHON", "code": "1"}}),
     st.just({"inlineData": {"mimeType": "image/png", "data": "AAAA"}, "thoughtSignature": "c2ln"}),
 )
-OWN = st.lists(OWN_PARTS, max_size=4).map(lambda parts: message_of(complete_of(chunk(*parts, finish="STOP"))))
+OWN = st.lists(OWN_PARTS, max_size=4).map(lambda parts: to_message(read_message(chunk(*parts, finish="STOP"))))
 FOREIGN = st.builds(
     lambda content, calls, state: Message(
         role="assistant", content=content, tool_calls=tuple(calls), provider_state=state, reasoning="hm"
@@ -95,11 +95,11 @@ def check(contents: list[Any]) -> None:
 def test_any_history_is_a_request_that_google_s_types_accept(
     history: list[Message], model: str, settings: dict[str, Any], tools: bool
 ) -> None:
-    check(body(history, model=model, tools=(LOOK,) if tools else (), **settings)["contents"])
+    check(encode_body(history, model=model, tools=(LOOK,) if tools else (), **settings)["contents"])
 
 
 @given(HISTORIES)
 def test_all_calls_of_gemini_3_are_signed_or_told_not_to_be(history: list[Message]) -> None:
-    for turn in body(history, model=THREE)["contents"]:
+    for turn in encode_body(history, model=THREE)["contents"]:
         calls = [part for part in turn["parts"] if "functionCall" in part]
         assert not calls or "thoughtSignature" in calls[0]

@@ -25,9 +25,9 @@ from rxloop.protocol.messages import FilePart, ImagePart, Message
 from rxloop.providers.bounds import Bounds, OutOfBounds
 from rxloop.providers.codecs.draft import MessageDraft
 from rxloop.providers.codecs.gemini.response import GeminiReader
-from support.vendors.codecs import unheard
-from support.vendors.gemini import WHERE, chunk, complete_of, contents, events_of, wire
-from support.vendors.messages import message_of
+from support.vendors.codecs import ignore_notice
+from support.vendors.gemini import WHERE, chunk, encode_contents, make_codec, read_events, read_message
+from support.vendors.messages import to_message
 
 CALL = {"name": "look", "args": {"at": "Oslo"}}
 STOP = chunk({"text": "ok"}, finish="STOP")
@@ -35,22 +35,22 @@ STOP = chunk({"text": "ok"}, finish="STOP")
 
 def sent_back(*chunks: Any) -> list[dict[str, Any]]:
     """The parts with which an answer goes back."""
-    answers = [Message.tool(call.id, "done") for call in complete_of(*chunks).tool_calls]
-    sent = contents(Message.user("hi"), message_of(complete_of(*chunks)), *answers, Message.user("on"))
+    answers = [Message.tool(call.id, "done") for call in read_message(*chunks).tool_calls]
+    sent = encode_contents(Message.user("hi"), to_message(read_message(*chunks)), *answers, Message.user("on"))
     return sent[1]["parts"]
 
 
 def test_a_text_comes_as_deltas_and_ends_with_the_reason() -> None:
-    found = events_of(chunk({"text": "It "}), chunk({"text": "is."}, finish="STOP"))
+    found = read_events(chunk({"text": "It "}), chunk({"text": "is."}, finish="STOP"))
     assert [event.delta for event in found if isinstance(event, ContentDeltaEvent)] == ["It ", "is."]
-    complete = complete_of(chunk({"text": "It "}), chunk({"text": "is."}, finish="STOP"))
+    complete = read_message(chunk({"text": "It "}), chunk({"text": "is."}, finish="STOP"))
     assert (complete.content, complete.finish_reason, complete.raw_finish_reason) == ("It is.", "stop", "STOP")
     assert complete.provider_state is None
 
 
 def test_chunks_after_the_last_piece_count() -> None:
     after = {"usageMetadata": {"promptTokenCount": 9, "candidatesTokenCount": 2, "totalTokenCount": 11}}
-    usage = [event for event in events_of(STOP, after) if isinstance(event, UsageEvent)]
+    usage = [event for event in read_events(STOP, after) if isinstance(event, UsageEvent)]
     assert [(event.input_tokens, event.output_tokens) for event in usage] == [(9, 2)]
 
 
@@ -70,7 +70,7 @@ def test_the_last_word_on_the_tokens_counts_all_of_them() -> None:
     # Vertex sends one without any tokens at times.
     (usage,) = [
         event
-        for event in events_of(first, last, {"usageMetadata": {"trafficType": "ON_DEMAND"}})
+        for event in read_events(first, last, {"usageMetadata": {"trafficType": "ON_DEMAND"}})
         if isinstance(event, UsageEvent)
     ]
     assert (usage.input_tokens, usage.output_tokens, usage.cached_tokens, usage.reasoning_tokens) == (120, 12, 80, 5)
@@ -79,8 +79,8 @@ def test_the_last_word_on_the_tokens_counts_all_of_them() -> None:
 def test_thoughts_come_as_reasoning_and_only_signed_ones_go_back() -> None:
     thought, signed = {"text": "hm", "thought": True}, {"text": "so", "thought": True, "thoughtSignature": "c2ln"}
     chunks = (chunk(thought), chunk(signed), STOP)
-    assert complete_of(*chunks).reasoning == "hmso"
-    assert [event.delta for event in events_of(*chunks) if isinstance(event, ThoughtDeltaEvent)] == ["hm", "so"]
+    assert read_message(*chunks).reasoning == "hmso"
+    assert [event.delta for event in read_events(*chunks) if isinstance(event, ThoughtDeltaEvent)] == ["hm", "so"]
     assert sent_back(*chunks) == [signed, {"text": "ok"}]
 
 
@@ -93,7 +93,7 @@ def test_signatures_go_back_on_the_very_part_even_on_an_empty_one() -> None:
         chunk({"text": "d"}),
         chunk(empty, finish="STOP"),
     )
-    assert complete_of(*chunks).content == "abcd"
+    assert read_message(*chunks).content == "abcd"
     assert sent_back(*chunks) == [{"text": "a"}, signed, {"text": "cd"}, empty]
 
 
@@ -105,7 +105,7 @@ def test_a_signature_without_anything_goes_back_as_it_is() -> None:
 
 def test_calls_keep_their_ids_and_signatures_and_none_is_made_up_for_the_vendor() -> None:
     calls = [{"functionCall": {**CALL, "id": "v1"}, "thoughtSignature": "c2ln"}, {"functionCall": CALL}]
-    complete = complete_of(chunk(*calls, finish="STOP"))
+    complete = read_message(chunk(*calls, finish="STOP"))
     assert complete.finish_reason == "tool_calls"
     assert complete.raw_finish_reason == "STOP"
     assert [(call.name, call.arguments) for call in complete.tool_calls] == [("look", {"at": "Oslo"})] * 2
@@ -115,7 +115,7 @@ def test_calls_keep_their_ids_and_signatures_and_none_is_made_up_for_the_vendor(
 
 
 def test_a_call_without_arguments_has_none() -> None:
-    complete = complete_of(chunk({"functionCall": {"name": "look"}}, finish="STOP"))
+    complete = read_message(chunk({"functionCall": {"name": "look"}}, finish="STOP"))
     assert complete.tool_calls[0].arguments == {}
 
 
@@ -130,9 +130,9 @@ def test_arguments_that_stream_are_told_as_they_come() -> None:
     chunks = [chunk({"functionCall": piece}) for piece in pieces]
     chunks[0]["candidates"][0]["content"]["parts"][0]["thoughtSignature"] = "c2ln"
     chunks.append(chunk({"functionCall": CALL}, finish="STOP"))
-    first, second = complete_of(*chunks).tool_calls
+    first, second = read_message(*chunks).tool_calls
     assert (first.id, first.arguments, second.arguments) == ("v1", {"to": "An", "text": "Hello"}, {"at": "Oslo"})
-    deltas = [event for event in events_of(*chunks) if isinstance(event, ToolCallDeltaEvent) and event.index == 0]
+    deltas = [event for event in read_events(*chunks) if isinstance(event, ToolCallDeltaEvent) and event.index == 0]
     assert [event.fragment for event in deltas if event.fragment] == ['{"to":"An"', ',"text":"Hel', 'lo"', "}"]
     assert sent_back(*chunks)[0] == {
         "functionCall": {"name": "write", "args": {"to": "An", "text": "Hello"}, "id": "v1"},
@@ -155,18 +155,18 @@ def test_arguments_that_stream_are_told_as_they_come() -> None:
 )
 def test_arguments_may_begin_and_end_in_several_ways(pieces: list[dict[str, Any]]) -> None:
     chunks = [chunk({"functionCall": piece}) for piece in [*pieces, CALL]]
-    calls = complete_of(*chunks, chunk(finish="STOP")).tool_calls
+    calls = read_message(*chunks, chunk(finish="STOP")).tool_calls
     assert [call.arguments for call in calls] == [{"at": "Oslo"}] * 2
 
 
 def test_calls_without_arguments_side_by_side_stay_apart() -> None:
-    calls = complete_of(*[chunk({"functionCall": {"name": "look"}})] * 2, chunk(finish="STOP")).tool_calls
+    calls = read_message(*[chunk({"functionCall": {"name": "look"}})] * 2, chunk(finish="STOP")).tool_calls
     assert [call.arguments for call in calls] == [{}, {}]
 
 
 def test_arguments_that_were_cut_off_are_told_as_such() -> None:
     begun = {"name": "write", "partialArgs": [{"jsonPath": "$.a", "stringValue": "b", "willContinue": True}]}
-    complete = complete_of(chunk({"functionCall": {**begun, "willContinue": True}}, finish="MAX_TOKENS"))
+    complete = read_message(chunk({"functionCall": {**begun, "willContinue": True}}, finish="MAX_TOKENS"))
     assert complete.finish_reason == "length"
     assert complete.tool_calls[0].error is not None
 
@@ -184,31 +184,31 @@ def test_arguments_that_were_cut_off_are_told_as_such() -> None:
     ],
 )
 def test_each_reason_has_a_word_of_ours(raw: str, ours: str) -> None:
-    complete = complete_of({"candidates": [{"finishReason": raw}]})
+    complete = read_message({"candidates": [{"finishReason": raw}]})
     assert (complete.finish_reason, complete.raw_finish_reason, complete.content) == (ours, raw, "")
 
 
 @pytest.mark.parametrize("raw", ["OTHER", "A_NEW_ONE"])
 def test_unknown_reason_is_an_error_without_content_and_unknown_with_it(raw: str) -> None:  # P9
     with pytest.raises(ProviderProtocolError, match=raw):
-        complete_of({"candidates": [{"finishReason": raw}]})
-    complete = complete_of(chunk({"text": "Hi"}, finish=raw))
+        read_message({"candidates": [{"finishReason": raw}]})
+    complete = read_message(chunk({"text": "Hi"}, finish=raw))
     assert (complete.finish_reason, complete.raw_finish_reason) == ("unknown", raw)
 
 
 def test_an_answer_that_ends_within_its_thoughts_is_an_empty_one() -> None:
-    complete = complete_of({"candidates": [{"content": {"role": "model"}, "finishReason": "MAX_TOKENS"}]})
+    complete = read_message({"candidates": [{"content": {"role": "model"}, "finishReason": "MAX_TOKENS"}]})
     assert (complete.content, complete.finish_reason) == ("", "length")
 
 
 def test_a_prompt_that_is_blocked_ends_with_the_filter_and_the_reason() -> None:
-    complete = complete_of({"promptFeedback": {"blockReason": "PROHIBITED_CONTENT"}, "usageMetadata": {}})
+    complete = read_message({"promptFeedback": {"blockReason": "PROHIBITED_CONTENT"}, "usageMetadata": {}})
     assert (complete.finish_reason, complete.raw_finish_reason) == ("content_filter", "PROHIBITED_CONTENT")
 
 
 def test_what_google_calls_no_answer_is_an_error() -> None:
     with pytest.raises(BadRequest, match="MISSING_THOUGHT_SIGNATURE"):
-        events_of({"candidates": [{"finishReason": "MISSING_THOUGHT_SIGNATURE"}]})
+        read_events({"candidates": [{"finishReason": "MISSING_THOUGHT_SIGNATURE"}]})
 
 
 def test_an_error_in_the_middle_keeps_what_came_before() -> None:
@@ -223,7 +223,7 @@ def test_an_error_in_the_middle_keeps_what_came_before() -> None:
 
 def test_a_stream_without_a_reason_was_cut() -> None:
     with pytest.raises(RxloopError, match="cut short"):
-        events_of(chunk({"text": "It is"}))
+        read_events(chunk({"text": "It is"}))
 
 
 def test_an_answer_that_was_not_streamed_means_the_same() -> None:
@@ -232,7 +232,7 @@ def test_an_answer_that_was_not_streamed_means_the_same() -> None:
     reader = GeminiReader(MessageDraft(pushed.append, "1", WHERE), "google_gemini")
     reader.whole(orjson.dumps(chunk(*parts, finish="STOP")))
     reader.complete()
-    assert pushed[-1].model_dump(exclude={"id", "timestamp"}) == complete_of(
+    assert pushed[-1].model_dump(exclude={"id", "timestamp"}) == read_message(
         *map(chunk, parts), chunk(finish="STOP")
     ).model_dump(exclude={"id", "timestamp"})
 
@@ -253,7 +253,7 @@ def test_an_answer_without_candidates_is_an_empty_one() -> None:
 
 def test_other_candidates_are_left_alone() -> None:
     other = {"candidates": [{"index": 1, "content": {"parts": [{"text": "no"}]}}]}
-    assert complete_of(other, STOP).content == "ok"
+    assert read_message(other, STOP).content == "ok"
 
 
 def test_what_the_model_draws_is_a_file_and_goes_back_with_its_signature() -> None:
@@ -261,14 +261,14 @@ def test_what_the_model_draws_is_a_file_and_goes_back_with_its_signature() -> No
     drawn = {"inlineData": png, "thoughtSignature": "c2ln"}
     sketch = {"inlineData": png, "thought": True}
     chunks = (chunk(sketch), chunk({"text": "Here: "}), chunk(drawn), STOP)
-    assert complete_of(*chunks).files == [ImagePart(data=b"\x89PNG", media_type="image/png")]
+    assert read_message(*chunks).files == [ImagePart(data=b"\x89PNG", media_type="image/png")]
     assert sent_back(*chunks) == [{"text": "Here: "}, drawn, {"text": "ok"}]
 
 
 def test_other_files_are_files_too() -> None:
     sound = {"inlineData": {"mimeType": "audio/wav", "data": "_-8="}}
     stored = {"fileData": {"mimeType": "application/pdf", "fileUri": "https://e.org/a"}}
-    assert complete_of(chunk(sound, stored), STOP).files == [
+    assert read_message(chunk(sound, stored), STOP).files == [
         FilePart(data=b"\xff\xef", media_type="audio/wav"),
         FilePart(url="https://e.org/a", media_type="application/pdf"),
     ]
@@ -277,7 +277,7 @@ def test_other_files_are_files_too() -> None:
 def test_code_that_google_runs_is_told_and_goes_back_as_it_was() -> None:
     code = {"executableCode": {"language": "PYTHON", "code": "1+1"}, "thoughtSignature": "c2ln"}
     result = {"codeExecutionResult": {"outcome": "OUTCOME_FAILED", "output": "no"}}
-    told = [event for event in events_of(chunk(code, result), STOP) if isinstance(event, ServerToolEvent)]
+    told = [event for event in read_events(chunk(code, result), STOP) if isinstance(event, ServerToolEvent)]
     assert [(event.tool_call_id, event.name, event.phase, event.success) for event in told] == [
         ("code_1", "code_execution", "start", True),
         ("code_1", "code_execution", "complete", False),
@@ -290,7 +290,7 @@ def test_code_that_google_runs_is_told_and_goes_back_as_it_was() -> None:
 def test_searches_of_google_s_own_are_told_and_go_back_as_they_were() -> None:
     call = {"toolCall": {"id": "a", "toolType": "FILE_SEARCH", "args": {"q": "x"}}, "thoughtSignature": "c2ln"}
     answer = {"toolResponse": {"id": "a", "toolType": "FILE_SEARCH", "response": {"found": 1}}}
-    told = [event for event in events_of(chunk(call, answer), STOP) if isinstance(event, ServerToolEvent)]
+    told = [event for event in read_events(chunk(call, answer), STOP) if isinstance(event, ServerToolEvent)]
     assert [(event.tool_call_id, event.name, event.phase) for event in told] == [
         ("a", "file_search", "start"),
         ("a", "file_search", "complete"),
@@ -301,14 +301,14 @@ def test_searches_of_google_s_own_are_told_and_go_back_as_they_were() -> None:
 
 def test_a_part_that_is_not_known_goes_back_and_is_told_once() -> None:
     odd = {"hologram": {"x": 1}}
-    told = [event for event in events_of(chunk(odd), chunk(odd), STOP) if isinstance(event, LLMNoticeEvent)]
+    told = [event for event in read_events(chunk(odd), chunk(odd), STOP) if isinstance(event, LLMNoticeEvent)]
     assert [event.code for event in told] == ["passed_over"]
     assert "hologram" in told[0].message
-    assert message_of(complete_of(chunk(odd), STOP)).provider_state == {"google_gemini": [{"raw": odd}, {"text": 2}]}
+    assert to_message(read_message(chunk(odd), STOP)).provider_state == {"google_gemini": [{"raw": odd}, {"text": 2}]}
 
 
 def test_an_event_that_is_not_known_is_told() -> None:
-    told = [event for event in events_of({"weather": "fine"}, STOP) if isinstance(event, LLMNoticeEvent)]
+    told = [event for event in read_events({"weather": "fine"}, STOP) if isinstance(event, LLMNoticeEvent)]
     assert len(told) == 1
 
 
@@ -348,10 +348,10 @@ def test_values_of_any_type_never_break_the_reading(chunks: list[Any], whole: bo
     text = "".join(event.delta for event in pushed if isinstance(event, ContentDeltaEvent))
     assert pushed[-1].content == text
     # And what it became goes back.
-    wire().encode(ModelRequest(messages=[message_of(pushed[-1])]), unheard)
+    make_codec().encode(ModelRequest(messages=[to_message(pushed[-1])]), ignore_notice)
 
 
 def test_a_path_that_goes_back_is_refused_with_a_word() -> None:
     pieces = [{"jsonPath": path, "numberValue": 1} for path in ("$.a.b", "$.c", "$.a.d")]
     with pytest.raises(ProviderProtocolError, match="order"):
-        events_of(chunk({"functionCall": {"name": "x", "partialArgs": pieces}}, finish="STOP"))
+        read_events(chunk({"functionCall": {"name": "x", "partialArgs": pieces}}, finish="STOP"))

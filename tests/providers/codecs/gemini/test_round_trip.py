@@ -16,10 +16,10 @@ import pytest
 from rxloop.protocol.events import ContentCompleteEvent
 from rxloop.protocol.messages import Message
 from support.http_server import REQUEST, collect
-from support.vendors.gemini import THREE, TWO, body
-from support.vendors.messages import message_of
+from support.vendors.gemini import THREE, TWO, encode_body
+from support.vendors.messages import to_message
 from support.vendors.native import make_gemini
-from support.vendors.recordings import names, needs_recordings, recording, replaying
+from support.vendors.recordings import needs_recordings, recording, recording_names, replay_server
 
 pytestmark = needs_recordings
 DIFFER = {
@@ -34,7 +34,7 @@ DIFFER = {
 def conversations() -> list[str]:
     """Those whose second request goes on after the first answer."""
     found: list[str] = []
-    for name in names(api="gen"):
+    for name in recording_names(api="gen"):
         exchanges = recording(name)["exchanges"]
         if len(exchanges) > 1 and len(exchanges[1]["request"]["body"]["contents"]) > 1:
             found.append(name)
@@ -80,15 +80,15 @@ async def test_the_second_request_is_the_one_that_was_recorded(name: str, monkey
     monkeypatch.setenv("GEMINI_API_KEY", "a-key")
     conversation = recording(name)
     exchange = conversation["exchanges"][0]
-    async with replaying("httpx", make_gemini) as vendor:
-        vendor.play(conversation)
+    async with replay_server("httpx", make_gemini) as vendor:
+        vendor.replay_conversation(conversation)
         answer = await collect(vendor.provider(exchange).call(REQUEST))
     complete = answer.events[-1]
     assert isinstance(complete, ContentCompleteEvent)
     theirs = conversation["exchanges"][1]["request"]["body"]["contents"]
     said = Message.user(theirs[0]["parts"][0]["text"])
-    history = [said, message_of(complete), *results(theirs[2:], complete)]
-    ours = body(history, model=THREE if "gemini-3" in conversation["model"] else TWO)["contents"]
+    history = [said, to_message(complete), *results(theirs[2:], complete)]
+    ours = encode_body(history, model=THREE if "gemini-3" in conversation["model"] else TWO)["contents"]
     ids = set(re.findall(r'"id": ?"([^"]+)"', exchange["response"]["text"]))
     assert same_form(ours, ids) == same_form(theirs, ids)
 

@@ -11,15 +11,15 @@ from rxloop.errors import BadRequest
 from rxloop.pipeline.requests import ToolDefinition
 from rxloop.protocol.settings import PromptCache
 from rxloop.providers import PRESETS, google_gemini, resolve_model
-from support.vendors.gemini import THREE, TWO, Told, body, wire
+from support.vendors.gemini import THREE, TWO, NoticeRecorder, encode_body, make_codec
 
 LOOK = ToolDefinition("look", "Looks.", {"type": "object", "properties": {"at": {"const": "x", "examples": ["x"]}}})
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 OTHER = ("gemini-2.0-flash", "gemma-4-27b-it", "gemini-2.5-flash-image", "tunedModels/mine")
 
 
-def config(model: str = THREE, told: Told | None = None, **settings: Any) -> dict[str, Any]:
-    return body(model=model, told=told, **settings).get("generationConfig", {})
+def config(model: str = THREE, told: NoticeRecorder | None = None, **settings: Any) -> dict[str, Any]:
+    return encode_body(model=model, notices=told, **settings).get("generationConfig", {})
 
 
 def test_the_common_settings_have_their_names() -> None:
@@ -31,15 +31,15 @@ def test_the_common_settings_have_their_names() -> None:
         "seed": 7,
         "stopSequences": ["END"],
     }
-    assert body(service_tier="flex")["serviceTier"] == "flex"
-    assert set(body(prompt_cache=PromptCache())) == {"contents"}
+    assert encode_body(service_tier="flex")["serviceTier"] == "flex"
+    assert set(encode_body(prompt_cache=PromptCache())) == {"contents"}
 
 
 def test_what_it_takes_no_more_of_is_left_out() -> None:
-    told = Told()
+    told = NoticeRecorder()
     found = config(stop=list("abcdefg"), seed=2**40, told=told)
     assert found == {"stopSequences": list("abcde")}
-    assert len(told.all) == 2
+    assert len(told.notices) == 2
 
 
 @pytest.mark.parametrize(
@@ -76,17 +76,17 @@ def test_effort_is_a_level_or_a_budget_as_the_model_has_it(model: str, effort: s
     ],
 )
 def test_a_budget_is_kept_within_what_the_model_takes(model: str, budget: int, sent: int) -> None:
-    told = Told()
+    told = NoticeRecorder()
     found = config(model, told, thinking_budget=budget, reasoning_effort="high")
     assert found["thinkingConfig"] == {"thinkingBudget": sent, "includeThoughts": sent != 0}
-    assert len(told.all) == (sent != budget)
+    assert len(told.notices) == (sent != budget)
 
 
 @pytest.mark.parametrize("model", OTHER)
 def test_models_of_which_no_thinking_is_known_are_not_told_to_think(model: str) -> None:
-    told = Told()
+    told = NoticeRecorder()
     assert config(model, told, reasoning_effort="high") == {}
-    assert len(told.all) == 1
+    assert len(told.notices) == 1
 
 
 @pytest.mark.parametrize(
@@ -99,49 +99,58 @@ def test_models_of_which_no_thinking_is_known_are_not_told_to_think(model: str) 
     ],
 )
 def test_the_choice_of_tools(choice: str, sent: dict[str, Any]) -> None:
-    assert body(tools=(LOOK,), tool_choice=choice)["toolConfig"] == {"functionCallingConfig": sent}
-    assert "toolConfig" not in body(tool_choice=choice)
+    assert encode_body(tools=(LOOK,), tool_choice=choice)["toolConfig"] == {"functionCallingConfig": sent}
+    assert "toolConfig" not in encode_body(tool_choice=choice)
 
 
 def test_tools_are_told_by_their_json_schema() -> None:
     parameters = {"type": "object", "properties": {"at": {"enum": ["x"], "type": "string"}}}
     declared = {"name": "look", "description": "Looks.", "parametersJsonSchema": parameters}
-    assert body(tools=(LOOK,))["tools"] == [{"functionDeclarations": [declared]}]
+    assert encode_body(tools=(LOOK,))["tools"] == [{"functionDeclarations": [declared]}]
 
 
 def test_that_tools_are_called_one_by_one_cannot_be_asked() -> None:
-    told, to = Told(), wire()
+    told, to = NoticeRecorder(), make_codec()
     for _ in range(2):
-        body(tools=(LOOK,), parallel_tool_calls=False, to=to, told=told)
-    assert ["parallel_tool_calls" in each for each in told.all] == [True, False]
-    body(tools=(LOOK,), parallel_tool_calls=True, told=told)
-    assert sum("parallel_tool_calls" in each for each in told.all) == 1
+        encode_body(tools=(LOOK,), parallel_tool_calls=False, codec=to, notices=told)
+    assert ["parallel_tool_calls" in each for each in told.notices] == [True, False]
+    encode_body(tools=(LOOK,), parallel_tool_calls=True, notices=told)
+    assert sum("parallel_tool_calls" in each for each in told.notices) == 1
 
 
 def test_a_schema_goes_with_tools_only_where_the_model_takes_both() -> None:
     asked = {"response_schema": SCHEMA}
     expected = {"responseMimeType": "application/json", "responseJsonSchema": SCHEMA}
-    assert body(request=asked, model=TWO)["generationConfig"] == expected
-    assert body(request=asked, tools=(LOOK,), model=THREE)["generationConfig"] == expected
-    assert "generationConfig" not in body(request=asked, tools=(LOOK,), model=TWO)
-    assert "generationConfig" not in body(request=asked, model="gemma-3-27b-it")
-    assert [wire(model).keeps_to_schema for model in (THREE, TWO, *OTHER)] == [True, False, False, False, False, False]
+    assert encode_body(request=asked, model=TWO)["generationConfig"] == expected
+    assert encode_body(request=asked, tools=(LOOK,), model=THREE)["generationConfig"] == expected
+    assert "generationConfig" not in encode_body(request=asked, tools=(LOOK,), model=TWO)
+    assert "generationConfig" not in encode_body(request=asked, model="gemma-3-27b-it")
+    assert [make_codec(model).keeps_to_schema for model in (THREE, TWO, *OTHER)] == [
+        True,
+        False,
+        False,
+        False,
+        False,
+        False,
+    ]
 
 
 def test_tools_of_google_s_own_stand_behind_ours_and_tell_what_they_do() -> None:
     search = {"googleSearch": {}}
-    sent = body(tools=(LOOK,), server_tools=[search], tool_choice="auto")
+    sent = encode_body(tools=(LOOK,), server_tools=[search], tool_choice="auto")
     assert sent["tools"][1:] == [search]
     assert sent["toolConfig"] == {"includeServerSideToolInvocations": True}
-    assert "toolConfig" not in body(server_tools=[search], model=TWO)
-    vertex = wire(THREE, replace(PRESETS["google"], name="vertex"))
-    assert "toolConfig" not in body(server_tools=[search], to=vertex)
+    assert "toolConfig" not in encode_body(server_tools=[search], model=TWO)
+    vertex = make_codec(THREE, replace(PRESETS["google"], name="vertex"))
+    assert "toolConfig" not in encode_body(server_tools=[search], codec=vertex)
 
 
 def test_tools_of_another_vendor_s_own_are_left_out() -> None:
-    told = Told()
-    assert "tools" not in body(server_tools=[{"type": "web_search_20250305", "name": "web_search"}], told=told)
-    assert len(told.all) == 1
+    told = NoticeRecorder()
+    assert "tools" not in encode_body(
+        server_tools=[{"type": "web_search_20250305", "name": "web_search"}], notices=told
+    )
+    assert len(told.notices) == 1
 
 
 def test_fields_given_by_hand_count_and_are_merged_into_ours() -> None:
@@ -150,35 +159,35 @@ def test_fields_given_by_hand_count_and_are_merged_into_ours() -> None:
         "safetySettings": [{"category": "HARM_CATEGORY_HARASSMENT", "threshold": "BLOCK_NONE"}],
         "labels": {"team": "a"},
     }
-    sent = body(temperature=0, reasoning_effort="low", extra_body=extra)
+    sent = encode_body(temperature=0, reasoning_effort="low", extra_body=extra)
     assert sent["generationConfig"] == {
         "topK": 3,
         "temperature": 1,
         "thinkingConfig": {"thinkingLevel": "LOW", "includeThoughts": False},
     }
     assert (sent["safetySettings"], sent["labels"]) == (extra["safetySettings"], extra["labels"])
-    by_hand = body(tools=(LOOK,), extra_body={"contents": [], "tools": []})
+    by_hand = encode_body(tools=(LOOK,), extra_body={"contents": [], "tools": []})
     assert (by_hand["contents"], by_hand["tools"]) == ([], [])
 
 
 @pytest.mark.parametrize("name", ["candidateCount", "candidate_count"])
 def test_several_answers_are_refused_before_anything_is_sent(name: str) -> None:
     with pytest.raises(BadRequest, match=name):
-        body(extra_body={"generationConfig": {name: 2}})
-    body(extra_body={"generationConfig": {name: 1}})
+        encode_body(extra_body={"generationConfig": {name: 2}})
+    encode_body(extra_body={"generationConfig": {name: 1}})
 
 
 def test_a_cached_content_brings_the_prompt_and_the_tools_along() -> None:
     from rxloop.protocol.messages import Message
 
-    told = Told()
+    told = NoticeRecorder()
     request = {"system": (Message.system("be brief"),)}
     extra = {"cachedContent": "cachedContents/1"}
-    sent = body(tools=(LOOK,), request=request, tool_choice="auto", extra_body=extra, told=told)
+    sent = encode_body(tools=(LOOK,), request=request, tool_choice="auto", extra_body=extra, notices=told)
     assert sorted(sent) == ["cachedContent", "contents"]
-    assert len(told.all) == 1
-    assert sorted(body(extra_body=extra, told=told)) == ["cachedContent", "contents"]
-    assert len(told.all) == 1
+    assert len(told.notices) == 1
+    assert sorted(encode_body(extra_body=extra, notices=told)) == ["cachedContent", "contents"]
+    assert len(told.notices) == 1
 
 
 @pytest.mark.parametrize(
@@ -199,7 +208,7 @@ def test_a_cached_content_brings_the_prompt_and_the_tools_along() -> None:
     ],
 )
 def test_the_address_of_a_model(model: str, base: str, stream: bool, url: str) -> None:
-    assert wire(model, stream=stream).url(base) == url
+    assert make_codec(model, stream=stream).url(base) == url
 
 
 async def test_the_key_is_read_from_either_variable(monkeypatch: pytest.MonkeyPatch) -> None:

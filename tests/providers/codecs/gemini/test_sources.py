@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rxloop.protocol.events import ServerToolEvent
 from rxloop.protocol.messages import Citation
 from rxloop.providers.codecs.gemini.citations import Places, citations
-from support.vendors.gemini import chunk, complete_of, events_of
+from support.vendors.gemini import chunk, read_events, read_message
 
 WEB = {"web": {"uri": "https://e.org", "title": "E"}}
 TEXT = "Ärzte sagen: Tee ist gut."
@@ -22,26 +22,26 @@ def grounded(*segments: dict[str, Any], chunks: Any = (WEB,), **more: Any) -> di
 
 
 def tools(*chunks: Any) -> list[ServerToolEvent]:
-    return [event for event in events_of(*chunks) if isinstance(event, ServerToolEvent)]
+    return [event for event in read_events(*chunks) if isinstance(event, ServerToolEvent)]
 
 
 def test_places_are_characters_though_google_counts_bytes() -> None:
     segment = {"startIndex": 14, "endIndex": 26, "text": "Tee ist gut."}
-    complete = complete_of(chunk({"text": TEXT}, finish="STOP", **grounded(segment)))
+    complete = read_message(chunk({"text": TEXT}, finish="STOP", **grounded(segment)))
     assert complete.citations == [Citation(url="https://e.org", title="E", start=13, end=25)]
     assert TEXT[13:25] == "Tee ist gut."
 
 
 def test_a_place_that_does_not_fit_is_looked_for_or_left_out() -> None:
     wrong, unknown = {"startIndex": 3, "endIndex": 9, "text": "Tee"}, {"endIndex": 3, "text": "Kaffee"}
-    complete = complete_of(chunk({"text": TEXT}, finish="STOP", **grounded(wrong, unknown)))
+    complete = read_message(chunk({"text": TEXT}, finish="STOP", **grounded(wrong, unknown)))
     assert [(each.start, each.end) for each in complete.citations] == [(13, 16), (None, None)]
 
 
 def test_sources_without_a_place_are_named_too_and_none_twice() -> None:
     other = {"retrievedContext": {"title": "doc", "text": "words"}}
     fields = grounded({"endIndex": 6, "text": "Ärzte"}, chunks=(WEB, other))
-    complete = complete_of(chunk({"text": TEXT}, **fields), chunk(finish="STOP", **fields))
+    complete = read_message(chunk({"text": TEXT}, **fields), chunk(finish="STOP", **fields))
     assert complete.citations == [
         Citation(url="https://e.org", title="E", start=0, end=5),
         Citation(title="doc", text="words"),
@@ -56,7 +56,7 @@ def test_recited_words_and_pages_read_are_sources() -> None:
     ]
     read = {"urlContextMetadata": {"urlMetadata": pages}}
     answer = chunk({"text": TEXT}, finish="STOP", **recited, **read)
-    assert [(each.url, each.start, each.end) for each in complete_of(answer).citations] == [
+    assert [(each.url, each.start, each.end) for each in read_message(answer).citations] == [
         ("https://a.org", 0, 5),
         ("https://b.org", None, None),
     ]
@@ -69,7 +69,7 @@ def test_a_search_is_told_of_if_it_did_not_tell_itself() -> None:
     call = {"toolCall": {"id": "a", "toolType": "GOOGLE_SEARCH_WEB", "args": {}}}
     silent = [
         event
-        for event in events_of(chunk({"text": TEXT}, finish="STOP", **fields))
+        for event in read_events(chunk({"text": TEXT}, finish="STOP", **fields))
         if isinstance(event, ServerToolEvent)
     ]
     assert [(event.name, event.phase, event.arguments) for event in silent] == [

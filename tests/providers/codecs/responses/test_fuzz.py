@@ -12,8 +12,8 @@ from rxloop.errors import ProviderError
 from rxloop.protocol.events import ContentCompleteEvent, ContentDeltaEvent
 from rxloop.protocol.messages import Message
 from rxloop.providers.bounds import OutOfBounds
-from support.vendors.recordings import body, names, needs_recordings, oracle, recording
-from support.vendors.responses import message_of, read, wire, written
+from support.vendors.recordings import body, needs_recordings, oracle, recording, recording_names
+from support.vendors.responses import encode, last_message, make_codec, read_events
 
 pytestmark = needs_recordings
 STRANGE: list[Any] = [
@@ -36,7 +36,7 @@ STRANGE: list[Any] = [
 
 def streams() -> list[tuple[str, int, list[dict[str, Any]]]]:
     found: list[tuple[str, int, list[dict[str, Any]]]] = []
-    for name in names(api="resp"):
+    for name in recording_names(api="resp"):
         for number, exchange in enumerate(recording(name)["exchanges"]):
             if exchange["stream"] and exchange["response"]["status"] == 200:
                 lines = [line[5:].strip() for line in body(exchange).splitlines() if line.startswith(b"data:")]
@@ -56,22 +56,23 @@ def test_what_is_missing_in_pieces_comes_from_the_whole(name: str, number: int, 
     chance = random.Random(f"{name}{number}")
     for kinds in (("delta",), ("done",), ("added",), ("delta", "added"), ("delta", "done", "added", "part")):
         left = [event for event in events if not any(kind in event["type"] for kind in kinds) or _last(event)]
-        _means(read(left), expected)
+        _means(read_events(left), expected)
     for _ in range(10):
         # From somewhere on, what tells of an item in pieces is lost.
         at = chance.randrange(len(events))
-        _means(read([*events[:at], *(event for event in events[at:] if "delta" not in event["type"])]), expected)
+        _means(read_events([*events[:at], *(event for event in events[at:] if "delta" not in event["type"])]), expected)
     for _ in range(10):
         # Nothing is said of the whole but by the last event.
         _means(
-            read([event for event in events if not event["type"].endswith("done") or chance.random() < 0.5]), expected
+            read_events([event for event in events if not event["type"].endswith("done") or chance.random() < 0.5]),
+            expected,
         )
 
 
 @by_stream
 def test_what_comes_twice_as_a_whole_is_there_once(name: str, number: int, events: list[dict[str, Any]]) -> None:
     twice = [again for event in events for again in ([event, event] if event["type"].endswith("done") else [event])]
-    _means(read(twice), oracle(name)[number])
+    _means(read_events(twice), oracle(name)[number])
 
 
 @by_stream
@@ -84,13 +85,13 @@ def test_changed_events_break_nothing(name: str, number: int, events: list[dict[
         if chance.random() < 0.3:
             chance.shuffle(changed)
         try:
-            found = read(changed)
+            found = read_events(changed)
         except (ProviderError, OutOfBounds):
             continue
-        message = message_of(found)
+        message = last_message(found)
         results = [Message.tool(call.id, "x") for call in message.tool_calls]
-        written([message, *results])
-        written([message, *results], wire("gpt-4o", "http://localhost/v1"))
+        encode([message, *results])
+        encode([message, *results], make_codec("gpt-4o", "http://localhost/v1"))
 
 
 def _last(event: dict[str, Any]) -> bool:

@@ -8,7 +8,17 @@ import pytest
 
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.protocol.messages import FilePart, ImagePart, Message, TextPart, ToolCall
-from support.vendors.responses import OPENAI, call, message_of, read, reasoning, response, text, wire, written
+from support.vendors.responses import (
+    OPENAI,
+    call,
+    encode,
+    last_message,
+    make_codec,
+    read_events,
+    reasoning,
+    response,
+    text,
+)
 
 HM, HELLO, LOOK = reasoning("Hm."), text("Hello"), call("look", "{}")
 SEARCH = {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search", "query": "q"}}
@@ -19,7 +29,7 @@ OUTPUT = {"type": "function_call_output", "call_id": "call_1", "output": "a cat"
 
 
 def answer(*items: dict[str, Any], **fields: Any) -> Message:
-    return message_of(read(response(*items, **fields)))
+    return last_message(read_events(response(*items, **fields)))
 
 
 @pytest.mark.parametrize(
@@ -34,7 +44,7 @@ def answer(*items: dict[str, Any], **fields: Any) -> Message:
 )
 def test_all_items_go_back_or_none_and_then_without_ids(message: Message, model: str, why: str) -> None:
     told: list[str] = []
-    sent = written([message, RESULT], wire(model), told)["input"]
+    sent = encode([message, RESULT], make_codec(model), told)["input"]
     if not why:
         # As long as before: it may be what somebody has made of it.
         assert [item.get("id") for item in sent] == ["rs_1", "msg_1", "ws_1", "fc_1", None]
@@ -46,7 +56,7 @@ def test_all_items_go_back_or_none_and_then_without_ids(message: Message, model:
 
 def test_a_text_that_was_changed_goes_without_what_led_to_it() -> None:
     changed = answer(HM, HELLO, LOOK).model_copy(update={"content": "Something else"})
-    assert written([changed, RESULT])["input"] == [
+    assert encode([changed, RESULT])["input"] == [
         {"role": "assistant", "content": "Something else"},
         PLAIN_LOOK,
         OUTPUT,
@@ -55,14 +65,14 @@ def test_a_text_that_was_changed_goes_without_what_led_to_it() -> None:
 
 def test_stored_reasoning_goes_back_by_its_id() -> None:
     stored = {**HM, "encrypted_content": None}
-    assert written([answer(stored, HELLO, store=True)])["input"] == [stored, HELLO]
+    assert encode([answer(stored, HELLO, store=True)])["input"] == [stored, HELLO]
 
 
 def test_the_full_reasoning_of_open_models_goes_back_with_nothing_encrypted() -> None:
     full = {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]}
-    by = wire("gpt-oss-20b", "http://localhost:8000/v1")
-    message = message_of(read(response(full, HELLO), by))
-    body = written([message], by)
+    by = make_codec("gpt-oss-20b", "http://localhost:8000/v1")
+    message = last_message(read_events(response(full, HELLO), by))
+    body = encode([message], by)
     assert body["input"] == [full, HELLO]
     assert not {"include", "reasoning"} & body.keys()
 
@@ -74,10 +84,10 @@ def test_the_full_reasoning_of_open_models_goes_back_with_nothing_encrypted() ->
 def test_nobody_gets_what_another_endpoint_has_encrypted(model: str, base: str) -> None:
     told: list[str] = []
     message = answer(HM, HELLO, LOOK)
-    assert written([message, RESULT], wire(model, base), told)["input"] == [*PLAIN, OUTPUT]
+    assert encode([message, RESULT], make_codec(model, base), told)["input"] == [*PLAIN, OUTPUT]
     theirs = "the provider state of responses@api.openai.com"
     assert told == [f"openai_responses:{model} does not receive {theirs}"]
-    written([message, RESULT], wire(model, base), told)
+    encode([message, RESULT], make_codec(model, base), told)
     assert len(told) == 1  # once for a message
 
 
@@ -86,7 +96,7 @@ def test_what_another_vendor_wants_back_is_left_out_and_told() -> None:
     foreign = Message(
         role="assistant", content="Hello", reasoning="Hm.", provider_state={"anthropic_messages": [{"raw": {}}]}
     )
-    assert written([foreign], left_out=told)["input"] == [{"role": "assistant", "content": "Hello"}]
+    assert encode([foreign], notices=told)["input"] == [{"role": "assistant", "content": "Hello"}]
     assert told == ["openai_responses:gpt-5 does not receive the provider state of anthropic_messages"]
 
 
@@ -102,7 +112,7 @@ def test_images_and_files_go_as_what_they_are_and_those_of_the_model_as_words() 
     ]
     told: list[str] = []
     asked = Message.assistant([TextPart(text="See:"), image], tool_calls=[ToolCall(id="call_1", name="look")])
-    sent = written([Message.user(parts), asked, Message.tool("call_1", parts)], left_out=told)["input"]
+    sent = encode([Message.user(parts), asked, Message.tool("call_1", parts)], notices=told)["input"]
     assert sent[0] == {"role": "user", "content": forms}
     assert sent[1] == {"role": "assistant", "content": "See:"}
     assert sent[3] == {"type": "function_call_output", "call_id": "call_1", "output": forms}
@@ -122,7 +132,7 @@ def test_every_call_has_a_result_and_every_result_a_call() -> None:
         Message.tool("0", "c"),
         Message.tool("0", "d"),
     ]
-    sent = written(history, left_out=told)["input"]
+    sent = encode(history, notices=told)["input"]
     calls = [item["call_id"] for item in sent if item.get("type") == "function_call"]
     outputs = {item["call_id"]: item["output"] for item in sent if item.get("type") == "function_call_output"}
     assert len(set(calls)) == 4
@@ -133,7 +143,7 @@ def test_every_call_has_a_result_and_every_result_a_call() -> None:
 
 def test_ids_and_names_of_other_vendors_become_ones_that_are_taken() -> None:
     asked = Message.assistant(tool_calls=[ToolCall(id="x" * 100, name="functions.look:0"), ToolCall(id="", name="")])
-    sent = written([asked, Message.tool("x" * 100, "a"), Message.tool("", "b")])["input"]
+    sent = encode([asked, Message.tool("x" * 100, "a"), Message.tool("", "b")])["input"]
     assert [item["name"] for item in sent[:2]] == ["functions_look_0", "unknown"]
     assert [item["call_id"] for item in sent[:2]] == [item["call_id"] for item in sent[2:]]
     assert all(1 <= len(item["call_id"]) <= 64 for item in sent)
@@ -145,7 +155,7 @@ def test_the_system_s_words_are_instructions_and_those_in_the_middle_stay_there(
         messages=[Message.user("hi"), Message.assistant(""), Message.system("It is late."), Message.assistant("ok")],
         tail=(Message.user("now"),),
     )
-    body = written(request)
+    body = encode(request)
     assert body["instructions"] == "Be kind.\n\nBe brief."
     assert [(item["role"], item["content"]) for item in body["input"]] == [
         ("user", "hi"),
@@ -157,6 +167,6 @@ def test_the_system_s_words_are_instructions_and_those_in_the_middle_stay_there(
 
 def test_arguments_that_are_no_json_are_sent_as_none() -> None:
     broken = ToolCall.parse("call_1", "look", '{"a": ')
-    assert written([Message.assistant(tool_calls=[broken]), RESULT])["input"][0]["arguments"] == "{}"
+    assert encode([Message.assistant(tool_calls=[broken]), RESULT])["input"][0]["arguments"] == "{}"
     kept = ToolCall.parse("call_1", "look", '{"a":  1}')
-    assert written([Message.assistant(tool_calls=[kept]), RESULT])["input"][0]["arguments"] == '{"a":  1}'
+    assert encode([Message.assistant(tool_calls=[kept]), RESULT])["input"][0]["arguments"] == '{"a":  1}'

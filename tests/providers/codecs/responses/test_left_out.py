@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from rxloop.protocol.messages import FilePart, ImagePart, Message, ToolCall
-from support.vendors.responses import message_of, read, reasoning, response, wire, written
+from support.vendors.responses import encode, last_message, make_codec, read_events, reasoning, response
 
 
 def test_reasoning_that_nothing_came_of_is_left_out_and_told_once() -> None:
-    cut = message_of(read(response(reasoning("Hm."), status="incomplete")))
+    cut = last_message(read_events(response(reasoning("Hm."), status="incomplete")))
     told: list[str] = []
-    by = wire()
+    by = make_codec()
     for _ in range(2):
-        assert written([Message.user("Hi"), cut, Message.user("And?")], by, told)["input"] == [
+        assert encode([Message.user("Hi"), cut, Message.user("And?")], by, told)["input"] == [
             {"role": "user", "content": "Hi"},
             {"role": "user", "content": "And?"},
         ]
@@ -22,7 +22,7 @@ def test_words_stand_for_images_and_files_that_are_not_read() -> None:
     told: list[str] = []
     heic = ImagePart(data=b"h", media_type="image/heic")
     video = FilePart(data=b"v", media_type="video/mp4")
-    [message] = written([Message.user([heic, video])], left_out=told)["input"]
+    [message] = encode([Message.user([heic, video])], notices=told)["input"]
     assert message["content"] == [
         {"type": "input_text", "text": heic.placeholder},
         {"type": "input_text", "text": video.placeholder},
@@ -34,8 +34,8 @@ def test_words_stand_for_images_and_files_that_are_not_read() -> None:
 
 def test_a_call_without_a_result_is_told_once() -> None:
     told: list[str] = []
-    by = wire()
+    by = make_codec()
     history = [Message.user("Hi"), Message.assistant("", tool_calls=[ToolCall(id="a", name="look")])]
     for _ in range(2):
-        written(history, by, told)
+        encode(history, by, told)
     assert len(told) == 1

@@ -14,7 +14,7 @@ from rxloop.protocol.visibility import select_public_messages
 from rxloop.providers import Retry, fallback, openai_responses, resolve_model
 from rxloop.testing import ScriptedModel, turn
 from support.http_server import Reply, Server, sse
-from support.vendors.responses import added, call, completed, done, piece, reasoning, text
+from support.vendors.responses import call, completed_event, item_added, item_delta, item_done, reasoning, text
 
 pytestmark = pytest.mark.usefixtures("transport")
 HM, LOOK, BYE = reasoning("Hm."), call("look", '{"at":"it"}'), text("Bye", phase="final_answer")
@@ -28,13 +28,22 @@ async def look(at: str) -> str:
 
 
 def first(**fields: Any) -> Reply:
-    pieces = [piece("function_call_arguments", each, LOOK, 1) for each in ('{"at"', ':"it"}')]
-    events = [added(HM), done(HM), added(LOOK, 1), *pieces, done(LOOK, 1), completed(HM, LOOK, usage=USAGE, **fields)]
+    pieces = [item_delta("function_call_arguments", each, LOOK, 1) for each in ('{"at"', ':"it"}')]
+    events = [
+        item_added(HM),
+        item_done(HM),
+        item_added(LOOK, 1),
+        *pieces,
+        item_done(LOOK, 1),
+        completed_event(HM, LOOK, usage=USAGE, **fields),
+    ]
     return Reply(sse(*events))
 
 
 def second() -> Reply:
-    return Reply(sse(added(BYE), piece("output_text", "Bye", BYE), done(BYE), completed(BYE, usage=USAGE)))
+    return Reply(
+        sse(item_added(BYE), item_delta("output_text", "Bye", BYE), item_done(BYE), completed_event(BYE, usage=USAGE))
+    )
 
 
 def bodies(server: Server) -> list[Any]:
@@ -88,7 +97,7 @@ async def test_a_chain_goes_on_and_begins_again_where_the_vendor_has_forgotten(s
 
 async def test_a_failure_before_anything_is_said_falls_back(server: Server) -> None:
     overloaded = {"type": "error", "code": "server_error", "message": "Oh."}
-    server.answer(Reply(sse(added(BYE), overloaded)))
+    server.answer(Reply(sse(item_added(BYE), overloaded)))
     model = openai_responses("gpt-5", base_url=server.base_url, api_key="k", retry=Retry(attempts=1))
     result = await Agent(fallback(model, ScriptedModel(turn("Me."))), thoughts=False).run("hi")
     await model.aclose()

@@ -9,7 +9,7 @@ from rxloop.protocol.events import ContentDeltaEvent, ThoughtStreamEvent, UsageE
 from rxloop.protocol.messages import FilePart, ImagePart, Message, TextPart, Usage
 from rxloop.providers import openai_responses
 from rxloop.testing import ScriptedModel, call, frames, turn
-from support.clients.openai import serving
+from support.clients.openai import serve_openai
 
 
 @tool
@@ -26,7 +26,7 @@ def clerk() -> Agent:
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_an_agent_answers_an_agent(stream: bool) -> None:
-    async with serving(clerk()) as served:
+    async with serve_openai(clerk()) as served:
         model = openai_responses("clerk", base_url=f"{served.url}/v1", api_key="ann-key", stream=stream)
         async with Agent(model).run("What is the weather in Oslo?") as run:
             events = [event async for event in run.events]
@@ -41,7 +41,7 @@ async def test_an_agent_answers_an_agent(stream: bool) -> None:
 
 async def test_a_conversation_goes_on_with_what_came_before() -> None:
     inner = ScriptedModel(turn("One.", reasoning="Hm."), turn("Two."))
-    async with serving(Agent(inner, name="clerk")) as served:
+    async with serve_openai(Agent(inner, name="clerk")) as served:
         model = openai_responses("clerk", base_url=f"{served.url}/v1", api_key="ann-key")
         agent = Agent(model, thoughts=False)
         first = await agent.run([Message.user([TextPart(text="Go"), ImagePart(data=b"x", media_type="image/png")])])

@@ -21,18 +21,18 @@ from rxloop.protocol.events import (
 from rxloop.protocol.messages import Citation, ImagePart, Message
 from rxloop.providers.bounds import Bounds, OutOfBounds
 from support.vendors.responses import (
-    added,
     call,
-    completed,
-    done,
-    message_of,
-    piece,
-    read,
+    completed_event,
+    encode,
+    item_added,
+    item_delta,
+    item_done,
+    last_message,
+    make_codec,
+    read_events,
     reasoning,
     response,
     text,
-    wire,
-    written,
 )
 
 
@@ -48,32 +48,37 @@ def notices(events: list[Event]) -> list[str]:
 HELLO = text("Hello")
 LOOK = call("look", '{"a":1}')
 HM = reasoning("First.", "Second.")
-TEXT = [added(HELLO), piece("output_text", "Hel", HELLO), piece("output_text", "lo", HELLO)]
+TEXT = [item_added(HELLO), item_delta("output_text", "Hel", HELLO), item_delta("output_text", "lo", HELLO)]
 TOLD = {"type": "response.output_text.done", "item_id": "msg_1", "output_index": 0, "content_index": 0, "text": "Hello"}
 
 
 @pytest.mark.parametrize(
     "events",
     [
-        [*TEXT, TOLD, done(HELLO), completed(HELLO)],
-        [*TEXT, completed()],
-        [piece("output_text", "Hello", HELLO), completed()],
-        [added(HELLO), TOLD, completed()],
-        [added(HELLO), done(HELLO), completed()],
-        [TOLD, completed(HELLO)],
-        [done(HELLO), completed()],
-        [completed(HELLO)],
-        [*TEXT[:2], done(HELLO), completed(HELLO)],
-        [*TEXT, done(HELLO), completed({**HELLO, "id": "another"})],
-        [*TEXT, done({**HELLO, "id": "another"}), completed({**HELLO, "id": "a third"})],
-        [*TEXT, done(HELLO), completed({**HELLO, "content": []})],
-        [added({**HELLO, "id": None}), {**TEXT[1], "item_id": None}, {**TEXT[2], "item_id": None}, completed(HELLO)],
-        [{"type": "response.output_text.delta", "delta": "Hello"}, completed()],
-        [{"type": "response.output_text.delta", "delta": each} for each in "Hello"] + [completed(HELLO)],
+        [*TEXT, TOLD, item_done(HELLO), completed_event(HELLO)],
+        [*TEXT, completed_event()],
+        [item_delta("output_text", "Hello", HELLO), completed_event()],
+        [item_added(HELLO), TOLD, completed_event()],
+        [item_added(HELLO), item_done(HELLO), completed_event()],
+        [TOLD, completed_event(HELLO)],
+        [item_done(HELLO), completed_event()],
+        [completed_event(HELLO)],
+        [*TEXT[:2], item_done(HELLO), completed_event(HELLO)],
+        [*TEXT, item_done(HELLO), completed_event({**HELLO, "id": "another"})],
+        [*TEXT, item_done({**HELLO, "id": "another"}), completed_event({**HELLO, "id": "a third"})],
+        [*TEXT, item_done(HELLO), completed_event({**HELLO, "content": []})],
+        [
+            item_added({**HELLO, "id": None}),
+            {**TEXT[1], "item_id": None},
+            {**TEXT[2], "item_id": None},
+            completed_event(HELLO),
+        ],
+        [{"type": "response.output_text.delta", "delta": "Hello"}, completed_event()],
+        [{"type": "response.output_text.delta", "delta": each} for each in "Hello"] + [completed_event(HELLO)],
     ],
 )
 def test_a_text_comes_once_whatever_tells_it(events: list[dict[str, Any]]) -> None:
-    found = read(events)
+    found = read_events(events)
     assert last(found).content == "Hello"
     assert "".join(event.delta for event in found if isinstance(event, ContentDeltaEvent)) == "Hello"
     assert notices(found) == []
@@ -82,89 +87,98 @@ def test_a_text_comes_once_whatever_tells_it(events: list[dict[str, Any]]) -> No
 @pytest.mark.parametrize(
     "events",
     [
-        [added(LOOK), piece("function_call_arguments", '{"a"', LOOK), piece("function_call_arguments", ":1}", LOOK)],
-        [added(LOOK), {**done(LOOK)}],
-        [added({**LOOK, "name": ""}), piece("function_call_arguments", '{"a":1}', LOOK), done(LOOK)],
-        [added(LOOK), {"type": "response.function_call_arguments.done", "item_id": "fc_1", "arguments": '{"a":1}'}],
+        [
+            item_added(LOOK),
+            item_delta("function_call_arguments", '{"a"', LOOK),
+            item_delta("function_call_arguments", ":1}", LOOK),
+        ],
+        [item_added(LOOK), {**item_done(LOOK)}],
+        [item_added({**LOOK, "name": ""}), item_delta("function_call_arguments", '{"a":1}', LOOK), item_done(LOOK)],
+        [
+            item_added(LOOK),
+            {"type": "response.function_call_arguments.done", "item_id": "fc_1", "arguments": '{"a":1}'},
+        ],
         [],
     ],
 )
-@pytest.mark.parametrize("end", [completed(LOOK), completed({**LOOK, "id": "another"})])
+@pytest.mark.parametrize("end", [completed_event(LOOK), completed_event({**LOOK, "id": "another"})])
 def test_a_call_comes_once_whatever_tells_it(events: list[dict[str, Any]], end: dict[str, Any]) -> None:
-    found = last(read([*events, end]))
+    found = last(read_events([*events, end]))
     assert [(each.id, each.name, each.arguments) for each in found.tool_calls] == [("call_1", "look", {"a": 1})]
     assert (found.finish_reason, found.raw_finish_reason) == ("tool_calls", "completed")
 
 
 def test_a_call_whose_pieces_are_not_its_arguments_is_not_carried_out() -> None:
     events = [
-        added(LOOK),
-        piece("function_call_arguments", '{"a":', LOOK),
-        piece("function_call_arguments", "2}", LOOK),
+        item_added(LOOK),
+        item_delta("function_call_arguments", '{"a":', LOOK),
+        item_delta("function_call_arguments", "2}", LOOK),
     ]
     with pytest.raises(ProviderProtocolError, match="fragments"):
-        read([*events, completed(LOOK)])
+        read_events([*events, completed_event(LOOK)])
     spaced = {**LOOK, "arguments": '{"a": 2}'}
-    assert last(read([*events, completed(spaced)])).tool_calls[0].arguments == {"a": 2}
+    assert last(read_events([*events, completed_event(spaced)])).tool_calls[0].arguments == {"a": 2}
 
 
 def test_items_that_come_mixed_go_back_in_their_order() -> None:
     other = text("Bye", 2)
     events = [
-        added(HM),
-        added(HELLO, 1),
-        piece("reasoning_summary_text", "Fir", HM),
-        piece("output_text", "Hel", HELLO, 1),
-        added(LOOK, 2),
-        piece("reasoning_summary_text", "st.", HM),
-        piece("function_call_arguments", '{"a":', LOOK, 2),
-        added(other, 3),
-        piece("output_text", "By", other, 3),
-        piece("output_text", "lo", HELLO, 1),
-        piece("output_text", "e", other, 3),
-        piece("function_call_arguments", "1}", LOOK, 2),
-        piece("reasoning_summary_text", "Second.", HM, part=1),
-        completed(HM, HELLO, LOOK, other),
+        item_added(HM),
+        item_added(HELLO, 1),
+        item_delta("reasoning_summary_text", "Fir", HM),
+        item_delta("output_text", "Hel", HELLO, 1),
+        item_added(LOOK, 2),
+        item_delta("reasoning_summary_text", "st.", HM),
+        item_delta("function_call_arguments", '{"a":', LOOK, 2),
+        item_added(other, 3),
+        item_delta("output_text", "By", other, 3),
+        item_delta("output_text", "lo", HELLO, 1),
+        item_delta("output_text", "e", other, 3),
+        item_delta("function_call_arguments", "1}", LOOK, 2),
+        item_delta("reasoning_summary_text", "Second.", HM, part=1),
+        completed_event(HM, HELLO, LOOK, other),
     ]
-    found = read(events)
+    found = read_events(events)
     assert last(found).content == "HelByloe"  # as it came
     assert "".join(event.delta for event in found if isinstance(event, ThoughtDeltaEvent)) == last(found).reasoning
-    message = message_of(found)
-    sent = written([message, Message.tool("call_1", "x")])["input"]
+    message = last_message(found)
+    sent = encode([message, Message.tool("call_1", "x")])["input"]
     assert sent[:4] == [HM, HELLO, LOOK, other]
 
 
 def test_a_whole_answer_means_what_its_stream_does() -> None:
-    streamed = last(read([added(HM), done(HM), *TEXT, done(HELLO), completed(HM, HELLO)]))
-    whole = last(read(response(HM, HELLO)))
+    streamed = last(read_events([item_added(HM), item_done(HM), *TEXT, item_done(HELLO), completed_event(HM, HELLO)]))
+    whole = last(read_events(response(HM, HELLO)))
     assert (streamed.content, streamed.reasoning) == (whole.content, whole.reasoning) == ("Hello", "First.Second.")
     assert streamed.provider_state == whole.provider_state
 
 
 def test_of_two_forms_of_reasoning_one_is_shown_and_both_go_back() -> None:
     both = {**HM, "content": [{"type": "reasoning_text", "text": "All of it."}]}
-    found = read(response(both, HELLO))
+    found = read_events(response(both, HELLO))
     assert last(found).reasoning == "First.Second."
-    assert written([message_of(found)])["input"] == [both, HELLO]
+    assert encode([last_message(found)])["input"] == [both, HELLO]
 
 
 def test_what_the_vendor_has_encrypted_is_that_of_the_item_s_own_event() -> None:
-    found = read(
+    found = read_events(
         [
-            added({**HM, "encrypted_content": "part"}),
-            done(HM),
-            done(HELLO, 1),
-            completed({**HM, "encrypted_content": "x"}, HELLO),
+            item_added({**HM, "encrypted_content": "part"}),
+            item_done(HM),
+            item_done(HELLO, 1),
+            completed_event({**HM, "encrypted_content": "x"}, HELLO),
         ]
     )
-    assert written([message_of(found)])["input"][0] == HM
+    assert encode([last_message(found)])["input"][0] == HM
 
 
 def test_a_refusal_is_the_text_and_goes_back_as_one() -> None:
     item = {**HELLO, "content": [{"type": "refusal", "refusal": "I will not."}]}
-    found = read([added(item), piece("refusal", "I will", item), done(item), completed(item)])
+    found = read_events(
+        [item_added(item), item_delta("refusal", "I will", item), item_done(item), completed_event(item)]
+    )
     assert last(found).content == "I will not."
-    assert written([message_of(found)])["input"] == [item]
+    assert encode([last_message(found)])["input"] == [item]
 
 
 def test_sources_are_cited_at_their_place_in_the_whole_text() -> None:
@@ -173,21 +187,21 @@ def test_sources_are_cited_at_their_place_in_the_whole_text() -> None:
     item = text("world", 2, content=[{"type": "output_text", "text": "world", "annotations": [annotation, file]}])
     event = {"type": "response.output_text.annotation.added", "item_id": "msg_2", "content_index": 0}
     for events in (
-        [done(HELLO), done(item, 1), completed(HELLO, item)],
+        [item_done(HELLO), item_done(item, 1), completed_event(HELLO, item)],
         [
-            done(HELLO),
-            piece("output_text", "world", item, 1),
+            item_done(HELLO),
+            item_delta("output_text", "world", item, 1),
             {**event, "annotation": annotation},
             {**event, "annotation": file},
-            completed(),
+            completed_event(),
         ],
     ):
-        found = read(events)
+        found = read_events(events)
         assert last(found).citations == [
             Citation(url="https://e.org", title="E", start=6, end=8),
             Citation(title="a.txt"),
         ]
-        assert written([message_of(found)])["input"][1]["content"] == item["content"]
+        assert encode([last_message(found)])["input"][1]["content"] == item["content"]
 
 
 def test_an_image_that_the_model_made_is_a_file_and_goes_back() -> None:
@@ -200,11 +214,11 @@ def test_an_image_that_the_model_made_is_a_file_and_goes_back() -> None:
     }
     for answer in (
         response(item, HELLO),
-        [added({**item, "result": None}), done(item), done(HELLO, 1), completed(item, HELLO)],
+        [item_added({**item, "result": None}), item_done(item), item_done(HELLO, 1), completed_event(item, HELLO)],
     ):
-        found = read(answer)
+        found = read_events(answer)
         assert last(found).files == [ImagePart(data=b"cat", media_type="image/webp")]
-        assert written([message_of(found)])["input"] == [item, HELLO]
+        assert encode([last_message(found)])["input"] == [item, HELLO]
     assert orjson.dumps(last(found).provider_state).count(item["result"].encode()) == 0
 
 
@@ -225,7 +239,16 @@ def test_the_vendor_s_own_tools_are_told_of_and_go_back() -> None:
         "error": "no",
     }
     quiet = {"type": "response.web_search_call.searching", "item_id": "ws_1", "output_index": 0}
-    found = read([added(search), quiet, done(search), done(mcp, 1), done(HELLO, 2), completed(search, mcp, HELLO)])
+    found = read_events(
+        [
+            item_added(search),
+            quiet,
+            item_done(search),
+            item_done(mcp, 1),
+            item_done(HELLO, 2),
+            completed_event(search, mcp, HELLO),
+        ]
+    )
     told = [(event.name, event.phase, event.success) for event in found if isinstance(event, ServerToolEvent)]
     assert told == [
         ("web_search", "start", True),
@@ -233,23 +256,23 @@ def test_the_vendor_s_own_tools_are_told_of_and_go_back() -> None:
         ("ask", "start", True),
         ("ask", "complete", False),
     ]
-    assert written([message_of(found)])["input"] == [search, mcp, HELLO]
+    assert encode([last_message(found)])["input"] == [search, mcp, HELLO]
     assert notices(found) == []
 
 
 def test_a_tool_with_free_input_is_called_and_answered_in_its_form() -> None:
     item = {"type": "custom_tool_call", "id": "ctc_1", "call_id": "call_1", "name": "run", "input": 'print("½")\n'}
     events = [
-        added({**item, "input": ""}),
-        piece("custom_tool_call_input", "print(", item),
-        piece("custom_tool_call_input", '"½")\n', item),
-        done(item),
-        completed(item),
+        item_added({**item, "input": ""}),
+        item_delta("custom_tool_call_input", "print(", item),
+        item_delta("custom_tool_call_input", '"½")\n', item),
+        item_done(item),
+        completed_event(item),
     ]
     for answer in (events, response(item)):
-        message = message_of(read(answer))
+        message = last_message(read_events(answer))
         assert [(each.name, each.arguments) for each in message.tool_calls] == [("run", {"input": item["input"]})]
-        sent = written([message, Message.tool("call_1", "½")])["input"]
+        sent = encode([message, Message.tool("call_1", "½")])["input"]
         assert sent == [item, {"type": "custom_tool_call_output", "call_id": "call_1", "output": "½"}]
 
 
@@ -262,10 +285,10 @@ def test_what_is_not_known_is_told_once_and_an_unknown_item_goes_back() -> None:
         {},
         {"type": "keepalive"},
     ]
-    found = read([*events, done(item), done(HELLO, 1), completed(item, HELLO)])
+    found = read_events([*events, item_done(item), item_done(HELLO, 1), completed_event(item, HELLO)])
     assert len(notices(found)) == 3
     assert last(found).content == "Hello"
-    assert written([message_of(found)])["input"] == [item, HELLO]
+    assert encode([last_message(found)])["input"] == [item, HELLO]
 
 
 @pytest.mark.parametrize(
@@ -288,7 +311,7 @@ def test_why_an_answer_ended(fields: dict[str, Any], reasons: tuple[str, str]) -
         response(HELLO, **fields),
         [*TEXT, {"type": "response.incomplete", "response": orjson.loads(response(HELLO, **fields))}],
     ):
-        found = last(read(answer))
+        found = last(read_events(answer))
         assert (found.finish_reason, found.raw_finish_reason) == reasons
 
 
@@ -299,7 +322,7 @@ def test_usage_has_what_was_cached_written_and_reasoned() -> None:
         "input_tokens_details": {"cached_tokens": 4, "cache_write_tokens": 3},
         "output_tokens_details": {"reasoning_tokens": 2},
     }
-    counted = [event.usage for event in read(response(HELLO, usage=usage)) if isinstance(event, UsageEvent)]
+    counted = [event.usage for event in read_events(response(HELLO, usage=usage)) if isinstance(event, UsageEvent)]
     assert [
         (each.input_tokens, each.output_tokens, each.cached_tokens, each.cache_write_tokens, each.reasoning_tokens)
         for each in counted
@@ -329,18 +352,18 @@ def test_an_error_in_the_middle_is_one_of_ours_and_what_came_before_stays(
     event: dict[str, Any], kind: type[ProviderError], words: str
 ) -> None:
     with pytest.raises(kind, match=words):
-        read([*TEXT, event])
+        read_events([*TEXT, event])
 
 
 @pytest.mark.parametrize("status", ["queued", "in_progress"])
 def test_an_answer_that_has_only_begun_is_an_error_that_says_what_to_do(status: str) -> None:
     with pytest.raises(ProviderProtocolError, match="stream=True"):
-        read(response(status=status))
+        read_events(response(status=status))
 
 
 def test_an_answer_that_was_cut_off_is_none() -> None:
     with pytest.raises(ProviderError, match="cut short"):
-        read(TEXT)
+        read_events(TEXT)
 
 
 HOSTILE: list[Any] = [None, 7, -1, "", "x", [], [7], {}, {"type": "message"}, {"type": ["x"]}, {"a": [1]}, True, 1e300]
@@ -351,18 +374,25 @@ HOSTILE: list[Any] = [None, 7, -1, "", "x", [], [7], {}, {"type": "message"}, {"
     "name", ["type", "item", "item_id", "output_index", "content_index", "delta", "response", "text", "annotation"]
 )
 def test_any_value_anywhere_in_an_event_breaks_nothing(name: str, value: Any) -> None:
-    every = [*TEXT, TOLD, done(HELLO), added(HM, 1), piece("reasoning_summary_text", "x", HM, 1), done(HM, 1)]
+    every = [
+        *TEXT,
+        TOLD,
+        item_done(HELLO),
+        item_added(HM, 1),
+        item_delta("reasoning_summary_text", "x", HM, 1),
+        item_done(HM, 1),
+    ]
     every += [
-        added(LOOK, 2),
-        piece("function_call_arguments", "{}", LOOK, 2),
+        item_added(LOOK, 2),
+        item_delta("function_call_arguments", "{}", LOOK, 2),
         {"type": "response.output_text.annotation.added"},
     ]
     for event in every:
         try:
-            found = read([{**event, name: value}, completed(HELLO)])
+            found = read_events([{**event, name: value}, completed_event(HELLO)])
         except ProviderError:
             continue
-        written([message_of(found), *(Message.tool(each.id, "x") for each in last(found).tool_calls)])
+        encode([last_message(found), *(Message.tool(each.id, "x") for each in last(found).tool_calls)])
 
 
 @pytest.mark.parametrize("value", HOSTILE)
@@ -379,19 +409,22 @@ def test_any_value_anywhere_in_an_event_breaks_nothing(name: str, value: Any) ->
 def test_any_value_anywhere_in_an_item_breaks_nothing(item: dict[str, Any], value: Any) -> None:
     for name in item:
         try:
-            found = read(response({**item, name: value}))
+            found = read_events(response({**item, name: value}))
         except ProviderError:
             continue
-        written([message_of(found)])
-        written([message_of(found)], wire("gpt-4o"))
+        encode([last_message(found)])
+        encode([last_message(found)], make_codec("gpt-4o"))
 
 
 def test_items_without_end_come_to_a_bound() -> None:
     with pytest.raises(OutOfBounds):
-        read([added({"type": "message", "id": str(number)}) for number in range(20_000)], bounds=Bounds(text=100_000))
-    mixed = [piece("output_text", "x", text("", number), number) for number in (1, 2)]
+        read_events(
+            [item_added({"type": "message", "id": str(number)}) for number in range(20_000)],
+            bounds=Bounds(text=100_000),
+        )
+    mixed = [item_delta("output_text", "x", text("", number), number) for number in (1, 2)]
     with pytest.raises(OutOfBounds):
-        read(mixed * 1000, bounds=Bounds(text=100_000))
-    secret = [done({**HM, "id": str(number), "encrypted_content": "x" * 1000}, number) for number in range(500)]
+        read_events(mixed * 1000, bounds=Bounds(text=100_000))
+    secret = [item_done({**HM, "id": str(number), "encrypted_content": "x" * 1000}, number) for number in range(500)]
     with pytest.raises(OutOfBounds):
-        read([*secret, completed()], bounds=Bounds(text=100_000))
+        read_events([*secret, completed_event()], bounds=Bounds(text=100_000))

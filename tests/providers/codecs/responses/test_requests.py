@@ -12,7 +12,17 @@ from rxloop.errors import BadRequest
 from rxloop.pipeline.requests import ModelRequest, ToolDefinition
 from rxloop.protocol.messages import FilePart, ImagePart, Message, Part, TextPart, ToolCall
 from rxloop.protocol.settings import ModelSettings
-from support.vendors.responses import call, judged, message_of, read, reasoning, response, text, wire, written
+from support.vendors.responses import (
+    call,
+    check_request,
+    encode,
+    last_message,
+    make_codec,
+    read_events,
+    reasoning,
+    response,
+    text,
+)
 
 LOOK = ToolDefinition("look", "Looks.", {"type": "object", "properties": {}}, strict=True)
 IMAGE, PDF = ImagePart(data=b"png", media_type="image/png"), FilePart(data=b"%PDF", media_type="application/pdf")
@@ -38,7 +48,7 @@ STATES: st.SearchStrategy[dict[str, Any] | None] = st.sampled_from(
         {"responses@api.openai.com": "nothing"},
     ]
 )
-ANSWER = message_of(read(response(reasoning("Hm."), text("hi"), call("look", "{}"))))
+ANSWER = last_message(read_events(response(reasoning("Hm."), text("hi"), call("look", "{}"))))
 MESSAGES = st.lists(
     st.one_of(
         st.builds(Message.user, st.one_of(TEXTS, PARTS)),
@@ -84,7 +94,7 @@ def test_whatever_the_history_and_the_settings_the_sdk_takes_the_request(
         settings=asked,
         response_schema={"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]},
     )
-    items = judged(written(request, wire(model)))["input"]
+    items = check_request(encode(request, make_codec(model)))["input"]
     calls = [item["call_id"] for item in items if item.get("type") == "function_call"]
     outputs = [item["call_id"] for item in items if item.get("type") == "function_call_output"]
     assert calls == sorted(set(calls), key=calls.index)
@@ -95,4 +105,4 @@ def test_whatever_the_history_and_the_settings_the_sdk_takes_the_request(
 def test_several_candidates_are_refused_before_anything_is_sent() -> None:
     request = ModelRequest(messages=[Message.user("hi")], settings=ModelSettings(extra_body={"n": 2}))
     with pytest.raises(BadRequest, match="one answer"):
-        written(request)
+        encode(request)

@@ -9,8 +9,8 @@ import orjson
 import pytest
 
 from rxloop.protocol.messages import Message
-from support.vendors.recordings import body, names, needs_recordings, recording
-from support.vendors.responses import message_of, read, wire, written
+from support.vendors.recordings import body, needs_recordings, recording, recording_names
+from support.vendors.responses import encode, last_message, make_codec, read_events
 
 pytestmark = needs_recordings
 THERE = "https://recorded.example/v1"
@@ -62,18 +62,18 @@ DIFFER: dict[str, set[str]] = {
 
 def answered(exchange: Any) -> Message:
     """The message of the model that a recorded answer is."""
-    by = wire(exchange["request"]["body"]["model"], THERE)
+    by = make_codec(exchange["request"]["body"]["model"], THERE)
     data = body(exchange)
     if not exchange["stream"]:
-        return message_of(read(data, by))
+        return last_message(read_events(data, by))
     lines = [line[5:].strip() for line in data.splitlines() if line.startswith(b"data:")]
-    return message_of(read([orjson.loads(line) for line in lines if line != b"[DONE]"], by))
+    return last_message(read_events([orjson.loads(line) for line in lines if line != b"[DONE]"], by))
 
 
 def pairs() -> list[tuple[str, int]]:
     """The exchanges after which the same conversation goes on."""
     found: list[tuple[str, int]] = []
-    for name in names(api="resp"):
+    for name in recording_names(api="resp"):
         exchanges = recording(name)["exchanges"]
         for number, (one, other) in enumerate(pairwise(exchanges)):
             before, after = one["request"]["body"]["input"], other["request"]["body"]["input"]
@@ -113,6 +113,6 @@ def test_what_goes_back_is_what_the_client_sent_but_for_what_is_listed(name: str
     results = [Message.tool(call.id, text) for call, text in zip(message.tool_calls, outputs, strict=True)]
     results += [Message.user(item["content"]) for item in theirs if item.get("role") == "user"]
     told: list[str] = []
-    ours = written([message, *results], wire(one["request"]["body"]["model"], THERE), told)["input"]
+    ours = encode([message, *results], make_codec(one["request"]["body"]["model"], THERE), told)["input"]
     assert differences(ours, theirs) == DIFFER[name]
     assert [each.partition(" does not receive ")[2] for each in told] == ([UNSENT] if name in NO_REASONING else [])

@@ -13,7 +13,17 @@ from rxloop.protocol.settings import ModelSettings
 from rxloop.providers import HTTPModel, Preset, openai_responses, resolve_model
 from rxloop.providers.codecs.draft import MessageDraft
 from rxloop.state.history import History
-from support.vendors.responses import WHERE, call, message_of, read, reasoning, response, text, wire, written
+from support.vendors.responses import (
+    WHERE,
+    call,
+    encode,
+    last_message,
+    make_codec,
+    read_events,
+    reasoning,
+    response,
+    text,
+)
 
 LOOK = ToolDefinition("look", "Looks.", {"type": "object", "properties": {}})
 SCHEMA: dict[str, Any] = {
@@ -30,7 +40,7 @@ def body(
     request = ModelRequest(
         messages=[Message.user("hi")], settings=ModelSettings(**settings), tools=(LOOK,) if tools else ()
     )
-    return written(request, wire(model))
+    return encode(request, make_codec(model))
 
 
 def test_nothing_is_stored_and_what_is_reasoned_comes_encrypted() -> None:
@@ -64,10 +74,10 @@ def test_nothing_is_stored_and_what_is_reasoned_comes_encrypted() -> None:
 def test_what_the_vendor_has_no_word_for_is_left_out_and_told_once(
     model: str, settings: dict[str, Any], sent: dict[str, Any], told: list[str]
 ) -> None:
-    by, heard = wire(model), list[str]()
+    by, heard = make_codec(model), list[str]()
     request = ModelRequest(messages=[Message.user("hi")], settings=ModelSettings(**settings))
-    found = written(request, by, heard)
-    assert written(request, by, heard) == found
+    found = encode(request, by, heard)
+    assert encode(request, by, heard) == found
     assert {
         name: value for name, value in found.items() if name not in ("model", "stream", "store", "include", "input")
     } == sent
@@ -101,7 +111,7 @@ def test_a_tool_is_chosen_by_its_name(choice: str, form: Any) -> None:
 def test_a_schema_goes_as_the_format_of_the_text_beside_what_one_says_of_it() -> None:
     settings = ModelSettings(extra_body={"text": {"verbosity": "low"}, "metadata": {"a": "b"}})
     request = ModelRequest(messages=[Message.user("hi")], response_schema=SCHEMA, settings=settings, tools=(LOOK,))
-    found = written(request)
+    found = encode(request)
     schema = {**SCHEMA, "additionalProperties": False}
     asked = {"type": "json_schema", "name": "City", "schema": schema, "strict": True}
     assert found["text"] == {"format": asked, "verbosity": "low"}
@@ -124,14 +134,14 @@ def test_an_answer_in_the_background_is_refused_where_it_is_not_streamed() -> No
         model._wire.encode(request, lambda code, what: None)  # pyright: ignore[reportPrivateUsage]
 
 
-FIRST = [Message.user("hi"), message_of(read(response(text("Hello"), call("look", "{}"), store=True)))]
+FIRST = [Message.user("hi"), last_message(read_events(response(text("Hello"), call("look", "{}"), store=True)))]
 NEXT = [*FIRST, Message.tool("call_1", "a cat")]
 
 
 def test_a_chain_sends_what_is_new_since_the_answer_that_is_stored() -> None:
-    by, told = wire(chain=True), list[str]()
-    assert written(FIRST[:1], by, told)["store"] is True
-    found = written(NEXT, by, told)
+    by, told = make_codec(chain=True), list[str]()
+    assert encode(FIRST[:1], by, told)["store"] is True
+    found = encode(NEXT, by, told)
     assert found["previous_response_id"] == "resp_1"
     assert found["input"] == [{"type": "function_call_output", "call_id": "call_1", "output": "a cat"}]
     assert told == []
@@ -145,51 +155,51 @@ def test_a_chain_sends_what_is_new_since_the_answer_that_is_stored() -> None:
         [
             *NEXT[:2],
             Message.tool("call_1", "a cat"),
-            message_of(read(response(text("x"), store=True))),
+            last_message(read_events(response(text("x"), store=True))),
             Message.user("y"),
         ],
     ],
 )
 def test_a_conversation_that_is_another_one_goes_whole_and_that_is_told(history: list[Message]) -> None:
-    by, told = wire(chain=True), list[str]()
-    written(FIRST[:1], by)
-    found = written(history, by, told)
+    by, told = make_codec(chain=True), list[str]()
+    encode(FIRST[:1], by)
+    found = encode(history, by, told)
     assert "previous_response_id" not in found
     assert len(found["input"]) > len(history) - 1
     assert "previous_response_id" in told[0]
 
 
 def test_what_a_wire_without_a_chain_has_built_tells_no_chain_which_conversation_it_is() -> None:
-    by, plain = wire(chain=True), wire()
+    by, plain = make_codec(chain=True), make_codec()
     mine, other = History([Message.user("hi")]), History([Message.user("hi!")])
     for each in (mine, other):
-        written(ModelRequest(messages=each), plain)
-    written(ModelRequest(messages=mine), by)
-    found = written(ModelRequest(messages=other.append(*NEXT[1:])), by)
+        encode(ModelRequest(messages=each), plain)
+    encode(ModelRequest(messages=mine), by)
+    found = encode(ModelRequest(messages=other.append(*NEXT[1:])), by)
     assert "previous_response_id" not in found
 
 
 def test_results_for_a_stored_answer_have_the_ids_that_the_vendor_has_stored() -> None:
     # Gateways count the ids of calls anew in each answer.
-    again = message_of(read(response(call("look", "{}"), store=True, id="resp_2")))
+    again = last_message(read_events(response(call("look", "{}"), store=True, id="resp_2")))
     before = [Message.user("hi"), FIRST[1], Message.tool("call_1", "a cat")]
-    by = wire(chain=True)
-    written(before, by)
-    found = written([*before, again, Message.tool("call_1", "a dog")], by)
+    by = make_codec(chain=True)
+    encode(before, by)
+    found = encode([*before, again, Message.tool("call_1", "a dog")], by)
     assert found["previous_response_id"] == "resp_2"
     assert found["input"] == [{"type": "function_call_output", "call_id": "call_1", "output": "a dog"}]
 
 
 def test_an_answer_that_the_vendor_no_longer_has_is_asked_for_again_whole() -> None:
-    by = wire(chain=True)
-    written(FIRST[:1], by)
-    assert "previous_response_id" in written(NEXT, by)
+    by = make_codec(chain=True)
+    encode(FIRST[:1], by)
+    assert "previous_response_id" in encode(NEXT, by)
     refused = b'{"error":{"code":"previous_response_not_found","message":"Previous response not found."}}'
     reader = by.reader(MessageDraft(lambda event: None, "1", WHERE))
     error = reader.refusal(400, {}, refused)
     assert isinstance(error, BadRequest)
     assert error.retryable
-    assert "previous_response_id" not in written(NEXT, by)
+    assert "previous_response_id" not in encode(NEXT, by)
     assert not reader.refusal(400, {}, b'{"error":{"message":"no"}}').retryable
 
 
@@ -211,14 +221,14 @@ def test_a_model_is_called_by_what_makes_it_and_speaks_responses(made: HTTPModel
 
 
 def test_two_models_of_which_one_takes_reasoning_share_a_history_and_not_what_was_built_of_it() -> None:
-    thought = message_of(read(response(reasoning("Hm."), text("Hello"))))
+    thought = last_message(read_events(response(reasoning("Hm."), text("Hello"))))
     history = History([Message.user("hi"), thought, Message.user("And?")])
     for model, kinds in (
         ("gpt-5", {"reasoning", "message"}),
         ("gpt-4o", {"message"}),
         ("gpt-5", {"reasoning", "message"}),
     ):
-        found = written(ModelRequest(messages=history), wire(model))
+        found = encode(ModelRequest(messages=history), make_codec(model))
         assert {item.get("type", "message") for item in found["input"]} == kinds
 
 

@@ -14,12 +14,12 @@ from rxloop.providers.codecs.schemas import Adapted, adapt_answer, adapt_schema
 from rxloop.providers.codecs.schemas.dialects import CLAUDE, GEMINI, OPENAI, Dialect
 from rxloop.providers.codecs.tools import ToolAdapter
 from support.vendors.schema_rules import (
-    judge_claude_strict,
-    judge_claude_tool,
-    judge_gemini_schema,
-    judge_gemini_tool,
-    judge_openai_schema,
-    judge_openai_tool,
+    check_claude_strict,
+    check_claude_tool,
+    check_gemini_schema,
+    check_gemini_tool,
+    check_openai_schema,
+    check_openai_tool,
     property_names,
 )
 
@@ -199,11 +199,11 @@ SCHEMAS: dict[str, Any] = {
 def judge_tool(adapted: Adapted, dialect: Dialect) -> None:
     if dialect is OPENAI:
         fields = {"strict": True} if adapted.strict else {}
-        judge_openai_tool({"name": "t", "description": "", "parameters": adapted.schema, **fields})
+        check_openai_tool({"name": "t", "description": "", "parameters": adapted.schema, **fields})
     elif dialect is CLAUDE:
-        judge_claude_tool({"name": "t", "input_schema": adapted.schema, "strict": adapted.strict})
+        check_claude_tool({"name": "t", "input_schema": adapted.schema, "strict": adapted.strict})
     else:
-        judge_gemini_tool({"name": "t", "description": "", "parametersJsonSchema": adapted.schema})
+        check_gemini_tool({"name": "t", "description": "", "parametersJsonSchema": adapted.schema})
 
 
 def assert_all_names(adapted: Adapted, schema: Any) -> None:
@@ -250,11 +250,11 @@ class Owner(BaseModel):
 def enforced(schema: Any, dialect: Dialect) -> Adapted:
     adapted, _ = adapt_answer(schema, dialect, strict=True)
     if dialect is OPENAI:
-        judge_openai_schema(adapted.schema, strict=adapted.strict)
+        check_openai_schema(adapted.schema, strict=adapted.strict)
     elif dialect is CLAUDE and adapted.strict:
-        judge_claude_strict(adapted.schema)
+        check_claude_strict(adapted.schema)
     elif dialect is GEMINI:
-        judge_gemini_schema(adapted.schema)
+        check_gemini_schema(adapted.schema)
     return adapted
 
 
