@@ -11,13 +11,21 @@ from rxloop import Agent, ConfigurationError, Limits, ModelSettings, RunContext,
 from rxloop.protocol import public_events
 from rxloop.strategies import StrategyRun, strategy
 from rxloop.testing import ScriptedModel, call, turn
-from support.nested_agents import checked, editor, in_virtual_time, of, researcher, search, tokens
+from support.nested_agents import (
+    collect_checked,
+    editor,
+    filter_by_path,
+    in_virtual_time,
+    researcher,
+    search,
+    turn_with_usage,
+)
 from support.runs import collect
 
 
 def tool_results(events: Any) -> list[str]:
     """Return the tool results that the outermost model reads."""
-    return [event.content for event in of(events) if isinstance(event, ToolCompleteEvent)]
+    return [event.content for event in filter_by_path(events) if isinstance(event, ToolCompleteEvent)]
 
 
 def test_agent_tool_has_the_name_of_the_agent_and_a_prompt_by_default() -> None:
@@ -33,7 +41,7 @@ async def test_prompt_function_defines_the_parameters_of_an_agent_tool() -> None
         """Finds something out."""
         return f"{topic}, with {sources} sources"
 
-    child = researcher(tokens("Found."))
+    child = researcher(turn_with_usage("Found."))
     tool = child.as_tool("look_up", prompt=question)
     assert tool.definition.description == "Finds something out."
     assert list(tool.definition.parameters["properties"]) == ["topic", "sources"]
@@ -42,19 +50,19 @@ async def test_prompt_function_defines_the_parameters_of_an_agent_tool() -> None
 
 
 async def test_invalid_arguments_of_an_agent_tool_start_no_run() -> None:
-    events = await checked(
+    events = await collect_checked(
         editor(researcher().as_tool("research"), turns=[call("research", wrong=1), "Done."]).run("q")
     )
     assert "prompt" in tool_results(events)[0]
-    assert not of(events, "researcher")
+    assert not filter_by_path(events, "researcher")
 
 
 async def test_typed_answer_of_an_agent_is_the_tool_result() -> None:
     child = Agent(
         ScriptedModel(call("final_answer", value=[1, 2])), name="child", output_type=list[int], output_mode="tool"
     )
-    events = await checked(editor(child.as_tool("research")).run("q"))
-    (completion,) = [event for event in of(events) if isinstance(event, ToolCompleteEvent)]
+    events = await collect_checked(editor(child.as_tool("research")).run("q"))
+    (completion,) = [event for event in filter_by_path(events) if isinstance(event, ToolCompleteEvent)]
     assert completion.result == [1, 2]
 
 
@@ -77,13 +85,13 @@ async def test_deps_of_an_agent_tool_can_be_derived_from_outer_deps() -> None:
 
 
 async def test_nested_agents_are_limited_by_depth() -> None:
-    inner = researcher(tokens("inner"), name="inner")
-    middle = researcher(call("inner", prompt="x"), tokens("M."), name="middle", tools=[inner.as_tool()])
-    events = await checked(editor(middle.as_tool("research"), limits=Limits(depth=1)).run("q"))
-    (failed,) = [event for event in of(events, "middle") if isinstance(event, ToolCompleteEvent)]
+    inner = researcher(turn_with_usage("inner"), name="inner")
+    middle = researcher(call("inner", prompt="x"), turn_with_usage("M."), name="middle", tools=[inner.as_tool()])
+    events = await collect_checked(editor(middle.as_tool("research"), limits=Limits(depth=1)).run("q"))
+    (failed,) = [event for event in filter_by_path(events, "middle") if isinstance(event, ToolCompleteEvent)]
     assert not failed.success
     assert "inner was not called: below editor, agents may be nested 1 deep (limits.depth)" in failed.content
-    assert not of(events, "middle", "inner")
+    assert not filter_by_path(events, "middle", "inner")
 
 
 @in_virtual_time
@@ -96,18 +104,18 @@ async def test_parallel_agents_are_limited_by_width() -> None:
 
     tools = [researcher(name=f"r{n}", tools=[slow]).as_tool() for n in range(4)]
     turns = [[call(f"r{n}", prompt="x") for n in range(4)], "Done."]
-    events = await checked(editor(*tools, turns=turns, limits=Limits(width=3)).run("q"))
+    events = await collect_checked(editor(*tools, turns=turns, limits=Limits(width=3)).run("q"))
     failed = [text for text in tool_results(events) if "3 agents are at work already (limits.width)" in text]
     assert len(failed) == 1
 
 
 async def test_events_of_a_hidden_agent_are_not_public() -> None:
     inner = researcher(name="inner")
-    child = researcher(call("inner", prompt="secret"), tokens("secret"), tools=[inner.as_tool()])
+    child = researcher(call("inner", prompt="secret"), turn_with_usage("secret"), tools=[inner.as_tool()])
     run = editor(child.as_tool("research", hidden=True)).run("q")
-    events = await checked(run)
+    events = await collect_checked(run)
     shown = public_events(events)
-    assert of(events, "researcher", "inner")
+    assert filter_by_path(events, "researcher", "inner")
     assert not [event for event in shown if event.agent_path or event.kind == "subtask"]
     assert not [event for event in shown if "secret" in event.to_json(public=True).decode()]
     frames = b"".join([frame async for frame in run.sse(heartbeat=None)])
@@ -135,7 +143,7 @@ async def test_connections_of_a_nested_agent_are_closed_with_the_outer_agent() -
         async def aclose_made(self) -> None:
             closed.append("made")
 
-    child = Agent(RecordingModel(tokens("found")), name="child", tools=[search])
+    child = Agent(RecordingModel(turn_with_usage("found")), name="child", tools=[search])
     async with editor(child.as_tool("research")) as parent:
         await parent.run("q")
     assert closed == ["made"]
@@ -152,10 +160,12 @@ async def test_text_view_is_limited_to_the_outermost_agent_by_default() -> None:
 
 async def test_for_task_view_has_all_durable_events_of_a_nested_run() -> None:
     run = editor(researcher().as_tool("research")).run("q")
-    events = await checked(run)
-    child = of(events, "researcher")[0].task_id
+    events = await collect_checked(run)
+    child = filter_by_path(events, "researcher")[0].task_id
     received = [event async for event in run.pipe(op.for_task(child))]
-    assert [event.seq for event in received] == [event.seq for event in of(events, "researcher") if event.durable]
+    assert [event.seq for event in received] == [
+        event.seq for event in filter_by_path(events, "researcher") if event.durable
+    ]
     usage = [event async for event in run.pipe(op.usage())]
     assert len(usage) == 2
 

@@ -14,7 +14,7 @@ from reactivex.subject import Subject
 from rxloop import Agent, MemoryEventLog, ModelRequest, NotFinished, Outcome, RunContext, tool
 from rxloop.errors import ConfigurationError, RunError, ServerError
 from rxloop.testing import ScriptedModel, call, frames, turn, virtual_time
-from support.run_checks import nothing_left, settled, until
+from support.run_checks import assert_no_tasks, run_ready_tasks, wait_until
 
 
 def last_question(request: ModelRequest) -> str:
@@ -107,16 +107,16 @@ async def test_slow_reader_applies_backpressure_to_an_endless_batch() -> None:
     agent = Agent(ScriptedModel(*[last_question] * 10_000))
     reader = aiter(agent.map(endless(), concurrency=3))
     await anext(reader)
-    await settled(2000)
+    await run_ready_tasks(2000)
     # Unread outcomes plus runs started before the reader fell behind.
     assert read_count <= 3 + 3 + 2
     before = read_count
     for _ in range(20):
         await anext(reader)
-    await settled(200)
+    await run_ready_tasks(200)
     assert before < read_count <= 20 + 8 + 1
     await reader.aclose()
-    await nothing_left()
+    await assert_no_tasks()
 
 
 async def test_closed_batch_cancels_its_runs_and_closes_its_items() -> None:
@@ -137,10 +137,10 @@ async def test_closed_batch_cancels_its_runs_and_closes_its_items() -> None:
     model = ScriptedModel(*[answer] * 2)
     reader = aiter(Agent(model).map(source()))
     assert (await anext(reader)).output == "done"
-    await until(lambda: model.open)
+    await wait_until(lambda: model.open)
     await reader.aclose()
-    await until(lambda: closed and not model.open)
-    await nothing_left()
+    await wait_until(lambda: closed and not model.open)
+    await assert_no_tasks()
 
 
 def test_error_of_the_items_is_raised_after_the_outcomes_of_started_runs() -> None:
@@ -174,7 +174,7 @@ async def test_disposed_batch_unsubscribes_from_its_items() -> None:
     assert len(questions.observers) == 1
     subscription.dispose()
     assert questions.observers == []
-    await settled()
+    await run_ready_tasks()
 
 
 async def test_items_can_be_a_stock_observable() -> None:

@@ -16,8 +16,8 @@ from rxloop.agents import ColdRun
 from rxloop.errors import ConfigurationError, LimitReached, RunCancelled, RunError, ServerError
 from rxloop.protocol.events import StatusUpdateEvent
 from rxloop.testing import ScriptedModel, call, frames, turn, virtual_time
-from support.http_server import chat, say, serving
-from support.run_checks import Recorder, finals, nothing_left, settled, until
+from support.http_server import chat_model, start_server, text_reply
+from support.run_checks import Recorder, assert_no_tasks, final_events, run_ready_tasks, wait_until
 
 
 def last_question(request: ModelRequest) -> str:
@@ -56,7 +56,7 @@ def test_run_is_canceled_when_its_subscription_is_disposed() -> None:
             await asyncio.sleep(0.06)
             assert agent.model.open == 1  # type: ignore[attr-defined]
             recorder.subscription.dispose()
-            await settled()
+            await run_ready_tasks()
             assert agent.model.open == 0  # type: ignore[attr-defined]
 
         time.run(dispose())
@@ -75,24 +75,24 @@ async def test_run_is_canceled_when_its_iterator_is_closed() -> None:
     reader = aiter(agent.observe("?"))
     await anext(reader)
     await reader.aclose()
-    await nothing_left()
+    await assert_no_tasks()
 
 
 async def test_switch_latest_cancels_the_older_run_and_closes_its_socket() -> None:
     questions: Subject[str] = Subject()
-    async with serving() as server, contextlib.aclosing(chat(server)) as model:
+    async with start_server() as server, contextlib.aclosing(chat_model(server)) as model:
         agent = Agent(model)
-        server.answer(say("Let me", end="hang"), say("42"))
+        server.answer(text_reply("Let me", end="hang"), text_reply("42"))
         recorder = Recorder(questions.pipe(ops.map(agent.observe), ops.switch_latest()))
         questions.on_next("old")
-        await server.asked.wait()
-        await until(lambda: any(event.kind == "content-delta" for event in recorder.events))
+        await server.requested.wait()
+        await wait_until(lambda: any(event.kind == "content-delta" for event in recorder.events))
         questions.on_next("new")
         questions.on_completed()
-        await until(lambda: recorder.completed)
+        await wait_until(lambda: recorder.completed)
         # Only the newer connection can be reused.
-        await until(lambda: server.connections == 2 and server.open == 1)
-        assert [end.content for end in finals(recorder.events)] == ["42"]
+        await wait_until(lambda: server.connections == 2 and server.open == 1)
+        assert [end.content for end in final_events(recorder.events)] == ["42"]
         assert len(server.requests) == 2
     await server.all_closed.wait()
 
@@ -146,14 +146,14 @@ async def test_backpressure_reaches_runs_through_stock_operators() -> None:
     await anext(reader)
     running = list(gates)
     assert len(running) == 2
-    await until(lambda: all(gate.closed for gate in running))
+    await wait_until(lambda: all(gate.closed for gate in running))
     async for _ in reader:
         if not any(gate.closed for gate in running):
             break
     await reader.aclose()
     assert not any(gate.closed for gate in running)
     assert gates == []
-    await nothing_left()
+    await assert_no_tasks()
 
 
 async def test_run_that_starts_while_the_reader_is_blocked_waits_too() -> None:
@@ -162,11 +162,11 @@ async def test_run_that_starts_while_the_reader_is_blocked_waits_too() -> None:
     merged = merge(questions.pipe(ops.flat_map(agent.observe)), overflow="block", buffer=2)
     reader = aiter(merged)
     first = asyncio.ensure_future(anext(reader))
-    await settled(1)
+    await run_ready_tasks(1)
     questions.on_next("a")
     await first
-    await until(lambda: merged._hold.gate.closed)
+    await wait_until(lambda: merged._hold.gate.closed)
     questions.on_next("b")
     assert [gate.closed for gate in merged._hold.gate._gates] == [True, True]  # type: ignore[attr-defined]
     await reader.aclose()
-    await nothing_left()
+    await assert_no_tasks()

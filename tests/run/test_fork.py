@@ -29,9 +29,9 @@ from rxloop.pipeline.requests import ModelRequest
 from rxloop.state import fold
 from rxloop.state.run_state import RunState
 from rxloop.testing import ScriptedModel, call, virtual_time
-from support.fork_shop import Shop, seq_of
-from support.runs import collect, letters, outcome, shape, well_formed
-from support.two_branches import both
+from support.fork_shop import Shop, find_seq
+from support.runs import collect, is_well_formed, marble_letters, outcome, shape
+from support.two_branches import two_branches
 
 
 def equals_apart_from_ids(event: Event, superseded: Event) -> bool:
@@ -45,7 +45,7 @@ EVENT_COUNT = 18
 
 @pytest.mark.parametrize("at", range(1, EVENT_COUNT + 1))
 async def test_fork_at_any_event_keeps_the_prefix_and_completes(shop: Shop, at: int) -> None:
-    parent = await shop.bought()
+    parent = await shop.buy()
     before = await shop.log.read(parent)
     assert len(before) == EVENT_COUNT
     parallel_calls = [call("pay", "p", amount=5), call("look", "l", n=1)]
@@ -82,20 +82,20 @@ async def test_fork_at_any_event_keeps_the_prefix_and_completes(shop: Shop, at: 
     assert done == set(range(3 if prefix_steps else 2)) - answered
     assert result.output == "Bought."
     assert len(shop.model.requests) == len(turns)
-    assert well_formed(result.messages)
+    assert is_well_formed(result.messages)
 
     # The parent is unchanged.
     assert await shop.log.read(parent) == before
 
 
 async def test_prompt_replaces_the_user_message_when_forked_at_the_first_event(shop: Shop) -> None:
-    parent = await shop.bought()
+    parent = await shop.buy()
 
     run = shop.agent("Sold.").fork(parent, 1, prompt="Sell it")
     events = await collect(run)
 
-    assert shop.sent() == ["user: Sell it"]
-    assert letters(events) == "twlckF"
+    assert shop.request_shape() == ["user: Sell it"]
+    assert marble_letters(events) == "twlckF"
     assert isinstance(events[0], TaskEvent)
     assert [message.text for message in events[0].messages] == ["Sell it"]
 
@@ -106,20 +106,20 @@ async def test_history_before_the_prompt_is_kept_when_a_fork_replaces_the_prompt
 
     await shop.agent("8.").fork(parent.task_id, 1, prompt=[Message.system("Be brief."), "And then?"])
 
-    assert shop.sent() == ["user: How many?", "assistant: It is 7.", "system: Be brief.", "user: And then?"]
+    assert shop.request_shape() == ["user: How many?", "assistant: It is 7.", "system: Be brief.", "user: And then?"]
 
 
 @pytest.mark.parametrize("at", range(2, EVENT_COUNT + 1))
 async def test_prompt_is_appended_to_a_closed_history_when_forked_later(shop: Shop, at: int) -> None:
-    parent = await shop.bought()
+    parent = await shop.buy()
 
     run = shop.agent("As you like.").fork(parent, at, prompt="Stop, think again.")
     events = await collect(run)
     result = await run
 
     assert result.output == "As you like."
-    assert well_formed(shop.model.requests[0].messages)
-    assert shop.sent()[-1] == "user: Stop, think again."
+    assert is_well_formed(shop.model.requests[0].messages)
+    assert shop.request_shape()[-1] == "user: Stop, think again."
     assert shop.effects == []
     (added,) = [event for event in events if isinstance(event, MessageAddedEvent)]
     assert (added.cause, added.attempt) == ("fork", 2)
@@ -133,7 +133,7 @@ async def test_hidden_call_stays_hidden_when_a_fork_answers_it(shop: Shop, chang
         return 1
 
     parent = await shop.agent(call("secret", "s"), "Done.", tools=[secret]).run("Go")
-    at = await seq_of(shop.log, parent.task_id, "content-complete")
+    at = await find_seq(shop.log, parent.task_id, "content-complete")
 
     events = await collect(shop.agent("Done.", tools=[secret]).fork(parent.task_id, at, **change))
 
@@ -146,8 +146,8 @@ async def test_fork_can_use_another_model_and_other_tools(shop: Shop) -> None:
         """Pays in another way."""
         return f"{amount} is free"
 
-    parent = await shop.bought()
-    at = await seq_of(shop.log, parent, "content-complete")
+    parent = await shop.buy()
+    at = await find_seq(shop.log, parent, "content-complete")
     agent, superseded = shop.agent(), ScriptedModel("Free!", name="other")
 
     run = agent.fork(parent, at, model=superseded, tools=[pay])
@@ -163,14 +163,14 @@ async def test_fork_can_use_another_model_and_other_tools(shop: Shop) -> None:
 
 async def test_fork_copies_the_history_of_its_conversation(shop: Shop) -> None:
     await shop.agent("Hello Ann.").run("I am Ann.", context_id="c")
-    parent = await shop.bought(context_id="c")
+    parent = await shop.buy(context_id="c")
     await shop.agent("Bye.").run("Bye", context_id="c")
 
     run = shop.agent("Ann.").fork(parent, 2, prompt="Who am I?")
     result = await run
 
     history = ["user: I am Ann.", "assistant: Hello Ann.", "user: Buy it", "user: Who am I?"]
-    assert shop.sent() == history
+    assert shop.request_shape() == history
     # Forks are self-contained and continue their own conversation.
     events = await shop.log.read(run.task_id)
     state = RunState()
@@ -178,16 +178,16 @@ async def test_fork_copies_the_history_of_its_conversation(shop: Shop) -> None:
         state = fold(state, event)
     assert list(state.messages) == result.messages
     await shop.agent("Still Ann.").run("And now?", context_id=run.context_id)
-    assert shop.sent() == [*history, "assistant: Ann.", "user: And now?"]
+    assert shop.request_shape() == [*history, "assistant: Ann.", "user: And now?"]
     # The original conversation does not contain the fork.
     await shop.agent("Yes.").run("Are you there?", context_id="c")
-    assert "user: Who am I?" not in shop.sent()
+    assert "user: Who am I?" not in shop.request_shape()
 
 
 async def test_fork_can_be_forked(shop: Shop) -> None:
     await shop.agent("Hello Ann.").run("I am Ann.", context_id="c")
-    parent = await shop.bought(context_id="c")
-    at = await seq_of(shop.log, parent, "checkpoint")
+    parent = await shop.buy(context_id="c")
+    at = await find_seq(shop.log, parent, "checkpoint")
     first = await shop.agent("Declined.").fork(parent, at, results={"p": "declined"})
     end = (await shop.log.read(first.task_id))[-1].seq
 
@@ -197,17 +197,17 @@ async def test_fork_can_be_forked(shop: Shop) -> None:
     assert isinstance(events[0], TaskEvent)
     assert (events[0].fork_of, events[0].fork_seq) == (first.task_id, end)
     assert sorted({event.attempt for event in events}) == [1, 2, 3]
-    assert shop.sent()[:3] == ["user: I am Ann.", "assistant: Hello Ann.", "user: Buy it"]
-    assert shop.sent()[-3:] == ["tool: 1", "assistant: Declined.", "user: Try cash."]
+    assert shop.request_shape()[:3] == ["user: I am Ann.", "assistant: Hello Ann.", "user: Buy it"]
+    assert shop.request_shape()[-3:] == ["tool: 1", "assistant: Declined.", "user: Try cash."]
 
     third = await shop.agent("Hi Bob.").fork(second.task_id, 1, prompt="I am Bob.")
-    assert shop.sent() == ["user: I am Ann.", "assistant: Hello Ann.", "user: I am Bob."]
+    assert shop.request_shape() == ["user: I am Ann.", "assistant: Hello Ann.", "user: I am Bob."]
     assert third.output == "Hi Bob."
 
 
 async def test_interrupted_fork_is_resumed_as_a_fork(shop: Shop) -> None:  # L89
-    parent = await shop.bought()
-    start_seq = await seq_of(shop.log, parent, "tool-start", 2)
+    parent = await shop.buy()
+    start_seq = await find_seq(shop.log, parent, "tool-start", 2)
     run = shop.agent("Bought.").fork(parent, start_seq, results={"l": 4})
     events = await collect(run)
     shop.effects.clear()
@@ -225,7 +225,7 @@ async def test_interrupted_fork_is_resumed_as_a_fork(shop: Shop) -> None:  # L89
 
 
 async def test_prefix_and_start_of_a_fork_are_written_in_one_batch(shop: Shop) -> None:
-    parent = await shop.bought()
+    parent = await shop.buy()
     batches: list[list[str]] = []
 
     class RecordingLog(MemoryEventLog):
@@ -236,7 +236,7 @@ async def test_prefix_and_start_of_a_fork_are_written_in_one_batch(shop: Shop) -
     log, shop.log = shop.log, RecordingLog()
     await shop.log.append(parent, await log.read(parent), expected_seq=0)
     batches.clear()
-    at = await seq_of(shop.log, parent, "content-complete")
+    at = await find_seq(shop.log, parent, "content-complete")
 
     await shop.agent("Then not.").fork(parent, at, results={"p": 1, "l": 2}, prompt="Stop.")
 
@@ -246,8 +246,8 @@ async def test_prefix_and_start_of_a_fork_are_written_in_one_batch(shop: Shop) -
 
 
 async def test_idempotency_keys_of_a_fork_differ_from_its_parent(shop: Shop) -> None:
-    parent = await shop.bought()
-    at = await seq_of(shop.log, parent, "content-complete")
+    parent = await shop.buy()
+    at = await find_seq(shop.log, parent, "content-complete")
     run = shop.agent("Bought.").fork(parent, at)
     events = await collect(run)
 
@@ -296,7 +296,7 @@ async def test_pending_question_is_asked_again_and_can_be_answered_in_a_fork(sho
     assert answered.output == "Done."
     assert answers == [True, False]
     # The answer is recorded now, so the tool receives it when it asks again.
-    answer_seq = await seq_of(shop.log, fork.task_id, "input-received")
+    answer_seq = await find_seq(shop.log, fork.task_id, "input-received")
     await shop.agent("Done.", tools=[ask]).fork(fork.task_id, answer_seq)
     assert answers == [True, False, True]
     # A user message at the fork point supersedes the question.
@@ -332,19 +332,19 @@ async def read_log(log: MemoryEventLog, task_id: str) -> Any:
 
 
 async def test_canceled_fork_has_one_final_event(shop: Shop) -> None:
-    parent = await shop.bought()
+    parent = await shop.buy()
     run = shop.agent().fork(parent, 5)
     run.cancel("changed my mind")
 
     with pytest.raises(RunCancelled, match="changed my mind"):
         await run
     # The fork never started, so it has no events in the stream or in the log.
-    assert letters(await collect(run)) == "F"
+    assert marble_letters(await collect(run)) == "F"
     assert [record.task_id for record in await shop.log.list_runs()] == [parent]
 
 
 async def test_fork_rejects_invalid_arguments(shop: Shop) -> None:
-    parent = await shop.bought()
+    parent = await shop.buy()
     agent = shop.agent()
 
     with pytest.raises(UnknownRun, match="nowhere"):
@@ -380,13 +380,13 @@ def answer_on_branch(request: ModelRequest) -> Any:
 
 @pytest.mark.parametrize("at", range(1, 21))
 async def test_fork_of_a_strategy_repeats_it_over_the_recorded_events(shop: Shop, at: int) -> None:
-    whole = await shop.agent(*[answer_on_branch] * 9, strategy=both).run("Go")
+    whole = await shop.agent(*[answer_on_branch] * 9, strategy=two_branches).run("Go")
     events = (await shop.log.read(whole.task_id))[:at]
     assert whole.output == "b1 says 7 and b2 says 7"
     answered_steps = {event.step for event in events if isinstance(event, ContentCompleteEvent)}
     replaces_result = "b2/1" in answered_steps and "b2/2" not in answered_steps
 
-    run = shop.agent(*[answer_on_branch] * 9, strategy=both).fork(
+    run = shop.agent(*[answer_on_branch] * 9, strategy=two_branches).fork(
         whole.task_id, at, results={"of b2": 8} if replaces_result else None
     )
     result = await run

@@ -28,9 +28,9 @@ from rxloop import (
 from rxloop.providers import fallback, hedge, limited, routed
 from rxloop.strategies import StrategyRun, strategy
 from rxloop.testing import ScriptedModel, call, turn
-from support.http_server import Reply, delta, serving, sse
-from support.runs import collect, first_events
-from support.vendors.vendor_answers import APIS, FILTER, LENGTH, NORMAL, Said, model, reply
+from support.http_server import Reply, delta, sse, start_server
+from support.runs import collect, copy_first_events
+from support.vendors.vendor_answers import APIS, FILTER, LENGTH, NORMAL, ModelAnswer, model, reply
 
 
 class WipeTool:
@@ -56,9 +56,11 @@ def results(events: list[Event]) -> list[ToolCompleteEvent]:
     return [event for event in events if isinstance(event, ToolCompleteEvent)]
 
 
-async def run_over_http(api: str, stream: bool, *answers: Said, **options: Any) -> tuple[Any, list[Event], list[Any]]:
+async def run_over_http(
+    api: str, stream: bool, *answers: ModelAnswer, **options: Any
+) -> tuple[Any, list[Event], list[Any]]:
     """Run an agent against a server and return outcome, events and request bodies."""
-    async with serving() as server:
+    async with start_server() as server:
         server.answer(*(reply(api, said, stream=stream) for said in answers))
         provider = model(api, server, stream=stream)
         async with Agent(provider, **options) as agent:
@@ -77,9 +79,9 @@ async def run_over_http(api: str, stream: bool, *answers: Said, **options: Any) 
 @pytest.mark.parametrize(("api", "stream"), APIS)
 async def test_call_of_a_truncated_message_is_not_executed(api: str, stream: bool, arguments: str) -> None:  # P1
     wiper = WipeTool()
-    truncated = Said(calls=[("wipe", arguments)], finish=LENGTH[api])
+    truncated = ModelAnswer(calls=[("wipe", arguments)], finish=LENGTH[api])
     result, events, requests = await run_over_http(
-        api, stream, truncated, Said("Stopped.", finish=NORMAL[api]), tools=[wiper.tool]
+        api, stream, truncated, ModelAnswer("Stopped.", finish=NORMAL[api]), tools=[wiper.tool]
     )
 
     assert result.output == "Stopped."
@@ -98,7 +100,7 @@ async def test_call_of_a_truncated_message_is_not_executed(api: str, stream: boo
 @pytest.mark.parametrize(("api", "stream"), APIS)
 async def test_filtered_message_ends_the_run_and_closes_its_calls(api: str, stream: bool) -> None:  # P1
     wiper = WipeTool()
-    filtered = Said("Well,", calls=[("wipe", '{"pattern": "a"}')], finish=FILTER[api])
+    filtered = ModelAnswer("Well,", calls=[("wipe", '{"pattern": "a"}')], finish=FILTER[api])
     result, events, requests = await run_over_http(api, stream, filtered, tools=[wiper.tool])
 
     assert (result.state, result.finish_reason, result.content) == ("completed", "content_filter", "Well,")
@@ -118,7 +120,11 @@ async def test_call_of_a_message_with_another_finish_reason_is_not_executed(raw:
     wiper = WipeTool()
     arguments = "" if raw == "" else '{"pattern": "a"}'
     result, events, requests = await run_over_http(
-        "chat", stream, Said(calls=[("wipe", arguments)], finish=raw), Said("No.", finish="stop"), tools=[wiper.tool]
+        "chat",
+        stream,
+        ModelAnswer(calls=[("wipe", arguments)], finish=raw),
+        ModelAnswer("No.", finish="stop"),
+        tools=[wiper.tool],
     )
 
     assert result.output == "No."
@@ -139,7 +145,11 @@ async def test_call_without_finish_reason_is_executed_only_if_its_arguments_are_
         arguments, is_executed = '{"pattern": "a"}', True
     wiper = WipeTool()
     result, events, _ = await run_over_http(
-        api, stream, Said(calls=[("wipe", arguments)]), Said("Done.", finish=NORMAL[api]), tools=[wiper.tool]
+        api,
+        stream,
+        ModelAnswer(calls=[("wipe", arguments)]),
+        ModelAnswer("Done.", finish=NORMAL[api]),
+        tools=[wiper.tool],
     )
 
     assert result.output == "Done."
@@ -158,8 +168,8 @@ async def test_call_without_arguments_is_executed_when_the_message_is_complete(
     result, _, _ = await run_over_http(
         api,
         stream,
-        Said(calls=[("wipe", arguments)], finish=finish),
-        Said("Ok.", finish=NORMAL[api]),
+        ModelAnswer(calls=[("wipe", arguments)], finish=finish),
+        ModelAnswer("Ok.", finish=NORMAL[api]),
         tools=[wiper.tool],
     )
 
@@ -175,8 +185,8 @@ class Report(BaseModel):
 @pytest.mark.parametrize("stream", [True, False])
 async def test_truncated_call_of_the_output_tool_is_not_an_answer(stream: bool) -> None:  # P1
     answers = [
-        Said(calls=[("final_answer", "")], finish="length"),
-        Said(calls=[("final_answer", '{"title": "a"}')], finish="stop"),
+        ModelAnswer(calls=[("final_answer", "")], finish="length"),
+        ModelAnswer(calls=[("final_answer", '{"title": "a"}')], finish="stop"),
     ]
     result, _, requests = await run_over_http("chat", stream, *answers, output_type=Report, output_mode="tool")
 
@@ -238,7 +248,7 @@ async def test_resumed_run_does_not_execute_calls_of_an_incomplete_message(last_
     truncated = turn(calls=[call("wipe")], finish_reason="length")
     run = Agent(ScriptedModel(truncated, "No."), tools=[wiper.tool], log=log).run("?")
     events = [event for event in await collect(run) if event.durable]
-    truncated_log = await first_events(log, run.task_id, [event.kind for event in events].index(last_kind) + 1)
+    truncated_log = await copy_first_events(log, run.task_id, [event.kind for event in events].index(last_kind) + 1)
     answers = [truncated, "No."] if last_kind == "llm-call" else ["No."]
     resumed = Agent(ScriptedModel(*answers), tools=[wiper.tool], log=truncated_log).resume(run.task_id)
     result = await resumed
@@ -312,8 +322,8 @@ async def test_model_is_told_the_token_limit_of_its_request(
     api: str, settings: ModelSettings, stream: bool
 ) -> None:  # P1
     wiper = WipeTool()
-    answers = Said(calls=[("wipe", "{}")], finish=LENGTH[api]), Said("No.", finish=NORMAL[api])
-    async with serving() as server:
+    answers = ModelAnswer(calls=[("wipe", "{}")], finish=LENGTH[api]), ModelAnswer("No.", finish=NORMAL[api])
+    async with start_server() as server:
         server.answer(*(reply(api, said, stream=stream) for said in answers))
         provider = model(api, server, stream=stream)
         async with Agent(provider, tools=[wiper.tool], settings=settings) as agent:
@@ -328,7 +338,7 @@ async def test_model_is_told_the_token_limit_of_its_request(
 
 async def test_truncated_answer_without_token_limit_completes() -> None:  # P1
     result, _, _ = await run_over_http(
-        "chat", True, Said("half", finish="length"), settings=ModelSettings(temperature=0)
+        "chat", True, ModelAnswer("half", finish="length"), settings=ModelSettings(temperature=0)
     )
     assert result.finish_reason == "length"
 
@@ -390,8 +400,8 @@ async def test_incomplete_function_call_item_is_not_executed_when_the_response_i
     body = (
         Reply(sse(*events, done=False)) if stream else Reply([orjson.dumps(response)], content_type="application/json")
     )
-    async with serving() as server:
-        server.answer(body, reply("responses", Said("No.", finish="completed"), stream=stream))
+    async with start_server() as server:
+        server.answer(body, reply("responses", ModelAnswer("No.", finish="completed"), stream=stream))
         provider = model("responses", server, stream=stream)
         result = await Agent(provider, tools=[wiper.tool]).run("?")
         await provider.aclose()
@@ -408,8 +418,8 @@ async def test_no_call_of_a_truncated_message_is_executed(api: str, stream: bool
     result, events, _ = await run_over_http(
         api,
         stream,
-        Said("First,", calls=calls, finish=LENGTH[api]),
-        Said("No.", finish=NORMAL[api]),
+        ModelAnswer("First,", calls=calls, finish=LENGTH[api]),
+        ModelAnswer("No.", finish=NORMAL[api]),
         tools=[wiper.tool],
     )
 
@@ -429,8 +439,8 @@ async def test_finish_reason_counts_when_chunks_follow_it(order: str) -> None:  
         "calls after": [delta("length"), calls, usage],
         "empty after": [calls, delta("length"), delta("")],
     }[order]
-    async with serving() as server:
-        server.answer(Reply(sse(*chunks)), reply("chat", Said("No.", finish="stop"), stream=True))
+    async with start_server() as server:
+        server.answer(Reply(sse(*chunks)), reply("chat", ModelAnswer("No.", finish="stop"), stream=True))
         provider = model("chat", server, stream=True)
         result = await Agent(provider, tools=[wiper.tool]).run("?")
         await provider.aclose()

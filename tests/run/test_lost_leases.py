@@ -14,7 +14,7 @@ from rxloop.errors import UnknownRun
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.testing import ScriptedModel, call, virtual_time
 from support.processes.machines import Machine, states, two_machines
-from support.run_checks import nothing_left
+from support.run_checks import assert_no_tasks
 
 Kind = Literal["run", "chosen", "submitted", "answered", "cancelled", "released"]
 _LOG_METHODS = (
@@ -56,13 +56,13 @@ class LeaseLoss:
 
     async def _lose_leases(self) -> None:
         log = self._machine.log
-        held_contexts = [context for context, (holder, *_) in log.shared.turns.items() if holder is log]
+        held_contexts = [context for context, (holder, *_) in log.shared.leases.items() if holder is log]
         for context_id in held_contexts:
             self.lost = True
-            notify = log.freezes(context_id)
+            notify = log.lose_lease(context_id)
             await self._takeover()
             # Writes without a lease are accepted until another process acquires one.
-            log._had.clear()
+            log._acquired_contexts.clear()
             asyncio.get_running_loop().call_soon(notify)
 
 
@@ -126,9 +126,9 @@ async def _run_scenario(kind: Kind, operation: int, patch: pytest.MonkeyPatch, i
         assert "failed" not in ends, (where, ends)
     # No effect happened twice, and the conversation continues.
     assert len(effects) == len(set(effects)), where
-    assert a.log.shared.turns == {}, where
+    assert a.log.shared.leases == {}, where
     assert (await others.run("Next", context_id="c")).state == "input-required", where
-    await nothing_left()
+    await assert_no_tasks()
     return loss.lost
 
 

@@ -13,9 +13,9 @@ import pytest
 from rxloop import Agent, Limits, MemoryEventLog, ModelRequest, RunContext, Runtime, SubtaskEvent, tool
 from rxloop.protocol.events import Event, StatusUpdateEvent, ToolCompleteEvent
 from rxloop.testing import ScriptedModel, call
-from support.nested_agents import check, check_attempts
-from support.run_checks import kinds, until
-from support.runs import first_events
+from support.nested_agents import check_attempt, check_attempts
+from support.run_checks import kinds, wait_until
+from support.runs import copy_first_events
 
 Answer = Callable[[Mapping[str, Any]], Awaitable[None]]
 WORDS = ("red", "green", "blue")
@@ -147,13 +147,13 @@ async def test_answered_call_of_nested_run_starts_immediately(channel: str, dept
     outer = [office.make_call(), call("slow")] if sibling == "outer" else [office.make_call()]
     agent = office.agent(*outer, tools=[office.nested(*inner)])
     async with office.run_agent(agent, channel) as (task_id, answer):
-        await until(office.questions)
+        await wait_until(office.questions)
         await answer({office.approval(5): True})
-        await until(lambda: office.done)
+        await wait_until(lambda: office.done)
         assert office.done == ["paid 5"]
     assert office.done == ["paid 5", "slow"]
     events = await office.log.read(task_id)
-    check(events)
+    check_attempt(events)
     check_attempts(events)
     [received] = [event for event in events if event.kind == "input-received"]
     assert len(received.agent_path) == depth
@@ -165,9 +165,9 @@ async def test_nested_run_can_end_while_an_outer_call_runs() -> None:  # P24
     office = Office()
     agent = office.agent(office.make_call(), call("slow"), tools=[office.nested(call("pay", amount=5))])
     async with office.run_agent(agent, "agent") as (_, answer):
-        await until(office.questions)
+        await wait_until(office.questions)
         await answer({office.approval(5): True})
-        await until(lambda: subtasks(office.events) == ["working", "completed"])
+        await wait_until(lambda: subtasks(office.events) == ["working", "completed"])
 
 
 async def test_questions_of_two_nested_runs_can_be_answered_in_any_order() -> None:  # P24
@@ -176,10 +176,10 @@ async def test_questions_of_two_nested_runs_can_be_answered_in_any_order() -> No
         tools = [office.nested(call("pay", amount=5)), office.nested(call("pay", amount=6), name="other")]
         calls = [office.make_call(), office.make_call("other"), call("pay", amount=7), call("slow")]
         async with office.run_agent(office.agent(*calls, tools=tools), "agent") as (_, answer):
-            await until(lambda office=office: len(office.questions()) == 3)
+            await wait_until(lambda office=office: len(office.questions()) == 3)
             for index, amount in enumerate(order):
                 await answer({office.approval(amount): True})
-                await until(lambda office=office, index=index: len(office.done) > index)
+                await wait_until(lambda office=office, index=index: len(office.done) > index)
         assert office.done == [*(f"paid {amount}" for amount in order), "slow"]
 
 
@@ -188,9 +188,9 @@ async def test_one_answer_command_can_answer_outer_and_nested_questions() -> Non
     calls = [office.make_call(), call("pay", amount=7), call("slow")]
     agent = office.agent(*calls, tools=[office.nested(call("pay", amount=5))])
     async with office.run_agent(agent, "agent") as (_, answer):
-        await until(lambda: len(office.questions()) == 2)
+        await wait_until(lambda: len(office.questions()) == 2)
         await answer({office.approval(5): True, office.approval(7): False})
-        await until(lambda: office.done)
+        await wait_until(lambda: office.done)
     assert office.done == ["paid 5", "slow"]
 
 
@@ -200,14 +200,14 @@ async def test_run_pauses_when_only_nested_runs_wait(depth: int) -> None:  # P24
     agent = office.agent(office.make_call(), call("slow"), tools=[office.nested(call("pay", amount=5))])
     run = agent.run("Go.")
     run.events.subscribe(office.events.append)
-    await until(office.questions)
+    await wait_until(office.questions)
     office.release.set()
     result = await run
     assert result.state == "input-required"
     assert office.done == ["slow"]
     ends = [event for event in office.events if isinstance(event, StatusUpdateEvent) and event.final]
     assert [event.state for event in ends] == ["input-required"] * (depth + 1)
-    check(office.events)
+    check_attempt(office.events)
     result = await agent.resume(run.task_id, inputs={office.approval(5): True})
     assert result.output == "Done."
     assert office.done == ["slow", "paid 5"]
@@ -232,9 +232,9 @@ async def test_answer_for_nested_run_is_applied_immediately_in_a_second_attempt(
     input_ids = {question.prompt: question.input_id for question in result.pending}
     run = agent.resume(result.task_id, inputs={input_ids["red?"]: "red", input_ids["later?"]: "now"})
     run.events.subscribe(office.events.append)
-    await until(lambda: "green?" in office.questions())
+    await wait_until(lambda: "green?" in office.questions())
     await agent.get_run(run.task_id).answer({office.questions()["green?"]: "green"})
-    await until(lambda: office.done)
+    await wait_until(lambda: office.done)
     assert office.done == ["red", "green"]
     office.release.set()
     assert (await run).output == "Done."
@@ -248,7 +248,7 @@ async def test_run_with_a_waiting_nested_run_can_be_canceled() -> None:  # P24
     agent = office.agent(office.make_call(), call("slow"), tools=[office.nested(call("pay", amount=5))])
     run = agent.run("Go.")
     run.events.subscribe(office.events.append)
-    await until(office.questions)
+    await wait_until(office.questions)
     await run.aclose()
     assert office.done == []
     assert [event.state for event in office.events if isinstance(event, StatusUpdateEvent) and event.final] == [
@@ -261,10 +261,10 @@ async def test_time_limit_of_nested_run_excludes_waiting_for_answers(options: An
     office = Office(2, **options)
     agent = office.agent(office.make_call(), call("slow"), tools=[office.nested(call("pay", amount=5))])
     async with office.run_agent(agent, "agent") as (_, answer):
-        await until(office.questions)
+        await wait_until(office.questions)
         await asyncio.sleep(0.4)
         await answer({office.approval(5): True})
-        await until(lambda: office.done)
+        await wait_until(lambda: office.done)
     assert office.done == ["paid 5", "slow"]
 
 
@@ -284,13 +284,13 @@ async def test_waiting_nested_run_releases_its_slot() -> None:  # P24
     @tool
     async def other(ctx: RunContext[Any]) -> str:
         """Call another agent after the first question."""
-        await until(office.questions)
+        await wait_until(office.questions)
         return str(await nested[1].call({"prompt": "x"}, ctx))
 
     agent = office.agent(office.make_call(), call("other"), call("slow"), tools=[nested[0], other])
     run = agent.run("Go.", limits=Limits(width=1))
     run.events.subscribe(office.events.append)
-    await until(lambda: len(office.questions()) == 2)
+    await wait_until(lambda: len(office.questions()) == 2)
     await agent.get_run(run.task_id).answer({office.approval(5): True, office.approval(6): True})
     office.release.set()
     assert (await run).output == "Done."
@@ -308,11 +308,11 @@ async def test_parallel_questions_of_a_tool_can_be_answered_early_in_any_order(a
         calls = [office.make_call(), call("slow")] if depth else [call("choose"), call("slow")]
         tools = [office.nested(call("choose"))] if depth else []
         async with office.run_agent(office.agent(*calls, tools=tools), "agent") as (_, answer):
-            await until(lambda office=office: len(office.questions()) == 3)
+            await wait_until(lambda office=office: len(office.questions()) == 3)
             for word in order:
                 assert office.done == []
                 await answer({office.questions()[f"{word}?"]: f"dark {word}"})
-            await until(lambda office=office: office.done)
+            await wait_until(lambda office=office: office.done)
         assert office.done == ["dark red", "dark green", "dark blue", "slow"]
 
 
@@ -320,9 +320,9 @@ async def test_parallel_questions_of_a_tool_can_be_answered_early_in_any_order(a
 async def test_parallel_questions_of_a_tool_can_be_answered_through_a_runtime(ask: Any) -> None:  # P24
     office = Office(ask=ask)
     async with office.run_agent(office.agent(call("choose"), call("slow")), "runtime") as (_, answer):
-        await until(lambda: len(office.questions()) == 3)
+        await wait_until(lambda: len(office.questions()) == 3)
         await answer({input_id: prompt for prompt, input_id in office.questions().items()})
-        await until(lambda: office.done)
+        await wait_until(lambda: office.done)
     assert office.done == ["red?", "green?", "blue?", "slow"]
 
 
@@ -333,12 +333,12 @@ async def test_tool_pauses_when_only_some_of_its_questions_are_answered(ask: Any
     agent = office.agent(call("choose"), call("slow"))
     run = agent.run("Go.")
     run.events.subscribe(office.events.append)
-    await until(lambda: len(office.questions()) == 3)
+    await wait_until(lambda: len(office.questions()) == 3)
     prompts = {input_id: prompt for prompt, input_id in office.questions().items()}
     early = dict(list(prompts.items())[:answer_count])
     if early:
         await agent.get_run(run.task_id).answer(early)
-        await until(lambda: kinds(office.events).count("input-received") == answer_count)
+        await wait_until(lambda: kinds(office.events).count("input-received") == answer_count)
     office.release.set()
     result = await run
     assert [question.input_id for question in result.pending] == list(prompts)[answer_count:]
@@ -362,9 +362,9 @@ async def test_parallel_questions_of_a_tool_pause_the_run(ask: Any) -> None:  # 
 async def test_question_of_a_task_can_be_answered_early() -> None:  # P24
     office = Office(ask=ask_in_task)
     async with office.run_agent(office.agent(call("choose"), call("slow")), "agent") as (_, answer):
-        await until(office.questions)
+        await wait_until(office.questions)
         await answer({office.questions()["red?"]: "red"})
-        await until(lambda: office.done)
+        await wait_until(lambda: office.done)
     assert office.done == ["red", "slow"]
 
 
@@ -378,16 +378,16 @@ async def test_early_answer_is_applied_once_after_a_crash_at_any_event(depth: in
     calls = [office.make_call(), call("slow")] if depth else [call("choose"), call("slow")]
     tools = [office.nested(call("choose"))] if depth else []
     async with office.run_agent(office.agent(*calls, tools=tools), "agent") as (task_id, answer):
-        await until(lambda: len(office.questions()) == 3)
+        await wait_until(lambda: len(office.questions()) == 3)
         await answer({office.questions()["green?"]: "green"})
         await answer({office.questions()["red?"]: "red", office.questions()["blue?"]: "blue"})
-        await until(lambda: office.done)
+        await wait_until(lambda: office.done)
     events = [event for event in await office.log.read(task_id) if event.durable]
     first = kinds(events).index("input-received")
     assert first > 0
     for count in range(first + 1, len(events)):
         resumed_office = Office(depth, ask=ask)
-        resumed_office.log = await first_events(office.log, task_id, count)
+        resumed_office.log = await copy_first_events(office.log, task_id, count)
         resumed_office.release.set()
         agent = resumed_office.agent(*calls, tools=[resumed_office.nested(call("choose"))] if depth else [])
         prompts: list[str] = []

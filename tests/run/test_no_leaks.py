@@ -23,8 +23,16 @@ from rxloop.providers import openai_chat
 from rxloop.run.handle import Run
 from rxloop.stream.readers import HEARTBEAT
 from rxloop.testing import ScriptedModel, call, frames
-from support.http_server import Reply, Server, connections, say, serving
-from support.run_checks import assert_ended, assert_numbered, finals, kinds, other_tasks, settled, until
+from support.http_server import Reply, Server, list_connections, start_server, text_reply
+from support.run_checks import (
+    assert_ended,
+    assert_numbered,
+    final_events,
+    kinds,
+    other_tasks,
+    run_ready_tasks,
+    wait_until,
+)
 
 RUNS = 1_000
 BATCH = 100
@@ -132,7 +140,7 @@ async def test_a_thousand_runs_leak_nothing(end: str, caplog: pytest.LogCaptureF
 
     for _ in range(0, RUNS, BATCH):
         streams = await asyncio.gather(*(run_once("tool" if number % 2 else "model") for number in range(BATCH)))
-        await until(lambda: not other_tasks())
+        await wait_until(lambda: not other_tasks())
         for events in streams:
             assert_ended(events, state, reason)
             assert_numbered(events)
@@ -163,13 +171,13 @@ def pool_states(provider: Any) -> list[str]:
     return [
         "idle" if connection.is_idle() else connection.info()
         for client in provider._pool.clients
-        for connection in connections(client)
+        for connection in list_connections(client)
     ]
 
 
 @asynccontextmanager
 async def endpoint(*replies: Reply) -> AsyncGenerator[tuple[Server, Any]]:
-    async with serving() as server:
+    async with start_server() as server:
         server.answer(*replies)
         provider = openai_chat("m", base_url=server.base_url, api_key="k", transport="httpx")
         try:
@@ -182,7 +190,7 @@ CONNECTIONS = 100
 
 
 async def test_connection_is_reused_after_a_completed_run() -> None:
-    async with endpoint(say("Hello ", "you.")) as (server, provider):
+    async with endpoint(text_reply("Hello ", "you.")) as (server, provider):
         agent = Agent(provider)
         for _ in range(CONNECTIONS):
             assert (await agent.run("Go.")).output == "Hello you."
@@ -192,7 +200,7 @@ async def test_connection_is_reused_after_a_completed_run() -> None:
 
 @pytest.mark.parametrize("exit_kind", ["cancelled", "abandoned", "awaiter cancelled", "async with left"])
 async def test_abandoned_runs_return_their_connections(exit_kind: str) -> None:
-    async with endpoint(say("Hello ", end="hang", finished=False)) as (server, provider):
+    async with endpoint(text_reply("Hello ", end="hang", finished=False)) as (server, provider):
         agent = Agent(provider)
 
         async def run_once() -> None:
@@ -214,15 +222,15 @@ async def test_abandoned_runs_return_their_connections(exit_kind: str) -> None:
             await asyncio.gather(*(run_once() for _ in range(20)))
         async with asyncio.timeout(10):
             await server.all_closed.wait()
-        await until(lambda: not other_tasks() - server.tasks)
+        await wait_until(lambda: not other_tasks() - server.tasks)
         assert pool_states(provider) == []
-        server.answer(*[say("Hi.")] * (len(server.requests) + 1))
+        server.answer(*[text_reply("Hi.")] * (len(server.requests) + 1))
         assert (await agent.run("one more")).output == "Hi."
 
 
 async def test_aclose_of_agent_closes_its_sockets() -> None:
-    async with serving() as server:
-        server.answer(say("Hi."))
+    async with start_server() as server:
+        server.answer(text_reply("Hi."))
         agent = Agent(f"{server.base_url}#m")
         assert (await agent.run("Go.")).output == "Hi."
         assert server.open == 1
@@ -238,7 +246,7 @@ async def serve_app(app: FastAPI) -> AsyncGenerator[str]:
     server = uvicorn.Server(config)
     server.install_signal_handlers = lambda: None  # type: ignore[attr-defined, method-assign]
     task = asyncio.ensure_future(server.serve())
-    await until(lambda: server.started)
+    await wait_until(lambda: server.started)
     port = server.servers[0].sockets[0].getsockname()[1]
     try:
         yield f"http://127.0.0.1:{port}"
@@ -297,13 +305,13 @@ async def test_disconnected_client_cancels_the_run(body_kind: str, caplog: pytes
         await asyncio.gather(*(disconnect_at_heartbeat() for _ in range(20)))
         assert len(runs) == 20
         async with asyncio.timeout(5):
-            await until(lambda: all(finals(events) for _, events in runs))
+            await wait_until(lambda: all(final_events(events) for _, events in runs))
         for _, events in runs:
             assert_ended(events, "canceled", "canceled")
         assert model.open == 0
         assert kinds(runs[0][1])[0] == "task"
     gc.collect()
-    await settled()
+    await run_ready_tasks()
     assert [run() for run, _ in runs] == [None] * 20
     assert other_tasks() == set()
     assert _warnings(caplog) == []

@@ -15,7 +15,7 @@ from rxloop import (
 from rxloop.errors import InvalidInput
 from rxloop.state.history import INTERRUPTED
 from rxloop.testing import ScriptedModel, call
-from support.runs import first_events
+from support.runs import copy_first_events
 
 
 class PaymentWorld:
@@ -44,7 +44,7 @@ async def test_payment_approved_by_callback_is_not_repeated_after_a_crash() -> N
     result = await PaymentWorld().agent(log, call("pay", amount=5), "done").run("Pay", on_input=lambda question: True)
     events = await log.read(result.task_id)
     answered = next(event.seq for event in events if isinstance(event, InputReceivedEvent))
-    truncated_log = await first_events(log, result.task_id, answered)
+    truncated_log = await copy_first_events(log, result.task_id, answered)
     world = PaymentWorld()
 
     resumed = await world.agent(truncated_log, "done").resume(result.task_id)
@@ -63,12 +63,12 @@ async def test_payment_started_after_a_pause_is_not_repeated_after_a_crash() -> 
 
     # Answered but not restarted, so this call runs.
     world = PaymentWorld()
-    await world.agent(await first_events(log, paused.task_id, starts[1] - 1), "done").resume(paused.task_id)
+    await world.agent(await copy_first_events(log, paused.task_id, starts[1] - 1), "done").resume(paused.task_id)
     assert world.paid == [5]
 
     # Restarted after its answer, so its effect is unknown.
     world = PaymentWorld()
-    result = await world.agent(await first_events(log, paused.task_id, starts[1]), "done").resume(paused.task_id)
+    result = await world.agent(await copy_first_events(log, paused.task_id, starts[1]), "done").resume(paused.task_id)
     assert world.paid == []
     assert result.messages[2].text.startswith(INTERRUPTED)
 
@@ -90,7 +90,7 @@ async def test_pending_question_survives_a_crash() -> None:  # L108
     paused = await PaymentWorld().agent(log, call("pay", amount=5)).run("Pay")
     events = await log.read(paused.task_id)
     question_seq = next(event.seq for event in events if event.kind == "input-required")
-    truncated_log = await first_events(log, paused.task_id, question_seq)  # truncated before its final event
+    truncated_log = await copy_first_events(log, paused.task_id, question_seq)  # truncated before its final event
     world = PaymentWorld()
 
     # The run continues up to the recorded question and waits there.

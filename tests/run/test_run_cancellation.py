@@ -17,17 +17,17 @@ from rxloop.pipeline.requests import ModelRequest, Signal
 from rxloop.protocol.events import ContentCompleteEvent, Event, ToolCompleteEvent
 from rxloop.storage import MemoryEventLog
 from rxloop.testing import ScriptedModel, call, frames, turn, virtual_time
-from support.cancellation import assert_answered, cancelled, endless, quick, waits
+from support.cancellation import assert_answered, assert_canceled, make_endless_model, quick, waits
 from support.run_checks import (
     Recorder,
     assert_ended,
+    assert_no_tasks,
     assert_numbered,
-    events_of,
+    collect_events,
     kinds,
-    nothing_left,
     other_tasks,
-    settled,
-    until,
+    run_ready_tasks,
+    wait_until,
 )
 from support.runs import outcome
 from support.slow_log import SlowLog
@@ -38,7 +38,7 @@ async def test_cancel_before_the_start() -> None:
     run = Agent(model).run("Go.")
     run.cancel("changed my mind")
     recorder = Recorder(run.events)
-    await cancelled(run, recorder)
+    await assert_canceled(run, recorder)
     assert kinds(recorder.events) == ["task", "status-update", "status-update"]
     assert model.requests == []
 
@@ -66,9 +66,9 @@ async def test_cancel_ends_the_run_when_disposal_of_its_provider_raises(caplog: 
 
     run = Agent(UndisposableModel()).run("Go.")
     recorder = Recorder(run.events)
-    await settled()
+    await run_ready_tasks()
     run.cancel()
-    await cancelled(run, recorder)
+    await assert_canceled(run, recorder)
     assert "the socket is gone" in caplog.text
 
 
@@ -77,7 +77,7 @@ async def test_cancel_immediately_after_the_start() -> None:
     run = Agent(model).run("Go.")
     recorder = Recorder(run.events)
     run.cancel()
-    await cancelled(run, recorder)
+    await assert_canceled(run, recorder)
     assert model.requests == []
 
 
@@ -115,9 +115,9 @@ async def test_cancel_while_the_conversation_is_loaded(method: str) -> None:
     log.hanging_method = method
     run = agent.run("2", context_id="c")
     recorder = Recorder(run.events)
-    await until(lambda: log.hanging_calls)
+    await wait_until(lambda: log.hanging_calls)
     run.cancel()
-    await cancelled(run, recorder)
+    await assert_canceled(run, recorder)
     assert log.hanging_calls == 0
     log.hanging_method = ""
     assert (await agent.run("3", context_id="c")).output == "Hi again.", "the conversation was not released"
@@ -130,12 +130,12 @@ async def test_cancel_while_the_run_waits_for_the_conversation(cause: str) -> No
     agent = Agent(model, tools=[waits], log=log)
     first = agent.run("1", context_id="c")
     Recorder(first.events)
-    await until(lambda: model.requests)
+    await wait_until(lambda: model.requests)
     # Runs without a lease are not recorded.
     limits = Limits(seconds=0.01) if cause == "limit" else None
     run = agent.run("2", context_id="c", when_busy="wait", limits=limits)
     recorder = Recorder(run.events)
-    await settled()
+    await run_ready_tasks()
     if cause == "cancel":
         run.cancel()
     with pytest.raises(RunCancelled if cause == "cancel" else LimitReached) as caught:
@@ -150,7 +150,7 @@ async def test_cancel_while_the_run_waits_for_the_conversation(cause: str) -> No
     assert [record.task_id for record in await log.list_runs()] == [first.task_id]
     last = await agent.run("3", context_id="c")
     assert [message.text for message in last.messages if message.role == "user"] == ["1", "3"]
-    await nothing_left()
+    await assert_no_tasks()
 
 
 async def test_cancel_while_a_fork_reads_its_parent() -> None:
@@ -160,14 +160,14 @@ async def test_cancel_while_a_fork_reads_its_parent() -> None:
     log.hanging_method = "read"
     run = agent.fork(parent.task_id, 1)
     recorder = Recorder(run.events)
-    await until(lambda: log.hanging_calls)
+    await wait_until(lambda: log.hanging_calls)
     run.cancel()
     with pytest.raises(RunCancelled):
         await run
     assert kinds(recorder.events) == ["status-update"]
     assert log.hanging_calls == 0
     assert [record.task_id for record in await log.list_runs()] == [parent.task_id]
-    await nothing_left()
+    await assert_no_tasks()
 
 
 async def test_cancel_while_a_run_is_resumed() -> None:
@@ -183,12 +183,12 @@ async def test_cancel_while_a_run_is_resumed() -> None:
     inputs = {paused.pending[0].input_id: True}
     run = agent.resume(paused.task_id, inputs=inputs)
     recorder = Recorder(run.events)
-    await until(lambda: log.hanging_calls)
+    await wait_until(lambda: log.hanging_calls)
     run.cancel()
     with pytest.raises(RunCancelled):
         await run
     assert_ended(recorder.events, "canceled", "canceled")
-    await nothing_left()
+    await assert_no_tasks()
     log.hanging_method = ""
     assert (await agent.resume(paused.task_id, inputs=inputs)).output == "ok", "the canceled resumption had an effect"
 
@@ -204,9 +204,9 @@ async def test_cancel_while_the_instructions_are_prepared() -> None:
     model = ScriptedModel("Hi.")
     run = Agent(model, instructions=wait_forever).run("Go.")
     recorder = Recorder(run.events)
-    await until(lambda: started)
+    await wait_until(lambda: started)
     run.cancel()
-    await cancelled(run, recorder)
+    await assert_canceled(run, recorder)
     assert model.requests == []
 
 
@@ -237,18 +237,18 @@ async def test_cancel_while_a_toolset_lists_its_tools() -> None:
 
     run = Agent(ScriptedModel("Hi."), tools=[HangingToolset()]).run("Go.")
     recorder = Recorder(run.events)
-    await until(lambda: started)
+    await wait_until(lambda: started)
     run.cancel()
-    await cancelled(run, recorder)
+    await assert_canceled(run, recorder)
 
 
 async def test_cancel_while_the_model_answers() -> None:
-    model = endless()
+    model = make_endless_model()
     run = Agent(model).run("Go.")
     recorder = Recorder(run.events)
-    await until(lambda: "content-delta" in kinds(recorder.events))
+    await wait_until(lambda: "content-delta" in kinds(recorder.events))
     run.cancel()
-    await cancelled(run, recorder)
+    await assert_canceled(run, recorder)
     assert model.open == 0
     [complete] = [event for event in recorder.events if isinstance(event, ContentCompleteEvent)]
     assert (complete.content, complete.finish_reason) == ("a", "canceled")
@@ -258,9 +258,9 @@ async def test_cancel_while_tools_run() -> None:
     model = ScriptedModel([call("quick"), call("waits"), call("waits")], "never")
     run = Agent(model, tools=[quick, waits]).run("Go.")
     recorder = Recorder(run.events)
-    await until(lambda: kinds(recorder.events).count("tool-start") == 3)
+    await wait_until(lambda: kinds(recorder.events).count("tool-start") == 3)
     run.cancel()
-    await cancelled(run, recorder)
+    await assert_canceled(run, recorder)
     completes = [event for event in recorder.events if isinstance(event, ToolCompleteEvent)]
     assert [(event.index, event.success) for event in completes] == [(0, True), (1, False), (2, False)]
     assert [event.error for event in completes[1:]] == ["canceled", "canceled"]
@@ -271,9 +271,9 @@ async def test_cancel_while_calls_wait_for_a_free_slot() -> None:
     model = ScriptedModel([call("waits")] * 4, "never")
     run = Agent(model, tools=[waits], loop=[op.call_model(), op.run_tools(concurrency=1)]).run("Go.")
     recorder = Recorder(run.events)
-    await until(lambda: "tool-start" in kinds(recorder.events))
+    await wait_until(lambda: "tool-start" in kinds(recorder.events))
     run.cancel()
-    await cancelled(run, recorder)
+    await assert_canceled(run, recorder)
     assert kinds(recorder.events).count("tool-start") == 1
     assert kinds(recorder.events).count("tool-complete") == 4
 
@@ -287,9 +287,9 @@ async def test_cancel_while_a_guard_runs() -> None:
     model = ScriptedModel("never")
     run = Agent(model, loop=op.standard(before_model=[slow_guard])).run("Go.")
     recorder = Recorder(run.events)
-    await until(lambda: any("slow_guard" in task.get_name() for task in other_tasks()))
+    await wait_until(lambda: any("slow_guard" in task.get_name() for task in other_tasks()))
     run.cancel()
-    await cancelled(run, recorder)
+    await assert_canceled(run, recorder)
     assert model.requests == []
 
 
@@ -297,12 +297,12 @@ async def test_cancel_while_the_log_is_slow() -> None:
     log = SlowLog()
     run = Agent(ScriptedModel(call("quick"), "never"), tools=[quick], log=log).run("Go.")
     recorder = Recorder(run.events)
-    await until(lambda: log.waiting)
+    await wait_until(lambda: log.waiting)
     run.cancel()
-    await settled()
+    await run_ready_tasks()
     assert not recorder.completed, "the end must wait until it is durable"
     log.gate.set()
-    await cancelled(run, recorder)
+    await assert_canceled(run, recorder)
     assert [event.kind for event in await log.read(run.task_id)][-1] == "status-update"
 
 
@@ -316,14 +316,14 @@ async def test_second_cancel_keeps_the_first_reason() -> None:
             await asyncio.Event().wait()
         finally:
             stopping.append(1)
-            await settled(20)
+            await run_ready_tasks(20)
         return ""
 
     run = Agent(ScriptedModel(call("slow_to_stop")), tools=[slow_to_stop]).run("Go.")
     recorder = Recorder(run.events)
-    await until(lambda: "tool-start" in kinds(recorder.events))
+    await wait_until(lambda: "tool-start" in kinds(recorder.events))
     run.cancel("first")
-    await until(lambda: stopping)
+    await wait_until(lambda: stopping)
     run.cancel("second")
     run.cancel("third")
     await run.aclose()
@@ -359,7 +359,7 @@ async def naps(ctx: RunContext) -> str:
 
 def count_events() -> int:
     with virtual_time() as time:
-        return len(time.run(events_of(Agent(make_model(), tools=[quick, naps]).run("Go."))))
+        return len(time.run(collect_events(Agent(make_model(), tools=[quick, naps]).run("Go."))))
 
 
 @pytest.mark.parametrize("with_log", [False, True])
@@ -378,7 +378,7 @@ def test_subscriber_can_cancel_at_any_event(with_log: bool) -> None:
 
             async def main(run: Any = run, recorder: Recorder = recorder, cancel: Any = cancel) -> None:
                 run.events.subscribe(cancel, recorder.on_error, recorder.on_completed)
-                await cancelled(run, recorder)
+                await assert_canceled(run, recorder)
 
             time.run(main())
             assert model.open == 0

@@ -16,36 +16,36 @@ from rxloop import MemoryEventLog, PostgresEventLog, Runtime
 from rxloop.runtime import Periodic, PostgresQueue, work
 from rxloop.testing import virtual_time
 from rxloop.testing.virtual_time import EPOCH
-from support.queues import Bare
+from support.queues import MemoryQueue
 from support.workers import faults, scripted_agents
-from support.workers.cluster import BY_HAND, Cluster, cluster, notes
+from support.workers.cluster import SLOW_CHAOS, Cluster, read_notes, start_cluster
 
 pytestmark = [pytest.mark.service("postgres"), pytest.mark.timeout(180)]
 
 HOUR = 3600
 
 
-@pytest.mark.parametrize("server_offset", [HOUR, pytest.param(-HOUR, marks=BY_HAND)])
+@pytest.mark.parametrize("server_offset", [HOUR, pytest.param(-HOUR, marks=SLOW_CHAOS)])
 async def test_runs_continue_in_order_when_the_clocks_of_machines_disagree(
     dsn: str, server_offset: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    faults.order(monkeypatch, tmp_path, clocks=[HOUR, -HOUR, 0])
+    faults.order_faults(monkeypatch, tmp_path, clocks=[HOUR, -HOUR, 0])
     faults.set_clock(server_offset, monkeypatch.setattr)
-    async with cluster(dsn, 3, concurrency=4) as processes:
+    async with start_cluster(dsn, 3, concurrency=4) as processes:
         first = await processes.start("pay; wait 2; pay", context_id="c")
         second = await processes.start("pay", context_id="c")
         others = await processes.start_all("look; ask; pay", 8)
         answers = [asyncio.create_task(answer_question(processes, record.task_id)) for record in others]
-        await processes.until(first.task_id, "tool-complete")
+        await processes.wait_for_event(first.task_id, "tool-complete")
         (await processes.owner(first.task_id)).send(signal.SIGKILL)
         loop = asyncio.get_running_loop()
         killed_at = loop.time()
-        await processes.until(first.task_id, "status-update", attempt=2)
+        await processes.wait_for_event(first.task_id, "status-update", attempt=2)
         assert loop.time() - killed_at < 8
         await asyncio.gather(*answers)
-        done = await processes.all_over([first, second, *others])
+        done = await processes.wait_for_all([first, second, *others])
         assert {record.state for record in done} == {"completed"}
-        await processes.judge(others)
+        await processes.check(others)
         task_ids = (first.task_id, second.task_id)
         assert [task_id for task_id in payments(processes) if task_id in task_ids] == [task_ids[0], *task_ids]
         # Confirm that clocks actually differ.
@@ -53,14 +53,14 @@ async def test_runs_continue_in_order_when_the_clocks_of_machines_disagree(
         assert max(times) - min(times) > HOUR * 1000
 
 
-@BY_HAND
+@SLOW_CHAOS
 async def test_runs_are_listed_and_followed_in_order_when_clocks_disagree(
     dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    faults.order(monkeypatch, tmp_path, clocks=[HOUR, -HOUR])
+    faults.order_faults(monkeypatch, tmp_path, clocks=[HOUR, -HOUR])
     log, queue = PostgresEventLog(dsn), PostgresQueue(dsn)
     started: list[str] = []
-    async with cluster(dsn) as processes, Runtime({"a": scripted_agents.agent()}, log=log, queue=queue) as other:
+    async with start_cluster(dsn) as processes, Runtime({"a": scripted_agents.agent()}, log=log, queue=queue) as other:
         for number in range(9):
             with monkeypatch.context() as patch:
                 faults.set_clock(HOUR * (number % 3 - 1), patch.setattr)
@@ -81,16 +81,16 @@ async def test_runs_are_listed_and_followed_in_order_when_clocks_disagree(
 
 
 @pytest.mark.parametrize("server_offset", [HOUR, -HOUR])
-@BY_HAND
+@SLOW_CHAOS
 async def test_scheduled_run_starts_at_its_time_by_the_clock_of_the_database(
     dsn: str, server_offset: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    faults.order(monkeypatch, tmp_path, clocks=[HOUR, -HOUR], patience=1)
+    faults.order_faults(monkeypatch, tmp_path, clocks=[HOUR, -HOUR], patience=1)
     loop = asyncio.get_running_loop()
-    async with cluster(dsn) as processes:
+    async with start_cluster(dsn) as processes:
         due, due_time = datetime.now(UTC) + timedelta(seconds=4), loop.time() + 4
         faults.set_clock(server_offset, monkeypatch.setattr)
-        done = await processes.over(await processes.start("look", at=due))
+        done = await processes.wait_for_end(await processes.start("look", at=due))
         assert done.state == "completed"
         assert due_time - 0.1 < loop.time() < due_time + 8
 
@@ -104,7 +104,7 @@ def test_periodic_run_starts_once_per_time_when_clocks_disagree(
         monkeypatch.setattr("rxloop.runtime.worker.time", clock)
 
         async def program() -> None:
-            log, queue = MemoryEventLog(), Bare()
+            log, queue = MemoryEventLog(), MemoryQueue()
             schedule = [Periodic("tick", "0 * * * *", "a", "look")]
             workers: list[asyncio.Task[None]] = []
             for hours in (-1, 0, 1):
@@ -123,13 +123,16 @@ def test_periodic_run_starts_once_per_time_when_clocks_disagree(
 
 def test_started_run_is_taken_over_by_a_worker_with_a_slow_clock() -> None:
     async def program() -> None:
-        log, queue = MemoryEventLog(), Bare()
+        log, queue = MemoryEventLog(), MemoryQueue()
         async with Runtime({"a": scripted_agents.agent()}, log=log, queue=queue) as server:
             first = Runtime({"a": scripted_agents.agent()}, log=log, queue=queue, works=True, grace=0)
             async with first:
                 record = await server.start("a", "wait 3", at=datetime.now(UTC) + timedelta(seconds=HOUR))
                 await anext(event async for event in server.follow(record.task_id) if event.kind == "tool-start")
-            async with Runtime({"a": scripted_agents.agent()}, log=log, queue=Bare(), works=True), asyncio.timeout(60):
+            async with (
+                Runtime({"a": scripted_agents.agent()}, log=log, queue=MemoryQueue(), works=True),
+                asyncio.timeout(60),
+            ):
                 await server.follow(record.task_id)
                 assert (await server.get_record(record.task_id)).state == "completed"
 
@@ -139,10 +142,10 @@ def test_started_run_is_taken_over_by_a_worker_with_a_slow_clock() -> None:
 
 async def answer_question(processes: Cluster, task_id: str) -> None:
     """Answer a pending question."""
-    question: Any = await processes.until(task_id, "input-required")
+    question: Any = await processes.wait_for_event(task_id, "input-required")
     await processes.web.answer(task_id, {question.input_id: 4})
 
 
 def payments(processes: Cluster) -> list[str]:
     """Return paid run ids in chronological order."""
-    return [line["key"].split(":")[0] for line in notes(processes.folder / "effects")]
+    return [line["key"].split(":")[0] for line in read_notes(processes.folder / "effects")]

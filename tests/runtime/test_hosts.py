@@ -22,7 +22,7 @@ from rxloop.testing.chaos import Fault, Worker
 from support.postgres.server import PostgresServer
 from support.processes.cluster import cluster as servers_and_workers
 from support.processes.hosts import Host, network
-from support.workers.cluster import BY_HAND, LEASE, Cluster, cluster
+from support.workers.cluster import LEASE, SLOW_CHAOS, Cluster, start_cluster
 
 pytestmark = [pytest.mark.service("postgres"), pytest.mark.service("hosts"), pytest.mark.timeout(180)]
 
@@ -55,8 +55,8 @@ class Site:
 async def start_site(workers: int = 2, **options: Any) -> AsyncGenerator[Site]:
     names = [f"w{number}" for number in range(workers)]
     with network("db", *names) as (database, *hosts), PostgresServer(host=database) as server:
-        within = [host.within for host in hosts]
-        async with cluster(server.dsn, workers, agent="sturdy", within=within, **options) as processes:
+        within = [host.command_prefix for host in hosts]
+        async with start_cluster(server.dsn, workers, agent="sturdy", within=within, **options) as processes:
             try:
                 yield Site(server, database, hosts, processes)
             finally:
@@ -65,20 +65,20 @@ async def start_site(workers: int = 2, **options: Any) -> AsyncGenerator[Site]:
 
 
 def make_deaf(host: Host) -> None:
-    host.lost_in = 1.0
+    host.incoming_loss = 1.0
 
 
 def make_mute(host: Host) -> None:
-    host.lost_out = 1.0
+    host.outgoing_loss = 1.0
 
 
 def unplug(host: Host) -> None:
-    host.link("down")
+    host.set_link("down")
 
 
 DISCONNECTIONS = [
-    Host.cut_off,
-    *(pytest.param(disconnect, marks=BY_HAND) for disconnect in (make_deaf, make_mute, unplug)),
+    Host.isolate,
+    *(pytest.param(disconnect, marks=SLOW_CHAOS) for disconnect in (make_deaf, make_mute, unplug)),
 ]
 
 
@@ -98,18 +98,18 @@ async def test_runs_of_a_disconnected_host_continue_elsewhere(
         # The next action of its runs is pending when the host is disconnected.
         go_file.touch()
         affected = {task_id for task_id, host in owners.items() if host is lost_host}
-        await asyncio.gather(*(processes.until(task_id, "status-update", 2) for task_id in affected))
+        await asyncio.gather(*(processes.wait_for_event(task_id, "status-update", 2) for task_id in affected))
         lost_host.heal()
-        lost_host.link("up")
+        lost_host.set_link("up")
         # Force the first host to execute another run.
-        done = await processes.all_over(records)
+        done = await processes.wait_for_all(records)
         for host in site.hosts:
             if host is not lost_host:
-                host.cut_off()
+                host.isolate()
         records.append(await processes.start("pay; look"))
-        done.append(await processes.over(records[-1]))
+        done.append(await processes.wait(records[-1]))
         assert await site.owners_by_run(records[-1:]) == {records[-1].task_id: lost_host}
-        await processes.judge(records)
+        await processes.check(records)
         assert {record.state for record in done} == {"completed"}
         assert {record.task_id for record in done if record.attempt == 2} == affected
         assert [len(processes.effects(record.task_id)) for record in done] == [3] * 8 + [1]
@@ -117,83 +117,83 @@ async def test_runs_of_a_disconnected_host_continue_elsewhere(
             assert await follower == list(await processes.log.read(record.task_id))
 
 
-@BY_HAND
+@SLOW_CHAOS
 async def test_call_on_a_disconnected_host_is_not_repeated() -> None:
     async with start_site() as site:
         record = await site.processes.start("pay_slowly 60; look")
-        await site.processes.until(record.task_id, "tool-start")
+        await site.processes.wait_for_event(record.task_id, "tool-start")
         [lost_host] = (await site.owners_by_run([record])).values()
-        lost_host.cut_off()
-        done = await site.processes.over(record)
+        lost_host.isolate()
+        done = await site.processes.wait(record)
         lost_host.heal()
         [answer] = [e for e in await site.processes.log.read(record.task_id) if e.kind == "tool-complete"][:1]
         assert (done.state, done.attempt) == ("completed", 2)
         assert site.processes.effects(record.task_id) == ["pay_slowly"]
         assert "interrupted" in answer.describe()
-        await site.processes.judge([record])
+        await site.processes.check([record])
 
 
-@BY_HAND
-@pytest.mark.parametrize("disconnect", [Host.cut_off, make_deaf, make_mute, unplug])
+@SLOW_CHAOS
+@pytest.mark.parametrize("disconnect", [Host.isolate, make_deaf, make_mute, unplug])
 async def test_host_disconnected_for_less_than_the_lease_keeps_its_runs(disconnect: Callable[[Host], None]) -> None:
     async with start_site(lease=8) as site:
         records = await site.processes.start_all("pay; wait 2; pay; look; pay", 8)
-        await asyncio.gather(*(site.processes.until(record.task_id, "checkpoint") for record in records))
+        await asyncio.gather(*(site.processes.wait_for_event(record.task_id, "checkpoint") for record in records))
         for host in site.hosts:
             disconnect(host)
         await asyncio.sleep(3)
         for host in site.hosts:
             host.heal()
-            host.link("up")
-        done = await site.processes.all_over(records)
-        await site.processes.judge(records)
+            host.set_link("up")
+        done = await site.processes.wait_for_all(records)
+        await site.processes.check(records)
         assert {(record.state, record.attempt) for record in done} == {("completed", 1)}
 
 
-@BY_HAND
+@SLOW_CHAOS
 async def test_runs_complete_on_slow_hosts_with_packet_loss() -> None:
     async with start_site(lease=10) as site:
         for host in site.hosts:
-            host.lost_out, host.delay = 0.2, 0.2
+            host.outgoing_loss, host.delay = 0.2, 0.2
         records = await site.processes.start_all("pay; look; wait 3; pay; look; wait 2; pay", 20)
-        done = await site.processes.all_over(records)
-        await site.processes.judge(records)
+        done = await site.processes.wait_for_all(records)
+        await site.processes.check(records)
         assert {(record.state, record.attempt) for record in done} == {("completed", 1)}
         assert [len(site.processes.effects(record.task_id)) for record in records] == [3] * 20
 
 
-@BY_HAND
+@SLOW_CHAOS
 async def test_runs_survive_a_database_outage_of_twenty_seconds() -> None:
     async with start_site(lease=10) as site:
         records = await site.processes.start_all("pay; look; wait 3; pay; look; wait 2; pay", 40)
         followers = [asyncio.create_task(collect_durable(site.processes, record)) for record in records]
-        await asyncio.gather(*(site.processes.until(record.task_id, "checkpoint") for record in records))
-        site.database.cut_off()
+        await asyncio.gather(*(site.processes.wait_for_event(record.task_id, "checkpoint") for record in records))
+        site.database.isolate()
         await asyncio.sleep(20)
         site.database.heal()
-        done = await site.processes.all_over(records)
-        await site.processes.judge(records)
+        done = await site.processes.wait_for_all(records)
+        await site.processes.check(records)
         assert {record.state for record in done} == {"completed"}
         for record, follower in zip(records, followers, strict=True):
             assert await follower == list(await site.processes.log.read(record.task_id))
 
 
-@BY_HAND
+@SLOW_CHAOS
 async def test_database_ends_the_sessions_of_a_lost_host() -> None:
     async with start_site() as site:
         records = await site.processes.start_all("pay; look; wait 1; pay", 8)
-        await asyncio.gather(*(site.processes.until(record.task_id, "tool-start") for record in records))
+        await asyncio.gather(*(site.processes.wait_for_event(record.task_id, "tool-start") for record in records))
         lost_host = site.hosts[0]
-        lost_host.cut_off()
+        lost_host.isolate()
         await site.processes.chaos.workers[0].kill()
         assert site.count_sessions(lost_host) > 0
         async with asyncio.timeout(20):
             while site.count_sessions(lost_host):  # noqa: ASYNC110 (the database sends no notification)
                 await asyncio.sleep(0.5)
-        await site.processes.all_over(records)
+        await site.processes.wait_for_all(records)
 
 
-@BY_HAND
+@SLOW_CHAOS
 async def test_follower_continues_on_another_server_when_its_server_and_worker_are_disconnected(tmp_path: Path) -> None:
     names = ("db", "server1", "server2", "worker1", "worker2")
     with network(*names) as (database, *hosts), PostgresServer(host=database) as server:
@@ -207,8 +207,8 @@ async def test_follower_continues_on_another_server_when_its_server_and_worker_a
                         break
                 worker = await processes.owner(run.task_id)
                 lost_host = hosts[2 + processes.workers.index(worker)]
-                lost_host.cut_off()
-                hosts[0].cut_off()
+                lost_host.isolate()
+                hosts[0].isolate()
                 received += [event async for event in second.follow(run.task_id, after=received[-1].cursor)]
                 lost_host.heal()
                 expected = [event async for event in second.follow(run.task_id)]
@@ -218,7 +218,7 @@ async def test_follower_continues_on_another_server_when_its_server_and_worker_a
     assert durable[-1].kind == "status-update"
 
 
-@BY_HAND
+@SLOW_CHAOS
 @pytest.mark.timeout(600)
 async def test_runs_survive_repeated_disconnections_of_hosts() -> None:
     dice = random.Random(1)
@@ -232,11 +232,11 @@ async def test_runs_survive_repeated_disconnections_of_hosts() -> None:
                     await asyncio.sleep(LEASE * dice.choice((0.3, 1.5, 3)))
                 finally:
                     host.heal()
-                    host.link("up")
+                    host.set_link("up")
 
             return disconnect_briefly
 
-        cuts = {"cut off": Host.cut_off, "deaf": make_deaf, "mute": make_mute, "unplugged": unplug}
+        cuts = {"cut off": Host.isolate, "deaf": make_deaf, "mute": make_mute, "unplugged": unplug}
         report = await site.processes.chaos.play(
             *("pay; look; wait 1; pay", "pay; wait 1; ask; pay"),
             runs=120,

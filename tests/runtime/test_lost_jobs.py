@@ -15,7 +15,7 @@ from rxloop.errors import QueueFull
 from rxloop.runtime import jobs as _bells
 from rxloop.testing import ScriptedModel, call, virtual_time
 from support.processes.machines import two_machines
-from support.queues import Bare
+from support.queues import MemoryQueue
 
 NEVER = 100_000.0
 """Scan interval for tests that rely on jobs alone."""
@@ -82,7 +82,7 @@ class StaleLog(MemoryEventLog):
 
 def test_job_that_arrives_while_its_run_is_found_waiting_is_processed_again() -> None:
     async def program() -> None:
-        log, queue = StaleLog(unfinished=True), Bare()
+        log, queue = StaleLog(unfinished=True), MemoryQueue()
         clerk = answering_agent().with_log(log).with_name("a")
         first = await clerk.submit("Hi", context_id="bob")
         async with Runtime({"a": answering_agent()}, log=log, queue=queue, works=True, adopt_every=NEVER) as worker:
@@ -90,7 +90,7 @@ def test_job_that_arrives_while_its_run_is_found_waiting_is_processed_again() ->
             await log.has_listed.wait()  # seen as working
             await clerk.get_run(first.task_id).execute()
             await queue.enqueue(second.task_id)
-            await queue.until_answered(2)
+            await queue.wait_for_executed(2)
             log.go.set()
             assert (await wait_for_end(worker, second)).state == "completed"
 
@@ -99,14 +99,14 @@ def test_job_that_arrives_while_its_run_is_found_waiting_is_processed_again() ->
 
 def test_job_that_arrives_while_the_next_run_is_enqueued_is_processed_again() -> None:
     async def program() -> None:
-        log, queue = StaleLog(states=("submitted",)), Bare()
+        log, queue = StaleLog(states=("submitted",)), MemoryQueue()
         paying_agent = agent(call("pay"), "Paid.", tools=[pay])
         async with Runtime({"a": paying_agent}, log=log, queue=queue, works=True, adopt_every=NEVER) as worker:
             record = await worker.start("a", "Pay")
             await log.has_listed.wait()  # waiting for an answer, with its execution about to end
             [question] = [event for event in await log.read(record.task_id) if event.kind == "input-required"]
             await worker.answer(record.task_id, {question.input_id: True})  # pyright: ignore[reportAttributeAccessIssue]
-            await queue.until_answered(2)
+            await queue.wait_for_executed(2)
             log.go.set()
             async for event in worker.follow(record.task_id):
                 if event.kind == "tool-complete":
@@ -118,11 +118,11 @@ def test_job_that_arrives_while_the_next_run_is_enqueued_is_processed_again() ->
 
 @pytest.mark.parametrize("shuffled", [False, True])
 def test_runs_of_a_conversation_do_not_enqueue_each_other_endlessly(log: MemoryEventLog, shuffled: bool) -> None:
-    class LimitedQueue(Bare):
+    class LimitedQueue(MemoryQueue):
         """Queue that detects endless loops."""
 
         async def enqueue(self, task_id: str, **options: Any) -> None:
-            assert len(self.rung) < 5_000
+            assert len(self.enqueued) < 5_000
             await super().enqueue(task_id, **options)
 
     async def program() -> None:
@@ -132,12 +132,12 @@ def test_runs_of_a_conversation_do_not_enqueue_each_other_endlessly(log: MemoryE
         async with Runtime(agents, log=log, queue=queue) as server, workers[0], workers[1]:
             records = [await server.start(name, "Hi", context_id="bob") for name in ("slow", "a", "a", "a")]
             await asyncio.sleep(15)
-            assert len(queue.rung) == len(records)
+            assert len(queue.enqueued) == len(records)
             assert {(await wait_for_end(server, record)).state for record in records} == {"completed"}
             await asyncio.sleep(60)
-            job_count = len(queue.rung)
+            job_count = len(queue.enqueued)
             await asyncio.sleep(600)
-            assert len(queue.rung) == job_count
+            assert len(queue.enqueued) == job_count
 
     in_virtual_time(program)
 
@@ -145,7 +145,7 @@ def test_runs_of_a_conversation_do_not_enqueue_each_other_endlessly(log: MemoryE
 # -- failing queues
 
 
-class MuteQueue(Bare):
+class MuteQueue(MemoryQueue):
     """Queue that fails while mute."""
 
     mute = True
@@ -219,17 +219,19 @@ def test_unavailable_queue_is_tried_once_per_scan(log: MemoryEventLog) -> None:
 
 def test_runs_of_an_emptied_queue_are_enqueued_again_within_half_a_minute(log: MemoryEventLog) -> None:
     async def program() -> None:
-        queue = Bare()
+        queue = MemoryQueue()
         async with Runtime({"a": answering_agent()}, log=log, queue=queue) as server:
             async with Runtime({"b": answering_agent()}, log=log, queue=queue, works=True):
                 await asyncio.sleep(3)
-            async with Runtime({"a": answering_agent()}, log=log, queue=Bare(), works=True, concurrency=4) as worker:
+            async with Runtime(
+                {"a": answering_agent()}, log=log, queue=MemoryQueue(), works=True, concurrency=4
+            ) as worker:
                 await asyncio.sleep(3)
                 records = [await server.start("a", "Hi") for _ in range(50)]
                 worker._driving._queue = queue  # the emptied queue
-                queue.empty()
+                queue.clear()
                 await asyncio.sleep(31)
-                enqueued = {task_id for task_id, *_ in queue.rung[len(records) :]}
+                enqueued = {task_id for task_id, *_ in queue.enqueued[len(records) :]}
                 assert enqueued == {record.task_id for record in records}
 
     in_virtual_time(program)
@@ -249,7 +251,7 @@ class ScanLog(MemoryEventLog):
 
 @pytest.mark.parametrize(("job_count", "scan_count"), [(199, 7), (200, 2)])
 def test_scans_for_submitted_runs_are_rare_and_limited(job_count: int, scan_count: int) -> None:
-    class LongQueue(Bare):
+    class LongQueue(MemoryQueue):
         async def waiting(self, version: str | None = None) -> int:
             return job_count
 
@@ -268,7 +270,7 @@ def test_scans_for_submitted_runs_are_rare_and_limited(job_count: int, scan_coun
 
 def test_job_reaches_the_worker_that_hosts_its_agent(log: MemoryEventLog) -> None:
     async def program() -> None:
-        queue = Bare()
+        queue = MemoryQueue()
         agents = {"a": answering_agent(), "b": answering_agent()}
         others = [Runtime({"a": answering_agent()}, log=log, queue=queue, works=True, concurrency=1) for _ in range(3)]
         async with Runtime(agents, log=log, queue=queue) as server, others[0], others[1], others[2]:
@@ -292,7 +294,7 @@ def test_foreign_orphaned_run_is_logged_once_after_a_while(
     log: MemoryEventLog, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def program() -> None:
-        queue = Bare()
+        queue = MemoryQueue()
         agents = {"a": answering_agent(), "b": answering_agent()}
         async with Runtime(agents, log=log, queue=queue, version="1") as server:
             runs = [await server.start("a", "Hi"), await server.start("b", "Hi")]
@@ -311,7 +313,7 @@ def test_foreign_run_that_is_orphaned_again_is_logged_again(
     log: MemoryEventLog, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def program() -> None:
-        queue = Bare()
+        queue = MemoryQueue()
         async with (
             Runtime({"a": answering_agent(), "b": answering_agent()}, log=log, queue=queue) as server,
             Runtime({"a": answering_agent()}, log=log, queue=queue, works=True),
@@ -329,7 +331,7 @@ def test_foreign_run_that_is_orphaned_again_is_logged_again(
 
 def test_run_that_waits_for_a_busy_worker_is_not_logged(log: MemoryEventLog, caplog: pytest.LogCaptureFixture) -> None:
     async def program() -> None:
-        queue = Bare()
+        queue = MemoryQueue()
         slow = agent(*[call("work"), "Done."] * 3, tools=[work])
         async with (
             Runtime({"b": slow}, log=log, queue=queue, works=True, concurrency=1) as busy,
@@ -346,7 +348,7 @@ def test_run_that_waits_for_a_busy_worker_is_not_logged(log: MemoryEventLog, cap
 
 def test_run_that_waits_for_an_earlier_run_is_not_logged(log: MemoryEventLog, caplog: pytest.LogCaptureFixture) -> None:
     async def program() -> None:
-        queue = Bare()
+        queue = MemoryQueue()
         slow = agent(call("work"), "Done.", tools=[work])
         async with (
             Runtime({"a": slow, "b": answering_agent()}, log=log, queue=queue) as server,
@@ -369,7 +371,7 @@ def test_run_of_a_dead_worker_is_not_logged_before_its_takeover(
     first_machine, second_machine = two_machines()
 
     async def program() -> None:
-        queue = Bare()
+        queue = MemoryQueue()
         async with Runtime({"b": second_machine.agent()}, log=second_machine.log, queue=queue, works=True):
             first = Runtime(
                 {"a": first_machine.agent(call("work"), "Done.")},
@@ -395,7 +397,7 @@ def test_run_of_a_dead_worker_is_not_logged_before_its_takeover(
 
 
 async def test_start_returns_an_existing_run_when_the_queue_is_full(log: MemoryEventLog) -> None:
-    queue = Bare()
+    queue = MemoryQueue()
     async with Runtime({"a": answering_agent()}, log=log, queue=queue, max_waiting=1) as server:
         record = await server.start("a", "Hi", key="k", owner="ann")
         assert await server.start("a", "Hi", key="k", owner="ann") == record
@@ -403,15 +405,15 @@ async def test_start_returns_an_existing_run_when_the_queue_is_full(log: MemoryE
             with pytest.raises(QueueFull):
                 await server.start("a", "Hi", key=key, owner=owner)
     assert len(await log.list_runs()) == 1
-    assert [task_id for task_id, *_ in queue.rung] == [record.task_id] * 2
+    assert [task_id for task_id, *_ in queue.enqueued] == [record.task_id] * 2
 
 
 async def test_time_of_a_scheduled_run_is_decided_by_the_queue(
     log: MemoryEventLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queue = Bare()
+    queue = MemoryQueue()
     in_an_hour = datetime.now(UTC).replace(microsecond=0) + timedelta(hours=1)
     monkeypatch.setattr(_bells.time, "time", lambda: in_an_hour.timestamp() + 3600)
     async with Runtime({"a": answering_agent()}, log=log, queue=queue) as server:
         await server.start("a", "Hi", at=in_an_hour)
-    assert [at for _, _, at, *_ in queue.rung] == [in_an_hour]
+    assert [at for _, _, at, *_ in queue.enqueued] == [in_an_hour]

@@ -10,7 +10,7 @@ import pytest
 
 from rxloop import RunRecord
 from support.postgres.server import PostgresServer
-from support.workers.cluster import BY_HAND, Cluster, cluster
+from support.workers.cluster import SLOW_CHAOS, Cluster, start_cluster
 
 pytestmark = [pytest.mark.service("postgres"), pytest.mark.timeout(180)]
 
@@ -20,34 +20,34 @@ RUNS = 100
 @asynccontextmanager
 async def start_runs(server: PostgresServer) -> AsyncGenerator[tuple[Cluster, list[RunRecord]]]:
     """Start runs on two workers and release them."""
-    async with cluster(server.dsn, concurrency=64) as processes:
+    async with start_cluster(server.dsn, concurrency=64) as processes:
         go_file = processes.folder / "go"
         records = await processes.start_all(f"hold {go_file}; pay; look; wait 1; pay", RUNS)
-        await asyncio.gather(*(processes.until(record.task_id, "tool-start") for record in records))
+        await asyncio.gather(*(processes.wait_for_event(record.task_id, "tool-start") for record in records))
         go_file.touch()
         yield processes, records
 
 
-@pytest.mark.parametrize("crash", [pytest.param(False, marks=BY_HAND), True])
+@pytest.mark.parametrize("crash", [pytest.param(False, marks=SLOW_CHAOS), True])
 async def test_hundred_runs_survive_a_server_outage_of_two_seconds(crash: bool) -> None:
     with PostgresServer() as server:
         async with start_runs(server) as (processes, records):
             await asyncio.to_thread(server.kill if crash else server.stop)
             await asyncio.sleep(2)
             await asyncio.to_thread(server.start)
-            done = await processes.all_over(records)
-            await processes.judge(records)
+            done = await processes.wait_for_all(records)
+            await processes.check(records)
             assert {(record.state, record.attempt) for record in done} == {("completed", 1)}
             assert {len(processes.effects(record.task_id)) for record in done} == {2}
 
 
-@BY_HAND
+@SLOW_CHAOS
 async def test_runs_survive_a_server_outage_of_twenty_seconds() -> None:
     with PostgresServer() as server:
         async with start_runs(server) as (processes, records):
             await asyncio.to_thread(server.stop)
             await asyncio.sleep(20)
             await asyncio.to_thread(server.start)
-            done = await processes.all_over(records)
-            await processes.judge(records)
+            done = await processes.wait_for_all(records)
+            await processes.check(records)
     assert {record.state for record in done} == {"completed"}

@@ -24,8 +24,8 @@ from rxloop.errors import ConfigurationError
 from rxloop.runtime import PostgresQueue
 from rxloop.runtime import postgres_queue as module
 from rxloop.runtime.tenant_slots import Places
-from support.postgres.logs import asked
-from support.postgres.queues import Answers, opened, serving
+from support.postgres.logs import query_rows
+from support.postgres.queues import JobRecorder, open_queue, serve_queue
 from support.postgres.server import PostgresServer, database
 
 pytestmark = pytest.mark.service("postgres")
@@ -39,15 +39,15 @@ def dsn(postgres: str) -> Iterator[str]:
 
 
 async def test_job_enqueued_repeatedly_before_its_execution_is_delivered_once(dsn: str) -> None:
-    async with opened(dsn) as queue:
+    async with open_queue(dsn) as queue:
         for _ in range(5):
             await queue.enqueue("a")
         await queue.enqueue("b")
         assert await queue.waiting() == 2
-        answers = Answers(2)
-        async with serving(queue, answers):
+        answers = JobRecorder(2)
+        async with serve_queue(queue, answers):
             await answers.all.wait()
-            assert answers.got == ["a", "b"]
+            assert answers.jobs == ["a", "b"]
             # The run was executed, so it can be enqueued again, and the worker is notified immediately.
             answers.all.clear()
             await queue.enqueue("a")
@@ -65,58 +65,58 @@ async def test_queue_works_with_a_server_in_another_language(monkeypatch: pytest
             except psycopg.errors.DivisionByZero as error:
                 if "Division durch Null" not in str(error):
                     pytest.skip("this PostgreSQL has only English messages")
-        answers = Answers(3)
+        answers = JobRecorder(3)
 
         async def execute(task_id: str) -> None:
             await answers(task_id)
-            if len(answers.got) == 1:
+            if len(answers.jobs) == 1:
                 # Enqueue again before this job fails.
                 await queue.enqueue("a")
                 raise RuntimeError("not yet")
 
-        async with opened(server.dsn, tenant_limit=1) as queue:
+        async with open_queue(server.dsn, tenant_limit=1) as queue:
             for _ in range(2):
                 await queue.enqueue("a", tenant="t")
             await queue.enqueue("b", tenant="t")
             assert await queue.waiting() == 2
-            async with serving(queue, execute, concurrency=2), asyncio.timeout(20):
+            async with serve_queue(queue, execute, concurrency=2), asyncio.timeout(20):
                 await answers.all.wait()
-            assert sorted(answers.got) == ["a", "a", "b"]
+            assert sorted(answers.jobs) == ["a", "a", "b"]
 
 
 async def test_role_with_the_documented_rights_can_use_the_queue(dsn: str) -> None:
     grants = [line for line in DOCUMENT.read_text(encoding="utf-8").splitlines() if " SCHEMA queue TO app;" in line]
     role = f"rxloop_{secrets.token_hex(4)}"
     in_schema = f"{dsn}?options=-csearch_path%3Dqueue"
-    await asked(dsn, f"CREATE ROLE {role} LOGIN PASSWORD 'x'")
+    await query_rows(dsn, f"CREATE ROLE {role} LOGIN PASSWORD 'x'")
     try:
-        await asked(dsn, "CREATE SCHEMA queue")
-        async with opened(in_schema) as owner, opened(in_schema.replace("postgres@", f"{role}:x@")) as queue:
+        await query_rows(dsn, "CREATE SCHEMA queue")
+        async with open_queue(in_schema) as owner, open_queue(in_schema.replace("postgres@", f"{role}:x@")) as queue:
             assert await owner.waiting() == 0
             with pytest.raises(ConnectorException, match=r"no schema .* \(docs/machines.md, Rights\)"):
                 await queue.waiting()
             for grant in grants:
-                await asked(dsn, grant.replace("TO app", f"TO {role}"))
-            answers = Answers(1)
+                await query_rows(dsn, grant.replace("TO app", f"TO {role}"))
+            answers = JobRecorder(1)
             await queue.enqueue("a")
-            async with serving(queue, answers), asyncio.timeout(20):
+            async with serve_queue(queue, answers), asyncio.timeout(20):
                 await answers.all.wait()
     finally:
-        await asked(dsn, f"DROP OWNED BY {role}")
-        await asked(dsn, f"DROP ROLE {role}")
+        await query_rows(dsn, f"DROP OWNED BY {role}")
+        await query_rows(dsn, f"DROP ROLE {role}")
 
 
 async def test_jobs_are_delivered_by_priority_and_time(dsn: str) -> None:
-    async with opened(dsn) as queue:
+    async with open_queue(dsn) as queue:
         await queue.enqueue("low", priority=-1)
         await queue.enqueue("later", at=datetime.now(UTC) + timedelta(seconds=1))
         await queue.enqueue("usual")
         await queue.enqueue("high", priority=3)
         assert await queue.waiting() == 3
-        answers = Answers(4)
-        async with serving(queue, answers):
+        answers = JobRecorder(4)
+        async with serve_queue(queue, answers):
             await answers.all.wait()
-        assert answers.got == ["high", "usual", "low", "later"]
+        assert answers.jobs == ["high", "usual", "low", "later"]
 
 
 async def test_failed_or_canceled_job_is_delivered_again(dsn: str) -> None:
@@ -132,17 +132,17 @@ async def test_failed_or_canceled_job_is_delivered_again(dsn: str) -> None:
             raise RuntimeError("not yet")
         done.set()
 
-    async with opened(dsn) as queue:
+    async with open_queue(dsn) as queue:
         await queue.enqueue("fails")
         await queue.enqueue("stuck")
-        async with serving(queue, execute, concurrency=2):
+        async with serve_queue(queue, execute, concurrency=2):
             await done.wait()
             await stuck.wait()
         assert await queue.waiting() == 1
-        answers = Answers(1)
-        async with serving(queue, answers):
+        answers = JobRecorder(1)
+        async with serve_queue(queue, answers):
             await answers.all.wait()
-        assert answers.got == ["stuck"]
+        assert answers.jobs == ["stuck"]
 
 
 async def test_retry_of_a_job_uses_the_clock_of_the_server(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,17 +152,17 @@ async def test_retry_of_a_job_uses_the_clock_of_the_server(dsn: str, monkeypatch
             return super().now(tz) + timedelta(hours=1)
 
     monkeypatch.setattr(module, "datetime", ClockAhead, raising=False)
-    answers, times = Answers(2), list[float]()
+    answers, times = JobRecorder(2), list[float]()
 
     async def execute(task_id: str) -> None:
         times.append(asyncio.get_running_loop().time())
         await answers(task_id)
-        if len(answers.got) == 1:
+        if len(answers.jobs) == 1:
             raise RuntimeError("not yet")
 
-    async with opened(dsn) as queue:
+    async with open_queue(dsn) as queue:
         await queue.enqueue("a")
-        async with serving(queue, execute):
+        async with serve_queue(queue, execute):
             async with asyncio.timeout(20):
                 await answers.all.wait()
         # Delay retries, so that jobs do not bounce between unsuitable workers.
@@ -170,26 +170,26 @@ async def test_retry_of_a_job_uses_the_clock_of_the_server(dsn: str, monkeypatch
 
 
 async def test_worker_gets_jobs_of_its_version_and_jobs_without_version(dsn: str) -> None:
-    async with opened(dsn) as queue:
+    async with open_queue(dsn) as queue:
         await queue.enqueue("one", version="1")
         await queue.enqueue("two", version="2")
         await queue.enqueue("any")
-        answers = Answers(2)
-        async with serving(queue, answers, version="2"):
+        answers = JobRecorder(2)
+        async with serve_queue(queue, answers, version="2"):
             await answers.all.wait()
-        assert sorted(answers.got) == ["any", "two"]
+        assert sorted(answers.jobs) == ["any", "two"]
         assert await queue.waiting("1") == 1
 
 
 async def test_worker_gets_jobs_of_its_agents_and_jobs_without_agent(dsn: str) -> None:
-    async with opened(dsn) as queue:
+    async with open_queue(dsn) as queue:
         await queue.enqueue("other", agent="b", priority=5)
         await queue.enqueue("mine", agent="a")
         await queue.enqueue("any")
-        answers = Answers(2)
-        async with serving(queue, answers, agents=["a", "c"]):
+        answers = JobRecorder(2)
+        async with serve_queue(queue, answers, agents=["a", "c"]):
             await answers.all.wait()
-        assert answers.got == ["mine", "any"]
+        assert answers.jobs == ["mine", "any"]
         assert await queue.waiting() == 1
 
 
@@ -197,9 +197,9 @@ async def test_retried_job_keeps_its_agent(dsn: str) -> None:
     async def execute(task_id: str) -> None:
         raise RuntimeError("not yet")
 
-    async with opened(dsn) as queue:
+    async with open_queue(dsn) as queue:
         await queue.enqueue("run", agent="a")
-        async with serving(queue, execute, agents=["a"]):
+        async with serve_queue(queue, execute, agents=["a"]):
             with psycopg.connect(dsn, autocommit=True) as connection:
                 delayed = "SELECT args FROM procrastinate_jobs WHERE scheduled_at IS NOT NULL"
                 while not (job_args := connection.execute(delayed).fetchall()):  # noqa: ASYNC110
@@ -208,7 +208,7 @@ async def test_retried_job_keeps_its_agent(dsn: str) -> None:
 
 
 async def test_jobs_of_older_and_newer_programs_are_delivered(dsn: str) -> None:
-    async with opened(dsn) as queue:
+    async with open_queue(dsn) as queue:
         for job_args in (
             '{"task_id": "old", "tenant": "t"}',
             '{"task_id": "new", "tenant": null, "agent": "a", "more": 1}',
@@ -219,31 +219,31 @@ async def test_jobs_of_older_and_newer_programs_are_delivered(dsn: str) -> None:
                     "UPDATE procrastinate_jobs SET args = %s, queueing_lock = NULL WHERE queueing_lock = 'run'",
                     (job_args,),
                 )
-        answers = Answers(2)
-        async with serving(queue, answers, agents=["a"]):
+        answers = JobRecorder(2)
+        async with serve_queue(queue, answers, agents=["a"]):
             await answers.all.wait()
-        assert answers.got == ["old", "new"]
+        assert answers.jobs == ["old", "new"]
 
 
 async def test_job_of_a_dead_worker_is_delivered_before_other_jobs(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_STALLED", 0.4)
     monkeypatch.setattr(module, "_HEARTBEAT", 0.1)
-    async with opened(dsn) as queue:
+    async with open_queue(dsn) as queue:
         await queue.enqueue("left")
         app = await queue._opened()
         worker_id = await app.job_manager.register_worker()
         assert await app.job_manager.fetch_job(None, worker_id) is not None
         for number in range(3):
             await queue.enqueue(f"other{number}")
-        answers = Answers(4)
+        answers = JobRecorder(4)
 
         async def execute_slowly(task_id: str) -> None:
             await answers(task_id)
             await asyncio.sleep(0.6)
 
-        async with serving(queue, execute_slowly):
+        async with serve_queue(queue, execute_slowly):
             await answers.all.wait()
-        assert answers.got.index("left") < 3
+        assert answers.jobs.index("left") < 3
 
 
 async def test_job_of_a_dead_worker_is_kept_until_it_is_enqueued_again(
@@ -258,15 +258,15 @@ async def test_job_of_a_dead_worker_is_kept_until_it_is_enqueued_again(
             raise ConnectorException("the server does not answer in time")
         await enqueue_job(self, *arguments)
 
-    async with opened(dsn) as queue:
+    async with open_queue(dsn) as queue:
         await queue.enqueue("left")
         manager = (await queue._opened()).job_manager
         assert await manager.fetch_job(None, await manager.register_worker()) is not None
         monkeypatch.setattr(PostgresQueue, "_ring", fail_twice)
-        answers = Answers(1)
-        async with serving(queue, answers), asyncio.timeout(20):
+        answers = JobRecorder(1)
+        async with serve_queue(queue, answers), asyncio.timeout(20):
             await answers.all.wait()
-    assert answers.got == ["left"]
+    assert answers.jobs == ["left"]
 
 
 async def test_concurrent_processes_create_the_tables_once(dsn: str) -> None:
@@ -284,9 +284,9 @@ def count_connections(dsn: str) -> int:
 
 
 async def test_worker_uses_two_connections(dsn: str) -> None:
-    async with opened(dsn) as queue:
-        answers = Answers(10)
-        async with serving(queue, answers, concurrency=10):
+    async with open_queue(dsn) as queue:
+        answers = JobRecorder(10)
+        async with serve_queue(queue, answers, concurrency=10):
             # The listening connection may be opened after the first job.
             while count_connections(dsn) < 2:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
@@ -314,7 +314,7 @@ async def test_worker_that_can_no_longer_listen_ends(dsn: str, monkeypatch: pyte
         raise psycopg.OperationalError("the server is away for a moment")
 
     listener = "FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'"
-    async with opened(dsn) as queue, serving(queue, Answers(1)) as worker:
+    async with open_queue(dsn) as queue, serve_queue(queue, JobRecorder(1)) as worker:
         with psycopg.connect(dsn, autocommit=True) as connection:
             while not connection.execute(f"SELECT 1 {listener}").fetchall():  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
@@ -326,8 +326,8 @@ async def test_worker_that_can_no_longer_listen_ends(dsn: str, monkeypatch: pyte
 
 async def test_new_worker_continues_after_a_server_restart(monkeypatch: pytest.MonkeyPatch) -> None:
     with PostgresServer() as server:
-        async with opened(server.dsn) as queue:
-            answers = Answers(2)
+        async with open_queue(server.dsn) as queue:
+            answers = JobRecorder(2)
 
             async def serve_repeatedly() -> None:
                 while True:
@@ -337,7 +337,7 @@ async def test_new_worker_continues_after_a_server_restart(monkeypatch: pytest.M
 
             server_task = asyncio.create_task(serve_repeatedly())
             await queue.enqueue("before")
-            while not answers.got:  # noqa: ASYNC110
+            while not answers.jobs:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
             await asyncio.to_thread(server.stop, crash=True)
             await asyncio.to_thread(server.start)
@@ -351,7 +351,7 @@ async def test_new_worker_continues_after_a_server_restart(monkeypatch: pytest.M
             server_task.cancel()
             with suppress(asyncio.CancelledError):
                 await server_task
-    assert set(answers.got) == {"before", "after"}
+    assert set(answers.jobs) == {"before", "after"}
 
 
 def test_queue_rejects_tenant_limit_below_one() -> None:
@@ -366,7 +366,7 @@ def test_queue_rejects_invalid_name(name: str) -> None:
 
 
 async def test_waiting_counts_jobs_by_version_and_queue(dsn: str) -> None:
-    async with opened(dsn) as queue:
+    async with open_queue(dsn) as queue:
         other = PostgresQueue(dsn, name="rx_oop")
         await queue.enqueue("gone", version="7")
         await queue.enqueue("mine", version="8")
@@ -378,31 +378,31 @@ async def test_waiting_counts_jobs_by_version_and_queue(dsn: str) -> None:
 
 async def test_version_can_be_as_long_as_a_commit_hash(dsn: str) -> None:
     commit = "5737d7e" * 6
-    async with opened(dsn) as queue:
+    async with open_queue(dsn) as queue:
         await queue.enqueue("other", version=commit + "1")
-        answers = Answers(1)
-        async with serving(queue, answers, version=commit):
+        answers = JobRecorder(1)
+        async with serve_queue(queue, answers, version=commit):
             await queue.enqueue("a", version=commit)
             await answers.all.wait()
-        assert answers.got == ["a"]
+        assert answers.jobs == ["a"]
 
 
 async def test_job_enqueued_during_a_fetch_is_not_missed(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_POLL", 3600.0)
-    async with opened(dsn) as queue:
+    async with open_queue(dsn) as queue:
         job_manager = (await queue._opened()).job_manager
         assert isinstance(job_manager, Places)
-        answers, fetch_job = Answers(1), job_manager._taken
+        answers, fetch_job = JobRecorder(1), job_manager._taken
 
         async def enqueue_meanwhile(queues: Iterable[str] | None, worker_id: int) -> Job | None:
             job, notification_count = await fetch_job(queues, worker_id), job_manager._heard
-            if job is None and not answers.got:
+            if job is None and not answers.jobs:
                 await queue.enqueue("meanwhile")
                 while job_manager._heard == notification_count:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
             return job
 
-        async with serving(queue, answers) as task:
+        async with serve_queue(queue, answers) as task:
             # Wait until the worker listens and the queue is empty, because waiting jobs cause no further notification.
             task_ids = (f"first{number}" for number in count())
             while not job_manager._heard:
@@ -411,13 +411,13 @@ async def test_job_enqueued_during_a_fetch_is_not_missed(dsn: str, monkeypatch: 
             while await queue.waiting():  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             monkeypatch.setattr(job_manager, "_taken", enqueue_meanwhile)
-            answers.got.clear()
+            answers.jobs.clear()
             answers.all.clear()
             assert job_manager._wake is not None
             await job_manager._wake(channel="", notification={"type": "job_inserted", "job_id": 0})
             await answers.all.wait()
             assert not task.done()
-        assert answers.got == ["meanwhile"]
+        assert answers.jobs == ["meanwhile"]
 
 
 @pytest.mark.parametrize(
@@ -446,7 +446,7 @@ async def test_error_of_an_unreachable_server_hides_the_password(caplog: pytest.
 
 
 async def test_error_of_the_server_is_passed_on(dsn: str) -> None:
-    async with opened(dsn) as queue:
+    async with open_queue(dsn) as queue:
         assert await queue.waiting() == 0
         with psycopg.connect(dsn) as connection:
             connection.execute("ALTER TABLE procrastinate_jobs RENAME TO jobs")
@@ -456,7 +456,7 @@ async def test_error_of_the_server_is_passed_on(dsn: str) -> None:
 
 
 async def test_listening_connection_has_a_tcp_user_timeout(dsn: str) -> None:
-    async with opened(dsn) as queue:
+    async with open_queue(dsn) as queue:
         connector = (await queue._opened()).connector
         assert isinstance(connector, PsycopgConnector)
         async with connector._get_standalone_connection() as listener:

@@ -17,7 +17,7 @@ from rxloop.runtime import executor as _driving
 from rxloop.server import api
 from rxloop.testing import ScriptedModel, call, virtual_time
 from support.processes.machines import two_machines
-from support.queues import Bare
+from support.queues import MemoryQueue
 
 
 @pytest.fixture
@@ -46,18 +46,18 @@ async def wait_for_end(runtime: Runtime, record: RunRecord) -> RunRecord:
 
 
 async def test_replica_with_a_queue_starts_runs_without_executing_them(log: MemoryEventLog) -> None:
-    queue = Bare()
+    queue = MemoryQueue()
     async with Runtime({"a": answering_agent()}, log=log, queue=queue, adopt_every=0) as server:
         record = await server.start("a", "Hi", owner="ann")
         for _ in range(20):
             await asyncio.sleep(0)
         assert (await server.get_record(record.task_id)).state == "submitted"
         assert not server.drives(record.task_id)
-    assert queue.rung == [(record.task_id, 0, None, "ann", "a", None)]
+    assert queue.enqueued == [(record.task_id, 0, None, "ann", "a", None)]
 
 
 async def test_worker_executes_runs_of_another_replica(log: MemoryEventLog) -> None:
-    queue = Bare()
+    queue = MemoryQueue()
     async with (
         Runtime({"a": answering_agent()}, log=log, queue=queue) as server,
         Runtime({"a": answering_agent()}, log=log, queue=queue, works=True),
@@ -70,7 +70,7 @@ def test_runs_survive_a_queue_that_loses_jobs(log: MemoryEventLog) -> None:
     with virtual_time() as time:
 
         async def program() -> None:
-            queue = Bare(lost=0.7, doubled=0.3, shuffled=True)
+            queue = MemoryQueue(loss=0.7, duplication=0.3, shuffles=True)
             worker = Runtime({"a": answering_agent()}, log=log, queue=queue, works=True, concurrency=4)
             async with Runtime({"a": answering_agent()}, log=log, queue=queue) as server, worker:
                 records = [await server.start("a", "Hi") for _ in range(30)]
@@ -82,7 +82,7 @@ def test_runs_survive_a_queue_that_loses_jobs(log: MemoryEventLog) -> None:
 
 
 async def test_duplicated_and_shuffled_jobs_start_each_run_once(log: MemoryEventLog) -> None:
-    queue = Bare(doubled=1, shuffled=True)
+    queue = MemoryQueue(duplication=1, shuffles=True)
     async with (
         Runtime({"a": answering_agent()}, log=log, queue=queue) as server,
         Runtime({"a": answering_agent()}, log=log, queue=queue, works=True, concurrency=3),
@@ -101,7 +101,7 @@ def test_run_that_waits_for_an_earlier_run_occupies_no_slot(log: MemoryEventLog)
     with virtual_time() as time:
 
         async def program() -> None:
-            queue = Bare()
+            queue = MemoryQueue()
             slow = agent(call("work"), "Done.", "Later.", tools=[work])
             worker = Runtime(
                 {"slow": slow, "quick": answering_agent()}, log=log, queue=queue, works=True, concurrency=2
@@ -124,7 +124,7 @@ def test_draining_worker_enqueues_its_unfinished_runs() -> None:
     with virtual_time() as time:
 
         async def program() -> None:
-            queue = Bare()
+            queue = MemoryQueue()
             worker = Runtime(
                 {"a": first_machine.agent(call("work"), "Done.")},
                 log=first_machine.log,
@@ -148,7 +148,7 @@ def test_draining_worker_enqueues_its_unfinished_runs() -> None:
 
 async def test_job_for_a_run_of_another_worker_is_completed_immediately() -> None:
     first_machine, second_machine = two_machines()
-    queue = Bare()
+    queue = MemoryQueue()
     async with Runtime(
         {"a": first_machine.agent(call("work"), "Done.")}, log=first_machine.log, queue=queue, works=True, grace=0
     ) as first:
@@ -163,7 +163,7 @@ async def test_job_for_a_run_of_another_worker_is_completed_immediately() -> Non
 
 
 async def test_start_raises_when_the_queue_is_full(log: MemoryEventLog) -> None:
-    async with Runtime({"a": answering_agent()}, log=log, queue=Bare(), max_waiting=3) as server:
+    async with Runtime({"a": answering_agent()}, log=log, queue=MemoryQueue(), max_waiting=3) as server:
         for _ in range(3):
             await server.start("a", "Hi")
         with pytest.raises(QueueFull, match="3 runs wait for a worker"):
@@ -172,12 +172,12 @@ async def test_start_raises_when_the_queue_is_full(log: MemoryEventLog) -> None:
 
 
 async def test_priority_and_time_of_a_run_are_enqueued_and_recorded(log: MemoryEventLog) -> None:
-    queue = Bare()
+    queue = MemoryQueue()
     later = datetime.now(UTC).replace(microsecond=0) + timedelta(hours=1)
     async with Runtime({"a": answering_agent()}, log=log, queue=queue, version="7") as server:
         record = await server.start("a", "Hi", priority=5, at=later, metadata={"mine": 1})
         assert (await server.get_record(record.task_id)).metadata["mine"] == 1
-        assert queue.rung == [(record.task_id, 5, later, None, "a", "7")]
+        assert queue.enqueued == [(record.task_id, 5, later, None, "a", "7")]
         with pytest.raises(ConfigurationError, match="no time zone"):
             await server.start("a", "Hi", at=datetime(2030, 1, 1))  # noqa: DTZ001
         with pytest.raises(ConfigurationError, match="not yours"):
@@ -186,14 +186,14 @@ async def test_priority_and_time_of_a_run_are_enqueued_and_recorded(log: MemoryE
 
 @pytest.mark.parametrize("priority", [1_000_001, -(2**31), 0.0, 1.5, True, "5", None])
 async def test_start_rejects_invalid_priority(log: MemoryEventLog, priority: Any) -> None:
-    async with Runtime({"a": answering_agent()}, log=log, queue=Bare()) as server:
+    async with Runtime({"a": answering_agent()}, log=log, queue=MemoryQueue()) as server:
         with pytest.raises(ConfigurationError, match="whole number from -1,000,000 to 1,000,000"):
             await server.start("a", "Hi", priority=priority)
     assert not await log.list_runs()
 
 
 async def test_full_queue_is_decided_by_the_jobs_of_the_same_version(log: MemoryEventLog) -> None:
-    class VersionedQueue(Bare):
+    class VersionedQueue(MemoryQueue):
         async def waiting(self, version: str | None = None) -> int:
             return {"7": 3, "8": 0}[version or ""]
 
@@ -214,7 +214,7 @@ async def test_priority_requires_a_queue(log: MemoryEventLog) -> None:
 
 
 async def test_run_is_executed_only_by_workers_of_its_version(log: MemoryEventLog) -> None:
-    queue = Bare()
+    queue = MemoryQueue()
     async with Runtime({"a": answering_agent()}, log=log, queue=queue, version="1") as server:
         record = await server.start("a", "Hi")
         async with Runtime({"a": answering_agent()}, log=log, queue=queue, works=True, version="2"):
@@ -227,7 +227,7 @@ async def test_run_is_executed_only_by_workers_of_its_version(log: MemoryEventLo
 
 
 async def test_worker_requests_jobs_of_its_agents_and_version(log: MemoryEventLog) -> None:
-    class RecordingQueue(Bare):
+    class RecordingQueue(MemoryQueue):
         options: dict[str, Any]
 
         async def serve(self, settle: Callable[[str], Awaitable[None]], **options: Any) -> None:
@@ -247,7 +247,7 @@ async def test_answer_enqueues_the_run(log: MemoryEventLog) -> None:
         """Pays."""
         return "paid"
 
-    queue = Bare()
+    queue = MemoryQueue()
     worker = Runtime({"a": agent(call("pay"), "Done.", tools=[pay])}, log=log, queue=queue, works=True)
     async with Runtime({"a": answering_agent()}, log=log, queue=queue) as server, worker:
         record = await server.start("a", "Pay")
@@ -258,7 +258,7 @@ async def test_answer_enqueues_the_run(log: MemoryEventLog) -> None:
 
 
 async def test_http_client_gets_429_with_retry_after_when_the_queue_is_full(log: MemoryEventLog) -> None:
-    async with Runtime({"a": answering_agent()}, log=log, queue=Bare(), max_waiting=1) as server:
+    async with Runtime({"a": answering_agent()}, log=log, queue=MemoryQueue(), max_waiting=1) as server:
         app = api(server)
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://web") as client:
             first = await client.post("/runs", json={"input": "Hi"})
@@ -268,7 +268,7 @@ async def test_http_client_gets_429_with_retry_after_when_the_queue_is_full(log:
     assert second.headers["retry-after"] == "5"
 
 
-class StubbornQueue(Bare):
+class StubbornQueue(MemoryQueue):
     """Queue that ignores one cancellation."""
 
     async def serve(self, settle: Callable[[str], Awaitable[None]], **options: Any) -> None:
@@ -297,7 +297,7 @@ def test_failing_runs_do_not_delay_other_runs_of_a_worker(log: MemoryEventLog) -
 
     async def program() -> None:
         nonlocal broken
-        queue = Bare()
+        queue = MemoryQueue()
         async with (
             Runtime({"a": answering_agent()}, log=log, queue=queue) as server,
             Runtime({"a": answering_agent()}, log=log, queue=queue, deps=deps, works=True, concurrency=2),
@@ -323,7 +323,7 @@ def test_worker_whose_runs_all_fail_accepts_a_limited_number(log: MemoryEventLog
         raise ValueError("there are none")
 
     async def program() -> None:
-        queue = Bare()
+        queue = MemoryQueue()
         async with (
             Runtime({"a": answering_agent()}, log=log, queue=queue) as server,
             Runtime({"a": answering_agent()}, log=log, queue=queue, deps=deps, works=True, concurrency=2),
@@ -331,7 +331,7 @@ def test_worker_whose_runs_all_fail_accepts_a_limited_number(log: MemoryEventLog
             for _ in range(50):
                 await server.start("a", "Hi")
             await asyncio.sleep(100)
-            assert len(set(queue.answered)) == 2 * 10 + 2
+            assert len(set(queue.executed)) == 2 * 10 + 2
 
     with virtual_time() as time:
         time.run(program(), timeout=1_000)
@@ -350,12 +350,12 @@ def test_run_without_a_job_is_found_behind_scheduled_and_foreign_runs(
     log: MemoryEventLog, name: str, days: int
 ) -> None:
     async def program() -> None:
-        queue = Bare()
+        queue = MemoryQueue()
         async with Runtime({"a": answering_agent(), "b": answering_agent()}, log=log, queue=queue) as server:
             for _ in range(350):
                 await server.start(name, "Hi", at=datetime.now(UTC) + timedelta(days=days))
             lost_run = await server.start("a", "Hi")
-            queue.empty()
+            queue.clear()
             # Scan 1 is too early, and scan 5 reaches this run.
             async with (
                 Runtime({"a": answering_agent()}, log=log, queue=queue, works=True),
@@ -369,7 +369,7 @@ def test_run_without_a_job_is_found_behind_scheduled_and_foreign_runs(
 
 @pytest.mark.usefixtures("small_scans")
 def test_worker_scans_all_waiting_runs_before_it_enqueues_a_run_again(log: MemoryEventLog) -> None:
-    class IgnoredQueue(Bare):
+    class IgnoredQueue(MemoryQueue):
         async def serve(self, settle: Callable[[str], Awaitable[None]], **options: Any) -> None:
             await asyncio.Event().wait()
 
@@ -384,7 +384,7 @@ def test_worker_scans_all_waiting_runs_before_it_enqueues_a_run_again(log: Memor
             await asyncio.sleep(20)
             async with Runtime({"a": answering_agent()}, log=log, queue=queue, works=True, adopt_every=1):
                 await asyncio.sleep(25)
-        enqueued = [task_id for task_id, *_ in queue.rung[len(records) :]]
+        enqueued = [task_id for task_id, *_ in queue.enqueued[len(records) :]]
         own_ids = records[::4]
         assert enqueued == [*own_ids, *own_ids[:20]]
 

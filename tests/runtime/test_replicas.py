@@ -12,7 +12,7 @@ from rxloop import Agent, PostgresEventLog, Runtime
 from rxloop.runtime import PostgresQueue
 from rxloop.server import api
 from rxloop.testing import ScriptedModel, frames
-from support.api_server import listening
+from support.api_server import serve_app
 
 pytestmark = pytest.mark.service("postgres")
 
@@ -47,7 +47,7 @@ async def test_client_continues_at_another_replica_after_its_last_event(postgres
         first = await stack.enter_async_context(start_replica(postgres_database, agent))
         second = await stack.enter_async_context(start_replica(postgres_database, agent))
         await stack.enter_async_context(start_replica(postgres_database, agent, works=True))
-        urls = [await stack.enter_async_context(listening(api(runtime))) for runtime in (first, second)]
+        urls = [await stack.enter_async_context(serve_app(api(runtime))) for runtime in (first, second)]
         async with httpx.AsyncClient(timeout=20) as client:
             run = (await client.post(f"{urls[0]}/runs", json={"input": "Warm?"})).json()
             path = f"/runs/{run['taskId']}/events"

@@ -25,8 +25,8 @@ from rxloop import (
 )
 from rxloop.errors import ConfigurationError, InvalidInput, RxloopError, UnknownRun
 from rxloop.testing import ScriptedModel, call, frames, virtual_time
-from support.processes.machines import MachineLog, Shared
-from support.run_checks import nothing_left
+from support.processes.machines import MachineLog, SharedState
+from support.run_checks import assert_no_tasks
 from support.slow_agent import agent, pay, work
 
 
@@ -40,7 +40,7 @@ async def test_run_completes_without_a_reader(log: MemoryEventLog) -> None:
         assert (await log.read(record.task_id))[0].kind == "task"  # durable when `start` returns
         await runtime.follow(record.task_id)
         assert (await runtime.get_record(record.task_id)).state == "completed"
-    await nothing_left()
+    await assert_no_tasks()
 
 
 async def test_follower_gets_all_events_of_a_run(log: MemoryEventLog) -> None:
@@ -159,7 +159,7 @@ async def test_working_and_waiting_runs_can_be_canceled_by_id(log: MemoryEventLo
         states = [(await runtime.get_record(record.task_id)).state for record in (slow, asking_agent)]
         assert states == ["canceled", "canceled"]
         assert kinds([event async for event in runtime.follow(asking_agent.task_id)])[-1] == "status-update"
-    await nothing_left()
+    await assert_no_tasks()
 
 
 async def test_events_of_all_runs_are_in_one_stream(log: MemoryEventLog) -> None:
@@ -193,7 +193,7 @@ async def test_deps_are_derived_from_the_run_record(log: MemoryEventLog) -> None
 
 
 def test_released_run_is_adopted_by_another_machine() -> None:
-    shared = Shared()
+    shared = SharedState()
     first_log, second_log = MachineLog(shared), MachineLog(shared)
 
     async def main() -> None:

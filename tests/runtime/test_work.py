@@ -14,7 +14,7 @@ from rxloop.errors import ConfigurationError
 from rxloop.runtime import Periodic, work
 from rxloop.testing import ScriptedModel, call, virtual_time
 from support.processes.machines import two_machines
-from support.queues import Bare
+from support.queues import MemoryQueue
 
 
 def answering_agent() -> Agent[Any, Any]:
@@ -32,7 +32,7 @@ def test_canceled_worker_releases_its_runs_for_the_next_worker() -> None:
     with virtual_time() as time:
 
         async def program() -> None:
-            queue = Bare()
+            queue = MemoryQueue()
             first = asyncio.create_task(
                 work(
                     {"a": first_machine.agent(call("work"), "Done.")},
@@ -60,7 +60,7 @@ def test_canceled_worker_releases_its_runs_for_the_next_worker() -> None:
 
 
 async def test_periodic_run_is_started_once_per_time_by_several_workers() -> None:
-    log, queue = MemoryEventLog(), Bare()
+    log, queue = MemoryEventLog(), MemoryQueue()
     schedule = [Periodic("tick", "* * * * * *", "a", "What time is it?", {"owner": "ann"})]
     workers = [
         asyncio.create_task(work({"a": answering_agent()}, queue, log=log, periodic=schedule, concurrency=2))
@@ -76,7 +76,7 @@ async def test_periodic_run_is_started_once_per_time_by_several_workers() -> Non
     assert {record.owner for record in records} == {"ann"}
 
 
-class HangingQueue(Bare):
+class HangingQueue(MemoryQueue):
     """Queue whose `enqueue` hangs and delays or ignores its cancellation."""
 
     def __init__(self, *, ignores_first_cancel: bool = False) -> None:
@@ -102,7 +102,7 @@ class HangingQueue(Bare):
             raise
 
 
-def start_periodic_worker(queue: Bare, *periodic: Periodic) -> asyncio.Task[None]:
+def start_periodic_worker(queue: MemoryQueue, *periodic: Periodic) -> asyncio.Task[None]:
     schedule = [*periodic, Periodic("tick", "* * * * * *", "a", "What time is it?")]
     # No scan may wait for the queue.
     return asyncio.create_task(
