@@ -55,20 +55,20 @@ def test_what_fits_is_taken(answer: Any, given_: str, value: Any) -> None:
     ("answer", "given_", "said"),
     [
         (int, "five", "'five' is not JSON; type something like 1"),
-        (int, "5.5", "the value is to be a JSON integer, not 5.5; type something like 1"),
-        (int, '"5"', "the value is to be a JSON integer, not '5'"),
-        (int, "true", "the value is to be a JSON integer, not True"),
+        (int, "5.5", "the value must be a JSON integer, got 5.5; type something like 1"),
+        (int, '"5"', "the value must be a JSON integer, got '5'"),
+        (int, "true", "the value must be a JSON integer, got True"),
         (int, "", "type something like 1"),
-        (Annotated[int, Field(ge=1, le=5)], "9", "the value is to be at most 5, not 9"),
-        (list[int], '[1, "x"]', "[1] is to be a JSON integer, not 'x'; type something like [1]"),
+        (Annotated[int, Field(ge=1, le=5)], "9", "the value must be at most 5, got 9"),
+        (list[int], '[1, "x"]', "[1] must be a JSON integer, got 'x'; type something like [1]"),
         (dict[str, int], "{", "'{' is not JSON; type something like {}"),
         (Literal["a", "b"], "c", "'c' is not JSON; type something like \"a\""),
         (
             Room,
             '{"guests": 2}',
-            """the value lacks 'name'; type something like {"guests":1,"name":"...","kind":"single"}""",
+            """the value must have 'name'; type something like {"guests":1,"name":"...","kind":"single"}""",
         ),
-        (Room, '{"guests": 0, "name": "A", "kind": "single"}', "guests is to be at least 1, not 0"),
+        (Room, '{"guests": 0, "name": "A", "kind": "single"}', "guests must be at least 1, got 0"),
     ],
 )
 def test_what_does_not_fit_is_said_with_something_that_would(answer: Any, given_: str, said: str) -> None:

@@ -171,8 +171,8 @@ def test_an_answer_that_does_not_fit_is_asked_for_again(workspace: Workspace) ->
     for typed, said in (
         ("many", "'many' is not JSON; type something like 1"),
         ("", "type something like 1"),
-        ("3.5", "the value is to be a JSON integer, not 3.5"),
-        ("9", "the value is to be at most 5, not 9"),
+        ("3.5", "the value must be a JSON integer, got 3.5"),
+        ("9", "the value must be at most 5, got 9"),
     ):
         terminal.send(f"{typed}\n")
         terminal.expect(said)

@@ -104,9 +104,21 @@ def test_a_preset_keeps_its_ways_at_another_address(
         (("--model", "zai:glm-4.7"), {}, "zai:glm-4.7 needs a key: export ZAI_API_KEY=..., "),
         (("--model", "nobody:x"), {}, "nobody"),
         (("--base-url", "http://localhost:1/v1"), {"RXLOOP_MODEL": ""}, "--base-url needs the name of a model"),
-        (("--base-url", "http://[bad", "--model", "x"), {}, "'http://[bad' is not the address of an endpoint"),
-        (("--base-url", "http://h:99999", "--model", "x"), {}, "'http://h:99999' is not the address of an endpoint"),
-        (("--model", "http://[bad#x"), {}, "'http://[bad' is not the address of an endpoint"),
+        (
+            ("--base-url", "http://[bad", "--model", "x"),
+            {},
+            "such as 'http://localhost:8000/v1', got 'http://[bad'",
+        ),
+        (
+            ("--base-url", "http://h:99999", "--model", "x"),
+            {},
+            "such as 'http://localhost:8000/v1', got 'http://h:99999'",
+        ),
+        (
+            ("--model", "http://[bad#x"),
+            {},
+            "such as 'http://localhost:8000/v1', got 'http://[bad'",
+        ),
         (
             ("--model", "ollama:x"),
             {"OLLAMA_HOST": "http://[bad"},

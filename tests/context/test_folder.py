@@ -142,7 +142,7 @@ async def test_no_handle_is_left_open(tmp_path: Path) -> None:
 async def test_where_folders_cannot_be_opened_the_paths_are_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(below, "BY_HANDLE", False)
+    monkeypatch.setattr(below, "HAS_DIR_FD", False)
     (tmp_path / "in" / "sub").mkdir(parents=True)
     (tmp_path / "in" / "sub" / "a.txt").write_text("a")
     (tmp_path / "secret.txt").write_text("secret")

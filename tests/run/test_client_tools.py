@@ -88,8 +88,8 @@ async def test_invalid_arguments_do_not_reach_the_client() -> None:  # L106
 
     assert len(asked) == 1
     assert results(result.messages) == [
-        "The arguments of show_map do not fit, and it was not called: city is to be a JSON string, not 5.",
-        "The arguments of show_map do not fit, and it was not called: the value lacks 'city'.",
+        "The arguments of show_map do not fit, and it was not called: city must be a JSON string, got 5.",
+        "The arguments of show_map do not fit, and it was not called: the value must have 'city'.",
         '{"shown":true}',
     ]
 
@@ -134,8 +134,8 @@ async def test_invalid_client_result_is_rejected_and_the_run_still_waits(log: Me
     paused = await asking_agent.run("Where?")
     oversized = list(range(200_001))
     for value, message in (
-        ("yes", "is to be a JSON object"),
-        ({"shown": 1}, "shown is to be a JSON boolean"),
+        ("yes", "must be a JSON object"),
+        ({"shown": 1}, "shown must be a JSON boolean"),
         ({"shown": True, "all": oversized}, "more than 200,000 values"),
     ):
         with pytest.raises(InvalidInput, match=message):
@@ -182,7 +182,7 @@ async def test_client_tools_of_a_run_are_recorded_for_its_resumption(tmp_path: P
 
     async with agent(SqliteEventLog(path), "Both.") as second:
         model: Any = second.model
-        with pytest.raises(InvalidInput, match="lacks 'shown'"):
+        with pytest.raises(InvalidInput, match="must have 'shown'"):
             await second.resume(paused.task_id, inputs={"1.0.1": {}})
         await second.get_run(paused.task_id).answer({"1.1.1": "Bergen"})
         record = await second.get_run(paused.task_id).execute()

@@ -23,7 +23,7 @@ USER: ContextVar[str] = ContextVar("user", default="nobody")
 @pytest.fixture
 def pool(monkeypatch: pytest.MonkeyPatch) -> Threads:
     """Threads of the test's own: two at work at once, and three that may be stuck."""
-    made = Threads(at_work=2, stuck=3, idle_seconds=0.05)
+    made = Threads(max_running=2, max_stuck=3, idle_seconds=0.05)
     monkeypatch.setattr(module, "THREADS", made)
     return made
 
@@ -56,7 +56,7 @@ async def test_what_is_too_much_at_once_waits_for_its_turn(pool: Threads) -> Non
     first = [asyncio.ensure_future(run_in_thread(lambda: go.wait(10))) for _ in range(2)]
     later = [asyncio.ensure_future(run_in_thread(lambda: "later")) for _ in range(5)]
     await asyncio.sleep(0)
-    assert len(pool._waiting) == 5
+    assert len(pool._queue) == 5
     go.set()
     assert await asyncio.gather(*first, *later) == [True, True, *["later"] * 5]
 
@@ -91,7 +91,7 @@ async def test_too_many_that_hang_are_an_error_until_one_of_them_ends(pool: Thre
     go = threading.Event()
     try:
         await hang(3, go)
-        with pytest.raises(RxloopError, match="3 calls that were cut off still run in their threads"):
+        with pytest.raises(RxloopError, match="3 canceled calls are still running"):
             await run_in_thread(lambda: "done")
     finally:
         go.set()
@@ -133,7 +133,7 @@ async def test_one_that_is_left_before_its_turn_is_never_begun(pool: Threads) ->
     await asyncio.gather(*first)
     assert await run_in_thread(lambda: "done") == "done"
     assert begun == []
-    await wait_until(lambda: not pool._at_work)
+    await wait_until(lambda: not pool._running)
 
 
 class Odd(BaseException):

@@ -59,9 +59,9 @@ async def test_the_model_asks_and_the_answer_is_its_result(
     [
         ({"prompt": "Which?", "options": ["a", "b"]}, "c", "none of the options"),
         ({"prompt": "Shall I?", "kind": "confirmation"}, "yes", "boolean"),
-        ({"prompt": "When?", "fields": FIELDS}, {"city": "Oslo", "days": "two"}, "days is to be a JSON integer"),
-        ({"prompt": "When?", "fields": FIELDS}, {"city": "Oslo"}, "lacks 'days'"),
-        ({"prompt": "When?", "fields": FIELDS}, {"city": "Oslo", "days": 2, "by": "car"}, "has no 'by'"),
+        ({"prompt": "When?", "fields": FIELDS}, {"city": "Oslo", "days": "two"}, "days must be a JSON integer"),
+        ({"prompt": "When?", "fields": FIELDS}, {"city": "Oslo"}, "must have 'days'"),
+        ({"prompt": "When?", "fields": FIELDS}, {"city": "Oslo", "days": 2, "by": "car"}, "must not have 'by'"),
     ],
 )
 async def test_an_answer_that_does_not_fit_is_refused_and_the_run_still_waits(

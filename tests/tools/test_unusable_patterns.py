@@ -64,7 +64,7 @@ async def test_a_client_may_write_what_is_not_there_as_null(parameters: dict[str
 
 @pytest.mark.parametrize("kind", [5, "array", ["array", "null"], {}])
 def test_parameters_that_are_no_object_are_refused(kind: Any) -> None:
-    with pytest.raises(ConfigurationError, match="its type is to be 'object'"):
+    with pytest.raises(ConfigurationError, match="its type must be 'object'"):
         client_tool("show", {"type": kind})
 
 

@@ -41,7 +41,7 @@ from rxloop.run.result import Result
 from rxloop.storage import MemoryEventLog
 from rxloop.storage.opening import is_postgres
 from rxloop.stream.stream import Stream
-from rxloop.support.json_schema import find_misfit
+from rxloop.support.json_schema import find_mismatch
 from rxloop.support.redaction import display_url
 
 _YES_OR_NO = {"y": True, "yes": True, "true": True, "n": False, "no": False, "false": False}
@@ -114,14 +114,14 @@ def _read_data(given: str, pending: PendingInput) -> Any:
     try:
         value = orjson.loads(given)
     except orjson.JSONDecodeError:
-        if given and find_misfit(given, schema) is None:
+        if given and find_mismatch(given, schema) is None:
             return given
         raise ConfigurationError(f"{given!r} is not JSON; {like}" if given else like) from None
-    wrong = find_misfit(value, schema)
+    wrong = find_mismatch(value, schema)
     if wrong is None:
         return value
     # A house number is digits, and a text all the same.
-    if find_misfit(given, schema) is None:
+    if find_mismatch(given, schema) is None:
         return given
     raise ConfigurationError(f"{wrong}; {like}")
 

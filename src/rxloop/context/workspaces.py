@@ -11,7 +11,7 @@ from typing import Literal, cast
 
 from rxloop.errors import ConfigurationError
 from rxloop.pipeline.interfaces import Rendered, Workspace, WorkspacePart
-from rxloop.support.safe_files import list_paths, open_path, read_at
+from rxloop.support.safe_files import list_paths, open_path, read_range
 from rxloop.support.threads import call_user_function, run_in_thread
 
 Kind = Literal["static", "live"]
@@ -185,7 +185,7 @@ class FolderWorkspace:
         parts: list[WorkspacePart] = []
         room = self._max_total
         try:
-            found, more = list_paths(self.path, most=_MOST_SEEN)
+            found, more = list_paths(self.path, max_entries=_MOST_SEEN)
         except OSError as error:
             return [WorkspacePart(f"(the folder cannot be read: {error.strerror})", "", self._kind)]
         names = [name for name in found if self._wants(name)]
@@ -212,13 +212,13 @@ def _text(root: Path, name: str, limit: int) -> str | None:
     try:
         with open_path(root, name) as handle:
             size = os.fstat(handle).st_size
-            head = read_at(handle, 0, max(limit, _HEAD))
+            head = read_range(handle, 0, max(limit, _HEAD))
             if b"\0" in head[:_HEAD]:
                 return None
             if size <= limit:
                 return head[:limit].decode("utf-8", "replace")
             half = limit // 2
-            tail = read_at(handle, max(0, size - half), size)
+            tail = read_range(handle, max(0, size - half), size)
     except OSError:
         return None
     gone = f"\n[... {size - 2 * half} bytes left out ...]\n"

@@ -12,7 +12,7 @@ from rxloop.protocol.events import SUPERSEDED, WAITING
 from rxloop.protocol.json_data import freeze_json
 from rxloop.protocol.messages import get_tool_error
 from rxloop.state.run_state import RunState
-from rxloop.support.json_schema import find_misfit, to_json_text
+from rxloop.support.json_schema import find_mismatch, quote_value
 from rxloop.tools.result import encode_result
 
 
@@ -31,7 +31,7 @@ def new_answers(task_id: str, state: RunState, inputs: Mapping[str, Any]) -> dic
             if _written(_stored(input_id, value)) != _written(state.answers[input_id]):
                 raise NotAsked(
                     f"{input_id!r} of the run {task_id} has its answer already: "
-                    f"{to_json_text(state.answers[input_id])}, which {to_json_text(value)} cannot replace"
+                    f"{quote_value(state.answers[input_id])}, which {quote_value(value)} cannot replace"
                 )
             continue
         _check(task_id, state, input_id, value)
@@ -76,14 +76,14 @@ def _check(task_id: str, state: RunState, input_id: str, value: Any) -> None:
             raise InvalidInput(f"the credential for {input_id!r} is to be ciphertext: a text, or bytes")
         return
     if question.options is not None and value not in question.options:
-        raise InvalidInput(f"{to_json_text(value)} is none of the options of {question.prompt!r}: {question.options}")
+        raise InvalidInput(f"{quote_value(value)} is none of the options of {question.prompt!r}: {question.options}")
     if question.input_kind == "tool":
         _check_result(input_id, value)
         if get_tool_error(value) is not None:
             return
-    wrong = find_misfit(value, question.answer_schema)
+    wrong = find_mismatch(value, question.answer_schema)
     if wrong is not None:
-        raise InvalidInput(f"{to_json_text(value)} does not answer {question.prompt!r} ({input_id}): {wrong}")
+        raise InvalidInput(f"{quote_value(value)} does not answer {question.prompt!r} ({input_id}): {wrong}")
 
 
 def _check_result(input_id: str, value: Any) -> None:

@@ -29,7 +29,7 @@ from rxloop.pipeline.artifact_rules import (
     unknown,
     version_of,
 )
-from rxloop.support.safe_files import BY_HANDLE, open_file, open_folder, read_at, remove_file, write_at
+from rxloop.support.safe_files import HAS_DIR_FD, open_file, open_folder, read_range, remove_file, write_range
 from rxloop.support.threads import run_in_thread
 
 FOLDER = ".journal"
@@ -107,7 +107,7 @@ class Journal:
         """Write a line, while the journal is held: what it tells is done."""
         data = orjson.dumps(line) + b"\n"
         # Over what a crash has left of a line.
-        write_at(self._handle, data, self._end)
+        write_range(self._handle, data, self._end)
         self._take(line)
         self._start = self._start or data[:_START]
         self._end += len(data)
@@ -123,10 +123,10 @@ class Journal:
     def _catch_up(self, handle: int) -> None:
         """Read the lines that others have written; one without its end is not written yet."""
         # A journal that follows a deleted one may have the same inode, so its first bytes tell them apart.
-        if os.fstat(handle).st_size < self._end or read_at(handle, 0, len(self._start)) != self._start:
+        if os.fstat(handle).st_size < self._end or read_range(handle, 0, len(self._start)) != self._start:
             self._forget()
         rest = b""
-        while block := read_at(handle, self._end + len(rest), self._end + len(rest) + _BLOCK):
+        while block := read_range(handle, self._end + len(rest), self._end + len(rest) + _BLOCK):
             *lines, rest = (rest + block).split(b"\n")
             for line in lines:
                 try:
@@ -211,7 +211,7 @@ class FolderArtifacts:
         self.path = Path(path).absolute()
         if self.path.exists() and not self.path.is_dir():
             raise ConfigurationError(f"{self.path} is not a folder")
-        if not BY_HANDLE:
+        if not HAS_DIR_FD:
             raise ConfigurationError("FolderArtifacts needs a POSIX system: use SqliteArtifacts")
         self._journals: OrderedDict[tuple[str, str], Journal] = OrderedDict()
         self._lock = Lock()
@@ -271,7 +271,7 @@ class FolderArtifacts:
                 before = journal.versions[-1]
                 check_open(before, version)
                 with open_file(place, f"v{before.version}", artifact_id, os.O_RDWR) as content:
-                    write_at(content, data, before.size)
+                    write_range(content, data, before.size)
                 journal.write(size=len(data), last=last, at=now, key=key)
                 return ArtifactChunk(journal.versions[-1], before.chunks, before.size)
 
@@ -378,7 +378,7 @@ class FolderArtifacts:
                 # The folder itself may be a link: its owner has named it.
                 root = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
                 try:
-                    with open_folder(root, name, make=make) as place:
+                    with open_folder(root, name, create=make) as place:
                         return work(place)
                 finally:
                     os.close(root)
@@ -394,7 +394,7 @@ class FolderArtifacts:
 
 def _content(place: int, version: int, artifact_id: str, start: int, end: int) -> bytes:
     with open_file(place, f"v{version}", artifact_id, os.O_RDONLY) as content:
-        data = read_at(content, start, end)
+        data = read_range(content, start, end)
     if len(data) < end - start:
         raise ArtifactError(f"the artifact {artifact_id!r} was cut off: its file is shorter than its journal says")
     return data

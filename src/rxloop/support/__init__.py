@@ -1,1 +1,1 @@
-"""Helpers without knowledge of agents, runs or events: files, threads, waiting, text, JSON Schema, redaction."""
+"""Helpers that are independent of agents, runs and events: files, threads, tasks, text, JSON Schema, redaction."""

@@ -1,4 +1,4 @@
-"""Errors raised by user code, as errors of a run."""
+"""Conversion of exceptions from user code to errors of a run."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from rxloop.errors import PipelineError, RxloopError
 _ROOTS = (Path(__file__).parents[1], Path(reactivex.__file__).parent, Path(asyncio.__file__).parent)
 
 _OWN = tuple(f"{root}{os.sep}" for root in _ROOTS)
-"""Where code lies that carries out what others wrote, and is not to blame."""
+"""Folders of code that calls user code and is not responsible for its errors."""
 
 _PLUMBING = frozenset(
     ("operator", "subscribe", "on_next", "on_error", "on_completed", "dispose", "action", "<lambda>", "__call__")
 )
 
 
-def to_error(raised: BaseException, who: str | None = None) -> Exception:
-    """Make of what was raised the error of a run.
+def to_error(raised: BaseException, source: str | None = None) -> Exception:
+    """Convert an exception to an error of the run.
 
     Args:
-        raised: An error of rxloop's own stays as it is: it says what happened already.
-        who: Who raised it; by default that is read from the traceback.
+        raised: The exception. Exceptions of rxloop are returned unchanged.
+        source: Name of the function that raised it. By default, it is read from the traceback.
     """
     if isinstance(raised, RxloopError):
         return raised
-    error = PipelineError(f"{who or find_raiser(raised)} raised {raised!r}{_remark(raised)}")
+    error = PipelineError(f"{source or find_raiser(raised)} raised {raised!r}{_remark(raised)}")
     error.__cause__ = raised
     return error
 
@@ -42,43 +42,43 @@ def _remark(raised: BaseException) -> str:
 
 
 def find_raiser(raised: BaseException) -> str:
-    """Find who raised it: the innermost function outside of rxloop and reactivex, and where it stands."""
-    found = None
+    """Return the name and location of the innermost function outside of rxloop, reactivex and asyncio."""
+    name = None
     for frame, line in traceback.walk_tb(raised.__traceback__):
         code = frame.f_code
-        if found is None or not code.co_filename.startswith(_OWN):
-            found = f"{to_plain_name(code.co_qualname)} ({Path(code.co_filename).name}:{line})"
-    return found or "something in the pipeline"
+        if name is None or not code.co_filename.startswith(_OWN):
+            name = f"{to_plain_name(code.co_qualname)} ({Path(code.co_filename).name}:{line})"
+    return name or "something in the pipeline"
 
 
 def to_plain_name(qualified: str) -> str:
-    """Shorten the name of a function to the one that people know: `at_most` for its `subscribe.<locals>.on_next`."""
+    """Shorten a qualified name to the part that users know, such as `at_most` in `at_most.<locals>.subscribe`."""
     names = qualified.split(".<locals>.")
-    known = [name for name in names if name not in _PLUMBING]
-    return (known or names)[-1]
+    own = [name for name in names if name not in _PLUMBING]
+    return (own or names)[-1]
 
 
 def find_sender(value: object) -> str:
-    """Find which operator sent a value, up the stack of whoever was just given it: those between pass it on."""
+    """Return the name of the operator that sent a value. Callers that only passed the value on are skipped."""
     frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
-    passed = False
+    has_receiver = False
     while frame is not None:
         names = [name for name in frame.f_code.co_varnames[: frame.f_code.co_argcount] if name != "self"]
-        passes = bool(names) and frame.f_locals.get(names[0]) is value
-        if passed and not passes:
+        is_receiver = bool(names) and frame.f_locals.get(names[0]) is value
+        if has_receiver and not is_receiver:
             return to_plain_name(frame.f_code.co_qualname).strip("_")
-        passed = passed or passes
+        has_receiver = has_receiver or is_receiver
         frame = frame.f_back
     return "something"
 
 
 def leave_to_loop(raised: BaseException) -> None:
-    """Have the event loop raise what ends the process, when everybody has been told.
+    """Let the event loop raise exceptions that end the process.
 
-    Raised on the spot it would end the task of a run that others wait for, or unwind a delivery in the middle.
+    If they were raised here, they would end the task of a run that others await, or interrupt a delivery.
     """
     if isinstance(raised, KeyboardInterrupt | SystemExit):
-        with suppress(RuntimeError):  # no event loop runs any more
+        with suppress(RuntimeError):  # no event loop is running
             asyncio.get_running_loop().call_soon(_raise, raised)
 
 

@@ -1,4 +1,4 @@
-"""Environment variables of HTTP clients: proxies and TLS files."""
+"""Error messages for environment variables of HTTP clients: proxies and TLS files."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from rxloop.errors import ConfigurationError, RxloopError
 
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 
-_LARGEST = 200
-"""Characters of a value that are shown."""
+_MAX_LENGTH = 200
+"""Maximum length of a displayed value in characters."""
 
 
 @contextmanager
 def name_variables() -> Generator[None]:
-    """Explain failures while an HTTP client, or its TLS context, is created.
+    """Context manager that explains errors of an HTTP client or its TLS context.
 
-    Libraries raise "Invalid port" or "[Errno 2]" and do not say which environment variable they read.
+    Libraries raise "Invalid port" or "[Errno 2]" without naming the environment variable that they read.
 
     Raises:
-        ConfigurationError: The value of an environment variable cannot be used. The message names both, and what to do.
+        ConfigurationError: An environment variable has an invalid value. The message names the variable and a remedy.
     """
     try:
         yield
@@ -36,19 +36,19 @@ def name_variables() -> Generator[None]:
         reason = _find_reason()
         if reason is None:
             raise
-        # Not chained: the error of the library may contain the password of a proxy.
+        # Do not chain the library's error, because it may contain a proxy password.
         raise ConfigurationError(f"the HTTP client cannot be created: {reason}") from None
 
 
 def has_proxy() -> bool:
-    """Return whether the environment names a proxy."""
+    """Return True if the environment defines a proxy."""
     return bool(getproxies().keys() - {"no"})
 
 
 def tls_variables() -> str:
-    """Return the variables that say which certificates are trusted, with their values; an empty string without any."""
+    """Return the variables for trusted certificates with their values, or an empty string if none is set."""
     names = ("SSL_CERT_FILE", "SSL_CERT_DIR")
-    return ", ".join(f"{name}={_shown(value)}" for name in names if (value := os.environ.get(name)))
+    return ", ".join(f"{name}={_quote(value)}" for name in names if (value := os.environ.get(name)))
 
 
 def _find_reason() -> str | None:
@@ -56,8 +56,8 @@ def _find_reason() -> str | None:
 
 
 def _find_tls_reason() -> str | None:
-    """Return why the files of the TLS context cannot be used, or None."""
-    # Imported after a failure: most programs do not need it.
+    """Return the reason if a TLS file cannot be used, otherwise None."""
+    # Imported after a failure, because most programs never need it.
     import ssl
 
     for name, expected in (
@@ -77,13 +77,13 @@ def _find_tls_reason() -> str | None:
             else:
                 context.keylog_filename = value
         except (OSError, ValueError) as error:
-            said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-            return f"{name} must be {expected}, got {_shown(value)} ({said}). Correct the variable, or unset it."
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            return f"{name} must be {expected}, got {_quote(value)} ({reason}). Correct the variable, or unset it."
     return None
 
 
 def _find_proxy_reason() -> str | None:
-    """Return why the address of a proxy cannot be used, or None."""
+    """Return the reason if a proxy URL is invalid, otherwise None."""
     import httpx
 
     for variable in _PROXIES:
@@ -95,20 +95,20 @@ def _find_proxy_reason() -> str | None:
             httpx.AsyncHTTPTransport(proxy=httpx.Proxy(url), verify=False)
         except ImportError:
             return (
-                f"{name} is {_without_password(value)}, and SOCKS proxies need the package socksio: "
+                f"{name} is {_hide_password(value)}, and SOCKS proxies need the package socksio: "
                 "pip install 'httpx[socks]', or unset the variable."
             )
         except Exception:
             return (
                 f"{name} must be the address of a proxy with the scheme http, https, socks5 or socks5h, got "
-                f"{_without_password(value)}. Correct the variable, or unset it; special characters of a password must "
+                f"{_hide_password(value)}. Correct the variable, or unset it; special characters in passwords must "
                 "be percent-encoded."
             )
     return None
 
 
 def _find_exception_reason() -> str | None:
-    """Return which host of `NO_PROXY` cannot be used, or None."""
+    """Return the reason if `NO_PROXY` contains an invalid host, otherwise None."""
     import httpx
 
     name, value = _variable("no_proxy")
@@ -119,15 +119,15 @@ def _find_exception_reason() -> str | None:
                 httpx.AsyncClient(mounts={_pattern(host): None}, trust_env=False, verify=False)
         except Exception:
             return (
-                f"{name} must be host names and IP addresses with commas between, got {_shown(value or '')}, whose "
-                f"entry {_shown(host)} is neither. Write IPv6 addresses without brackets and without ranges, or remove "
+                f"{name} must be a comma-separated list of host names and IP addresses, got {_quote(value or '')} with "
+                f"the invalid entry {_quote(host)}. Write IPv6 addresses without brackets and ranges, or remove "
                 "the entry."
             )
     return None
 
 
 def _pattern(host: str) -> str:
-    """Return the address pattern that httpx makes of an entry of `NO_PROXY`."""
+    """Return the URL pattern that httpx creates for a `NO_PROXY` entry."""
     from ipaddress import ip_address
 
     if "://" in host:
@@ -140,14 +140,14 @@ def _pattern(host: str) -> str:
 
 
 def _variable(name: str) -> tuple[str, str | None]:
-    """Return the name and the value that count: the lower-case name does, where both are set."""
+    """Return the name and value of a variable. The lower-case name takes precedence."""
     upper = name.upper()
     return (name, os.environ[name]) if name in os.environ else (upper, os.environ.get(upper))
 
 
-def _without_password(value: str) -> str:
-    return _shown(re.sub(r"^([a-z][a-z0-9+.-]*://)?.*@", r"\1***@", value, flags=re.IGNORECASE | re.DOTALL))
+def _hide_password(value: str) -> str:
+    return _quote(re.sub(r"^([a-z][a-z0-9+.-]*://)?.*@", r"\1***@", value, flags=re.IGNORECASE | re.DOTALL))
 
 
-def _shown(value: str) -> str:
-    return repr(value if len(value) <= _LARGEST else value[:_LARGEST] + "...")
+def _quote(value: str) -> str:
+    return repr(value if len(value) <= _MAX_LENGTH else value[:_MAX_LENGTH] + "...")

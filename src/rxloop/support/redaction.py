@@ -1,4 +1,4 @@
-"""Secrets removed from messages, and URLs for display."""
+"""Removal of secrets from messages and URLs."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from rxloop.errors import ConfigurationError
 
 REDACTED = "[redacted]"
 
-SHORTEST = 4
-"""Characters of the shortest secret: anything shorter would be found everywhere."""
+MIN_LENGTH = 4
+"""Minimum length of a secret in characters. Shorter strings would match too much text."""
 
-_LONG = 8
-"""From here on a secret is found inside other words, too."""
+_MIN_EMBEDDED = 8
+"""Minimum length of secrets that are also redacted inside of other words."""
 
 _SECRET_NAME = re.compile(r"auth|key|token|secret|password|cookie|credential|signature", re.IGNORECASE)
 
-# Parts of these may stand in the words of others: the version of an interface, say.
+# Values that may occur in other text, such as API versions.
 _HARMLESS = re.compile(r"[\d.-]*(?:preview)?", re.IGNORECASE)
 
 _LOOKS_SECRET = re.compile(
@@ -42,11 +42,11 @@ _NAMED = re.compile(
 _USERINFO = re.compile(r"(\bhttps?://)[^\s/@\"']{1,300}@", re.IGNORECASE)
 
 _PROTOCOL = re.compile(r"[a-z_]+:(?=https?://)")
-"""What a model string may say before an address."""
+"""Prefix of a URL in a model string."""
 
 
 def display_url(url: str) -> str:
-    """An address, or a model string, without the name, the password and the query in it, where keys may be."""
+    """Return a URL or model string without user name, password and query, which may contain keys."""
     if protocol := _PROTOCOL.match(url):
         return protocol[0] + display_url(url[protocol.end() :])
     try:
@@ -57,25 +57,25 @@ def display_url(url: str) -> str:
 
 
 def find_secrets(url: str, headers: Mapping[str, str]) -> tuple[str, ...]:
-    """What is secret in a request: its keys, wherever they are."""
+    """Return the secrets in a request's URL and headers."""
     parts = urlsplit(url)
-    found = [unquote(parts.password or "")]
+    secrets = [unquote(parts.password or "")]
     if parts.username and not parts.password:
-        found.append(unquote(parts.username))
+        secrets.append(unquote(parts.username))
     if parts.username or parts.password:
         pair = f"{unquote(parts.username or '')}:{unquote(parts.password or '')}"
-        found += [pair, b64encode(pair.encode()).decode()]
-    found += [value for _, value in parse_qsl(parts.query) if not _HARMLESS.fullmatch(value)]
+        secrets += [pair, b64encode(pair.encode()).decode()]
+    secrets += [value for _, value in parse_qsl(parts.query) if not _HARMLESS.fullmatch(value)]
     for name, value in headers.items():
         if _SECRET_NAME.search(name):
-            found += [value, value.rpartition(" ")[2]]
-    return tuple(dict.fromkeys(value for value in found if len(value) >= SHORTEST))
+            secrets += [value, value.rpartition(" ")[2]]
+    return tuple(dict.fromkeys(value for value in secrets if len(value) >= MIN_LENGTH))
 
 
 def redact_secrets(text: str, secrets: Iterable[str] = ()) -> str:
-    """A text of somebody else's without these secrets, in whatever form, and without what looks like another one."""
-    if known := _pattern(tuple(secrets)):
-        text = known.sub(REDACTED, text)
+    """Redact the given secrets in all their forms, and everything that looks like another secret."""
+    if pattern := _compile_pattern(tuple(secrets)):
+        text = pattern.sub(REDACTED, text)
     text = _USERINFO.sub(r"\1", text)
     text = _BEARER.sub(rf"\1{REDACTED}", text)
     text = _LOOKS_SECRET.sub(REDACTED, text)
@@ -83,29 +83,29 @@ def redact_secrets(text: str, secrets: Iterable[str] = ()) -> str:
 
 
 def redact_each(text: str, secrets: Iterable[str]) -> str:
-    """A text without these secrets, in whatever form; everything else stays as it is."""
-    known = _pattern(tuple(secrets))
-    return text if known is None else known.sub(REDACTED, text)
+    """Redact only the given secrets, in all their forms."""
+    pattern = _compile_pattern(tuple(secrets))
+    return text if pattern is None else pattern.sub(REDACTED, text)
 
 
 @lru_cache(256)
-def _pattern(secrets: tuple[str, ...]) -> re.Pattern[str] | None:
+def _compile_pattern(secrets: tuple[str, ...]) -> re.Pattern[str] | None:
     forms: set[str] = set()
     for secret in secrets:
-        forms |= _forms(secret)
+        forms |= _encode_forms(secret)
     if not forms:
         return None
     longest_first = sorted(forms, key=len, reverse=True)
-    return re.compile("|".join(map(_as_pattern, longest_first)), re.IGNORECASE)
+    return re.compile("|".join(map(_to_pattern, longest_first)), re.IGNORECASE)
 
 
-def _as_pattern(form: str) -> str:
+def _to_pattern(form: str) -> str:
     escaped = re.escape(form)
-    return escaped if len(form) >= _LONG else rf"(?<![^\W_]){escaped}(?![^\W_])"
+    return escaped if len(form) >= _MIN_EMBEDDED else rf"(?<![^\W_]){escaped}(?![^\W_])"
 
 
-def _forms(secret: str) -> set[str]:
-    """A secret as a vendor may give it back: as it is, escaped, or encoded."""
+def _encode_forms(secret: str) -> set[str]:
+    """Return the plain, escaped and encoded forms of a secret that a vendor may send back."""
     forms = {
         secret,
         quote(secret, safe=""),
@@ -120,20 +120,19 @@ def _forms(secret: str) -> set[str]:
 
 
 def check_url(url: str) -> str:
-    """Check the address of an endpoint, and take the slash off its end.
+    """Return an endpoint URL without trailing slashes.
 
     Raises:
-        ConfigurationError: It is not an http address.
+        ConfigurationError: The value is not an HTTP URL.
     """
     try:
         parts = urlsplit(url)
-        # The port is read when it is asked for.
-        known = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        # `urlsplit` only parses the port when it is accessed.
+        valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
     except ValueError:
-        known = False
-    if not known:
-        shown = display_url(url)
+        valid = False
+    if not valid:
         raise ConfigurationError(
-            f"{shown!r} is not the address of an endpoint: give one like 'http://localhost:8000/v1'"
+            f"url must be an http:// or https:// URL such as 'http://localhost:8000/v1', got {display_url(url)!r}"
         )
     return url.rstrip("/")

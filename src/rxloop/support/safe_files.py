@@ -1,4 +1,4 @@
-"""Access to files under a root folder, without following links."""
+"""File access under a root folder that never follows symbolic links."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-BY_HANDLE = os.open in os.supports_dir_fd and os.scandir in os.supports_fd
-"""Whether the system opens a path below an open folder; Windows does not."""
+HAS_DIR_FD = os.open in os.supports_dir_fd and os.scandir in os.supports_fd
+"""True if paths can be opened relative to an open folder. This is not possible on Windows."""
 
-# Not blocking: to open a pipe would otherwise wait until somebody writes to it. Binary: on Windows alone.
+# Non-blocking, because opening a pipe would wait for a writer. Binary mode only exists on Windows.
 _FLAGS = (
     getattr(os, "O_NOFOLLOW", 0)
     | getattr(os, "O_NONBLOCK", 0)
@@ -26,17 +26,17 @@ _BLOCK = 1 << 20
 
 @contextmanager
 def open_path(root: Path, name: str, *, folder: bool = False) -> Generator[int]:
-    """Open a file, or a folder, by its path below a folder, to read it; -1 for a folder on Windows.
+    """Open a file or folder under a root folder for reading. On Windows, the handle of a folder is -1.
 
     Args:
-        root: The folder; it may be a link itself, since its owner has named it.
-        name: The path, with slashes; empty for the folder itself.
-        folder: Open a folder.
+        root: Root folder. It may be a symbolic link itself, because its owner chose it.
+        name: Relative path with slashes. If empty, the root folder is opened.
+        folder: Whether to open a folder instead of a file.
 
     Raises:
-        OSError: It is not there, it is something else, or there is a link on the way.
+        OSError: The path does not exist, has the wrong type, or contains a symbolic link.
     """
-    handle = _open_below(root, name, folder) if BY_HANDLE else _open_by_path(root, name)
+    handle = _open_relative(root, name, folder) if HAS_DIR_FD else _open_by_path(root, name)
     try:
         if not folder and (handle == -1 or not stat.S_ISREG(os.fstat(handle).st_mode)):
             raise OSError(f"{name} is not a file")
@@ -46,43 +46,43 @@ def open_path(root: Path, name: str, *, folder: bool = False) -> Generator[int]:
             os.close(handle)
 
 
-def _open_below(root: Path, name: str, folder: bool) -> int:
+def _open_relative(root: Path, name: str, folder: bool) -> int:
     handle = os.open(root, os.O_RDONLY | _FOLDER)
     parts = name.split("/") if name else []
-    for place, part in enumerate(parts, 1):
-        above = handle
+    for depth, part in enumerate(parts, 1):
+        parent = handle
         try:
-            handle = os.open(part, _FLAGS | (_FOLDER if folder or place < len(parts) else 0), dir_fd=above)
+            handle = os.open(part, _FLAGS | (_FOLDER if folder or depth < len(parts) else 0), dir_fd=parent)
         finally:
-            os.close(above)
+            os.close(parent)
     return handle
 
 
 def _open_by_path(root: Path, name: str) -> int:
-    """Open it where folders cannot be opened, and compare it afterwards."""
+    """Open a path on systems that cannot open folders, and check afterwards that it was not replaced."""
     path = root / name
     if path.resolve() != root.resolve().joinpath(*name.split("/")) or path.is_symlink():
-        raise OSError(f"{name} is a link, or lies behind one")
+        raise OSError(f"{name} must not contain a symbolic link")
     if path.is_dir():
         return -1
     handle = os.open(path, os.O_RDONLY | _FLAGS)
     if os.path.samestat(os.fstat(handle), path.lstat()):
         return handle
     os.close(handle)
-    raise OSError(f"{name} was replaced meanwhile")
+    raise OSError(f"{name} was replaced while it was being opened")
 
 
 @contextmanager
-def open_folder(place: int, name: str, *, make: bool = False) -> Generator[int]:
-    """Open a folder in an open folder; with `make` it is made, if it is not there.
+def open_folder(parent: int, name: str, *, create: bool = False) -> Generator[int]:
+    """Open a subfolder of an open folder. With `create`, it is created if it does not exist.
 
     Raises:
-        OSError: It is not there, or is a link or a file.
+        OSError: The folder does not exist, or it is a symbolic link or a file.
     """
-    if make:
+    if create:
         with suppress(FileExistsError):
-            os.mkdir(name, 0o700, dir_fd=place)
-    handle = os.open(name, _FLAGS | _FOLDER, dir_fd=place)
+            os.mkdir(name, 0o700, dir_fd=parent)
+    handle = os.open(name, _FLAGS | _FOLDER, dir_fd=parent)
     try:
         yield handle
     finally:
@@ -90,34 +90,34 @@ def open_folder(place: int, name: str, *, make: bool = False) -> Generator[int]:
 
 
 @contextmanager
-def open_file(place: int, within: str, name: str, flags: int) -> Generator[int]:
-    """Open a file in a folder in an open folder; with `O_CREAT` among the flags both are made.
+def open_file(root: int, folder: str, name: str, flags: int) -> Generator[int]:
+    """Open a file in a subfolder of an open folder. If the flags contain `O_CREAT`, both are created.
 
     Raises:
-        OSError: It is not there, or is a link or something else than a file.
+        OSError: The file does not exist, or it is a symbolic link or not a regular file.
     """
-    with open_folder(place, within, make=bool(flags & os.O_CREAT)) as parent:
+    with open_folder(root, folder, create=bool(flags & os.O_CREAT)) as parent:
         handle = os.open(name, flags | _FLAGS, 0o600, dir_fd=parent)
     try:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise OSError(f"{within}/{name} is not a file")
+            raise OSError(f"{folder}/{name} is not a file")
         yield handle
     finally:
         os.close(handle)
 
 
-def remove_file(place: int, within: str, name: str) -> None:
-    """Remove a file, or a link, from a folder in an open folder, if the file is there.
+def remove_file(root: int, folder: str, name: str) -> None:
+    """Remove a file or symbolic link from a subfolder of an open folder, if it exists.
 
     Raises:
-        OSError: It is a folder, or it cannot be removed.
+        OSError: The path is a folder, or it cannot be removed.
     """
-    with suppress(FileNotFoundError), open_folder(place, within) as parent:
+    with suppress(FileNotFoundError), open_folder(root, folder) as parent:
         os.unlink(name, dir_fd=parent)
 
 
-def write_at(handle: int, data: bytes, start: int) -> None:
-    """Write all of the data there, and cut off what comes behind it."""
+def write_range(handle: int, data: bytes, start: int) -> None:
+    """Write all data at a position, and truncate the file after it."""
     view = memoryview(data)
     while view:
         written = os.pwrite(handle, view, start)
@@ -125,10 +125,10 @@ def write_at(handle: int, data: bytes, start: int) -> None:
     os.ftruncate(handle, start)
 
 
-def read_at(handle: int, start: int, end: int) -> bytes:
-    """Read that range, or as much of it as there is."""
+def read_range(handle: int, start: int, end: int) -> bytes:
+    """Read a range of bytes. The result is shorter if the file ends before."""
     pieces: list[bytes] = []
-    # Some numbers are too large to seek to.
+    # `lseek` rejects very large positions.
     os.lseek(handle, min(start, os.fstat(handle).st_size), os.SEEK_SET)
     while start < end and (piece := os.read(handle, min(end - start, _BLOCK))):
         pieces.append(piece)
@@ -136,40 +136,40 @@ def read_at(handle: int, start: int, end: int) -> bytes:
     return b"".join(pieces)
 
 
-def list_paths(root: Path, top: str = "", *, most: int) -> tuple[list[str], bool]:
-    """Find the files below a folder by their paths, in order; links and what begins with a dot are left out.
+def list_paths(root: Path, top: str = "", *, max_entries: int) -> tuple[list[str], bool]:
+    """List the files under a folder. Symbolic links and names that start with a dot are skipped.
 
     Args:
-        root: The folder.
-        top: The path of a folder in it to begin with.
-        most: How many files and folders are looked at.
+        root: Root folder.
+        top: Relative path of the subfolder to list.
+        max_entries: Maximum number of files and folders to examine.
 
     Returns:
-        The paths below `root`, and whether there is more than was looked at.
+        Sorted paths relative to `root`, and True if the limit was exceeded.
 
     Raises:
-        OSError: The folder to begin with cannot be read.
+        OSError: The folder `top` cannot be read.
     """
     names: list[str] = []
     folders = [top]
-    seen = 0
+    count = 0
     while folders:
-        inside = folders.pop()
+        folder = folders.pop()
         try:
-            with open_path(root, inside, folder=True) as handle:
-                with os.scandir(handle if handle != -1 else root / inside) as entries:
+            with open_path(root, folder, folder=True) as handle:
+                with os.scandir(handle if handle != -1 else root / folder) as entries:
                     for entry in entries:
-                        seen += 1
-                        if seen > most:
+                        count += 1
+                        if count > max_entries:
                             return sorted(names), True
                         if entry.name.startswith("."):
                             continue
-                        name = f"{inside}/{entry.name}" if inside else entry.name
+                        name = f"{folder}/{entry.name}" if folder else entry.name
                         if entry.is_dir(follow_symlinks=False):
                             folders.append(name)
                         elif entry.is_file(follow_symlinks=False):
                             names.append(name)
         except OSError:
-            if inside == top:
+            if folder == top:
                 raise
     return sorted(names), False

@@ -1,4 +1,4 @@
-"""Waiting: for tasks, and on the clock; closing several things in turn."""
+"""Clocks, and functions that wait for tasks or close resources."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any, Protocol
 
 
 async def wait_all(tasks: Collection[asyncio.Task[Any]]) -> None:
-    """Wait until tasks are over, however often the waiting task is cancelled itself; that is raised at the end."""
-    # Imported here: importing rxloop is quicker without.
+    """Wait until all tasks are done, even if the waiting task is canceled. The cancellation is raised afterwards."""
+    # Imported on first use to speed up importing rxloop.
     from anyio import CancelScope
 
     cancelled: asyncio.CancelledError | None = None
     with CancelScope(shield=True):
-        while under_way := [task for task in tasks if not task.done()]:
+        while pending := [task for task in tasks if not task.done()]:
             try:
-                await asyncio.wait(under_way)
+                await asyncio.wait(pending)
             except asyncio.CancelledError as error:
                 cancelled = error
     if cancelled is not None:
@@ -26,10 +26,10 @@ async def wait_all(tasks: Collection[asyncio.Task[Any]]) -> None:
 
 
 async def close_all(closers: Iterable[Callable[[], Awaitable[None]]]) -> None:
-    """Call one after the other, also when one fails.
+    """Call all functions in order, even if some of them fail.
 
     Raises:
-        Exception: The first failure; the others are notes on it.
+        Exception: The first error. Other errors are added as notes.
     """
     failures: list[Exception] = []
     for close in closers:
@@ -44,38 +44,38 @@ async def close_all(closers: Iterable[Callable[[], Awaitable[None]]]) -> None:
 
 
 async def close_iterator(iterator: AsyncIterator[Any]) -> None:
-    """Close an iterator that may be closed, as generators may: at once, and not when it is collected."""
+    """Close an iterator if it has `aclose`, without waiting for the garbage collector."""
     close = getattr(iterator, "aclose", None)
     if close is not None:
         await close()
 
 
 class Clock(Protocol):
-    """Where a run takes its time from."""
+    """Source of time for runs."""
 
     def now(self) -> int:
-        """Milliseconds since 1970, for timestamps."""
+        """Return the time in milliseconds since 1970, for timestamps."""
         ...
 
     def monotonic(self) -> float:
-        """Seconds that only grow, for durations."""
+        """Return the seconds of a clock that never goes back, for durations."""
         ...
 
 
 class SystemClock:
-    """The clock of the machine."""
+    """System clock."""
 
     def now(self) -> int:
-        """Milliseconds since 1970."""
+        """Return the time in milliseconds since 1970."""
         return time.time_ns() // 1_000_000
 
     def monotonic(self) -> float:
-        """Seconds that only grow."""
+        """Return the seconds of a clock that never goes back."""
         return time.monotonic()
 
 
-CLOCK: ContextVar[Clock] = ContextVar("rxloop_clock", default=SystemClock())  # noqa: B039 (it has no state)
-"""The clock of the runs that are made in this context."""
+CLOCK: ContextVar[Clock] = ContextVar("rxloop_clock", default=SystemClock())  # noqa: B039 (the clock has no state)
+"""Clock of runs created in the current context."""
 
 GRACE = 5.0
-"""Seconds that what is cancelled has to stop in."""
+"""Seconds within which canceled work should stop."""

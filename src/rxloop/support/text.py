@@ -1,4 +1,4 @@
-"""Short, visible and escaped forms of strings and values."""
+"""Conversion of values and strings to short, visible or escaped text."""
 
 from __future__ import annotations
 
@@ -21,43 +21,43 @@ _SHORT = _ShortRepr()
 
 
 def to_short_repr(value: object) -> str:
-    """Shorten the `repr` of a value; a value that contains itself many times costs no more than a small one."""
+    """Return a shortened `repr`. It is fast even if a value contains itself many times."""
     text = _SHORT.repr(value)
     return text if len(text) <= _WIDTH else text[: _WIDTH - 1] + "…"
 
 
-# Mermaid reads Markdown, directives and comments even inside quotes, and ends an entity at the wrong place where a
-# colon stands before it: whatever is not a letter, a digit or one of these is written as the number of its character.
+# Mermaid interprets Markdown, directives and comments even inside of quotes, and parses entities wrongly after a colon.
+# Therefore, escape all other characters as numbers.
 _SAFE = frozenset(" ,'()/?!")
 
-# Even as numbers some characters mean something beside others: two `$` are mathematics, which may not parse, and then
-# the drawing is lost; `fa:fa-x` is an icon, and so may other words be; a backslash and an n end a line; two letters are
-# those of Mermaid's own entities. What nobody sees stands between them.
-_MEANT = r"\$(?=\$)|:(?=\w)|\\(?=n)|¶(?=ß)|ﬂ(?=°)"
+# Some sequences have a meaning even as numbers: two `$` are mathematics, which may break the drawing, `fa:fa-x` is an
+# icon, and a backslash with an n is a line break. Two letters are part of Mermaid's own entities. Separate all of these
+# with a zero-width space.
+_SPECIAL = r"\$(?=\$)|:(?=\w)|\\(?=n)|¶(?=ß)|ﬂ(?=°)"
 
-_NOTHING = "\u200b"
+_ZERO_WIDTH_SPACE = "\u200b"
 
-# Control characters but for line ends and tabs, with which a text moves the cursor, writes the clipboard or hides what
-# was there; and what changes the direction of writing, or ends a line that nobody sees ending.
+# Control characters except for line ends and tabs: they may move the cursor, write to the clipboard or hide text. Also
+# characters that change the writing direction, and invisible line separators.
 INVISIBLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
 def to_visible(text: str) -> str:
-    r"""Escape each character that a terminal would act upon, for instance as `\u001b`.
+    r"""Escape characters that a terminal would interpret, for example as `\u001b`.
 
-    JSON stays the same JSON: the escapes are those that it has itself.
+    JSON remains valid and keeps its meaning, because it uses the same escapes.
     """
-    return INVISIBLE.sub(lambda found: f"\\u{ord(found[0]):04x}", text.replace("\r\n", "\n"))
+    return INVISIBLE.sub(lambda match: f"\\u{ord(match[0]):04x}", text.replace("\r\n", "\n"))
 
 
 def to_one_line(text: str, width: int = 40) -> str:
-    """Put a text on one line, cut to a width, without control characters."""
+    """Return the text on a single line without control characters, truncated to a width."""
     visible = "".join(" " if unicodedata.category(char) in ("Cc", "Zl", "Zp", "Cs") else char for char in text)
     line = " ".join(visible.split())
     return line if len(line) <= width else line[: max(width - 1, 0)].rstrip() + "…"
 
 
 def to_mermaid_text(text: str) -> str:
-    """Write a text as it may stand in a label between double quotes."""
-    text = re.sub(_MEANT, rf"\g<0>{_NOTHING}", text)
+    """Escape text for a Mermaid label in double quotes."""
+    text = re.sub(_SPECIAL, rf"\g<0>{_ZERO_WIDTH_SPACE}", text)
     return "".join(char if char.isalnum() or char in _SAFE else f"#{ord(char)};" for char in text)

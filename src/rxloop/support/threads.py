@@ -1,4 +1,4 @@
-"""Daemon threads for blocking work, and calls of user functions."""
+"""Daemon threads for blocking work and user functions."""
 
 from __future__ import annotations
 
@@ -27,146 +27,148 @@ log = logging.getLogger("rxloop")
 
 THREAD_NAME = "rxloop-work-"
 
-_AT_WORK = 128
+_MAX_RUNNING = 128
 
-_STUCK = 1_000
+_MAX_STUCK = 1_000
 
 _IDLE_SECONDS = 10.0
 
 
 class Work(Generic[T]):
-    """A piece of work for a thread, with the context variables of whoever wants it done.
+    """Function to call in a thread, with a copy of the caller's context variables.
 
     Args:
-        function: What is to be done.
+        function: The function.
     """
 
-    __slots__ = ("_context", "_function", "begun", "has_thread", "left")
+    __slots__ = ("_context", "_function", "abandoned", "has_thread", "started")
 
     def __init__(self, function: Callable[[], T]) -> None:
         self._function = function
         self._context = copy_context()
         self.has_thread = False
-        self.begun = False
-        self.left = False
-        """Whether nobody waits for it any more."""
+        self.started = False
+        self.abandoned = False
+        """True if no caller waits for the result."""
 
     def __call__(self) -> T:
-        """Do it, in the thread.
+        """Call the function in the current thread.
 
         Raises:
-            RuntimeError: It raised what a future cannot hold, or what would end the process from there.
+            RuntimeError: The function raised an error that a future cannot hold, or tried to exit the process.
         """
-        self.begun = True
+        self.started = True
         try:
             return self._context.run(self._function)
         except StopIteration as error:
-            # A future cannot hold a StopIteration: whoever waits for it would wait for ever.
+            # A future cannot hold a StopIteration, so its caller would wait forever.
             raise RuntimeError("the function raised StopIteration") from error
         except SystemExit as error:
-            # From a thread it would end only the thread; handed on, it would end the process.
+            # In a thread, it would only end the thread. In the caller, it would end the process.
             raise RuntimeError(f"the function called exit({error.code!r})") from error
 
 
 class Threads(Executor):
-    """Threads that are made when they are needed and wait for a while for more.
+    """Thread pool that starts threads on demand and ends them when they are idle.
 
-    Work that is left by whoever waited for it, and goes on, counts as stuck: its thread is replaced.
+    If a caller abandons its work but the function is still running, its thread counts as stuck and is replaced.
 
     Args:
-        at_work: How many pieces of work may be under way; further ones wait for their turn.
-        stuck: How many may be stuck; then no more are begun until one of them ends.
-        idle_seconds: How long a thread waits for more work until it ends.
+        max_running: Maximum number of functions that run at the same time. Further functions are queued.
+        max_stuck: Maximum number of stuck threads. No functions are accepted while it is reached.
+        idle_seconds: Time in seconds after which an idle thread ends.
     """
 
-    def __init__(self, at_work: int = _AT_WORK, stuck: int = _STUCK, idle_seconds: float = _IDLE_SECONDS) -> None:
-        self._most_at_work = at_work
-        self._most_stuck = stuck
+    def __init__(
+        self, max_running: int = _MAX_RUNNING, max_stuck: int = _MAX_STUCK, idle_seconds: float = _IDLE_SECONDS
+    ) -> None:
+        self._max_running = max_running
+        self._max_stuck = max_stuck
         self._idle_seconds = idle_seconds
         self._numbers = count(1)
-        self.forget()
+        self.reset()
 
-    def forget(self) -> None:
-        """Start again without threads: a forked process has none."""
+    def reset(self) -> None:
+        """Forget all threads, because a forked process has none."""
         self._lock = threading.Lock()
         self._idle: list[SimpleQueue[_Job]] = []
-        self._waiting: deque[_Job] = deque()
-        self._at_work = 0
+        self._queue: deque[_Job] = deque()
+        self._running = 0
         self.stuck = 0
-        """How many pieces of work go on that nobody waits for."""
+        """Number of running functions that were abandoned."""
 
     @override
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
-        """Have something done, such as a `Work`.
+        """Run a function or `Work` in a thread.
 
         Raises:
-            RxloopError: Too many are stuck.
+            RxloopError: Too many threads are stuck.
         """
         job = _Job(cast("Work[T]", fn) if isinstance(fn, Work) else Work(partial(fn, *args, **kwargs)))
         with self._lock:
-            if self.stuck >= self._most_stuck:
+            if self.stuck >= self._max_stuck:
                 raise RxloopError(
-                    f"{self.stuck} calls that were cut off still run in their threads, and no more are begun until one "
-                    "of them ends: give what they wait for a timeout of its own"
+                    f"too many threads are stuck: {self.stuck} canceled calls are still running. "
+                    "Use timeouts in blocking functions, so that they end."
                 )
-            if self._at_work >= self._most_at_work:
-                self._waiting.append(job)
+            if self._running >= self._max_running:
+                self._queue.append(job)
             else:
-                self._begin(job)
+                self._start(job)
         return job.future
 
-    def leave(self, work: Work[Any]) -> bool:
-        """Say that nobody waits for a piece of work any more; whether it goes on in its thread all the same."""
+    def abandon(self, work: Work[Any]) -> bool:
+        """Stop waiting for a function. Return True if it is still running."""
         with self._lock:
             if not work.has_thread:
                 return False
-            work.left = True
-            self._at_work -= 1
+            work.abandoned = True
+            self._running -= 1
             self.stuck += 1
-            if self._waiting and self._at_work < self._most_at_work:
-                self._begin(self._waiting.popleft())
-        return work.begun
+            if self._queue and self._running < self._max_running:
+                self._start(self._queue.popleft())
+        return work.started
 
-    def _begin(self, job: _Job) -> None:
-        self._at_work += 1
+    def _start(self, job: _Job) -> None:
+        self._running += 1
         job.work.has_thread = True
         if self._idle:
-            # The one that was busy last: the others may come to their end.
+            # Use the thread that was busy last, so that the others may become idle and end.
             self._idle.pop().put(job)
             return
-        mailbox: SimpleQueue[_Job] = SimpleQueue()
-        # Not as an argument, which a thread keeps for as long as it lives.
-        mailbox.put(job)
+        inbox: SimpleQueue[_Job] = SimpleQueue()
+        # Threads keep their arguments alive, so do not pass the job as an argument.
+        inbox.put(job)
         name = f"{THREAD_NAME}{next(self._numbers)}"
-        threading.Thread(target=_serve, args=(ref(self), mailbox, self._idle_seconds), name=name, daemon=True).start()
+        threading.Thread(target=_serve, args=(ref(self), inbox, self._idle_seconds), name=name, daemon=True).start()
 
-    def next_job(self, done: Work[Any], mailbox: SimpleQueue[_Job]) -> _Job | None:
-        """Take note, in a thread, that its work has ended; what it is to do now, if it need not wait."""
+    def next_job(self, done: Work[Any], inbox: SimpleQueue[_Job]) -> _Job | None:
+        """Return the next queued job for a thread that finished its work, or None if the thread becomes idle."""
         with self._lock:
             done.has_thread = False
-            if done.left:
+            if done.abandoned:
                 self.stuck -= 1
             else:
-                self._at_work -= 1
-            if self._waiting and self._at_work < self._most_at_work:
-                job = self._waiting.popleft()
-                self._at_work += 1
+                self._running -= 1
+            if self._queue and self._running < self._max_running:
+                job = self._queue.popleft()
+                self._running += 1
                 job.work.has_thread = True
                 return job
-            self._idle.append(mailbox)
+            self._idle.append(inbox)
         return None
 
-    def retire(self, mailbox: SimpleQueue[_Job]) -> bool:
-        """Tell whether a thread that has waited long enough may end; not if it has just been chosen for work."""
+    def retire(self, inbox: SimpleQueue[_Job]) -> bool:
+        """Return True if an idle thread may end, or False if it has just received a job."""
         with self._lock:
-            if mailbox not in self._idle:
+            if inbox not in self._idle:
                 return False
-            self._idle.remove(mailbox)
+            self._idle.remove(inbox)
         return True
 
 
 class _Job:
-    """Work, and the future that tells of its end."""
+    """Work and the future for its result."""
 
     __slots__ = ("future", "work")
 
@@ -182,70 +184,70 @@ class _Job:
             result = work()
         except BaseException as error:
             future.set_exception(error)
-            # Held here, and the error by it, and this frame by the error, it would wait for the garbage collector.
+            # The error references this frame, so remove the references that would form a cycle.
             del self, future
         else:
             future.set_result(result)
 
 
-def _serve(threads: ref[Threads], mailbox: SimpleQueue[_Job], idle_seconds: float) -> None:
-    job: _Job | None = mailbox.get()
+def _serve(threads: ref[Threads], inbox: SimpleQueue[_Job], idle_seconds: float) -> None:
+    job: _Job | None = inbox.get()
     while job is not None:
         job.run()
         work = job.work
-        # What it holds would otherwise be kept until the next one.
+        # Release the function and its arguments before waiting for the next job.
         del job
         pool = threads()
         if pool is None:
             return
-        job = pool.next_job(work, mailbox)
+        job = pool.next_job(work, inbox)
         del work, pool
         if job is None:
-            job = _awaited(threads, mailbox, idle_seconds)
+            job = _wait_for_job(threads, inbox, idle_seconds)
 
 
-def _awaited(threads: ref[Threads], mailbox: SimpleQueue[_Job], idle_seconds: float) -> _Job | None:
+def _wait_for_job(threads: ref[Threads], inbox: SimpleQueue[_Job], idle_seconds: float) -> _Job | None:
     try:
-        return mailbox.get(timeout=idle_seconds)
+        return inbox.get(timeout=idle_seconds)
     except Empty:
         pool = threads()
-        return None if pool is None or pool.retire(mailbox) else mailbox.get()
+        return None if pool is None or pool.retire(inbox) else inbox.get()
 
 
 THREADS = Threads()
-"""Those of this process."""
+"""Thread pool of this process."""
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=THREADS.forget)
+    os.register_at_fork(after_in_child=THREADS.reset)
 
 
-async def run_in_thread(function: Callable[[], T], *, left: Callable[[], None] | None = None) -> T:
-    """Run a function in a thread that has a copy of the context variables.
+async def run_in_thread(function: Callable[[], T], *, on_abandoned: Callable[[], None] | None = None) -> T:
+    """Run a function in a thread, with a copy of the context variables.
 
-    A thread cannot be cancelled: when this is, the function goes on, and what comes of it is dropped.
+    Threads cannot be canceled. If this coroutine is canceled, the function continues, and its result is discarded.
 
     Args:
-        function: What blocks.
-        left: Called when this is cancelled while the function goes on.
+        function: Blocking function.
+        on_abandoned: Called if this coroutine is canceled while the function is running.
     """
     work = Work(function)
     try:
         return await asyncio.get_running_loop().run_in_executor(THREADS, work)
     except asyncio.CancelledError:
-        if THREADS.leave(work) and left is not None:
-            left()
+        if THREADS.abandon(work) and on_abandoned is not None:
+            on_abandoned()
         raise
 
 
 async def call_user_function(function: Callable[..., T | Awaitable[T]], *arguments: Any) -> T:
-    """Call a function of somebody else's, sync or async.
+    """Call a sync or async user function.
 
-    A plain one runs in a thread: on the event loop, one that never returns would hold every run of the process, and
-    no time limit would help.
+    Sync functions run in a thread. On the event loop, a blocking function would stop all runs of the process, and no
+    time limit could end it.
     """
-    made: Any
+    result: Any
     if inspect.iscoroutinefunction(function):
-        made = function(*arguments)
+        result = function(*arguments)
     else:
-        made = await run_in_thread(lambda: function(*arguments))
-    return await made if inspect.isawaitable(made) else made
+        result = await run_in_thread(lambda: function(*arguments))
+    return await result if inspect.isawaitable(result) else result

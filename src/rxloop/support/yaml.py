@@ -1,4 +1,4 @@
-"""YAML without aliases and duplicate keys, an extra."""
+"""YAML loader that rejects aliases and duplicate keys. PyYAML is an extra."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from rxloop.errors import ConfigurationError
 
 
 class InvalidYAML(ValueError):
-    """Invalid YAML, an alias or a duplicate key. The message contains the line and the column."""
+    """Invalid YAML, an alias or a duplicate key. The message contains line and column."""
 
 
 def import_yaml(purpose: str) -> Any:
     """Import PyYAML.
 
     Args:
-        purpose: The subject of the error message, such as "Reading skills".
+        purpose: Start of the error message, such as "Reading skills".
 
     Raises:
         ConfigurationError: PyYAML is not installed.
@@ -34,11 +34,11 @@ def load_yaml(text: str, first_line: int = 1) -> Any:
     """Return the value of a YAML document, or None if it is empty.
 
     Args:
-        text: The document.
-        first_line: The line number of the first line, for messages.
+        text: YAML document.
+        first_line: Line number of the first line, for error messages.
 
     Raises:
-        InvalidYAML: The text is not YAML, or has an alias or a duplicate key.
+        InvalidYAML: The text is not valid YAML, or it contains an alias or a duplicate key.
         ConfigurationError: PyYAML is not installed.
     """
     yaml = import_yaml("Reading YAML")
@@ -46,12 +46,12 @@ def load_yaml(text: str, first_line: int = 1) -> Any:
         return yaml.load(text, Loader=_make_loader())
     except yaml.YAMLError as error:
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or str(error)
-        place = f" (line {mark.line + first_line}, column {mark.column + 1})" if mark is not None else ""
-        raise InvalidYAML(f"{problem}{place}") from None
+        position = f" (line {mark.line + first_line}, column {mark.column + 1})" if mark is not None else ""
+        raise InvalidYAML(f"{problem}{position}") from None
     except RecursionError:
         raise InvalidYAML("the values are nested too deeply") from None
     except (ValueError, TypeError, ArithmeticError) as error:
-        # Invalid dates, numbers and base64.
+        # Invalid dates, numbers or base64.
         raise InvalidYAML(str(error)) from None
 
 
@@ -63,7 +63,7 @@ def _make_loader() -> Any:
         def compose_node(self, parent: Any, index: Any) -> Any:
             events: Any = self
             event = events.peek_event()
-            # A few aliases can stand for millions of values.
+            # A few aliases can expand to millions of values.
             if isinstance(event, AliasEvent):
                 problem = f"aliases are not supported, replace *{event.anchor} by the value"
                 raise MarkedYAMLError(problem=problem, problem_mark=event.start_mark)

@@ -15,7 +15,7 @@ from rxloop.pipeline.requests import ToolDefinition
 from rxloop.pipeline.run_context import RunContext
 from rxloop.protocol.json_data import freeze_json
 from rxloop.protocol.messages import PendingInput, get_tool_error
-from rxloop.support.json_schema import explain_schema_error, find_flaw, find_misfit, to_json_text
+from rxloop.support.json_schema import explain_schema_error, find_mismatch, find_schema_error, quote_value
 from rxloop.tools.approval import described
 from rxloop.tools.function import check_name, tool
 from rxloop.tools.signature import json_schema, validate
@@ -106,7 +106,7 @@ class ClientTool:
         if self._model is not None:
             values = validate(self._model, arguments, name, schema.get("properties", {}))
             return values.model_dump(mode="json", by_alias=True)
-        wrong = find_misfit(arguments, schema)
+        wrong = find_mismatch(arguments, schema)
         if wrong is not None:
             raise ToolError(f"The arguments of {name} do not fit, and it was not called: {wrong}.")
         return arguments
@@ -180,16 +180,14 @@ def client_tools(given: Sequence[ClientTool | Mapping[str, Any]]) -> tuple[Clien
 
 def _of(definition: Any) -> ClientTool:
     if not isinstance(definition, Mapping):
-        raise ConfigurationError(
-            f"{to_json_text(definition)} is not a definition: give a dict with name and parameters"
-        )
+        raise ConfigurationError(f"{quote_value(definition)} is not a definition: give a dict with name and parameters")
     fields: dict[Any, Any] = dict(cast("Mapping[Any, Any]", definition))
     if "type" in fields and fields.pop("type") != "function":
-        raise ConfigurationError(f"its type is to be 'function', not {to_json_text(definition['type'])}")
+        raise ConfigurationError(f"its type is to be 'function', not {quote_value(definition['type'])}")
     if "function" in fields:
         inner = fields.pop("function")
         if fields or not isinstance(inner, Mapping):
-            raise ConfigurationError(f"its function is to be a dict, and stand alone, not {to_json_text(definition)}")
+            raise ConfigurationError(f"its function is to be a dict, and stand alone, not {quote_value(definition)}")
         fields = dict(cast("Mapping[Any, Any]", inner))
     for name in fields:
         if name not in _FIELDS:
@@ -200,16 +198,16 @@ def _of(definition: Any) -> ClientTool:
     given = {name: value for name, value in fields.items() if value is not None}
     # A type is for those who write the program: pydantic evaluates a text as the name of one.
     if not isinstance(given.get("result", {}), Mapping):
-        raise ConfigurationError(f"its result is to be a JSON Schema, not {to_json_text(given['result'])}")
+        raise ConfigurationError(f"its result is to be a JSON Schema, not {quote_value(given['result'])}")
     return ClientTool(given.pop("name", ""), given.pop("parameters", None), **given)
 
 
 def _check_texts(name: Any, description: Any) -> None:
     if not isinstance(name, str):
-        raise ConfigurationError(f"the name of a tool is to be a text, not {to_json_text(name)}")
+        raise ConfigurationError(f"the name of a tool is to be a text, not {quote_value(name)}")
     check_name(name)
     if not isinstance(description, str):
-        raise ConfigurationError(f"tool {name!r}: its description is to be a text, not {to_json_text(description)}")
+        raise ConfigurationError(f"tool {name!r}: its description is to be a text, not {quote_value(description)}")
 
 
 def _parameters_of(name: str, given: Any) -> dict[str, Any]:
@@ -240,7 +238,7 @@ def _result_of(name: str, given: Any) -> tuple[dict[str, Any], Callable[[Any], A
 
     def read(value: Any) -> Any:
         if get_tool_error(value) is None:
-            wrong = find_misfit(value, schema)
+            wrong = find_mismatch(value, schema)
             if wrong is not None:
                 raise ValueError(wrong)
             if adapter is not None:
@@ -251,7 +249,7 @@ def _result_of(name: str, given: Any) -> tuple[dict[str, Any], Callable[[Any], A
 
 
 def _schema(name: str, what: str, given: Any, kind: str | None) -> dict[str, Any]:
-    wrong = find_flaw(given, kind)
+    wrong = find_schema_error(given, kind)
     if wrong is not None:
         raise ConfigurationError(f"tool {name!r}: its {what} are no JSON Schema: {wrong}")
     try:
@@ -259,7 +257,7 @@ def _schema(name: str, what: str, given: Any, kind: str | None) -> dict[str, Any
     except InvalidEvent as error:
         raise ConfigurationError(f"tool {name!r}: {error}") from error
     # The run is read back with what was kept: a number that JSON cannot hold has become a text.
-    wrong = find_flaw(kept, kind)
+    wrong = find_schema_error(kept, kind)
     if wrong is not None:
         raise ConfigurationError(f"tool {name!r}: its {what} cannot be kept as JSON: {wrong}")
     return kept

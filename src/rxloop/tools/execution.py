@@ -271,7 +271,7 @@ async def _in_thread(work: Callable[[threading.Event], T], name: str) -> T:
         log.warning("the function of tool %r still runs in its thread; its result will be dropped", name)
 
     try:
-        return await run_in_thread(lambda: work(stop), left=left)
+        return await run_in_thread(lambda: work(stop), on_abandoned=left)
     finally:
         stop.set()
 

@@ -21,7 +21,7 @@ from rxloop.errors import ConfigurationError, ToolError
 from rxloop.pipeline.interfaces import Tool
 from rxloop.pipeline.run_context import RunContext
 from rxloop.protocol.json_data import replace_surrogates
-from rxloop.support.safe_files import list_paths, open_path, read_at
+from rxloop.support.safe_files import list_paths, open_path, read_range
 from rxloop.support.threads import run_in_thread
 from rxloop.support.yaml import InvalidYAML, import_yaml, load_yaml
 from rxloop.tools.agent_tools import nearest
@@ -196,7 +196,7 @@ def _fields(front: str) -> Mapping[str, Any]:
 
 
 def _text(handle: int) -> str:
-    data = read_at(handle, 0, MOST_BYTES + 1)
+    data = read_range(handle, 0, MOST_BYTES + 1)
     if len(data) > MOST_BYTES:
         raise BadSkill(f"it is larger than {MOST_BYTES // 1000} kB: put a part of it into files beside it")
     try:
@@ -320,7 +320,7 @@ class Skills:
             raise ToolError(f"{path!r} is not a path in the skill: give one such as 'references/api.md'.")
         try:
             with open_path(folder.path, f"{skill.folder}/{'/'.join(parts)}") as handle:
-                data = read_at(handle, offset, offset + limit + 1)
+                data = read_range(handle, offset, offset + limit + 1)
         except (OSError, ValueError) as error:
             raise ToolError(_no_file(folder, skill, path)) from error
         whole = len(data) <= limit
@@ -373,7 +373,7 @@ def skills(*folders: str | PathLike[str]) -> Skills:
 
 def _files(folder: SkillFolder, skill: Skill) -> list[str]:
     """List the files of a skill beside its `SKILL.md`, by their paths in it."""
-    names, _ = list_paths(folder.path, skill.folder, most=_MOST_FILES)
+    names, _ = list_paths(folder.path, skill.folder, max_entries=_MOST_FILES)
     own = [name.removeprefix(f"{skill.folder}/") for name in names]
     return [name for name in own if name != FILE]
 

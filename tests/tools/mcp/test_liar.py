@@ -30,7 +30,7 @@ async def told(how: str, *, env: dict[str, str] | None = None, **options: Any) -
 async def test_a_result_that_takes_forever_to_check_does_not_hold_up_all_runs() -> None:
     [result] = results(await told("pattern"))
     assert not result.success
-    assert "failed validation against the output schema of the tool: x is to match" in result.content
+    assert "failed validation against the output schema of the tool: x must match" in result.content
 
 
 @pytest.mark.timeout(60)

@@ -287,7 +287,7 @@ ORDER = {
 @pytest.mark.parametrize("version", [OLD, NEW])
 @pytest.mark.parametrize(
     ("structured", "violation"),
-    [({"n": "x"}, "n is to be"), ({}, "the value lacks 'n'"), (None, "there is no structured content")],
+    [({"n": "x"}, "n must be"), ({}, "the value must have 'n'"), (None, "there is no structured content")],
 )
 async def test_a_result_that_violates_its_schema_is_read_with_the_violation(  # P13
     version: str, structured: Any, violation: str

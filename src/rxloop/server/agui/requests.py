@@ -30,7 +30,7 @@ from rxloop.server.core.chat_changes import CallBegan, Change
 from rxloop.server.core.chat_fold import ChatFold
 from rxloop.server.core.errors import Refused
 from rxloop.stream.sources import emit
-from rxloop.support.json_schema import find_misfit
+from rxloop.support.json_schema import find_mismatch
 
 
 def text_of(content: Content) -> str:
@@ -291,7 +291,7 @@ def _declined(question: PendingInput) -> Any:
             return False
         case "tool":
             return {"error": "declined"}
-        case _ if question.secret or find_misfit(None, question.answer_schema) is None:
+        case _ if question.secret or find_mismatch(None, question.answer_schema) is None:
             return None
         case _:
             raise Abandoned

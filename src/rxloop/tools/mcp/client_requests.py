@@ -20,7 +20,7 @@ from rxloop.protocol.media import make_part
 from rxloop.protocol.messages import Message, Part, TextPart
 from rxloop.protocol.settings import ModelSettings
 from rxloop.stream.sources import collect_answer
-from rxloop.support.json_schema import find_flaw, find_misfit
+from rxloop.support.json_schema import find_schema_error, find_mismatch
 from rxloop.tools.mcp.calls import Call, Link
 from rxloop.tools.mcp.options import Taken
 
@@ -54,7 +54,7 @@ async def elicited(ctx: RunContext[Any], who: str, asked: types.ElicitRequestPar
 async def _form(ctx: RunContext[Any], who: str, form: types.ElicitRequestFormParams) -> types.ElicitResult:
     """Ask to have a form filled in; an answer of null declines it."""
     schema: dict[str, Any] = dict(form.requested_schema)
-    wrong = find_flaw(schema)
+    wrong = find_schema_error(schema)
     if wrong is not None:
         raise ToolError(f"The MCP server {who} asks with a form that is no JSON Schema: {wrong}")
     if len(json.dumps(schema)) > _SCHEMA:
@@ -77,7 +77,7 @@ def _answer(schema: dict[str, Any]) -> Any:
             raise ValueError("it is to be an object, or null to decline")
         filled = {**defaults, **cast("dict[str, Any]", value)}
         # The bounded check: another one has no end for a pattern like `^(a+)+$`, and a default that makes it search.
-        wrong = find_misfit(filled, schema)
+        wrong = find_mismatch(filled, schema)
         if wrong is not None:
             raise ValueError(wrong)
         return filled

@@ -18,7 +18,7 @@ from rxloop.pipeline.run_context import RunContext
 from rxloop.protocol.events import Event
 from rxloop.protocol.model import thaw
 from rxloop.protocol.run_events import QuestionEvent
-from rxloop.support.json_schema import find_misfit
+from rxloop.support.json_schema import find_mismatch
 from rxloop.tools.mcp.calls import Call, Connect, Link, tool_result
 from rxloop.tools.mcp.client_requests import elicited, roots_of, sampled
 from rxloop.tools.mcp.options import Taken
@@ -217,9 +217,9 @@ class MCPTool:
         """
         if self._output is None:
             return None
-        if result.structured_content is None and find_misfit(None, self._output) is not None:
+        if result.structured_content is None and find_mismatch(None, self._output) is not None:
             return "there is no structured content, although the tool has an output schema"
-        return find_misfit(result.structured_content, self._output)
+        return find_mismatch(result.structured_content, self._output)
 
     async def _asked(self, link: Link, arguments: dict[str, Any], call: Call) -> types.CallToolResult:
         """Call the tool, and answer what the server asks on the way."""

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from rxloop.errors import RxloopError
 from rxloop.pipeline.requests import ToolDefinition
 from rxloop.protocol.json_data import replace_surrogates
-from rxloop.support.json_schema import find_flaw
+from rxloop.support.json_schema import find_schema_error
 from rxloop.tools.mcp.calls import Connect, Link
 from rxloop.tools.mcp.options import clean
 from rxloop.tools.mcp.tool import MCPTool
@@ -183,7 +183,7 @@ class Listing:
             listed.name,
             ToolDefinition(name=name, description=description, parameters=schema),
             listed.annotations or types.ToolAnnotations(),
-            None if output is None or find_flaw(output) is not None else output,
+            None if output is None or find_schema_error(output) is not None else output,
         )
 
     def _leave_out(self, tool: types.Tool, why: str) -> None:
