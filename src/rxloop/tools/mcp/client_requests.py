@@ -20,7 +20,7 @@ from rxloop.protocol.media import make_part
 from rxloop.protocol.messages import Message, Part, TextPart
 from rxloop.protocol.settings import ModelSettings
 from rxloop.stream.sources import collect_answer
-from rxloop.support.json_schema import find_schema_error, find_mismatch
+from rxloop.support.json_schema import find_mismatch, find_schema_error
 from rxloop.tools.mcp.calls import Call, Link
 from rxloop.tools.mcp.options import Taken
 
