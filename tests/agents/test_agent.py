@@ -81,7 +81,7 @@ async def test_tool_context_has_the_deps_and_ids_of_the_run() -> None:
 
 
 async def test_run_can_override_model_settings_and_strategy() -> None:
-    default_model, other = ScriptedModel(), ScriptedModel("other", name="other")
+    default_model, second = ScriptedModel(), ScriptedModel("other", name="other")
     agent = Agent(default_model, settings=ModelSettings(temperature=0.1, seed=1), limits=Limits(iterations=1))
     pipelines: list[Any] = []
 
@@ -89,12 +89,12 @@ async def test_run_can_override_model_settings_and_strategy() -> None:
         pipelines.append(pipeline)
         return op.iterate(pipeline)
 
-    run = agent.run("Hi", model=other, settings=ModelSettings(temperature=0.9), strategy=strategy)
+    run = agent.run("Hi", model=second, settings=ModelSettings(temperature=0.9), strategy=strategy)
     events = await collect(run)
 
     assert isinstance(events[0], TaskEvent)
     assert events[0].model == "other"
-    assert other.requests[0].settings == ModelSettings(temperature=0.9, seed=1)
+    assert second.requests[0].settings == ModelSettings(temperature=0.9, seed=1)
     assert default_model.requests == []
     assert len(pipelines) == 1
 
@@ -327,10 +327,10 @@ async def test_attributes_of_an_agent_are_read_only() -> None:
 async def test_with_log_returns_another_agent() -> None:
     log = MemoryEventLog()
     agent = Agent(ScriptedModel("Hi.", "Hi."))
-    other = agent.with_log(log)
-    await other.run("Hi", context_id="c")
+    second = agent.with_log(log)
+    await second.run("Hi", context_id="c")
     assert agent.log is None
-    assert other.log is log
+    assert second.log is log
     assert len(await log.list_runs()) == 1
 
 

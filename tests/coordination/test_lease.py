@@ -31,7 +31,7 @@ def acquire_and_release(locks: ConversationLocks) -> None:
     locks.release("c")
 
 
-async def test_wait_acquires_a_free_lock_at_once(locks: ConversationLocks) -> None:
+async def test_wait_acquires_a_free_lock_immediately(locks: ConversationLocks) -> None:
     acquire_and_release(locks)
 
     await locks.wait("c")
@@ -54,7 +54,7 @@ async def test_waiting_run_starts_at_any_end_of_the_previous_run() -> None:
         await first
 
 
-async def test_cancelled_waiters_pass_the_lock_on(locks: ConversationLocks) -> None:
+async def test_canceled_waiters_pass_the_lock_to_the_next_waiter(locks: ConversationLocks) -> None:
     assert locks.acquire("c")
     waiters = [asyncio.create_task(locks.wait("c")) for _ in range(3)]
     await asyncio.sleep(0)

@@ -41,10 +41,10 @@ async def test_cancel_ends_a_run_that_waits_for_an_answer() -> None:
 
     await bank.agent().get_run(paused.task_id).cancel("changed my mind")
 
-    last = await bank.last_event(paused.task_id)
-    assert (last.state, last.pending) == ("canceled", [])
-    assert last.error is not None
-    assert last.error.message == "changed my mind"
+    last_event = await bank.last_event(paused.task_id)
+    assert (last_event.state, last_event.pending) == ("canceled", [])
+    assert last_event.error is not None
+    assert last_event.error.message == "changed my mind"
     [completion] = [e for e in await bank.log.read(paused.task_id) if isinstance(e, ToolCompleteEvent)]
     assert (completion.content, completion.error) == (CANCELED_CALL, "canceled")
     assert bank.paid == []
@@ -57,18 +57,18 @@ async def test_cancel_ends_a_run_that_waits_for_an_answer() -> None:
 
 async def test_cancel_ends_a_crashed_run_without_a_model_call() -> None:
     bank = Bank()
-    done = await bank.agent(call("pay", amount=5), "done").run("Pay", on_input=lambda question: True)
-    bank.log = await log_after_crash(bank.log, done.task_id, ToolStartEvent)
+    complete_run = await bank.agent(call("pay", amount=5), "done").run("Pay", on_input=lambda question: True)
+    bank.log = await log_after_crash(bank.log, complete_run.task_id, ToolStartEvent)
     bank.paid.clear()
 
     def instructions(ctx: RunContext[Any]) -> str:
         raise AssertionError("nothing is prepared to cancel a run")
 
-    await bank.agent(instructions=instructions).get_run(done.task_id).cancel()
+    await bank.agent(instructions=instructions).get_run(complete_run.task_id).cancel()
 
-    events = await bank.log.read(done.task_id)
+    events = await bank.log.read(complete_run.task_id)
     assert [e.content for e in events if isinstance(e, ToolCompleteEvent)] == [INTERRUPTED]
-    assert (await bank.last_event(done.task_id)).state == "canceled"
+    assert (await bank.last_event(complete_run.task_id)).state == "canceled"
     assert bank.paid == []
     state = fold_all(events)
     assert (state.state, state.batch) == ("canceled", None)
@@ -130,8 +130,8 @@ async def test_second_cancel_adds_no_final_event() -> None:
 
 async def test_concurrent_cancels_write_one_final_event() -> None:
     bank = Bank()
-    done = await bank.agent(call("pay", amount=5), "done").run("Pay", on_input=lambda question: True)
-    crashed_log = await log_after_crash(bank.log, done.task_id, ToolStartEvent)
+    complete_run = await bank.agent(call("pay", amount=5), "done").run("Pay", on_input=lambda question: True)
+    crashed_log = await log_after_crash(bank.log, complete_run.task_id, ToolStartEvent)
 
     class CompetingLog(MemoryEventLog):
         async def send_command(self, task_id: str, command: Command) -> int:
@@ -144,9 +144,9 @@ async def test_concurrent_cancels_write_one_final_event() -> None:
     sent: list[Command] = []
     log = CompetingLog()
     log._runs, log._by_context = crashed_log._runs, crashed_log._by_context
-    await bank.agent(log=log).get_run(done.task_id).cancel("second")
+    await bank.agent(log=log).get_run(complete_run.task_id).cancel("second")
 
-    assert [event.state for event in final_events(await log.read(done.task_id))] == ["canceled"]
+    assert [event.state for event in final_events(await log.read(complete_run.task_id))] == ["canceled"]
 
 
 async def test_cancel_of_unknown_run_raises() -> None:

@@ -65,8 +65,8 @@ async def test_client_tool_call_pauses_the_run_until_the_client_answers(log: Mem
     assert question.call is not None
     assert (question.call.name, question.call.arguments) == ("show_map", {"city": "Oslo"})
     assert [event.kind for event in events].count("tool-start") == 1
-    asked = next(event for event in events if isinstance(event, InputRequiredEvent))
-    assert asked.to_public() is asked, "the event has no private fields"
+    required = next(event for event in events if isinstance(event, InputRequiredEvent))
+    assert required.to_public() is required, "the event has no private fields"
 
     resumed = asking_agent.resume(run.task_id, inputs={question.input_id: {"shown": True}})
     events = await collect(resumed.pipe(op.grammar()))
@@ -80,13 +80,13 @@ async def test_client_tool_call_pauses_the_run_until_the_client_answers(log: Mem
 
 
 async def test_invalid_arguments_do_not_reach_the_client() -> None:  # L106
-    asked: list[Any] = []
+    required: list[Any] = []
     turns = [call("show_map", city=5), call("show_map"), call("show_map", city="Oslo"), "There."]
     result = await agent(None, *turns, tools=[show_map]).run(
-        "Where?", on_input=lambda question: asked.append(question) or {"shown": True}
+        "Where?", on_input=lambda question: required.append(question) or {"shown": True}
     )
 
-    assert len(asked) == 1
+    assert len(required) == 1
     assert results(result.messages) == [
         "The arguments of show_map do not fit, and it was not called: city must be a JSON string, got 5.",
         "The arguments of show_map do not fit, and it was not called: the value must have 'city'.",
@@ -331,12 +331,12 @@ async def test_callback_is_called_again_after_a_crash_during_the_callback(log: M
         "Where?", client_tools=[LOCATE], on_input=lambda q: "Oslo"
     )
     log = await log_after_crash(log, completion.task_id, InputRequiredEvent)
-    asked: list[str] = []
+    required: list[str] = []
 
     result = await agent(log, "There.").resume(
-        completion.task_id, on_input=lambda question: asked.append(question.input_id) or "Bergen"
+        completion.task_id, on_input=lambda question: required.append(question.input_id) or "Bergen"
     )
-    assert asked == ["1.0.1"]
+    assert required == ["1.0.1"]
     assert results(result.messages) == ["Bergen"]
 
 

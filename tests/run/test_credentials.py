@@ -110,8 +110,8 @@ async def test_run_pauses_when_a_tool_requires_a_credential(hub: Hub, log: Memor
 
 async def test_public_auth_event_has_only_the_sign_in_data(hub: Hub, log: MemoryEventLog) -> None:  # L107
     run = hub.agent(log, call("publish")).run("Publish")
-    asked = next(event for event in await collect(run) if isinstance(event, AuthRequiredEvent))
-    public = asked.to_public()
+    required = next(event for event in await collect(run) if isinstance(event, AuthRequiredEvent))
+    public = required.to_public()
 
     assert isinstance(public, AuthRequiredEvent)
     own_fields = set(type(public).model_fields) - set(InputReceivedEvent.model_fields)
@@ -124,7 +124,7 @@ async def test_public_auth_event_has_only_the_sign_in_data(hub: Hub, log: Memory
         "call": None,
         "index": 0,
     }
-    assert b"publish" not in asked.to_json(public=True)
+    assert b"publish" not in required.to_json(public=True)
 
 
 async def test_credential_of_callback_is_passed_to_the_tool_and_not_recorded(
@@ -181,8 +181,8 @@ async def test_tool_does_not_get_a_credential_of_another_provider(log: MemoryEve
 
     assert (resumed.state, received) == ("auth-required", [])
     assert [question.provider for question in resumed.pending] == ["github", "evil"]
-    done = await agent.resume(paused.task_id, inputs={"1.0.2": "other"})
-    assert (done.state, received) == ("completed", ["other"])
+    completed = await agent.resume(paused.task_id, inputs={"1.0.2": "other"})
+    assert (completed.state, received) == ("completed", ["other"])
 
 
 async def test_pending_credentials_can_be_answered_one_by_one(hub: Hub, log: MemoryEventLog) -> None:  # L98, L107
@@ -194,8 +194,8 @@ async def test_pending_credentials_can_be_answered_one_by_one(hub: Hub, log: Mem
     assert (second.state, [question.provider for question in second.pending]) == ("auth-required", ["github", "pypi"])
     third = await agent.resume(first.task_id, inputs={"1.2.1": "x"})
     assert (third.state, hub.tokens) == ("auth-required", ["x"])
-    done = await agent.resume(first.task_id, inputs={"1.0.1": TOKEN})
-    assert results(done.messages) == ["3 issues of rxloop", "paid", "published"]
+    completed = await agent.resume(first.task_id, inputs={"1.0.1": TOKEN})
+    assert results(completed.messages) == ["3 issues of rxloop", "paid", "published"]
 
 
 async def test_credential_request_of_nested_agent_pauses_the_outer_run(
@@ -229,8 +229,8 @@ async def test_credential_is_requested_again_after_a_crash_before_it_was_passed(
         return
     assert resumed.state == "auth-required"
     assert [question.input_id for question in resumed.pending] == ["1.0.1"]
-    done = await hub.agent(log, "Three.").resume(paused.task_id, inputs={"1.0.1": TOKEN})
-    assert done.state == "completed"
+    completed = await hub.agent(log, "Three.").resume(paused.task_id, inputs={"1.0.1": TOKEN})
+    assert completed.state == "completed"
     assert hub.tokens == [TOKEN]
 
 
@@ -414,9 +414,9 @@ async def test_credentials_and_deps_appear_in_no_event_log_or_error(
         run = agent.run("Go", deps=Deps())
         outputs += [await collect(run), await run, run]
         inputs: dict[str, Any] = {"1.0.1": TOKEN}
-        for wrong in ({"1.7.1": TOKEN}, {"1.0.1": TOKEN, "nobody": TOKEN}):
+        for invalid_inputs in ({"1.7.1": TOKEN}, {"1.0.1": TOKEN, "nobody": TOKEN}):
             with pytest.raises(InvalidInput) as raised:
-                await agent.resume(run.task_id, inputs=wrong, deps=Deps())
+                await agent.resume(run.task_id, inputs=invalid_inputs, deps=Deps())
             errors.append(raised.value)
         with pytest.raises(InvalidInput) as raised:
             await agent.get_run(run.task_id).answer(inputs)

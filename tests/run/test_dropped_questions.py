@@ -83,9 +83,9 @@ async def test_new_run_does_not_drop_an_answered_question(machines: Machines) ->
 
     with pytest.raises(ContextBusy, match=f"{first.task_id}.* has got its answer"):
         await b.agent("never").run("And now?", context_id="c")
-    waiting = b.agent("later").run("And then?", context_id="c", when_busy="wait").start()
+    queued_run = b.agent("later").run("And then?", context_id="c", when_busy="wait").start()
     assert (await a.agent("paid").get_run(first.task_id).execute()).state == "completed"
-    assert [message.text for message in (await waiting).messages][-3:] == ["paid", "And then?", "later"]
+    assert [message.text for message in (await queued_run).messages][-3:] == ["paid", "And then?", "later"]
     assert a.paid == [5]
     await assert_no_tasks()
 

@@ -227,8 +227,8 @@ async def test_edit_from_an_answer_is_noted_in_the_next_attempt() -> None:  # P2
 
     assert read_paths == ["/srv/a.txt"]
     assert result.messages[2].text == f"text of /srv/a.txt\n\n{NOTE}"
-    again = Agent(ScriptedModel("Yes"), log=log)
-    later = await again.run("Which file was it?", context_id=result.context_id)
+    second_agent = Agent(ScriptedModel("Yes"), log=log)
+    later = await second_agent.run("Which file was it?", context_id=result.context_id)
     assert NOTE in later.messages[2].text
 
 

@@ -49,17 +49,17 @@ async def test_emitted_events_of_another_run_are_published_without_side_effects(
 
 async def test_constant_event_can_be_emitted_in_any_number_of_runs() -> None:
     # L85
-    done = CustomEvent(name="done")
+    shared_event = CustomEvent(name="done")
 
     @op.on(IterationEnd)
     async def emit_custom_event(request: IterationEnd, ctx: RunContext[Any]) -> AsyncIterator[Signal]:
-        yield done
+        yield shared_event
         yield request
 
     @tool
     async def tell(ctx: RunContext[None]) -> str:
         """Tells."""
-        ctx.emit(done)
+        ctx.emit(shared_event)
         return "told"
 
     for _ in range(2):
@@ -68,7 +68,7 @@ async def test_constant_event_can_be_emitted_in_any_number_of_runs() -> None:
         events = await collect(run)
         assert {event.task_id for event in events} == {run.task_id}
         assert sum(event.kind == "custom" for event in events) == 3
-    assert done == CustomEvent(name="done")
+    assert shared_event == CustomEvent(name="done")
 
 
 def test_added_message_cannot_have_the_role_assistant_or_tool() -> None:

@@ -78,8 +78,8 @@ async def test_fork_at_any_event_keeps_the_prefix_and_completes(shop: Shop, at: 
     # Only unanswered calls and later steps are executed.
     assert {event.step for event in events[at:] if isinstance(event, LLMCallEvent)} == {"1", "2"} - prefix_steps
     answered = {event.index for event in before[:at] if isinstance(event, ToolCompleteEvent)}
-    done = {event.index for event in events[at:] if isinstance(event, ToolStartEvent)}
-    assert done == set(range(3 if prefix_steps else 2)) - answered
+    started_indexes = {event.index for event in events[at:] if isinstance(event, ToolStartEvent)}
+    assert started_indexes == set(range(3 if prefix_steps else 2)) - answered
     assert result.output == "Bought."
     assert len(shop.model.requests) == len(turns)
     assert is_well_formed(result.messages)
@@ -319,12 +319,12 @@ def test_fork_of_canceled_run_closes_or_repeats_the_interrupted_call(shop: Shop)
         events = time.run(asyncio.wait_for(read_log(shop.log, run.task_id), 1))
         start_seq = next(event.seq for event in events if isinstance(event, ToolStartEvent))
         # Forking after the end closes this call, and forking at its start repeats it.
-        late = time.run(shop.agent("Never mind.", tools=[slow]).fork(run.task_id, len(events)))
-        early = time.run(shop.agent("There.", tools=[slow]).fork(run.task_id, start_seq))
+        fork_after_end = time.run(shop.agent("Never mind.", tools=[slow]).fork(run.task_id, len(events)))
+        fork_at_start = time.run(shop.agent("There.", tools=[slow]).fork(run.task_id, start_seq))
 
     assert cancelled.state == "canceled"
-    assert [message.text for message in late.messages][2].startswith("This call was interrupted")
-    assert [message.text for message in early.messages] == ["Go", "", "at last", "There."]
+    assert [message.text for message in fork_after_end.messages][2].startswith("This call was interrupted")
+    assert [message.text for message in fork_at_start.messages] == ["Go", "", "at last", "There."]
 
 
 async def read_log(log: MemoryEventLog, task_id: str) -> Any:
@@ -380,14 +380,14 @@ def answer_on_branch(request: ModelRequest) -> Any:
 
 @pytest.mark.parametrize("at", range(1, 21))
 async def test_fork_of_a_strategy_repeats_it_over_the_recorded_events(shop: Shop, at: int) -> None:
-    whole = await shop.agent(*[answer_on_branch] * 9, strategy=two_branches).run("Go")
-    events = (await shop.log.read(whole.task_id))[:at]
-    assert whole.output == "b1 says 7 and b2 says 7"
+    parent_result = await shop.agent(*[answer_on_branch] * 9, strategy=two_branches).run("Go")
+    events = (await shop.log.read(parent_result.task_id))[:at]
+    assert parent_result.output == "b1 says 7 and b2 says 7"
     answered_steps = {event.step for event in events if isinstance(event, ContentCompleteEvent)}
     replaces_result = "b2/1" in answered_steps and "b2/2" not in answered_steps
 
     run = shop.agent(*[answer_on_branch] * 9, strategy=two_branches).fork(
-        whole.task_id, at, results={"of b2": 8} if replaces_result else None
+        parent_result.task_id, at, results={"of b2": 8} if replaces_result else None
     )
     result = await run
 

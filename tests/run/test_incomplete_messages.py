@@ -61,7 +61,7 @@ async def run_over_http(
 ) -> tuple[Any, list[Event], list[Any]]:
     """Run an agent against a server and return outcome, events and request bodies."""
     async with start_server() as server:
-        server.answer(*(reply(api, said, stream=stream) for said in answers))
+        server.answer(*(reply(api, content, stream=stream) for content in answers))
         provider = model(api, server, stream=stream)
         async with Agent(provider, **options) as agent:
             run = agent.run("Clean up", settings=ModelSettings(max_tokens=300))
@@ -324,7 +324,7 @@ async def test_model_is_told_the_token_limit_of_its_request(
     wiper = WipeTool()
     answers = ModelAnswer(calls=[("wipe", "{}")], finish=LENGTH[api]), ModelAnswer("No.", finish=NORMAL[api])
     async with start_server() as server:
-        server.answer(*(reply(api, said, stream=stream) for said in answers))
+        server.answer(*(reply(api, content, stream=stream) for content in answers))
         provider = model(api, server, stream=stream)
         async with Agent(provider, tools=[wiper.tool], settings=settings) as agent:
             result = await agent.run("Clean up")
@@ -353,7 +353,7 @@ async def test_truncated_answer_without_token_limit_completes() -> None:  # P1
         lambda model: fallback(routed(lambda request: limited(model, concurrent=1))),
     ],
 )
-async def test_combined_models_keep_the_end_of_a_message(make: Any) -> None:  # P1
+async def test_combined_models_keep_the_finish_reason(make: Any) -> None:  # P1
     wiper = WipeTool()
     inner = ScriptedModel(turn(calls=[call("wipe")], finish_reason="length", raw_finish_reason="max_tokens"), "No.")
     result = await Agent(make(inner), tools=[wiper.tool], settings=ModelSettings(max_tokens=7)).run("?")
@@ -363,17 +363,17 @@ async def test_combined_models_keep_the_end_of_a_message(make: Any) -> None:  # 
     assert "max_tokens=7" in result.messages[2].text
 
 
-async def test_recorded_model_keeps_the_end_of_a_message() -> None:  # P1
+async def test_recorded_model_keeps_the_finish_reason() -> None:  # P1
     wiper = WipeTool()
     truncated = turn(calls=[call("wipe")], finish_reason="length", raw_finish_reason="max_tokens")
     run = Agent(ScriptedModel(truncated, "No."), tools=[wiper.tool], settings=ModelSettings(max_tokens=7)).run("?")
     events = await collect(run)
     first = await run
-    again = await Agent(ScriptedModel.from_events(events), tools=[wiper.tool]).run("?")
+    replayed = await Agent(ScriptedModel.from_events(events), tools=[wiper.tool]).run("?")
 
-    assert again.output == "No."
+    assert replayed.output == "No."
     assert wiper.wiped == []
-    assert again.messages[2].text == first.messages[2].text
+    assert replayed.messages[2].text == first.messages[2].text
     assert "max_tokens=7" in first.messages[2].text
 
 

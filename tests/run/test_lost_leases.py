@@ -95,39 +95,42 @@ async def _run_scenario(kind: Kind, operation: int, patch: pytest.MonkeyPatch, i
     """Run one scenario with two machines and return whether a lease was lost."""
     a, b = two_machines()
     effects: list[str | None] = []
-    ours, others = make_agent(a, effects), make_agent(b, effects)
+    first_agent, second_agent = make_agent(a, effects), make_agent(b, effects)
     if kind not in ("run", "chosen"):
-        await others.submit("Go", task_id=TASK, context_id="c")
+        await second_agent.submit("Go", task_id=TASK, context_id="c")
     if kind == "answered":
-        await others.get_run(TASK).execute()
-        await others.get_run(TASK).answer(YES)
+        await second_agent.get_run(TASK).execute()
+        await second_agent.get_run(TASK).answer(YES)
 
     async def take_over() -> None:
         # New runs may not exist yet.
         with suppress(UnknownRun):
             if is_taken_over:
-                await others.get_run(TASK).execute()
+                await second_agent.get_run(TASK).execute()
 
     loss = LeaseLoss(a, patch, operation, take_over)
     acknowledged = True
     try:
-        await _perform(kind, ours)
+        await _perform(kind, first_agent)
     except RxloopError:
         acknowledged = False
     patch.undo()
     for record in await b.log.list_runs(unfinished=True):
-        if record.state != "canceled" and (await others.get_run(record.task_id).execute()).state == "input-required":
-            await others.get_run(record.task_id).answer(YES)
-            await others.get_run(record.task_id).execute()
-    where = f"{kind}, lost at {operation}, is_taken_over={is_taken_over}"
+        if (
+            record.state != "canceled"
+            and (await second_agent.get_run(record.task_id).execute()).state == "input-required"
+        ):
+            await second_agent.get_run(record.task_id).answer(YES)
+            await second_agent.get_run(record.task_id).execute()
+    description = f"{kind}, lost at {operation}, is_taken_over={is_taken_over}"
     for record in await b.log.list_runs():
         ends = await states(b, record.task_id)
-        assert ends[-1] == ("canceled" if kind == "cancelled" and acknowledged else "completed"), (where, ends)
-        assert "failed" not in ends, (where, ends)
+        assert ends[-1] == ("canceled" if kind == "cancelled" and acknowledged else "completed"), (description, ends)
+        assert "failed" not in ends, (description, ends)
     # No effect happened twice, and the conversation continues.
-    assert len(effects) == len(set(effects)), where
-    assert a.log.shared.leases == {}, where
-    assert (await others.run("Next", context_id="c")).state == "input-required", where
+    assert len(effects) == len(set(effects)), description
+    assert a.log.shared.leases == {}, description
+    assert (await second_agent.run("Next", context_id="c")).state == "input-required", description
     await assert_no_tasks()
     return loss.lost
 

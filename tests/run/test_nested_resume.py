@@ -115,29 +115,33 @@ async def test_run_interrupted_after_any_event_completes_without_repeating_calls
         await log.append(task_id, prefix, expected_seq=0)
         agent_tree = AgentTree()
         result = await resume_until_done(agent_tree.agent(log), task_id)
-        whole = await log.read(task_id)
-        check_attempts(whole)
+        recorded_events = await log.read(task_id)
+        check_attempts(recorded_events)
         assert result.output == "all done", count
-        assert result.usage == total_usage(whole), count
-        successes = Counter(event.name for event in whole if isinstance(event, ToolCompleteEvent) and event.success)
+        assert result.usage == total_usage(recorded_events), count
+        successes = Counter(
+            event.name for event in recorded_events if isinstance(event, ToolCompleteEvent) and event.success
+        )
         repeated = [name for name, number in agent_tree.done.items() if number > 1]
         assert not repeated, count
         # Started calls without results are reported as interrupted, and all others run once.
         started = {(event.task_id, event.step, event.index) for event in prefix if isinstance(event, ToolStartEvent)}
         ended = {(event.task_id, event.step, event.index) for event in prefix if isinstance(event, ToolCompleteEvent)}
         interrupted = [
-            event for event in whole if isinstance(event, ToolCompleteEvent) and "interrupted" in event.content
+            event
+            for event in recorded_events
+            if isinstance(event, ToolCompleteEvent) and "interrupted" in event.content
         ]
         assert {(event.task_id, event.step, event.index) for event in interrupted} <= started - ended, count
         assert successes["write"] + sum(event.name == "write" for event in interrupted) == 3, count
-        calls = Counter((event.task_id, event.step) for event in whole if isinstance(event, LLMCallEvent))
+        calls = Counter((event.task_id, event.step) for event in recorded_events if isinstance(event, LLMCallEvent))
         repeated_steps = [step for step, number in calls.items() if number > 1]
         open_steps = {(e.task_id, e.step) for e in prefix if isinstance(e, LLMCallEvent)} - {
             (e.task_id, e.step) for e in prefix if e.kind == "content-complete"
         }
         assert set(repeated_steps) <= open_steps, count
         state = RunState()
-        for event in whole:
+        for event in recorded_events:
             state = fold(state, event)
         assert list(state.messages) == result.messages, count
         assert state.usage == result.usage, count
@@ -151,8 +155,8 @@ async def test_cancel_after_a_crash_closes_all_nested_runs() -> None:
         log = MemoryEventLog()
         await log.append(task_id, prefix, expected_seq=0)
         await AgentTree().agent(log).get_run(task_id).cancel()
-        whole = await log.read(task_id)
-        check_attempts(whole)
+        recorded_events = await log.read(task_id)
+        check_attempts(recorded_events)
 
 
 async def test_nested_run_is_resumed_where_it_stopped() -> None:
@@ -182,7 +186,7 @@ async def test_resumed_and_forked_runs_have_the_thought_graph_of_all_events(fork
         run = agent.fork(task_id, at=count, on_input=approve) if fork else agent.resume(task_id, on_input=approve)
         await collect(run)
         calls = (await run).thoughts.calls
-        assert calls == ThoughtGraph.of(await log.read(run.task_id)).calls, count
+        assert calls == ThoughtGraph.filter_by_path(await log.read(run.task_id)).calls, count
         assert len(calls) == 6
 
 
@@ -217,8 +221,8 @@ async def test_ended_nested_run_is_not_started_again() -> None:
     log = MemoryEventLog()
     await log.append(task_id, events[: position + 1], expected_seq=0)
     await resume_until_done(AgentTree().agent(log), task_id)
-    whole = await log.read(task_id)
-    assert [event.attempt for event in filter_by_path(whole, "clerk")][-1] == 1
+    recorded_events = await log.read(task_id)
+    assert [event.attempt for event in filter_by_path(recorded_events, "clerk")][-1] == 1
 
 
 async def test_fork_continues_the_nested_runs_of_its_parent() -> None:

@@ -36,18 +36,18 @@ def agent() -> Agent:
 
 async def call_in_thread(function: Callable[[], Any]) -> Any:
     """Call a function in a thread without an event loop."""
-    loop, done = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
+    loop, outcome = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
 
     def work() -> None:
         try:
             result = function()
         except BaseException as error:
-            loop.call_soon_threadsafe(done.set_exception, error)
+            loop.call_soon_threadsafe(outcome.set_exception, error)
         else:
-            loop.call_soon_threadsafe(done.set_result, result)
+            loop.call_soon_threadsafe(outcome.set_result, result)
 
     threading.Thread(target=work, daemon=True).start()
-    return await done
+    return await outcome
 
 
 @pytest.mark.parametrize("started", [False, True])

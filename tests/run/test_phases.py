@@ -63,10 +63,10 @@ async def test_rejected_run_enters_the_refused_phase(phases: list[Phase]) -> Non
     run = agent.run("Go", context_id="c")
     run.events.subscribe(lambda event: None)
 
-    other = agent.run("Me too", context_id="c")
+    second_run = agent.run("Me too", context_id="c")
     phases.clear()
     with pytest.raises(ContextBusy):
-        await other
+        await second_run
     assert Phase.REFUSED in phases
 
     assert (await outcome(run)).state == "completed"

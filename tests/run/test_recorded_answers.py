@@ -101,7 +101,7 @@ async def test_refused_call_stays_refused_when_its_tool_was_changed(change: str,
     assert results(result) == ["The call of pay was not approved."]
 
 
-async def test_approved_call_is_executed_when_its_tool_does_not_ask_now() -> None:
+async def test_approved_call_is_executed_when_its_tool_no_longer_asks() -> None:
     log = MemoryEventLog()
     paused = await agent(log, call("pay", amount=5), tools=[make_pay_tool(approve=True)]).run("Pay")
 

@@ -140,7 +140,7 @@ def start_blocking_run(bank: Bank, **options: Any) -> tuple[asyncio.Event, Run[s
 async def test_cancel_of_a_resume_that_waits_for_the_lease_is_recorded() -> None:
     bank = Bank()
     paused = await bank.request_payment(context_id="c")
-    end, other = start_blocking_run(bank)
+    end, blocking_run = start_blocking_run(bank)
     await run_ready_tasks()
 
     run = bank.agent().resume(paused.task_id, inputs={"1.0.1": True}, when_busy="wait")
@@ -152,17 +152,17 @@ async def test_cancel_of_a_resume_that_waits_for_the_lease_is_recorded() -> None
 
     assert (await bank.last_event(paused.task_id)).state == "canceled"
     end.set()
-    assert (await other).output == "done"
+    assert (await blocking_run).output == "done"
     assert bank.paid == []
     await assert_no_tasks()
 
 
 async def test_cancel_of_a_resume_that_waits_for_its_own_run_does_not_end_the_run() -> None:
     bank = Bank()
-    end, other = start_blocking_run(bank)
+    end, blocking_run = start_blocking_run(bank)
     await run_ready_tasks()
 
-    run = bank.agent().resume(other.task_id, when_busy="wait")
+    run = bank.agent().resume(blocking_run.task_id, when_busy="wait")
     run.events.subscribe(lambda event: None)
     await run_ready_tasks()
     run.cancel("not now")
@@ -170,7 +170,7 @@ async def test_cancel_of_a_resume_that_waits_for_its_own_run_does_not_end_the_ru
         await run
 
     end.set()
-    assert (await other).output == "done"
+    assert (await blocking_run).output == "done"
     await assert_no_tasks()
 
 

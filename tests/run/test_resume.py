@@ -57,12 +57,12 @@ class World:
 
     def turn(self, request: ModelRequest) -> Any:
         self.requests.append(request)
-        done = sum(message.role == "assistant" for message in request.messages)
+        answer_count = sum(message.role == "assistant" for message in request.messages)
         usage = Usage(input_tokens=10, output_tokens=1)
-        if done == 0:
+        if answer_count == 0:
             thought = call("think_aloud", "t0", thought="First I look.", thought_type="planning", thought_id="plan")
             return turn("I begin.", calls=[thought, call("pay", "0", amount=5), call("look", "0", n=1)], usage=usage)
-        if done == 1:
+        if answer_count == 1:
             return turn(calls=[call("look", "1", n=2), call("pay", "2", amount=6)], usage=usage, reasoning="Hm.")
         return turn("done", usage=usage)
 

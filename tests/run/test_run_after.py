@@ -109,8 +109,8 @@ async def test_cursor_of_a_lost_event_yields_a_gap_and_the_next_attempt() -> Non
     resumed = Agent(ScriptedModel("The sums are 3 and 7."), tools=[add], log=crashed).resume(run.task_id)
     remaining = [event for event in await collect_events(resumed) if event.durable]
 
-    for lost in [event for event in live if event.seq > 6]:
-        gap, *later = [event async for event in resumed.stream(after=lost.cursor)]
+    for lost_event in [event for event in live if event.seq > 6]:
+        gap, *later = [event async for event in resumed.stream(after=lost_event.cursor)]
         assert isinstance(gap, GapEvent)
         assert gap.reason == "lost-attempt"
         assert later == remaining

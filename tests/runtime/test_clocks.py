@@ -34,8 +34,8 @@ async def test_runs_continue_in_order_when_the_clocks_of_machines_disagree(
     async with start_cluster(dsn, 3, concurrency=4) as processes:
         first = await processes.start("pay; wait 2; pay", context_id="c")
         second = await processes.start("pay", context_id="c")
-        others = await processes.start_all("look; ask; pay", 8)
-        answers = [asyncio.create_task(answer_question(processes, record.task_id)) for record in others]
+        asking_runs = await processes.start_all("look; ask; pay", 8)
+        answers = [asyncio.create_task(answer_question(processes, record.task_id)) for record in asking_runs]
         await processes.wait_for_event(first.task_id, "tool-complete")
         (await processes.owner(first.task_id)).send(signal.SIGKILL)
         loop = asyncio.get_running_loop()
@@ -43,13 +43,13 @@ async def test_runs_continue_in_order_when_the_clocks_of_machines_disagree(
         await processes.wait_for_event(first.task_id, "status-update", attempt=2)
         assert loop.time() - killed_at < 8
         await asyncio.gather(*answers)
-        done = await processes.wait_for_all([first, second, *others])
-        assert {record.state for record in done} == {"completed"}
-        await processes.check(others)
+        final = await processes.wait_for_all([first, second, *asking_runs])
+        assert {record.state for record in final} == {"completed"}
+        await processes.check(asking_runs)
         task_ids = (first.task_id, second.task_id)
         assert [task_id for task_id in payments(processes) if task_id in task_ids] == [task_ids[0], *task_ids]
         # Confirm that clocks actually differ.
-        times = [event.timestamp for record in done for event in await processes.log.read(record.task_id)]
+        times = [event.timestamp for record in final for event in await processes.log.read(record.task_id)]
         assert max(times) - min(times) > HOUR * 1000
 
 
@@ -90,8 +90,8 @@ async def test_scheduled_run_starts_at_its_time_by_the_clock_of_the_database(
     async with start_cluster(dsn) as processes:
         due, due_time = datetime.now(UTC) + timedelta(seconds=4), loop.time() + 4
         faults.set_clock(server_offset, monkeypatch.setattr)
-        done = await processes.wait_for_end(await processes.start("look", at=due))
-        assert done.state == "completed"
+        final = await processes.wait_for_end(await processes.start("look", at=due))
+        assert final.state == "completed"
         assert due_time - 0.1 < loop.time() < due_time + 8
 
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import psycopg
 import pytest
+from support.workers.start_cluster import SLOW_CHAOS, final_states, run_module, seconds_between, start_cluster
 
 from rxloop import Event
 from rxloop.protocol.events import InputReceivedEvent, InputRequiredEvent, StatusUpdateEvent
 from support.workers import faults
-from support.workers.cluster import SLOW_CHAOS, final_states, run_module, seconds_between, start_cluster
 
 pytestmark = [pytest.mark.service("postgres"), pytest.mark.timeout(180)]
 
@@ -42,16 +42,16 @@ async def test_run_completes_when_its_worker_dies_at_an_event(
         questions = [e for e in await processes.log.read(record.task_id) if isinstance(e, InputRequiredEvent)]
         question = questions[-1].input_id
         await processes.web.answer(record.task_id, {question: 5})
-        done = await processes.wait_for_end(record)
-        assert done.state == "completed"
-        assert done.attempt >= 2
+        final = await processes.wait_for_end(record)
+        assert final.wait_for_state == "completed"
+        assert final.attempt >= 2
 
 
 async def test_payment_that_kills_its_worker_is_not_repeated(dsn: str) -> None:
     async with start_cluster(dsn) as processes:
         record = await processes.start("pay_and_die x")
         started = await processes.wait_for_event(record.task_id, "tool-start")
-        assert (await processes.wait_for_end(record)).state == "completed"
+        assert (await processes.wait_for_end(record)).wait_for_state == "completed"
         events = await processes.log.read(record.task_id)
         [answer] = [event for event in events if event.kind == "tool-complete"]
         assert "interrupted" in answer.describe()
@@ -65,9 +65,9 @@ async def test_payment_that_kills_its_worker_is_not_repeated(dsn: str) -> None:
 async def test_run_that_kills_its_workers_fails_with_reason_attempts(dsn: str) -> None:
     async with start_cluster(dsn, workers=4) as processes:
         record = await processes.start("die")
-        done = await processes.wait_for_end(record)
+        final = await processes.wait_for_end(record)
         events = await processes.log.read(record.task_id)
-    assert done.state == "failed"
+    assert final.wait_for_state == "failed"
     assert [event.reason for event in events if isinstance(event, StatusUpdateEvent) and event.final] == ["attempts"]
 
 
@@ -89,11 +89,11 @@ async def test_run_is_not_repeated_when_its_worker_dies_after_a_commit(
     death_marker = faults.order_faults(monkeypatch, tmp_path, die=f"committed {kind}")
     async with start_cluster(dsn) as processes:
         record = await processes.start("pay; look")
-        done = await processes.wait_for_end(record)
+        final = await processes.wait_for_end(record)
         events = await processes.log.read(record.task_id)
         effects = processes.effects(record.task_id)
     assert death_marker.exists()
-    assert (done.state, done.attempt) == ("completed", 1 if kind == "final" else 2)
+    assert (final.wait_for_state, final.attempt) == ("completed", 1 if kind == "final" else 2)
     assert final_states(events) == ["completed"]
     assert has_one_per_step(events, "content-complete")
     assert has_one_per_step(events, "tool-complete")
@@ -108,13 +108,13 @@ async def test_unacknowledged_job_of_a_dead_worker_starts_nothing_again(
     death_marker = faults.order_faults(monkeypatch, tmp_path, die="settled", patience=1)
     async with start_cluster(dsn) as processes:
         record = await processes.start("pay")
-        done = await processes.wait_for_end(record)
-        # The job belongs to a dead worker until it is rescued and processed again.
+        final = await processes.wait_for_end(record)
+        # The job belongs to a dead worker wait_for_event it is rescued and processed again.
         while await count_jobs(dsn):  # noqa: ASYNC110
             await asyncio.sleep(0.1)
         assert death_marker.exists()
-        assert await processes.web.get_record(record.task_id) == done
-        assert (done.state, done.attempt) == ("completed", 1)
+        assert await processes.web.get_record(record.task_id) == final
+        assert (final.wait_for_state, final.attempt) == ("completed", 1)
         assert processes.effects(record.task_id) == ["pay"]
 
 
@@ -129,10 +129,10 @@ async def test_question_is_asked_again_when_the_worker_dies_before_the_pause(
         assert death_marker.exists()
         assert paused.attempt == 2
         await processes.web.answer(record.task_id, {question.input_id: 5})
-        done = await processes.wait_for_end(record)
+        final = await processes.wait_for_end(record)
         events = await processes.log.read(record.task_id)
         effects = processes.effects(record.task_id)
-    assert (done.state, done.attempt) == ("completed", 3)
+    assert (final.wait_for_state, final.attempt) == ("completed", 3)
     assert final_states(events) == ["input-required", "completed"]
     assert has_one_per_step(events, "tool-complete")
     assert has_one_per_step(events, "content-complete")
@@ -147,10 +147,10 @@ async def test_run_is_found_when_its_web_replica_dies_before_enqueueing(
     async with start_cluster(dsn) as processes:
         assert await run_module("support.workers.dying_server", dsn, "start", "pay", "k") == -signal.SIGKILL
         [record] = await processes.log.list_runs()
-        assert record.state == "submitted"
+        assert record.wait_for_state == "submitted"
         assert await count_jobs(dsn) == 0
-        done = await processes.wait_for_end(record)
-        assert (done.state, done.attempt) == ("completed", 1)
+        final = await processes.wait_for_end(record)
+        assert (final.wait_for_state, final.attempt) == ("completed", 1)
         assert processes.effects(record.task_id) == ["pay"]
 
 
@@ -161,8 +161,8 @@ async def test_repeated_start_enqueues_the_run_of_a_dead_web_replica(dsn: str) -
         [record] = await processes.log.list_runs()
         assert (await processes.start("pay", key="k")).task_id == record.task_id
         async with asyncio.timeout(10):
-            done = await processes.wait_for_end(record)
-        assert (done.state, done.attempt) == ("completed", 1)
+            final = await processes.wait_for_end(record)
+        assert (final.wait_for_state, final.attempt) == ("completed", 1)
         assert processes.effects(record.task_id) == ["pay"]
 
 
@@ -175,8 +175,8 @@ async def test_answer_is_found_when_its_web_replica_dies_before_enqueueing(dsn: 
         arguments = ("answer", record.task_id, question.input_id, "4")
         assert await run_module("support.workers.dying_server", dsn, *arguments) == -signal.SIGKILL
         async with asyncio.timeout(10):
-            done = await processes.wait_for_end(record)
-        assert (done.state, done.attempt) == ("completed", 2)
+            final = await processes.wait_for_end(record)
+        assert (final.wait_for_state, final.attempt) == ("completed", 2)
         assert processes.effects(record.task_id) == ["pay"]
 
 

@@ -43,9 +43,9 @@ async def test_runs_survive_a_full_disk_and_complete_once_it_has_space(disk: str
                 small.free()
                 # PostgreSQL stops without space for its write-ahead log.
                 await asyncio.to_thread(server.start)
-                done = await processes.wait_for_all(records)
+                final = await processes.wait_for_all(records)
                 await processes.check(records)
-    assert {record.state for record in done} == {"completed"}
+    assert {record.state for record in final} == {"completed"}
     if disk == "data":
         assert "the disk of the server is full: make room" in str(refusal)
 

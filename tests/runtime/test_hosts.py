@@ -102,17 +102,17 @@ async def test_runs_of_a_disconnected_host_continue_elsewhere(
         lost_host.heal()
         lost_host.set_link("up")
         # Force the first host to execute another run.
-        done = await processes.wait_for_all(records)
+        final = await processes.wait_for_all(records)
         for host in site.hosts:
             if host is not lost_host:
                 host.isolate()
         records.append(await processes.start("pay; look"))
-        done.append(await processes.wait(records[-1]))
+        final.append(await processes.wait(records[-1]))
         assert await site.owners_by_run(records[-1:]) == {records[-1].task_id: lost_host}
         await processes.check(records)
-        assert {record.state for record in done} == {"completed"}
-        assert {record.task_id for record in done if record.attempt == 2} == affected
-        assert [len(processes.effects(record.task_id)) for record in done] == [3] * 8 + [1]
+        assert {record.state for record in final} == {"completed"}
+        assert {record.task_id for record in final if record.attempt == 2} == affected
+        assert [len(processes.effects(record.task_id)) for record in final] == [3] * 8 + [1]
         for record, follower in zip(records, followers, strict=False):
             assert await follower == list(await processes.log.read(record.task_id))
 
@@ -124,10 +124,10 @@ async def test_call_on_a_disconnected_host_is_not_repeated() -> None:
         await site.processes.wait_for_event(record.task_id, "tool-start")
         [lost_host] = (await site.owners_by_run([record])).values()
         lost_host.isolate()
-        done = await site.processes.wait(record)
+        final = await site.processes.wait(record)
         lost_host.heal()
         [answer] = [e for e in await site.processes.log.read(record.task_id) if e.kind == "tool-complete"][:1]
-        assert (done.state, done.attempt) == ("completed", 2)
+        assert (final.state, final.attempt) == ("completed", 2)
         assert site.processes.effects(record.task_id) == ["pay_slowly"]
         assert "interrupted" in answer.describe()
         await site.processes.check([record])
@@ -145,9 +145,9 @@ async def test_host_disconnected_for_less_than_the_lease_keeps_its_runs(disconne
         for host in site.hosts:
             host.heal()
             host.set_link("up")
-        done = await site.processes.wait_for_all(records)
+        final = await site.processes.wait_for_all(records)
         await site.processes.check(records)
-        assert {(record.state, record.attempt) for record in done} == {("completed", 1)}
+        assert {(record.state, record.attempt) for record in final} == {("completed", 1)}
 
 
 @SLOW_CHAOS
@@ -156,9 +156,9 @@ async def test_runs_complete_on_slow_hosts_with_packet_loss() -> None:
         for host in site.hosts:
             host.outgoing_loss, host.delay = 0.2, 0.2
         records = await site.processes.start_all("pay; look; wait 3; pay; look; wait 2; pay", 20)
-        done = await site.processes.wait_for_all(records)
+        final = await site.processes.wait_for_all(records)
         await site.processes.check(records)
-        assert {(record.state, record.attempt) for record in done} == {("completed", 1)}
+        assert {(record.state, record.attempt) for record in final} == {("completed", 1)}
         assert [len(site.processes.effects(record.task_id)) for record in records] == [3] * 20
 
 
@@ -171,9 +171,9 @@ async def test_runs_survive_a_database_outage_of_twenty_seconds() -> None:
         site.database.isolate()
         await asyncio.sleep(20)
         site.database.heal()
-        done = await site.processes.wait_for_all(records)
+        final = await site.processes.wait_for_all(records)
         await site.processes.check(records)
-        assert {record.state for record in done} == {"completed"}
+        assert {record.state for record in final} == {"completed"}
         for record, follower in zip(records, followers, strict=True):
             assert await follower == list(await site.processes.log.read(record.task_id))
 
@@ -253,7 +253,7 @@ async def test_runs_survive_repeated_disconnections_of_hosts() -> None:
 
 
 async def wait_for_hold(processes: Cluster, record: RunRecord) -> None:
-    """Wait until a run blocks on its file."""
+    """Wait wait_for_event a run blocks on its file."""
     async for event in processes.log.follow(record.task_id):
         if event.kind == "tool-start" and "hold" in event.describe():
             return

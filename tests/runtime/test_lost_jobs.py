@@ -272,8 +272,15 @@ def test_job_reaches_the_worker_that_hosts_its_agent(log: MemoryEventLog) -> Non
     async def program() -> None:
         queue = MemoryQueue()
         agents = {"a": answering_agent(), "b": answering_agent()}
-        others = [Runtime({"a": answering_agent()}, log=log, queue=queue, works=True, concurrency=1) for _ in range(3)]
-        async with Runtime(agents, log=log, queue=queue) as server, others[0], others[1], others[2]:
+        other_workers = [
+            Runtime({"a": answering_agent()}, log=log, queue=queue, works=True, concurrency=1) for _ in range(3)
+        ]
+        async with (
+            Runtime(agents, log=log, queue=queue) as server,
+            other_workers[0],
+            other_workers[1],
+            other_workers[2],
+        ):
             async with Runtime({"b": answering_agent()}, log=log, queue=queue, works=True, concurrency=1):
                 start = now()
                 for _ in range(10):

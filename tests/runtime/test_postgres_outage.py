@@ -35,10 +35,10 @@ async def test_hundred_runs_survive_a_server_outage_of_two_seconds(crash: bool) 
             await asyncio.to_thread(server.kill if crash else server.stop)
             await asyncio.sleep(2)
             await asyncio.to_thread(server.start)
-            done = await processes.wait_for_all(records)
+            final = await processes.wait_for_all(records)
             await processes.check(records)
-            assert {(record.state, record.attempt) for record in done} == {("completed", 1)}
-            assert {len(processes.effects(record.task_id)) for record in done} == {2}
+            assert {(record.state, record.attempt) for record in final} == {("completed", 1)}
+            assert {len(processes.effects(record.task_id)) for record in final} == {2}
 
 
 @SLOW_CHAOS
@@ -48,6 +48,6 @@ async def test_runs_survive_a_server_outage_of_twenty_seconds() -> None:
             await asyncio.to_thread(server.stop)
             await asyncio.sleep(20)
             await asyncio.to_thread(server.start)
-            done = await processes.wait_for_all(records)
+            final = await processes.wait_for_all(records)
             await processes.check(records)
-    assert {record.state for record in done} == {"completed"}
+    assert {record.state for record in final} == {"completed"}

@@ -287,7 +287,7 @@ async def test_worker_uses_two_connections(dsn: str) -> None:
     async with open_queue(dsn) as queue:
         answers = JobRecorder(10)
         async with serve_queue(queue, answers, concurrency=10):
-            # The listening connection may be opened after the first job.
+            # The listening connection may be open_queue after the first job.
             while count_connections(dsn) < 2:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
             for number in range(10):
@@ -367,13 +367,13 @@ def test_queue_rejects_invalid_name(name: str) -> None:
 
 async def test_waiting_counts_jobs_by_version_and_queue(dsn: str) -> None:
     async with open_queue(dsn) as queue:
-        other = PostgresQueue(dsn, name="rx_oop")
+        second_queue = PostgresQueue(dsn, name="rx_oop")
         await queue.enqueue("gone", version="7")
         await queue.enqueue("mine", version="8")
         await queue.enqueue("any")
         assert [await queue.waiting(version) for version in (None, "7", "8", "9")] == [1, 2, 2, 1]
-        assert await other.waiting("8") == 0
-        await other.aclose()
+        assert await second_queue.waiting("8") == 0
+        await second_queue.aclose()
 
 
 async def test_version_can_be_as_long_as_a_commit_hash(dsn: str) -> None:

@@ -109,9 +109,9 @@ def test_run_that_waits_for_an_earlier_run_occupies_no_slot(log: MemoryEventLog)
             async with Runtime({"slow": slow, "quick": answering_agent()}, log=log, queue=queue) as server, worker:
                 first = await server.start("slow", "Work", context_id="bob")
                 queued = [await server.start("quick", "Hi", context_id="bob") for _ in range(3)]
-                other = await server.start("quick", "Hi")
+                unrelated = await server.start("quick", "Hi")
                 start = asyncio.get_running_loop().time()
-                assert (await wait_for_end(server, other)).state == "completed"
+                assert (await wait_for_end(server, unrelated)).state == "completed"
                 assert asyncio.get_running_loop().time() < start + 30
                 for record in (first, *queued):
                     assert (await wait_for_end(server, record)).state == "completed"

@@ -47,21 +47,21 @@ async def test_follower_gets_all_events_of_a_run(log: MemoryEventLog) -> None:
     async with Runtime({"a": agent(frames("--Hel--lo.|"))}, log=log) as runtime:
         record = await runtime.start("a", "Hi")
         live = [event async for event in runtime.follow(record.task_id)]
-        late = [event async for event in runtime.follow(record.task_id)]
-    assert kinds(live) == kinds(late) == [event.kind for event in await log.read(record.task_id)]
+        replayed = [event async for event in runtime.follow(record.task_id)]
+    assert kinds(live) == kinds(replayed) == [event.kind for event in await log.read(record.task_id)]
     assert [event.kind for event in live].count("content-delta") == 2
 
 
 async def test_start_with_the_same_key_returns_the_same_run(log: MemoryEventLog) -> None:
     async with Runtime({"a": agent("one", "two")}, log=log) as runtime:
         first, second = await asyncio.gather(*(runtime.start("a", "Hi", key="k") for _ in range(2)))
-        other = await runtime.start("a", "Hi", key="another")
-        assert first.task_id == second.task_id != other.task_id
+        different = await runtime.start("a", "Hi", key="another")
+        assert first.task_id == second.task_id != different.task_id
         await runtime.follow(first.task_id)
         repeated = await runtime.start("a", "Hi", key="k")
         assert repeated.task_id == first.task_id
         assert repeated.state == "completed"
-        await runtime.follow(other.task_id)
+        await runtime.follow(different.task_id)
     assert len(await log.list_runs()) == 2
 
 

@@ -9,11 +9,19 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from support.workers.start_cluster import (
+    LEASE,
+    SLOW_CHAOS,
+    Cluster,
+    final_states,
+    read_notes,
+    seconds_between,
+    start_cluster,
+)
 
 from rxloop import RunRecord, Runtime
 from rxloop.testing.chaos.processes import Worker
 from support.workers import faults, scripted_agents
-from support.workers.cluster import LEASE, SLOW_CHAOS, Cluster, final_states, read_notes, seconds_between, start_cluster
 
 pytestmark = [pytest.mark.service("postgres"), pytest.mark.timeout(180)]
 
@@ -44,8 +52,8 @@ async def test_worker_frozen_for_less_than_its_lease_keeps_its_run(dsn: str) -> 
         frozen.send(signal.SIGSTOP)
         await asyncio.sleep(LEASE / 4)
         frozen.send(signal.SIGCONT)
-        done = await processes.wait_for_end(record)
-        assert (done.state, done.attempt) == ("completed", 1)
+        final = await processes.wait_for_end(record)
+        assert (final.state, final.attempt) == ("completed", 1)
 
 
 async def test_stopping_worker_releases_its_runs(dsn: str) -> None:
@@ -73,10 +81,10 @@ async def test_rolling_replacement_of_workers_interrupts_no_payment(dsn: str) ->
         records = await processes.start_all(PAYMENT_SCRIPT, 40)
         for worker in processes.chaos.workers:
             await replace(worker)
-        done = await processes.wait_for_all(records)
+        final = await processes.wait_for_all(records)
         await processes.check(records)
-        assert {record.state for record in done} == {"completed"}
-        assert {len(processes.effects(record.task_id)) for record in done} == {4}
+        assert {record.state for record in final} == {"completed"}
+        assert {len(processes.effects(record.task_id)) for record in final} == {4}
         assert await list_interrupted_calls(processes, records) == []
 
 
@@ -98,10 +106,10 @@ async def test_run_stays_with_its_version_during_a_rolling_replacement(
             for worker in first:
                 await replace(worker)
             new = await start_all(second_server, 10)
-            done = await processes.wait_for_all([*old, *new])
+            final = await processes.wait_for_all([*old, *new])
             await processes.check([*old, *new])
-            assert {record.state for record in done} == {"completed"}
-            assert await list_interrupted_calls(processes, done) == []
+            assert {record.state for record in final} == {"completed"}
+            assert await list_interrupted_calls(processes, final) == []
             pids = {line["task"]: line["pid"] for line in read_notes(processes.folder / "begun")}
             assert {pids[record.task_id] in first_pids for record in old} == {True}
             assert {pids[record.task_id] in first_pids for record in new} == {False}

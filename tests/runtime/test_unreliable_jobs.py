@@ -37,8 +37,8 @@ async def test_runs_of_an_emptied_queue_are_found_by_two_scans(
         with psycopg.connect(dsn) as connection:
             connection.execute("TRUNCATE procrastinate_jobs CASCADE")
         before = len(list(read_notes(tmp_path / "looks")))
-        done = await processes.wait_for_all([*running, *queued])
-    assert {(record.state, record.attempt) for record in done} == {("completed", 1)}
+        final = await processes.wait_for_all([*running, *queued])
+    assert {(record.state, record.attempt) for record in final} == {("completed", 1)}
     missing, looks = {record.task_id for record in queued}, set[tuple[int, int]]()
     for note in list(read_notes(tmp_path / "looks"))[before:]:
         if missing:
@@ -61,8 +61,8 @@ async def test_duplicated_jobs_and_a_manual_resume_do_not_disturb_a_run(dsn: str
         own_agent: Agent[Any, str] = scripted_agents.agent().with_log(processes.log)
         with pytest.raises(ContextBusy):
             await own_agent.resume(record.task_id)
-        done = await processes.wait_for_end(record)
-        assert (done.state, done.attempt) == ("completed", 1)
+        final = await processes.wait_for_end(record)
+        assert (final.state, final.attempt) == ("completed", 1)
 
 
 @pytest.fixture
