@@ -41,10 +41,10 @@ async def test_cancel_ends_a_run_that_waits_for_an_answer() -> None:
 
     await bank.agent().get_run(paused.task_id).cancel("changed my mind")
 
-    last_event = await bank.last_event(paused.task_id)
-    assert (last_event.state, last_event.pending) == ("canceled", [])
-    assert last_event.error is not None
-    assert last_event.error.message == "changed my mind"
+    last = await bank.last_event(paused.task_id)
+    assert (last.state, last.pending) == ("canceled", [])
+    assert last.error is not None
+    assert last.error.message == "changed my mind"
     [completion] = [e for e in await bank.log.read(paused.task_id) if isinstance(e, ToolCompleteEvent)]
     assert (completion.content, completion.error) == (CANCELED_CALL, "canceled")
     assert bank.paid == []

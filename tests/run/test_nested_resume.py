@@ -186,7 +186,7 @@ async def test_resumed_and_forked_runs_have_the_thought_graph_of_all_events(fork
         run = agent.fork(task_id, at=count, on_input=approve) if fork else agent.resume(task_id, on_input=approve)
         await collect(run)
         calls = (await run).thoughts.calls
-        assert calls == ThoughtGraph.filter_by_path(await log.read(run.task_id)).calls, count
+        assert calls == ThoughtGraph.of(await log.read(run.task_id)).calls, count
         assert len(calls) == 6
 
 

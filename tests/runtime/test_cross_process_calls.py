@@ -7,13 +7,13 @@ import signal
 from typing import Any
 
 import pytest
-from support.workers.start_cluster import LEASE, SLOW_CHAOS, final_states, start_cluster
 
 from rxloop import Event, PostgresEventLog, Runtime
 from rxloop.errors import InvalidInput, NotAsked
 from rxloop.protocol.events import InputReceivedEvent
 from rxloop.runtime import PostgresQueue
 from support.workers import scripted_agents
+from support.workers.cluster import LEASE, SLOW_CHAOS, final_states, start_cluster
 
 pytestmark = [pytest.mark.service("postgres"), pytest.mark.timeout(180)]
 
@@ -33,7 +33,7 @@ async def test_run_can_be_canceled_in_any_state(dsn: str) -> None:
         await processes.web.cancel(orphaned.task_id)
         for record in (paused, running, orphaned, starting, queued):
             events = await processes.log.read(record.task_id)
-            assert (await processes.web.get_record(record.task_id)).wait_for_state == "canceled"
+            assert (await processes.web.get_record(record.task_id)).state == "canceled"
             assert final_states(events).count("canceled") == 1
             assert len([event for event in events if event.kind == "llm-call"]) <= 1
 
@@ -53,7 +53,7 @@ async def test_repeated_answer_is_applied_once_after_all_workers_died(dsn: str) 
         with pytest.raises(InvalidInput):
             await processes.web.answer(record.task_id, {question.input_id: 5})
         await processes.chaos.workers[0].start()
-        assert (await processes.wait_for_end(record)).wait_for_state == "completed"
+        assert (await processes.wait_for_end(record)).state == "completed"
         events = await processes.log.read(record.task_id)
         assert [event.value for event in events if isinstance(event, InputReceivedEvent)] == [4]
 

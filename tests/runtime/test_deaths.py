@@ -11,11 +11,11 @@ from typing import Any
 
 import psycopg
 import pytest
-from support.workers.start_cluster import SLOW_CHAOS, final_states, run_module, seconds_between, start_cluster
 
 from rxloop import Event
 from rxloop.protocol.events import InputReceivedEvent, InputRequiredEvent, StatusUpdateEvent
 from support.workers import faults
+from support.workers.cluster import SLOW_CHAOS, final_states, run_module, seconds_between, start_cluster
 
 pytestmark = [pytest.mark.service("postgres"), pytest.mark.timeout(180)]
 
@@ -43,7 +43,7 @@ async def test_run_completes_when_its_worker_dies_at_an_event(
         question = questions[-1].input_id
         await processes.web.answer(record.task_id, {question: 5})
         final = await processes.wait_for_end(record)
-        assert final.wait_for_state == "completed"
+        assert final.state == "completed"
         assert final.attempt >= 2
 
 
@@ -51,7 +51,7 @@ async def test_payment_that_kills_its_worker_is_not_repeated(dsn: str) -> None:
     async with start_cluster(dsn) as processes:
         record = await processes.start("pay_and_die x")
         started = await processes.wait_for_event(record.task_id, "tool-start")
-        assert (await processes.wait_for_end(record)).wait_for_state == "completed"
+        assert (await processes.wait_for_end(record)).state == "completed"
         events = await processes.log.read(record.task_id)
         [answer] = [event for event in events if event.kind == "tool-complete"]
         assert "interrupted" in answer.describe()
@@ -67,7 +67,7 @@ async def test_run_that_kills_its_workers_fails_with_reason_attempts(dsn: str) -
         record = await processes.start("die")
         final = await processes.wait_for_end(record)
         events = await processes.log.read(record.task_id)
-    assert final.wait_for_state == "failed"
+    assert final.state == "failed"
     assert [event.reason for event in events if isinstance(event, StatusUpdateEvent) and event.final] == ["attempts"]
 
 
@@ -93,7 +93,7 @@ async def test_run_is_not_repeated_when_its_worker_dies_after_a_commit(
         events = await processes.log.read(record.task_id)
         effects = processes.effects(record.task_id)
     assert death_marker.exists()
-    assert (final.wait_for_state, final.attempt) == ("completed", 1 if kind == "final" else 2)
+    assert (final.state, final.attempt) == ("completed", 1 if kind == "final" else 2)
     assert final_states(events) == ["completed"]
     assert has_one_per_step(events, "content-complete")
     assert has_one_per_step(events, "tool-complete")
@@ -109,12 +109,12 @@ async def test_unacknowledged_job_of_a_dead_worker_starts_nothing_again(
     async with start_cluster(dsn) as processes:
         record = await processes.start("pay")
         final = await processes.wait_for_end(record)
-        # The job belongs to a dead worker wait_for_event it is rescued and processed again.
+        # The job belongs to a dead worker until it is rescued and processed again.
         while await count_jobs(dsn):  # noqa: ASYNC110
             await asyncio.sleep(0.1)
         assert death_marker.exists()
         assert await processes.web.get_record(record.task_id) == final
-        assert (final.wait_for_state, final.attempt) == ("completed", 1)
+        assert (final.state, final.attempt) == ("completed", 1)
         assert processes.effects(record.task_id) == ["pay"]
 
 
@@ -132,7 +132,7 @@ async def test_question_is_asked_again_when_the_worker_dies_before_the_pause(
         final = await processes.wait_for_end(record)
         events = await processes.log.read(record.task_id)
         effects = processes.effects(record.task_id)
-    assert (final.wait_for_state, final.attempt) == ("completed", 3)
+    assert (final.state, final.attempt) == ("completed", 3)
     assert final_states(events) == ["input-required", "completed"]
     assert has_one_per_step(events, "tool-complete")
     assert has_one_per_step(events, "content-complete")
@@ -147,10 +147,10 @@ async def test_run_is_found_when_its_web_replica_dies_before_enqueueing(
     async with start_cluster(dsn) as processes:
         assert await run_module("support.workers.dying_server", dsn, "start", "pay", "k") == -signal.SIGKILL
         [record] = await processes.log.list_runs()
-        assert record.wait_for_state == "submitted"
+        assert record.state == "submitted"
         assert await count_jobs(dsn) == 0
         final = await processes.wait_for_end(record)
-        assert (final.wait_for_state, final.attempt) == ("completed", 1)
+        assert (final.state, final.attempt) == ("completed", 1)
         assert processes.effects(record.task_id) == ["pay"]
 
 
@@ -162,7 +162,7 @@ async def test_repeated_start_enqueues_the_run_of_a_dead_web_replica(dsn: str) -
         assert (await processes.start("pay", key="k")).task_id == record.task_id
         async with asyncio.timeout(10):
             final = await processes.wait_for_end(record)
-        assert (final.wait_for_state, final.attempt) == ("completed", 1)
+        assert (final.state, final.attempt) == ("completed", 1)
         assert processes.effects(record.task_id) == ["pay"]
 
 
@@ -176,7 +176,7 @@ async def test_answer_is_found_when_its_web_replica_dies_before_enqueueing(dsn: 
         assert await run_module("support.workers.dying_server", dsn, *arguments) == -signal.SIGKILL
         async with asyncio.timeout(10):
             final = await processes.wait_for_end(record)
-        assert (final.wait_for_state, final.attempt) == ("completed", 2)
+        assert (final.state, final.attempt) == ("completed", 2)
         assert processes.effects(record.task_id) == ["pay"]
 
 

@@ -107,7 +107,7 @@ async def test_runs_of_a_disconnected_host_continue_elsewhere(
             if host is not lost_host:
                 host.isolate()
         records.append(await processes.start("pay; look"))
-        final.append(await processes.wait(records[-1]))
+        final.append(await processes.wait_for_end(records[-1]))
         assert await site.owners_by_run(records[-1:]) == {records[-1].task_id: lost_host}
         await processes.check(records)
         assert {record.state for record in final} == {"completed"}
@@ -124,7 +124,7 @@ async def test_call_on_a_disconnected_host_is_not_repeated() -> None:
         await site.processes.wait_for_event(record.task_id, "tool-start")
         [lost_host] = (await site.owners_by_run([record])).values()
         lost_host.isolate()
-        final = await site.processes.wait(record)
+        final = await site.processes.wait_for_end(record)
         lost_host.heal()
         [answer] = [e for e in await site.processes.log.read(record.task_id) if e.kind == "tool-complete"][:1]
         assert (final.state, final.attempt) == ("completed", 2)
@@ -253,7 +253,7 @@ async def test_runs_survive_repeated_disconnections_of_hosts() -> None:
 
 
 async def wait_for_hold(processes: Cluster, record: RunRecord) -> None:
-    """Wait wait_for_event a run blocks on its file."""
+    """Wait until a run blocks on its file."""
     async for event in processes.log.follow(record.task_id):
         if event.kind == "tool-start" and "hold" in event.describe():
             return

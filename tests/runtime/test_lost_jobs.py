@@ -126,7 +126,7 @@ def test_runs_of_a_conversation_do_not_enqueue_each_other_endlessly(log: MemoryE
             await super().enqueue(task_id, **options)
 
     async def program() -> None:
-        queue = LimitedQueue(doubled=1, shuffled=shuffled)
+        queue = LimitedQueue(duplication=1, shuffles=shuffled)
         agents = {"slow": agent(call("work"), "Done.", tools=[work]), "a": answering_agent()}
         workers = [Runtime(agents, log=log, queue=queue, works=True, concurrency=4) for _ in range(2)]
         async with Runtime(agents, log=log, queue=queue) as server, workers[0], workers[1]:

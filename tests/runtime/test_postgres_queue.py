@@ -287,7 +287,7 @@ async def test_worker_uses_two_connections(dsn: str) -> None:
     async with open_queue(dsn) as queue:
         answers = JobRecorder(10)
         async with serve_queue(queue, answers, concurrency=10):
-            # The listening connection may be open_queue after the first job.
+            # The listening connection may be opened after the first job.
             while count_connections(dsn) < 2:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
             for number in range(10):

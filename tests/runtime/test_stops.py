@@ -9,19 +9,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from support.workers.start_cluster import (
-    LEASE,
-    SLOW_CHAOS,
-    Cluster,
-    final_states,
-    read_notes,
-    seconds_between,
-    start_cluster,
-)
 
 from rxloop import RunRecord, Runtime
 from rxloop.testing.chaos.processes import Worker
 from support.workers import faults, scripted_agents
+from support.workers.cluster import LEASE, SLOW_CHAOS, Cluster, final_states, read_notes, seconds_between, start_cluster
 
 pytestmark = [pytest.mark.service("postgres"), pytest.mark.timeout(180)]
 
