@@ -119,7 +119,7 @@ async def test_last_item_of_a_generator_tool_is_its_result_and_others_are_progre
         (ToolResult(1, "one", parts=cast("Any", ["a.png"])), "'a.png' among the parts"),
         ([CHART, object()], "cannot be written as JSON"),
     ],
-    ids=["many", "large", "other", "beside"],
+    ids=["many", "large", "invalid", "mixed"],
 )
 async def test_call_fails_when_its_parts_are_too_many_too_large_or_invalid(value: Any, reason: str) -> None:
     @tool

@@ -81,7 +81,7 @@ def make_agent(machine: Machine, effects: list[str | None]) -> Agent[None, str]:
     return Agent(ScriptedModel(*[answer] * 9), tools=[pay], log=machine.log)
 
 
-@pytest.mark.parametrize("is_taken_over", [False, True], ids=["free", "taken"])
+@pytest.mark.parametrize("is_taken_over", [False, True], ids=["released", "taken over"])
 @pytest.mark.parametrize("kind", ["run", "chosen", "submitted", "answered", "cancelled", "released"])
 def test_run_reaches_its_end_when_its_process_loses_the_lease(kind: Kind, is_taken_over: bool) -> None:
     lost = 0
