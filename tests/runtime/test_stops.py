@@ -69,7 +69,7 @@ GRACE = 6
 
 @SLOW_CHAOS
 async def test_rolling_replacement_of_workers_interrupts_no_payment(dsn: str) -> None:
-    async with start_cluster(dsn, 3, agent="sturdy", grace=GRACE) as processes:
+    async with start_cluster(dsn, 3, agent="durable_agent", grace=GRACE) as processes:
         records = await processes.start_all(PAYMENT_SCRIPT, 40)
         for worker in processes.chaos.workers:
             await replace(worker)
@@ -86,7 +86,7 @@ async def test_run_stays_with_its_version_during_a_rolling_replacement(
 ) -> None:
     faults.order_faults(monkeypatch, tmp_path, version="1", patience=2)
     async with (
-        start_cluster(dsn, 3, agent="sturdy", grace=GRACE) as processes,
+        start_cluster(dsn, 3, agent="durable_agent", grace=GRACE) as processes,
         start_server(processes, "1") as first_server,
     ):
         old = await start_all(first_server, 40)
