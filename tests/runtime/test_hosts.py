@@ -56,7 +56,7 @@ async def start_site(workers: int = 2, **options: Any) -> AsyncGenerator[Site]:
     names = [f"w{number}" for number in range(workers)]
     with network("db", *names) as (database, *hosts), PostgresServer(host=database) as server:
         within = [host.command_prefix for host in hosts]
-        async with start_cluster(server.dsn, workers, agent="sturdy", within=within, **options) as processes:
+        async with start_cluster(server.dsn, workers, agent="durable_agent", within=within, **options) as processes:
             try:
                 yield Site(server, database, hosts, processes)
             finally:
