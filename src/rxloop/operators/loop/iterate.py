@@ -63,9 +63,7 @@ def iterate(pipeline: Operator[OperatorDeps], times: int | None = None) -> Opera
     """
 
     def answer(request: RunRequest) -> Observable[Signal]:
-        return ColdObservable(
-            lambda observer, scheduler=None: _Iterations(pipeline, request.ctx, times, observer, scheduler)
-        )
+        return ColdObservable(lambda out, scheduler=None: _Iterations(pipeline, request.ctx, times, out, scheduler))
 
     operator = answering(RunRequest, answer)
     operator.__qualname__ = f"iterate({describe(pipeline)})"
