@@ -1,4 +1,4 @@
-"""Checks of `tests/support` and its index."""
+"""Checks of `tests/support` and its index in `tests/README.md`."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ import re
 from functools import cache
 from pathlib import Path
 
-import support
-
 TESTS = Path(__file__).parents[1]
 SUPPORT = TESTS / "support"
-INDEX = re.findall(r"^    ([a-z0-9_.]+): \S", support.__doc__ or "", re.MULTILINE)
+INDEX = re.findall(r"^\* `([a-z0-9_.]+)`: \S", (TESTS / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
 MODULES = {
     ".".join(path.relative_to(SUPPORT).with_suffix("").parts): path
     for path in SUPPORT.rglob("*.py")
