@@ -365,7 +365,7 @@ async def test_number_of_the_message_command_is_recorded_in_the_state() -> None:
     say(run._attempt, [Message.user("x")], metadata={"mail_id": 7})  # pyright: ignore[reportPrivateUsage]
     await run
 
-    assert run._attempt.state().mail == 7  # pyright: ignore[reportPrivateUsage]
+    assert run._attempt.state().last_command == 7  # pyright: ignore[reportPrivateUsage]
 
 
 async def test_message_to_a_finished_run_that_is_resumed_is_logged(caplog: pytest.LogCaptureFixture) -> None:

@@ -14,21 +14,21 @@ def test_what_the_log_has_twice_is_known_twice_however_often_it_is_asked() -> No
     earlier = EarlierAttempts([TASK, said(2), said(3)])
 
     for _ in range(2):
-        assert all(earlier.has(said(), "r", 2) for _ in range(5))
-        earlier.take(said(), 2)
-    assert not earlier.has(said(), "r", 2)
+        assert all(earlier.contains(said(), "r", 2) for _ in range(5))
+        earlier.count_recreated(said(), 2)
+    assert not earlier.contains(said(), "r", 2)
 
 
 def test_a_recorded_message_is_known_as_long_as_there_is_its_step() -> None:
     message = ContentCompleteEvent(step="1", content="Hi.", task_id="r", seq=2)
     earlier = EarlierAttempts([TASK, message])
 
-    earlier.take(message, 2)
+    earlier.count_recreated(message, 2)
 
-    assert earlier.has(message, "r", 2)
+    assert earlier.contains(message, "r", 2)
     assert earlier.state.content == "Hi."
     assert earlier.messages == {"1": message}
 
 
 def test_without_earlier_attempts_nothing_is_known() -> None:
-    assert not EarlierAttempts().has(said(), "r", 2)
+    assert not EarlierAttempts().contains(said(), "r", 2)

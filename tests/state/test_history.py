@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rxloop.protocol.messages import Message
-from rxloop.state.history import History, Ledger, Stored
+from rxloop.state.history import History, Ledger, StoredMessages
 
 
 def message(text: str) -> Message:
@@ -64,7 +64,7 @@ def test_appending_to_the_newest_version_copies_nothing() -> None:
 def test_an_empty_version_that_many_begin_with_keeps_nothing_of_them() -> None:
     history, ledger = History(), Ledger[str, int]()
     history.append(message("a"))
-    history.append_stored([Stored(b"", lambda data: [message("b")], 1, 1, 0, ())])
+    history.append_stored([StoredMessages(b"", lambda data: [message("b")], 1, 1, 0, ())])
     ledger.add("a", 1)
     ledger.add_all([("b", 2)])
 
@@ -141,22 +141,22 @@ def test_a_copy_grows_by_itself(duplicate: Callable[[History], History]) -> None
 
 def test_a_later_version_goes_on_from_what_was_built_of_an_earlier_one() -> None:
     history = History([message("a"), message("b")])
-    assert history.built("key", bytes) is None
+    assert history.get_derived("key", bytes) is None
 
-    history.keep("key", 2, b"a,b")
+    history.set_derived("key", 2, b"a,b")
     longer = history.append(message("c"))
-    assert longer.built("key", bytes) == (2, b"a,b")
-    assert longer.built("another", bytes) is None
+    assert longer.get_derived("key", bytes) == (2, b"a,b")
+    assert longer.get_derived("another", bytes) is None
 
-    longer.keep("key", 3, b"a,b,c")
-    assert history.built("key", bytes) == (2, b"a,b")
-    assert history.append(message("d")).built("key", bytes) == (2, b"a,b")
+    longer.set_derived("key", 3, b"a,b,c")
+    assert history.get_derived("key", bytes) == (2, b"a,b")
+    assert history.append(message("d")).get_derived("key", bytes) == (2, b"a,b")
 
 
-class Watched(list[Message | Stored]):
+class Watched(list[Message | StoredMessages]):
     """A store that notes which messages are looked at."""
 
-    def __init__(self, messages: list[Message | Stored]) -> None:
+    def __init__(self, messages: list[Message | StoredMessages]) -> None:
         super().__init__(messages)
         self.read = 0
 

@@ -28,7 +28,7 @@ from rxloop.protocol.settings import Limits
 from rxloop.protocol.visibility import select_public_messages
 from rxloop.state.fold import fold, fold_all
 from rxloop.state.history import NEVER_BEGAN
-from rxloop.state.run_state import RunState, check_limits, no_run
+from rxloop.state.run_state import RunState, check_limits, initial_state
 from support.fold_events import IMAGE, content_complete, input_required, llm_call, task, tool_call, tool_complete
 from support.runs import is_well_formed, shape
 
@@ -44,8 +44,12 @@ def test_the_state_that_all_runs_begin_with_stays_empty() -> None:
 
     assert len(state.messages) == 3
     assert (*state.calls, *state.thoughts) == ("c", "t")
-    assert RunState() == no_run()
-    assert (no_run().messages._items, no_run().calls._store, no_run().thoughts._store) == ([], {}, {})
+    assert RunState() == initial_state()
+    assert (initial_state().messages._items, initial_state().calls._store, initial_state().thoughts._store) == (
+        [],
+        {},
+        {},
+    )
 
 
 def test_a_task_opens_the_history_and_an_answer_ends_it() -> None:
@@ -267,10 +271,10 @@ def test_a_question_on_a_branch_waits_for_the_whole_run_and_not_for_another_bran
     )
 
     assert list(begun.pending) == ["b/1.0.1"]
-    assert begun.branched().pending == {}
+    assert begun.create_branch().pending == {}
     assert fold_all([tool_complete(0, step="b/1", branch="b")], begun).pending == {}
     told = fold_all([InputReceivedEvent(input_id="b/1.0.1", value=True)], begun)
-    assert (told.pending, told.branched().beside(told).answers) == ({}, {"b/1.0.1": True})
+    assert (told.pending, told.create_branch().beside(told).answers) == ({}, {"b/1.0.1": True})
 
 
 class OwnNote(MessageAddedEvent):
@@ -291,7 +295,7 @@ def test_a_branch_begins_where_the_main_line_stood() -> None:
     events = [task("One"), llm_call("b/1", branch="b"), MessageAddedEvent(content="Two"), llm_call("c/1", branch="c")]
     born: dict[str, RunState] = {}
 
-    fold_all([*events, MessageAddedEvent(content="Three")], born=born)
+    fold_all([*events, MessageAddedEvent(content="Three")], branch_states=born)
 
     assert {branch: shape(state.messages) for branch, state in born.items()} == {
         "b": ["user: One"],
@@ -332,20 +336,20 @@ def test_the_fold_keeps_the_highest_number_of_the_letters_that_the_run_took() ->
         CustomEvent(seq=5, name="note", metadata={"mail_id": "none", "tenant": "t"}),
     ]
 
-    assert [fold_all([task(seq=1), *said[:count]]).mail for count in range(5)] == [0, 7, 9, 9, 9]
-    assert fold_all([task(seq=1), *said[:2]]).branched().beside(fold_all([task(seq=1), *said])).mail == 9
+    assert [fold_all([task(seq=1), *said[:count]]).last_command for count in range(5)] == [0, 7, 9, 9, 9]
+    assert fold_all([task(seq=1), *said[:2]]).create_branch().beside(fold_all([task(seq=1), *said])).mail == 9
 
 
 def test_a_letter_to_a_run_inside_is_none_of_the_outer_one() -> None:
     inside = MessageAddedEvent(seq=2, content="Hi", task_id="child", parent_task_id="r", metadata={"mail_id": 7})
 
-    assert fold_all([task(seq=1), inside]).mail == 0
+    assert fold_all([task(seq=1), inside]).last_command == 0
 
 
 def test_a_run_takes_its_own_letters_and_knows_nothing_of_those_of_the_run_before_it() -> None:
     first = fold_all([task(seq=1), MessageAddedEvent(seq=2, content="Hi", metadata={"mail_id": 7})])
 
-    assert fold_all([task(seq=1)], first).mail == 0
+    assert fold_all([task(seq=1)], first).last_command == 0
 
 
 @settings(max_examples=100, deadline=None)

@@ -22,7 +22,7 @@ from rxloop.protocol.events import (
 )
 from rxloop.protocol.messages import ImagePart, TextPart, ToolCall
 from rxloop.state import run_state
-from rxloop.state.history import Stored
+from rxloop.state.history import StoredMessages
 from rxloop.state.run_state import RunState
 from rxloop.storage import conversation as conversations
 from rxloop.storage.conversation import conversation
@@ -166,9 +166,9 @@ async def test_messages_stay_json_until_somebody_looks(path: Path) -> None:
     history = (await fresh(path)).messages
     items = history._items  # pyright: ignore[reportPrivateUsage]
 
-    assert all(isinstance(item, Stored) for item in items)
+    assert all(isinstance(item, StoredMessages) for item in items)
     assert (len(history), history[3].text, history[-2].text) == (20, "answer 1", "question 9")
-    assert sum(isinstance(item, Stored) for item in items) == 16
+    assert sum(isinstance(item, StoredMessages) for item in items) == 16
     longer = history.append(Message.user("more"))
     assert [message.text for message in longer[-3:]] == ["question 9", "answer 9", "more"]
     assert len(list(history)) == 20

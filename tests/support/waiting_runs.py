@@ -15,4 +15,4 @@ async def start_waiting_run(machine: Machine, **options: Any) -> str:
 
 
 async def count_read_commands(machine: Machine, task_id: str) -> int:
-    return fold_all(await machine.log.read(task_id)).mail
+    return fold_all(await machine.log.read(task_id)).last_command

@@ -27,7 +27,7 @@ from rxloop.protocol.ids import check_task_id, validate_id
 from rxloop.protocol.json_data import freeze_json
 from rxloop.protocol.messages import Message, Prompt, Wire, to_messages
 from rxloop.protocol.settings import Limits, ModelSettings
-from rxloop.state.run_state import MAIL_ID
+from rxloop.state.run_state import COMMAND_ID
 from rxloop.tools.agent_tools import nearest
 from rxloop.tools.think_aloud import Thoughts
 
@@ -124,8 +124,8 @@ def _check_settings(settings: Any) -> None:
 
 def _check_metadata(metadata: Mapping[str, Any]) -> None:
     _check_storable("metadata", metadata)
-    if MAIL_ID in metadata:
-        raise _wrong("metadata", metadata, f"{MAIL_ID!r} is the number of a letter to a run: choose another name")
+    if COMMAND_ID in metadata:
+        raise _wrong("metadata", metadata, f"{COMMAND_ID!r} is the number of a letter to a run: choose another name")
 
 
 def _check_client_tools(tools: Any) -> None:

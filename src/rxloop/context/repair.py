@@ -147,7 +147,7 @@ def _missing(messages: Sequence[Message], history: History, state: RunState) -> 
         last = next((message for message in reversed(messages) if message.role == "user"), None)
         if last is None or _holds(history, last):
             places.append(newest)
-    asked = next((message for message in reversed(state.asked) if message.role == "user"), None)
+    asked = next((message for message in reversed(state.initial_messages) if message.role == "user"), None)
     if asked is None or (newest is not None and history[newest] is asked):
         pass
     elif not _holds(messages, asked) and not _rewritten(messages, history, _is_of_user):

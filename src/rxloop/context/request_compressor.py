@@ -169,7 +169,7 @@ def _compressed(request: ModelRequest, found: Compressed, **fields: Any) -> list
 
 def _pinned(request: ModelRequest) -> frozenset[int]:
     """Find the places of the messages that must stay: the pinned ones, and the question that the run was asked."""
-    asked = next((message for message in reversed(request.ctx.state.asked) if message.role == "user"), None)
+    asked = next((message for message in reversed(request.ctx.state.initial_messages) if message.role == "user"), None)
     return frozenset(place for place, message in enumerate(request.messages) if message.pinned or (message is asked))
 
 

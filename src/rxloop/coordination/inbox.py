@@ -15,7 +15,7 @@ from rxloop.pipeline.log_retry import read_log
 from rxloop.protocol.commands import AnswerCommand, CancelCommand, Command, MessageCommand
 from rxloop.protocol.events import Event, InputReceivedEvent, MessageAddedEvent
 from rxloop.protocol.messages import Message
-from rxloop.state.run_state import MAIL_ID, RunState
+from rxloop.state.run_state import COMMAND_ID, RunState
 
 log = logging.getLogger("rxloop")
 
@@ -63,7 +63,7 @@ def apply_commands(task_id: str, state: RunState, commands: Commands, *, warn: b
     Args:
         task_id: The run, which is not finished.
         state: The state of the run before the attempt.
-        commands: The commands after `state.mail`.
+        commands: The commands after `state.last_command`.
         warn: Log the commands that are skipped.
     """
     if not commands:
@@ -82,17 +82,17 @@ def apply_commands(task_id: str, state: RunState, commands: Commands, *, warn: b
             encrypted |= find_credentials(state, command.inputs)
             for event in read_answers(task_id, state, number, command, warn=warn):
                 news.append(event)
-                state = state.changed(answers={**state.answers, event.input_id: event.value})
+                state = state.replace(answers={**state.answers, event.input_id: event.value})
             if command.messages and is_accepted(task_id, state, command):
                 said = read_messages(state, number, command)
         elif isinstance(command, MessageCommand):
             if command.superseding_task_id is not None and not AppliedCommands(None, tuple(news), encrypted).answers:
                 # An answer that comes first keeps the later run from beginning, and one behind is told that it is late.
-                dropped_by, state = dropped_by or command.superseding_task_id, state.changed(pending={})
+                dropped_by, state = dropped_by or command.superseding_task_id, state.replace(pending={})
             said = read_messages(state, number, command)
         for event in said:
             news.append(event)
-            state = state.changed(held=(*state.held, Message(role=event.role, message_id=event.message_id)))
+            state = state.replace(held=(*state.held, Message(role=event.role, message_id=event.message_id)))
         if len(news) == before:
             skipped = number
     return AppliedCommands(None, tuple(news), encrypted, skipped, dropped_by)
@@ -110,7 +110,7 @@ def read_answers(
                 log.warning("letter %s to the run %s comes to nothing: %s", number, task_id, error)
             continue
         for answer in answers.values():
-            yield InputReceivedEvent(input_id=input_id, value=answer, metadata={MAIL_ID: number})
+            yield InputReceivedEvent(input_id=input_id, value=answer, metadata={COMMAND_ID: number})
 
 
 def is_accepted(task_id: str, state: RunState, command: AnswerCommand) -> bool:
@@ -129,7 +129,7 @@ def read_messages(state: RunState, number: int, command: MessageCommand | Answer
             role="system" if message.role == "system" else "user",
             content=message.content,
             message_id=message.message_id,
-            metadata={MAIL_ID: number},
+            metadata={COMMAND_ID: number},
         )
 
 

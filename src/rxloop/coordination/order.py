@@ -100,7 +100,7 @@ async def drop_questions(event_log: EventLog, record: RunRecord, task_id: str) -
             event_log.send_command, record.task_id, MessageCommand(messages=[], superseding_task_id=task_id)
         )
         snapshot = await read_log(event_log.snapshot, record.task_id, since=snapshot)
-        earlier = [command for command in snapshot.commands if state.mail < command[0] < number]
+        earlier = [command for command in snapshot.commands if state.last_command < command[0] < number]
         found = apply_commands(record.task_id, state, earlier, warn=False)
     # A cancel is not void when a later run begins, and an answer may be.
     return None if not found.answers or is_idle(snapshot) else record

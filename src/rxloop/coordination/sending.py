@@ -29,7 +29,7 @@ from rxloop.protocol.events import InputReceivedEvent
 from rxloop.protocol.ids import make_id
 from rxloop.protocol.messages import Message
 from rxloop.state.fold import fold_all
-from rxloop.state.run_state import MAIL_ID, RunState
+from rxloop.state.run_state import COMMAND_ID, RunState
 
 _APPLIED_IN = 2.0
 """Seconds to wait until a working run has applied a message. The message is durable in any case."""
@@ -54,7 +54,7 @@ async def send_cancel(event_log: EventLog, task_id: str, reason: str, close: Cal
     number = await read_log(event_log.send_command, task_id, CancelCommand(reason=reason))
     loop = asyncio.get_running_loop()
     deadline = loop.time() + PATIENCE
-    while not (state.finished or state.state == "canceled" or state.mail >= number):
+    while not (state.finished or state.state == "canceled" or state.last_command >= number):
         if loop.time() > deadline:
             raise ConflictError(
                 f"the run {task_id} goes on in another process, which has not ended it for {PATIENCE:g} s; it gets to "
@@ -148,7 +148,7 @@ def _find_new_answers(
     known = {event.input_id: event.value for event in applied.news if isinstance(event, InputReceivedEvent)}
     if is_open and applied.dropped_by is not None:
         raise make_dropped_error(task_id, state, applied.dropped_by, snapshot.record.context_id)
-    return new_answers(task_id, state.changed(answers={**state.answers, **known}), inputs)
+    return new_answers(task_id, state.replace(answers={**state.answers, **known}), inputs)
 
 
 async def send_message(event_log: EventLog, task_id: str, messages: Sequence[Message], *, interrupt: bool) -> None:
@@ -174,7 +174,7 @@ async def send_message(event_log: EventLog, task_id: str, messages: Sequence[Mes
     command = MessageCommand(messages=identified, interrupt=interrupt)
     number = await read_log(event_log.send_command, task_id, command)
     state = await _read_state(event_log, task_id)
-    if state.mail < number and await _has_owner(event_log, task_id, state):
+    if state.last_command < number and await _has_owner(event_log, task_id, state):
         # The owner applies the message at once, unless it is about to write the end of the run.
         await _wait_applied(event_log, task_id, state.seq, number)
         state = await _read_state(event_log, task_id)
@@ -209,7 +209,7 @@ async def _wait_applied(event_log: EventLog, task_id: str, after_seq: int, numbe
     with suppress(TimeoutError):
         async with asyncio.timeout(_APPLIED_IN):
             async for event in event_log.follow(task_id, after_seq=after_seq):
-                if event.metadata.get(MAIL_ID, 0) >= number:
+                if event.metadata.get(COMMAND_ID, 0) >= number:
                     return
 
 

@@ -17,7 +17,7 @@ from rxloop.pipeline.log_retry import read_log
 from rxloop.protocol.envelope import check_printable
 from rxloop.protocol.events import Event, State, StatusUpdateEvent, TaskEvent
 from rxloop.protocol.messages import Message, to_messages
-from rxloop.state.run_state import left_to_the_next
+from rxloop.state.run_state import get_final_history
 from rxloop.storage.conversation import conversation
 
 MARK = "rxloop.experiment"
@@ -111,7 +111,7 @@ class Case:
             if MARK in record.metadata:
                 continue
             events = await read_log(log.read, record.task_id)
-            before = left_to_the_next(await conversation(log, record.context_id, before=record.task_id))
+            before = get_final_history(await conversation(log, record.context_id, before=record.task_id))
             first = events[0]
             asked = first.messages if isinstance(first, TaskEvent) else []
             cases.append(cls([*before, *asked], _answer(events) if expected else None, id=record.task_id))

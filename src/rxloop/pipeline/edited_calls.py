@@ -34,7 +34,7 @@ def add_edit_note(content: str, ctx: RunContext[Any], executed: ToolCall) -> str
         executed: The call that was executed.
     """
     batch = None if ctx.run is None else ctx.state.batch
-    if batch is None or batch.step != ctx.step or not batch.awaits(ctx.index):
+    if batch is None or batch.step != ctx.step or not batch.is_open(ctx.index):
         return content
     written = batch.calls[ctx.index]
     if not is_edited(written, executed):

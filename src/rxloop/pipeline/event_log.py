@@ -185,7 +185,7 @@ class EventLog(ABC):
         record = await self.get_record(task_id)
         known = since.events if since is not None else ()
         new = await self.read(task_id, after_seq=known[-1].seq if known else 0)
-        commands = await self.read_commands(task_id, after=since.state.mail if since is not None else 0)
+        commands = await self.read_commands(task_id, after=since.state.last_command if since is not None else 0)
         # Not all runs of the conversation, of which there may be thousands.
         place = record.context_id
         waiting = await self.list_runs(context_id=place, states=WAITING, newest_first=True, after=task_id)
@@ -324,7 +324,7 @@ class EventLog(ABC):
         commands = await self.read_commands(task_id)
         if all(command.kind == "say" for _, command in commands):
             return False
-        applied = fold_all(await self.read(task_id)).mail
+        applied = fold_all(await self.read(task_id)).last_command
         return any(number > applied and command.kind != "say" for number, command in commands)
 
     # -- optional: commands, removal

@@ -324,7 +324,7 @@ class Snapshot:
     @property
     def new_commands(self) -> Sequence[tuple[int, Command]]:
         """The commands that no event has applied yet."""
-        return [command for command in self.commands if command[0] > self.state.mail]
+        return [command for command in self.commands if command[0] > self.state.last_command]
 
 
 def has_begun(state: State, seq: int) -> bool:

@@ -37,7 +37,7 @@ from rxloop.run.spec import RunSpec
 from rxloop.run.stamp import EventStamp, Numbering
 from rxloop.state.earlier_attempts import EarlierAttempts
 from rxloop.state.history import Slot
-from rxloop.state.run_state import MAIL_ID
+from rxloop.state.run_state import COMMAND_ID
 from rxloop.stream.hub import Hub
 from rxloop.stream.scope import Scope
 from rxloop.stream.watchdog import Watchdog
@@ -235,8 +235,8 @@ class Attempt:
         """
         # Here as well, where it is still told to who emits it in a thread of its own.
         self.recorder.check(event)
-        if event.metadata and MAIL_ID in event.metadata and event.task_id in ("", self.task_id):
-            raise InvalidEvent(f"{MAIL_ID!r} in the metadata is the number of a letter to the run: choose another name")
+        if event.metadata and COMMAND_ID in event.metadata and event.task_id in ("", self.task_id):
+            raise InvalidEvent(f"{COMMAND_ID!r} in metadata is reserved for commands. Use another key.")
         self.life.in_loop(out or self.publish, event)
 
     def watch(self) -> None:
@@ -253,7 +253,7 @@ class Attempt:
         """Whether something was said that no request has carried, and the run could go on with it."""
         state = self.recorder.states[None]
         in_loop = threading.get_ident() == self.life.thread
-        return bool(state.unheard) and not state.pending and not self.life.ending and in_loop
+        return bool(state.unread_count) and not state.pending and not self.life.ending and in_loop
 
     def cut_off(self, step: str) -> Sequence[Event]:
         """The ends of the open message of that step, and of the thought in it, when it is interrupted."""

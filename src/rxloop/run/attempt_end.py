@@ -27,7 +27,7 @@ def record_end(attempt: Attempt, end: Exception | Canceled | None) -> Event:
         if misfit is not None:
             end = InvalidOutput(misfit)
             life.revise(end)
-    if attempt.recorder.earlier.undecided or attempt.recorder.earlier.below:
+    if attempt.recorder.earlier.undecided or attempt.recorder.earlier.nested_events:
         # Imported here: few runs are resumed at a question, and importing rxloop is quicker without.
         from rxloop.run.questions.recorded_answers import report_unread
 
@@ -46,7 +46,7 @@ def record_end(attempt: Attempt, end: Exception | Canceled | None) -> Event:
 
 
 def _close_open_work(attempt: Attempt) -> None:
-    if attempt.recorder.top.earlier.below:
+    if attempt.recorder.top.earlier.nested_events:
         # Imported here: few runs are resumed that agents were nested in.
         from rxloop.run.nested import ends_below
 

@@ -13,7 +13,7 @@ from rxloop.protocol.events import Event, StatusUpdateEvent, TaskEvent
 from rxloop.protocol.model import EMPTY_DICT, make_unchecked
 from rxloop.run.attempt import Attempt
 from rxloop.run.life import CLOSING
-from rxloop.state.run_state import MAIL_ID
+from rxloop.state.run_state import COMMAND_ID
 from rxloop.stream.rx import RunScheduler, connect
 from rxloop.stream.sources import emit
 from rxloop.support.foreign_errors import leave_to_loop, to_error
@@ -61,7 +61,7 @@ def first_events(attempt: Attempt) -> Iterator[Event]:
     if not attempt.recorder.begun:
         yield task_event(attempt)
     after = attempt.state().seq if resumed else None
-    metadata = {MAIL_ID: attempt.skipped_commands} if attempt.skipped_commands else EMPTY_DICT
+    metadata = {COMMAND_ID: attempt.skipped_commands} if attempt.skipped_commands else EMPTY_DICT
     yield _status(state="working", resumed=resumed, after_seq=after, metadata=metadata)
     yield from attempt.first_news
 

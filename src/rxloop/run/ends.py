@@ -32,7 +32,7 @@ from rxloop.run.life import Canceled, End, Released
 from rxloop.run.recorder import Recorder
 from rxloop.run.spec import RunSpec
 from rxloop.state.history import Batch
-from rxloop.state.run_state import MAIL_ID, LimitHit, RunState
+from rxloop.state.run_state import COMMAND_ID, LimitHit, RunState
 from rxloop.support.foreign_errors import find_raiser
 
 _NEVER_BEGAN = Canceled("released before it began")
@@ -44,7 +44,7 @@ def final_event(state: RunState, end: Exception | Canceled | None) -> StatusUpda
     """The last event of an attempt that ended so."""
     final = _final(state, *_outcome(state, end))
     if isinstance(end, Canceled) and end.mail is not None:
-        return final.model_copy(update={"metadata": {MAIL_ID: end.mail}})
+        return final.model_copy(update={"metadata": {COMMAND_ID: end.mail}})
     return final
 
 
@@ -158,7 +158,7 @@ class OpenWork:
         if ctx.call is None:
             if state.open_step == ctx.step:
                 yield self._canceled_message(state, ctx.branch)
-        elif state.batch is not None and state.batch.step == ctx.step and state.batch.awaits(ctx.index):
+        elif state.batch is not None and state.batch.step == ctx.step and state.batch.is_open(ctx.index):
             yield self._canceled_call(state.batch, ctx.index, ctx.branch)
 
     def ends(self) -> Iterator[Event]:
@@ -181,7 +181,7 @@ class OpenWork:
             batch = state.batch
             if batch is None:
                 continue
-            begun = batch.begun & ~batch.asking(asking)
+            begun = batch.started & ~batch.find_asking(asking)
             if any(begun >> index & 1 and not self._idempotent(batch.calls[index]) for index in batch.open):
                 return True
         return False
@@ -191,8 +191,8 @@ class OpenWork:
         return ContentCompleteEvent(step=state.open_step, branch=branch, content=text, finish_reason="canceled")
 
     def _canceled_call(self, batch: Batch, index: int, branch: str | None) -> ToolCompleteEvent:
-        asking = batch.asking(self._recorder.state().pending.values())
-        content = batch.unanswered(index, asking, idempotent=self._idempotent(batch.calls[index]))
+        asking = batch.find_asking(self._recorder.state().pending.values())
+        content = batch.explain_missing(index, asking, idempotent=self._idempotent(batch.calls[index]))
         return canceled_call(batch, index, content, branch)
 
 

@@ -31,7 +31,7 @@ from rxloop.run.log_writer import LogWriter
 from rxloop.run.steering import say
 from rxloop.state.earlier_attempts import EarlierAttempts
 from rxloop.state.fold import fold_all
-from rxloop.state.run_state import MAIL_ID, RunState, check_attempts
+from rxloop.state.run_state import COMMAND_ID, RunState, check_attempts
 from rxloop.storage.conversation import FORMAT, add_page, conversation, find_cached
 from rxloop.support.tasks import GRACE
 from rxloop.thinking.graph import ThoughtGraph
@@ -228,15 +228,16 @@ def _take_up(attempt: Attempt, event_log: EventLog, found: _Found) -> Event | No
     # Nobody needs them there any more, and a credential is to be in as few places as possible.
     attempt.use_spec(spec._replace(inputs=None, as_begun=None, known=None))
     attempt.first_news = [
-        earlier.addressed(InputReceivedEvent(input_id=input_id, value=value)) for input_id, value in answers.items()
+        earlier.address_answer(InputReceivedEvent(input_id=input_id, value=value))
+        for input_id, value in answers.items()
     ]
     if (state.finished and not state.retryable) or (leaves_at_rest and (state.finished or state.state == "canceled")):
         # Who settles a run, or ends it, leaves it at rest, which somebody may have brought it to just now.
         return events[-1]
     commands = () if is_over(events[-1]) else found.snapshot.new_commands
     if attempt.inbox is not None:
-        attempt.inbox.skip_to(commands[-1][0] if commands else state.mail)
-    taken = _take_mail(attempt, state.changed(answers={**state.answers, **answers}), commands)
+        attempt.inbox.skip_to(commands[-1][0] if commands else state.last_command)
+    taken = _take_mail(attempt, state.replace(answers={**state.answers, **answers}), commands)
     if not attempt.life.ending:
         check_can_continue(found.snapshot, taken, asks=spec.on_input is not None, answered=bool(inputs))
     if spec.cancel is None:
@@ -251,7 +252,7 @@ def _take_up(attempt: Attempt, event_log: EventLog, found: _Found) -> Event | No
 def _take_mail(attempt: Attempt, state: RunState, letters: Commands) -> AppliedCommands:
     """Take the letters that the run has not taken yet, unless it ends anyway."""
     taken = apply_commands(
-        attempt.task_id, state, [(number, letter) for number, letter in letters if number > state.mail]
+        attempt.task_id, state, [(number, letter) for number, letter in letters if number > state.last_command]
     )
     if taken.cancel is not None and attempt.spec.cancel is not None:
         # It is there for a cancel, and this is the one.
@@ -259,7 +260,7 @@ def _take_mail(attempt: Attempt, state: RunState, letters: Commands) -> AppliedC
     elif taken.cancel is not None:
         attempt.life.finish(Canceled(*taken.cancel))
     if not attempt.life.ending:
-        addressed = attempt.recorder.earlier.addressed
+        addressed = attempt.recorder.earlier.address_answer
         news = [addressed(event) if isinstance(event, InputReceivedEvent) else event for event in taken.news]
         attempt.first_news = (*attempt.first_news, *news)
         attempt.credentials.update(taken.credentials)
@@ -271,7 +272,7 @@ def _say(attempt: Attempt, number: int, letter: MessageCommand) -> None:
     messages = find_new_messages(attempt.state(), letter)
     try:
         if messages:
-            say(attempt, messages, interrupt=letter.interrupt, metadata={MAIL_ID: number})
+            say(attempt, messages, interrupt=letter.interrupt, metadata={COMMAND_ID: number})
     except RunOver as error:
         log.debug("letter %s is for the next attempt, if there is one: %s", number, error)
     except ConfigurationError as error:

@@ -146,7 +146,7 @@ class NestedAttempt(Attempt):
 
     @override
     def make_recorder(self, clock: Clock) -> Recorder:
-        return NestedRecorder(self, self.above.recorder.top.earlier.take_up(self.spec.task_id))
+        return NestedRecorder(self, self.above.recorder.top.earlier.resume_nested(self.spec.task_id))
 
     @override
     def artifact_writes(self) -> Writes:
@@ -194,15 +194,15 @@ def path_of(run: Attempt) -> tuple[str, ...]:
 def ends_below(run: Attempt) -> Iterator[Event]:
     """The ends of the runs that a crash has cut off below a run, and that nobody has taken up before its own end."""
     earlier = run.recorder.top.earlier
-    for cut_off in earlier.left(run.task_id):
-        state = earlier.fold_nested(earlier.take_up(cut_off.task_id)).state
+    for cut_off in earlier.list_unfinished(run.task_id):
+        state = earlier.fold_nested(earlier.resume_nested(cut_off.task_id)).state
         place = {name: getattr(cut_off, name) for name in ("task_id", "parent_task_id", "agent_path")}
         place["metadata"] = {mark: cut_off.metadata[mark] for mark in (ROOT, HIDDEN) if mark in cut_off.metadata}
         ends: list[Event] = []
         if state.open_step is not None:
             ends.append(ContentCompleteEvent(step=state.open_step, content="", finish_reason="canceled"))
         if state.batch is not None:
-            asking = state.batch.asking(state.pending.values())
-            ends += [canceled_call(state.batch, i, state.batch.unanswered(i, asking)) for i in state.batch.open]
+            asking = state.batch.find_asking(state.pending.values())
+            ends += [canceled_call(state.batch, i, state.batch.explain_missing(i, asking)) for i in state.batch.open]
         for event in (*ends, final_event(state, CUT_OFF)):
             yield event.model_copy(update=place)

@@ -68,7 +68,7 @@ class AttemptTools:
             known = self._offered if request.offered is None else [each.name for each in request.offered]
             return self._agent_tools.why_not(name, list(known), [missing.family for missing in self._missing])
         earlier = self._recorder.earlier
-        asked = earlier.asked_by.get(request.slot)
+        asked = earlier.question_kinds.get(request.slot)
         if request.slot[0] in earlier.messages and self._agent_tools.swapped(name, tool, asked):
             return f"The tool {name!r} is another one now than when it was called, and was not called."
         return tool

@@ -16,7 +16,7 @@ from rxloop.protocol.events import ContentCompleteEvent, Event, ToolProgressEven
 from rxloop.run.life import Life, Phase
 from rxloop.run.stamp import TRAITS, EventStamp, EventTraits, check_publisher, fill_references
 from rxloop.state.earlier_attempts import EarlierAttempts, no_attempts
-from rxloop.state.fold import fold, fold_beside
+from rxloop.state.fold import fold, fold_other_branch
 from rxloop.state.run_state import RunState
 from rxloop.stream.hub import Hub
 from rxloop.thinking.graph import ThoughtGraph
@@ -73,8 +73,8 @@ class Recorder:
             return main
         state = self.states.get(branch)
         if state is None:
-            state = self.states[branch] = self.earlier.born.get(branch) or main.branched()
-        return state.beside(main)
+            state = self.states[branch] = self.earlier.branch_states.get(branch) or main.create_branch()
+        return state.merge_main(main)
 
     @property
     def context_id(self) -> str:
@@ -131,7 +131,7 @@ class Recorder:
             if error is not None:
                 life.finish(error)
             return
-        if self.attempt > 1 and self.earlier.has(event, self.task_id, self.attempt):
+        if self.attempt > 1 and self.earlier.contains(event, self.task_id, self.attempt):
             self._repeat(event)
             return
         if life.phase not in _ACCEPTING:
@@ -202,7 +202,7 @@ class Recorder:
             self.states[None] = fold(self.states[None], event)
         else:
             self.states[branch] = fold(self.state(branch), event)
-            self.states[None] = fold_beside(self.states[None], event)
+            self.states[None] = fold_other_branch(self.states[None], event)
 
     def fold_nested(self, event: Event) -> None:
         """Fold an event of a nested run."""
@@ -216,7 +216,7 @@ class Recorder:
             asked = self.states[None].pending
             state = self.state(branch)
             known = {key: asked[key] for key in questions if key in asked}
-            self.states[branch] = state.changed(pending={**state.pending, **known})
+            self.states[branch] = state.replace(pending={**state.pending, **known})
 
     def guard(self, max_silence: int, on_doubt: Callable[[], None]) -> None:
         """Hold events after a gap of more than `max_silence` milliseconds; see `DeliveryGate.guard`."""
@@ -227,7 +227,7 @@ class Recorder:
 
         The event is not delivered: subscribers get it from the log, or from `RunHold.events`.
         """
-        self.earlier.take(event, self.attempt)
+        self.earlier.count_recreated(event, self.attempt)
         if event.branch is None:
             return
         state = self.state(event.branch)

@@ -133,7 +133,7 @@ def fill_references(event: ThoughtStreamEvent | SubtaskEvent, main: RunState) ->
     named = [event.tool_call_id]
     if isinstance(event, ThoughtStreamEvent):
         if not event.thought_id:
-            fields["thought_id"] = main.new_thought_id()
+            fields["thought_id"] = main.make_thought_id()
         if event.index < 0:
             fields["index"] = main.thought_count
         named.append(event.related_to)
@@ -189,14 +189,14 @@ def _check_result(state: RunState, event: ToolCompleteEvent) -> str | None:
 
 def _check_slot(state: RunState, event: ToolStartEvent | ToolProgressEvent | ToolCompleteEvent) -> str | None:
     batch = state.batch
-    if batch is not None and batch.step == event.step and batch.awaits(batch.index_of(event.index)):
+    if batch is not None and batch.step == event.step and batch.is_open(batch.find_index(event.index)):
         return None
     return f"a {event.kind} of call {event.index} of step {event.step}, which has its answer or was never asked for"
 
 
 def _has_begun(state: RunState, event: ToolStartEvent | ToolCompleteEvent) -> bool:
     batch = state.batch
-    return batch is not None and bool(batch.begun >> batch.index_of(event.index) & 1)
+    return batch is not None and bool(batch.started >> batch.find_index(event.index) & 1)
 
 
 _RULES = EventTable[Rule](

@@ -1,4 +1,4 @@
-"""The memory of earlier attempts of a run: what a resumed run goes on with, and must not repeat."""
+"""Memory of earlier attempts, so that a resumed run continues them without repeating work."""
 
 from __future__ import annotations
 
@@ -30,74 +30,74 @@ from rxloop.state.run_state import RunState
 
 
 class AskedQuestion(NamedTuple):
-    """A question of an earlier attempt."""
+    """Question of an earlier attempt."""
 
     question: PendingInput
     slot: Slot | None
-    """The slot of the tool call; None for a question outside a tool call."""
+    """Slot of the tool call, or None for questions outside of tool calls."""
     precedes_start: bool
     """True if the question was asked before the `tool-start` event."""
 
 
 class EarlierAttempts:
-    """The state that they leave, and what the next attempt need not do again.
+    """State after the earlier attempts, and work that the next attempt must not repeat.
 
-    Nothing but `take` changes it after it is made, and `results`, where a fork has other ones.
+    After creation, only `count_recreated` changes it, and forks replace `results`.
     """
 
-    def __init__(self, events: Sequence[Event] = (), before: RunState | None = None, taken_over: int = 0) -> None:
-        """Fold the events of a run, all that there are.
+    def __init__(self, events: Sequence[Event] = (), before: RunState | None = None, copied_seq: int = 0) -> None:
+        """Fold all events of a run.
 
         Args:
-            events: In order.
-            before: The state that the earlier runs of the conversation leave.
-            taken_over: The last `seq` of what was done in another run, which this one is a fork of.
+            events: All events of the run, in order.
+            before: State after the earlier runs of the conversation.
+            copied_seq: The `seq` of the last event that was copied from another run, if this run is a fork.
         """
-        self.born: dict[str, RunState] = {}
-        """The states in which the branches began."""
-        self.state = fold_all(events, before, self.born)
-        """That of the main line, after all events."""
+        self.branch_states: dict[str, RunState] = {}
+        """Initial states of the branches."""
+        self.state = fold_all(events, before, self.branch_states)
+        """State of the main branch after all events."""
         self.messages: dict[str, ContentCompleteEvent] = {}
-        """The complete messages, by step."""
+        """Complete messages by step."""
         self.results: dict[Slot, ToolCompleteEvent] = {}
-        """The answers to calls."""
+        """Results of tool calls."""
         self.questions: dict[str, str | None] = {}
-        """What was asked, by the id of the question; None where the answer was a credential, and is gone."""
+        """Prompts by question id, or None if the answer was a credential, which is not recorded."""
         self.notes: dict[Slot, dict[str, Any]] = {}
-        """The metadata of the last question of each call."""
-        self.asked_by: dict[Slot, str] = {}
-        """Of each call that has asked something the kind of its last question."""
+        """Metadata of the last question of each call."""
+        self.question_kinds: dict[Slot, str] = {}
+        """Kind of the last question of each call."""
         self.undecided: dict[str, AskedQuestion] = {}
-        """Questions of unfinished tool calls and questions outside tool calls, by input id.
+        """Undecided questions of unfinished tool calls and questions outside of tool calls, by input id.
 
         Questions that precede a `tool-start` are removed when the tool starts, because their answers were used."""
         self.interrupted: set[Slot] = set()
-        """The calls that were started and have no end."""
-        self.below: list[Event] = []
-        """What nested runs have said."""
-        self._taken_up: set[str] = set()
-        """The nested runs that go on in this attempt."""
+        """Calls that started but did not end."""
+        self.nested_events: list[Event] = []
+        """Events of nested runs."""
+        self._resumed: set[str] = set()
+        """Ids of nested runs that this attempt resumed."""
         self._secret: set[str] = set()
-        self._remade: Counter[tuple[str | None, ...]] = Counter()
-        """How many of what a strategy makes once more are still to come."""
-        self._taken_over = taken_over
+        self._recreatable: Counter[tuple[str | None, ...]] = Counter()
+        """Number of recorded events that a strategy is expected to create again."""
+        self._copied_seq = copied_seq
         self._running: set[Slot] = set()
         asking: dict[str, Slot] = {}
         for event in events:
             if event.parent_task_id is not None:
-                self.below.append(event)
+                self.nested_events.append(event)
                 continue
             if isinstance(event, TaskEvent):
-                self._taken_over = event.fork_seq or taken_over
-            # What was begun in the run that this one is a fork of was not begun here.
-            self._note(event, asking, begun=event.seq > self._taken_over)
+                self._copied_seq = event.fork_seq or copied_seq
+            # Calls that were started before the fork did not start in this run.
+            self._add(event, asking, is_own=event.seq > self._copied_seq)
         self.interrupted.difference_update(asking.values(), self.results)
 
-    def take_up(self, task_id: str) -> list[Event]:
-        """Return the events of a nested run as those of a run that is not nested; this attempt continues it."""
-        self._taken_up.add(task_id)
+    def resume_nested(self, task_id: str) -> list[Event]:
+        """Mark a nested run as resumed, and return its events as those of a root run."""
+        self._resumed.add(task_id)
         family, events = {task_id}, list[Event]()
-        for event in self.below:
+        for event in self.nested_events:
             if event.task_id == task_id:
                 events.append(event.model_copy(update={"parent_task_id": None, "agent_path": ()}))
             elif event.parent_task_id in family:
@@ -106,45 +106,45 @@ class EarlierAttempts:
         return events
 
     def fold_nested(self, events: Sequence[Event]) -> EarlierAttempts:
-        """Return the earlier attempts of the nested run that has these events."""
-        return EarlierAttempts(events, taken_over=self._taken_over)
+        """Return the earlier attempts of a nested run with these events."""
+        return EarlierAttempts(events, copied_seq=self._copied_seq)
 
-    def left(self, above: str) -> list[Event]:
-        """Find the nested runs below a run that have not ended, and that nobody has taken up: an event of each.
+    def list_unfinished(self, parent: str) -> list[Event]:
+        """Find unfinished nested runs below a run that this attempt has not resumed.
 
         Returns:
-            The innermost first.
+            One event per run, innermost runs first.
         """
-        family, left = {above}, dict[str, Event]()
-        for event in self.below:
-            if not event.agent_path or event.parent_task_id not in family or event.task_id in self._taken_up:
+        family, unfinished = {parent}, dict[str, Event]()
+        for event in self.nested_events:
+            if not event.agent_path or event.parent_task_id not in family or event.task_id in self._resumed:
                 continue
             family.add(event.task_id)
             if isinstance(event, StatusUpdateEvent) and event.final and event.state not in WAITING:
-                left.pop(event.task_id, None)
+                unfinished.pop(event.task_id, None)
             elif isinstance(event, TaskEvent | StatusUpdateEvent):
-                left[event.task_id] = event
-        return sorted(left.values(), key=lambda event: -len(event.agent_path))
+                unfinished[event.task_id] = event
+        return sorted(unfinished.values(), key=lambda event: -len(event.agent_path))
 
-    def is_taken_up(self, task_id: str) -> bool:
-        """True if this attempt continues the nested run."""
-        return task_id in self._taken_up
+    def is_resumed(self, task_id: str) -> bool:
+        """True if this attempt resumed the nested run."""
+        return task_id in self._resumed
 
-    def addressed(self, answer: InputReceivedEvent) -> InputReceivedEvent:
-        """Give an answer the ids of the nested run that has asked for it, if it was one."""
-        for asked in reversed(self.below):
+    def address_answer(self, answer: InputReceivedEvent) -> InputReceivedEvent:
+        """Add the ids of the nested run that asked, if any."""
+        for asked in reversed(self.nested_events):
             if isinstance(asked, QuestionEvent) and asked.input_id == answer.input_id:
                 ids = {name: getattr(asked, name) for name in _ADDRESS}
                 answer = answer.model_copy(update={**ids, "metadata": {**asked.metadata, **answer.metadata}})
-                self.below.append(answer)
+                self.nested_events.append(answer)
                 break
         return answer
 
-    def _note(self, event: Event, asking: dict[str, Slot], *, begun: bool) -> None:
-        key = _remade_by(event)
-        # The artifacts of the run that this one is a fork of are those of another conversation.
-        if key is not None and (begun or not isinstance(event, ArtifactUpdateEvent)):
-            self._remade[key] += 1
+    def _add(self, event: Event, asking: dict[str, Slot], *, is_own: bool) -> None:
+        key = _recreation_key(event)
+        # Artifacts before the fork belong to another conversation.
+        if key is not None and (is_own or not isinstance(event, ArtifactUpdateEvent)):
+            self._recreatable[key] += 1
         if isinstance(event, ContentCompleteEvent):
             if event.finish_reason != "canceled" and event.step:
                 self.messages[event.step] = event
@@ -152,7 +152,7 @@ class EarlierAttempts:
             slot = (event.step or "", event.index)
             self._forget_questions(slot, precedes_start=True)
             self._running.add(slot)
-            if begun:
+            if is_own:
                 self.interrupted.add(slot)
         elif isinstance(event, ToolCompleteEvent):
             slot = (event.step or "", event.index)
@@ -167,13 +167,13 @@ class EarlierAttempts:
             if slot is not None:
                 asking[event.input_id] = slot
                 self.notes[slot] = event.metadata
-                self.asked_by[slot] = event.input.input_kind
+                self.question_kinds[slot] = event.input.input_kind
         elif isinstance(event, InputReceivedEvent):
             asking.pop(event.input_id, None)
             if event.input_id in self._secret:
                 self.questions[event.input_id] = None
         elif isinstance(event, StatusUpdateEvent) and (event.final or event.resumed):
-            # A call that waited for an answer was left at its question, to be made again with the answer.
+            # A call that waited for an answer is called again when the answer arrives.
             self.interrupted.difference_update(asking.values())
             self._running.clear()
 
@@ -186,8 +186,8 @@ class EarlierAttempts:
                 if asked.slot != slot or (precedes_start and not asked.precedes_start)
             }
 
-    def has(self, event: Event, task_id: str, attempt: int) -> bool:
-        """Return True if an earlier attempt recorded an event, which is replayed or created again by a strategy.
+    def contains(self, event: Event, task_id: str, attempt: int) -> bool:
+        """True if an earlier attempt recorded an event, which is being replayed or created again by a strategy.
 
         Args:
             event: Event of an attempt that continues the run.
@@ -202,14 +202,14 @@ class EarlierAttempts:
             return event.step in self.messages
         if isinstance(event, ToolCompleteEvent):
             return (event.step or "", event.index) in self.results
-        key = _remade_by(event) if self._remade else None
-        return key is not None and self._remade[key] > 0
+        key = _recreation_key(event) if self._recreatable else None
+        return key is not None and self._recreatable[key] > 0
 
-    def take(self, event: Event, attempt: int) -> None:
-        """Count a recorded event that a strategy created again: if it creates two, the log must have two."""
-        key = None if 0 < event.attempt < attempt else _remade_by(event)
+    def count_recreated(self, event: Event, attempt: int) -> None:
+        """Count a recorded event that a strategy created again, because equal events may be recorded several times."""
+        key = None if 0 < event.attempt < attempt else _recreation_key(event)
         if key is not None:
-            self._remade[key] -= 1
+            self._recreatable[key] -= 1
 
 
 _ADDRESS = ("task_id", "parent_task_id", "agent_path", "step", "branch")
@@ -217,19 +217,19 @@ _ADDRESS = ("task_id", "parent_task_id", "agent_path", "step", "branch")
 
 @cache
 def no_attempts() -> EarlierAttempts:
-    """Give the earlier attempts of every new run."""
+    """Return the shared object for new runs."""
     return EarlierAttempts()
 
 
-def _remade_by(event: Event) -> tuple[str | None, ...] | None:
-    """What tells the events apart that a strategy makes once more; None for an event that only comes if it is new.
+def _recreation_key(event: Event) -> tuple[str | None, ...] | None:
+    """Return a key for events that strategies create again when a run is resumed, or None for other events.
 
-    On the main line everything goes on where it stood, but for the stages and thoughts of a strategy, and for the end
-    of an iteration that is looked at once more. Equal events are counted and not compared by their place, since lines
-    that go on side by side mix in another order each time.
+    The main branch continues where it stopped, except for stages and thoughts of a strategy, and for the end of an
+    iteration, which is repeated. Equal events are counted instead of comparing positions, because the order of parallel
+    branches may differ.
     """
     if isinstance(event, StageEvent):
-        # That of a thinking session comes from a tool.
+        # Stages of thinking sessions are published by tools.
         if event.session_id is not None:
             return None
         return event.kind, event.branch, event.strategy, event.from_stage, event.to_stage, str(event.accepted)
@@ -239,7 +239,7 @@ def _remade_by(event: Event) -> tuple[str | None, ...] | None:
     if isinstance(event, CheckpointEvent):
         return event.kind, event.branch, event.step, str(event.message_count)
     if isinstance(event, ArtifactUpdateEvent):
-        # A call that is made once more writes nothing twice, and gives the chunks that it has written before.
+        # A repeated call does not write again, but publishes the recorded chunks again.
         return event.kind, event.artifact_id, str(event.artifact_version), str(event.index)
     if event.branch is None:
         return None

@@ -1,4 +1,4 @@
-"""Fold of the events of a run into its state: `fold(state, event) -> state`."""
+"""Fold of run events into a state: `fold(state, event) -> state`."""
 
 from __future__ import annotations
 
@@ -30,24 +30,32 @@ from rxloop.protocol.events import (
 )
 from rxloop.protocol.messages import Message
 from rxloop.protocol.model import make_unchecked
-from rxloop.state.history import Batch, History, content_with
-from rxloop.state.run_state import MAIL_ID, Measured, RunState, earlier_with, left_to_the_next, made_of, no_run
+from rxloop.state.history import Batch, History, make_content
+from rxloop.state.run_state import (
+    COMMAND_ID,
+    RequestSize,
+    RunState,
+    add_earlier_ids,
+    get_final_history,
+    initial_state,
+    make_state,
+)
 from rxloop.state.side_events import (
     Handler,
     add_answer,
     add_calls,
     add_question,
     add_subtask,
+    find_last_command,
     find_nested_handler,
     find_shared_changes,
-    newest_mail,
     remove_questions,
 )
 
 _message = make_unchecked(Message)
 
 _SHARED = (ThoughtStreamEvent, QuestionEvent, InputReceivedEvent, SubtaskEvent, ThinkingFailedEvent)
-"""Events of a branch that change the state of the main branch in the same way."""
+"""Events that have the same effect on the main branch's state, even if they occur on other branches."""
 
 
 def fold(state: RunState, event: Event) -> RunState:
@@ -55,53 +63,53 @@ def fold(state: RunState, event: Event) -> RunState:
     if not event.durable:
         return state
     handler = _HANDLERS[type(event)] if event.parent_task_id is None else find_nested_handler(state, event)
-    if event.metadata and MAIL_ID in event.metadata:
-        state = state.changed(mail=newest_mail(state, event))
+    if event.metadata and COMMAND_ID in event.metadata:
+        state = state.replace(last_command=find_last_command(state, event))
     if handler is None:
-        return state.changed(seq=event.seq or state.seq)
-    return made_of(vars(state) | {"seq": event.seq or state.seq, **handler(state, event)})
+        return state.replace(seq=event.seq or state.seq)
+    return make_state(vars(state) | {"seq": event.seq or state.seq, **handler(state, event)})
 
 
-def fold_beside(state: RunState, event: Event) -> RunState:
-    """Fold an event of another branch into the state of the main branch: tokens, thoughts, calls, questions."""
+def fold_other_branch(state: RunState, event: Event) -> RunState:
+    """Fold an event of another branch into the main branch's state: usage, thoughts, calls and questions."""
     if isinstance(event, _SHARED):
         return fold(state, event)
-    return state.changed(seq=event.seq or state.seq, **find_shared_changes(state, event))
+    return state.replace(seq=event.seq or state.seq, **find_shared_changes(state, event))
 
 
 def fold_all(
-    events: Iterable[Event], state: RunState | None = None, born: dict[str, RunState] | None = None
+    events: Iterable[Event], state: RunState | None = None, branch_states: dict[str, RunState] | None = None
 ) -> RunState:
     """Fold events, in order, into the state of the main branch.
 
     Args:
         events: Events of a run.
         state: State before them.
-        born: Receives the initial state of each branch.
+        branch_states: Receives the initial state of each branch.
     """
-    state = state or no_run()
+    state = state or initial_state()
     for event in events:
         if event.branch is None or event.parent_task_id is not None:
             state = fold(state, event)
             continue
-        if born is not None and event.branch not in born:
-            born[event.branch] = state.branched()
-        state = fold_beside(state, event)
+        if branch_states is not None and event.branch not in branch_states:
+            branch_states[event.branch] = state.create_branch()
+        state = fold_other_branch(state, event)
     return state
 
 
 def _task(state: RunState, event: TaskEvent) -> dict[str, Any]:
     # Compressed messages stay compressed, because the history only grows.
-    fresh = no_run().changed(
+    fresh = initial_state().replace(
         seq=event.seq,
         attempt=event.attempt,
         tries=1,
-        messages=left_to_the_next(state).append(*event.messages),
-        asked=tuple(event.messages),
+        messages=get_final_history(state).append(*event.messages),
+        initial_messages=tuple(event.messages),
         compressed=state.compressed,
         measured=state.measured,
         refused=state.refused,
-        earlier=earlier_with(state.earlier, (*state.thoughts, *state.calls)),
+        earlier=add_earlier_ids(state.earlier, (*state.thoughts, *state.calls)),
     )
     return vars(fresh)
 
@@ -123,7 +131,7 @@ def _status(state: RunState, event: StatusUpdateEvent) -> dict[str, Any]:
     if state.batch is not None and state.pending and (event.final or event.resumed):
         # A call that waits for an answer starts again when the answer arrives.
         batch = state.batch
-        changes["batch"] = replace(batch, begun=batch.begun & ~batch.asking(state.pending.values()))
+        changes["batch"] = replace(batch, started=batch.started & ~batch.find_asking(state.pending.values()))
     return changes
 
 
@@ -131,17 +139,17 @@ def _tool_start(state: RunState, event: ToolStartEvent) -> dict[str, Any]:
     batch = state.batch
     if batch is None or batch.step != event.step:
         return {}
-    index = batch.index_of(event.index)
+    index = batch.find_index(event.index)
     if index < 0:
         return {}
     # Not `replace`, which costs three times as much.
-    return {"batch": Batch(batch.step, batch.message, batch.answers, batch.begun | 1 << index, batch.left_out)}
+    return {"batch": Batch(batch.step, batch.message, batch.answers, batch.started | 1 << index, batch.left_out)}
 
 
 def _llm_call(state: RunState, event: LLMCallEvent) -> dict[str, Any]:
     changes = {"iteration": event.iteration, "open_step": event.step, "failure": None}
-    if state.unheard and not state.held:
-        changes["unheard"] = 0
+    if state.unread_count and not state.held:
+        changes["unread_count"] = 0
     return changes
 
 
@@ -157,7 +165,7 @@ def _content_complete(state: RunState, event: ContentCompleteEvent) -> dict[str,
         return _interrupted(state, event)
     message = _message(
         role="assistant",
-        content=content_with(event.content, event.files) if event.files else event.content,
+        content=make_content(event.content, event.files) if event.files else event.content,
         reasoning=event.reasoning,
         tool_calls=tuple(event.tool_calls),
         provider_state=event.provider_state,
@@ -187,10 +195,10 @@ def _content(event: ContentCompleteEvent) -> dict[str, Any]:
 
 def _around(state: RunState) -> tuple[History, Sequence[Message]]:
     """Return the messages before and after a new answer, which follows only messages that the model has read."""
-    if state.open_step is not None or not state.unheard:
+    if state.open_step is not None or not state.unread_count:
         return state.messages, state.held
     # A strategy can publish an answer without a request on the main branch.
-    return History(state.messages[: -state.unheard]), state.messages[-state.unheard :]
+    return History(state.messages[: -state.unread_count]), state.messages[-state.unread_count :]
 
 
 def _interrupted(state: RunState, event: ContentCompleteEvent) -> dict[str, Any]:
@@ -203,9 +211,9 @@ def _interrupted(state: RunState, event: ContentCompleteEvent) -> dict[str, Any]
 
 def _tool_complete(state: RunState, event: ToolCompleteEvent) -> dict[str, Any]:
     batch = state.batch
-    if batch is None or batch.step != event.step or not batch.awaits(index := batch.index_of(event.index)):
+    if batch is None or batch.step != event.step or not batch.is_open(index := batch.find_index(event.index)):
         return {}
-    batch = Batch(batch.step, batch.message, batch.answers.add(index, event), batch.begun, batch.left_out)
+    batch = Batch(batch.step, batch.message, batch.answers.add(index, event), batch.started, batch.left_out)
     pending = remove_questions(state, batch.step, event.index)
     if len(batch.answers) < len(batch.calls):
         return {"batch": batch, "pending": pending}
@@ -235,15 +243,15 @@ def _message_added(state: RunState, event: MessageAddedEvent) -> dict[str, Any]:
     message_id = event.message_id or f"{event.task_id}:added:{event.seq}"
     message = Message(role=event.role, content=event.content, message_id=message_id)
     changes: dict[str, Any] = {"retries": state.retries + 1} if event.cause == "retry" else {}
-    if state.unheard or event.cause == "steering":
-        changes["unheard"] = state.unheard + 1
+    if state.unread_count or event.cause == "steering":
+        changes["unread_count"] = state.unread_count + 1
     if state.batch is not None or state.open_step is not None:
         return {**changes, "held": (*state.held, message)}
     return {**changes, "messages": state.messages.append(message)}
 
 
 def _usage(state: RunState, event: UsageEvent) -> dict[str, Any]:
-    measured = Measured(event.step, event.input_tokens) if event.input_tokens else state.measured
+    measured = RequestSize(event.step, event.input_tokens) if event.input_tokens else state.measured
     return {"usage": state.usage + event.usage, "measured": measured}
 
 

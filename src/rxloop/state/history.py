@@ -1,4 +1,4 @@
-"""Append-only history and open tool batches."""
+"""Append-only message history and open tool call batches."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ V = TypeVar("V")
 T = TypeVar("T")
 
 
-class Stored:
-    """Messages that stay JSON until somebody looks at one of them; what is to be known of them before stands beside."""
+class StoredMessages:
+    """Messages that are only parsed on first access. Their metadata are stored separately."""
 
     __slots__ = ("count", "data", "newest_user", "pinned", "read", "size")
 
@@ -35,33 +35,33 @@ class Stored:
         self.read = read
         self.count = count
         self.size = size
-        """Characters, as a history counts them."""
+        """Total size in characters, as computed by `History`."""
         self.newest_user = newest_user
-        """The place of the newest message of the user among them."""
+        """Index of the newest user message in this group."""
         self.pinned = pinned
-        """The places of the pinned ones among them."""
+        """Indexes of pinned messages in this group."""
 
 
 class History(Sequence[Message]):
-    """The messages of a conversation, as one version of them."""
+    """Immutable version of a conversation's messages."""
 
-    __slots__ = ("_built", "_items", "_length", "newest_user", "pinned", "size")
+    __slots__ = ("_derived", "_items", "_length", "newest_user", "pinned", "size")
 
     def __init__(self, messages: Iterable[Message] = ()) -> None:
         messages = list(messages)
-        self._items: list[Message | Stored] = list(messages)
+        self._items: list[Message | StoredMessages] = list(messages)
         self._length = len(self._items)
-        self._built: tuple[object, int, object] | None = None
+        self._derived: tuple[object, int, object] | None = None
         self.size = 0
-        """Characters of all messages, for estimates."""
+        """Total size in characters, used for estimates."""
         self.newest_user: int | None = None
-        """The place of the newest message of the user."""
+        """Index of the newest user message."""
         self.pinned: tuple[int, ...] = ()
-        """The places of the messages that stay in every request."""
-        self._note(messages, 0)
+        """Indexes of messages that must stay in all requests."""
+        self._add_metadata(messages, 0)
 
     def append(self, *messages: Message) -> History:
-        """Make the history with these messages after it; this one stays as it is."""
+        """Return a new version with additional messages. This version does not change."""
         if not messages:
             return self
         longer = History.__new__(History)
@@ -69,71 +69,71 @@ class History(Sequence[Message]):
         items.extend(messages)
         longer._items = items
         longer._length = len(items)
-        longer._built = self._built
+        longer._derived = self._derived
         longer.size, longer.newest_user, longer.pinned = self.size, self.newest_user, self.pinned
-        longer._note(messages, self._length)
+        longer._add_metadata(messages, self._length)
         return longer
 
-    def append_stored(self, stored: Iterable[Stored]) -> History:
-        """Make the history with these messages after it, none of which is read now; this one stays as it is."""
+    def append_stored(self, stored: Iterable[StoredMessages]) -> History:
+        """Return a new version with stored messages, without parsing them. This version does not change."""
         items = self._items if 0 < self._length == len(self._items) else self._items[: self._length]
         size, newest_user, pinned = self.size, self.newest_user, list(self.pinned)
         for chunk in stored:
             first = len(items)
-            # As often as it has messages: the first look at one of them puts them in these places.
+            # Repeat the group once per message. The first access replaces all copies by the parsed messages.
             items += [chunk] * chunk.count
             size += chunk.size
             if chunk.newest_user is not None:
                 newest_user = first + chunk.newest_user
             if chunk.pinned:
-                pinned += [first + place for place in chunk.pinned]
+                pinned += [first + index for index in chunk.pinned]
         longer = History.__new__(History)
         longer._items, longer._length = items, len(items)
-        longer._built = self._built
+        longer._derived = self._derived
         longer.size, longer.newest_user, longer.pinned = size, newest_user, tuple(pinned)
         return longer
 
-    def _item(self, place: int) -> Message:
-        item = self._items[place]
-        if isinstance(item, Stored):
-            first = self._items.index(item, max(0, place + 1 - item.count), place + 1)
+    def _item(self, index: int) -> Message:
+        item = self._items[index]
+        if isinstance(item, StoredMessages):
+            first = self._items.index(item, max(0, index + 1 - item.count), index + 1)
             self._items[first : first + item.count] = item.read(item.data)
-            return self._item(place)
+            return self._item(index)
         return item
 
     def extends(self, other: object) -> bool:
-        """Tell whether this is `other`, or a later version of it, without a look at the messages."""
+        """True if this is `other` or a later version of it. The messages are not compared."""
         return isinstance(other, History) and other._items is self._items and other._length <= self._length
 
-    def _note(self, messages: Sequence[Message], first: int) -> None:
-        """Note how long the messages are that begin at `first`, and which of them no request goes without."""
-        for place, message in enumerate(messages, first):
+    def _add_metadata(self, messages: Sequence[Message], first: int) -> None:
+        """Update the metadata for messages that start at index `first`."""
+        for index, message in enumerate(messages, first):
             self.size += _size(message)
             if message.role == "user":
-                self.newest_user = place
+                self.newest_user = index
             if message.pinned:
-                self.pinned = (*self.pinned, place)
+                self.pinned = (*self.pinned, index)
 
-    def built(self, key: object, kind: type[T]) -> tuple[int, T] | None:
-        """What somebody has built of the first messages, and of how many; None where nothing is kept under this key.
+    def get_derived(self, key: object, kind: type[T]) -> tuple[int, T] | None:
+        """Return a cached value and the number of messages it was computed from, or None if the key differs.
 
         Args:
-            key: Names what is built, and all of the rules that it depends on.
-            kind: The type of what is kept under this key.
+            key: Key of the value, including all settings that affect it.
+            kind: Type of the value.
         """
-        if self._built is None or self._built[0] != key:
+        if self._derived is None or self._derived[0] != key:
             return None
-        return self._built[1], cast("T", self._built[2])
+        return self._derived[1], cast("T", self._derived[2])
 
-    def keep(self, key: object, count: int, built: object) -> None:
-        """Keep what was built of the first messages, for this version and later ones, in place of what was kept before.
+    def set_derived(self, key: object, count: int, value: object) -> None:
+        """Cache a value computed from the first messages, for this version and later ones. It replaces the last one.
 
         Args:
-            key: Names it.
-            count: Of how many messages it was built.
-            built: What must not change any more: the versions share it.
+            key: Key of the value.
+            count: Number of messages from which it was computed.
+            value: Immutable value, which is shared by all versions.
         """
-        self._built = (key, count, built)
+        self._derived = (key, count, value)
 
     def __len__(self) -> int:
         return self._length
@@ -144,8 +144,8 @@ class History(Sequence[Message]):
     def __getitem__(self, index: slice) -> list[Message]: ...
     def __getitem__(self, index: int | slice) -> Message | list[Message]:
         if isinstance(index, slice):
-            # Not a slice of a copy: each look at the newest messages would cost all of them.
-            return [self._item(place) for place in range(self._length)[index]]
+            # Do not slice a copy of the list, because that would cost time for all messages.
+            return [self._item(position) for position in range(self._length)[index]]
         if not -self._length <= index < self._length:
             raise IndexError(f"message {index} of {self._length}")
         return self._item(index if index >= 0 else self._length + index)
@@ -154,8 +154,8 @@ class History(Sequence[Message]):
         items = self._items
         for index in range(self._length):
             item = items[index]
-            # Not by a call for each: a compressor counts all messages before each request.
-            yield self._item(index) if isinstance(item, Stored) else item
+            # Avoid a call for each message, because compressors count all messages before each request.
+            yield self._item(index) if isinstance(item, StoredMessages) else item
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and list(self) == list(other)  # pyright: ignore[reportUnknownArgumentType]
@@ -174,7 +174,7 @@ def _size(message: Message) -> int:
 
 
 class Ledger(Mapping[K, V], Generic[K, V]):
-    """A mapping that only grows, as one version of it; a key keeps the value that it had first."""
+    """Immutable version of an append-only mapping. If a key is added again, its first value is kept."""
 
     __slots__ = ("_length", "_store")
 
@@ -183,7 +183,7 @@ class Ledger(Mapping[K, V], Generic[K, V]):
         self._length = 0
 
     def add(self, key: K, value: V) -> Ledger[K, V]:
-        """Make the ledger with this entry; this one stays as it is."""
+        """Return a new version with one more entry. This version does not change."""
         if key in self:
             return self
         longer = object.__new__(type(self))
@@ -196,7 +196,7 @@ class Ledger(Mapping[K, V], Generic[K, V]):
         return longer
 
     def add_all(self, entries: Iterable[tuple[K, V]]) -> Ledger[K, V]:
-        """Make the ledger with these entries; this one stays as it is."""
+        """Return a new version with more entries. This version does not change."""
         store, length = self._store, self._length
         if not 0 < length == len(store):
             store = {key: entry for key, entry in store.items() if entry[0] < length}
@@ -248,99 +248,99 @@ INTERRUPTED = f"This call was interrupted, {UNKNOWN_EFFECT}. It was not made aga
 Slot = tuple[str, int]
 
 
-def content_with(text: str, parts: Sequence[Media]) -> Content:
-    """Make the content of a message of its text and of what follows it."""
+def make_content(text: str, parts: Sequence[Media]) -> Content:
+    """Combine text and media parts into message content."""
     return FrozenList([TextPart(text=text), *parts] if text else parts)
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The tool calls of one assistant message that are not all answered yet."""
+    """Tool calls of an assistant message, while some of them are unanswered."""
 
     step: str
     message: Message
     answers: Ledger[int, ToolCompleteEvent] = field(default_factory=Ledger[int, ToolCompleteEvent])
-    begun: int = 0
-    """The calls that were started, a bit for each place, but for those that an attempt has left at a question."""
+    started: int = 0
+    """Bit mask of started calls, by index. Calls that the last attempt left at a question are not included."""
     left_out: tuple[int, ...] = ()
-    """In what clients get: the places of the calls that are not for them, which the message lacks."""
+    """Indexes of hidden calls that are missing from the message. Only set for clients."""
 
     @property
     def calls(self) -> tuple[ToolCall, ...]:
-        """All calls that the message has, in its order."""
+        """Calls of the message, in order."""
         return self.message.tool_calls
 
     @property
     def open(self) -> list[int]:
-        """The places of the calls that have no answer."""
+        """Indexes of unanswered calls."""
         return [index for index in range(len(self.calls)) if index not in self.answers]
 
-    def awaits(self, index: int) -> bool:
-        """Tell whether the call at a place has no answer."""
+    def is_open(self, index: int) -> bool:
+        """True if a call is unanswered."""
         return 0 <= index < len(self.message.tool_calls) and index not in self.answers
 
-    def index_of(self, place: int) -> int:
-        """Where the call is that events name by its place, among those that the message has; -1 if it lacks it."""
+    def find_index(self, position: int) -> int:
+        """Convert a call's index in events to its index in `calls`, or return -1 if the call is hidden."""
         if not self.left_out:
-            return place
-        return -1 if place in self.left_out else place - sum(each < place for each in self.left_out)
+            return position
+        return -1 if position in self.left_out else position - sum(each < position for each in self.left_out)
 
-    def _places(self) -> Iterable[int]:
-        """The places of the calls, as events name them."""
+    def _positions(self) -> Iterable[int]:
+        """Return the indexes of the calls, as used in events."""
         every = range(len(self.calls) + len(self.left_out))
-        return (place for place in every if place not in self.left_out) if self.left_out else every
+        return (position for position in every if position not in self.left_out) if self.left_out else every
 
     @property
     def thought_only(self) -> bool:
-        """Whether every call is `think_aloud`."""
+        """True if all calls are `think_aloud`."""
         return all(call.name == THINK_ALOUD for call in self.calls)
 
     def messages(self, pending: Iterable[PendingInput] = ()) -> list[Message]:
-        """Return the assistant message, one result for each call, in call order, and what the tools say beside that."""
-        asking = self.asking(pending)
+        """Return the assistant message, one result per call in order, and additional messages from the tools."""
+        asking = self.find_asking(pending)
         results = [
             _message(
                 role="tool",
                 tool_call_id=call.id,
                 content=self._answer(index, asking),
-                message_id=f"{self.message.message_id}:{place}",
+                message_id=f"{self.message.message_id}:{position}",
             )
-            for index, (place, call) in enumerate(zip(self._places(), self.calls, strict=False))
+            for index, (position, call) in enumerate(zip(self._positions(), self.calls, strict=False))
         ]
-        return [self.message, *results, *self._beside()]
+        return [self.message, *results, *self._tool_messages()]
 
-    def _beside(self) -> Iterable[Message]:
-        for index, place in enumerate(self._places()):
-            said = self.answers[index].messages if index in self.answers else ()
-            for number, message in enumerate(said):
-                name = message.message_id or f"{self.message.message_id}:{place}:{number}"
+    def _tool_messages(self) -> Iterable[Message]:
+        for index, position in enumerate(self._positions()):
+            messages = self.answers[index].messages if index in self.answers else ()
+            for number, message in enumerate(messages):
+                name = message.message_id or f"{self.message.message_id}:{position}:{number}"
                 yield message.model_copy(update={"message_id": name})
 
     def _answer(self, index: int, asking: int) -> Content:
         if index not in self.answers:
-            return self.unanswered(index, asking)
+            return self.explain_missing(index, asking)
         answer = self.answers[index]
-        return content_with(answer.content, answer.parts) if answer.parts else answer.content
+        return make_content(answer.content, answer.parts) if answer.parts else answer.content
 
-    def unanswered(self, index: int, asking: int, *, idempotent: bool = False) -> str:
-        """Return what the model reads of a call that comes to no result.
+    def explain_missing(self, index: int, asking: int, *, idempotent: bool = False) -> str:
+        """Return the text that the model reads instead of a call's result.
 
         Args:
-            index: The place of the call.
-            asking: The calls that wait for an answer, a bit for each place.
-            idempotent: Whether the call may be made again in any case.
+            index: Index of the call.
+            asking: Bit mask of calls that wait for an answer, by index.
+            idempotent: Whether the call can be repeated safely.
         """
         if asking >> index & 1:
             return CANCELED_CALL
-        if not self.begun >> index & 1:
+        if not self.started >> index & 1:
             return NEVER_BEGAN
         return CANCELED_CALL if idempotent else INTERRUPTED
 
-    def asking(self, pending: Iterable[PendingInput]) -> int:
-        """Return those of the calls that wait for an answer, a bit for each place."""
-        places = 0
+    def find_asking(self, pending: Iterable[PendingInput]) -> int:
+        """Return a bit mask of calls that wait for an answer, by index."""
+        mask = 0
         for question in pending:
             if question.call is not None and question.task_id is None and question.step == self.step:
-                index = self.index_of(question.index)
-                places |= 1 << index if index >= 0 else 0
-        return places
+                index = self.find_index(question.index)
+                mask |= 1 << index if index >= 0 else 0
+        return mask

@@ -1,4 +1,4 @@
-"""State of a run after an event, and its limits."""
+"""State of a run, and checks of its limits."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ from rxloop.state.refused_media import RefusedMedia
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompressionTotals:
-    """The sums over the compressions of a run."""
+    """Totals of all compressions in a run."""
 
     count: int = 0
     tokens_before: int = 0
     tokens_after: int = 0
     dropped: int = 0
-    """Messages that were left out."""
+    """Number of messages removed."""
     shortened: int = 0
-    """Tool results of which a part was left out."""
+    """Number of tool results shortened."""
     stable_tokens: int = 0
-    """Tokens at the front of the requests that stayed the same."""
+    """Number of unchanged tokens at the start of the requests."""
     thinking: Usage = field(default_factory=Usage)
-    """What the thinking model used; not part of the run's usage."""
+    """Tokens used by the thinking model. They are not part of the run's usage."""
     seconds: float = 0.0
 
     @property
     def ratio(self) -> float:
-        """Tokens after, as a part of those before."""
+        """Tokens after compression, relative to the tokens before."""
         return self.tokens_after / self.tokens_before if self.tokens_before else 1.0
 
     def add(self, event: ContextCompressedEvent) -> CompressionTotals:
-        """Add one compression."""
+        """Return the totals including one more compression."""
         return CompressionTotals(
             count=self.count + 1,
             tokens_before=self.tokens_before + event.tokens_before,
@@ -60,154 +60,154 @@ class CompressionTotals:
         )
 
 
-MAIL_ID = "mail_id"
-"""The key of metadata under which an event names the letter that it comes of."""
+COMMAND_ID = "mail_id"
+"""Metadata key for the number of the command that caused an event."""
 
-EARLIER = 1_000
-"""Ids of earlier runs that are known in any case; twice as many are kept at most."""
+MAX_EARLIER_IDS = 1_000
+"""Minimum number of retained ids from earlier runs. If twice as many accumulate, the oldest are dropped."""
 
 
-class Measured(NamedTuple):
-    """What a request took, in the provider's words."""
+class RequestSize(NamedTuple):
+    """Size of a request, as reported by the provider."""
 
     step: str | None
     input_tokens: int
 
 
-class Asker(NamedTuple):
-    """A call of the run itself, or of one that is nested in it."""
+class CallPosition(NamedTuple):
+    """Tool call in the run or in a nested run."""
 
     task_id: str | None
-    """The nested run that makes the call, if one does."""
+    """Id of the nested run, or None for the run itself."""
     step: str | None
     place: int
 
 
-# Without slots: a copy is then a copy of one dict, a tenth of the cost of `dataclasses.replace`, at each event.
+# Without slots, a copy of the state is a single dict copy, which takes a tenth of `dataclasses.replace`.
 @dataclass(frozen=True)
 class RunState:
-    """What is known of a run after an event: of its main line, or of one branch of it."""
+    """State of a run's main branch, or of another branch."""
 
     seq: int = 0
-    """The last durable event."""
+    """The `seq` of the last durable event."""
     attempt: int = 0
     tries: int = 0
-    """Attempts that were begun since one paused for an answer or was cancelled."""
+    """Number of attempts since the last one that paused for an answer or was canceled."""
     state: State = "submitted"
     reason: str | None = None
     error: ErrorInfo | None = None
     messages: History = field(default_factory=History)
-    """The history, always well-formed: an open batch enters it when its last call is answered."""
-    asked: tuple[Message, ...] = ()
-    """What the run was started with."""
+    """History, always valid. An open batch is only added when all of its calls are answered."""
+    initial_messages: tuple[Message, ...] = ()
+    """Messages with which the run was started."""
     usage: Usage = field(default_factory=Usage)
-    """Of all model calls of the run, branches included."""
+    """Usage of all model calls in the run, on all branches."""
     iteration: int = 0
-    """The model calls of this line that have begun."""
+    """Number of model calls started on this branch."""
     open_step: str | None = None
-    """The model call whose message is not complete."""
+    """Step of the model call whose message is incomplete, if any."""
     failure: LLMFailedEvent | None = None
-    """How the open model call failed, where it may be tried again."""
+    """Failure of the open model call, if it may be retried."""
     batch: Batch | None = None
-    """The tool calls that are not all answered."""
+    """Tool calls of the last message, if some are unanswered."""
     held: tuple[Message, ...] = ()
-    """Messages that enter the history after the open message and its batch."""
-    unheard: int = 0
-    """How many of the newest messages, held ones included, follow one of steering that no request has carried yet."""
+    """Messages to add to the history after the open message and its batch."""
+    unread_count: int = 0
+    """Number of newest messages, including held ones, since the first steering message that no request contains yet."""
     last: ContentCompleteEvent | None = None
-    """The newest complete message of the model."""
+    """Newest complete message of the model."""
     content: str = ""
-    """The newest answer, or what there is of one."""
+    """Newest answer, possibly partial."""
     files: Sequence[Media] = ()
-    """Images and files of that answer."""
+    """Images and files of this answer."""
     citations: Sequence[Citation] = ()
-    """What its text rests on."""
+    """Sources of this answer's text."""
     pending: dict[str, PendingInput] = field(default_factory=dict[str, PendingInput])
-    """Questions that wait for an answer, by id."""
+    """Unanswered questions by id."""
     answers: dict[str, Any] = field(default_factory=dict[str, Any])
-    """The answers to questions, by id."""
+    """Answers by question id."""
     thoughts: Ledger[str, ThoughtStreamEvent] = field(default_factory=Ledger[str, ThoughtStreamEvent])
     thought_count: int = 0
     earlier: Ledger[str, None] = field(default_factory=Ledger[str, None])
-    """The ids of the thoughts and tool calls of earlier runs of the conversation: of the newest ones, where there are
-    very many."""
+    """Ids of thoughts and tool calls in earlier runs of the conversation. In long conversations, only the newest ids
+    are retained."""
     calls: Ledger[str, ToolCall] = field(default_factory=Ledger[str, ToolCall])
-    """Every tool call so far, by id; of calls with the same id, the first."""
-    subtasks: Ledger[str, Asker] = field(default_factory=Ledger[str, Asker])
-    """The runs of agents that were nested in it, at any depth, by id: the calls that they are nested in."""
+    """All tool calls by id. If ids repeat, the first call is kept."""
+    subtasks: Ledger[str, CallPosition] = field(default_factory=Ledger[str, CallPosition])
+    """Calls that started nested runs at any depth, by id of the nested run."""
     failures: int = 0
-    """Consecutive iterations in which every tool failed."""
+    """Number of consecutive iterations in which all tools failed."""
     retries: int = 0
-    """Answers that were sent back to the model with what was wrong with them."""
+    """Number of invalid answers that were sent back to the model."""
     thought_streak: int = 0
-    """Consecutive iterations that only thought aloud."""
+    """Number of consecutive iterations that only called `think_aloud`."""
     answered: bool = False
-    """The newest message of the model gave the answer by a tool call."""
+    """True if the model's newest message answered with a tool call."""
     compressed: ContextCompressedEvent | None = None
-    """What the newest compression left to be sent of the history."""
+    """Newest compression. It determines which parts of the history are sent."""
     compression: CompressionTotals = field(default_factory=CompressionTotals)
-    """What the compressions of the run came to, branches included."""
+    """Totals of all compressions in the run, on all branches."""
     thinking_failures: int = 0
-    """How often the thinking phase failed."""
-    mail: int = 0
-    """The number of the last letter that the run has taken."""
+    """Number of failed thinking phases."""
+    last_command: int = 0
+    """Number of the last applied command."""
     refused: RefusedMedia = field(default_factory=RefusedMedia)
-    """The images and files of the conversation that a vendor refused."""
-    measured: Measured | None = None
-    """The last request of which the provider told what it took."""
+    """Images and files in the conversation that a vendor refused."""
+    measured: RequestSize | None = None
+    """Last request whose size the provider reported."""
 
     @property
     def thought_only(self) -> bool:
-        """Whether the open message calls nothing but `think_aloud`."""
+        """True if the open message only calls `think_aloud`."""
         return self.batch is not None and self.batch.thought_only
 
     @property
     def done(self) -> bool:
-        """Whether the model has answered: its message is the last, and calls no tool but the one for the answer.
+        """True if the model has answered. Its message is the last one and calls no tools except for answer tools.
 
-        A message that was filtered is the last one too: its calls are closed, and the run ends with what there is.
+        A filtered message also counts, because its calls are closed and the run ends with the partial answer.
         """
         if self.last is None or self.batch is not None or self.open_step is not None or not self.messages:
             return False
         newest = self.messages[-1]
         if newest.role == "assistant":
-            return not newest.tool_calls and not self.to_be_continued
+            return not newest.tool_calls and not self.is_partial
         return (self.answered or is_filtered(self.last)) and newest.role == "tool"
 
     @property
-    def to_be_continued(self) -> bool:
-        """Whether the model's newest message is a piece of an answer: it goes on when it is sent the history again."""
+    def is_partial(self) -> bool:
+        """True if the model paused its answer, and continues when it receives the history again."""
         return self.last is not None and self.last.finish_reason == "pause" and not self.last.tool_calls
 
     @property
     def has_answered(self) -> bool:
-        """Whether the model has answered, be it before something that it has not heard."""
-        if not self.unheard or self.held or self.last is None or len(self.messages) <= self.unheard:
+        """True if the model has answered, even if it has not read newer messages yet."""
+        if not self.unread_count or self.held or self.last is None or len(self.messages) <= self.unread_count:
             return self.done
-        newest = self.messages[-1 - self.unheard]
-        if self.to_be_continued:
+        newest = self.messages[-1 - self.unread_count]
+        if self.is_partial:
             return False
         answered = self.answered or is_filtered(self.last)
         return (newest.role == "assistant" and not newest.tool_calls) or (answered and newest.role == "tool")
 
     @property
     def finished(self) -> bool:
-        """Whether the run is over: nobody goes on with it unless somebody asks for that."""
+        """True if the run has ended and only continues on request."""
         return self.state in ("completed", "failed")
 
     @property
     def retryable(self) -> bool:
-        """Whether the run failed with a transient error, so that it can be resumed."""
+        """True if the run failed with a temporary error, so it can be resumed."""
         return self.state == "failed" and self.error is not None and self.error.retryable
 
-    def new_thought_id(self) -> str:
-        """Choose the id of a thought that has none: one that is free, and that a resumed run would choose as well."""
+    def make_thought_id(self) -> str:
+        """Return an unused thought id. A resumed run would choose the same id."""
         ids = (f"t{number}" for number in itertools.count(len(self.thoughts) + 1))
         return next(free for free in ids if free not in self.thoughts and free not in self.calls)
 
-    def beside(self, main: RunState) -> RunState:
-        """Take what belongs to the whole run from the state of the main line."""
-        return self.changed(
+    def merge_main(self, main: RunState) -> RunState:
+        """Return this branch's state, with values that belong to the whole run taken from the main branch."""
+        return self.replace(
             seq=main.seq,
             usage=main.usage,
             thoughts=main.thoughts,
@@ -216,22 +216,22 @@ class RunState:
             answers=main.answers,
             compression=main.compression,
             thinking_failures=main.thinking_failures,
-            mail=main.mail,
+            last_command=main.last_command,
         )
 
-    def changed(self, **changes: Any) -> RunState:
-        """Copy the state with some other fields."""
-        return made_of(self.__dict__ | changes)
+    def replace(self, **changes: Any) -> RunState:
+        """Return a copy with changed fields."""
+        return make_state(self.__dict__ | changes)
 
-    def branched(self) -> RunState:
-        """Start a branch: the same history, and a count of its own."""
-        return self.changed(
+    def create_branch(self) -> RunState:
+        """Return the initial state of a branch. It has the same history but its own counters."""
+        return self.replace(
             iteration=0,
             last=None,
             batch=None,
             open_step=None,
             held=(),
-            unheard=0,
+            unread_count=0,
             failures=0,
             answered=False,
             pending={},
@@ -241,37 +241,37 @@ class RunState:
 _set_fields: Callable[[RunState, dict[str, Any]], None] = vars(RunState)["__dict__"].__set__
 
 
-def made_of(fields: dict[str, Any]) -> RunState:
-    """Make a state of all its fields, whose dict it keeps."""
+def make_state(fields: dict[str, Any]) -> RunState:
+    """Create a state from a dict of all fields. The dict is not copied."""
     state = object.__new__(RunState)
     _set_fields(state, fields)
     return state
 
 
-# Not made when rxloop is imported: pydantic makes the validator of `Usage` for it, which takes a tenth of that.
+# Created on first use: it builds pydantic's validator for `Usage`, which takes a tenth of rxloop's import time.
 @cache
-def no_run() -> RunState:
-    """The state before the first event, which all runs share."""
-    # A dict that grew by one attribute after the other has room for twice as many, and so has each copy of it.
-    return made_of({**vars(RunState())})
+def initial_state() -> RunState:
+    """Return the shared state before the first event."""
+    # Copy the dict. A dict that grew attribute by attribute has twice the capacity, and so would each of its copies.
+    return make_state({**vars(RunState())})
 
 
-def left_to_the_next(state: RunState) -> History:
-    """Give the history that a run leaves to the next one of the conversation, also if it never ended."""
+def get_final_history(state: RunState) -> History:
+    """Return the history for the next run of the conversation. The current run may be unfinished."""
     open_batch = state.batch.messages(state.pending.values()) if state.batch else ()
     return state.messages.append(*open_batch, *state.held)
 
 
-def earlier_with(earlier: Ledger[str, None], names: Iterable[str]) -> Ledger[str, None]:
-    """Add the ids of a run's thoughts and calls to what a thought of the next run may refer to."""
+def add_earlier_ids(earlier: Ledger[str, None], names: Iterable[str]) -> Ledger[str, None]:
+    """Add the ids of a run's thoughts and calls, to which thoughts of later runs may refer."""
     earlier = earlier.add_all((name, None) for name in names)
-    if len(earlier) <= 2 * EARLIER:
+    if len(earlier) <= 2 * MAX_EARLIER_IDS:
         return earlier
-    return Ledger[str, None]().add_all((name, None) for name in list(earlier)[-EARLIER:])
+    return Ledger[str, None]().add_all((name, None) for name in list(earlier)[-MAX_EARLIER_IDS:])
 
 
 class LimitHit(RxloopError):
-    """A limit of the run is reached; inside a pipeline, where it ends the run."""
+    """Limit that was reached. It is raised inside of the pipeline to end the run."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -279,13 +279,13 @@ class LimitHit(RxloopError):
 
 
 def check_limits(state: RunState, limits: Limits, thought_limit: int) -> LimitHit | None:
-    """Find the limit that forbids another iteration, if one does.
+    """Return the limit that prevents another iteration, or None.
 
     Args:
-        state: The run after its last iteration.
-        limits: Those of the run.
-        thought_limit: Thought-only iterations in a row. One more is refused by the tool, and the one after that ends
-            the run, so that a model that only ever thinks is called `thought_limit + 2` times.
+        state: State after the last iteration.
+        limits: Limits of the run.
+        thought_limit: Maximum number of consecutive thought-only iterations. The tool refuses the next one, and the run
+            ends after the one after that, so a model that only thinks is called `thought_limit + 2` times.
     """
     if limits.tool_failures is not None and state.failures >= limits.tool_failures:
         return LimitHit(
@@ -304,11 +304,11 @@ def check_limits(state: RunState, limits: Limits, thought_limit: int) -> LimitHi
 
 
 def check_attempts(state: RunState, limits: Limits) -> LimitHit | None:
-    """Find out whether the limit forbids another attempt.
+    """Return the limit that prevents another attempt, or None.
 
     Args:
-        state: The run after its last attempt.
-        limits: Those of the run.
+        state: State after the last attempt.
+        limits: Limits of the run.
     """
     if limits.attempts is None or state.tries < limits.attempts:
         return None
@@ -317,20 +317,20 @@ def check_attempts(state: RunState, limits: Limits) -> LimitHit | None:
 
 @dataclass(frozen=True, slots=True)
 class RunFold:
-    """What runs of a conversation that follow one another add to it, as whoever folded them wrote it down.
+    """Effect of consecutive runs on their conversation, as stored by an event log.
 
-    A log need not understand it.
+    The log need not understand its contents.
     """
 
     first: str
-    """The id of the first of these runs."""
+    """Id of the first run."""
     last: str
-    """The id of the last one."""
+    """Id of the last run."""
     runs: int
-    """How many they are."""
+    """Number of runs."""
     events: int
-    """How many durable events they have."""
+    """Number of their durable events."""
     summary: bytes
-    """What has to be known at once; JSON."""
+    """Values needed immediately, as JSON."""
     messages: bytes
-    """The messages; JSON."""
+    """Messages as JSON, parsed on demand."""

@@ -1,4 +1,4 @@
-"""Changes of a state by events of nested runs and other branches, and the pending questions of a run."""
+"""State changes caused by nested runs and other branches, and the pending questions of a run."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from rxloop.protocol.events import (
 from rxloop.protocol.messages import ToolCall
 from rxloop.protocol.visibility import HIDDEN
 from rxloop.state.history import Ledger
-from rxloop.state.run_state import MAIL_ID, Asker, RunState
+from rxloop.state.run_state import COMMAND_ID, CallPosition, RunState
 
 Handler = Callable[[RunState, Any], dict[str, Any]]
-"""Returns the fields of a state that an event changes."""
+"""Function that returns the changed fields of a state."""
 
 
 def find_nested_handler(state: RunState, event: Event) -> Handler | None:
@@ -49,17 +49,17 @@ def find_shared_changes(state: RunState, event: Event) -> dict[str, Any]:
         changes["calls"] = add_calls(state, event)
     elif isinstance(event, ToolCompleteEvent) and state.pending:
         changes["pending"] = remove_questions(state, event.step, event.index)
-    if event.metadata and MAIL_ID in event.metadata:
-        changes["mail"] = newest_mail(state, event)
+    if event.metadata and COMMAND_ID in event.metadata:
+        changes["last_command"] = find_last_command(state, event)
     return changes
 
 
-def newest_mail(state: RunState, event: Event) -> int:
+def find_last_command(state: RunState, event: Event) -> int:
     """Return the number of the newest command that the run has applied."""
-    number = event.metadata[MAIL_ID]
+    number = event.metadata[COMMAND_ID]
     # The event of a forwarded run has the number of a command to that run.
     own = (event.parent_task_id is None or event.task_id in state.subtasks) and isinstance(number, int)
-    return max(state.mail, number) if own else state.mail
+    return max(state.last_command, number) if own else state.last_command
 
 
 def add_calls(state: RunState, event: ContentCompleteEvent) -> Ledger[str, ToolCall]:
@@ -72,7 +72,7 @@ def add_subtask(state: RunState, event: SubtaskEvent) -> dict[str, Any]:
     if event.subtask_id in state.subtasks:
         return {}
     above = event.task_id if event.task_id in state.subtasks else None
-    return {"subtasks": state.subtasks.add(event.subtask_id, Asker(above, event.step, event.index))}
+    return {"subtasks": state.subtasks.add(event.subtask_id, CallPosition(above, event.step, event.index))}
 
 
 def add_question(state: RunState, event: QuestionEvent) -> dict[str, Any]:
@@ -102,14 +102,14 @@ def remove_questions(
     """
     if not state.pending:
         return state.pending
-    call = Asker(task_id, step, index)
+    call = CallPosition(task_id, step, index)
     return {key: question for key, question in state.pending.items() if call not in _list_askers(state, question)}
 
 
-def _list_askers(state: RunState, question: PendingInput) -> Iterator[Asker]:
+def _list_askers(state: RunState, question: PendingInput) -> Iterator[CallPosition]:
     """Yield the call that asked, then the calls that its run is nested in, from the innermost one."""
     if question.call is not None:
-        yield Asker(question.task_id, question.step, question.index)
+        yield CallPosition(question.task_id, question.step, question.index)
     task_id = question.task_id
     while task_id is not None and (above := state.subtasks.get(task_id)) is not None:
         yield above

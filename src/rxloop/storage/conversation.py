@@ -18,8 +18,16 @@ from rxloop.pipeline.records import ConversationPage, Mark, RunEvents
 from rxloop.protocol.events import ContextCompressedEvent, Event
 from rxloop.protocol.messages import Message
 from rxloop.state.fold import fold_all
-from rxloop.state.history import Stored
-from rxloop.state.run_state import EARLIER, Measured, RunFold, RunState, earlier_with, left_to_the_next, no_run
+from rxloop.state.history import StoredMessages
+from rxloop.state.run_state import (
+    MAX_EARLIER_IDS,
+    RequestSize,
+    RunFold,
+    RunState,
+    add_earlier_ids,
+    get_final_history,
+    initial_state,
+)
 
 Cached = tuple[Mark | None, RunState]
 
@@ -53,7 +61,7 @@ def find_cached(log: EventLog, context_id: str) -> Cached:
 
     The state is valid if the log finds that the runs before the mark are unchanged.
     """
-    return log.local.get(ConversationCache).get(context_id, (None, no_run()))
+    return log.local.get(ConversationCache).get(context_id, (None, initial_state()))
 
 
 async def add_page(log: EventLog, context_id: str, before: str, cached: Cached, found: ConversationPage) -> RunState:
@@ -67,7 +75,7 @@ async def add_page(log: EventLog, context_id: str, before: str, cached: Cached, 
         found: The page after the mark of the cached state.
     """
     mark, state = cached
-    kept, state = await _add_parts(found.parts, no_run() if found.whole else state, log.stores_folds)
+    kept, state = await _add_parts(found.parts, initial_state() if found.whole else state, log.stores_folds)
     folds = _new(kept, found.parts)
     if (
         mark is not None
@@ -109,7 +117,7 @@ async def _add_parts(
         if folded > _AT_ONCE:
             await asyncio.sleep(0)
             folded = len(part.events)
-        run = await _fold(part.events, no_run())
+        run = await _fold(part.events, initial_state())
         state, folds = add_run(add_kept(state, folds), run), []
         # What one adds that goes on would not be true for long.
         kept.append(keep(part.task_id, len(part.events), run) if part.complete and makes_folds else part)
@@ -163,8 +171,8 @@ FORMAT = 2
 def left_behind(state: RunState) -> RunState:
     """Reduce the state after a run to what the next one of the conversation begins with."""
     return RunState(
-        messages=left_to_the_next(state),
-        earlier=earlier_with(state.earlier, (*state.thoughts, *state.calls)),
+        messages=get_final_history(state),
+        earlier=add_earlier_ids(state.earlier, (*state.thoughts, *state.calls)),
         compressed=state.compressed,
         measured=state.measured,
         refused=state.refused,
@@ -235,7 +243,7 @@ def add_run(state: RunState, run: RunState) -> RunState:
     left = left_behind(run)
     return RunState(
         messages=state.messages.append(*left.messages),
-        earlier=earlier_with(state.earlier, left.earlier),
+        earlier=add_earlier_ids(state.earlier, left.earlier),
         compressed=left.compressed or state.compressed,
         measured=left.measured or state.measured,
         refused=state.refused.add(left.refused.reasons),
@@ -247,13 +255,13 @@ def add_kept(state: RunState, folds: Sequence[RunFold]) -> RunState:
     summaries: list[dict[str, Any]] = orjson.loads(b"[" + b",".join([fold.summary for fold in folds]) + b"]")
     earlier = state.earlier
     for names in _few([names for summary in summaries for names in summary["ids"]], len(earlier)):
-        earlier = earlier_with(earlier, names)
+        earlier = add_earlier_ids(earlier, names)
     compressed, measured = _newest(summaries, "compressed"), _newest(summaries, "measured")
     return RunState(
         messages=state.messages.append_stored(_stored(folds, summaries)),
         earlier=earlier,
         compressed=state.compressed if compressed is None else ContextCompressedEvent.model_validate_json(compressed),
-        measured=state.measured if measured is None else Measured(*measured),
+        measured=state.measured if measured is None else RequestSize(*measured),
         refused=state.refused.add(_refused(summaries)),
     )
 
@@ -261,7 +269,7 @@ def add_kept(state: RunState, folds: Sequence[RunFold]) -> RunState:
 def _few(names: list[list[str]], known: int) -> list[list[str]]:
     """Join the ids of all runs, if none of them is forgotten on the way."""
     joined = list(chain.from_iterable(names))
-    return [joined] if known + len(joined) <= EARLIER else names
+    return [joined] if known + len(joined) <= MAX_EARLIER_IDS else names
 
 
 def _refused(summaries: Sequence[dict[str, Any]]) -> dict[str, str]:
@@ -272,9 +280,11 @@ def _newest(summaries: Sequence[dict[str, Any]], name: str) -> Any:
     return next((found for each in reversed(summaries) if (found := each[name]) is not None), None)
 
 
-def _stored(folds: Sequence[RunFold], summaries: Sequence[dict[str, Any]]) -> Iterable[Stored]:
+def _stored(folds: Sequence[RunFold], summaries: Sequence[dict[str, Any]]) -> Iterable[StoredMessages]:
     for fold, summary in zip(folds, summaries, strict=True):
-        yield Stored(fold.messages, _read, summary["count"], summary["size"], summary["user"], summary["pinned"])
+        yield StoredMessages(
+            fold.messages, _read, summary["count"], summary["size"], summary["user"], summary["pinned"]
+        )
 
 
 def _read(data: bytes) -> list[Message]:

@@ -132,7 +132,7 @@ class MemoryEventLog(EventLog):
         from rxloop.pipeline.records import Snapshot, find_neighbours
 
         run = self._run(task_id)
-        commands = self.local.get(LocalInbox).read(task_id, since.state.mail if since is not None else 0)
+        commands = self.local.get(LocalInbox).read(task_id, since.state.last_command if since is not None else 0)
         records = [each.record() for each in self._by_context[run.context_id].values()]
         waiting, later = find_neighbours(task_id, records)
         page = None if history is None else self._page(records, task_id, history.after)

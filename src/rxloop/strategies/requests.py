@@ -74,7 +74,7 @@ class Sender:
         def answer(request: ModelRequest) -> Observable[Signal]:
             # Each model call is an iteration of the run, whatever its line; a request that is sent again is the same.
             if request.step not in self._steps:
-                state = request.ctx.state.changed(iteration=self.calls)
+                state = request.ctx.state.replace(iteration=self.calls)
                 limit = check_limits(state, self._ctx.info.limits, self._ctx.info.thought_limit)
                 if limit is not None:
                     raise limit

@@ -88,7 +88,7 @@ class StrategyRun:
     @property
     def question(self) -> str:
         """What the run was asked: the last message that it was started with."""
-        return self.state.asked[-1].text if self.state.asked else ""
+        return self.state.initial_messages[-1].text if self.state.initial_messages else ""
 
     @property
     def calls(self) -> int:

@@ -177,7 +177,7 @@ class ThinkAloud:
     def _choose_id(self, wanted: str | None, state: RunState) -> str:
         """Choose the id of a new thought: the wanted one if it is free, or one that a resumed run would choose too."""
         if wanted is None:
-            return state.new_thought_id()
+            return state.make_thought_id()
         if self.config.duplicates == "keep" or not _known(wanted, state):
             return wanted
         if self.config.duplicates == "refuse":

@@ -20,7 +20,7 @@ from rxloop.providers.codecs import Codec
 from rxloop.providers.codecs.anthropic import AnthropicCodec
 from rxloop.providers.codecs.chat import ChatCodec
 from rxloop.providers.codecs.responses import ResponsesCodec
-from rxloop.state.history import History, Stored
+from rxloop.state.history import History, StoredMessages
 from support.histories import COMPRESSORS, WordCounter, compress, histories, long_history
 from support.vendors.codecs import ignore_notice
 from support.vendors.other_vendors import LOOK, OTHER_VENDORS
@@ -59,7 +59,7 @@ def encoding(name: str, points: list[CachePoint] | None = None, **fields: Any) -
     )
 
 
-class Watched(list[Message | Stored]):
+class Watched(list[Message | StoredMessages]):
     """A store that counts the looks at its messages."""
 
     looks = 0

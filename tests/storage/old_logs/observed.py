@@ -89,7 +89,7 @@ async def fold_events(log: EventLog, task_id: str) -> dict[str, Any]:
         "answers": to_json(state.answers),
         "thoughts": list(state.thoughts),
         "calls": list(state.calls),
-        "lastCommand": state.mail,
+        "lastCommand": state.last_command,
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rxloop.protocol.events import ContentCompleteEvent, Event
 from rxloop.protocol.messages import Message
-from rxloop.state.history import content_with
+from rxloop.state.history import make_content
 
 
 def to_message(complete: Event) -> Message:
@@ -12,7 +12,7 @@ def to_message(complete: Event) -> Message:
     assert isinstance(complete, ContentCompleteEvent), complete
     return Message(
         role="assistant",
-        content=content_with(complete.content, complete.files) if complete.files else complete.content,
+        content=make_content(complete.content, complete.files) if complete.files else complete.content,
         reasoning=complete.reasoning,
         tool_calls=tuple(complete.tool_calls),
         provider_state=complete.provider_state,

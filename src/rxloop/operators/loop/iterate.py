@@ -181,7 +181,7 @@ class _Iterations(abc.DisposableBase):
 
     def _is_last(self, state: RunState) -> bool:
         """Count the iteration that has just ended. True if it was the last one."""
-        if self._times is None or find_retry(state) is not None or lacks_calls(state) or state.to_be_continued:
+        if self._times is None or find_retry(state) is not None or lacks_calls(state) or state.is_partial:
             return False
         self._times -= 1
         return self._times <= 0

@@ -85,12 +85,12 @@ def built(
     """
     end = len(messages) if end is None else end
     begun = new()
-    found = messages.built(key, type(begun)) if isinstance(messages, History) else None
+    found = messages.get_derived(key, type(begun)) if isinstance(messages, History) else None
     count, made = found if found is not None and found[0] <= end else (0, begun)
     if count < end:
         made = made if made is begun else made.copy()
         for place, message in enumerate(messages[max(count, first) : end], max(count, first)):
             add(made, place, message)
         if isinstance(messages, History):
-            messages.keep(key, end, made)
+            messages.set_derived(key, end, made)
     return made.copy() if isinstance(messages, History) else made

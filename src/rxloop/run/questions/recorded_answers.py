@@ -84,9 +84,9 @@ def report_unread(recorder: Recorder, read: set[str], news: Iterable[Event], tak
             _report(recorder, read, asked.question, "it was ignored")
     if not ended:
         return
-    for asking in earlier.below:
+    for asking in earlier.nested_events:
         # Answers for nested runs that were not resumed.
-        if isinstance(asking, QuestionEvent) and not earlier.is_taken_up(asking.task_id):
+        if isinstance(asking, QuestionEvent) and not earlier.is_resumed(asking.task_id):
             answer = answers.pop(asking.input_id, None)
             if answer is not None and answer.task_id == asking.task_id:
                 _report(recorder, read, asking.input, "it was ignored")

@@ -24,7 +24,7 @@ from rxloop.server.ui_messages.fold import chunks
 from rxloop.server.ui_messages.frames import Chunk, file_part, ui_message
 from rxloop.server.ui_messages.requests import Answers, Asked
 from rxloop.state.fold import fold_all
-from rxloop.state.run_state import no_run
+from rxloop.state.run_state import initial_state
 from rxloop.storage.conversation import conversation
 
 NOTE = "ui"
@@ -220,7 +220,7 @@ async def _check_known(gateway: Gateway, record: RunRecord, answers: Answers, in
     """
     if not (answers.approvals or answers.results or inputs):
         return
-    state, asked = no_run(), dict[str, PendingInput]()
+    state, asked = initial_state(), dict[str, PendingInput]()
     for event in await read_log(gateway.runtime.log.read, record.task_id):
         state = fold_all([event], state)
         asked |= state.pending

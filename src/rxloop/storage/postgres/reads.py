@@ -357,7 +357,7 @@ async def read_snapshot(
     values = {
         "task": task_id,
         "seq": known[-1].seq if known else 0,
-        "mail": since.state.mail if since is not None else 0,
+        "mail": since.state.last_command if since is not None else 0,
     }
     # The statements travel together, and are executed in this order.
     async with connection.pipeline() if psycopg.Pipeline.is_supported() else nullcontext():

@@ -275,7 +275,7 @@ def read_snapshot(
 ) -> Snapshot | None:
     """Return the snapshot of a run as of one moment; None if the log has no such run."""
     known = since.events if since is not None else ()
-    mail = since.state.mail if since is not None else 0
+    mail = since.state.last_command if since is not None else 0
     with one_moment(connection):
         row = connection.execute(_RUN, (task_id,)).fetchone()
         if row is None:
