@@ -33,7 +33,7 @@ def test_a_kind_may_be_named_as_one_knows_it(workspace: Workspace, name: str) ->
     said = workspace.run("protocol", name).stdout
     assert said.startswith("tool-complete  ToolCompleteEvent, durable, unless hidden\n")
     assert "The text that the model reads." in said
-    assert "ToolCall  A call that the model asked for." in said
+    assert "ToolCall  Tool call requested by the model." in said
 
 
 def test_json_is_the_schema_of_all(workspace: Workspace) -> None:

@@ -274,7 +274,7 @@ def test_a_question_on_a_branch_waits_for_the_whole_run_and_not_for_another_bran
     assert begun.create_branch().pending == {}
     assert fold_all([tool_complete(0, step="b/1", branch="b")], begun).pending == {}
     told = fold_all([InputReceivedEvent(input_id="b/1.0.1", value=True)], begun)
-    assert (told.pending, told.create_branch().beside(told).answers) == ({}, {"b/1.0.1": True})
+    assert (told.pending, told.create_branch().merge_main(told).answers) == ({}, {"b/1.0.1": True})
 
 
 class OwnNote(MessageAddedEvent):
@@ -337,7 +337,7 @@ def test_the_fold_keeps_the_highest_number_of_the_letters_that_the_run_took() ->
     ]
 
     assert [fold_all([task(seq=1), *said[:count]]).last_command for count in range(5)] == [0, 7, 9, 9, 9]
-    assert fold_all([task(seq=1), *said[:2]]).create_branch().beside(fold_all([task(seq=1), *said])).mail == 9
+    assert fold_all([task(seq=1), *said[:2]]).create_branch().merge_main(fold_all([task(seq=1), *said])).last_command == 9
 
 
 def test_a_letter_to_a_run_inside_is_none_of_the_outer_one() -> None:

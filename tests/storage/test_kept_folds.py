@@ -140,8 +140,8 @@ async def test_the_kept_folds_of_a_conversation_are_the_fold_of_its_events(path:
 
 async def test_it_is_the_same_however_many_runs_are_put_together(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     call_ = ToolCall(id="k", name="look")
-    monkeypatch.setattr(run_state, "EARLIER", 10)
-    monkeypatch.setattr(conversations, "EARLIER", 10)
+    monkeypatch.setattr(run_state, "MAX_EARLIER_IDS", 10)
+    monkeypatch.setattr(conversations, "MAX_EARLIER_IDS", 10)
     memory = MemoryEventLog()
     runs = [
         a_run(n, ThoughtStreamEvent(thought_id=f"t{n}", content="Hm", index=0))

@@ -227,7 +227,7 @@ def test_a_durable_event_that_is_lost_is_missed(kind: str) -> None:  # L1
 
 def test_a_stream_that_begins_in_the_middle_is_refused_unless_that_is_said() -> None:
     events = list(valid_stream())[5:]
-    with pytest.raises(GrammarError, match="the first event of a run is its task"):
+    with pytest.raises(GrammarError, match="the first event of a run must be its task"):
         checked(events)
 
 
