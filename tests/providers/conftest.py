@@ -12,16 +12,16 @@ from support.http_server import Server, start_server
 
 @pytest_asyncio.fixture
 async def server() -> AsyncIterator[Server]:
-    """A model server that sends what the test tells it to."""
+    """Scripted model server."""
     async with start_server() as made:
         yield made
 
 
 @pytest.fixture(params=get_args(Transport))
 def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What the providers of the test work over: for the files that talk HTTP, each in turn.
+    """HTTP transport of the test, in turn for all tests that use HTTP.
 
-    All other tests go by the environment: `RXLOOP_TRANSPORT=aiohttp pytest tests` runs them over aiohttp.
+    Other tests use the environment: `RXLOOP_TRANSPORT=aiohttp pytest tests` runs them over aiohttp.
     """
     monkeypatch.setenv(TRANSPORT_ENV, request.param)
     return request.param

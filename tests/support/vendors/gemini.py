@@ -26,7 +26,7 @@ THREE, TWO = "gemini-3-flash-preview", "gemini-2.5-flash"
 class Body(types._common.BaseModel):  # pyright: ignore[reportPrivateUsage]
     """Body of `generateContent`, built from Google's types, which reject unknown fields."""
 
-    encode_contents: list[types.Content]
+    contents: list[types.Content]
     system_instruction: types.Content | None = None
     tools: list[types.Tool] | None = None
     tool_config: types.ToolConfig | None = None

@@ -1,4 +1,4 @@
-"""What stands in a message in Claude's name and is none of its parts does not go to it."""
+"""Tests that invalid blocks in the provider state are not sent to Anthropic."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from support.vendors.claude import encode
 OPEN = {"type": "server_tool_use", "id": "s1", "name": "web_search", "input": {}}
 
 
-def asked(*raw: dict[str, Any]) -> Any:
+def encode_state(*raw: dict[str, Any]) -> Any:
     state = {"anthropic": [{"text": 2}, *({"raw": each} for each in raw)]}
-    said = Message(role="assistant", content="hi", provider_state=state)
-    return encode([Message.user("hi"), said, Message.user("go on")])
+    answer = Message(role="assistant", content="hi", provider_state=state)
+    return encode([Message.user("hi"), answer, Message.user("go on")])
 
 
 @pytest.mark.parametrize(
@@ -32,12 +32,12 @@ def asked(*raw: dict[str, Any]) -> Any:
         {"type": "thinking", "thinking": "x"},
     ],
 )
-def test_what_is_no_part_of_claudes_is_left_out(raw: dict[str, Any]) -> None:
-    found = asked(raw)
-    assert found.messages[1]["content"] == [{"type": "text", "text": "hi"}]
-    assert found.notices == ["anthropic:claude-sonnet-4-5 does not receive an invalid content block"]
+def test_request_omits_invalid_blocks_of_the_provider_state(raw: dict[str, Any]) -> None:
+    request = encode_state(raw)
+    assert request.messages[1]["content"] == [{"type": "text", "text": "hi"}]
+    assert request.notices == ["anthropic:claude-sonnet-4-5 does not receive an invalid content block"]
 
 
-def test_an_open_call_may_stand_beside_one_whose_id_is_no_text() -> None:
+def test_open_server_call_is_handled_next_to_a_call_with_an_invalid_id() -> None:
     strange = {"type": "server_tool_use", "id": {"a": 1}, "name": "x", "input": {}}
-    assert asked(OPEN, strange).messages[1]["content"][0]["text"] == "hi"
+    assert encode_state(OPEN, strange).messages[1]["content"][0]["text"] == "hi"

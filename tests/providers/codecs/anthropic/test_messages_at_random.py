@@ -1,4 +1,4 @@
-"""Any history, any settings, any bytes: a request that the vendor takes, an answer or an error of ours."""
+"""Property tests of the Anthropic codec with random histories, settings and responses."""
 
 from __future__ import annotations
 
@@ -108,17 +108,17 @@ SCHEMAS = st.sampled_from([None, {"type": "object", "properties": {}}, {"type": 
 
 @given(messages=st.lists(MESSAGES, max_size=8), model=MODELS, tools=TOOLS, chosen=SETTINGS, schema=SCHEMAS)
 @settings(max_examples=300, deadline=None)
-def test_any_history_and_settings_give_a_request_that_is_taken(
+def test_request_is_valid_for_any_history_and_settings(
     messages: list[Message], model: str, tools: Any, chosen: ModelSettings, schema: Any
 ) -> None:
     request = ModelRequest(messages=messages, tools=tools, settings=chosen, response_schema=schema)
-    asked = encode(request, model=model)
-    thinking = asked.body.get("thinking", {})
-    assert thinking.get("budget_tokens", 0) < asked["max_tokens"]
+    encoded = encode(request, model=model)
+    thinking = encoded.body.get("thinking", {})
+    assert thinking.get("budget_tokens", 0) < encoded["max_tokens"]
     if thinking.get("type") == "enabled":
-        assert asked.body.get("temperature", 1) == 1
-        assert asked.body.get("tool_choice", {"type": "auto"})["type"] in ("auto", "none")
-    # A second look, with all that is kept, is the same one.
+        assert encoded.body.get("temperature", 1) == 1
+        assert encoded.body.get("tool_choice", {"type": "auto"})["type"] in ("auto", "none")
+    # Encoding with cached messages yields the same bytes.
     by = make_codec(model)
     assert by.encode(request, lambda *_: None) == by.encode(request, lambda *_: None)
 
@@ -130,15 +130,15 @@ VALUES = st.recursive(
 )
 
 
-def _mutated(event: Any, path: list[int], value: Any) -> Any:
-    """The event with another value in some place."""
+def _mutate(event: Any, path: list[int], value: Any) -> Any:
+    """Replace one value of an event."""
     if not path or not isinstance(event, dict | list) or not event:
         return value
     if isinstance(event, list):
         place = path[0] % len(event)
-        return [_mutated(each, path[1:], value) if n == place else each for n, each in enumerate(event)]
+        return [_mutate(each, path[1:], value) if n == place else each for n, each in enumerate(event)]
     key = sorted(event)[path[0] % len(event)]
-    return {name: _mutated(each, path[1:], value) if name == key else each for name, each in event.items()}
+    return {name: _mutate(each, path[1:], value) if name == key else each for name, each in event.items()}
 
 
 EVENTS = [
@@ -159,12 +159,12 @@ EVENTS = [
     order=st.lists(st.tuples(st.integers(0, len(EVENTS) - 1), st.integers(0, len(EVENTS) - 1)), max_size=2),
 )
 @settings(max_examples=400, deadline=None)
-def test_whatever_comes_is_an_answer_or_an_error_of_ours(
+def test_reader_returns_an_answer_or_an_rxloop_error_for_any_events(
     changes: list[tuple[int, list[int], Any]], order: list[tuple[int, int]]
 ) -> None:
     events: list[Any] = list(EVENTS)
     for place, path, value in changes:
-        events[place] = _mutated(events[place], path, value)
+        events[place] = _mutate(events[place], path, value)
     for one, other in order:
         events[one], events[other] = events[other], events[one]
     answer = read_answer(*events)
@@ -186,7 +186,7 @@ def test_whatever_comes_is_an_answer_or_an_error_of_ours(
 
 @given(st.binary(max_size=60))
 @settings(max_examples=200, deadline=None)
-def test_any_bytes_are_no_crash(data: bytes) -> None:
+def test_reader_returns_an_answer_or_an_rxloop_error_for_any_bytes(data: bytes) -> None:
     for whole in (False, True):
         answer = read_answer(data, whole=whole)
         assert answer.error is None or isinstance(answer.error, RxloopError | OutOfBounds)

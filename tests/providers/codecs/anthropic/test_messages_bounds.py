@@ -1,4 +1,4 @@
-"""A vendor that sends without end: an error that names the bound, before there is much of it in memory."""
+"""Tests that endless Anthropic responses reach a limit before they use much memory."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from rxloop.providers.failures import Endpoint
 from support.vendors.claude import Json, block, make_codec, start
 
 BOUNDS = Bounds(text=100_000, arguments=20_000)
-MOST = 8_000_000
-"""Bytes of memory."""
+MAX_MEMORY = 8_000_000
+"""Limit in bytes."""
 SERVER = {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}}
 
 
@@ -34,14 +34,14 @@ def blocks(content: Callable[[int], Json], *, stop: bool) -> Iterator[Json]:
         yield from block(number, content(number), stop=stop)
 
 
-def interleaved(content: Json, delta: Json) -> Iterator[Json]:
+def interleave_deltas(content: Json, delta: Json) -> Iterator[Json]:
     yield from (block(number, content)[0] for number in range(2))
     for number in count():
         yield {"type": "content_block_delta", "index": number % 2, "delta": delta}
 
 
 ENDLESS: dict[str, Callable[[], Iterator[Json]]] = {
-    "texts that take turns": lambda: interleaved({"type": "text"}, {"type": "text_delta", "text": "x"}),
+    "texts that take turns": lambda: interleave_deltas({"type": "text"}, {"type": "text_delta", "text": "x"}),
     "deep compaction": lambda: deltas({"type": "compaction"}, {"type": "compaction_delta", "new": [["x"] * 100]}),
     "calls with arguments": lambda: blocks(
         lambda n: {"type": "tool_use", "id": f"{n}", "name": "b", "input": {"a": ["x"] * 100}}, stop=False
@@ -63,7 +63,7 @@ ENDLESS: dict[str, Callable[[], Iterator[Json]]] = {
     "calls": lambda: blocks(lambda n: {"type": "tool_use", "id": f"{n}", "name": "b"}, stop=True),
     "calls of tools of the vendor": lambda: blocks(lambda n: {**SERVER, "id": f"{n}"}, stop=True),
 }
-PASSED_OVER: dict[str, Callable[[], Iterator[Json]]] = {
+IGNORED: dict[str, Callable[[], Iterator[Json]]] = {
     "signatures": lambda: deltas({"type": "thinking"}, {"type": "signature_delta", "signature": "x" * 1000}),
     "unknown events": lambda: ({"type": f"new{n}"} for n in count()),
     "usage": lambda: ({"type": "message_delta", "delta": {}, "usage": {f"new{n}": 1}} for n in count()),
@@ -74,12 +74,12 @@ PASSED_OVER: dict[str, Callable[[], Iterator[Json]]] = {
 }
 
 
-def fed(events: Iterator[Json], most: int) -> Exception | None:
-    """Read events until one is refused; nothing of what is pushed is kept."""
+def feed_until_error(events: Iterator[Json], count: int) -> Exception | None:
+    """Read events until one is rejected. Discard the published events."""
     draft = MessageDraft(lambda event: None, "1", Endpoint("claude", "http://x"), bounds=BOUNDS)
     reader = make_codec().reader(draft)
     reader.feed([orjson.dumps(start())])
-    for _ in range(most):
+    for _ in range(count):
         try:
             reader.feed([orjson.dumps(next(events))])
         except (OutOfBounds, ProviderProtocolError) as error:
@@ -87,25 +87,25 @@ def fed(events: Iterator[Json], most: int) -> Exception | None:
     return None
 
 
-def weighed(events: Iterator[Json], most: int) -> tuple[Exception | None, int]:
+def measure_memory(events: Iterator[Json], count: int) -> tuple[Exception | None, int]:
     gc.collect()
     tracemalloc.start()
     try:
-        return fed(events, most), tracemalloc.get_traced_memory()[1]
+        return feed_until_error(events, count), tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
 
 
 @pytest.mark.parametrize("name", ENDLESS)
-def test_what_is_kept_has_a_bound(name: str) -> None:
-    error, memory = weighed(ENDLESS[name](), 20_000)
+def test_reader_limits_the_memory_of_stored_content(name: str) -> None:
+    error, memory = measure_memory(ENDLESS[name](), 20_000)
     assert isinstance(error, OutOfBounds)
-    assert memory < MOST
+    assert memory < MAX_MEMORY
 
 
-@pytest.mark.parametrize("name", PASSED_OVER)
-def test_what_is_not_kept_costs_no_memory(name: str) -> None:
+@pytest.mark.parametrize("name", IGNORED)
+def test_reader_uses_no_memory_for_ignored_content(name: str) -> None:
     error: Any
-    error, memory = weighed(PASSED_OVER[name](), 4_000)
+    error, memory = measure_memory(IGNORED[name](), 4_000)
     assert error is None or isinstance(error, OutOfBounds)
     assert memory < 1_000_000

@@ -1,4 +1,4 @@
-"""Up to where a request is kept in the cache."""
+"""Tests of the cache points in Anthropic requests."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ TOOLS = (ToolDefinition("a", "", {"type": "object"}), ToolDefinition("b", "", {"
 MARK = {"type": "ephemeral"}
 
 
-def places(points: list[Any] | None = None, **changes: Any) -> Json:
-    """Where the breakpoints stand: names of tools, texts of messages."""
+def find_cache_points(points: list[Any] | None = None, **changes: Any) -> Json:
+    """Return the cache points as names of tools and texts of messages."""
     settings: dict[str, Any] = dict(changes.pop("settings", {}))
     if points is not None:
         settings["prompt_cache"] = PromptCache(points=points)
@@ -28,18 +28,18 @@ def places(points: list[Any] | None = None, **changes: Any) -> Json:
         "settings": ModelSettings(**settings),
     }
     fields.update(changes)
-    asked = encode(ModelRequest(**fields))
-    blocks = [block for message in asked["messages"] for block in message["content"]]
+    encoded = encode(ModelRequest(**fields))
+    blocks = [block for message in encoded["messages"] for block in message["content"]]
     return {
-        "tools": [each["name"] for each in asked.body.get("tools", []) if "cache_control" in each],
-        "system": [each["text"] for each in asked.body.get("system", []) if "cache_control" in each],
+        "tools": [each["name"] for each in encoded.body.get("tools", []) if "cache_control" in each],
+        "system": [each["text"] for each in encoded.body.get("system", []) if "cache_control" in each],
         "messages": [each.get("text") or each["type"] for each in blocks if "cache_control" in each],
-        "notices": asked.notices,
+        "notices": encoded.notices,
     }
 
 
 def test_by_default_it_is_kept_up_to_the_tools_the_system_prompt_and_the_newest_message() -> None:
-    assert places() == {"tools": ["b"], "system": ["s2"], "messages": ["3"], "notices": []}
+    assert find_cache_points() == {"tools": ["b"], "system": ["s2"], "messages": ["3"], "notices": []}
 
 
 @pytest.mark.parametrize(
@@ -55,47 +55,49 @@ def test_by_default_it_is_kept_up_to_the_tools_the_system_prompt_and_the_newest_
 def test_it_is_kept_where_the_settings_say(
     points: list[Any], tools: list[str], system: list[str], messages: list[str]
 ) -> None:
-    assert places(points) == {"tools": tools, "system": system, "messages": messages, "notices": []}
+    assert find_cache_points(points) == {"tools": tools, "system": system, "messages": messages, "notices": []}
 
 
-def test_there_are_four_places_at_most() -> None:
-    found = places(["tools", "system", "newest", 0, 1])
+def test_request_has_at_most_four_cache_points() -> None:
+    found = find_cache_points(["tools", "system", "newest", 0, 1])
     assert (found["tools"], found["system"], found["messages"]) == (["b"], ["s2"], ["1", "3"])
     assert "more than 4" in found["notices"][0]
 
 
-def test_those_of_server_tools_count() -> None:
+def test_cache_points_of_server_tools_count_towards_the_limit() -> None:
     search = {"type": "web_search_20250305", "name": "web_search", "cache_control": {"type": "ephemeral"}}
-    found = places(["tools", "system", "newest", 0], settings={"server_tools": [search]})
+    found = find_cache_points(["tools", "system", "newest", 0], settings={"server_tools": [search]})
     assert (found["tools"], found["messages"]) == (["b", "web_search"], ["3"])
 
 
-def test_who_leaves_it_to_the_vendor_gets_none_of_ours() -> None:
-    found = places(settings={"extra_body": {"cache_control": {"type": "ephemeral"}}})
+def test_request_has_no_cache_points_when_the_vendor_chooses_them() -> None:
+    found = find_cache_points(settings={"extra_body": {"cache_control": {"type": "ephemeral"}}})
     assert (found["tools"], found["system"], found["messages"]) == ([], [], [])
 
 
-def test_an_hour_is_said_at_each_place() -> None:
+def test_cache_points_have_the_configured_ttl() -> None:
     cache = PromptCache(ttl="1h")
-    asked = encode(ModelRequest(messages=[Message.user("x")], settings=ModelSettings(prompt_cache=cache), tools=TOOLS))
-    assert asked["tools"][1]["cache_control"] == {"type": "ephemeral", "ttl": "1h"}
-    assert asked["messages"][0]["content"][0]["cache_control"] == {"type": "ephemeral", "ttl": "1h"}
+    encoded = encode(
+        ModelRequest(messages=[Message.user("x")], settings=ModelSettings(prompt_cache=cache), tools=TOOLS)
+    )
+    assert encoded["tools"][1]["cache_control"] == {"type": "ephemeral", "ttl": "1h"}
+    assert encoded["messages"][0]["content"][0]["cache_control"] == {"type": "ephemeral", "ttl": "1h"}
 
 
-def test_thinking_has_none_so_that_it_stands_before() -> None:
+def test_cache_point_precedes_thinking_blocks() -> None:
     state = {"anthropic": [{"text": 2}, {"reasoning": 3, "extra": {"signature": "s"}}]}
     thinking = Message(role="assistant", content="hi", reasoning="hmm", provider_state=state)
-    assert places(messages=[Message.user("1"), thinking], tail=())["messages"] == ["hi"]
+    assert find_cache_points(messages=[Message.user("1"), thinking], tail=())["messages"] == ["hi"]
     only = Message(role="assistant", reasoning="hmm", provider_state={"anthropic": [state["anthropic"][1]]})
-    assert places(messages=[Message.user("1"), only], tail=())["messages"] == ["1"]
+    assert find_cache_points(messages=[Message.user("1"), only], tail=())["messages"] == ["1"]
 
 
-def test_a_result_may_be_the_place() -> None:
+def test_cache_point_may_be_a_tool_result() -> None:
     history = [Message.user("1"), Message.assistant(tool_calls=[ToolCall(id="x", name="a")]), Message.tool("x", "2")]
-    assert places(messages=history)["messages"] == ["tool_result"]
+    assert find_cache_points(messages=history)["messages"] == ["tool_result"]
 
 
-def test_the_places_are_no_part_of_what_is_kept_of_a_message() -> None:
+def test_cached_encoding_of_a_message_has_no_cache_points() -> None:
     message = Message.user("1")
     encode([message])
     longer = encode([message, Message.assistant("2"), Message.user("3")])

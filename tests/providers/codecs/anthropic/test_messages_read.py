@@ -1,4 +1,4 @@
-"""Answers of Claude, as they stream and whole: what they mean, and what goes back of them."""
+"""Tests of reading Anthropic responses, and of sending them back."""
 
 from __future__ import annotations
 
@@ -21,56 +21,61 @@ from support.http_server import StreamResult
 from support.vendors.claude import Json, block, call, encode, end, last_message, read_answer, start, text
 
 
-def complete(answer: StreamResult) -> ContentCompleteEvent:
+def read_message(answer: StreamResult) -> ContentCompleteEvent:
     assert answer.error is None
     assert isinstance(answer.events[-1], ContentCompleteEvent)
     return answer.events[-1]
 
 
-def of(answer: StreamResult, kind: type[Any]) -> list[Any]:
+def select_events(answer: StreamResult, kind: type[Any]) -> list[Any]:
     return [event for event in answer.events if isinstance(event, kind)]
 
 
-def back(answer: StreamResult) -> list[Json]:
-    """What is sent back of it."""
-    asked = encode([Message.user("hi"), last_message(answer), Message.user("go on")], model="claude-sonnet-4-6")
-    return [each for turn in asked.messages if turn["role"] == "assistant" for each in turn["content"]]
+def encode_back(answer: StreamResult) -> list[Json]:
+    """Return the blocks that are sent back."""
+    encoded = encode([Message.user("hi"), last_message(answer), Message.user("go on")], model="claude-sonnet-4-6")
+    return [each for turn in encoded.messages if turn["role"] == "assistant" for each in turn["content"]]
 
 
-def thinking(index: int, *pieces: str, signature: str = "s1") -> list[Json]:
+def thinking_block(index: int, *pieces: str, signature: str = "s1") -> list[Json]:
     deltas = [{"type": "thinking_delta", "thinking": piece} for piece in pieces]
     signed = [{"type": "signature_delta", "signature": signature}] if signature else []
     return block(index, {"type": "thinking", "thinking": "", "signature": ""}, *deltas, *signed)
 
 
-def test_text_thinking_and_calls_stream() -> None:
+def test_reader_streams_text_thinking_and_calls() -> None:
     answer = read_answer(
         start(input_tokens=5),
         {"type": "ping"},
-        *thinking(0, "let ", "me"),
+        *thinking_block(0, "let ", "me"),
         *text(1, "I ", "look"),
         *call(2, "toolu_1", "look", "", '{"a"', ":1}"),
         *call(3, "toolu_2", "wait"),
         *end("tool_use", output_tokens=9),
     )
-    message = complete(answer)
+    message = read_message(answer)
     assert (message.content, message.reasoning) == ("I look", "let me")
     assert [(each.id, each.name, each.arguments) for each in message.tool_calls] == [
         ("toolu_1", "look", {"a": 1}),
         ("toolu_2", "wait", {}),
     ]
-    assert [event.delta for event in of(answer, ContentDeltaEvent)] == ["I ", "look"]
-    assert [event.delta for event in of(answer, ThoughtDeltaEvent)] == ["let ", "me"]
-    assert [event.fragment for event in of(answer, ToolCallDeltaEvent)] == ["", '{"a"', ":1}", ""]
+    assert [event.delta for event in select_events(answer, ContentDeltaEvent)] == ["I ", "look"]
+    assert [event.delta for event in select_events(answer, ThoughtDeltaEvent)] == ["let ", "me"]
+    assert [event.fragment for event in select_events(answer, ToolCallDeltaEvent)] == ["", '{"a"', ":1}", ""]
     assert (message.finish_reason, message.raw_finish_reason) == ("tool_calls", "tool_use")
-    assert not of(answer, LLMNoticeEvent)
+    assert not select_events(answer, LLMNoticeEvent)
 
 
-def test_signed_thinking_goes_back_as_it_was_and_in_its_place() -> None:
+def test_signed_thinking_is_sent_back_unchanged_and_in_order() -> None:
     answer = read_answer(
-        start(), *thinking(0, "a"), *text(1, "x"), *thinking(2, signature="s2"), *text(3, "y"), *end(output_tokens=1)
+        start(),
+        *thinking_block(0, "a"),
+        *text(1, "x"),
+        *thinking_block(2, signature="s2"),
+        *text(3, "y"),
+        *end(output_tokens=1),
     )
-    assert back(answer) == [
+    assert encode_back(answer) == [
         {"type": "thinking", "thinking": "a", "signature": "s1"},
         {"type": "text", "text": "x"},
         {"type": "thinking", "thinking": "", "signature": "s2"},
@@ -78,31 +83,31 @@ def test_signed_thinking_goes_back_as_it_was_and_in_its_place() -> None:
     ]
 
 
-def test_thinking_without_a_signature_does_not_go_back() -> None:
-    answer = read_answer(start(), *thinking(0, "a", signature=""), *text(1, "x"), *end())
-    assert back(answer) == [{"type": "text", "text": "x"}]
+def test_unsigned_thinking_is_not_sent_back() -> None:
+    answer = read_answer(start(), *thinking_block(0, "a", signature=""), *text(1, "x"), *end())
+    assert encode_back(answer) == [{"type": "text", "text": "x"}]
 
 
-def test_redacted_thinking_goes_back_and_is_never_shown() -> None:
+def test_redacted_thinking_is_sent_back_but_not_published() -> None:
     redacted = {"type": "redacted_thinking", "data": "secret"}
     answer = read_answer(start(), *block(0, redacted), *text(1, "x"), *end())
-    assert back(answer) == [redacted, {"type": "text", "text": "x"}]
-    assert complete(answer).reasoning is None
-    assert not of(answer, ThoughtDeltaEvent)
+    assert encode_back(answer) == [redacted, {"type": "text", "text": "x"}]
+    assert read_message(answer).reasoning is None
+    assert not select_events(answer, ThoughtDeltaEvent)
 
 
-def test_blocks_that_stream_side_by_side_are_kept_apart() -> None:
+def test_interleaved_calls_are_read_separately() -> None:
     first, second = call(0, "a", "look", '{"n":', "1}"), call(1, "b", "look", '{"n":', "2}")
     mixed = [first[0], second[0], first[1], second[1], second[2], first[2], first[3], second[3]]
     answer = read_answer(start(), *mixed, *end("tool_use"))
-    assert [each.arguments for each in complete(answer).tool_calls] == [{"n": 1}, {"n": 2}]
+    assert [each.arguments for each in read_message(answer).tool_calls] == [{"n": 1}, {"n": 2}]
 
 
-def test_texts_that_stream_side_by_side_lose_nothing() -> None:
-    one, two = text(0, "a", "c"), thinking(1, "b", "d")
+def test_interleaved_texts_are_read_completely() -> None:
+    one, two = text(0, "a", "c"), thinking_block(1, "b", "d")
     answer = read_answer(start(), one[0], two[0], one[1], two[1], one[2], *two[2:], one[3], *end())
-    assert (complete(answer).content, complete(answer).reasoning) == ("ac", "bd")
-    assert [each for each in back(answer) if each["type"] == "thinking"] == []
+    assert (read_message(answer).content, read_message(answer).reasoning) == ("ac", "bd")
+    assert [each for each in encode_back(answer) if each["type"] == "thinking"] == []
 
 
 SEARCH = {"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "input": {}}
@@ -113,54 +118,58 @@ FOUND = {
 }
 
 
-def test_a_tool_of_the_vendor_is_told_and_goes_back_as_it_was() -> None:
+def test_server_tool_call_is_published_and_sent_back_unchanged() -> None:
     pieces = [{"type": "input_json_delta", "partial_json": piece} for piece in ("", '{"query":', '"x"}')]
     answer = read_answer(start(), *block(0, SEARCH, *pieces), *block(1, FOUND), *text(2, "so"), *end())
-    told = of(answer, ServerToolEvent)
-    assert [(each.phase, each.name, each.tool_call_id, each.success) for each in told] == [
+    server_events = select_events(answer, ServerToolEvent)
+    assert [(each.phase, each.name, each.tool_call_id, each.success) for each in server_events] == [
         ("start", "web_search", "srvtoolu_1", True),
         ("complete", "web_search", "srvtoolu_1", True),
     ]
-    assert told[0].arguments == {"query": "x"}
-    assert back(answer) == [{**SEARCH, "input": {"query": "x"}}, FOUND, {"type": "text", "text": "so"}]
-    assert not complete(answer).tool_calls
+    assert server_events[0].arguments == {"query": "x"}
+    assert encode_back(answer) == [{**SEARCH, "input": {"query": "x"}}, FOUND, {"type": "text", "text": "so"}]
+    assert not read_message(answer).tool_calls
 
 
-def test_a_tool_of_the_vendor_that_fails_is_told_so() -> None:
+def test_failed_server_tool_call_is_published_as_failed() -> None:
     error = {"type": "web_search_tool_result_error", "error_code": "max_uses_exceeded"}
     answer = read_answer(start(), *block(0, SEARCH), *block(1, {**FOUND, "content": error}), *end())
-    assert [each.success for each in of(answer, ServerToolEvent)] == [True, False]
+    assert [each.success for each in select_events(answer, ServerToolEvent)] == [True, False]
     mcp = {"type": "mcp_tool_use", "id": "m1", "name": "ask", "server_name": "wiki", "input": {"q": 1}}
     result = {"type": "mcp_tool_result", "tool_use_id": "m1", "is_error": True, "content": []}
-    told = of(read_answer(start(), *block(0, mcp), *block(1, result), *end()), ServerToolEvent)
-    assert [(each.name, each.phase, each.success) for each in told] == [
+    server_events = select_events(read_answer(start(), *block(0, mcp), *block(1, result), *end()), ServerToolEvent)
+    assert [(each.name, each.phase, each.success) for each in server_events] == [
         ("ask", "start", True),
         ("ask", "complete", False),
     ]
 
 
-def test_a_search_that_was_cut_does_not_go_back_with_something_after_it() -> None:
+def test_truncated_server_tool_call_is_not_sent_back() -> None:
     answer = read_answer(start(), *text(0, "hm"), *block(1, SEARCH), *end("max_tokens"))
-    assert back(answer) == [{"type": "text", "text": "hm"}]
+    assert encode_back(answer) == [{"type": "text", "text": "hm"}]
 
 
-def test_a_pause_goes_back_so_that_the_model_goes_on() -> None:
+def test_paused_answer_is_sent_back_last() -> None:
     answer = read_answer(start(), *text(0, "hm"), *block(1, SEARCH), *end("pause_turn"))
-    assert (complete(answer).finish_reason, complete(answer).raw_finish_reason) == ("pause", "pause_turn")
-    asked = encode([Message.user("hi"), last_message(answer)], model="claude-sonnet-4-6")
-    assert asked.messages[-1] == {"role": "assistant", "content": [{"type": "text", "text": "hm"}, SEARCH]}
+    assert (read_message(answer).finish_reason, read_message(answer).raw_finish_reason) == ("pause", "pause_turn")
+    encoded = encode([Message.user("hi"), last_message(answer)], model="claude-sonnet-4-6")
+    assert encoded.messages[-1] == {"role": "assistant", "content": [{"type": "text", "text": "hm"}, SEARCH]}
 
 
-def test_what_is_not_known_is_passed_over_told_once_and_goes_back_if_it_is_whole() -> None:
+def test_unknown_blocks_are_reported_once_and_sent_back_when_complete() -> None:
     new = {"type": "hologram", "data": [1]}
     other = {"type": "quantum_tool_use", "id": "q1", "name": "q", "input": {}}
     lost = block(3, {"type": "hologram"}, {"type": "hologram_delta", "x": 1})
     events = [{"type": "aurora"}, {"type": "aurora"}, *block(0, new), *block(1, other), *text(2, "x"), *lost]
     answer = read_answer(start(), *events, *end())
-    told = [event.message for event in of(answer, LLMNoticeEvent)]
-    assert ["aurora" in told[0], "block 'hologram'" in told[1], "'hologram_delta'" in told[2]] == [True] * 3
-    assert len(told) == 3
-    state = complete(answer).provider_state
+    server_events = [event.message for event in select_events(answer, LLMNoticeEvent)]
+    assert [
+        "aurora" in server_events[0],
+        "block 'hologram'" in server_events[1],
+        "'hologram_delta'" in server_events[2],
+    ] == [True] * 3
+    assert len(server_events) == 3
+    state = read_message(answer).provider_state
     assert state is not None
     assert state["anthropic"] == [{"raw": new}, {"raw": other}, {"text": 1}]
 
@@ -179,13 +188,13 @@ def test_what_is_not_known_is_passed_over_told_once_and_goes_back_if_it_is_whole
         ({"type": "something_else"}, {}),
     ],
 )
-def test_sources_are_named_and_go_back(citation: Json, expected: Json) -> None:
+def test_citations_are_read_and_sent_back(citation: Json, expected: Json) -> None:
     cited = {**citation, "cited_text": "words"}
     deltas = [{"type": "citations_delta", "citation": cited}, {"type": "text_delta", "text": "fact"}]
     answer = read_answer(
         start(), *text(0, "So: "), *block(1, {"type": "text", "text": ""}, *deltas), *text(2, "."), *end()
     )
-    message = complete(answer)
+    message = read_message(answer)
     assert list(message.citations) == [Citation(text="words", start=4, end=8, **expected)]
     state = message.provider_state
     assert state is not None
@@ -204,18 +213,18 @@ def test_sources_are_named_and_go_back(citation: Json, expected: Json) -> None:
         ("something_new", "unknown"),
     ],
 )
-def test_why_it_ended(raw: str, ours: str) -> None:
-    message = complete(read_answer(start(), *text(0, "x"), *end(raw)))
+def test_finish_reason_is_mapped(raw: str, ours: str) -> None:
+    message = read_message(read_answer(start(), *text(0, "x"), *end(raw)))
     assert (message.finish_reason, message.raw_finish_reason) == (ours, raw)
 
 
-def test_the_tokens_of_the_cache_are_part_of_the_input_and_the_last_counts_are_the_sums() -> None:
+def test_usage_includes_cached_tokens_and_uses_the_last_counts() -> None:
     answer = read_answer(
         start(input_tokens=5, cache_creation_input_tokens=10, cache_read_input_tokens=100, output_tokens=1),
         *text(0, "x"),
         *end("end_turn", output_tokens=42, input_tokens=6, output_tokens_details={"thinking_tokens": 7}),
     )
-    usage = of(answer, UsageEvent)
+    usage = select_events(answer, UsageEvent)
     assert len(usage) == 1
     found = usage[0].usage
     assert (found.input_tokens, found.output_tokens) == (116, 42)
@@ -225,35 +234,35 @@ def test_the_tokens_of_the_cache_are_part_of_the_input_and_the_last_counts_are_t
 @pytest.mark.parametrize(
     ("kind", "error"), [("overloaded_error", Overloaded), ("rate_limit_error", RateLimited), ("odd", ServerError)]
 )
-def test_an_error_in_the_middle_keeps_what_came_before(kind: str, error: type[ProviderError]) -> None:
+def test_error_during_a_stream_keeps_earlier_deltas(kind: str, error: type[ProviderError]) -> None:
     broken = {"type": "error", "error": {"type": kind, "message": "no"}, "request_id": "req_1"}
     answer = read_answer(start(), *text(0, "par", "t")[:3], broken)
     assert type(answer.error) is error
     assert "req_1" in str(answer.error)
-    assert [event.delta for event in of(answer, ContentDeltaEvent)] == ["par", "t"]
-    assert not of(answer, ContentCompleteEvent)
+    assert [event.delta for event in select_events(answer, ContentDeltaEvent)] == ["par", "t"]
+    assert not select_events(answer, ContentCompleteEvent)
 
 
-def test_an_answer_that_breaks_off_is_an_error() -> None:
+def test_incomplete_answer_is_an_error() -> None:
     assert isinstance(read_answer(start(), *text(0, "x")).error, ProviderError)
     assert isinstance(read_answer(b'{"type":"message"}', whole=True).error, ProviderProtocolError)
 
 
-def test_an_answer_without_its_last_event_is_whole_where_its_reason_is_there() -> None:
-    assert complete(read_answer(start(), *text(0, "x")[:2], end()[0])).content == "x"
+def test_answer_without_a_last_event_is_complete_when_it_has_a_finish_reason() -> None:
+    assert read_message(read_answer(start(), *text(0, "x")[:2], end()[0])).content == "x"
 
 
-def test_blocks_that_were_not_ended_end_with_the_answer() -> None:
+def test_open_blocks_end_with_the_answer() -> None:
     cited = {"type": "char_location", "cited_text": "w"}
     events = block(0, {"type": "text", "text": "x"}, {"type": "citations_delta", "citation": cited}, stop=False)
     searched = block(1, SEARCH, stop=False)
     for last in (end()[:1], end()):
         answer = read_answer(start(), *events, *searched, *last)
-        assert [each.text for each in complete(answer).citations] == ["w"]
-        assert len(of(answer, ServerToolEvent)) == 1
+        assert [each.text for each in read_message(answer).citations] == ["w"]
+        assert len(select_events(answer, ServerToolEvent)) == 1
 
 
-def test_a_whole_answer_means_the_same() -> None:
+def test_unstreamed_answer_is_read_like_a_streamed_one() -> None:
     content = [
         {"type": "thinking", "thinking": "hm", "signature": "s"},
         {"type": "text", "text": "x", "citations": [{"type": "char_location", "cited_text": "w"}]},
@@ -264,18 +273,18 @@ def test_a_whole_answer_means_the_same() -> None:
     usage = {"input_tokens": 1, "output_tokens": 2}
     body: Json = {"type": "message", "role": "assistant", "content": content, "stop_reason": "tool_use", "usage": usage}
     answer = read_answer(body, whole=True)
-    message = complete(answer)
+    message = read_message(answer)
     assert (message.content, message.reasoning, message.finish_reason) == ("x", "hm", "tool_calls")
     assert message.tool_calls[0].arguments == {"a": 1}
-    assert len(of(answer, ServerToolEvent)) == 2
+    assert len(select_events(answer, ServerToolEvent)) == 2
     history = [Message.user("hi"), last_message(answer), Message.tool("t", "1")]
     assert encode(history).messages[1]["content"] == content
 
 
 @pytest.mark.parametrize("content", [[], None])
-def test_an_empty_answer_is_one(content: Any) -> None:
+def test_empty_answer_is_accepted(content: Any) -> None:
     body: Json = {"type": "message", "content": content, "stop_reason": "end_turn", "usage": {}}
-    message = complete(read_answer(body, whole=True))
+    message = read_message(read_answer(body, whole=True))
     assert (message.content, message.finish_reason) == ("", "stop")
     assert [
         turn["role"]
@@ -283,13 +292,13 @@ def test_an_empty_answer_is_one(content: Any) -> None:
     ] == ["user"]
 
 
-def test_an_error_that_comes_as_an_answer_is_one() -> None:
+def test_error_body_of_an_unstreamed_answer_is_raised() -> None:
     answer = read_answer({"type": "error", "error": {"type": "overloaded_error", "message": "busy"}}, whole=True)
     assert isinstance(answer.error, Overloaded)
 
 
-def test_the_container_of_code_is_kept() -> None:
+def test_code_container_is_stored_in_the_provider_state() -> None:
     ended = {"type": "message_delta", "delta": {"stop_reason": "end_turn", "container": {"id": "c1"}}, "usage": {}}
-    state = complete(read_answer(start(), *text(0, "x"), ended, {"type": "message_stop"})).provider_state
+    state = read_message(read_answer(start(), *text(0, "x"), ended, {"type": "message_stop"})).provider_state
     assert state is not None
     assert state["anthropic_container"] == "c1"

@@ -1,4 +1,4 @@
-"""Schemas that Claude can be held to, against what the vendor's SDK makes of the same ones."""
+"""Tests of strict Anthropic schemas, compared with the vendor's SDK."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Tree(BaseModel):
         {"enum": [1, "x", None]},
     ],
 )
-def test_a_schema_is_what_the_sdk_makes_of_it(schema: dict[str, Any]) -> None:
+def test_schema_equals_the_transformation_of_the_sdk(schema: dict[str, Any]) -> None:
     assert claude_form(schema) == transform_schema(schema)
 
 
@@ -60,12 +60,12 @@ def test_a_schema_is_what_the_sdk_makes_of_it(schema: dict[str, Any]) -> None:
         {"type": "object", "properties": {"x": True}},
     ],
 )
-def test_one_that_would_mean_something_else_has_no_form(schema: dict[str, Any]) -> None:
+def test_schema_without_a_strict_equivalent_is_rejected(schema: dict[str, Any]) -> None:
     with pytest.raises(NotStrict):
         claude_form(schema)
 
 
-def test_several_types_become_variants() -> None:
+def test_type_list_becomes_any_of() -> None:
     schema = {"type": ["string", "null"], "format": "date", "description": "when"}
     assert claude_form(schema) == {
         "description": "when",
@@ -73,15 +73,15 @@ def test_several_types_become_variants() -> None:
     }
 
 
-def test_a_default_of_null_says_nothing() -> None:
+def test_default_of_null_is_dropped() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "string", "default": None}}}
-    made = claude_form(schema)
-    assert made is not None
-    assert made["properties"]["a"] == {"type": "string"}
+    schema_form = claude_form(schema)
+    assert schema_form is not None
+    assert schema_form["properties"]["a"] == {"type": "string"}
 
 
-def test_what_the_vendor_takes_only_so_much_of_is_counted() -> None:
-    made = claude_form(Plant.model_json_schema())
-    assert made is not None
-    assert demands(made) == (0, 2)
+def test_optional_properties_and_unions_are_counted() -> None:
+    schema_form = claude_form(Plant.model_json_schema())
+    assert schema_form is not None
+    assert demands(schema_form) == (0, 2)
     assert demands({"type": "object", "properties": {"a": {}, "b": {}}, "required": ["a"]}) == (1, 0)

@@ -1,4 +1,4 @@
-"""Settings as Claude takes them, model by model: what one refuses is left out, or put in its words, and told once."""
+"""Tests of request settings for each Anthropic model."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from support.vendors.claude import EncodedRequest, call_server, encode, end, mak
 LOOK = ToolDefinition("look", "Looks.", {"type": "object", "properties": {}})
 
 
-def asked(
+def encode_settings(
     model: str = "claude-sonnet-4-5", *, tools: tuple[ToolDefinition, ...] = (), **settings: Any
 ) -> EncodedRequest:
     request = ModelRequest(messages=[Message.user("hi")], tools=tools, settings=ModelSettings(**settings))
     return encode(request, model=model)
 
 
-def thinking(model: str, **settings: Any) -> Any:
-    """How it is told to think, and with which effort."""
-    body = asked(model, **settings).body
+def thinking_and_effort(model: str, **settings: Any) -> Any:
+    """Return the thinking configuration and the effort."""
+    body = encode_settings(model, **settings).body
     return body.get("thinking"), body.get("output_config", {}).get("effort")
 
 
-def test_what_nobody_sets_is_left_to_the_vendor() -> None:
-    body = asked().body
+def test_request_omits_unset_settings() -> None:
+    body = encode_settings().body
     assert set(body) == {"model", "max_tokens", "messages", "stream"}
 
 
-def test_each_setting_has_its_field() -> None:
-    body = asked(temperature=0.5, max_tokens=99, stop=["x", " "], service_tier="auto").body
+def test_settings_are_sent_in_their_fields() -> None:
+    body = encode_settings(temperature=0.5, max_tokens=99, stop=["x", " "], service_tier="auto").body
     assert (body["temperature"], body["max_tokens"]) == (0.5, 99)
     assert (body["stop_sequences"], body["service_tier"]) == (["x"], "auto")
 
@@ -52,16 +52,16 @@ def test_each_setting_has_its_field() -> None:
         ("somebody-elses-model", True, 8192),
     ],
 )
-def test_an_answer_may_be_as_long_as_the_model_can_make_it(model: str, stream: bool, tokens: int) -> None:
+def test_max_tokens_defaults_to_the_limit_of_the_model(model: str, stream: bool, tokens: int) -> None:
     assert encode([Message.user("hi")], make_codec(model, stream=stream))["max_tokens"] == tokens
 
 
-def test_a_limit_beyond_that_of_the_model_is_lowered() -> None:
+def test_max_tokens_is_lowered_to_the_limit_of_the_model() -> None:
     known = find_model("anthropic:claude-sonnet-4-5")
     assert known is not None
-    found = asked(max_tokens=10**6)
-    assert found["max_tokens"] == known.output
-    assert found.notices == ["anthropic:claude-sonnet-4-5 does not accept max_tokens above 64000"]
+    encoded = encode_settings(max_tokens=10**6)
+    assert encoded["max_tokens"] == known.output
+    assert encoded.notices == ["anthropic:claude-sonnet-4-5 does not accept max_tokens above 64000"]
 
 
 ADAPTIVE = {"type": "adaptive", "display": "summarized"}
@@ -87,21 +87,21 @@ ADAPTIVE = {"type": "adaptive", "display": "summarized"}
         ("claude-3-haiku-20240307", {"reasoning_effort": "none"}, (None, None)),
     ],
 )
-def test_each_model_is_told_to_think_in_its_own_way(model: str, settings: Any, expected: Any) -> None:
-    assert thinking(model, **settings) == expected
+def test_thinking_settings_depend_on_the_model(model: str, settings: Any, expected: Any) -> None:
+    assert thinking_and_effort(model, **settings) == expected
 
 
-def test_an_answer_has_room_for_its_thinking() -> None:
-    assert asked("claude-sonnet-4-0", thinking_budget=20_000)["max_tokens"] == 24_096
-    found = asked(thinking_budget=20_000, max_tokens=4000)
-    assert (found["max_tokens"], found["thinking"]["budget_tokens"]) == (4000, 3000)
-    assert "thinking budget" in found.notices[0]
-    found = asked(thinking_budget=2000, max_tokens=1000)
-    assert "thinking" not in found.body
-    assert "is too small" in found.notices[0]
+def test_thinking_budget_leaves_tokens_for_the_answer() -> None:
+    assert encode_settings("claude-sonnet-4-0", thinking_budget=20_000)["max_tokens"] == 24_096
+    encoded = encode_settings(thinking_budget=20_000, max_tokens=4000)
+    assert (encoded["max_tokens"], encoded["thinking"]["budget_tokens"]) == (4000, 3000)
+    assert "thinking budget" in encoded.notices[0]
+    encoded = encode_settings(thinking_budget=2000, max_tokens=1000)
+    assert "thinking" not in encoded.body
+    assert "is too small" in encoded.notices[0]
 
 
-def test_thinking_between_calls_shares_a_budget_that_may_be_larger() -> None:
+def test_interleaved_thinking_budget_may_exceed_max_tokens() -> None:
     settings = ModelSettings(thinking_budget=20_000, max_tokens=4000)
     request = ModelRequest(messages=[Message.user("hi")], tools=(LOOK,), settings=settings)
     by = make_codec(betas=["interleaved-thinking-2025-05-14"])
@@ -123,15 +123,15 @@ def test_thinking_between_calls_shares_a_budget_that_may_be_larger() -> None:
         ("claude-sonnet-4-5", {"seed": 1, "service_tier": "flex"}, {}, 2),
     ],
 )
-def test_what_a_model_refuses_is_left_out_and_told(model: str, settings: Any, expected: Any, told: int) -> None:
-    found = asked(model, **settings)
+def test_unsupported_setting_is_omitted_with_a_notice(model: str, settings: Any, expected: Any, told: int) -> None:
+    encoded = encode_settings(model, **settings)
     assert {
-        name: found.body[name] for name in ("temperature", "top_p", "service_tier") if name in found.body
+        name: encoded.body[name] for name in ("temperature", "top_p", "service_tier") if name in encoded.body
     } == expected
-    assert len(found.notices) == told
+    assert len(encoded.notices) == told
 
 
-def test_it_is_told_once_for_each_model() -> None:
+def test_notice_about_a_setting_is_reported_once() -> None:
     by = make_codec()
     request = ModelRequest(messages=[Message.user("hi")], settings=ModelSettings(seed=1))
     assert encode(request, by).notices == ["anthropic:claude-sonnet-4-5 does not accept a seed"]
@@ -151,25 +151,25 @@ def test_it_is_told_once_for_each_model() -> None:
         ({"tool_choice": "required", "thinking_budget": 2000}, None),
     ],
 )
-def test_the_choice_of_tools(settings: Any, expected: Any) -> None:
-    assert asked(tools=(LOOK,), **settings).body.get("tool_choice") == expected
+def test_tool_choice_is_encoded(settings: Any, expected: Any) -> None:
+    assert encode_settings(tools=(LOOK,), **settings).body.get("tool_choice") == expected
 
 
-def test_a_tool_can_be_forced_beside_thinking_that_is_left_to_the_model_but_not_on_all_of_them() -> None:
+def test_forced_tool_call_with_adaptive_thinking_depends_on_the_model() -> None:
     settings = {"tool_choice": "required", "reasoning_effort": "low"}
-    assert asked("claude-opus-4-8", tools=(LOOK,), **settings)["tool_choice"] == {"type": "any"}
-    found = asked("claude-fable-5-1", tools=(LOOK,), **settings)
-    assert "tool_choice" not in found.body
-    assert "claude-fable-5-1 does not accept a forced tool call" in found.notices[0]
+    assert encode_settings("claude-opus-4-8", tools=(LOOK,), **settings)["tool_choice"] == {"type": "any"}
+    encoded = encode_settings("claude-fable-5-1", tools=(LOOK,), **settings)
+    assert "tool_choice" not in encoded.body
+    assert "claude-fable-5-1 does not accept a forced tool call" in encoded.notices[0]
 
 
-def test_a_turn_that_was_begun_without_thinking_goes_on_without() -> None:
+def test_thinking_stays_disabled_in_a_turn_that_started_without_it() -> None:
     called = Message.assistant(tool_calls=[ToolCall(id="a", name="look")])
     history = [Message.user("hi"), called, Message.tool("a", "1")]
     settings = ModelSettings(reasoning_effort="high")
-    found = encode(ModelRequest(messages=history, tools=(LOOK,), settings=settings))
-    assert "thinking" not in found.body
-    assert "began without it" in found.notices[0]
+    encoded = encode(ModelRequest(messages=history, tools=(LOOK,), settings=settings))
+    assert "thinking" not in encoded.body
+    assert "began without it" in encoded.notices[0]
     done = [*history, Message.assistant("so"), Message.user("more")]
     assert "thinking" in encode(ModelRequest(messages=done, tools=(LOOK,), settings=settings)).body
     state = {"anthropic": [{"reasoning": 1, "extra": {"signature": "s"}}, {"call": 0}]}
@@ -178,7 +178,7 @@ def test_a_turn_that_was_begun_without_thinking_goes_on_without() -> None:
     assert "thinking" in encode(ModelRequest(messages=again, tools=(LOOK,), settings=settings)).body
 
 
-def test_a_model_that_binds_thinking_to_what_was_before_may_drop_it() -> None:
+def test_request_allows_dropping_bound_thinking_unless_betas_are_overridden() -> None:
     state = {"anthropic": [{"reasoning": 1, "extra": {"signature": "s"}}, {"text": 2}]}
     thought = Message(role="assistant", content="ok", reasoning="h", provider_state=state)
     by = make_codec("claude-fable-5-1")
@@ -190,35 +190,35 @@ def test_a_model_that_binds_thinking_to_what_was_before_may_drop_it() -> None:
     assert by.headers["anthropic-beta"] == "thinking-binding-controls-2026-08-01"
 
 
-def test_fields_of_ones_own_are_merged_last() -> None:
-    found = asked(
+def test_extra_body_overrides_other_fields() -> None:
+    encoded = encode_settings(
         reasoning_effort="low",
         temperature=0.2,
         extra_body={"thinking": {"type": "disabled"}, "metadata": {"user_id": "u"}, "top_k": 5},
     )
-    assert found["thinking"] == {"type": "disabled"}
-    assert (found["metadata"], found["top_k"], found["temperature"]) == ({"user_id": "u"}, 5, 0.2)
+    assert encoded["thinking"] == {"type": "disabled"}
+    assert (encoded["metadata"], encoded["top_k"], encoded["temperature"]) == ({"user_id": "u"}, 5, 0.2)
 
 
-def test_several_answers_are_refused_before_anything_is_sent() -> None:
+def test_request_for_several_answers_is_rejected() -> None:
     with pytest.raises(BadRequest, match="n must be 1, got 2"):
-        asked(extra_body={"n": 2})
+        encode_settings(extra_body={"n": 2})
 
 
-def test_server_tools_go_after_ours_as_they_are() -> None:
+def test_server_tools_follow_function_tools_unchanged() -> None:
     search = {"type": "web_search_20250305", "name": "web_search", "max_uses": 3}
-    found = asked(tools=(LOOK,), server_tools=[search], tool_choice="auto")
-    assert found["tools"][1] == search
-    assert asked(server_tools=[search])["tools"] == [search]
+    encoded = encode_settings(tools=(LOOK,), server_tools=[search], tool_choice="auto")
+    assert encoded["tools"][1] == search
+    assert encode_settings(server_tools=[search])["tools"] == [search]
 
 
-def test_a_tool_that_the_vendor_defines_and_we_carry_out_is_defined_once() -> None:
+def test_vendor_defined_client_tool_is_defined_once() -> None:
     bash = {"type": "bash_20250124", "name": "bash"}
     ours = ToolDefinition("bash", "Runs.", {"type": "object"})
-    assert asked(tools=(ours, LOOK), server_tools=[bash])["tools"][1:] == [bash]
+    assert encode_settings(tools=(ours, LOOK), server_tools=[bash])["tools"][1:] == [bash]
 
 
-def test_code_goes_on_in_its_container_while_the_turn_lasts() -> None:
+def test_code_container_is_reused_within_a_turn() -> None:
     state = {"anthropic_container": "c1"}
     called = Message(role="assistant", tool_calls=(ToolCall(id="a", name="look"),), provider_state=state)
     code = ModelSettings(server_tools=[{"type": "code_execution_20250825", "name": "code_execution"}])
@@ -234,10 +234,10 @@ def test_code_goes_on_in_its_container_while_the_turn_lasts() -> None:
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer", "minimum": 1}}, "required": ["n"]}
 
 
-def test_an_answer_is_held_to_a_schema_where_the_model_can_be() -> None:
+def test_response_schema_is_sent_when_the_model_supports_it() -> None:
     request = ModelRequest(messages=[Message.user("hi")], response_schema=SCHEMA)
-    found = encode(request)
-    assert found["output_config"]["format"]["schema"] == {
+    encoded = encode(request)
+    assert encoded["output_config"]["format"]["schema"] == {
         "type": "object",
         "properties": {"n": {"type": "integer", "description": "{minimum: 1}"}},
         "additionalProperties": False,
@@ -248,40 +248,40 @@ def test_an_answer_is_held_to_a_schema_where_the_model_can_be() -> None:
     assert "output_config" not in encode(request, model="claude-sonnet-4-0").body
 
 
-def test_words_stand_for_a_schema_that_has_no_such_form() -> None:
+def test_response_schema_without_a_strict_form_is_sent_as_instructions() -> None:
     schema = {"type": "object", "additionalProperties": {"type": "string"}}
-    found = encode(ModelRequest(messages=[Message.user("hi")], system=(Message.system("s"),), response_schema=schema))
-    assert "output_config" not in found.body
-    assert found["system"][1]["text"].endswith('{"type":"object","additionalProperties":{"type":"string"}}')
+    encoded = encode(ModelRequest(messages=[Message.user("hi")], system=(Message.system("s"),), response_schema=schema))
+    assert "output_config" not in encoded.body
+    assert encoded["system"][1]["text"].endswith('{"type":"object","additionalProperties":{"type":"string"}}')
 
 
-def test_who_wants_citations_gets_them_and_no_schema() -> None:
+def test_citations_disable_the_response_schema() -> None:
     by = make_codec(citations=True)
     pdf = FilePart(data=b"%PDF", media_type="application/pdf")
-    found = encode(ModelRequest(messages=[Message.user([pdf])], response_schema=SCHEMA), by)
-    assert found.messages[0]["content"][0]["citations"] == {"enabled": True}
-    assert "output_config" not in found.body
+    encoded = encode(ModelRequest(messages=[Message.user([pdf])], response_schema=SCHEMA), by)
+    assert encoded.messages[0]["content"][0]["citations"] == {"enabled": True}
+    assert "output_config" not in encoded.body
     assert not by.keeps_to_schema
 
 
-def test_strict_tools_are_strict_where_their_arguments_allow_it() -> None:
+def test_strict_tools_are_limited_by_schema_and_count() -> None:
     strict = ToolDefinition("s", "", SCHEMA, strict=True)
     free = ToolDefinition("f", "", {"type": "object", "additionalProperties": True}, strict=True)
-    found = asked(tools=(strict, free, LOOK))
-    assert [tool.get("strict", False) for tool in found["tools"]] == [True, False, False]
-    assert "the tool 'f' (its root: it is sent without strict" in found.notices[0]
+    encoded = encode_settings(tools=(strict, free, LOOK))
+    assert [tool.get("strict", False) for tool in encoded["tools"]] == [True, False, False]
+    assert "the tool 'f' (its root: it is sent without strict" in encoded.notices[0]
     many = tuple(ToolDefinition(f"t{n}", "", SCHEMA, strict=True) for n in range(30))
-    assert sum("strict" in tool for tool in asked(tools=many)["tools"]) == 20
+    assert sum("strict" in tool for tool in encode_settings(tools=many)["tools"]) == 20
 
 
-def test_arguments_begin_with_an_object() -> None:
+def test_tool_schema_with_a_root_union_is_sent_as_an_object() -> None:
     odd = ToolDefinition("odd", "", {"anyOf": [{"type": "object"}], "properties": {}})
-    found = asked(tools=(odd,))
-    assert found["tools"][0]["input_schema"] == {"type": "object", "properties": {}}
-    assert "anyOf" in found.notices[0]
+    encoded = encode_settings(tools=(odd,))
+    assert encoded["tools"][0]["input_schema"] == {"type": "object", "properties": {}}
+    assert "anyOf" in encoded.notices[0]
 
 
-async def test_a_request_has_the_version_the_key_and_the_betas(server: Server) -> None:
+async def test_request_headers_contain_version_key_and_betas(server: Server) -> None:
     server.answer(Reply(sse(start(), *text(0, "hi"), *end(), done=False)))
     answer = await call_server(server, ModelRequest(messages=[Message.user("hi")]), betas=["a", "b"])
     assert answer.error is None

@@ -1,4 +1,4 @@
-"""What goes back as the second request of a recorded conversation, against what the vendor's SDK sent."""
+"""Compares the second request of recorded conversations with that of the vendor's SDK."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Any change in an answer, any bytes, any state: an answer or an error of ours, and a request."""
+"""Property tests of the Gemini codec with random responses and provider states."""
 
 from __future__ import annotations
 
@@ -47,19 +47,19 @@ CHUNKS: list[Any] = [
 PLACES = st.integers(0, len(CHUNKS) - 1)
 
 
-def mutated(event: Any, path: list[int], value: Any) -> Any:
-    """The event with another value in some place."""
+def mutate(event: Any, path: list[int], value: Any) -> Any:
+    """Replace one value of an event."""
     if not path or not isinstance(event, dict | list) or not event:
         return value
     if isinstance(event, list):
         place = path[0] % len(event)
-        return [mutated(each, path[1:], value) if n == place else each for n, each in enumerate(event)]
+        return [mutate(each, path[1:], value) if n == place else each for n, each in enumerate(event)]
     key = sorted(event)[path[0] % len(event)]
-    return {name: mutated(each, path[1:], value) if name == key else each for name, each in event.items()}
+    return {name: mutate(each, path[1:], value) if name == key else each for name, each in event.items()}
 
 
 def read(payloads: list[bytes], *, whole: bool = False) -> list[Any] | None:
-    """What an answer is read as; None where it is an error of ours."""
+    """Return the events of a response, or None after an rxloop error."""
     pushed: list[Any] = []
     reader = GeminiReader(MessageDraft(pushed.append, "1", WHERE), "google_gemini")
     try:
@@ -74,7 +74,7 @@ def read(payloads: list[bytes], *, whole: bool = False) -> list[Any] | None:
 
 
 def check(chunks: list[Any]) -> None:
-    """See that an answer of such chunks is one, or an error of ours, and that nothing of it is lost or doubled."""
+    """Check that a response is read without lost or repeated text, or raises an rxloop error."""
     pushed = read(list(map(orjson.dumps, chunks)))
     if pushed is None:
         return
@@ -86,7 +86,7 @@ def check(chunks: list[Any]) -> None:
 
 
 def paths(event: Any) -> Iterator[list[int]]:
-    """The way to each value of an event."""
+    """Yield the path to each value of an event."""
     yield []
     inner = [event[key] for key in sorted(event)] if isinstance(event, dict) else event
     for place, value in enumerate(inner if isinstance(inner, list) else ()):
@@ -95,10 +95,10 @@ def paths(event: Any) -> Iterator[list[int]]:
 
 
 @pytest.mark.parametrize("odd", [None, True, 7, -1, 1.5, "", "x", [], [[7]], {}, {"a": 1}, [{"a": {"b": 1}}]])
-def test_every_value_may_be_another_one(odd: Any) -> None:
+def test_reader_accepts_or_rejects_every_replaced_value(odd: Any) -> None:
     for place, event in enumerate(CHUNKS):
         for path in paths(event):
-            check([mutated(each, path, odd) if n == place else each for n, each in enumerate(CHUNKS)])
+            check([mutate(each, path, odd) if n == place else each for n, each in enumerate(CHUNKS)])
 
 
 @given(
@@ -106,12 +106,12 @@ def test_every_value_may_be_another_one(odd: Any) -> None:
     order=st.lists(st.tuples(PLACES, PLACES), max_size=2),
 )
 @settings(max_examples=200, deadline=None)
-def test_whatever_comes_is_an_answer_or_an_error_of_ours(
+def test_reader_returns_an_answer_or_an_rxloop_error_for_any_chunks(
     changes: list[tuple[int, list[int], Any]], order: list[tuple[int, int]]
 ) -> None:
     chunks = list(CHUNKS)
     for place, path, value in changes:
-        chunks[place] = mutated(chunks[place], path, value)
+        chunks[place] = mutate(chunks[place], path, value)
     for one, other in order:
         chunks[one], chunks[other] = chunks[other], chunks[one]
     check(chunks)
@@ -119,7 +119,7 @@ def test_whatever_comes_is_an_answer_or_an_error_of_ours(
 
 @given(st.binary(max_size=60), st.booleans())
 @settings(max_examples=200, deadline=None)
-def test_any_bytes_are_no_crash(data: bytes, whole: bool) -> None:
+def test_reader_returns_an_answer_or_an_rxloop_error_for_any_bytes(data: bytes, whole: bool) -> None:
     read([data], whole=whole)
 
 
@@ -140,13 +140,15 @@ NAMES = st.sampled_from(["look", "3d", "é", "", "a/b", "x" * 300])
 
 @given(PIECES, st.lists(NAMES, max_size=2), st.lists(URLS, max_size=2))
 @settings(max_examples=200, deadline=None)
-def test_any_state_name_and_address_is_a_request(pieces: list[Any], names: list[str], urls: list[str]) -> None:
+def test_request_is_valid_for_any_provider_state_name_and_url(
+    pieces: list[Any], names: list[str], urls: list[str]
+) -> None:
     files = [FilePart(url=url) for url in urls]
     calls = tuple(ToolCall(id=name, name=name) for name in names)
     state = {"google_gemini": pieces}
-    said = Message(role="assistant", content=list(files), reasoning="hm", tool_calls=calls, provider_state=state)
-    shown = [Message.tool(name, [ImagePart(url=url) for url in urls]) for name in names]
-    history = [Message.user([*files, *(ImagePart(url=url) for url in urls)]), said, *shown]
+    answer = Message(role="assistant", content=list(files), reasoning="hm", tool_calls=calls, provider_state=state)
+    results = [Message.tool(name, [ImagePart(url=url) for url in urls]) for name in names]
+    history = [Message.user([*files, *(ImagePart(url=url) for url in urls)]), answer, *results]
     Body.model_validate_json(make_codec(TWO).encode(ModelRequest(messages=history), ignore_notice))
     sent = orjson.loads(make_codec().encode(ModelRequest(messages=history), ignore_notice))
     for turn in sent["contents"]:

@@ -1,4 +1,4 @@
-"""An answer without an end comes to its bound, whatever it is of, and takes little memory and time until then."""
+"""Tests that endless Gemini responses reach a limit in little memory and time."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from rxloop.providers.codecs.draft import MessageDraft
 from rxloop.providers.codecs.gemini.response import GeminiReader
 from support.vendors.gemini import WHERE, chunk
 
-MOST = 50_000
-"""Characters of a message here; the default is far more."""
-MEMORY = 8 * MOST
-WITHOUT_END: dict[str, list[dict[str, Any]]] = {
+MAX_TEXT = 50_000
+"""Maximum number of characters, far below the default."""
+MEMORY = 8 * MAX_TEXT
+ENDLESS: dict[str, list[dict[str, Any]]] = {
     "signed parts": [{"text": "", "thoughtSignature": "a"}],
     "signed thoughts": [{"text": "", "thought": True, "thoughtSignature": "a"}],
     "thoughts between texts": [{"text": "a", "thought": True}, {"text": "b"}],
@@ -32,43 +32,43 @@ WITHOUT_END: dict[str, list[dict[str, Any]]] = {
 }
 
 
-def fed(reader: GeminiReader, payload: bytes) -> int:
-    """How many such events a reader takes."""
-    for count in range(MOST):
+def feed_until_error(reader: GeminiReader, payload: bytes) -> int:
+    """Read the same payload until the reader rejects it."""
+    for count in range(MAX_TEXT):
         reader.feed([payload])
         if count % 500 == 0:
             assert tracemalloc.get_traced_memory()[1] < MEMORY
     raise AssertionError("there is no end")
 
 
-def started() -> GeminiReader:
+def make_reader() -> GeminiReader:
     reader = GeminiReader(
-        MessageDraft(lambda _: None, "1", WHERE, bounds=Bounds(text=MOST, arguments=MOST)), "google_gemini"
+        MessageDraft(lambda _: None, "1", WHERE, bounds=Bounds(text=MAX_TEXT, arguments=MAX_TEXT)), "google_gemini"
     )
     reader.feed([orjson.dumps(chunk({"functionCall": {"name": "a", "willContinue": True}}))])
     return reader
 
 
-@pytest.mark.parametrize("kind", WITHOUT_END)
-def test_parts_without_an_end_come_to_a_bound(kind: str) -> None:
-    parts = [part if "functionCall" not in part else _going_on(part) for part in WITHOUT_END[kind]]
-    payload, reader = orjson.dumps(chunk(*parts)), started()
+@pytest.mark.parametrize("kind", ENDLESS)
+def test_endless_parts_reach_a_limit(kind: str) -> None:
+    parts = [part if "functionCall" not in part else _continue_call(part) for part in ENDLESS[kind]]
+    payload, reader = orjson.dumps(chunk(*parts)), make_reader()
     tracemalloc.start()
     try:
         with pytest.raises(OutOfBounds):
-            fed(reader, payload)
+            feed_until_error(reader, payload)
         assert tracemalloc.get_traced_memory()[1] < MEMORY
     finally:
         tracemalloc.stop()
 
 
-def test_sources_without_an_end_come_to_a_bound() -> None:
-    found = {"groundingChunks": [{"web": {"uri": "a"}}], "groundingSupports": [{"segment": {"endIndex": 1}}]}
-    payload, reader = orjson.dumps(chunk({"text": "a"}, groundingMetadata=found)), started()
+def test_endless_sources_reach_a_limit() -> None:
+    metadata = {"groundingChunks": [{"web": {"uri": "a"}}], "groundingSupports": [{"segment": {"endIndex": 1}}]}
+    payload, reader = orjson.dumps(chunk({"text": "a"}, groundingMetadata=metadata)), make_reader()
     tracemalloc.start()
     try:
         with pytest.raises(OutOfBounds):
-            fed(reader, payload)
+            feed_until_error(reader, payload)
     finally:
         tracemalloc.stop()
 
@@ -85,7 +85,7 @@ PLACES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("kind", PLACES)
-def test_what_is_said_of_sources_takes_the_time_of_its_size(kind: str) -> None:
+def test_reading_sources_takes_linear_time(kind: str) -> None:
     first, again = PLACES[kind]
     start = chunk({"text": "a" * 2_000_000}, groundingMetadata=first)
     more = orjson.dumps(chunk(groundingMetadata=again))
@@ -93,13 +93,13 @@ def test_what_is_said_of_sources_takes_the_time_of_its_size(kind: str) -> None:
     def seconds(count: int) -> float:
         reader = GeminiReader(MessageDraft(lambda _: None, "1", WHERE), "google_gemini")
         reader.feed([orjson.dumps(start), *[more] * count, orjson.dumps(chunk(finish="STOP"))])
-        begun = thread_time()
+        start_time = thread_time()
         reader.complete()
-        return thread_time() - begun
+        return thread_time() - start_time
 
     assert seconds(2_000) < 1
 
 
-def _going_on(part: dict[str, Any]) -> dict[str, Any]:
+def _continue_call(part: dict[str, Any]) -> dict[str, Any]:
     call = part["functionCall"]
     return part if "name" in call else {"functionCall": {**call, "willContinue": True}}

@@ -33,14 +33,14 @@ CALL = {"name": "look", "args": {"at": "Oslo"}}
 STOP = chunk({"text": "ok"}, finish="STOP")
 
 
-def sent_back(*chunks: Any) -> list[dict[str, Any]]:
-    """The parts with which an answer goes back."""
+def encode_back(*chunks: Any) -> list[dict[str, Any]]:
+    """Return the parts that are sent back."""
     answers = [Message.tool(call.id, "done") for call in read_message(*chunks).tool_calls]
     sent = encode_contents(Message.user("hi"), to_message(read_message(*chunks)), *answers, Message.user("on"))
     return sent[1]["parts"]
 
 
-def test_a_text_comes_as_deltas_and_ends_with_the_reason() -> None:
+def test_text_is_streamed_as_deltas_and_ends_with_a_finish_reason() -> None:
     found = read_events(chunk({"text": "It "}), chunk({"text": "is."}, finish="STOP"))
     assert [event.delta for event in found if isinstance(event, ContentDeltaEvent)] == ["It ", "is."]
     complete = read_message(chunk({"text": "It "}), chunk({"text": "is."}, finish="STOP"))
@@ -48,13 +48,13 @@ def test_a_text_comes_as_deltas_and_ends_with_the_reason() -> None:
     assert complete.provider_state is None
 
 
-def test_chunks_after_the_last_piece_count() -> None:
+def test_usage_after_the_last_text_is_read() -> None:
     after = {"usageMetadata": {"promptTokenCount": 9, "candidatesTokenCount": 2, "totalTokenCount": 11}}
     usage = [event for event in read_events(STOP, after) if isinstance(event, UsageEvent)]
     assert [(event.input_tokens, event.output_tokens) for event in usage] == [(9, 2)]
 
 
-def test_the_last_word_on_the_tokens_counts_all_of_them() -> None:
+def test_last_usage_counts_all_tokens() -> None:
     first = {**chunk({"text": "a"}), "usageMetadata": {"promptTokenCount": 9, "totalTokenCount": 9}}
     last = {
         **STOP,
@@ -67,7 +67,7 @@ def test_the_last_word_on_the_tokens_counts_all_of_them() -> None:
             "totalTokenCount": 132,
         },
     }
-    # Vertex sends one without any tokens at times.
+    # Vertex sometimes sends usage without tokens.
     (usage,) = [
         event
         for event in read_events(first, last, {"usageMetadata": {"trafficType": "ON_DEMAND"}})
@@ -76,15 +76,15 @@ def test_the_last_word_on_the_tokens_counts_all_of_them() -> None:
     assert (usage.input_tokens, usage.output_tokens, usage.cached_tokens, usage.reasoning_tokens) == (120, 12, 80, 5)
 
 
-def test_thoughts_come_as_reasoning_and_only_signed_ones_go_back() -> None:
+def test_thoughts_are_reasoning_and_only_signed_ones_are_sent_back() -> None:
     thought, signed = {"text": "hm", "thought": True}, {"text": "so", "thought": True, "thoughtSignature": "c2ln"}
     chunks = (chunk(thought), chunk(signed), STOP)
     assert read_message(*chunks).reasoning == "hmso"
     assert [event.delta for event in read_events(*chunks) if isinstance(event, ThoughtDeltaEvent)] == ["hm", "so"]
-    assert sent_back(*chunks) == [signed, {"text": "ok"}]
+    assert encode_back(*chunks) == [signed, {"text": "ok"}]
 
 
-def test_signatures_go_back_on_the_very_part_even_on_an_empty_one() -> None:
+def test_signatures_are_sent_back_on_the_same_part() -> None:
     signed, empty = {"text": "b", "thoughtSignature": "Yg=="}, {"text": "", "thoughtSignature": "Yw=="}
     chunks = (
         chunk({"text": "a"}),
@@ -94,16 +94,16 @@ def test_signatures_go_back_on_the_very_part_even_on_an_empty_one() -> None:
         chunk(empty, finish="STOP"),
     )
     assert read_message(*chunks).content == "abcd"
-    assert sent_back(*chunks) == [{"text": "a"}, signed, {"text": "cd"}, empty]
+    assert encode_back(*chunks) == [{"text": "a"}, signed, {"text": "cd"}, empty]
 
 
-def test_a_signature_without_anything_goes_back_as_it_is() -> None:
-    assert sent_back(chunk({"text": "a"}), chunk({"thoughtSignature": "Yg=="}, finish="STOP"))[1] == {
+def test_signature_without_content_is_sent_back_unchanged() -> None:
+    assert encode_back(chunk({"text": "a"}), chunk({"thoughtSignature": "Yg=="}, finish="STOP"))[1] == {
         "thoughtSignature": "Yg=="
     }
 
 
-def test_calls_keep_their_ids_and_signatures_and_none_is_made_up_for_the_vendor() -> None:
+def test_calls_keep_native_ids_and_signatures_only() -> None:
     calls = [{"functionCall": {**CALL, "id": "v1"}, "thoughtSignature": "c2ln"}, {"functionCall": CALL}]
     complete = read_message(chunk(*calls, finish="STOP"))
     assert complete.finish_reason == "tool_calls"
@@ -111,15 +111,15 @@ def test_calls_keep_their_ids_and_signatures_and_none_is_made_up_for_the_vendor(
     assert [(call.name, call.arguments) for call in complete.tool_calls] == [("look", {"at": "Oslo"})] * 2
     assert complete.tool_calls[0].id == "v1"
     assert complete.tool_calls[1].id
-    assert sent_back(chunk(*calls, finish="STOP")) == calls
+    assert encode_back(chunk(*calls, finish="STOP")) == calls
 
 
-def test_a_call_without_arguments_has_none() -> None:
+def test_call_without_arguments_is_read() -> None:
     complete = read_message(chunk({"functionCall": {"name": "look"}}, finish="STOP"))
     assert complete.tool_calls[0].arguments == {}
 
 
-def test_arguments_that_stream_are_told_as_they_come() -> None:
+def test_streamed_arguments_are_published_as_fragments() -> None:
     pieces = [
         {"name": "write", "id": "v1", "willContinue": True},
         {"partialArgs": [{"jsonPath": "$.to", "stringValue": "An"}], "willContinue": True},
@@ -134,7 +134,7 @@ def test_arguments_that_stream_are_told_as_they_come() -> None:
     assert (first.id, first.arguments, second.arguments) == ("v1", {"to": "An", "text": "Hello"}, {"at": "Oslo"})
     deltas = [event for event in read_events(*chunks) if isinstance(event, ToolCallDeltaEvent) and event.index == 0]
     assert [event.fragment for event in deltas if event.fragment] == ['{"to":"An"', ',"text":"Hel', 'lo"', "}"]
-    assert sent_back(*chunks)[0] == {
+    assert encode_back(*chunks)[0] == {
         "functionCall": {"name": "write", "args": {"to": "An", "text": "Hello"}, "id": "v1"},
         "thoughtSignature": "c2ln",
     }
@@ -143,7 +143,7 @@ def test_arguments_that_stream_are_told_as_they_come() -> None:
 @pytest.mark.parametrize(
     "pieces",
     [
-        # As the documentation has it: an empty call ends what streams.
+        # An empty call ends the stream, as documented.
         [{"name": "look"}, {"partialArgs": [{"jsonPath": "$.at", "stringValue": "Oslo"}], "willContinue": True}, {}],
         [{"name": "look", "partialArgs": [{"jsonPath": "$.at", "stringValue": "Oslo"}]}],
         [
@@ -153,26 +153,26 @@ def test_arguments_that_stream_are_told_as_they_come() -> None:
         [{"name": "look", "args": {"at": "Oslo"}, "willContinue": True}],
     ],
 )
-def test_arguments_may_begin_and_end_in_several_ways(pieces: list[dict[str, Any]]) -> None:
+def test_streamed_arguments_may_start_and_end_in_several_ways(pieces: list[dict[str, Any]]) -> None:
     chunks = [chunk({"functionCall": piece}) for piece in [*pieces, CALL]]
     calls = read_message(*chunks, chunk(finish="STOP")).tool_calls
     assert [call.arguments for call in calls] == [{"at": "Oslo"}] * 2
 
 
-def test_calls_without_arguments_side_by_side_stay_apart() -> None:
+def test_consecutive_calls_without_arguments_are_separate() -> None:
     calls = read_message(*[chunk({"functionCall": {"name": "look"}})] * 2, chunk(finish="STOP")).tool_calls
     assert [call.arguments for call in calls] == [{}, {}]
 
 
-def test_arguments_that_were_cut_off_are_told_as_such() -> None:
-    begun = {"name": "write", "partialArgs": [{"jsonPath": "$.a", "stringValue": "b", "willContinue": True}]}
-    complete = read_message(chunk({"functionCall": {**begun, "willContinue": True}}, finish="MAX_TOKENS"))
+def test_truncated_arguments_are_reported_as_an_error() -> None:
+    first_piece = {"name": "write", "partialArgs": [{"jsonPath": "$.a", "stringValue": "b", "willContinue": True}]}
+    complete = read_message(chunk({"functionCall": {**first_piece, "willContinue": True}}, finish="MAX_TOKENS"))
     assert complete.finish_reason == "length"
     assert complete.tool_calls[0].error is not None
 
 
 @pytest.mark.parametrize(
-    ("raw", "ours"),
+    ("raw", "expected"),
     [
         ("MAX_TOKENS", "length"),
         ("SAFETY", "content_filter"),
@@ -183,35 +183,35 @@ def test_arguments_that_were_cut_off_are_told_as_such() -> None:
         ("UNEXPECTED_TOOL_CALL", "tool_calls"),
     ],
 )
-def test_each_reason_has_a_word_of_ours(raw: str, ours: str) -> None:
+def test_finish_reason_is_mapped(raw: str, expected: str) -> None:
     complete = read_message({"candidates": [{"finishReason": raw}]})
-    assert (complete.finish_reason, complete.raw_finish_reason, complete.content) == (ours, raw, "")
+    assert (complete.finish_reason, complete.raw_finish_reason, complete.content) == (expected, raw, "")
 
 
 @pytest.mark.parametrize("raw", ["OTHER", "A_NEW_ONE"])
-def test_unknown_reason_is_an_error_without_content_and_unknown_with_it(raw: str) -> None:  # P9
+def test_unknown_finish_reason_is_an_error_only_without_content(raw: str) -> None:  # P9
     with pytest.raises(ProviderProtocolError, match=raw):
         read_message({"candidates": [{"finishReason": raw}]})
     complete = read_message(chunk({"text": "Hi"}, finish=raw))
     assert (complete.finish_reason, complete.raw_finish_reason) == ("unknown", raw)
 
 
-def test_an_answer_that_ends_within_its_thoughts_is_an_empty_one() -> None:
+def test_answer_that_ends_while_thinking_is_empty() -> None:
     complete = read_message({"candidates": [{"content": {"role": "model"}, "finishReason": "MAX_TOKENS"}]})
     assert (complete.content, complete.finish_reason) == ("", "length")
 
 
-def test_a_prompt_that_is_blocked_ends_with_the_filter_and_the_reason() -> None:
+def test_blocked_prompt_ends_with_content_filter_and_its_reason() -> None:
     complete = read_message({"promptFeedback": {"blockReason": "PROHIBITED_CONTENT"}, "usageMetadata": {}})
     assert (complete.finish_reason, complete.raw_finish_reason) == ("content_filter", "PROHIBITED_CONTENT")
 
 
-def test_what_google_calls_no_answer_is_an_error() -> None:
+def test_missing_thought_signature_is_an_error() -> None:
     with pytest.raises(BadRequest, match="MISSING_THOUGHT_SIGNATURE"):
         read_events({"candidates": [{"finishReason": "MISSING_THOUGHT_SIGNATURE"}]})
 
 
-def test_an_error_in_the_middle_keeps_what_came_before() -> None:
+def test_error_during_a_stream_keeps_earlier_deltas() -> None:
     pushed: list[Any] = []
     reader = GeminiReader(MessageDraft(pushed.append, "1", WHERE), "google_gemini")
     reader.feed([orjson.dumps(chunk({"text": "It is"}))])
@@ -221,12 +221,12 @@ def test_an_error_in_the_middle_keeps_what_came_before() -> None:
     assert [event.delta for event in pushed] == ["It is"]
 
 
-def test_a_stream_without_a_reason_was_cut() -> None:
+def test_stream_without_a_finish_reason_is_an_error() -> None:
     with pytest.raises(RxloopError, match="cut short"):
         read_events(chunk({"text": "It is"}))
 
 
-def test_an_answer_that_was_not_streamed_means_the_same() -> None:
+def test_unstreamed_answer_is_read_like_a_streamed_one() -> None:
     parts = [{"text": "hm", "thought": True}, {"text": "I look."}, {"functionCall": CALL, "thoughtSignature": "c2ln"}]
     pushed: list[Any] = []
     reader = GeminiReader(MessageDraft(pushed.append, "1", WHERE), "google_gemini")
@@ -237,13 +237,13 @@ def test_an_answer_that_was_not_streamed_means_the_same() -> None:
     ).model_dump(exclude={"id", "timestamp"})
 
 
-def test_what_is_no_answer_at_all_is_an_error() -> None:
+def test_unexpected_json_object_is_an_error() -> None:
     reader = GeminiReader(MessageDraft(lambda _: None, "1", WHERE), "google_gemini")
     with pytest.raises(RxloopError, match="out of order"):
         reader.whole(b'{"message": "the proxy is out of order"}')
 
 
-def test_an_answer_without_candidates_is_an_empty_one() -> None:
+def test_answer_without_candidates_is_empty() -> None:
     pushed: list[Any] = []
     reader = GeminiReader(MessageDraft(pushed.append, "1", WHERE), "google_gemini")
     reader.whole(b'{"usageMetadata": {"promptTokenCount": 3, "totalTokenCount": 3}}')
@@ -251,21 +251,21 @@ def test_an_answer_without_candidates_is_an_empty_one() -> None:
     assert (pushed[-1].content, pushed[-1].finish_reason) == ("", "stop")
 
 
-def test_other_candidates_are_left_alone() -> None:
+def test_other_candidates_are_ignored() -> None:
     other = {"candidates": [{"index": 1, "content": {"parts": [{"text": "no"}]}}]}
     assert read_message(other, STOP).content == "ok"
 
 
-def test_what_the_model_draws_is_a_file_and_goes_back_with_its_signature() -> None:
+def test_generated_image_is_a_file_and_sent_back_with_its_signature() -> None:
     png = {"mimeType": "image/png", "data": b64encode(b"\x89PNG").decode()}
-    drawn = {"inlineData": png, "thoughtSignature": "c2ln"}
+    image_part = {"inlineData": png, "thoughtSignature": "c2ln"}
     sketch = {"inlineData": png, "thought": True}
-    chunks = (chunk(sketch), chunk({"text": "Here: "}), chunk(drawn), STOP)
+    chunks = (chunk(sketch), chunk({"text": "Here: "}), chunk(image_part), STOP)
     assert read_message(*chunks).files == [ImagePart(data=b"\x89PNG", media_type="image/png")]
-    assert sent_back(*chunks) == [{"text": "Here: "}, drawn, {"text": "ok"}]
+    assert encode_back(*chunks) == [{"text": "Here: "}, image_part, {"text": "ok"}]
 
 
-def test_other_files_are_files_too() -> None:
+def test_audio_and_stored_files_are_read() -> None:
     sound = {"inlineData": {"mimeType": "audio/wav", "data": "_-8="}}
     stored = {"fileData": {"mimeType": "application/pdf", "fileUri": "https://e.org/a"}}
     assert read_message(chunk(sound, stored), STOP).files == [
@@ -274,45 +274,45 @@ def test_other_files_are_files_too() -> None:
     ]
 
 
-def test_code_that_google_runs_is_told_and_goes_back_as_it_was() -> None:
+def test_code_execution_is_published_and_sent_back_unchanged() -> None:
     code = {"executableCode": {"language": "PYTHON", "code": "1+1"}, "thoughtSignature": "c2ln"}
     result = {"codeExecutionResult": {"outcome": "OUTCOME_FAILED", "output": "no"}}
-    told = [event for event in read_events(chunk(code, result), STOP) if isinstance(event, ServerToolEvent)]
-    assert [(event.tool_call_id, event.name, event.phase, event.success) for event in told] == [
+    notices = [event for event in read_events(chunk(code, result), STOP) if isinstance(event, ServerToolEvent)]
+    assert [(event.tool_call_id, event.name, event.phase, event.success) for event in notices] == [
         ("code_1", "code_execution", "start", True),
         ("code_1", "code_execution", "complete", False),
     ]
-    assert told[0].arguments == {"language": "PYTHON", "code": "1+1"}
-    assert told[1].result == {"outcome": "OUTCOME_FAILED", "output": "no"}
-    assert sent_back(chunk(code, result), STOP) == [code, result, {"text": "ok"}]
+    assert notices[0].arguments == {"language": "PYTHON", "code": "1+1"}
+    assert notices[1].result == {"outcome": "OUTCOME_FAILED", "output": "no"}
+    assert encode_back(chunk(code, result), STOP) == [code, result, {"text": "ok"}]
 
 
-def test_searches_of_google_s_own_are_told_and_go_back_as_they_were() -> None:
+def test_server_tool_call_is_published_and_sent_back_unchanged() -> None:
     call = {"toolCall": {"id": "a", "toolType": "FILE_SEARCH", "args": {"q": "x"}}, "thoughtSignature": "c2ln"}
     answer = {"toolResponse": {"id": "a", "toolType": "FILE_SEARCH", "response": {"found": 1}}}
-    told = [event for event in read_events(chunk(call, answer), STOP) if isinstance(event, ServerToolEvent)]
-    assert [(event.tool_call_id, event.name, event.phase) for event in told] == [
+    notices = [event for event in read_events(chunk(call, answer), STOP) if isinstance(event, ServerToolEvent)]
+    assert [(event.tool_call_id, event.name, event.phase) for event in notices] == [
         ("a", "file_search", "start"),
         ("a", "file_search", "complete"),
     ]
-    assert (told[0].arguments, told[1].result) == ({"q": "x"}, {"found": 1})
-    assert sent_back(chunk(call, answer), STOP) == [call, answer, {"text": "ok"}]
+    assert (notices[0].arguments, notices[1].result) == ({"q": "x"}, {"found": 1})
+    assert encode_back(chunk(call, answer), STOP) == [call, answer, {"text": "ok"}]
 
 
-def test_a_part_that_is_not_known_goes_back_and_is_told_once() -> None:
+def test_unknown_part_is_reported_once_and_sent_back() -> None:
     odd = {"hologram": {"x": 1}}
-    told = [event for event in read_events(chunk(odd), chunk(odd), STOP) if isinstance(event, LLMNoticeEvent)]
-    assert [event.code for event in told] == ["passed_over"]
-    assert "hologram" in told[0].message
+    notices = [event for event in read_events(chunk(odd), chunk(odd), STOP) if isinstance(event, LLMNoticeEvent)]
+    assert [event.code for event in notices] == ["passed_over"]
+    assert "hologram" in notices[0].message
     assert to_message(read_message(chunk(odd), STOP)).provider_state == {"google_gemini": [{"raw": odd}, {"text": 2}]}
 
 
-def test_an_event_that_is_not_known_is_told() -> None:
-    told = [event for event in read_events({"weather": "fine"}, STOP) if isinstance(event, LLMNoticeEvent)]
-    assert len(told) == 1
+def test_unknown_event_is_reported() -> None:
+    notices = [event for event in read_events({"weather": "fine"}, STOP) if isinstance(event, LLMNoticeEvent)]
+    assert len(notices) == 1
 
 
-def test_signatures_count_for_the_size_of_a_message() -> None:
+def test_signatures_count_towards_the_message_size() -> None:
     reader = GeminiReader(MessageDraft(lambda _: None, "1", WHERE, bounds=Bounds(text=10_000)), "google_gemini")
     long = orjson.dumps(chunk({"text": "", "thoughtSignature": "a" * 900}))
     with pytest.raises(OutOfBounds):
@@ -334,7 +334,7 @@ ODD = st.recursive(
 
 
 @given(st.lists(st.one_of(ODD, st.builds(chunk, ODD)), max_size=4), st.booleans())
-def test_values_of_any_type_never_break_the_reading(chunks: list[Any], whole: bool) -> None:
+def test_reader_handles_values_of_any_type(chunks: list[Any], whole: bool) -> None:
     pushed: list[Any] = []
     reader = GeminiReader(MessageDraft(pushed.append, "1", WHERE), "google_gemini")
     try:
@@ -347,11 +347,11 @@ def test_values_of_any_type_never_break_the_reading(chunks: list[Any], whole: bo
         return
     text = "".join(event.delta for event in pushed if isinstance(event, ContentDeltaEvent))
     assert pushed[-1].content == text
-    # And what it became goes back.
+    # The message can be sent back.
     make_codec().encode(ModelRequest(messages=[to_message(pushed[-1])]), ignore_notice)
 
 
-def test_a_path_that_goes_back_is_refused_with_a_word() -> None:
+def test_argument_path_to_an_earlier_value_is_rejected() -> None:
     pieces = [{"jsonPath": path, "numberValue": 1} for path in ("$.a.b", "$.c", "$.a.d")]
     with pytest.raises(ProviderProtocolError, match="order"):
         read_events(chunk({"functionCall": {"name": "x", "partialArgs": pieces}}, finish="STOP"))

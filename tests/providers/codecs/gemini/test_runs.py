@@ -1,4 +1,4 @@
-"""Agents that speak with Gemini over HTTP: calls and their signatures, blocks, and calls that Gemini could not read."""
+"""Tests of agents that use Gemini over HTTP."""
 
 from __future__ import annotations
 

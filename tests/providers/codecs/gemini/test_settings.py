@@ -1,4 +1,4 @@
-"""Settings of a call as Gemini takes them."""
+"""Tests of request settings for Gemini."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "require
 OTHER = ("gemini-2.0-flash", "gemma-4-27b-it", "gemini-2.5-flash-image", "tunedModels/mine")
 
 
-def config(model: str = THREE, told: NoticeRecorder | None = None, **settings: Any) -> dict[str, Any]:
-    return encode_body(model=model, notices=told, **settings).get("generationConfig", {})
+def config(model: str = THREE, notices: NoticeRecorder | None = None, **settings: Any) -> dict[str, Any]:
+    return encode_body(model=model, notices=notices, **settings).get("generationConfig", {})
 
 
-def test_the_common_settings_have_their_names() -> None:
-    asked: dict[str, Any] = {"temperature": 0.5, "top_p": 0.9, "max_tokens": 9, "seed": 7, "stop": ["END"]}
-    assert config(**asked) == {
+def test_common_settings_are_encoded() -> None:
+    fields: dict[str, Any] = {"temperature": 0.5, "top_p": 0.9, "max_tokens": 9, "seed": 7, "stop": ["END"]}
+    assert config(**fields) == {
         "temperature": 0.5,
         "topP": 0.9,
         "maxOutputTokens": 9,
@@ -35,11 +35,11 @@ def test_the_common_settings_have_their_names() -> None:
     assert set(encode_body(prompt_cache=PromptCache())) == {"contents"}
 
 
-def test_what_it_takes_no_more_of_is_left_out() -> None:
-    told = NoticeRecorder()
-    found = config(stop=list("abcdefg"), seed=2**40, told=told)
-    assert found == {"stopSequences": list("abcde")}
-    assert len(told.notices) == 2
+def test_excess_stop_sequences_and_large_seeds_are_omitted() -> None:
+    notices = NoticeRecorder()
+    sent_config = config(stop=list("abcdefg"), seed=2**40, notices=notices)
+    assert sent_config == {"stopSequences": list("abcde")}
+    assert len(notices.notices) == 2
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_what_it_takes_no_more_of_is_left_out() -> None:
         ("gemini-2.5-pro", "max", {"thinkingBudget": 32768, "includeThoughts": True}),
     ],
 )
-def test_effort_is_a_level_or_a_budget_as_the_model_has_it(model: str, effort: str, sent: dict[str, Any]) -> None:
+def test_reasoning_effort_becomes_a_level_or_a_budget(model: str, effort: str, sent: dict[str, Any]) -> None:
     assert config(model, reasoning_effort=effort)["thinkingConfig"] == sent
 
 
@@ -75,18 +75,18 @@ def test_effort_is_a_level_or_a_budget_as_the_model_has_it(model: str, effort: s
         (THREE, 2000, 2000),
     ],
 )
-def test_a_budget_is_kept_within_what_the_model_takes(model: str, budget: int, sent: int) -> None:
-    told = NoticeRecorder()
-    found = config(model, told, thinking_budget=budget, reasoning_effort="high")
-    assert found["thinkingConfig"] == {"thinkingBudget": sent, "includeThoughts": sent != 0}
-    assert len(told.notices) == (sent != budget)
+def test_thinking_budget_is_clamped_to_the_limits_of_the_model(model: str, budget: int, sent: int) -> None:
+    notices = NoticeRecorder()
+    sent_config = config(model, notices, thinking_budget=budget, reasoning_effort="high")
+    assert sent_config["thinkingConfig"] == {"thinkingBudget": sent, "includeThoughts": sent != 0}
+    assert len(notices.notices) == (sent != budget)
 
 
 @pytest.mark.parametrize("model", OTHER)
-def test_models_of_which_no_thinking_is_known_are_not_told_to_think(model: str) -> None:
-    told = NoticeRecorder()
-    assert config(model, told, reasoning_effort="high") == {}
-    assert len(told.notices) == 1
+def test_models_without_thinking_receive_no_thinking_config(model: str) -> None:
+    notices = NoticeRecorder()
+    assert config(model, notices, reasoning_effort="high") == {}
+    assert len(notices.notices) == 1
 
 
 @pytest.mark.parametrize(
@@ -98,33 +98,33 @@ def test_models_of_which_no_thinking_is_known_are_not_told_to_think(model: str) 
         ("look", {"mode": "ANY", "allowedFunctionNames": ["look"]}),
     ],
 )
-def test_the_choice_of_tools(choice: str, sent: dict[str, Any]) -> None:
+def test_tool_choice_is_encoded(choice: str, sent: dict[str, Any]) -> None:
     assert encode_body(tools=(LOOK,), tool_choice=choice)["toolConfig"] == {"functionCallingConfig": sent}
     assert "toolConfig" not in encode_body(tool_choice=choice)
 
 
-def test_tools_are_told_by_their_json_schema() -> None:
+def test_tools_are_declared_with_their_json_schema() -> None:
     parameters = {"type": "object", "properties": {"at": {"enum": ["x"], "type": "string"}}}
     declared = {"name": "look", "description": "Looks.", "parametersJsonSchema": parameters}
     assert encode_body(tools=(LOOK,))["tools"] == [{"functionDeclarations": [declared]}]
 
 
-def test_that_tools_are_called_one_by_one_cannot_be_asked() -> None:
-    told, to = NoticeRecorder(), make_codec()
+def test_disabling_parallel_tool_calls_is_reported_once() -> None:
+    notices, codec = NoticeRecorder(), make_codec()
     for _ in range(2):
-        encode_body(tools=(LOOK,), parallel_tool_calls=False, codec=to, notices=told)
-    assert ["parallel_tool_calls" in each for each in told.notices] == [True, False]
-    encode_body(tools=(LOOK,), parallel_tool_calls=True, notices=told)
-    assert sum("parallel_tool_calls" in each for each in told.notices) == 1
+        encode_body(tools=(LOOK,), parallel_tool_calls=False, codec=codec, notices=notices)
+    assert ["parallel_tool_calls" in each for each in notices.notices] == [True, False]
+    encode_body(tools=(LOOK,), parallel_tool_calls=True, notices=notices)
+    assert sum("parallel_tool_calls" in each for each in notices.notices) == 1
 
 
-def test_a_schema_goes_with_tools_only_where_the_model_takes_both() -> None:
-    asked = {"response_schema": SCHEMA}
+def test_response_schema_is_sent_with_tools_when_the_model_supports_both() -> None:
+    fields = {"response_schema": SCHEMA}
     expected = {"responseMimeType": "application/json", "responseJsonSchema": SCHEMA}
-    assert encode_body(request=asked, model=TWO)["generationConfig"] == expected
-    assert encode_body(request=asked, tools=(LOOK,), model=THREE)["generationConfig"] == expected
-    assert "generationConfig" not in encode_body(request=asked, tools=(LOOK,), model=TWO)
-    assert "generationConfig" not in encode_body(request=asked, model="gemma-3-27b-it")
+    assert encode_body(request=fields, model=TWO)["generationConfig"] == expected
+    assert encode_body(request=fields, tools=(LOOK,), model=THREE)["generationConfig"] == expected
+    assert "generationConfig" not in encode_body(request=fields, tools=(LOOK,), model=TWO)
+    assert "generationConfig" not in encode_body(request=fields, model="gemma-3-27b-it")
     assert [make_codec(model).keeps_to_schema for model in (THREE, TWO, *OTHER)] == [
         True,
         False,
@@ -135,7 +135,7 @@ def test_a_schema_goes_with_tools_only_where_the_model_takes_both() -> None:
     ]
 
 
-def test_tools_of_google_s_own_stand_behind_ours_and_tell_what_they_do() -> None:
+def test_server_tools_follow_functions_and_report_invocations() -> None:
     search = {"googleSearch": {}}
     sent = encode_body(tools=(LOOK,), server_tools=[search], tool_choice="auto")
     assert sent["tools"][1:] == [search]
@@ -145,15 +145,15 @@ def test_tools_of_google_s_own_stand_behind_ours_and_tell_what_they_do() -> None
     assert "toolConfig" not in encode_body(server_tools=[search], codec=vertex)
 
 
-def test_tools_of_another_vendor_s_own_are_left_out() -> None:
-    told = NoticeRecorder()
+def test_server_tools_of_other_vendors_are_omitted() -> None:
+    notices = NoticeRecorder()
     assert "tools" not in encode_body(
-        server_tools=[{"type": "web_search_20250305", "name": "web_search"}], notices=told
+        server_tools=[{"type": "web_search_20250305", "name": "web_search"}], notices=notices
     )
-    assert len(told.notices) == 1
+    assert len(notices.notices) == 1
 
 
-def test_fields_given_by_hand_count_and_are_merged_into_ours() -> None:
+def test_extra_body_is_merged_and_takes_precedence() -> None:
     extra = {
         "generationConfig": {"topK": 3, "temperature": 1, "thinkingConfig": {"includeThoughts": False}},
         "safetySettings": [{"category": "HARM_CATEGORY_HARASSMENT", "threshold": "BLOCK_NONE"}],
@@ -171,23 +171,23 @@ def test_fields_given_by_hand_count_and_are_merged_into_ours() -> None:
 
 
 @pytest.mark.parametrize("name", ["candidateCount", "candidate_count"])
-def test_several_answers_are_refused_before_anything_is_sent(name: str) -> None:
+def test_request_for_several_candidates_is_rejected(name: str) -> None:
     with pytest.raises(BadRequest, match=name):
         encode_body(extra_body={"generationConfig": {name: 2}})
     encode_body(extra_body={"generationConfig": {name: 1}})
 
 
-def test_a_cached_content_brings_the_prompt_and_the_tools_along() -> None:
+def test_cached_content_replaces_the_prompt_and_the_tools() -> None:
     from rxloop.protocol.messages import Message
 
-    told = NoticeRecorder()
+    notices = NoticeRecorder()
     request = {"system": (Message.system("be brief"),)}
     extra = {"cachedContent": "cachedContents/1"}
-    sent = encode_body(tools=(LOOK,), request=request, tool_choice="auto", extra_body=extra, notices=told)
+    sent = encode_body(tools=(LOOK,), request=request, tool_choice="auto", extra_body=extra, notices=notices)
     assert sorted(sent) == ["cachedContent", "contents"]
-    assert len(told.notices) == 1
-    assert sorted(encode_body(extra_body=extra, notices=told)) == ["cachedContent", "contents"]
-    assert len(told.notices) == 1
+    assert len(notices.notices) == 1
+    assert sorted(encode_body(extra_body=extra, notices=notices)) == ["cachedContent", "contents"]
+    assert len(notices.notices) == 1
 
 
 @pytest.mark.parametrize(
@@ -207,11 +207,11 @@ def test_a_cached_content_brings_the_prompt_and_the_tools_along() -> None:
         ("a b?", "https://g.com", False, "https://g.com/v1beta/models/a%20b%3F:generateContent"),
     ],
 )
-def test_the_address_of_a_model(model: str, base: str, stream: bool, url: str) -> None:
+def test_model_url_is_built(model: str, base: str, stream: bool, url: str) -> None:
     assert make_codec(model, stream=stream).url(base) == url
 
 
-async def test_the_key_is_read_from_either_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_api_key_is_read_from_either_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GEMINI_API_KEY", raising=False)
     monkeypatch.setenv("GOOGLE_API_KEY", "second")
     assert PRESETS["google"].key() == "second"

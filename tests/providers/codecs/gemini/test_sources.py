@@ -1,4 +1,4 @@
-"""Where words come from: citations, and searches that do not tell of themselves."""
+"""Tests of citations and of searches that the vendor does not report."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ WEB = {"web": {"uri": "https://e.org", "title": "E"}}
 TEXT = "Ärzte sagen: Tee ist gut."
 
 
-def grounded(*segments: dict[str, Any], chunks: Any = (WEB,), **more: Any) -> dict[str, Any]:
+def grounding_fields(*segments: dict[str, Any], chunks: Any = (WEB,), **more: Any) -> dict[str, Any]:
     supports = [{"segment": segment, "groundingChunkIndices": [0]} for segment in segments]
     return {"groundingMetadata": {"groundingChunks": list(chunks), "groundingSupports": supports, **more}}
 
 
-def tools(*chunks: Any) -> list[ServerToolEvent]:
+def read_server_events(*chunks: Any) -> list[ServerToolEvent]:
     return [event for event in read_events(*chunks) if isinstance(event, ServerToolEvent)]
 
 
-def test_places_are_characters_though_google_counts_bytes() -> None:
+def test_byte_positions_become_character_positions() -> None:
     segment = {"startIndex": 14, "endIndex": 26, "text": "Tee ist gut."}
-    complete = read_message(chunk({"text": TEXT}, finish="STOP", **grounded(segment)))
+    complete = read_message(chunk({"text": TEXT}, finish="STOP", **grounding_fields(segment)))
     assert complete.citations == [Citation(url="https://e.org", title="E", start=13, end=25)]
     assert TEXT[13:25] == "Tee ist gut."
 
 
-def test_a_place_that_does_not_fit_is_looked_for_or_left_out() -> None:
+def test_invalid_position_is_searched_or_omitted() -> None:
     wrong, unknown = {"startIndex": 3, "endIndex": 9, "text": "Tee"}, {"endIndex": 3, "text": "Kaffee"}
-    complete = read_message(chunk({"text": TEXT}, finish="STOP", **grounded(wrong, unknown)))
+    complete = read_message(chunk({"text": TEXT}, finish="STOP", **grounding_fields(wrong, unknown)))
     assert [(each.start, each.end) for each in complete.citations] == [(13, 16), (None, None)]
 
 
-def test_sources_without_a_place_are_named_too_and_none_twice() -> None:
+def test_sources_without_a_position_are_listed_once() -> None:
     other = {"retrievedContext": {"title": "doc", "text": "words"}}
-    fields = grounded({"endIndex": 6, "text": "Ärzte"}, chunks=(WEB, other))
+    fields = grounding_fields({"endIndex": 6, "text": "Ärzte"}, chunks=(WEB, other))
     complete = read_message(chunk({"text": TEXT}, **fields), chunk(finish="STOP", **fields))
     assert complete.citations == [
         Citation(url="https://e.org", title="E", start=0, end=5),
@@ -48,7 +48,7 @@ def test_sources_without_a_place_are_named_too_and_none_twice() -> None:
     ]
 
 
-def test_recited_words_and_pages_read_are_sources() -> None:
+def test_recited_texts_and_fetched_pages_are_citations() -> None:
     recited = {"citationMetadata": {"citations": [{"startIndex": 0, "endIndex": 6, "uri": "https://a.org"}]}}
     pages = [
         {"retrievedUrl": "https://b.org", "urlRetrievalStatus": "URL_RETRIEVAL_STATUS_SUCCESS"},
@@ -60,12 +60,15 @@ def test_recited_words_and_pages_read_are_sources() -> None:
         ("https://a.org", 0, 5),
         ("https://b.org", None, None),
     ]
-    told = tools(answer)
-    assert [(event.name, event.phase) for event in told] == [("url_context", "start"), ("url_context", "complete")]
+    server_events = read_server_events(answer)
+    assert [(event.name, event.phase) for event in server_events] == [
+        ("url_context", "start"),
+        ("url_context", "complete"),
+    ]
 
 
-def test_a_search_is_told_of_if_it_did_not_tell_itself() -> None:
-    fields = grounded(webSearchQueries=["tea"])
+def test_search_is_published_unless_the_vendor_reported_it() -> None:
+    fields = grounding_fields(webSearchQueries=["tea"])
     call = {"toolCall": {"id": "a", "toolType": "GOOGLE_SEARCH_WEB", "args": {}}}
     silent = [
         event
@@ -76,12 +79,12 @@ def test_a_search_is_told_of_if_it_did_not_tell_itself() -> None:
         ("google_search", "start", {"queries": ["tea"]}),
         ("google_search", "complete", None),
     ]
-    loud = tools(chunk(call), chunk({"text": TEXT}, finish="STOP", **fields))
+    loud = read_server_events(chunk(call), chunk({"text": TEXT}, finish="STOP", **fields))
     assert [event.name for event in loud] == ["google_search_web"]
 
 
 @given(st.text("aé漢🎉", max_size=12), st.data())
-def test_any_place_in_bytes_is_found(text: str, data: st.DataObject) -> None:
+def test_any_byte_position_is_converted(text: str, data: st.DataObject) -> None:
     start = data.draw(st.integers(0, len(text)))
     end = data.draw(st.integers(start, len(text)))
     place = len(text[:start].encode()), len(text[:end].encode())
@@ -90,6 +93,6 @@ def test_any_place_in_bytes_is_found(text: str, data: st.DataObject) -> None:
     assert Places(text)(*place, text[start:end]) == expected
 
 
-def test_many_sources_of_a_long_text_take_no_long_time() -> None:
+def test_many_sources_of_a_long_text_are_read_quickly() -> None:
     segments = [{"startIndex": 1, "endIndex": 2, "text": "nowhere"}] * 20_000
-    assert len(list(citations([grounded(*segments)], "é" * 500_000))) == 1
+    assert len(list(citations([grounding_fields(*segments)], "é" * 500_000))) == 1

@@ -1,4 +1,4 @@
-"""Google's own types accept what we send, whatever the history and the settings are."""
+"""Property tests that requests match Google's types."""
 
 from __future__ import annotations
 
@@ -77,29 +77,29 @@ MODELS = st.sampled_from([THREE, TWO, "gemini-2.5-pro", "gemini-3.1-pro-preview"
 
 
 def check(contents: list[Any]) -> None:
-    """See that turns alternate, that none is empty, and that results follow their calls, as many as these are."""
+    """Check that turns alternate and contain parts, and that results match their calls."""
     assert contents[0]["role"] == contents[-1]["role"] == "user"
-    awaited: list[str] = []
+    expected_results: list[str] = []
     for turn in contents:
         assert turn["parts"]
         results = [part["functionResponse"]["name"] for part in turn["parts"] if "functionResponse" in part]
-        assert results == awaited
+        assert results == expected_results
         assert len(results) in (0, len(turn["parts"]))
-        awaited = [part["functionCall"]["name"] for part in turn["parts"] if "functionCall" in part]
-        assert turn["role"] == ("model" if awaited else turn["role"])
+        expected_results = [part["functionCall"]["name"] for part in turn["parts"] if "functionCall" in part]
+        assert turn["role"] == ("model" if expected_results else turn["role"])
     roles = [turn["role"] for turn in contents]
     assert ("model", "model") not in pairwise(roles)
 
 
 @given(HISTORIES, MODELS, SETTINGS, st.booleans())
-def test_any_history_is_a_request_that_google_s_types_accept(
+def test_request_for_any_history_matches_google_types(
     history: list[Message], model: str, settings: dict[str, Any], tools: bool
 ) -> None:
     check(encode_body(history, model=model, tools=(LOOK,) if tools else (), **settings)["contents"])
 
 
 @given(HISTORIES)
-def test_all_calls_of_gemini_3_are_signed_or_told_not_to_be(history: list[Message]) -> None:
+def test_first_call_of_gemini_3_turns_has_a_signature(history: list[Message]) -> None:
     for turn in encode_body(history, model=THREE)["contents"]:
         calls = [part for part in turn["parts"] if "functionCall" in part]
         assert not calls or "thoughtSignature" in calls[0]
