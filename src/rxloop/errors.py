@@ -109,7 +109,7 @@ class LogUnreachable(EventLogError):
     """Timeout after repeated calls to the log. The last write may or may not have succeeded."""
 
 
-class LogWentBack(EventLogError):
+class LogRolledBack(EventLogError):
     """Rollback of the log, for example after a failover: an event is missing or replaced. Read the run again."""
 
     retryable = False
@@ -389,16 +389,16 @@ class RecordingMismatch(RxloopError, AssertionError):
     """Difference between a run and its recording. It is also an `AssertionError`, for use in tests.
 
     Attributes:
-        place: Number of equal events before the difference.
+        position: Number of equal events before the difference.
         expected: Recorded event, or None if the recording has ended.
-        happened: Event of the run, or None if the stream has ended.
+        actual: Event of the run, or None if the stream has ended.
     """
 
-    def __init__(self, message: str, *, place: int, expected: EventLike | None, happened: EventLike | None) -> None:
+    def __init__(self, message: str, *, position: int, expected: EventLike | None, actual: EventLike | None) -> None:
         super().__init__(message)
-        self.place = place
+        self.position = position
         self.expected = expected
-        self.happened = happened
+        self.actual = actual
 
 
 class ScoreMissing(RxloopError):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rxloop import Agent, MemoryEventLog, Runtime, tool
-from rxloop.errors import ConfigurationError, EventLogError, LogWentBack
+from rxloop.errors import ConfigurationError, EventLogError, LogRolledBack
 from rxloop.pipeline.event_log import EventLog
 from rxloop.testing import ScriptedModel, call, event_log_contract
 from rxloop.testing.event_log_contract.toolkit import begun, end, note, task
@@ -73,7 +73,7 @@ async def test_a_follower_notices_that_an_event_was_replaced(tmp_path: Path) -> 
     file.unlink()
     restored = FolderEventLog(tmp_path)
     await restored.append("run", [task(), note(2)], expected_seq=0)
-    with pytest.raises(LogWentBack):
+    with pytest.raises(LogRolledBack):
         await anext(followed)
 
 

@@ -14,7 +14,7 @@ from typing import Any, cast
 import pytest
 
 from rxloop import Agent, Event, GapEvent, PostgresEventLog, SqliteEventLog, follow, history
-from rxloop.errors import LogWentBack, UnknownRun
+from rxloop.errors import LogRolledBack, UnknownRun
 from rxloop.protocol.events import ContentDeltaEvent
 from rxloop.storage.postgres import listener as hearing
 from rxloop.testing import ScriptedModel
@@ -56,7 +56,7 @@ def other(seq: int, **fields: Any) -> Event:
 
 async def seen(follower: Follower) -> list[int]:
     """What a follower has seen when the log turns out to have gone back."""
-    with pytest.raises(LogWentBack, match="run run"):
+    with pytest.raises(LogRolledBack, match="run run"):
         await asyncio.wait_for(follower.task, SECONDS)
     return follower.seen
 
@@ -100,7 +100,7 @@ async def test_a_reader_that_reads_for_itself_finds_out_too(world: World) -> Non
             await anext(events)
         world.copy.restore()
         await world.other.append("run", [other(seq) for seq in range(3, 900)], expected_seq=2)
-        with pytest.raises(LogWentBack, match="event 500 of the run run"):
+        with pytest.raises(LogRolledBack, match="event 500 of the run run"):
             await anext(events)
 
 
@@ -117,7 +117,7 @@ async def test_a_reader_does_not_join_those_who_follow_what_came_after_it(world:
         await follower.sees(1, 2, 3)
         await world.other.append("run", [other(4)], expected_seq=3)
         await follower.sees(1, 2, 3, 4)
-        with pytest.raises(LogWentBack):
+        with pytest.raises(LogRolledBack):
             await asyncio.wait_for(anext(events), SECONDS)
     follower.task.cancel()
 
@@ -135,7 +135,7 @@ async def test_a_reader_does_not_end_with_those_whose_run_is_shorter(world: Worl
         await follower.sees(1, 2, 3)
         await world.other.append("run", [end(4, "canceled")], expected_seq=3)
         await follower.sees(1, 2, 3, 4)
-        with pytest.raises(LogWentBack):
+        with pytest.raises(LogRolledBack):
             await asyncio.wait_for(anext(events), SECONDS)
     follower.task.cancel()
 
@@ -180,7 +180,7 @@ async def test_a_stream_says_what_happened_or_tells_the_run_anew(world: World) -
     await asyncio.wait_for(reading, SECONDS)
     assert numbers(told) == [1, 2, 3, "log-went-back", 1, 2, 3, 4]
     assert cast("Any", told[-2]).data == "other"
-    with pytest.raises(LogWentBack, match="read it from its beginning"):
+    with pytest.raises(LogRolledBack, match="read it from its beginning"):
         await asyncio.wait_for(strict, SECONDS)
     assert numbers(told_strictly) == [1, 2, 3]
 
@@ -246,7 +246,7 @@ async def test_a_run_that_is_lost_shows_nobody_the_run_that_has_its_number(
     secret = ContentDeltaEvent(task_id="secret", seq=2, sub=1, delta="secret", step="1")
     await writer.append("secret", [*begun("secret"), secret], expected_seq=0)
     await writer.append("secret", [note(3, task_id="secret")], expected_seq=2)
-    with pytest.raises((LogWentBack, UnknownRun)):
+    with pytest.raises((LogRolledBack, UnknownRun)):
         await asyncio.wait_for(reading, SECONDS)
     assert [event.task_id for event in told] == ["lost", "lost"]
     await log.aclose()

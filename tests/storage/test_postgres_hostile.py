@@ -18,7 +18,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from rxloop import ConfigurationError, PostgresEventLog
-from rxloop.errors import EventLogError, LogUnreachable, LogWentBack, UnknownRun
+from rxloop.errors import EventLogError, LogRolledBack, LogUnreachable, UnknownRun
 from rxloop.protocol.commands import CancelCommand
 from rxloop.protocol.events import ContentDeltaEvent, Event
 from rxloop.storage import postgres_log as postgres_log
@@ -277,7 +277,7 @@ async def test_a_reader_that_is_far_behind_is_told_that_the_log_went_back_in_tim
             pass
 
     # How far it comes depends on what was kept for it before.
-    with pytest.raises(LogWentBack, match=r"event \d+ of the run run is not there any more"):
+    with pytest.raises(LogRolledBack, match=r"event \d+ of the run run is not there any more"):
         await asyncio.wait_for(rest(), SECONDS)
 
 

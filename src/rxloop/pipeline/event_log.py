@@ -100,7 +100,7 @@ class EventLog(ABC):
 
         Raises:
             UnknownRun: The log does not have the run; raised by the first step of the iteration.
-            LogWentBack: The log lacks an event that was yielded, or has another one in its place, as after a restore.
+            LogRolledBack: The log lacks an event that was yielded, or has another one in its place, as after a restore.
         """
 
     @abstractmethod

@@ -8,7 +8,7 @@ from typing import Any, Literal, cast
 from reactivex import Observable
 
 from rxloop.coordination.order import is_dropped
-from rxloop.errors import ConfigurationError, LogWentBack
+from rxloop.errors import ConfigurationError, LogRolledBack
 from rxloop.operators.views.filters import public
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.log_retry import read_log
@@ -112,14 +112,14 @@ def follow(
     that the reader needs: from the place where the lost part began, or from the first event.
 
     A log may go back in time, when it is restored or fails over to a server that lacks its last moments. A reader that
-    has an event which is not there any more, or another one in its place, gets `LogWentBack`, or a `gap` if it is not
+    has an event which is not there any more, or another one in its place, gets `LogRolledBack`, or a `gap` if it is not
     strict: what it has is void.
 
     Args:
         log: Where the run is written.
         task_id: The run.
         after: The cursor of the last event that the reader has.
-        strict: Refuse what is not a cursor; otherwise it counts as that of an unknown run. And end with `LogWentBack`
+        strict: Refuse what is not a cursor; otherwise it counts as that of an unknown run. And end with `LogRolledBack`
             if the log goes back; otherwise a `gap` says so, and the whole run follows.
         deltas: Give the deltas too, where the log keeps them.
         until: `"end"` goes on over pauses and attempts until the run is completed or failed, or a later run of its
@@ -204,7 +204,7 @@ class _Follower:
                     return
                 # The attempt is over, and has not come as far as the reader.
                 await self._anew("unknown-cursor")
-            except LogWentBack:
+            except LogRolledBack:
                 if strict:
                     raise
                 await self._anew("log-went-back")
@@ -251,7 +251,7 @@ class _Follower:
         """Check that an event of the log is the one that the reader has, if that is known.
 
         Raises:
-            LogWentBack: It is another one, and not of a later attempt either.
+            LogRolledBack: It is another one, and not of a later attempt either.
         """
         known = self._known
         if known is not None and (known.attempt, known.seq) == (event.attempt, event.seq) and not same(known, event):

@@ -275,14 +275,14 @@ class Runtime:
         Args:
             task_id: The run.
             after: Cursor of the last event that the reader has. Only later events are delivered.
-            strict: Reject an invalid cursor, and end with `LogWentBack` if the log was rolled back. Pass False for
+            strict: Reject an invalid cursor, and end with `LogRolledBack` if the log was rolled back. Pass False for
                 cursors from clients. Then, after an invalid cursor or a rollback, the stream sends a `gap` event and
                 starts again from the first event.
 
         Raises:
             ConfigurationError: `after` is not a cursor.
             UnknownRun: From the stream: the log has no such run.
-            LogWentBack: From the stream: the log lacks an event that the reader has, for example after a failover.
+            LogRolledBack: From the stream: the log lacks an event that the reader has, for example after a failover.
         """
         return followed(self.log, self._driving.driven, task_id, after, strict=strict)
 

@@ -147,7 +147,7 @@ class PostgresEventLog(EventLog):
 
         Raises:
             UnknownRun: The log does not have the run.
-            LogWentBack: The log lacks an event that was given, as after a failover.
+            LogRolledBack: The log lacks an event that was given, as after a failover.
             EventLogError: The server cannot be read, or the log was closed.
         """
         engine = self._engine()

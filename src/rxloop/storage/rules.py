@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 
-from rxloop.errors import ConflictError, EventLogError, LogWentBack, UnknownRun
+from rxloop.errors import ConflictError, EventLogError, LogRolledBack, UnknownRun
 from rxloop.pipeline.event_log import EventLog
 from rxloop.pipeline.records import FINISHED, Until, finishes
 from rxloop.protocol.events import Event, State, ends_attempt
@@ -92,7 +92,7 @@ async def poll_events(
 
     Raises:
         UnknownRun: The log does not have the run.
-        LogWentBack: The log lacks an event that was yielded.
+        LogRolledBack: The log lacks an event that was yielded.
     """
     last: Event | None = None
     newest = (await log.read(task_id))[-1]
@@ -145,9 +145,9 @@ def unknown_run(task_id: str) -> UnknownRun:
     return UnknownRun(f"the log holds no run {task_id}")
 
 
-def went_back(task_id: str, seq: int) -> LogWentBack:
+def went_back(task_id: str, seq: int) -> LogRolledBack:
     """The error of a reader that has an event which the log does not have any more."""
-    return LogWentBack(
+    return LogRolledBack(
         f"the log has gone back: the event {seq} of the run {task_id} is not there any more, or another one is in its "
         "place, as after a restore or a failover; what was read of the run is void, so read it from its beginning"
     )

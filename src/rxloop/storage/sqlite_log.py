@@ -164,7 +164,7 @@ class SqliteEventLog(EventLog):
 
         Raises:
             UnknownRun: The log does not have the run.
-            LogWentBack: The log lacks an event that was given, since the file was restored.
+            LogRolledBack: The log lacks an event that was given, since the file was restored.
             EventLogError: The file cannot be read.
         """
         page = partial(self._page, task_id, deltas, PAGE)

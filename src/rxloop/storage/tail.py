@@ -55,7 +55,7 @@ def unread(events: Sequence[Event], place: Place, last: Event | None, task_id: s
         task_id: The run.
 
     Raises:
-        LogWentBack: The log does not have that event any more.
+        LogRolledBack: The log does not have that event any more.
     """
     if last is not None and last.seq == place[0] and not (events and same(events[0], last)):
         raise went_back(task_id, last.seq)
@@ -88,7 +88,7 @@ class Tail:
         """Take the events of a page that begins at that place.
 
         Raises:
-            LogWentBack: The log is not the one that the events here are from.
+            LogRolledBack: The log is not the one that the events here are from.
         """
         self._take(unread(events, place, self._last, self.task_id), [])
 
@@ -168,7 +168,7 @@ class Tail:
         """Whether the last durable event of a reader is here; False if the tail is not as far, or has forgotten it.
 
         Raises:
-            LogWentBack: Another one is in its place.
+            LogRolledBack: Another one is in its place.
         """
         for event in (*reversed(self._events), self._before):
             if event is not None and event.durable and event.seq <= last.seq:
@@ -217,7 +217,7 @@ async def followed(
         until: Where to stop.
 
     Raises:
-        LogWentBack: The log lacks an event that was given.
+        LogRolledBack: The log lacks an event that was given.
     """
     place: Place = (after_seq, 0)
     last: Event | None = None

@@ -140,7 +140,7 @@ async def test_a_difference_shows_both_sides(recorded_run: list[Event], name: st
     shown = str(raised.value).splitlines()
     assert [" ".join(line.split()) for line in shown[: len(lines)]] == [" ".join(line.split()) for line in lines]
     assert raised.value.expected in recorded_run
-    assert raised.value.place == int(lines[0].split()[8]) - 1
+    assert raised.value.position == int(lines[0].split()[8]) - 1
 
 
 async def test_a_mismatch_is_an_assertion_that_failed_and_leaves_the_run_alone(recorded_run: list[Event]) -> None:
@@ -161,7 +161,7 @@ async def test_a_run_that_goes_on_or_ends_too_early_parts_there(recorded_run: li
     assert "happened  has ended" in str(errors[0])
     emit(*recorded_run).pipe(op.compare(recorded_run[:6])).subscribe(on_error=errors.append)
     assert "recorded  had ended" in str(errors[1])
-    assert (errors[0].happened, errors[1].expected) == (None, None)
+    assert (errors[0].actual, errors[1].expected) == (None, None)
 
 
 def test_the_order_in_which_calls_end_does_not_count() -> None:
@@ -242,8 +242,8 @@ def test_a_difference_on_a_line_beside_the_main_one_is_found_there() -> None:
         with pytest.raises(RecordingMismatch) as raised:
             time.run(collect(run(**{"2": "Answer: 6"}).pipe(op.compare(first))))
     assert raised.value.expected is not None
-    assert raised.value.happened is not None
-    assert raised.value.expected.step == raised.value.happened.step == "self_consistency/2/1"
+    assert raised.value.actual is not None
+    assert raised.value.expected.step == raised.value.actual.step == "self_consistency/2/1"
     assert "'Answer: 5' != 'Answer: 6'" in str(raised.value)
 
 

@@ -271,4 +271,4 @@ def _check(recorded: Sequence[Event], seen: Sequence[Event]) -> None:
     if expected is not None and happened is not None and expected.kind == happened.kind:
         then, now = fact(expected, ()), fact(happened, ())
         message += [f"  {name}: {then[name]!r} != {now[name]!r}" for name in then if then[name] != now.get(name)]
-    raise RecordingMismatch("\n".join(message), place=place, expected=expected, happened=happened)
+    raise RecordingMismatch("\n".join(message), position=place, expected=expected, actual=happened)

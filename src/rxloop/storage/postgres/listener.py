@@ -10,7 +10,7 @@ from functools import partial
 
 import psycopg
 
-from rxloop.errors import EventLogError, LogWentBack
+from rxloop.errors import EventLogError, LogRolledBack
 from rxloop.protocol.events import Event
 from rxloop.storage.postgres.address import KEEPALIVES, Address, Connection, Row
 from rxloop.storage.postgres.rows import numbers
@@ -223,7 +223,7 @@ class Hearing:
             rows = found.get(tail.number, ())
             try:
                 tail.grow([*map(Event.from_json, rows)], place)
-            except LogWentBack as error:
+            except LogRolledBack as error:
                 self._gone(tail, error)
             except Exception as error:
                 said = f"an event of the run {tail.task_id} cannot be read: {error}"
