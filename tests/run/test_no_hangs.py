@@ -198,7 +198,7 @@ async def test_run_ends_when_a_tool_raises_a_base_exception(function: Any) -> No
     broken = tool(name="mine")(function)
     error_of_run = await expect_failure(Agent(ScriptedModel(call("mine"), "Done."), tools=[broken]))
     assert "tool mine" in str(error_of_run)
-    assert "Bad('boom')" in str(error_of_run)
+    assert "BareBaseException('boom')" in str(error_of_run)
     assert "not an Exception" in str(error_of_run)
     assert isinstance(error_of_run.__cause__, Exception)
     assert isinstance(error_of_run.__cause__.__cause__, BareBaseException)
@@ -234,7 +234,7 @@ async def test_run_ends_when_a_provider_raises_a_base_exception() -> None:
         async def aclose(self) -> None: ...
 
     for at_once in (True, False):
-        assert "Bad('boom')" in str(await expect_failure(Agent(BrokenModel(at_once))))
+        assert "BareBaseException('boom')" in str(await expect_failure(Agent(BrokenModel(at_once))))
 
 
 async def test_subscriber_that_raises_a_base_exception_is_detached(caplog: pytest.LogCaptureFixture) -> None:

@@ -28,7 +28,7 @@ TOKENS: dict[str, Principal | str] = {
 class _Server(uvicorn.Server):
     def __init__(self, app: Any) -> None:
         super().__init__(uvicorn.Config(app, log_level="critical", lifespan="off"))
-        self.started = asyncio.Event()
+        self.accepts = asyncio.Event()
         self.stopping = asyncio.Event()
         self._loop = asyncio.get_running_loop()
 
@@ -47,7 +47,7 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        self.started.set()
+        self.accepts.set()
 
 
 @contextlib.asynccontextmanager
@@ -57,7 +57,7 @@ async def serve_app(app: Any) -> AsyncGenerator[str]:
         listener.bind(("127.0.0.1", 0))
         server = _Server(app)
         task = asyncio.create_task(server.serve(sockets=[listener]))
-        await server.started.wait()
+        await server.accepts.wait()
         try:
             yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         finally:

@@ -51,41 +51,45 @@ by_stream = pytest.mark.parametrize(
 
 
 @by_stream
-def test_what_is_missing_in_pieces_comes_from_the_whole(name: str, number: int, events: list[dict[str, Any]]) -> None:
+def test_missing_deltas_are_read_from_later_events(name: str, number: int, events: list[dict[str, Any]]) -> None:
     expected = oracle(name)[number]
-    chance = random.Random(f"{name}{number}")
+    rng = random.Random(f"{name}{number}")
     for kinds in (("delta",), ("done",), ("added",), ("delta", "added"), ("delta", "done", "added", "part")):
-        left = [event for event in events if not any(kind in event["type"] for kind in kinds) or _last(event)]
-        _means(read_events(left), expected)
+        left = [event for event in events if not any(kind in event["type"] for kind in kinds) or _is_last(event)]
+        _assert_reads_as(read_events(left), expected)
     for _ in range(10):
-        # From somewhere on, what tells of an item in pieces is lost.
-        at = chance.randrange(len(events))
-        _means(read_events([*events[:at], *(event for event in events[at:] if "delta" not in event["type"])]), expected)
+        # All deltas after a random position are lost.
+        at = rng.randrange(len(events))
+        _assert_reads_as(
+            read_events([*events[:at], *(event for event in events[at:] if "delta" not in event["type"])]), expected
+        )
     for _ in range(10):
-        # Nothing is said of the whole but by the last event.
-        _means(
-            read_events([event for event in events if not event["type"].endswith("done") or chance.random() < 0.5]),
+        # Some done events are lost.
+        _assert_reads_as(
+            read_events([event for event in events if not event["type"].endswith("done") or rng.random() < 0.5]),
             expected,
         )
 
 
 @by_stream
-def test_what_comes_twice_as_a_whole_is_there_once(name: str, number: int, events: list[dict[str, Any]]) -> None:
-    twice = [again for event in events for again in ([event, event] if event["type"].endswith("done") else [event])]
-    _means(read_events(twice), oracle(name)[number])
+def test_repeated_done_events_are_read_once(name: str, number: int, events: list[dict[str, Any]]) -> None:
+    repeated_events = [
+        again for event in events for again in ([event, event] if event["type"].endswith("done") else [event])
+    ]
+    _assert_reads_as(read_events(repeated_events), oracle(name)[number])
 
 
 @by_stream
-def test_changed_events_break_nothing(name: str, number: int, events: list[dict[str, Any]]) -> None:
-    chance = random.Random(f"{name}/{number}")
+def test_reader_handles_changed_events(name: str, number: int, events: list[dict[str, Any]]) -> None:
+    rng = random.Random(f"{name}/{number}")
     for _ in range(60):
-        changed = orjson.loads(orjson.dumps(events[:40] + events[-6:]))
-        for _ in range(chance.randrange(1, 4)):
-            _change(changed, chance)
-        if chance.random() < 0.3:
-            chance.shuffle(changed)
+        changed_events = orjson.loads(orjson.dumps(events[:40] + events[-6:]))
+        for _ in range(rng.randrange(1, 4)):
+            _change(changed_events, rng)
+        if rng.random() < 0.3:
+            rng.shuffle(changed_events)
         try:
-            found = read_events(changed)
+            found = read_events(changed_events)
         except (ProviderError, OutOfBounds):
             continue
         message = last_message(found)
@@ -94,11 +98,11 @@ def test_changed_events_break_nothing(name: str, number: int, events: list[dict[
         encode([message, *results], make_codec("gpt-4o", "http://localhost/v1"))
 
 
-def _last(event: dict[str, Any]) -> bool:
+def _is_last(event: dict[str, Any]) -> bool:
     return event["type"] == "response.completed"
 
 
-def _means(found: list[Any], expected: dict[str, Any]) -> None:
+def _assert_reads_as(found: list[Any], expected: dict[str, Any]) -> None:
     message = found[-1]
     assert isinstance(message, ContentCompleteEvent)
     assert message.content == (expected["text"] or "")
@@ -107,19 +111,19 @@ def _means(found: list[Any], expected: dict[str, Any]) -> None:
     assert [[call.id, call.name, call.raw] for call in message.tool_calls] == expected["tool_calls"]
 
 
-def _change(value: Any, chance: random.Random) -> None:
-    """Change one value somewhere."""
+def _change(value: Any, rng: random.Random) -> None:
+    """Change one random value."""
     while True:
         keys: list[Any] = list(value) if isinstance(value, dict) else list(range(len(value)))
         if not keys:
             return
-        key = chance.choice(keys)
+        key = rng.choice(keys)
         inner = value[key]
-        if isinstance(inner, dict | list) and inner and chance.random() < 0.8:
+        if isinstance(inner, dict | list) and inner and rng.random() < 0.8:
             value = inner
             continue
-        if chance.random() < 0.3:
+        if rng.random() < 0.3:
             del value[key]
         else:
-            value[key] = chance.choice(STRANGE)
+            value[key] = rng.choice(STRANGE)
         return

@@ -50,7 +50,7 @@ def bodies(server: Server) -> list[Any]:
     return [request.body for request in server.requests]
 
 
-async def test_what_was_reasoned_goes_back_with_the_result_and_is_seen_by_nobody(server: Server) -> None:
+async def test_reasoning_is_sent_back_with_the_result_but_not_published(server: Server) -> None:
     server.answer(first(), second())
     model = openai_responses("gpt-5", base_url=server.base_url, api_key="k", preset="openai_responses")
     log = MemoryEventLog()
@@ -67,7 +67,7 @@ async def test_what_was_reasoned_goes_back_with_the_result_and_is_seen_by_nobody
     assert "secret" not in str(select_public_messages(result.messages))
 
 
-async def test_a_conversation_that_began_elsewhere_goes_on_here_and_back(server: Server) -> None:
+async def test_conversation_continues_from_another_vendor_and_back(server: Server) -> None:
     server.answer(second())
     model = openai_responses("gpt-5", base_url=server.base_url, api_key="k")
     elsewhere = Message(
@@ -83,7 +83,7 @@ async def test_a_conversation_that_began_elsewhere_goes_on_here_and_back(server:
     assert (await Agent(other).run([*result.messages, "again"])).output == "Again."
 
 
-async def test_a_chain_goes_on_and_begins_again_where_the_vendor_has_forgotten(server: Server) -> None:
+async def test_chain_restarts_when_the_previous_response_is_unknown(server: Server) -> None:
     refused = b'{"error":{"code":"previous_response_not_found","message":"Previous response not found."}}'
     server.answer(first(store=True), Reply([refused], status=400), second())
     model = openai_responses("gpt-5", base_url=server.base_url, api_key="k", chain=True, retry=Retry(attempts=2))
@@ -95,7 +95,7 @@ async def test_a_chain_goes_on_and_begins_again_where_the_vendor_has_forgotten(s
     assert [len(body["input"]) for body in asked] == [1, 1, 4]
 
 
-async def test_a_failure_before_anything_is_said_falls_back(server: Server) -> None:
+async def test_failure_before_the_first_text_uses_the_fallback(server: Server) -> None:
     overloaded = {"type": "error", "code": "server_error", "message": "Oh."}
     server.answer(Reply(sse(item_added(BYE), overloaded)))
     model = openai_responses("gpt-5", base_url=server.base_url, api_key="k", retry=Retry(attempts=1))
@@ -105,7 +105,7 @@ async def test_a_failure_before_anything_is_said_falls_back(server: Server) -> N
 
 
 @pytest.mark.parametrize("status", [404, 405])
-async def test_a_gateway_without_responses_is_told_how_to_be_asked(
+async def test_error_of_a_gateway_without_responses_names_the_chat_provider(
     server: Server, monkeypatch: pytest.MonkeyPatch, status: int
 ) -> None:
     server.answer(Reply([b"<html>no such page</html>"], status=status))

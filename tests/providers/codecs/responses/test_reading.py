@@ -36,12 +36,12 @@ from support.vendors.responses import (
 )
 
 
-def last(events: list[Event]) -> ContentCompleteEvent:
+def final_message(events: list[Event]) -> ContentCompleteEvent:
     assert isinstance(events[-1], ContentCompleteEvent)
     return events[-1]
 
 
-def notices(events: list[Event]) -> list[str]:
+def notice_messages(events: list[Event]) -> list[str]:
     return [event.message for event in events if isinstance(event, LLMNoticeEvent)]
 
 
@@ -49,18 +49,24 @@ HELLO = text("Hello")
 LOOK = call("look", '{"a":1}')
 HM = reasoning("First.", "Second.")
 TEXT = [item_added(HELLO), item_delta("output_text", "Hel", HELLO), item_delta("output_text", "lo", HELLO)]
-TOLD = {"type": "response.output_text.done", "item_id": "msg_1", "output_index": 0, "content_index": 0, "text": "Hello"}
+TEXT_DONE = {
+    "type": "response.output_text.done",
+    "item_id": "msg_1",
+    "output_index": 0,
+    "content_index": 0,
+    "text": "Hello",
+}
 
 
 @pytest.mark.parametrize(
     "events",
     [
-        [*TEXT, TOLD, item_done(HELLO), completed_event(HELLO)],
+        [*TEXT, TEXT_DONE, item_done(HELLO), completed_event(HELLO)],
         [*TEXT, completed_event()],
         [item_delta("output_text", "Hello", HELLO), completed_event()],
-        [item_added(HELLO), TOLD, completed_event()],
+        [item_added(HELLO), TEXT_DONE, completed_event()],
         [item_added(HELLO), item_done(HELLO), completed_event()],
-        [TOLD, completed_event(HELLO)],
+        [TEXT_DONE, completed_event(HELLO)],
         [item_done(HELLO), completed_event()],
         [completed_event(HELLO)],
         [*TEXT[:2], item_done(HELLO), completed_event(HELLO)],
@@ -77,11 +83,11 @@ TOLD = {"type": "response.output_text.done", "item_id": "msg_1", "output_index":
         [{"type": "response.output_text.delta", "delta": each} for each in "Hello"] + [completed_event(HELLO)],
     ],
 )
-def test_a_text_comes_once_whatever_tells_it(events: list[dict[str, Any]]) -> None:
+def test_text_is_read_once_from_any_combination_of_events(events: list[dict[str, Any]]) -> None:
     found = read_events(events)
-    assert last(found).content == "Hello"
+    assert final_message(found).content == "Hello"
     assert "".join(event.delta for event in found if isinstance(event, ContentDeltaEvent)) == "Hello"
-    assert notices(found) == []
+    assert notice_messages(found) == []
 
 
 @pytest.mark.parametrize(
@@ -102,13 +108,13 @@ def test_a_text_comes_once_whatever_tells_it(events: list[dict[str, Any]]) -> No
     ],
 )
 @pytest.mark.parametrize("end", [completed_event(LOOK), completed_event({**LOOK, "id": "another"})])
-def test_a_call_comes_once_whatever_tells_it(events: list[dict[str, Any]], end: dict[str, Any]) -> None:
-    found = last(read_events([*events, end]))
+def test_call_is_read_once_from_any_combination_of_events(events: list[dict[str, Any]], end: dict[str, Any]) -> None:
+    found = final_message(read_events([*events, end]))
     assert [(each.id, each.name, each.arguments) for each in found.tool_calls] == [("call_1", "look", {"a": 1})]
     assert (found.finish_reason, found.raw_finish_reason) == ("tool_calls", "completed")
 
 
-def test_a_call_whose_pieces_are_not_its_arguments_is_not_carried_out() -> None:
+def test_call_with_contradictory_fragments_is_an_error() -> None:
     events = [
         item_added(LOOK),
         item_delta("function_call_arguments", '{"a":', LOOK),
@@ -117,10 +123,10 @@ def test_a_call_whose_pieces_are_not_its_arguments_is_not_carried_out() -> None:
     with pytest.raises(ProviderProtocolError, match="fragments"):
         read_events([*events, completed_event(LOOK)])
     spaced = {**LOOK, "arguments": '{"a": 2}'}
-    assert last(read_events([*events, completed_event(spaced)])).tool_calls[0].arguments == {"a": 2}
+    assert final_message(read_events([*events, completed_event(spaced)])).tool_calls[0].arguments == {"a": 2}
 
 
-def test_items_that_come_mixed_go_back_in_their_order() -> None:
+def test_interleaved_items_are_sent_back_in_order() -> None:
     other = text("Bye", 2)
     events = [
         item_added(HM),
@@ -139,28 +145,33 @@ def test_items_that_come_mixed_go_back_in_their_order() -> None:
         completed_event(HM, HELLO, LOOK, other),
     ]
     found = read_events(events)
-    assert last(found).content == "HelByloe"  # as it came
-    assert "".join(event.delta for event in found if isinstance(event, ThoughtDeltaEvent)) == last(found).reasoning
+    assert final_message(found).content == "HelByloe"  # as it came
+    assert (
+        "".join(event.delta for event in found if isinstance(event, ThoughtDeltaEvent))
+        == final_message(found).reasoning
+    )
     message = last_message(found)
     sent = encode([message, Message.tool("call_1", "x")])["input"]
     assert sent[:4] == [HM, HELLO, LOOK, other]
 
 
-def test_a_whole_answer_means_what_its_stream_does() -> None:
-    streamed = last(read_events([item_added(HM), item_done(HM), *TEXT, item_done(HELLO), completed_event(HM, HELLO)]))
-    whole = last(read_events(response(HM, HELLO)))
+def test_unstreamed_answer_is_read_like_a_streamed_one() -> None:
+    streamed = final_message(
+        read_events([item_added(HM), item_done(HM), *TEXT, item_done(HELLO), completed_event(HM, HELLO)])
+    )
+    whole = final_message(read_events(response(HM, HELLO)))
     assert (streamed.content, streamed.reasoning) == (whole.content, whole.reasoning) == ("Hello", "First.Second.")
     assert streamed.provider_state == whole.provider_state
 
 
-def test_of_two_forms_of_reasoning_one_is_shown_and_both_go_back() -> None:
+def test_reasoning_summary_is_published_and_both_forms_are_sent_back() -> None:
     both = {**HM, "content": [{"type": "reasoning_text", "text": "All of it."}]}
     found = read_events(response(both, HELLO))
-    assert last(found).reasoning == "First.Second."
+    assert final_message(found).reasoning == "First.Second."
     assert encode([last_message(found)])["input"] == [both, HELLO]
 
 
-def test_what_the_vendor_has_encrypted_is_that_of_the_item_s_own_event() -> None:
+def test_encrypted_content_is_read_from_the_done_event() -> None:
     found = read_events(
         [
             item_added({**HM, "encrypted_content": "part"}),
@@ -172,16 +183,16 @@ def test_what_the_vendor_has_encrypted_is_that_of_the_item_s_own_event() -> None
     assert encode([last_message(found)])["input"][0] == HM
 
 
-def test_a_refusal_is_the_text_and_goes_back_as_one() -> None:
+def test_refusal_is_read_as_text_and_sent_back_as_refusal() -> None:
     item = {**HELLO, "content": [{"type": "refusal", "refusal": "I will not."}]}
     found = read_events(
         [item_added(item), item_delta("refusal", "I will", item), item_done(item), completed_event(item)]
     )
-    assert last(found).content == "I will not."
+    assert final_message(found).content == "I will not."
     assert encode([last_message(found)])["input"] == [item]
 
 
-def test_sources_are_cited_at_their_place_in_the_whole_text() -> None:
+def test_citations_have_positions_in_the_whole_text() -> None:
     annotation = {"type": "url_citation", "start_index": 1, "end_index": 3, "url": "https://e.org", "title": "E"}
     file = {"type": "file_citation", "file_id": "f", "filename": "a.txt", "index": 2}
     item = text("world", 2, content=[{"type": "output_text", "text": "world", "annotations": [annotation, file]}])
@@ -197,14 +208,14 @@ def test_sources_are_cited_at_their_place_in_the_whole_text() -> None:
         ],
     ):
         found = read_events(events)
-        assert last(found).citations == [
+        assert final_message(found).citations == [
             Citation(url="https://e.org", title="E", start=6, end=8),
             Citation(title="a.txt"),
         ]
         assert encode([last_message(found)])["input"][1]["content"] == item["content"]
 
 
-def test_an_image_that_the_model_made_is_a_file_and_goes_back() -> None:
+def test_generated_image_is_a_file_and_sent_back() -> None:
     item = {
         "type": "image_generation_call",
         "id": "ig_1",
@@ -217,12 +228,12 @@ def test_an_image_that_the_model_made_is_a_file_and_goes_back() -> None:
         [item_added({**item, "result": None}), item_done(item), item_done(HELLO, 1), completed_event(item, HELLO)],
     ):
         found = read_events(answer)
-        assert last(found).files == [ImagePart(data=b"cat", media_type="image/webp")]
+        assert final_message(found).files == [ImagePart(data=b"cat", media_type="image/webp")]
         assert encode([last_message(found)])["input"] == [item, HELLO]
-    assert orjson.dumps(last(found).provider_state).count(item["result"].encode()) == 0
+    assert orjson.dumps(final_message(found).provider_state).count(item["result"].encode()) == 0
 
 
-def test_the_vendor_s_own_tools_are_told_of_and_go_back() -> None:
+def test_server_tool_calls_are_published_and_sent_back() -> None:
     search = {
         "type": "web_search_call",
         "id": "ws_1",
@@ -249,18 +260,18 @@ def test_the_vendor_s_own_tools_are_told_of_and_go_back() -> None:
             completed_event(search, mcp, HELLO),
         ]
     )
-    told = [(event.name, event.phase, event.success) for event in found if isinstance(event, ServerToolEvent)]
-    assert told == [
+    tool_events = [(event.name, event.phase, event.success) for event in found if isinstance(event, ServerToolEvent)]
+    assert tool_events == [
         ("web_search", "start", True),
         ("web_search", "complete", True),
         ("ask", "start", True),
         ("ask", "complete", False),
     ]
     assert encode([last_message(found)])["input"] == [search, mcp, HELLO]
-    assert notices(found) == []
+    assert notice_messages(found) == []
 
 
-def test_a_tool_with_free_input_is_called_and_answered_in_its_form() -> None:
+def test_custom_tool_call_is_read_and_answered_in_its_format() -> None:
     item = {"type": "custom_tool_call", "id": "ctc_1", "call_id": "call_1", "name": "run", "input": 'print("½")\n'}
     events = [
         item_added({**item, "input": ""}),
@@ -276,7 +287,7 @@ def test_a_tool_with_free_input_is_called_and_answered_in_its_form() -> None:
         assert sent == [item, {"type": "custom_tool_call_output", "call_id": "call_1", "output": "½"}]
 
 
-def test_what_is_not_known_is_told_once_and_an_unknown_item_goes_back() -> None:
+def test_unknown_events_are_reported_once_and_unknown_items_sent_back() -> None:
     item = {"type": "oracle_call", "id": "o_1", "wisdom": [1, {"a": None}]}
     events = [
         {"type": "response.oracle.delta"},
@@ -286,8 +297,8 @@ def test_what_is_not_known_is_told_once_and_an_unknown_item_goes_back() -> None:
         {"type": "keepalive"},
     ]
     found = read_events([*events, item_done(item), item_done(HELLO, 1), completed_event(item, HELLO)])
-    assert len(notices(found)) == 3
-    assert last(found).content == "Hello"
+    assert len(notice_messages(found)) == 3
+    assert final_message(found).content == "Hello"
     assert encode([last_message(found)])["input"] == [item, HELLO]
 
 
@@ -306,16 +317,16 @@ def test_what_is_not_known_is_told_once_and_an_unknown_item_goes_back() -> None:
         ({}, ("stop", "completed")),
     ],
 )
-def test_why_an_answer_ended(fields: dict[str, Any], reasons: tuple[str, str]) -> None:
+def test_finish_reason_is_mapped(fields: dict[str, Any], reasons: tuple[str, str]) -> None:
     for answer in (
         response(HELLO, **fields),
         [*TEXT, {"type": "response.incomplete", "response": orjson.loads(response(HELLO, **fields))}],
     ):
-        found = last(read_events(answer))
+        found = final_message(read_events(answer))
         assert (found.finish_reason, found.raw_finish_reason) == reasons
 
 
-def test_usage_has_what_was_cached_written_and_reasoned() -> None:
+def test_usage_contains_cached_and_reasoning_tokens() -> None:
     usage = {
         "input_tokens": 10,
         "output_tokens": 5,
@@ -348,7 +359,7 @@ def test_usage_has_what_was_cached_written_and_reasoned() -> None:
         ({"type": "error", "code": "content_filter", "message": "No."}, ContentFiltered, "No"),
     ],
 )
-def test_an_error_in_the_middle_is_one_of_ours_and_what_came_before_stays(
+def test_error_during_a_stream_is_raised_with_its_type(
     event: dict[str, Any], kind: type[ProviderError], words: str
 ) -> None:
     with pytest.raises(kind, match=words):
@@ -356,12 +367,12 @@ def test_an_error_in_the_middle_is_one_of_ours_and_what_came_before_stays(
 
 
 @pytest.mark.parametrize("status", ["queued", "in_progress"])
-def test_an_answer_that_has_only_begun_is_an_error_that_says_what_to_do(status: str) -> None:
+def test_queued_answer_is_an_error_with_a_remedy(status: str) -> None:
     with pytest.raises(ProviderProtocolError, match="stream=True"):
         read_events(response(status=status))
 
 
-def test_an_answer_that_was_cut_off_is_none() -> None:
+def test_truncated_stream_is_an_error() -> None:
     with pytest.raises(ProviderError, match="cut short"):
         read_events(TEXT)
 
@@ -373,10 +384,10 @@ HOSTILE: list[Any] = [None, 7, -1, "", "x", [], [7], {}, {"type": "message"}, {"
 @pytest.mark.parametrize(
     "name", ["type", "item", "item_id", "output_index", "content_index", "delta", "response", "text", "annotation"]
 )
-def test_any_value_anywhere_in_an_event_breaks_nothing(name: str, value: Any) -> None:
+def test_reader_handles_any_value_in_an_event(name: str, value: Any) -> None:
     every = [
         *TEXT,
-        TOLD,
+        TEXT_DONE,
         item_done(HELLO),
         item_added(HM, 1),
         item_delta("reasoning_summary_text", "x", HM, 1),
@@ -392,7 +403,7 @@ def test_any_value_anywhere_in_an_event_breaks_nothing(name: str, value: Any) ->
             found = read_events([{**event, name: value}, completed_event(HELLO)])
         except ProviderError:
             continue
-        encode([last_message(found), *(Message.tool(each.id, "x") for each in last(found).tool_calls)])
+        encode([last_message(found), *(Message.tool(each.id, "x") for each in final_message(found).tool_calls)])
 
 
 @pytest.mark.parametrize("value", HOSTILE)
@@ -406,7 +417,7 @@ def test_any_value_anywhere_in_an_event_breaks_nothing(name: str, value: Any) ->
         {"type": "custom_tool_call", "name": "n", "input": ""},
     ],
 )
-def test_any_value_anywhere_in_an_item_breaks_nothing(item: dict[str, Any], value: Any) -> None:
+def test_reader_handles_any_value_in_an_item(item: dict[str, Any], value: Any) -> None:
     for name in item:
         try:
             found = read_events(response({**item, name: value}))
@@ -416,7 +427,7 @@ def test_any_value_anywhere_in_an_item_breaks_nothing(item: dict[str, Any], valu
         encode([last_message(found)], make_codec("gpt-4o"))
 
 
-def test_items_without_end_come_to_a_bound() -> None:
+def test_endless_items_reach_a_limit() -> None:
     with pytest.raises(OutOfBounds):
         read_events(
             [item_added({"type": "message", "id": str(number)}) for number in range(20_000)],

@@ -84,7 +84,7 @@ SETTINGS = st.builds(
 
 @settings(max_examples=300, deadline=None)
 @given(MESSAGES, SETTINGS, st.sampled_from(["gpt-5", "gpt-4o", "gpt-oss-20b", "openai/gpt-5"]), st.booleans())
-def test_whatever_the_history_and_the_settings_the_sdk_takes_the_request(
+def test_request_for_any_history_and_settings_matches_the_sdk_types(
     messages: list[Message], asked: ModelSettings, model: str, tools: bool
 ) -> None:
     request = ModelRequest(
@@ -102,7 +102,7 @@ def test_whatever_the_history_and_the_settings_the_sdk_takes_the_request(
     assert items
 
 
-def test_several_candidates_are_refused_before_anything_is_sent() -> None:
+def test_request_for_several_candidates_is_rejected() -> None:
     request = ModelRequest(messages=[Message.user("hi")], settings=ModelSettings(extra_body={"n": 2}))
     with pytest.raises(BadRequest, match="one answer"):
         encode(request)

@@ -16,14 +16,17 @@ pytestmark = needs_recordings
 THERE = "https://recorded.example/v1"
 
 IDS = {"+function_call.id", "+function_call.status"}
-"""The client sends calls without the ids of their items; with them the vendor knows what belongs to what."""
+"""The client omits the item ids of calls, which relate items for the vendor."""
 AS_ITEM = {"+message.id", "+message.status", "+message.type", "message.content"}
-"""The client sends the text alone; we send the item as it came, with its id, so that reasoning has what follows it."""
+"""The client sends only the text.
+
+The codec sends the item with its id, because reasoning requires the following item.
+"""
 REASONING = {"+reasoning"}
-"""The client leaves it out; the vendor asks for it."""
+"""The client omits reasoning, which the vendor requires."""
 UNSENT = "reasoning that the vendor has neither stored nor sent encrypted"
 NO_REASONING = ("azure-resp-j-tool-0787de92", "openai-resp-s-multi-tool-streaming-cdb0c689")
-"""Nothing was stored, and the client had not asked for the encrypted form."""
+"""Reasoning was not stored, and the client did not request the encrypted form."""
 DIFFER: dict[str, set[str]] = {
     "azure-resp-j-tool-0787de92": set(),
     "azure-resp-s-thinking-streaming-85f0ee27": IDS | REASONING,
@@ -47,21 +50,21 @@ DIFFER: dict[str, set[str]] = {
         "+tool_search_output",
         "+function_call.status",
     },
-    # A message without text says nothing.
+    # An empty message is omitted.
     "openai-resp-j-test-openai-responses-model-retry-8d327f88": IDS | {"-message"},
     # Its user has put another text into the message, which the vendor then refused; ours goes back as it came.
     "openai-resp-j-test-openai-responses-thinking-with-modified-2598f3c3": AS_ITEM,
     "openai-resp-s-multi-tool-streaming-cdb0c689": set(),
-    # The client took the id of the item for that of the call.
+    # The client used the item id as the call id.
     "openai-resp-s-test-openai-responses-stream-298b4175": IDS
     | {"function_call.call_id", "function_call_output.call_id"},
-    # The client writes the arguments anew, with spaces.
+    # The client formats the arguments with spaces.
     "openai-resp-s-test-responses-tool-use-streaming-442eaef5": IDS | {"function_call.arguments"},
 }
 
 
-def answered(exchange: Any) -> Message:
-    """The message of the model that a recorded answer is."""
+def read_answer(exchange: Any) -> Message:
+    """Return the message of a recorded response."""
     by = make_codec(exchange["request"]["body"]["model"], THERE)
     data = body(exchange)
     if not exchange["stream"]:
@@ -71,7 +74,7 @@ def answered(exchange: Any) -> Message:
 
 
 def pairs() -> list[tuple[str, int]]:
-    """The exchanges after which the same conversation goes on."""
+    """Return the exchanges that the next exchange continues."""
     found: list[tuple[str, int]] = []
     for name in recording_names(api="resp"):
         exchanges = recording(name)["exchanges"]
@@ -84,12 +87,12 @@ def pairs() -> list[tuple[str, int]]:
 
 
 def differences(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> set[str]:
-    """What differs between two lists of items: `+` is ours alone, `-` theirs alone."""
+    """Return the differences between two lists of items: `+` is only ours, `-` only theirs."""
     found: set[str] = set()
     left = list(theirs)
     for item in ours:
         kind = item.get("type", "message")
-        match = next((other for other in left if kind_of(other) == kind), None)
+        match = next((other for other in left if item_type(other) == kind), None)
         if match is None:
             found.add(f"+{kind}")
             continue
@@ -97,22 +100,22 @@ def differences(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> set
         found |= {f"+{kind}.{name}" for name in item.keys() - match.keys()}
         found |= {f"-{kind}.{name}" for name in match.keys() - item.keys()}
         found |= {f"{kind}.{name}" for name in item.keys() & match.keys() if item[name] != match[name]}
-    return found | {f"-{kind_of(other)}" for other in left}
+    return found | {f"-{item_type(other)}" for other in left}
 
 
-def kind_of(item: dict[str, Any]) -> str:
+def item_type(item: dict[str, Any]) -> str:
     return item.get("type", "message")
 
 
 @pytest.mark.parametrize(("name", "number"), pairs() or [("none", 0)])
-def test_what_goes_back_is_what_the_client_sent_but_for_what_is_listed(name: str, number: int) -> None:
+def test_second_request_equals_the_recorded_one_except_for_listed_fields(name: str, number: int) -> None:
     one, other = recording(name)["exchanges"][number : number + 2]
     theirs = other["request"]["body"]["input"][len(one["request"]["body"]["input"]) :]
-    message = answered(one)
+    message = read_answer(one)
     outputs = [item["output"] for item in theirs if item.get("type") == "function_call_output"]
     results = [Message.tool(call.id, text) for call, text in zip(message.tool_calls, outputs, strict=True)]
     results += [Message.user(item["content"]) for item in theirs if item.get("role") == "user"]
-    told: list[str] = []
-    ours = encode([message, *results], make_codec(one["request"]["body"]["model"], THERE), told)["input"]
+    notices: list[str] = []
+    ours = encode([message, *results], make_codec(one["request"]["body"]["model"], THERE), notices)["input"]
     assert differences(ours, theirs) == DIFFER[name]
-    assert [each.partition(" does not receive ")[2] for each in told] == ([UNSENT] if name in NO_REASONING else [])
+    assert [each.partition(" does not receive ")[2] for each in notices] == ([UNSENT] if name in NO_REASONING else [])

@@ -34,7 +34,7 @@ SCHEMA: dict[str, Any] = {
 }
 
 
-def body(
+def encode_settings(
     model: str = "gpt-5", left_out: list[str] | None = None, tools: bool = False, **settings: Any
 ) -> dict[str, Any]:
     request = ModelRequest(
@@ -43,16 +43,16 @@ def body(
     return encode(request, make_codec(model))
 
 
-def test_nothing_is_stored_and_what_is_reasoned_comes_encrypted() -> None:
-    assert body() == {
+def test_request_disables_storage_and_includes_encrypted_reasoning() -> None:
+    assert encode_settings() == {
         "model": "gpt-5",
         "stream": True,
         "store": False,
         "include": ["reasoning.encrypted_content"],
         "input": [{"role": "user", "content": "hi"}],
     }
-    assert "include" not in body("gpt-4o")
-    assert body("my-deployment", reasoning_effort="low")["include"] == ["reasoning.encrypted_content"]
+    assert "include" not in encode_settings("gpt-4o")
+    assert encode_settings("my-deployment", reasoning_effort="low")["include"] == ["reasoning.encrypted_content"]
 
 
 @pytest.mark.parametrize(
@@ -71,19 +71,19 @@ def test_nothing_is_stored_and_what_is_reasoned_comes_encrypted() -> None:
         ("gpt-5", {"tool_choice": "required", "parallel_tool_calls": False}, {}, []),
     ],
 )  # fmt: skip
-def test_what_the_vendor_has_no_word_for_is_left_out_and_told_once(
+def test_unsupported_setting_is_omitted_with_one_notice(
     model: str, settings: dict[str, Any], sent: dict[str, Any], told: list[str]
 ) -> None:
-    by, heard = make_codec(model), list[str]()
+    by, notices = make_codec(model), list[str]()
     request = ModelRequest(messages=[Message.user("hi")], settings=ModelSettings(**settings))
-    found = encode(request, by, heard)
-    assert encode(request, by, heard) == found
+    found = encode(request, by, notices)
+    assert encode(request, by, notices) == found
     assert {
         name: value for name, value in found.items() if name not in ("model", "stream", "store", "include", "input")
     } == sent
     begin = f"openai_responses:{model} does not accept "
-    assert all(what.startswith(begin) for what in heard)
-    assert [what.removeprefix(begin).partition(",")[0].partition(";")[0] for what in heard] == told
+    assert all(what.startswith(begin) for what in notices)
+    assert [what.removeprefix(begin).partition(",")[0].partition(";")[0] for what in notices] == told
 
 
 @pytest.mark.parametrize(
@@ -96,19 +96,19 @@ def test_what_the_vendor_has_no_word_for_is_left_out_and_told_once(
         ("web_search", {"type": "allowed_tools", "mode": "required", "tools": [{"type": "web_search"}]}),
     ],
 )
-def test_a_tool_is_chosen_by_its_name(choice: str, form: Any) -> None:
+def test_tool_choice_is_encoded_by_tool_type(choice: str, form: Any) -> None:
     theirs: list[dict[str, Any]] = [
         {"type": "custom", "name": "run"},
         {"type": "mcp", "server_label": "wiki", "server_url": "https://e.org"},
         {"type": "web_search"},
     ]
-    found = body(tools=True, tool_choice=choice, server_tools=theirs)
+    found = encode_settings(tools=True, tool_choice=choice, server_tools=theirs)
     assert found["tool_choice"] == form
     ours = {"type": "function", "name": "look", "description": "Looks.", "parameters": LOOK.parameters, "strict": False}
     assert found["tools"] == [ours, *theirs]
 
 
-def test_a_schema_goes_as_the_format_of_the_text_beside_what_one_says_of_it() -> None:
+def test_response_schema_is_merged_with_text_settings() -> None:
     settings = ModelSettings(extra_body={"text": {"verbosity": "low"}, "metadata": {"a": "b"}})
     request = ModelRequest(messages=[Message.user("hi")], response_schema=SCHEMA, settings=settings, tools=(LOOK,))
     found = encode(request)
@@ -118,8 +118,8 @@ def test_a_schema_goes_as_the_format_of_the_text_beside_what_one_says_of_it() ->
     assert found["metadata"] == {"a": "b"}
 
 
-def test_fields_of_one_s_own_go_last_and_untouched() -> None:
-    found = body(
+def test_extra_body_overrides_other_fields() -> None:
+    found = encode_settings(
         extra_body={"input": "hi!", "tools": [], "store": True, "reasoning": {"summary": "auto"}},
         reasoning_effort="low",
     )
@@ -127,7 +127,7 @@ def test_fields_of_one_s_own_go_last_and_untouched() -> None:
     assert found["reasoning"] == {"effort": "low", "summary": "auto"}
 
 
-def test_an_answer_in_the_background_is_refused_where_it_is_not_streamed() -> None:
+def test_background_request_without_streaming_is_rejected() -> None:
     model = openai_responses("gpt-5", stream=False, api_key="k")
     request = ModelRequest(messages=[Message.user("hi")], settings=ModelSettings(extra_body={"background": True}))
     with pytest.raises(BadRequest, match="stream=True"):
@@ -138,7 +138,7 @@ FIRST = [Message.user("hi"), last_message(read_events(response(text("Hello"), ca
 NEXT = [*FIRST, Message.tool("call_1", "a cat")]
 
 
-def test_a_chain_sends_what_is_new_since_the_answer_that_is_stored() -> None:
+def test_chain_sends_only_messages_after_the_stored_answer() -> None:
     by, told = make_codec(chain=True), list[str]()
     assert encode(FIRST[:1], by, told)["store"] is True
     found = encode(NEXT, by, told)
@@ -160,7 +160,7 @@ def test_a_chain_sends_what_is_new_since_the_answer_that_is_stored() -> None:
         ],
     ],
 )
-def test_a_conversation_that_is_another_one_goes_whole_and_that_is_told(history: list[Message]) -> None:
+def test_chain_sends_a_different_conversation_completely_with_a_notice(history: list[Message]) -> None:
     by, told = make_codec(chain=True), list[str]()
     encode(FIRST[:1], by)
     found = encode(history, by, told)
@@ -169,7 +169,7 @@ def test_a_conversation_that_is_another_one_goes_whole_and_that_is_told(history:
     assert "previous_response_id" in told[0]
 
 
-def test_what_a_wire_without_a_chain_has_built_tells_no_chain_which_conversation_it_is() -> None:
+def test_chain_does_not_reuse_items_cached_by_another_codec() -> None:
     by, plain = make_codec(chain=True), make_codec()
     mine, other = History([Message.user("hi")]), History([Message.user("hi!")])
     for each in (mine, other):
@@ -179,8 +179,8 @@ def test_what_a_wire_without_a_chain_has_built_tells_no_chain_which_conversation
     assert "previous_response_id" not in found
 
 
-def test_results_for_a_stored_answer_have_the_ids_that_the_vendor_has_stored() -> None:
-    # Gateways count the ids of calls anew in each answer.
+def test_chain_results_have_the_call_ids_of_the_stored_answer() -> None:
+    # Gateways restart the call ids in each answer.
     again = last_message(read_events(response(call("look", "{}"), store=True, id="resp_2")))
     before = [Message.user("hi"), FIRST[1], Message.tool("call_1", "a cat")]
     by = make_codec(chain=True)
@@ -190,7 +190,7 @@ def test_results_for_a_stored_answer_have_the_ids_that_the_vendor_has_stored() -
     assert found["input"] == [{"type": "function_call_output", "call_id": "call_1", "output": "a dog"}]
 
 
-def test_an_answer_that_the_vendor_no_longer_has_is_asked_for_again_whole() -> None:
+def test_chain_is_retried_completely_when_the_previous_response_is_unknown() -> None:
     by = make_codec(chain=True)
     encode(FIRST[:1], by)
     assert "previous_response_id" in encode(NEXT, by)
@@ -215,12 +215,12 @@ def test_an_answer_that_the_vendor_no_longer_has_is_asked_for_again_whole() -> N
         (openai_responses("openai/gpt-5", preset="openrouter"), "openrouter:openai/gpt-5"),
     ],
 )
-def test_a_model_is_called_by_what_makes_it_and_speaks_responses(made: HTTPModel, name: str) -> None:
+def test_model_has_a_resolvable_name_and_uses_the_responses_api(made: HTTPModel, name: str) -> None:
     assert made.name == name
     assert made._wire.url("http://m/v1") == "http://m/v1/responses"  # pyright: ignore[reportPrivateUsage]
 
 
-def test_two_models_of_which_one_takes_reasoning_share_a_history_and_not_what_was_built_of_it() -> None:
+def test_models_with_and_without_reasoning_share_a_history() -> None:
     thought = last_message(read_events(response(reasoning("Hm."), text("Hello"))))
     history = History([Message.user("hi"), thought, Message.user("And?")])
     for model, kinds in (
@@ -232,7 +232,7 @@ def test_two_models_of_which_one_takes_reasoning_share_a_history_and_not_what_wa
         assert {item.get("type", "message") for item in found["input"]} == kinds
 
 
-def test_a_chain_of_what_is_not_stored_and_another_vendor_are_refused() -> None:
+def test_chain_without_storage_and_unsupported_preset_are_rejected() -> None:
     with pytest.raises(ConfigurationError, match="chain=True"):
         openai_responses("gpt-5", store=False, chain=True)
     with pytest.raises(ConfigurationError, match="does not support"):

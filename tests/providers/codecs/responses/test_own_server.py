@@ -25,7 +25,7 @@ def clerk() -> Agent:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_an_agent_answers_an_agent(stream: bool) -> None:
+async def test_agent_answers_another_agent(stream: bool) -> None:
     async with serve_openai(clerk()) as served:
         model = openai_responses("clerk", base_url=f"{served.url}/v1", api_key="ann-key", stream=stream)
         async with Agent(model).run("What is the weather in Oslo?") as run:
@@ -39,7 +39,7 @@ async def test_an_agent_answers_an_agent(stream: bool) -> None:
     assert (usage.input_tokens, usage.output_tokens, usage.cached_tokens) == (30, 4, 5)
 
 
-async def test_a_conversation_goes_on_with_what_came_before() -> None:
+async def test_conversation_continues_with_its_history() -> None:
     inner = ScriptedModel(turn("One.", reasoning="Hm."), turn("Two."))
     async with serve_openai(Agent(inner, name="clerk")) as served:
         model = openai_responses("clerk", base_url=f"{served.url}/v1", api_key="ann-key")
