@@ -14,7 +14,7 @@ from reactivex import Observable
 from rxloop import Agent, ContentCompleteEvent, ContentDeltaEvent, Event, Limits, MemoryEventLog, op, tool
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.protocol.messages import ToolCall
-from rxloop.providers.codecs.text import text_delta
+from rxloop.providers.codecs.text import make_text_delta
 from rxloop.stream.sources import Push, from_task
 
 ROUNDS, TOKENS, CALLS = 9, (2_000, 12_000), (20, 120)
@@ -40,7 +40,7 @@ class Talker:
             for index in range(self.tokens):
                 if index % 20 == 0:
                     await asyncio.sleep(0)
-                push(text_delta(ContentDeltaEvent, "word ", index, request.step))
+                push(make_text_delta(ContentDeltaEvent, "word ", index, request.step))
             push(ContentCompleteEvent(content="word " * self.tokens, finish_reason="stop"))
 
         return from_task(work, request.ctx)

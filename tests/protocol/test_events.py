@@ -45,7 +45,7 @@ from rxloop.protocol.events import (
     public_events,
 )
 from rxloop.protocol.messages import Citation, ErrorInfo, FilePart, ImagePart, Message, TextPart, ToolCall, Usage
-from rxloop.providers.codecs.text import text_delta
+from rxloop.providers.codecs.text import make_text_delta
 
 KINDS: dict[str, type[Event]] = {cls.model_fields["kind"].default: cls for cls in get_args(get_args(AnyEvent)[0])}
 CALL = ToolCall(id="0", name="get_weather", arguments={"city": "Oslo", "days": [1, 2]}, raw='{"city": "Oslo"}')
@@ -273,7 +273,7 @@ def test_a_cursor_names_the_root_run_the_attempt_and_the_place() -> None:  # L10
 
 @pytest.mark.parametrize("cls", [ContentDeltaEvent, ThoughtDeltaEvent])
 def test_a_delta_that_is_made_fast_is_the_same_event(cls: Any) -> None:
-    fast = text_delta(cls, "a", 3, "1")
+    fast = make_text_delta(cls, "a", 3, "1")
     slow = cls(delta="a", index=3, step="1")
 
     assert fast == slow

@@ -35,7 +35,7 @@ class City(BaseModel):
     ],
 )
 def test_a_combination_keeps_to_a_schema_if_all_its_models_do(model: Provider, keeps: bool | None) -> None:
-    assert getattr(model, "keeps_to_schema", None) is keeps
+    assert getattr(model, "enforces_schema", None) is keeps
 
 
 CHAT = [name for name, preset in PRESETS.items() if preset.wire in ("openai", "openai_chat")]
@@ -43,7 +43,7 @@ CHAT = [name for name, preset in PRESETS.items() if preset.wire in ("openai", "o
 
 @pytest.mark.parametrize(("name", "keeps"), [(name, name in ("openai", "openai_chat", "azure")) for name in CHAT])
 def test_only_those_whose_documentation_says_so_are_left_to_the_schema_alone(name: str, keeps: bool) -> None:
-    assert openai_chat("m", preset=name).keeps_to_schema is keeps
+    assert openai_chat("m", preset=name).enforces_schema is keeps
 
 
 async def test_the_words_for_the_answer_go_with_a_combination_that_may_not_keep_to_it() -> None:

@@ -51,8 +51,8 @@ GPT = {
 def counted(wire: CodecFactory, answer: dict[str, Any]) -> UsageEvent:
     events: list[Event] = []
     speaking = wire("m", PRESETS["openai"], stream=False)
-    reading = speaking.reader(MessageDraft(events.append, "1", Endpoint("m", "http://host/v1")))
-    reading.whole(orjson.dumps(answer))
+    reading = speaking.make_reader(MessageDraft(events.append, "1", Endpoint("m", "http://host/v1")))
+    reading.read_body(orjson.dumps(answer))
     reading.complete()
     [usage] = [each for each in events if isinstance(each, UsageEvent)]
     return usage

@@ -141,8 +141,8 @@ SAYS: dict[str, Callable[[Sequence[Piece], str], Json]] = {
 def answered(wire: Codec, answer: Json) -> Message:
     """The message of the model that an answer amounts to."""
     events: list[Event] = []
-    reader = wire.reader(MessageDraft(events.append, "1", Endpoint("m", "http://x")))
-    reader.whole(orjson.dumps(answer))
+    reader = wire.make_reader(MessageDraft(events.append, "1", Endpoint("m", "http://x")))
+    reader.read_body(orjson.dumps(answer))
     reader.complete()
     assert isinstance(events[-1], ContentCompleteEvent)
     for event in events:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rxloop.providers.codecs.fields import own_tools
+from rxloop.providers.codecs.fields import split_tools
 
 CLAUDES: list[dict[str, Any]] = [
     {"type": "web_search_20250305", "name": "web_search"},
@@ -25,26 +25,26 @@ GOOGLES: list[dict[str, Any]] = [{"googleSearch": {}}]
 
 @pytest.mark.parametrize("tool", [*CLAUDES, *NEW])
 def test_claude_gets_its_own_tools_and_those_that_nobody_knows(tool: dict[str, Any]) -> None:
-    assert own_tools([tool], "anthropic") == ([tool], [])
+    assert split_tools([tool], "anthropic") == ([tool], [])
 
 
 @pytest.mark.parametrize("tool", [*OPENAIS, *NEW])
 def test_openai_gets_its_own_tools_and_those_that_nobody_knows(tool: dict[str, Any]) -> None:
-    assert own_tools([tool], "openai") == ([tool], [])
+    assert split_tools([tool], "openai") == ([tool], [])
 
 
 @pytest.mark.parametrize("tool", [*OPENAIS, *GOOGLES])
 def test_claude_gets_no_tool_of_another_vendor(tool: dict[str, Any]) -> None:
-    own, told = own_tools([tool], "anthropic")
+    own, told = split_tools([tool], "anthropic")
     assert own == []
     assert told == [f"the tool {tool.get('type', 'googleSearch')!r} of another vendor"]
 
 
 @pytest.mark.parametrize("tool", [*CLAUDES, *GOOGLES])
 def test_openai_gets_no_tool_of_another_vendor(tool: dict[str, Any]) -> None:
-    assert own_tools([tool], "openai")[0] == []
+    assert split_tools([tool], "openai")[0] == []
 
 
 @pytest.mark.parametrize("kind", [None, 7, [], {}])
 def test_any_type_is_read(kind: Any) -> None:
-    assert own_tools([{"type": kind}], "openai") == ([{"type": kind}], [])
+    assert split_tools([{"type": kind}], "openai") == ([{"type": kind}], [])

@@ -337,7 +337,9 @@ def test_the_fold_keeps_the_highest_number_of_the_letters_that_the_run_took() ->
     ]
 
     assert [fold_all([task(seq=1), *said[:count]]).last_command for count in range(5)] == [0, 7, 9, 9, 9]
-    assert fold_all([task(seq=1), *said[:2]]).create_branch().merge_main(fold_all([task(seq=1), *said])).last_command == 9
+    assert (
+        fold_all([task(seq=1), *said[:2]]).create_branch().merge_main(fold_all([task(seq=1), *said])).last_command == 9
+    )
 
 
 def test_a_letter_to_a_run_inside_is_none_of_the_outer_one() -> None:

@@ -24,7 +24,7 @@ from rxloop.protocol.events import (
     ToolProgressEvent,
 )
 from rxloop.protocol.messages import ToolCall
-from rxloop.providers.codecs.text import text_delta
+from rxloop.providers.codecs.text import make_text_delta
 from rxloop.stream.deltas import delta_text
 from rxloop.stream.hub import Hub
 from support.run_checks import Recorder, positions
@@ -56,7 +56,7 @@ class Numbers:
         return self.put(CustomEvent(name=name))
 
     def delta(self, text: str, step: str = "1", index: int = 0) -> Event:
-        return self.put(text_delta(ContentDeltaEvent, text, index, step))
+        return self.put(make_text_delta(ContentDeltaEvent, text, index, step))
 
     def complete(self, step: str = "1") -> Event:
         return self.put(ContentCompleteEvent(content="", step=step))
@@ -382,7 +382,7 @@ def test_a_reader_that_comes_back_into_a_long_message_gets_the_rest_of_it_and_no
 def test_what_is_thought_and_called_in_a_long_message_is_merged_and_not_lost(numbers: Numbers) -> None:  # L12, L132
     numbers.hub = hub = Hub(retain_open=64)
     for number in range(1_000):
-        numbers.put(text_delta(ThoughtDeltaEvent, f"{number} ", number, "1"))
+        numbers.put(make_text_delta(ThoughtDeltaEvent, f"{number} ", number, "1"))
         for index in (0, 1):
             numbers.put(ToolCallDeltaEvent(index=index, tool_call_id="c", name="t", fragment=f"{number},", step="1"))
         numbers.delta(f"{number};", index=number)
@@ -399,7 +399,7 @@ def test_a_long_thought_does_not_run_on_in_the_next_one(numbers: Numbers) -> Non
     numbers.hub = hub = Hub(retain=10, retain_open=16)
     for thought in "ab":
         for number in range(100):
-            numbers.put(text_delta(ThoughtDeltaEvent, thought, number, "1"))
+            numbers.put(make_text_delta(ThoughtDeltaEvent, thought, number, "1"))
             if number == 50:
                 numbers.custom("beside it")
         late = [event for event in Recorder(hub.events).events if isinstance(event, ThoughtDeltaEvent)]

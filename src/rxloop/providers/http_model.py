@@ -20,7 +20,7 @@ from rxloop.providers import failures
 from rxloop.providers.bounds import DEFAULT_BOUNDS, Bounds, Timeouts, Unreadable
 from rxloop.providers.codecs import Codec, CodecFactory, find_gate
 from rxloop.providers.codecs.draft import MessageDraft
-from rxloop.providers.codecs.fields import object_of
+from rxloop.providers.codecs.fields import as_object
 from rxloop.providers.codecs.text import TextRules
 from rxloop.providers.credentials import KeySource, Sign, called_key, signature
 from rxloop.providers.error_responses import TOOL_USE_FAILED
@@ -147,9 +147,9 @@ class HTTPModel:
         return f"{protocol}{self._address}#{self.model}"
 
     @property
-    def keeps_to_schema(self) -> bool:
+    def enforces_schema(self) -> bool:
         """True if the endpoint forces the model to follow the `response_schema` of every request."""
-        return self._wire.keeps_to_schema
+        return self._wire.enforces_schema
 
     def call(self, request: ModelRequest) -> Observable[Event]:
         """Return the answer to one request. The request is sent on subscription.
@@ -198,11 +198,11 @@ class HTTPModel:
                     draft = MessageDraft(push, request.step, where, request.tools, self._rules, self._bounds)
                     draft.find_limit = partial(self._find_limit, request)
                     response = await self._post(client, where, request, draft)
-                    reader = self._wire.reader(draft)
+                    reader = self._wire.make_reader(draft)
                     try:
                         await receive(response, where, reader, self._stream, find_gate(request), watch, self._bounds)
                     except failures.MalformedCall as error:
-                        draft.lose_calls(error.reason, TOOL_USE_FAILED)
+                        draft.discard_calls(error.reason, TOOL_USE_FAILED)
                         draft.complete("openai_chat")
                 self._pool.tidy()
         except Unreadable as error:
@@ -313,11 +313,11 @@ class HTTPModel:
 def _output_limit(body: bytes) -> int | None:
     """Find the output limit in a request body."""
     try:
-        fields = object_of(orjson.loads(body))
+        fields = as_object(orjson.loads(body))
     except orjson.JSONDecodeError:
         return None
     limits = [fields.get(name) for name in _LIMITS]
-    limits.append(object_of(fields.get("generationConfig")).get("maxOutputTokens"))
+    limits.append(as_object(fields.get("generationConfig")).get("maxOutputTokens"))
     return next((limit for limit in limits if type(limit) is int), None)
 
 

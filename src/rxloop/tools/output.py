@@ -86,7 +86,7 @@ class Output(NamedTuple):
         Nothing, if the model keeps to the schema in every request. If that is unknown it gets both, schema and words,
         unless the mode is `native`; if it does not keep to it, it gets the words in any case.
         """
-        able = getattr(model, "keeps_to_schema", None)
+        able = getattr(model, "enforces_schema", None)
         if self.schema is not None and (able or (self.mode == "native" and able is None)):
             return None
         return self.instructions

@@ -18,7 +18,7 @@ from rxloop.protocol.events import (
     UsageEvent,
 )
 from rxloop.protocol.messages import Message
-from rxloop.providers.codecs.text import text_delta
+from rxloop.providers.codecs.text import make_text_delta
 from rxloop.stream.sources import emit
 from support.fake_host import make_info
 from support.runs import FakeRequestHost, context, tool_call
@@ -204,7 +204,7 @@ def test_nobody_asks_the_model_before_it_is_subscribed() -> None:  # L52
 
 @pytest.mark.parametrize("branch", [None, "b"])
 def test_an_object_that_a_provider_gives_twice_is_two_events(branch: str | None) -> None:
-    shared = [text_delta(ContentDeltaEvent, "Hi", 0, None), ContentCompleteEvent(content="Hi")]
+    shared = [make_text_delta(ContentDeltaEvent, "Hi", 0, None), ContentCompleteEvent(content="Hi")]
     host = ColdModel(emit(*shared), emit(*shared))
     seen: list[Any] = []
 

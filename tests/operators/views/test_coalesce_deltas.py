@@ -17,7 +17,7 @@ from rxloop.protocol.events import (
     ThoughtDeltaEvent,
     ToolCallDeltaEvent,
 )
-from rxloop.providers.codecs.text import text_delta
+from rxloop.providers.codecs.text import make_text_delta
 
 on_next: Callable[[int, Any], Recorded[Any]] = ReactiveTest.on_next
 on_completed, on_error = ReactiveTest.on_completed, ReactiveTest.on_error
@@ -84,7 +84,7 @@ def test_a_lone_delta_is_the_same_object() -> None:
 
 
 def test_deltas_of_a_provider_merge_like_validated_ones() -> None:
-    seen = merged(*(text_delta(ContentDeltaEvent, text, index, "1") for index, text in enumerate("abc")))
+    seen = merged(*(make_text_delta(ContentDeltaEvent, text, index, "1") for index, text in enumerate("abc")))
 
     assert seen == [delta("abc", index=2, step="1")]
     assert b'"delta":"abc"' in seen[0].to_json()

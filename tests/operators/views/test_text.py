@@ -5,7 +5,7 @@ from reactivex.testing import ReactiveTest, Recorded, TestScheduler
 
 from rxloop.operators.views.text import text
 from rxloop.protocol.events import ContentCompleteEvent, ContentDeltaEvent, ThoughtDeltaEvent
-from rxloop.providers.codecs.text import text_delta
+from rxloop.providers.codecs.text import make_text_delta
 
 on_next: Callable[[int, Any], Recorded[Any]] = ReactiveTest.on_next
 on_completed, on_error = ReactiveTest.on_completed, ReactiveTest.on_error
@@ -20,7 +20,7 @@ def test_the_deltas_of_the_main_line_come_as_text_just_as_they_are() -> None:
     source = scheduler.create_hot_observable(
         on_next(210, delta(" He")),
         on_next(220, ThoughtDeltaEvent(delta="hm")),
-        on_next(230, text_delta(ContentDeltaEvent, "y\n", 1, "1")),
+        on_next(230, make_text_delta(ContentDeltaEvent, "y\n", 1, "1")),
         on_next(240, ContentCompleteEvent(content=" Hey\n")),
         on_completed(250),
     )

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rxloop.protocol.events import Event
 from rxloop.protocol.messages import ImagePart, Message, ToolCall
 from rxloop.providers.codecs.draft import MessageDraft
-from rxloop.providers.codecs.provider_state import Piece, foreign_state, pieces_of
+from rxloop.providers.codecs.provider_state import Piece, find_foreign_states, iter_pieces
 from rxloop.providers.failures import Endpoint
 from support.vendors.messages import to_message
 
@@ -61,7 +61,7 @@ PIECES = st.one_of(
 @given(st.lists(PIECES, max_size=6))
 def test_what_came_in_pieces_goes_back_in_them(pieces: list[tuple[str, Any, dict[str, Any]]]) -> None:
     message = answered(*pieces)
-    back = [plain(piece) for piece in pieces_of(message, "acme")]
+    back = [plain(piece) for piece in iter_pieces(message, "acme")]
     if message.provider_state is None:
         # Text and calls alone say it all: what stands side by side is joined.
         assert all(kind in ("text", "call") and not extra for kind, _, extra in pieces)
@@ -77,7 +77,7 @@ def test_an_ordinary_message_keeps_no_state() -> None:
 
 def test_text_after_a_call_keeps_its_place() -> None:
     message = answered(("call", "look", {}), ("text", "Wait.", {}))
-    assert [piece.kind for piece in pieces_of(message, "acme")] == ["call", "text"]
+    assert [piece.kind for piece in iter_pieces(message, "acme")] == ["call", "text"]
 
 
 def test_nothing_that_the_message_says_stands_in_the_state() -> None:
@@ -91,26 +91,26 @@ def test_nothing_that_the_message_says_stands_in_the_state() -> None:
 def test_what_was_taken_out_of_a_message_does_not_come_back() -> None:
     message = answered(("reasoning", "r", {"sign": "s"}), ("text", "the password is x", {}))
     redacted = message.model_copy(update={"content": "the password is [gone]"})
-    assert [plain(piece) for piece in pieces_of(redacted, "acme")] == [("text", "the password is [gone]", {})]
+    assert [plain(piece) for piece in iter_pieces(redacted, "acme")] == [("text", "the password is [gone]", {})]
 
 
 def test_reasoning_that_was_changed_does_not_go_back_with_its_signature() -> None:
     message = answered(("reasoning", "abc", {"sign": "s"}), ("text", "hi", {}))
     changed = message.model_copy(update={"reasoning": "ab"})
-    assert [plain(piece) for piece in pieces_of(changed, "acme")] == [("text", "hi", {})]
+    assert [plain(piece) for piece in iter_pieces(changed, "acme")] == [("text", "hi", {})]
 
 
 def test_a_call_that_was_taken_out_takes_the_pieces_with_it() -> None:
     message = answered(("reasoning", "r", {"sign": "s"}), ("call", "look", {}), ("call", "see", {}))
     fewer = message.model_copy(update={"tool_calls": message.tool_calls[:1]})
-    assert [plain(piece) for piece in pieces_of(fewer, "acme")] == [("call", "look", {})]
+    assert [plain(piece) for piece in iter_pieces(fewer, "acme")] == [("call", "look", {})]
 
 
 def test_another_vendor_gets_text_files_and_calls_and_knows_what_it_does_not_get() -> None:
     message = answered(("reasoning", "r", {"sign": "s"}), ("text", "hi", {}), ("file", PIXEL, {}), ("call", "look", {}))
-    assert [piece.kind for piece in pieces_of(message, "other")] == ["text", "file", "call"]
-    assert foreign_state(message, "other") == ["acme"]
-    assert foreign_state(message, "acme") == []
+    assert [piece.kind for piece in iter_pieces(message, "other")] == ["text", "file", "call"]
+    assert find_foreign_states(message, "other") == ["acme"]
+    assert find_foreign_states(message, "acme") == []
 
 
 @given(
@@ -125,4 +125,4 @@ def test_another_vendor_gets_text_files_and_calls_and_knows_what_it_does_not_get
 )
 def test_any_state_is_read(state: Any) -> None:
     message = Message(role="assistant", content="hello", provider_state={"acme": state})
-    assert "".join(str(piece.value) for piece in pieces_of(message, "acme") if piece.kind == "text") in ("hello", "")
+    assert "".join(str(piece.value) for piece in iter_pieces(message, "acme") if piece.kind == "text") in ("hello", "")

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rxloop.errors import ConfigurationError
-from rxloop.providers.codecs.thought_tags import LONGEST_TAG, TagSplitter, Thought, ThoughtText, thought_fields
+from rxloop.providers.codecs.thought_tags import MAX_TAG_LENGTH, TagSplitter, Thought, ThoughtText, make_event_fields
 from rxloop.providers.vendors import THOUGHT_TAGS
 
 FRAGMENTS = (
@@ -21,7 +21,7 @@ ANY_TEXT = st.lists(st.sampled_from(FRAGMENTS) | st.text(max_size=4), max_size=2
 LONGEST_NAME = max(map(len, THOUGHT_TAGS))
 
 
-def pieces_of(text: str, cuts: list[int]) -> list[str]:
+def iter_pieces(text: str, cuts: list[int]) -> list[str]:
     marks = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
     return [text[a:b] for a, b in pairwise(marks)]
 
@@ -77,12 +77,12 @@ def test_a_text_cut_anywhere_is_split_the_same() -> None:
 @given(ANY_TEXT, st.lists(st.integers(0, 1000), max_size=12))
 def test_any_text_cut_anywhere_is_split_the_same(text: str, cuts: list[int]) -> None:
     # L41
-    assert split(*pieces_of(text, cuts)) == split(text) == split(*text)
+    assert split(*iter_pieces(text, cuts)) == split(text) == split(*text)
 
 
 @given(ANY_TEXT, st.lists(st.integers(0, 1000), max_size=12))
 def test_nothing_is_lost_or_doubled_on_any_text(text: str, cuts: list[int]) -> None:
-    found = split(*pieces_of(text, cuts))
+    found = split(*iter_pieces(text, cuts))
     assert "".join(piece.raw if isinstance(piece, Thought) else piece for piece in found) == text
 
 
@@ -90,7 +90,7 @@ def test_nothing_is_lost_or_doubled_on_any_text(text: str, cuts: list[int]) -> N
 def test_a_text_without_an_opening_tag_is_the_same_to_the_letter(text: str, cuts: list[int]) -> None:
     # L46
     text = re.sub(rf"<({'|'.join(THOUGHT_TAGS)})(?=[\s/>])", "<b", text, flags=re.IGNORECASE)
-    assert "".join(split(*pieces_of(text, cuts))) == text
+    assert "".join(split(*iter_pieces(text, cuts))) == text
 
 
 @given(ANY_TEXT, ANY_TEXT, st.lists(st.integers(0, 1000), max_size=12))
@@ -99,7 +99,7 @@ def test_what_stands_in_a_fenced_block_is_text_and_what_follows_it_is_not(
 ) -> None:
     # L47
     block = "````md\n" + code.replace("````", "") + "\n````\n"
-    assert brief(split(*pieces_of(f"{block}<think>x</think>{after}", cuts)))[:2] == [block, ("x",)]
+    assert brief(split(*iter_pieces(f"{block}<think>x</think>{after}", cuts)))[:2] == [block, ("x",)]
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_a_tag_without_a_body_is_the_thought_that_its_attribute_says(name: str) 
 
 def fields(attributes: str, name: str = "think") -> dict[str, Any]:
     (thought,) = split(f"<{name} {attributes}>x</{name}>")
-    return thought_fields(thought)
+    return make_event_fields(thought)
 
 
 @pytest.mark.parametrize(
@@ -270,7 +270,7 @@ def test_a_fence_inside_a_thought_hides_nothing_in_or_after_it() -> None:
 def test_no_more_is_held_back_than_the_start_of_a_tag(text: str, cuts: list[int]) -> None:
     # L48
     splitter = TagSplitter()
-    for piece in pieces_of(text, cuts):
+    for piece in iter_pieces(text, cuts):
         splitter.feed(piece)
     left = [piece for piece in splitter.finish() if not isinstance(piece, Thought)]
     held = "".join(piece if isinstance(piece, str) else piece.text for piece in left)
@@ -289,14 +289,14 @@ def test_a_tag_that_never_ends_is_given_up_as_text() -> None:
     # L48
     for start in ('<think id="', "<think id=", "<think ", "<think id ", "<think a='b' "):
         splitter = TagSplitter()
-        text = start + "x" * LONGEST_TAG if "=" in start else start + " " * LONGEST_TAG
+        text = start + "x" * MAX_TAG_LENGTH if "=" in start else start + " " * MAX_TAG_LENGTH
         out = splitter.feed(start) + [piece for char in text[len(start) :] for piece in splitter.feed(char)]
         assert "".join(map(str, out)) == text
 
 
 def test_a_tag_as_long_as_may_be_counts_and_a_longer_one_does_not() -> None:
-    longest = "<think id='" + "x" * (LONGEST_TAG - 13) + "'>"
-    assert len(longest) == LONGEST_TAG
+    longest = "<think id='" + "x" * (MAX_TAG_LENGTH - 13) + "'>"
+    assert len(longest) == MAX_TAG_LENGTH
     for found in (split(longest, "a</think>b"), split(*longest, "a</think>b")):
         assert brief(found) == [("a",), "b"]
     longer = longest.replace("x", "xx", 1)
@@ -357,7 +357,7 @@ def test_the_first_words_of_a_thought_are_not_held_back() -> None:
 def test_a_splitter_that_is_told_that_the_answer_comes_first_takes_no_thought_for_granted() -> None:
     splitter = TagSplitter(thinks_first=True)
     assert not splitter.idle
-    splitter.answers_first()
+    splitter.skip_leading_thought()
     assert splitter.idle
     assert splitter.feed("a</think>b") == ["a</think>b"]
 
@@ -366,7 +366,7 @@ def test_a_splitter_that_is_told_that_the_answer_comes_first_takes_no_thought_fo
 def test_a_text_that_begins_inside_a_thought_is_split_the_same_however_it_is_cut(text: str, cuts: list[int]) -> None:
     # L41
     whole = split(text, thinks_first=True)
-    assert split(*pieces_of(text, cuts), thinks_first=True) == whole == split(*text, thinks_first=True)
+    assert split(*iter_pieces(text, cuts), thinks_first=True) == whole == split(*text, thinks_first=True)
     assert "".join(piece.raw if isinstance(piece, Thought) else piece for piece in whole) == text
 
 

@@ -61,7 +61,7 @@ def reader_of(vendor: str, pushed: list[Event]) -> ResponseReader:
         "gemini": gemini.make_codec,
         "responses": responses.make_codec,
     }
-    return makers[vendor]().reader(draft)
+    return makers[vendor]().make_reader(draft)
 
 
 def failure(vendor: str, events: list[dict[str, Any]]) -> Exception | None:

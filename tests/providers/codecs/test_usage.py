@@ -45,7 +45,7 @@ def from_reader(make: Callable[[MessageDraft], ResponseReader], *payloads: Any, 
     if streamed:
         reader.feed([orjson.dumps(payload) for payload in payloads])
     else:
-        reader.whole(orjson.dumps(payloads[0]))
+        reader.read_body(orjson.dumps(payloads[0]))
     reader.complete()
     return counted(events)
 

@@ -25,7 +25,7 @@ ARRAY = "application/json; charset=UTF-8"
 class PlainReader(EchoReader):
     """The same, for a vendor that streams no arrays."""
 
-    arrays = False
+    accepts_arrays = False
 
 
 class PlainCodec(EchoCodec):

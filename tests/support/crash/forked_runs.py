@@ -22,7 +22,7 @@ from rxloop import Agent, ContentCompleteEvent, Event, Limits, Message, SqliteEv
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.protocol.events import CheckpointEvent, ContentDeltaEvent, TaskEvent
 from rxloop.protocol.messages import ToolCall
-from rxloop.providers.codecs.text import text_delta
+from rxloop.providers.codecs.text import make_text_delta
 from rxloop.stream.sources import Push, from_task
 
 ROUNDS = 6
@@ -36,7 +36,7 @@ class Planner:
     def call(self, request: ModelRequest) -> Observable[Event]:
         async def work(push: Push[Event]) -> None:
             for index, word in enumerate(("Let ", "me ", "see. ")):
-                push(text_delta(ContentDeltaEvent, word, index, request.step))
+                push(make_text_delta(ContentDeltaEvent, word, index, request.step))
                 await asyncio.sleep(0)
             push(message(request.messages))
 

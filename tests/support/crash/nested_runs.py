@@ -28,7 +28,7 @@ from rxloop import (
 )
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.protocol.events import ContentDeltaEvent
-from rxloop.providers.codecs.text import text_delta
+from rxloop.providers.codecs.text import make_text_delta
 from rxloop.state.fold import fold_all
 from rxloop.stream.sources import Push, from_task
 from support.crash.forked_runs import fork_for_each_order, print_line, report_event
@@ -44,7 +44,7 @@ class Worker:
 
     def call(self, request: ModelRequest) -> Observable[Event]:
         async def work(push: Push[Event]) -> None:
-            push(text_delta(ContentDeltaEvent, "Hm. ", 0, request.step))
+            push(make_text_delta(ContentDeltaEvent, "Hm. ", 0, request.step))
             await asyncio.sleep(random.random() * 0.002)
             push(UsageEvent(input_tokens=10, output_tokens=1))
             push(self.message(request.messages))

@@ -52,6 +52,6 @@ def call_deltas(*pieces: dict[str, Any]) -> dict[str, Any]:
 def read_whole(body: Any) -> list[Event]:
     events: list[Event] = []
     answer = ChatReader(MessageDraft(events.append, "1", WHERE))
-    answer.whole(body if isinstance(body, bytes) else orjson.dumps(body))
+    answer.read_body(body if isinstance(body, bytes) else orjson.dumps(body))
     answer.complete()
     return events

@@ -113,11 +113,11 @@ def read_answer(*events: Json | bytes, whole: bool = False) -> StreamResult:
     """Read a response and return its events and error."""
     pushed: list[Event] = []
     draft = MessageDraft(pushed.append, "1", Endpoint("claude", "http://x"))
-    reader = make_codec(stream=not whole).reader(draft)
+    reader = make_codec(stream=not whole).make_reader(draft)
     payloads = [event if isinstance(event, bytes) else orjson.dumps(event) for event in events]
     try:
         if whole:
-            reader.whole(payloads[0])
+            reader.read_body(payloads[0])
         else:
             reader.feed(payloads)
         reader.complete()

@@ -15,9 +15,9 @@ from rxloop.providers.error_responses import from_error_object
 class EchoReader(JSONReader):
     """Reader of events with text, an error or the end."""
 
-    arrays = True
+    accepts_arrays = True
 
-    def event(self, event: dict[str, Any]) -> None:
+    def read_event(self, event: dict[str, Any]) -> None:
         if "error" in event:
             raise from_error_object(event, self.draft.where)
         if "text" in event:
@@ -25,15 +25,15 @@ class EchoReader(JSONReader):
         if "stop" in event:
             self.draft.finish("stop", "stop")
 
-    def answer(self, answer: dict[str, Any]) -> None:
-        self.event(answer)
+    def read_answer(self, answer: dict[str, Any]) -> None:
+        self.read_event(answer)
 
 
 class EchoCodec:
     """Codec that sends an empty request and reads with `reads`."""
 
     headers: Mapping[str, str] = {}
-    keeps_to_schema = False
+    enforces_schema = False
     reads: type[JSONReader] = EchoReader
 
     def __init__(self, model: str, preset: Preset, *, stream: bool) -> None: ...
@@ -44,5 +44,5 @@ class EchoCodec:
     def encode(self, request: ModelRequest, notice: Notice) -> bytes:
         return b"{}"
 
-    def reader(self, draft: MessageDraft) -> JSONReader:
+    def make_reader(self, draft: MessageDraft) -> JSONReader:
         return self.reads(draft)

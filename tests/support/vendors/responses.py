@@ -18,7 +18,7 @@ from rxloop.providers.bounds import DEFAULT_BOUNDS, Bounds
 from rxloop.providers.codecs.draft import MessageDraft
 from rxloop.providers.codecs.responses import ResponsesCodec
 from rxloop.providers.codecs.responses.response import ResponsesReader
-from rxloop.providers.codecs.tool_calls import dumped
+from rxloop.providers.codecs.tool_calls import encode_json
 from rxloop.providers.failures import Endpoint
 from support.vendors import messages
 
@@ -41,12 +41,12 @@ def read_events(
 ) -> list[Event]:
     """Read a whole response (JSON) or the events of a stream."""
     events: list[Event] = []
-    reader = (codec or make_codec()).reader(MessageDraft(events.append, "1", WHERE, bounds=bounds))
+    reader = (codec or make_codec()).make_reader(MessageDraft(events.append, "1", WHERE, bounds=bounds))
     assert isinstance(reader, ResponsesReader)
     if isinstance(answer, bytes):
-        reader.whole(answer)
+        reader.read_body(answer)
     else:
-        reader.feed([dumped(event) for event in answer])
+        reader.feed([encode_json(event) for event in answer])
     reader.complete()
     return events
 

@@ -15,10 +15,10 @@ from rxloop.pipeline.requests import ModelRequest
 from rxloop.protocol.step_events import NoticeCode
 from rxloop.providers.bounds import SMALL, check_document
 from rxloop.providers.codecs.draft import MessageDraft as MessageDraft
-from rxloop.providers.codecs.fields import lenient_json
+from rxloop.providers.codecs.fields import parse_lenient_json
 from rxloop.providers.codecs.provider_state import Piece as Piece
-from rxloop.providers.codecs.provider_state import foreign_state as foreign_state
-from rxloop.providers.codecs.provider_state import pieces_of as pieces_of
+from rxloop.providers.codecs.provider_state import find_foreign_states as find_foreign_states
+from rxloop.providers.codecs.provider_state import iter_pieces as iter_pieces
 from rxloop.providers.error_responses import error_from_response
 from rxloop.providers.failures import cut_short
 from rxloop.stream.back_pressure import Gate
@@ -34,7 +34,7 @@ class Codec(Protocol):
     """Stateless codec for one model."""
 
     @property
-    def keeps_to_schema(self) -> bool:
+    def enforces_schema(self) -> bool:
         """True if the vendor forces the model to follow the `response_schema` of every request."""
         ...
 
@@ -63,7 +63,7 @@ class Codec(Protocol):
         """
         ...
 
-    def reader(self, draft: MessageDraft) -> ResponseReader:
+    def make_reader(self, draft: MessageDraft) -> ResponseReader:
         """Create a response reader."""
         ...
 
@@ -86,7 +86,7 @@ class ResponseReader(Protocol):
     """Response parser that pushes events."""
 
     @property
-    def arrays(self) -> bool:
+    def accepts_arrays(self) -> bool:
         """True if streams can also arrive as a JSON array."""
         ...
 
@@ -96,7 +96,7 @@ class ResponseReader(Protocol):
         ...
 
     @property
-    def ended(self) -> bool:
+    def is_complete(self) -> bool:
         """True if a complete answer was read."""
         ...
 
@@ -109,11 +109,11 @@ class ResponseReader(Protocol):
         """
         ...
 
-    def last(self, payloads: list[bytes]) -> None:
+    def feed_last(self, payloads: list[bytes]) -> None:
         """Read trailing data after the last complete event. Raises the same errors as `feed`."""
         ...
 
-    def whole(self, body: bytes) -> None:
+    def read_body(self, body: bytes) -> None:
         """Read a non-streaming response. Raises the same errors as `feed`."""
         ...
 
@@ -125,7 +125,7 @@ class ResponseReader(Protocol):
         """
         ...
 
-    def refusal(self, status: int, headers: Mapping[str, str], body: bytes) -> ProviderError:
+    def make_error(self, status: int, headers: Mapping[str, str], body: bytes) -> ProviderError:
         """Return the error for a response with an HTTP error status."""
         ...
 
@@ -137,32 +137,32 @@ class JSONReader:
     `read_event` calls `draft.finish`, and it sets `done` if no more events follow.
     """
 
-    arrays = False
+    accepts_arrays = False
     key = ""
     """Codec name, used as the key in `provider_state`."""
 
     def __init__(self, draft: MessageDraft) -> None:
         self.draft = draft
         self.done = False
-        self._passed_over: set[str] = set()
+        self._reported: set[str] = set()
 
-    def event(self, event: dict[str, Any]) -> None:
+    def read_event(self, event: dict[str, Any]) -> None:
         """Read one stream event."""
         raise NotImplementedError
 
-    def answer(self, answer: dict[str, Any]) -> None:
+    def read_answer(self, answer: dict[str, Any]) -> None:
         """Read a non-streaming response."""
         raise NotImplementedError
 
     @property
-    def ended(self) -> bool:
+    def is_complete(self) -> bool:
         """True if the response is complete."""
         return self.done or self.draft.finish_reason is not None
 
-    def pass_over(self, what: str) -> None:
+    def report_unknown(self, what: str) -> None:
         """Publish a notice about unknown data, once per kind and at most 20 times."""
-        if what not in self._passed_over and len(self._passed_over) < 20:
-            self._passed_over.add(what)
+        if what not in self._reported and len(self._reported) < 20:
+            self._reported.add(what)
             self.draft.notice("passed_over", f"{self.draft.where} sent {what}, which is unknown and was skipped")
 
     def feed(self, payloads: list[bytes]) -> None:
@@ -175,61 +175,61 @@ class JSONReader:
             try:
                 event: Any = orjson.loads(payload)
             except orjson.JSONDecodeError:
-                event = self._lenient(payload)
+                event = self._parse_leniently(payload)
             if event.__class__ is dict:
-                self.event(event)
+                self.read_event(event)
             elif event is not None:
                 raise ProviderProtocolError(f"{self.draft.where} sent an event that is not a JSON object")
             read(size)
             if self.done:
                 return
 
-    def last(self, payloads: list[bytes]) -> None:
+    def feed_last(self, payloads: list[bytes]) -> None:
         """Read trailing data; see `ResponseReader`."""
         try:
             self.feed(payloads)
         except ProviderProtocolError:
-            if not self.ended:
+            if not self.is_complete:
                 raise cut_short(self.draft.where) from None
 
-    def whole(self, body: bytes) -> None:
+    def read_body(self, body: bytes) -> None:
         """Read a non-streaming response; see `ResponseReader`."""
         check_document(body, self.draft.bounds)
         try:
             answer: Any = orjson.loads(body)
         except orjson.JSONDecodeError:
-            answer = self._lenient(body)
+            answer = self._parse_leniently(body)
         if not isinstance(answer, dict):
             raise ProviderProtocolError(
-                f"{self.draft.where} sent an answer that is not a JSON object: {self._shown(body)}"
+                f"{self.draft.where} sent an answer that is not a JSON object: {self._quote(body)}"
             )
-        self.answer(cast("dict[str, Any]", answer))
+        self.read_answer(cast("dict[str, Any]", answer))
         self.draft.check_size()
         self.done = True
 
     def complete(self) -> None:
         """Push the final events; see `ResponseReader`."""
-        if not self.ended:
+        if not self.is_complete:
             raise cut_short(self.draft.where)
         self.draft.complete(self.key)
 
-    def refusal(self, status: int, headers: Mapping[str, str], body: bytes) -> ProviderError:
+    def make_error(self, status: int, headers: Mapping[str, str], body: bytes) -> ProviderError:
         """Return the error for a response with an HTTP error status."""
         return error_from_response(status, headers, body, self.draft.where)
 
-    def _lenient(self, data: bytes) -> Any:
+    def _parse_leniently(self, data: bytes) -> Any:
         """Parse JSON with unpaired surrogates. Return None for `[DONE]` and empty payloads."""
         text = data.strip()
         if not text or text == b"[DONE]":
             return None
         check_document(text, self.draft.bounds)
-        event = lenient_json(text)
+        event = parse_lenient_json(text)
         if event is None:
-            raise ProviderProtocolError(f"{self.draft.where} sent an event that is not JSON: {self._shown(text)}")
-        self.draft.text.mind_halves()
+            raise ProviderProtocolError(f"{self.draft.where} sent an event that is not JSON: {self._quote(text)}")
+        self.draft.text.expect_split_surrogates()
         return event
 
-    def _shown(self, data: bytes) -> str:
+    def _quote(self, data: bytes) -> str:
         return repr(self.draft.where.clean(data[:2000].decode("utf-8", "replace"))[:200])
 
 

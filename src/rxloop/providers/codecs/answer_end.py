@@ -6,7 +6,7 @@ import re
 from typing import Any, Literal, NamedTuple, cast
 
 from rxloop.protocol.finish import COMPLETE, UNKNOWN
-from rxloop.providers.codecs.fields import MOST_TOKENS, tokens
+from rxloop.providers.codecs.fields import TOKEN_LIMIT, parse_token_count
 
 MALFORMED_CALL = "malformed_call"
 """The vendor could not parse the model's tool call."""
@@ -35,7 +35,7 @@ _EXACT = {
     **dict.fromkeys(("malformed_response", "missing_thought_signature"), FAILED),
 }
 
-_FAMILIES = (
+_PREFIXES = (
     (
         (
             *("content_filter", "content_policy", "safety", "sensitive", "prohibited", "recitation", "refus"),
@@ -54,7 +54,7 @@ _FAMILIES = (
     (("error", "network", "insufficient_system", "abort", "cancel", "fail", "internal", "timeout"), FAILED),
 )
 
-_NOT_IN_A_WORD = re.compile(r"[^a-z0-9]+")
+_SEPARATORS = re.compile(r"[^a-z0-9]+")
 
 _ENUM = re.compile(r"^(finish_?reason|stop_?reason)_")
 
@@ -65,14 +65,14 @@ def normalise_finish_reason(raw: str) -> str:
     Returns:
         `stop`, `tool_calls`, `length`, `content_filter`, `pause`, `MALFORMED_CALL`, `FAILED`, or `UNKNOWN`.
     """
-    known = _EXACT.get(raw)
-    if known is not None:
-        return known
-    word = _ENUM.sub("", _NOT_IN_A_WORD.sub("_", raw.lower()).strip("_"))
-    known = _EXACT.get(word)
-    if known is not None:
-        return known
-    return next((reason for starts, reason in _FAMILIES if word.startswith(starts)), UNKNOWN)
+    normalised = _EXACT.get(raw)
+    if normalised is not None:
+        return normalised
+    word = _ENUM.sub("", _SEPARATORS.sub("_", raw.lower()).strip("_"))
+    normalised = _EXACT.get(word)
+    if normalised is not None:
+        return normalised
+    return next((reason for starts, reason in _PREFIXES if word.startswith(starts)), UNKNOWN)
 
 
 def normalise_incomplete(reason: str) -> str:
@@ -165,10 +165,10 @@ class UsageReports:
     send zeros for unknown counts.
     """
 
-    __slots__ = ("_cache_apart", "_merged")
+    __slots__ = ("_excludes_cache", "_merged")
 
     def __init__(self) -> None:
-        self._cache_apart = False
+        self._excludes_cache = False
         self._merged: dict[str, int] = {}
         """Counts by full field name."""
 
@@ -182,7 +182,7 @@ class UsageReports:
         if not isinstance(report, dict):
             return
         report = cast("dict[str, Any]", report)
-        self._cache_apart = cache_apart
+        self._excludes_cache = cache_apart
         if any(map(report.get, _COUNTED)) and not (report.get("total_tokens") or report.get("totalTokenCount")):
             # The old total does not include these counts.
             self._merged.pop("total_tokens", None)
@@ -191,40 +191,40 @@ class UsageReports:
 
     def counts(self) -> TokenCounts | None:
         """Return the merged counts, or None if the vendor has not reported any."""
-        found = self._found()
-        if not found:
+        counts = self._select_counts()
+        if not counts:
             return None
-        count = found.get
-        cached, long, reasoning = count("cached", 0), count("cache_write_long", 0), count("reasoning", 0)
-        written = count("cache_write", 0) or count("cache_write_short", 0) + long
-        fresh, output, total = count("input", 0) + count("tool_use", 0), count("output", 0), count("total", 0)
-        if self._cache_apart or cached + written > fresh:
+        get = counts.get
+        cached, long, reasoning = get("cached", 0), get("cache_write_long", 0), get("reasoning", 0)
+        written = get("cache_write", 0) or get("cache_write_short", 0) + long
+        fresh, output, total = get("input", 0) + get("tool_use", 0), get("output", 0), get("total", 0)
+        if self._excludes_cache or cached + written > fresh:
             fresh += cached + written
-        gap, thoughts = total - fresh - output, count("thoughts", 0)
+        gap, thoughts = total - fresh - output, get("thoughts", 0)
         if thoughts and (not total or gap > 0 or thoughts > output):
             output += thoughts
         elif reasoning and (reasoning > output or gap >= reasoning):
             output += reasoning
         fresh, output = _fill(total, fresh, output, (cached, written, cached + written))
-        fresh, output = min(fresh, MOST_TOKENS - 1), min(output, MOST_TOKENS - 1)
+        fresh, output = min(fresh, TOKEN_LIMIT - 1), min(output, TOKEN_LIMIT - 1)
         return TokenCounts(fresh, output, cached, written, long, reasoning or thoughts)
 
-    def _found(self) -> dict[Kind, int]:
+    def _select_counts(self) -> dict[Kind, int]:
         """Return each count from its first nonzero field, or zero if all fields are zero."""
-        found: dict[Kind, int] = {}
+        counts: dict[Kind, int] = {}
         ranks: dict[Kind, int] = {}
         for name, count in self._merged.items():
             kind, rank = _SOURCES[name]
-            if kind not in found or (count and (not found[kind] or rank < ranks[kind])):
-                found[kind], ranks[kind] = count, rank
-        return found
+            if kind not in counts or (count and (not counts[kind] or rank < ranks[kind])):
+                counts[kind], ranks[kind] = count, rank
+        return counts
 
 
 def _merge(report: dict[str, Any], merged: dict[str, int], prefix: str) -> None:
     for name, value in report.items():
         name = prefix + name
         if name in _SOURCES:
-            if value is not None and ((count := tokens(value)) or name not in merged):
+            if value is not None and ((count := parse_token_count(value)) or name not in merged):
                 merged[name] = count
         elif value.__class__ is dict and name in _OBJECTS:
             _merge(value, merged, f"{name}.")

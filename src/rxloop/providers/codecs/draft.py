@@ -25,8 +25,8 @@ from rxloop.providers.catalog import LONG_KEPT
 from rxloop.providers.codecs.answer_end import FAILED, MALFORMED_CALL, UsageReports
 from rxloop.providers.codecs.fields import drop_encrypted
 from rxloop.providers.codecs.provider_state import PieceRecorder
-from rxloop.providers.codecs.text import AS_IT_IS, HEAVIEST, AnswerText, TextRules
-from rxloop.providers.codecs.tool_calls import CallAssembler, dumped
+from rxloop.providers.codecs.text import MAX_WEIGHT_PER_BYTE, UNFILTERED, AnswerText, TextRules
+from rxloop.providers.codecs.tool_calls import CallAssembler, encode_json
 from rxloop.providers.codecs.tools import ToolAdapter
 from rxloop.providers.error_responses import from_error_object
 from rxloop.providers.failures import Endpoint
@@ -54,10 +54,10 @@ class MessageDraft:
         "_malformed",
         "_pieces",
         "_push",
-        "_reports",
-        "_room",
+        "_remaining",
         "_state",
         "_uncounted",
+        "_usage_reports",
         "bounds",
         "calls",
         "explanation",
@@ -78,7 +78,7 @@ class MessageDraft:
         step: str,
         where: Endpoint,
         tools: Sequence[ToolDefinition] = (),
-        rules: TextRules = AS_IT_IS,
+        rules: TextRules = UNFILTERED,
         bounds: Bounds = DEFAULT_BOUNDS,
     ) -> None:
         self.step = step
@@ -101,14 +101,14 @@ class MessageDraft:
         """Returns the output limit of the request. Called only if the answer was truncated."""
         self._push = push
         self._pieces: PieceRecorder | None = None
-        self._reports = UsageReports()
+        self._usage_reports = UsageReports()
         self._state: dict[str, Any] = {}
         self._citations: list[Citation] = []
         self._malformed: str | None = None
         self._files: list[ImagePart | FilePart] = []
         self.other = 0
         """Approximate size in characters of everything except text, reasoning and calls."""
-        self._room = bounds.text
+        self._remaining = bounds.text
         """Remaining characters of the message at the last size check."""
         self._uncounted = 0
         """Bytes read since the last size check."""
@@ -156,20 +156,20 @@ class MessageDraft:
 
     def raw(self, part: dict[str, Any]) -> None:
         """Append an opaque vendor part."""
-        data = dumped(part)
-        self._weigh(len(data) + VALUE_WEIGHT * values_in(data))
+        data = encode_json(part)
+        self._charge(len(data) + VALUE_WEIGHT * values_in(data))
         self._recorder.raw(part, *self._mark)
 
     def file(self, part: ImagePart | FilePart) -> dict[str, Any]:
         """Append a generated file and return its `extra` object."""
         # Files are stored as base64 in the log.
-        self._weigh(len(part.data or part.url or "") * 4 // 3)
+        self._charge(len(part.data or part.url or "") * 4 // 3)
         self._files.append(part)
         return self._recorder.file(len(self._files) - 1, *self._mark)
 
     def cite(self, citation: Citation) -> None:
         """Add a cited source."""
-        self._weigh(len(citation.text or "") + len(citation.url or "") + len(citation.title or "") + 200)
+        self._charge(len(citation.text or "") + len(citation.url or "") + len(citation.title or "") + 200)
         self._citations.append(citation)
 
     def server_tool(
@@ -241,11 +241,11 @@ class MessageDraft:
             report: The report. Its counts replace those of earlier reports, except zeros.
             cache_apart: True if the input count excludes cached tokens.
         """
-        self._reports.add(report, cache_apart)
+        self._usage_reports.add(report, cache_apart)
 
     def report_usage(self) -> None:
         """Publish the token counts received so far, once. A failed answer is charged as well."""
-        counts, self._reports = self._reports.counts(), UsageReports()
+        counts, self._usage_reports = self._usage_reports.counts(), UsageReports()
         if counts is None:
             return
         long = counts.cache_write_long
@@ -273,7 +273,7 @@ class MessageDraft:
         if self.finish_reason is None or self.finish_reason in COMPLETE or reason not in COMPLETE:
             self.finish_reason, self.raw_finish_reason = reason, raw
 
-    def lose_calls(self, reason: str, raw: str) -> None:
+    def discard_calls(self, reason: str, raw: str) -> None:
         """End the message without calls because parsing one failed. The loop will call the model again.
 
         Args:
@@ -290,7 +290,7 @@ class MessageDraft:
             OutOfBounds: The message is too large.
         """
         self._uncounted += size
-        if self._uncounted * HEAVIEST > self._room:
+        if self._uncounted * MAX_WEIGHT_PER_BYTE > self._remaining:
             self.check_size()
 
     def check_size(self) -> None:
@@ -299,9 +299,9 @@ class MessageDraft:
         Raises:
             OutOfBounds: The message is too large.
         """
-        self._room = self.bounds.text - (self.text.size + self.calls.size + self.other)
+        self._remaining = self.bounds.text - (self.text.size + self.calls.size + self.other)
         self._uncounted = 0
-        if self._room < 0:
+        if self._remaining < 0:
             raise OutOfBounds("text", self.bounds.text)
 
     def complete(self, key: str) -> None:
@@ -310,7 +310,7 @@ class MessageDraft:
         Args:
             key: Key for the message pieces in `provider_state`.
         """
-        self._explain()
+        self._append_explanation()
         self.text.finish()
         if self._malformed is None:
             self.calls.flush()
@@ -324,7 +324,7 @@ class MessageDraft:
             self.notice("repaired", f"the arguments of {name} are the only JSON value in a text that is not JSON")
         pieces = None if self._pieces is None else self._pieces.finish(*self._mark)
         state = {**self._state, key: pieces} if pieces else self._state
-        finish, raw = self._end(calls)
+        finish, raw = self._resolve_finish(calls)
         self._push(
             _complete(
                 content=replace_surrogates(self.text.content),
@@ -343,14 +343,14 @@ class MessageDraft:
             )
         )
 
-    def _explain(self) -> None:
+    def _append_explanation(self) -> None:
         """Append the vendor's explanation of a refusal to the text."""
         if self.explanation and self.finish_reason == "content_filter":
-            separator = "\n\n" if self.text.written else ""
+            separator = "\n\n" if self.text.content_length else ""
             self.begin_text()
             self.write(f"{separator}{self.where.clean(self.explanation)[:_REASON]}")
 
-    def _end(self, calls: list[ToolCall]) -> tuple[str, str | None]:
+    def _resolve_finish(self, calls: list[ToolCall]) -> tuple[str, str | None]:
         """Return the final finish reason, normalised and raw.
 
         Raises:
@@ -384,7 +384,7 @@ class MessageDraft:
 
     @property
     def _mark(self) -> tuple[int, int]:
-        return self.text.written, self.text.reasoned
+        return self.text.content_length, self.text.reasoning_length
 
     def _storable(self, value: Any, name: str) -> Any:
         try:
@@ -392,7 +392,7 @@ class MessageDraft:
         except InvalidEvent as error:
             raise ProviderProtocolError(f"{self.where} sent a value that cannot be stored: {error}") from None
 
-    def _weigh(self, size: int) -> None:
+    def _charge(self, size: int) -> None:
         self.other += size
         if self.other > self.bounds.text:
             raise OutOfBounds("text", self.bounds.text)

@@ -11,34 +11,34 @@ import orjson
 
 from rxloop.protocol.json_data import replace_surrogates
 
-LENIENT = 2**18
+MAX_LENIENT_BYTES = 2**18
 """Maximum document size for the lenient parser, which is slow."""
 
-MOST_TOKENS = 2**53
+TOKEN_LIMIT = 2**53
 
 
-def object_of(value: Any) -> dict[str, Any]:
+def as_object(value: Any) -> dict[str, Any]:
     """Return the value if it is an object, otherwise an empty object."""
     return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
 
-def objects(value: Any) -> list[dict[str, Any]]:
+def list_objects(value: Any) -> list[dict[str, Any]]:
     """Return objects from a list, ignoring everything else."""
     if not isinstance(value, list):
         return []
     return [cast("dict[str, Any]", item) for item in cast("list[Any]", value) if isinstance(item, dict)]
 
 
-_CLAUDES = re.compile(r".*_20\d{6}|mcp_toolset")
+_ANTHROPIC_TYPES = re.compile(r".*_20\d{6}|mcp_toolset")
 """Anthropic tool types. All except one end with a date."""
 
-_OPENAIS = re.compile(
+_OPENAI_TYPES = re.compile(
     r"(web_search|file_search|code_interpreter|computer|computer_use|image_generation|mcp|local_shell|shell|apply_patch"
     r"|tool_search)(_preview)?(_20\d\d_\d\d_\d\d)?"
 )
 
 
-def own_tools(
+def split_tools(
     server_tools: Sequence[dict[str, Any]], vendor: Literal["anthropic", "openai"]
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Separate the vendor's server tools from foreign ones.
@@ -48,69 +48,69 @@ def own_tools(
     Returns:
         The accepted tools, and descriptions for the rejected ones.
     """
-    theirs = _OPENAIS if vendor == "anthropic" else _CLAUDES
+    foreign_types = _OPENAI_TYPES if vendor == "anthropic" else _ANTHROPIC_TYPES
     own: list[dict[str, Any]] = []
-    others: list[str] = []
+    foreign: list[str] = []
     for tool in server_tools:
-        kind = text_of(tool.get("type"))
-        if theirs.fullmatch(kind):
-            others.append(repr(kind[:100]))
+        kind = as_text(tool.get("type"))
+        if foreign_types.fullmatch(kind):
+            foreign.append(repr(kind[:100]))
         elif "type" in tool or "name" in tool:
             own.append(tool)
         else:
-            others.append(", ".join(map(repr, tool))[:100] or "{}")
-    return own, [f"the tool {name} of another vendor" for name in others]
+            foreign.append(", ".join(map(repr, tool))[:100] or "{}")
+    return own, [f"the tool {name} of another vendor" for name in foreign]
 
 
-def text_of(value: Any) -> str:
+def as_text(value: Any) -> str:
     """Return the value if it is a string, otherwise an empty string."""
     return value if isinstance(value, str) else ""
 
 
-def tokens(value: Any) -> int:
+def parse_token_count(value: Any) -> int:
     """Return a token count as an integer. Invalid values count as 0, so that they do not fail the answer."""
-    if value.__class__ is int and 0 <= value < MOST_TOKENS:
+    if value.__class__ is int and 0 <= value < TOKEN_LIMIT:
         return value
     if isinstance(value, str):
-        value = _number(value)
-    if not isinstance(value, int | float) or not 0 <= value < MOST_TOKENS:
+        value = _parse_number(value)
+    if not isinstance(value, int | float) or not 0 <= value < TOKEN_LIMIT:
         return 0
     return int(value)
 
 
-def _number(text: str) -> float:
+def _parse_number(text: str) -> float:
     try:
         return float(text) if len(text) < 30 else 0
     except ValueError:
         return 0
 
 
-def unwrapped(value: Any) -> Any:
+def unwrap_list(value: Any) -> Any:
     """Unwrap a single-item list. Google's endpoint wraps errors this way."""
     if isinstance(value, list) and len(items := cast("list[Any]", value)) == 1:
         return items[0]
     return cast("Any", value)
 
 
-def lenient_json(data: bytes) -> Any:
+def parse_lenient_json(data: bytes) -> Any:
     """Parse JSON with unpaired surrogates, which orjson rejects. Return None if it is invalid or too long."""
-    if len(data) > LENIENT:
+    if len(data) > MAX_LENIENT_BYTES:
         return None
     try:
-        return json.loads(data, parse_constant=lambda _: None, object_hook=_whole_characters)
+        return json.loads(data, parse_constant=lambda _: None, object_hook=_replace_surrogates)
     except (ValueError, RecursionError):
         return None
 
 
-_STREAMED = frozenset(
+_STREAMED_FIELDS = frozenset(
     ["content", "refusal", "reasoning_content", "reasoning", "text", "summary", "thinking", "arguments"]
 )
 """Fields that are streamed in fragments. Surrogate pairs are joined after the fragments."""
 
 
-def _whole_characters(fields: dict[str, Any]) -> dict[str, Any]:
+def _replace_surrogates(fields: dict[str, Any]) -> dict[str, Any]:
     return {
-        name: replace_surrogates(value) if isinstance(value, str) and name not in _STREAMED else value
+        name: replace_surrogates(value) if isinstance(value, str) and name not in _STREAMED_FIELDS else value
         for name, value in fields.items()
     }
 

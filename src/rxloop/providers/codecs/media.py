@@ -10,13 +10,13 @@ IMAGES = frozenset(("image/jpeg", "image/png", "image/gif", "image/webp"))
 """Image types that every vision model accepts."""
 
 
-def file_text(media: ResolvedMedia) -> str:
+def format_file(media: ResolvedMedia) -> str:
     """Format a named text file."""
     name = "" if media.name is None else ' name="{}"'.format(media.name.replace('"', "'"))
     return f'<file{name} type="{media.media_type}">\n{media.text}\n</file>'
 
 
-def describe(part: ImagePart | FilePart, media: ResolvedMedia) -> str:
+def describe_omitted(part: ImagePart | FilePart, media: ResolvedMedia) -> str:
     """Describe an omitted part for a notice, including any damage."""
     return part.placeholder if media.problem is None else f"{part.placeholder} ({media.problem})"
 
@@ -27,7 +27,7 @@ def add_change(changes: list[str], part: ImagePart | FilePart, media: ResolvedMe
         changes.append(f"{part.placeholder} {media.change}")
 
 
-def text_with_files(message: Message) -> tuple[str, list[str]]:
+def flatten_message(message: Message) -> tuple[str, list[str]]:
     """Convert a message to plain text, for roles without media support.
 
     Returns:
@@ -37,24 +37,24 @@ def text_with_files(message: Message) -> tuple[str, list[str]]:
         return message.content, []
     texts: list[str] = []
     others: list[ImagePart | FilePart] = []
-    left_out: list[str] = []
+    omitted: list[str] = []
     for part in message.media:
         media = resolve(part)
         if media.kind == "text" and media.text is not None:
-            texts.append(file_text(media))
+            texts.append(format_file(media))
         else:
             others.append(part)
-            left_out.append(describe(part, media))
+            omitted.append(describe_omitted(part, media))
     text = add_placeholders(message.text, others)
-    return "\n".join(filter(None, (text, *texts))), left_out
+    return "\n".join(filter(None, (text, *texts))), omitted
 
 
-def answer_text(message: Message) -> str:
+def flatten_answer(message: Message) -> str:
     """Return the assistant's text including text files.
 
     Placeholders for other files are only used if there is no text.
     """
     if isinstance(message.content, str):
         return message.content
-    files = [file_text(media) for part in message.media if (media := resolve(part)).text and media.kind == "text"]
-    return "\n".join(filter(None, (message.text, *files))) or text_with_files(message)[0]
+    files = [format_file(media) for part in message.media if (media := resolve(part)).text and media.kind == "text"]
+    return "\n".join(filter(None, (message.text, *files))) or flatten_message(message)[0]

@@ -10,47 +10,47 @@ from rxloop.state.history import History
 
 T = TypeVar("T")
 
-_CODECS = 3
+_MAX_FORMS = 3
 """Number of cached forms per message. With a fallback, several models can receive it."""
 
 # Read the slot directly, because pydantic searches elsewhere first if it is empty.
-_slot = vars(Message)["_wire"].__get__
+_read_slot = vars(Message)["_wire"].__get__
 
 
-def kept(message: Message, key: object, kind: type[T]) -> T | None:
+def get_form(message: Message, key: object, form_type: type[T]) -> T | None:
     """Return a cached form, or None.
 
     Args:
         message: Encoded message.
         key: Codec and relevant settings.
-        kind: Expected type.
+        form_type: Expected type.
     """
     try:
-        found: tuple[object, ...] = _slot(message)
+        cached: tuple[object, ...] = _read_slot(message)
     except AttributeError:
         return None
-    if found[0] == key:
-        return cast("T", found[1])
-    for place in range(2, len(found), 2):
-        if found[place] == key:
-            return cast("T", found[place + 1])
+    if cached[0] == key:
+        return cast("T", cached[1])
+    for index in range(2, len(cached), 2):
+        if cached[index] == key:
+            return cast("T", cached[index + 1])
     return None
 
 
-def keep(message: Message, key: object, form: T) -> T:
+def put_form(message: Message, key: object, form: T) -> T:
     """Cache an encoded form and return it. A few older forms are retained.
 
     Always copy orjson output first, since it keeps a buffer of at least 4 kB alive.
     """
     try:
-        others: tuple[object, ...] = _slot(message)
+        others: tuple[object, ...] = _read_slot(message)
     except AttributeError:
         others = ()
-    object.__setattr__(message, "_wire", (key, form, *others[: 2 * (_CODECS - 1)]))
+    object.__setattr__(message, "_wire", (key, form, *others[: 2 * (_MAX_FORMS - 1)]))
     return form
 
 
-class Building(Protocol):
+class MessageBuilder(Protocol):
     """Message sequence under construction."""
 
     def copy(self) -> Self:
@@ -58,10 +58,10 @@ class Building(Protocol):
         ...
 
 
-B = TypeVar("B", bound=Building)
+B = TypeVar("B", bound=MessageBuilder)
 
 
-def built(
+def build_messages(
     messages: Sequence[Message],
     key: object,
     new: Callable[[], B],
@@ -84,13 +84,13 @@ def built(
         A result that the caller can extend.
     """
     end = len(messages) if end is None else end
-    begun = new()
-    found = messages.get_derived(key, type(begun)) if isinstance(messages, History) else None
-    count, made = found if found is not None and found[0] <= end else (0, begun)
+    empty = new()
+    cached = messages.get_derived(key, type(empty)) if isinstance(messages, History) else None
+    count, result = cached if cached is not None and cached[0] <= end else (0, empty)
     if count < end:
-        made = made if made is begun else made.copy()
-        for place, message in enumerate(messages[max(count, first) : end], max(count, first)):
-            add(made, place, message)
+        result = result if result is empty else result.copy()
+        for index, message in enumerate(messages[max(count, first) : end], max(count, first)):
+            add(result, index, message)
         if isinstance(messages, History):
-            messages.set_derived(key, end, made)
-    return made.copy() if isinstance(messages, History) else made
+            messages.set_derived(key, end, result)
+    return result.copy() if isinstance(messages, History) else result

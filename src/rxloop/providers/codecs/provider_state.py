@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple, cast
 
 from rxloop.protocol.messages import FilePart, ImagePart, Message, TextPart, ToolCall
-from rxloop.providers.codecs.fields import object_of
+from rxloop.providers.codecs.fields import as_object
 
 Kind = Literal["text", "reasoning", "call", "file", "raw"]
 
@@ -29,51 +29,51 @@ class PieceRecorder:
     The `text` and `reasoning` parameters are current lengths in characters.
     """
 
-    __slots__ = ("_pieces", "_plain", "_reasoning", "_text")
+    __slots__ = ("_is_plain", "_pieces", "_reasoning", "_text")
 
     def __init__(self) -> None:
         self._pieces: list[dict[str, Any]] = []
         self._text = 0
         self._reasoning = 0
-        self._plain = True
+        self._is_plain = True
         """True for text followed by calls, which any message represents without a state."""
 
     def begin(self, kind: Literal["text", "reasoning"], text: int, reasoning: int) -> dict[str, Any]:
         """Begin a text or reasoning piece. The returned `extra` object can be filled until the end."""
         self._close(text, reasoning)
         if self._pieces or kind == "reasoning":
-            self._plain = False
+            self._is_plain = False
         return self._add({kind: 0})
 
-    def call(self, place: int, text: int, reasoning: int) -> dict[str, Any]:
+    def call(self, index: int, text: int, reasoning: int) -> dict[str, Any]:
         """Add a call and return its `extra` object."""
         self._close(text, reasoning)
-        return self._add({"call": place})
+        return self._add({"call": index})
 
-    def file(self, place: int, text: int, reasoning: int) -> dict[str, Any]:
+    def file(self, index: int, text: int, reasoning: int) -> dict[str, Any]:
         """Add a file and return its `extra` object."""
         self._close(text, reasoning)
-        self._plain = False
-        return self._add({"file": place})
+        self._is_plain = False
+        return self._add({"file": index})
 
     def raw(self, value: dict[str, Any], text: int, reasoning: int) -> None:
         """Add an opaque vendor object."""
         self._close(text, reasoning)
-        self._plain = False
+        self._is_plain = False
         self._pieces.append({"raw": value})
 
     def finish(self, text: int, reasoning: int) -> list[dict[str, Any]] | None:
         """Return the pieces, or None if the message itself contains all the information."""
         self._close(text, reasoning)
-        kept: list[dict[str, Any]] = []
+        pieces: list[dict[str, Any]] = []
         for piece in self._pieces:
             if piece.get("extra") == {}:
                 del piece["extra"]
             if "extra" in piece or "raw" in piece or piece.get("text") != 0:
-                kept.append(piece)
-        if self._plain and not any("extra" in piece for piece in kept):
+                pieces.append(piece)
+        if self._is_plain and not any("extra" in piece for piece in pieces):
             return None
-        return kept
+        return pieces
 
     def _add(self, piece: dict[str, Any]) -> dict[str, Any]:
         extra: dict[str, Any] = {}
@@ -93,16 +93,16 @@ class PieceRecorder:
         self._text, self._reasoning = text, reasoning
 
 
-def pieces_of(message: Message, key: str) -> Iterator[Piece]:
+def iter_pieces(message: Message, key: str) -> Iterator[Piece]:
     """Yield the original message pieces, or files, text and calls if there is no matching state.
 
     If the message was changed after recording, signed parts are dropped.
     """
     state = (message.provider_state or {}).get(key)
     if isinstance(state, list):
-        found = _kept(message, cast("list[Any]", state))
-        if found is not None:
-            yield from found
+        pieces = _restore_pieces(message, cast("list[Any]", state))
+        if pieces is not None:
+            yield from pieces
             return
     for part in [TextPart(text=message.content)] if isinstance(message.content, str) else message.content:
         if not isinstance(part, TextPart):
@@ -113,39 +113,39 @@ def pieces_of(message: Message, key: str) -> Iterator[Piece]:
         yield Piece("call", call, {})
 
 
-def foreign_state(message: Message, key: str) -> list[str]:
+def find_foreign_states(message: Message, key: str) -> list[str]:
     """Return the other vendors whose reasoning or parts the message contains; usually empty."""
     return [name for name in (message.provider_state or {}) if name != key]
 
 
-def _kept(message: Message, state: list[Any]) -> list[Piece] | None:
+def _restore_pieces(message: Message, state: list[Any]) -> list[Piece] | None:
     """Restore the recorded pieces, or return None if they do not match the message."""
     parts = [] if isinstance(message.content, str) else message.content
     files = [part for part in parts if not isinstance(part, TextPart)]
     calls = message.tool_calls
     texts = {"text": _Cursor(message.text), "reasoning": _Cursor(message.reasoning or "")}
-    found: list[Piece] = []
-    places: dict[str, list[int]] = {"call": [], "file": []}
+    pieces: list[Piece] = []
+    order: dict[str, list[int]] = {"call": [], "file": []}
     for item in state:
-        piece = object_of(item)
+        piece = as_object(item)
         kind = next((kind for kind in _KINDS if kind in piece), None)
-        value, extra = piece.get(kind or ""), object_of(piece.get("extra"))
+        value, extra = piece.get(kind or ""), as_object(piece.get("extra"))
         if kind == "raw" and isinstance(value, dict):
-            found.append(Piece("raw", cast("dict[str, Any]", value), {}))
+            pieces.append(Piece("raw", cast("dict[str, Any]", value), {}))
         elif (kind == "text" or kind == "reasoning") and type(value) is int and value >= 0:
-            found.append(Piece(kind, texts[kind].next(value), extra))
+            pieces.append(Piece(kind, texts[kind].take(value), extra))
         elif (kind == "call" or kind == "file") and type(value) is int:
-            of: Sequence[ToolCall | ImagePart | FilePart] = calls if kind == "call" else files
-            if not 0 <= value < len(of):
+            sequence: Sequence[ToolCall | ImagePart | FilePart] = calls if kind == "call" else files
+            if not 0 <= value < len(sequence):
                 return None
-            places[kind].append(value)
-            found.append(Piece(kind, of[value], extra))
+            order[kind].append(value)
+            pieces.append(Piece(kind, sequence[value], extra))
         else:
             return None
-    if not texts["text"].over or sorted(places["call"]) != [*range(len(calls))] or len(places["file"]) != len(files):
+    if not texts["text"].done or sorted(order["call"]) != [*range(len(calls))] or len(order["file"]) != len(files):
         return None
     # The signature is invalid if the reasoning was changed.
-    return found if texts["reasoning"].over else [piece for piece in found if piece.kind != "reasoning"]
+    return pieces if texts["reasoning"].done else [piece for piece in pieces if piece.kind != "reasoning"]
 
 
 class _Cursor:
@@ -156,11 +156,11 @@ class _Cursor:
         self._at = 0
 
     @property
-    def over(self) -> bool:
+    def done(self) -> bool:
         """True if the pieces cover the whole text."""
         return self._at == len(self._text)
 
-    def next(self, length: int) -> str:
+    def take(self, length: int) -> str:
         """Return the next `length` characters."""
         self._at += length
         return self._text[self._at - length : self._at]

@@ -14,10 +14,10 @@ from rxloop.protocol.events import THOUGHT_TYPES, Verbosity
 from rxloop.providers.codecs.markup import Fences
 from rxloop.providers.vendors import THOUGHT_TAGS
 
-LONGEST_TAG = 4096
+MAX_TAG_LENGTH = 4096
 """Maximum tag length, including attributes. Longer tags are plain text."""
 
-LONGEST_ID = 200
+MAX_ID_LENGTH = 200
 """Maximum thought id length."""
 
 
@@ -67,7 +67,7 @@ class TagSplitter:
     or directly following a backtick are text as well, because they are usually examples. Inside a thought, other tags
     are ignored.
 
-    At most a tag prefix is held back: two characters more than the longest name, or `LONGEST_TAG` characters with
+    At most a tag prefix is held back: two characters more than the longest name, or `MAX_TAG_LENGTH` characters with
     attributes.
 
     Some servers include the opening tag in the prompt. With `thinks_first`, the text begins inside a thought, unless an
@@ -80,7 +80,7 @@ class TagSplitter:
         self._first = names[0] if thinks_first else ""
         """Initial thought name; empty after the start."""
         self._fences = Fences()
-        self.passed: Callable[[str], object] = self._fences.unread.write
+        self.record: Callable[[str], object] = self._fences.unread.write
         """Records a fragment without `<` that bypassed an idle splitter. Equivalent to `feed`, but cheaper."""
         self._held = ""
         self._open: Thought | None = None
@@ -94,37 +94,37 @@ class TagSplitter:
         """True if nothing is held back and no thought is open, so that text without `<` would pass unchanged."""
         return self._open is None and not self._held and not self._first
 
-    def answers_first(self) -> None:
+    def skip_leading_thought(self) -> None:
         """Disable `thinks_first`, because reasoning arrives separately."""
         self._first = ""
 
     def feed(self, text: str) -> list[Piece]:
         """Add a fragment and return completed pieces."""
         if self._first:
-            return self._begin(text, end=False)
+            return self._read_beginning(text, end=False)
         if self._held:
             text = self._held + text
         elif "<" not in text:
             if self._open is None:
-                self.passed(text)
+                self.record(text)
             return [self._piece(text)] if text else []
         return self._read(text, end=False)
 
     def finish(self) -> list[Piece]:
         """Return the remaining pieces at the end of the text."""
-        pieces = self._begin("", end=True) if self._first else self._read(self._held, end=True)
+        pieces = self._read_beginning("", end=True) if self._first else self._read(self._held, end=True)
         if self._open is not None:
-            pieces.append(self._closed(self._open, ""))
+            pieces.append(self._close(self._open, ""))
         return pieces
 
-    def _begin(self, text: str, *, end: bool) -> list[Piece]:
-        """Return the initial pieces. Up to `LONGEST_TAG` blanks are held back."""
+    def _read_beginning(self, text: str, *, end: bool) -> list[Piece]:
+        """Return the initial pieces. Up to `MAX_TAG_LENGTH` blanks are held back."""
         text = self._held + text
         written = text.lstrip()
         at = len(text) - len(written)
         tag = self._tags.opening.match(text, at)
-        undecided = not written or written.lower() in self._tags.beginnings or self._may_open(text, at)
-        if tag is None and undecided and not end and len(text) < LONGEST_TAG:
+        undecided = not written or written.lower() in self._tags.prefixes or self._may_open(text, at)
+        if tag is None and undecided and not end and len(text) < MAX_TAG_LENGTH:
             self._held = text
             return []
         if tag is None and (written or not end):
@@ -133,7 +133,7 @@ class TagSplitter:
         return self._read(text, end=end)
 
     def _may_open(self, text: str, at: int) -> bool:
-        return _may_become(self._tags.half_opening, text, at)
+        return _is_partial_match(self._tags.half_opening, text, at)
 
     def _read(self, text: str, *, end: bool) -> list[Piece]:
         self._held = ""
@@ -149,11 +149,11 @@ class TagSplitter:
                 break
             at = tag.end()
             if opened is not None:
-                pieces.append(self._closed(opened, tag[0]))
+                pieces.append(self._close(opened, tag[0]))
             elif tag[3]:
-                pieces.append(_bodiless(tag))
+                pieces.append(_parse_empty_tag(tag))
             else:
-                self._open = opened = _opened(tag)
+                self._open = opened = _parse_opening_tag(tag)
                 self._own, self._depth = _own_tags(opened.name), 1
         return pieces
 
@@ -161,36 +161,36 @@ class TagSplitter:
         """Return the plain text's end index and the complete opening tag, if any."""
         tags, fences = self._tags, self._fences
         noted = at = start
-        while found := tags.start.search(text, at):
-            at = found.start()
-            tag = tags.opening.match(text, at, at + LONGEST_TAG)
+        while candidate := tags.start.search(text, at):
+            at = candidate.start()
+            tag = tags.opening.match(text, at, at + MAX_TAG_LENGTH)
             if tag is not None or (not end and self._may_open(text, at)):
                 fences.unread.write(text[noted:at])
                 noted = at
                 if not fences.in_code():
                     return at, tag
             at += 1
-        stop = len(text) if end else _half_name(text, at, tags)
+        stop = len(text) if end else _find_partial_tag(text, at, tags)
         fences.unread.write(text[noted:stop])
         return stop, None
 
     def _find_closing(self, text: str, start: int, end: bool) -> tuple[int, re.Match[str] | None]:
         """Return the thought text's end index and the complete closing tag, if any."""
-        own, at = self._own, start
-        while found := own.start.search(text, at):
-            at = found.start()
-            pattern, half = (own.closing, own.half_closing) if found[1] else (own.opening, own.half_opening)
-            tag = pattern.match(text, at, at + LONGEST_TAG)
+        tags, at = self._own, start
+        while candidate := tags.start.search(text, at):
+            at = candidate.start()
+            pattern, half = (tags.closing, tags.half_closing) if candidate[1] else (tags.opening, tags.half_opening)
+            tag = pattern.match(text, at, at + MAX_TAG_LENGTH)
             if tag is not None:
-                self._depth += -1 if found[1] else not tag[3]
+                self._depth += -1 if candidate[1] else not tag[3]
                 if not self._depth:
                     return at, tag
                 at = tag.end()
-            elif not end and _may_become(half, text, at):
+            elif not end and _is_partial_match(half, text, at):
                 return at, None
             else:
                 at += 1
-        return len(text) if end else _half_name(text, at, own), None
+        return len(text) if end else _find_partial_tag(text, at, tags), None
 
     def _piece(self, text: str) -> Piece:
         if self._open is None:
@@ -198,7 +198,7 @@ class TagSplitter:
         self._body.append(text)
         return ThoughtText(text)
 
-    def _closed(self, thought: Thought, closing: str) -> Thought:
+    def _close(self, thought: Thought, closing: str) -> Thought:
         """Complete the open thought."""
         thought.content = "".join(self._body)
         thought.closing = closing
@@ -208,7 +208,7 @@ class TagSplitter:
         return thought
 
 
-def _opened(tag: re.Match[str]) -> Thought:
+def _parse_opening_tag(tag: re.Match[str]) -> Thought:
     attributes: dict[str, str] = {}
     if tag[2]:
         for name, *values in _ATTRIBUTE.findall(tag[2]):
@@ -216,11 +216,11 @@ def _opened(tag: re.Match[str]) -> Thought:
     return Thought(tag[1].lower(), "", attributes, tag[0])
 
 
-def _bodiless(tag: re.Match[str]) -> Thought:
+def _parse_empty_tag(tag: re.Match[str]) -> Thought:
     """Parse a self-closing tag as a thought."""
-    thought = _opened(tag)
-    known = {_plain(name): value for name, value in thought.attributes.items()}
-    thought.content = next((known[name] for name in _TEXT if name in known), "")
+    thought = _parse_opening_tag(tag)
+    attributes = {_normalise_name(name): value for name, value in thought.attributes.items()}
+    thought.content = next((attributes[name] for name in _TEXT_ATTRIBUTES if name in attributes), "")
     return thought
 
 
@@ -234,9 +234,9 @@ class _Patterns:
     """Matches an incomplete opening tag with a complete name."""
     closing: re.Pattern[str]
     half_closing: re.Pattern[str]
-    beginnings: frozenset[str]
+    prefixes: frozenset[str]
     """Possible tag prefixes."""
-    reach: int
+    longest_prefix: int
     """Length of the longest prefix."""
 
 
@@ -253,7 +253,7 @@ _ATTRIBUTE = re.compile(rf"""\s({_KEY})\s*+=\s*+(?:"([^"]*+)"|'([^']*+)'|((?:[^\
 _FLAGS = re.IGNORECASE | re.ASCII
 
 
-def _compiled(names: tuple[str, ...], start: str, begins: tuple[str, ...]) -> _Patterns:
+def _compile_patterns(names: tuple[str, ...], start: str, begins: tuple[str, ...]) -> _Patterns:
     either = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
     name = f"({either})"
     return _Patterns(
@@ -262,8 +262,8 @@ def _compiled(names: tuple[str, ...], start: str, begins: tuple[str, ...]) -> _P
         half_opening=re.compile(rf"<{name}{_ATTRIBUTES}(?:\s*+/?|\s++{_KEY}\s*+(?:=\s*+{_HALF_VALUE})?)\Z", _FLAGS),
         closing=re.compile(rf"</{name}\s*+>", _FLAGS),
         half_closing=re.compile(rf"</{name}\s*+\Z", _FLAGS),
-        beginnings=frozenset(name[:length] for name in begins for length in range(1, len(name) + 1)),
-        reach=max(map(len, begins)),
+        prefixes=frozenset(name[:length] for name in begins for length in range(1, len(name) + 1)),
+        longest_prefix=max(map(len, begins)),
     )
 
 
@@ -275,28 +275,28 @@ def _patterns(names: tuple[str, ...]) -> _Patterns:
         raise ConfigurationError(
             f"a tag name must match [A-Za-z][A-Za-z0-9_-]*, got {', '.join(map(repr, wrong)) or 'no name'}"
         )
-    return _compiled(names, "", tuple(f"<{name.lower()}" for name in names))
+    return _compile_patterns(names, "", tuple(f"<{name.lower()}" for name in names))
 
 
 @cache
 def _own_tags(name: str) -> _Patterns:
     """Return patterns for tags inside a thought."""
-    return _compiled((name,), "(/?)", (f"<{name}", f"</{name}"))
+    return _compile_patterns((name,), "(/?)", (f"<{name}", f"</{name}"))
 
 
-def _may_become(half: re.Pattern[str], text: str, at: int) -> bool:
-    return len(text) - at < LONGEST_TAG and half.match(text, at) is not None
+def _is_partial_match(half: re.Pattern[str], text: str, at: int) -> bool:
+    return len(text) - at < MAX_TAG_LENGTH and half.match(text, at) is not None
 
 
-def _half_name(text: str, start: int, tags: _Patterns) -> int:
+def _find_partial_tag(text: str, start: int, tags: _Patterns) -> int:
     """Return the start index of a trailing tag prefix, or the text length."""
-    at = text.rfind("<", max(start, len(text) - tags.reach))
-    return at if at >= 0 and text[at:].lower() in tags.beginnings else len(text)
+    at = text.rfind("<", max(start, len(text) - tags.longest_prefix))
+    return at if at >= 0 and text[at:].lower() in tags.prefixes else len(text)
 
 
-_TEXT = ("content", "text", "thought")
+_TEXT_ATTRIBUTES = ("content", "text", "thought")
 
-_FIELDS = {
+_EVENT_FIELDS = {
     "id": "thought_id",
     "thoughtid": "thought_id",
     "type": "thought_type",
@@ -307,11 +307,11 @@ _FIELDS = {
 }
 
 
-def _plain(name: str) -> str:
+def _normalise_name(name: str) -> str:
     return name.lower().replace("-", "").replace("_", "")
 
 
-def thought_fields(thought: Thought) -> dict[str, Any]:
+def make_event_fields(thought: Thought) -> dict[str, Any]:
     """Return the `ThoughtStreamEvent` fields from the attributes of a tag. Invalid attributes are put into `metadata`.
 
     Any spelling of a name is accepted: `related_to`, `related-to`, `relatedTo`. Without a type attribute, the name of
@@ -320,19 +320,19 @@ def thought_fields(thought: Thought) -> dict[str, Any]:
     """
     fields: dict[str, Any] = {"thought_type": thought.name} if thought.name in THOUGHT_TYPES else {}
     metadata: dict[str, Any] = {}
-    given: set[str] = set()
+    assigned: set[str] = set()
     for name, value in thought.attributes.items():
-        target = _FIELDS.get(_plain(name))
-        checked = None if target is None or target in given else _checked(target, value)
-        if target is not None and checked is not None:
-            fields[target] = checked
-            given.add(target)
-        elif thought.closing or thought.incomplete or _plain(name) not in _TEXT:
+        target = _EVENT_FIELDS.get(_normalise_name(name))
+        converted = None if target is None or target in assigned else _convert_value(target, value)
+        if target is not None and converted is not None:
+            fields[target] = converted
+            assigned.add(target)
+        elif thought.closing or thought.incomplete or _normalise_name(name) not in _TEXT_ATTRIBUTES:
             metadata[name] = value
     return {**fields, "metadata": metadata}
 
 
-def _checked(target: str, value: str) -> Any:
+def _convert_value(target: str, value: str) -> Any:
     """Return the value converted for the field, or None if it is invalid."""
     value = value.strip()
     if target == "thought_type":
@@ -345,4 +345,4 @@ def _checked(target: str, value: str) -> Any:
         except ValueError:
             return None
         return number if 0 <= number <= 1 else None
-    return value if 0 < len(value) <= LONGEST_ID else None
+    return value if 0 < len(value) <= MAX_ID_LENGTH else None

@@ -21,7 +21,7 @@ from rxloop.providers.codecs.tools import Original
 
 _delta = make_unchecked(ToolCallDeltaEvent)
 
-_NOTHING: dict[str, Any] = {}
+_EMPTY: dict[str, Any] = {}
 
 
 class CallAssembler:
@@ -29,23 +29,23 @@ class CallAssembler:
 
     __slots__ = (
         "_bounds",
+        "_by_call_index",
         "_by_id",
         "_by_index",
-        "_by_number",
         "_calls",
-        "_ended",
-        "_extra",
-        "_free",
+        "_has_extra",
         "_held",
-        "_known",
+        "_hidden_by_name",
         "_last",
+        "_next_index",
         "_originals",
         "_push",
         "_step",
         "_tokens",
-        "in_pieces",
+        "_undecided",
         "repaired",
         "size",
+        "splits_names",
     )
 
     def __init__(
@@ -60,21 +60,21 @@ class CallAssembler:
         """Total size in characters."""
         self.repaired: list[str] = []
         """Names of the calls whose arguments were not JSON but contained exactly one JSON value."""
-        self.in_pieces = False
+        self.splits_names = False
         """True if the server may split names, or send a placeholder before the arguments."""
-        self._extra = False
+        self._has_extra = False
         """True if any call has extra content."""
         self._push = push
         self._step = step
-        self._known = {tool.name: tool.hidden for tool in tools}
+        self._hidden_by_name = {tool.name: tool.hidden for tool in tools}
         self._originals: Mapping[str, Original] = {}
         self._tokens = strip
         self._bounds = bounds
         self._calls: list[Call] = []
         self._by_index: dict[int, Call] = {}
         self._by_id: dict[str, Call] = {}
-        self._by_number: dict[int, Call] = {}
-        self._ended: dict[int, tuple[Call, str]] = {}
+        self._by_call_index: dict[int, Call] = {}
+        self._undecided: dict[int, tuple[Call, str]] = {}
         """Calls whose name was repeated after complete arguments, by index, together with the repeated id. The next
         fragment determines if there is a new call.
         """
@@ -82,7 +82,7 @@ class CallAssembler:
         """Unpublished calls by index. The next fragment could extend the name or replace the arguments. Not part of
         `_by_index`.
         """
-        self._free = 0
+        self._next_index = 0
         """First call number above all used numbers."""
         self._last: Call | None = None
 
@@ -98,7 +98,7 @@ class CallAssembler:
             originals: Original tools by the vendor's tool name.
         """
         self._originals = originals
-        self._known |= {name: self._known.get(each.name, False) for name, each in originals.items()}
+        self._hidden_by_name |= {name: self._hidden_by_name.get(each.name, False) for name, each in originals.items()}
 
     def feed(self, piece: dict[str, Any], last: bool = False) -> None:
         """Read a `tool_calls` entry.
@@ -110,48 +110,48 @@ class CallAssembler:
         Raises:
             OutOfBounds: Too many calls, or a name or call is too long.
         """
-        index, call_id, function = piece.get("index", ""), piece.get("id", ""), piece.get("function", _NOTHING)
+        index, call_id, function = piece.get("index", ""), piece.get("id", ""), piece.get("function", _EMPTY)
         if call_id.__class__ is not str:
             call_id = ""
         if function.__class__ is not dict:
-            function = _NOTHING
+            function = _EMPTY
         name, fragment = function.get("name", ""), function.get("arguments", "")
         if name.__class__ is not str:
             name = ""
         if fragment.__class__ is not str:
             # Some vendors send arguments as an object.
-            fragment = self._dumped(fragment).decode() if fragment.__class__ is dict else ""
+            fragment = self._encode_checked(fragment).decode() if fragment.__class__ is dict else ""
         # Fast path: most fragments just continue an existing call.
         call = None if call_id or name or last or index.__class__ is not int else self._by_index.get(index)
         if call is None:
             if len(name) > self._bounds.name:
                 raise OutOfBounds("name", self._bounds.name)
             if name and self._tokens:
-                name = clean_name(name, self._known, self._tokens)
-            found = Piece(read_index(index), call_id, name, fragment)
-            call = self._find(found)
-            call_id, name, fragment = found.call_id, found.name, found.fragment
+                name = clean_name(name, self._hidden_by_name, self._tokens)
+            entry = Piece(read_index(index), call_id, name, fragment)
+            call = self._find(entry)
+            call_id, name, fragment = entry.call_id, entry.name, entry.fragment
         self._last = call
         size = len(fragment)
-        begun = call.begun
+        has_begun = call.begun
         if call_id and not call.id:
-            self._name(call, call_id)
+            self._set_id(call, call_id)
             size += len(call_id)
         if call_id:
             call.has_vendor_id = True
-        if name and not begun:
+        if name and not has_begun:
             size += len(name) - len(call.name)
             call.name = name
-            call.hidden = self._known.get(call.name, False)
+            call.hidden = self._hidden_by_name.get(call.name, False)
         if "extra_content" in piece:
-            self._keep(call, piece["extra_content"])
+            self._store_extra(call, piece["extra_content"])
         call.size += size
         self.size += size
         if call.size > self._bounds.arguments:
             raise OutOfBounds("arguments", self._bounds.arguments)
         if fragment:
             call.pieces.append(fragment)
-        if not begun:
+        if not has_begun:
             if call.name and not self._hold(call) and not self._is_renamed(call):
                 self._start(call)
         elif fragment:
@@ -171,7 +171,7 @@ class CallAssembler:
         for call in self._held.values():
             self._start(call)
         self._held.clear()
-        for call in self._named() if self._originals else ():
+        for call in self._list_named() if self._originals else ():
             if not call.begun:
                 self._start(call)
 
@@ -181,7 +181,7 @@ class CallAssembler:
         Raises:
             OutOfBounds: The arguments contain too many values.
         """
-        written = [(call, "".join(call.pieces)) for call in self._named()]
+        written = [(call, "".join(call.pieces)) for call in self._list_named()]
         values = self._bounds.argument_values
         if (
             self.size > values
@@ -199,11 +199,11 @@ class CallAssembler:
 
     def extra_content(self) -> dict[str, Any]:
         """Return extra content by call position, for sending it back."""
-        if not self._extra:
+        if not self._has_extra:
             return {}
-        return {str(place): call.extra for place, call in enumerate(self._named()) if call.extra}
+        return {str(index): call.extra for index, call in enumerate(self._list_named()) if call.extra}
 
-    def _named(self) -> list[Call]:
+    def _list_named(self) -> list[Call]:
         return [call for call in sorted(self._calls, key=lambda call: call.index) if call.name]
 
     def _find(self, piece: Piece) -> Call:
@@ -216,14 +216,14 @@ class CallAssembler:
         index, call_id, name = piece.index, piece.call_id, piece.name
         owner = self._by_id.get(call_id) if call_id else None
         if index is None:
-            call = owner or (None if call_id and name and not self._goes_on(piece) else self._last)
-        elif index in self._ended:
+            call = owner or (None if call_id and name and not self._continues_last(piece) else self._last)
+        elif index in self._undecided:
             return self._resolve(piece, index)
         else:
             call = self._by_index.get(index) or self._held.get(index)
             if call is None:
                 # Either a new call, or the server numbers its chunks.
-                call = None if name else self._unfinished(owner if call_id else self._last, piece)
+                call = None if name else self._find_unfinished(owner if call_id else self._last, piece)
                 if call is None:
                     return self._begin(index)
                 self._by_index[index] = call
@@ -248,9 +248,9 @@ class CallAssembler:
         is_own = piece.call_id == call.id or self._by_id.get(piece.call_id) is call
         other_id = bool(piece.call_id) and call.has_vendor_id and not is_own
         if name and call.name and name != call.name:
-            whole = "" if other_id else self._join_names(call, name)
-            piece.name = whole or name
-            return not whole
+            joined = "" if other_id else self._join_names(call, name)
+            piece.name = joined or name
+            return not joined
         keyless = piece.index is None and not piece.call_id
         if not call.pieces:
             return bool(name and call.name) and (other_id or (keyless and not fragment.strip()))
@@ -266,7 +266,7 @@ class CallAssembler:
         if not starts:
             if name and call.name and piece.index is not None and not other_id:
                 self._by_index.pop(piece.index, None)
-                self._ended[piece.index] = call, piece.call_id
+                self._undecided[piece.index] = call, piece.call_id
             return bool(name and call.name) and (other_id or keyless)
         is_repeated = not (keyless or (other_id and name)) and is_same_value("".join(call.pieces), fragment)
         if is_repeated:
@@ -276,20 +276,20 @@ class CallAssembler:
 
     def _resolve(self, piece: Piece, index: int) -> Call:
         """Return the matching call after a repeated name, based on the new fragment."""
-        call, call_id = self._ended.pop(index)
+        call, call_id = self._undecided.pop(index)
         self._by_index[index] = call
         piece.name = piece.name or call.name
         piece.call_id = piece.call_id or call_id
         return self._find(piece)
 
-    def _goes_on(self, piece: Piece) -> bool:
+    def _continues_last(self, piece: Piece) -> bool:
         """Return True if a fragment with a new id and no index can only continue the newest call."""
         call, fragment = self._last, piece.fragment
         if call is None or call.name != piece.name or not fragment.strip() or starts_value(fragment):
             return False
         return bool(call.pieces) and not call.scan().complete
 
-    def _unfinished(self, call: Call | None, piece: Piece) -> Call | None:
+    def _find_unfinished(self, call: Call | None, piece: Piece) -> Call | None:
         """Return the call if its arguments are incomplete and can be continued without a name."""
         if call is None or not piece.fragment.strip() or not (call.pieces or piece.call_id):
             return None
@@ -300,18 +300,18 @@ class CallAssembler:
             raise OutOfBounds("calls", self._bounds.calls)
         if index is not None and (held := self._held.pop(index, None)) is not None:
             self._start(held)
-        free = self._free
-        place = index if index is not None and index not in self._by_number else free
-        call = Call(place, free if index is None else index)
-        self._by_number[call.index] = call
-        self._free = max(free, call.index + 1)
+        next_index = self._next_index
+        call_index = index if index is not None and index not in self._by_call_index else next_index
+        call = Call(call_index, next_index if index is None else index)
+        self._by_call_index[call.index] = call
+        self._next_index = max(next_index, call.index + 1)
         self._calls.append(call)
         self._by_index[call.key] = call
         return call
 
     def _hold(self, call: Call) -> bool:
         """Return True if the next fragment could still change the name or arguments."""
-        if self.in_pieces and (is_placeholder(call) or (not call.pieces and self._is_prefix(call.name))):
+        if self.splits_names and (is_placeholder(call) or (not call.pieces and self._is_prefix(call.name))):
             self._by_index.pop(call.key, None)
             self._held[call.key] = call
             return True
@@ -326,9 +326,9 @@ class CallAssembler:
         if (original := self._originals.get(call.name)) is not None:
             call.shown_name = original.name
             if original.names:
-                call.pieces = [original.written("".join(call.pieces))]
+                call.pieces = [original.translate("".join(call.pieces))]
         if not call.id:
-            self._name(call, self._new_id(call))
+            self._set_id(call, self._new_id(call))
         self._push(
             _delta(
                 index=call.index,
@@ -347,31 +347,31 @@ class CallAssembler:
 
     def _join_names(self, call: Call, name: str) -> str:
         """Return the extended name if it matches a tool, otherwise an empty string."""
-        if call.begun or call.pieces or name in self._known:
+        if call.begun or call.pieces or name in self._hidden_by_name:
             return ""
-        whole = call.name + name
-        return whole if whole in self._known or self._is_prefix(whole) else ""
+        joined = call.name + name
+        return joined if joined in self._hidden_by_name or self._is_prefix(joined) else ""
 
     def _is_prefix(self, name: str) -> bool:
         """Return True if `name` is a proper prefix of a tool name."""
-        return any(len(known) > len(name) and known.startswith(name) for known in self._known)
+        return any(len(tool_name) > len(name) and tool_name.startswith(name) for tool_name in self._hidden_by_name)
 
-    def _keep(self, call: Call, extra: Any) -> None:
+    def _store_extra(self, call: Call, extra: Any) -> None:
         """Store the call's extra content."""
         if not isinstance(extra, dict):
             return
-        self.size += len(self._dumped(cast("dict[str, Any]", extra)))
+        self.size += len(self._encode_checked(cast("dict[str, Any]", extra)))
         call.extra = call.extra or {}
         call.extra.update(cast("dict[str, Any]", extra))
-        self._extra = True
+        self._has_extra = True
 
-    def _dumped(self, fields: dict[str, Any]) -> bytes:
+    def _encode_checked(self, fields: dict[str, Any]) -> bytes:
         """Encode nested data after checking its size and depth."""
-        data = dumped(fields)
+        data = encode_json(fields)
         check_document(data, self._bounds)
         return data
 
-    def _name(self, call: Call, call_id: str) -> None:
+    def _set_id(self, call: Call, call_id: str) -> None:
         call.id = call_id
         self._by_id.setdefault(call_id, call)
 
@@ -379,7 +379,7 @@ class CallAssembler:
         return f"call_{re.sub('[^0-9A-Za-z]+', '_', self._step)}_{call.index}"
 
 
-def dumped(value: Any) -> bytes:
+def encode_json(value: Any) -> bytes:
     """Encode vendor data as JSON.
 
     Raises:

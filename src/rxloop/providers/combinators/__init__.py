@@ -30,9 +30,9 @@ class Combined:
         self._made = [made for made, model in zip(self.providers, models, strict=True) if made is not model]
 
     @property
-    def keeps_to_schema(self) -> bool | None:
+    def enforces_schema(self) -> bool | None:
         """True if all models enforce `response_schema`; None if unknown."""
-        answers = [getattr(provider, "keeps_to_schema", None) for provider in self.providers]
+        answers = [getattr(provider, "enforces_schema", None) for provider in self.providers]
         return False if False in answers else None if None in answers else True
 
     async def aclose_made(self) -> None:

@@ -278,7 +278,7 @@ class Routed:
         self._made: dict[str, Provider] = {}
 
     @property
-    def keeps_to_schema(self) -> bool:
+    def enforces_schema(self) -> bool:
         """Always False, because the model is unknown when the prompt is written. Instructions work with any model."""
         return False
 

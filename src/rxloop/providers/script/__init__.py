@@ -20,7 +20,7 @@ from rxloop.errors import ConfigurationError, ProviderError
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.protocol.events import ContentDeltaEvent, Event, ToolCallDeltaEvent
 from rxloop.protocol.messages import Citation, FilePart, ImagePart, Usage
-from rxloop.providers.codecs.text import text_delta
+from rxloop.providers.codecs.text import make_text_delta
 from rxloop.providers.script.turns import (
     Frames,
     RecordedAnswer,
@@ -126,7 +126,7 @@ class ScriptedModel:
 
     Args:
         *turns: Turns in order: a string; a `call`; a list containing strings and calls; `frames`; a detailed `turn`; an
-        exception; or a function returning any of these for a request.
+            exception; or a function returning any of these for a request.
         name: Model name used in events.
         reasoning: Default reasoning.
 
@@ -202,7 +202,7 @@ class ScriptedModel:
             try:
                 push_reasoning(answer, number, observer.on_next)
                 if answer.text:
-                    observer.on_next(text_delta(ContentDeltaEvent, answer.text, 0, None))
+                    observer.on_next(make_text_delta(ContentDeltaEvent, answer.text, 0, None))
                 push_end(answer, answer.text, request, observer.on_next)
             finally:
                 self.open -= 1

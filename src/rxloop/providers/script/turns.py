@@ -29,7 +29,7 @@ from rxloop.protocol.events import (
 from rxloop.protocol.json_data import freeze_json
 from rxloop.protocol.messages import Citation, ErrorInfo, FilePart, ImagePart, ToolCall, Usage
 from rxloop.providers.codecs import find_gate
-from rxloop.providers.codecs.text import text_delta
+from rxloop.providers.codecs.text import make_text_delta
 from rxloop.stream.sources import Push
 
 
@@ -67,7 +67,7 @@ class ScriptedTurn:
 def push_reasoning(answer: ScriptedTurn, number: int, push: Push[Event]) -> None:
     """Push a turn's reasoning."""
     if answer.reasoning:
-        push(text_delta(ThoughtDeltaEvent, answer.reasoning, 0, None))
+        push(make_text_delta(ThoughtDeltaEvent, answer.reasoning, 0, None))
         thought_id = f"reasoning_{number}"
         push(ThoughtStreamEvent(thought_id=thought_id, content=answer.reasoning, source="reasoning"))
 
@@ -88,7 +88,7 @@ async def push_frames(text: Frames, request: ModelRequest, push: Push[Event]) ->
             return "".join(content)
         if symbol == "#":
             raise ProviderError("the script fails here: '#'")
-        push(text_delta(ContentDeltaEvent, symbol, len(content), None))
+        push(make_text_delta(ContentDeltaEvent, symbol, len(content), None))
         content.append(symbol)
         if gate.closed:
             await gate.wait()

@@ -152,12 +152,12 @@ async def receive(
     try:
         if not 200 <= response.status < 300:
             watch.stop()
-            raise reader.refusal(response.status, response.headers, await _read_error(response))
+            raise reader.make_error(response.status, response.headers, await _read_error(response))
         kind = response.headers.get("content-type", "")
-        if _is_stream(kind, streamed, reader.arrays):
+        if _is_stream(kind, streamed, reader.accepts_arrays):
             await _read_stream(response, Batches(reader, gate, watch, bounds, _decoder(kind, bounds)), where)
         else:
-            reader.whole(await _read_whole(response, where, bounds))
+            reader.read_body(await _read_whole(response, where, bounds))
             reader.complete()
     except ProviderError as error:
         name_request(error, response.headers)
@@ -189,7 +189,7 @@ async def _read_stream(response: Answer, batches: Batches, where: failures.Endpo
         batches.end()
     except httpx.HTTPError as error:
         batches.hand_on()
-        if batches.failure is None and not batches.ended:
+        if batches.failure is None and not batches.is_complete:
             raise failures.error_from_httpx(error, where) from error
     if batches.failure is not None:
         raise batches.failure
@@ -247,9 +247,9 @@ class Batches:
         return 0 if isinstance(self.failure, Unreadable) else DRAIN_SECONDS
 
     @property
-    def ended(self) -> bool:
+    def is_complete(self) -> bool:
         """True if a complete answer was read."""
-        return self._reader.ended
+        return self._reader.is_complete
 
     async def wait(self) -> None:
         """Wait until reading can continue."""
@@ -279,7 +279,7 @@ class Batches:
     def _begin(self, start: bytes) -> None:
         """Detect the format from the first byte."""
         self._begun = True
-        if start == b"[" and self._reader.arrays:
+        if start == b"[" and self._reader.accepts_arrays:
             from rxloop.providers.transport.stream_decoders import ArrayDecoder
 
             self._decoder = ArrayDecoder(self._bounds)
@@ -309,9 +309,9 @@ class Batches:
         if self.failure is not None:
             return
         if self._body is not None:
-            self._reader.whole(bytes(self._body))
+            self._reader.read_body(bytes(self._body))
         elif not self.over:
-            self._reader.last(self._decoder.flush())
+            self._reader.feed_last(self._decoder.flush())
 
     def complete(self) -> None:
         """Complete the answer if it is not complete."""

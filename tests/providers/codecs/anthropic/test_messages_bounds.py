@@ -77,7 +77,7 @@ IGNORED: dict[str, Callable[[], Iterator[Json]]] = {
 def feed_until_error(events: Iterator[Json], count: int) -> Exception | None:
     """Read events until one is rejected. Discard the published events."""
     draft = MessageDraft(lambda event: None, "1", Endpoint("claude", "http://x"), bounds=BOUNDS)
-    reader = make_codec().reader(draft)
+    reader = make_codec().make_reader(draft)
     reader.feed([orjson.dumps(start())])
     for _ in range(count):
         try:

@@ -8,7 +8,7 @@ import pytest
 from anthropic import transform_schema
 from pydantic import BaseModel, Field
 
-from rxloop.providers.codecs.schemas.strict_forms import NotStrict, claude_form, demands
+from rxloop.providers.codecs.schemas.strict_forms import NotStrict, count_demands, to_claude_form
 
 
 class Leaf(BaseModel):
@@ -44,7 +44,7 @@ class Tree(BaseModel):
     ],
 )
 def test_schema_equals_the_transformation_of_the_sdk(schema: dict[str, Any]) -> None:
-    assert claude_form(schema) == transform_schema(schema)
+    assert to_claude_form(schema) == transform_schema(schema)
 
 
 @pytest.mark.parametrize(
@@ -62,12 +62,12 @@ def test_schema_equals_the_transformation_of_the_sdk(schema: dict[str, Any]) -> 
 )
 def test_schema_without_a_strict_equivalent_is_rejected(schema: dict[str, Any]) -> None:
     with pytest.raises(NotStrict):
-        claude_form(schema)
+        to_claude_form(schema)
 
 
 def test_type_list_becomes_any_of() -> None:
     schema = {"type": ["string", "null"], "format": "date", "description": "when"}
-    assert claude_form(schema) == {
+    assert to_claude_form(schema) == {
         "description": "when",
         "anyOf": [{"type": "string", "format": "date"}, {"type": "null"}],
     }
@@ -75,13 +75,13 @@ def test_type_list_becomes_any_of() -> None:
 
 def test_default_of_null_is_dropped() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "string", "default": None}}}
-    schema_form = claude_form(schema)
+    schema_form = to_claude_form(schema)
     assert schema_form is not None
     assert schema_form["properties"]["a"] == {"type": "string"}
 
 
 def test_optional_properties_and_unions_are_counted() -> None:
-    schema_form = claude_form(Plant.model_json_schema())
+    schema_form = to_claude_form(Plant.model_json_schema())
     assert schema_form is not None
-    assert demands(schema_form) == (0, 2)
-    assert demands({"type": "object", "properties": {"a": {}, "b": {}}, "required": ["a"]}) == (1, 0)
+    assert count_demands(schema_form) == (0, 2)
+    assert count_demands({"type": "object", "properties": {"a": {}, "b": {}}, "required": ["a"]}) == (1, 0)

@@ -243,8 +243,8 @@ def test_response_schema_is_sent_when_the_model_supports_it() -> None:
         "additionalProperties": False,
         "required": ["n"],
     }
-    assert make_codec().keeps_to_schema
-    assert not make_codec("claude-sonnet-4-0").keeps_to_schema
+    assert make_codec().enforces_schema
+    assert not make_codec("claude-sonnet-4-0").enforces_schema
     assert "output_config" not in encode(request, model="claude-sonnet-4-0").body
 
 
@@ -261,7 +261,7 @@ def test_citations_disable_the_response_schema() -> None:
     encoded = encode(ModelRequest(messages=[Message.user([pdf])], response_schema=SCHEMA), by)
     assert encoded.messages[0]["content"][0]["citations"] == {"enabled": True}
     assert "output_config" not in encoded.body
-    assert not by.keeps_to_schema
+    assert not by.enforces_schema
 
 
 def test_strict_tools_are_limited_by_schema_and_count() -> None:

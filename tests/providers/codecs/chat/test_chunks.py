@@ -177,7 +177,7 @@ def test_half_an_event_at_the_end_is_a_broken_connection_too() -> None:
     # L66
     answer = ChatReader(MessageDraft([].append, "1", WHERE))
     with pytest.raises(ProviderConnectionError, match="cut short"):
-        answer.last([b'{"choices": [{"del'])
+        answer.feed_last([b'{"choices": [{"del'])
 
 
 def test_only_the_first_of_several_choices_is_read() -> None:

@@ -64,7 +64,7 @@ def read(payloads: list[bytes], *, whole: bool = False) -> list[Any] | None:
     reader = GeminiReader(MessageDraft(pushed.append, "1", WHERE), "google_gemini")
     try:
         if whole:
-            reader.whole(b"".join(payloads))
+            reader.read_body(b"".join(payloads))
         else:
             reader.feed(payloads)
         reader.complete()

@@ -230,7 +230,7 @@ def test_unstreamed_answer_is_read_like_a_streamed_one() -> None:
     parts = [{"text": "hm", "thought": True}, {"text": "I look."}, {"functionCall": CALL, "thoughtSignature": "c2ln"}]
     pushed: list[Any] = []
     reader = GeminiReader(MessageDraft(pushed.append, "1", WHERE), "google_gemini")
-    reader.whole(orjson.dumps(chunk(*parts, finish="STOP")))
+    reader.read_body(orjson.dumps(chunk(*parts, finish="STOP")))
     reader.complete()
     assert pushed[-1].model_dump(exclude={"id", "timestamp"}) == read_message(
         *map(chunk, parts), chunk(finish="STOP")
@@ -240,13 +240,13 @@ def test_unstreamed_answer_is_read_like_a_streamed_one() -> None:
 def test_unexpected_json_object_is_an_error() -> None:
     reader = GeminiReader(MessageDraft(lambda _: None, "1", WHERE), "google_gemini")
     with pytest.raises(RxloopError, match="out of order"):
-        reader.whole(b'{"message": "the proxy is out of order"}')
+        reader.read_body(b'{"message": "the proxy is out of order"}')
 
 
 def test_answer_without_candidates_is_empty() -> None:
     pushed: list[Any] = []
     reader = GeminiReader(MessageDraft(pushed.append, "1", WHERE), "google_gemini")
-    reader.whole(b'{"usageMetadata": {"promptTokenCount": 3, "totalTokenCount": 3}}')
+    reader.read_body(b'{"usageMetadata": {"promptTokenCount": 3, "totalTokenCount": 3}}')
     reader.complete()
     assert (pushed[-1].content, pushed[-1].finish_reason) == ("", "stop")
 
@@ -339,7 +339,7 @@ def test_reader_handles_values_of_any_type(chunks: list[Any], whole: bool) -> No
     reader = GeminiReader(MessageDraft(pushed.append, "1", WHERE), "google_gemini")
     try:
         if whole:
-            reader.whole(json.dumps(chunks[0] if chunks else {}).encode())
+            reader.read_body(json.dumps(chunks[0] if chunks else {}).encode())
         else:
             reader.feed([json.dumps(each).encode() for each in [*chunks, STOP]])
         reader.complete()

@@ -125,7 +125,7 @@ def test_response_schema_is_sent_with_tools_when_the_model_supports_both() -> No
     assert encode_body(request=fields, tools=(LOOK,), model=THREE)["generationConfig"] == expected
     assert "generationConfig" not in encode_body(request=fields, tools=(LOOK,), model=TWO)
     assert "generationConfig" not in encode_body(request=fields, model="gemma-3-27b-it")
-    assert [make_codec(model).keeps_to_schema for model in (THREE, TWO, *OTHER)] == [
+    assert [make_codec(model).enforces_schema for model in (THREE, TWO, *OTHER)] == [
         True,
         False,
         False,
@@ -219,4 +219,4 @@ async def test_api_key_is_read_from_either_variable(monkeypatch: pytest.MonkeyPa
     assert PRESETS["google"].key() == "first"
     model = google_gemini()
     assert model.name == "google:gemini-3.5-flash"
-    assert getattr(resolve_model("google:gemini-2.5-pro"), "keeps_to_schema", None) is False
+    assert getattr(resolve_model("google:gemini-2.5-pro"), "enforces_schema", None) is False

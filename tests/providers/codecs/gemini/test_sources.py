@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rxloop.protocol.events import ServerToolEvent
 from rxloop.protocol.messages import Citation
-from rxloop.providers.codecs.gemini.citations import Places, citations
+from rxloop.providers.codecs.gemini.citations import Offsets, iter_citations
 from support.vendors.gemini import chunk, read_events, read_message
 
 WEB = {"web": {"uri": "https://e.org", "title": "E"}}
@@ -89,10 +89,10 @@ def test_any_byte_position_is_converted(text: str, data: st.DataObject) -> None:
     end = data.draw(st.integers(start, len(text)))
     place = len(text[:start].encode()), len(text[:end].encode())
     expected = (start, end) if start < end else (None, None)
-    assert Places(text)(*place) == expected
-    assert Places(text)(*place, text[start:end]) == expected
+    assert Offsets(text)(*place) == expected
+    assert Offsets(text)(*place, text[start:end]) == expected
 
 
 def test_many_sources_of_a_long_text_are_read_quickly() -> None:
     segments = [{"startIndex": 1, "endIndex": 2, "text": "nowhere"}] * 20_000
-    assert len(list(citations([grounding_fields(*segments)], "é" * 500_000))) == 1
+    assert len(list(iter_citations([grounding_fields(*segments)], "é" * 500_000))) == 1

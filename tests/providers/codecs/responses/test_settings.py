@@ -195,12 +195,12 @@ def test_chain_is_retried_completely_when_the_previous_response_is_unknown() -> 
     encode(FIRST[:1], by)
     assert "previous_response_id" in encode(NEXT, by)
     refused = b'{"error":{"code":"previous_response_not_found","message":"Previous response not found."}}'
-    reader = by.reader(MessageDraft(lambda event: None, "1", WHERE))
-    error = reader.refusal(400, {}, refused)
+    reader = by.make_reader(MessageDraft(lambda event: None, "1", WHERE))
+    error = reader.make_error(400, {}, refused)
     assert isinstance(error, BadRequest)
     assert error.retryable
     assert "previous_response_id" not in encode(NEXT, by)
-    assert not reader.refusal(400, {}, b'{"error":{"message":"no"}}').retryable
+    assert not reader.make_error(400, {}, b'{"error":{"message":"no"}}').retryable
 
 
 @pytest.mark.parametrize(
@@ -237,4 +237,4 @@ def test_chain_without_storage_and_unsupported_preset_are_rejected() -> None:
         openai_responses("gpt-5", store=False, chain=True)
     with pytest.raises(ConfigurationError, match="does not support"):
         openai_responses("gemini-3.5-flash", preset="google")
-    assert openai_responses("gpt-5", summary="auto")._wire.keeps_to_schema  # pyright: ignore[reportPrivateUsage]
+    assert openai_responses("gpt-5", summary="auto")._wire.enforces_schema  # pyright: ignore[reportPrivateUsage]

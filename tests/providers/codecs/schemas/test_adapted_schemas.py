@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, Field, TypeAdapter
 
 from rxloop.pipeline.requests import ToolDefinition
-from rxloop.providers.codecs.schemas import Adapted, adapt_answer, adapt_schema
+from rxloop.providers.codecs.schemas import AdaptedSchema, adapt_answer_schema, adapt_schema
 from rxloop.providers.codecs.schemas.dialects import CLAUDE, GEMINI, OPENAI, Dialect
 from rxloop.providers.codecs.tools import ToolAdapter
 from support.vendors.schema_rules import (
@@ -196,7 +196,7 @@ SCHEMAS: dict[str, Any] = {
 }
 
 
-def judge_tool(adapted: Adapted, dialect: Dialect) -> None:
+def judge_tool(adapted: AdaptedSchema, dialect: Dialect) -> None:
     if dialect is OPENAI:
         fields = {"strict": True} if adapted.strict else {}
         check_openai_tool({"name": "t", "description": "", "parameters": adapted.schema, **fields})
@@ -206,7 +206,7 @@ def judge_tool(adapted: Adapted, dialect: Dialect) -> None:
         check_gemini_tool({"name": "t", "description": "", "parametersJsonSchema": adapted.schema})
 
 
-def assert_all_names(adapted: Adapted, schema: Any) -> None:
+def assert_all_names(adapted: AdaptedSchema, schema: Any) -> None:
     """Each parameter is in the adapted schema, under its own name or under the one that stands for it."""
     known = {adapted.names.get(name, name) for name in property_names(adapted.schema)}
     assert property_names(schema) <= known
@@ -247,8 +247,8 @@ class Owner(BaseModel):
     pet: Annotated[Union[Cat, Dog], Field(discriminator="kind")]  # noqa: UP007
 
 
-def enforced(schema: Any, dialect: Dialect) -> Adapted:
-    adapted, _ = adapt_answer(schema, dialect, strict=True)
+def enforced(schema: Any, dialect: Dialect) -> AdaptedSchema:
+    adapted, _ = adapt_answer_schema(schema, dialect, strict=True)
     if dialect is OPENAI:
         check_openai_schema(adapted.schema, strict=adapted.strict)
     elif dialect is CLAUDE and adapted.strict:
@@ -375,10 +375,10 @@ def test_names_of_arguments_are_restored_wherever_they_are() -> None:
     adapter = ToolAdapter(CLAUDE, strict=False)
     original = adapter.adapt((ToolDefinition("t", "", schema),)).originals["t"]
     sent = '{"x":{"a_b":"1","list":[{"a_b":"2"},{"a b":"3"}]},"free":{"a_b":{"a_b":"4"}},"a_b":5}'
-    assert original.written(sent) == (
+    assert original.translate(sent) == (
         '{"x":{"a b":"1","list":[{"a b":"2"},{"a b":"3"}]},"free":{"a_b":{"a b":"4"}},"a_b":5}'
     )
-    assert original.written("[1") == "[1"
+    assert original.translate("[1") == "[1"
 
 
 # P3

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from rxloop.providers.codecs.schemas import adapt_schema, response_format
+from rxloop.providers.codecs.schemas import adapt_schema, make_response_format
 from rxloop.providers.codecs.schemas.dialects import OPENAI
 
 
@@ -71,7 +71,7 @@ def strict_form(given: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def asked_for(given: dict[str, Any], *, can_be_strict: bool) -> dict[str, Any]:
-    return response_format(given, OPENAI, can_be_strict)[0]
+    return make_response_format(given, OPENAI, can_be_strict)[0]
 
 
 def objects(node: Any) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from rxloop.providers.codecs import Notice
 from rxloop.providers.codecs.anthropic.messages import KEY
 from rxloop.providers.codecs.anthropic.request import BINDING, Host, MessagesEncoder
 from rxloop.providers.codecs.anthropic.response import MessagesReader
-from rxloop.providers.codecs.anthropic.settings import abilities_of
+from rxloop.providers.codecs.anthropic.settings import find_abilities
 from rxloop.providers.codecs.draft import MessageDraft
 from rxloop.providers.vendors import Preset
 
@@ -40,27 +40,18 @@ class AnthropicCodec:
         model, _, underlying = model.partition("#")
         self.model = model
         self.stream = stream
-        able = abilities_of(underlying or model)
-        more = (BINDING,) if able.binds_thinking and BINDING not in betas else ()
-        self._betas = (*betas, *more)
+        abilities = find_abilities(underlying or model)
+        required = (BINDING,) if abilities.binds_thinking and BINDING not in betas else ()
+        self._betas = (*betas, *required)
         # Signatures are only valid for models from the same vendor.
         claude = "claude" in (underlying or model).lower() or self.host.version is not None
         self._key = KEY if claude else f"{KEY}:{model}"
-        self._encoder = MessagesEncoder(
-            model,
-            name,
-            stream,
-            self.host,
-            able,
-            self._betas,
-            citations,
-            self._key,
-        )
+        self._encoder = MessagesEncoder(model, name, stream, self.host, abilities, self._betas, citations, self._key)
 
     @property
-    def keeps_to_schema(self) -> bool:
+    def enforces_schema(self) -> bool:
         """True if the vendor can force the model to follow a schema."""
-        return self._encoder.keeps_to_schema
+        return self._encoder.enforces_schema
 
     @property
     def headers(self) -> Mapping[str, str]:
@@ -81,7 +72,7 @@ class AnthropicCodec:
         """Encode the request body."""
         return self._encoder.encode(request, notice)
 
-    def reader(self, draft: MessageDraft) -> MessagesReader:
+    def make_reader(self, draft: MessageDraft) -> MessagesReader:
         """Create a response reader."""
         draft.restore(self._encoder.tools)
         return MessagesReader(draft, self._key)
@@ -95,7 +86,7 @@ class VertexCodec(AnthropicCodec):
 
     def url(self, base: str) -> str:
         """Return the request URL."""
-        return _below(
+        return _join_url(
             base, f"models/{quote(self.model, safe='@')}:{'streamRawPredict' if self.stream else 'rawPredict'}"
         )
 
@@ -120,9 +111,9 @@ class BedrockCodec(AnthropicCodec):
     def url(self, base: str) -> str:
         """Return the request URL."""
         action = "invoke-with-response-stream" if self.stream else "invoke"
-        return _below(base, f"model/{quote(self.model, safe=':@')}/{action}")
+        return _join_url(base, f"model/{quote(self.model, safe=':@')}/{action}")
 
 
-def _below(base: str, path: str) -> str:
+def _join_url(base: str, path: str) -> str:
     parts = urlsplit(base)
     return urlunsplit(parts._replace(path=f"{parts.path.rstrip('/')}/{path}"))

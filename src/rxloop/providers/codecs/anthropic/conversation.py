@@ -7,19 +7,19 @@ from itertools import count
 from typing import NamedTuple
 
 from rxloop.protocol.messages import Message
-from rxloop.providers.codecs.anthropic.messages import Form, Forms
+from rxloop.providers.codecs.anthropic.messages import Form, FormEncoder
 from rxloop.providers.codecs.fields import dumps
-from rxloop.providers.codecs.media import text_with_files
+from rxloop.providers.codecs.media import flatten_message
 from rxloop.state.history import Ledger
 
-_BEGAN = b'{"type":"text","text":"[The conversation began before this.]"}'
+_EARLIER_START = b'{"type":"text","text":"[The conversation began before this.]"}'
 
 _BEGIN = b'{"type":"text","text":"Please begin."}'
 
 _GO_ON = b'{"type":"text","text":"Please go on."}'
 
 
-class Place(NamedTuple):
+class PlacedMessage(NamedTuple):
     """Encoded message in a request."""
 
     message: Message
@@ -30,7 +30,7 @@ class Place(NamedTuple):
     @property
     def blocks(self) -> bytes:
         """Encoded blocks including the cache breakpoint."""
-        return self.form.marked(self.control) if self.control else self.form.blocks
+        return self.form.mark(self.control) if self.control else self.form.blocks
 
 
 class Turn:
@@ -41,45 +41,45 @@ class Turn:
         self.results: list[bytes] = []
         """Tool results, always sent first."""
         self.blocks: list[bytes] = []
-        self.places: list[Place] = []
+        self.messages: list[PlacedMessage] = []
         """Messages of the assistant."""
 
     def copy(self) -> Turn:
         """Return an independent copy."""
         other = Turn(self.role)
-        other.results, other.blocks, other.places = self.results.copy(), self.blocks.copy(), self.places.copy()
+        other.results, other.blocks, other.messages = self.results.copy(), self.blocks.copy(), self.messages.copy()
         return other
 
     def content(self) -> bytes:
         """Return comma-separated blocks."""
-        return b",".join(filter(None, (*self.results, *self.blocks, *(place.blocks for place in self.places))))
+        return b",".join(filter(None, (*self.results, *self.blocks, *(message.blocks for message in self.messages))))
 
 
-class Working(NamedTuple):
+class UnfinishedWork(NamedTuple):
     """Assistant messages since the last user message."""
 
-    begun: bool = False
+    exists: bool = False
     """True if there are such messages."""
     thinks: bool = False
     """True if the first of these messages begins with thinking."""
     container: str | None = None
     """Container used by the latest code execution."""
 
-    def after(self, turn: Turn) -> Working:
+    def advance(self, turn: Turn) -> UnfinishedWork:
         """Return the state after a completed turn."""
         if turn.role == "user":
             return self if turn.results else _IDLE
-        if not turn.places or turn.role != "assistant":
+        if not turn.messages or turn.role != "assistant":
             return self
-        thinks = self.thinks if self.begun else turn.places[0].form.thinks
-        newest = (place.form.container for place in reversed(turn.places) if place.form.container)
-        return Working(True, thinks, next(newest, self.container))
+        thinks = self.thinks if self.exists else turn.messages[0].form.thinks
+        newest = (message.form.container for message in reversed(turn.messages) if message.form.container)
+        return UnfinishedWork(True, thinks, next(newest, self.container))
 
 
-_IDLE = Working()
+_IDLE = UnfinishedWork()
 
 
-class Sent:
+class EncodedTurns:
     """Encoded completed turns. If an omitted turn is empty, the turns next to it are merged."""
 
     def __init__(self) -> None:
@@ -87,11 +87,11 @@ class Sent:
         self._role = ""
         self._contents: list[bytes] = []
 
-    def copy(self) -> Sent:
+    def copy(self) -> EncodedTurns:
         """Return an independent copy. Completed turns are shared."""
         if len(self._joined) > 1:
             self._joined = [b",".join(self._joined)]
-        other = Sent()
+        other = EncodedTurns()
         other._joined, other._role, other._contents = self._joined.copy(), self._role, self._contents.copy()
         return other
 
@@ -105,7 +105,7 @@ class Sent:
         self._role = role
         self._contents.append(content)
 
-    def joined(self) -> bytes:
+    def join(self) -> bytes:
         """Return all turns, separated by commas."""
         return b",".join([*self._joined, self._newest()] if self._role else self._joined)
 
@@ -121,10 +121,10 @@ class Conversation:
         late_system: True to send system messages in the middle of the conversation as such, otherwise as user messages.
     """
 
-    def __init__(self, forms: Forms, *, late_system: bool) -> None:
+    def __init__(self, forms: FormEncoder, *, late_system: bool) -> None:
         self._forms = forms
         self._late_system = late_system
-        self._sent = Sent()
+        self._sent = EncodedTurns()
         """All turns except the newest. They no longer change."""
         self._newest: Turn | None = None
         self._before = _IDLE
@@ -133,9 +133,9 @@ class Conversation:
         """Used call ids."""
         self._numbers: dict[str, int] = {}
         """Last number appended to each repeated id."""
-        self._open: list[tuple[str, str]] = []
+        self._unanswered: list[tuple[str, str]] = []
         """Unanswered calls: original and sent ids."""
-        self._system: list[Place] = []
+        self._pending_system: list[PlacedMessage] = []
         """Pending system messages."""
         self.has_thinking = False
         """True if the conversation contains thinking."""
@@ -146,23 +146,23 @@ class Conversation:
         other._sent, other._newest = self._sent.copy(), None if self._newest is None else self._newest.copy()
         other._before, other.has_thinking = self._before, self.has_thinking
         other._used, other._numbers = self._used, self._numbers.copy()
-        other._open, other._system = self._open.copy(), self._system.copy()
+        other._unanswered, other._pending_system = self._unanswered.copy(), self._pending_system.copy()
         return other
 
-    def add(self, place: Place) -> None:
+    def add(self, placed: PlacedMessage) -> None:
         """Append a message."""
-        form = place.form
+        form = placed.form
         if not form.blocks:
             return
-        self.has_thinking = self.has_thinking or form.thought
+        self.has_thinking = self.has_thinking or form.has_thinking
         if form.role == "system":
-            self._system.append(place)
+            self._pending_system.append(placed)
         elif form.role == "assistant":
-            self._settle_system(followed=True)
-            self._add_assistant(place)
+            self._place_system(followed=True)
+            self._add_assistant(placed)
         else:
-            self._settle_system(followed=False)
-            self._add_user(place)
+            self._place_system(followed=False)
+            self._add_user(placed)
 
     def end(self, *, prefill: bool) -> None:
         """Finish the request so that the model responds.
@@ -170,22 +170,22 @@ class Conversation:
         Args:
             prefill: Whether the model continues a trailing assistant message.
         """
-        self._settle_system(followed=True)
+        self._place_system(followed=True)
         self._answer_open()
         last = self._newest
         if last is None:
-            self._turn("user").blocks.append(_BEGIN)
-        elif last.role == "assistant" and not self._pauses(last, prefill):
-            self._leave_open_out(last)
-            self._turn("user").blocks.append(_GO_ON)
+            self._get_turn("user").blocks.append(_BEGIN)
+        elif last.role == "assistant" and not self._can_continue(last, prefill):
+            self._omit_open_calls(last)
+            self._get_turn("user").blocks.append(_GO_ON)
 
     @property
     def encoded(self) -> bytes:
         """Encoded messages, separated by commas."""
-        sent = self._sent.copy()
+        turns = self._sent.copy()
         if self._newest is not None:
-            sent.add(self._newest.role, self._newest.content())
-        return sent.joined()
+            turns.add(self._newest.role, self._newest.content())
+        return turns.join()
 
     @property
     def has_calls(self) -> bool:
@@ -193,109 +193,111 @@ class Conversation:
         return bool(self._used)
 
     @property
-    def working(self) -> Working:
+    def unfinished(self) -> UnfinishedWork:
         """Unfinished work of the model."""
-        return self._before if self._newest is None else self._before.after(self._newest)
+        return self._before if self._newest is None else self._before.advance(self._newest)
 
-    def _turn(self, role: str) -> Turn:
+    def _get_turn(self, role: str) -> Turn:
         """Return the newest turn if it has this role, otherwise a new one."""
         if self._newest is None and role == "assistant":
-            self._turn("user").blocks.append(_BEGAN)
+            self._get_turn("user").blocks.append(_EARLIER_START)
         turn = self._newest
         if turn is None or turn.role != role:
             if turn is not None:
                 self._sent.add(turn.role, turn.content())
-                self._before = self._before.after(turn)
+                self._before = self._before.advance(turn)
             self._newest = turn = Turn(role)
         return turn
 
-    def _add_assistant(self, place: Place) -> None:
+    def _add_assistant(self, placed: PlacedMessage) -> None:
         self._answer_open()
-        turn = self._turn("assistant")
-        form = place.form
+        turn = self._get_turn("assistant")
+        form = placed.form
         if form.calls:
-            new = self._renamed(form.ids)
-            if new:
-                place = place._replace(form=self._forms.again(place.message, new))
-            self._open += zip(form.calls, place.form.ids, strict=True)
-        turn.places.append(place)
+            new_ids = self._rename_calls(form.ids)
+            if new_ids:
+                placed = placed._replace(form=self._forms.encode(placed.message, new_ids))
+            self._unanswered += zip(form.calls, placed.form.ids, strict=True)
+        turn.messages.append(placed)
 
-    def _add_user(self, place: Place) -> None:
-        form = place.form
+    def _add_user(self, placed: PlacedMessage) -> None:
+        form = placed.form
         if not form.calls:
-            self._closed().blocks.append(place.blocks)
+            self._user_turn().blocks.append(placed.blocks)
             return
-        answered = form.calls[0]
-        found = next((each for each in self._open if each[0] == answered), None)
-        if found is None:
-            text = f"[An answer to a call that is not there any more.]\n{text_with_files(place.message)[0]}"
-            self._closed().blocks.append(_text(text))
+        call_id = form.calls[0]
+        call = next((candidate for candidate in self._unanswered if candidate[0] == call_id), None)
+        if call is None:
+            text = f"[An answer to a call that is not there any more.]\n{flatten_message(placed.message)[0]}"
+            self._user_turn().blocks.append(_encode_text(text))
             return
-        self._open.remove(found)
-        if found[1] != form.ids[0]:
-            place = place._replace(form=self._forms.again(place.message, {0: found[1]}))
-        self._turn("user").results.append(place.blocks)
+        self._unanswered.remove(call)
+        if call[1] != form.ids[0]:
+            placed = placed._replace(form=self._forms.encode(placed.message, {0: call[1]}))
+        self._get_turn("user").results.append(placed.blocks)
 
-    def _closed(self) -> Turn:
+    def _user_turn(self) -> Turn:
         """Return the user turn for new content."""
         if self._newest is not None and self._newest.role == "assistant":
-            self._leave_open_out(self._newest)
-        return self._turn("user")
+            self._omit_open_calls(self._newest)
+        return self._get_turn("user")
 
     def _answer_open(self) -> None:
         """Add placeholder results for unanswered calls."""
-        for _, sent in self._open:
-            block = {"type": "tool_result", "tool_use_id": sent, "content": "There is no answer.", "is_error": True}
-            self._turn("user").results.append(dumps(block))
-        self._open = []
+        for _, sent_id in self._unanswered:
+            block = {"type": "tool_result", "tool_use_id": sent_id, "content": "There is no answer.", "is_error": True}
+            self._get_turn("user").results.append(dumps(block))
+        self._unanswered = []
 
-    def _renamed(self, ids: Sequence[str]) -> dict[int, str]:
+    def _rename_calls(self, ids: Sequence[str]) -> dict[int, str]:
         """Record call ids and return replacements for duplicates by index."""
-        new: dict[int, str] = {}
-        for place, each in enumerate(ids):
-            free = each
-            if free in self._used:
-                number = next(n for n in count(self._numbers.get(each, 1) + 1) if f"{each[:50]}_{n}" not in self._used)
-                self._numbers[each] = number
-                new[place] = free = f"{each[:50]}_{number}"
-            self._used = self._used.add(free, None)
-        return new
+        new_ids: dict[int, str] = {}
+        for index, call_id in enumerate(ids):
+            new_id = call_id
+            if new_id in self._used:
+                number = next(
+                    n for n in count(self._numbers.get(call_id, 1) + 1) if f"{call_id[:50]}_{n}" not in self._used
+                )
+                self._numbers[call_id] = number
+                new_ids[index] = new_id = f"{call_id[:50]}_{number}"
+            self._used = self._used.add(new_id, None)
+        return new_ids
 
-    def _settle_system(self, *, followed: bool) -> None:
+    def _place_system(self, *, followed: bool) -> None:
         """Add the pending system messages to the conversation.
 
         Args:
             followed: True if they are followed by the end or an assistant turn, where the vendor accepts system
                 messages.
         """
-        places, self._system = self._system, []
-        if not places:
+        messages, self._pending_system = self._pending_system, []
+        if not messages:
             return
         after_user = self._newest is not None and self._newest.role == "user"
-        if followed and self._late_system and not self._open and after_user:
-            self._turn("system").blocks += [place.blocks for place in places]
+        if followed and self._late_system and not self._unanswered and after_user:
+            self._get_turn("system").blocks += [message.blocks for message in messages]
             return
-        for place in places:
-            self._closed().blocks.append(
-                _text(f"<system>\n{text_with_files(place.message)[0]}\n</system>", place.control)
+        for message in messages:
+            self._user_turn().blocks.append(
+                _encode_text(f"<system>\n{flatten_message(message.message)[0]}\n</system>", message.control)
             )
 
-    def _pauses(self, turn: Turn, prefill: bool) -> bool:
+    def _can_continue(self, turn: Turn, prefill: bool) -> bool:
         """Return True if the model continues its own message at the end."""
-        form = turn.places[-1].form
-        return form.vendors or (prefill and form.prefix)
+        form = turn.messages[-1].form
+        return form.ends_with_server_tool or (prefill and form.prefix)
 
-    def _leave_open_out(self, turn: Turn) -> None:
+    def _omit_open_calls(self, turn: Turn) -> None:
         """Omit the vendor's server tool calls without a result if the model does not continue them."""
-        if any(place.form.calls for place in turn.places):
+        if any(message.form.calls for message in turn.messages):
             # Our calls have to be answered first.
             return
-        answered = {each for place in turn.places for each in place.form.answered}
-        for n, place in enumerate(turn.places):
-            if open_calls := set(place.form.open) - answered:
-                turn.places[n] = place._replace(form=self._forms.again(place.message, without=open_calls))
+        answered_ids = {call_id for message in turn.messages for call_id in message.form.answered}
+        for n, message in enumerate(turn.messages):
+            if open_calls := set(message.form.open) - answered_ids:
+                turn.messages[n] = message._replace(form=self._forms.encode(message.message, without=open_calls))
 
 
-def _text(text: str, control: bytes = b"") -> bytes:
+def _encode_text(text: str, control: bytes = b"") -> bytes:
     block = dumps({"type": "text", "text": text})
     return block[:-1] + b"," + control + b"}" if control else block

@@ -23,7 +23,7 @@ _LOW = ("low", "medium", "high")
 _STRICT_WINDOW_OUTPUT = 16_384
 """Default output limit of models that reject a request if its input and `max_tokens` together exceed the window."""
 
-_WHOLE_OUTPUT = 21_000
+_MAX_UNSTREAMED_OUTPUT = 21_000
 """Maximum output limit of answers that are not streamed, because long responses break connections."""
 
 
@@ -56,54 +56,54 @@ class Abilities:
     output: int = 8192
     """Default output limit in tokens."""
 
-    def output_for(self, stream: bool) -> int:
+    def default_output(self, stream: bool) -> int:
         """Return the default output limit in tokens."""
-        return self.output if stream else min(self.output, _WHOLE_OUTPUT)
+        return self.output if stream else min(self.output, _MAX_UNSTREAMED_OUTPUT)
 
 
-def abilities_of(model: str) -> Abilities:
+def find_abilities(model: str) -> Abilities:
     """Look up model features by name, including Bedrock, Vertex and gateway names."""
-    found = _NAME.search(model.lower())
-    version = None if found is None else _version(found)
-    if found is None or version is None:
+    match = _NAME.search(model.lower())
+    version = None if match is None else _parse_version(match)
+    if match is None or version is None:
         return Abilities()
-    family = found["family"]
-    legend = family in ("fable", "mythos")
-    preview = found["preview"] is not None
-    always = legend or version > (5, 0)
-    known = find_model(f"anthropic:{found[0]}") or find_model(f"anthropic:{model}")
-    limit = None if known is None else known.output
+    family = match["family"]
+    is_fable = family in ("fable", "mythos")
+    is_preview = match["preview"] is not None
+    always_thinks = is_fable or version > (5, 0)
+    known_model = find_model(f"anthropic:{match[0]}") or find_model(f"anthropic:{model}")
+    limit = None if known_model is None else known_model.output
     return Abilities(
-        thinking=_thinking(version),
-        always_thinks=always,
+        thinking=_find_thinking(version),
+        always_thinks=always_thinks,
         hides_thinking=version >= (4, 7),
         binds_thinking=version > (5, 0),
-        efforts=_efforts(family, version),
+        efforts=_find_efforts(family, version),
         sampling="none" if version >= (4, 7) else "one" if version >= (4, 1) else "both",
         # Documented for Fable 5 itself, but unclear for its successors.
-        forced_tools=not (preview or version > (5, 0)),
+        forced_tools=not (is_preview or version > (5, 0)),
         schemas=version >= ((4, 1) if family == "opus" else (4, 5)),
-        late_system=not preview and ((family == "opus" and version >= (4, 8)) or legend),
+        late_system=not is_preview and ((family == "opus" and version >= (4, 8)) or is_fable),
         prefill=version < (4, 6),
         limit=limit,
-        output=_output(version, limit),
+        output=_find_output(version, limit),
     )
 
 
-def _version(found: re.Match[str]) -> tuple[int, int] | None:
-    if found["preview"]:
+def _parse_version(match: re.Match[str]) -> tuple[int, int] | None:
+    if match["preview"]:
         return (5, 0)
-    major, minor = (found["old"], found["old_minor"]) if found["old"] else (found["major"], found["minor"])
+    major, minor = (match["old"], match["old_minor"]) if match["old"] else (match["major"], match["minor"])
     return None if major is None else (int(major), int(minor or 0))
 
 
-def _thinking(version: tuple[int, int]) -> Thinking:
+def _find_thinking(version: tuple[int, int]) -> Thinking:
     if version < (4, 6):
         return "none" if version < (3, 7) else "budget"
     return "both" if version < (4, 7) else "adaptive"
 
 
-def _efforts(family: str, version: tuple[int, int]) -> tuple[str, ...]:
+def _find_efforts(family: str, version: tuple[int, int]) -> tuple[str, ...]:
     if version >= (4, 7):
         return (*_LOW, "xhigh", "max")
     if version >= (4, 6):
@@ -111,13 +111,13 @@ def _efforts(family: str, version: tuple[int, int]) -> tuple[str, ...]:
     return _LOW if family == "opus" and version >= (4, 5) else ()
 
 
-def _output(version: tuple[int, int], limit: int | None) -> int:
+def _find_output(version: tuple[int, int], limit: int | None) -> int:
     if limit is None:
         return 4096 if version < (3, 5) else 8192
     return limit if version >= (4, 5) else min(limit, _STRICT_WINDOW_OUTPUT)
 
 
-Tell = Callable[[str], None]
+Warn = Callable[[str], None]
 """Reports an unsupported setting, once per model."""
 
 _BUDGETS: dict[ReasoningEffort, int] = {
@@ -130,10 +130,10 @@ _BUDGETS: dict[ReasoningEffort, int] = {
 }
 """Thinking budgets in tokens for models without effort levels."""
 
-_LEAST = 1024
+_MIN_BUDGET = 1024
 """Minimum thinking budget in tokens."""
 
-_ANSWER = 4096
+_ANSWER_TOKENS = 4096
 """Tokens reserved for the answer in addition to its thinking."""
 
 _LEVELS = ("minimal", "low", "medium", "high", "xhigh", "max")
@@ -141,7 +141,7 @@ _LEVELS = ("minimal", "low", "medium", "high", "xhigh", "max")
 _CANDIDATES = ("n", "candidate_count", "candidateCount")
 
 
-def check(settings: ModelSettings) -> None:
+def check_settings(settings: ModelSettings) -> None:
     """Check settings that must not be dropped.
 
     Raises:
@@ -153,28 +153,28 @@ def check(settings: ModelSettings) -> None:
             raise BadRequest(f"{name} must be 1, got {several}; remove it from extra_body")
 
 
-def plain_fields(
-    settings: ModelSettings, able: Abilities, thinking: dict[str, Any] | None, tell: Tell
+def make_plain_fields(
+    settings: ModelSettings, abilities: Abilities, thinking: dict[str, Any] | None, warn: Warn
 ) -> dict[str, Any]:
     """Return the fields for sampling, stop sequences and service tier."""
     fields: dict[str, Any] = {}
     thinks = thinking is not None and thinking.get("type") not in (None, "disabled")
     temperature, top_p = settings.temperature, settings.top_p
-    if able.sampling == "none":
+    if abilities.sampling == "none":
         if temperature is not None or top_p is not None:
-            tell("temperature and top_p")
+            warn("temperature and top_p")
         temperature = top_p = None
     if temperature is not None and temperature > 1:
-        tell(f"a temperature of {temperature}; the maximum is 1")
+        warn(f"a temperature of {temperature}; the maximum is 1")
         temperature = 1.0
     if thinks and temperature not in (None, 1):
-        tell(f"a temperature of {temperature} with thinking")
+        warn(f"a temperature of {temperature} with thinking")
         temperature = None
     if thinks and top_p is not None and not 0.95 <= top_p <= 1:
-        tell(f"a top_p of {top_p} with thinking")
+        warn(f"a top_p of {top_p} with thinking")
         top_p = None
-    if temperature is not None and top_p is not None and able.sampling == "one":
-        tell("top_p with a temperature")
+    if temperature is not None and top_p is not None and abilities.sampling == "one":
+        warn("top_p with a temperature")
         top_p = None
     if temperature is not None:
         fields["temperature"] = temperature
@@ -183,120 +183,122 @@ def plain_fields(
     if settings.stop is not None:
         fields["stop_sequences"] = [text for text in settings.stop if text.strip()]
         if len(fields["stop_sequences"]) < len(settings.stop):
-            tell("a stop sequence of white space")
+            warn("a stop sequence of white space")
     if settings.service_tier in ("auto", "standard_only"):
         fields["service_tier"] = settings.service_tier
     elif settings.service_tier is not None:
-        tell(f"the service tier {settings.service_tier!r}; use 'auto' or 'standard_only'")
+        warn(f"the service tier {settings.service_tier!r}; use 'auto' or 'standard_only'")
     if settings.seed is not None:
-        tell("a seed")
+        warn("a seed")
     return fields
 
 
-def thinking_of(settings: ModelSettings, able: Abilities, tell: Tell) -> tuple[dict[str, Any] | None, str | None]:
+def make_thinking(
+    settings: ModelSettings, abilities: Abilities, warn: Warn
+) -> tuple[dict[str, Any] | None, str | None]:
     """Return the thinking settings and the effort level, with None for the vendor's default."""
     effort, budget = settings.reasoning_effort, settings.thinking_budget
     if effort is None and budget is None:
         return None, None
     if effort == "none" or (effort is None and budget == 0):
-        if able.always_thinks:
-            tell("disabled thinking; low effort is used")
+        if abilities.always_thinks:
+            warn("disabled thinking; low effort is used")
             return None, "low"
-        return (None if able.thinking == "none" else {"type": "disabled"}), None
-    if able.thinking == "none":
-        tell("reasoning_effort and thinking_budget, since it cannot think")
+        return (None if abilities.thinking == "none" else {"type": "disabled"}), None
+    if abilities.thinking == "none":
+        warn("reasoning_effort and thinking_budget, since it cannot think")
         return None, None
-    level = None if effort is None else _level(effort, able, tell)
-    if able.thinking == "budget" or (able.thinking == "both" and budget is not None):
-        tokens = _BUDGETS[effort or "medium"] if budget is None else max(_LEAST, budget)
+    level = None if effort is None else _find_level(effort, abilities, warn)
+    if abilities.thinking == "budget" or (abilities.thinking == "both" and budget is not None):
+        tokens = _BUDGETS[effort or "medium"] if budget is None else max(_MIN_BUDGET, budget)
         return {"type": "enabled", "budget_tokens": tokens}, level
     if budget is not None:
-        instead = _effort_of(budget)
-        level = level or _level(instead, able, tell)
-        tell(f"a thinking_budget; the effort {level!r} is used")
+        replacement = _find_effort(budget)
+        level = level or _find_level(replacement, abilities, warn)
+        warn(f"a thinking_budget; the effort {level!r} is used")
     adaptive = {"type": "adaptive"}
-    return (adaptive | {"display": "summarized"} if able.hides_thinking else adaptive), level
+    return (adaptive | {"display": "summarized"} if abilities.hides_thinking else adaptive), level
 
 
-def with_room(
-    asked: int | None, thinking: dict[str, Any] | None, able: Abilities, *, stream: bool, shared: bool, tell: Tell
+def fit_limit(
+    target: int | None, thinking: dict[str, Any] | None, abilities: Abilities, *, stream: bool, shared: bool, warn: Warn
 ) -> tuple[int, dict[str, Any] | None]:
     """Return the output limit in tokens, and the thinking settings that fit into it.
 
     Args:
-        asked: Requested output limit, or None for the default.
+        target: Requested output limit, or None for the default.
         thinking: Thinking settings.
-        able: Abilities of the model.
+        abilities: Abilities of the model.
         stream: True if the answer is streamed.
         shared: True if several turns share the budget, so that it may exceed the limit.
-        tell: Called for omitted settings.
+        warn: Called for omitted settings.
     """
-    limit = able.limit
-    most = able.output_for(stream) if asked is None else asked
-    if asked is not None and limit is not None and asked > limit:
-        tell(f"max_tokens above {limit}")
-        most = limit
+    limit = abilities.limit
+    max_tokens = abilities.default_output(stream) if target is None else target
+    if target is not None and limit is not None and target > limit:
+        warn(f"max_tokens above {limit}")
+        max_tokens = limit
     budget = thinking.get("budget_tokens") if thinking else None
     if thinking is None or not isinstance(budget, int) or shared:
-        return most, thinking
-    if asked is None:
-        most = max(most, budget + _ANSWER if limit is None else min(limit, budget + _ANSWER))
-    if budget < most:
-        return most, thinking
-    if most <= _LEAST:
-        tell(f"thinking, for which max_tokens={most} is too small")
-        return most, None
-    smaller = max(_LEAST, most - max(1, min(_ANSWER, most // 4)))
-    tell(f"a thinking budget of {budget} tokens; {smaller} fit into max_tokens={most}")
-    return most, {**thinking, "budget_tokens": smaller}
+        return max_tokens, thinking
+    if target is None:
+        max_tokens = max(max_tokens, budget + _ANSWER_TOKENS if limit is None else min(limit, budget + _ANSWER_TOKENS))
+    if budget < max_tokens:
+        return max_tokens, thinking
+    if max_tokens <= _MIN_BUDGET:
+        warn(f"thinking, for which max_tokens={max_tokens} is too small")
+        return max_tokens, None
+    smaller = max(_MIN_BUDGET, max_tokens - max(1, min(_ANSWER_TOKENS, max_tokens // 4)))
+    warn(f"a thinking budget of {budget} tokens; {smaller} fit into max_tokens={max_tokens}")
+    return max_tokens, {**thinking, "budget_tokens": smaller}
 
 
-def tool_choice(
+def find_choice(
     settings: ModelSettings,
-    able: Abilities,
+    abilities: Abilities,
     thinking: dict[str, Any] | None,
-    tell: Tell,
-    sent_name: Callable[[str], str],
+    warn: Warn,
+    to_name: Callable[[str], str],
 ) -> dict[str, Any] | None:
     """Return which tools the model may or must call, and whether in parallel.
 
     Args:
         settings: Settings of the request.
-        able: Abilities of the model.
+        abilities: Abilities of the model.
         thinking: Thinking settings.
-        tell: Called for omitted settings.
-        sent_name: Returns the vendor's name of a tool.
+        warn: Called for omitted settings.
+        to_name: Returns the vendor's name of a tool.
     """
     choice, several = settings.tool_choice, settings.parallel_tool_calls
     if choice == "none":
         return {"type": "none"}
-    made: dict[str, Any] | None = None
+    fields: dict[str, Any] | None = None
     if choice == "auto":
-        made = {"type": "auto"}
+        fields = {"type": "auto"}
     elif choice is not None:
-        if not able.forced_tools:
-            tell("a forced tool call")
+        if not abilities.forced_tools:
+            warn("a forced tool call")
         elif thinking is not None and thinking.get("type") == "enabled":
-            tell("a forced tool call with a thinking budget")
+            warn("a forced tool call with a thinking budget")
         else:
-            made = {"type": "any"} if choice == "required" else {"type": "tool", "name": sent_name(choice)}
+            fields = {"type": "any"} if choice == "required" else {"type": "tool", "name": to_name(choice)}
     if several is not None:
-        made = {**(made or {"type": "auto"}), "disable_parallel_tool_use": not several}
-    return made
+        fields = {**(fields or {"type": "auto"}), "disable_parallel_tool_use": not several}
+    return fields
 
 
-def _level(effort: ReasoningEffort, able: Abilities, tell: Tell) -> str | None:
+def _find_level(effort: ReasoningEffort, abilities: Abilities, warn: Warn) -> str | None:
     """Return the nearest accepted effort level, preferably a lower one."""
-    if not able.efforts:
+    if not abilities.efforts:
         return None
-    below = [each for each in able.efforts if _LEVELS.index(each) <= _LEVELS.index(effort)]
-    level = below[-1] if below else able.efforts[0]
+    below = [each for each in abilities.efforts if _LEVELS.index(each) <= _LEVELS.index(effort)]
+    level = below[-1] if below else abilities.efforts[0]
     if level != effort and effort != "minimal":
-        tell(f"the effort {effort!r}; {level!r} is used")
+        warn(f"the effort {effort!r}; {level!r} is used")
     return level
 
 
-def _effort_of(budget: int) -> ReasoningEffort:
+def _find_effort(budget: int) -> ReasoningEffort:
     for effort, tokens in _BUDGETS.items():
         if budget <= tokens:
             return effort

@@ -27,7 +27,7 @@ class ChatCodec:
         self._encoder = RequestEncoder(model, preset, stream)
 
     @property
-    def keeps_to_schema(self) -> bool:
+    def enforces_schema(self) -> bool:
         """True if the endpoint forces the model to follow a schema, also when tools are offered."""
         return self._preset.response_format == "json_schema" and self._preset.response_format_with_tools
 
@@ -39,7 +39,7 @@ class ChatCodec:
         """Encode the request body."""
         return self._encoder.encode(request, notice)
 
-    def reader(self, draft: MessageDraft) -> ChatReader:
+    def make_reader(self, draft: MessageDraft) -> ChatReader:
         """Create a response reader."""
         draft.restore(self._encoder.tools)
         return ChatReader(draft)

@@ -16,31 +16,31 @@ _GO_ON = Message.user("Please go on.")
 Encode = Callable[[Message], bytes]
 
 
-class Ordered:
+class OrderedMessages:
     """Encoded messages in valid order.
 
     Args:
         in_turns: Use the stricter order required by some endpoints; see `Preset.assistant_after_tool`.
     """
 
-    __slots__ = ("_data", "_in_turns", "_last", "_strays", "_waiting")
+    __slots__ = ("_data", "_in_turns", "_last", "_open", "_strays")
 
     def __init__(self, *, in_turns: bool) -> None:
         self._in_turns = in_turns
         self._data: list[bytes] = []
-        self._waiting: list[tuple[str, str]] = []
+        self._open: list[tuple[str, str]] = []
         """Unanswered calls: original and sent ids."""
         self._strays: list[Message] = []
         """Results without calls, converted to user messages."""
         self._last = ""
         """Last message role."""
 
-    def copy(self) -> Ordered:
+    def copy(self) -> OrderedMessages:
         """Return an independent copy. The messages so far are joined in both objects, so that a copy is cheap."""
         if len(self._data) > 1:
             self._data = [b",".join(self._data)]
-        other = Ordered(in_turns=self._in_turns)
-        other._data, other._waiting, other._strays = self._data.copy(), self._waiting.copy(), self._strays.copy()
+        other = OrderedMessages(in_turns=self._in_turns)
+        other._data, other._open, other._strays = self._data.copy(), self._open.copy(), self._strays.copy()
         other._last = self._last
         return other
 
@@ -55,37 +55,37 @@ class Ordered:
         if message.role == "tool":
             self._add_result(message, encode, as_text)
             return
-        if self._waiting or self._strays:
-            self._close(encode)
-        self._put(message, encode)
+        if self._open or self._strays:
+            self._close_calls(encode)
+        self._append(message, encode)
         if message.tool_calls:
             ids = [call.id for call in message.tool_calls]
-            self._waiting = list(zip(ids, unique_ids(message.tool_calls), strict=True))
+            self._open = list(zip(ids, make_unique_ids(message.tool_calls), strict=True))
 
-    def ended(self, encode: Encode) -> list[bytes]:
+    def finish(self, encode: Encode) -> list[bytes]:
         """Add missing results and return all messages."""
-        self._close(encode)
+        self._close_calls(encode)
         if self._in_turns and self._last == "assistant":
-            self._put(_GO_ON, encode)
+            self._append(_GO_ON, encode)
         return self._data
 
     def _add_result(self, message: Message, encode: Encode, as_text: Callable[[Message], Message]) -> None:
-        for place, (call_id, sent) in enumerate(self._waiting):
+        for index, (call_id, sent_id) in enumerate(self._open):
             if call_id == message.tool_call_id:
-                del self._waiting[place]
+                del self._open[index]
                 # Duplicate ids were renamed.
-                self._put(message if sent == call_id else Message.tool(sent, message.content), encode)
+                self._append(message if sent_id == call_id else Message.tool(sent_id, message.content), encode)
                 return
         self._strays.append(as_text(message))
 
-    def _close(self, encode: Encode) -> None:
-        for _, sent in self._waiting:
-            self._put(Message.tool(sent, _NO_RESULT), encode)
+    def _close_calls(self, encode: Encode) -> None:
+        for _, sent_id in self._open:
+            self._append(Message.tool(sent_id, _NO_RESULT), encode)
         for message in self._strays:
-            self._put(message, encode)
-        self._waiting, self._strays = [], []
+            self._append(message, encode)
+        self._open, self._strays = [], []
 
-    def _put(self, message: Message, encode: Encode) -> None:
+    def _append(self, message: Message, encode: Encode) -> None:
         if self._in_turns:
             if self._last == "tool" and message.role in ("user", "system"):
                 self._data.append(encode(_UNDERSTOOD))
@@ -96,16 +96,16 @@ class Ordered:
         self._last = message.role
 
 
-def unique_ids(calls: Sequence[ToolCall]) -> list[str]:
+def make_unique_ids(calls: Sequence[ToolCall]) -> list[str]:
     """Return unique call ids. Some vendors use the same id for all calls."""
     ids = [call.id for call in calls]
-    taken = set(ids)
-    if len(taken) == len(ids):
+    used = set(ids)
+    if len(used) == len(ids):
         return ids
     seen: set[str] = set()
-    for place, call_id in enumerate(ids):
+    for index, call_id in enumerate(ids):
         if call_id in seen:
-            ids[place] = next(free for n in count(2) if (free := f"{call_id}_{n}") not in taken)
-            taken.add(ids[place])
+            ids[index] = next(free for n in count(2) if (free := f"{call_id}_{n}") not in used)
+            used.add(ids[index])
         seen.add(call_id)
     return ids

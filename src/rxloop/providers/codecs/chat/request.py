@@ -13,25 +13,32 @@ from rxloop.protocol.media import ResolvedMedia, resolve
 from rxloop.protocol.messages import Message, Part, TextPart, ToolCall
 from rxloop.protocol.settings import ModelSettings
 from rxloop.providers.codecs import Notice
-from rxloop.providers.codecs.chat.message_order import Ordered, unique_ids
-from rxloop.providers.codecs.fields import dumps, own_tools
-from rxloop.providers.codecs.media import IMAGES, add_change, answer_text, describe, file_text, text_with_files
-from rxloop.providers.codecs.message_cache import built, keep, kept
-from rxloop.providers.codecs.schemas import response_format
+from rxloop.providers.codecs.chat.message_order import OrderedMessages, make_unique_ids
+from rxloop.providers.codecs.fields import dumps, split_tools
+from rxloop.providers.codecs.media import (
+    IMAGES,
+    add_change,
+    describe_omitted,
+    flatten_answer,
+    flatten_message,
+    format_file,
+)
+from rxloop.providers.codecs.message_cache import build_messages, get_form, put_form
+from rxloop.providers.codecs.schemas import make_response_format
 from rxloop.providers.codecs.schemas.dialects import OPENAI
 from rxloop.providers.codecs.tools import ToolAdapter, VendorTool, VendorTools
 from rxloop.providers.vendors import Preset
 
 _CodecKey = tuple[str | int | bool | tuple[str, ...] | None, ...]
 
-_NOTHING = "(No answer.)"
+_NO_ANSWER = "(No answer.)"
 """Replaces empty assistant messages, which some endpoints reject."""
 
 _STRAY = "The result of a call that is not shown:"
 
-_OURS = {"reasoning_details", "extra_content"}
+_OWN_STATES = {"reasoning_details", "extra_content"}
 
-_SOUNDS = {"audio/wav": "wav", "audio/mpeg": "mp3"}
+_AUDIO_FORMATS = {"audio/wav": "wav", "audio/mpeg": "mp3"}
 
 _SHORT_ID = re.compile("[0-9A-Za-z]{9}")
 
@@ -46,7 +53,7 @@ class RequestEncoder:
         self._model = model
         self._preset = preset
         self._stream = stream
-        self._hears = preset.audio_models is not None and re.search(preset.audio_models, model) is not None
+        self._accepts_audio = preset.audio_models is not None and re.search(preset.audio_models, model) is not None
         self._key: _CodecKey = (
             "openai-chat",
             preset.reasoning_field,
@@ -58,21 +65,21 @@ class RequestEncoder:
             preset.file_urls,
             preset.files,
             preset.image_urls,
-            self._hears,
+            self._accepts_audio,
         )
         self._format: tuple[dict[str, Any] | None, dict[str, Any] | None, str | None] = (None, None, None)
         self.tools = ToolAdapter(OPENAI, strict=preset.strict, longest_description=preset.longest_description)
         self._tools: tuple[VendorTools | None, bytes] = (None, b"")
         self._name = model if preset.nameless else f"{preset.name}:{model}"
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     def encode(self, request: ModelRequest, notice: Notice) -> bytes:
         """Encode the request body. `notice` is called if unsupported parts are dropped."""
         extra = request.settings.extra_body
         tools = self.tools.adapt(request.tools)
-        fields = self._fields(request, tools)
-        self._tell_unsent(request, notice)
-        self._tell_changes(fields, tools, notice)
+        fields = self._make_fields(request, tools)
+        self._report_unsent(request, notice)
+        self._report_changes(fields, tools, notice)
         for name, value in extra.items():
             mine = fields.get(name) if name != "response_format" else None
             both = isinstance(mine, dict) and isinstance(value, dict)
@@ -80,17 +87,17 @@ class RequestEncoder:
         parts = [dumps(fields)[:-1]]
         if "messages" not in extra:
             parts.append(b',"messages":[')
-            parts += (self._all_messages(request, tools.rest, notice), b"]")
-        server_tools = self._server_tools(request.settings)[0]
+            parts += (self._encode_messages(request, tools.rest, notice), b"]")
+        server_tools = self._split_server_tools(request.settings)[0]
         if (request.tools or server_tools) and "tools" not in extra:
-            listed = self._tool_list(tools)
+            listed = self._encode_tools(tools)
             if server_tools:
                 listed = b"[" + b",".join(filter(None, (listed[1:-1], dumps(server_tools)[1:-1]))) + b"]"
             parts += (b',"tools":', listed)
         parts.append(b"}")
         return b"".join(parts)
 
-    def _fields(self, request: ModelRequest, tools: VendorTools) -> dict[str, Any]:
+    def _make_fields(self, request: ModelRequest, tools: VendorTools) -> dict[str, Any]:
         settings, preset = request.settings, self._preset
         fields: dict[str, Any] = {"model": self._model, "stream": self._stream}
         if self._stream and preset.stream_options:
@@ -106,24 +113,24 @@ class RequestEncoder:
         fields.update({name: value for name, value in plain.items() if value is not None})
         _add_effort(fields, settings, preset)
         if request.response_schema is not None and (preset.response_format_with_tools or not request.tools):
-            answer_format = self._response_format(request.response_schema)
+            answer_format = self._make_response_format(request.response_schema)
             if answer_format is not None:
                 fields["response_format"] = answer_format
         if request.tools:
             if settings.tool_choice is not None:
-                fields["tool_choice"] = _tool_choice(settings.tool_choice, tools)
+                fields["tool_choice"] = _make_choice(settings.tool_choice, tools)
             if settings.parallel_tool_calls is not None and preset.parallel_tool_calls:
                 fields["parallel_tool_calls"] = settings.parallel_tool_calls
         return fields
 
-    def _server_tools(self, settings: ModelSettings) -> tuple[list[dict[str, Any]], list[str]]:
+    def _split_server_tools(self, settings: ModelSettings) -> tuple[list[dict[str, Any]], list[str]]:
         """Return supported server tools, and descriptions of foreign ones."""
         if self._preset.nameless:
             # Custom gateways may support any server tool.
             return settings.server_tools, []
-        return own_tools(settings.server_tools, "openai")
+        return split_tools(settings.server_tools, "openai")
 
-    def _tell_unsent(self, request: ModelRequest, notice: Notice) -> None:
+    def _report_unsent(self, request: ModelRequest, notice: Notice) -> None:
         """Report unsupported settings and tools, once per model."""
         settings, preset = request.settings, self._preset
         unsent: list[str] = []
@@ -133,141 +140,141 @@ class RequestEncoder:
             unsent.append("reasoning_effort")
         if request.tools and settings.parallel_tool_calls is False and not preset.parallel_tool_calls:
             unsent.append("parallel_tool_calls=False")
-        for what in (*unsent, *self._server_tools(settings)[1]):
-            if what not in self._told:
-                self._told.add(what)
+        for what in (*unsent, *self._split_server_tools(settings)[1]):
+            if what not in self._reported:
+                self._reported.add(what)
                 notice("left_out", f"{self._name} does not accept {what}")
 
-    def _response_format(self, schema: dict[str, Any]) -> dict[str, Any] | None:
+    def _make_response_format(self, schema: dict[str, Any]) -> dict[str, Any] | None:
         if self._preset.response_format != "json_schema":
             return None if self._preset.response_format is None else {"type": "json_object"}
         if self._format[0] is not schema:
-            self._format = (schema, *response_format(schema, OPENAI, self._preset.strict))
+            self._format = (schema, *make_response_format(schema, OPENAI, self._preset.strict))
         return self._format[1]
 
-    def _tell_changes(self, fields: dict[str, Any], tools: VendorTools, notice: Notice) -> None:
+    def _report_changes(self, fields: dict[str, Any], tools: VendorTools, notice: Notice) -> None:
         """Publish a notice about the changed schemas and descriptions of this request."""
         answer = self._format[2] if fields.get("response_format") is self._format[1] else None
         self.tools.tell(tools.notes, answer, self._name, notice)
 
-    def _all_messages(self, request: ModelRequest, rest: str, notice: Notice) -> bytes:
+    def _encode_messages(self, request: ModelRequest, remainder: str, notice: Notice) -> bytes:
         def encode(message: Message) -> bytes:
-            return self._message(message, notice)
+            return self._encode_message(message, notice)
 
         def as_text(message: Message) -> Message:
-            return self._stray(message, notice)
+            return self._convert_stray(message, notice)
 
-        def add(ordered: Ordered, place: int, message: Message) -> None:
+        def add(ordered: OrderedMessages, index: int, message: Message) -> None:
             ordered.add(message, encode, as_text)
 
-        def new() -> Ordered:
-            return Ordered(in_turns=in_turns)
+        def new() -> OrderedMessages:
+            return OrderedMessages(in_turns=in_turns)
 
         in_turns = self._preset.assistant_after_tool
         system, messages = request.system, request.messages
         if not all(message.role == "system" for message in system):
             # Later messages may depend on the system prompt.
             system, messages = (), [*system, *messages]
-        ordered = built(messages, (*self._key, in_turns), new, add)
+        ordered = build_messages(messages, (*self._key, in_turns), new, add)
         for message in request.tail:
             ordered.add(message, encode, as_text)
-        more = [dumps({"role": "system", "content": rest})] if rest else []
-        return b",".join([*map(encode, system), *more, *ordered.ended(encode)])
+        more = [dumps({"role": "system", "content": remainder})] if remainder else []
+        return b",".join([*map(encode, system), *more, *ordered.finish(encode)])
 
-    def _stray(self, message: Message, notice: Notice) -> Message:
+    def _convert_stray(self, message: Message, notice: Notice) -> Message:
         """Convert a result without a call to a user message."""
         key = (*self._key, "stray")
-        found = kept(message, key, Message)
-        if found is not None:
-            return found
+        cached = get_form(message, key, Message)
+        if cached is not None:
+            return cached
         notice("left_out", f"{self._name} receives the result of the missing call {message.tool_call_id!r} as text")
-        return keep(message, key, Message.user(f"{_STRAY}\n{text_with_files(message)[0]}"))
+        return put_form(message, key, Message.user(f"{_STRAY}\n{flatten_message(message)[0]}"))
 
-    def _message(self, message: Message, notice: Notice) -> bytes:
-        found = kept(message, self._key, bytes)
-        if found is not None:
-            return found
+    def _encode_message(self, message: Message, notice: Notice) -> bytes:
+        cached = get_form(message, self._key, bytes)
+        if cached is not None:
+            return cached
         # Copy, because orjson keeps a buffer of at least 4 kB alive.
-        lost: list[str] = []
+        omitted: list[str] = []
         changes: list[str] = []
-        encoded = b"%b" % dumps(self._plain_message(message, lost, changes))
-        if message.provider_state is not None and (others := message.provider_state.keys() - _OURS):
-            lost.insert(0, f"the provider state of {', '.join(sorted(others))}")
-        if lost:
-            notice("left_out", f"{self._name} does not receive {'; '.join(lost)}")
+        encoded = b"%b" % dumps(self._encode_fields(message, omitted, changes))
+        if message.provider_state is not None and (others := message.provider_state.keys() - _OWN_STATES):
+            omitted.insert(0, f"the provider state of {', '.join(sorted(others))}")
+        if omitted:
+            notice("left_out", f"{self._name} does not receive {'; '.join(omitted)}")
         if changes:
             notice("changed", f"{self._name} receives {', '.join(changes)}")
-        return keep(message, self._key, encoded)
+        return put_form(message, self._key, encoded)
 
-    def _plain_message(self, message: Message, lost: list[str], changes: list[str]) -> dict[str, Any]:
+    def _encode_fields(self, message: Message, omitted: list[str], changes: list[str]) -> dict[str, Any]:
         content = message.content
         if not isinstance(content, str) and message.role != "user":
             # Vendors of this protocol accept only text in other messages.
-            content, unshown = text_with_files(message)
+            content, skipped = flatten_message(message)
             if message.role == "assistant":
-                content = answer_text(message)
-            if unshown:
-                lost.append(f"{', '.join(unshown)}, since this protocol accepts only text from tools and models")
+                content = flatten_answer(message)
+            if skipped:
+                omitted.append(f"{', '.join(skipped)}, since this protocol accepts only text from tools and models")
         if message.role == "tool":
-            answered = self._call_id(message.tool_call_id or "")
-            return {"role": "tool", "tool_call_id": answered, "content": content}
+            call_id = self._make_call_id(message.tool_call_id or "")
+            return {"role": "tool", "tool_call_id": call_id, "content": content}
         if message.role == "assistant" and not content:
-            content = "" if message.tool_calls else _NOTHING
-        plain: dict[str, Any] = {
+            content = "" if message.tool_calls else _NO_ANSWER
+        fields: dict[str, Any] = {
             "role": message.role,
-            "content": content if isinstance(content, str) else self._parts(content, lost, changes),
+            "content": content if isinstance(content, str) else self._encode_parts(content, omitted, changes),
         }
         if message.role == "assistant":
             if message.tool_calls:
-                plain["content"] = plain["content"] or None
-                ids = map(self._call_id, unique_ids(message.tool_calls))
-                plain["tool_calls"] = list(map(_tool_call, message.tool_calls, ids))
+                fields["content"] = fields["content"] or None
+                ids = map(self._make_call_id, make_unique_ids(message.tool_calls))
+                fields["tool_calls"] = list(map(_encode_tool_call, message.tool_calls, ids))
                 extra = (message.provider_state or {}).get("extra_content")
                 if self._preset.extra_content and extra:
-                    _add_extra(plain["tool_calls"], extra)
+                    _add_extra(fields["tool_calls"], extra)
             if self._preset.reasoning_field and message.reasoning:
-                plain[self._preset.reasoning_field] = message.reasoning
+                fields[self._preset.reasoning_field] = message.reasoning
             details = (message.provider_state or {}).get("reasoning_details")
             if self._preset.reasoning_details and details:
-                plain["reasoning_details"] = details
-        return plain
+                fields["reasoning_details"] = details
+        return fields
 
-    def _call_id(self, call_id: str) -> str:
-        most = self._preset.longest_call_id
+    def _make_call_id(self, call_id: str) -> str:
+        max_length = self._preset.longest_call_id
         if self._preset.short_call_ids:
             if _SHORT_ID.fullmatch(call_id):
                 return call_id
-            most = 9
-        elif most is None or 0 < len(call_id) <= most:
+            max_length = 9
+        elif max_length is None or 0 < len(call_id) <= max_length:
             return call_id
-        return sha256(call_id.encode("utf-8", "surrogatepass")).hexdigest()[:most]
+        return sha256(call_id.encode("utf-8", "surrogatepass")).hexdigest()[:max_length]
 
-    def _parts(self, content: Sequence[Part], lost: list[str], changes: list[str]) -> list[dict[str, Any]]:
+    def _encode_parts(self, content: Sequence[Part], omitted: list[str], changes: list[str]) -> list[dict[str, Any]]:
         parts: list[dict[str, Any]] = []
-        unshown: list[str] = []
+        unsupported: list[str] = []
         for part in content:
             if isinstance(part, TextPart):
                 parts.append({"type": "text", "text": part.text})
                 continue
             media = resolve(part)
-            form = self._media(media)
+            form = self._encode_media(media)
             if form is None:
-                unshown.append(describe(part, media))
+                unsupported.append(describe_omitted(part, media))
                 form = {"type": "text", "text": part.placeholder}
             else:
                 add_change(changes, part, media)
             parts.append(form)
-        if unshown:
-            lost.append(f"{', '.join(unshown)}, replaced by placeholders")
+        if unsupported:
+            omitted.append(f"{', '.join(unsupported)}, replaced by placeholders")
         return parts
 
-    def _media(self, media: ResolvedMedia) -> dict[str, Any] | None:
+    def _encode_media(self, media: ResolvedMedia) -> dict[str, Any] | None:
         """Encode an image or file. Return None if unsupported."""
         preset, kind = self._preset, media.media_type
         if media.problem is not None:
             return None
         if media.text is not None and media.kind == "text":
-            return {"type": "text", "text": file_text(media)}
+            return {"type": "text", "text": format_file(media)}
         if media.store is not None:
             if media.store != preset.file_store or media.kind == "image":
                 return None
@@ -276,8 +283,8 @@ class RequestEncoder:
             if (kind is not None and kind not in IMAGES) or (media.url is not None and not preset.image_urls):
                 return None
             return {"type": "image_url", "image_url": {"url": media.url or media.data_url}}
-        if media.kind == "audio" and self._hears and media.data is not None and kind in _SOUNDS:
-            return {"type": "input_audio", "input_audio": {"data": media.base64, "format": _SOUNDS[kind]}}
+        if media.kind == "audio" and self._accepts_audio and media.data is not None and kind in _AUDIO_FORMATS:
+            return {"type": "input_audio", "input_audio": {"data": media.base64, "format": _AUDIO_FORMATS[kind]}}
         if media.url is not None:
             if not preset.file_urls or (kind is not None and kind not in preset.files):
                 return None
@@ -288,13 +295,13 @@ class RequestEncoder:
             name = {} if media.name is None else {"document_name": media.name}
             return {"type": "document_url", "document_url": url, **name}
         if preset.file_part == "file_with_type":
-            file = {"data": media.base64, "media_type": kind, "filename": media.name or _default_name(media)}
+            file = {"data": media.base64, "media_type": kind, "filename": media.name or _make_file_name(media)}
             return {"type": "file", "file": file}
-        return {"type": "file", "file": _file(media, url)}
+        return {"type": "file", "file": _encode_file(media, url)}
 
-    def _tool_list(self, tools: VendorTools) -> bytes:
+    def _encode_tools(self, tools: VendorTools) -> bytes:
         if self._tools[0] is not tools:
-            self._tools = (tools, dumps([_tool(tool) for tool in tools.tools]))
+            self._tools = (tools, dumps([_encode_tool(tool) for tool in tools.tools]))
         return self._tools[1]
 
 
@@ -310,20 +317,20 @@ def _add_effort(fields: dict[str, Any], settings: ModelSettings, preset: Preset)
         fields["thinking"] = {"type": "disabled" if effort == "none" else "enabled"}
 
 
-def _tool_choice(choice: str, tools: VendorTools) -> Any:
+def _make_choice(choice: str, tools: VendorTools) -> Any:
     if choice in ("auto", "none", "required"):
         return choice
-    return {"type": "function", "function": {"name": tools.name_of(choice)}}
+    return {"type": "function", "function": {"name": tools.find_vendor_name(choice)}}
 
 
-def _tool(tool: VendorTool) -> dict[str, Any]:
+def _encode_tool(tool: VendorTool) -> dict[str, Any]:
     function: dict[str, Any] = {"name": tool.name, "description": tool.description, "parameters": tool.schema}
     if tool.strict:
         function["strict"] = True
     return {"type": "function", "function": function}
 
 
-def _tool_call(call: ToolCall, call_id: str) -> dict[str, Any]:
+def _encode_tool_call(call: ToolCall, call_id: str) -> dict[str, Any]:
     if call.error is not None:
         # Vendors reject invalid JSON. The tool result explains the error.
         arguments = "{}"
@@ -332,24 +339,24 @@ def _tool_call(call: ToolCall, call_id: str) -> dict[str, Any]:
     else:
         arguments = dumps(call.arguments).decode()
     # Models may call invalid names. The tool result explains the error.
-    name = OPENAI.fitting_tool_name(call.name)
+    name = OPENAI.to_tool_name(call.name)
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def _add_extra(calls: list[dict[str, Any]], extra: dict[str, Any]) -> None:
     """Add the vendor's extra content to the calls by their position."""
-    for place, call in enumerate(calls):
-        if str(place) in extra:
-            call["extra_content"] = extra[str(place)]
+    for index, call in enumerate(calls):
+        if str(index) in extra:
+            call["extra_content"] = extra[str(index)]
 
 
-def _default_name(media: ResolvedMedia) -> str:
+def _make_file_name(media: ResolvedMedia) -> str:
     return "file" + (guess_extension(media.media_type or "") or "")
 
 
-def _file(media: ResolvedMedia, url: str) -> dict[str, Any]:
+def _encode_file(media: ResolvedMedia, url: str) -> dict[str, Any]:
     name = media.name
     if name is None and media.data is not None:
         # OpenAI does not accept file data without a name.
-        name = _default_name(media)
+        name = _make_file_name(media)
     return {"file_data": url} if name is None else {"filename": name, "file_data": url}

@@ -9,7 +9,7 @@ from urllib.parse import quote, urlsplit, urlunsplit
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.providers.codecs import Notice
 from rxloop.providers.codecs.draft import MessageDraft
-from rxloop.providers.codecs.gemini.model_rules import rules_of
+from rxloop.providers.codecs.gemini.model_rules import find_rules
 from rxloop.providers.codecs.gemini.request import RequestEncoder
 from rxloop.providers.codecs.gemini.response import GeminiReader
 from rxloop.providers.vendors import Preset
@@ -25,13 +25,13 @@ class GeminiCodec:
     def __init__(self, model: str, preset: Preset, *, stream: bool) -> None:
         self._model = model
         self._stream = stream
-        self._rules = rules_of(model)
+        self._rules = find_rules(model)
         # Signatures cannot be shared between Google's own API and Vertex.
         self._key = f"{preset.name}_gemini"
         self._encoder = RequestEncoder(self._rules, preset, self._key)
 
     @property
-    def keeps_to_schema(self) -> bool:
+    def enforces_schema(self) -> bool:
         """True if the model accepts a schema in every request, with or without tools."""
         return self._rules.schema_with_tools
 
@@ -51,7 +51,7 @@ class GeminiCodec:
         """Encode the request body."""
         return self._encoder.encode(request, notice)
 
-    def reader(self, draft: MessageDraft) -> GeminiReader:
+    def make_reader(self, draft: MessageDraft) -> GeminiReader:
         """Create a response reader."""
         draft.restore(self._encoder.tools)
         return GeminiReader(draft, self._key)

@@ -7,7 +7,7 @@ from typing import Any
 
 from rxloop.errors import ProviderProtocolError
 from rxloop.providers.bounds import DEFAULT_BOUNDS, Bounds, OutOfBounds
-from rxloop.providers.codecs.tool_calls import dumped
+from rxloop.providers.codecs.tool_calls import encode_json
 
 _STEP = re.compile(r"""\.([^.\[\]]+)|\[(\d{1,9})\]|\['((?:[^'\\]|\\.)*)'\]|\["((?:[^"\\]|\\.)*)"\]""")
 
@@ -52,22 +52,22 @@ class PartialArguments:
         value = next((piece[name] for name in _VALUES if name in piece), piece)
         if value is piece:
             return ""
-        path = _steps(piece.get("jsonPath"))
+        path = _parse_path(piece.get("jsonPath"))
         if len(path) > self._depth:
             raise OutOfBounds("depth", self._depth)
         written = "" if self._open else "{"
         if not self._open:
             self._open.append(_Container(array=False))
         if path == self._string and isinstance(value, str):
-            written += _escaped(value)
+            written += _escape(value)
         else:
-            written += self._end_string() + self._open_to(path)
+            written += self._end_string() + self._open_path(path)
             if isinstance(value, str) and "stringValue" in piece:
-                written += '"' + _escaped(value)
+                written += '"' + _escape(value)
                 self._string = path
             else:
                 value = None if "nullValue" in piece else value
-                return written + dumped(value).decode()
+                return written + encode_json(value).decode()
         if piece.get("willContinue") is not True:
             written += self._end_string()
         return written
@@ -77,13 +77,13 @@ class PartialArguments:
         if not self._open:
             self._open.append(_Container(array=False))
             return "{}"
-        return self._end_string() + self._move_to([]) + "}"
+        return self._end_string() + self._close_until([]) + "}"
 
     def _end_string(self) -> str:
         ended, self._string = "" if self._string is None else '"', None
         return ended
 
-    def _move_to(self, path: list[Step]) -> str:
+    def _close_until(self, path: list[Step]) -> str:
         """Close unrelated containers."""
         same = 0
         while same < min(len(path), len(self._path)) and path[same] == self._path[same]:
@@ -94,17 +94,17 @@ class PartialArguments:
             written += "]" if self._open.pop().array else "}"
         return written
 
-    def _open_to(self, path: list[Step]) -> str:
+    def _open_path(self, path: list[Step]) -> str:
         """Open containers for a path, then begin its value."""
-        written = self._move_to(path[:-1])
-        for place in range(len(self._path), len(path) - 1):
-            array = isinstance(path[place + 1], int)
-            written += self._member(path[place]) + ("[" if array else "{")
-            self._path.append(path[place])
+        written = self._close_until(path[:-1])
+        for index in range(len(self._path), len(path) - 1):
+            array = isinstance(path[index + 1], int)
+            written += self._begin_member(path[index]) + ("[" if array else "{")
+            self._path.append(path[index])
             self._open.append(_Container(array))
-        return written + self._member(path[-1])
+        return written + self._begin_member(path[-1])
 
-    def _member(self, step: Step) -> str:
+    def _begin_member(self, step: Step) -> str:
         """Begin an object or array member."""
         container = self._open[-1]
         if isinstance(step, int) is not container.array or (
@@ -116,26 +116,26 @@ class PartialArguments:
         if container.array:
             return comma
         container.names.add(step)
-        return f"{comma}{dumped(step).decode()}:"
+        return f"{comma}{encode_json(step).decode()}:"
 
 
-def _steps(path: Any) -> list[Step]:
+def _parse_path(path: Any) -> list[Step]:
     """Parse a JSON path."""
     if not isinstance(path, str) or not path.startswith("$"):
         raise ProviderProtocolError(f"argument paths must begin with $, got {str(path)[:100]!r}")
     steps: list[Step] = []
-    place = 1
-    while place < len(path):
-        match = _STEP.match(path, place)
+    position = 1
+    while position < len(path):
+        match = _STEP.match(path, position)
         if match is None:
             raise ProviderProtocolError(f"invalid argument path: {path[:100]!r}")
         name, index, single, double = match.groups()
         steps.append(int(index) if index is not None else name or re.sub(r"\\(.)", r"\1", single or double or ""))
-        place = match.end()
+        position = match.end()
     if not steps or isinstance(steps[0], int):
         raise ProviderProtocolError(f"argument paths must begin with a name, got {path[:100]!r}")
     return steps
 
 
-def _escaped(text: str) -> str:
-    return dumped(text).decode()[1:-1]
+def _escape(text: str) -> str:
+    return encode_json(text).decode()[1:-1]

@@ -12,23 +12,23 @@ from rxloop.protocol.settings import ModelSettings
 from rxloop.providers.codecs import Notice
 from rxloop.providers.codecs.gemini.contents import Contents
 from rxloop.providers.codecs.gemini.model_rules import ModelRules
-from rxloop.providers.codecs.media import text_with_files
-from rxloop.providers.codecs.schemas import adapt_answer
+from rxloop.providers.codecs.media import flatten_message
+from rxloop.providers.codecs.schemas import adapt_answer_schema
 from rxloop.providers.codecs.schemas.dialects import GEMINI
-from rxloop.providers.codecs.tool_calls import dumped
+from rxloop.providers.codecs.tool_calls import encode_json
 from rxloop.providers.codecs.tools import ToolAdapter, VendorTool, VendorTools
 from rxloop.providers.vendors import Preset
 
 _TIERS = ("flex", "standard", "priority")
 
-_MOST_STOPS = 5
+_MAX_STOPS = 5
 
 _MODES = {"auto": "AUTO", "none": "NONE", "required": "ANY"}
 
-_WHOLE = frozenset(("responseJsonSchema", "responseSchema"))
+_REPLACED = frozenset(("responseJsonSchema", "responseSchema"))
 """Objects replaced instead of merged."""
 
-_CACHED = ("systemInstruction", "tools", "toolConfig")
+_CACHED_FIELDS = ("systemInstruction", "tools", "toolConfig")
 """Fields that must not be combined with cached content."""
 
 
@@ -40,7 +40,7 @@ class RequestEncoder:
         self._name = f"{preset.name}:{rules.model}"
         self._on_vertex = preset.name == "vertex"
         self._contents = Contents(rules, key, self._name)
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self.tools = ToolAdapter(GEMINI, strict=False)
         self._tools: tuple[VendorTools | None, bytes] = (None, b"")
         self._schema: tuple[dict[str, Any] | None, dict[str, Any], str | None] = (None, {}, None)
@@ -53,17 +53,17 @@ class RequestEncoder:
         """
         extra = request.settings.extra_body
         adapted = self.tools.adapt(request.tools)
-        fields = _merged(self._fields(request, adapted, notice), extra)
+        fields = _merge_fields(self._make_fields(request, adapted, notice), extra)
         self._check_count(fields.get("generationConfig"))
         cached = extra.get("cachedContent") is not None
         if not cached:
-            self._tell_changes(request, adapted, notice)
-        tools = b"" if "tools" in extra else self._all_tools(request, adapted, notice)
-        if cached and (tools or any(name in fields for name in _CACHED)):
-            self._tell("the system prompt and the tools, which the cached content includes", notice)
-            fields = {name: value for name, value in fields.items() if name not in _CACHED or name in extra}
+            self._report_changes(request, adapted, notice)
+        tools = b"" if "tools" in extra else self._encode_tools(request, adapted, notice)
+        if cached and (tools or any(name in fields for name in _CACHED_FIELDS)):
+            self._report("the system prompt and the tools, which the cached content includes", notice)
+            fields = {name: value for name, value in fields.items() if name not in _CACHED_FIELDS or name in extra}
             tools = b""
-        parts = [dumped(fields)[:-1]] if fields else [b"{"]
+        parts = [encode_json(fields)[:-1]] if fields else [b"{"]
         if "contents" not in extra:
             first = sum(1 for _ in takewhile(_is_system, request.messages))
             contents = self._contents.encode(request.messages, first, request.tail, notice)
@@ -74,39 +74,41 @@ class RequestEncoder:
         parts.append(b"}")
         return b"".join(parts)
 
-    def _fields(self, request: ModelRequest, tools: VendorTools, notice: Notice) -> dict[str, Any]:
+    def _make_fields(self, request: ModelRequest, tools: VendorTools, notice: Notice) -> dict[str, Any]:
         settings = request.settings
         fields: dict[str, Any] = {}
         first = chain(request.system, takewhile(_is_system, request.messages))
-        system = [{"text": text} for message in first if (text := text_with_files(message)[0])]
+        system = [{"text": text} for message in first if (text := flatten_message(message)[0])]
         if system:
             fields["systemInstruction"] = {"parts": system}
-        config = self._generation(request, notice)
+        config = self._make_generation_config(request, notice)
         if config:
             fields["generationConfig"] = config
-        if choice := self._choice(request, tools):
+        if choice := self._make_tool_config(request, tools):
             fields["toolConfig"] = choice
         if settings.service_tier in _TIERS:
             fields["serviceTier"] = settings.service_tier
         elif settings.service_tier is not None:
-            self._tell(f"the service tier {settings.service_tier!r}; use one of {', '.join(map(repr, _TIERS))}", notice)
+            self._report(f"the service tier {settings.service_tier!r}; use {', '.join(map(repr, _TIERS))}", notice)
         if request.tools and settings.parallel_tool_calls is False:
-            self._tell("parallel_tool_calls=False", notice)
+            self._report("parallel_tool_calls=False", notice)
         return fields
 
-    def _choice(self, request: ModelRequest, tools: VendorTools) -> dict[str, Any]:
+    def _make_tool_config(self, request: ModelRequest, tools: VendorTools) -> dict[str, Any]:
         settings = request.settings
-        made: dict[str, Any] = {}
-        told = any("type" not in tool for tool in settings.server_tools) and self._rules.signs and not self._on_vertex
-        if told:
+        config: dict[str, Any] = {}
+        include = (
+            any("type" not in tool for tool in settings.server_tools) and self._rules.signs and not self._on_vertex
+        )
+        if include:
             # Server tools then report their calls, and can be combined with functions.
-            made["includeServerSideToolInvocations"] = True
+            config["includeServerSideToolInvocations"] = True
         # With server tools, Gemini rejects the explicit value of the default mode.
-        if request.tools and settings.tool_choice is not None and not (told and settings.tool_choice == "auto"):
-            made["functionCallingConfig"] = _tool_choice(settings.tool_choice, tools)
-        return made
+        if request.tools and settings.tool_choice is not None and not (include and settings.tool_choice == "auto"):
+            config["functionCallingConfig"] = _make_choice(settings.tool_choice, tools)
+        return config
 
-    def _generation(self, request: ModelRequest, notice: Notice) -> dict[str, Any]:
+    def _make_generation_config(self, request: ModelRequest, notice: Notice) -> dict[str, Any]:
         settings = request.settings
         config: dict[str, Any] = {
             "temperature": settings.temperature,
@@ -114,66 +116,66 @@ class RequestEncoder:
             "maxOutputTokens": settings.max_tokens,
             "seed": settings.seed,
             "stopSequences": settings.stop or None,
-            "thinkingConfig": self._thinking(settings, notice),
+            "thinkingConfig": self._make_thinking_config(settings, notice),
         }
-        if settings.stop and len(settings.stop) > _MOST_STOPS:
-            self._tell(f"more than {_MOST_STOPS} stop sequences", notice)
-            config["stopSequences"] = settings.stop[:_MOST_STOPS]
+        if settings.stop and len(settings.stop) > _MAX_STOPS:
+            self._report(f"more than {_MAX_STOPS} stop sequences", notice)
+            config["stopSequences"] = settings.stop[:_MAX_STOPS]
         if settings.seed is not None and not -(2**31) <= settings.seed < 2**31:
-            self._tell(f"the seed {settings.seed}, which exceeds 32 bits", notice)
+            self._report(f"the seed {settings.seed}, which exceeds 32 bits", notice)
             config["seed"] = None
         schema = request.response_schema
-        if schema is not None and self._takes_schema(request):
+        if schema is not None and self._accepts_schema(request):
             if self._schema[0] is not schema:
-                answer, changes = adapt_answer(schema, GEMINI)
+                answer, changes = adapt_answer_schema(schema, GEMINI)
                 self._schema = (schema, answer.schema, changes)
             config |= {"responseMimeType": "application/json", "responseJsonSchema": self._schema[1]}
         return {name: value for name, value in config.items() if value is not None}
 
-    def _tell_changes(self, request: ModelRequest, tools: VendorTools, notice: Notice) -> None:
+    def _report_changes(self, request: ModelRequest, tools: VendorTools, notice: Notice) -> None:
         """Publish a notice about the changed schemas and descriptions of this request."""
         schema = request.response_schema
-        is_sent = schema is not None and self._schema[0] is schema and self._takes_schema(request)
+        is_sent = schema is not None and self._schema[0] is schema and self._accepts_schema(request)
         self.tools.tell(tools.notes, self._schema[2] if is_sent else None, self._name, notice)
 
-    def _takes_schema(self, request: ModelRequest) -> bool:
+    def _accepts_schema(self, request: ModelRequest) -> bool:
         if request.tools or request.settings.server_tools:
             return self._rules.schema_with_tools
         return self._rules.answers_json
 
-    def _thinking(self, settings: ModelSettings, notice: Notice) -> dict[str, Any] | None:
+    def _make_thinking_config(self, settings: ModelSettings, notice: Notice) -> dict[str, Any] | None:
         effort, budget, rules = settings.reasoning_effort, settings.thinking_budget, self._rules
         if effort is None and budget is None:
             return None
         if rules.thinks is None:
-            self._tell("reasoning_effort and thinking_budget, since the model's thinking is unknown", notice)
+            self._report("reasoning_effort and thinking_budget, since the model's thinking is unknown", notice)
             return None
         if budget is not None:
-            fitting = rules.fitting(budget)
-            if fitting != budget:
-                self._tell(f"thinking_budget={budget}; {fitting} is used", notice)
+            valid = rules.fit_budget(budget)
+            if valid != budget:
+                self._report(f"thinking_budget={budget}; {valid} is used", notice)
         elif rules.thinks == "budget":
-            fitting = rules.tokens(effort or "")
-            if fitting and effort == "none":
-                self._tell("reasoning_effort='none', since the model always thinks", notice)
+            valid = rules.find_budget(effort or "")
+            if valid and effort == "none":
+                self._report("reasoning_effort='none', since the model always thinks", notice)
         else:
-            level = rules.level(effort or "")
+            level = rules.find_level(effort or "")
             if level != effort:
-                self._tell(f"reasoning_effort={effort!r}; {level!r} is used", notice)
+                self._report(f"reasoning_effort={effort!r}; {level!r} is used", notice)
             return {"thinkingLevel": level.upper(), "includeThoughts": effort != "none"}
-        return {"thinkingBudget": fitting, "includeThoughts": fitting != 0}
+        return {"thinkingBudget": valid, "includeThoughts": valid != 0}
 
-    def _all_tools(self, request: ModelRequest, adapted: VendorTools, notice: Notice) -> bytes:
+    def _encode_tools(self, request: ModelRequest, adapted: VendorTools, notice: Notice) -> bytes:
         tools: list[bytes] = []
         if request.tools:
             if self._tools[0] is not adapted:
-                self._tools = (adapted, dumped({"functionDeclarations": list(map(_declaration, adapted.tools))}))
+                self._tools = (adapted, encode_json({"functionDeclarations": list(map(_declare, adapted.tools))}))
             tools.append(self._tools[1])
         for tool in request.settings.server_tools:
             if "type" in tool:
-                self._tell(f"the tool {tool['type']!r} of another vendor", notice)
+                self._report(f"the tool {tool['type']!r} of another vendor", notice)
             else:
-                tools.append(dumped(tool))
+                tools.append(encode_json(tool))
         return b"[%b]" % b",".join(tools) if tools else b""
 
     def _check_count(self, config: Any) -> None:
@@ -182,33 +184,33 @@ class RequestEncoder:
             if count not in (None, 1):
                 raise BadRequest(f"{self._name}: {name} must be 1, got {count!r}; remove it from extra_body")
 
-    def _tell(self, what: str, notice: Notice) -> None:
+    def _report(self, omission: str, notice: Notice) -> None:
         """Publish a notice about an omission, once for all requests."""
-        if what not in self._told and len(self._told) < 100:
-            self._told.add(what)
-            notice("left_out", f"{self._name} does not accept {what}")
+        if omission not in self._reported and len(self._reported) < 100:
+            self._reported.add(omission)
+            notice("left_out", f"{self._name} does not accept {omission}")
 
 
 def _is_system(message: Message) -> bool:
     return message.role == "system"
 
 
-def _tool_choice(choice: str, tools: VendorTools) -> dict[str, Any]:
+def _make_choice(choice: str, tools: VendorTools) -> dict[str, Any]:
     if choice in _MODES:
         return {"mode": _MODES[choice]}
-    return {"mode": "ANY", "allowedFunctionNames": [tools.name_of(choice)]}
+    return {"mode": "ANY", "allowedFunctionNames": [tools.find_vendor_name(choice)]}
 
 
-def _declaration(tool: VendorTool) -> dict[str, Any]:
+def _declare(tool: VendorTool) -> dict[str, Any]:
     return {"name": tool.name, "description": tool.description, "parametersJsonSchema": tool.schema}
 
 
-def _merged(mine: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+def _merge_fields(fields: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
     """Merge fields, preferring `extra_body`."""
-    merged = dict(mine)
-    for name, value in given.items():
-        own = mine.get(name)
-        if isinstance(own, dict) and isinstance(value, dict) and name not in _WHOLE:
-            value = _merged(cast("dict[str, Any]", own), cast("dict[str, Any]", value))
+    merged = dict(fields)
+    for name, value in extra.items():
+        field = fields.get(name)
+        if isinstance(field, dict) and isinstance(value, dict) and name not in _REPLACED:
+            value = _merge_fields(cast("dict[str, Any]", field), cast("dict[str, Any]", value))
         merged[name] = value
     return merged

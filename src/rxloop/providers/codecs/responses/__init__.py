@@ -51,7 +51,7 @@ class ResponsesCodec:
         self._encoder = RequestEncoder(settings, self._chain)
 
     @property
-    def keeps_to_schema(self) -> bool:
+    def enforces_schema(self) -> bool:
         """True if the endpoint forces the model to follow a schema, also when tools are offered."""
         return self._preset.response_format == "json_schema" and self._preset.response_format_with_tools
 
@@ -67,7 +67,7 @@ class ResponsesCodec:
         """Encode the request body."""
         return self._encoder.encode(request, self._key, notice)
 
-    def reader(self, draft: MessageDraft) -> ResponsesReader:
+    def make_reader(self, draft: MessageDraft) -> ResponsesReader:
         """Create a response reader."""
         draft.restore(self._encoder.tools)
         return ResponsesReader(draft, self._key, self._forget)

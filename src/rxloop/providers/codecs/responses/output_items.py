@@ -10,11 +10,11 @@ import orjson
 
 from rxloop.protocol.messages import Citation
 from rxloop.providers.codecs.draft import MessageDraft
-from rxloop.providers.codecs.fields import text_of
+from rxloop.providers.codecs.fields import as_text
 
 PartKind = Literal["output_text", "refusal", "summary_text", "reasoning_text"]
 
-TYPE_OF: dict[PartKind, str] = {
+PARENTS: dict[PartKind, str] = {
     "output_text": "message",
     "refusal": "message",
     "summary_text": "reasoning",
@@ -22,7 +22,7 @@ TYPE_OF: dict[PartKind, str] = {
 }
 """Item type by part type."""
 
-FIELD_OF: dict[str, str] = {"summary_text": "summary"}
+PART_FIELDS: dict[str, str] = {"summary_text": "summary"}
 """Item fields for parts, if not `content`."""
 
 CALLS = {"function_call": "arguments", "custom_tool_call": "input"}
@@ -31,20 +31,20 @@ CALLS = {"function_call": "arguments", "custom_tool_call": "input"}
 # Stored in the message itself, and restored before sending.
 _IN_MESSAGE = {"content", "summary"}
 
-_WRITTEN = {"arguments", "input"}
+_INPUT_FIELDS = {"arguments", "input"}
 
 
 class OutputPart:
     """Received text part."""
 
-    __slots__ = ("annotations", "got", "index", "item", "kind", "settled", "start")
+    __slots__ = ("annotations", "index", "is_complete", "item", "kind", "received", "start")
 
     def __init__(self, item: OutputItem, kind: PartKind, index: int) -> None:
         self.item = item
         self.kind: PartKind = kind
         self.index = index
-        self.got = StringIO()
-        self.settled = False
+        self.received = StringIO()
+        self.is_complete = False
         """True if the complete text was compared with the fragments."""
         self.annotations: list[dict[str, Any]] = []
         self.start = 0
@@ -55,20 +55,20 @@ class OutputPart:
         """Part name used in message pieces."""
         return f"{self.kind}/{self.index}"
 
-    def kept(self) -> dict[str, Any]:
+    def make_state(self) -> dict[str, Any]:
         """Return the data needed to send the part back, without text that is in the message."""
-        kept: dict[str, Any] = {}
+        state: dict[str, Any] = {}
         if self.annotations:
-            kept["annotations"] = self.annotations
+            state["annotations"] = self.annotations
         if not self.item.shows(self):
-            kept["text"] = self.got.getvalue()
-        return kept
+            state["text"] = self.received.getvalue()
+        return state
 
 
 class OutputItem:
     """Response output item."""
 
-    __slots__ = ("call", "fields", "id", "number", "parts", "shown", "started", "type", "weight", "written")
+    __slots__ = ("call", "fields", "id", "input", "is_reported", "number", "parts", "shown", "type", "weight")
 
     def __init__(self, number: int, type: str, id: str) -> None:
         self.number = number
@@ -82,20 +82,20 @@ class OutputItem:
         """Latest fields."""
         self.weight = 0
         """Field size in characters."""
-        self.started = False
+        self.is_reported = False
         """True if the start of a server tool was published."""
         self.call: int | None = None
         """Call index, if applicable."""
-        self.written = StringIO()
+        self.input = StringIO()
         """Received arguments or input."""
 
     def part(self, kind: PartKind, index: int) -> OutputPart:
         """Return the part with this kind and index."""
         name = f"{kind}/{index}"
-        found = self.parts.get(name)
-        if found is None:
-            found = self.parts[name] = OutputPart(self, kind, index)
-        return found
+        part = self.parts.get(name)
+        if part is None:
+            part = self.parts[name] = OutputPart(self, kind, index)
+        return part
 
     def shows(self, part: OutputPart) -> bool:
         """Return True if the message contains the part. Of summarised and full reasoning, it contains only one."""
@@ -111,7 +111,7 @@ class OutputItem:
         for name, value in self.fields.items():
             if self.type in ("message", "reasoning") and name in _IN_MESSAGE:
                 fields[name] = []
-            elif self.type in CALLS and name in _WRITTEN:
+            elif self.type in CALLS and name in _INPUT_FIELDS:
                 fields[name] = ""
             else:
                 fields[name] = value
@@ -122,27 +122,27 @@ class OutputItem:
             fields["id"] = self.id
         head: dict[str, Any] = {"item": self.number, "fields": fields}
         if self.parts:
-            head["parts"] = {name: part.kept() for name, part in self.parts.items() if part.got.tell()}
+            head["parts"] = {name: part.make_state() for name, part in self.parts.items() if part.received.tell()}
         return head
 
 
-def kind_of(part: dict[str, Any], item_type: str) -> PartKind | None:
+def find_part_kind(part: dict[str, Any], item_type: str) -> PartKind | None:
     """Return the part type if supported by this item type."""
     name = part.get("type")
     if name == "text":
         name = "output_text" if item_type == "message" else "reasoning_text"
-    return next((kind for kind, of in TYPE_OF.items() if kind == name and of == item_type), None)
+    return next((kind for kind, type_ in PARENTS.items() if kind == name and type_ == item_type), None)
 
 
-def differs(got: str, text: str) -> bool:
+def differs(received: str, text: str) -> bool:
     """Return True if two JSON texts have different values."""
     try:
-        return orjson.loads(got) != orjson.loads(text)
+        return orjson.loads(received) != orjson.loads(text)
     except orjson.JSONDecodeError:
         return True
 
 
-def citation_of(annotation: dict[str, Any], offset: int) -> Citation:
+def to_citation(annotation: dict[str, Any], offset: int) -> Citation:
     """Convert an annotation to a citation.
 
     Args:
@@ -151,14 +151,14 @@ def citation_of(annotation: dict[str, Any], offset: int) -> Citation:
     """
     start, end = annotation.get("start_index"), annotation.get("end_index")
     return Citation(
-        url=text_of(annotation.get("url")) or None,
-        title=text_of(annotation.get("title")) or text_of(annotation.get("filename")) or None,
-        start=start + offset if _is_place(start) else None,
-        end=end + offset if _is_place(end) else None,
+        url=as_text(annotation.get("url")) or None,
+        title=as_text(annotation.get("title")) or as_text(annotation.get("filename")) or None,
+        start=start + offset if _is_index(start) else None,
+        end=end + offset if _is_index(end) else None,
     )
 
 
-def _is_place(value: Any) -> TypeGuard[int]:
+def _is_index(value: Any) -> TypeGuard[int]:
     """Return True if a value is a valid index in a text."""
     return value.__class__ is int and 0 <= value < 2**53
 
@@ -194,7 +194,7 @@ class OutputItems:
 
     def find(self, event: dict[str, Any], type: str, own_id: str = "") -> OutputItem:
         """Find an item by id or index, or begin a new one."""
-        item_id, index = own_id or text_of(event.get("item_id")), event.get("output_index")
+        item_id, index = own_id or as_text(event.get("item_id")), event.get("output_index")
         item = self._by_id.get(item_id)
         if item is None:
             last = self.all[-1] if self.all else None
@@ -203,15 +203,15 @@ class OutputItems:
                 # Gateways without indexes continue with the next item.
                 item = None
         if item is None or item.type != type:
-            item = self.new(type, item_id, index)
+            item = self.begin(type, item_id, index)
         return item
 
-    def known(self, item_id: str, type: str) -> bool:
+    def has_item(self, item_id: str, type: str) -> bool:
         """Return True if an item with this id and type has begun."""
         item = self._by_id.get(item_id)
         return item is not None and item.type == type
 
-    def new(self, type: str, id: str, index: Any) -> OutputItem:
+    def begin(self, type: str, id: str, index: Any) -> OutputItem:
         """Begin an item.
 
         Args:
@@ -228,28 +228,28 @@ class OutputItems:
             self._by_index[index] = item
         return item
 
-    def matched(self, output: list[dict[str, Any]]) -> Iterator[tuple[OutputItem, dict[str, Any]]]:
+    def match(self, output: list[dict[str, Any]]) -> Iterator[tuple[OutputItem, dict[str, Any]]]:
         """Match complete items with streamed ones, by id, index, or type.
 
         Gateways may change ids or omit items.
         """
         free = {item.number: item for item in self.all}
-        found: list[OutputItem | None] = []
-        for place, fields in enumerate(output):
-            item = self._by_id.get(text_of(fields.get("id"))) or self._by_index.get(place)
+        matches: list[OutputItem | None] = []
+        for index, fields in enumerate(output):
+            item = self._by_id.get(as_text(fields.get("id"))) or self._by_index.get(index)
             if item is not None and (item.number not in free or item.type != fields.get("type")):
                 item = None
             if item is not None:
                 del free[item.number]
-            found.append(item)
-        left: dict[str, list[OutputItem]] = {}
+            matches.append(item)
+        by_type: dict[str, list[OutputItem]] = {}
         for item in reversed(free.values()):
-            left.setdefault(item.type, []).append(item)
-        for item, fields in zip(found, output, strict=True):
-            kind = text_of(fields.get("type"))
-            if item is None and left.get(kind):
-                item = left[kind].pop()
-            yield item or self.new(kind, text_of(fields.get("id")), None), fields
+            by_type.setdefault(item.type, []).append(item)
+        for item, fields in zip(matches, output, strict=True):
+            kind = as_text(fields.get("type"))
+            if item is None and by_type.get(kind):
+                item = by_type[kind].pop()
+            yield item or self.begin(kind, as_text(fields.get("id")), None), fields
 
 
 SERVER_TOOLS = frozenset(
@@ -267,18 +267,10 @@ SERVER_TOOLS = frozenset(
 )
 """Item types of server tools."""
 
-OTHERS = frozenset(
-    (
-        "additional_tools",
-        "compaction",
-        "program_output",
-        "shell_call_output",
-        "tool_search_output",
-    )
-)
+RAW_ITEMS = frozenset(("additional_tools", "compaction", "program_output", "shell_call_output", "tool_search_output"))
 """Item types that are only sent back unchanged."""
 
-NOT_HERE = frozenset(("computer_call", "local_shell_call", "shell_call", "apply_patch_call", "mcp_approval_request"))
+UNSUPPORTED = frozenset(("computer_call", "local_shell_call", "shell_call", "apply_patch_call", "mcp_approval_request"))
 """Items requesting unsupported actions, unless already answered by the vendor."""
 
 _ARGUMENTS = ("action", "arguments", "queries", "code")
@@ -286,32 +278,32 @@ _ARGUMENTS = ("action", "arguments", "queries", "code")
 _RESULTS = ("output", "outputs", "results", "tools", "error")
 
 
-def tell_start(draft: MessageDraft, item: OutputItem) -> None:
+def report_start(draft: MessageDraft, item: OutputItem) -> None:
     """Report that a server tool started, once."""
-    if not item.started:
-        item.started = True
-        draft.server_tool(item.id, _name(item), "start", arguments=_first(item.fields, _ARGUMENTS))
+    if not item.is_reported:
+        item.is_reported = True
+        draft.server_tool(item.id, _find_tool_name(item), "start", arguments=_find_first(item.fields, _ARGUMENTS))
 
 
-def tell_end(draft: MessageDraft, item: OutputItem) -> None:
+def report_end(draft: MessageDraft, item: OutputItem) -> None:
     """Report that a server tool finished."""
     fields = item.fields
     failed = fields.get("status") in ("failed", "incomplete") or bool(fields.get("error"))
     draft.server_tool(
         item.id,
-        _name(item),
+        _find_tool_name(item),
         "complete",
-        arguments=_first(fields, _ARGUMENTS),
-        result=_first(fields, _RESULTS),
+        arguments=_find_first(fields, _ARGUMENTS),
+        result=_find_first(fields, _RESULTS),
         success=not failed,
     )
 
 
-def _name(item: OutputItem) -> str:
+def _find_tool_name(item: OutputItem) -> str:
     if item.type == "mcp_call":
-        return text_of(item.fields.get("name")) or item.type
+        return as_text(item.fields.get("name")) or item.type
     return item.type.removesuffix("_call")
 
 
-def _first(fields: dict[str, Any], names: tuple[str, ...]) -> Any:
+def _find_first(fields: dict[str, Any], names: tuple[str, ...]) -> Any:
     return next((fields[name] for name in names if fields.get(name)), None)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Literal
 
-_WORDS = frozenset(("title", "description"))
+_TEXT_KEYWORDS = frozenset(("title", "description"))
 
-_COMMON = _WORDS | {
+_COMMON = _TEXT_KEYWORDS | {
     *("type", "properties", "required", "additionalProperties", "items", "anyOf", "enum", "$ref", "$defs"),
     *("format", "minimum", "maximum", "minItems", "maxItems"),
 }
@@ -18,7 +18,7 @@ _COMBINERS = frozenset(("anyOf", "oneOf", "allOf"))
 
 _CONDITIONS = frozenset(("if", "then", "else", "dependentSchemas"))
 
-MARKS = frozenset(("$schema", "$id", "id", "$anchor", "$dynamicAnchor", "$comment", "discriminator", "examples"))
+IGNORED = frozenset(("$schema", "$id", "id", "$anchor", "$dynamicAnchor", "$comment", "discriminator", "examples"))
 """Annotations that vendors can ignore."""
 
 
@@ -52,7 +52,7 @@ class Dialect:
     """Keywords not supported at the root."""
     tool_name: re.Pattern[str]
     """Pattern of tool names."""
-    longest_tool_name: int
+    max_tool_name_length: int
     property_name: re.Pattern[str]
     """Pattern of parameter names."""
     answer_names: bool = False
@@ -63,23 +63,23 @@ class Dialect:
     """True if every array must have `items`."""
     keywords: frozenset[str] | None = None
     """Supported keywords; None means all."""
-    lone_ref: bool = False
+    requires_lone_ref: bool = False
     """True if a `$ref` must not have siblings."""
-    plain_enums: bool = False
+    requires_plain_enums: bool = False
     """True if an `enum` must contain only strings, or only numbers of one type."""
     strict: StrictRules | None = None
     """Enforcement rules, if supported."""
 
-    def fitting_tool_name(self, name: str) -> str:
+    def to_tool_name(self, name: str) -> str:
         """Return a valid tool name, which is always the same for a given tool."""
         if self.tool_name.fullmatch(name):
             return name
-        made = re.sub("[^0-9A-Za-z_-]", "_", name) or "unknown"
-        if not self.tool_name.match(made):
-            made = "_" + made
-        if len(made) <= self.longest_tool_name:
-            return made
-        return f"{made[: self.longest_tool_name - 9]}_{short_hash(name)}"
+        valid = re.sub("[^0-9A-Za-z_-]", "_", name) or "unknown"
+        if not self.tool_name.match(valid):
+            valid = "_" + valid
+        if len(valid) <= self.max_tool_name_length:
+            return valid
+        return f"{valid[: self.max_tool_name_length - 9]}_{short_hash(name)}"
 
 
 def short_hash(text: str) -> str:
@@ -92,7 +92,7 @@ OPENAI = Dialect(
     # "schema must have type 'object' and not have 'oneOf'/'anyOf'/'allOf'/'enum'/'not' at the top level"
     root_excludes=_COMBINERS | _CONDITIONS | {"enum", "const", "not", "$ref"},
     tool_name=re.compile("[0-9A-Za-z_-]{1,64}"),
-    longest_tool_name=64,
+    max_tool_name_length=64,
     property_name=re.compile("[0-9A-Za-z_.-]{1,64}"),
     # "object schema missing properties", "array schema missing items"
     needs_properties=True,
@@ -115,7 +115,7 @@ CLAUDE = Dialect(
     # "input_schema does not support oneOf, allOf, or anyOf at the top level"
     root_excludes=_COMBINERS | _CONDITIONS | {"enum", "const", "not", "$ref"},
     tool_name=re.compile("[0-9A-Za-z_-]{1,128}"),
-    longest_tool_name=128,
+    max_tool_name_length=128,
     # "Property keys should match pattern '^[a-zA-Z0-9_.-]{1,64}$'"
     property_name=re.compile("[0-9A-Za-z_.-]{1,64}"),
     answer_names=True,
@@ -127,13 +127,13 @@ GEMINI = Dialect(
     root_excludes=_COMBINERS | _CONDITIONS | {"enum", "const", "not", "$ref"},
     # "Must start with a letter or an underscore."
     tool_name=re.compile("[A-Za-z_][0-9A-Za-z_.:-]{0,127}"),
-    longest_tool_name=128,
+    max_tool_name_length=128,
     property_name=re.compile("[A-Za-z_][0-9A-Za-z_]{0,63}"),
     needs_items=True,
     # Supported by `responseJsonSchema`, or only by the older `Schema` type.
     keywords=_COMMON
     | {"prefixItems", "oneOf", "propertyOrdering", "default", "pattern"}
     | {"minLength", "maxLength", "minProperties", "maxProperties"},
-    lone_ref=True,
-    plain_enums=True,
+    requires_lone_ref=True,
+    requires_plain_enums=True,
 )

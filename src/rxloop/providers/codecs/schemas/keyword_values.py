@@ -13,9 +13,9 @@ _SIZES = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "ma
 
 _TEXTS = ("title", "description", "format", "$schema", "$id", "$comment", "$anchor")
 
-_TYPES = frozenset(("object", "array", "string", "integer", "number", "boolean", "null"))
+_TYPE_NAMES = frozenset(("object", "array", "string", "integer", "number", "boolean", "null"))
 
-_OTHER_TYPES = {
+_TYPE_ALIASES = {
     "int": "integer",
     "long": "integer",
     "float": "number",
@@ -30,24 +30,24 @@ _OTHER_TYPES = {
 }
 
 
-def _kinds(value: Any) -> Any:
-    several: list[Any] = list(cast("list[Any]", value)) if isinstance(value, list | tuple) else [value]
-    known: list[str] = []
-    for each in several:
-        if not isinstance(each, str):
+def _read_types(value: Any) -> Any:
+    values: list[Any] = list(cast("list[Any]", value)) if isinstance(value, list | tuple) else [value]
+    types: list[str] = []
+    for value_ in values:
+        if not isinstance(value_, str):
             continue
-        kind = each if each in _TYPES else _OTHER_TYPES.get(each.lower(), each.lower())
-        if kind not in _TYPES:
+        type_name = value_ if value_ in _TYPE_NAMES else _TYPE_ALIASES.get(value_.lower(), value_.lower())
+        if type_name not in _TYPE_NAMES:
             # Unknown types such as `any` make the list useless.
             return None
-        if kind not in known:
-            known.append(kind)
-    if not known:
+        if type_name not in types:
+            types.append(type_name)
+    if not types:
         return None
-    return known if isinstance(value, list | tuple) and (len(known) > 1 or len(several) == 1) else known[0]
+    return types if isinstance(value, list | tuple) and (len(types) > 1 or len(values) == 1) else types[0]
 
 
-def _values(value: Any) -> Any:
+def _read_enum(value: Any) -> Any:
     if not isinstance(value, list | tuple) or not is_json(value):
         return None
     # Compare the representations, because True equals 1.
@@ -63,30 +63,30 @@ def is_json(value: Any) -> bool:
     return True
 
 
-def _names(value: Any) -> Any:
+def _read_names(value: Any) -> Any:
     if not isinstance(value, list | tuple):
         return None
     return list(dict.fromkeys(name for name in cast("list[Any]", value) if isinstance(name, str)))
 
 
-def _size(value: Any) -> Any:
-    number = _number(value)
+def _read_size(value: Any) -> Any:
+    number = _read_number(value)
     return value if number is not None and number >= 0 and float(number).is_integer() else None
 
 
-def _number(value: Any) -> Any:
+def _read_number(value: Any) -> Any:
     return value if isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value) else None
 
 
-def _limit(value: Any) -> Any:
-    return value if isinstance(value, bool) else _number(value)
+def _read_limit(value: Any) -> Any:
+    return value if isinstance(value, bool) else _read_number(value)
 
 
-def _text(value: Any) -> Any:
+def _read_text(value: Any) -> Any:
     return value if isinstance(value, str) else None
 
 
-def _pattern(value: Any) -> Any:
+def _read_pattern(value: Any) -> Any:
     """Return the pattern if it is a valid regular expression, because vendors reject invalid ones."""
     if not isinstance(value, str):
         return None
@@ -97,23 +97,25 @@ def _pattern(value: Any) -> Any:
     return value
 
 
-def _by_names(value: Any) -> Any:
+def _read_name_lists(value: Any) -> Any:
     if not isinstance(value, dict):
         return None
-    return {name: names for name, each in cast("dict[str, Any]", value).items() if (names := _names(each)) is not None}
+    return {
+        name: names for name, each in cast("dict[str, Any]", value).items() if (names := _read_names(each)) is not None
+    }
 
 
-FORMS: dict[str, Callable[[Any], Any]] = {
-    "type": _kinds,
-    "enum": _values,
-    "required": _names,
-    "pattern": _pattern,
-    "dependentRequired": _by_names,
+NORMALISERS: dict[str, Callable[[Any], Any]] = {
+    "type": _read_types,
+    "enum": _read_enum,
+    "required": _read_names,
+    "pattern": _read_pattern,
+    "dependentRequired": _read_name_lists,
     "uniqueItems": lambda value: value if isinstance(value, bool) else None,
-    "multipleOf": lambda value: kept if (kept := _number(value)) and kept > 0 else None,
-    **dict.fromkeys(_SIZES, _size),
-    **dict.fromkeys(("minimum", "maximum"), _number),
-    **dict.fromkeys(("exclusiveMinimum", "exclusiveMaximum"), _limit),
-    **dict.fromkeys(_TEXTS, _text),
+    "multipleOf": lambda value: kept if (kept := _read_number(value)) and kept > 0 else None,
+    **dict.fromkeys(_SIZES, _read_size),
+    **dict.fromkeys(("minimum", "maximum"), _read_number),
+    **dict.fromkeys(("exclusiveMinimum", "exclusiveMaximum"), _read_limit),
+    **dict.fromkeys(_TEXTS, _read_text),
 }
 """By keyword: returns the canonical value, or None if the value is invalid."""

@@ -7,16 +7,16 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 from urllib.parse import unquote, urldefrag, urljoin
 
-from rxloop.providers.codecs.schemas.keyword_values import FORMS, is_json
+from rxloop.providers.codecs.schemas.keyword_values import NORMALISERS, is_json
 
 Schema = dict[str, Any]
 
-DEPTH = 60
+MAX_DEPTH = 60
 """Maximum nesting depth. Deeper schemas accept anything."""
 
-_MOST_NOTES = 20
+_MAX_NOTES = 20
 
-_MOST_PARTS = 20_000
+_MAX_PARTS = 20_000
 """Maximum number of schema parts that are searched for addresses."""
 
 _REFERENCES = frozenset(("$ref", "$dynamicRef", "$recursiveRef"))
@@ -24,11 +24,11 @@ _REFERENCES = frozenset(("$ref", "$dynamicRef", "$recursiveRef"))
 _ADDRESSES = frozenset(("$id", "id", "$anchor", "$dynamicAnchor", "$recursiveAnchor"))
 """Identifiers, which are dropped except for the root's `$id`."""
 
-_NAMED = frozenset(("properties", "$defs", "definitions", "patternProperties", "dependentSchemas"))
+_SCHEMA_MAPS = frozenset(("properties", "$defs", "definitions", "patternProperties", "dependentSchemas"))
 
-_SEVERAL = frozenset(("anyOf", "oneOf", "allOf", "prefixItems"))
+_SCHEMA_LISTS = frozenset(("anyOf", "oneOf", "allOf", "prefixItems"))
 
-_ONE = frozenset(
+_SUBSCHEMAS = frozenset(
     (
         *("additionalProperties", "items", "additionalItems", "not", "if", "then", "else", "contains"),
         *("propertyNames", "unevaluatedProperties", "unevaluatedItems"),
@@ -42,234 +42,234 @@ class Notes:
     def __init__(self) -> None:
         self.all: list[str] = []
 
-    def add(self, where: str, what: str) -> None:
+    def add(self, path: str, change: str) -> None:
         """Add a unique note. Long notes are truncated."""
-        note = f"{_middle_cut(where) or 'its root'}: {_middle_cut(what)}"
-        if note not in self.all and len(self.all) <= _MOST_NOTES:
-            self.all.append(note if len(self.all) < _MOST_NOTES else "and more")
+        note = f"{_shorten(path) or 'its root'}: {_shorten(change)}"
+        if note not in self.all and len(self.all) <= _MAX_NOTES:
+            self.all.append(note if len(self.all) < _MAX_NOTES else "and more")
 
 
-def normalised(schema: Any, notes: Notes) -> Schema:
+def normalise_schema(schema: Any, notes: Notes) -> Schema:
     """Return a well-formed copy of a schema. Well-formed parts are not changed.
 
     In the result, all shared schemas are in `$defs` of the root, and all references point there.
     """
-    return _Normaliser(schema, notes).root()
+    return _Normaliser(schema, notes).normalise()
 
 
 class _Normaliser:
     def __init__(self, schema: Any, notes: Notes) -> None:
-        self._whole: Any = schema
-        self._given: Schema = cast("Schema", schema) if isinstance(schema, dict) else {}
+        self._schema: Any = schema
+        self._root: Schema = cast("Schema", schema) if isinstance(schema, dict) else {}
         self._notes = notes
         self._defs: Schema = {}
-        self._moved: dict[str, str] = {}
+        self._moved_names: dict[str, str] = {}
         """New names in `$defs`, by original reference."""
-        self._open: list[tuple[str, Any]] = []
+        self._pending: list[tuple[str, Any]] = []
         self._addresses: dict[str, Any] | None = None
-        identity = self._given.get("$id", self._given.get("id"))
-        self._identity = _split("", identity)[0]
+        identity = self._root.get("$id", self._root.get("id"))
+        self._identity = _split_reference("", identity)[0]
 
-    def root(self) -> Schema:
-        if self._whole is None:
+    def normalise(self) -> Schema:
+        if self._schema is None:
             self._notes.add("", "there is no schema, so it accepts any arguments")
             return {}
-        own = self._shared("$defs", {}) | self._shared("definitions", {})
-        made = self.node(self._whole, "", 0)
-        defs = {name: self.node(part, f"$defs.{name}", 1) for name, part in own.items()}
-        while self._open:
-            name, part = self._open.pop()
-            defs[name] = self.node(part, f"$defs.{name}", 1)
-        for name in _endless(defs):
+        own = self._get_shared("$defs", {}) | self._get_shared("definitions", {})
+        result = self.convert(self._schema, "", 0)
+        defs = {name: self.convert(part, f"$defs.{name}", 1) for name, part in own.items()}
+        while self._pending:
+            name, part = self._pending.pop()
+            defs[name] = self.convert(part, f"$defs.{name}", 1)
+        for name in _find_circular(defs):
             self._notes.add(f"$defs.{name}", "it refers to nothing but itself, so it accepts anything")
             defs[name] = {}
         if not defs:
-            made.pop("$defs", None)
+            result.pop("$defs", None)
         else:
-            made["$defs"] = defs
-        return made
+            result["$defs"] = defs
+        return result
 
-    def node(self, given: Any, where: str, depth: int) -> Schema:
-        if given is False:
+    def convert(self, schema: Any, where: str, depth: int) -> Schema:
+        if schema is False:
             return {"not": {}}
-        if given is None or given is True or given == {}:
-            if where and given != {}:
-                self._notes.add(where, f"{given!r} is sent as {{}}")
+        if schema is None or schema is True or schema == {}:
+            if where and schema != {}:
+                self._notes.add(where, f"{schema!r} is sent as {{}}")
             return {}
-        if not isinstance(given, dict):
-            self._notes.add(where, f"{_shown(given)} is not a schema, so it accepts anything")
+        if not isinstance(schema, dict):
+            self._notes.add(where, f"{_shorten_repr(schema)} is not a schema, so it accepts anything")
             return {}
-        if depth > DEPTH:
+        if depth > MAX_DEPTH:
             self._notes.add(where, "it is nested too deeply, so it accepts anything")
             return {}
-        made: Schema = {}
-        fields = cast("dict[Any, Any]", given)
+        result: Schema = {}
+        fields = cast("dict[Any, Any]", schema)
         for key, value in fields.items():
             if isinstance(key, str):
-                self._keyword(made, key, value, where, depth)
-        if isinstance(pattern := fields.get("pattern"), str) and "pattern" not in made:
-            describe(made, {"pattern": pattern})
-        self._bounds(made, where)
-        self._tuple(made, where)
-        self._nullable(made, where)
-        self._required(made, where)
-        if "type" not in made and "$ref" not in made and (kind := _implied(made)):
+                self._normalise_keyword(result, key, value, where, depth)
+        if isinstance(pattern := fields.get("pattern"), str) and "pattern" not in result:
+            add_to_description(result, {"pattern": pattern})
+        self._normalise_bounds(result, where)
+        self._normalise_tuple(result, where)
+        self._normalise_nullable(result, where)
+        self._normalise_required(result, where)
+        if "type" not in result and "$ref" not in result and (kind := _infer_type(result)):
             self._notes.add(where, f"type {kind!r} is added")
-            made["type"] = kind
-        return made
+            result["type"] = kind
+        return result
 
-    def _keyword(self, made: Schema, key: str, value: Any, where: str, depth: int) -> None:
-        place = f"{where}.{key}" if where else key
+    def _normalise_keyword(self, result: Schema, key: str, value: Any, where: str, depth: int) -> None:
+        path = f"{where}.{key}" if where else key
         if key in ("$defs", "definitions"):
             if depth == 0 and key == "definitions" and value:
-                self._notes.add(place, "it is sent as $defs")
-            if depth == 0 and self._shared(key, None) is not None:
+                self._notes.add(path, "it is sent as $defs")
+            if depth == 0 and self._get_shared(key, None) is not None:
                 # Reserve the position; the content is set later.
-                made["$defs"] = {}
+                result["$defs"] = {}
             return
         if key in _REFERENCES:
-            self._reference(made, value, place)
+            self._normalise_reference(result, value, path)
         elif key in _ADDRESSES and (where or key not in ("$id", "id")):
             return
-        elif key in _NAMED:
-            self._by_name(made, key, value, place, depth)
-        elif key in _SEVERAL:
+        elif key in _SCHEMA_MAPS:
+            self._normalise_map(result, key, value, path, depth)
+        elif key in _SCHEMA_LISTS:
             parts = cast("list[Any]", value) if isinstance(value, list | tuple) else []
             if parts:
-                made[key] = [self.node(part, f"{place}.{n}", depth + 1) for n, part in enumerate(parts)]
+                result[key] = [self.convert(part, f"{path}.{n}", depth + 1) for n, part in enumerate(parts)]
             else:
-                self._drop(place, value)
+                self._drop(path, value)
         elif key == "items" and isinstance(value, list | tuple):
-            self._notes.add(place, "a list of schemas is sent as prefixItems")
+            self._notes.add(path, "a list of schemas is sent as prefixItems")
             parts = cast("list[Any]", value)
             if parts:
-                made["prefixItems"] = [self.node(part, f"{place}.{n}", depth + 1) for n, part in enumerate(parts)]
-        elif key in _ONE:
+                result["prefixItems"] = [self.convert(part, f"{path}.{n}", depth + 1) for n, part in enumerate(parts)]
+        elif key in _SUBSCHEMAS:
             if isinstance(value, bool) and key != "items":
-                made[key] = value
+                result[key] = value
             elif isinstance(value, dict | bool):
-                made[key] = self.node(value, place, depth + 1)
+                result[key] = self.convert(value, path, depth + 1)
             else:
-                self._drop(place, value)
-        elif (check := FORMS.get(key)) is not None:
-            kept = check(value)
-            if kept is None:
-                self._drop(place, value)
+                self._drop(path, value)
+        elif (check := NORMALISERS.get(key)) is not None:
+            normalised = check(value)
+            if normalised is None:
+                self._drop(path, value)
             else:
-                made[key] = kept
-                if kept != value:
-                    self._notes.add(place, f"{_shown(value)} is sent as {_shown(kept)}")
+                result[key] = normalised
+                if normalised != value:
+                    self._notes.add(path, f"{_shorten_repr(value)} is sent as {_shorten_repr(normalised)}")
         elif is_json(value):
-            made[key] = value
+            result[key] = value
         else:
-            self._drop(place, value)
+            self._drop(path, value)
 
-    def _by_name(self, made: Schema, key: str, value: Any, place: str, depth: int) -> None:
+    def _normalise_map(self, result: Schema, key: str, value: Any, path: str, depth: int) -> None:
         if not isinstance(value, dict):
-            self._drop(place, value)
+            self._drop(path, value)
             return
-        made[key] = {
-            name: self.node(part, f"{place}.{name}", depth + 1)
+        result[key] = {
+            name: self.convert(part, f"{path}.{name}", depth + 1)
             for name, part in cast("dict[Any, Any]", value).items()
             if isinstance(name, str)
         }
 
-    def _drop(self, place: str, value: Any) -> None:
-        self._notes.add(place, f"{_shown(value)} is not a valid value and is left out")
+    def _drop(self, path: str, value: Any) -> None:
+        self._notes.add(path, f"{_shorten_repr(value)} is not a valid value and is left out")
 
-    def _bounds(self, made: Schema, where: str) -> None:
+    def _normalise_bounds(self, result: Schema, where: str) -> None:
         for limit, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
-            flag = made.get(exclusive)
+            flag = result.get(exclusive)
             if isinstance(flag, bool):
                 # In draft 4, booleans modify the other keyword.
                 self._notes.add(where, f"{exclusive}: {flag} is sent as a number".replace("False", "false"))
-                del made[exclusive]
-                if flag and limit in made:
-                    made[exclusive] = made.pop(limit)
+                del result[exclusive]
+                if flag and limit in result:
+                    result[exclusive] = result.pop(limit)
 
-    def _tuple(self, made: Schema, where: str) -> None:
-        others = made.pop("additionalItems", None)
-        if "prefixItems" in made and "items" not in made and others is not None:
-            made["items"] = {} if others is True else {"not": {}} if others is False else others
+    def _normalise_tuple(self, result: Schema, where: str) -> None:
+        others = result.pop("additionalItems", None)
+        if "prefixItems" in result and "items" not in result and others is not None:
+            result["items"] = {} if others is True else {"not": {}} if others is False else others
         elif others is not None:
             self._notes.add(where, "additionalItems is left out, since it has no effect")
 
-    def _nullable(self, made: Schema, where: str) -> None:
-        if "nullable" not in made:
+    def _normalise_nullable(self, result: Schema, where: str) -> None:
+        if "nullable" not in result:
             return
-        nullable = made.pop("nullable")
+        nullable = result.pop("nullable")
         if nullable is not True:
             self._notes.add(where, "nullable is left out")
             return
         self._notes.add(where, "nullable is sent as the type null")
-        kinds = made.get("type")
-        if "enum" in made and None not in made["enum"]:
-            made["enum"] = [*made["enum"], None]
+        kinds = result.get("type")
+        if "enum" in result and None not in result["enum"]:
+            result["enum"] = [*result["enum"], None]
         if isinstance(kinds, str | list):
             several = [kinds] if isinstance(kinds, str) else cast("list[str]", kinds)
-            made["type"] = several if "null" in several else [*several, "null"]
-        elif "enum" not in made and made:
-            inner = {name: value for name, value in made.items() if name != "$defs"}
-            made.clear()
-            made["anyOf"] = [inner, {"type": "null"}]
+            result["type"] = several if "null" in several else [*several, "null"]
+        elif "enum" not in result and result:
+            inner = {name: value for name, value in result.items() if name != "$defs"}
+            result.clear()
+            result["anyOf"] = [inner, {"type": "null"}]
 
-    def _required(self, made: Schema, where: str) -> None:
-        if not made.get("required"):
+    def _normalise_required(self, result: Schema, where: str) -> None:
+        if not result.get("required"):
             return
-        if "properties" not in made and made.get("type") != "object":
+        if "properties" not in result and result.get("type") != "object":
             return
-        if any(key in made for key in ("anyOf", "oneOf", "allOf", "$ref", "if")):
+        if any(key in result for key in ("anyOf", "oneOf", "allOf", "$ref", "if")):
             return
-        fields: Schema = made.get("properties", {})
-        missing = [name for name in made["required"] if name not in fields]
-        if missing and made.get("additionalProperties") is False:
+        fields: Schema = result.get("properties", {})
+        missing = [name for name in result["required"] if name not in fields]
+        if missing and result.get("additionalProperties") is False:
             self._notes.add(where, f"required names {', '.join(missing)}, which are not allowed, so they are left out")
-            made["required"] = [name for name in made["required"] if name in fields]
+            result["required"] = [name for name in result["required"] if name in fields]
         elif missing:
             self._notes.add(where, f"properties has {', '.join(missing)} as well, since they are required")
-            made["properties"] = fields | {name: {} for name in missing}
+            result["properties"] = fields | {name: {} for name in missing}
 
-    def _shared(self, key: str, default: Any) -> Any:
-        given = self._given.get(key)
-        return cast("Schema", given) if isinstance(given, dict) else default
+    def _get_shared(self, key: str, default: Any) -> Any:
+        shared = self._root.get(key)
+        return cast("Schema", shared) if isinstance(shared, dict) else default
 
-    def _reference(self, made: Schema, value: Any, place: str) -> None:
-        address, pointer = _split(self._identity, value)
+    def _normalise_reference(self, result: Schema, value: Any, location: str) -> None:
+        address, pointer = _split_reference(self._identity, value)
         path = [unquote(step).replace("~1", "/").replace("~0", "~") for step in pointer.split("/")[1:]]
         own = address == self._identity and (not pointer or pointer.startswith("/"))
-        found = (self._found(path) if own else None) or self._addressed(address, pointer, path)
-        if found is None:
-            self._notes.add(place, f"nothing is at {_shown(value)}, so it accepts anything")
+        target = (self._resolve_pointer(path) if own else None) or self._find_address(address, pointer, path)
+        if target is None:
+            self._notes.add(location, f"nothing is at {_shorten_repr(value)}, so it accepts anything")
             return
-        if own and len(path) == 2 and path[0] in ("$defs", "definitions") and path[1] in self._shared(path[0], {}):
+        if own and len(path) == 2 and path[0] in ("$defs", "definitions") and path[1] in self._get_shared(path[0], {}):
             name = path[1]
         else:
-            name = self._moved.get(value, "")
+            name = self._moved_names.get(value, "")
             if not name:
-                name = self._moved[value] = self._free_name(path[-1] if path else pointer or "root")
-                self._open.append((name, found[0]))
-                self._notes.add(place, f"{_shown(value)} is sent as a schema of its own in $defs")
-        made["$ref"] = f"#/$defs/{name.replace('~', '~0').replace('/', '~1')}"
-        if name not in self._moved.values() and made["$ref"] != value:
-            self._notes.add(place, f"{_shown(value)} is sent as {made['$ref']!r}")
+                name = self._moved_names[value] = self._make_name(path[-1] if path else pointer or "root")
+                self._pending.append((name, target[0]))
+                self._notes.add(location, f"{_shorten_repr(value)} is sent as a schema of its own in $defs")
+        result["$ref"] = f"#/$defs/{name.replace('~', '~0').replace('/', '~1')}"
+        if name not in self._moved_names.values() and result["$ref"] != value:
+            self._notes.add(location, f"{_shorten_repr(value)} is sent as {result['$ref']!r}")
 
-    def _found(self, path: list[str]) -> tuple[Any] | None:
-        found: Any = self._given
+    def _resolve_pointer(self, path: list[str]) -> tuple[Any] | None:
+        node: Any = self._root
         for step in path:
-            if isinstance(found, dict) and step in found:
-                found = cast("Schema", found)[step]
-            elif isinstance(found, list) and step.isdigit() and int(step) < len(cast("list[Any]", found)):
-                found = cast("list[Any]", found)[int(step)]
+            if isinstance(node, dict) and step in node:
+                node = cast("Schema", node)[step]
+            elif isinstance(node, list) and step.isdigit() and int(step) < len(cast("list[Any]", node)):
+                node = cast("list[Any]", node)[int(step)]
             else:
                 return None
         if not path:
-            found = {name: part for name, part in self._given.items() if name not in ("$defs", "definitions")}
-        return (cast("Any", found),) if isinstance(found, dict | bool) else None
+            node = {name: part for name, part in self._root.items() if name not in ("$defs", "definitions")}
+        return (cast("Any", node),) if isinstance(node, dict | bool) else None
 
-    def _addressed(self, address: str, pointer: str, path: list[str]) -> tuple[Any] | None:
+    def _find_address(self, address: str, pointer: str, path: list[str]) -> tuple[Any] | None:
         """Find a schema by address, anchor or nested `$defs`."""
         if self._addresses is None:
-            self._addresses = _addresses(self._given, self._identity)
+            self._addresses = _collect_addresses(self._root, self._identity)
         if not pointer.startswith("/"):
             at = f"{address}#{pointer}" if pointer else address
         elif len(path) == 2 and path[0] in ("$defs", "definitions"):
@@ -278,9 +278,9 @@ class _Normaliser:
             return None
         return (self._addresses[at],) if at in self._addresses else None
 
-    def _free_name(self, wanted: str) -> str:
-        base = name = re.sub("[^0-9A-Za-z_]", "_", wanted) or "part"
-        used = {*self._shared("$defs", {}), *self._shared("definitions", {}), *self._moved.values()}
+    def _make_name(self, preferred: str) -> str:
+        base = name = re.sub("[^0-9A-Za-z_]", "_", preferred) or "part"
+        used = {*self._get_shared("$defs", {}), *self._get_shared("definitions", {}), *self._moved_names.values()}
         number = 1
         while name in used:
             number += 1
@@ -288,7 +288,7 @@ class _Normaliser:
         return name
 
 
-def _split(base: str, reference: Any) -> tuple[str, str]:
+def _split_reference(base: str, reference: Any) -> tuple[str, str]:
     """Split a reference into its absolute address and a JSON pointer or anchor."""
     if not isinstance(reference, str):
         return base, "?"
@@ -299,86 +299,86 @@ def _split(base: str, reference: Any) -> tuple[str, str]:
         return base, "?"
 
 
-def _addresses(whole: Schema, identity: str) -> dict[str, Any]:
+def _collect_addresses(root: Schema, identity: str) -> dict[str, Any]:
     """Index schemas by address and anchor, and shared schemas by name."""
-    found: dict[str, Any] = {}
-    waiting: list[tuple[Any, str]] = [(whole, identity)]
-    for given, base in waiting:
-        if isinstance(given, list):
-            waiting += ((part, base) for part in cast("list[Any]", given))
-        if not isinstance(given, dict) or len(waiting) > _MOST_PARTS:
+    addresses: dict[str, Any] = {}
+    pending: list[tuple[Any, str]] = [(root, identity)]
+    for node, base in pending:
+        if isinstance(node, list):
+            pending += ((part, base) for part in cast("list[Any]", node))
+        if not isinstance(node, dict) or len(pending) > _MAX_PARTS:
             continue
-        schema = cast("Schema", given)
+        schema = cast("Schema", node)
         if isinstance(own := schema.get("$id", schema.get("id")), str):
-            base = _split(base, own)[0]
-            found.setdefault(base, schema)
+            base = _split_reference(base, own)[0]
+            addresses.setdefault(base, schema)
         for key in ("$anchor", "$dynamicAnchor"):
             if isinstance(name := schema.get(key), str):
-                found.setdefault(f"{base}#{name}", schema)
+                addresses.setdefault(f"{base}#{name}", schema)
         for key in ("$defs", "definitions"):
             if isinstance(shared := schema.get(key), dict):
                 for name, part in cast("Schema", shared).items():
-                    for place in {base, identity}:
-                        found.setdefault(f"{place}#/{name}", part)
-        waiting += ((part, base) for part in schema.values())
-    return found
+                    for address in {base, identity}:
+                        addresses.setdefault(f"{address}#/{name}", part)
+        pending += ((part, base) for part in schema.values())
+    return addresses
 
 
-def mapped(schema: Schema, where: str, change: Callable[[Schema, str], Any]) -> Schema:
+def map_subschemas(schema: Schema, where: str, change: Callable[[Schema, str], Any]) -> Schema:
     """Return a copy of a normalised schema with each direct subschema replaced by the result of `change`."""
-    made: Schema = {}
+    result: Schema = {}
     for key, value in schema.items():
-        place = f"{where}.{key}" if where else key
-        if key in _NAMED and isinstance(value, dict):
+        path = f"{where}.{key}" if where else key
+        if key in _SCHEMA_MAPS and isinstance(value, dict):
             parts = cast("dict[str, Schema]", value)
-            made[key] = {name: change(part, f"{place}.{name}") for name, part in parts.items()}
-        elif key in _SEVERAL:
-            made[key] = [change(part, f"{place}.{number}") for number, part in enumerate(cast("list[Schema]", value))]
+            result[key] = {name: change(part, f"{path}.{name}") for name, part in parts.items()}
+        elif key in _SCHEMA_LISTS:
+            result[key] = [change(part, f"{path}.{number}") for number, part in enumerate(cast("list[Schema]", value))]
         else:
-            inner = key in _ONE and isinstance(value, dict)
-            made[key] = change(cast("Schema", value), place) if inner else value
-    return made
+            inner = key in _SUBSCHEMAS and isinstance(value, dict)
+            result[key] = change(cast("Schema", value), path) if inner else value
+    return result
 
 
-def target_of(reference: str, defs: Schema) -> Schema | None:
+def resolve_reference(reference: str, defs: Schema) -> Schema | None:
     """Return the shared schema that a reference in a normalised schema points to."""
     name = reference.removeprefix("#/$defs/").replace("~1", "/").replace("~0", "~")
     return defs.get(name)
 
 
-def _endless(defs: Schema) -> list[str]:
+def _find_circular(defs: Schema) -> list[str]:
     """Return the names of shared schemas that refer to themselves through references only."""
-    found: list[str] = []
+    circular: list[str] = []
     for name in defs:
         part: Schema | None = defs[name]
         for _ in defs:
             reference = None if part is None else part.get("$ref")
-            part = None if reference is None else target_of(reference, defs)
+            part = None if reference is None else resolve_reference(reference, defs)
             if part is defs[name]:
-                found.append(name)
+                circular.append(name)
                 break
-    return found
+    return circular
 
 
-def describe(schema: Schema, rest: Mapping[str, Any]) -> None:
+def add_to_description(schema: Schema, constraints: Mapping[str, Any]) -> None:
     """Append constraints to the description, since they will not be enforced."""
-    words = "{" + ", ".join(f"{name}: {value}" for name, value in rest.items()) + "}"
-    schema["description"] = "\n\n".join(filter(None, (schema.get("description"), words)))
+    text = "{" + ", ".join(f"{name}: {value}" for name, value in constraints.items()) + "}"
+    schema["description"] = "\n\n".join(filter(None, (schema.get("description"), text)))
 
 
-def _implied(made: Schema) -> str | None:
+def _infer_type(schema: Schema) -> str | None:
     """Infer the type from other keywords."""
-    if any(key in made for key in ("anyOf", "oneOf", "allOf", "enum", "const", "not", "if")):
+    if any(key in schema for key in ("anyOf", "oneOf", "allOf", "enum", "const", "not", "if")):
         return None
-    if "properties" in made:
+    if "properties" in schema:
         return "object"
-    return "array" if "items" in made or "prefixItems" in made else None
+    return "array" if "items" in schema or "prefixItems" in schema else None
 
 
-def _middle_cut(text: str) -> str:
+def _shorten(text: str) -> str:
     return text if len(text) <= 200 else f"{text[:120]}...{text[-70:]}"
 
 
-def _shown(value: Any) -> str:
+def _shorten_repr(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -6,17 +6,17 @@ import re
 from collections.abc import Iterator
 from typing import Any, cast
 
-from rxloop.providers.codecs.schemas.dialects import MARKS, StrictRules
-from rxloop.providers.codecs.schemas.normal_form import Schema, describe, mapped, target_of
+from rxloop.providers.codecs.schemas.dialects import IGNORED, StrictRules
+from rxloop.providers.codecs.schemas.normal_form import Schema, add_to_description, map_subschemas, resolve_reference
 from rxloop.support.json_schema import close_objects
 
-_MOST_PARTS = 20_000
+_MAX_PARTS = 20_000
 """Maximum number of schemas after references are replaced by their targets."""
 
-_MOST_INSIDE = 20
+_MAX_INLINE_DEPTH = 20
 """Maximum nesting depth of inlined shared schemas."""
 
-_NOT_IN_STRICT = re.compile(r"\(\?(?:[=!]|<[=!]|P=|\()|\\[1-9]")
+_UNSUPPORTED_PATTERN = re.compile(r"\(\?(?:[=!]|<[=!]|P=|\()|\\[1-9]")
 """Unsupported regular expression features."""
 
 _TYPES: dict[type[Any], str] = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null"}
@@ -26,7 +26,7 @@ class NotStrict(Exception):
     """Raised with the reason if a schema cannot be enforced."""
 
 
-def openai_form(schema: Schema, rules: StrictRules) -> Schema:
+def to_openai_form(schema: Schema, rules: StrictRules) -> Schema:
     """Convert a schema: close all objects and make all properties required.
 
     Closing an object is safe if it does not mention additional properties. Making a property required is safe if its
@@ -37,9 +37,9 @@ def openai_form(schema: Schema, rules: StrictRules) -> Schema:
     """
     if schema.get("type") != "object":
         raise NotStrict("the root must be an object")
-    made = _Strict(rules, schema.get("$defs", {})).part(schema, "", frozenset())
-    _check_limits(made, rules)
-    return made
+    converted = _Strict(rules, schema.get("$defs", {})).convert(schema, "", frozenset())
+    _check_limits(converted, rules)
+    return converted
 
 
 class _Strict:
@@ -48,61 +48,61 @@ class _Strict:
         self._defs = defs
         self._parts = 0
 
-    def part(self, schema: Schema, where: str, inside: frozenset[str]) -> Schema:
+    def convert(self, schema: Schema, where: str, inlined: frozenset[str]) -> Schema:
         self._parts += 1
-        if self._parts > _MOST_PARTS or len(inside) > _MOST_INSIDE:
+        if self._parts > _MAX_PARTS or len(inlined) > _MAX_INLINE_DEPTH:
             raise NotStrict("it is too large")
-        given = {name: value for name, value in schema.items() if name not in MARKS and not name.startswith("x-")}
+        fields = {name: value for name, value in schema.items() if name not in IGNORED and not name.startswith("x-")}
         if "examples" in schema and "$ref" not in schema:
-            describe(given, {"examples": schema["examples"]})
-        if given.get("default") is None:
-            given.pop("default", None)
-        if "oneOf" in given and "anyOf" not in given:
-            given = {("anyOf" if name == "oneOf" else name): value for name, value in given.items()}
-        for name in given:
+            add_to_description(fields, {"examples": schema["examples"]})
+        if fields.get("default") is None:
+            fields.pop("default", None)
+        if "oneOf" in fields and "anyOf" not in fields:
+            fields = {("anyOf" if name == "oneOf" else name): value for name, value in fields.items()}
+        for name in fields:
             if name not in self._rules.keywords:
-                raise NotStrict(f"{_place(where, name)} cannot be enforced")
-        if "$ref" in given and given.keys() - {"$ref", "$defs"}:
-            return self._inlined(given, where, inside)
-        _check_texts(given, where, self._rules)
-        if not given.keys() & {"type", "anyOf", "$ref"}:
-            given["type"] = _type_of_values(given, where)
-        if "array" in given.get("type", ()) and "items" not in given:
+                raise NotStrict(f"{_join_path(where, name)} cannot be enforced")
+        if "$ref" in fields and fields.keys() - {"$ref", "$defs"}:
+            return self._inline_reference(fields, where, inlined)
+        _check_strings(fields, where, self._rules)
+        if not fields.keys() & {"type", "anyOf", "$ref"}:
+            fields["type"] = _infer_type(fields, where)
+        if "array" in fields.get("type", ()) and "items" not in fields:
             raise NotStrict(f"{where or 'its root'} needs items")
-        result = mapped(given, where, lambda part, place: self.part(part, place, inside))
-        if given.get("type") != "object":
-            if "object" in given.get("type", ()) and isinstance(given["type"], list):
-                raise NotStrict(f"{_place(where, 'type')} must not combine objects with other types")
+        result = map_subschemas(fields, where, lambda part, path: self.convert(part, path, inlined))
+        if fields.get("type") != "object":
+            if "object" in fields.get("type", ()) and isinstance(fields["type"], list):
+                raise NotStrict(f"{_join_path(where, 'type')} must not combine objects with other types")
             return result
-        closing = close_objects(given)
+        closing = close_objects(fields)
         if closing is None:
             raise NotStrict(f"{where or 'its root'} is an object with free keys")
-        required = given.get("required", [])
-        for name, part in given["properties"].items():
+        required = fields.get("required", [])
+        for name, part in fields["properties"].items():
             # Models cannot know default values, except null.
             if name not in required and part.get("default", ...) is not None:
-                raise NotStrict(f"{_place(where, f'properties.{name}')} is optional")
+                raise NotStrict(f"{_join_path(where, f'properties.{name}')} is optional")
         return result | closing
 
-    def _inlined(self, given: Schema, where: str, inside: frozenset[str]) -> Schema:
+    def _inline_reference(self, schema: Schema, where: str, inlined: frozenset[str]) -> Schema:
         """Inline a reference with sibling keywords such as a description."""
-        reference: str = given["$ref"]
-        beside = {name: value for name, value in given.items() if name not in ("$ref", "title")}
-        target = target_of(reference, self._defs)
-        if target is None or reference in inside or not beside.keys() - {"$defs"}:
-            return self.part({"$ref": reference, **{k: v for k, v in beside.items() if k == "$defs"}}, where, inside)
-        return self.part({**target, **beside}, where, inside | {reference})
+        reference: str = schema["$ref"]
+        other = {name: value for name, value in schema.items() if name not in ("$ref", "title")}
+        target = resolve_reference(reference, self._defs)
+        if target is None or reference in inlined or not other.keys() - {"$defs"}:
+            return self.convert({"$ref": reference, **{k: v for k, v in other.items() if k == "$defs"}}, where, inlined)
+        return self.convert({**target, **other}, where, inlined | {reference})
 
 
-def _check_texts(given: Schema, where: str, rules: StrictRules) -> None:
-    if given.get("format", "date") not in rules.formats:
-        raise NotStrict(f"{_place(where, 'format')} {given['format']!r} cannot be enforced")
-    if _NOT_IN_STRICT.search(given.get("pattern", "")):
-        raise NotStrict(f"{_place(where, 'pattern')} {given['pattern']!r} cannot be enforced")
+def _check_strings(schema: Schema, where: str, rules: StrictRules) -> None:
+    if schema.get("format", "date") not in rules.formats:
+        raise NotStrict(f"{_join_path(where, 'format')} {schema['format']!r} cannot be enforced")
+    if _UNSUPPORTED_PATTERN.search(schema.get("pattern", "")):
+        raise NotStrict(f"{_join_path(where, 'pattern')} {schema['pattern']!r} cannot be enforced")
 
 
-def _type_of_values(given: Schema, where: str) -> str | list[str]:
-    values: list[Any] = [given["const"]] if "const" in given else given.get("enum", [])
+def _infer_type(schema: Schema, where: str) -> str | list[str]:
+    values: list[Any] = [schema["const"]] if "const" in schema else schema.get("enum", [])
     kinds = list(dict.fromkeys(_TYPES.get(cast("type[Any]", type(value)), "") for value in values))
     if not kinds or "" in kinds:
         raise NotStrict(f"{where or 'its root'} has no type")
@@ -111,7 +111,7 @@ def _type_of_values(given: Schema, where: str) -> str | list[str]:
 
 def _check_limits(schema: Schema, rules: StrictRules) -> None:
     properties = values = characters = 0
-    for part in _all_parts(schema):
+    for part in _iter_schemas(schema):
         fields: Schema = part.get("properties", {})
         listed: list[Any] = part.get("enum", [])
         length = sum(len(str(value)) for value in listed)
@@ -120,41 +120,41 @@ def _check_limits(schema: Schema, rules: StrictRules) -> None:
         properties += len(fields)
         values += len(listed)
         characters += length + len(str(part.get("const", ""))) + sum(map(len, [*fields, *part.get("$defs", {})]))
-    for count, most, what in (
+    for count, limit, what in (
         (properties, rules.properties, "properties"),
         (values, rules.enum_values, "values of enums"),
         (characters, rules.characters, "characters of names and values"),
-        (_depth(schema, schema.get("$defs", {}), {}), rules.depth, "nested objects"),
+        (_measure_depth(schema, schema.get("$defs", {}), {}), rules.depth, "nested objects"),
     ):
-        if count > most:
-            raise NotStrict(f"it has {count:,} {what}, and {most:,} can be enforced")
+        if count > limit:
+            raise NotStrict(f"it has {count:,} {what}, and {limit:,} can be enforced")
 
 
-def _all_parts(schema: Schema) -> Iterator[Schema]:
+def _iter_schemas(schema: Schema) -> Iterator[Schema]:
     yield schema
-    for part in _inside(schema):
-        yield from _all_parts(part)
+    for part in _list_subschemas(schema):
+        yield from _iter_schemas(part)
 
 
-def _inside(schema: Schema) -> list[Schema]:
-    found: list[Schema] = []
-    mapped(schema, "", lambda part, place: found.append(part))
-    return found
+def _list_subschemas(schema: Schema) -> list[Schema]:
+    subschemas: list[Schema] = []
+    map_subschemas(schema, "", lambda part, path: subschemas.append(part))
+    return subschemas
 
 
-def _depth(schema: Schema, defs: Schema, known: dict[str, int]) -> int:
+def _measure_depth(schema: Schema, defs: Schema, cache: dict[str, int]) -> int:
     reference = schema.get("$ref")
     if isinstance(reference, str):
-        if reference not in known:
-            known[reference] = 0
-            known[reference] = _depth(target_of(reference, defs) or {}, defs, known)
-        return known[reference]
-    parts = _inside({name: value for name, value in schema.items() if name != "$defs"})
-    inside = max((_depth(part, defs, known) for part in parts), default=0)
+        if reference not in cache:
+            cache[reference] = 0
+            cache[reference] = _measure_depth(resolve_reference(reference, defs) or {}, defs, cache)
+        return cache[reference]
+    parts = _list_subschemas({name: value for name, value in schema.items() if name != "$defs"})
+    inside = max((_measure_depth(part, defs, cache) for part in parts), default=0)
     return inside + 1 if schema.get("type") == "object" else inside
 
 
-def _place(where: str, name: str) -> str:
+def _join_path(where: str, name: str) -> str:
     return f"{where}.{name}" if where else name
 
 
@@ -162,17 +162,17 @@ _FORMATS = frozenset(("date-time", "time", "date", "duration", "email", "hostnam
 
 _CLAUDE_TYPES = frozenset(("object", "array", "string", "integer", "number", "boolean", "null"))
 
-_WITH_PARTS = frozenset(
+_SCHEMA_KEYWORDS = frozenset(
     ("properties", "items", "anyOf", "oneOf", "allOf", "if", "then", "else", "dependentSchemas", "contains", "not")
 )
 """Keywords with nested schemas, which cannot be put into a description."""
 
-_DEEPEST = 100
+_MAX_DEPTH = 100
 
 _PLAIN = (str, int, float, bool, type(None))
 
 
-def claude_form(schema: dict[str, Any]) -> dict[str, Any]:
+def to_claude_form(schema: dict[str, Any]) -> dict[str, Any]:
     """Convert a schema to the subset supported by Claude.
 
     All objects are closed, which only excludes unmentioned properties. Unsupported constraints such as `minimum` are
@@ -183,103 +183,103 @@ def claude_form(schema: dict[str, Any]) -> dict[str, Any]:
         NotStrict: The schema cannot be converted without changing its meaning.
     """
     _check_references(schema)
-    return _fitted(schema, 0)
+    return _convert(schema, 0)
 
 
-def _fitted(given: Any, depth: int) -> dict[str, Any]:
-    if not isinstance(given, dict) or depth > _DEEPEST:
+def _convert(schema: Any, depth: int) -> dict[str, Any]:
+    if not isinstance(schema, dict) or depth > _MAX_DEPTH:
         raise NotStrict("it is nested too deeply")
-    rest = dict(cast("dict[str, Any]", given))
-    made: dict[str, Any] = {}
-    if "$defs" in rest:
-        made["$defs"] = _each(rest.pop("$defs"), depth)
-    if "$ref" in rest:
-        return {**made, "$ref": rest["$ref"]}
+    remaining = dict(cast("dict[str, Any]", schema))
+    result: dict[str, Any] = {}
+    if "$defs" in remaining:
+        result["$defs"] = _convert_each(remaining.pop("$defs"), depth)
+    if "$ref" in remaining:
+        return {**result, "$ref": remaining["$ref"]}
     for name in ("title", "description"):
-        if isinstance(text := rest.pop(name, None), str):
-            made[name] = text
-    literal = _literal(rest)
-    made |= literal or _kind(rest, depth)
-    rest.pop("type", None)
-    rest.pop("discriminator", None)
-    if rest.get("default", ...) is None:
-        del rest["default"]
-    if parts := _WITH_PARTS.intersection(rest):
+        if isinstance(text := remaining.pop(name, None), str):
+            result[name] = text
+    literal = _convert_literal(remaining)
+    result |= literal or _convert_type(remaining, depth)
+    remaining.pop("type", None)
+    remaining.pop("discriminator", None)
+    if remaining.get("default", ...) is None:
+        del remaining["default"]
+    if parts := _SCHEMA_KEYWORDS.intersection(remaining):
         raise NotStrict(f"{', '.join(sorted(parts))} cannot be enforced")
-    if rest:
-        constraints = "{" + ", ".join(f"{name}: {value}" for name, value in rest.items()) + "}"
-        made["description"] = "\n\n".join(filter(None, (made.get("description"), constraints)))
-    return made
+    if remaining:
+        constraints = "{" + ", ".join(f"{name}: {value}" for name, value in remaining.items()) + "}"
+        result["description"] = "\n\n".join(filter(None, (result.get("description"), constraints)))
+    return result
 
 
-def _literal(rest: dict[str, Any]) -> dict[str, Any]:
+def _convert_literal(remaining: dict[str, Any]) -> dict[str, Any]:
     """Convert enums and constants."""
-    if isinstance(values := rest.get("enum"), list) and values:
+    if isinstance(values := remaining.get("enum"), list) and values:
         if not all(isinstance(value, _PLAIN) for value in cast("list[Any]", values)):
             raise NotStrict("enums with objects or arrays cannot be enforced")
-        return {"enum": rest.pop("enum")}
-    if "const" in rest:
-        if not isinstance(rest["const"], _PLAIN):
+        return {"enum": remaining.pop("enum")}
+    if "const" in remaining:
+        if not isinstance(remaining["const"], _PLAIN):
             raise NotStrict("objects and arrays as constants cannot be enforced")
-        return {"const": rest.pop("const")}
+        return {"const": remaining.pop("const")}
     return {}
 
 
-def _kind(rest: dict[str, Any], depth: int) -> dict[str, Any]:
+def _convert_type(remaining: dict[str, Any], depth: int) -> dict[str, Any]:
     """Return the keywords for the type, and remove the handled keywords from `rest`."""
     for name, becomes in (("anyOf", "anyOf"), ("oneOf", "anyOf"), ("allOf", "allOf")):
-        if isinstance(variants := rest.pop(name, None), list):
-            return {becomes: [_fitted(variant, depth + 1) for variant in cast("list[Any]", variants)]}
-    kind = rest.get("type")
+        if isinstance(variants := remaining.pop(name, None), list):
+            return {becomes: [_convert(variant, depth + 1) for variant in cast("list[Any]", variants)]}
+    kind = remaining.get("type")
     if isinstance(kind, list):
-        base = {name: value for name, value in rest.items() if name not in ("default", "type")}
-        variants = [_variant(base, each) for each in cast("list[Any]", kind)]
-        rest.clear()
-        return {"anyOf": [_fitted(variant, depth + 1) for variant in variants]}
+        base = {name: value for name, value in remaining.items() if name not in ("default", "type")}
+        variants = [_make_variant(base, each) for each in cast("list[Any]", kind)]
+        remaining.clear()
+        return {"anyOf": [_convert(variant, depth + 1) for variant in variants]}
     if kind not in _CLAUDE_TYPES:
         raise NotStrict("a type is missing")
     if kind == "object":
-        return _object(rest, depth)
-    made: dict[str, Any] = {"type": kind}
-    if kind == "string" and rest.get("format") in _FORMATS:
-        made["format"] = rest.pop("format")
+        return _convert_object(remaining, depth)
+    result: dict[str, Any] = {"type": kind}
+    if kind == "string" and remaining.get("format") in _FORMATS:
+        result["format"] = remaining.pop("format")
     elif kind == "array":
-        if "prefixItems" in rest:
+        if "prefixItems" in remaining:
             raise NotStrict("prefixItems cannot be enforced")
-        if "items" in rest:
-            made["items"] = _fitted(rest.pop("items"), depth + 1)
-        if rest.get("minItems") in (0, 1):
-            made["minItems"] = rest.pop("minItems")
-    return made
+        if "items" in remaining:
+            result["items"] = _convert(remaining.pop("items"), depth + 1)
+        if remaining.get("minItems") in (0, 1):
+            result["minItems"] = remaining.pop("minItems")
+    return result
 
 
-def _variant(base: dict[str, Any], kind: Any) -> dict[str, Any]:
+def _make_variant(base: dict[str, Any], kind: Any) -> dict[str, Any]:
     """Return a single-type schema without unrelated keywords."""
     return {"type": kind} if kind in ("null", "boolean") else {**base, "type": kind}
 
 
-def _object(rest: dict[str, Any], depth: int) -> dict[str, Any]:
-    if rest.pop("additionalProperties", False) is not False or "patternProperties" in rest:
+def _convert_object(remaining: dict[str, Any], depth: int) -> dict[str, Any]:
+    if remaining.pop("additionalProperties", False) is not False or "patternProperties" in remaining:
         raise NotStrict("free-form objects cannot be enforced")
-    made: dict[str, Any] = {"type": "object", "properties": _each(rest.pop("properties", {}), depth)}
-    made["additionalProperties"] = False
-    if isinstance(required := rest.pop("required", None), list):
-        made["required"] = required
-    return made
+    result: dict[str, Any] = {"type": "object", "properties": _convert_each(remaining.pop("properties", {}), depth)}
+    result["additionalProperties"] = False
+    if isinstance(required := remaining.pop("required", None), list):
+        result["required"] = required
+    return result
 
 
-def _each(schemas: Any, depth: int) -> dict[str, Any]:
+def _convert_each(schemas: Any, depth: int) -> dict[str, Any]:
     if not isinstance(schemas, dict):
         raise NotStrict("properties must be an object")
-    return {name: _fitted(schema, depth + 1) for name, schema in cast("dict[str, Any]", schemas).items()}
+    return {name: _convert(schema, depth + 1) for name, schema in cast("dict[str, Any]", schemas).items()}
 
 
 def _check_references(schema: dict[str, Any]) -> None:
     """Raise if a reference has no target or is recursive."""
     defs: dict[str, Any] = schema.get("$defs") or {}
-    leads = {name: {ref.removeprefix("#/$defs/") for ref in _references(part)} for name, part in defs.items()}
+    leads = {name: {ref.removeprefix("#/$defs/") for ref in _find_references(part)} for name, part in defs.items()}
     begin = {key: value for key, value in schema.items() if key != "$defs"}
-    if not {ref.removeprefix("#/$defs/") for ref in _references(begin)} <= leads.keys():
+    if not {ref.removeprefix("#/$defs/") for ref in _find_references(begin)} <= leads.keys():
         raise NotStrict("undefined reference")
     while ends := [name for name, targets in leads.items() if not targets]:
         for name in ends:
@@ -290,22 +290,22 @@ def _check_references(schema: dict[str, Any]) -> None:
         raise NotStrict("it contains itself")
 
 
-def _references(part: Any) -> set[str]:
-    found: set[str] = set()
+def _find_references(part: Any) -> set[str]:
+    references: set[str] = set()
     open_parts = [part]
     while open_parts:
         each: Any = open_parts.pop()
         if isinstance(each, dict):
             fields = cast("dict[str, Any]", each)
             if isinstance(ref := fields.get("$ref"), str):
-                found.add(ref)
+                references.add(ref)
             open_parts += fields.values()
         elif isinstance(each, list):
             open_parts += cast("list[Any]", each)
-    return found
+    return references
 
 
-def demands(schema: dict[str, Any]) -> tuple[int, int]:
+def count_demands(schema: dict[str, Any]) -> tuple[int, int]:
     """Count optional properties and unions, which are limited."""
     optional = unions = 0
     open_parts: list[Any] = [schema]
