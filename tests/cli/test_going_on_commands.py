@@ -53,7 +53,7 @@ def test_a_part_of_the_answers_may_be_given(waiting: Workspace) -> None:
     [
         ("{pay}=maybe", "'maybe' is not JSON; a text is --input '{pay}=\"maybe\"'", 2),
         ("{pay}", "write NAME=JSON", 2),
-        ("nobody=1", "does not wait for 'nobody'", 2),
+        ("nobody=1", "not waiting for 'nobody'", 2),
         ('{pay}="yes"', "JSON boolean", 2),
     ],
 )

@@ -181,6 +181,6 @@ def test_cancel_raises_after_30_seconds_when_another_process_always_writes_first
         paused = time.run(bank.request_payment())
         log = CompetingLog()
         log._runs, log._by_context = bank.log._runs, bank.log._by_context
-        with pytest.raises(ConflictError, match="has not ended it for 30 s"):
+        with pytest.raises(ConflictError, match="has not ended it within 30 s"):
             time.run(bank.agent(log=log).get_run(paused.task_id).cancel())
         assert 30 <= time.now <= 31

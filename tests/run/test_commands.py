@@ -79,7 +79,7 @@ def test_cancel_raises_when_the_owner_does_not_react_and_is_applied_later(machin
             # The log considers the owner alive, but the owner receives no notifications.
             a.log.shared.watchers.clear()
             start = time.now
-            with pytest.raises(ConflictError, match="by its mail"):
+            with pytest.raises(ConflictError, match="stays in its inbox"):
                 await b.agent().get_run(run.task_id).cancel()
             assert PATIENCE <= time.now - start <= PATIENCE + 1
             await run.release()
@@ -202,7 +202,7 @@ def test_send_raises_when_the_run_ends_meanwhile_in_another_process(machines: Ma
         async def main() -> None:
             run = a.agent("done").run("Go").start()
             await asyncio.sleep(0.5)
-            with pytest.raises(RunOver, match="came to its end meanwhile"):
+            with pytest.raises(RunOver, match="ended before receiving the message"):
                 await b.agent().get_run(run.task_id).send("Wait")
             assert (await run).output == "done"
 
@@ -228,7 +228,7 @@ async def test_send_to_a_canceled_run_raises(machines: Machines) -> None:
     a, _ = machines
     task_id = await start_waiting_run(a)
     await a.agent().get_run(task_id).cancel()
-    with pytest.raises(RunOver, match=r"is canceled.*resume it"):
+    with pytest.raises(RunOver, match=r"has been canceled.*resume it"):
         await a.agent().get_run(task_id).send("Wait")
 
 
@@ -281,5 +281,5 @@ async def test_send_raises_when_the_run_ends_before_the_message_is_stored() -> N
     log = ExecutingLog()
     agent = Agent(ScriptedModel("Done."), log=log)
     record = await agent.submit("Go")
-    with pytest.raises(RunOver, match="came to its end meanwhile"):
+    with pytest.raises(RunOver, match="ended before receiving the message"):
         await agent.get_run(record.task_id).send("And more")

@@ -157,11 +157,11 @@ async def test_resume_rejects_credential_for_unknown_input_id(
 ) -> None:  # L102, L107
     agent = hub.agent(log, call("list_issues"), "Three.")
     paused = await agent.run("Which issues?")
-    with pytest.raises(InvalidInput, match=r"waits for 1\.0\.1") as raised:
+    with pytest.raises(InvalidInput, match=r"waiting for 1\.0\.1") as raised:
         await agent.resume(paused.task_id, inputs=inputs)
     assert TOKEN not in "".join(traceback.format_exception(raised.value))
     assert (await agent.resume(paused.task_id, inputs={"1.0.1": TOKEN})).state == "completed"
-    with pytest.raises(InvalidInput, match=r"does not wait for '1\.0\.1'"):
+    with pytest.raises(InvalidInput, match=r"not waiting for '1\.0\.1'"):
         await agent.resume(paused.task_id, inputs={"1.0.1": TOKEN})
 
 
@@ -298,12 +298,12 @@ async def test_idempotent_tool_requests_the_credential_with_a_new_id_after_a_cra
 async def test_answer_command_rejects_a_plaintext_credential(hub: Hub, log: MemoryEventLog) -> None:  # L107
     agent = hub.agent(log, [call("list_issues"), call("publish")], "Done.")
     paused = await agent.run("Go")
-    with pytest.raises(InvalidInput, match="which no log is to keep") as raised:
+    with pytest.raises(InvalidInput, match="which must not be logged") as raised:
         await agent.get_run(paused.task_id).answer({"1.0.1": TOKEN, "1.1.1": "ciphertext"})
     assert TOKEN not in "".join(traceback.format_exception(raised.value))
     assert list(await log.read_commands(paused.task_id)) == []
 
-    with pytest.raises(InvalidInput, match="is to be ciphertext") as raised:
+    with pytest.raises(InvalidInput, match="must be ciphertext") as raised:
         await agent.get_run(paused.task_id).answer({"1.1.1": {"token": TOKEN}})
     assert TOKEN not in str(raised.value)
     await agent.get_run(paused.task_id).answer({"1.1.1": b"\x01\x02", "1.0.1": None})
@@ -324,7 +324,7 @@ async def test_runtime_resumes_a_run_with_a_credential(hub: Hub, log: MemoryEven
         assert (await runtime.get_record(record.task_id)).state == "completed"
         assert hub.tokens == [TOKEN]
         assert kinds.count("tool-complete") == 2
-        with pytest.raises(InvalidInput, match="waits for nothing"):
+        with pytest.raises(InvalidInput, match="waiting for nothing"):
             await runtime.answer(record.task_id, {"1.0.1": TOKEN})
 
 

@@ -178,7 +178,7 @@ def test_machine_that_lost_its_lease_stops_its_tools_and_writes_no_final_event(m
             recorded = await a.log.read(running.task_id)
             notify_loss()
 
-            with pytest.raises(RunError, match="lost the turn") as caught:
+            with pytest.raises(RunError, match="lost its lease") as caught:
                 await running
             assert caught.value.code == "fenced"
             assert a.canceled == 1
@@ -217,7 +217,7 @@ def immediate_lease_loss(machines: Machines, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.usefixtures("immediate_lease_loss")
 async def test_run_that_loses_its_lease_before_it_starts_is_not_recorded(machines: Machines) -> None:
     a, b = machines
-    with pytest.raises(RunError, match="lost the turn") as caught:
+    with pytest.raises(RunError, match="lost its lease") as caught:
         await a.agent("done").run("1", context_id="c")
     assert caught.value.code == "fenced"
     assert await b.log.list_runs() == []

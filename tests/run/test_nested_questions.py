@@ -177,7 +177,7 @@ async def test_resume_rejects_invalid_answer_for_nested_run() -> None:
     await collect(first)
     with pytest.raises(InvalidInput, match="does not answer"):
         await agent.resume(first.task_id, inputs={"1.0:2.0.1": "perhaps"})
-    with pytest.raises(InvalidInput, match=r"waits for 1\.0:2\.0\.1"):
+    with pytest.raises(InvalidInput, match=r"waiting for 1\.0:2\.0\.1"):
         await agent.resume(first.task_id)
 
 

@@ -80,7 +80,7 @@ async def test_different_answer_to_an_answered_question_is_rejected(other_answer
     paused = await bank.request_payment()
     await bank.agent("done").resume(paused.task_id, inputs={"1.0.1": True})
 
-    with pytest.raises(InvalidInput, match="has its answer already: True"):
+    with pytest.raises(InvalidInput, match="was already answered with True"):
         await bank.agent().resume(paused.task_id, inputs={"1.0.1": other_answer})
 
 
@@ -94,7 +94,7 @@ async def test_answer_to_a_finished_run_is_rejected_with_its_state(state: str) -
     assert (await outcome(run)).state == state
     before = await bank.log.read(run.task_id)
 
-    with pytest.raises(InvalidInput, match=f"is {state} and does not wait for 'zz'; it waits for nothing"):
+    with pytest.raises(InvalidInput, match=f"is {state} and not waiting for 'zz'; it is waiting for nothing"):
         await bank.agent().resume(run.task_id, inputs={"zz": 1})
 
     assert await bank.log.read(run.task_id) == before

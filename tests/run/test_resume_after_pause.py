@@ -98,7 +98,7 @@ async def test_pending_question_survives_a_crash() -> None:  # L108
     assert resumed.state == "input-required"
     assert [question.input_id for question in resumed.pending] == ["1.0.1"]
     assert sum(event.kind == "input-required" for event in await truncated_log.read(paused.task_id)) == 1
-    with pytest.raises(InvalidInput, match=r"waits for 1\.0\.1"):
+    with pytest.raises(InvalidInput, match=r"waiting for 1\.0\.1"):
         await world.agent(truncated_log, "done").resume(paused.task_id)
     result = await world.agent(truncated_log, "done").resume(paused.task_id, inputs={"1.0.1": True})
 

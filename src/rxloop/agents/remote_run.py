@@ -13,7 +13,7 @@ from rxloop.agents.definition import AgentDefinition
 from rxloop.agents.options import ExecuteOptions, ResumeOptions, RunOptions
 from rxloop.agents.specs import make_resume_spec, make_run_spec, make_spec
 from rxloop.agents.validation import check_options
-from rxloop.coordination.order import RETRY, find_blocking, is_idle, wait_until_first
+from rxloop.coordination.order import RETRY, find_blocking, is_idle, wait_for_order
 from rxloop.coordination.sending import send_answer, send_cancel, send_message
 from rxloop.errors import (
     AttemptError,
@@ -261,7 +261,7 @@ async def until_due(
                 f"the run {task_id} cannot go on before the run {earlier.task_id}, which is earlier in the "
                 f"conversation {context_id} and {earlier.state}: settle that one first, or wait for it"
             )
-        await wait_until_first(event_log, context_id, task_id, snapshot.state.seq)
+        await wait_for_order(event_log, context_id, task_id, snapshot.state.seq)
 
 
 async def carry_out(task_id: str, run: Run[Any]) -> bool:

@@ -1,1 +1,1 @@
-"""Which process owns a run: locks, commands sent to it, answers to its questions, the order of a conversation."""
+"""Run ownership: leases, commands from other processes, answers, and the order of runs in a conversation."""

@@ -1,4 +1,4 @@
-"""Validation of answers to the questions of a run."""
+"""Validation of the answers to a run's questions."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ from rxloop.tools.result import encode_result
 
 
 def new_answers(task_id: str, state: RunState, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the answers that the run does not have yet; equal answers that it has are skipped.
+    """Return only new answers, skipping those already recorded with an equal value.
 
-    Credentials are checked but not returned: see `find_credentials`.
+    Credentials are validated, but left to `find_credentials`.
 
     Raises:
-        NotAsked: The run does not wait for an answer, or has another one.
-        InvalidInput: The answer does not fit the question.
+        NotAsked: The run isn't waiting for one of the answers, or has recorded a different one.
+        InvalidInput: An answer doesn't fit its question.
     """
     new: dict[str, Any] = {}
     for input_id, value in inputs.items():
         if input_id in state.answers:
-            if _written(_stored(input_id, value)) != _written(state.answers[input_id]):
+            if _serialize(_freeze(input_id, value)) != _serialize(state.answers[input_id]):
                 raise NotAsked(
-                    f"{input_id!r} of the run {task_id} has its answer already: "
-                    f"{quote_value(state.answers[input_id])}, which {quote_value(value)} cannot replace"
+                    f"{input_id!r} of run {task_id} was already answered with "
+                    f"{quote_value(state.answers[input_id])} and cannot be changed to {quote_value(value)}"
                 )
             continue
         _check(task_id, state, input_id, value)
         if state.pending[input_id].secret:
             continue
-        new[input_id] = _stored(input_id, value)
+        new[input_id] = _freeze(input_id, value)
     return new
 
 
-def _stored(input_id: str, value: Any) -> Any:
+def _freeze(input_id: str, value: Any) -> Any:
     try:
         return freeze_json(value, f"the answer to {input_id!r}")
     except InvalidEvent as error:
@@ -49,116 +49,115 @@ def _stored(input_id: str, value: Any) -> Any:
 
 
 def find_credentials(state: RunState, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the answers that are credentials, by the id of the question."""
-    found: dict[str, Any] = {}
+    """Return only the credentials, keyed by question id."""
+    credentials: dict[str, Any] = {}
     for input_id, value in inputs.items():
         question = state.pending.get(input_id)
         if question is not None and question.secret and not state.finished:
-            # Ciphertext is the same whether it has stood in a log or not.
-            found[input_id] = value if question.public_key is None else freeze_json(value, "the credential")
-    return found
+            # Ciphertext is returned even if it has been logged before.
+            credentials[input_id] = value if question.public_key is None else freeze_json(value, "the credential")
+    return credentials
 
 
 def find_plain_credentials(state: RunState, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the credentials that are not encrypted, which no log may store; None declines, and is not one."""
-    given = find_credentials(state, inputs)
-    return {key: given[key] for key in given if given[key] is not None and state.pending[key].public_key is None}
+    """Return only unencrypted credentials, which must not be logged. A None declines the question and is left out."""
+    credentials = find_credentials(state, inputs)
+    return {
+        key: value for key, value in credentials.items() if value is not None and state.pending[key].public_key is None
+    }
 
 
 def _check(task_id: str, state: RunState, input_id: str, value: Any) -> None:
     question = state.pending.get(input_id)
     if question is None or state.finished:
-        waiting = (", ".join(state.pending) if not state.finished else "") or "nothing"
-        raise NotAsked(f"the run {task_id} is {state.state} and does not wait for {input_id!r}; it waits for {waiting}")
+        open_ids = (", ".join(state.pending) if not state.finished else "") or "nothing"
+        raise NotAsked(f"run {task_id} is {state.state} and not waiting for {input_id!r}; it is waiting for {open_ids}")
     if question.secret:
-        # With no word of the value itself.
+        # Keep the secret itself out of all error messages.
         if question.public_key is not None and not isinstance(value, str | bytes | None):
-            raise InvalidInput(f"the credential for {input_id!r} is to be ciphertext: a text, or bytes")
+            raise InvalidInput(f"the credential for {input_id!r} must be ciphertext, as str or bytes")
         return
     if question.options is not None and value not in question.options:
-        raise InvalidInput(f"{quote_value(value)} is none of the options of {question.prompt!r}: {question.options}")
+        raise InvalidInput(f"answer to {question.prompt!r} must be one of {question.options}, got {quote_value(value)}")
     if question.input_kind == "tool":
         _check_result(input_id, value)
         if get_tool_error(value) is not None:
             return
-    wrong = find_mismatch(value, question.answer_schema)
-    if wrong is not None:
-        raise InvalidInput(f"{quote_value(value)} does not answer {question.prompt!r} ({input_id}): {wrong}")
+    mismatch = find_mismatch(value, question.answer_schema)
+    if mismatch is not None:
+        raise InvalidInput(f"{quote_value(value)} does not answer {question.prompt!r} ({input_id}): {mismatch}")
 
 
 def _check_result(input_id: str, value: Any) -> None:
-    """Check that a tool may have the result of a client."""
+    """Check that a client's result can be encoded as a tool result."""
     try:
         encode_result(value)
     except ToolError as error:
-        raise InvalidInput(f"the result for {input_id!r} cannot be taken: {error}") from error
+        raise InvalidInput(f"invalid result for {input_id!r}: {error}") from error
 
 
-def _written(value: Any) -> str:
-    """Return a value as JSON with sorted keys, in which `true` is not 1."""
+def _serialize(value: Any) -> str:
+    """Serialize a value so that `true` and 1 compare as different."""
     return json.dumps(value, sort_keys=True, default=str)
 
 
 def check_waiting(task_id: str, state: RunState) -> None:
-    """Check that a run does not wait for an answer.
+    """Check that the run isn't waiting for an answer.
 
-    A run that was killed between its question and its pause does not wait yet: it continues up to the question.
+    A run killed after asking, but before pausing, isn't considered waiting. It continues up to the question.
 
     Raises:
-        InvalidInput: The run waits.
+        InvalidInput: The run is waiting.
     """
     if state.pending and state.state in WAITING:
-        waiting = ", ".join(state.pending)
-        raise InvalidInput(f"the run {task_id} waits for {waiting}: give inputs={{...}} or on_input=")
+        open_ids = ", ".join(state.pending)
+        raise InvalidInput(f"run {task_id} is waiting for {open_ids}; pass inputs={{...}} or on_input=")
 
 
 def check_not_dropped(task_id: str, state: RunState, later: RunRecord | None) -> None:
-    """Check that no later run of the conversation has dropped the questions of this one.
+    """Check that no later run in the conversation has dropped these questions.
 
-    The later run continued without an answer, so an answer now would make two versions of one history.
+    The later run has continued without an answer, so answering now would fork the history.
 
     Args:
-        task_id: The run.
-        state: The state of the run.
-        later: The first later run of its conversation that has begun, if there is one.
+        task_id: Id of the run.
+        state: Current run state.
+        later: First later run to start in the same conversation, if any.
 
     Raises:
-        NotAsked: A later run has begun.
+        NotAsked: A later run has started.
     """
     if later is not None and state.pending:
         raise make_dropped_error(task_id, state, later.task_id, later.context_id)
 
 
 def is_superseded(state: RunState) -> bool:
-    """Return True if a later run of the conversation has ended a run because it waited for an answer."""
+    """Return True if a later run ended this one while it was waiting for an answer."""
     return state.state == "canceled" and state.reason == SUPERSEDED
 
 
 def check_not_superseded(task_id: str, state: RunState) -> None:
-    """Check that no later run of the conversation has ended this run because it waited for an answer.
+    """Check that no later run ended this one while it was waiting for an answer.
 
     Raises:
-        NotAsked: A later run has ended it.
+        NotAsked: It was ended by a later run.
     """
     if is_superseded(state):
-        said = state.error.message if state.error is not None else "a later run of its conversation dropped it"
-        raise NotAsked(f"the run {task_id} does not wait for an answer any more: {said}. {_ASK_ANEW}")
+        reason = state.error.message if state.error is not None else "a later run of its conversation dropped it"
+        raise NotAsked(f"run {task_id} is no longer waiting for an answer: {reason}. {_ASK_AGAIN}")
 
 
-_ASK_ANEW = (
-    "Ask anew in a new run, or go on from the question apart from the conversation: "
-    "agent.fork(task_id, at=seq, on_input=...)"
-)
+_ASK_AGAIN = "Ask again in a new run, or fork the run at the question: agent.fork(task_id, at=seq, on_input=...)"
 
 
 def describe_drop(later: str, context_id: str) -> str:
-    """Return the text for a later run of a conversation that dropped the questions of an earlier one."""
+    """Describe how a later run dropped the questions, for error messages."""
     return f"the later run {later} of the conversation {context_id} dropped its questions"
 
 
 def make_dropped_error(task_id: str, state: RunState, later: str, context_id: str) -> NotAsked:
-    """Return the error for an answer to questions that a later run of the conversation has dropped."""
+    """Create the error raised when answering questions dropped by a later run."""
     return NotAsked(
-        f"the run {task_id} does not wait for {', '.join(state.pending)} any more: {describe_drop(later, context_id)}. "
-        f"{_ASK_ANEW}"
+        f"run {task_id} is no longer waiting for {', '.join(state.pending)}: {describe_drop(later, context_id)}. "
+        f"{_ASK_AGAIN}"
     )

@@ -1,4 +1,4 @@
-"""Inbox of a run: the commands that it receives, as the events that they become, or as the end of the attempt."""
+"""Inbox of a run: commands are turned into events, or end the attempt."""
 
 from __future__ import annotations
 
@@ -20,51 +20,51 @@ from rxloop.state.run_state import COMMAND_ID, RunState
 log = logging.getLogger("rxloop")
 
 RETRY = 0.5
-"""Seconds until a log that could not be reached is read again."""
+"""Seconds to wait before retrying an unreachable log."""
 
 Commands = Sequence[tuple[int, Command]]
-"""Commands in order, each with its number."""
+"""Commands with their numbers, oldest first."""
 
 
 class CancelRequest(NamedTuple):
-    """Cancel of a run that another process sent."""
+    """Cancellation requested by another process."""
 
     reason: str
     number: int
-    """Number of the newest command, all of which the cancel precedes."""
+    """Number of the newest command. Cancelling takes precedence over all earlier commands."""
 
 
 class AppliedCommands(NamedTuple):
-    """Commands that an attempt applies when it starts."""
+    """Commands applied when an attempt starts."""
 
     cancel: CancelRequest | None = None
-    """Cancel, which precedes all other commands."""
-    news: tuple[Event, ...] = ()
-    """Answers and messages as events, in order."""
+    """Pending cancellation, which takes precedence over any other command."""
+    events: tuple[Event, ...] = ()
+    """Events created from answers and messages, in order."""
     credentials: Mapping[str, Any] = MappingProxyType({})
-    """Credentials that a client has encrypted, by the id of the question."""
+    """Encrypted credentials, keyed by question id."""
     skipped: int = 0
-    """Highest number of the commands that become no event; 0 if there are none."""
+    """Highest command number that produced no event, or 0."""
     dropped_by: str | None = None
-    """Later run that dropped the questions before any of them was answered."""
+    """Id of the later run that dropped all questions before any was answered."""
 
     @property
-    def answers(self) -> bool:
-        """True if a question is answered."""
-        return bool(self.credentials) or any(isinstance(event, InputReceivedEvent) for event in self.news)
+    def has_answers(self) -> bool:
+        """True if any question is answered."""
+        return bool(self.credentials) or any(isinstance(event, InputReceivedEvent) for event in self.events)
 
 
 def apply_commands(task_id: str, state: RunState, commands: Commands, *, warn: bool = True) -> AppliedCommands:
-    """Return what the commands become that a run has not applied yet.
+    """Turn pending commands into events.
 
-    An answer that does not fit, or comes too late, is skipped with a warning. A cancel of a run that is already
-    canceled is skipped, too: it must not end an attempt that was requested after it.
+    Late or invalid answers are skipped with a warning. Cancelling an already cancelled run is skipped too, because the
+    attempt was requested later.
 
     Args:
-        task_id: The run, which is not finished.
-        state: The state of the run before the attempt.
-        commands: The commands after `state.last_command`.
-        warn: Log the commands that are skipped.
+        task_id: Id of an unfinished run.
+        state: Run state before this attempt.
+        commands: Commands numbered after `state.last_command`.
+        warn: Whether to log skipped answers.
     """
     if not commands:
         return AppliedCommands()
@@ -72,49 +72,52 @@ def apply_commands(task_id: str, state: RunState, commands: Commands, *, warn: b
     cancels = [command for _, command in commands if isinstance(command, CancelCommand)]
     if cancels and state.state != "canceled":
         return AppliedCommands(CancelRequest(cancels[0].reason or "cancelled", newest))
-    news: list[Event] = []
+    events: list[Event] = []
     encrypted: dict[str, Any] = {}
     skipped, dropped_by = 0, None
     for number, command in commands:
-        before = len(news)
-        said: Iterable[MessageAddedEvent] = ()
+        count = len(events)
+        new_messages: Iterable[MessageAddedEvent] = ()
         if isinstance(command, AnswerCommand):
             encrypted |= find_credentials(state, command.inputs)
             for event in read_answers(task_id, state, number, command, warn=warn):
-                news.append(event)
+                events.append(event)
                 state = state.replace(answers={**state.answers, event.input_id: event.value})
             if command.messages and is_accepted(task_id, state, command):
-                said = read_messages(state, number, command)
+                new_messages = read_messages(state, number, command)
         elif isinstance(command, MessageCommand):
-            if command.superseding_task_id is not None and not AppliedCommands(None, tuple(news), encrypted).answers:
-                # An answer that comes first keeps the later run from beginning, and one behind is told that it is late.
+            if (
+                command.superseding_task_id is not None
+                and not AppliedCommands(None, tuple(events), encrypted).has_answers
+            ):
+                # An earlier answer keeps the later run from starting. An answer sent afterwards is rejected as late.
                 dropped_by, state = dropped_by or command.superseding_task_id, state.replace(pending={})
-            said = read_messages(state, number, command)
-        for event in said:
-            news.append(event)
+            new_messages = read_messages(state, number, command)
+        for event in new_messages:
+            events.append(event)
             state = state.replace(held=(*state.held, Message(role=event.role, message_id=event.message_id)))
-        if len(news) == before:
+        if len(events) == count:
             skipped = number
-    return AppliedCommands(None, tuple(news), encrypted, skipped, dropped_by)
+    return AppliedCommands(None, tuple(events), encrypted, skipped, dropped_by)
 
 
 def read_answers(
     task_id: str, state: RunState, number: int, command: AnswerCommand, *, warn: bool = True
 ) -> Iterator[InputReceivedEvent]:
-    """Yield the answers of a command to open questions; equal answers that the run already has are skipped."""
+    """Yield new answers as events, skipping those already recorded with an equal value."""
     for input_id, value in command.inputs.items():
         try:
             answers = new_answers(task_id, state, {input_id: value})
         except InvalidInput as error:
             if warn:
-                log.warning("letter %s to the run %s comes to nothing: %s", number, task_id, error)
+                log.warning("Skipping command %s to run %s: %s", number, task_id, error)
             continue
         for answer in answers.values():
             yield InputReceivedEvent(input_id=input_id, value=answer, metadata={COMMAND_ID: number})
 
 
 def is_accepted(task_id: str, state: RunState, command: AnswerCommand) -> bool:
-    """Return True if a run accepts every answer of a command, or already has an equal answer."""
+    """Return True if every answer in the command is valid or already recorded."""
     try:
         new_answers(task_id, state, command.inputs)
     except InvalidInput:
@@ -123,7 +126,7 @@ def is_accepted(task_id: str, state: RunState, command: AnswerCommand) -> bool:
 
 
 def read_messages(state: RunState, number: int, command: MessageCommand | AnswerCommand) -> Iterator[MessageAddedEvent]:
-    """Yield the messages of a command as events."""
+    """Yield new messages as events."""
     for message in find_new_messages(state, command):
         yield MessageAddedEvent(
             role="system" if message.role == "system" else "user",
@@ -134,17 +137,19 @@ def read_messages(state: RunState, number: int, command: MessageCommand | Answer
 
 
 def find_new_messages(state: RunState, command: MessageCommand | AnswerCommand) -> list[Message]:
-    """Return the messages of a command that the run does not have yet; a sender may repeat a message by its id."""
-    known = {message.message_id for message in (*state.messages, *state.held)}
-    return [message for message in command.messages if message.message_id is None or message.message_id not in known]
+    """Return only new messages. Senders may repeat a message using its id."""
+    existing_ids = {message.message_id for message in (*state.messages, *state.held)}
+    return [
+        message for message in command.messages if message.message_id is None or message.message_id not in existing_ids
+    ]
 
 
 class Inbox:
-    """Inbox of an attempt. A cancel ends the attempt, a message enters its history, and an answer waits.
+    """Inbox of a running attempt. Cancelling ends the attempt, and messages are added to its history.
 
-    An answer to a call that waits next to other calls reaches that call at once. Any other answer waits for the next
-    attempt, which repeats the call that asked. So do the messages after it: commands apply in order, and the run
-    records the number of the last one.
+    An answer is passed directly to a tool call waiting in parallel with others. Any other answer is deferred to the
+    next attempt, which repeats the call that asked. Later messages are then deferred too: commands apply in order, and
+    the run only records the last applied number.
     """
 
     __slots__ = (
@@ -174,16 +179,16 @@ class Inbox:
         on_message: Callable[[int, MessageCommand], None],
         on_answers: Callable[[Sequence[InputReceivedEvent]], bool],
     ) -> None:
-        """Start to watch the commands of a run. None is applied before `open`.
+        """Start watching for commands. They are only applied after calling `open`.
 
         Args:
-            event_log: The log.
-            task_id: The run.
-            state: Returns the current state of the run.
-            is_ending: Returns True if the attempt applies no more commands.
-            on_cancel: Called with the reason and the number of a cancel.
-            on_message: Called with the number and the command of a message.
-            on_answers: Passes answers to the calls that wait for them. Returns False if no call waits for them.
+            event_log: Log with the commands.
+            task_id: Id of the run.
+            state: Function returning the current run state.
+            is_ending: Function returning True if no more commands should be applied.
+            on_cancel: Called with the reason and number when cancelled.
+            on_message: Called with the number and command for each message.
+            on_answers: Called with answers to pass to waiting tool calls. Returns False if no call is waiting for them.
         """
         self._log, self._task_id, self._state, self._is_ending = event_log, task_id, state, is_ending
         self._on_cancel, self._on_message, self._on_answers = on_cancel, on_message, on_answers
@@ -191,20 +196,20 @@ class Inbox:
         self._last_number = 0
         self._has_new = False
         self._has_deferred = False
-        """True if a command waits for the next attempt."""
+        """True if a command was deferred to the next attempt."""
         self._reading: asyncio.Task[None] | None = None
         self._stop = event_log.watch_commands(task_id, self._notify)
 
-    def will_read(self) -> None:
-        """Note that the attempt is about to read the log, which contains all commands so far."""
+    def mark_seen(self) -> None:
+        """Mark all commands so far as seen, just before the attempt reads the log."""
         self._has_new = False
 
-    def skip_to(self, number: int) -> None:
-        """Skip the commands up to a number, because the attempt starts with them."""
+    def skip_applied(self, number: int) -> None:
+        """Skip commands already applied when the attempt started."""
         self._last_number = number
 
     def open(self) -> None:
-        """Apply commands from now on."""
+        """Start applying commands."""
         self._is_open = True
         if self._has_new:
             self._notify()
@@ -220,15 +225,15 @@ class Inbox:
             try:
                 commands = await read_log(self._log.read_commands, self._task_id, after=self._last_number)
             except UnknownRun:
-                # The notification came before the first event of the run was stored.
+                # The notification may arrive before the first event is stored.
                 return
             except LogUnreachable as error:
-                log.warning("the mail of the run %s cannot be read, trying again: %s", self._task_id, error)
+                log.warning("Cannot read commands to run %s, retrying: %s", self._task_id, error)
                 self._has_new = True
                 await asyncio.sleep(RETRY)
                 continue
             except EventLogError as error:
-                log.warning("the mail of the run %s cannot be read: %s", self._task_id, error)
+                log.warning("Cannot read commands to run %s: %s", self._task_id, error)
                 return
             for number, command in commands:
                 self._last_number = number
@@ -250,9 +255,9 @@ class Inbox:
             self._on_message(number, command)
 
     async def aclose(self) -> None:
-        """Apply no more commands."""
+        """Stop watching for commands."""
         self._stop()
-        # The function refers to the inbox: without it, no cycle is left to the garbage collector.
+        # The callback refers to the inbox, so drop it to avoid a reference cycle.
         self._stop = _do_nothing
         if self._reading is not None:
             self._reading.cancel()

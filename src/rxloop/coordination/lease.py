@@ -1,9 +1,8 @@
-"""Lease of a conversation: the right of one attempt to write the runs of the conversation.
+"""Conversation leases, which let only one attempt write to a conversation at a time.
 
-A lease consists of two locks. The lock of the process keeps apart the runs that share a log object; any number of
-event loops may share it, each in a thread of its own. The lease of the log keeps processes apart, and it becomes free
-when its holder dies, so that another process can continue the run. The delivery gate holds events back while the
-lease is in doubt.
+A lease consists of two locks. The process lock separates runs sharing a log object, even across event loops in
+different threads. The log lease separates processes. It expires when its holder dies, so that another process can
+resume the run. While the lease is in doubt, the delivery gate holds events back.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ from rxloop.support.tasks import Clock
 log = logging.getLogger("rxloop")
 
 Waiter = asyncio.Future[None]
-"""Future of an attempt that waits for the lock of the process."""
+"""Future for an attempt waiting on the process lock."""
 
 
 class ConversationLocks:
-    """Conversations that are locked in this process, and the attempts that wait for them, in order. Thread-safe."""
+    """Process-wide locks, one per conversation, with their queues of waiting attempts. Thread-safe."""
 
     def __init__(self) -> None:
         self._waiters: dict[str, deque[Waiter]] = {}
@@ -36,7 +35,7 @@ class ConversationLocks:
         self._lock = threading.Lock()
 
     def acquire(self, context_id: str) -> bool:
-        """Lock a conversation; False if an attempt holds the lock."""
+        """Try to lock a conversation. Return False if it is already locked."""
         with self._lock:
             if context_id in self._waiters:
                 return False
@@ -44,7 +43,7 @@ class ConversationLocks:
             return True
 
     async def wait(self, context_id: str) -> None:
-        """Lock a conversation. Waiting attempts get the lock in order."""
+        """Lock a conversation, waiting in first-in first-out order."""
         waiter: Waiter = asyncio.get_running_loop().create_future()
         with self._lock:
             if context_id not in self._waiters:
@@ -63,21 +62,21 @@ class ConversationLocks:
             raise
 
     def announce_release(self, context_id: str) -> None:
-        """Announce that the holder writes its last event and releases the lock soon."""
+        """Announce that the holder is writing its last event and will release the lock soon."""
         self._ending.add(context_id)
 
     def is_working(self, context_id: str) -> bool:
-        """Return True if an attempt holds the lock and has not announced its release."""
+        """Return True if the lock is held and its release hasn't been announced."""
         return context_id in self._waiters and context_id not in self._ending
 
     def release(self, context_id: str) -> None:
-        """Pass the lock to the attempt that has waited longest, if there is one; from any thread."""
+        """Release the lock, handing it to the next waiting attempt if any. Can be called from any thread."""
         with self._lock:
             waiters = self._waiters[context_id]
             self._ending.discard(context_id)
             while waiters:
                 waiter = waiters.popleft()
-                # A closed event loop raises RuntimeError; its attempts wait no longer.
+                # Attempts in a closed event loop are no longer waiting.
                 with suppress(RuntimeError):
                     waiter.get_loop().call_soon_threadsafe(_wake, waiter)
                     return
@@ -90,7 +89,7 @@ def _wake(waiter: Waiter) -> None:
 
 
 class Lease:
-    """Lease of a conversation for one attempt. It can be acquired again after its release."""
+    """Conversation lease for one attempt. It can be reacquired after being released."""
 
     __slots__ = (
         "_checking",
@@ -105,13 +104,13 @@ class Lease:
     )
 
     def __init__(self, event_log: EventLog, context_id: str, task_id: str, on_lost: Callable[[Fenced], None]) -> None:
-        """Create a lease that is not held.
+        """Create a lease without acquiring it.
 
         Args:
-            event_log: The log of the conversation.
+            event_log: Event log for the conversation.
             context_id: Id of the conversation.
             task_id: Id of the run.
-            on_lost: Called when the log has given the lease to another process. It must end the attempt.
+            on_lost: Called after losing the lease to another process. Must end the attempt.
         """
         self._log, self._context_id, self._task_id, self._on_lost = event_log, context_id, task_id, on_lost
         self._locks = event_log.local.get(ConversationLocks)
@@ -119,47 +118,48 @@ class Lease:
         """True if the log may have granted the lease."""
         self._checking: asyncio.Task[None] | None = None
         self.is_locked = False
-        """True if the attempt holds the lock of the process."""
+        """True while holding the process lock."""
         self.lost: Fenced | None = None
-        """Error after which no event of the attempt may be written."""
+        """Error set when the lease is lost. No more events may be written then."""
 
     async def try_acquire(self) -> bool:
-        """Acquire the lease; False if another attempt holds it, here or in another process."""
+        """Try to acquire the lease. Return False if it is held by another attempt in any process."""
         if not self.is_locked:
             if not self._locks.acquire(self._context_id):
                 return False
             self.is_locked = True
-        # If the task is cancelled during the call, the log may have granted the lease.
+        # If cancelled while waiting for the log, the lease may still have been granted.
         self._is_acquired = True
         self._is_acquired = await read_log(self._log.acquire_lease, self._context_id, self._task_id, self._lose)
         return self._is_acquired
 
     async def wait_for_lock(self) -> None:
-        """Wait for the lock of the process. `try_acquire` then only needs the lease of the log."""
+        """Wait for the process lock, after which `try_acquire` only needs the log lease."""
         if not self.is_locked:
             await self._locks.wait(self._context_id)
             self.is_locked = True
 
     @property
     def is_busy_here(self) -> bool:
-        """True if another attempt of this process holds the lock and has not announced its release."""
+        """True if another attempt in this process is holding the lock and hasn't announced its release."""
         return not self.is_locked and self._locks.is_working(self._context_id)
 
     def _lose(self) -> None:
         error = self.lost = Fenced(
-            f"this process has lost the turn of the conversation {self._context_id}: others may go on there"
+            f"this process has lost its lease for conversation {self._context_id} to another process"
         )
-        log.warning("%s: the attempt of the run %s ends here", error, self._task_id)
+        log.warning("Ending the attempt of run %s: %s", self._task_id, error)
         self._on_lost(error)
 
     def check(self, on_confirmed: Callable[[], None], on_error: Callable[[EventLogError], None]) -> None:
-        """Ask the log whether this process still holds the lease, in a task.
+        """Start a task checking that this process still holds the lease.
 
-        Call it after a silence in which the process may have been frozen. If the lease is lost, `on_lost` is called.
+        Call this after a silence during which the process may have been frozen. If the lease was lost, `on_lost` is
+        called instead.
 
         Args:
-            on_confirmed: Called if the process holds the lease.
-            on_error: Called if the log cannot be read.
+            on_confirmed: Called if the lease is still held.
+            on_error: Called if reading the log fails.
         """
         checking = self._check(on_confirmed, on_error)
         self._checking = asyncio.get_running_loop().create_task(checking, name=f"rxloop-lease-{self._task_id}")
@@ -176,19 +176,19 @@ class Lease:
             self._lose()
 
     async def wait_checked(self) -> None:
-        """Wait for the result of the last `check`, if there was one."""
+        """Wait for any running `check` to finish."""
         if self._checking is not None:
             await asyncio.wait([self._checking])
 
     def announce_release(self) -> None:
-        """Announce that the attempt writes its last event, and that the next run may wait for the release."""
+        """Announce that the attempt is writing its last event, so that other runs may wait for the release."""
         if self.is_locked:
             self._locks.announce_release(self._context_id)
 
     async def release(self) -> None:
-        """Release the lease. If the log does not answer, it notices the release by itself.
+        """Release the lease. If the log doesn't respond, the lease expires on its own.
 
-        A closing event loop can interrupt this call, so it may be called again.
+        Can be called again, because a closing event loop may interrupt it.
         """
         was_locked, self.is_locked = self.is_locked, False
         try:
@@ -200,57 +200,56 @@ class Lease:
             self._is_acquired = False
         except Exception as error:
             self._is_acquired = False
-            log.warning("the turn of the conversation %s could not be given back: %s", self._context_id, error)
+            log.warning("Failed to release the lease for conversation %s: %s", self._context_id, error)
         finally:
             if was_locked:
                 self._locks.release(self._context_id)
 
 
 class DeliveryGate:
-    """Delivers events. It holds them while the lease is in doubt, and drops them once the lease is lost.
+    """Gate holding events back while the lease is in doubt, and dropping them once it is lost.
 
-    While a process is frozen, another process can take over its run. A long gap between the timestamps of two events
-    shows that the process may have been frozen. A slow tool causes the same gap, and its next event is delivered as
-    soon as the log confirms the lease.
+    While frozen, a process may lose its runs to another process. A long gap between event timestamps means it may have
+    been frozen. Slow tools cause the same gap, so events are delivered as soon as the log confirms the lease.
     """
 
     __slots__ = ("_clock", "_held", "_last", "_max_silence", "_on_doubt", "_publish", "deliver")
 
     def __init__(self, publish: Callable[[Event], None], clock: Clock) -> None:
-        """Create a gate that delivers every event.
+        """Create an open gate.
 
         Args:
             publish: Called with each delivered event.
-            clock: Clock of the run.
+            clock: Clock used for the run.
         """
         self.deliver = publish
-        """Deliver, hold or drop an event. An attribute, so that delivery is a single call."""
+        """Deliver, hold or drop an event. Stored as an attribute to save a function call per event."""
         self._publish = publish
         self._clock = clock
         self._held: list[Event] | None = None
-        """Held events, or None if the lease is not in doubt."""
+        """Events being held, or None if the lease isn't in doubt."""
         self._last = self._max_silence = 0
         self._on_doubt: Callable[[], None] | None = None
 
     def guard(self, max_silence: int, on_doubt: Callable[[], None]) -> Callable[[], int]:
-        """Hold events after a long silence.
+        """Start holding events after a long silence.
 
         Args:
-            max_silence: Longest accepted gap between two events, in milliseconds.
-            on_doubt: Called after a longer gap. The callee must call `open` or `drop` later.
+            max_silence: Maximum gap between events in milliseconds.
+            on_doubt: Called when exceeding the gap. It must arrange for `open` or `drop` to be called.
 
         Returns:
-            Clock for the timestamps of events, which detects the gaps.
+            Clock for event timestamps that detects such gaps.
         """
         self._last, self._max_silence, self._on_doubt = self._clock.now(), max_silence, on_doubt
         return self._now
 
     def stop_guarding(self) -> None:
-        """Forget the callback of `guard`, which refers to the gate: no cycle is left to the garbage collector."""
+        """Clear the `guard` callback to avoid a reference cycle."""
         self._on_doubt = None
 
     def open(self) -> None:
-        """Deliver the held events and all later ones, because the lease is confirmed."""
+        """Deliver all held events and return to normal delivery, after confirming the lease."""
         while self._held:
             self._publish(self._held.pop(0))
         if self._held is not None:
@@ -258,7 +257,7 @@ class DeliveryGate:
             self.deliver = self._publish
 
     def drop(self) -> None:
-        """Drop the held events and all later ones, because this process no longer owns the run or cannot record it."""
+        """Drop held and future events, because the run was lost or recording it has failed."""
         self._held = None
         self.deliver = _drop
 

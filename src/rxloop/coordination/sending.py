@@ -1,4 +1,4 @@
-"""Commands to a run that may work in another process: cancel it, answer its questions, send it messages."""
+"""Commands for runs in any process: cancel them, answer their questions, send them messages."""
 
 from __future__ import annotations
 
@@ -32,21 +32,22 @@ from rxloop.state.fold import fold_all
 from rxloop.state.run_state import COMMAND_ID, RunState
 
 _APPLIED_IN = 2.0
-"""Seconds to wait until a working run has applied a message. The message is durable in any case."""
+"""Seconds to wait for a working run to apply a message. The message has already been stored."""
 
 
 async def send_cancel(event_log: EventLog, task_id: str, reason: str, close: Callable[[], Awaitable[bool]]) -> None:
-    """Cancel a run, and wait until the log contains its end.
+    """Cancel a run, and wait until its end has been logged.
 
     Args:
-        event_log: The log.
-        task_id: The run.
-        reason: Reason for the final event.
-        close: Ends the run by an attempt that only writes its end. Returns False if another process owns the run.
+        event_log: Log with the run.
+        task_id: Id of the run.
+        reason: Reason recorded in the final event.
+        close: Async function ending the run by an attempt that only writes its end. Returns False if another process
+            owns the run.
 
     Raises:
-        UnknownRun: The log does not have the run.
-        ConflictError: Another process owns the run and has not ended it in time.
+        UnknownRun: The run isn't in the log.
+        ConflictError: The owning process hasn't ended the run in time.
     """
     state = await _read_state(event_log, task_id)
     if state.finished or state.state == "canceled":
@@ -57,8 +58,8 @@ async def send_cancel(event_log: EventLog, task_id: str, reason: str, close: Cal
     while not (state.finished or state.state == "canceled" or state.last_command >= number):
         if loop.time() > deadline:
             raise ConflictError(
-                f"the run {task_id} goes on in another process, which has not ended it for {PATIENCE:g} s; it gets to "
-                "know of it by its mail"
+                f"run {task_id} is owned by another process, which has not ended it within {PATIENCE:g} s; "
+                "the cancel command stays in its inbox"
             )
         if not await _has_owner(event_log, task_id, state) and await close():
             return
@@ -67,10 +68,10 @@ async def send_cancel(event_log: EventLog, task_id: str, reason: str, close: Cal
 
 
 async def _has_owner(event_log: EventLog, task_id: str, state: RunState) -> bool:
-    """Return True if the log shows that a living process executes the run."""
+    """Return True if a living process is executing the run, according to the log."""
     if state.state != "working":
         return False
-    # The log may be unable to read the last event. The attempt that closes the run then reports it.
+    # The log may be unable to read the last event. The attempt closing the run will report that.
     if (await read_log(event_log.get_record, task_id)).state != "working":
         return False
     orphaned = await read_log(event_log.list_orphaned, submitted_limit=0)
@@ -85,37 +86,38 @@ async def send_answer(
     messages: Sequence[Message] = (),
     executes_here: bool = False,
 ) -> dict[str, Any]:
-    """Answer questions of a run. The answers are durable when this returns.
+    """Send answers to a run, returning once they have been stored.
 
-    The log must have the questions already; see `run.ownership.wait_stored`.
+    The questions must already be in the log; see `run.ownership.wait_stored`.
 
     Args:
-        event_log: The log.
-        task_id: The run.
-        inputs: Answers by the id of the question.
-        messages: Messages of the person next to the answers. They enter the history if the answers are accepted.
-        executes_here: The caller resumes the run itself, so it may receive credentials that are not encrypted.
+        event_log: Log with the run.
+        task_id: Id of the run.
+        inputs: Answers keyed by question id.
+        messages: User messages to send along. They are only added to the history if the answers are accepted.
+        executes_here: Whether the caller will resume the run itself, and may therefore receive unencrypted credentials.
 
     Returns:
-        The credentials that are not encrypted, which no command may contain.
+        Unencrypted credentials, which can't be sent as commands.
 
     Raises:
-        InvalidInput: The run does not wait for an answer, has another one, or the answer does not fit the question.
+        InvalidInput: The run isn't waiting for an answer, was already answered differently, or an answer doesn't fit
+            its question.
     """
     snapshot = await read_log(event_log.snapshot, task_id)
     new, state = _find_new_answers(snapshot, inputs), snapshot.state
     plain = find_plain_credentials(state, inputs)
     if plain and not executes_here:
         raise InvalidInput(
-            f"the answer to {', '.join(plain)} is a credential, which no log is to keep: resume the run with it, by "
-            f"agent.resume({task_id!r}, inputs=...), or have the tool ask with public_key=, for ciphertext"
+            f"the answer to {', '.join(plain)} is a credential, which must not be logged: resume the run using "
+            f"agent.resume({task_id!r}, inputs=...), or pass public_key= when asking, to receive ciphertext"
         )
     encrypted = {key: value for key, value in find_credentials(state, inputs).items() if key not in plain}
     if new or encrypted:
         command = AnswerCommand(inputs=new | encrypted, messages=list(messages))
         number = await read_log(event_log.send_command, task_id, command)
-        # Several senders may have found the question open. The first command counts: an answer, or the drop of the
-        # question by a later run.
+        # When several senders find the question open, the first command wins: either an answer, or the drop by a later
+        # run.
         snapshot = await read_log(event_log.snapshot, task_id, since=snapshot)
         _find_new_answers(snapshot, new, before=number, encrypted=encrypted)
     elif plain and messages:
@@ -126,16 +128,16 @@ async def send_answer(
 def _find_new_answers(
     snapshot: Snapshot, inputs: Mapping[str, Any], *, before: float = inf, encrypted: Collection[str] = ()
 ) -> dict[str, Any]:
-    """Return the answers that the run does not have yet.
+    """Return only new answers.
 
     Args:
-        snapshot: The run.
-        inputs: The answers.
-        before: Number of the first command to ignore.
-        encrypted: Questions that the command answers by encrypted credentials.
+        snapshot: Current snapshot of the run.
+        inputs: Answers keyed by question id.
+        before: Number of the first command to ignore. Defaults to none.
+        encrypted: Ids of questions answered using encrypted credentials.
 
     Raises:
-        InvalidInput: As for `send_answer`.
+        InvalidInput: See `send_answer`.
     """
     task_id, state = snapshot.task_id, snapshot.state
     if not inputs.keys() <= state.answers.keys():
@@ -145,28 +147,28 @@ def _find_new_answers(
         check_not_dropped(task_id, state, snapshot.later)
     earlier = [command for command in snapshot.new_commands if command[0] < before]
     applied = apply_commands(task_id, state, earlier, warn=False)
-    known = {event.input_id: event.value for event in applied.news if isinstance(event, InputReceivedEvent)}
+    answers = {event.input_id: event.value for event in applied.events if isinstance(event, InputReceivedEvent)}
     if is_open and applied.dropped_by is not None:
         raise make_dropped_error(task_id, state, applied.dropped_by, snapshot.record.context_id)
-    return new_answers(task_id, state.replace(answers={**state.answers, **known}), inputs)
+    return new_answers(task_id, state.replace(answers={**state.answers, **answers}), inputs)
 
 
 async def send_message(event_log: EventLog, task_id: str, messages: Sequence[Message], *, interrupt: bool) -> None:
-    """Send messages to a run. They are durable when this returns.
+    """Send messages to a run, returning once they have been stored.
 
     Args:
-        event_log: The log.
-        task_id: The run.
-        messages: Messages of the user or the system.
-        interrupt: Interrupt the answer that the model is writing.
+        event_log: Log with the run.
+        task_id: Id of the run.
+        messages: User or system messages.
+        interrupt: Whether to interrupt the model while it is answering.
 
     Raises:
-        RunOver: The run is over, was cancelled, or waits for an answer that a later run has dropped.
-        ConfigurationError: The log has no inbox.
+        RunOver: The run has ended, or a later run has dropped its questions.
+        ConfigurationError: The log doesn't support commands.
     """
     snapshot = await read_log(event_log.snapshot, task_id)
     _check_accepts_messages(snapshot)
-    # The id lets the run recognise a message that its sender repeats because it did not see the first one arrive.
+    # With an id, a message can be recognised when its sender retries after losing the response.
     identified = [
         message if message.message_id is not None else message.model_copy(update={"message_id": f"said:{make_id()}"})
         for message in messages
@@ -175,37 +177,35 @@ async def send_message(event_log: EventLog, task_id: str, messages: Sequence[Mes
     number = await read_log(event_log.send_command, task_id, command)
     state = await _read_state(event_log, task_id)
     if state.last_command < number and await _has_owner(event_log, task_id, state):
-        # The owner applies the message at once, unless it is about to write the end of the run.
+        # The owner applies messages immediately unless it is already ending the run.
         await _wait_applied(event_log, task_id, state.seq, number)
         state = await _read_state(event_log, task_id)
     if state.finished and find_new_messages(state, command):
-        raise RunOver(
-            f"the run {task_id} came to its end meanwhile, and was not told: begin a new run in its conversation"
-        )
+        raise RunOver(f"run {task_id} ended before receiving the message: start a new run in the same conversation")
 
 
 def _check_accepts_messages(snapshot: Snapshot) -> None:
     task_id, state, later = snapshot.task_id, snapshot.state, snapshot.later
     if state.finished:
         raise RunOver(
-            f"the run {task_id} is {state.state}, and nothing can be said to it: begin a new run in its conversation"
+            f"cannot send to run {task_id} because it is {state.state}: start a new run in the same conversation"
         )
     if is_superseded(state) and state.error is not None:
         raise RunOver(
-            f"nobody goes on with the run {task_id}, since {state.error.message}: begin a new run in its conversation"
+            f"run {task_id} was superseded because {state.error.message}: start a new run in the same conversation"
         )
     if state.state == "canceled":
         raise RunOver(
-            f"the run {task_id} is canceled, and nobody goes on with it: begin a new run in its conversation, or "
-            "resume it and say it there"
+            f"run {task_id} has been canceled: start a new run in the same conversation, or resume it and send "
+            "the message then"
         )
     if state.pending and later is not None:
         reason = describe_drop(later.task_id, later.context_id)
-        raise RunOver(f"nobody goes on with the run {task_id}, since {reason}: begin a new run in its conversation")
+        raise RunOver(f"run {task_id} was superseded because {reason}: start a new run in the same conversation")
 
 
 async def _wait_applied(event_log: EventLog, task_id: str, after_seq: int, number: int) -> None:
-    """Wait until a run has applied a command or is idle, for a limited time: the command may wait for an answer."""
+    """Wait for a command to be applied, up to a time limit because it may be deferred."""
     with suppress(TimeoutError):
         async with asyncio.timeout(_APPLIED_IN):
             async for event in event_log.follow(task_id, after_seq=after_seq):

@@ -174,7 +174,7 @@ async def _read(attempt: Attempt, event_log: EventLog, seen: Snapshot | None) ->
     """
     prepare, task_id, context_id = attempt.life.prepare, attempt.task_id, attempt.context_id
     if attempt.inbox is not None:
-        attempt.inbox.will_read()
+        attempt.inbox.mark_seen()
     cached = find_cached(event_log, context_id)
     history = HistoryQuery(cached[0], FORMAT)
     snapshot = await prepare(read_log(event_log.snapshot, task_id, since=seen, history=history), GRACE)
@@ -236,10 +236,10 @@ def _take_up(attempt: Attempt, event_log: EventLog, found: _Found) -> Event | No
         return events[-1]
     commands = () if is_over(events[-1]) else found.snapshot.new_commands
     if attempt.inbox is not None:
-        attempt.inbox.skip_to(commands[-1][0] if commands else state.last_command)
+        attempt.inbox.skip_applied(commands[-1][0] if commands else state.last_command)
     taken = _take_mail(attempt, state.replace(answers={**state.answers, **answers}), commands)
     if not attempt.life.ending:
-        check_can_continue(found.snapshot, taken, asks=spec.on_input is not None, answered=bool(inputs))
+        check_can_continue(found.snapshot, taken, asks=spec.on_input is not None, has_inputs=bool(inputs))
     if spec.cancel is None:
         _compare_strategy(attempt, events[0])
         limit = check_attempts(state, attempt.info.limits)
@@ -261,7 +261,7 @@ def _take_mail(attempt: Attempt, state: RunState, letters: Commands) -> AppliedC
         attempt.life.finish(Canceled(*taken.cancel))
     if not attempt.life.ending:
         addressed = attempt.recorder.earlier.address_answer
-        news = [addressed(event) if isinstance(event, InputReceivedEvent) else event for event in taken.news]
+        news = [addressed(event) if isinstance(event, InputReceivedEvent) else event for event in taken.events]
         attempt.first_news = (*attempt.first_news, *news)
         attempt.credentials.update(taken.credentials)
         attempt.skipped_commands = taken.skipped
