@@ -28,9 +28,9 @@ FIELDS: dict[str, Any] = {
     "rule": "seq",
     "event": EVENT,
     "other": None,
-    "place": 3,
+    "position": 3,
     "expected": EVENT,
-    "happened": None,
+    "actual": None,
 }
 
 

@@ -20,7 +20,7 @@ class RxloopWarning(UserWarning):
 
 
 class UnpricedModel(RxloopWarning):
-    """Warning that the price of a model is unknown, so a cost does not include its tokens."""
+    """Warning issued if a model price is unknown, so that its tokens are not included in a cost."""
 
 
 class ConfigurationError(RxloopError, ValueError):
@@ -28,11 +28,11 @@ class ConfigurationError(RxloopError, ValueError):
 
 
 class PipelineError(RxloopError):
-    """Invalid loop: its operators do not form a complete loop, or one of them violates its contract."""
+    """Invalid loop. It should be complete, and operators should not violate their contract."""
 
 
 class InvalidEvent(RxloopError, ValueError):
-    """Rejected event, because it is not allowed now or cannot be encoded as JSON. Nothing was published."""
+    """Invalid or unexpected event. Nothing was published."""
 
 
 class ToolError(RxloopError):
@@ -54,15 +54,15 @@ class ToolError(RxloopError):
 
 
 class Paused(BaseException):
-    """Signal that a tool or guard waits for an answer. It is not an `Exception`, so that tools do not catch it."""
+    """Raised to pause a tool or guard. It does not derive from `Exception`, so that tools do not catch it."""
 
 
 class InvalidInput(RxloopError, ValueError):
-    """Answer that does not match its question."""
+    """Invalid answer."""
 
 
 class NotAsked(InvalidInput):
-    """Answer to a question that the run did not ask or that already has another answer."""
+    """Answer to an unknown or already answered question."""
 
 
 class InvalidOutput(RxloopError):
@@ -78,7 +78,7 @@ class IncompleteOutput(InvalidOutput):
 
 
 class SlowReader(RxloopError):
-    """Overflow of the buffer of a slow reader with the policy "error"."""
+    """Buffer overflow caused by a slow reader using the policy "error"."""
 
 
 class EventLogError(RxloopError):
@@ -98,11 +98,11 @@ class ConflictError(EventLogError):
 
 
 class Fenced(ConflictError):
-    """Rejected write, because another process now holds the lease of the conversation. Nothing was written."""
+    """Rejected write, because the lease is now held by another process. Nothing was written."""
 
 
 class RunExists(ConflictError):
-    """Rejected new run, because the log already contains a run with its id. Nothing was written."""
+    """Rejected run, because its id is already used. Nothing was written."""
 
 
 class LogUnreachable(EventLogError):
@@ -110,7 +110,7 @@ class LogUnreachable(EventLogError):
 
 
 class LogRolledBack(EventLogError):
-    """Rollback of the log, for example after a failover: an event is missing or replaced. Read the run again."""
+    """Detected log rollback, for example after a failover. Read the run again."""
 
     retryable = False
 
@@ -143,7 +143,7 @@ class UnknownSession(SessionError, LookupError):
 
 
 class SessionFull(SessionError):
-    """Rejected thought or session, because a limit of the session or its owner is reached. Nothing was stored."""
+    """Rejected thought or session, because a limit is exceeded. Nothing was stored."""
 
     def __init__(self, message: str, *, code: str) -> None:
         super().__init__(message)
@@ -157,7 +157,7 @@ class SessionConflict(SessionError):
 
 
 class ArtifactError(RxloopError):
-    """Failed read or write of an artifact, because of its id, range, version or store."""
+    """Failed artifact operation."""
 
 
 class ArtifactExists(ArtifactError):
@@ -169,7 +169,7 @@ class UnknownArtifact(ArtifactError, LookupError):
 
 
 class ContextBusy(RxloopError):
-    """Rejected run, because another run of the conversation has not ended."""
+    """Rejected run, because the conversation already has an active run."""
 
 
 class RunOver(RxloopError):
@@ -237,7 +237,7 @@ class BadRequest(ProviderError):
 
 
 class ContextLengthExceeded(BadRequest):
-    """Request that exceeds the context window of the model."""
+    """Request that exceeds the model's context window."""
 
     code = "context_length"
 
@@ -294,7 +294,7 @@ class ProviderTimeout(ProviderError):
 
 
 class ProviderConnectionError(ProviderError):
-    """Connection that failed or broke before the answer was complete."""
+    """Connection failure before the answer was complete."""
 
     code = "connection"
     retryable = True
@@ -335,7 +335,7 @@ class StageRefused(StrategyError):
 
 
 class StageChoiceRequired(StageRefused):
-    """Change without a target although several stages may follow. Choose one from `allowed`."""
+    """Missing target stage. Choose one from `allowed`."""
 
     code = "stage_choice_required"
 
@@ -347,7 +347,7 @@ class BranchRefused(StrategyError):
 
 
 class PlanRefused(StrategyError):
-    """Plan of tool calls that cannot be executed, for example because of a cycle or an unknown reference."""
+    """Invalid plan of tool calls, for example because of a cycle or unknown reference."""
 
     code = "plan_refused"
 
@@ -359,7 +359,7 @@ class NoAnswers(StrategyError):
 
 
 class EventLike(Protocol):
-    """Interface of an event in an error. `rxloop.protocol` defines the class."""
+    """Event interface used in errors. See `rxloop.protocol` for the class."""
 
     @property
     def kind(self) -> str: ...
@@ -402,11 +402,11 @@ class RecordingMismatch(RxloopError, AssertionError):
 
 
 class ScoreMissing(RxloopError):
-    """Mean that cannot be computed, because the scorer failed in a trial or returned no value."""
+    """Missing mean, because the scorer failed or did not return a value."""
 
 
 class NotFinished(RxloopError):
-    """Access to the output of an unfinished run. `result.pending` lists the questions that it waits for."""
+    """Raised when accessing the output of an unfinished run. See `result.pending` for open questions."""
 
 
 class ApiError(RxloopError):
@@ -434,7 +434,7 @@ class ApiError(RxloopError):
 
 
 class AttemptError(RxloopError):
-    """Attempt of a run that ended without an answer.
+    """Failed attempt.
 
     Attributes:
         code: Cause of the end, such as `max_iterations`, `rate_limited` or `canceled`.
@@ -451,7 +451,7 @@ class AttemptError(RxloopError):
         return f"{type(self).__name__}({str(self)!r}, code={self.code!r}{where})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        import pickle  # imported here, because `import rxloop` is faster without it
+        import pickle  # imported on first use to speed up importing rxloop
 
         fields = dict(vars(self))
         try:
@@ -466,9 +466,10 @@ class LimitReached(AttemptError):
 
 
 class RunError(AttemptError):
-    """Failure of the provider, the pipeline, the tool executor or the log; see `result.error.retryable`.
+    """Provider, pipeline, tool or log failure. See `result.error.retryable`.
 
-    With the codes `log` and `conflict`, the run has not ended: its log is unreachable or another process owns the run.
+    If the code is `log` or `conflict`, the run has not ended. Its log is unreachable, or it is owned by another
+    process.
     """
 
 

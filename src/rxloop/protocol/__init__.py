@@ -1,4 +1,4 @@
-"""Messages, events and commands of a run, bodies of the HTTP API, and their JSON formats."""
+"""Messages, events, commands and HTTP API bodies, with JSON encoding."""
 
 from typing import TYPE_CHECKING
 

@@ -24,7 +24,7 @@ class _Command(Wire):
 
 
 class CancelCommand(_Command):
-    """Command that cancels the run."""
+    """Command to cancel the run."""
 
     kind: Literal["cancel"] = "cancel"
     reason: str | None = None
@@ -56,8 +56,8 @@ class MessageCommand(_Command):
     superseding_task_id: str | None = Field(
         default=None, validation_alias="letsGo", serialization_alias="letsGo", exclude_if=is_empty
     )
-    """Id of the next run of the conversation, if its start drops the questions of this run. Later answers are ignored.
-    The model does not see this id."""
+    """Next run id, set if starting the next run drops pending questions. Later answers are ignored. The id is not sent
+    to the model."""
 
 
 Command = Annotated[CancelCommand | AnswerCommand | MessageCommand, Field(discriminator="kind")]

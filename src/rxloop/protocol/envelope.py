@@ -36,7 +36,7 @@ _MIN_TIME, _MAX_TIME = -62_135_596_800_000, 253_402_300_799_999
 
 
 def check_time(value: int) -> int:
-    """Return a timestamp in milliseconds if ISO 8601 can represent it.
+    """Validate a timestamp in milliseconds.
 
     Raises:
         InvalidEvent: The value is not an integer, or its year is before 1 or after 9999.
@@ -83,7 +83,7 @@ _PLAIN: "set[type[Event]]" = set()
 
 
 def check_printable(value: str, name: str) -> str:
-    """Return an id or kind if it fits on one line, so that it cannot forge frames or log lines.
+    """Validate that an id or kind fits on a single line. It should not be able to forge frames or log lines.
 
     Raises:
         ConfigurationError: The value contains a line end, another control character or a lone surrogate.
@@ -104,14 +104,14 @@ class Event(Wire):
     __slots__ = ("_normalised", "_public", "_wire")
 
     visibility: ClassVar[Visibility] = "public"
-    """Whether clients receive events of this kind."""
+    """Whether events are sent to clients."""
     public_fields: ClassVar[tuple[str, ...]] = (
         *("version", "kind", "context_id", "task_id", "seq", "sub", "attempt", "timestamp"),
         *("parent_task_id", "agent_path", "step", "branch"),
     )
-    """Fields that clients receive, in addition to those of the base class. Unlisted fields are private."""
+    """Additional public fields. Unlisted fields are private."""
     public_parts: ClassVar[Mapping[str, Part]] = {"metadata": public_metadata}
-    """Fields with a public part, and functions that return this part for an event."""
+    """Functions that extract the public part, by field name."""
     incidental_fields: ClassVar[tuple[str, ...]] = ()
     """Fields to ignore when comparing runs, such as ids and times."""
     marble: ClassVar[str] = "?"
@@ -126,21 +126,21 @@ class Event(Wire):
     task_id: str = ""
     """Id of the run."""
     seq: int = 0
-    """One-based number of a durable event in its run. Transient events have the number of the last durable event."""
+    """One-based sequence number. Transient events use the last durable event's number."""
     sub: int = 0
     """One-based number of a transient event after `seq`, or 0 for durable events."""
     attempt: int = 0
-    """One-based number of the attempt. It increases whenever the run is resumed."""
+    """One-based attempt number, incremented when the run is resumed."""
     timestamp: Timestamp = 0
     """Publication time in milliseconds since 1970 (ISO 8601 UTC in JSON)."""
     parent_task_id: str | None = Field(default=None, exclude_if=is_empty)
     """Id of the parent run, if the event belongs to a nested run."""
     agent_path: tuple[str, ...] = Field(default=(), exclude_if=is_empty)
-    """Names of nested agents, outermost first."""
+    """Nested agent names, starting with the outermost agent."""
     step: str | None = Field(default=None, exclude_if=is_empty)
-    """Model call to which the event belongs."""
+    """Model call id."""
     branch: str | None = Field(default=None, exclude_if=is_empty)
-    """Name of the strategy's branch, or None for the main branch."""
+    """Branch name. If None, the event belongs to the main branch."""
     metadata: dict[str, Any] = Field(default_factory=dict[str, Any], exclude_if=is_empty)
     """Private data. Clients only receive the value under the key `public`."""
 
@@ -233,7 +233,7 @@ class Event(Wire):
         return event
 
     def check_ids(self) -> None:
-        """Check that all ids fit on one line.
+        """Validate that all ids fit on a single line.
 
         Raises:
             ConfigurationError: An id contains a line end or another control character.
@@ -260,7 +260,7 @@ class Event(Wire):
         kind = cls.model_fields["kind"].default
         if isinstance(kind, str):
             other = EVENT_TYPES.get(check_printable(kind, f"the kind of {cls.__qualname__}"))
-            # Running a notebook cell again or reloading a module defines the same class again.
+            # Classes may be redefined when running a notebook cell again or reloading a module.
             if other is None or (other.__module__, other.__qualname__) == (cls.__module__, cls.__qualname__):
                 EVENT_TYPES[kind] = cls
             elif not issubclass(cls, other):
@@ -357,14 +357,14 @@ def _make_public_event(event: Event) -> Event:
 
 
 def _freeze(value: Any) -> Any:
-    """Freeze a container, because all clients share it. Its items are frozen already."""
+    """Freeze a shared container. Its items are already frozen."""
     if isinstance(value, list):
         return FrozenList(cast("list[Any]", value))
     return FrozenDict(cast("dict[str, Any]", value)) if isinstance(value, dict) else value
 
 
 class UnknownEvent(Event):
-    """Event of an unknown kind. Its fields are in `model_extra`."""
+    """Event with an unknown kind. Its fields are stored in `model_extra`."""
 
     model_config = {"extra": "allow"}
     kind: str

@@ -118,7 +118,7 @@ def is_superseded(event: Event) -> bool:
 
 
 def public_events(events: Iterable[Event]) -> list[Event]:
-    """Return the public form of all events that clients may receive, in order."""
+    """Return the public form of events, excluding private events."""
     return [public for event in events if (public := event.to_public()) is not None]
 
 
@@ -148,8 +148,8 @@ _is_normalised, _set_normalised = vars(Event)["_normalised"].__get__, vars(Event
 def normalise(event: Event) -> dict[str, Any]:
     """Convert the fields of an event to immutable JSON data, in place.
 
-    Every field is checked once per event, and valid values are kept. Ids are checked again whenever this function is
-    called, because they may change after the first check; the result is cached for events with the same ids.
+    Fields are only checked once. Ids are checked on each call, because they may change between calls. The result is
+    cached.
 
     Returns:
         The fields, as returned by `mutable_fields`.
@@ -219,7 +219,7 @@ def _are_printable(*ids: Any) -> bool:
 
 
 def _check_round_trip(event: Event) -> None:
-    """Check that a user-defined event, whose fields may have any type, can be encoded and decoded."""
+    """Check that a user-defined event can be encoded and decoded."""
     kind = vars(event).get("kind")
     try:
         decoded = event.from_json(event.to_json())
@@ -239,7 +239,7 @@ T = TypeVar("T")
 
 
 class EventTable(dict[type[Event], T | None]):
-    """Values by event class. Subclasses inherit the value of their nearest base class; the default is None."""
+    """Lookup table by event class. If a class is missing, its nearest base class is used."""
 
     def __missing__(self, cls: type[Event]) -> T | None:
         value = self[cls] = next((entry for base in cls.__mro__ if (entry := self.get(base)) is not None), None)

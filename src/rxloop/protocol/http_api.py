@@ -37,7 +37,7 @@ _Name = Annotated[str, Field(min_length=1, max_length=200)]
 
 
 class TextInput(Wire):
-    """Text part of an input."""
+    """Input text part."""
 
     type: Literal["text"]
     text: Text
@@ -67,7 +67,7 @@ class InlineInput(Wire):
         return self
 
     def to_part(self) -> ImagePart | FilePart:
-        """Convert to a message part.
+        """Convert this input to a message part.
 
         Raises:
             ValueError: The data are empty or not base64.
@@ -78,7 +78,7 @@ class InlineInput(Wire):
 InputPart = TextInput | LinkedInput | InlineInput
 
 Input = Text | Annotated[list[InputPart], Field(min_length=1, max_length=64)]
-"""User input: text, or a list of parts."""
+"""User input text or parts."""
 
 
 class UserMessage(Wire):
@@ -90,7 +90,7 @@ class UserMessage(Wire):
 
 
 class ToolSpec(Wire):
-    """Tool that the client executes. A call pauses the run, and `resume` delivers the result."""
+    """Tool executed by the client. Calling it pauses the run until `resume` is called with the result."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
     description: Annotated[str, Field(max_length=10_000)] = ""
@@ -114,7 +114,7 @@ class StartRun(Wire):
 
     type: Literal["prompt"] = "prompt"
     input: Input | Annotated[list[UserMessage], Field(min_length=1, max_length=64)]
-    """Text, a list of parts, or several messages."""
+    """Prompt text, parts or messages."""
     agent: str | None = None
     """Name of the agent. It is optional if the server has a single agent."""
     context_id: Id | None = None
@@ -124,9 +124,9 @@ class StartRun(Wire):
     tools: Annotated[list[ToolSpec], Field(max_length=128)] = Field(default_factory=list[ToolSpec])
     """Tools that the client executes in this run."""
     settings: RunSettings | None = None
-    """Settings that override those of the agent."""
+    """Settings used to override the agent's settings."""
     metadata: Annotated[dict[str, Any], Field(max_length=64)] = Field(default_factory=dict[str, Any])
-    """Metadata returned with the run and in its first event."""
+    """Metadata to return with the run and its first event."""
 
 
 class ResumeRun(Wire):
@@ -155,15 +155,15 @@ class ForkRun(Wire):
     """Request to create a run that starts with a copy of another run's events."""
 
     at: Annotated[int, Field(ge=1, le=2**53)]
-    """The `seq` of the last event to copy."""
+    """Last `seq` to copy."""
     input: Input | None = None
     """New message after the copied events. If `at` is 1, it replaces the prompt."""
     results: Annotated[dict[str, Any], Field(max_length=64)] = Field(default_factory=dict[str, Any])
-    """Tool results, by call id or by slot."""
+    """Tool results by call id or slot."""
 
 
 class RunInfo(Wire):
-    """Current state of a run, in its public form."""
+    """Public run state."""
 
     task_id: str
     context_id: str
@@ -172,7 +172,7 @@ class RunInfo(Wire):
     attempt: int
     seq: int
     deltas: Deltas
-    """Text deltas that a stream would have now. The header `Rxloop-Deltas` of a stream has the actual value."""
+    """Text deltas currently available. The actual value is returned in the `Rxloop-Deltas` header when streaming."""
     cursor: str
     """Cursor of the newest event in the log. Use it to read later events."""
     created: Timestamp
@@ -186,7 +186,7 @@ class RunInfo(Wire):
     """Reason for the end of the last attempt. Missing if the run answered."""
     finish_reason: str | None = Field(default=None, exclude_if=is_empty)
     pending: list[PendingInput] = Field(default_factory=list[PendingInput], exclude_if=is_empty)
-    """Questions that need an answer."""
+    """Unanswered questions."""
     usage: Usage | None = Field(default=None, exclude_if=is_empty)
     error: ErrorInfo | None = Field(default=None, exclude_if=is_empty)
 
@@ -197,7 +197,7 @@ class RunInfo(Wire):
 
 
 class RunPage(Wire):
-    """Page of runs, newest first."""
+    """Runs, newest first."""
 
     runs: list[RunInfo]
     next: str | None = None
@@ -217,11 +217,11 @@ class ContextInfo(Wire):
     state: State
     """State of the latest run."""
     metadata: dict[str, Any] = Field(default_factory=dict[str, Any], exclude_if=is_empty)
-    """Metadata of the first run, such as a title."""
+    """First run's metadata."""
 
 
 class ContextPage(Wire):
-    """Page of conversations. Those with the newest runs come first."""
+    """Conversations, latest activity first."""
 
     contexts: list[ContextInfo]
     next: str | None = None
@@ -229,7 +229,7 @@ class ContextPage(Wire):
 
 
 class StateInfo(Wire):
-    """State of a run after one of its events."""
+    """Recorded run state."""
 
     task_id: str
     seq: int
@@ -241,18 +241,18 @@ class StateInfo(Wire):
     iteration: int
     """Number of model calls started on the main branch."""
     messages: list[Message]
-    """Messages of the run. An assistant message with tool calls is only included once all calls are answered."""
+    """Run messages. Messages with unanswered calls are not included."""
     calls: list[ToolCall] = Field(default_factory=list[ToolCall], exclude_if=is_empty)
     """Unanswered tool calls."""
     pending: list[PendingInput] = Field(default_factory=list[PendingInput], exclude_if=is_empty)
-    """Questions that needed an answer."""
+    """Unanswered questions."""
     content: str
     """Newest answer, possibly partial."""
     usage: Usage
 
 
 class MessageList(Wire):
-    """Messages of a conversation, oldest first."""
+    """Messages, oldest first."""
 
     messages: list[Message]
 

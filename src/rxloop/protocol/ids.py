@@ -53,7 +53,7 @@ def find_id_fault(name: str, value: Any) -> str | None:
 
 
 def validate_id(value: Any, name: str) -> str:
-    """Return the id if it is valid.
+    """Validate an id.
 
     Args:
         value: The id.
@@ -107,7 +107,7 @@ def derive_id(*parts: str) -> str:
 
 
 def make_nested_id(task_id: str, step: str | None, index: int) -> str:
-    """Derive the id of a nested run from the tool call that starts it. The id is the same in every attempt.
+    """Derive a nested run id from its tool call, so that resumed runs use the same id.
 
     Args:
         task_id: Id of the run that makes the call.
@@ -118,7 +118,7 @@ def make_nested_id(task_id: str, step: str | None, index: int) -> str:
 
 
 def check_task_id(value: Any) -> str:
-    """Return a run id if it is a UUID in canonical form.
+    """Validate a run id. It must be a canonical UUID.
 
     Event logs would treat different spellings of a UUID as different runs.
 
@@ -142,7 +142,7 @@ def check_task_id(value: Any) -> str:
 _CURSOR = re.compile(r"(?P<task>[^/]*)/(?P<attempt>\d{1,18})\.(?P<seq>\d{1,18})\.(?P<sub>\d{1,18})", re.ASCII)
 
 UNKNOWN = "/0.0.0"
-"""Cursor that matches no run. It replaces invalid cursors."""
+"""Cursor used to replace invalid cursors. It does not match any run."""
 
 
 class Cursor(NamedTuple):

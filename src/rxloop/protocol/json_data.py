@@ -64,7 +64,7 @@ def freeze_json(value: Any, name: str) -> Any:
 
 
 def freeze_field(fields: dict[str, Any], name: str, classes: frozenset[type], type_: Type) -> Any:
-    """Convert the value of an event's field to immutable JSON data.
+    """Convert a field value to immutable JSON data.
 
     Raises:
         InvalidEvent: The value cannot be encoded as JSON, or it has the wrong type.
@@ -82,7 +82,7 @@ def freeze_field(fields: dict[str, Any], name: str, classes: frozenset[type], ty
 
 
 def freeze_model(model: M, name: str) -> M:
-    """Convert the fields of a model to immutable JSON data, for use in several events. Valid models are not copied.
+    """Convert model fields to immutable JSON data, so that events can share the model. If valid, it is not copied.
 
     Raises:
         InvalidEvent: A field cannot be encoded as JSON.
@@ -99,7 +99,7 @@ def allows_extra(cls: type[BaseModel]) -> bool:
 
 
 class _InvalidValue(Exception):
-    """Value that cannot be converted. Each level of the conversion appends its path component."""
+    """Invalid value. Each nesting level adds its path component."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -112,7 +112,7 @@ class _InvalidValue(Exception):
 
 
 class _Converter:
-    """Conversion of one value. Its limits also stop cycles, and values that contain the same part many times."""
+    """Converter with limits on depth and size, used to detect cycles."""
 
     _remaining = MAX_VALUES
 
@@ -134,7 +134,7 @@ class _Converter:
         return self._convert_other(value, depth)
 
     def convert_typed(self, value: Any, depth: int) -> Any:
-        """Convert a validated field, keeping its type."""
+        """Convert a validated field without changing its type."""
         cls = value.__class__
         if cls is str:
             return replace_surrogates(value)
@@ -262,7 +262,7 @@ class _Converter:
         if isinstance(value, Sequence | deque):
             return self._convert_list(cast("Sequence[Any]", value), depth)
         if isinstance(value, Iterator):
-            # Reading an iterator would consume its values, and it may be infinite.
+            # Iterators might be infinite, and reading consumes them.
             raise _InvalidValue(f"must not be an iterator, got type {_type_name(value)}; pass a list")
         try:
             data = to_jsonable_python(value, by_alias=True, bytes_mode="base64", inf_nan_mode="strings")
@@ -290,7 +290,7 @@ def _format_float(value: float) -> str:
 
 
 def _sort_set(values: Set[Any]) -> list[Any]:
-    """Return the values of a set in an order that does not depend on the process."""
+    """Sort a set, so that the order is the same in each process."""
     try:
         return sorted(values)
     except TypeError:
@@ -305,13 +305,13 @@ _Field = tuple[str, Any, frozenset[type], Type]
 
 
 class FieldPlan(NamedTuple):
-    """Checks to perform on the fields of a model."""
+    """Field checks for a model."""
 
     fields: tuple[_Field, ...]
     """Name, default, classes and type of each field. Defaults are skipped, and values of these classes are only checked
     for surrogates and large numbers."""
     own_fields: tuple[_Field, ...]
-    """Fields of an event other than ids and metadata."""
+    """Fields excluding ids and metadata."""
     choices: tuple[tuple[str, tuple[Any, ...]], ...]
     """Literal fields and their allowed values."""
     is_foreign: bool
@@ -323,7 +323,7 @@ class FieldPlan(NamedTuple):
 _ENVELOPE = frozenset(("context_id", "task_id", "parent_task_id", "agent_path", "step", "branch", "metadata"))
 
 _RUN_FIELDS = frozenset(("version", "seq", "sub", "attempt", "timestamp"))
-"""Fields that the run sets itself."""
+"""Fields set by the run."""
 
 _SAFE_DEFAULTS = (None, False, True, "", 0, ())
 """Valid defaults, compared by identity."""
@@ -343,7 +343,7 @@ _SIMPLE: dict[Any, frozenset[type]] = {
 
 @cache
 def plan_fields(cls: type[BaseModel]) -> FieldPlan:
-    """Return the checks for the fields of a model."""
+    """Build field checks for a model."""
     fields: list[_Field] = []
     choices: list[tuple[str, tuple[Any, ...]]] = []
     for name, field in cls.model_fields.items():
@@ -371,7 +371,7 @@ def _accepts_any(annotation: Any) -> bool:
 
 
 def _simple_classes(annotation: Any) -> frozenset[type]:
-    """Return the classes of a simple annotation such as `str | None`. The set is empty for other annotations."""
+    """Return classes if the annotation is simple, such as `str | None`."""
     if get_origin(annotation) in (Union, UnionType):
         parts = [_simple_classes(part) for part in get_args(annotation)]
         return frozenset[type]().union(*parts) if all(parts) else frozenset()

@@ -21,7 +21,7 @@ from rxloop.protocol.parts import TextPart as TextPart
 from rxloop.protocol.parts import add_placeholders
 
 HIDDEN_QUESTION = "A decision is needed before the agent can continue."
-"""Prompt that clients see instead of a question asked by a hidden tool."""
+"""Replacement prompt for hidden tools."""
 
 Role = Literal["system", "user", "assistant", "tool"]
 
@@ -33,17 +33,17 @@ class ToolCall(Wire):
     problem, and `raw` keeps the original, so that the call gets a useful error.
     """
 
-    # Marks normalised calls, because several events contain the same call.
+    # Mark normalised calls, because several events share them.
     __slots__ = ("_normalised",)
 
     id: str
-    """Call id from the vendor. It may repeat within a run, because some vendors start at "0" in each message."""
+    """Vendor's call id. It might not be unique, because some vendors start counting at "0" in each message."""
     name: str
     arguments: dict[str, Any] = Field(default_factory=dict[str, Any])
     raw: str | None = None
-    """Arguments as written by the model, sent back unchanged."""
+    """Original argument string, sent back unchanged."""
     error: str | None = None
-    """Reason why the arguments are invalid, or None."""
+    """Validation error, if any."""
     hidden: bool = Field(default=False, exclude_if=lambda value: not value)
     """True if clients must not see the call, because the tool is hidden. Set by the run, never sent to a vendor."""
 
@@ -91,7 +91,7 @@ _call = make_unchecked(ToolCall, normalised=True)
 
 
 class Message(Wire):
-    """Message of a conversation, as stored and sent."""
+    """Conversation message."""
 
     # Cache for the encoded form, so that each message is only encoded once per provider. Not part of the value.
     __slots__ = ("_wire",)
@@ -104,14 +104,14 @@ class Message(Wire):
     tool_call_id: str | None = None
     """Id of the answered call. Only set in tool messages."""
     provider_state: dict[str, Any] | None = None
-    """Opaque data that the provider needs back with the message, such as signed reasoning."""
+    """Opaque provider data, such as signed reasoning. It should be sent back unchanged."""
     pinned: bool = Field(default=False, exclude_if=lambda value: not value)
     """True if the message must stay in all requests, even if the history is compressed."""
     message_id: str | None = Field(default=None, exclude_if=lambda value: not value)
     """Id for programs, set by the author or the run. It is never sent to a vendor."""
 
     def __eq__(self, other: object) -> bool:
-        # The id is not part of the content.
+        # Ignore ids when comparing messages.
         if not isinstance(other, Message):
             return NotImplemented
         return {**vars(self), "message_id": None} == {**vars(other), "message_id": None}
@@ -171,7 +171,7 @@ class Message(Wire):
 
     @property
     def text_with_placeholders(self) -> str:
-        """Text in which placeholders replace images and files, for consumers that only accept text."""
+        """Text content, including placeholders for images and files."""
         return self.text if isinstance(self.content, str) else add_placeholders(self.text, self.media)
 
 
@@ -180,11 +180,11 @@ def _content(content: str | Sequence[Part]) -> Content:
 
 
 Prompt = str | Message | Sequence[Message | str]
-"""Input for a run: text, a message, or a sequence of both."""
+"""Run input."""
 
 
 def to_messages(prompt: Prompt, name: str = "the prompt") -> tuple[Message, ...]:
-    """Convert the prompt of a run to messages. Strings become user messages.
+    """Convert a prompt to messages. Strings are converted to user messages.
 
     Args:
         prompt: Text, a message, or a sequence of both.
@@ -254,7 +254,7 @@ _usage = make_unchecked(Usage, normalised=True)
 
 
 class ErrorInfo(Wire):
-    """Error with a code for programs and a message for people."""
+    """Machine-readable code and message."""
 
     code: str
     message: str
@@ -263,30 +263,31 @@ class ErrorInfo(Wire):
 
 
 class PendingInput(Wire):
-    """Question that needs an answer before the run continues."""
+    """Pending question."""
 
     input_id: str
-    """Id of the question, the same in every attempt."""
+    """Question id. It does not change between attempts."""
     prompt: str
     input_kind: Literal["confirmation", "text", "selection", "data", "tool", "credential"] = "data"
-    """Kind of the answer. `tool` is a call for the client to execute, `credential` a secret that only a person has."""
+    """Expected kind of answer. If `tool`, the client should execute the call. If `credential`, a person should sign
+    in."""
     options: list[Any] | None = None
     answer_schema: dict[str, Any] = Field(default_factory=dict[str, Any])
     """JSON Schema for the answer."""
     call: ToolCall | None = None
-    """Tool call that asks the question, or the call for the client to execute."""
+    """Related tool call."""
     index: int = 0
     step: str | None = None
     task_id: str | None = Field(default=None, exclude_if=not_)
-    """Id of the nested run that asks, if any."""
+    """Nested run id, if any."""
     agent_path: tuple[str, ...] = Field(default=(), exclude_if=not_)
-    """Names of the nested agents, outermost first. The last one asks."""
+    """Nested agent names, starting with the outermost agent."""
     hidden: bool = Field(default=False, exclude_if=not_)
     """True if the question belongs to a run nested in a hidden call."""
     provider: str | None = Field(default=None, exclude_if=lambda value: value is None)
-    """Name of the sign-in provider, for credentials."""
+    """Sign-in provider name."""
     url: str | None = Field(default=None, exclude_if=lambda value: value is None)
-    """URL of the sign-in page, for credentials."""
+    """Sign-in page URL."""
     public_key: str | None = Field(default=None, exclude_if=lambda value: value is None)
     """Key for encrypting a credential. If set, the answer is the ciphertext."""
 

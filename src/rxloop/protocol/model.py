@@ -77,7 +77,7 @@ def _reject_change(self: object, *args: Any, **kwargs: Any) -> NoReturn:
 
 
 class FrozenDict(dict[str, Any]):
-    """Dict that cannot be changed. Copies of it are ordinary dicts."""
+    """Immutable dict. Copying returns an ordinary dict."""
 
     __slots__ = ()
     __setitem__ = __delitem__ = __ior__ = _reject_change  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
@@ -94,7 +94,7 @@ class FrozenDict(dict[str, Any]):
 
 
 class FrozenList(list[Any]):
-    """List that cannot be changed. Copies of it are ordinary lists."""
+    """Immutable list. Copying returns an ordinary list."""
 
     __slots__ = ()
     __setitem__ = __delitem__ = __iadd__ = __imul__ = _reject_change  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
@@ -130,7 +130,7 @@ SLOTS: tuple[Callable[[BaseModel, Any], None], ...] = tuple(
     BaseModel.__dict__[name].__set__
     for name in ("__dict__", "__pydantic_fields_set__", "__pydantic_extra__", "__pydantic_private__")
 )
-"""Setters for the slots of a model: field values, set field names, extra values and private attributes."""
+"""Setters for pydantic's instance slots."""
 
 _set_dict, _set_fields_set, _set_extra, _set_private = SLOTS
 
@@ -158,7 +158,7 @@ def make_unchecked(model: Callable[P, M], *, normalised: bool = False) -> Callab
         if field.default_factory is not None and get_origin(field.default_factory) not in _EMPTY
     )
 
-    # All instances share this set. Pydantic never changes it in place, and copies of a model have their own.
+    # Share this set between instances, because pydantic never changes it in place.
     fields_set = set(defaults)
     mark = cast("Any", cls)._normalised.__set__ if normalised else None
 
@@ -191,7 +191,7 @@ def get_defaults(cls: type[BaseModel]) -> dict[str, Any]:
 
 
 mutable_fields: Callable[[BaseModel], dict[str, Any]] = attrgetter("__dict__")
-"""Return the fields of an event as a dict that may be changed in place, although events are frozen.
+"""Return an event's instance dict, which can be changed before publication.
 
 Until publication, an event belongs to one run. This run adds the step, branch, numbers, time, and whether the call is
 hidden. Copying the event instead would more than double the cost of a token. Use this function for every change, and

@@ -1,4 +1,4 @@
-"""Text, image and file parts of messages, and citations."""
+"""Message parts and citations."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -18,21 +18,21 @@ _LOCAL_PATH = r"(?i)file:|~?[/\\]|~$|\.{1,2}[/\\]|[a-z]:[/\\]"
 
 
 class TextPart(Wire):
-    """Text part of a message."""
+    """Text message part."""
 
     type: Literal["text"] = "text"
     text: str
 
 
 class _Media(Wire):
-    # Cache for the fingerprint, so that the bytes are not hashed for each request. Not part of the value.
+    # Cache the fingerprint, so that the bytes are only hashed once. The slot is ignored when comparing parts.
     __slots__ = ("_hash",)
 
     _kind: ClassVar[str]
     url: str | None = None
     """HTTP URL or data URL of the bytes. Local paths are not allowed. Exactly one of `url` and `data` must be set."""
     data: bytes | None = None
-    """The bytes, encoded as base64 in JSON."""
+    """Content bytes (base64 in JSON)."""
     media_type: str | None = None
     """MIME type. Required with `data` unless it can be detected from the bytes or the file name."""
 
@@ -59,7 +59,7 @@ class _Media(Wire):
 
     @property
     def placeholder(self) -> str:
-        """Text that replaces the part, such as `[image/png, 4.0 kB]` or `[report.pdf at https://example.org/r]`."""
+        """Replacement text, such as `[image/png, 4.0 kB]` or `[report.pdf at https://example.org/r]`."""
         name, description = (self._name or "")[:_MAX_LENGTH], self.description
         if description.startswith("at "):
             return f"[{name or self._kind} {description}]"
@@ -123,18 +123,18 @@ class _Media(Wire):
 
 
 fingerprint_slot = vars(_Media)["_hash"]
-"""Cache slot for the fingerprint of a part."""
+"""Fingerprint cache slot."""
 
 
 class ImagePart(_Media):
-    """Image part of a message."""
+    """Image message part."""
 
     _kind: ClassVar[str] = "image"
     type: Literal["image"] = "image"
 
 
 class FilePart(_Media):
-    """File part of a message."""
+    """File message part."""
 
     _kind: ClassVar[str] = "file"
     type: Literal["file"] = "file"
@@ -165,7 +165,7 @@ def is_local_path(url: str) -> bool:
 
 
 def add_placeholders(text: str, parts: Sequence[ImagePart | FilePart]) -> str:
-    """Append placeholders for images and files that the text does not contain yet."""
+    """Append missing placeholders for images and files."""
     missing = [part.placeholder for part in parts if f"{part.description}]" not in text]
     return "\n".join([text, *missing] if text else missing)
 
@@ -178,14 +178,14 @@ def format_size(count: int) -> str:
 
 
 class Citation(Wire):
-    """Source of a part of the answer, as reported by the provider."""
+    """Citation reported by the provider."""
 
     # As in `ToolCall`.
     __slots__ = ("_normalised",)
 
     url: str | None = None
     title: str | None = None
-    """Title of the source, which is a page or a document in the request."""
+    """Page or document title."""
     text: str | None = None
     """Quoted text from the source."""
     start: int | None = None

@@ -1,4 +1,4 @@
-"""Events about a run as a whole: status, messages, questions, checkpoints, stages, artifacts and nested runs."""
+"""Run events."""
 
 # The models are frozen, so a subclass may narrow `kind`. The type checker does not know that they are frozen.
 # pyright: reportIncompatibleVariableOverride=false
@@ -19,7 +19,7 @@ WAITING: tuple[State, ...] = ("input-required", "auth-required")
 
 
 class TaskEvent(Event):
-    """First event of a run."""
+    """First run event."""
 
     kind: Literal["task"] = "task"
     marble = "t"
@@ -31,17 +31,17 @@ class TaskEvent(Event):
     incidental_fields = ("agent_name", "fork_of", "fork_seq", "owner", "options", "public_form")
     initiator: str = "user"
     messages: list[Message]
-    """Messages with which the run was started."""
+    """Messages that started the run."""
     model: str
     agent_name: str
     strategy: str | None = Field(default=None, exclude_if=is_empty)
-    """Name of the strategy, or None for the default loop."""
+    """Strategy name. If None, the default loop is used."""
     fork_of: str | None = None
     """Id of the run from which this run was forked."""
     fork_seq: int | None = None
-    """The `seq` of the last event copied from that run."""
+    """Last copied `seq`."""
     owner: str | None = Field(default=None, exclude_if=is_empty)
-    """Owner of the run, such as a user or tenant. Not sent to clients."""
+    """Owner, such as a user or tenant. It is not sent to clients."""
     options: dict[str, Any] | None = Field(default=None, exclude_if=is_empty)
     """Recorded options (model, settings, limits), used to resume the run. Not sent to clients."""
     public_form: bool = Field(default=False, exclude_if=is_empty)
@@ -53,7 +53,7 @@ class TaskEvent(Event):
 
 
 class StatusUpdateEvent(Event):
-    """Event published when the state of a run changes. The last event of each attempt has `final`."""
+    """Event published when a run's state changes. The last event of an attempt sets `final`."""
 
     kind: Literal["status-update"] = "status-update"
     marble = "w"
@@ -66,14 +66,14 @@ class StatusUpdateEvent(Event):
     state: State
     final: bool = False
     reason: str | None = None
-    """Reason for the end: a limit, `error`, `canceled`, `superseded` or `input`. None for an answer."""
+    """Reason for ending, such as a limit, `error`, `canceled`, `superseded` or `input`. Not set if the run answered."""
     error: ErrorInfo | None = None
     content: str | None = None
     """Final answer. It is partial if the attempt did not complete."""
     finish_reason: str | None = None
     usage: Usage | None = None
     pending: list[PendingInput] = Field(default_factory=list[PendingInput])
-    """Questions that need an answer."""
+    """Unanswered questions."""
     resumed: bool = False
     after_seq: int | None = None
     """Last `seq` of the previous attempt. Only set in the first event of a resumed attempt."""
@@ -96,7 +96,7 @@ class MessageAddedEvent(Event):
     cause: str = "steering"
     """Origin: `steering`, `retry`, `tool`, `fork` or `strategy`. Only `steering` and `fork` are public."""
     message_id: str | None = Field(default=None, exclude_if=is_empty)
-    """Id of the message, if its author set one."""
+    """Message id, if set by the author."""
 
     @property
     def public(self) -> bool:
@@ -118,7 +118,7 @@ class CheckpointEvent(Event):
     message_count: int
     usage: Usage
     durable_seq: int | None
-    """None if the run has no log."""
+    """Not set without a log."""
 
 
 class ContextCompressedEvent(Event):
@@ -144,7 +144,7 @@ class ContextCompressedEvent(Event):
     """Estimated tokens of the uncompressed messages."""
     tokens_after: int
     folded: list[int] = Field(default_factory=list[int])
-    """Indexes of messages in the history that are not sent unchanged."""
+    """History indexes of replaced messages."""
     summary: str = ""
     """Summary that replaces the folded messages."""
     reason: str = ""
@@ -154,13 +154,13 @@ class ContextCompressedEvent(Event):
     shortened: int = 0
     """Number of tool results shortened by this compression."""
     stable_tokens: int = 0
-    """Number of unchanged tokens at the start, which the provider can read from its cache."""
+    """Number of unchanged leading tokens that can be cached."""
     budget_unmet: bool = Field(default=False, exclude_if=is_empty)
     """True if the request still exceeds its budget, although nothing more can be removed."""
     problems: list[str] = Field(default_factory=list[str], exclude_if=is_empty)
-    """Problems found and repaired in the result of a compressor."""
+    """Repaired problems in the compressor's result."""
     thinking_model: str | None = Field(default=None, exclude_if=is_empty)
-    """Model that wrote the summary."""
+    """Model used to write the summary."""
     thinking: Usage = Field(default_factory=Usage, exclude_if=lambda usage: not usage.total_tokens)
     """Tokens used by this model. They are not part of the run's usage."""
     seconds: float = 0.0
@@ -214,7 +214,7 @@ class InputRequiredEvent(Event):
 
     @property
     def input_id(self) -> str:
-        """Id of the question, used to answer it."""
+        """Question id."""
         return self.input.input_id
 
     @override
@@ -231,7 +231,7 @@ class InputReceivedEvent(Event):
     incidental_fields = ("step",)
     input_id: str
     value: Any = None
-    """Answer, or None for credentials, which only the tool receives."""
+    """Answer value. Credentials are not recorded."""
 
     @override
     def describe(self) -> str:
@@ -239,7 +239,7 @@ class InputReceivedEvent(Event):
 
 
 class StageEvent(Event):
-    """Event published when a strategy changes its stage, or when the change is rejected."""
+    """Event published when a strategy tries to change its stage."""
 
     kind: Literal["stage"] = "stage"
     marble = "g"
@@ -251,7 +251,7 @@ class StageEvent(Event):
     accepted: bool = True
     reason: str = ""
     thought_id: str | None = Field(default=None, exclude_if=is_empty)
-    """Id of the thought that caused the change."""
+    """Thought id that caused the change."""
     session_id: str | None = Field(default=None, exclude_if=is_empty)
     """Id of the thinking session."""
 
@@ -268,15 +268,15 @@ class AuthRequiredEvent(Event):
     public_fields = ("input_id", "provider", "url", "public_key")
     input_id: str
     provider: str
-    """Name of the sign-in provider."""
+    """Sign-in provider name."""
     url: str | None = None
-    """URL of the sign-in page."""
+    """Sign-in page URL."""
     public_key: str | None = None
     """Key for encrypting the credential. If set, the answer is the ciphertext."""
     call: ToolCall | None = Field(default=None, exclude_if=is_empty)
-    """Tool call that needs the credential."""
+    """Related tool call."""
     index: int = Field(default=0, exclude_if=is_empty)
-    """Zero-based index of the call in its message."""
+    """Zero-based call index."""
 
     @property
     def input(self) -> PendingInput:
@@ -299,7 +299,7 @@ class AuthRequiredEvent(Event):
 
 
 QuestionEvent = InputRequiredEvent | AuthRequiredEvent
-"""Events that ask a question and pause the run."""
+"""Events used to ask questions."""
 
 
 class ArtifactUpdateEvent(Event):
@@ -314,7 +314,7 @@ class ArtifactUpdateEvent(Event):
     incidental_fields = ("hidden",)
     artifact_id: str
     artifact_version: int = 1
-    """One-based version of the artifact. Each version numbers its own chunks."""
+    """One-based version number. Chunk indexes restart with each version."""
     index: int
     """Zero-based index of the chunk in its version. Chunks with missing indexes are only in the artifact store."""
     offset: int = 0
@@ -322,9 +322,9 @@ class ArtifactUpdateEvent(Event):
     size: int = 0
     """Size of the chunk in bytes."""
     data: Any = None
-    """Content of the chunk, or None after the first million bytes, which are only in the artifact store."""
+    """Chunk content. Only the first million bytes are included; the rest is stored in the artifact store."""
     encoding: Literal["base64"] | None = Field(default=None, exclude_if=is_empty)
-    """Encoding of the data, or None for text."""
+    """Encoding of binary data."""
     name: str | None = None
     """Display name of the artifact. Name and media type are only set in the first chunk."""
     media_type: str | None = Field(default=None, exclude_if=is_empty)
@@ -356,7 +356,7 @@ class SubtaskEvent(Event):
     agent_name: str
     tool_call_id: str | None = None
     index: int = Field(default=0, exclude_if=is_empty)
-    """Zero-based index of the call in its message."""
+    """Zero-based call index."""
     state: State = "working"
     """State of the nested run. It is `working` if the run starts or continues."""
     hidden_calls: list[str] = Field(default_factory=list[str], exclude_if=is_empty)
@@ -392,4 +392,4 @@ class GapEvent(Event):
     count: int | None = None
     """Number of missing events, if known."""
     after: str | None = None
-    """Cursor after which events are missing."""
+    """Last cursor before the gap."""

@@ -1,4 +1,4 @@
-"""Settings of model calls and limits of runs."""
+"""Model settings and run limits."""
 
 from collections.abc import Collection
 from typing import Any, Literal
@@ -19,14 +19,14 @@ CachePoint = Literal["tools", "system", "newest"] | int
 
 
 class PromptCache(Wire):
-    """Points up to which a vendor caches a request for later requests.
+    """Prompt cache settings.
 
     This only affects vendors that cache on demand, such as Anthropic. OpenAI and Gemini always cache.
     """
 
     points: list[CachePoint] = Field(default_factory=lambda: list[CachePoint](("tools", "system", "newest")))
-    """Cache points: the end of the tools, the end of the system prompt, or the newest message. An integer is an index
-    into the messages; negative indexes count from the end. An empty list disables caching."""
+    """Cache points: the end of the tools or system prompt, the newest message, or a message index. Negative indexes are
+    supported. Set an empty list to disable caching."""
     ttl: Literal["5m", "1h"] = "5m"
     """Time after which unused cache entries expire."""
 
@@ -54,10 +54,10 @@ class ModelSettings(Wire):
     thinking_budget: int | None = None
     """Maximum number of reasoning tokens, for vendors that support it. For other vendors, use `reasoning_effort`."""
     service_tier: str | None = None
-    """Service class in the vendor's API, such as `flex` or `priority`."""
+    """Vendor's service class, such as `flex` or `priority`."""
     prompt_cache: PromptCache | None = None
     server_tools: list[dict[str, Any]] = Field(default_factory=list[dict[str, Any]])
-    """Tools that the vendor executes, such as web search, in the vendor's format."""
+    """Tools executed by the vendor, such as web search. Use the vendor's format."""
     extra_body: dict[str, Any] = Field(default_factory=dict[str, Any])
     """Additional fields for the JSON body."""
     headers: dict[str, str] = Field(default_factory=dict[str, str])
@@ -87,10 +87,10 @@ class ModelSettings(Wire):
 
 
 class Limits(Wire):
-    """Limits that end a run without an answer. None means no limit."""
+    """Run limits. Set to None to disable a limit."""
 
     iterations: int | None = Field(default=20, ge=1)
-    """Maximum number of model calls on the main branch. With a strategy, the calls on all branches are counted."""
+    """Maximum number of model calls on the main branch. If a strategy is used, calls on all branches are counted."""
     tool_failures: int | None = Field(default=3, ge=1)
     """Maximum number of consecutive iterations in which all tools failed."""
     tokens: int | None = Field(default=None, ge=1)
@@ -108,7 +108,7 @@ class Limits(Wire):
     width: int | None = Field(default=20, ge=1)
     """Maximum number of concurrent nested runs at any depth below this run."""
     conclude: bool = False
-    """Use `tool_choice: none` in the last iteration, so that the run ends with an answer."""
+    """Whether to set `tool_choice: none` in the last iteration, so that the run ends with an answer."""
 
     @classmethod
     def phase(cls, name: Phase, **limits: Any) -> "Limits":

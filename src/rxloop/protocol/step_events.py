@@ -1,4 +1,4 @@
-"""Events for model calls, content, thoughts and tool calls."""
+"""Step events."""
 
 # The models are frozen, so a subclass may narrow `kind`. The type checker does not know that they are frozen.
 # pyright: reportIncompatibleVariableOverride=false
@@ -62,15 +62,15 @@ class LLMFailedEvent(Event):
     retry_in: float | None = None
     """Delay in seconds before the next try, or None if the request is not retried."""
     status: int | None = None
-    """The HTTP status code of the response, if any."""
+    """HTTP status code, if any."""
     tries: int = 1
     """Number of failed requests in this call, including this one."""
     refused: dict[str, str] = Field(default_factory=dict[str, str], exclude_if=is_empty)
-    """Images and files that the vendor refused, as fingerprint and reason. They are not sent again."""
+    """Refused media fingerprints and reasons. Refused media should not be sent again."""
 
 
 MALFORMED_REASON = "malformed_call"
-"""Metadata key of a `content-complete` event for the reason why the vendor could not parse the model's tool call."""
+"""Metadata key used if the vendor could not parse the model's tool call."""
 
 NoticeCode = Literal["left_out", "changed", "passed_over", "unread_answer", "repaired"]
 
@@ -109,9 +109,9 @@ class ServerToolEvent(Event):
     """Name of the tool in the vendor's API."""
     phase: Literal["start", "complete"]
     arguments: Any = None
-    """Arguments from the model, if the vendor reports them."""
+    """Call arguments, if reported."""
     result: Any = None
-    """Result in the vendor's format, if the vendor reports it."""
+    """Raw result, if reported."""
     success: bool = True
 
     @override
@@ -128,7 +128,7 @@ class ContentDeltaEvent(Event):
     public_fields = ("delta", "index")
     delta: str
     index: int = 0
-    """Zero-based index of the delta in its message."""
+    """Zero-based delta index."""
 
 
 class ContentCompleteEvent(Event):
@@ -143,7 +143,7 @@ class ContentCompleteEvent(Event):
     files: list[Media] = Field(default_factory=list[Media], exclude_if=is_empty)
     """Images and other files from the model. They follow the text in the history."""
     citations: list[Citation] = Field(default_factory=list[Citation], exclude_if=is_empty)
-    """Sources of the text, in its order. They are not part of the history."""
+    """Citations in text order. They are not added to the history."""
     reasoning: str | None = None
     tool_calls: list[ToolCall] = Field(default_factory=list[ToolCall])
     finish_reason: str = "stop"
@@ -155,7 +155,7 @@ class ContentCompleteEvent(Event):
     max_tokens: int | None = Field(default=None, exclude_if=lambda value: value is None)
     """Token limit that truncated the message (`length`), if the request had one."""
     provider_state: dict[str, Any] | None = None
-    """Opaque data that the provider needs back with the message."""
+    """Opaque provider data."""
     left_out: list[int] = Field(default_factory=list[int], exclude_if=is_empty)
     """Indexes of the hidden calls that are missing from `tool_calls`. Only set in events for clients."""
     offered: list[str] | None = Field(default=None, exclude_if=lambda value: value is None)
@@ -177,7 +177,7 @@ class ToolCallDeltaEvent(Event):
     public_fields = ("index", "tool_call_id", "name", "fragment", "hidden")
     incidental_fields = ("tool_call_id", "hidden")
     index: int
-    """Zero-based index of the call in its message."""
+    """Zero-based call index."""
     tool_call_id: str
     name: str
     fragment: str
@@ -204,22 +204,22 @@ class SessionLink(Wire):
 
     session_id: str
     number: int
-    """Number of the thought, assigned by its author."""
+    """Author's thought number."""
     total: int
-    """Number of thoughts that the author expects."""
+    """Expected number of thoughts."""
     next_thought_needed: bool = True
     revises: int | None = None
-    """Number of the thought replaced by this one."""
+    """Replaced thought number."""
     revises_id: str | None = None
-    """The `thought_id` of the replaced thought, if it has one."""
+    """Replaced `thought_id`, if any."""
     branch_id: str | None = None
-    """The name of the branch, or None for the main branch."""
+    """Branch name. If None, this is the main branch."""
     branch_from: int | None = None
-    """Number of the thought at which the branch starts. Only set in its first thought; `related_to` has the id."""
+    """Starting thought number, only set in the branch's first thought. Use `related_to` to get its id."""
     merges: str | None = None
     """Branch that this thought merges."""
     merges_id: str | None = None
-    """The `thought_id` of the last thought of the merged branch."""
+    """Merged branch's last `thought_id`."""
     stage: str | None = None
     """Stage of the strategy."""
 
@@ -256,7 +256,7 @@ class ThoughtStreamEvent(Event):
     alternatives: list[str] = Field(default_factory=list[str])
     source: ThoughtSource = "tool"
     tool_call_id: str | None = None
-    """Tool call that produced the thought."""
+    """Originating tool call."""
     incomplete: bool = Field(default=False, exclude_if=is_empty)
     """True if the text ended inside the thought."""
     session: SessionLink | None = Field(default=None, exclude_if=is_empty)
@@ -274,7 +274,7 @@ class _ToolEvent(Event):
     incidental_fields = ("hidden",)
     call: ToolCall
     index: int = 0
-    """Zero-based index of the call in its message."""
+    """Zero-based call index."""
     hidden: bool = Field(default=False, exclude_if=is_empty)
     """True if the tool is hidden from clients, as in `call`."""
 
@@ -301,7 +301,7 @@ class ToolStartEvent(_ToolEvent):
     public_fields = ("idempotency_key",)
     incidental_fields = ("idempotency_key",)
     idempotency_key: str
-    """Key of this call, the same in every attempt to execute it."""
+    """Idempotency key. It does not change when the call is repeated."""
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -325,7 +325,7 @@ class ToolProgressEvent(_ToolEvent):
 
 
 class ToolCompleteEvent(_ToolEvent):
-    """Event published when a tool call ends with a result, a refusal, a timeout or a cancellation."""
+    """Event published when a tool call ends, including refused, canceled and timed out calls."""
 
     kind: Literal["tool-complete"] = "tool-complete"
     marble = "x"
@@ -338,13 +338,13 @@ class ToolCompleteEvent(_ToolEvent):
     content: str
     """The text that the model reads."""
     parts: list[Media] = Field(default_factory=list[Media], exclude_if=is_empty)
-    """Images and files after the text, if the provider supports them."""
+    """Additional media, if supported by the provider."""
     duration: float = 0.0
-    """Seconds from the start of the call."""
+    """Call duration in seconds."""
     answer: bool = Field(default=False, exclude_if=is_empty)
     """True if this call returns the answer of the run as `content`, even if it failed."""
     messages: list[Message] = Field(default_factory=list[Message], exclude_if=is_empty)
-    """System messages of the tool. They follow the results of the whole batch in the history."""
+    """Additional system messages, added to the history after the batch's results."""
 
     @override
     def describe(self) -> str:
@@ -352,14 +352,14 @@ class ToolCompleteEvent(_ToolEvent):
 
 
 class ToolVoidedEvent(Event):
-    """Event published when a call that was started early is discarded because the model did not ask for it."""
+    """Event published when an early call is discarded, because the model did not request it."""
 
     visibility = "internal"
     kind: Literal["tool-voided"] = "tool-voided"
     marble = "V"
     call: ToolCall
     index: int = 0
-    """Zero-based index that the call was expected to have in its message."""
+    """Expected call index."""
 
     @override
     def describe(self) -> str:
@@ -380,7 +380,7 @@ class UsageEvent(Event):
 
     @property
     def usage(self) -> Usage:
-        """The token counts as a `Usage` object."""
+        """Token counts."""
         return _usage(
             input_tokens=self.input_tokens,
             output_tokens=self.output_tokens,

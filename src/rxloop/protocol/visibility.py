@@ -22,7 +22,7 @@ PUBLIC_METADATA = "public"
 """Metadata key for public data."""
 
 Part = Callable[[Any], Any]
-"""Function that returns the public part of a field, or the field's value itself if everything in it is public."""
+"""Function used to extract the public part of a field. It returns the same object if everything is public."""
 
 
 def public_metadata(event: Any) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def public_messages(event: Any) -> Sequence[Message]:
 
 
 def select_public_messages(messages: Sequence[Message]) -> Sequence[Message]:
-    """Remove system messages, hidden tool calls and their results."""
+    """Remove system messages and hidden tool calls, including results."""
     public: list[Message] = []
     # Unanswered calls of the last assistant message. Vendors may reuse call ids, so remove each call once answered.
     calls: list[ToolCall] = []
@@ -52,7 +52,7 @@ def select_public_messages(messages: Sequence[Message]) -> Sequence[Message]:
                 public.append(message)
         elif message.role == "tool":
             answered = next((call for call in calls if call.id == message.tool_call_id), None)
-            # A result without a matching call may belong to a hidden call.
+            # Results without a matching call might belong to a hidden call.
             if answered is not None:
                 calls.remove(answered)
                 if not answered.hidden:
@@ -71,13 +71,13 @@ def _remove_hidden_calls(message: Message) -> Message:
 
 
 def public_calls(event: Any) -> list[ToolCall]:
-    """Return an event's tool calls without hidden calls."""
+    """Return tool calls, excluding hidden calls."""
     calls: list[ToolCall] = event.tool_calls
     return [call for call in calls if not call.hidden] if any(call.hidden for call in calls) else calls
 
 
 def hidden_indexes(event: Any) -> list[int]:
-    """Return the indexes of hidden calls in their message."""
+    """Return hidden call indexes."""
     return event.left_out or [index for index, call in enumerate(event.tool_calls) if call.hidden]
 
 
@@ -99,7 +99,7 @@ def public_questions(event: Any) -> list[PendingInput]:
 
 
 def public_error(event: Any) -> ErrorInfo | None:
-    """Return the error that ended an attempt, in its public form."""
+    """Return the attempt's redacted error."""
     return None if event.error is None else redact_error(event.error, event.reason)
 
 

@@ -34,7 +34,7 @@ class AskedQuestion(NamedTuple):
 
     question: PendingInput
     slot: Slot | None
-    """Slot of the tool call, or None for questions outside of tool calls."""
+    """Tool call slot, if the question was asked by a tool call."""
     precedes_start: bool
     """True if the question was asked before the `tool-start` event."""
 
@@ -54,7 +54,7 @@ class EarlierAttempts:
             copied_seq: The `seq` of the last event that was copied from another run, if this run is a fork.
         """
         self.branch_states: dict[str, RunState] = {}
-        """Initial states of the branches."""
+        """Initial branch states."""
         self.state = fold_all(events, before, self.branch_states)
         """State of the main branch after all events."""
         self.messages: dict[str, ContentCompleteEvent] = {}
@@ -62,24 +62,24 @@ class EarlierAttempts:
         self.results: dict[Slot, ToolCompleteEvent] = {}
         """Results of tool calls."""
         self.questions: dict[str, str | None] = {}
-        """Prompts by question id, or None if the answer was a credential, which is not recorded."""
+        """Prompts by question id. If the answer was a credential, the prompt is set to None."""
         self.notes: dict[Slot, dict[str, Any]] = {}
-        """Metadata of the last question of each call."""
+        """Metadata of the last question, by call."""
         self.question_kinds: dict[Slot, str] = {}
-        """Kind of the last question of each call."""
+        """Kind of the last question, by call."""
         self.undecided: dict[str, AskedQuestion] = {}
         """Undecided questions of unfinished tool calls and questions outside of tool calls, by input id.
 
         Questions that precede a `tool-start` are removed when the tool starts, because their answers were used."""
         self.interrupted: set[Slot] = set()
-        """Calls that started but did not end."""
+        """Started but unfinished calls."""
         self.nested_events: list[Event] = []
         """Events of nested runs."""
         self._resumed: set[str] = set()
         """Ids of nested runs that this attempt resumed."""
         self._secret: set[str] = set()
         self._recreatable: Counter[tuple[str | None, ...]] = Counter()
-        """Number of recorded events that a strategy is expected to create again."""
+        """Number of recorded events still to be recreated by the strategy."""
         self._copied_seq = copied_seq
         self._running: set[Slot] = set()
         asking: dict[str, Slot] = {}
@@ -89,12 +89,12 @@ class EarlierAttempts:
                 continue
             if isinstance(event, TaskEvent):
                 self._copied_seq = event.fork_seq or copied_seq
-            # Calls that were started before the fork did not start in this run.
+            # Calls started before the fork belong to the original run.
             self._add(event, asking, is_own=event.seq > self._copied_seq)
         self.interrupted.difference_update(asking.values(), self.results)
 
     def resume_nested(self, task_id: str) -> list[Event]:
-        """Mark a nested run as resumed, and return its events as those of a root run."""
+        """Mark a nested run as resumed. Return its events, converted to events of a root run."""
         self._resumed.add(task_id)
         family, events = {task_id}, list[Event]()
         for event in self.nested_events:
@@ -173,12 +173,12 @@ class EarlierAttempts:
             if event.input_id in self._secret:
                 self.questions[event.input_id] = None
         elif isinstance(event, StatusUpdateEvent) and (event.final or event.resumed):
-            # A call that waited for an answer is called again when the answer arrives.
+            # Calls waiting for an answer are repeated when it arrives, so they are not interrupted.
             self.interrupted.difference_update(asking.values())
             self._running.clear()
 
     def _forget_questions(self, slot: Slot, *, precedes_start: bool = False) -> None:
-        """Remove the questions of a tool call."""
+        """Remove a call's questions."""
         if self.undecided:
             self.undecided = {
                 input_id: asked
@@ -187,7 +187,7 @@ class EarlierAttempts:
             }
 
     def contains(self, event: Event, task_id: str, attempt: int) -> bool:
-        """True if an earlier attempt recorded an event, which is being replayed or created again by a strategy.
+        """True if the event was already recorded by an earlier attempt.
 
         Args:
             event: Event of an attempt that continues the run.
@@ -206,7 +206,7 @@ class EarlierAttempts:
         return key is not None and self._recreatable[key] > 0
 
     def count_recreated(self, event: Event, attempt: int) -> None:
-        """Count a recorded event that a strategy created again, because equal events may be recorded several times."""
+        """Decrement the count of a recreated event. Equal events may be recorded several times."""
         key = None if 0 < event.attempt < attempt else _recreation_key(event)
         if key is not None:
             self._recreatable[key] -= 1

@@ -29,10 +29,10 @@ from rxloop.protocol.events import (
 )
 
 Step = tuple[str | None, str | None]
-"""Branch, and a step on it."""
+"""Branch and step."""
 
 Slot = tuple[str | None, str | None, int]
-"""Branch, a step on it, and the index of a call in its message."""
+"""Branch, step and call index."""
 
 Delta = ContentDeltaEvent | ThoughtDeltaEvent | ToolCallDeltaEvent
 
@@ -50,10 +50,10 @@ def raise_violation(rule: str, message: str, event: Event | None, other: Event |
 
 
 class Grammar:
-    """Validator for an event stream. Call `check` with each event, and `end` at the end of the stream.
+    """Event stream validator. Call `check` for each event and `end` after the last one.
 
     Args:
-        whole: Whether the stream starts at the beginning of its run or attempt.
+        whole: Set to False if the beginning of the run or attempt is missing.
     """
 
     def __init__(self, *, whole: bool = True) -> None:
@@ -70,7 +70,7 @@ class Grammar:
         """Check the next event.
 
         Raises:
-            GrammarError: The event violates a rule.
+            GrammarError: If the event violates a rule.
         """
         if isinstance(event, GapEvent):
             if event.reason != "dropped":
@@ -85,7 +85,7 @@ class Grammar:
             self._check_run(event)
         run = self._runs.get(event.task_id)
         if run is None:
-            # The state of a run is only completely known if its first event is.
+            # A run's state is only complete if we have seen its first event.
             run = self._runs[event.task_id] = _Run(isinstance(event, TaskEvent), event.attempt)
             if event.agent_path:
                 run.parent = event.parent_task_id
@@ -99,7 +99,7 @@ class Grammar:
         """Check the end of the stream.
 
         Raises:
-            GrammarError: The stream ended inside of an attempt.
+            GrammarError: If an attempt is still open.
         """
         if self._first is None:
             return
@@ -129,7 +129,7 @@ class Grammar:
                 raise_violation("working-second", what, event, first)
 
     def _check_run(self, event: Event) -> None:
-        """Check the ids and the attempt of an event that does not belong to a nested run."""
+        """Check ids and attempt numbers of root run events."""
         first, last = self._first, self._last
         if first is None:
             return
@@ -168,7 +168,7 @@ class Grammar:
             raise_violation("ended", "a run that has ended for good must not be resumed", event, root.final)
 
     def _check_numbers(self, event: Event) -> None:
-        """Check that `seq` counts durable events without gaps, and that `sub` increases in between."""
+        """Check that `seq` has no gaps and that `sub` is increasing."""
         before, last = self._durable, self._last
         durable = event.durable and not (isinstance(event, UnknownEvent) and event.sub)
         if durable or self._lost:
@@ -205,7 +205,7 @@ def _is_unrecorded(event: StatusUpdateEvent) -> bool:
 
 
 def _is_lost(start: Event, end: Event) -> bool:
-    """True if a crash interrupted a call on another branch, which the next attempt may not reach."""
+    """True if a crash interrupted work on another branch. The next attempt may skip it."""
     return start.branch is not None and start.attempt < end.attempt
 
 
@@ -218,7 +218,7 @@ class _Call:
 
 @dataclass
 class _Run:
-    """Open messages, calls and questions of a run."""
+    """Tracks a run's open messages, calls and questions."""
 
     whole: bool
     """True if the run's first event is known. Otherwise, events may refer to unknown ones."""
@@ -238,7 +238,7 @@ class _Run:
     """Id of the parent run, if this run is nested."""
 
     def check(self, event: Event) -> None:
-        """Check the next event of the run."""
+        """Check the run's next event."""
         if isinstance(event, StatusUpdateEvent):
             self._check_status(event)
         elif self.final is not None and not self._is_late_answer(event):
@@ -310,7 +310,7 @@ class _Run:
         if waiting is not None:
             other = waiting.started or waiting.message
             raise_violation("call-unanswered", "all calls of a branch must be answered before a request", event, other)
-        # An operator may retry a step, which discards the deltas of its first request.
+        # Operators may retry a step. This discards previous deltas.
         self.requests[step] = event
 
     def _check_delta(self, event: Delta | UsageEvent) -> None:
@@ -333,14 +333,14 @@ class _Run:
             if request is None and self.whole:
                 raise_violation("canceled-nothing", "a canceled message must be open", event, self.last)
             return
-        # Messages without an llm-call are created by strategies and operators.
+        # Strategies and operators can create messages without an llm-call.
         self.messages[step] = event
         for index in range(len(event.tool_calls)):
             slot = (*step, index)
             self.calls[slot] = self.open[slot] = _Call(event)
 
     def _find_call(self, event: ToolStartEvent | ToolProgressEvent | ToolCompleteEvent) -> _Call | None:
-        """Return the call of an event, or None if it may precede the known events."""
+        """Find the event's call. Return None if it might precede the known events."""
         call = self.calls.get((event.branch, event.step, event.index))
         if call is None:
             message = self.messages.get((event.branch, event.step))

@@ -154,7 +154,7 @@ class History(Sequence[Message]):
         items = self._items
         for index in range(self._length):
             item = items[index]
-            # Avoid a call for each message, because compressors count all messages before each request.
+            # Avoid extra calls, because compressors should be able to count all messages quickly.
             yield self._item(index) if isinstance(item, StoredMessages) else item
 
     def __eq__(self, other: object) -> bool:
@@ -255,19 +255,19 @@ def make_content(text: str, parts: Sequence[Media]) -> Content:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Tool calls of an assistant message, while some of them are unanswered."""
+    """Batch of tool calls that is not completely answered."""
 
     step: str
     message: Message
     answers: Ledger[int, ToolCompleteEvent] = field(default_factory=Ledger[int, ToolCompleteEvent])
     started: int = 0
-    """Bit mask of started calls, by index. Calls that the last attempt left at a question are not included."""
+    """Bit mask of started calls, excluding calls interrupted by a question."""
     left_out: tuple[int, ...] = ()
     """Indexes of hidden calls that are missing from the message. Only set for clients."""
 
     @property
     def calls(self) -> tuple[ToolCall, ...]:
-        """Calls of the message, in order."""
+        """Ordered tool calls."""
         return self.message.tool_calls
 
     @property
@@ -286,7 +286,7 @@ class Batch:
         return -1 if position in self.left_out else position - sum(each < position for each in self.left_out)
 
     def _positions(self) -> Iterable[int]:
-        """Return the indexes of the calls, as used in events."""
+        """Return call indexes used in events."""
         every = range(len(self.calls) + len(self.left_out))
         return (position for position in every if position not in self.left_out) if self.left_out else every
 
@@ -323,7 +323,7 @@ class Batch:
         return make_content(answer.content, answer.parts) if answer.parts else answer.content
 
     def explain_missing(self, index: int, asking: int, *, idempotent: bool = False) -> str:
-        """Return the text that the model reads instead of a call's result.
+        """Return a text to replace a missing result.
 
         Args:
             index: Index of the call.
@@ -337,7 +337,7 @@ class Batch:
         return CANCELED_CALL if idempotent else INTERRUPTED
 
     def find_asking(self, pending: Iterable[PendingInput]) -> int:
-        """Return a bit mask of calls that wait for an answer, by index."""
+        """Return a bit mask of calls waiting for an answer."""
         mask = 0
         for question in pending:
             if question.call is not None and question.task_id is None and question.step == self.step:

@@ -15,17 +15,17 @@ _BEFORE_REASON = r"(?s)\A.{0,300}? answered [^:]{0,60}: "
 
 
 class RefusedMedia:
-    """Immutable set of the images and files that are omitted from requests, by their fingerprints."""
+    """Immutable set of refused media fingerprints, used to omit media from requests."""
 
     __slots__ = ("_changed", "_view", "reasons")
 
     def __init__(self, reasons: Mapping[str, str] | None = None) -> None:
         self.reasons: Mapping[str, str] = reasons or {}
-        """The vendor's reason for each fingerprint."""
+        """Vendor's reason by fingerprint."""
         self._changed: dict[int, tuple[Message, Message]] = {}
-        """Messages with refused parts and their replacements, so that each replacement is encoded once."""
+        """Cached replacements for messages, so that each replacement is only encoded once."""
         self._view: tuple[History, History] | None = None
-        """The last history and its replacement, so that a request costs only the new messages."""
+        """Last history and its replacement, cached so that only new messages are processed."""
 
     def __bool__(self) -> bool:
         return bool(self.reasons)
@@ -39,7 +39,7 @@ class RefusedMedia:
         return f"<RefusedMedia of {len(self.reasons)}>"
 
     def add(self, reasons: Mapping[str, str]) -> RefusedMedia:
-        """Return a copy that also has these fingerprints."""
+        """Return a copy with additional fingerprints."""
         return RefusedMedia({**self.reasons, **reasons}) if reasons else self
 
     def omit_from(self, messages: Sequence[Message]) -> Sequence[Message]:
@@ -81,7 +81,7 @@ class RefusedMedia:
         texts = [part.text for part in parts if isinstance(part, TextPart)]
         content = "\n".join(texts) if len(texts) == len(parts) else parts
         changed = message.model_copy(update={"content": content})
-        # The original is kept as well, because its id is valid only as long as it exists.
+        # Keep the original message too, because its id is only valid while it exists.
         self._changed[id(message)] = message, changed
         return changed
 
@@ -98,7 +98,7 @@ class RefusedMedia:
 
 
 def vendor_reason(message: str) -> str:
-    """Return the part of an error message that the vendor wrote."""
+    """Extract the vendor's own error message."""
     return re.sub(_BEFORE_REASON, "", message)[:_LONGEST_REASON]
 
 

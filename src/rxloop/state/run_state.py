@@ -1,4 +1,4 @@
-"""State of a run, and checks of its limits."""
+"""Run state and limit checks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from rxloop.state.refused_media import RefusedMedia
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompressionTotals:
-    """Totals of all compressions in a run."""
+    """Compression totals of a run."""
 
     count: int = 0
     tokens_before: int = 0
@@ -36,7 +36,7 @@ class CompressionTotals:
     shortened: int = 0
     """Number of tool results shortened."""
     stable_tokens: int = 0
-    """Number of unchanged tokens at the start of the requests."""
+    """Number of unchanged leading tokens."""
     thinking: Usage = field(default_factory=Usage)
     """Tokens used by the thinking model. They are not part of the run's usage."""
     seconds: float = 0.0
@@ -61,55 +61,55 @@ class CompressionTotals:
 
 
 COMMAND_ID = "mail_id"
-"""Metadata key for the number of the command that caused an event."""
+"""Metadata key used for the number of the causing command."""
 
 MAX_EARLIER_IDS = 1_000
 """Minimum number of retained ids from earlier runs. If twice as many accumulate, the oldest are dropped."""
 
 
 class RequestSize(NamedTuple):
-    """Size of a request, as reported by the provider."""
+    """Request size reported by the provider."""
 
     step: str | None
     input_tokens: int
 
 
 class CallPosition(NamedTuple):
-    """Tool call in the run or in a nested run."""
+    """Position of a tool call."""
 
     task_id: str | None
-    """Id of the nested run, or None for the run itself."""
+    """Nested run id. If None, the run itself made the call."""
     step: str | None
     place: int
 
 
-# Without slots, a copy of the state is a single dict copy, which takes a tenth of `dataclasses.replace`.
+# Do not use slots: copying the instance dict is ten times faster than `dataclasses.replace`.
 @dataclass(frozen=True)
 class RunState:
-    """State of a run's main branch, or of another branch."""
+    """State of a single branch."""
 
     seq: int = 0
-    """The `seq` of the last durable event."""
+    """Last durable `seq`."""
     attempt: int = 0
     tries: int = 0
-    """Number of attempts since the last one that paused for an answer or was canceled."""
+    """Number of attempts since the last pause or cancellation."""
     state: State = "submitted"
     reason: str | None = None
     error: ErrorInfo | None = None
     messages: History = field(default_factory=History)
     """History, always valid. An open batch is only added when all of its calls are answered."""
     initial_messages: tuple[Message, ...] = ()
-    """Messages with which the run was started."""
+    """Messages that started the run."""
     usage: Usage = field(default_factory=Usage)
-    """Usage of all model calls in the run, on all branches."""
+    """Total usage on all branches."""
     iteration: int = 0
     """Number of model calls started on this branch."""
     open_step: str | None = None
-    """Step of the model call whose message is incomplete, if any."""
+    """Step of the open model call, if any."""
     failure: LLMFailedEvent | None = None
-    """Failure of the open model call, if it may be retried."""
+    """Last failure of the open model call."""
     batch: Batch | None = None
-    """Tool calls of the last message, if some are unanswered."""
+    """Open batch of tool calls, if any."""
     held: tuple[Message, ...] = ()
     """Messages to add to the history after the open message and its batch."""
     unread_count: int = 0
@@ -119,7 +119,7 @@ class RunState:
     content: str = ""
     """Newest answer, possibly partial."""
     files: Sequence[Media] = ()
-    """Images and files of this answer."""
+    """Media in this answer."""
     citations: Sequence[Citation] = ()
     """Sources of this answer's text."""
     pending: dict[str, PendingInput] = field(default_factory=dict[str, PendingInput])
@@ -132,27 +132,27 @@ class RunState:
     """Ids of thoughts and tool calls in earlier runs of the conversation. In long conversations, only the newest ids
     are retained."""
     calls: Ledger[str, ToolCall] = field(default_factory=Ledger[str, ToolCall])
-    """All tool calls by id. If ids repeat, the first call is kept."""
+    """Tool calls by id. The first call is kept if ids repeat."""
     subtasks: Ledger[str, CallPosition] = field(default_factory=Ledger[str, CallPosition])
-    """Calls that started nested runs at any depth, by id of the nested run."""
+    """Starting call of each nested run, by run id."""
     failures: int = 0
     """Number of consecutive iterations in which all tools failed."""
     retries: int = 0
-    """Number of invalid answers that were sent back to the model."""
+    """Number of rejected answers."""
     thought_streak: int = 0
-    """Number of consecutive iterations that only called `think_aloud`."""
+    """Number of consecutive thought-only iterations."""
     answered: bool = False
     """True if the model's newest message answered with a tool call."""
     compressed: ContextCompressedEvent | None = None
-    """Newest compression. It determines which parts of the history are sent."""
+    """Newest compression, used to build the next request."""
     compression: CompressionTotals = field(default_factory=CompressionTotals)
-    """Totals of all compressions in the run, on all branches."""
+    """Compression totals on all branches."""
     thinking_failures: int = 0
     """Number of failed thinking phases."""
     last_command: int = 0
     """Number of the last applied command."""
     refused: RefusedMedia = field(default_factory=RefusedMedia)
-    """Images and files in the conversation that a vendor refused."""
+    """Media refused by a vendor."""
     measured: RequestSize | None = None
     """Last request whose size the provider reported."""
 
@@ -224,7 +224,7 @@ class RunState:
         return make_state(self.__dict__ | changes)
 
     def create_branch(self) -> RunState:
-        """Return the initial state of a branch. It has the same history but its own counters."""
+        """Return a new branch state with the same history and reset counters."""
         return self.replace(
             iteration=0,
             last=None,
@@ -248,11 +248,11 @@ def make_state(fields: dict[str, Any]) -> RunState:
     return state
 
 
-# Created on first use: it builds pydantic's validator for `Usage`, which takes a tenth of rxloop's import time.
+# Create it on first use, because building pydantic's validator for `Usage` would slow down importing rxloop.
 @cache
 def initial_state() -> RunState:
     """Return the shared state before the first event."""
-    # Copy the dict. A dict that grew attribute by attribute has twice the capacity, and so would each of its copies.
+    # Copying the dict halves its capacity, because it grew while attributes were being set.
     return make_state({**vars(RunState())})
 
 
@@ -263,7 +263,7 @@ def get_final_history(state: RunState) -> History:
 
 
 def add_earlier_ids(earlier: Ledger[str, None], names: Iterable[str]) -> Ledger[str, None]:
-    """Add the ids of a run's thoughts and calls, to which thoughts of later runs may refer."""
+    """Add the thought and call ids of a run, so that later thoughts can refer to them."""
     earlier = earlier.add_all((name, None) for name in names)
     if len(earlier) <= 2 * MAX_EARLIER_IDS:
         return earlier
@@ -271,7 +271,7 @@ def add_earlier_ids(earlier: Ledger[str, None], names: Iterable[str]) -> Ledger[
 
 
 class LimitHit(RxloopError):
-    """Limit that was reached. It is raised inside of the pipeline to end the run."""
+    """Exceeded limit, raised in the pipeline to end the run."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -279,7 +279,7 @@ class LimitHit(RxloopError):
 
 
 def check_limits(state: RunState, limits: Limits, thought_limit: int) -> LimitHit | None:
-    """Return the limit that prevents another iteration, or None.
+    """Check whether another iteration is allowed. Return the exceeded limit, if any.
 
     Args:
         state: State after the last iteration.
@@ -304,7 +304,7 @@ def check_limits(state: RunState, limits: Limits, thought_limit: int) -> LimitHi
 
 
 def check_attempts(state: RunState, limits: Limits) -> LimitHit | None:
-    """Return the limit that prevents another attempt, or None.
+    """Check whether another attempt is allowed. Return the exceeded limit, if any.
 
     Args:
         state: State after the last attempt.
@@ -323,13 +323,13 @@ class RunFold:
     """
 
     first: str
-    """Id of the first run."""
+    """First run id."""
     last: str
-    """Id of the last run."""
+    """Last run id."""
     runs: int
     """Number of runs."""
     events: int
-    """Number of their durable events."""
+    """Number of durable events."""
     summary: bytes
     """Values needed immediately, as JSON."""
     messages: bytes

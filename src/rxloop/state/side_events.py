@@ -32,12 +32,12 @@ Handler = Callable[[RunState, Any], dict[str, Any]]
 
 
 def find_nested_handler(state: RunState, event: Event) -> Handler | None:
-    """Return the handler of an event of another run, or None unless that run is nested in this one."""
+    """Return the event handler if the event belongs to a nested run."""
     return _HANDLERS[type(event)] if event.task_id in state.subtasks else None
 
 
 def find_shared_changes(state: RunState, event: Event) -> dict[str, Any]:
-    """Return the fields of the state of the main branch that an event of another branch changes."""
+    """Return changes to the main branch's state caused by another branch."""
     changes: dict[str, Any] = {}
     if isinstance(event, UsageEvent):
         changes["usage"] = state.usage + event.usage
@@ -55,15 +55,15 @@ def find_shared_changes(state: RunState, event: Event) -> dict[str, Any]:
 
 
 def find_last_command(state: RunState, event: Event) -> int:
-    """Return the number of the newest command that the run has applied."""
+    """Return the newest applied command number."""
     number = event.metadata[COMMAND_ID]
-    # The event of a forwarded run has the number of a command to that run.
+    # Events forwarded from another run use that run's command numbers.
     own = (event.parent_task_id is None or event.task_id in state.subtasks) and isinstance(number, int)
     return max(state.last_command, number) if own else state.last_command
 
 
 def add_calls(state: RunState, event: ContentCompleteEvent) -> Ledger[str, ToolCall]:
-    """Return the calls of a run with the calls of a message."""
+    """Return all calls, including new ones."""
     return state.calls.add_all((call.id, call) for call in event.tool_calls)
 
 
@@ -76,12 +76,12 @@ def add_subtask(state: RunState, event: SubtaskEvent) -> dict[str, Any]:
 
 
 def add_question(state: RunState, event: QuestionEvent) -> dict[str, Any]:
-    """Add a question of the run itself."""
+    """Add a pending question."""
     return {"pending": {**state.pending, event.input_id: event.input}}
 
 
 def add_answer(state: RunState, event: InputReceivedEvent) -> dict[str, Any]:
-    """Remove a question and keep its answer, unless the answer is a credential."""
+    """Remove a question and store its answer. Credentials are not stored."""
     pending = {key: value for key, value in state.pending.items() if key != event.input_id}
     question = state.pending.get(event.input_id)
     if question is not None and question.secret:
@@ -92,7 +92,7 @@ def add_answer(state: RunState, event: InputReceivedEvent) -> dict[str, Any]:
 def remove_questions(
     state: RunState, step: str | None, index: int, task_id: str | None = None
 ) -> dict[str, PendingInput]:
-    """Return the pending questions without those of a completed call, which may have failed while it asked.
+    """Return pending questions, excluding questions asked by a completed call.
 
     Args:
         state: State of the run.
@@ -107,7 +107,7 @@ def remove_questions(
 
 
 def _list_askers(state: RunState, question: PendingInput) -> Iterator[CallPosition]:
-    """Yield the call that asked, then the calls that its run is nested in, from the innermost one."""
+    """Yield the asking call and its parent calls, starting with the innermost one."""
     if question.call is not None:
         yield CallPosition(question.task_id, question.step, question.index)
     task_id = question.task_id

@@ -26,7 +26,7 @@ class Gate:
         self._opened: asyncio.Event | None = None
 
     def close(self) -> None:
-        """Pause the sources. Each `close` needs its own `open`."""
+        """Pause the sources. Call `open` once for each `close`."""
         self._close_count += 1
         self.closed = True
 
@@ -40,7 +40,7 @@ class Gate:
                 self._opened = None
 
     async def wait(self) -> None:
-        """Wait until the gate is open."""
+        """Wait for the gate to open."""
         while self.closed:
             if self._opened is None:
                 self._opened = asyncio.Event()
@@ -48,7 +48,7 @@ class Gate:
 
 
 class Gates(Gate):
-    """Group of gates, for a reader of several runs."""
+    """Combined gate for multiple runs."""
 
     def __init__(self, gates: Iterable[Gate] = ()) -> None:
         super().__init__()
@@ -69,13 +69,13 @@ class Gates(Gate):
                 gate.open()
 
     def add(self, gate: Gate) -> None:
-        """Add the gate of another run."""
+        """Add a run's gate."""
         self._gates.append(gate)
         if self.closed:
             gate.close()
 
     def remove(self, gate: Gate) -> None:
-        """Remove the gate of a run."""
+        """Remove a run's gate."""
         self._gates.remove(gate)
         if self.closed:
             gate.open()
@@ -85,7 +85,7 @@ Overflow = Literal["coalesce", "block", "drop_oldest", "error"]
 
 
 class _MergedText:
-    """Buffered text that consists of several items."""
+    """Merged text items."""
 
     __slots__ = ("newest", "pieces")
 
@@ -116,11 +116,11 @@ class _Dropped:
 
 
 class ReadTimeout(Exception):
-    """No item arrived within the time limit. It is no `TimeoutError`, because a source might raise one."""
+    """Raised if no item arrives in time. It does not derive from `TimeoutError`, because sources might raise those."""
 
 
 class ReadBuffer:
-    """Buffer for items that a reader has not read yet. Durable events are never merged or dropped."""
+    """Buffer of unread items. Only transient events and text can be merged or dropped."""
 
     def __init__(self, overflow: Overflow, size: int, gate: Gate | None, join_text: bool = False) -> None:
         self.subscription: abc.DisposableBase | None = None
@@ -140,7 +140,7 @@ class ReadBuffer:
         return self._ended
 
     def attach(self, subscription: abc.DisposableBase) -> None:
-        """Set the subscription that fills the buffer."""
+        """Set the source subscription."""
         self.subscription = subscription
         if self._ended:
             # The buffer overflowed while subscribing.
@@ -156,7 +156,7 @@ class ReadBuffer:
             self._wake()
 
     def end(self, error: Exception | None = None) -> None:
-        """Mark the end of the source. Only the first call has an effect."""
+        """Mark the source as ended. Subsequent calls are ignored."""
         if self._ended:
             return
         self._ended = True
@@ -201,7 +201,7 @@ class ReadBuffer:
             timed_out = time_limit is not None
 
     async def _wait_for_push(self, time_limit: float | None) -> None:
-        """Wait for an item, or until the time limit."""
+        """Wait for the next item."""
         loop = asyncio.get_running_loop()
         self._reader = loop.create_future()
         timer = None if time_limit is None else loop.call_later(time_limit, self._wake)
@@ -213,7 +213,7 @@ class ReadBuffer:
                 timer.cancel()
 
     def drain(self) -> Iterator[Any]:
-        """Yield the items that are available without waiting."""
+        """Yield available items without waiting."""
         while self._items:
             yield self._take()
 

@@ -13,11 +13,11 @@ from typing import Any, Protocol
 from weakref import WeakKeyDictionary, WeakSet, ref
 
 _READERS: WeakKeyDictionary[Task[Any], ref[CancelledError]] = WeakKeyDictionary()
-"""Tasks whose end is observed, and the error of the last canceled read in each of them."""
+"""Errors of the last canceled read, by observed task."""
 
 
 def release_frames(error: CancelledError) -> None:
-    """Clear the local variables of functions that end because a read was canceled.
+    """Clear local variables of functions ended by a canceled read.
 
     The error references its traceback, and thereby all frames. If the error is kept, by a reference cycle in an anyio
     task group or by a program that keeps the task, so are the variables. Often, one of them is the run's handle, and
@@ -39,7 +39,7 @@ def release_frames(error: CancelledError) -> None:
 
 
 def release_frames_if_cancelled(frame: FrameType | None) -> None:
-    """Clear the variables of functions that drop a reader, if their task is canceled between two reads.
+    """Clear local variables when a reader is dropped by a canceled task between two reads.
 
     Variables are kept if a function ends in another way: by returning, it frees them itself, and after an error they
     may be needed for debugging.
@@ -56,13 +56,13 @@ def release_frames_if_cancelled(frame: FrameType | None) -> None:
         while frame is not None:
             frames.append(frame)
             frame = frame.f_back
-        # A time limit may end the cancellation inside of the task, which then continues.
+        # Time limits can end the cancellation, so that the task continues.
         clear = partial(_clear, frames) if task.cancelling() else partial(_clear_if_cancelled, task, frames)
         task.get_loop().call_soon(clear)
 
 
 def release_frames_at_end(task: Task[Any]) -> None:
-    """Clear the frames of a task that was canceled between two reads, because the program may keep the task.
+    """Clear the frames of a canceled task, because the program may keep the task.
 
     Args:
         task: Canceled task. Its error is consumed, so tasks that await it later get an error without these frames.
@@ -111,7 +111,7 @@ def _is_finished(frame: FrameType) -> bool:
 
 
 _DELAYS = (0.1, 1.0, 10.0)
-"""Delays in seconds after a task ends, and between tries. Servers need time to end the tasks around a response."""
+"""Delays in seconds before each try, because servers need time to end other tasks of a response."""
 
 _MIN_INTERVAL = 5.0
 """Minimum number of seconds between two full collections of this process."""
@@ -133,7 +133,7 @@ class Abandonable(Protocol):
 
 
 _ABANDONABLE: WeakKeyDictionary[Task[object], WeakSet[Abandonable]] = WeakKeyDictionary()
-"""Readers by task. The end of each task is observed."""
+"""Readers by observed task."""
 
 
 def observe_reading_task(reader: Abandonable) -> None:
@@ -170,7 +170,7 @@ def _find_abandoned(task: Task[object]) -> None:
 
 
 class _FullCollection:
-    """Time of the last full collection in this process, in seconds of `time.monotonic`."""
+    """Last full collection of this process, using `time.monotonic`."""
 
     started = 0.0
     next = 0.0
@@ -195,7 +195,7 @@ def _collect(loop: AbstractEventLoop, readers: WeakSet[Abandonable], delays: Seq
 def _collect_all(loop: AbstractEventLoop, readers: WeakSet[Abandonable], delays: Sequence[float], since: float) -> None:
     if not _is_abandoned(readers):
         return
-    # Readers that wait for a collection share it.
+    # Share collections between waiting readers.
     if _FullCollection.started < since:
         wait = _FullCollection.next - time.monotonic()
         if wait > 0:

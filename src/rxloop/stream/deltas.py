@@ -26,7 +26,7 @@ from rxloop.protocol.model import mutable_fields
 
 
 def delta_text(event: object) -> str | None:
-    """Return the text of a delta that can be merged with others, or None for other events."""
+    """Return a delta's text. Return None if the event is not a mergeable delta."""
     if isinstance(event, ContentDeltaEvent | ThoughtDeltaEvent):
         return event.delta
     if isinstance(event, ToolCallDeltaEvent):
@@ -53,13 +53,13 @@ def merge_deltas(newest: Event, texts: Iterable[str]) -> Event:
 
 
 class PackedDeltas:
-    """Consecutive deltas of one text. They only need a twentieth of the memory, and `events` restores them."""
+    """Compact representation of consecutive deltas, using a twentieth of the memory. Use `events` to restore them."""
 
     __slots__ = ("_times", "first", "lengths", "text")
 
     def __init__(self, deltas: Sequence[ContentDeltaEvent | ThoughtDeltaEvent]) -> None:
         self.first = deltas[0]
-        """First delta. The numbers of the others follow without gaps."""
+        """First delta. Other deltas have consecutive numbers."""
         self.lengths = array("I", [len(delta.delta) for delta in deltas])
         self.text = "".join([delta.delta for delta in deltas])
         self._times = array("q", [delta.timestamp for delta in deltas])
@@ -71,7 +71,7 @@ class PackedDeltas:
 
     @property
     def kind(self) -> str:
-        """Event kind of the deltas."""
+        """Event kind."""
         return self.first.kind
 
     def __len__(self) -> int:
@@ -106,14 +106,14 @@ class PackedDeltas:
 
 
 class MergedDeltas:
-    """Merged deltas of one text. End offsets are kept, because some readers already have the first deltas."""
+    """Merged deltas, including end offsets. Readers that already received some deltas only get the rest."""
 
     __slots__ = ("_counts", "_ends", "_newest", "_next", "_starts", "_texts")
 
     def __init__(self) -> None:
         self._newest: Event | None = None
         self._texts: list[str] = []
-        # Positions are nearly always consecutive, so only store where a gap ends, and the number of deltas before it.
+        # Positions are usually consecutive, so only store the start and delta count of each consecutive run.
         self._starts = array("Q")
         self._counts = array("Q")
         self._next = -1
@@ -121,7 +121,7 @@ class MergedDeltas:
 
     @property
     def seq(self) -> int:
-        """The `seq` of the newest delta."""
+        """Newest delta's `seq`."""
         return (self._next - 1) >> _SUB_BITS
 
     def add(self, deltas: PackedDeltas | Event) -> None:
@@ -160,7 +160,7 @@ class MergedDeltas:
         return event
 
     def length(self, position: int) -> int:
-        """Return the length of the text up to a position."""
+        """Return the text length at a position."""
         run = bisect_right(self._starts, position) - 1
         if run < 0:
             return 0
@@ -181,7 +181,7 @@ def trim_known(event: Event, seq: int, sub: int) -> Event | None:
         return event
     text = delta_text(event) or ""
     known = deltas.length(seq << _SUB_BITS | sub)
-    # Someone may have copied the event and replaced its text.
+    # The event might be a copy with a different text.
     return merge_deltas(event, [text[known:]]) if known and len(text) == deltas.length(_position(event)) else event
 
 
@@ -200,7 +200,7 @@ _COMMON = {cls: itemgetter(*cls.model_fields.keys() - _COUNTED) for cls in (Cont
 
 
 def pack_deltas(events: Iterable[Event]) -> list[Event | PackedDeltas]:
-    """Pack consecutive deltas whose numbers have no gaps."""
+    """Pack consecutive deltas without gaps."""
     out: list[Event | PackedDeltas] = []
     run: list[Any] = []
     common = None
@@ -232,14 +232,14 @@ def pack_deltas(events: Iterable[Event]) -> list[Event | PackedDeltas]:
 # -- Transient events of open messages and calls
 
 Key = tuple[str, str | None]
-"""Run id, and the step of an open message or the slot of an open call."""
+"""Run id and message step or call slot."""
 
 FRESH = 16
 """Number of newest deltas that are not packed. An unpacked event needs a hundred times the memory of a token."""
 
 
 class OpenMessage:
-    """Transient events of an incomplete message or call."""
+    """Transient events before completion."""
 
     __slots__ = ("_merged", "_packed", "count", "fresh", "thought")
 
@@ -252,7 +252,7 @@ class OpenMessage:
         self.count = 0
         """Number of unmerged events."""
         self.thought = 0
-        """The `seq` of the last complete thought."""
+        """Last complete thought's `seq`."""
 
     def shorten(self, limit: int) -> None:
         """Pack the newest events. If more than `limit` events are unmerged, merge the older half."""
@@ -281,7 +281,7 @@ class OpenMessage:
         first = deltas if isinstance(deltas, Event) else deltas.first
         key = (first.kind, first.index if isinstance(first, ToolCallDeltaEvent) else 0)
         text = self._merged.get(key)
-        # The next thought starts a new text, because the last one is complete and has its own durable event.
+        # Start a new text for the next thought, because the last thought was already published.
         if text is None or (first.kind == "thought-delta" and text.seq < self.thought <= first.seq):
             text = self._merged[key] = MergedDeltas()
         text.add(deltas)
@@ -315,7 +315,7 @@ class OpenMessage:
 def release_complete(messages: dict[Key, OpenMessage], event: Event) -> None:
     """Remove an open message or call if the event completes it."""
     if isinstance(event, ContentCompleteEvent | LLMCallEvent):
-        # If a step sends a second request, the deltas of its first request are invalid.
+        # If a step is retried, previous deltas are invalid.
         messages.pop((event.task_id, event.step), None)
     elif isinstance(event, ToolCompleteEvent):
         messages.pop((event.task_id, slot_name(event)), None)

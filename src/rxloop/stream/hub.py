@@ -36,7 +36,7 @@ class Hub:
         """
         self.events: Observable[Event] = Observable(self._subscribe)
         self.trimmed = 0
-        """Number of durable events that were discarded."""
+        """Number of discarded durable events."""
         self._retain_open = retain_open
         self._retain = retain
         # An empty deque would take 600 bytes per run, so use lists.
@@ -136,7 +136,7 @@ class Hub:
             leave_to_loop(error)
 
     def _fail(self, observer: abc.ObserverBase[Event], error: BaseException) -> None:
-        """Detach a subscriber that raised, and end its stream with this error."""
+        """Detach a failed subscriber and send it the error."""
         self._detach(observer)
         # Subscribers without `on_error` raise the error again, but it is already logged.
         with suppress(BaseException):
@@ -149,7 +149,7 @@ class Hub:
     def _subscribe(
         self, observer: abc.ObserverBase[Event], scheduler: abc.SchedulerBase | None = None
     ) -> abc.DisposableBase:
-        # Callbacks may publish during the replay, so queue their events until the replay is complete.
+        # Callbacks may publish during replay, so queue their events.
         nested, self._delivering = self._delivering, True
         try:
             self._start(observer)

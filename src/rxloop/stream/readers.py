@@ -23,7 +23,7 @@ A = TypeVar("A", bound=Readable, covariant=True)
 
 
 class HasStream(Protocol[A]):
-    """Object with a stream, such as a run."""
+    """Object with a stream."""
 
     @property
     def events(self) -> Stream[A]:
@@ -99,7 +99,7 @@ class Holds:
 
 
 def _merge_sources(sources: Sequence[Observable[T]]) -> Observable[T]:
-    """Merge sources. Their errors are delivered when all of them have ended."""
+    """Merge sources. Errors are delivered after all sources have ended."""
 
     def subscribe(observer: abc.ObserverBase[T], scheduler: abc.SchedulerBase | None = None) -> abc.DisposableBase:
         merger = Merger(observer, scheduler)
@@ -140,7 +140,7 @@ class Merger(Generic[T]):
         subscription = SingleAssignmentDisposable()
 
         def end(error: Exception | None = None) -> None:
-            # Remove ended subscriptions, because there may be many.
+            # Remove completed subscriptions to save memory.
             self.subscriptions.remove(subscription)
             self._end_source(error)
 
@@ -150,7 +150,7 @@ class Merger(Generic[T]):
         subscription.disposable = source.subscribe(self._on_next, end, end, scheduler=self._scheduler)
 
     def close(self) -> None:
-        """End the stream when all sources have ended."""
+        """Complete the stream after all sources have ended."""
         self._end_source()
 
     def _on_next(self, item: T) -> None:
@@ -295,7 +295,7 @@ def make_frame(event: Event, data: bytes) -> bytes:
     cursor, kind = event.cursor, event.kind
     if not (cursor + kind).isprintable():
         cursor, kind = _replace_controls(cursor), _replace_controls(kind)
-    # Clients must not resume at a gap. If it had an id, it would move their cursor.
+    # Do not send an id for gaps, because clients should not resume there.
     head = f"event: {kind}\n" if isinstance(event, GapEvent) else f"id: {cursor}\nevent: {kind}\n"
     return b"%bdata: %b\n\n" % (head.encode(), data)
 
@@ -306,13 +306,13 @@ def _replace_controls(text: str) -> str:
 
 
 class Frames(AsyncIterator[bytes]):
-    """Frames of a stream, with heartbeats when it is silent.
+    """Server-sent event frames, including heartbeats.
 
     It is a class because a canceled `anext` would end a generator, and `wait_for(anext(frames), seconds)` cancels it.
     """
 
     def __init__(self, events: Reader[Event], heartbeat: float | None) -> None:
-        """Create the frames of a stream.
+        """Create an iterator.
 
         Args:
             events: Reader of the stream.
@@ -328,5 +328,5 @@ class Frames(AsyncIterator[bytes]):
             return HEARTBEAT
 
     async def aclose(self) -> None:
-        """End the subscription and release the run."""
+        """Unsubscribe and release the run."""
         await self._events.aclose()

@@ -59,7 +59,7 @@ def connect(
     except BaseException as error:
         if connection.stopped:
             raise
-        # Deliver any error, because an operator of reactivex that is subscribing would not release its resources.
+        # Always deliver the error. Otherwise, reactivex operators would not release their resources.
         connection.on_error(error if isinstance(error, Exception) else to_error(error))
         leave_to_loop(error)
         return connection
@@ -68,7 +68,7 @@ def connect(
 
 
 class ColdObservable(Observable[T]):
-    """Observable with a third of the usual cost. Each iteration creates nine of them.
+    """Lightweight Observable. Each iteration creates nine of them.
 
     The lock is created on first use, and subscribing takes one call less.
     """
@@ -80,12 +80,12 @@ class ColdObservable(Observable[T]):
 
     @cached_property
     def lock(self) -> RLock:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Lock that operators of reactivex hold during delivery."""
+        """Lock used by reactivex operators during delivery."""
         return RLock()
 
 
 class Connections(abc.DisposableBase):
-    """Open connections of an operator, disposed together.
+    """Group of connections to be disposed together.
 
     It replaces reactivex's `CompositeDisposable` and needs no locks, because each run only uses one thread.
     """
@@ -109,12 +109,12 @@ class Connections(abc.DisposableBase):
         return True
 
     def remove(self, connection: abc.DisposableBase) -> None:
-        """Remove a connection that has ended."""
+        """Remove a closed connection."""
         if self._open is not None:
             self._open.pop(connection, None)
 
     def dispose(self) -> None:
-        """Dispose all connections, in the order in which they were added. Connections added later are disposed at once.
+        """Dispose all connections in order. Connections added later are immediately disposed.
 
         If some connections raise, the others are still disposed, and the first error is raised at the end.
         """
@@ -140,7 +140,7 @@ def dispose_on_error(error: Exception, connection: abc.DisposableBase) -> None:
 
 
 class Connection(abc.ObserverBase[Any], abc.DisposableBase):
-    """Observer of a single source. Disposing it ends the subscription.
+    """Source observer, which can be disposed to unsubscribe.
 
     It drops all references when it ends, so that the garbage collector has nothing to do after an iteration.
     """
@@ -163,7 +163,7 @@ class Connection(abc.ObserverBase[Any], abc.DisposableBase):
         self._subscription: abc.DisposableBase | None = None
 
     def on_error(self, error: Exception) -> None:
-        """End the connection with an error."""
+        """Close with an error."""
         if not self.stopped:
             on_error = self._on_error
             self._stop()
@@ -195,7 +195,7 @@ class Connection(abc.ObserverBase[Any], abc.DisposableBase):
             self._release()
 
     def dispose(self) -> None:
-        """End the connection, called by the subscriber."""
+        """Close the connection."""
         self._stop()
         self._release()
 
@@ -218,7 +218,7 @@ def _warn_late(value: Any) -> None:
 
 
 def _ignore(value: Any) -> None:
-    """Ignore an item after the end."""
+    """Ignore late items."""
 
 
 def _ignore_end() -> None:
@@ -280,7 +280,7 @@ class RunScheduler(AsyncIOScheduler):
         self.thread = threading.get_ident()
         """Id of the event loop's thread."""
         self._started: datetime | None = None
-        """Date and time at which the event loop's clock was zero, computed on first use."""
+        """Start of the event loop's clock, computed on first use."""
 
     @property
     def now(self) -> datetime:

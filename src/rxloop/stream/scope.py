@@ -16,14 +16,14 @@ T = TypeVar("T")
 log = logging.getLogger("rxloop")
 
 _MARKS: ContextVar[tuple[object, ...]] = ContextVar("rxloop_around", default=())
-"""Marks of the scopes in which the current task was created. Nested runs have several."""
+"""Marks of enclosing scopes. Nested runs have multiple marks."""
 
 _TIME_SCOPE: ContextVar[TimeScope | None] = ContextVar("rxloop_time_scope", default=None)
 """Innermost time scope of the current task."""
 
 
 class Scope:
-    """Owner of a run's tasks, with their context variables and the gate that slows them down."""
+    """Owns a run's tasks, context variables and gate."""
 
     __slots__ = ("__weakref__", "_context", "_mark", "_tasks", "_waiting", "gate", "on_failure", "on_idle", "timers")
 
@@ -41,11 +41,11 @@ class Scope:
         self.timers: dict[object, None] = {}
         """Pending timers of the pipeline. This is a dict, because an empty set needs three times the memory."""
         self.on_idle: Callable[[], None] | None = None
-        """Called when the last task or timer has ended."""
+        """Called after the last task or timer ends."""
         self._tasks: dict[asyncio.Task[None], Callable[[], None] | None] = {}
         self._waiting: dict[asyncio.Task[Any], int] = {}
         self._context = copy_context()
-        # Use a mark instead of the scope, because timers and connections created in a context may outlive the run.
+        # Use a mark instead of the scope itself, because timers and connections may outlive the run.
         self._mark = object()
         self._context.run(_MARKS.set, (*_MARKS.get(), self._mark))
         if time_scope is not None:
@@ -54,7 +54,7 @@ class Scope:
     def spawn(
         self, work: Coroutine[Any, Any, None], name: str, stop: Callable[[], None] | None = None
     ) -> asyncio.Task[None]:
-        """Start a task that belongs to the run. `stop` is called to end it."""
+        """Start a task owned by the run. Use `stop` to customize how it is stopped."""
         task = asyncio.get_running_loop().create_task(work, name=name, context=self._context.copy())
         self._tasks[task] = stop
         task.add_done_callback(self._remove)
@@ -65,7 +65,7 @@ class Scope:
         return self._context.run(function, *arguments)
 
     def call_soon(self, function: Callable[..., object], *arguments: Any) -> None:
-        """Call a function in the next iteration of the event loop, in the run's context."""
+        """Schedule a function call using the run's context."""
 
         def call() -> None:
             try:
@@ -77,7 +77,7 @@ class Scope:
 
     def _remove(self, task: asyncio.Task[None]) -> None:
         del self._tasks[task]
-        # If more tasks exist than are waiting, one of them can still make progress.
+        # If there are more tasks than waiting tasks, one of them can make progress.
         if len(self._tasks) <= len(self._waiting):
             self.check_idle()
 
@@ -93,7 +93,7 @@ class Scope:
 
     @contextmanager
     def mark_waiting(self, *tasks: asyncio.Task[Any] | None) -> Generator[None]:
-        """Mark tasks that wait for the pipeline, and therefore cannot make progress themselves."""
+        """Mark tasks waiting for the pipeline. They cannot make progress themselves."""
         for task in tasks:
             if task is not None:
                 self._waiting[task] = self._waiting.get(task, 0) + 1
@@ -155,10 +155,10 @@ class Scope:
 
 
 class ScopeOwner(Protocol):
-    """Object that belongs to a run, such as a `RunContext`."""
+    """Object owned by a run."""
 
     def owner_scope(self) -> Scope | None:
-        """Return the scope of the run, or None outside a run."""
+        """Return the run's scope, if any."""
         ...
 
 
@@ -198,7 +198,7 @@ class TimeScope:
 
     @contextmanager
     def pause(self, *, outer: bool = True) -> Generator[None]:
-        """Pause the limits of this scope, and those of all outer scopes unless `outer` is False."""
+        """Pause the limits of this scope. Outer scopes are also paused if `outer` is set."""
         scopes = list(self._chain()) if outer else [self]
         for scope in scopes:
             scope._call(scope._pause_limits)
@@ -235,11 +235,11 @@ class TimeScope:
                 limit.start()
 
     def _call(self, function: Callable[[], None]) -> None:
-        """Call a function in the event loop of the limits. It differs if a sync tool uses a run in another thread."""
+        """Call a function using the limits' event loop. A sync tool might use a run in another thread and loop."""
         if self._loop is None or self._loop is asyncio.get_running_loop():
             function()
             return
-        # The outer run may have ended and closed its loop.
+        # The outer loop may already be closed.
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(function)
 
@@ -297,7 +297,7 @@ class TimeLimit:
 
 
 def call_outside(function: Callable[..., T], *arguments: Any) -> T:
-    """Call a function outside of all runs, so that tasks and timers created by it belong to no run."""
+    """Call a function outside of all runs, so that new tasks and timers are not associated with a run."""
     token = _MARKS.set(())
     try:
         return function(*arguments)
@@ -306,5 +306,5 @@ def call_outside(function: Callable[..., T], *arguments: Any) -> T:
 
 
 def log_failure(error: Exception) -> None:
-    """Log an error that belongs to no run."""
+    """Log an unhandled error."""
     log.error("A task outside of all runs failed", exc_info=error)

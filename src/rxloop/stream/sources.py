@@ -76,7 +76,7 @@ _NOTHING = Disposable()
 
 
 class TaskCancelled(RxloopError):
-    """A task of a run was canceled by something other than the run, because its event loop is closing."""
+    """Task canceled because its event loop is closing."""
 
 
 class _TaskSubscription:
@@ -124,7 +124,7 @@ class _TaskSubscription:
         """True if nothing more must be delivered."""
 
     async def run(self) -> None:
-        """Run the work and deliver its end, unless the subscription is disposed."""
+        """Run the work and deliver its result."""
         self._started = True
         if self._disposed:
             return
@@ -152,7 +152,7 @@ class _TaskSubscription:
             self._end(error)
         except BaseException as error:
             if isinstance(error, GeneratorExit) and not _has_loop():
-                # The task is garbage-collected after its loop was closed.
+                # The task was garbage-collected after closing its loop.
                 raise
             if _contains_pause(error):
                 self._end()
@@ -227,7 +227,7 @@ def _has_loop() -> bool:
 def from_async_iter(
     make: Callable[[], AsyncIterator[T]], ctx: ScopeOwner | None = None, *, name: str = "rxloop-iterator"
 ) -> Observable[T]:
-    """Create a cold Observable from an async iterator, which is created for each subscription and closed at the end."""
+    """Create a cold Observable from an async iterator. Each subscription creates and closes its own iterator."""
 
     async def work(push: Push[T]) -> None:
         iterator = make()
@@ -243,7 +243,7 @@ def from_async_iter(
 def from_awaitable(
     make: Callable[[], Awaitable[T]], ctx: ScopeOwner | None = None, *, name: str = "rxloop-awaitable"
 ) -> Observable[T]:
-    """Create a cold Observable with the result of an awaitable, which is created for each subscription."""
+    """Create a cold Observable from an awaitable. Each subscription creates its own awaitable."""
 
     async def work(push: Push[T]) -> None:
         push(await make())
@@ -267,7 +267,7 @@ def emit(*values: T) -> Observable[T]:
 
 
 async def collect_answer(events: Observable[Event]) -> tuple[ContentCompleteEvent, Usage]:
-    """Call a model once, and return its message and token usage.
+    """Collect the message and token usage from a model call.
 
     If the task is canceled, the connection is closed.
 

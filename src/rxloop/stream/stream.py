@@ -45,25 +45,25 @@ V = Callable[[Observable[A]], Observable[B]]
 """Type of views."""
 
 JOINS = "rxloop_joins"
-"""Attribute of views whose items are pieces of one text."""
+"""View attribute, set if items can be joined."""
 
 HANDLING = "rxloop_handling"
-"""Attribute of loop operators that names what they handle."""
+"""Loop operator attribute for handled requests."""
 
 PARTS = "rxloop_parts"
-"""Attribute of loop operators that are composed of others."""
+"""Loop operator attribute for composed operators."""
 
 
 class Hold(Protocol):
-    """Hold that keeps a run alive."""
+    """Keeps a run alive."""
 
     @property
     def gate(self) -> Gate:
-        """Gate for the sockets of the run."""
+        """Socket gate."""
         ...
 
     def scheduler(self) -> abc.SchedulerBase:
-        """Return the scheduler of the run, or raise an error outside of an event loop."""
+        """Return the run's scheduler. This requires a running event loop."""
         ...
 
     def keep(self) -> Callable[[], None]:
@@ -72,7 +72,7 @@ class Hold(Protocol):
 
 
 def check_reader(overflow: Overflow, buffer: int) -> None:
-    """Validate the options for slow readers.
+    """Validate slow reader options.
 
     Raises:
         ConfigurationError: The policy is unknown, or the buffer size is less than 1.
@@ -178,7 +178,7 @@ class Stream(Pipeable[T], Observable[T]):  # pyright: ignore[reportIncompatibleM
         *,
         scheduler: abc.SchedulerBase | None = None,
     ) -> abc.DisposableBase:
-        """Subscribe an observer or functions.
+        """Subscribe an observer or callbacks.
 
         Raises:
             ConfigurationError: A callback is async. Nothing would await it.
@@ -199,7 +199,7 @@ class Stream(Pipeable[T], Observable[T]):  # pyright: ignore[reportIncompatibleM
         # Views such as `subscribe_on` may move the subscription from a GUI thread to the event loop.
         default = None if self._piped and not _has_loop() else self._hold.scheduler()
         release = self._hold.keep()
-        # `subscribe` already wrapped the observer, and would wrap it again.
+        # The observer is already wrapped by `subscribe`.
         try:
             subscription = self._source._subscribe_core(observer, scheduler or default)  # pyright: ignore[reportPrivateUsage]
         except BaseException:
@@ -229,13 +229,13 @@ class Stream(Pipeable[T], Observable[T]):  # pyright: ignore[reportIncompatibleM
         )
 
     def __await__(self) -> Generator[Any, None, T]:
-        """Wait for the last item."""
+        """Return the last item."""
         return self._wait_for_last().__await__()
 
     async def _wait_for_last(self) -> T:
         from reactivex import operators as ops
 
-        # Use a subscription, which keeps the run alive. The base class would use `pipe`, which does not.
+        # Use a subscription to keep the run alive. The base class would use `pipe` instead.
         to_future: Callable[[Observable[T]], asyncio.Future[T]] = ops.to_future()
         try:
             return await to_future(self)
@@ -273,7 +273,7 @@ class _StartingSource(Observable[T], Generic[T]):
 
 
 class Reader(AsyncIterator[T], Generic[T]):
-    """Iterator of a Stream. Its subscription ends if it is closed or dropped."""
+    """Stream iterator. Close or drop it to unsubscribe."""
 
     def __init__(self, source: Observable[T], hold: Hold, buffer: ReadBuffer) -> None:
         self._origin: tuple[Observable[T], Hold] | None = (source, hold)
@@ -307,7 +307,7 @@ class Reader(AsyncIterator[T], Generic[T]):
             return await self._buffer.get(time_limit)
         except asyncio.CancelledError as error:
             self.observed = False
-            # The traceback would keep this reader alive, and the run's handle in the functions that use it.
+            # Otherwise, the traceback would keep this reader and the run's handle alive.
             release_frames(error)
             raise
 
@@ -322,11 +322,11 @@ class Reader(AsyncIterator[T], Generic[T]):
         buffer.attach(source.subscribe(buffer.push, buffer.end, buffer.end, scheduler=scheduler))
 
     def drain(self) -> Iterator[T]:
-        """Yield the items that are available without waiting."""
+        """Yield available items without waiting."""
         return self._buffer.drain()
 
     async def aclose(self) -> None:
-        """End the subscription and release the run."""
+        """Unsubscribe and release the run."""
         # Do not wait for the last reference. If a task is canceled, it often disappears only with a garbage collection.
         self._origin = None
         self._buffer.close()
@@ -338,7 +338,7 @@ class Reader(AsyncIterator[T], Generic[T]):
 
 
 class ReadOnlyHold:
-    """Hold of a run that is executed elsewhere. It cannot keep the run alive, and its gate only pauses the reader."""
+    """Hold used for runs executed elsewhere. Closing its gate only pauses the reader."""
 
     def __init__(self) -> None:
         self.gate = Gate()
@@ -348,5 +348,5 @@ class ReadOnlyHold:
         return RunScheduler(get_running_loop("reading a run"), detached=True)
 
     def keep(self) -> Callable[[], None]:
-        """Return a function that does nothing, because there is no run to keep alive."""
+        """Return a no-op function."""
         return lambda: None

@@ -1,4 +1,4 @@
-"""Detection of runs that can make no more progress."""
+"""Detection of stuck runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ log = logging.getLogger("rxloop")
 WARNING_DELAY = 60.0
 """Seconds after which we warn about a thread that blocks the detection, because it may be unrelated to the run."""
 _TURNS = 3
-"""Number of event loop iterations in which callbacks may still react to the end of a task."""
+"""Number of event loop iterations to wait for callbacks of completed tasks."""
 
 _WATCH = "rxloop-watch"
 _POOLS = ("asyncio_", "AnyIO worker thread", "ThreadPoolExecutor-", "rxloop-")
@@ -118,7 +118,7 @@ class Watchdog:
                 if not candidate.done() and (self._resumes_run(candidate) or self._is_thread_future(candidate)):
                     yield candidate
             elif (
-                # uvloop has its own class with the same name and methods.
+                # uvloop uses its own class, but the name and methods are the same.
                 kind.__name__ == "TimerHandle"
                 and not candidate.cancelled()
                 and candidate.when() > self._loop.time()
@@ -136,7 +136,7 @@ class Watchdog:
         )
 
     def _is_thread_future(self, future: asyncio.Future[Any]) -> bool:
-        """True if a future belongs to a function in a thread, which is visible in a callback that cancels it."""
+        """True if a future is completed by a thread. Its callbacks refer to a thread future."""
         callbacks: Any = getattr(future, "_callbacks", None) or ()
         cells = (cell for callback, _ in callbacks for cell in getattr(callback, "__closure__", None) or ())
         return any(isinstance(cell.cell_contents, ThreadFuture) for cell in cells) and self._is_of_run(future)

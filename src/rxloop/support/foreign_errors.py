@@ -16,7 +16,7 @@ from rxloop.errors import PipelineError, RxloopError
 _ROOTS = (Path(__file__).parents[1], Path(reactivex.__file__).parent, Path(asyncio.__file__).parent)
 
 _OWN = tuple(f"{root}{os.sep}" for root in _ROOTS)
-"""Folders of code that calls user code and is not responsible for its errors."""
+"""Folders to ignore when searching for the raising function."""
 
 _PLUMBING = frozenset(
     ("operator", "subscribe", "on_next", "on_error", "on_completed", "dispose", "action", "<lambda>", "__call__")
@@ -52,14 +52,14 @@ def find_raiser(raised: BaseException) -> str:
 
 
 def to_plain_name(qualified: str) -> str:
-    """Shorten a qualified name to the part that users know, such as `at_most` in `at_most.<locals>.subscribe`."""
+    """Return the user-facing part of a qualified name, such as `at_most` for `at_most.<locals>.subscribe`."""
     names = qualified.split(".<locals>.")
     own = [name for name in names if name not in _PLUMBING]
     return (own or names)[-1]
 
 
 def find_sender(value: object) -> str:
-    """Return the name of the operator that sent a value. Callers that only passed the value on are skipped."""
+    """Return the name of the operator that sent a value, ignoring callers that only received it."""
     frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
     has_receiver = False
     while frame is not None:
@@ -73,9 +73,9 @@ def find_sender(value: object) -> str:
 
 
 def leave_to_loop(raised: BaseException) -> None:
-    """Let the event loop raise exceptions that end the process.
+    """Schedule exceptions that should end the process, so that the event loop raises them.
 
-    If they were raised here, they would end the task of a run that others await, or interrupt a delivery.
+    Raising them here would end a run's task or interrupt a delivery.
     """
     if isinstance(raised, KeyboardInterrupt | SystemExit):
         with suppress(RuntimeError):  # no event loop is running

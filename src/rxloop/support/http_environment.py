@@ -57,7 +57,7 @@ def _find_reason() -> str | None:
 
 def _find_tls_reason() -> str | None:
     """Return the reason if a TLS file cannot be used, otherwise None."""
-    # Imported after a failure, because most programs never need it.
+    # Imported on first use, because it is only needed after a failure.
     import ssl
 
     for name, expected in (

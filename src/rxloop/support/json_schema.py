@@ -54,11 +54,11 @@ def find_mismatch(value: Any, schema: Schema) -> str | None:
 
 
 class _TooComplex(Exception):
-    """Validation that exceeds a limit."""
+    """Raised if validation exceeds a limit."""
 
 
 class _Validator:
-    """Validation of one value. Its limits also stop recursive schemas."""
+    """Validator with time and depth limits, so that recursive schemas are detected."""
 
     def __init__(self, root: Schema) -> None:
         self._root = root
@@ -69,7 +69,7 @@ class _Validator:
             raise _TooComplex
 
     def find_mismatch(self, value: Any, schema: Schema | bool | None, path: str, depth: int) -> str | None:
-        """Return the reason why a part of the value does not match its schema."""
+        """Validate a part of the value."""
         self._spend()
         if depth > MAX_DEPTH:
             raise _TooComplex
@@ -99,7 +99,7 @@ class _Validator:
         )
 
     def _resolve(self, schema: Schema) -> Schema:
-        """Follow all references of a schema."""
+        """Follow schema references."""
         for _ in range(MAX_DEPTH):
             reference = schema.get("$ref")
             if not isinstance(reference, str):
@@ -198,7 +198,7 @@ def _check_limits(value: Any, schema: Schema, path: str) -> str | None:
 
 def _get_exclusive_limit(schema: Schema, name: str) -> float | None:
     limit = schema.get(name)
-    # In old schemas, the value is a boolean that modifies `minimum` or `maximum`.
+    # Old schemas use a boolean to modify `minimum` or `maximum`.
     return limit if isinstance(limit, int | float) and not isinstance(limit, bool) else None
 
 
@@ -224,7 +224,7 @@ def _compile_pattern(pattern: str) -> tuple[Callable[[str], bool] | None, float]
 
 
 def resolve_reference(reference: str, root: Schema) -> Schema | None:
-    """Return the subschema that a local reference points to, or None if it does not exist."""
+    """Resolve a local reference. Return None if the target does not exist."""
     target: Any = root
     for name in reference.removeprefix("#").split("/")[1:]:
         if not isinstance(target, Mapping):
@@ -334,14 +334,14 @@ def _find_errors(schema: Any, root: Schema, path: str, depth: int) -> Iterator[s
 
 
 _NAMED = frozenset(["properties", "$defs", "patternProperties", "dependentSchemas"])
-"""Keywords whose values map names to schemas."""
+"""Keywords with named subschemas."""
 
 _DATA = frozenset(["default", "const", "enum", "examples", "required", "discriminator"])
-"""Keywords whose values are data and contain no schemas."""
+"""Keywords without subschemas."""
 
 
 def map_subschemas(schema: dict[str, Any], change: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
-    """Return a copy of a schema whose direct subschemas are replaced by the results of `change`."""
+    """Apply `change` to direct subschemas and return a new schema."""
 
     def map_value(value: Any) -> Any:
         if isinstance(value, list):

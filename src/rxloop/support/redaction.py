@@ -22,7 +22,7 @@ _MIN_EMBEDDED = 8
 
 _SECRET_NAME = re.compile(r"auth|key|token|secret|password|cookie|credential|signature", re.IGNORECASE)
 
-# Values that may occur in other text, such as API versions.
+# Harmless values, such as API versions.
 _HARMLESS = re.compile(r"[\d.-]*(?:preview)?", re.IGNORECASE)
 
 _LOOKS_SECRET = re.compile(
@@ -42,7 +42,7 @@ _NAMED = re.compile(
 _USERINFO = re.compile(r"(\bhttps?://)[^\s/@\"']{1,300}@", re.IGNORECASE)
 
 _PROTOCOL = re.compile(r"[a-z_]+:(?=https?://)")
-"""Prefix of a URL in a model string."""
+"""URL prefix in model strings."""
 
 
 def display_url(url: str) -> str:
@@ -73,7 +73,7 @@ def find_secrets(url: str, headers: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def redact_secrets(text: str, secrets: Iterable[str] = ()) -> str:
-    """Redact the given secrets in all their forms, and everything that looks like another secret."""
+    """Redact the given secrets and anything that looks like a secret, including encoded forms."""
     if pattern := _compile_pattern(tuple(secrets)):
         text = pattern.sub(REDACTED, text)
     text = _USERINFO.sub(r"\1", text)
@@ -83,7 +83,7 @@ def redact_secrets(text: str, secrets: Iterable[str] = ()) -> str:
 
 
 def redact_each(text: str, secrets: Iterable[str]) -> str:
-    """Redact only the given secrets, in all their forms."""
+    """Redact only the given secrets, including encoded forms."""
     pattern = _compile_pattern(tuple(secrets))
     return text if pattern is None else pattern.sub(REDACTED, text)
 
@@ -105,7 +105,7 @@ def _to_pattern(form: str) -> str:
 
 
 def _encode_forms(secret: str) -> set[str]:
-    """Return the plain, escaped and encoded forms of a secret that a vendor may send back."""
+    """Return plain, escaped and encoded forms of a secret."""
     forms = {
         secret,
         quote(secret, safe=""),
@@ -120,7 +120,7 @@ def _encode_forms(secret: str) -> set[str]:
 
 
 def check_url(url: str) -> str:
-    """Return an endpoint URL without trailing slashes.
+    """Validate an endpoint URL and remove trailing slashes.
 
     Raises:
         ConfigurationError: The value is not an HTTP URL.

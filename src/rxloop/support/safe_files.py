@@ -59,7 +59,7 @@ def _open_relative(root: Path, name: str, folder: bool) -> int:
 
 
 def _open_by_path(root: Path, name: str) -> int:
-    """Open a path on systems that cannot open folders, and check afterwards that it was not replaced."""
+    """Open a path without folder handles, and check that it was not replaced."""
     path = root / name
     if path.resolve() != root.resolve().joinpath(*name.split("/")) or path.is_symlink():
         raise OSError(f"{name} must not contain a symbolic link")
@@ -74,7 +74,7 @@ def _open_by_path(root: Path, name: str) -> int:
 
 @contextmanager
 def open_folder(parent: int, name: str, *, create: bool = False) -> Generator[int]:
-    """Open a subfolder of an open folder. With `create`, it is created if it does not exist.
+    """Open a subfolder using a folder handle. If `create` is set, missing folders are created.
 
     Raises:
         OSError: The folder does not exist, or it is a symbolic link or a file.
@@ -91,7 +91,7 @@ def open_folder(parent: int, name: str, *, create: bool = False) -> Generator[in
 
 @contextmanager
 def open_file(root: int, folder: str, name: str, flags: int) -> Generator[int]:
-    """Open a file in a subfolder of an open folder. If the flags contain `O_CREAT`, both are created.
+    """Open a file using a folder handle. If `O_CREAT` is set, the file and its folder are created.
 
     Raises:
         OSError: The file does not exist, or it is a symbolic link or not a regular file.
@@ -107,7 +107,7 @@ def open_file(root: int, folder: str, name: str, flags: int) -> Generator[int]:
 
 
 def remove_file(root: int, folder: str, name: str) -> None:
-    """Remove a file or symbolic link from a subfolder of an open folder, if it exists.
+    """Remove a file or symbolic link using a folder handle, if it exists.
 
     Raises:
         OSError: The path is a folder, or it cannot be removed.
@@ -117,7 +117,7 @@ def remove_file(root: int, folder: str, name: str) -> None:
 
 
 def write_range(handle: int, data: bytes, start: int) -> None:
-    """Write all data at a position, and truncate the file after it."""
+    """Write data and truncate the file after it."""
     view = memoryview(data)
     while view:
         written = os.pwrite(handle, view, start)

@@ -1,4 +1,4 @@
-"""Clocks, and functions that wait for tasks or close resources."""
+"""Clock and task utilities."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def wait_all(tasks: Collection[asyncio.Task[Any]]) -> None:
 
 
 async def close_all(closers: Iterable[Callable[[], Awaitable[None]]]) -> None:
-    """Call all functions in order, even if some of them fail.
+    """Call all functions in order, ignoring failures until the end.
 
     Raises:
         Exception: The first error. Other errors are added as notes.
@@ -54,11 +54,11 @@ class Clock(Protocol):
     """Source of time for runs."""
 
     def now(self) -> int:
-        """Return the time in milliseconds since 1970, for timestamps."""
+        """Return the current timestamp in milliseconds."""
         ...
 
     def monotonic(self) -> float:
-        """Return the seconds of a clock that never goes back, for durations."""
+        """Return monotonic seconds."""
         ...
 
 
@@ -70,7 +70,7 @@ class SystemClock:
         return time.time_ns() // 1_000_000
 
     def monotonic(self) -> float:
-        """Return the seconds of a clock that never goes back."""
+        """Return monotonic seconds."""
         return time.monotonic()
 
 

@@ -35,7 +35,7 @@ _IDLE_SECONDS = 10.0
 
 
 class Work(Generic[T]):
-    """Function to call in a thread, with a copy of the caller's context variables.
+    """Callable for worker threads, using a copy of the caller's context.
 
     Args:
         function: The function.
@@ -52,7 +52,7 @@ class Work(Generic[T]):
         """True if no caller waits for the result."""
 
     def __call__(self) -> T:
-        """Call the function in the current thread.
+        """Call the function.
 
         Raises:
             RuntimeError: The function raised an error that a future cannot hold, or tried to exit the process.
@@ -64,7 +64,7 @@ class Work(Generic[T]):
             # A future cannot hold a StopIteration, so its caller would wait forever.
             raise RuntimeError("the function raised StopIteration") from error
         except SystemExit as error:
-            # In a thread, it would only end the thread. In the caller, it would end the process.
+            # Otherwise, the exception would end the process when re-raised in the caller.
             raise RuntimeError(f"the function called exit({error.code!r})") from error
 
 
@@ -95,11 +95,11 @@ class Threads(Executor):
         self._queue: deque[_Job] = deque()
         self._running = 0
         self.stuck = 0
-        """Number of running functions that were abandoned."""
+        """Number of abandoned running functions."""
 
     @override
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
-        """Run a function or `Work` in a thread.
+        """Schedule a function or `Work`.
 
         Raises:
             RxloopError: Too many threads are stuck.
@@ -133,7 +133,7 @@ class Threads(Executor):
         self._running += 1
         job.work.has_thread = True
         if self._idle:
-            # Use the thread that was busy last, so that the others may become idle and end.
+            # Use the most recently active thread, so that other threads can time out.
             self._idle.pop().put(job)
             return
         inbox: SimpleQueue[_Job] = SimpleQueue()
@@ -168,7 +168,7 @@ class Threads(Executor):
 
 
 class _Job:
-    """Work and the future for its result."""
+    """Work and result future."""
 
     __slots__ = ("future", "work")
 

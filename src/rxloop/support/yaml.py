@@ -31,7 +31,7 @@ def import_yaml(purpose: str) -> Any:
 
 
 def load_yaml(text: str, first_line: int = 1) -> Any:
-    """Return the value of a YAML document, or None if it is empty.
+    """Load a YAML document. Empty documents return None.
 
     Args:
         text: YAML document.
@@ -63,7 +63,7 @@ def _make_loader() -> Any:
         def compose_node(self, parent: Any, index: Any) -> Any:
             events: Any = self
             event = events.peek_event()
-            # A few aliases can expand to millions of values.
+            # Aliases can expand to millions of values.
             if isinstance(event, AliasEvent):
                 problem = f"aliases are not supported, replace *{event.anchor} by the value"
                 raise MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
