@@ -90,7 +90,8 @@ def test_the_concluding_text_streams_and_that_of_other_lines_does_not() -> None:
 
 
 async def test_a_name_and_a_docstring_are_those_of_the_function() -> None:
-    assert (getattr(in_turn, "__name__", ""), in_turn.__doc__) == ("in_turn", "Ask two questions on one branch, then conclude.")
+    assert getattr(in_turn, "__name__", "") == "in_turn"
+    assert in_turn.__doc__ == "Ask two questions on one branch, then conclude."
 
 
 def test_what_is_no_async_function_is_refused() -> None:
