@@ -427,7 +427,7 @@ def random_run(*, cancels: bool = True) -> st.SearchStrategy[RandomRun]:
         turns=st.lists(_turns(), max_size=4).map(tuple),
         last=ANSWERS,
         declines=st.booleans(),
-        say_after=places,
+        send_after=places,
         **common,
     )
     reasoning = st.builds(RandomRun, case=st.sampled_from(CASES), slow=st.booleans(), **common)
