@@ -80,13 +80,7 @@ def fold_other_branch(state: RunState, event: Event) -> RunState:
 def fold_all(
     events: Iterable[Event], state: RunState | None = None, branch_states: dict[str, RunState] | None = None
 ) -> RunState:
-    """Fold events into the main branch's state.
-
-    Args:
-        events: Events of a run.
-        state: Previous state.
-        branch_states: Receives the initial state of each branch.
-    """
+    """Fold events into the main branch's state. If set, `branch_states` receives initial states of branches."""
     state = state or initial_state()
     for event in events:
         if event.branch is None or event.parent_task_id is not None:
@@ -126,11 +120,9 @@ def _status(state: RunState, event: StatusUpdateEvent) -> dict[str, Any]:
     elif event.final and event.state in (*WAITING, "canceled"):
         changes["tries"] = 0
     if event.resumed and state.open_step is not None and state.held:
-        # The open answer is lost, so add held messages to the next request.
         changes.update(messages=state.messages.append(*state.held), held=())
     if state.batch is not None and state.pending and (event.final or event.resumed):
-        # Calls waiting for an answer will be repeated when it arrives.
-        batch = state.batch
+            batch = state.batch
         changes["batch"] = replace(batch, started=batch.started & ~batch.find_asking(state.pending.values()))
     return changes
 
@@ -142,7 +134,7 @@ def _tool_start(state: RunState, event: ToolStartEvent) -> dict[str, Any]:
     index = batch.find_index(event.index)
     if index < 0:
         return {}
-    # Using `replace` would be three times slower.
+    # `replace` would be three times slower.
     return {"batch": Batch(batch.step, batch.message, batch.answers, batch.started | 1 << index, batch.left_out)}
 
 
@@ -180,7 +172,6 @@ def _content_complete(state: RunState, event: ContentCompleteEvent) -> dict[str,
     }
     if not event.tool_calls:
         if event.left_out and not (event.content or event.files or event.reasoning):
-            # Clients see an empty message.
             return changes
         before, after = _around(state)
         changes.update(messages=before.append(message, *after), held=(), failures=0, thought_streak=0)
