@@ -5,7 +5,7 @@ import pytest
 from rxloop.protocol.events import Event, UsageEvent
 from rxloop.protocol.messages import Usage
 from rxloop.providers import CATALOG, PRESETS, PRICES, KnownModel, Price, find_model, find_price
-from rxloop.providers.catalog import LONG_KEPT, long_kept
+from rxloop.providers.catalog import LONG_KEPT, count_long_kept
 from rxloop.providers.codecs.draft import MessageDraft
 from rxloop.providers.failures import Endpoint
 
@@ -122,4 +122,8 @@ def test_a_wire_can_say_how_much_is_to_be_kept_for_long(said: object, metadata: 
     draft.finish("stop", "end_turn")
     draft.complete("any")
     [usage] = [each for each in events if isinstance(each, UsageEvent)]
-    assert (usage.cache_write_tokens, usage.metadata, long_kept(usage)) == (900, metadata, metadata.get(LONG_KEPT, 0))
+    assert (usage.cache_write_tokens, usage.metadata, count_long_kept(usage)) == (
+        900,
+        metadata,
+        metadata.get(LONG_KEPT, 0),
+    )

@@ -10,7 +10,7 @@ import pytest
 from rxloop import op
 from rxloop.protocol.events import Event, LLMCallEvent, UsageEvent
 from rxloop.providers import PRESETS
-from rxloop.providers.catalog import long_kept
+from rxloop.providers.catalog import count_long_kept
 from rxloop.providers.codecs import CodecFactory
 from rxloop.providers.codecs.anthropic import AnthropicCodec
 from rxloop.providers.codecs.draft import MessageDraft
@@ -71,7 +71,7 @@ def cost(model: str, usage: UsageEvent) -> float:
 def test_all_input_is_counted_once_and_its_parts_are_told_apart(wire: CodecFactory, answer: dict[str, Any]) -> None:
     usage = counted(wire, answer)
     assert (usage.input_tokens, usage.cached_tokens, usage.cache_write_tokens) == (100_000, 40_000, 50_000)
-    assert long_kept(usage) == 30_000
+    assert count_long_kept(usage) == 30_000
 
 
 def test_the_cost_is_that_of_the_price_lists() -> None:

@@ -23,7 +23,7 @@ from rxloop.providers import (
     routed,
 )
 from rxloop.providers.retry import Retry
-from rxloop.providers.vendors.model_names import names_of
+from rxloop.providers.vendors.model_names import iter_names
 from rxloop.support.redaction import display_url
 from support.fake_host import FakeHost
 
@@ -71,7 +71,7 @@ def test_a_key_in_the_address_of_a_model_string_is_not_shown() -> None:
 
 
 def test_a_model_at_an_address_of_one_s_own_has_not_the_price_of_its_name() -> None:
-    assert list(names_of("openai_responses:http://host/v1#openai/gpt-5")) == [
+    assert list(iter_names("openai_responses:http://host/v1#openai/gpt-5")) == [
         "openai_responses:http://host/v1#openai/gpt-5"
     ]
 

@@ -13,7 +13,7 @@ import orjson
 
 from rxloop.errors import ConfigurationError
 from rxloop.providers import HTTPModel, Preset, resolve_model
-from rxloop.providers.vendors.model_names import names_of
+from rxloop.providers.vendors.model_names import iter_names
 from rxloop.support.http_environment import name_variables
 from rxloop.support.redaction import check_url, display_url
 
@@ -150,7 +150,7 @@ def _answered(preset: Preset, model: str, took: str, answer: httpx.Response) -> 
     known = _names(answer.content)
     name = model.rpartition("#")[2] if "://" in model else model.partition(":")[2] or str(preset.default_model)
     # Some list a model under its dated name alone.
-    if known and not any(f"{preset.name}:{name}" in names_of(f"{preset.name}:{each}") for each in known):
+    if known and not any(f"{preset.name}:{name}" in iter_names(f"{preset.name}:{each}") for each in known):
         listed = ", ".join(sorted(known)[:8]) + (", ..." if len(known) > 8 else "")
         return Finding(Grade.note, f"{took}, and does not list {name!r}", f"it lists {listed}")
     return Finding(Grade.good, took)

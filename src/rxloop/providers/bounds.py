@@ -113,7 +113,7 @@ def check_document(data: bytes, bounds: Bounds) -> None:
         raise OutOfBounds("depth", bounds.depth)
 
 
-def values_in(data: bytes) -> int:
+def count_values(data: bytes) -> int:
     """Return the approximate number of values in a document, including values in a string that contains a document."""
     bare = _STRING.sub(b"", data)
     if not bare.strip():

@@ -20,7 +20,7 @@ from typing import Self, TypeVar
 
 from rxloop.protocol.events import UsageEvent
 from rxloop.protocol.messages import Usage
-from rxloop.providers.vendors.model_names import GATEWAYS, host_of, names_of
+from rxloop.providers.vendors.model_names import GATEWAYS, find_host, iter_names
 
 MILLION = 1_000_000
 
@@ -86,7 +86,7 @@ class Price:
         )
 
 
-def long_kept(event: UsageEvent) -> int:
+def count_long_kept(event: UsageEvent) -> int:
     """Return the number of tokens in the event that were written to the cache with a long time to live."""
     kept = event.metadata.get(LONG_KEPT, 0)
     return kept if isinstance(kept, int) else 0
@@ -297,11 +297,11 @@ def find_model(model: str, models: Mapping[str, KnownModel] = CATALOG) -> KnownM
     Returns:
         Model entry, without price for gateways, or None.
     """
-    known, host = _found(model, models), host_of(model)
-    if known is not None or host not in GATEWAYS:
-        return known
-    made = _found(model.removeprefix(f"{host}:"), models)
-    return None if made is None else replace(made, price=None)
+    entry, host = _look_up(model, models), find_host(model)
+    if entry is not None or host not in GATEWAYS:
+        return entry
+    hosted = _look_up(model.removeprefix(f"{host}:"), models)
+    return None if hosted is None else replace(hosted, price=None)
 
 
 def find_price(model: str, prices: Mapping[str, Price] | None = None) -> Price | None:
@@ -311,12 +311,12 @@ def find_price(model: str, prices: Mapping[str, Price] | None = None) -> Price |
         model: Model string.
         prices: Custom prices, preferred over `CATALOG`.
     """
-    own = None if prices is None else _found(model, prices)
-    if own is not None:
-        return own
-    known = find_model(model)
-    return None if known is None else known.price
+    custom = None if prices is None else _look_up(model, prices)
+    if custom is not None:
+        return custom
+    entry = find_model(model)
+    return None if entry is None else entry.price
 
 
-def _found(model: str, table: Mapping[str, T]) -> T | None:
-    return next((table[name] for name in names_of(model) if name in table), None)
+def _look_up(model: str, table: Mapping[str, T]) -> T | None:
+    return next((table[name] for name in iter_names(model) if name in table), None)

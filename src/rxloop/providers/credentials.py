@@ -24,21 +24,21 @@ Sign = Callable[[str, str, Mapping[str, str], bytes], Mapping[str, str] | Awaita
 """Returns additional headers for a request, given its method, URL, headers and body."""
 
 
-async def called_key(source: KeySource, where: Endpoint, seconds: float | None) -> str:
+async def call_key_source(source: KeySource, where: Endpoint, seconds: float | None) -> str:
     """Call the key source.
 
     Raises:
         AuthenticationError: The function failed or returned no key.
         ProviderTimeout: The function took too long.
     """
-    key = await _result(source, f"no API key for {where}: the api_key function", seconds)
+    key = await _call(source, f"no API key for {where}: the api_key function", seconds)
     if isinstance(key, str) and key.strip():
         return key.strip()
     found = "an empty string" if isinstance(key, str) else f"a {type(key).__name__}"
     raise AuthenticationError(f"no API key for {where}: the api_key function must return a key, got {found}")
 
 
-async def signature(sign: Sign, where: Endpoint, body: bytes, seconds: float | None) -> dict[str, str]:
+async def sign_request(sign: Sign, where: Endpoint, body: bytes, seconds: float | None) -> dict[str, str]:
     """Call the signing function.
 
     Raises:
@@ -46,14 +46,14 @@ async def signature(sign: Sign, where: Endpoint, body: bytes, seconds: float | N
         ProviderTimeout: The function took too long.
     """
     what = f"the request to {where} is not signed: the sign function"
-    headers = await _result(lambda: sign("POST", where.url, dict(where.headers), body), what, seconds)
+    headers = await _call(lambda: sign("POST", where.url, dict(where.headers), body), what, seconds)
     if isinstance(headers, Mapping):
         found = cast("Mapping[str, str]", headers)
         return {str(name).lower(): str(value) for name, value in found.items()}
     raise AuthenticationError(f"{what} must return the headers to add, got a {type(headers).__name__}")
 
 
-async def _result(call: Callable[[], object], what: str, seconds: float | None) -> object:
+async def _call(call: Callable[[], object], what: str, seconds: float | None) -> object:
     # Imported lazily to reduce startup time.
     import anyio
 

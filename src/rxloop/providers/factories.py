@@ -14,7 +14,7 @@ from rxloop.errors import ConfigurationError
 from rxloop.pipeline.interfaces import Provider
 from rxloop.providers.http_model import RESPONSES_AT, HTTPModel, ModelOptions, http_model
 from rxloop.providers.vendors import CodecName, Preset
-from rxloop.providers.vendors.model_names import maker_of, wants_responses
+from rxloop.providers.vendors.model_names import find_maker, wants_responses
 from rxloop.providers.vendors.presets import CUSTOM, PRESETS, find_preset
 from rxloop.support.redaction import display_url
 
@@ -244,7 +244,7 @@ def resolve_model(model: str | Provider, **options: Unpack[ModelOptions]) -> Pro
         instead = _ELSEWHERE[prefix].format(name or "MODEL")
         raise ConfigurationError(f"{model!r} needs a provider; {instead}")
     if not colon and prefix not in PRESETS:
-        if (maker := maker_of(model)) is not None:
+        if (maker := find_maker(model)) is not None:
             raise ConfigurationError(f"{model!r} needs a provider; use '{maker}:{model}'")
         examples = ", ".join(f"'{preset}:{PRESETS[preset].default_model}'" for preset in _EXAMPLES)
         raise ConfigurationError(f"{model!r} needs a provider; use {examples}, or a URL with '#model'")

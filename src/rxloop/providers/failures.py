@@ -132,18 +132,18 @@ def cut_short(where: Endpoint) -> ProviderConnectionError:
     )
 
 
-def without_secrets(error: RxloopError, where: Endpoint) -> RxloopError:
+def remove_secrets(error: RxloopError, where: Endpoint) -> RxloopError:
     """Remove secrets from an error, including its cause.
 
     httpx exceptions contain the whole request including headers.
     """
     error.args = tuple(where.clean(part) if isinstance(part, str) else part for part in error.args)
-    error.__cause__ = None if error.__cause__ is None else _bare(error.__cause__, where)
+    error.__cause__ = None if error.__cause__ is None else _copy_cause(error.__cause__, where)
     error.__context__ = None
     return error
 
 
-def _bare(cause: BaseException, where: Endpoint) -> BaseException:
+def _copy_cause(cause: BaseException, where: Endpoint) -> BaseException:
     import httpx
 
     kind = type(cause) if isinstance(cause, httpx.RequestError) else RxloopError

@@ -22,7 +22,7 @@ from rxloop.providers.codecs import Codec, CodecFactory, find_gate
 from rxloop.providers.codecs.draft import MessageDraft
 from rxloop.providers.codecs.fields import as_object
 from rxloop.providers.codecs.text import TextRules
-from rxloop.providers.credentials import KeySource, Sign, called_key, signature
+from rxloop.providers.credentials import KeySource, Sign, call_key_source, sign_request
 from rxloop.providers.error_responses import TOOL_USE_FAILED
 from rxloop.providers.retry import Attempts, Retry
 from rxloop.providers.transport import ClientPool, Transport
@@ -210,7 +210,7 @@ class HTTPModel:
         except RxloopError as error:
             if isinstance(error, MediaRefused):
                 error = self._check_refusal(error, request)
-            failure = failures.without_secrets(error, where)
+            failure = failures.remove_secrets(error, where)
         if failure is not None:
             if draft is not None:
                 draft.report_usage()
@@ -262,7 +262,7 @@ class HTTPModel:
         if self._sign is not None or header in own or "authorization" in own:
             key = None
         elif callable(source := self._api_key or self._key_of_preset()):
-            key = await called_key(source, where, self._timeout.key)
+            key = await call_key_source(source, where, self._timeout.key)
             header = "authorization" if self.preset.token_source else header
         elif source is None and self.preset.key_env is not None and not self.preset.key_optional:
             raise failures.missing_key(where)
@@ -304,7 +304,7 @@ class HTTPModel:
             return await send(client, where, where.headers, self._wire.encode(request, draft.notice))
         body = self._wire.encode(request, draft.notice)
         # Register the signature as a secret.
-        signed = await signature(self._sign, where, body, self._timeout.key)
+        signed = await sign_request(self._sign, where, body, self._timeout.key)
         where.headers.update(signed)
         failures.check_headers(signed, where)
         return await send(client, where, where.headers, body)

@@ -11,7 +11,7 @@ import pytest
 from rxloop.errors import ProviderError
 from rxloop.protocol.events import Event, UsageEvent
 from rxloop.providers import Retry, google_gemini, openai_chat, openai_responses
-from rxloop.providers.catalog import Price, long_kept
+from rxloop.providers.catalog import Price, count_long_kept
 from rxloop.providers.codecs import ResponseReader
 from rxloop.providers.codecs.anthropic.response import MessagesReader
 from rxloop.providers.codecs.draft import MessageDraft
@@ -161,7 +161,7 @@ def test_cache_writes_of_gateways_that_are_kept_for_an_hour_have_their_own_price
     (usage,) = [
         event for event in read_chunks(delta("stop"), {"choices": [], "usage": report}) if isinstance(event, UsageEvent)
     ]
-    assert (usage.cache_write_tokens, long_kept(usage)) == (900, 800)
+    assert (usage.cache_write_tokens, count_long_kept(usage)) == (900, 800)
 
 
 # P7

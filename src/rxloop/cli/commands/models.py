@@ -18,7 +18,7 @@ from rxloop.cli.model_access import key_state, key_variable
 from rxloop.cli.terminal import reporting, say, table, write
 from rxloop.errors import ConfigurationError
 from rxloop.providers import CATALOG, PRESETS, KnownModel, Preset, Price, find_model
-from rxloop.providers.vendors.model_names import host_of, makers_at
+from rxloop.providers.vendors.model_names import find_host, find_makers
 from rxloop.strategies.catalog import STRATEGIES, get_stages
 from rxloop.support.redaction import display_url
 from rxloop.thinking.stages import StrategyDefinition
@@ -28,8 +28,8 @@ _HEAD = ("MODEL", "WINDOW", "OUTPUT", "$ IN", "CACHED", "OUT", "CAN")
 
 def known_at(preset: str) -> dict[str, KnownModel]:
     """The models that are known of those at a preset, under the names of the table."""
-    hosts = {preset, *makers_at(preset)}
-    return {name: known for name, known in CATALOG.items() if host_of(name) in hosts}
+    hosts = {preset, *find_makers(preset)}
+    return {name: known for name, known in CATALOG.items() if find_host(name) in hosts}
 
 
 def known_models(models: Mapping[str, KnownModel]) -> Text:

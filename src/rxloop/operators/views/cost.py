@@ -79,12 +79,12 @@ class Spending:
 
     def __init__(self, prices: Mapping[str, Price] | None) -> None:
         # Imported here, because the providers would make up a good part of the time to import rxloop.
-        from rxloop.providers.catalog import find_price, long_kept
+        from rxloop.providers.catalog import count_long_kept, find_price
 
         self.dollars = 0.0
         self.unpriced: dict[str, None] = {}
         """The models that were used and have no price, in order."""
-        self._price, self._long_kept = partial(find_price, prices=prices), long_kept
+        self._price, self._long_kept = partial(find_price, prices=prices), count_long_kept
         self._models: dict[tuple[str, str | None], str] = {}
 
     def take(self, event: Event) -> bool:

@@ -20,7 +20,7 @@ from rxloop.protocol.json_data import freeze_json, freeze_model, replace_surroga
 from rxloop.protocol.messages import Citation, FilePart, ImagePart, ToolCall
 from rxloop.protocol.model import EMPTY_DICT, EMPTY_LIST, FrozenDict, FrozenList, make_unchecked
 from rxloop.protocol.step_events import MALFORMED_REASON, NoticeCode
-from rxloop.providers.bounds import DEFAULT_BOUNDS, VALUE_WEIGHT, Bounds, OutOfBounds, values_in
+from rxloop.providers.bounds import DEFAULT_BOUNDS, VALUE_WEIGHT, Bounds, OutOfBounds, count_values
 from rxloop.providers.catalog import LONG_KEPT
 from rxloop.providers.codecs.answer_end import FAILED, MALFORMED_CALL, UsageReports
 from rxloop.providers.codecs.fields import drop_encrypted
@@ -157,7 +157,7 @@ class MessageDraft:
     def raw(self, part: dict[str, Any]) -> None:
         """Append an opaque vendor part."""
         data = encode_json(part)
-        self._charge(len(data) + VALUE_WEIGHT * values_in(data))
+        self._charge(len(data) + VALUE_WEIGHT * count_values(data))
         self._recorder.raw(part, *self._mark)
 
     def file(self, part: ImagePart | FilePart) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from rxloop.protocol.events import Event, ToolCallDeltaEvent
 from rxloop.protocol.json_data import replace_surrogates
 from rxloop.protocol.messages import ToolCall
 from rxloop.protocol.model import make_unchecked
-from rxloop.providers.bounds import DEFAULT_BOUNDS, Bounds, OutOfBounds, check_document, values_in
+from rxloop.providers.bounds import DEFAULT_BOUNDS, Bounds, OutOfBounds, check_document, count_values
 from rxloop.providers.codecs.call_fragments import Call, Piece, is_placeholder, is_same_value, read_index, starts_value
 from rxloop.providers.codecs.markup import clean_name
 from rxloop.providers.codecs.tools import Original
@@ -185,7 +185,7 @@ class CallAssembler:
         values = self._bounds.argument_values
         if (
             self.size > values
-            and sum(values_in(arguments.encode(errors="replace")) for _, arguments in written) > values
+            and sum(count_values(arguments.encode(errors="replace")) for _, arguments in written) > values
         ):
             raise OutOfBounds("argument_values", values)
         calls: list[ToolCall] = []

@@ -64,7 +64,7 @@ def ask(provider: Provider, request: ModelRequest) -> Observable[Event]:
     return Observable(subscribe)
 
 
-def counted(event: UsageEvent, provider: Provider) -> UsageEvent:
+def add_model_name(event: UsageEvent, provider: Provider) -> UsageEvent:
     """Add the model's name to a usage event, because the call has the name of the combined provider."""
     if "model" in event.metadata:
         return event

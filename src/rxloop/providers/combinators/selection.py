@@ -13,7 +13,7 @@ from rxloop.errors import ConfigurationError, MediaRefused
 from rxloop.pipeline.interfaces import Provider
 from rxloop.pipeline.requests import ModelRequest
 from rxloop.protocol.events import Event, UsageEvent
-from rxloop.providers.combinators import Combined, another_may_help, ask, close_made, counted
+from rxloop.providers.combinators import Combined, add_model_name, another_may_help, ask, close_made
 from rxloop.providers.factories import resolve_model
 from rxloop.providers.retry import begins_answer, make_failed_event
 from rxloop.stream.rx import resolve_scheduler
@@ -79,7 +79,7 @@ class Fallback(Combined):
                     nonlocal begun
                     if not begun:
                         begun = begins_answer(event)
-                    observer.on_next(counted(event, provider) if type(event) is UsageEvent else event)
+                    observer.on_next(add_model_name(event, provider) if type(event) is UsageEvent else event)
 
                 # Calls can fail while subscribing.
                 slot = SingleAssignmentDisposable()
@@ -210,7 +210,7 @@ class _Race:
             if self._winner is None and begins_answer(event):
                 self._win(slot)
             # Before a model wins, both models publish only failures and token counts.
-            self._observer.on_next(counted(event, provider) if type(event) is UsageEvent else event)
+            self._observer.on_next(add_model_name(event, provider) if type(event) is UsageEvent else event)
 
         def on_error(error: Exception) -> None:
             self._fail(slot, error)
@@ -291,7 +291,7 @@ class Routed:
             observer: abc.ObserverBase[Event], scheduler: abc.SchedulerBase | None = None
         ) -> abc.DisposableBase:
             def on_next(event: Event) -> None:
-                observer.on_next(counted(event, provider) if type(event) is UsageEvent else event)
+                observer.on_next(add_model_name(event, provider) if type(event) is UsageEvent else event)
 
             return source.subscribe(on_next, observer.on_error, observer.on_completed, scheduler=scheduler)
 

@@ -27,7 +27,7 @@ from rxloop.providers.script.turns import (
     ScriptedCall,
     ScriptedTurn,
     hidden_tools,
-    line_of,
+    make_key,
     push_end,
     push_frames,
     push_reasoning,
@@ -162,7 +162,7 @@ class ScriptedModel:
         name, answers = recorded_answers(events, task_id)
 
         def answer(request: ModelRequest) -> RecordedAnswer:
-            left = answers.get(line_of(request.branch, request.step))
+            left = answers.get(make_key(request.branch, request.step))
             if not left:
                 remaining = ", ".join(str(answer.step) for line in answers.values() for answer in line) or "nothing"
                 raise ScriptExhausted(

@@ -274,10 +274,10 @@ class _Reader:
         interrupted: bool = False,
     ) -> None:
         answer = RecordedAnswer(step[1], attempt, tuple(map(_plain, pieces)), error, cut_off, interrupted)
-        self.answers.setdefault(line_of(*step), []).append(answer)
+        self.answers.setdefault(make_key(*step), []).append(answer)
 
 
-def line_of(branch: str | None, step: str | None) -> Step:
+def make_key(branch: str | None, step: str | None) -> Step:
     """Return the lookup key for an answer."""
     return branch, step if branch is not None else None
 

@@ -99,7 +99,7 @@ class ClientPool:
         self._streamed = streamed
         self._own = own
         self._bounds = bounds
-        self._transport: Transport | None = None if transport is None else checked_transport(transport)
+        self._transport: Transport | None = None if transport is None else check_transport(transport)
         self._by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, _Clients] = WeakKeyDictionary()
 
     @property
@@ -183,7 +183,7 @@ class ClientPool:
 
         if self._own is not None:
             return HttpxClient(self._own, self._timeouts, self._streamed, lasting=False)
-        make = _aiohttp_client() if checked_transport(self._chosen) == "aiohttp" else None
+        make = _aiohttp_client() if check_transport(self._chosen) == "aiohttp" else None
         with name_variables():
             if make is None:
                 return HttpxClient.own(self._timeouts, self._streamed, _ssl_context(), KEEP_ALIVE_SECONDS)
@@ -207,7 +207,7 @@ def _call(close: WeakMethod[Callable[[_Clients], None]], here: _Clients) -> None
         method(here)
 
 
-def checked_transport(name: str) -> Transport:
+def check_transport(name: str) -> Transport:
     """Validate a transport name.
 
     Raises:

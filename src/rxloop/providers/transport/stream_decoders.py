@@ -301,7 +301,7 @@ class ArrayDecoder(Frames):
 
     @override
     def _rest(self) -> list[bytes]:
-        return self._between(b"")
+        return self._split_between(b"")
 
     @override
     def _cut(self, data: bytes, found: list[bytes]) -> None:
@@ -316,7 +316,7 @@ class ArrayDecoder(Frames):
             if not self._open:
                 # End of data between elements.
                 if self._pending or data[start : place - 1] not in _PLAIN:
-                    found += self._between(data[start : place - 1])
+                    found += self._split_between(data[start : place - 1])
                 self._open = int(bracket == b"{")
                 start = place - self._open
             elif bracket in b"[{":
@@ -327,7 +327,7 @@ class ArrayDecoder(Frames):
             else:
                 self._open -= 1
                 if not self._open:
-                    found.append(self._taken(data[start:place]))
+                    found.append(self._join_pending(data[start:place]))
                     start = place
         if place < len(data):
             self._in_string = True
@@ -350,7 +350,7 @@ class ArrayDecoder(Frames):
         self._in_string = False
         return place + 1
 
-    def _taken(self, rest: bytes) -> bytes:
+    def _join_pending(self, rest: bytes) -> bytes:
         """Return the pending data together with its continuation."""
         self._check_size(len(rest))
         if not self._pending:
@@ -359,8 +359,8 @@ class ArrayDecoder(Frames):
         self._pending.clear()
         return whole
 
-    def _between(self, rest: bytes) -> list[bytes]:
-        other = self._taken(rest if self._pending else rest.lstrip(_BETWEEN)).rstrip(_BETWEEN)
+    def _split_between(self, rest: bytes) -> list[bytes]:
+        other = self._join_pending(rest if self._pending else rest.lstrip(_BETWEEN)).rstrip(_BETWEEN)
         return [other] if other else []
 
     def _check_size(self, more: int = 0) -> None:

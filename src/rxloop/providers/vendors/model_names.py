@@ -41,50 +41,50 @@ _LONGEST = 300
 """Maximum name length for aliases. Logs can contain arbitrary names."""
 
 
-def maker_of(model: str) -> str | None:
+def find_maker(model: str) -> str | None:
     """Return the maker based on the name prefix."""
     return next((maker for begins, maker in _MAKERS if begins.match(model)), None)
 
 
-def host_of(model: str) -> str:
+def find_host(model: str) -> str:
     """Return the host in a model string, or an empty string."""
     prefix, colon, _ = model.partition(":")
     return prefix if colon else ""
 
 
-def makers_at(host: str) -> Collection[str]:
+def find_makers(host: str) -> Collection[str]:
     """Return makers whose list prices apply at this host."""
     return _HOSTS.get(host.partition("_")[0], ())
 
 
-def names_of(model: str) -> Iterator[str]:
+def iter_names(model: str) -> Iterator[str]:
     """Yield possible table keys, most specific first.
 
-    >>> list(names_of("bedrock:us.anthropic.claude-sonnet-5-5-v1:0"))[-1]
+    >>> list(iter_names("bedrock:us.anthropic.claude-sonnet-5-5-v1:0"))[-1]
     'anthropic:claude-sonnet-5-5'
     """
     yield model
     if len(model) > _LONGEST or "://" in model:
         # A custom URL belongs to none of the hosts.
         return
-    host = host_of(model)
+    host = find_host(model)
     name = model.removeprefix(f"{host}:")
     # Prefer the underlying model name.
     name = name.partition("#")[2] or name
-    makers = makers_at(host) if host else [maker for _, maker in _MAKERS]
+    makers = find_makers(host) if host else [maker for _, maker in _MAKERS]
     if makers:
         # Remove the resource path.
         name = _BEDROCK.sub("", name.rpartition("/")[2].lower())
-    for each in _undated(name):
+    for each in _iter_undated(name):
         if host:
             yield f"{host}:{each}"
-        maker = maker_of(each)
+        maker = find_maker(each)
         if maker in makers:
             # Gateways write the version of Claude models with a dot.
             yield f"{maker}:{each.replace('.', '-') if maker == 'anthropic' else each}"
 
 
-def _undated(name: str) -> Iterator[str]:
+def _iter_undated(name: str) -> Iterator[str]:
     yield name
     while (shorter := _ENDINGS.sub("", name)) != name:
         yield (name := shorter)
@@ -99,14 +99,14 @@ _ANSWERS_AT_ONCE = re.compile(r"gpt-[34]|gpt-[5-9].*-chat|chatgpt")
 
 def wants_responses(model: str) -> bool:
     """Return True for OpenAI's reasoning models, which work better, or only, with the Responses API."""
-    return _REASONS.match(_bare(model)) is not None
+    return _REASONS.match(_strip_prefixes(model)) is not None
 
 
 def never_reasons(model: str) -> bool:
     """Return True for OpenAI's models without reasoning. Models with unknown names are not included."""
-    return _ANSWERS_AT_ONCE.match(_bare(model)) is not None
+    return _ANSWERS_AT_ONCE.match(_strip_prefixes(model)) is not None
 
 
-def _bare(model: str) -> str:
+def _strip_prefixes(model: str) -> str:
     """Remove the gateway's maker prefix and the prefix of a fine-tuned model."""
     return model.rpartition("/")[2].removeprefix("ft:")
