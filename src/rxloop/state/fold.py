@@ -122,7 +122,7 @@ def _status(state: RunState, event: StatusUpdateEvent) -> dict[str, Any]:
     if event.resumed and state.open_step is not None and state.held:
         changes.update(messages=state.messages.append(*state.held), held=())
     if state.batch is not None and state.pending and (event.final or event.resumed):
-            batch = state.batch
+        batch = state.batch
         changes["batch"] = replace(batch, started=batch.started & ~batch.find_asking(state.pending.values()))
     return changes
 
