@@ -1,4 +1,4 @@
-"""The operators are imported when they are asked for, and `op` has them whatever was imported before."""
+"""Lazy imports of the operators."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 
 from rxloop import op
 
-MODULES = [found.name for found in pkgutil.walk_packages(op.__path__, "rxloop.operators.") if not found.ispkg]
+MODULES = [module.name for module in pkgutil.walk_packages(op.__path__, "rxloop.operators.") if not module.ispkg]
 
 CHECK = """
 import sys, types
@@ -38,7 +38,7 @@ DIRECT = [f"import {name}" for name in MODULES]
 NAMED = [f"from {home} import {name}" for home in MODULES if (name := home.rpartition(".")[2]) in op.__all__]
 
 
-def python(code: str, *arguments: str) -> str:
+def run_python(code: str, *arguments: str) -> str:
     return subprocess.run(
         [sys.executable, "-c", code, *arguments], check=True, capture_output=True, text=True
     ).stdout.strip()
@@ -59,20 +59,20 @@ def python(code: str, *arguments: str) -> str:
     ],
     ids=["nothing", "modules", "backwards", "names", "mixed", "after a use", "star", "agent", "reloaded"],
 )
-def test_every_name_is_its_function_whatever_was_imported_before(steps: list[str]) -> None:
-    assert python(CHECK, *steps) == "[]"
+def test_every_name_is_its_function_after_any_order_of_imports(steps: list[str]) -> None:
+    assert run_python(CHECK, *steps) == "[]"
 
 
-def test_asking_for_one_operator_imports_no_other() -> None:
+def test_access_to_one_operator_imports_no_other_operator() -> None:
     code = (
         "import sys; from rxloop import op; op.cost; print(*[m for m in sys.modules if 'rxloop.operators.views.' in m])"
     )
-    assert set(python(code).split()) == {"rxloop.operators.views.cost", "rxloop.operators.views.make_view"}
+    assert set(run_python(code).split()) == {"rxloop.operators.views.cost", "rxloop.operators.views.make_view"}
 
 
-def test_an_agent_imports_no_view_that_it_does_not_need() -> None:
+def test_import_of_agent_loads_no_views() -> None:
     code = "import sys; from rxloop import Agent; print(*sys.modules)"
-    loaded = set(python(code).split())
+    loaded = set(run_python(code).split())
     assert "rxloop.operators.loop.iterate" in loaded
     unneeded = {
         "rxloop.operators.views.stalled",
@@ -83,17 +83,17 @@ def test_an_agent_imports_no_view_that_it_does_not_need() -> None:
     assert loaded & {*unneeded, "reactivex.operators", "reactivex.testing", "anyio", "httpx", "difflib"} == set()
 
 
-def test_what_the_type_checker_sees_of_the_operators_is_what_comes() -> None:
+def test_names_for_the_type_checker_are_the_runtime_names() -> None:
     [block] = [node for node in ast.parse(inspect.getsource(op)).body if isinstance(node, ast.If)]
-    seen = {
+    modules = {
         alias.name: str(node.module) for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names
     }
-    assert {*seen} == {*op.__all__}
-    for name, module in seen.items():
+    assert {*modules} == {*op.__all__}
+    for name, module in modules.items():
         assert getattr(op, name) is getattr(importlib.import_module(module), name)
 
 
-def test_the_package_can_be_looked_at() -> None:
+def test_package_can_be_inspected_and_its_operators_pickled() -> None:
     assert {*dir(op)} >= {*op.__all__}
     members = dict(inspect.getmembers(op))
     assert all(members[name] is getattr(op, name) for name in op.__all__)
@@ -102,14 +102,14 @@ def test_the_package_can_be_looked_at() -> None:
     assert pickle.loads(pickle.dumps(op.text)) is op.text
 
 
-def test_an_operator_that_there_is_not_is_said_so() -> None:
+def test_unknown_operator_raises_attribute_error_and_import_error() -> None:
     with pytest.raises(AttributeError, match=r"module 'rxloop\.operators' has no attribute 'iterat'"):
         _ = op.iterat  # pyright: ignore[reportAttributeAccessIssue, reportUnknownVariableType, reportUnknownMemberType]
     with pytest.raises(ImportError, match="cannot import name 'iterat'"):
         exec("from rxloop.operators import iterat")
 
 
-def test_what_a_test_puts_in_the_place_of_an_operator_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_operator_replaced_by_a_test_stays_after_an_import(monkeypatch: pytest.MonkeyPatch) -> None:
     mine = object()
     monkeypatch.setattr(op, "text", mine)
     importlib.import_module("rxloop.operators.views.text")

@@ -108,18 +108,18 @@ EVENTS: list[Event] = [
 ]  # fmt: skip
 
 
-def stamped(event: Event) -> Event:
+def add_envelope(event: Event) -> Event:
     return event.model_copy(update=STAMPS)
 
 
-def test_there_is_an_event_of_every_kind_here() -> None:
+def test_every_kind_of_event_is_covered_here() -> None:
     assert {event.kind for event in EVENTS} == KINDS.keys()
     assert all(KINDS[event.kind] is type(event) for event in EVENTS)
 
 
 @pytest.mark.parametrize("strict", [False, True])
-@pytest.mark.parametrize("event", [*EVENTS, *map(stamped, EVENTS)], ids=lambda event: event.kind)
-def test_an_event_of_every_kind_survives_json(event: Event, strict: bool) -> None:  # L6
+@pytest.mark.parametrize("event", [*EVENTS, *map(add_envelope, EVENTS)], ids=lambda event: event.kind)
+def test_event_of_any_kind_survives_json(event: Event, strict: bool) -> None:  # L6
     back = Event.from_json(event.to_json(), strict=strict)
 
     assert type(back) is type(event)
@@ -128,8 +128,8 @@ def test_an_event_of_every_kind_survives_json(event: Event, strict: bool) -> Non
 
 
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.kind)
-def test_an_event_is_one_line_of_camel_case(event: Event) -> None:
-    encoded = stamped(event).to_json()
+def test_event_is_one_line_of_json_with_camel_case_names(event: Event) -> None:
+    encoded = add_envelope(event).to_json()
     fields = json.loads(encoded)
 
     assert b"\n" not in encoded
@@ -139,17 +139,17 @@ def test_an_event_is_one_line_of_camel_case(event: Event) -> None:
     assert fields["timestamp"] == "2026-01-01T00:00:00.123Z"
     own = set(fields)
     assert not any("_" in name for name in own)
-    # What people put into an event is theirs: only names of the protocol change their case.
+    # Only names of the protocol change their case, not the data of users.
     assert fields["metadata"] == {"a": {"snake_key": None}}
 
 
-def test_the_parts_of_an_envelope_that_are_empty_are_left_out() -> None:
+def test_empty_envelope_fields_are_omitted() -> None:
     fields = json.loads(CustomEvent(name="mine").to_json())
 
     assert not fields.keys() & {"parentTaskId", "agentPath", "step", "branch", "metadata"}
 
 
-def test_files_parts_and_citations_are_left_out_where_there_are_none() -> None:
+def test_empty_files_parts_and_citations_are_omitted() -> None:
     complete = json.loads(ContentCompleteEvent(content="Hi").to_json())
     answered = json.loads(ToolCompleteEvent(call=CALL, success=True, content="Hi").to_json())
 
@@ -157,7 +157,7 @@ def test_files_parts_and_citations_are_left_out_where_there_are_none() -> None:
     assert "parts" not in answered
 
 
-def test_files_parts_and_citations_are_for_clients() -> None:
+def test_files_parts_and_citations_are_public() -> None:
     message = ContentCompleteEvent(content="Hi", files=[IMAGE], citations=[Citation(title="A page")])
     answer = ToolCompleteEvent(call=CALL, success=True, content="Hi", parts=[FILE])
 
@@ -169,37 +169,39 @@ def test_files_parts_and_citations_are_for_clients() -> None:
 
 @given(st.integers(0, 250_000_000_000_000))
 @settings(max_examples=50)
-def test_a_time_of_any_year_survives_json(millis: int) -> None:
+def test_timestamp_survives_json(millis: int) -> None:
     event = CustomEvent(name="a", timestamp=millis)
 
     assert Event.from_json(event.to_json()).timestamp == millis
 
 
-def test_a_time_with_another_zone_is_the_same_moment() -> None:
+def test_timestamp_with_another_time_zone_is_converted() -> None:
     data = b'{"kind": "custom", "name": "a", "timestamp": "2026-01-01T02:00:00+02:00"}'
 
     assert Event.from_json(data).timestamp == 1_767_225_600_000
 
 
-def test_an_unknown_kind_is_read_leniently_with_all_its_fields() -> None:  # L7
+def test_unknown_kind_is_read_leniently_with_all_fields() -> None:  # L7
     data = b'{"kind": "hologram", "seq": 4, "taskId": "t", "depthMap": [1, {"a": 2}]}'
 
     event = Event.from_json(data)
 
     assert type(event) is UnknownEvent
-    assert (event.kind, event.seq, event.task_id) == ("hologram", 4, "t")
+    assert event.kind == "hologram"
+    assert event.seq == 4
+    assert event.task_id == "t"
     assert event.model_extra == {"depthMap": [1, {"a": 2}]}
     assert json.loads(event.to_json())["depthMap"] == [1, {"a": 2}]
 
 
-def test_an_unknown_kind_is_refused_strictly_by_its_name() -> None:  # L7
+def test_unknown_kind_is_refused_in_strict_mode() -> None:  # L7
     with pytest.raises(ConfigurationError, match="hologram"):
         Event.from_json(b'{"kind": "hologram"}', strict=True)
 
 
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize(
-    ("data", "named"),
+    ("data", "message"),
     [
         (b'{"kind": "custom"}', "name"),
         (b'{"kind": "content-delta", "delta": 7}', "delta"),
@@ -212,12 +214,12 @@ def test_an_unknown_kind_is_refused_strictly_by_its_name() -> None:  # L7
         (b"", "JSON object"),
     ],
 )
-def test_json_that_is_no_event_is_refused_by_the_field(data: bytes, named: str, strict: bool) -> None:
-    with pytest.raises(ConfigurationError, match=named):
+def test_invalid_event_is_refused_with_its_field(data: bytes, message: str, strict: bool) -> None:
+    with pytest.raises(ConfigurationError, match=message):
         Event.from_json(data, strict=strict)
 
 
-def test_an_unknown_field_is_left_out_leniently_and_refused_strictly() -> None:
+def test_unknown_field_is_ignored_leniently_and_refused_strictly() -> None:
     data = b'{"kind": "custom", "name": "a", "colour": "red"}'
 
     assert Event.from_json(data) == CustomEvent(name="a")
@@ -226,21 +228,21 @@ def test_an_unknown_field_is_left_out_leniently_and_refused_strictly() -> None:
 
 
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.kind)
-def test_an_event_cannot_be_changed(event: Event) -> None:
+def test_event_is_immutable(event: Event) -> None:
     with pytest.raises(ValidationError, match="frozen"):
         event.seq = 9  # type: ignore[misc]
 
 
-def test_what_is_for_clients_leaves_internal_kinds_and_hidden_tools_out_and_keeps_the_order() -> None:  # L8
-    seen = public_events(EVENTS)
+def test_external_events_omit_internal_kinds_and_hidden_tools() -> None:  # L8
+    visible = public_events(EVENTS)
 
-    assert not any(isinstance(event, LLMFailedEvent) for event in seen)
-    assert not any(getattr(event, "hidden", False) for event in seen)
-    left_out = {"llm-failed", "llm-notice", "tool-voided", "tool-call-delta", "tool-start", "message-added"}
-    assert [event.kind for event in seen] == [event.kind for event in EVENTS if event.kind not in left_out]
+    assert not any(isinstance(event, LLMFailedEvent) for event in visible)
+    assert not any(getattr(event, "hidden", False) for event in visible)
+    omitted = {"llm-failed", "llm-notice", "tool-voided", "tool-call-delta", "tool-start", "message-added"}
+    assert [event.kind for event in visible] == [event.kind for event in EVENTS if event.kind not in omitted]
 
 
-def test_what_the_provider_wants_back_is_not_for_clients() -> None:
+def test_provider_state_is_not_public() -> None:
     message = Message(role="assistant", content="a", provider_state={"signature": "secret"})
     events = [
         ContentCompleteEvent(content="a", provider_state={"signature": "secret"}),
@@ -252,7 +254,7 @@ def test_what_the_provider_wants_back_is_not_for_clients() -> None:
         assert b"secret" not in event.to_json(public=True)
 
 
-def test_transient_kinds_are_those_that_stream() -> None:
+def test_transient_kinds_are_the_streaming_kinds() -> None:
     assert {kind for kind, cls in KINDS.items() if not cls.durable} == {
         "content-delta",
         "tool-call-delta",
@@ -262,8 +264,8 @@ def test_transient_kinds_are_those_that_stream() -> None:
     }
 
 
-def test_a_cursor_names_the_root_run_the_attempt_and_the_place() -> None:  # L10
-    event = stamped(EVENTS[0])
+def test_cursor_contains_the_root_run_the_attempt_and_the_position() -> None:  # L10
+    event = add_envelope(EVENTS[0])
     assert event.model_copy(update={"parent_task_id": None}).cursor == "t/3.7.2"
     assert event.model_copy(update={"parent_task_id": "p"}).cursor == "p/3.7.2"
     deeper = event.model_copy(update={"parent_task_id": "p", "metadata": {"root_task_id": "r"}})
@@ -272,7 +274,7 @@ def test_a_cursor_names_the_root_run_the_attempt_and_the_place() -> None:  # L10
 
 
 @pytest.mark.parametrize("cls", [ContentDeltaEvent, ThoughtDeltaEvent])
-def test_a_delta_that_is_made_fast_is_the_same_event(cls: Any) -> None:
+def test_unvalidated_delta_equals_a_validated_one(cls: Any) -> None:
     fast = make_text_delta(cls, "a", 3, "1")
     slow = cls(delta="a", index=3, step="1")
 
@@ -285,20 +287,20 @@ def test_a_delta_that_is_made_fast_is_the_same_event(cls: Any) -> None:
 
 
 @pytest.mark.parametrize("confidence", [-0.1, 1.1])
-def test_a_confidence_outside_0_and_1_is_no_thought(confidence: float) -> None:
+def test_confidence_outside_0_to_1_is_refused(confidence: float) -> None:
     with pytest.raises(ValidationError, match="confidence"):
         ThoughtStreamEvent(thought_id="a", content="a", confidence=confidence)
 
 
-@pytest.mark.parametrize("event", [*EVENTS, *map(stamped, EVENTS)], ids=lambda event: event.kind)
-def test_an_event_tells_what_it_is_in_one_line(event: Event) -> None:
+@pytest.mark.parametrize("event", [*EVENTS, *map(add_envelope, EVENTS)], ids=lambda event: event.kind)
+def test_event_repr_is_one_line(event: Event) -> None:
     text = repr(event)
 
     assert text.startswith(f"<{event.kind} ")
     assert "\n" not in text
 
 
-def test_the_schema_tells_of_every_kind_by_its_wire_names() -> None:
+def test_schema_covers_every_kind_with_wire_names() -> None:
     schema = protocol_schema()
 
     assert schema["discriminator"]["mapping"].keys() == KINDS.keys()
@@ -307,7 +309,7 @@ def test_the_schema_tells_of_every_kind_by_its_wire_names() -> None:
     assert start["properties"]["timestamp"]["type"] == "string"
 
 
-def test_usage_of_an_event_can_be_added_up() -> None:
+def test_usage_of_events_can_be_added() -> None:
     event = UsageEvent(input_tokens=10, output_tokens=3, cached_tokens=6, cache_write_tokens=2, reasoning_tokens=1)
 
     twice = Usage(input_tokens=20, output_tokens=6, cached_tokens=12, cache_write_tokens=4, reasoning_tokens=2)
@@ -315,7 +317,7 @@ def test_usage_of_an_event_can_be_added_up() -> None:
 
 
 @pytest.mark.parametrize("year", [1, 42, 999, 1000, 1969, 9999])
-def test_a_time_of_any_year_is_read_again(year: int) -> None:
+def test_timestamp_of_any_year_survives_json(year: int) -> None:
     at = f"{year:04}-06-15T12:00:00.123Z"
     event = Event.from_json(CustomEvent(name="x").to_json().replace(b"1970-01-01T00:00:00.000Z", at.encode()))
     assert at.encode() in event.to_json()
@@ -323,6 +325,6 @@ def test_a_time_of_any_year_is_read_again(year: int) -> None:
 
 
 @pytest.mark.parametrize("timestamp", [10**15, -(10**15), "0001-01-01T00:00:00+14:00", "10000-01-01T00:00:00Z"])
-def test_a_time_that_cannot_be_written_is_refused(timestamp: Any) -> None:
+def test_timestamp_that_cannot_be_written_is_refused(timestamp: Any) -> None:
     with pytest.raises(ValidationError, match="timestamp"):
         CustomEvent(name="x", timestamp=timestamp)

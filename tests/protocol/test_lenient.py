@@ -1,4 +1,4 @@
-"""JSON in a text that is not JSON.  # P16"""
+"""JSON in text that is not JSON.  # P16"""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ FENCE = "`" * 3
     ],
 )
 def test_only_json_value_in_a_text_is_found(text: str, value: object) -> None:  # P16
-    found = find_json(text)
-    assert found is not None
-    assert orjson.loads(found) == value
+    json_text = find_json(text)
+    assert json_text is not None
+    assert orjson.loads(json_text) == value
 
 
 @pytest.mark.parametrize(
@@ -95,10 +95,10 @@ def test_ambiguous_or_incomplete_text_has_no_json_value(text: str) -> None:  # P
 @pytest.mark.parametrize("start", ["", f"{FENCE}json", '{"a": "'])
 def test_large_text_is_searched_in_linear_time(start: str, piece: str) -> None:  # P16
     text = start + piece * (100_000 // len(piece))
-    begun = time.perf_counter()
+    started = time.perf_counter()
     with suppress(ValueError):
         output_of(dict[str, int]).parse(text)
-    assert time.perf_counter() - begun < 3.0
+    assert time.perf_counter() - started < 3.0
 
 
 def test_digits_of_a_number_are_kept() -> None:  # P16
@@ -116,7 +116,8 @@ def test_digits_of_a_number_are_kept() -> None:  # P16
 )
 def test_arguments_are_read_leniently_and_sent_back_as_json(raw: str, arguments: dict[str, str]) -> None:  # P16
     call = ToolCall.parse("1", "write", raw)
-    assert (call.error, call.arguments) == (None, arguments)
+    assert call.error is None
+    assert call.arguments == arguments
     assert call.raw is not None
     assert orjson.loads(call.raw) == arguments
 
@@ -125,4 +126,5 @@ def test_arguments_are_read_leniently_and_sent_back_as_json(raw: str, arguments:
 def test_ambiguous_arguments_stay_an_error(raw: str) -> None:  # P16
     call = ToolCall.parse("1", "write", raw)
     assert call.error is not None
-    assert (call.arguments, call.raw) == ({}, raw)
+    assert call.arguments == {}
+    assert call.raw == raw

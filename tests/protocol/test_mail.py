@@ -1,4 +1,4 @@
-"""Letters to runs, and their JSON."""
+"""Commands to runs, and their JSON form."""
 
 import secrets
 from datetime import date
@@ -12,7 +12,7 @@ from rxloop.protocol.messages import Message
 
 
 @pytest.mark.parametrize(
-    "letter",
+    "command",
     [
         CancelCommand(),
         CancelCommand(reason="the user left"),
@@ -24,33 +24,33 @@ from rxloop.protocol.messages import Message
     ],
     ids=repr,
 )
-def test_a_letter_is_read_as_it_was_written(letter: Command) -> None:
-    again = read_command(letter.to_json())
+def test_command_survives_json(command: Command) -> None:
+    again = read_command(command.to_json())
 
     assert again is not None
-    assert type(again) is type(letter)
-    assert again == letter
-    assert again.to_json() == letter.to_json()
+    assert type(again) is type(command)
+    assert again == command
+    assert again.to_json() == command.to_json()
 
 
-def test_an_answer_of_a_type_that_json_does_not_have_is_the_same_before_and_after() -> None:
-    letter = AnswerCommand(inputs={"when": date(2026, 11, 22)})
+def test_answer_is_converted_to_json_types_at_construction() -> None:
+    command = AnswerCommand(inputs={"when": date(2026, 11, 22)})
 
-    assert letter.inputs == {"when": "2026-11-22"}
-    assert read_command(letter.to_json()) == letter
+    assert command.inputs == {"when": "2026-11-22"}
+    assert read_command(command.to_json()) == command
 
 
-def test_an_answer_that_cannot_be_written_is_refused_when_the_letter_is_made() -> None:
+def test_answer_command_rejects_a_value_that_is_not_json() -> None:
     with pytest.raises(ValidationError, match="answers"):
         AnswerCommand(inputs={"a": object()})
 
 
-def test_a_letter_of_a_newer_version_is_read_without_what_this_one_does_not_know() -> None:
+def test_command_of_a_newer_version_is_read_without_its_unknown_fields() -> None:
     data = '{"kind": "say", "messages": [{"role": "user", "content": "Stop", "mood": "bad"}], "louder": true}'
     assert read_command(data) == MessageCommand(messages=[Message.user("Stop")])
 
 
-def test_a_letter_of_an_unknown_kind_is_none_and_each_kind_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_command_of_an_unknown_kind_is_none_and_logged_once_per_kind(caplog: pytest.LogCaptureFixture) -> None:
     one, other = (secrets.token_hex(4) for _ in range(2))
     assert [read_command(f'{{"kind": "{kind}", "steps": 3}}') for kind in (one, other, one)] == [None] * 3
     first, second = [record.getMessage() for record in caplog.records]
@@ -59,6 +59,6 @@ def test_a_letter_of_an_unknown_kind_is_none_and_each_kind_is_told_of_once(caplo
 
 
 @pytest.mark.parametrize("data", ["", "[]", "{}", '{"reason": "no kind"}', '{"kind": "say"}'])
-def test_what_is_no_letter_is_refused(data: str) -> None:
+def test_invalid_command_is_refused(data: str) -> None:
     with pytest.raises(ConfigurationError, match="must be a command"):
         read_command(data)

@@ -51,9 +51,11 @@ BASE64 = b64encode(PNG).decode()
 def test_resolve_reads_the_type_of_bytes(
     cls: type[ImagePart | FilePart], declared: str | None, data: bytes, kind: str, media_type: str
 ) -> None:
-    found = resolve(cls(data=data, media_type=declared))
-    assert (found.kind, found.media_type, found.problem) == (kind, media_type, None)
-    assert found.data == (PNG if BASE64[:10].encode() in data else data)
+    media = resolve(cls(data=data, media_type=declared))
+    assert media.kind == kind
+    assert media.media_type == media_type
+    assert media.problem is None
+    assert media.data == (PNG if BASE64[:10].encode() in data else data)
 
 
 @pytest.mark.parametrize(
@@ -78,18 +80,24 @@ def test_resolve_reads_the_type_of_bytes(
 )
 def test_resolve_reads_data_urls(url: str) -> None:
     for part in (ImagePart(url=url), FilePart(url=url, filename="a.png")):
-        found = resolve(part)
-        assert (found.kind, found.media_type, found.data, found.url) == ("image", "image/png", PNG, None)
-        assert found.data_url == f"data:image/png;base64,{BASE64}"
+        media = resolve(part)
+        assert media.kind == "image"
+        assert media.media_type == "image/png"
+        assert media.data == PNG
+        assert media.url is None
+        assert media.data_url == f"data:image/png;base64,{BASE64}"
 
 
 def test_resolve_reads_parameters_of_data_urls() -> None:
     named = resolve(FilePart(url=f"data:image/png;name=x%20y.png;base64,{BASE64}"))
-    assert (named.name, named.data) == ("x y.png", PNG)
+    assert named.name == "x y.png"
+    assert named.data == PNG
     quoted = resolve(FilePart(url=f'data:image/png;name="a,b.png";base64,{BASE64}'))
-    assert (quoted.name, quoted.data) == ("a,b.png", PNG)
+    assert quoted.name == "a,b.png"
+    assert quoted.data == PNG
     plain = resolve(FilePart(url="data:,Gr%C3%BC%C3%9Fe"))
-    assert (plain.kind, plain.text) == ("text", "Grüße")
+    assert plain.kind == "text"
+    assert plain.text == "Grüße"
     assert resolve(FilePart(url="data:text/csv;charset=latin-1;base64,R3L832U=")).text == "Grüße"
 
 
@@ -107,36 +115,37 @@ def test_resolve_reads_parameters_of_data_urls() -> None:
         ("", "not an https"),
     ],
 )
-def test_resolve_names_the_problem_of_an_address(url: str, problem: str) -> None:
-    found = resolve(ImagePart(url=url))
-    assert problem in (found.problem or "")
-    assert (found.data, found.url) == (None, None)
+def test_resolve_names_the_problem_of_a_url(url: str, problem: str) -> None:
+    media = resolve(ImagePart(url=url))
+    assert problem in (media.problem or "")
+    assert media.data is None
+    assert media.url is None
 
 
 @pytest.mark.parametrize("path", ["./a.png", "../a.png", "/tmp/a.png", "~/a.png", "C:\\a.png", "c:/a.png", "file:///a"])
-def test_a_local_path_is_no_address(path: str) -> None:
+def test_local_path_is_not_a_url(path: str) -> None:
     for cls in (ImagePart, FilePart):
         with pytest.raises(ValueError, match=r"from_path\("):
             cls(url=path)
-    # A recorded part stays readable, and is never sent as an address.
-    recorded = ImagePart.model_validate_json(b'{"url": %s}' % b64_json(path))
-    found = resolve(recorded)
-    assert found.url is None
-    assert "from_path" in (found.problem or "")
+    # A recorded part can be read, but is never sent as a URL.
+    recorded = ImagePart.model_validate_json(b'{"url": %s}' % encode_json_string(path))
+    media = resolve(recorded)
+    assert media.url is None
+    assert "from_path" in (media.problem or "")
     with pytest.raises(ValueError, match="https://"):
         make_part(url=path)
 
 
-def b64_json(text: str) -> bytes:
+def encode_json_string(text: str) -> bytes:
     return b'"' + text.replace("\\", "\\\\").encode() + b'"'
 
 
-def test_a_path_object_is_no_address() -> None:
+def test_path_object_is_not_a_url() -> None:
     with pytest.raises(ValueError, match=r"from_path\("):
         ImagePart(url=Path("a.png"))  # pyright: ignore[reportArgumentType]
 
 
-def test_a_part_reads_its_type_from_its_bytes_or_name() -> None:
+def test_media_type_is_derived_from_bytes_or_name() -> None:
     assert ImagePart(data=PNG).media_type == "image/png"
     assert FilePart(data=b"a", filename="a.csv").media_type == "text/csv"
     with pytest.raises(ValueError, match="media_type"):
@@ -165,9 +174,9 @@ def test_a_part_reads_its_type_from_its_bytes_or_name() -> None:
     ],
 )
 def test_resolve_decodes_text_files(part: FilePart, text: str | None) -> None:
-    found = resolve(part)
-    assert found.text == text
-    assert (found.kind == "text") == (text is not None)
+    media = resolve(part)
+    assert media.text == text
+    assert (media.kind == "text") == (text is not None)
 
 
 @pytest.mark.parametrize(
@@ -181,12 +190,13 @@ def test_resolve_decodes_text_files(part: FilePart, text: str | None) -> None:
         ("file_011CNha8iCJcU1wXNR6q4V8w", "anthropic"),
     ],
 )
-def test_resolve_knows_which_vendor_opens_an_address(url: str, store: str | None) -> None:
-    assert (resolve(FilePart(url=url)).store, resolve(FilePart(url=url)).url) == (store, url)
+def test_resolve_recognises_the_vendor_that_stores_a_file(url: str, store: str | None) -> None:
+    assert resolve(FilePart(url=url)).store == store
+    assert resolve(FilePart(url=url)).url == url
 
 
 @pytest.mark.parametrize("name", ["a.pdf", "/tmp/x/a.pdf", "C:\\x\\a.pdf", "../a.pdf", "a\n.pdf"])
-def test_a_name_is_the_last_part_of_a_path(name: str) -> None:
+def test_name_is_the_last_component_of_a_path(name: str) -> None:
     assert resolve(FilePart(data=PDF, filename=name)).name == "a.pdf"
 
 
@@ -204,7 +214,7 @@ def test_make_part_reads_media_of_clients() -> None:
         make_part(data=b"\x00\x01")
 
 
-def test_decode_base64_refuses_what_is_none() -> None:
+def test_decode_base64_rejects_invalid_data() -> None:
     assert decode_base64("_-8") == b"\xff\xef"
     for bad in ("a", "ä", "a!b=", "AAAAA"):
         with pytest.raises(ValueError, match="base64"):

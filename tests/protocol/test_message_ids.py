@@ -1,4 +1,4 @@
-"""Every message of a history has an id, and it stays the same."""
+"""Ids of the messages in a history, which never change."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ async def look(at: str) -> str:
     return f"{at} is blue"
 
 
-async def test_ids_of_messages_are_kept_or_made_and_are_the_same_in_a_replay() -> None:
+async def test_message_ids_are_kept_or_generated_and_equal_in_a_replay() -> None:
     log = MemoryEventLog()
     agent = Agent(ScriptedModel(call("look", at="it"), "Blue."), tools=[look], log=log)
     result = await agent.run([Message.user("Hi", message_id="mine"), Message.assistant("Hello."), "Look."])
@@ -27,7 +27,7 @@ async def test_ids_of_messages_are_kept_or_made_and_are_the_same_in_a_replay() -
     assert [message.message_id for message in task.messages] == ids[:3]
 
 
-def test_messages_that_say_the_same_are_equal_whatever_their_ids() -> None:
+def test_equality_of_messages_ignores_their_ids() -> None:
     assert Message.user("a", message_id="1") == Message.user("a")
     assert hash(Message.user("a", message_id="1")) == hash(Message.user("a"))
     assert Message.user("a") != Message.user("b")

@@ -1,4 +1,4 @@
-"""The models are built when they are first used, and work from the first use on."""
+"""Models that are built at their first use."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ assert not isinstance(vars(ContentDeltaEvent)["__pydantic_validator__"], SchemaV
 """
 
 
-def run(code: str) -> None:
+def run_code(code: str) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", BEFORE + code], check=False, capture_output=True, text=True
     )
@@ -39,8 +39,8 @@ def run(code: str) -> None:
         "ContentDeltaEvent(delta='a').model_copy(update={'delta': 'b'})",
     ],
 )
-def test_after_its_first_use_a_model_is_built_for_good(first_use: str) -> None:
-    run(f"""
+def test_model_is_built_at_its_first_use(first_use: str) -> None:
+    run_code(f"""
 {first_use}
 assert type(ContentDeltaEvent.__pydantic_serializer__) is SchemaSerializer
 assert type(ContentDeltaEvent(delta="a").__pydantic_validator__) is SchemaValidator
@@ -48,8 +48,8 @@ assert type(vars(ContentDeltaEvent)["__pydantic_validator__"]) is SchemaValidato
 """)
 
 
-def test_every_kind_can_be_built_on_its_own() -> None:
-    run("""
+def test_every_kind_can_be_built_independently() -> None:
+    run_code("""
 for kind, cls in EVENT_TYPES.items():
     cls.model_json_schema()
     cls.model_rebuild()
@@ -58,8 +58,8 @@ events.protocol_schema()
 """)
 
 
-def test_many_threads_may_be_the_first_to_use_a_model() -> None:
-    run("""
+def test_many_threads_may_use_a_model_first() -> None:
+    run_code("""
 together = threading.Barrier(8)
 def work(_):
     together.wait()
@@ -72,8 +72,8 @@ with ThreadPoolExecutor(8) as pool:
 """)
 
 
-def test_a_subclass_works_before_its_base_was_used() -> None:
-    run("""
+def test_subclass_works_before_its_base_is_used() -> None:
+    run_code("""
 class Mine(ToolCompleteEvent):
     rating: int = 0
 made = Mine(call=ToolCall(id="1", name="add"), success=True, content="3", rating=2)

@@ -1,4 +1,4 @@
-"""Whatever an event holds that is not for clients, no door shows it."""
+"""Private fields of generated events, which are in no public form."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ calls = st.one_of(private_calls, public_calls)
 
 @st.composite
 def message_lists(draw: st.DrawFn) -> list[Message]:
-    """Histories with markers in everything that is not public, and results that answer calls in any number."""
+    """Histories with markers in everything private, and any number of results per call."""
     messages: list[Message] = []
     for _ in range(draw(st.integers(0, 4))):
         role = draw(st.sampled_from(["system", "user", "assistant", "orphan"]))
@@ -39,11 +39,11 @@ def message_lists(draw: st.DrawFn) -> list[Message]:
         elif role == "orphan":
             messages.append(Message.tool(draw(st.sampled_from(["2", MARK])), MARK))
         else:
-            asked = draw(st.lists(calls, max_size=3))
+            tool_calls = draw(st.lists(calls, max_size=3))
             messages.append(
-                Message(role="assistant", content=draw(plain), tool_calls=tuple(asked), provider_state={"s": MARK})
+                Message(role="assistant", content=draw(plain), tool_calls=tuple(tool_calls), provider_state={"s": MARK})
             )
-            answered = [call for call in asked if draw(st.booleans())]
+            answered = [call for call in tool_calls if draw(st.booleans())]
             messages += [Message.tool(call.id, MARK if call.hidden else "fine") for call in answered]
     return messages
 
@@ -87,7 +87,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
 
 @st.composite
 def events(draw: st.DrawFn) -> Event:
-    """Events of every kind, with markers in everything that is not public."""
+    """Events of all kinds with markers in everything private."""
     kind = draw(st.sampled_from(sorted(EVENT_TYPES)))
     cls = EVENT_TYPES[kind]
     values: dict[str, Any] = {"metadata": draw(metadatas), "task_id": "t", "attempt": draw(st.sampled_from([0, 1]))}
@@ -121,15 +121,15 @@ def events(draw: st.DrawFn) -> Event:
 
 @given(events())
 @settings(max_examples=300)
-def test_no_marker_in_a_private_field_of_any_event_leaves_by_any_door(event: Event) -> None:
-    shown = event.to_public()
+def test_private_fields_of_any_event_are_in_no_public_form(event: Event) -> None:
+    public_event = event.to_public()
 
     assert MARK not in repr(event)
     assert MARK not in str(event)
     assert MARK.encode() not in event.to_json(public=True)
     assert MARK.encode() not in encode_frame(event)
-    if shown is not None:
-        assert MARK.encode() not in shown.to_json()
-        assert shown.cursor == event.cursor
+    if public_event is not None:
+        assert MARK.encode() not in public_event.to_json()
+        assert public_event.cursor == event.cursor
         again = Event.from_json(event.to_json(public=True), strict=True)
         assert again.to_json(public=True) == event.to_json(public=True)

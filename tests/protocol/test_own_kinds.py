@@ -1,4 +1,4 @@
-"""A kind of event says all that others need to know of it in its class."""
+"""Custom kinds of events, which define all their properties in their class."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ class WeighedEvent(Event):
         return f"{self.grams} g"
 
 
-# Known by its kind in this file alone: others go over all kinds.
+# Registered only in this file, since other tests iterate over all kinds.
 EVENT_TYPES.pop("test-weighed")
 
 
-def test_a_kind_brings_its_letter() -> None:
+def test_kind_defines_its_marble_letter() -> None:
     assert letter(WeighedEvent(grams=1)) == "W"
     assert marbles([(0, WeighedEvent(grams=1))]) == "W"
 
 
-def test_a_kind_says_itself_what_it_says() -> None:
+def test_kind_defines_its_description() -> None:
     assert line(WeighedEvent(grams=7, seq=3)) == "   3 test-weighed: 7 g"
 
 
-def test_a_kind_names_the_fields_that_may_differ() -> None:
+def test_kind_names_its_incidental_fields() -> None:
     assert fact(WeighedEvent(grams=1, took=1.0), ()) == fact(WeighedEvent(grams=1, took=2.0), ())
     assert fact(WeighedEvent(grams=1), ()) != fact(WeighedEvent(grams=2), ())

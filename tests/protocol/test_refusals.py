@@ -1,4 +1,4 @@
-"""Tests for the recognition of refusals among recorded answers."""
+"""Recognition of refusals among recorded answers."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_refusal_is_recognized(answer: Any) -> None:  # P19
         {"status": "resolved", "payload": True},
     ],
 )
-def test_other_answer_is_no_refusal(answer: Any) -> None:  # P19
+def test_other_answer_is_not_a_refusal(answer: Any) -> None:  # P19
     assert not is_refusal(answer)
 
 

@@ -1,4 +1,4 @@
-"""What may stand on the stream: the rules of docs/protocol.md, value by value."""
+"""Values that events may contain: the rules of docs/protocol.md."""
 
 import copy
 import math
@@ -43,8 +43,8 @@ class Point:
     x: float
 
 
-def nested(depth: int, inside: Any = 1) -> Any:
-    value = inside
+def nest(depth: int, innermost: Any = 1) -> Any:
+    value = innermost
     for _ in range(depth):
         value = [value]
     return value
@@ -78,19 +78,19 @@ def nested(depth: int, inside: Any = 1) -> Any:
         ({True: 4, 2.5: 5}, {"true": 4, "2.5": 5}),
     ],
 )
-def test_each_value_becomes_data_by_its_rule(value: Any, data: Any) -> None:
-    made = freeze_json(value, "data")
-    assert made == data
-    assert orjson.loads(orjson.dumps(made)) == data
+def test_value_is_converted_by_its_rule(value: Any, data: Any) -> None:
+    converted = freeze_json(value, "data")
+    assert converted == data
+    assert orjson.loads(orjson.dumps(converted)) == data
 
 
-def itself() -> list[Any]:
+def make_cycle() -> list[Any]:
     items: list[Any] = []
     items.append(items)
     return items
 
 
-def bomb() -> list[Any]:
+def make_exponential() -> list[Any]:
     items: list[Any] = []
     for _ in range(60):
         items = [items, items]
@@ -98,14 +98,14 @@ def bomb() -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "message"),
     [
         (object(), "data: must be .* got type object"),
         ({"rows": [1, {"x": object()}]}, r"data\['rows'\]\[1\]\['x'\]: must be .* got type object"),
-        (nested(MAX_DEPTH + 1), "nested more than 100 deep"),
-        (itself(), "or in itself"),
-        (nested(100_000), "nested more than 100 deep"),
-        (bomb(), "more than 1,000,000 values"),
+        (nest(MAX_DEPTH + 1), "nested more than 100 deep"),
+        (make_cycle(), "or in itself"),
+        (nest(100_000), "nested more than 100 deep"),
+        (make_exponential(), "more than 1,000,000 values"),
         (iter([1]), "must not be an iterator, got type list_iterator"),
         ({(1, 2): 3}, "keys must be strings, got type tuple"),
         ({1: "a", "1": "b"}, "keys that are equal in JSON"),
@@ -114,14 +114,14 @@ def bomb() -> list[Any]:
     ],
     ids=["object", "path", "deep", "circle", "very deep", "bomb", "iterator", "key", "keys", "digits", "class"],
 )
-def test_what_fits_no_rule_is_an_error_that_names_the_place_and_the_type(value: Any, said: str) -> None:
-    with pytest.raises(InvalidEvent, match=said) as raised:
+def test_unsupported_value_is_an_error_with_path_and_type(value: Any, message: str) -> None:
+    with pytest.raises(InvalidEvent, match=message) as raised:
         freeze_json(value, "data")
     assert len(str(raised.value)) < 300
 
 
-def test_a_value_may_be_as_deep_as_the_limit() -> None:
-    assert freeze_json(nested(MAX_DEPTH), "data") == nested(MAX_DEPTH)
+def test_value_may_be_nested_up_to_the_limit() -> None:
+    assert freeze_json(nest(MAX_DEPTH), "data") == nest(MAX_DEPTH)
 
 
 CHANGES = [
@@ -149,14 +149,14 @@ CHANGES = [
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_change_is_refused_in_words_that_say_what_to_do(change: Any) -> None:
+def test_change_of_a_frozen_value_is_refused_with_a_remedy(change: Any) -> None:
     value = freeze_json({"a": {}, "l": [1, 2]}, "data")
     with pytest.raises(TypeError, match=r"copy\.deepcopy\(\)"):
         change(value)
     assert value == {"a": {}, "l": [1, 2]}
 
 
-def test_what_is_frozen_already_is_not_walked_again() -> None:
+def test_frozen_value_is_not_converted_again() -> None:
     value = freeze_json({"a": [1]}, "data")
     assert freeze_json(value, "data") is value
     event = CustomEvent(name="x", data=value)
@@ -164,13 +164,13 @@ def test_what_is_frozen_already_is_not_walked_again() -> None:
     assert event.data is value
 
 
-def test_the_depth_of_what_was_frozen_counts_where_it_is_put_into_something() -> None:
-    deep = freeze_json(nested(MAX_DEPTH), "data")
+def test_depth_of_a_frozen_value_counts_when_it_is_nested() -> None:
+    deep = freeze_json(nest(MAX_DEPTH), "data")
     with pytest.raises(InvalidEvent, match="100 deep"):
         freeze_json([deep], "data")
 
 
-def test_copies_can_be_changed_and_pickles_stay_frozen() -> None:
+def test_copies_are_mutable_and_pickles_stay_frozen() -> None:
     value = freeze_json({"a": [{"b": 1}]}, "data")
     for copied in (copy.deepcopy(value), thaw(value), orjson.loads(orjson.dumps(value))):
         copied["a"][0]["b"] = 2
@@ -178,7 +178,9 @@ def test_copies_can_be_changed_and_pickles_stay_frozen() -> None:
     assert type(copy.copy(value)) is dict
     assert type(copy.copy(value["a"])) is list
     again = pickle.loads(pickle.dumps(value))
-    assert (type(again), type(again["a"]), again) == (FrozenDict, FrozenList, value)
+    assert type(again) is FrozenDict
+    assert type(again["a"]) is FrozenList
+    assert again == value
     assert value == {"a": [{"b": 1}]}
 
 
@@ -191,7 +193,7 @@ ANY_TEXT = st.text(st.characters(exclude_categories=()))
 
 
 @given(JSON | ANY_TEXT)
-def test_an_event_with_any_data_can_be_written_and_is_read_back_as_it_is(data: Any) -> None:
+def test_event_with_any_data_survives_json(data: Any) -> None:
     event = CustomEvent(name="x", data=data)
     normalise(event)
     assert Event.from_json(event.to_json()) == event
@@ -199,7 +201,7 @@ def test_an_event_with_any_data_can_be_written_and_is_read_back_as_it_is(data: A
 
 
 @given(ANY_TEXT)
-def test_no_text_of_an_event_keeps_half_a_character(text: str) -> None:
+def test_event_contains_no_lone_surrogates(text: str) -> None:
     event = ToolCompleteEvent(
         call=ToolCall(id=text, name=text, raw=text), success=False, error=text, content=text, step="1"
     )
@@ -208,7 +210,7 @@ def test_no_text_of_an_event_keeps_half_a_character(text: str) -> None:
     assert event.content == event.call.name == event.call.raw == replace_surrogates(text)
 
 
-def test_settling_leaves_the_objects_of_others_as_they_are() -> None:
+def test_normalise_does_not_change_foreign_objects() -> None:
     message = Message(role="assistant", content="a\udcff", provider_state={"signed": {"a": [1]}})
     event = TaskEvent(messages=[message], model="m", agent_name="a")
     normalise(event)
@@ -218,7 +220,7 @@ def test_settling_leaves_the_objects_of_others_as_they_are() -> None:
     assert type(message.provider_state) is dict
 
 
-def test_the_lists_of_an_event_are_frozen_with_what_is_in_them() -> None:
+def test_lists_of_an_event_are_frozen_deeply() -> None:
     event = ContentCompleteEvent(tool_calls=[ToolCall(id="1", name="f", arguments={"a": {"b": 1}})])
     normalise(event)
     for change in (
@@ -234,7 +236,7 @@ def test_the_lists_of_an_event_are_frozen_with_what_is_in_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("event", "said"),
+    ("event", "message"),
     [
         (
             ToolCompleteEvent(call=ToolCall(id="1", name="f"), success=True, content="", duration=math.nan),
@@ -254,11 +256,11 @@ def test_the_lists_of_an_event_are_frozen_with_what_is_in_them() -> None:
         ),
     ],
 )
-def test_a_field_that_could_not_be_read_again_is_named(event: Event, said: str | None) -> None:
-    if said is None:
+def test_field_that_could_not_be_read_again_is_named(event: Event, message: str | None) -> None:
+    if message is None:
         normalise(event)
         return
-    with pytest.raises(InvalidEvent, match=said):
+    with pytest.raises(InvalidEvent, match=message):
         normalise(event)
 
 
@@ -273,12 +275,12 @@ class Odd(Event):
     what: type
 
 
-# Known by their kinds in their own test alone: others go over all kinds.
+# Registered only in their own test, since other tests iterate over all kinds.
 for _kind in ("test-measured", "test-odd"):
     EVENT_TYPES.pop(_kind)
 
 
-def test_an_event_of_ones_own_kind_is_tried_where_its_types_are_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_custom_kind_with_custom_types_is_checked_by_writing_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(EVENT_TYPES, "test-measured", Measured)
     event = Measured(at=datetime(2025, 1, 2, tzinfo=UTC), made_by=Point(1.0))
     normalise(event)
@@ -287,7 +289,7 @@ def test_an_event_of_ones_own_kind_is_tried_where_its_types_are_ones_own(monkeyp
         normalise(Odd(what=int))
 
 
-def test_a_copy_of_a_call_that_stood_in_an_event_is_looked_at_anew() -> None:
+def test_copy_of_a_call_is_normalised_again() -> None:
     event = ContentCompleteEvent(tool_calls=[ToolCall(id="1", name="f", arguments={"a": [1]})])
     normalise(event)
     call = event.tool_calls[0].model_copy(update={"arguments": {"a": ["\udcff"]}})
@@ -303,7 +305,7 @@ class Step(StrEnum):
 
 
 @pytest.mark.parametrize("step", [Step.FIRST, ["first"], 1])
-def test_an_id_that_is_like_one_that_was_settled_has_to_be_a_text(step: Any) -> None:
+def test_id_that_equals_a_normalised_one_must_be_a_string(step: Any) -> None:
     normalise(CustomEvent(name="x", step="first").model_copy(update={"metadata": EMPTY_DICT}))
     event = CustomEvent(name="x").model_copy(update={"step": step, "metadata": EMPTY_DICT})
     with pytest.raises(InvalidEvent, match=r"custom: step: must be NoneType or str"):

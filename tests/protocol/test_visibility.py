@@ -1,7 +1,6 @@
-"""What clients get of an event: field by field, by one list."""
+"""Public fields of events, which one list per class defines."""
 
-# The models are frozen, which the type checker does not see: a `kind` may be narrower than the `str` of the base.
-# pyright: reportIncompatibleVariableOverride=false
+# The models are frozen, so a `kind` may be narrower than the `str` of the base. The type checker does not know this.
 
 from __future__ import annotations
 
@@ -36,7 +35,7 @@ from rxloop.protocol.messages import ErrorInfo, Message, ToolCall, Wire
 from rxloop.stream.readers import encode_frame
 
 MARK = "PLANTED"
-SHOWN = ToolCall(id="1", name="look", arguments={"at": "sky"})
+VISIBLE = ToolCall(id="1", name="look", arguments={"at": "sky"})
 HIDDEN = ToolCall(id=f"{MARK}-id", name=f"{MARK}_tool", arguments={MARK: MARK}, raw=MARK, error=MARK, hidden=True)
 
 
@@ -47,21 +46,21 @@ class Mine(Event):
     public_fields = ("mine",)
 
 
-# Not known by its kind, for the tests that go over all kinds.
+# Not registered, since other tests iterate over all kinds.
 EVENT_TYPES.pop("mine-of-visibility")
 
 
-def models() -> dict[str, type[BaseModel]]:
-    """Every class of events, by its kind, and every model that stands in one, by its name."""
-    found: dict[str, type[BaseModel]] = dict(EVENT_TYPES)
-    waiting: list[Any] = [field.annotation for cls in EVENT_TYPES.values() for field in cls.model_fields.values()]
-    while waiting:
-        each = waiting.pop()
-        waiting += typing.get_args(each)
-        if isinstance(each, type) and issubclass(each, Wire) and each.__name__ not in found:
-            found[each.__name__] = each
-            waiting += [field.annotation for field in each.model_fields.values()]
-    return found
+def list_models() -> dict[str, type[BaseModel]]:
+    """Return all event classes by kind, and all models inside events by name."""
+    result: dict[str, type[BaseModel]] = dict(EVENT_TYPES)
+    pending: list[Any] = [field.annotation for cls in EVENT_TYPES.values() for field in cls.model_fields.values()]
+    while pending:
+        each = pending.pop()
+        pending += typing.get_args(each)
+        if isinstance(each, type) and issubclass(each, Wire) and each.__name__ not in result:
+            result[each.__name__] = each
+            pending += [field.annotation for field in each.model_fields.values()]
+    return result
 
 
 PRIVATE = {
@@ -80,7 +79,7 @@ PRIVATE = {
     "tool-voided": {"call", "index"},
     "Message": {"provider_state"},
 }
-"""What is not for clients, so that nobody forgets to decide about a new field."""
+"""Private fields, listed so that every new field requires a decision."""
 
 NESTED = {
     "Message": "role content reasoning tool_calls tool_call_id pinned message_id",
@@ -96,11 +95,11 @@ NESTED = {
     "SessionLink": "session_id number total next_thought_needed revises revises_id branch_id branch_from merges "
     "merges_id stage",
 }
-"""What is for clients of the models that stand in events."""
+"""Public fields of the models inside events."""
 
 
-@pytest.mark.parametrize(("name", "cls"), models().items(), ids=lambda each: each if isinstance(each, str) else "")
-def test_every_field_is_listed_as_public_or_as_private(name: str, cls: type[BaseModel]) -> None:
+@pytest.mark.parametrize(("name", "cls"), list_models().items(), ids=lambda each: each if isinstance(each, str) else "")
+def test_every_field_is_listed_as_public_or_private(name: str, cls: type[BaseModel]) -> None:
     if issubclass(cls, Event):
         classes = [base for base in cls.__mro__ if issubclass(base, Event)]
         public = {name for base in classes for name in (*vars(base).get("public_fields", ()), *base.public_parts)}
@@ -115,70 +114,70 @@ def test_every_field_is_listed_as_public_or_as_private(name: str, cls: type[Base
 
 
 @pytest.mark.parametrize("cls", EVENT_TYPES.values(), ids=lambda cls: cls.__name__)
-def test_what_may_differ_is_a_field(cls: type[Event]) -> None:
+def test_incidental_fields_exist(cls: type[Event]) -> None:
     assert set(cls.incidental_fields) <= cls.model_fields.keys()
 
 
-def test_an_event_with_nothing_to_hide_is_its_own_public_form() -> None:
+def test_event_without_private_data_is_its_own_public_form() -> None:
     for event in (
         ContentDeltaEvent(delta="a"),
         CustomEvent(name="a", data=[1]),
-        ToolStartEvent(call=SHOWN, idempotency_key="k"),
+        ToolStartEvent(call=VISIBLE, idempotency_key="k"),
     ):
         assert event.to_public() is event
 
 
-def test_the_public_form_is_made_once_and_is_its_own_public_form() -> None:
+def test_public_form_is_created_once_and_is_its_own_public_form() -> None:
     event = CustomEvent(name="a", metadata={"tenant": MARK}, attempt=1, task_id="t")
-    shown = event.to_public()
+    public_event = event.to_public()
 
-    assert shown is not None
-    assert shown is not event
-    assert event.to_public() is shown
-    assert shown.to_public() is shown
-    assert encode_frame(shown) is encode_frame(shown)
+    assert public_event is not None
+    assert public_event is not event
+    assert event.to_public() is public_event
+    assert public_event.to_public() is public_event
+    assert encode_frame(public_event) is encode_frame(public_event)
 
 
-def test_what_was_shown_before_it_was_published_is_not_kept() -> None:
+def test_public_form_of_an_unpublished_event_is_not_cached() -> None:
     event = CustomEvent(name="a", metadata={"tenant": MARK})
     assert event.to_public() is not event
     vars(event).update(attempt=1, seq=7)
-    shown = event.to_public()
-    assert shown is not None
-    assert shown.seq == 7
+    public_event = event.to_public()
+    assert public_event is not None
+    assert public_event.seq == 7
 
 
-def test_only_the_public_part_of_metadata_leaves() -> None:
+def test_only_public_metadata_is_in_the_public_form() -> None:
     event = CustomEvent(name="a", metadata={"tenant": MARK, "root_task_id": MARK, "public": {"title": "Oslo"}})
-    shown = event.to_public()
-    assert shown is not None
-    assert shown.metadata == {"public": {"title": "Oslo"}}
+    public_event = event.to_public()
+    assert public_event is not None
+    assert public_event.metadata == {"public": {"title": "Oslo"}}
 
 
-def test_the_root_of_a_nested_run_stays_in_its_metadata_for_the_cursor() -> None:
+def test_root_of_a_nested_run_stays_in_the_metadata_for_the_cursor() -> None:
     event = CustomEvent(name="a", task_id="c", parent_task_id="b", metadata={"root_task_id": "a", "tenant": MARK})
-    shown = event.to_public()
-    assert shown is not None
-    assert shown.cursor == event.cursor == "a/0.0.0"
+    public_event = event.to_public()
+    assert public_event is not None
+    assert public_event.cursor == event.cursor == "a/0.0.0"
 
 
-def test_hidden_calls_leave_a_message_that_tells_their_places() -> None:
-    event = ContentCompleteEvent(tool_calls=[HIDDEN, SHOWN, HIDDEN], finish_reason="tool_calls")
-    shown = event.to_public()
-    assert isinstance(shown, ContentCompleteEvent)
-    assert shown.tool_calls == [SHOWN]
-    assert shown.left_out == [0, 2]
+def test_public_message_contains_the_indexes_of_hidden_calls() -> None:
+    event = ContentCompleteEvent(tool_calls=[HIDDEN, VISIBLE, HIDDEN], finish_reason="tool_calls")
+    public_event = event.to_public()
+    assert isinstance(public_event, ContentCompleteEvent)
+    assert public_event.tool_calls == [VISIBLE]
+    assert public_event.left_out == [0, 2]
     back = Event.from_json(event.to_json(public=True), strict=True)
-    assert back == shown
+    assert back == public_event
 
 
-def test_a_run_is_started_with_messages_that_are_shown_without_what_is_hidden() -> None:
+def test_public_task_omits_hidden_content_of_its_messages() -> None:
     answers = [Message.tool(HIDDEN.id, MARK), Message.tool("1", "blue")]
     event = TaskEvent(
         messages=[
             Message.system(MARK),
             Message.user("Hi", message_id="mine"),
-            Message(role="assistant", content="I look.", tool_calls=(HIDDEN, SHOWN), provider_state={"s": MARK}),
+            Message(role="assistant", content="I look.", tool_calls=(HIDDEN, VISIBLE), provider_state={"s": MARK}),
             *answers,
             Message(role="assistant", tool_calls=(HIDDEN,)),
             Message.tool(HIDDEN.id, MARK),
@@ -186,18 +185,18 @@ def test_a_run_is_started_with_messages_that_are_shown_without_what_is_hidden() 
         model="m",
         agent_name="a",
     )
-    shown = event.to_public()
-    assert isinstance(shown, TaskEvent)
-    assert [(message.role, message.text) for message in shown.messages] == [
+    public_event = event.to_public()
+    assert isinstance(public_event, TaskEvent)
+    assert [(message.role, message.text) for message in public_event.messages] == [
         ("user", "Hi"),
         ("assistant", "I look."),
         ("tool", "blue"),
     ]
-    assert shown.messages[0].message_id == "mine"
-    assert shown.messages[1].tool_calls == (SHOWN,)
+    assert public_event.messages[0].message_id == "mine"
+    assert public_event.messages[1].tool_calls == (VISIBLE,)
 
 
-def test_ids_that_vendors_use_twice_do_not_mix_the_answers_up() -> None:
+def test_repeated_call_ids_do_not_mix_up_hidden_and_visible_answers() -> None:
     visible, hidden = ToolCall(id="0", name="look"), ToolCall(id="0", name="peek", hidden=True)
     event = TaskEvent(
         messages=[
@@ -212,12 +211,12 @@ def test_ids_that_vendors_use_twice_do_not_mix_the_answers_up() -> None:
         model="m",
         agent_name="a",
     )
-    shown = event.to_public()
-    assert isinstance(shown, TaskEvent)
-    assert [message.text for message in shown.messages] == ["a", "blue", "b", "c", "green"]
+    public_event = event.to_public()
+    assert isinstance(public_event, TaskEvent)
+    assert [message.text for message in public_event.messages] == ["a", "blue", "b", "c", "green"]
 
 
-def test_a_question_of_a_hidden_tool_is_told_without_its_words() -> None:
+def test_question_of_a_hidden_tool_is_public_without_its_content() -> None:
     question = PendingInput(
         input_id="1.0.1", prompt=MARK, input_kind="selection", options=[MARK], answer_schema={"x": MARK}, call=HIDDEN
     )
@@ -230,32 +229,32 @@ def test_a_question_of_a_hidden_tool_is_told_without_its_words() -> None:
 
 
 @pytest.mark.parametrize("code", ["server", "authentication", "log", "pipeline", "output", "error", "new"])
-def test_an_error_is_told_by_its_code_and_not_in_the_words_of_others(code: str) -> None:
+def test_public_error_has_its_code_and_a_general_message(code: str) -> None:
     event = StatusUpdateEvent(state="failed", reason="error", error=ErrorInfo(code=code, message=MARK))
-    shown = event.to_public()
-    assert isinstance(shown, StatusUpdateEvent)
-    assert shown.error is not None
-    assert shown.error.code == code
-    assert shown.error.message.endswith(".")
-    assert MARK not in shown.error.message
+    public_event = event.to_public()
+    assert isinstance(public_event, StatusUpdateEvent)
+    assert public_event.error is not None
+    assert public_event.error.code == code
+    assert public_event.error.message.endswith(".")
+    assert MARK not in public_event.error.message
 
 
-def test_who_follows_an_attempt_that_was_overtaken_is_told_that_the_run_goes_on() -> None:
+def test_overtaken_attempt_reports_that_another_process_continues() -> None:
     event = StatusUpdateEvent(state="working", reason="error", error=ErrorInfo(code="conflict", message=MARK))
-    shown = event.to_public()
-    assert isinstance(shown, StatusUpdateEvent)
-    assert shown.error is not None
-    assert shown.error.message == "Another process continues the run."
+    public_event = event.to_public()
+    assert isinstance(public_event, StatusUpdateEvent)
+    assert public_event.error is not None
+    assert public_event.error.message == "Another process continues the run."
 
 
 @pytest.mark.parametrize("reason", ["max_iterations", "tool_failures", "tokens", "timeout", "canceled"])
-def test_limits_and_cancels_are_told_in_their_own_words(reason: str) -> None:
+def test_limits_and_cancels_keep_their_messages(reason: str) -> None:
     error = ErrorInfo(code=reason, message="3 of 2 tokens are spent")
     event = StatusUpdateEvent(state="failed", reason=reason, error=error)
     assert event.to_public() is event
 
 
-def test_a_timeout_of_the_provider_is_not_the_limit_of_that_name() -> None:
+def test_provider_timeout_is_not_mistaken_for_the_timeout_of_the_run() -> None:
     event = StatusUpdateEvent(state="failed", reason="error", error=ErrorInfo(code="timeout", message=MARK))
     assert MARK.encode() not in event.to_json(public=True)
 
@@ -273,34 +272,35 @@ def test_a_timeout_of_the_provider_is_not_the_limit_of_that_name() -> None:
     ],
     ids=lambda event: event.kind,
 )
-def test_of_an_internal_event_nothing_but_the_envelope_is_shown(event: Event) -> None:
+def test_internal_event_has_no_public_form(event: Event) -> None:
     assert event.to_public() is None
     assert public_events([event]) == []
     assert MARK.encode() not in event.to_json(public=True)
     assert MARK not in repr(event)
 
 
-def test_an_answer_is_no_part_of_what_clients_get_and_the_event_can_be_read_back() -> None:
+def test_answer_is_omitted_from_the_public_form() -> None:
     data = InputReceivedEvent(input_id="1", value=MARK).to_json(public=True)
     assert b"value" not in data
     assert Event.from_json(data, strict=True) == InputReceivedEvent(input_id="1")
 
 
-def test_why_the_thinking_phase_failed_is_not_told_in_the_words_of_a_vendor() -> None:
+def test_reason_of_a_thinking_failure_is_not_public() -> None:
     assert MARK.encode() not in ThinkingFailedEvent(reason=MARK).to_json(public=True)
 
 
-def test_a_thought_does_not_name_a_hidden_call() -> None:
+def test_public_thought_does_not_name_a_hidden_call() -> None:
     event = ThoughtStreamEvent(
         thought_id="a", content="a", related_to=HIDDEN.id, tool_call_id=HIDDEN.id, hidden_calls=[HIDDEN.id]
     )
-    shown = event.to_public()
-    assert isinstance(shown, ThoughtStreamEvent)
-    assert (shown.related_to, shown.tool_call_id) == (None, None)
+    public_event = event.to_public()
+    assert isinstance(public_event, ThoughtStreamEvent)
+    assert public_event.related_to is None
+    assert public_event.tool_call_id is None
     assert MARK.encode() not in event.to_json(public=True)
 
 
-def test_of_a_kind_that_is_not_known_only_the_envelope_leaves() -> None:
+def test_public_form_of_an_unknown_kind_has_only_the_envelope() -> None:
     event = Event.from_json(b'{"kind":"later","taskId":"t","secret":"' + MARK.encode() + b'"}')
     assert isinstance(event, UnknownEvent)
     assert MARK.encode() in event.to_json()
@@ -308,14 +308,14 @@ def test_of_a_kind_that_is_not_known_only_the_envelope_leaves() -> None:
     assert MARK not in repr(event)
 
 
-def test_of_a_class_of_ones_own_the_fields_that_it_names_leave() -> None:
+def test_custom_kind_names_its_public_fields() -> None:
     event = Mine.model_validate({"mine": "yes", "other": MARK})
     assert b'"mine":"yes"' in event.to_json(public=True)
     assert MARK.encode() not in event.to_json(public=True)
     assert MARK not in repr(event)
 
 
-def test_a_variant_of_a_kind_shows_what_that_kind_shows() -> None:
+def test_subclass_of_a_kind_has_the_public_fields_of_its_base() -> None:
     class Longer(CustomEvent):
         more: str = ""
 
@@ -326,7 +326,7 @@ def test_a_variant_of_a_kind_shows_what_that_kind_shows() -> None:
 
 @pytest.mark.parametrize("text", ["a\nb", "a\rb", "a\x00", "a\x85b", "a\u2028b", "a\x1b[31m"])
 @pytest.mark.parametrize("name", ["kind", "taskId", "contextId", "step", "branch", "parentTaskId"])
-def test_an_id_or_a_kind_that_breaks_a_line_is_no_event(name: str, text: str) -> None:
+def test_id_or_kind_with_a_line_break_is_refused(name: str, text: str) -> None:
     import orjson
 
     data = {"kind": "custom", "name": "a", "taskId": "t", name: text}
@@ -334,12 +334,12 @@ def test_an_id_or_a_kind_that_breaks_a_line_is_no_event(name: str, text: str) ->
         Event.from_json(orjson.dumps(data))
 
 
-def test_an_id_of_letters_of_any_kind_is_one() -> None:
+def test_id_may_contain_any_letters() -> None:
     for text in ("Åse", "会話", "a b", "👩‍🚀", "a\u00a0b"):
         assert Event.from_json(CustomEvent(name="a", context_id=text).to_json()).context_id == text
 
 
-def test_a_kind_of_ones_own_is_one_line() -> None:
+def test_kind_with_a_line_break_is_refused_for_classes() -> None:
     with pytest.raises(ConfigurationError, match="line ends"):
         type("Forger", (Event,), {"__annotations__": {"kind": str}, "kind": "a\nb", "__module__": __name__})
 
@@ -347,7 +347,7 @@ def test_a_kind_of_ones_own_is_one_line() -> None:
         UnknownEvent(kind="a\nb")
 
 
-def test_a_frame_is_one_frame_whatever_the_ids_are() -> None:
+def test_sse_frame_stays_intact_for_any_ids() -> None:
     event = CustomEvent(name="a").model_copy(update={"task_id": "t\n\nevent: x", "kind": "a\r\ndata: {}", "attempt": 1})
     assert encode_frame(event).count(b"\n") == 4
     assert b"\r" not in encode_frame(event)
@@ -356,17 +356,19 @@ def test_a_frame_is_one_frame_whatever_the_ids_are() -> None:
 plain = st.sampled_from(["", "a", "b\n"])
 
 
-def test_the_rules_of_one_kind_do_not_need_the_others() -> None:
-    complete = ToolCompleteEvent(call=SHOWN, success=True, result=1, content="1", metadata={"a": MARK})
-    shown = complete.to_public()
-    assert isinstance(shown, ToolCompleteEvent)
-    assert (shown.call, shown.result, shown.metadata) == (SHOWN, 1, {})
+def test_public_form_of_a_tool_result_drops_private_metadata() -> None:
+    complete = ToolCompleteEvent(call=VISIBLE, success=True, result=1, content="1", metadata={"a": MARK})
+    public_event = complete.to_public()
+    assert isinstance(public_event, ToolCompleteEvent)
+    assert public_event.call == VISIBLE
+    assert public_event.result == 1
+    assert public_event.metadata == {}
 
 
-def test_whose_run_it_is_and_what_it_was_begun_with_stay_on_the_server() -> None:
-    begun = TaskEvent(messages=[], model="m", agent_name="a", owner=MARK, options={"settings": {MARK: MARK}})
+def test_owner_and_options_of_a_run_are_not_public() -> None:
+    task_event = TaskEvent(messages=[], model="m", agent_name="a", owner=MARK, options={"settings": {MARK: MARK}})
     plain = TaskEvent(messages=[], model="m", agent_name="a")
 
-    assert MARK not in begun.to_json(public=True).decode() + repr(begun)
-    assert Event.from_json(begun.to_json()) == begun
+    assert MARK not in task_event.to_json(public=True).decode() + repr(task_event)
+    assert Event.from_json(task_event.to_json()) == task_event
     assert plain.to_json().count(b"owner") + plain.to_json().count(b"options") == 0

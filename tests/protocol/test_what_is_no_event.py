@@ -1,4 +1,4 @@
-"""What cannot be written is not an event: whoever makes it hears of it, and run, log and readers go on."""
+"""Values that cannot be written, which are reported to their author while run, log and readers continue."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ from support.http_server import Reply, chat_model, delta, sse, start_server, tex
 from support.runs import collect
 
 
-def nested(depth: int) -> Any:
+def nest(depth: int) -> Any:
     value: Any = 1
     for _ in range(depth):
         value = [value]
     return value
 
 
-class Says:
-    """A provider that answers with one message."""
+class FixedProvider:
+    """Provider that answers with a fixed message."""
 
     name = "says"
 
@@ -56,18 +56,18 @@ class Says:
     async def aclose(self) -> None: ...
 
 
-def says(event: Event) -> Any:
+def custom_data(event: Event) -> Any:
     return event.data if isinstance(event, CustomEvent) else None
 
 
-def agent_with(function: Any, tmp_path: Any, *turns: Any, **options: Any) -> Agent[Any, Any]:
+def make_agent(function: Any, tmp_path: Any, *turns: Any, **options: Any) -> Agent[Any, Any]:
     log = SqliteEventLog(tmp_path / "runs.db")
     model = ScriptedModel(*(turns or (call(function.__name__), "Done.")))
     return Agent(model, tools=[tool(function)], log=log, **options)
 
 
 @pytest.mark.parametrize("kind", ["async", "sync"])
-async def test_a_tool_that_emits_what_cannot_be_written_fails_and_the_run_goes_on(kind: str, tmp_path: Any) -> None:
+async def test_tool_that_emits_an_invalid_event_fails_and_the_run_continues(kind: str, tmp_path: Any) -> None:
     async def emits(ctx: RunContext[Any]) -> str:
         """Emit."""
         ctx.emit(CustomEvent(name="x", data={"socket": object()}))
@@ -78,7 +78,7 @@ async def test_a_tool_that_emits_what_cannot_be_written_fails_and_the_run_goes_o
         ctx.emit(CustomEvent(name="x", data={"socket": object()}))
         return "never"
 
-    agent = agent_with(emits if kind == "async" else emits_too, tmp_path)
+    agent = make_agent(emits if kind == "async" else emits_too, tmp_path)
     run = agent.run("q")
     events = await collect(run)
     [failed] = [event for event in events if isinstance(event, ToolCompleteEvent)]
@@ -92,25 +92,25 @@ async def test_a_tool_that_emits_what_cannot_be_written_fails_and_the_run_goes_o
     await agent.log.aclose()  # type: ignore[union-attr]
 
 
-async def test_a_file_name_that_is_no_text_harms_neither_readers_nor_the_log(tmp_path: Any) -> None:
-    async def lists(ctx: RunContext[Any]) -> str:
+async def test_file_name_with_invalid_unicode_harms_neither_readers_nor_the_log(tmp_path: Any) -> None:
+    async def list_files(ctx: RunContext[Any]) -> str:
         """List."""
         ctx.progress("reading caf\udce9.txt")
         ctx.emit(CustomEvent(name="file", data={"name": "caf\udce9.txt", "caf\udce9": b"\xff"}))
         return "ok"
 
-    agent = agent_with(lists, tmp_path)
+    agent = make_agent(list_files, tmp_path)
     run = agent.run("q")
     frames = [frame async for frame in run.sse()]
     assert "reading caf\ufffd.txt".encode() in b"".join(frames)
     assert (await run).output == "Done."
-    [data] = filter(None, map(says, await agent.log.read(run.task_id)))  # type: ignore[union-attr]
+    [data] = filter(None, map(custom_data, await agent.log.read(run.task_id)))  # type: ignore[union-attr]
     assert data == {"name": "caf\ufffd.txt", "caf\ufffd": "_w=="}
     await agent.log.aclose()  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("depth", [101, 150, 199, 250, 300, 900, 5_000, 100_000])
-async def test_arguments_that_are_too_deep_are_a_failed_call_and_the_conversation_goes_on(
+async def test_arguments_nested_too_deeply_fail_the_call_and_the_conversation_continues(
     depth: int, tmp_path: Any
 ) -> None:
     async def f(a: Any) -> str:
@@ -118,9 +118,9 @@ async def test_arguments_that_are_too_deep_are_a_failed_call_and_the_conversatio
         return "never"
 
     raw = '{"a":' + "[" * depth + "]" * depth + "}"
-    asked = delta("tool_calls", tool_calls=[{"index": 0, "id": "1", "function": {"name": "f", "arguments": raw}}])
+    chunk = delta("tool_calls", tool_calls=[{"index": 0, "id": "1", "function": {"name": "f", "arguments": raw}}])
     async with start_server() as server:
-        server.answer(Reply(sse(asked)), text_reply("Sorry."), text_reply("Yes."))
+        server.answer(Reply(sse(chunk)), text_reply("Sorry."), text_reply("Yes."))
         provider = chat_model(server)
         agent = Agent(provider, tools=[tool(f)], log=SqliteEventLog(tmp_path / "runs.db"))
         run = agent.run("q", context_id="c")
@@ -129,27 +129,28 @@ async def test_arguments_that_are_too_deep_are_a_failed_call_and_the_conversatio
         assert (await agent.run("Still there?", context_id="c")).output == "Yes."
         events = await agent.log.read(run.task_id)  # type: ignore[union-attr]
         [message] = [event for event in events if isinstance(event, ContentCompleteEvent) and event.tool_calls]
-        assert (message.tool_calls[0].arguments, message.tool_calls[0].raw) == ({}, raw)
+        assert message.tool_calls[0].arguments == {}
+        assert message.tool_calls[0].raw == raw
         assert re.search("100 deep|depth limit", message.tool_calls[0].error or "")
         assert frames
         await provider.aclose()
         await agent.log.aclose()  # type: ignore[union-attr]
 
 
-async def test_a_result_that_is_too_deep_is_a_failed_result(tmp_path: Any) -> None:
+async def test_result_nested_too_deeply_fails_the_call(tmp_path: Any) -> None:
     async def f() -> Any:
-        """Give."""
-        return nested(120)
+        """Return a deeply nested list."""
+        return nest(120)
 
-    agent = agent_with(f, tmp_path)
+    agent = make_agent(f, tmp_path)
     events = await collect(agent.run("q"))
     [answer] = [event for event in events if isinstance(event, ToolCompleteEvent)]
-    said = "nested more than 100 deep, or in itself: give it flatter, or as a text"
-    assert answer.error == f"The tool ran, but what it returned (of type list) cannot be written as JSON: {said}"
+    problem = "nested more than 100 deep, or in itself: give it flatter, or as a text"
+    assert answer.error == f"The tool ran, but what it returned (of type list) cannot be written as JSON: {problem}"
     await agent.log.aclose()  # type: ignore[union-attr]
 
 
-async def test_what_a_subscriber_changes_changes_nothing_for_tool_log_and_others() -> None:
+async def test_change_by_a_subscriber_does_not_affect_tools_log_and_others() -> None:
     paid: list[dict[str, Any]] = []
 
     async def pay(card: dict[str, str]) -> str:
@@ -171,7 +172,7 @@ async def test_what_a_subscriber_changes_changes_nothing_for_tool_log_and_others
     assert ["events are immutable" in str(error) for error in errors] == [True]
 
 
-async def test_a_tool_may_do_with_its_arguments_what_it_likes() -> None:
+async def test_tool_may_change_its_arguments() -> None:
     @tool
     async def f(rows: list[int], more: dict[str, Any]) -> int:
         """Sort."""
@@ -203,7 +204,7 @@ async def test_a_tool_may_do_with_its_arguments_what_it_likes() -> None:
         assert orjson.loads(answer.call.raw or "") == answer.call.arguments
 
 
-async def test_a_guard_sees_what_the_model_said_and_may_replace_it() -> None:
+async def test_guard_sees_frozen_arguments_and_may_replace_them() -> None:
     seen: list[Any] = []
 
     @tool
@@ -223,7 +224,7 @@ async def test_a_guard_sees_what_the_model_said_and_may_replace_it() -> None:
     assert seen == ["c"]
 
 
-async def test_an_operator_that_makes_such_an_event_ends_the_run_with_an_error_that_names_it(tmp_path: Any) -> None:
+async def test_operator_that_makes_an_invalid_event_fails_the_run(tmp_path: Any) -> None:
     def spoil(event: Any) -> Any:
         return event.model_copy(update={"metadata": {"at": object()}}) if event is not None else event
 
@@ -236,42 +237,43 @@ async def test_an_operator_that_makes_such_an_event_ends_the_run_with_an_error_t
     await log.aclose()
 
 
-async def test_a_provider_that_makes_such_a_message_ends_the_run_with_an_error_that_names_it(tmp_path: Any) -> None:
+async def test_provider_that_makes_an_invalid_message_fails_the_run(tmp_path: Any) -> None:
     log = SqliteEventLog(tmp_path / "runs.db")
-    bad = ContentCompleteEvent(content="Hi.", provider_state={"deep": nested(120)})
-    run = Agent(Says(bad), log=log).run("q")
+    bad = ContentCompleteEvent(content="Hi.", provider_state={"deep": nest(120)})
+    run = Agent(FixedProvider(bad), log=log).run("q")
     with pytest.raises(RunError, match="content-complete: provider_state"):
         await run
     assert (await log.read(run.task_id))[-1].final  # type: ignore[attr-defined]
     await log.aclose()
 
 
-async def test_the_state_that_a_vendor_wants_back_may_have_half_characters() -> None:
-    model = Says(ContentCompleteEvent(content="a\ud800", provider_state={"x": ["\udcff"]}))
+async def test_lone_surrogates_in_provider_state_are_replaced() -> None:
+    model = FixedProvider(ContentCompleteEvent(content="a\ud800", provider_state={"x": ["\udcff"]}))
     events = await collect(Agent(model).run("q"))
     [message] = [event for event in events if isinstance(event, ContentCompleteEvent)]
-    assert (message.content, message.provider_state) == ("a\ufffd", {"x": ["\ufffd"]})
+    assert message.content == "a\ufffd"
+    assert message.provider_state == {"x": ["\ufffd"]}
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"metadata": {"db": object()}}, r"metadata\['db'\]: must be .* got type object.*deps="),
         ({"context_id": "a\ud800"}, "context_id"),
         ({"context_id": "a\nevent: forged"}, "context_id"),
     ],
 )
-async def test_what_is_said_of_a_run_is_looked_at_before_it_begins(options: Any, said: str) -> None:
-    with pytest.raises(ConfigurationError, match=said):
+async def test_invalid_run_options_are_refused_before_the_run_starts(options: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
         Agent(ScriptedModel("Hi."), log=None).run("q", **options)
 
 
-async def test_an_answer_that_cannot_be_written_is_refused_and_the_run_still_waits(tmp_path: Any) -> None:
+async def test_answer_that_cannot_be_written_is_refused_and_the_run_still_waits(tmp_path: Any) -> None:
     async def asks(ctx: RunContext[Any]) -> str:
         """Ask."""
         return str(await ctx.ask("What?", dict))
 
-    agent = agent_with(asks, tmp_path)
+    agent = make_agent(asks, tmp_path)
     paused = await agent.run("q")
     [question] = paused.pending
     with pytest.raises(InvalidInput, match=r"the answer to .* got type object"):
@@ -280,22 +282,22 @@ async def test_an_answer_that_cannot_be_written_is_refused_and_the_run_still_wai
     await agent.log.aclose()  # type: ignore[union-attr]
 
 
-async def test_a_fork_takes_over_only_what_can_be_written(tmp_path: Any) -> None:
+async def test_results_of_a_fork_are_normalised(tmp_path: Any) -> None:
     async def f() -> str:
-        """Give."""
+        """Return a string."""
         return "x"
 
-    agent = agent_with(f, tmp_path, call("f"), "Done.", "Again.", "Again.")
+    agent = make_agent(f, tmp_path, call("f"), "Done.", "Again.", "Again.")
     run = agent.run(Message.user("q"))
     await run
     [answer] = [event for event in await agent.log.read(run.task_id) if event.kind == "tool-complete"]  # type: ignore[union-attr]
     forked = agent.fork(run.task_id, at=answer.seq, results={"1/0": "caf\udce9"})
-    [taken] = [event for event in await collect(forked) if isinstance(event, ToolCompleteEvent)]
-    assert taken.result == "caf\ufffd"
+    [completed] = [event for event in await collect(forked) if isinstance(event, ToolCompleteEvent)]
+    assert completed.result == "caf\ufffd"
     await agent.log.aclose()  # type: ignore[union-attr]
 
 
-def test_a_file_that_is_too_deep_is_a_clean_error() -> None:
+def test_event_nested_too_deeply_is_a_configuration_error() -> None:
     for depth in (201, 5_000, 100_000):
         data = b'{"version":1,"kind":"custom","name":"x","data":' + b"[" * depth + b"]" * depth + b"}"
         for each in (data, data.decode(), data.replace(b"custom", b"strange")):
@@ -303,15 +305,16 @@ def test_a_file_that_is_too_deep_is_a_clean_error() -> None:
                 Event.from_json(each)
 
 
-def test_arguments_keep_their_text_where_they_cannot_be_read() -> None:
+def test_unreadable_arguments_keep_their_text() -> None:
     raw = '{"a":' + "[" * 101 + "]" * 101 + "}"
-    made = ToolCall.parse("1", "f", raw)
-    assert (made.arguments, made.raw) == ({}, raw)
+    tool_call = ToolCall.parse("1", "f", raw)
+    assert tool_call.arguments == {}
+    assert tool_call.raw == raw
     advice = "must not be nested more than 100 deep, or in itself; flatten it or pass a string"
-    assert made.error == f"the arguments['a'][0][0][0]...: {advice}"
+    assert tool_call.error == f"the arguments['a'][0][0][0]...: {advice}"
 
 
-async def test_a_thought_of_ones_own_gets_an_id_where_it_is_published() -> None:
+async def test_custom_thought_gets_an_id_when_it_is_published() -> None:
     @tool
     async def f(ctx: RunContext[Any]) -> str:
         """Think."""
@@ -326,7 +329,7 @@ async def test_a_thought_of_ones_own_gets_an_id_where_it_is_published() -> None:
 
 
 class Disguised(Event):
-    """An event whose kind is said when it is made."""
+    """Event whose kind is passed to the constructor."""
 
     kind: str = "disguised"
 
@@ -335,7 +338,7 @@ EVENT_TYPES.pop("disguised")
 
 
 @pytest.mark.parametrize(
-    ("event", "said"),
+    ("event", "message"),
     [
         (Disguised(kind="status-update"), "'status-update' cannot be encoded as JSON and decoded again"),
         (Disguised(kind="task"), "'task' cannot be encoded as JSON and decoded again"),
@@ -344,30 +347,30 @@ EVENT_TYPES.pop("disguised")
         (UnknownEvent(kind="task"), "'task' cannot be encoded as JSON and decoded again"),
     ],
 )
-async def test_an_event_under_the_name_of_another_kind_is_refused(event: Event, said: str, tmp_path: Any) -> None:
-    told: list[str] = []
+async def test_event_with_the_kind_of_another_class_is_refused(event: Event, message: str, tmp_path: Any) -> None:
+    errors: list[str] = []
 
     @tool
     async def emits(ctx: RunContext[Any]) -> str:
-        """Emits."""
+        """Emit the event."""
         try:
             ctx.emit(event.model_copy())
         except InvalidEvent as error:
-            told.append(str(error))
+            errors.append(str(error))
         return "ok"
 
     log = SqliteEventLog(tmp_path / "runs.db")
     result = await Agent(ScriptedModel(call("emits"), "done"), tools=[emits], log=log).run("Go")
 
     assert result.output == "done"
-    assert said in told[0]
-    # The log can be read, and the conversation goes on.
+    assert message in errors[0]
+    # The log can be read, and the conversation continues.
     assert [event.kind for event in await log.read(result.task_id)].count("status-update") == 2
     assert (await Agent(ScriptedModel("again"), log=log).run("Go on", context_id=result.context_id)).output == "again"
     await log.aclose()
 
 
-def test_a_class_with_the_kind_of_another_is_refused_and_both_are_named() -> None:
+def test_class_with_a_used_kind_is_refused_with_both_names() -> None:
     both = r"SameName must be unique, got 'status-update' of rxloop\.protocol\.run_events\.StatusUpdateEvent"
     with pytest.raises(ConfigurationError, match=both):
 
@@ -377,7 +380,7 @@ def test_a_class_with_the_kind_of_another_is_refused_and_both_are_named() -> Non
     assert EVENT_TYPES["status-update"] is StatusUpdateEvent
 
 
-def test_a_class_that_is_made_anew_takes_the_place_of_the_one_before() -> None:
+def test_redefined_class_replaces_the_previous_one() -> None:
     def cell(annotation: type) -> Any:
         fields: dict[str, Any] = {"kind": str, "value": annotation}
         return type("Cell", (Event,), {"__module__": __name__, "__annotations__": fields, "kind": "cell"})

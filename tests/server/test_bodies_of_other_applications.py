@@ -1,4 +1,4 @@
-"""A run that the body of a web application reads ends when the client leaves."""
+"""Runs read by the response bodies of other web applications, which must end when the client disconnects."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rxloop.testing import ScriptedModel, call, frames, turn
 from support.api_server import serve_app
 from support.run_checks import wait_until
 
-WAYS: dict[str, Callable[[Agent], Any]] = {
+STREAMS: dict[str, Callable[[Agent], Any]] = {
     "run": lambda agent: agent.run("Go."),
     "events": lambda agent: agent.run("Go.").events,
     "stream": lambda agent: agent.run("Go.").stream(overflow="block", buffer=2),
@@ -39,7 +39,7 @@ WAYS: dict[str, Callable[[Agent], Any]] = {
 
 
 @contextlib.asynccontextmanager
-async def on_hypercorn(app: Any) -> AsyncGenerator[str]:
+async def serve_with_hypercorn(app: Any) -> AsyncGenerator[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -71,12 +71,12 @@ def without_collector() -> Generator[None]:
     gc.enable()
 
 
-async def temporary(make: Callable[[], Any]) -> AsyncGenerator[bytes]:
+async def iterate_temporary(make: Callable[[], Any]) -> AsyncGenerator[bytes]:
     async for _ in make():
         yield b"x\n"
 
 
-async def variable(make: Callable[[], Any]) -> AsyncGenerator[bytes]:
+async def iterate_variable(make: Callable[[], Any]) -> AsyncGenerator[bytes]:
     stream = make()
     async for _ in stream:
         yield b"x\n"
@@ -84,18 +84,20 @@ async def variable(make: Callable[[], Any]) -> AsyncGenerator[bytes]:
 
 @pytest.mark.usefixtures("without_collector")
 @pytest.mark.parametrize(
-    ("on", "answer", "inside", "body"),
+    ("run_server", "response_type", "has_middleware", "body"),
     [
-        (serve_app, StreamingResponse, False, temporary),
-        (serve_app, StreamingResponse, False, variable),
-        (serve_app, StreamingResponse, True, variable),
-        (serve_app, EventSourceResponse, False, variable),
-        (on_hypercorn, StreamingResponse, False, variable),
-        (on_hypercorn, StreamingResponse, True, temporary),
-        (on_hypercorn, EventSourceResponse, False, temporary),
+        (serve_app, StreamingResponse, False, iterate_temporary),
+        (serve_app, StreamingResponse, False, iterate_variable),
+        (serve_app, StreamingResponse, True, iterate_variable),
+        (serve_app, EventSourceResponse, False, iterate_variable),
+        (serve_with_hypercorn, StreamingResponse, False, iterate_variable),
+        (serve_with_hypercorn, StreamingResponse, True, iterate_temporary),
+        (serve_with_hypercorn, EventSourceResponse, False, iterate_temporary),
     ],
 )
-async def test_a_run_ends_when_its_client_leaves(on: Any, answer: Any, inside: bool, body: Any) -> None:  # P17
+async def test_run_ends_when_its_client_disconnects(
+    run_server: Any, response_type: Any, has_middleware: bool, body: Any
+) -> None:  # P17
     cancelled: list[str] = []
 
     @tool
@@ -109,48 +111,50 @@ async def test_a_run_ends_when_its_client_leaves(on: Any, answer: Any, inside: b
         return "done"
 
     models = {
-        (name, doing): ScriptedModel(turn("Wait.", calls=[call("slow")]) if doing == "tool" else frames("-a-", 0.01))
-        for name in WAYS
-        for doing in ("tool", "model")
+        (name, action): ScriptedModel(turn("Wait.", calls=[call("slow")]) if action == "tool" else frames("-a-", 0.01))
+        for name in STREAMS
+        for action in ("tool", "model")
     }
     app = FastAPI()
 
-    @app.get("/{name}/{doing}")
-    async def get(name: str, doing: str) -> Response:
-        agent = Agent(models[name, doing], tools=[slow])
-        return answer(body(lambda: WAYS[name](agent)))
+    @app.get("/{name}/{action}")
+    async def get(name: str, action: str) -> Response:
+        agent = Agent(models[name, action], tools=[slow])
+        return response_type(body(lambda: STREAMS[name](agent)))
 
-    if inside:
+    if has_middleware:
 
         async def dispatch(request: Request, proceed: Any) -> Any:
             return await proceed(request)
 
         app.add_middleware(BaseHTTPMiddleware, dispatch=dispatch)
 
-    async def leave(client: httpx.AsyncClient, name: str, doing: str) -> None:
-        model = models[name, doing]
-        async with client.stream("GET", f"/{name}/{doing}"):
+    async def disconnect(client: httpx.AsyncClient, name: str, action: str) -> None:
+        model = models[name, action]
+        async with client.stream("GET", f"/{name}/{action}"):
             await wait_until(lambda: model.requests)
-            # The application has sent what there is, and waits for the next event.
+            # The application has sent all events and waits for the next one.
             await asyncio.sleep(0.5)
 
-    async with on(app) as url, httpx.AsyncClient(base_url=url) as client:
-        await asyncio.gather(*(leave(client, *each) for each in models))
+    async with run_server(app) as url, httpx.AsyncClient(base_url=url) as client:
+        await asyncio.gather(*(disconnect(client, *each) for each in models))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(8):
                 await wait_until(
-                    lambda: len(cancelled) == len(WAYS) and not any(model.open for model in models.values())
+                    lambda: len(cancelled) == len(STREAMS) and not any(model.open for model in models.values())
                 )
     assert [each for each, model in models.items() if model.open] == []
-    assert len(cancelled) == len(WAYS)
+    assert len(cancelled) == len(STREAMS)
     assert [len(model.requests) for model in models.values()] == [1] * len(models)
 
 
 @pytest.mark.usefixtures("without_collector")
-@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("has_middleware", [False, True])
 @pytest.mark.parametrize("size", [1, 20_000])
-@pytest.mark.parametrize("on", [serve_app, on_hypercorn])
-async def test_a_run_ends_when_its_client_leaves_while_the_response_sends(on: Any, inside: bool, size: int) -> None:
+@pytest.mark.parametrize("run_server", [serve_app, serve_with_hypercorn])
+async def test_run_ends_when_its_client_disconnects_during_a_send(
+    run_server: Any, has_middleware: bool, size: int
+) -> None:
     # P17
     models = [ScriptedModel(frames("-a" * 20_000, 0.001)) for _ in range(8)]
     app = FastAPI()
@@ -163,21 +167,21 @@ async def test_a_run_ends_when_its_client_leaves_while_the_response_sends(on: An
     async def get(number: int) -> Response:
         return StreamingResponse(body(models[number]))
 
-    if inside:
+    if has_middleware:
 
         async def dispatch(request: Request, proceed: Any) -> Any:
             return await proceed(request)
 
         app.add_middleware(BaseHTTPMiddleware, dispatch=dispatch)
 
-    async def leave(client: httpx.AsyncClient, number: int) -> None:
+    async def disconnect(client: httpx.AsyncClient, number: int) -> None:
         async with client.stream("GET", f"/{number}"):
             await wait_until(lambda: models[number].open)
-            # The client reads nothing, and the buffers fill.
+            # The client reads nothing, so the buffers fill.
             await asyncio.sleep(0.3 + number * 0.003)
 
-    async with on(app) as url, httpx.AsyncClient(base_url=url) as client:
-        await asyncio.gather(*(leave(client, number) for number in range(len(models))))
+    async with run_server(app) as url, httpx.AsyncClient(base_url=url) as client:
+        await asyncio.gather(*(disconnect(client, number) for number in range(len(models))))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(8):
                 await wait_until(lambda: not any(model.open for model in models))

@@ -1,7 +1,7 @@
-"""Twenty official clients over two servers, while workers and servers are killed all the time.
+"""Twenty official clients over two servers, while workers and servers are killed repeatedly.
 
-`RXLOOP_CHAOS_KILLS=60 pytest -s tests/server/test_crowd_under_kills.py` kills so many workers, one each three seconds,
-and a server each twenty.
+`RXLOOP_CHAOS_KILLS=60 pytest -s tests/server/test_crowd_under_kills.py` kills 60 workers, one every three seconds,
+and a server every twenty seconds.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ KILLS = int(os.environ.get("RXLOOP_CHAOS_KILLS", "0"))
 CLIENTS = 20
 KILL_EVERY, KILL_SERVER_EVERY = 3.0, 20.0
 LATE = 180.0
-"""Seconds after the last kill in which all has to come to its end."""
+"""Seconds after the last kill in which all runs must end."""
 
 pytestmark = [
     pytest.mark.skipif(not KILLS, reason="takes long: set RXLOOP_CHAOS_KILLS to the number of kills"),
@@ -48,12 +48,12 @@ pytestmark = [
 @pytest.fixture
 def processes(postgres_server: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     folder = tmp_path_factory.mktemp("cluster")
-    with database(postgres_server) as dsn, cluster(dsn, folder, workers=4) as made:
-        yield made
+    with database(postgres_server) as dsn, cluster(dsn, folder, workers=4) as started:
+        yield started
 
 
 class Load:
-    """What the clients do, and what is wrong with it."""
+    """Conversations of the clients, and the errors that they find."""
 
     def __init__(self, two: Cluster, log: PostgresEventLog, process: Node, api: Client) -> None:
         self._two, self._log, self._node, self._api = two, log, process, api
@@ -62,14 +62,14 @@ class Load:
         self.counts: Counter[str] = Counter()
         self.wrong: list[str] = []
 
-    async def client(self, kind: str) -> None:
-        """Have one conversation after the other."""
+    async def run_client(self, kind: str) -> None:
+        """Have one conversation after another."""
         while not self.wait.is_set():
             client = await open_client(self._node, kind, self._log)
             says = self._random.choice(("Tell", "Look and tell", "Pay 5", "Talk on"))
             cancelling = asyncio.create_task(self._cancel(client)) if says == "Talk on" else None
             try:
-                shown = await self._told(client, says)
+                shown = await self._converse(client, says)
             except UnknownRun:
                 self.counts["never heard of its run"] += 1
                 continue
@@ -84,8 +84,8 @@ class Load:
             wrong = await find_mismatches(kind, shown, self._log, run.task_id)
             self.wrong += [f"{run.task_id}, {says}, attempt {run.attempt}: {each}" for each in wrong]
 
-    async def _told(self, client: OfficialClient, says: str) -> ClientView | None:
-        """Say something, and come back as often as the connection breaks, and answer what is asked."""
+    async def _converse(self, client: OfficialClient, says: str) -> ClientView | None:
+        """Send a message, reconnect as often as necessary, and answer the questions."""
         act = client.send(self._random.choice(self._two.urls), says)
         while True:
             url = self._random.choice(self._two.urls)
@@ -102,7 +102,7 @@ class Load:
                 async with asyncio.timeout(5):
                     await client.task_id()
             except TimeoutError:
-                # It was refused, by a server that had not found Postgres yet, or was about to go.
+                # The server refused the request because it had not reached Postgres yet or was about to stop.
                 self.counts[f"refused: {shown.state}"] += 1
                 return None
             if (await self._log.get_record(await client.task_id())).state != "input-required":
@@ -114,7 +114,7 @@ class Load:
         await asyncio.sleep(self._random.uniform(1, 8))
         await self._api.cancel(task_id)
 
-    async def kill(self) -> None:
+    async def kill_repeatedly(self) -> None:
         """Kill workers and servers."""
         servers = cycle(self._two.servers)
         for number in range(1, KILLS + 1):
@@ -129,20 +129,20 @@ class Load:
         self.wait.set()
 
 
-async def test_a_crowd_of_clients_sees_what_the_log_has_whoever_is_killed(processes: Cluster) -> None:
+async def test_clients_see_the_content_of_the_log_while_processes_are_killed(processes: Cluster) -> None:
     log = PostgresEventLog(processes.dsn)
     async with node() as process, processes.clients() as (api, _):
         load = Load(processes, log, process, api)
         kinds = islice(cycle([*KINDS, *MCP]), CLIENTS)
-        clients = [asyncio.create_task(load.client(kind), name=kind) for kind in kinds]
-        await load.kill()
+        clients = [asyncio.create_task(load.run_client(kind), name=kind) for kind in kinds]
+        await load.kill_repeatedly()
         _, late = await asyncio.wait(clients, timeout=LATE)
         load.wrong += [f"{each.get_name()} goes on for ever" for each in late]
         for each in late:
             each.cancel()
         await asyncio.gather(*clients, return_exceptions=True)
     await log.aclose()
-    print(*(f"{count:6} {what}" for what, count in sorted(load.counts.items())), *load.wrong, sep="\n")
+    print(*(f"{count:6} {outcome}" for outcome, count in sorted(load.counts.items())), *load.wrong, sep="\n")
     assert [each.exception() for each in clients if not each.cancelled() and each.exception()] == []
     assert load.wrong == []
-    assert sum(load.counts[what] for what in load.counts if "completed" in what) > CLIENTS
+    assert sum(load.counts[outcome] for outcome in load.counts if "completed" in outcome) > CLIENTS

@@ -1,4 +1,4 @@
-"""Streams of runs of every kind, cut again and again: the pieces make the whole. In virtual time, without sockets."""
+"""Interrupted streams of generated runs, whose parts must add up to the whole. In virtual time, without sockets."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ ACCEPT = st.sampled_from(["text/event-stream", "application/x-ndjson"])
 
 
 class Connection:
-    """One answer of an application, up to the moment at which its client leaves."""
+    """Answer of an application until its client disconnects."""
 
     def __init__(self, app: Api, address: str, headers: dict[str, str]) -> None:
         path, query = urlsplit(address)[2:4]
         self.status = 0
-        self._left = asyncio.Event()
+        self._disconnected = asyncio.Event()
         self._pieces: asyncio.Queue[bytes | None] = asyncio.Queue()
         scope = {
             "type": "http",
@@ -43,7 +43,7 @@ class Connection:
         self._serving = asyncio.create_task(app(scope, self._receive, self._send))
 
     async def events(self) -> AsyncIterator[tuple[str | None, Event]]:
-        """The events with the ids that they came under; of NDJSON the ids are the cursors."""
+        """Yield the events with their ids. In NDJSON the ids are the cursors."""
         rest, place = b"", None
         while (piece := await self._pieces.get()) is not None:
             *lines, rest = (rest + piece).split(b"\n")
@@ -54,13 +54,13 @@ class Connection:
                     event = Event.from_json(line.removeprefix(b"data: "))
                     yield (event.cursor if line.startswith(b"{") else place), event
 
-    async def leave(self) -> None:
-        """Break the connection off, and see that the application is done with it."""
-        self._left.set()
+    async def disconnect(self) -> None:
+        """Disconnect, and wait until the application has finished the request."""
+        self._disconnected.set()
         await asyncio.wait_for(self._serving, 10)
 
     async def _receive(self) -> dict[str, Any]:
-        await self._left.wait()
+        await self._disconnected.wait()
         return {"type": "http.disconnect"}
 
     async def _send(self, message: MutableMapping[str, Any]) -> None:
@@ -74,46 +74,46 @@ class Connection:
             self._pieces.put_nowait(None)
 
 
-async def pieces(app: Api, address: str, accept: str, each: int) -> list[Event]:
-    """Read a run to its end over connections of so many events."""
-    seen: list[Event] = []
+async def read_in_pieces(app: Api, address: str, accept: str, each: int) -> list[Event]:
+    """Read a run over connections of at most `each` events."""
+    events: list[Event] = []
     last: str | None = None
     while True:
         connection = Connection(app, address, {"accept": accept, **({"last-event-id": last} if last else {})})
-        got = 0
+        count = 0
         async for place, event in connection.events():
-            seen.append(event)
-            last, got = place, got + 1
-            if got == each:
+            events.append(event)
+            last, count = place, count + 1
+            if count == each:
                 break
-        await connection.leave()
+        await connection.disconnect()
         if connection.status == 204:
-            return seen
+            return events
         assert connection.status == 200
 
 
-async def cut_while_it_goes_on(kind: RandomRun, accept: str, each: int) -> None:
+async def check_live_run(kind: RandomRun, accept: str, each: int) -> None:
     log = kind.log()
     async with Runtime({NAME: kind.agent()}, log=log) as here, Runtime({"other": kind.agent()}, log=log) as elsewhere:
-        begun = asyncio.ensure_future(anext(aiter(here.events)))
+        first_event = asyncio.ensure_future(anext(aiter(here.events)))
         playing = asyncio.create_task(kind.execute(here))
-        task_id = (await begun).root_task_id
+        task_id = (await first_event).root_task_id
         doors = [api(runtime, heartbeat=None) for runtime in (here, elsewhere)]
         path = f"/runs/{task_id}/events"
-        reading = [asyncio.create_task(pieces(door, path, accept, each)) for door in doors]
+        reading = [asyncio.create_task(read_in_pieces(door, path, accept, each)) for door in doors]
         await playing
-        # The run may be in a state in which it could go on: the readers have what there is, and its end.
+        # The run may be resumable. Readers get its events and the end of the attempt.
         unions = await asyncio.gather(*reading)
         whole = public_events(await log.read(task_id))
         for union in unions:
             assert [event for event in union if event.durable] == whole
             places = [(event.seq, event.sub) for event in union]
             assert places == sorted(set(places))
-        await recorded(doors[0], path, accept, await pieces(doors[0], path, accept, 10_000))
+        await check_finished_run(doors[0], path, accept, await read_in_pieces(doors[0], path, accept, 10_000))
 
 
-async def recorded(app: Api, path: str, accept: str, whole: list[Event]) -> None:
-    """See that each place of a run that is over is one to go on from, also for a reader of some of it."""
+async def check_finished_run(app: Api, path: str, accept: str, whole: list[Event]) -> None:
+    """Check that a reader can continue at every event of a finished run, also with filters."""
     for query, wanted in (
         ("", whole),
         (
@@ -123,17 +123,17 @@ async def recorded(app: Api, path: str, accept: str, whole: list[Event]) -> None
         ("?branch=", [event for event in whole if event.branch is None]),
         ("?nested=0", [event for event in whole if event.parent_task_id is None]),
     ):
-        for place in range(len(wanted)):
-            headers = {"accept": accept, "last-event-id": wanted[place].cursor}
+        for position in range(len(wanted)):
+            headers = {"accept": accept, "last-event-id": wanted[position].cursor}
             connection = Connection(app, path + query, headers)
-            rest = [event async for _, event in connection.events()]
-            assert rest == wanted[place + 1 :], (query, wanted[place].cursor)
-            assert connection.status == (200 if rest else 204)
-            await connection.leave()
+            remaining = [event async for _, event in connection.events()]
+            assert remaining == wanted[position + 1 :], (query, wanted[position].cursor)
+            assert connection.status == (200 if remaining else 204)
+            await connection.disconnect()
 
 
 @settings(max_examples=RUNS)
 @given(kind=random_run(), accept=ACCEPT, each=st.integers(1, 6))
-def test_the_pieces_of_a_stream_that_is_cut_are_the_whole(kind: RandomRun, accept: str, each: int) -> None:  # L132
+def test_parts_of_an_interrupted_stream_add_up_to_the_whole(kind: RandomRun, accept: str, each: int) -> None:  # L132
     with virtual_time() as time:
-        time.run(asyncio.wait_for(cut_while_it_goes_on(kind, accept, each), 300))
+        time.run(asyncio.wait_for(check_live_run(kind, accept, each), 300))

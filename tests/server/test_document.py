@@ -1,4 +1,4 @@
-"""The OpenAPI document says what the server does: checked by schemathesis, from outside."""
+"""OpenAPI document, compared with the server by schemathesis."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from rxloop.testing import ScriptedModel
 from support.api_server import TOKENS, serve_app
 
 EXAMPLES = os.environ.get("RXLOOP_SCHEMATHESIS")
-"""Requests for each operation and phase. Where it is set, each boundary of each schema is tried as well, which takes a
-minute."""
+"""Number of requests per operation and phase. If it is set, all boundaries of all schemas are tried, which takes a
+minute.
+"""
 
 CONFIG = """
 # What no schema can say: that a tool's schema is one, and which events and calls a run has.
@@ -29,7 +30,7 @@ checks.positive_data_acceptance.expected-statuses = ["2xx", 401, 403, 404, 409, 
 """
 
 
-def runtime() -> Runtime:
+def make_runtime() -> Runtime:
     answers = ["Hello."] * 100_000
     return Runtime({"clerk": Agent(ScriptedModel(*answers), name="clerk")}, log=MemoryEventLog(), grace=0.2)
 
@@ -38,11 +39,11 @@ def runtime() -> Runtime:
 @pytest.mark.skipif(
     importlib.util.find_spec("schemathesis") is None, reason="there is no schemathesis (pip install schemathesis)"
 )
-async def test_schemathesis_finds_nothing_that_the_document_does_not_say(tmp_path: Path) -> None:
+async def test_schemathesis_finds_no_undocumented_behaviour(tmp_path: Path) -> None:
     (tmp_path / "schemathesis.toml").write_text(CONFIG)
-    made = runtime()
-    app = api(made, auth=bearer(TOKENS), limits=ServerLimits(runs=None), heartbeat=1)
-    async with made, serve_app(app) as url:
+    runtime = make_runtime()
+    app = api(runtime, auth=bearer(TOKENS), limits=ServerLimits(runs=None), heartbeat=1)
+    async with runtime, serve_app(app) as url:
         command = ["run", f"{url}/openapi.json", "-H", "Authorization: Bearer ann-key", "--checks", "all"]
         command += ["--max-examples", EXAMPLES or "3", "--seed", "1", "--request-timeout", "10", "--no-color"]
         command += [] if EXAMPLES else ["--phases", "fuzzing,stateful"]
@@ -53,26 +54,26 @@ async def test_schemathesis_finds_nothing_that_the_document_does_not_say(tmp_pat
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
         )
-        said, _ = await process.communicate()
-    assert process.returncode == 0, said.decode()
+        output, _ = await process.communicate()
+    assert process.returncode == 0, output.decode()
 
 
-async def test_each_part_of_the_document_that_is_named_is_there() -> None:
-    made = runtime()
-    async with serve_app(api(made)) as url, httpx.AsyncClient(base_url=url) as client:
+async def test_every_reference_of_the_document_is_defined() -> None:
+    runtime = make_runtime()
+    async with serve_app(api(runtime)) as url, httpx.AsyncClient(base_url=url) as client:
         document = (await client.get("/openapi.json")).json()
     names: list[str] = []
 
-    def look(part: Any) -> None:
+    def collect_references(part: Any) -> None:
         if isinstance(part, dict):
             names.extend(value for key, value in part.items() if key == "$ref")
             for each in part.values():
-                look(each)
+                collect_references(each)
         elif isinstance(part, list):
             for each in part:
-                look(each)
+                collect_references(each)
 
-    look(document)
+    collect_references(document)
     assert names
     assert {name.removeprefix("#/components/schemas/") for name in names} <= {*document["components"]["schemas"]}
     assert "bearer" not in str(document)

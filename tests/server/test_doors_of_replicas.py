@@ -1,4 +1,4 @@
-"""Servers and workers in processes of their own over one Postgres: what one server starts, another one shows."""
+"""Servers and workers in separate processes over one Postgres."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ pytestmark = [pytest.mark.service("postgres"), pytest.mark.timeout(180)]
 
 READERS = 200
 CONNECTIONS = {"server": 7, "worker": 8}
-"""Six of a log, and one of the queue, which listens at workers by one more."""
+"""Six connections of a log and one of the queue. A worker listens for jobs with one more."""
 STORY = "".join(f"word{number} " for number in range(40))
-"""What the agent tells, in four seconds."""
+"""Answer of the agent, which takes four seconds."""
 _CONNECTIONS = """
 SELECT application_name, count(*) FROM pg_stat_activity
 WHERE datname = current_database() AND application_name <> 'counting' GROUP BY 1
@@ -33,19 +33,19 @@ WHERE datname = current_database() AND application_name <> 'counting' GROUP BY 1
 
 @pytest.fixture(scope="module")
 def processes(postgres_server: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with database(postgres_server) as dsn, cluster(dsn, tmp_path_factory.mktemp("cluster"), flags=()) as made:
-        yield made
+    with database(postgres_server) as dsn, cluster(dsn, tmp_path_factory.mktemp("cluster"), flags=()) as started:
+        yield started
 
 
 @pytest.fixture
 def two(processes: Cluster) -> Cluster:
-    """All processes, those too that the test before has killed."""
+    """All processes, including those that the previous test killed."""
     processes.wait_until_ready()
     return processes
 
 
-async def sse(url: str, task_id: str, last: str = "") -> AsyncGenerator[AnyEvent]:
-    """The events that come over one connection, as a browser gets them."""
+async def read_sse(url: str, task_id: str, last: str = "") -> AsyncGenerator[AnyEvent]:
+    """Yield the events of one connection, as a browser gets them."""
     headers = {"accept": "text/event-stream", **({"last-event-id": last} if last else {})}
     async with (
         httpx.AsyncClient(base_url=url, timeout=60) as client,
@@ -57,107 +57,107 @@ async def sse(url: str, task_id: str, last: str = "") -> AsyncGenerator[AnyEvent
                 yield cast("AnyEvent", Event.from_json(line[5:]))
 
 
-async def until_delta(events: AsyncIterator[AnyEvent]) -> None:
-    """Read up to the first delta."""
+async def read_until_delta(events: AsyncIterator[AnyEvent]) -> None:
+    """Read until the first delta."""
     async for event in events:
         if event.kind == "content-delta":
             return
 
 
 def check_whole(events: Sequence[AnyEvent]) -> None:
-    """See that every durable event is there, once, and the end of the run."""
+    """Assert that every durable event occurs once and that the run completed."""
     assert [event.seq for event in events if event.durable] == list(range(1, events[-1].seq + 1))
     assert getattr(events[-1], "state", None) == "completed"
 
 
-def deltas(events: Sequence[AnyEvent], attempt: int) -> list[str]:
+def list_deltas(events: Sequence[AnyEvent], attempt: int) -> list[str]:
     return [event.delta for event in events if event.kind == "content-delta" and event.attempt == attempt]
 
 
-async def test_a_run_is_followed_at_another_server_token_by_token(two: Cluster) -> None:
+async def test_deltas_of_a_run_can_be_followed_at_another_server(two: Cluster) -> None:
     async with two.clients() as (a, _):
         run = await a.start("clerk", "Tell")
-        events = [event async for event in sse(two.urls[1], run.task_id)]
+        events = [event async for event in read_sse(two.urls[1], run.task_id)]
     check_whole(events)
-    assert len(deltas(events, 1)) > 20
+    assert len(list_deltas(events, 1)) > 20
 
 
-async def test_a_connection_outlives_the_worker_that_is_killed_in_the_middle_of_the_answer(two: Cluster) -> None:
+async def test_connection_continues_when_the_worker_is_killed_during_the_answer(two: Cluster) -> None:
     events: list[AnyEvent] = []
     async with two.clients() as (a, _):
         run = await a.start("clerk", "Tell")
-        async for event in sse(two.urls[1], run.task_id):
+        async for event in read_sse(two.urls[1], run.task_id):
             events.append(event)
-            if event.kind == "content-delta" and len(deltas(events, 1)) == 8 and event.attempt == 1:
+            if event.kind == "content-delta" and len(list_deltas(events, 1)) == 8 and event.attempt == 1:
                 (await two.owner(run.task_id)).kill()
     check_whole(events)
     [resumed] = [event for event in events if event.kind == "status-update" and event.resumed]
     assert resumed.attempt == 2
-    assert len(deltas(events, 2)) > 20, "the deltas of the worker that took it over"
-    assert "".join(deltas(events, 2)) == STORY, "the message is begun anew, and all of it comes"
+    assert len(list_deltas(events, 2)) > 20, "the deltas of the worker that took it over"
+    assert "".join(list_deltas(events, 2)) == STORY, "the message is begun anew, and all of it comes"
 
 
-async def test_a_reader_that_comes_to_another_server_during_the_take_over_misses_nothing(two: Cluster) -> None:
+async def test_reader_that_changes_the_server_during_a_takeover_misses_nothing(two: Cluster) -> None:
     events: list[AnyEvent] = []
     async with two.clients() as (a, _):
         run = await a.start("clerk", "Tell")
-        async with aclosing(sse(two.urls[0], run.task_id)) as first:
+        async with aclosing(read_sse(two.urls[0], run.task_id)) as first:
             async for event in first:
                 events.append(event)
-                if len(deltas(events, 1)) == 8:
+                if len(list_deltas(events, 1)) == 8:
                     break
         (await two.owner(run.task_id)).kill()
         while (await a.record(run.task_id)).attempt < 2:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
-        events += [event async for event in sse(two.urls[1], run.task_id, events[-1].cursor)]
+        events += [event async for event in read_sse(two.urls[1], run.task_id, events[-1].cursor)]
     check_whole(events)
-    # It has deltas of the attempt that is lost, and is told that they are void.
+    # The reader has deltas of the lost attempt, so it must learn that they are void.
     assert [event.reason for event in events if isinstance(event, GapEvent)] == ["lost-attempt"]
     assert len({event.cursor for event in events}) == len(events)
-    assert len(deltas(events, 2)) > 20
+    assert len(list_deltas(events, 2)) > 20
 
 
-async def test_a_client_goes_on_at_another_server_when_its_own_is_killed(two: Cluster) -> None:
+async def test_client_continues_at_another_server_when_its_server_is_killed(two: Cluster) -> None:
     events: list[AnyEvent] = []
     async with load_balancer(*reversed(two.urls)) as url, two.clients() as (a, _), Client(url) as client:
         run = await a.start("clerk", "Tell")
         async for event in client.follow(run.task_id):
             events.append(event)
-            if len(deltas(events, 1)) == 8 and event.kind == "content-delta":
+            if len(list_deltas(events, 1)) == 8 and event.kind == "content-delta":
                 two.servers[1].kill()
     check_whole(events)
     assert {event.attempt for event in events} == {1}, "the run does not notice"
-    assert len(deltas(events, 1)) > 20
+    assert len(list_deltas(events, 1)) > 20
 
 
-async def test_what_a_worker_carries_out_is_cancelled_at_another_server(two: Cluster) -> None:
+async def test_run_of_a_worker_can_be_cancelled_at_another_server(two: Cluster) -> None:
     async with two.clients() as (a, b):
         run = await a.start("clerk", "Talk for ever")
         reading = aiter(a.follow(run.task_id))
-        await until_delta(reading)
+        await read_until_delta(reading)
         assert (await b.cancel(run.task_id, "enough")).state == "canceled"
-        rest = [event async for event in reading]
-    assert [(event.kind, event.attempt) for event in rest] == [("content-complete", 1), ("status-update", 1)]
+        remaining = [event async for event in reading]
+    assert [(event.kind, event.attempt) for event in remaining] == [("content-complete", 1), ("status-update", 1)]
     assert "goes on with the run" not in "".join(each.log_text for each in two.workers).partition(run.task_id)[2]
 
 
-@pytest.mark.parametrize("others", [True, False], ids=["others work", "nobody works"])
-async def test_what_a_dead_worker_has_left_is_cancelled_at_another_server(two: Cluster, others: bool) -> None:
+@pytest.mark.parametrize("has_workers", [True, False], ids=["others work", "nobody works"])
+async def test_run_of_a_dead_worker_can_be_cancelled_at_another_server(two: Cluster, has_workers: bool) -> None:
     async with two.clients() as (a, b):
         run = await a.start("clerk", "Talk for ever")
         reading = aiter(a.follow(run.task_id))
-        await until_delta(reading)
-        for each in [await two.owner(run.task_id)] if others else two.workers:
+        await read_until_delta(reading)
+        for each in [await two.owner(run.task_id)] if has_workers else two.workers:
             each.kill()
         async with asyncio.timeout(30):
             await b.cancel(run.task_id, "enough")
-            rest = [event async for event in reading]
-    assert [event.state for event in rest if event.kind == "status-update" and event.final] == ["canceled"]
-    assert rest[-1].kind == "status-update"
-    assert not [event for event in rest if event.kind == "llm-call"], "the model is not asked again"
+            remaining = [event async for event in reading]
+    assert [event.state for event in remaining if event.kind == "status-update" and event.final] == ["canceled"]
+    assert remaining[-1].kind == "status-update"
+    assert not [event for event in remaining if event.kind == "llm-call"], "the model is not asked again"
 
 
-async def test_a_question_is_answered_at_another_server(two: Cluster) -> None:
+async def test_question_can_be_answered_at_another_server(two: Cluster) -> None:
     async with two.clients() as (a, b):
         run = await a.start("clerk", "Pay 5")
         events: list[AnyEvent] = []
@@ -170,8 +170,8 @@ async def test_a_question_is_answered_at_another_server(two: Cluster) -> None:
     check_whole(events)
 
 
-async def test_two_hundred_readers_cost_a_server_no_connection_more(two: Cluster) -> None:
-    most: Counter[str] = Counter()
+async def test_two_hundred_readers_need_no_additional_connection(two: Cluster) -> None:
+    peak: Counter[str] = Counter()
     async with two.clients() as (a, _), AsyncExitStack() as stack:
         runs = [await a.start("clerk", "Talk on") for _ in range(10)]
         limits = httpx.Limits(max_connections=None)
@@ -188,14 +188,14 @@ async def test_two_hundred_readers_cost_a_server_no_connection_more(two: Cluster
 
         reading = asyncio.gather(*(read(number) for number in range(READERS)))
         await asyncio.gather(*(each.wait() for each in live))
-        # By now nothing is left of what was there before, or is only needed to begin.
+        # By now, earlier and temporary connections are closed.
         for _ in range(10):
             rows = await (await counting.execute(_CONNECTIONS)).fetchall()
-            most |= Counter({str(name): int(count) for name, count in rows})
+            peak |= Counter({str(name): int(count) for name, count in rows})
             await asyncio.wait([reading], timeout=0.05)
         for run in runs:
             await a.cancel(run.task_id)
         await reading
     for each in (*two.servers, *two.workers):
-        assert 0 < most.pop(each.name) <= CONNECTIONS[each.name[:-1]]
-    assert not most
+        assert 0 < peak.pop(each.name) <= CONNECTIONS[each.name[:-1]]
+    assert not peak

@@ -1,4 +1,4 @@
-"""A run whose questions a later run of its conversation drops: its readers end, and late answers are refused."""
+"""Runs whose questions a later run of the conversation drops: readers end, and late answers are refused."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from support.clients.mcp import McpEndpoint, result_text
 from support.dropped_questions import LOGS, clerk, drop_question, shared_logs, start_waiting_run, wait_until_idle
 
 
-class World:
-    """Two runtimes on one storage: one drops questions, the other one serves readers by every protocol."""
+class Setup:
+    """Two runtimes on one storage. One drops questions, the other serves readers over every protocol."""
 
     def __init__(self, here: Runtime, elsewhere: Runtime, url: str, desk: McpEndpoint) -> None:
         self.here, self.elsewhere, self.url, self.desk = here, elsewhere, url, desk
@@ -38,14 +38,14 @@ class World:
 
 
 @asynccontextmanager
-async def world(kind: str, folder: Path, request: pytest.FixtureRequest) -> AsyncGenerator[World]:
+async def serve_world(kind: str, folder: Path, request: pytest.FixtureRequest) -> AsyncGenerator[Setup]:
     async with AsyncExitStack() as stack:
         make = await stack.enter_async_context(shared_logs(kind, folder, request))
         agents = clerk(), clerk()
         here, elsewhere = [
             await stack.enter_async_context(Runtime({"clerk": agent}, log=make(), grace=0.3)) for agent in agents
         ]
-        door = mcp_server(here)
+        mcp = mcp_server(here)
         mounts = [
             Mount("/agui", agui(here)),
             Mount("/ui", ui_stream(here)),
@@ -54,72 +54,80 @@ async def world(kind: str, folder: Path, request: pytest.FixtureRequest) -> Asyn
             Mount("/", api(here)),
         ]
         url = await stack.enter_async_context(serve_app(Starlette(routes=mounts)))
-        made = World(here, elsewhere, url, McpEndpoint(await stack.enter_async_context(serve_app(door)), door, here))
-        yield made
-        await made.http.aclose()
-        await door.drain(0.2)
+        setup = Setup(here, elsewhere, url, McpEndpoint(await stack.enter_async_context(serve_app(mcp)), mcp, here))
+        yield setup
+        await setup.http.aclose()
+        await mcp.drain(0.2)
         for agent in agents:
             await agent.aclose()
 
 
 @pytest.fixture(params=LOGS)
-async def two(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator[World]:
-    async with world(request.param, tmp_path, request) as made:
-        yield made
+async def two(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator[Setup]:
+    async with serve_world(request.param, tmp_path, request) as setup:
+        yield setup
 
 
 # -- readers
 
 
-async def _runtime(two: World, record: RunRecord) -> str:
+async def _follow_runtime(two: Setup, record: RunRecord) -> str:
     events = [event async for event in two.here.follow(record.task_id)]
     return getattr(events[-1], "state", "")
 
 
-async def _recorded(two: World, record: RunRecord) -> str:
+async def _follow_log_from_start(two: Setup, record: RunRecord) -> str:
     events = [event async for event in follow(two.here.log, record.task_id, until="end")]
     return getattr(events[-1], "state", "")
 
 
-async def _log(two: World, record: RunRecord) -> str:
+async def _follow_log(two: Setup, record: RunRecord) -> str:
     events = [event async for event in two.here.log.follow(record.task_id, until="end")]
     return getattr(events[-1], "state", "")
 
 
-async def _from_the_pause(two: World, record: RunRecord) -> str:
+async def _follow_after_pause(two: Setup, record: RunRecord) -> str:
     cursor = f"{record.task_id}/{record.attempt}.{record.seq}.0"
     events: list[Event] = [event async for event in two.here.follow(record.task_id, after=cursor)]
     return getattr(events[-1], "state", "") if events else record.state
 
 
-async def _client(two: World, record: RunRecord) -> str:
+async def _follow_client(two: Setup, record: RunRecord) -> str:
     async with Client(two.url) as client:
         events = [event async for event in client.follow(record.task_id)]
     return getattr(events[-1], "state", "")
 
 
-async def _server_sent(two: World, record: RunRecord) -> str:
+async def _read_sse(two: Setup, record: RunRecord) -> str:
     answer = await two.http.get(f"/runs/{record.task_id}/events", headers={"accept": "text/event-stream"})
     assert answer.status_code == 200
     return next(word for word in ("canceled", "input-required") if f'"state":"{word}"' in answer.text)
 
 
-async def _a2a(two: World, record: RunRecord) -> str:
+async def _subscribe_a2a(two: Setup, record: RunRecord) -> str:
     config = ClientConfig(httpx_client=two.http, supported_protocol_bindings=["JSONRPC"])
     async with await create_client(f"{two.url}/a2a", config) as client:
-        told = await collect_responses(client.subscribe(pb.SubscribeToTaskRequest(id=record.task_id)))
-    return task_states(told)[-1].lower().replace("_", "-")
+        updates = await collect_responses(client.subscribe(pb.SubscribeToTaskRequest(id=record.task_id)))
+    return task_states(updates)[-1].lower().replace("_", "-")
 
 
-READERS: list[Callable[[World, RunRecord], Awaitable[str]]] = [
-    *(_runtime, _recorded, _log, _from_the_pause, _client, _server_sent, _a2a)
+READERS: list[Callable[[Setup, RunRecord], Awaitable[str]]] = [
+    *(
+        _follow_runtime,
+        _follow_log_from_start,
+        _follow_log,
+        _follow_after_pause,
+        _follow_client,
+        _read_sse,
+        _subscribe_a2a,
+    )
 ]
 
 
 # P18
 @pytest.mark.parametrize("read", READERS)
-async def test_a_reader_ends_when_a_later_run_drops_the_question(
-    two: World, read: Callable[[World, RunRecord], Awaitable[str]]
+async def test_reader_ends_when_a_later_run_drops_the_question(
+    two: Setup, read: Callable[[Setup, RunRecord], Awaitable[str]]
 ) -> None:
     record = await start_waiting_run(two.here, context_id="c")
     reading = asyncio.ensure_future(read(two, record))
@@ -131,9 +139,9 @@ async def test_a_reader_ends_when_a_later_run_drops_the_question(
 
 
 # P18
-@pytest.mark.parametrize("read", [each for each in READERS if each is not _a2a])
-async def test_a_reader_that_comes_after_the_question_was_dropped_ends(
-    two: World, read: Callable[[World, RunRecord], Awaitable[str]]
+@pytest.mark.parametrize("read", [each for each in READERS if each is not _subscribe_a2a])
+async def test_reader_that_starts_after_the_question_was_dropped_ends(
+    two: Setup, read: Callable[[Setup, RunRecord], Awaitable[str]]
 ) -> None:
     record = await start_waiting_run(two.here, context_id="c")
     await drop_question(two.elsewhere, record)
@@ -142,17 +150,17 @@ async def test_a_reader_that_comes_after_the_question_was_dropped_ends(
 
 
 # P18
-@pytest.mark.parametrize("read", [each for each in READERS if each is not _log])
-async def test_a_reader_of_a_run_that_an_earlier_version_dropped_ends(
+@pytest.mark.parametrize("read", [each for each in READERS if each is not _follow_log])
+async def test_reader_of_a_run_that_an_earlier_version_dropped_ends(
     tmp_path: Path,
     request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
-    read: Callable[[World, RunRecord], Awaitable[str]],
+    read: Callable[[Setup, RunRecord], Awaitable[str]],
 ) -> None:
     async def begins(*_: Any) -> bool:
         return True
 
-    async with world("sqlite", tmp_path, request) as two:
+    async with serve_world("sqlite", tmp_path, request) as two:
         record = await start_waiting_run(two.here, context_id="c")
         with monkeypatch.context() as earlier_version:
             earlier_version.setattr(loading, "drop_earlier_questions", begins)
@@ -161,19 +169,19 @@ async def test_a_reader_of_a_run_that_an_earlier_version_dropped_ends(
         async with asyncio.timeout(20):
             assert await read(two, record) == "input-required"
 
-        # The next run of the conversation ends it.
+        # The next run of the conversation ends the run.
         await drop_question(two.elsewhere, record)
         assert (await two.here.get_record(record.task_id)).state == "canceled"
 
 
 # P18
-@pytest.mark.parametrize("read", [each for each in READERS if each is not _log])
-async def test_a_reader_ends_when_the_process_that_dropped_the_question_has_died_since(
-    tmp_path: Path, request: pytest.FixtureRequest, read: Callable[[World, RunRecord], Awaitable[str]]
+@pytest.mark.parametrize("read", [each for each in READERS if each is not _follow_log])
+async def test_reader_ends_when_the_process_that_dropped_the_question_has_died(
+    tmp_path: Path, request: pytest.FixtureRequest, read: Callable[[Setup, RunRecord], Awaitable[str]]
 ) -> None:
-    async with world("sqlite", tmp_path, request) as two:
+    async with serve_world("sqlite", tmp_path, request) as two:
         record = await start_waiting_run(two.here, context_id="c")
-        # All that the process came to.
+        # The process died after this command.
         await two.elsewhere.log.send_command(record.task_id, MessageCommand(messages=[], superseding_task_id="later"))
         async with asyncio.timeout(20):
             assert await read(two, record) == "input-required"
@@ -182,52 +190,53 @@ async def test_a_reader_ends_when_the_process_that_dropped_the_question_has_died
 
 
 # P18
-async def test_the_command_that_follows_a_run_to_its_end_ends_with_a_dropped_run(
-    tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
-    async with world("sqlite", tmp_path, request) as two:
+async def test_show_command_ends_with_a_dropped_run(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    async with serve_world("sqlite", tmp_path, request) as two:
         record = await start_waiting_run(two.here, context_id="c")
         command = (sys.executable, "-m", "rxloop", "show", record.task_id, "--until-end", "--db", tmp_path / "runs.db")
-        shown = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
-        assert shown.stdout is not None
-        while b"input-required" not in (line := await shown.stdout.readline()):
+        process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+        assert process.stdout is not None
+        while b"input-required" not in (line := await process.stdout.readline()):
             assert line
         await drop_question(two.elsewhere, record)
-        rest, _ = await asyncio.wait_for(shown.communicate(), 30)
-        assert b"cancelled" in rest
-        assert shown.returncode == 0
+        remaining, _ = await asyncio.wait_for(process.communicate(), 30)
+        assert b"cancelled" in remaining
+        assert process.returncode == 0
 
 
-# -- what the log knows
+# -- records
 
 
 # P18
-async def test_a_dropped_run_is_canceled_for_everybody_who_lists_runs(two: World) -> None:
+async def test_dropped_run_is_listed_as_canceled(two: Setup) -> None:
     record = await start_waiting_run(two.here, context_id="c")
     await drop_question(two.elsewhere, record)
 
     dropped = await two.here.get_record(record.task_id)
-    assert (dropped.state, dropped.error and dropped.error.code) == ("canceled", "superseded")
+    assert dropped.state == "canceled"
+    assert (dropped.error and dropped.error.code) == "superseded"
     waiting = await two.here.log.list_runs(states=("input-required", "auth-required"))
     assert list(waiting) == []
     info = (await two.http.get(f"/runs/{record.task_id}")).json()
-    assert (info["state"], info["reason"], info.get("pending")) == ("canceled", "superseded", None)
+    assert info["state"] == "canceled"
+    assert info["reason"] == "superseded"
+    assert info.get("pending") is None
     assert info["error"]["message"] == "A later run of the conversation dropped this run's questions."
 
 
 # P18
-async def test_a_later_run_ends_all_earlier_runs_that_wait(two: World) -> None:
+async def test_later_run_ends_all_earlier_waiting_runs(two: Setup) -> None:
     first = await start_waiting_run(two.here, context_id="c")
-    second = await start_waiting_run(two.elsewhere, context_id="c")
+    send_after_other = await start_waiting_run(two.elsewhere, context_id="c")
     await drop_question(two.here, first)
-    states_ = [(await two.here.get_record(each.task_id)).state for each in (first, second)]
+    states_ = [(await two.here.get_record(each.task_id)).state for each in (first, send_after_other)]
     assert states_ == ["canceled", "canceled"]
     other = await start_waiting_run(two.here, context_id="another")
     assert (await two.elsewhere.get_record(other.task_id)).state == "input-required"
 
 
 # P18
-async def test_a_dropped_run_cannot_be_resumed_or_answered(two: World) -> None:
+async def test_dropped_run_cannot_be_resumed_or_answered(two: Setup) -> None:
     record = await start_waiting_run(two.here, context_id="c")
     later = await drop_question(two.elsewhere, record)
     agent = two.here.agents["clerk"]
@@ -246,15 +255,15 @@ async def test_a_dropped_run_cannot_be_resumed_or_answered(two: World) -> None:
 # -- late answers
 
 
-Answering = Callable[[World, RunRecord, bool], Awaitable[Any]]
+Answering = Callable[[Setup, RunRecord, bool], Awaitable[Any]]
 
 
-async def _by_http(two: World, record: RunRecord, value: bool) -> Any:
+async def _answer_by_http(two: Setup, record: RunRecord, value: bool) -> Any:
     answer = await two.http.post(f"/runs/{record.task_id}/resume?wait=5", json={"inputs": {"1.0.1": value}})
     return answer.status_code, answer.json().get("error", {}).get("code")
 
 
-async def _by_client(two: World, record: RunRecord, value: bool) -> Any:
+async def _answer_by_client(two: Setup, record: RunRecord, value: bool) -> Any:
     async with Client(two.url) as client:
         try:
             await client.answer(record.task_id, {"1.0.1": value}, wait=5)
@@ -263,7 +272,7 @@ async def _by_client(two: World, record: RunRecord, value: bool) -> Any:
     return 200, None
 
 
-async def _by_ui(two: World, record: RunRecord, value: bool, **more: Any) -> Any:
+async def _answer_by_ui(two: Setup, record: RunRecord, value: bool, **more: Any) -> Any:
     approval = {"id": f"{record.task_id}:1.0.1", "approved": value, **more}
     part = {"type": "dynamic-tool", "toolName": "refund", "toolCallId": "x", "state": "approval-responded"}
     message = {"id": record.task_id, "role": "assistant", "parts": [{**part, "approval": approval}]}
@@ -272,10 +281,10 @@ async def _by_ui(two: World, record: RunRecord, value: bool, **more: Any) -> Any
     return answer.status_code, "not_waiting" if answer.status_code == 409 else None
 
 
-async def _by_agui(two: World, record: RunRecord, value: bool, reason: str | None = None) -> Any:
+async def _answer_by_agui(two: Setup, record: RunRecord, value: bool, reason: str | None = None) -> Any:
     entry = {"interruptId": f"{record.task_id}:1.0.1", "status": "resolved", "payload": value}
-    said = [{"id": "m9", "role": "user", "content": reason}] if reason else []
-    body = {"threadId": record.context_id, "runId": f"r-{value}", "messages": said, "resume": [entry]}
+    messages = [{"id": "m9", "role": "user", "content": reason}] if reason else []
+    body = {"threadId": record.context_id, "runId": f"r-{value}", "messages": messages, "resume": [entry]}
     answer = await two.http.post("/agui/", json=body)
     assert answer.text.endswith("\n\n")
     if "RUN_ERROR" not in answer.text:
@@ -283,7 +292,7 @@ async def _by_agui(two: World, record: RunRecord, value: bool, reason: str | Non
     return 409, "not_waiting" if "not_waiting" in answer.text else answer.text
 
 
-async def _by_openai(two: World, record: RunRecord, value: bool) -> Any:
+async def _answer_by_openai(two: Setup, record: RunRecord, value: bool) -> Any:
     item = {
         "type": "mcp_approval_response",
         "approval_request_id": f"mcpr_{record.task_id}:1.0.1",
@@ -293,7 +302,7 @@ async def _by_openai(two: World, record: RunRecord, value: bool) -> Any:
     return answer.status_code, (answer.json().get("error") or {}).get("code")
 
 
-async def _by_a2a(two: World, record: RunRecord, value: bool) -> Any:
+async def _answer_by_a2a(two: Setup, record: RunRecord, value: bool) -> Any:
     part = {"data": {"inputs": {"1.0.1": value}}}
     message = {"messageId": f"m-{value}", "role": "ROLE_USER", "taskId": record.task_id, "parts": [part]}
     body = {"jsonrpc": "2.0", "id": 1, "method": "SendMessage", "params": {"message": message}}
@@ -301,19 +310,27 @@ async def _by_a2a(two: World, record: RunRecord, value: bool) -> Any:
     return (200, None) if "result" in answer else (409, answer["error"])
 
 
-async def _by_mcp(two: World, record: RunRecord, value: bool) -> Any:
+async def _answer_by_mcp(two: Setup, record: RunRecord, value: bool) -> Any:
     async with two.desk.client("legacy") as client:
         result = await client.call_tool("continue_run", {"task_id": record.task_id, "answers": {"1.0.1": value}})
     return (409, result_text(result)) if result.is_error else (200, None)
 
 
-ANSWERS: list[Answering] = [_by_http, _by_client, _by_ui, _by_agui, _by_openai, _by_a2a, _by_mcp]
+ANSWERS: list[Answering] = [
+    _answer_by_http,
+    _answer_by_client,
+    _answer_by_ui,
+    _answer_by_agui,
+    _answer_by_openai,
+    _answer_by_a2a,
+    _answer_by_mcp,
+]
 
 
 # P18
-@pytest.mark.parametrize("how", ANSWERS)
+@pytest.mark.parametrize("answer", ANSWERS)
 @pytest.mark.parametrize("late", ["dropped", "canceled", "answered otherwise"])
-async def test_a_late_answer_is_refused(two: World, how: Answering, late: str) -> None:
+async def test_late_answer_is_refused(two: Setup, answer: Answering, late: str) -> None:
     record = await start_waiting_run(two.here, context_id="c")
     if late == "dropped":
         await drop_question(two.elsewhere, record)
@@ -322,49 +339,49 @@ async def test_a_late_answer_is_refused(two: World, how: Answering, late: str) -
     else:
         await two.elsewhere.answer(record.task_id, {"1.0.1": True})
     async with asyncio.timeout(20):
-        status, code = await how(two, record, False)
+        status, code = await answer(two, record, False)
     assert 400 <= status < 500, code
     assert code is not None
 
 
 # P18
-@pytest.mark.parametrize("how", ANSWERS)
-async def test_the_same_answer_once_more_is_no_late_one(two: World, how: Answering) -> None:
+@pytest.mark.parametrize("answer", ANSWERS)
+async def test_repeated_answer_is_not_late(two: Setup, answer: Answering) -> None:
     record = await start_waiting_run(two.here, context_id="c")
     async with asyncio.timeout(20):
-        assert await how(two, record, True) == (200, None)
-        status, _ = await how(two, record, True)
+        assert await answer(two, record, True) == (200, None)
+        status, _ = await answer(two, record, True)
     assert status in (200, 409)
     assert (await two.elsewhere.get_record(record.task_id)).state == "completed"
 
 
 # P18
-@pytest.mark.parametrize("how", [_by_ui, _by_agui])
+@pytest.mark.parametrize("answer", [_answer_by_ui, _answer_by_agui])
 @pytest.mark.parametrize(
     "first", [AnswerCommand(inputs={"1.0.1": True}), MessageCommand(messages=[], superseding_task_id="later")]
 )
-async def test_what_is_said_with_an_answer_that_comes_second_is_not_sent(
-    two: World,
+async def test_message_sent_with_a_late_answer_is_not_stored(
+    two: Setup,
     monkeypatch: pytest.MonkeyPatch,
-    how: Callable[..., Awaitable[Any]],
+    answer: Callable[..., Awaitable[Any]],
     first: AnswerCommand | MessageCommand,
 ) -> None:
     record = await start_waiting_run(two.here, context_id="c")
     send = type(two.here.log).send_command
-    letters: list[Any] = []
+    commands: list[Any] = []
 
-    async def second(log: Any, task_id: str, mail: Any) -> int:
-        letters.append(mail)
-        if len(letters) == 1:
-            # At the same moment, from another process.
+    async def send_after_other(log: Any, task_id: str, command: Any) -> int:
+        commands.append(command)
+        if len(commands) == 1:
+            # Another process sends its command at the same moment.
             await send(two.elsewhere.log, task_id, first)
-        return await send(log, task_id, mail)
+        return await send(log, task_id, command)
 
     with monkeypatch.context() as patched:
-        patched.setattr(type(two.here.log), "send_command", second)
+        patched.setattr(type(two.here.log), "send_command", send_after_other)
         async with asyncio.timeout(20):
-            assert await how(two, record, False, reason="It is too expensive.") == (409, "not_waiting")
-    assert letters
+            assert await answer(two, record, False, reason="It is too expensive.") == (409, "not_waiting")
+    assert commands
     if isinstance(first, AnswerCommand):
         result = await two.elsewhere.agents["clerk"].resume(record.task_id)
         assert result.output == "Refunded."
@@ -374,12 +391,12 @@ async def test_what_is_said_with_an_answer_that_comes_second_is_not_sent(
 
 
 # P18
-@pytest.mark.parametrize("how", [_by_ui, _by_agui])
-async def test_what_is_said_with_an_answer_reaches_the_model(two: World, how: Callable[..., Awaitable[Any]]) -> None:
+@pytest.mark.parametrize("answer", [_answer_by_ui, _answer_by_agui])
+async def test_message_sent_with_an_answer_reaches_the_model(two: Setup, answer: Callable[..., Awaitable[Any]]) -> None:
     record = await start_waiting_run(two.here, context_id="c")
     async with asyncio.timeout(20):
-        assert await how(two, record, False, reason="It is too expensive.") == (200, None)
+        assert await answer(two, record, False, reason="It is too expensive.") == (200, None)
         assert (await wait_until_idle(two.here, record)).state == "completed"
-    found = [(each.role, each.text) for each in await history(two.here.log, "c", public=True)]
-    assert [each for each in found if "expensive" in each[1]] == [("user", "It is too expensive.")]
-    assert [role for role, _ in found] == ["user", "assistant", "tool", "user", "assistant"]
+    messages = [(each.role, each.text) for each in await history(two.here.log, "c", public=True)]
+    assert [each for each in messages if "expensive" in each[1]] == [("user", "It is too expensive.")]
+    assert [role for role, _ in messages] == ["user", "assistant", "tool", "user", "assistant"]

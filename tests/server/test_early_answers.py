@@ -1,4 +1,4 @@
-"""Questions that a run asks while its other calls are at work: each client sees them, and its answer counts at once."""
+"""Questions of a run whose other calls still work, which clients of every adapter see and can answer at once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
 class Bank:
-    """An agent that asks for an approval while another tool works."""
+    """Agent that asks for an approval while another tool works."""
 
     def __init__(self, nested: int = 0) -> None:
         self.paid: list[int] = []
@@ -41,7 +41,7 @@ class Bank:
 
         @tool
         async def slow() -> str:
-            """Work until it is released."""
+            """Work until the test releases it."""
             await self.release.wait()
             return "slow"
 
@@ -54,8 +54,8 @@ class Bank:
             ScriptedModel(turn("", calls=[asks, call("slow")]), "Done."), tools=tools, thoughts=False, name="clerk"
         )
 
-    async def question(self, runtime: Runtime) -> tuple[str, str]:
-        """Wait for the question of the only run, and return the ids of both."""
+    async def wait_for_question(self, runtime: Runtime) -> tuple[str, str]:
+        """Wait for the question of the only run, and return the ids of the run and the question."""
         while not (records := await runtime.log.list_runs()):  # noqa: ASYNC110 (no event tells it)
             await asyncio.sleep(0)
         task_id = records[0].task_id
@@ -64,7 +64,7 @@ class Bank:
         return task_id, pending[0].input_id
 
     async def finish(self, runtime: Runtime, task_id: str) -> None:
-        """Check that the call was started by the answer, and that nothing was lost."""
+        """Check that the answer started the call and that nothing was lost."""
         await asyncio.wait_for(wait_until(lambda: self.paid), 5)
         assert await read_open_questions(runtime.log, task_id) == []
         self.release.set()
@@ -74,7 +74,7 @@ class Bank:
         assert self.paid == [5]
 
 
-async def test_pending_shows_a_question_while_another_call_works() -> None:  # P24
+async def test_pending_contains_a_question_while_another_call_works() -> None:  # P24
     bank = Bank()
     run = bank.agent.run("Go.").start()
     await wait_until(lambda: run.pending)
@@ -85,26 +85,28 @@ async def test_pending_shows_a_question_while_another_call_works() -> None:  # P
 
 @pytest.mark.parametrize("here", [True, False])
 @pytest.mark.parametrize("nested", [0, 1, 2])
-async def test_http_shows_and_takes_an_early_answer(
+async def test_http_api_shows_and_accepts_an_early_answer(
     here: bool, nested: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # P24
     bank = Bank(nested)
     async with serve_api(bank.agent, log=bank.log) as served, Client(served.url, token="ann-key") as client:
         if not here:
-            # As if another process executed the run: the question is known when the log has it.
+            # The run appears to belong to another process, so the question is known as soon as the log has it.
             monkeypatch.setattr("rxloop.run.ownership.find_owned", lambda log, task_id: None)
         started = await client.start("clerk", "Go.")
-        task_id, asked = await bank.question(served.runtime)
+        task_id, input_id = await bank.wait_for_question(served.runtime)
         info = await client.record(started.task_id)
-        assert (info.state, [each.input_id for each in info.pending]) == ("working", [asked])
-        answered = await client.answer(task_id, {asked: True})
-        assert (answered.state, answered.pending) == ("working", [])
+        assert info.state == "working"
+        assert [each.input_id for each in info.pending] == [input_id]
+        answered = await client.answer(task_id, {input_id: True})
+        assert answered.state == "working"
+        assert answered.pending == []
         await bank.finish(served.runtime, task_id)
 
 
 @contextlib.asynccontextmanager
-async def reading(reads: Awaitable[Any]) -> AsyncGenerator[None]:
-    """Read a stream meanwhile."""
+async def read_in_background(reads: Awaitable[Any]) -> AsyncGenerator[None]:
+    """Read a stream in the background."""
     task = asyncio.ensure_future(reads)
     try:
         yield
@@ -112,24 +114,24 @@ async def reading(reads: Awaitable[Any]) -> AsyncGenerator[None]:
         await asyncio.wait_for(task, 10)
 
 
-async def test_the_ui_stream_takes_an_early_approval() -> None:  # P24
+async def test_ui_stream_accepts_an_early_approval() -> None:  # P24
     bank = Bank()
-    said = {"id": "m", "role": "user", "parts": [{"type": "text", "text": "Pay"}]}
-    async with serve_pages(bank.agent, with_node=False) as made:
+    prompt = {"id": "m", "role": "user", "parts": [{"type": "text", "text": "Pay"}]}
+    async with serve_pages(bank.agent, with_node=False) as served:
         headers = {"authorization": "Bearer ann-key"}
-        async with httpx.AsyncClient(base_url=made.url, headers=headers, timeout=30) as ann:
-            async with reading(ann.post("/api/chat", json={"id": "c", "messages": [said]})):
-                task_id, asked = await bank.question(made.runtime)
+        async with httpx.AsyncClient(base_url=served.url, headers=headers, timeout=30) as ann:
+            async with read_in_background(ann.post("/api/chat", json={"id": "c", "messages": [prompt]})):
+                task_id, input_id = await bank.wait_for_question(served.runtime)
                 part = {"type": "dynamic-tool", "toolName": "pay", "toolCallId": "x", "state": "approval-responded"}
-                approval = {"id": f"{task_id}:{asked}", "approved": True}
+                approval = {"id": f"{task_id}:{input_id}", "approved": True}
                 message = {"id": task_id, "role": "assistant", "parts": [{**part, "approval": approval}]}
                 body = {"id": "c", "messages": [message], "messageId": task_id}
-                async with reading(ann.post("/api/chat", json=body)):
-                    await bank.finish(made.runtime, task_id)
+                async with read_in_background(ann.post("/api/chat", json=body)):
+                    await bank.finish(served.runtime, task_id)
 
 
 @pytest.mark.parametrize("nested", [0, 1, 2])
-async def test_agui_takes_an_early_answer(nested: int) -> None:  # P24
+async def test_agui_accepts_an_early_answer(nested: int) -> None:  # P24
     bank = Bank(nested)
     body: dict[str, Any] = {
         "threadId": "t",
@@ -140,14 +142,14 @@ async def test_agui_takes_an_early_answer(nested: int) -> None:  # P24
         "context": [],
         "forwardedProps": {},
     }
-    async with serve_agui(bank.agent) as served, reading(post(served.url, body)):
-        task_id, asked = await bank.question(served.runtime)
-        entry = {"interruptId": f"{task_id}:{asked}", "status": "resolved", "payload": True}
-        async with reading(post(served.url, {**body, "runId": "r2", "resume": [entry]})):
+    async with serve_agui(bank.agent) as served, read_in_background(post(served.url, body)):
+        task_id, input_id = await bank.wait_for_question(served.runtime)
+        entry = {"interruptId": f"{task_id}:{input_id}", "status": "resolved", "payload": True}
+        async with read_in_background(post(served.url, {**body, "runId": "r2", "resume": [entry]})):
             await bank.finish(served.runtime, task_id)
 
 
-async def test_a2a_takes_an_early_answer_as_data() -> None:  # P24
+async def test_a2a_accepts_an_early_answer_as_data() -> None:  # P24
     bank = Bank()
     async with serve_a2a(bank.agent) as served, served.client("JSONRPC", streaming=False) as client:
 
@@ -155,18 +157,22 @@ async def test_a2a_takes_an_early_answer_as_data() -> None:  # P24
             async for _ in client.send_message(message_request(**fields)):
                 pass
 
-        async with reading(send(text="Pay.")):
-            task_id, asked = await bank.question(served.runtime)
-            async with reading(send(data={"inputs": {asked: True}}, task_id=task_id)):
+        async with read_in_background(send(text="Pay.")):
+            task_id, input_id = await bank.wait_for_question(served.runtime)
+            async with read_in_background(send(data={"inputs": {input_id: True}}, task_id=task_id)):
                 await bank.finish(served.runtime, task_id)
 
 
 @pytest.mark.parametrize("mode", ERAS)
-async def test_mcp_takes_an_early_answer(mode: str) -> None:  # P24
+async def test_mcp_accepts_an_early_answer(mode: str) -> None:  # P24
     bank = Bank()
-    async with serve_mcp(bank.agent, log=bank.log) as made, made.client(mode) as client, made.client(mode) as other:
-        async with reading(client.call_tool("clerk", {"prompt": "Pay."})):
-            task_id, asked = await bank.question(made.runtime)
-            arguments = {"task_id": task_id, "answers": {asked: True}}
-            async with reading(other.call_tool("continue_run", arguments)):
-                await bank.finish(made.runtime, task_id)
+    async with (
+        serve_mcp(bank.agent, log=bank.log) as served,
+        served.client(mode) as client,
+        served.client(mode) as other,
+    ):
+        async with read_in_background(client.call_tool("clerk", {"prompt": "Pay."})):
+            task_id, input_id = await bank.wait_for_question(served.runtime)
+            arguments = {"task_id": task_id, "answers": {input_id: True}}
+            async with read_in_background(other.call_tool("continue_run", arguments)):
+                await bank.finish(served.runtime, task_id)

@@ -1,4 +1,4 @@
-"""Readers at the doors of a log that goes back in time."""
+"""Clients of a log that is rolled back."""
 
 from __future__ import annotations
 
@@ -17,47 +17,47 @@ from support.api_server import make_client, serve_api
 from support.postgres.snapshots import SqliteSnapshot
 
 
-class Heard:
-    """What a reader has been told so far."""
+class Recorder:
+    """Events that a reader has got so far."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
         self._more = asyncio.Event()
 
-    def take(self, event: Event) -> None:
+    def add(self, event: Event) -> None:
         self.events.append(event)
         self._more.set()
 
-    async def has(self, count: int) -> None:
+    async def wait_for(self, count: int) -> None:
         async with asyncio.timeout(SECONDS):
             while len(self.events) < count:
                 self._more.clear()
                 await self._more.wait()
 
     @property
-    def told(self) -> list[Any]:
+    def numbers(self) -> list[Any]:
         return [event.reason if isinstance(event, GapEvent) else event.seq for event in self.events]
 
 
-async def browser(client: httpx.AsyncClient, heard: Heard) -> str:
-    """Read server-sent events to their end; give the last id."""
+async def read_like_browser(client: httpx.AsyncClient, recorder: Recorder) -> str:
+    """Read server-sent events to their end, and return the last id."""
     last = ""
     async with client.stream("GET", "/runs/run/events") as response:
         async for line in response.aiter_lines():
             if line.startswith("data: "):
-                heard.take(Event.from_json(line.removeprefix("data: ").encode()))
+                recorder.add(Event.from_json(line.removeprefix("data: ").encode()))
             if line.startswith("id: "):
                 last = line.removeprefix("id: ")
     return last
 
 
-async def program(url: str, heard: Heard) -> None:
+async def read_like_program(url: str, recorder: Recorder) -> None:
     async with Client(url, token="ann-key") as client:
         async for event in client.follow("run"):
-            heard.take(event)
+            recorder.add(event)
 
 
-async def test_clients_of_the_api_are_told_and_get_the_run_anew_over_the_same_connection(tmp_path: Path) -> None:
+async def test_api_clients_get_the_run_again_over_the_same_connection_after_a_rollback(tmp_path: Path) -> None:
     path = tmp_path / "runs.db"
     log, worker, copy = SqliteEventLog(path), SqliteEventLog(path), SqliteSnapshot(path)
     run: dict[str, Any] = {"task_id": "run", "context_id": "c"}
@@ -66,18 +66,18 @@ async def test_clients_of_the_api_are_told_and_get_the_run_anew_over_the_same_co
     copy.take()
     await worker.append("run", [note(3, attempt=1, **run)], expected_seq=2)
     async with serve_api(Agent(ScriptedModel(), name="helper"), log=log) as served, make_client(served.url) as client:
-        page, script = Heard(), Heard()
-        reading = asyncio.create_task(browser(client, page))
-        following = asyncio.create_task(program(served.url, script))
-        await page.has(3)
-        await script.has(3)
+        page, script = Recorder(), Recorder()
+        reading = asyncio.create_task(read_like_browser(client, page))
+        following = asyncio.create_task(read_like_program(served.url, script))
+        await page.wait_for(3)
+        await script.wait_for(3)
         copy.restore()
-        # The same attempt again, since its beginning was lost.
+        # The same attempt starts again, since its start was lost.
         other = [note(3, data="other", attempt=1, **run), note(4, attempt=1, **run)]
         await worker.append("run", [*other, end(5, attempt=1, **run)], expected_seq=2)
         last, _ = await asyncio.wait_for(asyncio.gather(reading, following), SECONDS)
         again = await client.get("/runs/run/events", headers={"last-event-id": last})
-    assert page.told == script.told == [1, 2, 3, "log-went-back", 1, 2, 3, 4, 5]
+    assert page.numbers == script.numbers == [1, 2, 3, "log-went-back", 1, 2, 3, 4, 5]
     assert again.status_code == 204
     await worker.aclose()
     await log.aclose()

@@ -1,4 +1,4 @@
-"""Requests that nobody should make: no 500, nothing is revealed, and the memory stays flat."""
+"""Invalid requests, which cause no status 500, reveal nothing, and use little memory."""
 
 from __future__ import annotations
 
@@ -29,58 +29,64 @@ POSTS: dict[str, Any] = {
 ODD_IDS = ["x", "%00", "%2e%2e", "a" * 5_000, "%F0%9F%98%80", "'--", "01a20428-d3d7-7ba9-bf44-a933530ad41f"]
 
 
-def client_of(served: RunningApi, token: str | None) -> httpx.AsyncClient:
+def make_client(served: RunningApi, token: str | None) -> httpx.AsyncClient:
     headers = {"authorization": f"Bearer {token}"} if token else {}
     return httpx.AsyncClient(base_url=served.url, headers=headers, timeout=30)
 
 
-def agent() -> Agent[Any, Any]:
+def make_agent() -> Agent[Any, Any]:
     return Agent(ScriptedModel(*["Hello."] * 200), name="clerk")
 
 
-async def every(client: httpx.AsyncClient, ids: tuple[str, str]) -> dict[str, tuple[int, str]]:
-    """What each route says of a run and a conversation."""
-    said: dict[str, tuple[int, str]] = {}
+async def call_all_routes(client: httpx.AsyncClient, ids: tuple[str, str]) -> dict[str, tuple[int, str]]:
+    """Return the answer of each route for a run and a conversation."""
+    answers: dict[str, tuple[int, str]] = {}
     for path in GETS:
         answer = await client.get(path.format(ids["contexts/" in path]))
-        said[f"GET {path}"] = answer.status_code, answer.text
+        answers[f"GET {path}"] = answer.status_code, answer.text
     for path, body in POSTS.items():
         answer = await client.post(path.format(ids[0]), json=body)
-        said[f"POST {path}"] = answer.status_code, answer.text
+        answers[f"POST {path}"] = answer.status_code, answer.text
     for accept in ("application/json", "text/event-stream"):
         answer = await client.post("/runs", json={"input": "x", "agent": "nobody"}, headers={"accept": accept})
-        said[f"POST /runs {accept}"] = answer.status_code, answer.text
+        answers[f"POST /runs {accept}"] = answer.status_code, answer.text
     for path in ("/runs", "/contexts", "/agents"):
         answer = await client.get(path)
-        said[f"GET {path}"] = answer.status_code, answer.text
-    return said
+        answers[f"GET {path}"] = answer.status_code, answer.text
+    return answers
 
 
-async def test_nobody_in_particular_gets_nothing_anywhere() -> None:
-    async with serve_api(agent()) as served, client_of(served, "ann-key") as ann:
+async def test_unauthenticated_client_gets_nothing() -> None:
+    async with serve_api(make_agent()) as served, make_client(served, "ann-key") as ann:
         run = (await ann.post("/runs?wait=10", json={"input": "Hi"})).json()
         for token in (None, "wrong", "ann", ""):
-            async with client_of(served, token) as stranger:
-                said = await every(stranger, (run["taskId"], run["contextId"]))
-                assert {status for status, _ in said.values()} == {401}
-                assert all("www-authenticate" not in text for _, text in said.values())
+            async with make_client(served, token) as anonymous:
+                answers = await call_all_routes(anonymous, (run["taskId"], run["contextId"]))
+                assert {status for status, _ in answers.values()} == {401}
+                assert all("www-authenticate" not in text for _, text in answers.values())
 
 
-async def test_what_is_anothers_looks_like_what_is_not_there() -> None:
-    async with serve_api(agent()) as served, client_of(served, "ann-key") as ann, client_of(served, "bob-key") as bob:
+async def test_run_of_another_owner_looks_like_an_unknown_run() -> None:
+    async with (
+        serve_api(make_agent()) as served,
+        make_client(served, "ann-key") as ann,
+        make_client(served, "bob-key") as bob,
+    ):
         run = (await ann.post("/runs?wait=10", json={"input": "Hi"})).json()
-        hers = await every(bob, (run["taskId"], run["contextId"]))
-        nobodys = await every(bob, ("01a20428-d3d7-7ba9-bf44-a933530ad41f", "01a20428-d3d7-7ba9-bf44-a933530ad41f"))
-        assert hers == nobodys
-        assert {status for path, (status, _) in hers.items() if "{}" in path} == {404}
-        # And nothing has happened to it.
+        foreign = await call_all_routes(bob, (run["taskId"], run["contextId"]))
+        unknown = await call_all_routes(
+            bob, ("01a20428-d3d7-7ba9-bf44-a933530ad41f", "01a20428-d3d7-7ba9-bf44-a933530ad41f")
+        )
+        assert foreign == unknown
+        assert {status for path, (status, _) in foreign.items() if "{}" in path} == {404}
+        # The run is unchanged.
         assert (await ann.get(f"/runs/{run['taskId']}")).json() == {**run, "events": run["events"]}
 
 
 @pytest.mark.parametrize("odd", ODD_IDS)
-async def test_an_odd_id_is_no_id(odd: str) -> None:
-    async with serve_api(agent()) as served, client_of(served, "ann-key") as ann:
-        for path, (status, text) in (await every(ann, (odd, odd))).items():
+async def test_malformed_id_is_unknown(odd: str) -> None:
+    async with serve_api(make_agent()) as served, make_client(served, "ann-key") as ann:
+        for path, (status, text) in (await call_all_routes(ann, (odd, odd))).items():
             assert status in (200, 404, 422), (path, status, text)
             assert status == 404 or "{}" not in path or "after" in path, (path, status, text)
 
@@ -115,9 +121,9 @@ BODIES: dict[str, tuple[bytes, tuple[int, ...]]] = {
 
 
 @pytest.mark.parametrize("name", BODIES)
-async def test_a_body_that_does_not_fit_is_refused_with_a_reason(name: str) -> None:  # L141
+async def test_invalid_body_is_refused_with_a_reason(name: str) -> None:  # L141
     body, expected = BODIES[name]
-    async with serve_api(agent()) as served, client_of(served, "ann-key") as ann:
+    async with serve_api(make_agent()) as served, make_client(served, "ann-key") as ann:
         answer = await ann.post("/runs", content=body, headers={"content-type": "application/json"})
         assert answer.status_code in expected, answer.text
         if answer.status_code != 202:
@@ -125,7 +131,7 @@ async def test_a_body_that_does_not_fit_is_refused_with_a_reason(name: str) -> N
             assert error["code"]
             assert error["message"]
         elif name != "a NUL":
-            # What was taken can be read back.
+            # An accepted input can be read back.
             assert (await ann.get(f"/runs/{answer.json()['taskId']}?wait=10")).status_code == 200
 
 
@@ -148,14 +154,14 @@ async def test_a_body_that_does_not_fit_is_refused_with_a_reason(name: str) -> N
         ("unknown=1", 400),
     ],
 )
-async def test_a_query_that_does_not_fit_is_refused(query: str, status: int) -> None:
-    async with serve_api(agent()) as served, client_of(served, "ann-key") as ann:
+async def test_invalid_query_is_refused(query: str, status: int) -> None:
+    async with serve_api(make_agent()) as served, make_client(served, "ann-key") as ann:
         run = (await ann.post("/runs?wait=10", json={"input": "Hi"})).json()
         assert (await ann.get(f"{run['events']}?{query}")).status_code == status
 
 
-async def test_headers_that_do_not_fit_are_refused() -> None:
-    async with serve_api(agent()) as served, client_of(served, "ann-key") as ann:
+async def test_invalid_headers_are_refused() -> None:
+    async with serve_api(make_agent()) as served, make_client(served, "ann-key") as ann:
         run = (await ann.post("/runs?wait=10", json={"input": "Hi"})).json()
         events = run["events"]
         assert (await ann.get(events, headers={"last-event-id": "x" * 201})).status_code == 422
@@ -166,28 +172,28 @@ async def test_headers_that_do_not_fit_are_refused() -> None:
         assert (await ann.head(events)).status_code == 200
 
 
-async def test_a_body_is_counted_while_it_comes_and_the_memory_stays_flat() -> None:
-    sent = 0
+async def test_body_limit_applies_while_the_body_is_received() -> None:
+    byte_count = 0
 
     async def endless() -> AsyncIterator[bytes]:
-        nonlocal sent
-        while sent < 200 << 20:
-            sent += 1 << 16
+        nonlocal byte_count
+        while byte_count < 200 << 20:
+            byte_count += 1 << 16
             yield b"x" * (1 << 16)
 
-    async with serve_api(agent()) as served, client_of(served, "ann-key") as ann:
+    async with serve_api(make_agent()) as served, make_client(served, "ann-key") as ann:
         tracemalloc.start()
         with suppress(httpx.WriteError, httpx.ReadError):
             answer = await ann.post("/runs", content=endless(), headers={"content-type": "application/json"})
             assert answer.status_code == 413
-        _, most = tracemalloc.get_traced_memory()
+        _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
-    assert sent < 100 << 20
-    assert most < 16 << 20
+    assert byte_count < 100 << 20
+    assert peak < 16 << 20
 
 
-async def test_a_body_that_never_comes_is_given_up() -> None:
-    async with serve_api(agent(), limits=ServerLimits(body_seconds=0.2)) as served:
+async def test_body_that_does_not_arrive_is_refused() -> None:
+    async with serve_api(make_agent(), limits=ServerLimits(body_seconds=0.2)) as served:
         raw = await RawConnection.connect(served.url)
         raw.writer.write(
             b"POST /runs HTTP/1.1\r\nhost: x\r\nauthorization: Bearer ann-key\r\n"
@@ -198,8 +204,8 @@ async def test_a_body_that_never_comes_is_given_up() -> None:
         await raw.close()
 
 
-async def test_a_run_that_is_removed_while_it_is_asked_for_is_gone_for_its_owner() -> None:
-    class Trimming(MemoryEventLog):
+async def test_run_deleted_during_a_request_is_gone_for_its_owner() -> None:
+    class TrimmingLog(MemoryEventLog):
         trims = False
 
         async def read(self, task_id: str, **options: Any) -> Any:
@@ -207,11 +213,12 @@ async def test_a_run_that_is_removed_while_it_is_asked_for_is_gone_for_its_owner
                 await self.delete(task_id)
             return await super().read(task_id, **options)
 
-    log = Trimming()
-    async with serve_api(agent(), log=log) as served, client_of(served, "ann-key") as ann:
+    log = TrimmingLog()
+    async with serve_api(make_agent(), log=log) as served, make_client(served, "ann-key") as ann:
         run = (await ann.post("/runs?wait=10", json={"input": "Hi"})).json()
         log.trims = True
         answer = await ann.get(f"/runs/{run['taskId']}")
         later = await ann.get(f"/runs/{run['taskId']}")
-    assert (answer.status_code, answer.json()["error"]["code"]) == (410, "gone")
+    assert answer.status_code == 410
+    assert answer.json()["error"]["code"] == "gone"
     assert later.status_code == 404

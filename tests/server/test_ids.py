@@ -1,4 +1,4 @@
-"""Ids of conversations: one rule for the library and all adapters, and every accepted id can be addressed."""
+"""Ids of conversations, with the same rule in the library and in all adapters. Every valid id can be addressed."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ BAD: list[Any] = ["", ".", "..", " a", "a ", "\u00a0a", "a\nb", "a\x00b", "a\x7f
 
 
 class Site:
-    """Every adapter at one address."""
+    """All adapters at one address."""
 
     def __init__(self, url: str, runtime: Runtime, desk: McpEndpoint) -> None:
         self.url, self.runtime, self.desk = url, runtime, desk
@@ -89,7 +89,7 @@ async def site(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator
         make = await stack.enter_async_context(shared_logs(request.param, tmp_path, request))
         agent = clerk()
         runtime = await stack.enter_async_context(Runtime({"clerk": agent}, log=make(), grace=0.3))
-        door = mcp_server(runtime)
+        mcp = mcp_server(runtime)
         mounts = [
             Mount("/agui", agui(runtime)),
             Mount("/ui", ui_stream(runtime)),
@@ -98,10 +98,10 @@ async def site(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator
             Mount("/", api(runtime)),
         ]
         url = await stack.enter_async_context(serve_app(Starlette(routes=mounts)))
-        made = Site(url, runtime, McpEndpoint(await stack.enter_async_context(serve_app(door)), door, runtime))
-        yield made
-        await made.http.aclose()
-        await door.drain(0.2)
+        site = Site(url, runtime, McpEndpoint(await stack.enter_async_context(serve_app(mcp)), mcp, runtime))
+        yield site
+        await site.http.aclose()
+        await mcp.drain(0.2)
         await agent.aclose()
 
 
@@ -110,7 +110,7 @@ ADAPTERS = ["http", "ui", "agui", "completions", "responses", "a2a"]
 
 # P23
 @pytest.mark.parametrize("adapter", ADAPTERS)
-async def test_a_run_that_is_started_by_one_adapter_is_addressed_by_all(site: Site, adapter: str) -> None:
+async def test_run_started_by_one_adapter_can_be_addressed_by_all(site: Site, adapter: str) -> None:
     for context_id in GOOD:
         answer = await site.start(adapter, context_id)
         assert answer.status_code in (200, 202), (context_id, answer.text)
@@ -126,12 +126,12 @@ async def test_a_run_that_is_started_by_one_adapter_is_addressed_by_all(site: Si
         assert [run["taskId"] for run in query["runs"]] == [record.task_id]
 
         encoded = quote(context_id, safe="")
-        shown = (await site.http.get(f"/ui/api/chat/{encoded}")).json()
-        assert [message["role"] for message in shown] == ["user", "assistant"], context_id
+        page_messages = (await site.http.get(f"/ui/api/chat/{encoded}")).json()
+        assert [message["role"] for message in page_messages] == ["user", "assistant"], context_id
         assert (await site.http.get(f"/ui/api/chat/{encoded}/stream")).status_code == 204
         body = {"threadId": context_id, "runId": "r", "messages": []}
-        told = await site.http.post("/agui/connect", json=body)
-        assert record.task_id in told.text, context_id
+        connected = await site.http.post("/agui/connect", json=body)
+        assert record.task_id in connected.text, context_id
         listed = {"jsonrpc": "2.0", "id": 1, "method": "ListTasks", "params": {"contextId": context_id}}
         tasks = (await site.http.post("/a2a/rpc", json=listed, headers={"a2a-version": "1.0"})).json()
         assert [task["contextId"] for task in tasks["result"]["tasks"]] == [context_id]
@@ -143,7 +143,7 @@ async def test_a_run_that_is_started_by_one_adapter_is_addressed_by_all(site: Si
 
 
 # P23
-async def test_an_answer_reaches_a_conversation_with_every_id(site: Site) -> None:
+async def test_answer_reaches_conversations_with_any_valid_id(site: Site) -> None:
     for context_id in GOOD:
         await site.start("http", context_id)
         [record] = await site.runtime.log.list_runs(context_id=context_id)
@@ -161,17 +161,17 @@ async def test_an_answer_reaches_a_conversation_with_every_id(site: Site) -> Non
 
 # P23
 @pytest.mark.parametrize("adapter", ADAPTERS)
-async def test_an_id_that_breaks_the_rule_is_refused_in_the_same_words(site: Site, adapter: str) -> None:
+async def test_invalid_id_is_refused_by_every_adapter_with_the_same_message(site: Site, adapter: str) -> None:
     for context_id in BAD:
         if context_id == "" and adapter == "a2a":
-            # No conversation is named.
+            # An empty id names no conversation.
             continue
         answer = await site.start(adapter, context_id)
-        said = answer.text.replace("\\u0027", "'")
-        assert RULE in said, (context_id, said)
-        assert "Choose another id" in said
+        answer_text = answer.text.replace("\\u0027", "'")
+        assert RULE in answer_text, (context_id, answer_text)
+        assert "Choose another id" in answer_text
         if adapter == "agui":
-            assert "RUN_ERROR" in said
+            assert "RUN_ERROR" in answer_text
         elif adapter == "a2a":
             assert answer.json()["error"]["code"] == -32602
         else:
@@ -180,7 +180,7 @@ async def test_an_id_that_breaks_the_rule_is_refused_in_the_same_words(site: Sit
 
 
 # P23
-async def test_an_id_that_breaks_the_rule_is_refused_by_the_library() -> None:
+async def test_invalid_id_is_refused_by_the_library() -> None:
     log = MemoryEventLog()
     agent = Agent(ScriptedModel("Hi."), log=log, name="clerk")
     async with Runtime({"clerk": agent}, log=log) as runtime:
@@ -195,7 +195,7 @@ async def test_an_id_that_breaks_the_rule_is_refused_by_the_library() -> None:
 
 
 # P23
-async def test_the_typed_client_is_told_the_rule(site: Site) -> None:
+async def test_typed_client_raises_an_error_with_the_rule(site: Site) -> None:
     async with Client(site.url) as client:
         with pytest.raises(ConfigurationError) as refused:
             await client.start("clerk", "Hi", context_id="..")
@@ -203,7 +203,7 @@ async def test_the_typed_client_is_told_the_rule(site: Site) -> None:
 
 
 # P23
-async def test_ids_with_slashes_are_addressed_under_hypercorn() -> None:
+async def test_ids_with_slashes_can_be_addressed_under_hypercorn() -> None:
     runtime = Runtime({"a": Agent(ScriptedModel(*["Hello."] * 30))}, log=MemoryEventLog(), grace=0.2)
     app: Any = Starlette(routes=[Mount("/deep/ui", ui_stream(runtime)), Mount("/deep", api(runtime))])
     with socket.socket() as free:
@@ -222,7 +222,7 @@ async def test_ids_with_slashes_are_addressed_under_hypercorn() -> None:
                 assert len(await client.messages(context_id)) == 2
                 url = f"http://127.0.0.1:{port}/deep/ui/api/chat/{quote(context_id, safe='')}"
                 assert len((await http.get(url)).json()) == 2
-            # As the SDK writes it.
+            # The SDK writes the URL in this form.
             assert (await http.get(f"http://127.0.0.1:{port}/deep/ui/api/chat/team/ann/stream")).status_code == 204
             assert len((await http.get(f"http://127.0.0.1:{port}/deep/ui/api/chat/team/ann")).json()) == 2
         ends.set()
@@ -230,7 +230,7 @@ async def test_ids_with_slashes_are_addressed_under_hypercorn() -> None:
 
 
 # P23
-async def test_no_id_leads_out_of_a_folder_of_artifacts(tmp_path: Path) -> None:
+async def test_no_id_leads_out_of_the_artifact_folder(tmp_path: Path) -> None:
     store = FolderArtifacts(tmp_path / "artifacts")
     for context_id in [*GOOD, ".", ".."]:
         await store.create(context_id, "a", name="n", media_type="text/plain", override=False, key="k", now=1)

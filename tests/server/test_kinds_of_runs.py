@@ -1,4 +1,4 @@
-"""Runs of every kind over the HTTP API: with tools of the client, and with nested runs."""
+"""Client tools and nested runs over the HTTP API."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from rxloop.testing import ScriptedModel, call
 from support.api_server import serve_api
 
 
-async def test_a_tool_that_the_client_carries_out_pauses_the_run() -> None:
-    shown = {"name": "show_map", "description": "Show a city.", "parameters": {"type": "object", "properties": {}}}
+async def test_client_tool_pauses_the_run() -> None:
+    show_map = {"name": "show_map", "description": "Show a city.", "parameters": {"type": "object", "properties": {}}}
     agent = Agent(ScriptedModel(call("show_map"), "There it is."), thoughts=False, name="clerk")
     async with serve_api(agent) as served, Client(served.url, token="ann-key") as client:
-        run = await client.start("clerk", "Where is Oslo?", tools=[shown], wait=10)
+        run = await client.start("clerk", "Where is Oslo?", tools=[show_map], wait=10)
         [question] = run.pending
         assert question.input_kind == "tool"
         assert question.call is not None
@@ -25,21 +25,21 @@ async def test_a_tool_that_the_client_carries_out_pauses_the_run() -> None:
     assert [each.result for each in results] == [{"shown": True}]
 
 
-async def test_events_of_nested_runs_come_or_not() -> None:
-    below: Agent[Any, Any] = Agent(ScriptedModel("It is 7 C."), thoughts=False, name="weather")
-    tool = below.as_tool("ask_weather", description="Knows the weather.")
-    above = Agent(
+async def test_events_of_nested_runs_are_optional() -> None:
+    child: Agent[Any, Any] = Agent(ScriptedModel("It is 7 C."), thoughts=False, name="weather")
+    tool = child.as_tool("ask_weather", description="Knows the weather.")
+    parent = Agent(
         ScriptedModel(call("ask_weather", prompt="Oslo?"), "7 C."), tools=[tool], thoughts=False, name="clerk"
     )
-    async with serve_api(above) as served, Client(served.url, token="ann-key") as client:
+    async with serve_api(parent) as served, Client(served.url, token="ann-key") as client:
         run = await client.start("clerk", "Weather?", wait=10)
         whole = [each async for each in client.follow(run.task_id)]
         alone = [each async for each in client.follow(run.task_id, nested=False)]
         assert alone == [each for each in whole if each.parent_task_id is None]
         nested = [each for each in whole if each.parent_task_id is not None]
         assert {each.agent_path for each in nested} == {("weather",)}
-        # A reader that was cut off in the middle of the nested run goes on there.
-        for place, event in enumerate(whole[:-1], start=1):
-            rest = [each async for each in client.follow(run.task_id, after=event.cursor)]
-            assert [*whole[:place], *rest] == whole
+        # A reader that was cut off during the nested run continues there.
+        for position, event in enumerate(whole[:-1], start=1):
+            remaining = [each async for each in client.follow(run.task_id, after=event.cursor)]
+            assert [*whole[:position], *remaining] == whole
     assert run.content == "7 C."

@@ -1,4 +1,4 @@
-"""A log that answers late: clients are told soon, nothing begins twice, and what goes on goes on."""
+"""Slow logs, for which clients get a quick error and no run starts twice."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ SOON = ServerLimits(log_seconds=0.3)
 
 
 class LateLog(MemoryEventLog):
-    """Answers when it may.
+    """Log that answers when events are set.
 
     Attributes:
-        writes: Set while it says that it has written what it has.
-        reads: Set while it tells what it knows of a run.
+        writes: Set while appends return.
+        reads: Set while reads of records return.
     """
 
     def __init__(self) -> None:
@@ -39,13 +39,13 @@ class LateLog(MemoryEventLog):
         return await super().get_record(task_id)
 
 
-def for_a_while(answers: asyncio.Event) -> None:
-    """Let a log be late for longer than a request waits."""
+def delay_briefly(answers: asyncio.Event) -> None:
+    """Delay a log for longer than a request waits."""
     answers.clear()
     asyncio.get_running_loop().call_later(3 * SOON.log_seconds, answers.set)
 
 
-async def test_a_start_that_was_refused_while_the_log_wrote_it_is_the_same_run_when_it_is_tried_again() -> None:
+async def test_start_refused_during_a_slow_write_is_the_same_run_when_repeated() -> None:
     log, model = LateLog(), ScriptedModel("Hello.")
     log.writes.clear()
     async with serve_api(Agent(model, name="a"), log=log, limits=SOON) as served, make_client(served.url) as client:
@@ -54,7 +54,8 @@ async def test_a_start_that_was_refused_while_the_log_wrote_it_is_the_same_run_w
             return await client.post("/runs?wait=10", json={"input": "Hi"}, headers={"idempotency-key": "k"})
 
         refused = await start()
-        assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
+        assert refused.status_code == 503
+        assert refused.headers["retry-after"] == "5"
         assert refused.json()["error"]["code"] == "log"
         log.writes.set()
         first, second = await start(), await start()
@@ -63,13 +64,13 @@ async def test_a_start_that_was_refused_while_the_log_wrote_it_is_the_same_run_w
     assert len(model.requests) == 1
 
 
-async def test_a_run_that_a_request_has_begun_waits_for_the_log_longer_than_the_request() -> None:
+async def test_started_run_waits_longer_for_the_log_than_the_request() -> None:
     log = LateLog()
 
     @tool
     async def lose() -> str:
         """Lose the log."""
-        for_a_while(log.writes)
+        delay_briefly(log.writes)
         return "lost"
 
     model = ScriptedModel(call("lose"), "Done.", call("lose"), "Done.")
@@ -78,24 +79,24 @@ async def test_a_run_that_a_request_has_begun_waits_for_the_log_longer_than_the_
             started: Any = (await client.post("/runs?wait=10", json={"input": "Go"})).json()
             forked: Any = (await client.post(f"/runs/{started['taskId']}/fork", json={"at": 1})).json()
             ended: Any = (await client.get(f"/runs/{forked['taskId']}?wait=10")).json()
-    # What a fork does is the second attempt of what it was told before.
+    # The fork runs as the second attempt.
     assert [(each["content"], each["attempt"]) for each in (started, ended)] == [("Done.", 1), ("Done.", 2)]
 
 
-async def test_an_answer_that_has_begun_waits_for_the_log_longer_than_a_request() -> None:
-    class LateOnce(LateLog):
-        """Is late once it has told whose a run is."""
+async def test_accepted_answer_waits_longer_for_the_log_than_a_request() -> None:
+    class LateOnceLog(LateLog):
+        """Log that is late once after the owner of a run was read."""
 
         over: RunRecord | None = None
 
         async def get_record(self, task_id: str) -> RunRecord:
-            found = await super().get_record(task_id)
-            if found == self.over:
+            record = await super().get_record(task_id)
+            if record == self.over:
                 self.over = None
-                for_a_while(self.reads)
-            return found
+                delay_briefly(self.reads)
+            return record
 
-    log = LateOnce()
+    log = LateOnceLog()
     async with serve_api(Agent(ScriptedModel("Hello."), name="a"), log=log, limits=SOON) as served:
         async with make_client(served.url) as client:
             run: Any = (await client.post("/runs?wait=10", json={"input": "Hi"})).json()

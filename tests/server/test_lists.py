@@ -1,4 +1,4 @@
-"""The lists of runs and conversations: newest first, page by page, and nobody else's."""
+"""Lists of runs and conversations: newest first, by page, and only for their owner."""
 
 from __future__ import annotations
 
@@ -14,75 +14,79 @@ from rxloop.testing import ScriptedModel
 from support.api_server import RunningApi, serve_api
 
 
-def clerk() -> Agent[Any, Any]:
+def make_clerk() -> Agent[Any, Any]:
     return Agent(ScriptedModel(*["Hello."] * 50), name="clerk")
 
 
-def client_of(served: RunningApi, token: str = "ann-key") -> Client:
+def make_client(served: RunningApi, token: str = "ann-key") -> Client:
     return Client(served.url, token=token)
 
 
-async def test_runs_come_newest_first_page_by_page() -> None:
-    async with serve_api(clerk()) as served, client_of(served) as ann:
+async def test_runs_are_listed_newest_first_by_page() -> None:
+    async with serve_api(make_clerk()) as served, make_client(served) as ann:
         ids = [(await ann.start(None, "Hi", context_id="talk", wait=10)).task_id for _ in range(5)]
         ids += [(await ann.start(None, "Hi", wait=10)).task_id]
         first = await ann.runs(limit=2)
-        # What comes meanwhile belongs before the first page.
+        # A run that starts now belongs before the first page.
         await ann.start(None, "Hi", wait=10)
         second = await ann.runs(limit=2, after=first.next)
         of_talk = await ann.runs(context_id="talk", limit=3)
-        rest = await ann.runs(context_id="talk", after=of_talk.next)
+        last_page = await ann.runs(context_id="talk", after=of_talk.next)
         assert not (await ann.runs(context_id="talk", state="failed")).runs
     assert [each.task_id for each in (*first.runs, *second.runs)] == ids[:1:-1]
-    assert [each.task_id for each in (*of_talk.runs, *rest.runs)] == ids[4::-1]
-    assert rest.next is None
+    assert [each.task_id for each in (*of_talk.runs, *last_page.runs)] == ids[4::-1]
+    assert last_page.next is None
 
 
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
-async def test_conversations_come_by_their_latest_runs(kind: str, tmp_path: Any) -> None:
+async def test_conversations_are_listed_by_their_latest_runs(kind: str, tmp_path: Any) -> None:
     log: EventLog = MemoryEventLog() if kind == "memory" else SqliteEventLog(tmp_path / "runs.db")
-    async with serve_api(clerk(), log=log) as served, client_of(served) as ann:
+    async with serve_api(make_clerk(), log=log) as served, make_client(served) as ann:
         for context_id in ("a", "b", "c", "a"):
             await ann.start(None, "Hi", context_id=context_id, metadata={"title": context_id.upper()}, wait=10)
         first = await ann.contexts(limit=2)
         second = await ann.contexts(limit=2, after=first.next)
-        async with client_of(served, "bob-key") as bob, client_of(served, "root-key") as root:
+        async with make_client(served, "bob-key") as bob, make_client(served, "root-key") as root:
             assert (await bob.contexts()).contexts == []
             await bob.start(None, "Hi", context_id="d", wait=10)
             assert [each.context_id for each in (await bob.contexts()).contexts] == ["d"]
             assert [each.context_id for each in (await root.contexts()).contexts] == ["d", "a", "c", "b"]
-            # Somebody else's page is none.
+            # The cursor of another owner is invalid.
             with pytest.raises(ApiError) as missing:
                 await bob.contexts(after=first.next)
         latest = (await ann.runs(context_id="a")).runs[0]
-    found = [*first.contexts, *second.contexts]
-    assert [each.context_id for each in found] == ["a", "c", "b"]
-    assert [each.metadata["title"] for each in found] == ["A", "C", "B"]
+    contexts = [*first.contexts, *second.contexts]
+    assert [each.context_id for each in contexts] == ["a", "c", "b"]
+    assert [each.metadata["title"] for each in contexts] == ["A", "C", "B"]
     assert second.next is None
-    assert found[0].task_id == latest.task_id
-    assert found[0].state == "completed"
-    assert found[0].created < found[0].updated
+    assert contexts[0].task_id == latest.task_id
+    assert contexts[0].state == "completed"
+    assert contexts[0].created < contexts[0].updated
     assert missing.value.code == "not_found"
     await log.aclose()
 
 
-async def test_the_runs_of_anothers_conversation_are_not_there() -> None:
-    async with serve_api(clerk()) as served, client_of(served) as ann, client_of(served, "bob-key") as bob:
+async def test_runs_of_a_foreign_conversation_are_unknown() -> None:
+    async with serve_api(make_clerk()) as served, make_client(served) as ann, make_client(served, "bob-key") as bob:
         await ann.start(None, "Hi", context_id="hers", wait=10)
-        said: list[Any] = []
+        answers: list[Any] = []
         for context_id in ("hers", "nobodys"):
             async with httpx.AsyncClient(base_url=served.url, headers={"authorization": "Bearer bob-key"}) as http:
-                said.append((await http.get(f"/contexts/{context_id}/runs")).content)
+                answers.append((await http.get(f"/contexts/{context_id}/runs")).content)
             with pytest.raises(ApiError) as missing:
                 await bob.runs(context_id=context_id)
             assert missing.value.status == 404
-    assert said[0] == said[1]
+    assert answers[0] == answers[1]
 
 
-async def test_a_conversation_that_somebody_else_began_at_the_same_moment_is_in_one_list_alone() -> None:
+async def test_conversation_started_by_two_owners_concurrently_belongs_to_one() -> None:
     log = MemoryEventLog()
-    async with serve_api(clerk(), log=log) as served, client_of(served) as ann, client_of(served, "bob-key") as bob:
-        # As two servers would let both of them begin it.
+    async with (
+        serve_api(make_clerk(), log=log) as served,
+        make_client(served) as ann,
+        make_client(served, "bob-key") as bob,
+    ):
+        # Two servers could let both owners start the conversation.
         await served.runtime.start(
             "clerk", "Hi", context_id="both", owner="ann", metadata={"public": {"title": "Hers"}}
         )

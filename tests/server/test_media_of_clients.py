@@ -1,4 +1,4 @@
-"""Images that clients send through each server adapter."""
+"""Images that clients send through each adapter."""
 # P31
 
 from __future__ import annotations
@@ -42,90 +42,98 @@ LOCAL = ["/etc/passwd", "file:///etc/passwd", "FILE:///etc/passwd", "./a.png", "
 Read = Callable[..., Message | None]
 
 
-def agui(part: dict[str, Any]) -> Message:
+def parse_agui(part: dict[str, Any]) -> Message:
     return message_of(
         UserMessage.model_validate({"id": "1", "role": "user", "content": [{"type": "text", "text": "x"}, part]})
     )
 
 
-def agui_data(kind: str, data: str) -> Message:
-    return agui({"type": "image", "source": {"type": "data", "value": data, "mimeType": kind}})
+def parse_agui_data(kind: str, data: str) -> Message:
+    return parse_agui({"type": "image", "source": {"type": "data", "value": data, "mimeType": kind}})
 
 
-def agui_url(url: str) -> Message:
-    return agui({"type": "image", "source": {"type": "url", "value": url}})
+def parse_agui_url(url: str) -> Message:
+    return parse_agui({"type": "image", "source": {"type": "url", "value": url}})
 
 
-def ui_url(url: str, kind: str = "image/png") -> Message:
+def parse_ui_url(url: str, kind: str = "image/png") -> Message:
     parts = [{"type": "text", "text": "x"}, {"type": "file", "mediaType": kind, "url": url}]
     return Asked.model_validate({"id": "1", "role": "user", "parts": parts}).message()
 
 
-def ui_data(kind: str, data: str) -> Message:
-    return ui_url(f"data:{kind};base64,{data}", kind)
+def parse_ui_data(kind: str, data: str) -> Message:
+    return parse_ui_url(f"data:{kind};base64,{data}", kind)
 
 
-def chat_url(url: str) -> Message | None:
+def parse_chat_url(url: str) -> Message | None:
     content = [{"type": "image_url", "image_url": {"url": url}}]
     return CreateCompletion.model_validate({"messages": [{"role": "user", "content": content}]}).messages[0].message()
 
 
-def chat_file(kind: str, data: str) -> Message | None:
+def parse_chat_file(kind: str, data: str) -> Message | None:
     content = [{"type": "file", "file": {"filename": "a.png", "file_data": f"data:{kind};base64,{data}"}}]
     return CreateCompletion.model_validate({"messages": [{"role": "user", "content": content}]}).messages[0].message()
 
 
-def responses_url(url: str) -> Message | None:
+def parse_responses_url(url: str) -> Message | None:
     content = [{"type": "input_image", "image_url": url}]
     item: Any = CreateResponse.model_validate({"input": [{"role": "user", "content": content}]}).items[0]
     return item.message()
 
 
-def responses_file(url: str) -> Message | None:
+def parse_responses_file(url: str) -> Message | None:
     content = [{"type": "input_file", "file_url": url}]
     item: Any = CreateResponse.model_validate({"input": [{"role": "user", "content": content}]}).items[0]
     return item.message()
 
 
-def a2a_url(url: str) -> Message:
+def parse_a2a_url(url: str) -> Message:
     parts = [{"text": "x"}, {"url": url}]
     content = content_of(ParseDict({"messageId": "1", "role": "ROLE_USER", "parts": parts}, a2a_pb2.Message()))
     return Message.user(content)
 
 
-def http_data(kind: str, data: str) -> Message:
+def parse_http_data(kind: str, data: str) -> Message:
     body = StartRun.model_validate({"input": [{"type": "image", "mediaType": kind, "data": data}]})
     return make_messages(body.input)[0]
 
 
-def http_url(url: str) -> Message:
+def parse_http_url(url: str) -> Message:
     return make_messages(StartRun.model_validate({"input": [{"type": "image", "url": url}]}).input)[0]
 
 
-def as_data_url(read: Read) -> Read:
+def read_data_url(read: Read) -> Read:
     def read_data(kind: str, data: str) -> Message | None:
         return read(f"data:{kind};base64,{data}")
 
     return read_data
 
 
-URL_READERS = [agui_url, ui_url, chat_url, responses_url, responses_file, a2a_url, http_url]
+URL_READERS = [
+    parse_agui_url,
+    parse_ui_url,
+    parse_chat_url,
+    parse_responses_url,
+    parse_responses_file,
+    parse_a2a_url,
+    parse_http_url,
+]
 DATA_READERS = {
-    "agui": agui_data,
-    "agui data URL": as_data_url(agui_url),
-    "ui": ui_data,
-    "chat": as_data_url(chat_url),
-    "chat file": chat_file,
-    "responses": as_data_url(responses_url),
-    "a2a": as_data_url(a2a_url),
-    "http": http_data,
+    "agui": parse_agui_data,
+    "agui data URL": read_data_url(parse_agui_url),
+    "ui": parse_ui_data,
+    "chat": read_data_url(parse_chat_url),
+    "chat file": parse_chat_file,
+    "responses": read_data_url(parse_responses_url),
+    "a2a": read_data_url(parse_a2a_url),
+    "http": parse_http_data,
 }
 data_readers = pytest.mark.parametrize("read", DATA_READERS.values(), ids=DATA_READERS)
 
 
 @data_readers
 @pytest.mark.parametrize(("kind", "data"), SENT)
-def test_an_image_arrives_whole(read: Read, kind: str, data: str) -> None:
+def test_image_is_received_unchanged(read: Read, kind: str, data: str) -> None:
     message = read(kind, data)
     assert message is not None
     assert message.media == [ImagePart(data=PNG, media_type="image/png")]
@@ -133,7 +141,7 @@ def test_an_image_arrives_whole(read: Read, kind: str, data: str) -> None:
 
 @data_readers
 @pytest.mark.parametrize("data", BROKEN)
-def test_broken_data_are_refused_with_the_name_of_the_part(read: Read, data: str) -> None:
+def test_invalid_data_is_refused_with_the_name_of_the_part(read: Read, data: str) -> None:
     with pytest.raises((Refused, InvalidParamsError, ValidationError)) as raised:
         read("image/png", data)
     assert any(name in str(raised.value) for name in ("content[1]", "parts[1]", "image_url", "file_data", "data"))
@@ -143,12 +151,12 @@ def test_broken_data_are_refused_with_the_name_of_the_part(read: Read, data: str
 
 @pytest.mark.parametrize("read", URL_READERS)
 @pytest.mark.parametrize("url", LOCAL)
-def test_a_local_path_is_refused(read: Read, url: str) -> None:
+def test_local_path_is_refused(read: Read, url: str) -> None:
     with pytest.raises((Refused, InvalidParamsError, ValidationError)):
         read(url)
 
 
-async def test_the_http_api_names_the_broken_part() -> None:
+async def test_http_api_names_the_invalid_part() -> None:
     async with serve_api(Agent(ScriptedModel("A cat."))) as served, make_client(served.url) as client:
         parts = [{"type": "text", "text": "x"}, {"type": "image", "mediaType": "image/png", "data": "no!"}]
         answer = await client.post("/runs", json={"input": parts})

@@ -1,4 +1,4 @@
-"""Clients that send all of their messages, at the same moment and to several processes: each message is stored once."""
+"""Clients that send all of their messages concurrently to several processes, which store each message once."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ TEXTS = {"m1": "First.", "m2": "Second."}
 
 
 class Servers:
-    """Two processes that serve one log by every protocol."""
+    """Two processes that serve one log over every protocol."""
 
     def __init__(self, log: EventLog, urls: list[str]) -> None:
         self.log = log
         self.http = [httpx.AsyncClient(base_url=url, timeout=60) for url in urls]
 
-    async def stored(self) -> list[str]:
-        """The texts of the user that the conversation has, and whatever a run was begun with is among them once."""
-        said = [each.text for each in await history(self.log, "c", public=True) if each.role == "user"]
-        begun: list[str] = []
+    async def list_stored(self) -> list[str]:
+        """Return the texts of the user in the conversation, after checking that the inputs of the runs occur once."""
+        texts = [each.text for each in await history(self.log, "c", public=True) if each.role == "user"]
+        inputs: list[str] = []
         for record in await self.log.list_runs(context_id="c"):
             first = (await self.log.read(record.task_id))[0]
             assert isinstance(first, TaskEvent)
-            begun += [each.text for each in first.messages]
-        assert begun == said
-        return said
+            inputs += [each.text for each in first.messages]
+        assert inputs == texts
+        return texts
 
 
 @pytest.fixture(params=LOGS)
@@ -59,15 +59,15 @@ async def servers(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenera
                 Mount("/", api(runtime)),
             ]
             urls.append(await stack.enter_async_context(serve_app(Starlette(routes=mounts))))
-        made = Servers(make(), urls)
-        yield made
-        for client in made.http:
+        servers = Servers(make(), urls)
+        yield servers
+        for client in servers.http:
             await client.aclose()
         for agent in agents:
             await agent.aclose()
 
 
-async def _agui(http: httpx.AsyncClient, *ids: str) -> str:
+async def _post_agui(http: httpx.AsyncClient, *ids: str) -> str:
     messages = [{"id": each, "role": "user", "content": TEXTS[each]} for each in ids]
     answer = await http.post("/agui/", json={"threadId": "c", "runId": f"r-{ids[-1]}", "messages": messages})
     assert "RUN_ERROR" not in answer.text, answer.text
@@ -75,7 +75,7 @@ async def _agui(http: httpx.AsyncClient, *ids: str) -> str:
     return answer.text
 
 
-async def _ui(http: httpx.AsyncClient, *ids: str) -> str:
+async def _post_ui(http: httpx.AsyncClient, *ids: str) -> str:
     messages = [{"id": each, "role": "user", "parts": [{"type": "text", "text": TEXTS[each]}]} for each in ids]
     answer = await http.post("/ui/api/chat", json={"id": "c", "messages": messages})
     assert answer.status_code == 200, answer.text
@@ -83,94 +83,92 @@ async def _ui(http: httpx.AsyncClient, *ids: str) -> str:
     return answer.text
 
 
-async def _http(http: httpx.AsyncClient, *ids: str) -> str:
-    said = [{"content": TEXTS[each], "messageId": each} for each in ids]
-    answer = await http.post("/runs?wait=30", json={"input": said, "contextId": "c"})
+async def _post_http(http: httpx.AsyncClient, *ids: str) -> str:
+    messages = [{"content": TEXTS[each], "messageId": each} for each in ids]
+    answer = await http.post("/runs?wait=30", json={"input": messages, "contextId": "c"})
     assert answer.status_code == 200, answer.text
     return answer.json()["taskId"]
 
 
-async def _a2a(http: httpx.AsyncClient, *ids: str) -> str:
+async def _post_a2a(http: httpx.AsyncClient, *ids: str) -> str:
     message = {"messageId": ids[-1], "role": "ROLE_USER", "contextId": "c", "parts": [{"text": TEXTS[ids[-1]]}]}
     body = {"jsonrpc": "2.0", "id": 1, "method": "SendMessage", "params": {"message": message}}
     answer = (await http.post("/a2a/rpc", json=body, headers={"a2a-version": "1.0"})).json()
     return answer["result"]["task"]["id"]
 
 
-Posting = Callable[..., Awaitable[str]]
+Post = Callable[..., Awaitable[str]]
 
 
 # P22
-@pytest.mark.parametrize("post", [_agui, _ui, _http])
+@pytest.mark.parametrize("post", [_post_agui, _post_ui, _post_http])
 @pytest.mark.parametrize("milliseconds", [-3, 0, 3])
-async def test_the_first_message_is_stored_once_when_the_second_one_follows_at_once(
-    servers: Servers, post: Posting, milliseconds: int
+async def test_first_message_is_stored_once_when_the_second_follows_immediately(
+    servers: Servers, post: Post, milliseconds: int
 ) -> None:
-    async def later(seconds: float, http: httpx.AsyncClient, *ids: str) -> None:
+    async def post_later(seconds: float, http: httpx.AsyncClient, *ids: str) -> None:
         await asyncio.sleep(max(seconds, 0))
         await post(http, *ids)
 
     first, second = servers.http
-    both = later(-milliseconds / 1000, first, "m1"), later(milliseconds / 1000, second, "m1", "m2")
+    both = post_later(-milliseconds / 1000, first, "m1"), post_later(milliseconds / 1000, second, "m1", "m2")
     async with asyncio.timeout(60):
         await asyncio.gather(*both)
-    assert await servers.stored() == ["First.", "Second."]
+    assert await servers.list_stored() == ["First.", "Second."]
 
 
 # P22
-@pytest.mark.parametrize("post", [_agui, _ui, _http])
-async def test_a_request_that_arrives_after_the_later_one_has_finished_stores_nothing(
-    servers: Servers, post: Posting
-) -> None:
+@pytest.mark.parametrize("post", [_post_agui, _post_ui, _post_http])
+async def test_late_request_stores_nothing_after_a_later_one_has_finished(servers: Servers, post: Post) -> None:
     first, second = servers.http
     async with asyncio.timeout(60):
         await post(second, "m1", "m2")
         await post(first, "m1")
-    assert await servers.stored() == ["First.", "Second."]
+    assert await servers.list_stored() == ["First.", "Second."]
 
 
 # P22
-@pytest.mark.parametrize("post", [_agui, _ui, _http, _a2a])
-async def test_a_request_that_is_sent_twice_at_once_stores_its_message_once(servers: Servers, post: Posting) -> None:
+@pytest.mark.parametrize("post", [_post_agui, _post_ui, _post_http, _post_a2a])
+async def test_request_sent_concurrently_stores_its_message_once(servers: Servers, post: Post) -> None:
     async with asyncio.timeout(60):
         both = await asyncio.gather(*(post(http, "m1") for http in (*servers.http, *servers.http)))
-        if post in (_http, _a2a):
+        if post in (_post_http, _post_a2a):
             assert len({*both}) == 1
-        again = await post(servers.http[1], "m1") if post is not _agui else None
-    assert again is None or post is _ui or again == both[0]
-    assert await servers.stored() == ["First."]
+        again = await post(servers.http[1], "m1") if post is not _post_agui else None
+    assert again is None or post is _post_ui or again == both[0]
+    assert await servers.list_stored() == ["First."]
 
 
 # P22
-async def test_two_messages_that_are_sent_once_more_are_the_same_run(servers: Servers) -> None:
+async def test_repeated_messages_belong_to_the_same_run(servers: Servers) -> None:
     for http in (*servers.http, servers.http[0]):
-        await _agui(http, "m1", "m2")
-    assert await servers.stored() == ["First.", "Second."]
+        await _post_agui(http, "m1", "m2")
+    assert await servers.list_stored() == ["First.", "Second."]
 
 
 # P22
-async def test_a_message_whose_answer_is_made_anew_is_asked_once_more(servers: Servers) -> None:
+async def test_regenerated_answer_calls_the_model_again(servers: Servers) -> None:
     first, second = servers.http
-    await _agui(first, "m1")
+    await _post_agui(first, "m1")
     body = {"threadId": "c", "runId": "again", "messages": [{"id": "m1", "role": "user", "content": "First."}]}
     assert "RUN_FINISHED" in (await second.post("/agui/", json=body)).text
     assert len(await servers.log.list_runs(context_id="c")) == 2
 
-    asked = {"id": "m1", "role": "user", "parts": [{"type": "text", "text": "First."}]}
-    await _ui_in(first, "d", [asked])
-    await _ui_in(second, "d", [asked], trigger="regenerate-message")
+    message = {"id": "m1", "role": "user", "parts": [{"type": "text", "text": "First."}]}
+    await _post_ui_chat(first, "d", [message])
+    await _post_ui_chat(second, "d", [message], trigger="regenerate-message")
     runs = await servers.log.list_runs()
     assert len(runs) == 4
     assert len({record.context_id for record in runs}) == 3
 
 
-async def _ui_in(http: httpx.AsyncClient, chat: str, messages: list[Any], **more: Any) -> None:
+async def _post_ui_chat(http: httpx.AsyncClient, chat: str, messages: list[Any], **more: Any) -> None:
     answer = await http.post("/ui/api/chat", json={"id": chat, "messages": messages, **more})
     assert answer.status_code == 200, answer.text
 
 
 # P22
-async def test_messages_without_ids_that_have_no_answer_yet_are_stored_once(servers: Servers) -> None:
+async def test_unanswered_messages_without_ids_are_stored_once(servers: Servers) -> None:
     async def complete(http: httpx.AsyncClient, *texts: str) -> None:
         messages = [{"role": "user", "content": text} for text in texts]
         body = {"model": "clerk", "messages": messages, "metadata": {"context_id": "c"}}
@@ -178,8 +176,8 @@ async def test_messages_without_ids_that_have_no_answer_yet_are_stored_once(serv
         assert answer.status_code == 200, answer.text
 
     first, second = servers.http
-    going_on = asyncio.ensure_future(complete(first, "First."))
+    first_request = asyncio.ensure_future(complete(first, "First."))
     while not await servers.log.list_runs(context_id="c"):  # noqa: ASYNC110 (nobody tells when it is so)
         await asyncio.sleep(0.001)
-    await asyncio.gather(going_on, complete(second, "First.", "Second."))
-    assert await servers.stored() == ["First.", "Second."]
+    await asyncio.gather(first_request, complete(second, "First.", "Second."))
+    assert await servers.list_stored() == ["First.", "Second."]

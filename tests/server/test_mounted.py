@@ -1,4 +1,4 @@
-"""The API in other applications and under other servers."""
+"""API in other applications and under other servers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rxloop.testing import ScriptedModel, frames
 from support.api_server import serve_app
 
 
-async def test_under_a_prefix_of_a_fastapi_application_the_addresses_fit() -> None:
+async def test_addresses_include_the_prefix_of_a_fastapi_application() -> None:
     runtime = Runtime({"a": Agent(ScriptedModel("Hello."))}, log=MemoryEventLog(), grace=0.2)
     site = FastAPI()
     site.mount("/agents", api(runtime))
@@ -33,23 +33,25 @@ async def test_under_a_prefix_of_a_fastapi_application_the_addresses_fit() -> No
             missing = await plain.get("/agents/nothing")
         assert document["servers"] == [{"url": "/agents"}]
         error = missing.json()["error"]
-        assert (error["code"], error["message"]) == ("not_found", "there is nothing at this path")
+        assert error["code"] == "not_found"
+        assert error["message"] == "there is nothing at this path"
         assert [event.kind async for event in client.follow(run.task_id)][-1] == "status-update"
 
 
-async def test_a_runtime_that_nobody_has_entered_is_told_to_whoever_reads_the_log(
+async def test_runtime_that_is_not_entered_is_reported_in_the_log(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     site = FastAPI()
     site.mount("/agents", api(Runtime({"a": Agent(ScriptedModel("Hello."))}, log=MemoryEventLog())))
     async with serve_app(site) as url, httpx.AsyncClient(base_url=url) as client:
         answer = await client.post("/agents/runs", json={"input": "Hi"})
-    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "draining")
-    [said] = [each.message for each in caplog.records if each.levelno == logging.ERROR]
-    assert said == "the runtime is not entered: do so by `async with runtime:` in the lifespan of the application"
+    assert answer.status_code == 503
+    assert answer.json()["error"]["code"] == "draining"
+    [message] = [each.message for each in caplog.records if each.levelno == logging.ERROR]
+    assert message == "the runtime is not entered: do so by `async with runtime:` in the lifespan of the application"
 
 
-async def test_under_hypercorn_a_run_is_followed_and_a_reader_that_leaves_is_noticed() -> None:
+async def test_run_can_be_followed_under_hypercorn_and_a_disconnect_is_noticed() -> None:
     model = ScriptedModel(frames("-It -is -7 C.|", 0.001), frames("-on and on", 0.01))
     runtime = Runtime({"a": Agent(model)}, log=MemoryEventLog(), grace=0.2)
     app: Any = api(runtime)

@@ -1,4 +1,4 @@
-"""A marker in everything of a run that is not for clients, and no such marker in any byte of the HTTP API."""
+"""Secrets in all hidden parts of a run, which must be in no byte that the HTTP API sends."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from support.hidden_runs import RUNS, agent
 from support.hidden_tools import MARK
 
 
-def client_of(served: RunningApi) -> httpx.AsyncClient:
+def make_client(served: RunningApi) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=served.url, headers={"authorization": "Bearer ann-key"}, timeout=30)
 
 
-async def everything(client: httpx.AsyncClient, run: Any) -> str:
-    """Every byte that the API has to say of a run, to whoever owns it."""
+async def read_everything(client: httpx.AsyncClient, run: Any) -> str:
+    """Return all data that the API sends about a run to its owner."""
     path = f"/runs/{run['taskId']}"
     last = run["cursor"]
-    asked = [
+    requests = [
         client.get(path),
         client.get("/runs"),
         client.get("/agents"),
@@ -52,37 +52,38 @@ async def everything(client: httpx.AsyncClient, run: Any) -> str:
         client.post(f"{path}/fork", json={"at": 4, "results": {"nobody": 1}}),
         client.post(f"{path}/fork", json={"at": 9_999}),
     ]
-    answers = [await each for each in asked]
+    answers = [await each for each in requests]
     assert all(each.status_code < 500 for each in answers)
     assert any(each.status_code == 200 and "task" in each.text for each in answers)
     return "".join(f"{each.headers!r}{each.text}" for each in answers)
 
 
 @pytest.mark.parametrize("name", RUNS)
-async def test_no_byte_of_the_api_has_what_is_not_for_clients(name: str) -> None:
+async def test_hidden_content_is_in_no_byte_of_the_api(name: str) -> None:
     log = MemoryEventLog()
-    async with serve_api(agent(*RUNS[name]), log=log) as served, client_of(served) as client:
+    async with serve_api(agent(*RUNS[name]), log=log) as served, make_client(served) as client:
         started = await client.post("/runs?wait=10", json={"input": "Look"})
         run = started.json()
         assert MARK.encode() in b"".join(event.to_json() for event in await log.read(run["taskId"]))
-        said = started.text + await everything(client, run)
+        output = started.text + await read_everything(client, run)
         if run.get("pending"):
             answer = {"inputs": {run["pending"][0]["inputId"]: "no"}}
             resumed = await client.post(f"/runs/{run['taskId']}/resume?wait=10", json=answer)
             assert resumed.json()["state"] == "completed"
-            said += resumed.text + await everything(client, resumed.json())
-    assert MARK not in said, said[max(said.index(MARK) - 400, 0) : said.index(MARK) + 40]
+            output += resumed.text + await read_everything(client, resumed.json())
+    assert MARK not in output, output[max(output.index(MARK) - 400, 0) : output.index(MARK) + 40]
 
 
-async def test_a_tool_that_is_called_like_a_hidden_one_is_refused_without_a_word_of_it() -> None:
-    async with serve_api(agent("Hello.")) as served, client_of(served) as client:
+async def test_client_tool_named_like_a_hidden_tool_is_refused_without_revealing_it() -> None:
+    async with serve_api(agent("Hello.")) as served, make_client(served) as client:
         for name, words in ((f"peek_{MARK}", "the agent cannot do"), ("fail", "the tools cannot be used")):
             answer = await client.post("/runs", json={"input": "Look", "tools": [{"name": name}]})
-            assert (answer.status_code, MARK in answer.text) == (422, False)
+            assert answer.status_code == 422
+            assert (MARK in answer.text) is False
             assert words in answer.text
 
 
-async def test_the_words_of_errors_are_for_the_log_of_the_server() -> None:
+async def test_error_texts_are_not_sent_to_clients() -> None:
     errors = [InvalidInput, NotAsked, ConfigurationError, InvalidEvent, ContextBusy, RunOver, ConflictError, UnknownRun]
     for error in errors:
         refused = refusal_of(error(f"{MARK} is what is wrong"))

@@ -1,4 +1,4 @@
-"""A process that serves comes to its end in order, and the next one goes on: under uvicorn, and under hypercorn."""
+"""Ordered shutdown of a server process under uvicorn and hypercorn, and the next process."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ LIMIT = 30.0
 
 
 class Process:
-    """A server in a process of its own."""
+    """Server in a separate process."""
 
     def __init__(self, process: asyncio.subprocess.Process, url: str, client: Client) -> None:
         self.process, self.url, self.client = process, url, client
 
-    async def logged(self, text: str) -> None:
-        """Wait until it has logged that."""
+    async def wait_for_log(self, text: str) -> None:
+        """Wait until the process has logged the text."""
         assert self.process.stderr is not None
         async with asyncio.timeout(LIMIT):
             while text not in (line := (await self.process.stderr.readline()).decode()):
                 assert line, f"it ended without {text!r}"
 
-    async def over(self) -> tuple[int, str]:
-        """Wait until it is over: its exit code, and what else it has logged."""
+    async def wait_for_end(self) -> tuple[int, str]:
+        """Wait for the end of the process, and return its exit code and the rest of its log."""
         assert self.process.stderr is not None
         async with asyncio.timeout(LIMIT):
             rest = await self.process.stderr.read()
@@ -49,7 +49,7 @@ class Process:
 
 
 @contextlib.asynccontextmanager
-async def served(server: str, folder: Path, grace: float = 0.3) -> AsyncGenerator[Process]:
+async def start_server(server: str, folder: Path, grace: float = 0.3) -> AsyncGenerator[Process]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -76,7 +76,7 @@ async def served(server: str, folder: Path, grace: float = 0.3) -> AsyncGenerato
         finally:
             if process.returncode is None:
                 process.kill()
-            # To the end: what is left of a pipe would be complained of.
+            # Read to the end, since unread data of a pipe would cause a warning.
             await process.communicate()
 
 
@@ -88,10 +88,10 @@ async def follow_raw(url: str, path: str, until: bytes) -> RawConnection:
 
 
 @pytest.mark.parametrize("server", SERVERS)
-async def test_a_signal_ends_runs_streams_and_log_in_order_and_the_next_process_goes_on(
+async def test_signal_ends_runs_streams_and_log_in_order_and_the_next_process_continues(
     server: str, tmp_path: Path
 ) -> None:  # L140
-    async with served(server, tmp_path) as first:
+    async with start_server(server, tmp_path) as first:
         holding = await first.client.start("clerk", "Hold")
         talking = await first.client.start("clerk", "Talk for ever")
         waiting = await first.client.start("clerk", "Pay 5", wait=20)
@@ -104,12 +104,12 @@ async def test_a_signal_ends_runs_streams_and_log_in_order_and_the_next_process_
         first.process.send_signal(signal.SIGTERM)
         async with asyncio.timeout(10):
             for reader in readers:
-                rest = await reader.reader.read()
-                assert rest.endswith(b"come back with the last id\n\n\r\n0\r\n\r\n")
+                remaining = await reader.reader.read()
+                assert remaining.endswith(b"come back with the last id\n\n\r\n0\r\n\r\n")
                 await reader.close()
-            code, logged = await first.over()
-    assert code == 0, logged
-    order = [line.split("shutdown: ")[1].split(",")[0] for line in logged.splitlines() if "shutdown: " in line]
+            code, wait_for_log = await first.wait_for_end()
+    assert code == 0, wait_for_log
+    order = [line.split("shutdown: ")[1].split(",")[0] for line in wait_for_log.splitlines() if "shutdown: " in line]
     own = ["connections"] if server == "uvicorn" else []
     assert order == [
         "a signal came; runs have 0.3 s to end; a second signal leaves at once",
@@ -120,14 +120,14 @@ async def test_a_signal_ends_runs_streams_and_log_in_order_and_the_next_process_
         "log",
         "agents",
     ]
-    assert "2 runs have not ended in time: the next process goes on with what is left" in logged
-    assert "Traceback" not in logged
+    assert "2 runs have not ended in time: the next process goes on with what is left" in wait_for_log
+    assert "Traceback" not in wait_for_log
     (tmp_path / "go").touch()
-    async with served(server, tmp_path) as second:
-        await second.logged(f"goes on with the run {holding.task_id}, which nobody drives")
-        held = [event async for event in second.client.follow(holding.task_id, kinds=["status-update"])]
+    async with start_server(server, tmp_path) as second:
+        await second.wait_for_log(f"goes on with the run {holding.task_id}, which nobody drives")
+        held_run = [event async for event in second.client.follow(holding.task_id, kinds=["status-update"])]
         assert (await second.client.record(holding.task_id)).content == "It is held."
-        assert held[-1].attempt == 2
+        assert held_run[-1].attempt == 2
         await second.client.answer(waiting.task_id, {waiting.pending[0].input_id: True})
         async for _ in second.client.follow(waiting.task_id):
             pass
@@ -136,24 +136,25 @@ async def test_a_signal_ends_runs_streams_and_log_in_order_and_the_next_process_
 
 
 @pytest.mark.parametrize("server", SERVERS)
-async def test_meanwhile_it_is_not_ready_and_refuses_runs_and_a_second_signal_leaves_at_once(
+async def test_draining_process_refuses_runs_and_a_second_signal_ends_it_at_once(
     server: str, tmp_path: Path
 ) -> None:  # L140
-    async with served(server, tmp_path, grace=LIMIT) as process:
+    async with start_server(server, tmp_path, grace=LIMIT) as process:
         talking = await process.client.start("clerk", "Talk for ever")
         reader = await follow_raw(process.url, talking.events, b"content-delta")
         process.process.send_signal(signal.SIGTERM)
-        await process.logged("readiness")
+        await process.wait_for_log("readiness")
         headers = {"authorization": f"Bearer {KEY}"}
         async with httpx.AsyncClient(base_url=process.url, headers=headers) as client:
             assert (await client.get("/readyz")).status_code == 503
             assert (await client.get("/healthz")).status_code == 200
             refused = await client.post("/runs", json={"input": "Pay 5"})
-            assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
-            # What goes on can still be read, and steered.
+            assert refused.status_code == 503
+            assert refused.headers["retry-after"] == "5"
+            # A working run can still be read and steered.
             await reader.reader.readuntil(b"content-delta")
             process.process.send_signal(signal.SIGINT)
-            code, logged = await process.over()
+            code, wait_for_log = await process.wait_for_end()
         assert code == 130
-        assert logged.endswith("left without waiting\n")
+        assert wait_for_log.endswith("left without waiting\n")
         await reader.close()

@@ -1,4 +1,4 @@
-"""What operators see of servers and workers: while Postgres is away, where it never was, and at a signal."""
+"""Servers and workers while Postgres is unavailable, and at a signal."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ from support.processes.cluster import START_TIMEOUT, Cluster, Process, cluster
 
 pytestmark = [pytest.mark.service("postgres"), pytest.mark.timeout(180)]
 
-NOBODY = "postgresql://postgres@127.0.0.1:9/nothing"
-"""Where no Postgres is."""
+NO_SERVER = "postgresql://postgres@127.0.0.1:9/nothing"
+"""Address without a Postgres server."""
 
 
 LOG_SECONDS = 1.0
-TOLD_IN = 10.0
-"""Seconds in which a client is told that the log is out of reach, most of them for a machine that is busy."""
+ANSWER_SECONDS = 10.0
+"""Seconds in which a client learns that the log is out of reach, with a reserve for a busy machine."""
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[PostgresServer]:
-    with PostgresServer() as made:
-        yield made
+    with PostgresServer() as started:
+        yield started
 
 
 @pytest.fixture
 def two(server: PostgresServer, tmp_path: Path) -> Iterator[Cluster]:
-    with cluster(server.dsn, tmp_path, flags=("--grace", "1")) as made:
-        yield made
+    with cluster(server.dsn, tmp_path, flags=("--grace", "1")) as started:
+        yield started
 
 
-async def health(url: str, path: str, status: int) -> httpx.Response:
-    """Ask until that is answered."""
+async def wait_for_health(url: str, path: str, status: int) -> httpx.Response:
+    """Request the path until the server answers with the status."""
     async with asyncio.timeout(START_TIMEOUT), httpx.AsyncClient(base_url=url, timeout=10) as client:
         while True:
             answer = await client.get(path)
@@ -57,36 +57,36 @@ async def health(url: str, path: str, status: int) -> httpx.Response:
             await asyncio.sleep(0.1)
 
 
-async def test_a_server_is_not_ready_while_postgres_is_away_and_comes_back_by_itself(
+async def test_server_is_not_ready_without_postgres_and_recovers_by_itself(
     server: PostgresServer, two: Cluster
 ) -> None:
     url = two.urls[0]
     server.stop()
     async with httpx.AsyncClient(base_url=url, timeout=START_TIMEOUT) as client:
         try:
-            away = await health(url, "/readyz", 503)
-            alive = await health(url, "/healthz", 200)
+            away = await wait_for_health(url, "/readyz", 503)
+            alive = await wait_for_health(url, "/healthz", 200)
             waiting = asyncio.create_task(client.post("/runs", json={"input": "Look"}))
             await asyncio.wait([waiting], timeout=1)
         finally:
             server.start()
-        begun = await waiting
+        accepted = await waiting
     assert away.json()["error"] == {"code": "log", "message": "the log is out of reach"}
     assert away.headers["retry-after"] == "5"
     assert alive.json() == {"status": "ok"}
-    assert begun.status_code == 202, "who asked meanwhile has waited"
-    await health(url, "/readyz", 200)
+    assert accepted.status_code == 202, "who asked meanwhile has waited"
+    await wait_for_health(url, "/readyz", 200)
     async with two.clients() as (_, b):
-        events = [event async for event in b.follow(begun.json()["taskId"])]
-        assert (await b.record(begun.json()["taskId"])).content == "It is seen."
+        events = [event async for event in b.follow(accepted.json()["taskId"])]
+        assert (await b.record(accepted.json()["taskId"])).content == "It is seen."
     assert [event.seq for event in events if event.durable] == list(range(1, events[-1].seq + 1))
     for each in (*two.servers, *two.workers):
         assert each.is_running
 
 
 @asynccontextmanager
-async def doors(dsn: str, *turns: Any, queue: PostgresQueue | None = None) -> AsyncGenerator[httpx.AsyncClient]:
-    """A client of a server with every door, whose runs go on in it, or wait for workers."""
+async def serve_all(dsn: str, *turns: Any, queue: PostgresQueue | None = None) -> AsyncGenerator[httpx.AsyncClient]:
+    """Serve all adapters, and yield a client. Runs are executed here or wait for workers."""
     log = PostgresEventLog(dsn)
     clerk = Agent(ScriptedModel(*turns), thoughts=False)
     runtime = Runtime({"clerk": clerk}, log=log, queue=queue, works=queue is None, grace=0.2)
@@ -110,14 +110,14 @@ async def doors(dsn: str, *turns: Any, queue: PostgresQueue | None = None) -> As
         await clerk.aclose()
 
 
-def asked(task_id: str) -> dict[str, tuple[str, str, Any]]:
-    """What clients ask for at each door: the method, the path, and the body."""
-    said = {"role": "user", "content": "Look"}
+def make_requests(task_id: str) -> dict[str, tuple[str, str, Any]]:
+    """Return the requests of clients of each adapter: method, path and body."""
+    message = {"role": "user", "content": "Look"}
     thread = {"threadId": "t", "runId": "r", "state": {}, "tools": [], "context": [], "forwardedProps": {}}
-    thread |= {"messages": [{"id": "m", **said}]}
+    thread |= {"messages": [{"id": "m", **message}]}
     page = {"id": "chat", "trigger": "submit-message"}
     page |= {"messages": [{"id": "m", "role": "user", "parts": [{"type": "text", "text": "Look"}]}]}
-    sent = {"message": {"messageId": "m", "role": "ROLE_USER", "parts": [{"text": "Look"}]}}
+    part = {"message": {"messageId": "m", "role": "ROLE_USER", "parts": [{"text": "Look"}]}}
     return {
         "start": ("POST", "/runs", {"input": "Look"}),
         "record": ("GET", f"/runs/{task_id}", None),
@@ -131,16 +131,16 @@ def asked(task_id: str) -> dict[str, tuple[str, str, Any]]:
         "agui-connect": ("POST", "/agui/connect", thread),
         "ui": ("POST", "/ui/", page),
         "ui-stop": ("POST", "/ui/chat/stop", {}),
-        "openai-chat": ("POST", "/openai/v1/chat/completions", {"model": "clerk", "messages": [said]}),
+        "openai-chat": ("POST", "/openai/v1/chat/completions", {"model": "clerk", "messages": [message]}),
         "openai-stream": ("POST", "/openai/v1/responses", {"model": "clerk", "input": "Look", "stream": True}),
-        "a2a-send": ("POST", "/a2a/message:send", sent),
-        "a2a-stream": ("POST", "/a2a/message:stream", sent),
+        "a2a-send": ("POST", "/a2a/message:send", part),
+        "a2a-stream": ("POST", "/a2a/message:stream", part),
         "a2a-cancel": ("POST", f"/a2a/tasks/{task_id}:cancel", {}),
     }
 
 
-async def until(lines: AsyncIterator[str], wanted: str) -> None:
-    """Read a stream up to that line."""
+async def read_until(lines: AsyncIterator[str], wanted: str) -> None:
+    """Read a stream until the line."""
     async with asyncio.timeout(START_TIMEOUT):
         async for line in lines:
             if line == wanted:
@@ -148,76 +148,78 @@ async def until(lines: AsyncIterator[str], wanted: str) -> None:
     raise AssertionError(f"the stream is over, without {wanted!r}")
 
 
-async def test_every_door_says_soon_that_the_log_is_out_of_reach_and_what_goes_on_goes_on(
+async def test_every_adapter_reports_quickly_that_the_log_is_out_of_reach_and_runs_continue(
     server: PostgresServer,
 ) -> None:
-    said = "on " * 60
-    async with doors(server.dsn, frames("".join(f"-{word} " for word in said.split()) + "|", 0.05)) as client:
+    text = "on " * 60
+    async with serve_all(server.dsn, frames("".join(f"-{word} " for word in text.split()) + "|", 0.05)) as client:
         run = (await client.post("/runs", json={"input": "Tell"})).json()["taskId"]
         answers, took = dict[str, httpx.Response](), dict[str, float]()
 
-        async def ask(name: str, method: str, path: str, body: Any) -> None:
+        async def request(name: str, method: str, path: str, body: Any) -> None:
             began = time.monotonic()
             answers[name] = await client.request(method, path, json=body, headers={"a2a-version": "1.0"})
             took[name] = time.monotonic() - began
 
         async with client.stream("GET", f"/runs/{run}/events") as reader:
             lines = reader.aiter_lines()
-            await until(lines, "event: content-delta")
+            await read_until(lines, "event: content-delta")
             await asyncio.to_thread(server.stop)
             try:
-                await asyncio.gather(*(ask(name, *what) for name, what in asked(run).items()))
+                await asyncio.gather(*(request(name, *answer_text) for name, answer_text in make_requests(run).items()))
             finally:
                 await asyncio.to_thread(server.start)
-            rest = [line async for line in lines]
-    assert max(took.values()) < TOLD_IN, took
+            remaining = [line async for line in lines]
+    assert max(took.values()) < ANSWER_SECONDS, took
     for name, answer in answers.items():
-        # A refusal of AG-UI is a run that has failed.
+        # A refusal of AG-UI is a failed run.
         assert answer.status_code == (200 if name.startswith("agui") else 503), (name, answer.text)
         assert "the log is out of reach" in answer.text
         assert answer.headers["retry-after"] == "5"
-    last = [json.loads(line.removeprefix("data: ")) for line in rest if line.startswith("data: ")][-1]
-    assert (last["state"], last["attempt"], last["content"]) == ("completed", 1, said)
+    last = [json.loads(line.removeprefix("data: ")) for line in remaining if line.startswith("data: ")][-1]
+    assert last["state"] == "completed"
+    assert last["attempt"] == 1
+    assert last["content"] == text
 
 
-async def test_a_server_whose_runs_go_on_elsewhere_keeps_its_readers_and_refuses_what_is_new(
+async def test_server_with_remote_runs_keeps_its_readers_and_refuses_new_runs(
     server: PostgresServer,
 ) -> None:
-    async with doors(server.dsn, queue=PostgresQueue(server.dsn)) as client:
+    async with serve_all(server.dsn, queue=PostgresQueue(server.dsn)) as client:
         run = (await client.post("/runs", json={"input": "Look"})).json()["taskId"]
         async with client.stream("GET", f"/runs/{run}/events") as reader:
             lines = reader.aiter_lines()
-            await until(lines, "event: task")
+            await read_until(lines, "event: task")
             await asyncio.to_thread(server.stop)
             began = time.monotonic()
             try:
                 answer = await client.post("/runs", json={"input": "Look"})
                 took = time.monotonic() - began
-                await until(lines, ": heartbeat")
+                await read_until(lines, ": heartbeat")
             finally:
                 await asyncio.to_thread(server.start)
             while (await client.post(f"/runs/{run}/cancel", json={})).status_code == 503:
                 pass
-            await until(lines, "event: status-update")
+            await read_until(lines, "event: status-update")
         while (again := await client.post("/runs", json={"input": "Look"})).status_code == 503:
             pass
         newest = (await client.get("/runs?limit=2")).json()["runs"]
     assert answer.status_code == 503
     assert [each["taskId"] for each in newest] == [again.json()["taskId"], run], "what was refused has not begun"
-    assert took < TOLD_IN, "it asks the queue first, for two seconds"
+    assert took < ANSWER_SECONDS, "it asks the queue first, for two seconds"
 
 
 @pytest.mark.parametrize("command", [("serve", "--queue", "--port", "0"), ("worker",)], ids=lambda each: each[0])
-async def test_where_no_postgres_is_a_process_says_so_and_ends(command: tuple[str, ...], tmp_path: Path) -> None:
-    process = Process("it", tmp_path, command[0], "clustered_clerk:agents", *command[1:], "--db", NOBODY)
+async def test_process_without_postgres_reports_the_error_and_ends(command: tuple[str, ...], tmp_path: Path) -> None:
+    process = Process("it", tmp_path, command[0], "clustered_clerk:agents", *command[1:], "--db", NO_SERVER)
     assert await process.wait(START_TIMEOUT) == 1
-    [said] = process.log_text.splitlines()
-    assert "127.0.0.1" in said
-    assert "Connection refused" in said
+    [line] = process.log_text.splitlines()
+    assert "127.0.0.1" in line
+    assert "Connection refused" in line
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_a_signal_ends_a_server_in_order_while_clients_read(two: Cluster, number: signal.Signals) -> None:
+async def test_signal_ends_a_server_in_order_while_clients_read(two: Cluster, number: signal.Signals) -> None:
     async with two.clients() as (a, _):
         run = await a.start("clerk", "Talk on")
         raw = await RawConnection.connect(two.urls[1])
@@ -225,14 +227,14 @@ async def test_a_signal_ends_a_server_in_order_while_clients_read(two: Cluster, 
         await raw.reader.readuntil(b"content-delta")
         two.servers[1].send(number)
         assert await two.servers[1].wait(START_TIMEOUT) == 0
-        rest = await raw.reader.read(-1)
+        remaining = await raw.reader.read(-1)
         await raw.close()
-        assert rest.endswith(b"come back with the last id\n\n\r\n0\r\n\r\n")
+        assert remaining.endswith(b"come back with the last id\n\n\r\n0\r\n\r\n")
         assert (await a.record(run.task_id)).attempt == 1, "the run does not notice"
         await a.cancel(run.task_id)
 
 
-async def test_a_signal_ends_a_worker_in_its_grace_and_its_runs_go_on_elsewhere(two: Cluster) -> None:
+async def test_signal_ends_a_worker_within_its_grace_and_its_runs_continue_elsewhere(two: Cluster) -> None:
     async with two.clients() as (a, _):
         run = await a.start("clerk", "Talk on")
         events = aiter(a.follow(run.task_id))
@@ -246,7 +248,7 @@ async def test_a_signal_ends_a_worker_in_its_grace_and_its_runs_go_on_elsewhere(
             if event.kind == "content-delta" and event.attempt == 2:
                 break
         await a.cancel(run.task_id)
-        rest = [event async for event in events]
+        remaining = [event async for event in events]
     assert worker.log_text.splitlines()[-1].endswith("stopped")
     assert "Traceback" not in worker.log_text
-    assert [event.state for event in rest if event.kind == "status-update"] == ["canceled"]
+    assert [event.state for event in remaining if event.kind == "status-update"] == ["canceled"]

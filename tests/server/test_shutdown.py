@@ -1,4 +1,4 @@
-"""The end of a server: what is done, in which order, and that nothing holds it up."""
+"""Steps of a shutdown, their order, and failures of single steps."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from rxloop.testing import ScriptedModel, call, frames
 from support.api_server import RawConnection, make_client, serve_app
 
 
-def a_runtime(*turns: Any, **options: Any) -> Runtime:
+def make_runtime(*turns: Any, **options: Any) -> Runtime:
     return Runtime({"clerk": Agent(ScriptedModel(*turns or ("Hello.",)), **options)}, log=MemoryEventLog())
 
 
-async def test_watchers_run_in_ascending_order_of_their_places(caplog: pytest.LogCaptureFixture) -> None:  # L140
+async def test_watchers_run_in_ascending_order_of_their_positions(caplog: pytest.LogCaptureFixture) -> None:  # L140
     caplog.set_level("INFO", "rxloop")
-    runtime = a_runtime()
+    runtime = make_runtime()
     ending = Shutdown(api(runtime))
     done: list[str] = []
 
-    async def take_note(name: str) -> None:
+    async def record(name: str) -> None:
         done.append(name)
 
-    ending.watch(45, "late", lambda: take_note("late"))
-    ending.watch(5, "early", lambda: take_note("early"))
-    ending.watch(45, "later", lambda: take_note("later"))
+    ending.watch(45, "late", lambda: record("late"))
+    ending.watch(5, "early", lambda: record("early"))
+    ending.watch(45, "later", lambda: record("later"))
     async with runtime:
         assert await ending.run()
     assert done == ["early", "late", "later"]
@@ -37,8 +37,8 @@ async def test_watchers_run_in_ascending_order_of_their_places(caplog: pytest.Lo
     assert logged == ["early", "readiness", "runs", "streams", "log", "late", "later", "agents"]
 
 
-async def test_one_that_fails_or_never_ends_does_not_stop_the_rest(caplog: pytest.LogCaptureFixture) -> None:  # L140
-    runtime = a_runtime()
+async def test_failing_or_blocking_watcher_does_not_stop_the_others(caplog: pytest.LogCaptureFixture) -> None:  # L140
+    runtime = make_runtime()
     ending = Shutdown(api(runtime))
     reached = asyncio.Event()
 
@@ -49,75 +49,75 @@ async def test_one_that_fails_or_never_ends_does_not_stop_the_rest(caplog: pytes
             except asyncio.CancelledError:
                 continue
 
-    def break_down() -> None:
+    def fail() -> None:
         raise KeyError("it broke")
 
-    async def take_note() -> None:
+    async def record() -> None:
         reached.set()
 
     ending.watch(1, "stubborn", resist, seconds=0.01)
-    # Plain, so that it is not the event loop that it holds.
+    # A plain function, so that the timeout does not depend on the event loop.
     ending.watch(2, "blocking", lambda: time.sleep(1), seconds=0.01)
-    ending.watch(3, "broken", break_down)
-    ending.watch(99, "the last one", take_note)
+    ending.watch(3, "broken", fail)
+    ending.watch(99, "the last one", record)
     async with runtime:
         assert not await ending.run()
     assert reached.is_set()
-    said = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
-    assert said == [
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert warnings == [
         "shutdown: stubborn is not done after 0.01 s, and is left",
         "shutdown: blocking is not done after 0.01 s, and is left",
         "shutdown: broken failed: KeyError('it broke')",
     ]
 
 
-async def test_whoever_calls_it_again_waits_for_the_same_end() -> None:
-    runtime = a_runtime()
+async def test_repeated_call_waits_for_the_same_shutdown() -> None:
+    runtime = make_runtime()
     ending = Shutdown(api(runtime))
-    begun, go_on, times = asyncio.Event(), asyncio.Event(), 0
+    started, released, times = asyncio.Event(), asyncio.Event(), 0
 
     async def count() -> None:
         nonlocal times
         times += 1
-        begun.set()
-        await go_on.wait()
+        started.set()
+        await released.wait()
 
     ending.watch(1, "counted", count)
     async with runtime:
         first = asyncio.create_task(ending.run())
         second = asyncio.create_task(ending.run())
-        await begun.wait()
+        await started.wait()
         with pytest.raises(ConfigurationError, match="too late"):
             ending.watch(2, "another", count)
         first.cancel()
-        go_on.set()
+        released.set()
         assert await second
         assert await ending.run()
     assert times == 1
 
 
-async def test_doors_of_one_runtime_end_together_with_their_streams_and_what_they_opened() -> None:
+async def test_adapters_of_a_runtime_end_together_with_their_streams_and_resources() -> None:
     stopped = asyncio.Event()
 
     @tool
     async def hold(ctx: RunContext[Any]) -> str:
-        """Go on for ever."""
+        """Block."""
         try:
             return await asyncio.Future()
         finally:
             stopped.set()
 
-    runtime = a_runtime(call("hold"), frames("-on and on", 0.01), tools=[hold])
+    runtime = make_runtime(call("hold"), frames("-on and on", 0.01), tools=[hold])
     one, other = api(runtime), api(runtime)
     ending = Shutdown(one, other, seconds=0.05)
-    seen: list[Any] = []
+    statuses: list[Any] = []
 
-    async def look() -> None:
+    async def check_readiness() -> None:
         async with make_client(url) as client:
-            seen.append([(await client.get("/readyz")).status_code, (await client.get("/healthz")).status_code])
-            seen.append((await client.post("/runs", json={"input": "One more"})).status_code)
+            statuses.append([(await client.get("/readyz")).status_code, (await client.get("/healthz")).status_code])
+            statuses.append((await client.post("/runs", json={"input": "One more"})).status_code)
 
-    ending.watch(15, "look", look)
+    ending.watch(15, "look", check_readiness)
     async with runtime, serve_app(one) as url, serve_app(other) as second:
         async with make_client(url) as client:
             run = (await client.post("/runs", json={"input": "Hold"})).json()
@@ -126,23 +126,23 @@ async def test_doors_of_one_runtime_end_together_with_their_streams_and_what_the
             await reader.get(run["events"])
             await reader.reader.readuntil(b"tool-start")
         assert await ending.run()
-        assert seen == [[503, 200], 503]
+        assert statuses == [[503, 200], 503]
         assert stopped.is_set()
         for reader in readers:
-            rest = await reader.reader.readuntil(b"\r\n0\r\n\r\n")
-            assert b"come back with the last id" in rest
+            remaining = await reader.reader.readuntil(b"\r\n0\r\n\r\n")
+            assert b"come back with the last id" in remaining
             await reader.close()
         assert (await runtime.get_record(run["taskId"])).state == "working"
     with pytest.raises(ConfigurationError):
         Shutdown()
 
 
-async def test_doors_that_are_drained_side_by_side_and_twice_end_once() -> None:
-    runtime = a_runtime(frames("-on and on", 0.01))
-    doors = [api(runtime), api(runtime)]
+async def test_adapters_drained_concurrently_and_repeatedly_end_once() -> None:
+    runtime = make_runtime(frames("-on and on", 0.01))
+    adapters = [api(runtime), api(runtime)]
     async with runtime:
         record = await runtime.start("clerk", "Go on")
         async with asyncio.timeout(10):
-            await asyncio.gather(*(door.drain(0.05) for door in doors))
-            await doors[0].drain()
+            await asyncio.gather(*(adapter.drain(0.05) for adapter in adapters))
+            await adapters[0].drain()
         assert (await runtime.get_record(record.task_id)).state == "working"

@@ -1,4 +1,4 @@
-"""How a run stood after each of its events, as its owner and as those who run the server may see it."""
+"""State of a run after each of its events, for its owner and for operators."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from support.api_server import serve_api
 
 @tool(approve=True)
 async def pay(amount: int) -> str:
-    """Pay somebody."""
+    """Pay an amount."""
     return f"paid {amount}"
 
 
@@ -26,7 +26,7 @@ async def peek() -> str:
     return "seen in secret"
 
 
-async def test_the_state_after_each_event_is_a_fold_of_what_the_reader_may_see() -> None:
+async def test_state_after_each_event_folds_the_visible_events() -> None:
     log = MemoryEventLog()
     script = ([call("peek"), call("pay", amount=5)], "It is paid.")
     agent = Agent(ScriptedModel(*script), tools=[pay, peek], instructions="Be brief.", thoughts=False, name="clerk")
@@ -38,12 +38,19 @@ async def test_the_state_after_each_event_is_a_fold_of_what_the_reader_may_see()
             events = await log.read(run.task_id)
             for seq in range(1, len(events) + 1):
                 whole = fold_all(events[:seq])
-                shown, inside = await ann.state(run.task_id, seq), await root.state(run.task_id, seq, internal=True)
-                assert shown.messages == list(select_public_messages(whole.messages))
+                public_state, inside = (
+                    await ann.state(run.task_id, seq),
+                    await root.state(run.task_id, seq, internal=True),
+                )
+                assert public_state.messages == list(select_public_messages(whole.messages))
                 assert inside.messages == list(whole.messages)
-                assert (shown.state, shown.iteration, shown.seq) == (whole.state, whole.iteration, seq)
-                assert [each.name for each in shown.calls] == [each.name for each in inside.calls if not each.hidden]
-                assert "peek" not in shown.model_dump_json()
+                assert public_state.state == whole.state
+                assert public_state.iteration == whole.iteration
+                assert public_state.seq == seq
+                assert [each.name for each in public_state.calls] == [
+                    each.name for each in inside.calls if not each.hidden
+                ]
+                assert "peek" not in public_state.model_dump_json()
             last = await ann.state(run.task_id)
             assert last.messages == await history(log, "talk", public=True)
             with pytest.raises(ApiError) as beyond:
@@ -52,6 +59,9 @@ async def test_the_state_after_each_event_is_a_fold_of_what_the_reader_may_see()
                 await ann.state(run.task_id, internal=True)
     assert [each.name for each in waiting.calls] == ["pay"]
     assert [each.input_id for each in waiting.pending] == [run.pending[0].input_id]
-    assert (last.state, last.content, last.calls) == ("completed", "It is paid.", [])
-    assert (beyond.value.status, list(beyond.value.fields)) == (422, ["seq"])
+    assert last.state == "completed"
+    assert last.content == "It is paid."
+    assert last.calls == []
+    assert beyond.value.status == 422
+    assert list(beyond.value.fields) == ["seq"]
     assert forbidden.value.status == 403

@@ -1,4 +1,4 @@
-"""Two servers on one log: what is started at one is followed, answered, steered and cancelled at the other."""
+"""Two servers over one log."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from support.processes.replicas import Replica, replica
 async def two(tmp_path: Path) -> AsyncGenerator[tuple[Replica, Replica]]:
     file = tmp_path / "runs.db"
     async with AsyncExitStack() as stack:
-        # At once: most of the time a process that starts imports.
+        # Concurrently, because most of the start time is spent on imports.
         a, b = await asyncio.gather(*(stack.enter_async_context(replica(file)) for _ in range(2)))
         yield a, b
 
 
-async def state(client: Client, task_id: str, wanted: str) -> Any:
+async def wait_for_state(client: Client, task_id: str, wanted: str) -> Any:
     async with asyncio.timeout(30):
         while True:
             run = await client.record(task_id, wait=5)
@@ -33,7 +33,7 @@ async def state(client: Client, task_id: str, wanted: str) -> Any:
                 return run
 
 
-async def test_what_is_started_here_is_followed_and_answered_there(two: tuple[Replica, Replica]) -> None:
+async def test_run_started_at_one_server_is_followed_and_answered_at_the_other(two: tuple[Replica, Replica]) -> None:
     a, b = (each.client for each in two)
     run = await a.start("clerk", "Pay 5")
     kinds: list[str] = []
@@ -48,7 +48,7 @@ async def test_what_is_started_here_is_followed_and_answered_there(two: tuple[Re
     assert here == there
 
 
-async def test_what_goes_on_here_is_cancelled_there(two: tuple[Replica, Replica]) -> None:
+async def test_run_can_be_cancelled_at_the_other_server(two: tuple[Replica, Replica]) -> None:
     a, b = (each.client for each in two)
     run = await a.start("clerk", "Talk for ever")
     reading = asyncio.create_task(anext(aiter(a.follow(run.task_id, kinds=["content-delta"]))))
@@ -58,19 +58,19 @@ async def test_what_goes_on_here_is_cancelled_there(two: tuple[Replica, Replica]
     assert (await a.record(run.task_id)).state == "canceled"
 
 
-async def test_one_key_at_two_servers_is_one_run(two: tuple[Replica, Replica]) -> None:
+async def test_key_sent_to_two_servers_starts_one_run(two: tuple[Replica, Replica]) -> None:
     a, b = (each.client for each in two)
     runs = await asyncio.gather(*(each.start("clerk", "Pay 5", key="k") for each in (a, b, a, b)))
     assert len({run.task_id for run in runs}) == 1
-    waiting = await state(a, runs[0].task_id, "input-required")
+    waiting = await wait_for_state(a, runs[0].task_id, "input-required")
     kinds = [event.kind async for event in b.follow(waiting.task_id, until="attempt")]
     assert kinds.count("llm-call") == 1
 
 
-async def test_what_a_server_leaves_the_other_goes_on_with(two: tuple[Replica, Replica]) -> None:
+async def test_run_of_a_killed_server_continues_at_the_other(two: tuple[Replica, Replica]) -> None:
     a, b = two
     run = await a.client.start("clerk", "Pay 5")
-    waiting = await state(b.client, run.task_id, "input-required")
+    waiting = await wait_for_state(b.client, run.task_id, "input-required")
     events = aiter(b.client.follow(run.task_id, after=waiting.cursor))
     await a.kill()
     await b.client.answer(run.task_id, {waiting.pending[0].input_id: True})
@@ -79,7 +79,7 @@ async def test_what_a_server_leaves_the_other_goes_on_with(two: tuple[Replica, R
     assert (await b.client.record(run.task_id)).content == "It is paid 5."
 
 
-async def test_a_server_that_is_stopped_ends_its_streams_and_the_other_goes_on(
+async def test_stopped_server_ends_its_streams_and_the_other_continues(
     two: tuple[Replica, Replica],
 ) -> None:
     # L140
@@ -88,18 +88,22 @@ async def test_a_server_that_is_stopped_ends_its_streams_and_the_other_goes_on(
     paused = await a.client.start("clerk", "Pay 5", wait=20)
     raw = await RawConnection.connect(a.url)
     await raw.get(run.events)
-    seen = await raw.reader.readuntil(b"content-delta")
+    received = await raw.reader.readuntil(b"content-delta")
     a.process.send_signal(signal.SIGTERM)
     async with asyncio.timeout(20):
-        rest = await raw.reader.read(-1)
-        # uvicorn raises the signal once more when it is done.
+        remaining = await raw.reader.read(-1)
+        # uvicorn raises the signal again when it has finished.
         assert await a.process.wait() in (0, -signal.SIGTERM)
     await raw.close()
-    assert rest.endswith(b"come back with the last id\n\n\r\n0\r\n\r\n")
-    last = [line for line in (seen + rest).split(b"\n") if line.startswith(b"id: ")][-1].removeprefix(b"id: ").decode()
+    assert remaining.endswith(b"come back with the last id\n\n\r\n0\r\n\r\n")
+    last = (
+        [line for line in (received + remaining).split(b"\n") if line.startswith(b"id: ")][-1]
+        .removeprefix(b"id: ")
+        .decode()
+    )
     async for event in b.client.follow(run.task_id, after=last):
         if event.kind == "content-delta" and event.attempt == 2:
             break
     assert (await b.client.cancel(run.task_id)).state == "canceled"
     await b.client.answer(paused.task_id, {paused.pending[0].input_id: True})
-    assert (await state(b.client, paused.task_id, "completed")).content == "It is paid 5."
+    assert (await wait_for_state(b.client, paused.task_id, "completed")).content == "It is paid 5."

@@ -1,4 +1,4 @@
-"""The calls of a message and their answers, in the fold: one answer each, in call order."""
+"""Calls of a message and their results in the fold: one result per call, in call order."""
 
 import tracemalloc
 from dataclasses import replace
@@ -30,7 +30,7 @@ from support.runs import is_well_formed, shape
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
-def test_answers_stand_in_call_order_whatever_their_order(order: tuple[int, ...]) -> None:  # L77
+def test_results_are_in_call_order(order: tuple[int, ...]) -> None:  # L77
     calls = [tool_call("f", "a"), tool_call("g", "b"), tool_call("h", "c")]
     state = fold_all([task(), llm_call(), content_complete("", *calls)])
     for index in order:
@@ -45,7 +45,7 @@ def test_answers_stand_in_call_order_whatever_their_order(order: tuple[int, ...]
     assert state.batch is None
 
 
-def test_calls_with_one_id_each_get_their_own_answer() -> None:
+def test_calls_with_equal_ids_have_their_own_results() -> None:
     events = [
         task(),
         llm_call(),
@@ -62,36 +62,36 @@ def test_calls_with_one_id_each_get_their_own_answer() -> None:
 
 
 @pytest.mark.parametrize("index", [-1, 2, 7])
-def test_an_answer_to_a_call_that_is_not_there_is_none(index: int) -> None:
+def test_result_for_a_missing_call_is_ignored(index: int) -> None:
     state = fold_all([task(), llm_call(), content_complete("", tool_call(), tool_call()), tool_complete(index)])
     assert state.batch is not None
     assert state.batch.open == [0, 1]
 
 
-def test_the_answers_of_many_calls_of_one_message_are_counted_and_not_searched() -> None:
-    class Searched(Ledger[int, ToolCompleteEvent]):
-        """Answers that count how often one is looked for."""
+def test_results_of_many_calls_are_counted_and_not_searched() -> None:
+    class CountingLedger(Ledger[int, ToolCompleteEvent]):
+        """Ledger that counts its lookups."""
 
         count = 0
 
         def __contains__(self, key: object) -> bool:
-            Searched.count += 1
+            CountingLedger.count += 1
             return super().__contains__(key)
 
     state = fold_all([task(), llm_call(), content_complete("", *[tool_call()] * 1_000)])
     assert state.batch is not None
-    state = replace(state, batch=replace(state.batch, answers=Searched()))
+    state = replace(state, batch=replace(state.batch, answers=CountingLedger()))
     for index in range(999):
         state = fold(state, tool_complete(index))
-    # Once by the fold, and once by what keeps them.
-    assert Searched.count == 2 * 999
+    # One lookup by the fold and one by the ledger.
+    assert CountingLedger.count == 2 * 999
     assert state.batch is not None
     assert state.batch.open == [999]
     assert fold(state, tool_complete(999)).batch is None
 
 
-def test_each_answer_to_one_of_many_calls_is_kept_once_whatever_number_of_states_there_is() -> None:
-    def size_of_the_states(calls: int) -> int:
+def test_memory_of_states_grows_linearly_with_the_calls() -> None:
+    def measure_states(calls: int) -> int:
         state = fold_all([task(), llm_call(), content_complete("", *[tool_call()] * calls)])
         answers = [tool_complete(index) for index in range(calls - 1)]
         tracemalloc.start()
@@ -102,10 +102,10 @@ def test_each_answer_to_one_of_many_calls_is_kept_once_whatever_number_of_states
         tracemalloc.stop()
         return size
 
-    assert size_of_the_states(800) < 2.5 * size_of_the_states(400)
+    assert measure_states(800) < 2.5 * measure_states(400)
 
 
-def test_a_second_answer_to_a_slot_is_none() -> None:
+def test_second_result_for_a_slot_is_ignored() -> None:
     state = fold_all(
         [
             task(),
@@ -133,7 +133,7 @@ def test_a_second_answer_to_a_slot_is_none() -> None:
         tool_start(3, step="7"),
     ],
 )
-def test_an_answer_for_no_slot_changes_nothing(stray: Event) -> None:
+def test_result_without_a_slot_changes_nothing(stray: Event) -> None:
     for before in [
         fold_all([task()]),
         fold_all([task(), llm_call()]),
@@ -143,7 +143,7 @@ def test_an_answer_for_no_slot_changes_nothing(stray: Event) -> None:
         assert fold(before, stray) == before
 
 
-def test_a_message_that_comes_while_a_message_is_open_stands_behind_it() -> None:
+def test_message_added_during_an_open_message_follows_it() -> None:
     steering = MessageAddedEvent(content="Faster!")
     state = fold_all([task(), llm_call(), steering])
     assert shape(state.messages) == ["user: Hi"]
@@ -151,11 +151,11 @@ def test_a_message_that_comes_while_a_message_is_open_stands_behind_it() -> None
     state = fold_all([content_complete("Hello.")], state)
 
     assert shape(state.messages) == ["user: Hi", "assistant: Hello.", "user: Faster!"]
-    assert not state.done  # the model has to answer to it
+    assert not state.done  # the model has to answer the new message
 
 
-@pytest.mark.parametrize("place", range(5))
-def test_a_message_that_comes_anywhere_in_a_batch_stands_behind_it(place: int) -> None:
+@pytest.mark.parametrize("position", range(5))
+def test_message_added_during_a_batch_follows_it(position: int) -> None:
     events: list[Event] = [
         llm_call(),
         content_complete("", tool_call("f"), tool_call("g")),
@@ -163,7 +163,7 @@ def test_a_message_that_comes_anywhere_in_a_batch_stands_behind_it(place: int) -
         tool_complete(1),
         tool_complete(0),
     ]
-    events.insert(place + 1, MessageAddedEvent(content="Faster!", role="system"))
+    events.insert(position + 1, MessageAddedEvent(content="Faster!", role="system"))
 
     state = fold_all([task(), *events])
 
@@ -171,10 +171,10 @@ def test_a_message_that_comes_anywhere_in_a_batch_stands_behind_it(place: int) -
     assert state.held == ()
 
 
-def test_several_messages_that_are_held_keep_their_order() -> None:
-    held = [MessageAddedEvent(content=text) for text in "abc"]
+def test_several_held_messages_keep_their_order() -> None:
+    messages = [MessageAddedEvent(content=text) for text in "abc"]
     state = fold_all(
-        [task(), llm_call(), held[0], content_complete("", tool_call()), held[1], tool_complete(0), held[2]]
+        [task(), llm_call(), messages[0], content_complete("", tool_call()), messages[1], tool_complete(0), messages[2]]
     )
 
     assert shape(state.messages)[-3:] == ["user: a", "user: b", "user: c"]
@@ -182,7 +182,7 @@ def test_several_messages_that_are_held_keep_their_order() -> None:
 
 @given(st.lists(any_event, max_size=25))
 @settings(max_examples=150, deadline=None)
-def test_whatever_comes_no_call_of_the_history_is_unanswered_and_no_answer_alone(events: list[Event]) -> None:
+def test_history_is_well_formed_after_any_events(events: list[Event]) -> None:
     state = RunState()
     sizes = [0]
     for event in events:
@@ -205,7 +205,7 @@ def test_whatever_comes_no_call_of_the_history_is_unanswered_and_no_answer_alone
         ((None,), None, 0),
     ],
 )
-def test_a_batch_of_calls_may_give_the_answer(
+def test_answer_tool_in_a_batch_may_complete_the_run(
     successes: tuple[bool | None, ...], content: str | None, retries: int
 ) -> None:
     state = state_with_answers(*successes)
@@ -216,6 +216,6 @@ def test_a_batch_of_calls_may_give_the_answer(
     assert state.messages[-1].role == "tool"
     assert not fold(state, MessageAddedEvent(content="More.")).done
     other = ToolCall(id="x", name="f")
-    asked = fold(state, content_complete("", other, step="2"))
-    assert not asked.done
-    assert not fold(asked, ToolCompleteEvent(call=other, step="2", success=True, content="")).done
+    continued = fold(state, content_complete("", other, step="2"))
+    assert not continued.done
+    assert not fold(continued, ToolCompleteEvent(call=other, step="2", success=True, content="")).done

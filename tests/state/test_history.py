@@ -14,7 +14,7 @@ def message(text: str) -> Message:
     return Message.user(text)
 
 
-def test_an_older_version_stays_as_it_was() -> None:
+def test_older_version_is_unchanged() -> None:
     one = History([message("a")])
     two = one.append(message("b"), message("c"))
 
@@ -24,19 +24,19 @@ def test_an_older_version_stays_as_it_was() -> None:
     assert two[-1] == message("c")
 
 
-def test_versions_that_part_do_not_see_each_other() -> None:
+def test_diverging_versions_are_independent() -> None:
     trunk = History([message("a")])
-    left = trunk.append(message("l"))
-    right = trunk.append(message("r"))
-    left = left.append(message("l2"))
+    left_branch = trunk.append(message("l"))
+    right_branch = trunk.append(message("r"))
+    left_branch = left_branch.append(message("l2"))
 
-    assert [each.text for each in left] == ["a", "l", "l2"]
-    assert [each.text for each in right] == ["a", "r"]
+    assert [each.text for each in left_branch] == ["a", "l", "l2"]
+    assert [each.text for each in right_branch] == ["a", "r"]
     assert [each.text for each in trunk] == ["a"]
 
 
 @pytest.mark.parametrize("index", [1, 2, -2, 100])
-def test_what_lies_behind_a_version_is_out_of_its_range(index: int) -> None:
+def test_index_beyond_a_version_is_out_of_range(index: int) -> None:
     trunk = History([message("a")])
     trunk.append(message("b"), message("c"))
 
@@ -44,7 +44,7 @@ def test_what_lies_behind_a_version_is_out_of_its_range(index: int) -> None:
         trunk[index]
 
 
-def test_appending_nothing_gives_the_same_version() -> None:
+def test_appending_nothing_returns_the_same_version() -> None:
     history = History([message("a")])
 
     assert history.append() is history
@@ -61,7 +61,7 @@ def test_appending_to_the_newest_version_copies_nothing() -> None:
     assert len(history) == 100
 
 
-def test_an_empty_version_that_many_begin_with_keeps_nothing_of_them() -> None:
+def test_shared_empty_version_keeps_no_items() -> None:
     history, ledger = History(), Ledger[str, int]()
     history.append(message("a"))
     history.append_stored([StoredMessages(b"", lambda data: [message("b")], 1, 1, 0, ())])
@@ -72,7 +72,7 @@ def test_an_empty_version_that_many_begin_with_keeps_nothing_of_them() -> None:
     assert ledger._store == {}
 
 
-def test_the_size_is_the_same_however_it_was_reached() -> None:
+def test_size_does_not_depend_on_the_way_of_construction() -> None:
     messages = [message("a" * n) for n in range(5)]
     grown = History()
     for each in messages:
@@ -81,7 +81,7 @@ def test_the_size_is_the_same_however_it_was_reached() -> None:
     assert grown.size == History(messages).size > 0
 
 
-def test_a_history_equals_a_list_of_the_same_messages() -> None:
+def test_history_equals_a_list_of_the_same_messages() -> None:
     assert History([message("a")]) == [message("a")]
     assert History([message("a")]) != [message("b")]
     assert History() == []
@@ -89,7 +89,7 @@ def test_a_history_equals_a_list_of_the_same_messages() -> None:
 
 @settings(max_examples=50)
 @given(st.lists(st.tuples(st.integers(0, 100), st.text(max_size=1)), max_size=40))
-def test_however_versions_grow_each_holds_what_a_list_would(steps: list[tuple[int, str]]) -> None:
+def test_versions_equal_lists_after_any_appends(steps: list[tuple[int, str]]) -> None:
     versions = [(History(), list[str]())]
     for parent, text in steps:
         history, texts = versions[parent % len(versions)]
@@ -102,7 +102,7 @@ def test_however_versions_grow_each_holds_what_a_list_would(steps: list[tuple[in
 
 @settings(max_examples=50)
 @given(st.lists(st.tuples(st.integers(0, 100), st.integers(0, 5)), max_size=40))
-def test_however_ledgers_grow_each_holds_what_a_dict_would(steps: list[tuple[int, int]]) -> None:
+def test_ledgers_equal_dicts_after_any_additions(steps: list[tuple[int, int]]) -> None:
     versions = [(Ledger[int, int](), dict[int, int]())]
     for parent, key in steps:
         ledger, entries = versions[parent % len(versions)]
@@ -115,13 +115,13 @@ def test_however_ledgers_grow_each_holds_what_a_dict_would(steps: list[tuple[int
         assert all(ledger.get(key) == entries.get(key) for key in range(6))
 
 
-def test_a_ledger_keeps_what_a_key_had_first_in_the_order_of_coming() -> None:
+def test_ledger_keeps_the_first_value_of_a_key_in_order() -> None:
     ledger = Ledger[str, int]().add("b", 1).add("a", 2).add("b", 3)
 
     assert list(ledger.items()) == [("b", 1), ("a", 2)]
 
 
-def test_a_key_that_came_later_is_not_in_an_older_ledger() -> None:
+def test_later_key_is_not_in_an_older_ledger() -> None:
     older = Ledger[str, int]().add("a", 1)
     older.add("b", 2)
 
@@ -131,7 +131,7 @@ def test_a_key_that_came_later_is_not_in_an_older_ledger() -> None:
 
 
 @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy])
-def test_a_copy_grows_by_itself(duplicate: Callable[[History], History]) -> None:
+def test_copy_grows_independently(duplicate: Callable[[History], History]) -> None:
     history = History([message("a")])
     twin = duplicate(history)
 
@@ -139,7 +139,7 @@ def test_a_copy_grows_by_itself(duplicate: Callable[[History], History]) -> None
     assert [each.text for each in history.append(message("c"))] == ["a", "c"]
 
 
-def test_a_later_version_goes_on_from_what_was_built_of_an_earlier_one() -> None:
+def test_later_version_reuses_a_value_built_for_an_earlier_one() -> None:
     history = History([message("a"), message("b")])
     assert history.get_derived("key", bytes) is None
 
@@ -153,29 +153,29 @@ def test_a_later_version_goes_on_from_what_was_built_of_an_earlier_one() -> None
     assert history.append(message("d")).get_derived("key", bytes) == (2, b"a,b")
 
 
-class Watched(list[Message | StoredMessages]):
-    """A store that notes which messages are looked at."""
+class ObservedStore(list[Message | StoredMessages]):
+    """Store that counts the messages that are read."""
 
     def __init__(self, messages: list[Message | StoredMessages]) -> None:
         super().__init__(messages)
         self.read = 0
 
     def __getitem__(self, index: Any) -> Any:
-        found = super().__getitem__(index)
-        self.read += len(found) if isinstance(index, slice) else 1
-        return found
+        items = super().__getitem__(index)
+        self.read += len(items) if isinstance(index, slice) else 1
+        return items
 
 
-def test_a_slice_reads_what_is_in_it_and_nothing_else() -> None:
+def test_slice_reads_only_its_items() -> None:
     history = History([message(str(number)) for number in range(1_000)])
-    history._items = store = Watched(history._items)
+    history._items = store = ObservedStore(history._items)
 
     assert [each.text for each in history[-3:]] == ["997", "998", "999"]
     assert store.read == 3
 
 
 @given(st.integers(0, 6), st.slices(8))
-def test_a_slice_is_that_of_a_list(length: int, part: slice) -> None:
+def test_slice_equals_that_of_a_list(length: int, part: slice) -> None:
     messages = [message(str(number)) for number in range(length)]
     history = History(messages)
     history.append(message("later"))
@@ -183,16 +183,18 @@ def test_a_slice_is_that_of_a_list(length: int, part: slice) -> None:
     assert history[part] == messages[part]
 
 
-def test_a_history_knows_what_no_request_goes_without() -> None:
+def test_history_knows_its_newest_user_message_and_pinned_messages() -> None:
     one = History([message("a"), Message.assistant("b")])
     two = one.append(Message.user("c", pinned=True), Message.assistant("d"))
 
-    assert (one.newest_user, one.pinned) == (0, ())
-    assert (two.newest_user, two.pinned) == (2, (2,))
+    assert one.newest_user == 0
+    assert one.pinned == ()
+    assert two.newest_user == 2
+    assert two.pinned == (2,)
     assert History([Message.assistant("b")]).newest_user is None
 
 
-def test_a_later_version_is_told_from_another_history() -> None:
+def test_extension_is_distinguished_from_another_history() -> None:
     one = History([message("a")])
     two = one.append(message("b"))
     other = one.append(message("c"))

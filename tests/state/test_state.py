@@ -1,4 +1,4 @@
-"""The fold: what is known of a run after each of its events."""
+"""Fold of the events of a run."""
 
 from dataclasses import replace
 from typing import Any
@@ -33,7 +33,7 @@ from support.fold_events import IMAGE, content_complete, input_required, llm_cal
 from support.runs import is_well_formed, shape
 
 
-def test_the_state_that_all_runs_begin_with_stays_empty() -> None:
+def test_shared_initial_state_stays_empty() -> None:
     events = [
         task(),
         content_complete("", tool_call(id="c")),
@@ -45,14 +45,12 @@ def test_the_state_that_all_runs_begin_with_stays_empty() -> None:
     assert len(state.messages) == 3
     assert (*state.calls, *state.thoughts) == ("c", "t")
     assert RunState() == initial_state()
-    assert (initial_state().messages._items, initial_state().calls._store, initial_state().thoughts._store) == (
-        [],
-        {},
-        {},
-    )
+    assert initial_state().messages._items == []
+    assert initial_state().calls._store == {}
+    assert initial_state().thoughts._store == {}
 
 
-def test_a_task_opens_the_history_and_an_answer_ends_it() -> None:
+def test_task_starts_the_history_and_an_answer_completes_it() -> None:
     state = fold_all([task("Be kind.", "Hi"), llm_call(), content_complete("Hello.")])
 
     assert shape(state.messages) == ["user: Be kind.", "user: Hi", "assistant: Hello."]
@@ -60,28 +58,28 @@ def test_a_task_opens_the_history_and_an_answer_ends_it() -> None:
     assert state.content == "Hello."
 
 
-def test_an_empty_answer_is_an_answer() -> None:
+def test_empty_answer_is_an_answer() -> None:
     assert fold_all([task(), llm_call(), content_complete("")]).done
 
 
-def test_the_fold_changes_no_earlier_state() -> None:
+def test_fold_does_not_change_earlier_states() -> None:
     before = fold_all([task(), llm_call(), content_complete("", tool_call(), tool_call())])
-    kept = replace(before)
+    copy = replace(before)
 
     fold_all([tool_complete(0), tool_complete(1), content_complete("done", step="2")], before)
 
-    assert before == kept
+    assert before == copy
     assert shape(before.messages) == ["user: Hi"]
 
 
-def test_text_beside_calls_is_no_answer() -> None:  # L33
+def test_text_with_calls_is_not_an_answer() -> None:  # L33
     state = fold_all([task(), llm_call(), content_complete("I think.", tool_call("think_aloud"))])
 
     assert not state.done
     assert not fold_all([tool_complete()], state).done
 
 
-def test_text_and_calls_of_one_turn_are_one_message() -> None:  # L76
+def test_text_and_calls_of_a_turn_are_one_message() -> None:  # L76
     state = fold_all(
         [
             task(),
@@ -95,18 +93,19 @@ def test_text_and_calls_of_one_turn_are_one_message() -> None:  # L76
     state = fold_all([tool_complete(1)], state)
 
     assistant = state.messages[1]
-    assert (assistant.text, [call.name for call in assistant.tool_calls]) == ("Let me see.", ["f", "g"])
+    assert assistant.text == "Let me see."
+    assert [call.name for call in assistant.tool_calls] == ["f", "g"]
     assert len(state.messages) == 4
 
 
-def test_a_message_behind_the_answer_asks_for_another_one() -> None:
+def test_message_after_the_answer_requires_another_answer() -> None:
     state = fold_all([task(), llm_call(), content_complete("Hello."), MessageAddedEvent(content="In French!")])
 
     assert not state.done
     assert fold_all([llm_call("2"), content_complete("Bonjour.", step="2")], state).done
 
 
-def test_a_message_that_was_cut_off_never_enters_the_history() -> None:
+def test_canceled_message_is_not_in_the_history() -> None:
     events = [
         task(),
         llm_call(),
@@ -117,26 +116,30 @@ def test_a_message_that_was_cut_off_never_enters_the_history() -> None:
     state = fold_all(events)
 
     assert shape(state.messages) == ["user: Hi", "user: Faster!"]
-    assert (state.open_step, state.content, state.done) == (None, "Hel", False)
+    assert state.open_step is None
+    assert state.content == "Hel"
+    assert state.done is False
 
 
-def test_a_canceled_message_with_calls_opens_no_slots() -> None:
+def test_canceled_message_with_calls_opens_no_slots() -> None:
     state = fold_all([task(), llm_call(), content_complete("", tool_call(), finish_reason="canceled")])
 
     assert state.batch is None
 
 
-def test_a_second_call_of_a_step_forgets_how_the_first_one_failed() -> None:
+def test_second_call_of_a_step_clears_the_failure_of_the_first() -> None:
     failure = LLMFailedEvent(step="1", error=ErrorInfo(code="context_length", message="long"), retryable=True)
     state = fold_all([task(), llm_call(), failure])
     assert state.failure == failure
 
     state = fold_all([llm_call()], state)
 
-    assert (state.failure, state.iteration, state.open_step) == (None, 1, "1")
+    assert state.failure is None
+    assert state.iteration == 1
+    assert state.open_step == "1"
 
 
-def test_failed_iterations_count_until_one_tool_succeeds() -> None:  # L72
+def test_failed_iterations_are_counted_until_a_tool_succeeds() -> None:  # L72
     def batch(step: str, *successes: bool) -> list[Event]:
         calls = [tool_call() for _ in successes]
         answers = [tool_complete(index, step=step, success=success) for index, success in enumerate(successes)]
@@ -148,7 +151,7 @@ def test_failed_iterations_count_until_one_tool_succeeds() -> None:  # L72
     assert fold_all([llm_call("3"), content_complete("done", step="3")], state).failures == 0
 
 
-def test_iterations_that_only_think_are_counted_and_any_other_call_ends_the_count() -> None:  # L36
+def test_iterations_that_only_think_are_counted_until_another_call() -> None:  # L36
     def batch(step: str, *names: str) -> list[Event]:
         calls = [tool_call(name) for name in names]
         return [
@@ -162,7 +165,7 @@ def test_iterations_that_only_think_are_counted_and_any_other_call_ends_the_coun
     assert fold_all(batch("3", "think_aloud", "f"), state).thought_streak == 0
 
 
-def test_tokens_and_thoughts_of_a_branch_are_those_of_the_run() -> None:
+def test_tokens_and_thoughts_of_a_branch_count_for_the_run() -> None:
     events = [
         task(),
         UsageEvent(input_tokens=1),
@@ -180,7 +183,7 @@ def test_tokens_and_thoughts_of_a_branch_are_those_of_the_run() -> None:
     assert state.last is None
 
 
-def test_the_events_of_a_nested_run_touch_nothing_but_the_numbering() -> None:  # L10
+def test_events_of_a_nested_run_change_only_the_sequence_number() -> None:  # L10
     before = fold_all([task(seq=1), llm_call(seq=2)])
     nested: list[Event] = [
         task("nested", seq=3),
@@ -200,8 +203,8 @@ def test_transient_events_change_nothing() -> None:
     assert fold(state, ContentDeltaEvent(delta="a", seq=3, sub=1)) is state
 
 
-def test_a_new_task_begins_anew_on_the_history_and_answers_what_was_left_open() -> None:  # L100
-    left = fold_all(
+def test_new_task_answers_open_calls_and_resets_the_run() -> None:  # L100
+    unfinished = fold_all(
         [
             task("One"),
             llm_call(),
@@ -210,9 +213,9 @@ def test_a_new_task_begins_anew_on_the_history_and_answers_what_was_left_open() 
             input_required(),
         ]
     )
-    left = fold_all([UsageEvent(input_tokens=5), MessageAddedEvent(content="Faster!")], left)
+    unfinished = fold_all([UsageEvent(input_tokens=5), MessageAddedEvent(content="Faster!")], unfinished)
 
-    state = fold_all([task("Two")], left)
+    state = fold_all([task("Two")], unfinished)
 
     assert shape(state.messages) == [
         "user: One",
@@ -223,22 +226,25 @@ def test_a_new_task_begins_anew_on_the_history_and_answers_what_was_left_open() 
         "user: Two",
     ]
     assert is_well_formed(state.messages)
-    assert (state.batch, state.pending, state.usage, state.iteration) == (None, {}, Usage(), 0)
+    assert state.batch is None
+    assert state.pending == {}
+    assert state.usage == Usage()
+    assert state.iteration == 0
 
 
-def test_a_new_task_leaves_out_a_message_that_was_never_completed() -> None:
+def test_new_task_removes_a_message_that_was_never_completed() -> None:
     state = fold_all([task("One"), llm_call(), task("Two")])
 
     assert shape(state.messages) == ["user: One", "user: Two"]
     assert state.open_step is None
 
 
-def test_the_attempt_is_known_from_the_first_event_on() -> None:  # L109
+def test_attempt_is_set_by_the_first_event() -> None:  # L109
     assert fold_all([task(attempt=1)]).attempt == 1
     assert fold_all([task(attempt=1), StatusUpdateEvent(state="working", attempt=2)]).attempt == 2
 
 
-def test_questions_wait_until_they_are_answered() -> None:
+def test_questions_are_pending_until_they_are_answered() -> None:
     state = fold_all(
         [task(), llm_call(), content_complete("", tool_call()), input_required("1.0.1"), input_required("1.0.2")]
     )
@@ -250,7 +256,7 @@ def test_questions_wait_until_they_are_answered() -> None:
     assert state.answers == {"1.0.1": False}
 
 
-def test_a_call_that_is_answered_waits_for_nothing() -> None:
+def test_answered_call_has_no_pending_questions() -> None:
     question = PendingInput(input_id="1.0.1", prompt="Sure?", call=tool_call(), index=0, step="1")
     other = PendingInput(input_id="1.1.1", prompt="Sure?", call=tool_call(), index=1, step="1")
     guard = PendingInput(input_id="1.0.2", prompt="Go on?", index=0, step="1")
@@ -263,27 +269,28 @@ def test_a_call_that_is_answered_waits_for_nothing() -> None:
     assert list(state.pending) == ["1.1.1", "1.0.2"]
 
 
-def test_a_question_on_a_branch_waits_for_the_whole_run_and_not_for_another_branch() -> None:
+def test_question_on_a_branch_is_pending_for_the_run_and_not_for_other_branches() -> None:
     question = PendingInput(input_id="b/1.0.1", prompt="Sure?", call=tool_call(), index=0, step="b/1")
-    asking = InputRequiredEvent(input=question, branch="b")
-    begun = fold_all(
-        [task(), llm_call("b/1", branch="b"), content_complete("", tool_call(), step="b/1", branch="b"), asking]
+    question_event = InputRequiredEvent(input=question, branch="b")
+    waiting = fold_all(
+        [task(), llm_call("b/1", branch="b"), content_complete("", tool_call(), step="b/1", branch="b"), question_event]
     )
 
-    assert list(begun.pending) == ["b/1.0.1"]
-    assert begun.create_branch().pending == {}
-    assert fold_all([tool_complete(0, step="b/1", branch="b")], begun).pending == {}
-    told = fold_all([InputReceivedEvent(input_id="b/1.0.1", value=True)], begun)
-    assert (told.pending, told.create_branch().merge_main(told).answers) == ({}, {"b/1.0.1": True})
+    assert list(waiting.pending) == ["b/1.0.1"]
+    assert waiting.create_branch().pending == {}
+    assert fold_all([tool_complete(0, step="b/1", branch="b")], waiting).pending == {}
+    answered_state = fold_all([InputReceivedEvent(input_id="b/1.0.1", value=True)], waiting)
+    assert answered_state.pending == {}
+    assert answered_state.create_branch().merge_main(answered_state).answers == {"b/1.0.1": True}
 
 
 class OwnNote(MessageAddedEvent):
-    """A `message-added` of the user's."""
+    """Custom subclass of `message-added`."""
 
     weight: int = 0
 
 
-def test_a_class_of_ones_own_is_folded_as_what_a_log_gives_in_its_place() -> None:
+def test_custom_event_class_is_folded_like_its_logged_form() -> None:
     note = OwnNote(role="user", content="Mind the gap.", weight=3, seq=2)
     read = Event.from_json(note.to_json())
     assert type(read) is MessageAddedEvent
@@ -291,20 +298,20 @@ def test_a_class_of_ones_own_is_folded_as_what_a_log_gives_in_its_place() -> Non
     assert shape(fold(state, note).messages) == shape(fold(state, read).messages) == ["user: Hi", "user: Mind the gap."]
 
 
-def test_a_branch_begins_where_the_main_line_stood() -> None:
+def test_branch_starts_with_the_messages_of_the_main_branch() -> None:
     events = [task("One"), llm_call("b/1", branch="b"), MessageAddedEvent(content="Two"), llm_call("c/1", branch="c")]
-    born: dict[str, RunState] = {}
+    branch_states: dict[str, RunState] = {}
 
-    fold_all([*events, MessageAddedEvent(content="Three")], branch_states=born)
+    fold_all([*events, MessageAddedEvent(content="Three")], branch_states=branch_states)
 
-    assert {branch: shape(state.messages) for branch, state in born.items()} == {
+    assert {branch: shape(state.messages) for branch, state in branch_states.items()} == {
         "b": ["user: One"],
         "c": ["user: One", "user: Two"],
     }
 
 
 @pytest.mark.parametrize(("state", "finished"), [("completed", True), ("failed", True), ("canceled", False)])
-def test_completed_and_failed_are_for_good(state: Any, finished: bool) -> None:
+def test_completed_and_failed_runs_are_finished(state: Any, finished: bool) -> None:
     assert fold_all([task(), StatusUpdateEvent(state=state, final=True)]).finished is finished
 
 
@@ -328,27 +335,28 @@ def test_each_limit_has_its_reason(state: RunState, limits: Limits, reason: str 
     assert (hit.reason if hit is not None else None) == reason
 
 
-def test_the_fold_keeps_the_highest_number_of_the_letters_that_the_run_took() -> None:
-    said = [
+def test_fold_keeps_the_highest_command_number() -> None:
+    events = [
         MessageAddedEvent(seq=2, content="Half of it", metadata={"mail_id": 7}),
         InputReceivedEvent(seq=3, input_id="a", value=1, branch="b", metadata={"mail_id": 9}),
         MessageAddedEvent(seq=4, content="No, all of it", metadata={"mail_id": 8}),
         CustomEvent(seq=5, name="note", metadata={"mail_id": "none", "tenant": "t"}),
     ]
 
-    assert [fold_all([task(seq=1), *said[:count]]).last_command for count in range(5)] == [0, 7, 9, 9, 9]
+    assert [fold_all([task(seq=1), *events[:count]]).last_command for count in range(5)] == [0, 7, 9, 9, 9]
     assert (
-        fold_all([task(seq=1), *said[:2]]).create_branch().merge_main(fold_all([task(seq=1), *said])).last_command == 9
+        fold_all([task(seq=1), *events[:2]]).create_branch().merge_main(fold_all([task(seq=1), *events])).last_command
+        == 9
     )
 
 
-def test_a_letter_to_a_run_inside_is_none_of_the_outer_one() -> None:
+def test_command_of_a_nested_run_does_not_count_for_the_outer_run() -> None:
     inside = MessageAddedEvent(seq=2, content="Hi", task_id="child", parent_task_id="r", metadata={"mail_id": 7})
 
     assert fold_all([task(seq=1), inside]).last_command == 0
 
 
-def test_a_run_takes_its_own_letters_and_knows_nothing_of_those_of_the_run_before_it() -> None:
+def test_run_starts_without_the_command_number_of_the_previous_run() -> None:
     first = fold_all([task(seq=1), MessageAddedEvent(seq=2, content="Hi", metadata={"mail_id": 7})])
 
     assert fold_all([task(seq=1)], first).last_command == 0
@@ -356,16 +364,16 @@ def test_a_run_takes_its_own_letters_and_knows_nothing_of_those_of_the_run_befor
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.booleans(), min_size=1, max_size=6), st.randoms(use_true_random=False))
-def test_the_fold_of_what_clients_get_has_the_messages_that_clients_may_see(hidden: list[bool], random: Any) -> None:
-    calls = [ToolCall(id=str(place), name="f", hidden=each) for place, each in enumerate(hidden)]
+def test_fold_of_public_events_has_the_public_messages(hidden: list[bool], random: Any) -> None:
+    calls = [ToolCall(id=str(index), name="f", hidden=each) for index, each in enumerate(hidden)]
     order = random.sample(range(len(calls)), len(calls))
     answers: list[Event] = []
-    for place in order:
-        said = [Message.system("Mind the gap.")] if place % 2 else []
+    for index in order:
+        messages = [Message.system("Mind the gap.")] if index % 2 else []
         answers += [
-            ToolStartEvent(call=calls[place], index=place, step="1", idempotency_key=str(place)),
+            ToolStartEvent(call=calls[index], index=index, step="1", idempotency_key=str(index)),
             ToolCompleteEvent(
-                call=calls[place], index=place, step="1", success=True, content=f"of {place}", messages=said
+                call=calls[index], index=index, step="1", success=True, content=f"of {index}", messages=messages
             ),
         ]
     events = [
@@ -381,30 +389,34 @@ def test_the_fold_of_what_clients_get_has_the_messages_that_clients_may_see(hidd
     assert state.batch is None
 
 
-def test_the_parts_of_a_result_follow_its_text_in_the_history() -> None:
+def test_parts_of_a_result_follow_its_text_in_the_history() -> None:
     state = fold_all([task(), content_complete("", tool_call()), tool_complete(content="See.", parts=[IMAGE])])
 
     assert state.messages[-1].content == [TextPart(text="See."), IMAGE]
 
 
-def test_the_files_of_an_answer_follow_its_text_and_what_it_cites_is_not_in_the_history() -> None:
+def test_files_of_an_answer_follow_its_text_and_citations_are_not_in_the_history() -> None:
     cited = Citation(url="https://example.org")
     state = fold_all([task(), llm_call(), content_complete("A cat.", files=[IMAGE], citations=[cited])])
 
-    assert (state.content, state.files, state.citations) == ("A cat.", [IMAGE], [cited])
+    assert state.content == "A cat."
+    assert state.files == [IMAGE]
+    assert state.citations == [cited]
     assert state.messages[-1].content == [TextPart(text="A cat."), IMAGE]
     assert state.done
 
 
-def test_an_answer_by_a_tool_has_the_parts_of_that_call_and_none_of_what_was_said_before() -> None:
+def test_answer_by_a_tool_has_only_the_parts_of_that_call() -> None:
     before = content_complete("I drew.", tool_call(), files=[IMAGE], citations=[Citation(url="https://example.org")])
     state = fold_all([task(), before, tool_complete(answer=True, parts=[IMAGE, IMAGE])])
 
-    assert (state.answered, state.files, state.citations) == (True, [IMAGE, IMAGE], ())
+    assert state.answered is True
+    assert state.files == [IMAGE, IMAGE]
+    assert state.citations == ()
 
 
-def test_a_message_that_was_cut_off_has_no_files() -> None:
-    made = [
+def test_canceled_message_has_no_files() -> None:
+    events = [
         task(),
         llm_call(),
         content_complete(files=[IMAGE]),
@@ -412,4 +424,5 @@ def test_a_message_that_was_cut_off_has_no_files() -> None:
         content_complete("Half", step="2", finish_reason="canceled"),
     ]
 
-    assert (fold_all(made).content, fold_all(made).files) == ("Half", [])
+    assert fold_all(events).content == "Half"
+    assert fold_all(events).files == []

@@ -1,6 +1,6 @@
-"""Appends to the artifact `a.txt` in a process of its own: `artifact_writer.py KIND FOLDER NAME COUNT`.
+"""Append to the artifact `a.txt` in a separate process: `artifact_writer.py KIND FOLDER NAME COUNT`.
 
-Each chunk has a key that follows from name and number, so that a second process of that name writes nothing twice.
+The key of each chunk follows from name and number, so a second process with the same name writes no duplicates.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Logs for tests."""
+"""Event logs for tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support.postgres.server import new_schema
 
 @pytest.fixture
 async def new_log(postgres: str) -> AsyncIterator[MakeLog]:
-    """Makes logs in Postgres over one schema."""
+    """Factory of Postgres logs that share a schema."""
     logs: list[PostgresEventLog] = []
     every: dict[str, Any] = {"schema": new_schema()}
 

@@ -1,4 +1,4 @@
-"""Forks processes that have an event log open: `forker.py FILE`."""
+"""Fork while an event log is open: `forker.py FILE`."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ def notes(first: int, last: int) -> list[Event]:
     return [CustomEvent(seq=seq, attempt=1, name="note", data="x" * 100) for seq in range(first, last + 1)]
 
 
-async def written(log: SqliteEventLog, task_id: str, batches: int) -> None:
-    """A run, some of it by the thread and some of it at once."""
+async def write_run(log: SqliteEventLog, task_id: str, batches: int) -> None:
+    """Write a run with the thread and synchronously."""
     await log.append(task_id, [task(task_id)], expected_seq=0)
     for seq in range(2, 2 + 40 * batches, 40):
         await log.append(task_id, notes(seq, seq + 39), expected_seq=seq - 1)
 
 
-async def in_the_child(log: SqliteEventLog) -> None:
+async def write_in_child(log: SqliteEventLog) -> None:
     assert len(await log.read("before")) >= 1
-    await written(log, "child", 20)
+    await write_run(log, "child", 20)
     await log.aclose()
 
 
-def child(log: SqliteEventLog) -> NoReturn:
-    asyncio.run(asyncio.wait_for(in_the_child(log), 20))
+def run_child(log: SqliteEventLog) -> NoReturn:
+    asyncio.run(asyncio.wait_for(write_in_child(log), 20))
     os._exit(0)
 
 
-async def parent(log: SqliteEventLog, turns: int) -> int:
-    """Fork somewhere in the middle of a write of the thread, while somebody follows."""
+async def run_parent(log: SqliteEventLog, turns: int) -> int:
+    """Fork during a write of the thread, while a follower reads."""
 
     async def follow() -> list[int]:
         return [event.seq async for event in log.follow("before")]
@@ -51,12 +51,12 @@ async def parent(log: SqliteEventLog, turns: int) -> int:
         await asyncio.sleep(0)
     pid = os.fork()
     if pid == 0:
-        child(log)
+        run_child(log)
     await writing
-    await written(log, "parent", 20)
+    await write_run(log, "parent", 20)
     await log.append("before", [StatusUpdateEvent(seq=502, state="completed", final=True)], expected_seq=501)
     assert await asyncio.wait_for(follower, 10) == list(range(1, 503))
-    # The child writes on into a file that its parent has closed.
+    # The child continues to write into a file that its parent has closed.
     await log.aclose()
     return pid
 
@@ -65,10 +65,10 @@ async def main(path: str) -> None:
     for turns in range(6):
         log = SqliteEventLog(f"{path}-{turns}")
         await log.append("before", [task("before")], expected_seq=0)
-        pid = await parent(log, turns)
+        pid = await run_parent(log, turns)
         _, status = await asyncio.to_thread(os.waitpid, pid, 0)
-        held = {record.task_id: len(await log.read(record.task_id)) for record in await log.list_runs()}
-        print(json.dumps([os.waitstatus_to_exitcode(status), held]), flush=True)
+        log_contents = {record.task_id: len(await log.read(record.task_id)) for record in await log.list_runs()}
+        print(json.dumps([os.waitstatus_to_exitcode(status), log_contents]), flush=True)
         await log.aclose()
 
 

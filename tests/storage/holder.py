@@ -1,8 +1,8 @@
-"""Holds the turn of a run, and writes the run when it is told to: `holder.py ADDRESS LEASE [RUN]`.
+"""Hold the lease of a run, and append to the run on command: `holder.py ADDRESS LEASE [RUN]`.
 
-The run is `run`, which it begins; another one is there already, and left as it is.
+The process starts the run `run`. Another run must exist already and is not changed.
 
-It says `has` or `busy`, then `lost` when the turn is; to each line that it reads it answers with the error of an
+It prints `has` or `busy`, and `lost` when it loses the lease. It answers each line of input with the error of an
 append, or `written`.
 """
 
@@ -17,26 +17,30 @@ from rxloop.protocol.events import CustomEvent, StatusUpdateEvent, TaskEvent
 from rxloop.protocol.messages import Message
 
 
-def say(word: str) -> None:
+def report(word: str) -> None:
     print(word, flush=True)
 
 
 async def main(address: str, lease: float, run: str = "run") -> None:
     log = open_log(address, lease=lease)
-    taken = await log.acquire_lease("c", run, lambda: say("lost"))
-    say("has" if taken else "busy")
+    is_acquired = await log.acquire_lease("c", run, lambda: report("lost"))
+    report("has" if is_acquired else "busy")
     if run == "run":
-        begun = TaskEvent(seq=1, attempt=1, context_id="c", messages=[Message.user("Hi")], model="m", agent_name="a")
-        await log.append("run", [begun, StatusUpdateEvent(seq=2, state="working")], expected_seq=0, writer="holder")
+        first_event = TaskEvent(
+            seq=1, attempt=1, context_id="c", messages=[Message.user("Hi")], model="m", agent_name="a"
+        )
+        await log.append(
+            "run", [first_event, StatusUpdateEvent(seq=2, state="working")], expected_seq=0, writer="holder"
+        )
     seq = 2
     while await asyncio.to_thread(sys.stdin.readline):
         try:
             await log.append("run", [CustomEvent(seq=seq + 1, name="note")], expected_seq=seq, writer="holder")
         except EventLogError as error:
-            say(type(error).__name__)
+            report(type(error).__name__)
         else:
             seq += 1
-            say("written")
+            report("written")
     await log.aclose()
 
 

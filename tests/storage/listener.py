@@ -1,6 +1,6 @@
-"""Follows the run `run` of a log in Postgres, to be frozen: `listener.py ADDRESS`.
+"""Follow the run `run` of a log in Postgres until a test freezes the process: `listener.py ADDRESS`.
 
-It says `ready` when it has seen the first events, and the numbers of all events at the end.
+The process prints `ready` after the first events, and the numbers of all events at the end.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Appends the same bytes as another process at the same moment, again and again: `racer.py FILE RUNS`."""
+"""Append the same bytes as another process at the same moment, repeatedly: `racer.py FILE RUNS`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ async def main(path: str, count: int) -> None:
     begin = float(sys.stdin.readline())
     for number in range(count):
         name = f"run-{number}"
-        # Every 5 ms, to the moment, in both processes.
+        # Both processes append every 5 ms at the same time.
         while time.time() < begin + number * 0.005:
             pass
         event = TaskEvent(

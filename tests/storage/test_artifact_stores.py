@@ -1,4 +1,4 @@
-"""The stores of artifacts: the contract of each, files and links, crashes, several processes, and large artifacts."""
+"""Contract, files, crashes and concurrent use of the artifact stores."""
 
 from __future__ import annotations
 
@@ -30,63 +30,65 @@ WRITER = [sys.executable, str(Path(__file__).with_name("artifact_writer.py"))]
 
 @pytest.mark.service("postgres")
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-async def test_postgres_keeps_the_contract(check: Check, postgres: str) -> None:
+async def test_postgres_store_passes_the_contract(check: Check, postgres: str) -> None:
     await check(lambda: PostgresArtifacts(clear_log(postgres)))
 
 
 @pytest.mark.service("postgres")
 @pytest.mark.parametrize("check", SHARED_CHECKS, ids=lambda check: check.__name__)
-async def test_two_stores_over_one_database_keep_the_contract(check: SharedCheck, postgres: str) -> None:
+async def test_two_stores_of_one_database_pass_the_contract(check: SharedCheck, postgres: str) -> None:
     await check(lambda: (PostgresArtifacts(clear_log(postgres)), PostgresArtifacts(postgres)))
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 @pytest.mark.parametrize("kind", MAKERS)
-async def test_every_store_keeps_the_contract(kind: str, check: Check, tmp_path: Path) -> None:  # L126, L129
+async def test_store_passes_the_contract(kind: str, check: Check, tmp_path: Path) -> None:  # L126, L129
     await check(lambda: MAKERS[kind](tmp_path))
 
 
 @pytest.mark.parametrize("check", SHARED_CHECKS, ids=lambda check: check.__name__)
 @pytest.mark.parametrize("kind", ["folder", "sqlite"])
-async def test_two_stores_over_one_place_keep_the_contract(kind: str, check: SharedCheck, tmp_path: Path) -> None:
+async def test_two_stores_of_one_folder_or_file_pass_the_contract(
+    kind: str, check: SharedCheck, tmp_path: Path
+) -> None:
     await check(lambda: (MAKERS[kind](tmp_path), MAKERS[kind](tmp_path)))
 
 
-async def begin(store: ArtifactStore, artifact_id: str = "a.txt", context: str = "c", **fields: Any) -> None:
-    given: dict[str, Any] = {
+async def create(store: ArtifactStore, artifact_id: str = "a.txt", context: str = "c", **fields: Any) -> None:
+    options: dict[str, Any] = {
         "name": "a",
         "media_type": "text/plain",
         "override": False,
         "key": f"create {artifact_id}",
         "now": 1,
     }
-    await store.create(context, artifact_id, **{**given, **fields})
+    await store.create(context, artifact_id, **{**options, **fields})
 
 
 async def append(store: ArtifactStore, data: bytes, key: str, artifact_id: str = "a.txt", last: bool = False) -> None:
     await store.append("c", artifact_id, data, version=None, last=last, key=key, now=2)
 
 
-async def test_a_folder_has_the_files_under_their_names_for_their_owner_alone(tmp_path: Path) -> None:
+async def test_folder_store_writes_named_files_that_only_the_owner_can_read(tmp_path: Path) -> None:
     store = FolderArtifacts(tmp_path / "files")
-    await begin(store, "report.md")
+    await create(store, "report.md")
     await append(store, b"# Oslo\n", "1", "report.md")
     assert (tmp_path / "files/c/v1/report.md").read_bytes() == b"# Oslo\n"
     for path in (tmp_path / "files", *(tmp_path / "files").rglob("*")):
         assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
 
 
-@pytest.mark.parametrize("planted", ["c", "c/v1", "c/.journal", "c/v1/a.txt", "c/.journal/a.txt"])
-async def test_a_link_in_the_folder_is_never_followed(planted: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("link_path", ["c", "c/v1", "c/.journal", "c/v1/a.txt", "c/.journal/a.txt"])
+async def test_symbolic_link_in_the_folder_is_never_followed(link_path: str, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "a.txt").write_text("secret")
-    link = tmp_path / "files" / planted
+    link = tmp_path / "files" / link_path
     link.parent.mkdir(parents=True)
-    link.symlink_to(outside / "a.txt" if planted.endswith(".txt") else outside)
+    link.symlink_to(outside / "a.txt" if link_path.endswith(".txt") else outside)
     store = FolderArtifacts(tmp_path / "files")
     with pytest.raises(ArtifactError):
-        await begin(store)
+        await create(store)
     with pytest.raises(ArtifactError):
         await append(store, b"x", "1")
     with pytest.raises(ArtifactError):
@@ -95,9 +97,9 @@ async def test_a_link_in_the_folder_is_never_followed(planted: str, tmp_path: Pa
     assert (outside / "a.txt").read_text() == "secret"
 
 
-async def test_a_pipe_in_the_place_of_a_file_holds_up_nobody(tmp_path: Path) -> None:
+async def test_named_pipe_instead_of_a_file_is_an_error_and_does_not_block(tmp_path: Path) -> None:
     store = FolderArtifacts(tmp_path / "files")
-    await begin(store)
+    await create(store)
     content = tmp_path / "files/c/v1/a.txt"
     content.unlink()
     os.mkfifo(content)
@@ -107,9 +109,9 @@ async def test_a_pipe_in_the_place_of_a_file_holds_up_nobody(tmp_path: Path) -> 
         await store.read("c", "a.txt", limit=1)
 
 
-async def test_what_a_crash_left_behind_the_end_is_not_there_and_is_written_over(tmp_path: Path) -> None:
+async def test_partial_chunk_after_a_crash_is_ignored_and_overwritten(tmp_path: Path) -> None:
     store = FolderArtifacts(tmp_path / "files")
-    await begin(store)
+    await create(store)
     await append(store, b"one", "1")
     with (tmp_path / "files/c/v1/a.txt").open("ab") as file:
         file.write(b"half a chunk that nobody knows of")
@@ -122,9 +124,9 @@ async def test_what_a_crash_left_behind_the_end_is_not_there_and_is_written_over
     assert (tmp_path / "files/c/v1/a.txt").read_bytes() == b"onetwo"
 
 
-async def test_a_damaged_journal_and_a_file_that_was_cut_are_said(tmp_path: Path) -> None:
+async def test_damaged_journal_and_truncated_file_are_reported(tmp_path: Path) -> None:
     store = FolderArtifacts(tmp_path / "files")
-    await begin(store)
+    await create(store)
     await append(store, b"one", "1")
     (tmp_path / "files/c/v1/a.txt").write_bytes(b"o")
     with pytest.raises(ArtifactError, match="shorter than its journal"):
@@ -134,14 +136,12 @@ async def test_a_damaged_journal_and_a_file_that_was_cut_are_said(tmp_path: Path
         await FolderArtifacts(tmp_path / "files").read("c", "a.txt")
 
 
-async def test_a_journal_that_another_process_keeps_is_waited_for_and_not_for_ever(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_locked_journal_is_an_error_after_the_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import fcntl
 
     monkeypatch.setattr("rxloop.storage.folder_artifacts.LOCK_SECONDS", 0.05)
     store = FolderArtifacts(tmp_path / "files")
-    await begin(store)
+    await create(store)
     with (tmp_path / "files/c/.journal/a.txt").open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.raises(ArtifactError, match="another process has held"):
@@ -151,29 +151,29 @@ async def test_a_journal_that_another_process_keeps_is_waited_for_and_not_for_ev
     assert await store.read("c", "a.txt") == b"x"
 
 
-async def test_what_a_file_manager_leaves_in_a_folder_is_no_artifact(tmp_path: Path) -> None:
+async def test_files_of_a_file_manager_are_not_artifacts(tmp_path: Path) -> None:
     store = FolderArtifacts(tmp_path / "files")
-    await begin(store)
+    await create(store)
     for folder in ("v1", ".journal"):
         (tmp_path / "files/c" / folder / ".DS_Store").write_bytes(b"\0\0\0\1Bud1\n\n")
     assert [record.artifact_id for record in await store.list("c")] == ["a.txt"]
 
 
-async def test_a_folder_that_is_gone_has_no_artifacts(tmp_path: Path) -> None:
+async def test_missing_folder_has_no_artifacts(tmp_path: Path) -> None:
     store = FolderArtifacts(tmp_path / "nowhere" / "files")
     assert not await store.list("c")
     with pytest.raises(UnknownArtifact):
         await store.read("c", "a.txt")
     with pytest.raises(ArtifactError, match="check that the one above it exists"):
-        await begin(store)
+        await create(store)
     (tmp_path / "a").write_text("")
     with pytest.raises(ConfigurationError, match="not a folder"):
         FolderArtifacts(tmp_path / "a")
 
 
-async def test_artifacts_and_runs_share_a_file(tmp_path: Path) -> None:
+async def test_artifacts_and_runs_can_share_a_file(tmp_path: Path) -> None:
     log = SqliteEventLog(tmp_path / "app.db")
-    await begin(log.artifacts)
+    await create(log.artifacts)
     await append(log.artifacts, b"one", "1")
     assert not await log.list_runs()
     await log.aclose()
@@ -183,11 +183,11 @@ async def test_artifacts_and_runs_share_a_file(tmp_path: Path) -> None:
     await store.aclose()
 
 
-async def test_what_is_no_file_of_ours_is_refused(tmp_path: Path) -> None:
+async def test_sqlite_store_rejects_foreign_files_and_invalid_options(tmp_path: Path) -> None:
     (tmp_path / "app.db").write_text("this is a letter, and no database at all\n" * 50)
     store = SqliteArtifacts(tmp_path / "app.db")
     with pytest.raises(EventLogError, match="not a SQLite file"):
-        await begin(store)
+        await create(store)
     await store.aclose()
     with pytest.raises(ConfigurationError, match="MemoryArtifacts"):
         SqliteArtifacts(":memory:")
@@ -196,26 +196,26 @@ async def test_what_is_no_file_of_ours_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["folder", "sqlite"])
-def test_processes_share_an_artifact_and_lose_nothing(kind: str, tmp_path: Path) -> None:
+def test_concurrent_processes_lose_no_chunk(kind: str, tmp_path: Path) -> None:
     names, count = ["a", "b", "c"], 60
-    asyncio.run(begin(MAKERS[kind](tmp_path)))
+    asyncio.run(create(MAKERS[kind](tmp_path)))
     running = [
         subprocess.Popen([*WRITER, kind, str(tmp_path), name, str(count)], stdout=subprocess.PIPE) for name in names
     ]
-    places: list[int] = []
+    indexes: list[int] = []
     for process in running:
         out, _ = process.communicate(timeout=60)
         assert process.returncode == 0
-        places += map(int, out.split())
-    assert sorted(places) == [*range(count * len(names))]
+        indexes += map(int, out.split())
+    assert sorted(indexes) == [*range(count * len(names))]
     content = asyncio.run(MAKERS[kind](tmp_path).read("c", "a.txt")).decode()
     for name in names:
         assert [line for line in content.splitlines() if line[0] == name] == [f"{name}{n}" for n in range(count)]
 
 
 @pytest.mark.parametrize("kind", ["folder", "sqlite"])
-def test_a_writer_that_is_killed_leaves_whole_chunks_and_writes_none_twice(kind: str, tmp_path: Path) -> None:
-    asyncio.run(begin(MAKERS[kind](tmp_path)))
+def test_killed_writer_leaves_whole_chunks_and_writes_no_duplicates(kind: str, tmp_path: Path) -> None:
+    asyncio.run(create(MAKERS[kind](tmp_path)))
     count = 300
     for _ in range(4):
         process = subprocess.Popen([*WRITER, kind, str(tmp_path), "a", str(count)], stdout=subprocess.PIPE)
@@ -230,9 +230,9 @@ def test_a_writer_that_is_killed_leaves_whole_chunks_and_writes_none_twice(kind:
     assert content == "".join(f"a{n}\n" for n in range(count))
 
 
-async def test_a_deletion_that_a_crash_interrupted_leaves_no_artifact_and_is_finished_later(tmp_path: Path) -> None:
+async def test_interrupted_deletion_hides_the_artifact_and_is_completed_later(tmp_path: Path) -> None:
     store = FolderArtifacts(tmp_path / "files")
-    await begin(store)
+    await create(store)
     await append(store, b"secret", "1")
     with (tmp_path / "files/c/.journal/a.txt").open("ab") as file:
         file.write(b'{"deleted":true}\n')
@@ -240,7 +240,7 @@ async def test_a_deletion_that_a_crash_interrupted_leaves_no_artifact_and_is_fin
     assert not await store.list("c")
     with pytest.raises(UnknownArtifact):
         await store.read("c", "a.txt")
-    await begin(store, now=9)
+    await create(store, now=9)
     assert await FolderArtifacts(tmp_path / "files").read("c", "a.txt") == b""
     with (tmp_path / "files/c/.journal/a.txt").open("ab") as file:
         file.write(b'{"deleted":true}\n')
@@ -248,24 +248,25 @@ async def test_a_deletion_that_a_crash_interrupted_leaves_no_artifact_and_is_fin
     assert not [path for path in (tmp_path / "files").rglob("*") if path.is_file()]
 
 
-async def test_a_writer_that_waited_for_a_deleted_journal_writes_into_the_new_one(
+async def test_writer_that_waited_for_a_deleted_journal_writes_into_the_new_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, two = FolderArtifacts(tmp_path / "files"), FolderArtifacts(tmp_path / "files")
-    await begin(one)
+    await create(one)
     lock = folder_artifacts._lock  # pyright: ignore[reportPrivateUsage]
     waited: list[str] = []
 
-    def overtaken(handle: int, artifact_id: str) -> None:
+    def delete_first(handle: int, artifact_id: str) -> None:
         if not waited:
             waited.append(artifact_id)
             assert asyncio.run(two.delete("c", "a.txt"))
-            asyncio.run(begin(two, name="another"))
+            asyncio.run(create(two, name="another"))
         lock(handle, artifact_id)
 
-    monkeypatch.setattr(folder_artifacts, "_lock", overtaken)
+    monkeypatch.setattr(folder_artifacts, "_lock", delete_first)
     await append(one, b"one", "1")
     assert waited
     [record] = await two.list("c")
-    assert (record.name, record.size) == ("another", 3)
+    assert record.name == "another"
+    assert record.size == 3
     assert await two.read("c", "a.txt") == b"one"

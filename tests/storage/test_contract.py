@@ -1,4 +1,4 @@
-"""The logs of the house keep the contract of every event log, and what they promise beyond it."""
+"""Contract of the built-in event logs, and properties beyond the contract."""
 
 import asyncio
 import time
@@ -22,7 +22,7 @@ BuiltIn = MemoryEventLog | SqliteEventLog | PostgresEventLog
 
 
 class MakeLog(Protocol):
-    """Makes one of the logs."""
+    """Factory of one of the logs."""
 
     def __call__(self, *, keep_deltas: bool = False) -> BuiltIn: ...
 
@@ -32,7 +32,7 @@ POSTGRES = pytest.param("postgres", marks=pytest.mark.service("postgres"))
 
 @pytest.fixture(params=["memory", "sqlite", POSTGRES], scope="session")
 def make_log(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> MakeLog:
-    """Makes a new, empty log at each call."""
+    """Factory that returns a new, empty log at each call."""
 
     def sqlite(*, keep_deltas: bool = False) -> SqliteEventLog:
         return SqliteEventLog(tmp_path_factory.mktemp("log") / "runs.db", keep_deltas=keep_deltas)
@@ -53,30 +53,30 @@ async def log(make_log: MakeLog) -> AsyncIterator[BuiltIn]:
 
 # L10, L91, L132, L138
 @pytest.mark.parametrize("check", event_log_contract.CHECKS, ids=lambda check: check.__name__)
-async def test_the_log_keeps_the_contract(make_log: MakeLog, check: event_log_contract.Check) -> None:
+async def test_log_passes_the_contract(make_log: MakeLog, check: event_log_contract.Check) -> None:
     await check(make_log)
 
 
 @pytest.mark.parametrize("check", event_log_contract.SHARED_CHECKS, ids=lambda check: check.__name__)
-async def test_two_logs_on_one_file_keep_the_contract(tmp_path: Path, check: event_log_contract.SharedCheck) -> None:
+async def test_two_logs_of_one_file_pass_the_contract(tmp_path: Path, check: event_log_contract.SharedCheck) -> None:
     path = tmp_path / "runs.db"
     await check(lambda: (SqliteEventLog(path, keep_deltas=True), SqliteEventLog(path, keep_deltas=True)))
 
 
 @pytest.mark.service("postgres")
 @pytest.mark.parametrize("check", event_log_contract.SHARED_CHECKS, ids=lambda check: check.__name__)
-async def test_two_logs_on_one_database_keep_the_contract(postgres: str, check: event_log_contract.SharedCheck) -> None:
+async def test_two_logs_of_one_database_pass_the_contract(postgres: str, check: event_log_contract.SharedCheck) -> None:
     await check(lambda: (PostgresEventLog(clear_log(postgres)), PostgresEventLog(postgres)))
 
 
-def test_one_log_serves_one_event_loop_after_another(make_log: MakeLog) -> None:
+def test_log_serves_one_event_loop_after_another(make_log: MakeLog) -> None:
     log = make_log()
 
-    async def first() -> None:
+    async def run_first_loop() -> None:
         await log.append("run", begun(), expected_seq=0)
-        await Follower(log).sees(1, 2)  # still waits when the loop is closed
+        await Follower(log).sees(1, 2)  # the follower still waits when the loop is closed
 
-    async def second() -> list[int]:
+    async def run_second_loop() -> list[int]:
         follower = Follower(log)
         await follower.sees(1, 2)
         await log.append("run", [status(3, "completed", final=True)], expected_seq=2)
@@ -84,13 +84,13 @@ def test_one_log_serves_one_event_loop_after_another(make_log: MakeLog) -> None:
         await log.aclose()
         return follower.seen
 
-    asyncio.run(first())
+    asyncio.run(run_first_loop())
 
-    assert asyncio.run(second()) == [1, 2, 3]
+    assert asyncio.run(run_second_loop()) == [1, 2, 3]
 
 
 @given(batches=st.lists(st.integers(1, 4), max_size=8), after_seq=st.integers(0, 12), turns=st.integers(0, 3))
-def test_a_follower_sees_what_a_later_read_gives_however_the_batches_fall(
+def test_follower_gets_the_events_of_a_later_read_for_any_batch_sizes(
     make_log: MakeLog, batches: list[int], after_seq: int, turns: int
 ) -> None:
     async def scenario(log: BuiltIn) -> tuple[list[int], list[int]]:
@@ -113,7 +113,7 @@ def test_a_follower_sees_what_a_later_read_gives_however_the_batches_fall(
     assert seen == read
 
 
-async def finished(log: BuiltIn, task_id: str, state: State, *, at: int = 0, **fields: Any) -> None:
+async def append_finished(log: BuiltIn, task_id: str, state: State, *, at: int = 0, **fields: Any) -> None:
     events = [
         task(task_id=task_id, timestamp=at),
         ContentDeltaEvent(seq=1, sub=1, delta="a", task_id=task_id),
@@ -122,7 +122,7 @@ async def finished(log: BuiltIn, task_id: str, state: State, *, at: int = 0, **f
     await log.append(task_id, events if log.keeps_deltas else [events[0], events[2]], expected_seq=0)
 
 
-async def test_a_run_does_not_begin_with_a_transient_event(make_log: MakeLog) -> None:
+async def test_run_cannot_start_with_a_transient_event(make_log: MakeLog) -> None:
     log = make_log(keep_deltas=True)
     delta = ContentDeltaEvent(task_id="run", seq=0, sub=1, delta="x")
     with pytest.raises(EventLogError, match="a run begins with a durable event"):
@@ -132,9 +132,9 @@ async def test_a_run_does_not_begin_with_a_transient_event(make_log: MakeLog) ->
     await log.aclose()
 
 
-async def test_a_finished_run_can_be_deleted(log: BuiltIn) -> None:
-    await finished(log, "old", "completed")
-    await finished(log, "new", "completed")
+async def test_finished_run_can_be_deleted(log: BuiltIn) -> None:
+    await append_finished(log, "old", "completed")
+    await append_finished(log, "new", "completed")
 
     await log.delete("old")
 
@@ -145,19 +145,19 @@ async def test_a_finished_run_can_be_deleted(log: BuiltIn) -> None:
         await log.delete("old")
 
 
-async def test_mail_is_removed_with_its_run(log: BuiltIn) -> None:
-    await finished(log, "old", "completed")
+async def test_commands_are_deleted_with_their_run(log: BuiltIn) -> None:
+    await append_finished(log, "old", "completed")
     number = await log.send_command("old", CancelCommand())
     await log.delete("old")
     with pytest.raises(UnknownRun, match="old"):
         await log.read_commands("old")
 
-    await finished(log, "old", "completed")
+    await append_finished(log, "old", "completed")
     assert await log.read_commands("old") == []
     assert await log.send_command("old", CancelCommand()) > number
 
 
-async def test_a_run_that_was_removed_is_no_part_of_its_conversation(log: BuiltIn) -> None:
+async def test_deleted_runs_are_not_listed_in_their_conversation(log: BuiltIn) -> None:
     for at, task_id in enumerate(["deleted", "trimmed", "new"]):
         events = [
             task(task_id=task_id, context_id="c", timestamp=at),
@@ -174,8 +174,8 @@ async def test_a_run_that_was_removed_is_no_part_of_its_conversation(log: BuiltI
 
 
 @pytest.mark.parametrize("state", ["canceled", "input-required", "auth-required"])
-async def test_a_run_that_can_go_on_is_never_removed(log: BuiltIn, state: State) -> None:  # L94
-    await finished(log, "waits", state)
+async def test_unfinished_run_is_never_deleted_or_trimmed(log: BuiltIn, state: State) -> None:  # L94
+    await append_finished(log, "waits", state)
     await log.append("works", begun(task_id="works"), expected_seq=0)
 
     with pytest.raises(EventLogError, match=f"waits is {state}"):
@@ -187,11 +187,11 @@ async def test_a_run_that_can_go_on_is_never_removed(log: BuiltIn, state: State)
     assert len(await log.list_runs()) == 2
 
 
-async def test_trimming_goes_by_age_and_state(log: BuiltIn) -> None:  # L94
+async def test_trim_selects_runs_by_age_and_state(log: BuiltIn) -> None:  # L94
     now = round(time.time() * 1000)
-    await finished(log, "old", "completed", at=now - 3_600_000)
-    await finished(log, "failed", "failed", at=now - 3_600_000)
-    await finished(log, "new", "completed", at=now - 60_000)
+    await append_finished(log, "old", "completed", at=now - 3_600_000)
+    await append_finished(log, "failed", "failed", at=now - 3_600_000)
+    await append_finished(log, "new", "completed", at=now - 60_000)
 
     assert await log.trim(1_800, states=("completed",)) == ["old"]
     assert [record.task_id for record in await log.list_runs()] == ["failed", "new"]
@@ -199,9 +199,9 @@ async def test_trimming_goes_by_age_and_state(log: BuiltIn) -> None:  # L94
     assert await log.trim(1_800) == []
 
 
-async def test_the_transient_events_alone_can_be_trimmed(make_log: MakeLog) -> None:
+async def test_trim_can_remove_only_transient_events(make_log: MakeLog) -> None:
     log = make_log(keep_deltas=True)
-    await finished(log, "run", "completed")
+    await append_finished(log, "run", "completed")
     assert len(await log.read("run", deltas=True)) == 3
 
     assert await log.trim(0, deltas_only=True) == ["run"]

@@ -1,4 +1,4 @@
-"""What a SQLite log makes of an event that nobody can read, and who may go on behind it."""
+"""Unreadable events in a SQLite log, and the runs that contain them."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "runs.db"
 
 
-async def damaged(path: Path, seq: int, json: bytes) -> None:
-    """Three runs of a conversation, one of which has an event that nobody can read."""
+async def write_damaged(path: Path, seq: int, json: bytes) -> None:
+    """Write three runs of a conversation, one of which has an unreadable event."""
     log = SqliteEventLog(path)
     for name in ("before", "damaged", "behind"):
         fields: dict[str, Any] = {"task_id": name, "context_id": "c"}
@@ -49,44 +49,44 @@ ROTTEN = [
 ]
 
 
-async def parts(log: SqliteEventLog, before: str) -> int:
-    """How many events the log gives of the conversation."""
-    found = (await log.read_conversation("c", before=before, version=FORMAT)).parts
-    return sum(len(part.events) for part in found if isinstance(part, RunEvents))
+async def count_events(log: SqliteEventLog, before: str) -> int:
+    """Count the events that the log returns for the conversation."""
+    parts = (await log.read_conversation("c", before=before, version=FORMAT)).parts
+    return sum(len(part.events) for part in parts if isinstance(part, RunEvents))
 
 
 @pytest.mark.parametrize("json", ROTTEN)
-async def test_an_event_that_cannot_be_read_is_named_and_harms_no_other_run(path: Path, json: bytes) -> None:
-    await damaged(path, 2, json)
+async def test_unreadable_event_is_named_and_affects_no_other_run(path: Path, json: bytes) -> None:
+    await write_damaged(path, 2, json)
     log = SqliteEventLog(path)
-    for read in (log.read("damaged"), anext(log.follow("damaged", after_seq=1)), parts(log, before="none")):
+    for read in (log.read("damaged"), anext(log.follow("damaged", after_seq=1)), count_events(log, before="none")):
         with pytest.raises(EventLogError, match=r"the event 2 of the run damaged cannot be read.*skip") as refusal:
             await read
         assert not refusal.value.retryable
     assert [record.state for record in await log.list_runs()] == ["completed"] * 3
     assert len(await log.read("before")) == len(await log.read("behind")) == 3
-    assert await parts(log, before="damaged") == 3
+    assert await count_events(log, before="damaged") == 3
     await log.aclose()
 
 
 @pytest.mark.parametrize("seq", [1, 2, 3])
-async def test_an_event_that_cannot_be_read_is_left_out_by_name_where_that_is_asked_for(
+async def test_unreadable_event_is_skipped_and_named_on_request(
     path: Path, seq: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    await damaged(path, seq, b"rotten")
+    await write_damaged(path, seq, b"rotten")
     log = SqliteEventLog(path, corrupt="skip")
-    rest = [each for each in (1, 2, 3) if each != seq]
-    assert [event.seq for event in await log.read("damaged")] == rest
+    readable = [each for each in (1, 2, 3) if each != seq]
+    assert [event.seq for event in await log.read("damaged")] == readable
     assert f"the event {seq} of the run damaged cannot be read" in caplog.text
-    assert [event.seq async for event in log.follow("damaged")] == rest
-    assert await parts(log, before="none") == 8
+    assert [event.seq async for event in log.follow("damaged")] == readable
+    assert await count_events(log, before="none") == 8
     agent = Agent(ScriptedModel("Hello."), log=log)
     assert (await agent.run("Hi", context_id="c")).output == "Hello."
     await log.aclose()
 
 
 @pytest.mark.parametrize("lost", range(1, 12))
-async def test_nobody_goes_on_behind_an_event_that_was_left_out(path: Path, lost: int) -> None:
+async def test_run_with_a_skipped_event_is_not_continued(path: Path, lost: int) -> None:
     paid: list[int] = []
 
     @tool
@@ -103,7 +103,8 @@ async def test_nobody_goes_on_behind_an_event_that_was_left_out(path: Path, lost
     log = SqliteEventLog(path)
     script = [call("pay", amount=5), call("more"), "Done."]
     waiting = await Agent(ScriptedModel(*script), tools=[pay, more], log=log).run("Pay.")
-    assert (waiting.state, (await log.list_runs())[0].seq) == ("input-required", 12)
+    assert waiting.state == "input-required"
+    assert (await log.list_runs())[0].seq == 12
     await log.aclose()
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("UPDATE events SET json = 'rotten' WHERE seq = ?", (lost,))
@@ -124,12 +125,12 @@ async def test_nobody_goes_on_behind_an_event_that_was_left_out(path: Path, lost
         assert (
             await agent.fork(waiting.task_id, lost - 1, results=results, on_input=lambda ask: True)
         ).output == "Done."
-    # A run that nobody goes on with can be given up.
+    # A run that cannot be continued can be deleted.
     await agent.get_run(waiting.task_id).cancel()
     await log.aclose()
 
 
-async def test_a_last_event_that_was_left_out_is_named_to_who_goes_on_behind_it(path: Path) -> None:
+async def test_skipped_last_event_is_named_when_the_run_is_continued(path: Path) -> None:
     log = SqliteEventLog(path)
     result = await Agent(ScriptedModel("Hi."), log=log).run("Go.")
     last = (await log.list_runs())[0].seq
@@ -145,7 +146,7 @@ async def test_a_last_event_that_was_left_out_is_named_to_who_goes_on_behind_it(
     await log.aclose()
 
 
-async def test_a_run_of_which_nothing_can_be_read_is_refused(path: Path) -> None:
+async def test_run_without_readable_events_is_refused(path: Path) -> None:
     log = SqliteEventLog(path)
     result = await Agent(ScriptedModel("Hi."), log=log).run("Go.")
     await log.aclose()
@@ -159,6 +160,6 @@ async def test_a_run_of_which_nothing_can_be_read_is_refused(path: Path) -> None
     await log.aclose()
 
 
-def test_what_becomes_of_corrupt_events_is_one_of_two(path: Path) -> None:
+def test_corrupt_option_rejects_unknown_values(path: Path) -> None:
     with pytest.raises(ConfigurationError, match="'refuse' or 'skip', not 'ignore'"):
         SqliteEventLog(path, corrupt="ignore")  # pyright: ignore[reportArgumentType]

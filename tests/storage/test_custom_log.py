@@ -1,4 +1,4 @@
-"""A log with the six required methods alone keeps the contract, and executes runs as the others do."""
+"""Contract and runs of a log that implements only the six required methods."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FolderEventLog = _load_example().FolderEventLog
 
 
 class MakeFolderLog:
-    """Makes a new, empty log at each call."""
+    """Factory that returns a new, empty log at each call."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -46,11 +46,11 @@ class MakeFolderLog:
 
 
 @pytest.mark.parametrize("check", event_log_contract.CHECKS, ids=lambda check: check.__name__)
-async def test_six_methods_keep_the_contract(tmp_path: Path, check: event_log_contract.Check) -> None:
+async def test_log_with_six_methods_passes_the_contract(tmp_path: Path, check: event_log_contract.Check) -> None:
     await check(MakeFolderLog(tmp_path))
 
 
-async def test_a_line_that_a_crash_cut_off_is_overwritten(tmp_path: Path) -> None:
+async def test_partial_line_after_a_crash_is_overwritten(tmp_path: Path) -> None:
     log = FolderEventLog(tmp_path)
     await log.append("run", begun(), expected_seq=0)
     [file] = tmp_path.iterdir()
@@ -63,7 +63,7 @@ async def test_a_line_that_a_crash_cut_off_is_overwritten(tmp_path: Path) -> Non
     assert [event.seq for event in await FolderEventLog(tmp_path).read("run")] == [1, 2, 3]
 
 
-async def test_a_follower_notices_that_an_event_was_replaced(tmp_path: Path) -> None:
+async def test_follower_detects_that_an_event_was_replaced(tmp_path: Path) -> None:
     log = FolderEventLog(tmp_path)
     await log.append("run", begun(), expected_seq=0)
     followed = log.follow("run")
@@ -77,7 +77,7 @@ async def test_a_follower_notices_that_an_event_was_replaced(tmp_path: Path) -> 
         await anext(followed)
 
 
-async def test_a_run_pauses_is_answered_and_continues(tmp_path: Path) -> None:
+async def test_run_pauses_is_answered_and_continues(tmp_path: Path) -> None:
     paid: list[int] = []
 
     @tool(approve=True)
@@ -97,7 +97,7 @@ async def test_a_run_pauses_is_answered_and_continues(tmp_path: Path) -> None:
     assert paid == [5]
 
 
-async def test_a_runtime_executes_runs_and_warns_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_runtime_executes_runs_and_warns_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     agent = Agent(ScriptedModel("One.", "Two."), thoughts=False)
     with caplog.at_level(logging.WARNING, "rxloop"):
         runtime = Runtime({"a": agent}, log=FolderEventLog(tmp_path))
@@ -110,13 +110,13 @@ async def test_a_runtime_executes_runs_and_warns_once(tmp_path: Path, caplog: py
         assert [(await runtime.get_record(record.task_id)).state for record in records] == ["completed", "completed"]
 
 
-def test_a_queue_needs_a_log_that_stores_leases_and_commands(tmp_path: Path) -> None:
+def test_queue_requires_a_log_that_stores_leases_and_commands(tmp_path: Path) -> None:
     queue: Any = object()
     with pytest.raises(ConfigurationError, match="acquire_lease"):
         Runtime({"a": Agent(ScriptedModel())}, log=FolderEventLog(tmp_path), queue=queue)
 
 
-async def test_runs_are_removed_only_by_a_log_that_can(tmp_path: Path) -> None:
+async def test_removal_of_runs_requires_a_log_that_overrides_it(tmp_path: Path) -> None:
     log = FolderEventLog(tmp_path)
     await log.append("run", [*begun(), end(3)], expected_seq=0)
     with pytest.raises(EventLogError, match="override delete"):
@@ -125,15 +125,15 @@ async def test_runs_are_removed_only_by_a_log_that_can(tmp_path: Path) -> None:
         await log.trim(0)
 
 
-def test_a_class_that_lacks_a_required_method_cannot_be_created() -> None:
-    class Half(EventLog):
+def test_class_without_a_required_method_cannot_be_created() -> None:
+    class Incomplete(EventLog):
         async def aclose(self) -> None: ...
 
     with pytest.raises(TypeError, match="append"):
-        Half()  # type: ignore[abstract]
+        Incomplete()  # type: ignore[abstract]
 
 
-def test_the_lease_of_a_closed_event_loop_is_free() -> None:
+def test_lease_of_a_closed_event_loop_is_free() -> None:
     log = MemoryEventLog()
     assert asyncio.run(log.acquire_lease("c", "run", lambda: None))
     assert asyncio.run(log.acquire_lease("c", "other", lambda: None))

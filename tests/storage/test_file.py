@@ -1,4 +1,4 @@
-"""What happens to the file of a SQLite log while it is open: forks, removals, a write-ahead log that grows."""
+"""Changes to the file of an open SQLite log: forks, removals, and growth of the write-ahead log."""
 
 import asyncio
 import json
@@ -41,7 +41,7 @@ def path(tmp_path: Path) -> Path:
 # -- forks
 
 
-async def test_a_log_that_is_in_use_passes_a_fork_and_both_processes_keep_all_that_they_write(path: Path) -> None:
+async def test_processes_keep_all_events_after_a_fork_during_a_write(path: Path) -> None:
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(sys.executable, FORKER, path, stdout=pipe)
     printed, _ = await process.communicate()
@@ -49,7 +49,9 @@ async def test_a_log_that_is_in_use_passes_a_fork_and_both_processes_keep_all_th
     assert lines == [[0, {"before": 502, "parent": 801, "child": 801}]] * 6
 
 
-async def test_a_fork_that_python_was_not_told_of_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_log_is_refused_in_a_child_whose_fork_python_did_not_notice(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     log = SqliteEventLog(path)
     await log.append("run", [task()], expected_seq=0)
     await log.read("run")
@@ -63,35 +65,33 @@ async def test_a_fork_that_python_was_not_told_of_is_refused(path: Path, monkeyp
     await log.aclose()
 
 
-# -- a file that is gone
+# -- missing files
 
 
-def removed(path: Path) -> None:
+def remove(path: Path) -> None:
     for file in path.parent.glob("runs.db*"):
         file.unlink()
 
 
-def replaced(path: Path) -> None:
+def replace(path: Path) -> None:
     shutil.copy(path, path.with_name("backup"))
     path.with_name("backup").replace(path)
 
 
-def moved_with_its_folder(path: Path) -> None:
+def move_folder(path: Path) -> None:
     path.parent.rename(path.parent.with_name("elsewhere"))
 
 
-def robbed_of_its_write_ahead_log(path: Path) -> None:
+def remove_write_ahead_log(path: Path) -> None:
     path.with_name("runs.db-wal").unlink()
 
 
-WAYS = [removed, replaced, moved_with_its_folder, robbed_of_its_write_ahead_log]
+LOSSES = [remove, replace, move_folder, remove_write_ahead_log]
 
 
-@pytest.mark.parametrize("lose", WAYS)
+@pytest.mark.parametrize("lose", LOSSES)
 @pytest.mark.parametrize("count", [1, 100])
-async def test_what_is_written_into_a_file_that_is_gone_is_an_error_and_never_durable(
-    tmp_path: Path, lose: Callable[[Path], None], count: int
-) -> None:
+async def test_write_to_a_missing_file_is_an_error(tmp_path: Path, lose: Callable[[Path], None], count: int) -> None:
     (tmp_path / "place").mkdir()
     path = tmp_path / "place" / "runs.db"
     log = SqliteEventLog(path)
@@ -103,12 +103,12 @@ async def test_what_is_written_into_a_file_that_is_gone_is_an_error_and_never_du
     await log.aclose()
 
 
-async def test_the_reader_of_a_file_that_is_gone_says_so_and_not_that_there_is_no_run(path: Path) -> None:
+async def test_reader_of_a_missing_file_reports_the_file_and_not_an_unknown_run(path: Path) -> None:
     log = SqliteEventLog(path)
     await log.append("run", [task()], expected_seq=0)
     follower = asyncio.ensure_future(anext(log.follow("run", after_seq=1)))
     await log.read("run")
-    removed(path)
+    remove(path)
     for read in (log.read("run"), log.list_runs(), follower):
         with pytest.raises(EventLogError, match="was removed or replaced while it was open"):
             await asyncio.wait_for(read, 10)
@@ -116,10 +116,10 @@ async def test_the_reader_of_a_file_that_is_gone_says_so_and_not_that_there_is_n
     assert await log.list_runs() == []
 
 
-async def test_a_closed_log_begins_with_the_file_that_is_there_now(path: Path) -> None:
+async def test_closed_log_opens_the_current_file(path: Path) -> None:
     log = SqliteEventLog(path)
     await log.append("run", [task()], expected_seq=0)
-    removed(path)
+    remove(path)
     with pytest.raises(EventLogError):
         await log.append("run", notes(2, 2), expected_seq=1)
     await log.aclose()
@@ -130,10 +130,10 @@ async def test_a_closed_log_begins_with_the_file_that_is_there_now(path: Path) -
     await log.aclose()
 
 
-async def test_a_run_whose_log_is_removed_ends_and_says_so(path: Path) -> None:
+async def test_run_fails_with_an_error_when_its_log_is_removed(path: Path) -> None:
     @tool
     async def clean_up() -> str:
-        removed(path)
+        remove(path)
         return "done"
 
     log = SqliteEventLog(path)
@@ -143,10 +143,10 @@ async def test_a_run_whose_log_is_removed_ends_and_says_so(path: Path) -> None:
     await log.aclose()
 
 
-async def test_sessions_in_a_file_that_is_gone_are_an_error(path: Path) -> None:
+async def test_thinking_session_in_a_missing_file_is_an_error(path: Path) -> None:
     sessions = ThinkingSessions(SqliteArtifacts(path))
     await sessions.think(thought(), session_id="plan")
-    removed(path)
+    remove(path)
     with pytest.raises(EventLogError, match="was removed or replaced"):
         await sessions.get_session("plan")
     await sessions.aclose()
@@ -155,41 +155,39 @@ async def test_sessions_in_a_file_that_is_gone_are_an_error(path: Path) -> None:
 # -- the write-ahead log
 
 
-def waiting(path: Path) -> int:
+def wal_size(path: Path) -> int:
     return path.with_name("runs.db-wal").stat().st_size
 
 
-async def test_writers_that_come_and_go_leave_nothing_in_the_write_ahead_log(path: Path) -> None:
+async def test_closed_writers_leave_the_write_ahead_log_empty(path: Path) -> None:
     reader = SqliteEventLog(path)
     await reader.append("run", [task()], expected_seq=0)
     for seq in range(2, 402, 40):
         writer = SqliteEventLog(path)
         await writer.append("run", notes(seq, seq + 39), expected_seq=seq - 1)
         await writer.aclose()
-        assert waiting(path) == 0
+        assert wal_size(path) == 0
     assert len(await reader.read("run")) == 401
     await reader.aclose()
 
 
-async def test_writers_that_do_not_close_leave_no_more_than_the_limit(
+async def test_open_writers_keep_the_write_ahead_log_below_its_limit(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(open_file, "WAL_BYTES", 100_000)
     reader = SqliteEventLog(path)
     await reader.append("run", [task()], expected_seq=0)
-    most = 0
+    largest = 0
     for seq in range(2, 802, 40):
         writer = SqliteEventLog(path)
         await writer.append("run", notes(seq, seq + 39), expected_seq=seq - 1)
-        most = max(most, waiting(path))
+        largest = max(largest, wal_size(path))
         del writer
-    assert most < 300_000
+    assert largest < 300_000
     await reader.aclose()
 
 
-async def test_a_reader_that_stays_holds_the_write_ahead_log_up_no_longer_than_it_stays(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_write_ahead_log_shrinks_when_a_long_reader_ends(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(open_file, "WAL_BYTES", 100_000)
     log = SqliteEventLog(path)
     await log.append("run", [task()], expected_seq=0)
@@ -198,9 +196,9 @@ async def test_a_reader_that_stays_holds_the_write_ahead_log_up_no_longer_than_i
         reader.execute("SELECT count(*) FROM runs").fetchone()
         for seq in range(2, 802, 40):
             await log.append("run", notes(seq, seq + 39), expected_seq=seq - 1)
-        held_up = waiting(path)
+        held_up = wal_size(path)
         reader.execute("ROLLBACK")
         for seq in range(802, 1_002, 40):
             await log.append("run", notes(seq, seq + 39), expected_seq=seq - 1)
-        assert waiting(path) < 300_000 < held_up
+        assert wal_size(path) < 300_000 < held_up
     await log.aclose()

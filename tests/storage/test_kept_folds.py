@@ -1,4 +1,4 @@
-"""What runs add to their conversation, kept by a log beside their events."""
+"""Folds of runs that a log stores next to their events."""
 
 from __future__ import annotations
 
@@ -47,16 +47,16 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "runs.db"
 
 
-async def fresh(path: Path, *, before: str = "") -> RunState:
-    """What a new process finds."""
+async def load_conversation(path: Path, *, before: str = "") -> RunState:
+    """Return the conversation as a new process loads it."""
     log = SqliteEventLog(path)
     state = await conversation(log, "c", before)
     await log.aclose()
     return state
 
 
-def told(state: RunState) -> tuple[Any, ...]:
-    """Everything of a state that the next run begins with."""
+def comparable(state: RunState) -> tuple[Any, ...]:
+    """Return all parts of a state that matter for the next run."""
     messages = list(state.messages)
     return (
         [message.model_dump_json() for message in messages],
@@ -67,15 +67,15 @@ def told(state: RunState) -> tuple[Any, ...]:
     )
 
 
-def rows(path: Path, query: str) -> list[Any]:
+def query_rows(path: Path, query: str) -> list[Any]:
     with closing(sqlite3.connect(path)) as connection:
-        found = connection.execute(query).fetchall()
+        result = connection.execute(query).fetchall()
         connection.commit()
-        return found
+        return result
 
 
-def a_run(number: int, *more: Event, context_id: str = "c", text: str = "") -> list[Event]:
-    """A run that is asked and answers, with some events between."""
+def make_run(number: int, *more: Event, context_id: str = "c", text: str = "") -> list[Event]:
+    """Return the events of a run with a question, an answer and more events in between."""
     fields: dict[str, Any] = {"attempt": 1, "task_id": f"run{number}", "context_id": context_id, "timestamp": number}
     events = [
         TaskEvent(messages=[Message.user(text or f"question {number}")], model="m", agent_name="a"),
@@ -86,15 +86,15 @@ def a_run(number: int, *more: Event, context_id: str = "c", text: str = "") -> l
     return [event.model_copy(update={"seq": seq, **fields}) for seq, event in enumerate(events, 1)]
 
 
-async def write(path: Path, *runs: list[Event]) -> None:
+async def write_runs(path: Path, *runs: list[Event]) -> None:
     log = SqliteEventLog(path)
     for events in runs:
         await log.append(events[0].task_id, events, expected_seq=0)
     await log.aclose()
 
 
-async def everything(log: MemoryEventLog) -> None:
-    """Runs that end in every way, with tools, questions and thoughts."""
+async def write_all_kinds(log: MemoryEventLog) -> None:
+    """Write runs with all kinds of endings, tools, questions and thoughts."""
     script = ScriptedModel(
         "One.",
         call("look", at="the sky"),
@@ -117,186 +117,196 @@ async def everything(log: MemoryEventLog) -> None:
     await agent.run("And the sea", context_id="c")
     thought = ThoughtStreamEvent(thought_id="t1", content="Hm", index=0)
     compressed = ContextCompressedEvent(tokens_before=9, tokens_after=3, folded=[0], dropped=1)
-    extra = a_run(9, thought, UsageEvent(step="1", input_tokens=7), compressed)
+    extra = make_run(9, thought, UsageEvent(step="1", input_tokens=7), compressed)
     await log.append("run9", extra, expected_seq=0)
 
 
-async def test_the_kept_folds_of_a_conversation_are_the_fold_of_its_events(path: Path) -> None:
+async def test_stored_folds_equal_the_fold_of_the_events(path: Path) -> None:
     memory, log = MemoryEventLog(), SqliteEventLog(path)
-    await everything(memory)
+    await write_all_kinds(memory)
     for record in await memory.list_runs():
         await log.append(record.task_id, await memory.read(record.task_id), expected_seq=0)
     await log.aclose()
-    expected = told(await conversation(memory, "c", before=""))
+    expected = comparable(await conversation(memory, "c", before=""))
 
-    assert told(await fresh(path)) == expected
-    [(kept,)] = rows(path, "SELECT count(*) FROM folds")
-    assert kept == len(await memory.list_runs())
-    assert told(await fresh(path)) == expected
+    assert comparable(await load_conversation(path)) == expected
+    [(fold_count,)] = query_rows(path, "SELECT count(*) FROM folds")
+    assert fold_count == len(await memory.list_runs())
+    assert comparable(await load_conversation(path)) == expected
 
     last = (await memory.list_runs())[-2].task_id
-    assert told(await fresh(path, before=last)) == told(await conversation(memory, "c", before=last))
+    assert comparable(await load_conversation(path, before=last)) == comparable(
+        await conversation(memory, "c", before=last)
+    )
 
 
-async def test_it_is_the_same_however_many_runs_are_put_together(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_conversation_is_the_same_for_any_grouping_of_folds(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     call_ = ToolCall(id="k", name="look")
     monkeypatch.setattr(run_state, "MAX_EARLIER_IDS", 10)
     monkeypatch.setattr(conversations, "MAX_EARLIER_IDS", 10)
     memory = MemoryEventLog()
     runs = [
-        a_run(n, ThoughtStreamEvent(thought_id=f"t{n}", content="Hm", index=0))
+        make_run(n, ThoughtStreamEvent(thought_id=f"t{n}", content="Hm", index=0))
         if n % 3
-        else a_run(n, ContentCompleteEvent(step="0", content="", tool_calls=[call_.model_copy(update={"id": f"k{n}"})]))
+        else make_run(
+            n, ContentCompleteEvent(step="0", content="", tool_calls=[call_.model_copy(update={"id": f"k{n}"})])
+        )
         for n in range(50)
     ]
     for events in runs:
         await memory.append(events[0].task_id, events, expected_seq=0)
-    await write(path, *runs)
-    expected = told(await conversation(memory, "c", before=""))
+    await write_runs(path, *runs)
+    expected = comparable(await conversation(memory, "c", before=""))
     for together in (1_000, 20, 7, 1):
         monkeypatch.setattr(conversations, "_TOGETHER", together)
-        assert told(await fresh(path)) == expected
-        assert told(await fresh(path)) == expected
+        assert comparable(await load_conversation(path)) == expected
+        assert comparable(await load_conversation(path)) == expected
 
 
-async def test_messages_stay_json_until_somebody_looks(path: Path) -> None:
-    await write(path, *(a_run(n) for n in range(10)))
-    await fresh(path)
+async def test_stored_messages_are_parsed_when_they_are_read(path: Path) -> None:
+    await write_runs(path, *(make_run(n) for n in range(10)))
+    await load_conversation(path)
 
-    history = (await fresh(path)).messages
+    history = (await load_conversation(path)).messages
     items = history._items  # pyright: ignore[reportPrivateUsage]
 
     assert all(isinstance(item, StoredMessages) for item in items)
-    assert (len(history), history[3].text, history[-2].text) == (20, "answer 1", "question 9")
+    assert len(history) == 20
+    assert history[3].text == "answer 1"
+    assert history[-2].text == "question 9"
     assert sum(isinstance(item, StoredMessages) for item in items) == 16
     longer = history.append(Message.user("more"))
     assert [message.text for message in longer[-3:]] == ["question 9", "answer 9", "more"]
     assert len(list(history)) == 20
 
 
-async def test_a_turn_writes_what_is_new_and_never_the_whole(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_turn_stores_only_the_folds_of_new_runs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conversations, "_TOGETHER", 8)
     log, written = SqliteEventLog(path), list[int]()
-    keep = log.store_folds
+    store_folds = log.store_folds
 
-    def counted(context_id: str, folds: Any, *, version: int) -> None:
+    def count_runs(context_id: str, folds: Any, *, version: int) -> None:
         written.append(sum(fold.runs for fold in folds))
-        keep(context_id, folds, version=version)
+        store_folds(context_id, folds, version=version)
 
-    monkeypatch.setattr(log, "store_folds", counted)
+    monkeypatch.setattr(log, "store_folds", count_runs)
     for n in range(40):
         await Agent(ScriptedModel(f"answer {n}"), log=log).run(f"question {n}", context_id="c")
     await log.aclose()
 
-    # Each turn the run before it, and each eighth one those of eight.
+    # Each turn stores the previous run, and every eighth turn stores a fold of eight runs.
     assert max(written) <= 1 + 8
     assert sum(written) <= 39 + 39
-    [(count,)] = rows(path, "SELECT count(*) FROM folds")
+    [(count,)] = query_rows(path, "SELECT count(*) FROM folds")
     assert count < 4 + 8 + 2
-    assert len((await fresh(path)).messages) == 80
+    assert len((await load_conversation(path)).messages) == 80
 
 
-async def test_a_run_that_went_on_is_folded_anew(path: Path) -> None:
-    events = a_run(0)
-    await write(path, [*events[:-2], events[-1].model_copy(update={"seq": 2, "state": "canceled"})], a_run(1), a_run(2))
-    assert [message.text for message in (await fresh(path)).messages][:2] == ["question 0", "question 1"]
+async def test_resumed_run_is_folded_again(path: Path) -> None:
+    events = make_run(0)
+    await write_runs(
+        path, [*events[:-2], events[-1].model_copy(update={"seq": 2, "state": "canceled"})], make_run(1), make_run(2)
+    )
+    assert [message.text for message in (await load_conversation(path)).messages][:2] == ["question 0", "question 1"]
 
     log = SqliteEventLog(path)
     answer, end = (event.model_copy(update={"seq": event.seq + 1, "attempt": 2}) for event in events[-2:])
     await log.append("run0", [answer, end], expected_seq=2)
     await log.aclose()
 
-    assert [message.text for message in (await fresh(path)).messages][:2] == ["question 0", "answer 0"]
-    assert len((await fresh(path)).messages) == 6
+    assert [message.text for message in (await load_conversation(path)).messages][:2] == ["question 0", "answer 0"]
+    assert len((await load_conversation(path)).messages) == 6
 
 
 @pytest.mark.parametrize("together", [2, 100])
-async def test_nothing_is_left_of_a_run_that_was_removed(
+async def test_deleted_run_leaves_nothing_in_the_folds(
     path: Path, monkeypatch: pytest.MonkeyPatch, together: int
 ) -> None:
     monkeypatch.setattr(conversations, "_TOGETHER", together)
-    await write(path, a_run(0), a_run(1, text="PLANTED"), a_run(2), a_run(3, context_id="other", text="PLANTED too"))
-    await fresh(path)
-    assert rows(path, "SELECT count(*) FROM folds WHERE CAST(messages AS TEXT) LIKE '%PLANTED%'") == [(1,)]
+    await write_runs(
+        path, make_run(0), make_run(1, text="PLANTED"), make_run(2), make_run(3, context_id="other", text="PLANTED too")
+    )
+    await load_conversation(path)
+    assert query_rows(path, "SELECT count(*) FROM folds WHERE CAST(messages AS TEXT) LIKE '%PLANTED%'") == [(1,)]
 
     log = SqliteEventLog(path)
     await log.delete("run1")
     await log.aclose()
 
-    assert rows(path, "SELECT count(*) FROM folds WHERE CAST(messages AS TEXT) LIKE '%PLANTED%'") == [(0,)]
-    texts = [message.text for message in (await fresh(path)).messages]
+    assert query_rows(path, "SELECT count(*) FROM folds WHERE CAST(messages AS TEXT) LIKE '%PLANTED%'") == [(0,)]
+    texts = [message.text for message in (await load_conversation(path)).messages]
     assert texts == ["question 0", "answer 0", "question 2", "answer 2"]
 
 
-def cut(path: Path) -> None:
-    rows(path, "UPDATE folds SET messages = substr(messages, 1, 20)")
+def truncate_messages(path: Path) -> None:
+    query_rows(path, "UPDATE folds SET messages = substr(messages, 1, 20)")
 
 
-def other_words(path: Path) -> None:
-    rows(path, "UPDATE folds SET messages = CAST(replace(CAST(messages AS TEXT), 'answer', 'ANSWER') AS BLOB)")
+def change_words(path: Path) -> None:
+    query_rows(path, "UPDATE folds SET messages = CAST(replace(CAST(messages AS TEXT), 'answer', 'ANSWER') AS BLOB)")
 
 
-def other_summary(path: Path) -> None:
-    rows(path, "UPDATE folds SET summary = CAST(replace(CAST(summary AS TEXT), '\"count\":2', '\"count\":3') AS BLOB)")
+def change_summary(path: Path) -> None:
+    query_rows(
+        path, "UPDATE folds SET summary = CAST(replace(CAST(summary AS TEXT), '\"count\":2', '\"count\":3') AS BLOB)"
+    )
 
 
-def newer(path: Path) -> None:
-    rows(path, "UPDATE folds SET version = version + 1, messages = 'from the future'")
+def increment_version(path: Path) -> None:
+    query_rows(path, "UPDATE folds SET version = version + 1, messages = 'from the future'")
 
 
-def gone(path: Path) -> None:
-    rows(path, "DELETE FROM folds WHERE number % 2")
+def delete_half(path: Path) -> None:
+    query_rows(path, "DELETE FROM folds WHERE number % 2")
 
 
-@pytest.mark.parametrize("harm", [cut, other_words, other_summary, newer, gone])
-async def test_what_does_not_fit_is_made_anew_of_the_events_and_kept_again(
-    path: Path, harm: Callable[[Path], None]
-) -> None:
-    await write(path, *(a_run(n) for n in range(4)))
-    expected = told(await fresh(path))
-    kept = rows(path, "SELECT first, last, version, messages FROM folds ORDER BY first")
-    assert len(kept) == 4
-    harm(path)
+@pytest.mark.parametrize("damage", [truncate_messages, change_words, change_summary, increment_version, delete_half])
+async def test_damaged_folds_are_replaced_by_folds_of_the_events(path: Path, damage: Callable[[Path], None]) -> None:
+    await write_runs(path, *(make_run(n) for n in range(4)))
+    expected = comparable(await load_conversation(path))
+    stored = query_rows(path, "SELECT first, last, version, messages FROM folds ORDER BY first")
+    assert len(stored) == 4
+    damage(path)
 
-    assert told(await fresh(path)) == expected
+    assert comparable(await load_conversation(path)) == expected
 
-    assert rows(path, "SELECT first, last, version, messages FROM folds ORDER BY first") == kept
+    assert query_rows(path, "SELECT first, last, version, messages FROM folds ORDER BY first") == stored
 
 
-async def test_a_run_that_goes_on_is_not_kept(path: Path) -> None:
-    await write(path, a_run(0), a_run(1)[:-1])
-    assert [message.text for message in (await fresh(path)).messages][-1] == "answer 1"
-    assert rows(path, "SELECT count(*) FROM folds") == [(1,)]
+async def test_fold_of_an_unfinished_run_is_not_stored(path: Path) -> None:
+    await write_runs(path, make_run(0), make_run(1)[:-1])
+    assert [message.text for message in (await load_conversation(path)).messages][-1] == "answer 1"
+    assert query_rows(path, "SELECT count(*) FROM folds") == [(1,)]
 
 
-async def test_a_run_with_an_event_that_cannot_be_read_is_not_kept(path: Path) -> None:
-    await write(path, a_run(0), a_run(1))
-    rows(path, "UPDATE events SET json = '{' WHERE run = 2 AND seq = 2")
+async def test_fold_of_a_run_with_an_unreadable_event_is_not_stored(path: Path) -> None:
+    await write_runs(path, make_run(0), make_run(1))
+    query_rows(path, "UPDATE events SET json = '{' WHERE run = 2 AND seq = 2")
     log = SqliteEventLog(path, corrupt="skip")
     assert [message.text for message in (await conversation(log, "c", "")).messages][-1] == "question 1"
     await log.aclose()
-    assert rows(path, "SELECT count(*) FROM folds") == [(1,)]
+    assert query_rows(path, "SELECT count(*) FROM folds") == [(1,)]
 
 
-async def test_what_cannot_be_kept_costs_time_and_nothing_else(path: Path) -> None:
-    await write(path, *(a_run(n) for n in range(3)))
-    rows(path, "DROP TABLE folds")
-    rows(path, "CREATE VIEW folds AS SELECT 0 AS number, '' AS context_id, 0 AS first, 0 AS last, 0 AS runs,"
+async def test_conversation_can_be_read_when_folds_cannot_be_stored(path: Path) -> None:
+    await write_runs(path, *(make_run(n) for n in range(3)))
+    query_rows(path, "DROP TABLE folds")
+    query_rows(path, "CREATE VIEW folds AS SELECT 0 AS number, '' AS context_id, 0 AS first, 0 AS last, 0 AS runs,"
          " 0 AS events, 0 AS version, 0 AS crc, x'' AS summary, x'' AS messages")  # fmt: skip
-    assert len((await fresh(path)).messages) == 6
+    assert len((await load_conversation(path)).messages) == 6
 
 
-async def test_a_long_conversation_without_kept_folds_does_not_hold_the_event_loop(path: Path) -> None:
-    await write(path, *(a_run(n) for n in range(200)))
+async def test_long_conversation_without_folds_does_not_block_the_event_loop(path: Path) -> None:
+    await write_runs(path, *(make_run(n) for n in range(200)))
     turns = 0
 
-    async def others() -> None:
+    async def run_others() -> None:
         nonlocal turns
         while True:
             turns += 1
             await asyncio.sleep(0)
 
-    other = asyncio.create_task(others())
+    other = asyncio.create_task(run_others())
     log = SqliteEventLog(path)
     found = await log.read_conversation("c", before="", version=0)
     turns = 0

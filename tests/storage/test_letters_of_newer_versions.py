@@ -1,4 +1,4 @@
-"""Letters of a newer version, in a rolling deploy: they keep no run from hearing what this version knows."""
+"""Commands of a newer version during a rolling deployment."""
 
 from __future__ import annotations
 
@@ -20,81 +20,81 @@ Log = PostgresEventLog | SqliteEventLog
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.service("postgres"))])
 async def log(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Log]:
     if request.param == "sqlite":
-        found: Log = SqliteEventLog(tmp_path / "runs.db")
+        log: Log = SqliteEventLog(tmp_path / "runs.db")
     else:
-        found = PostgresEventLog(request.getfixturevalue("postgres"), schema=new_schema())
-    yield found
-    await found.aclose()
+        log = PostgresEventLog(request.getfixturevalue("postgres"), schema=new_schema())
+    yield log
+    await log.aclose()
 
 
-class DanceMail(_Command):
-    """A letter that this version does not know."""
+class DanceCommand(_Command):
+    """Command that this version does not know."""
 
     kind: Literal["dance"] = "dance"
     steps: int = 3
 
 
-class LoudMail(MessageCommand):
-    """One that it knows, and that says more."""
+class LoudCommand(MessageCommand):
+    """Known command with an additional field."""
 
     louder: bool = True
 
 
-DANCE = cast("Command", DanceMail())
+DANCE = cast("Command", DanceCommand())
 
 
 @tool(approve=True)
 async def pay() -> str:
-    """Pays."""
+    """Pay."""
     return "paid"
 
 
-def paying(log: Log) -> Agent[Any, Any]:
+def make_agent(log: Log) -> Agent[Any, Any]:
     return Agent(ScriptedModel(call("pay"), "Paid.", call("pay"), "Paid."), tools=[pay], thoughts=False).with_log(log)
 
 
-async def test_a_run_that_goes_on_is_cancelled_behind_a_letter_of_an_unknown_kind(log: Log) -> None:
-    begun = asyncio.Event()
+async def test_run_is_cancelled_by_a_command_after_an_unknown_one(log: Log) -> None:
+    started = asyncio.Event()
 
     @tool
     async def work() -> str:
-        """Takes for ever."""
-        begun.set()
+        """Block."""
+        started.set()
         await asyncio.Event().wait()
         return ""
 
     agent = Agent(ScriptedModel(call("work")), tools=[work], thoughts=False).with_log(log)
     run = await agent.run("Go").begin()
-    await begun.wait()
+    await started.wait()
     await log.send_command(run.task_id, DANCE)
-    # Not by its handle, as in the process that has it.
+    # The command is sent by id, as another process does.
     await log.send_command(run.task_id, CancelCommand())
     with pytest.raises(RunCancelled):
         await run
 
 
-async def test_a_run_that_waits_goes_on_by_the_answer_behind_a_letter_of_an_unknown_kind(log: Log) -> None:
-    agent = paying(log)
+async def test_waiting_run_is_resumed_by_an_answer_after_an_unknown_command(log: Log) -> None:
+    agent = make_agent(log)
     waits = await agent.run("Pay")
     await log.send_command(waits.task_id, DANCE)
     assert (await agent.get_run(waits.task_id).execute()).state == "input-required"
     assert await log.read_commands(waits.task_id) == []
 
-    await log.send_command(waits.task_id, LoudMail(messages=[]))
+    await log.send_command(waits.task_id, LoudCommand(messages=[]))
     number = await log.send_command(waits.task_id, AnswerCommand(inputs={waits.pending[0].input_id: True}))
     assert (await agent.get_run(waits.task_id).execute()).state == "completed"
     assert await log.read_commands(waits.task_id, after=number) == []
 
 
-async def test_a_letter_of_an_unknown_kind_stays_for_who_knows_it(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
-    agent = paying(log)
+async def test_unknown_command_stays_for_a_newer_version(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = make_agent(log)
     waits = await agent.run("Pay")
     number = await log.send_command(waits.task_id, DANCE)
     assert (await agent.get_run(waits.task_id).execute()).state == "input-required"
 
-    def newer(data: bytes) -> DanceMail:
-        return DanceMail.model_validate_json(data)
+    def read_new_command(data: bytes) -> DanceCommand:
+        return DanceCommand.model_validate_json(data)
 
     # The process is replaced by one of the newer version.
-    monkeypatch.setattr("rxloop.storage.sql_rows.read_command", newer)
-    assert await log.read_commands(waits.task_id) == [(number, DanceMail())]
+    monkeypatch.setattr("rxloop.storage.sql_rows.read_command", read_new_command)
+    assert await log.read_commands(waits.task_id) == [(number, DanceCommand())]

@@ -1,4 +1,4 @@
-"""Command in a SQLite file: what waiting for it costs, and what becomes of it."""
+"""Commands in a SQLite file: cost of watching, crashes and errors."""
 
 from __future__ import annotations
 
@@ -43,22 +43,22 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def statements(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What SQLite is asked from now on."""
+    """Statements that SQLite gets after the start of the test."""
     statements: list[str] = []
     opened = database._connect  # pyright: ignore[reportPrivateUsage]
 
-    def traced(*arguments: Any) -> sqlite3.Connection:
+    def connect(*arguments: Any) -> sqlite3.Connection:
         connection = opened(*arguments)
         connection.set_trace_callback(statements.append)
         return connection
 
-    monkeypatch.setattr(database, "_connect", traced)
+    monkeypatch.setattr(database, "_connect", connect)
     return statements
 
 
 @pytest.fixture
 async def logs(path: Path, statements: list[str]) -> AsyncIterator[tuple[SqliteEventLog, SqliteEventLog]]:
-    """One log that watches, and another one as in another process."""
+    """A log that watches, and a second log like in another process."""
     mine, theirs = SqliteEventLog(path), SqliteEventLog(path)
     for number in range(1_000):
         await theirs.append(f"run{number}", task(f"run{number}"), expected_seq=0)
@@ -67,8 +67,8 @@ async def logs(path: Path, statements: list[str]) -> AsyncIterator[tuple[SqliteE
     await theirs.aclose()
 
 
-async def until(statements: list[str], words: str, count: int) -> None:
-    """Wait until SQLite was asked something that many times more."""
+async def wait_for_statements(statements: list[str], words: str, count: int) -> None:
+    """Wait until SQLite has got the statement at least `count` times."""
     for _ in range(4_000):
         if sum(words in each for each in statements) >= count:
             return
@@ -76,28 +76,30 @@ async def until(statements: list[str], words: str, count: int) -> None:
     raise AssertionError(f"{words}: not {count} times")
 
 
-async def looks(statements: list[str], count: int) -> None:
-    """Wait until somebody has looked at the file that many times more."""
-    await until(statements, "PRAGMA data_version", statements.count("PRAGMA data_version") + count)
+async def wait_for_polls(statements: list[str], count: int) -> None:
+    """Wait until the file was polled `count` more times."""
+    await wait_for_statements(statements, "PRAGMA data_version", statements.count("PRAGMA data_version") + count)
 
 
-async def test_a_thousand_who_watch_and_follow_cost_one_look_for_all_while_nothing_comes(
+async def test_thousand_watchers_and_followers_share_one_poll(
     logs: tuple[SqliteEventLog, SqliteEventLog], statements: list[str]
 ) -> None:
     mine, _ = logs
-    told: list[int] = []
-    stops = [mine.watch_commands(f"run{number}", lambda number=number: told.append(number)) for number in range(1_000)]
+    notified: list[int] = []
+    stops = [
+        mine.watch_commands(f"run{number}", lambda number=number: notified.append(number)) for number in range(1_000)
+    ]
     followers = [asyncio.ensure_future(anext(mine.follow(f"run{number}", after_seq=1))) for number in range(1_000)]
-    # Each reads twice when it begins: what there is, and what came while it joined the others.
-    await until(statements, "json FROM events", 2_000)
-    await looks(statements, 2)
+    # Each follower reads at its start, and again after it has joined the others.
+    await wait_for_statements(statements, "json FROM events", 2_000)
+    await wait_for_polls(statements, 2)
     statements.clear()
-    told.clear()
+    notified.clear()
 
-    await looks(statements, 10)
+    await wait_for_polls(statements, 10)
 
     assert set(statements) == {"PRAGMA data_version"}
-    assert told == []
+    assert notified == []
     for stop in stops:
         stop()
     for follower in followers:
@@ -105,42 +107,42 @@ async def test_a_thousand_who_watch_and_follow_cost_one_look_for_all_while_nothi
     await asyncio.wait(followers)
 
 
-async def test_a_letter_wakes_those_who_watch_its_run_and_is_looked_for_by_one_question(
+async def test_command_wakes_the_watchers_of_its_run_with_one_query(
     logs: tuple[SqliteEventLog, SqliteEventLog], statements: list[str]
 ) -> None:
     mine, theirs = logs
-    told: list[int] = []
+    notified: list[int] = []
     arrived = asyncio.Event()
 
-    def tell(number: int) -> None:
-        told.append(number)
+    def notify(number: int) -> None:
+        notified.append(number)
         arrived.set()
 
-    stops = [mine.watch_commands(f"run{number}", lambda number=number: tell(number)) for number in range(1_000)]
-    await looks(statements, 2)
+    stops = [mine.watch_commands(f"run{number}", lambda number=number: notify(number)) for number in range(1_000)]
+    await wait_for_polls(statements, 2)
     await asyncio.sleep(0)
     statements.clear()
-    told.clear()
+    notified.clear()
     arrived.clear()
 
     await theirs.append("run6", [CustomEvent(seq=2, name="note")], expected_seq=1)
-    await looks(statements, 2)
-    assert told == []
+    await wait_for_polls(statements, 2)
+    assert notified == []
     await theirs.send_command("run7", CancelCommand())
     await asyncio.wait_for(arrived.wait(), 10)
 
-    assert told == [7]
+    assert notified == [7]
     assert sum(each.startswith("SELECT DISTINCT task_id FROM mail") for each in statements) == 1
     for stop in stops:
         stop()
 
 
-async def test_who_stops_watching_stops_the_looking(
+async def test_polling_ends_with_the_last_watcher(
     logs: tuple[SqliteEventLog, SqliteEventLog], statements: list[str]
 ) -> None:
     mine, _ = logs
     stop = mine.watch_commands("run1", lambda: None)
-    await looks(statements, 3)
+    await wait_for_polls(statements, 3)
     stop()
     await mine.list_runs()
     statements.clear()
@@ -150,7 +152,7 @@ async def test_who_stops_watching_stops_the_looking(
     assert "PRAGMA data_version" not in statements
 
 
-async def test_a_letter_is_there_when_its_sender_is_killed(path: Path) -> None:
+async def test_command_is_stored_when_its_sender_is_killed(path: Path) -> None:
     log = SqliteEventLog(path)
     await log.append("run", task("run"), expected_seq=0)
     arrived = asyncio.Event()
@@ -158,14 +160,14 @@ async def test_a_letter_is_there_when_its_sender_is_killed(path: Path) -> None:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", SEND, str(path), stdout=asyncio.subprocess.PIPE
     )
-    said, _ = await asyncio.wait_for(process.communicate(), 20)
+    printed, _ = await asyncio.wait_for(process.communicate(), 20)
     await asyncio.wait_for(arrived.wait(), 10)
-    assert await log.read_commands("run") == [(int(said), CancelCommand(reason="the user left"))]
+    assert await log.read_commands("run") == [(int(printed), CancelCommand(reason="the user left"))]
     stop()
     await log.aclose()
 
 
-async def test_a_letter_that_cannot_be_read_is_an_error_that_names_it(path: Path) -> None:
+async def test_unreadable_command_is_an_error_that_names_it(path: Path) -> None:
     log = SqliteEventLog(path)
     await log.append("run", task("run"), expected_seq=0)
     number = await log.send_command("run", CancelCommand())
@@ -177,7 +179,7 @@ async def test_a_letter_that_cannot_be_read_is_an_error_that_names_it(path: Path
     await log.aclose()
 
 
-async def test_who_watches_a_file_that_cannot_be_opened_is_told_and_gets_the_error_by_reading(tmp_path: Path) -> None:
+async def test_watcher_of_a_file_that_cannot_be_opened_is_notified(tmp_path: Path) -> None:
     log = SqliteEventLog(tmp_path / "missing" / "runs.db")
     arrived = asyncio.Event()
     stop = log.watch_commands("run", arrived.set)

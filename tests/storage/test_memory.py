@@ -12,13 +12,13 @@ TASK = TaskEvent(seq=1, messages=[Message.user("Hi")], model="m", agent_name="he
 FINAL = StatusUpdateEvent(seq=2, state="completed", final=True)
 
 
-def test_it_is_an_event_log() -> None:
+def test_memory_log_is_an_event_log() -> None:
     log: EventLog = MemoryEventLog()
 
     assert isinstance(log, MemoryEventLog)
 
 
-async def test_a_follower_that_left_is_forgotten() -> None:
+async def test_follower_is_forgotten_after_it_is_closed() -> None:
     log = MemoryEventLog()
     await log.append("run", [TASK], expected_seq=0)
     events = log.follow("run")
@@ -33,13 +33,13 @@ async def test_a_follower_that_left_is_forgotten() -> None:
     assert not log._runs["run"].waiters
 
 
-def test_a_loop_that_was_closed_in_the_middle_of_a_wait_does_no_harm() -> None:
+def test_event_loop_closed_during_a_wait_does_no_harm() -> None:
     log = MemoryEventLog()
     events = log.follow("run", after_seq=1)
 
     async def wait() -> None:
         await log.append("run", [TASK], expected_seq=0)
-        # By hand what a task does, so that there is no task to be destroyed while it is pending.
+        # Drives the coroutine without a task, because a pending task would be destroyed with the loop.
         waiter: asyncio.Future[None] = anext(events).__await__().send(None)
         waiter.add_done_callback(lambda _: None)
 
@@ -53,7 +53,7 @@ def test_a_loop_that_was_closed_in_the_middle_of_a_wait_does_no_harm() -> None:
     assert not log._runs["run"].waiters
 
 
-def test_a_submitted_run_is_an_orphan_after_a_while() -> None:
+def test_submitted_run_is_orphaned_after_half_a_minute() -> None:
     async def main() -> None:
         log = MemoryEventLog()
         await log.append("run", [TASK], expected_seq=0)
@@ -66,7 +66,7 @@ def test_a_submitted_run_is_an_orphan_after_a_while() -> None:
         time.run(main())
 
 
-async def test_the_events_stay_readable_after_closing() -> None:
+async def test_events_stay_readable_after_closing() -> None:
     log = MemoryEventLog()
     await log.append("run", [TASK], expected_seq=0)
 
@@ -75,19 +75,19 @@ async def test_the_events_stay_readable_after_closing() -> None:
     assert list(await log.read("run")) == [TASK]
 
 
-async def calls_for_a_conversation(others: int) -> int:
+async def count_calls(run_count: int) -> int:
     log = MemoryEventLog()
-    for number in range(others + 1):
+    for number in range(run_count + 1):
         await log.append(f"run-{number}", [TASK.model_copy(update={"context_id": f"c{number}"})], expected_seq=0)
     calls = 0
 
-    def seen(*_: object) -> None:
+    def count(*_: object) -> None:
         nonlocal calls
         calls += 1
 
-    # What is collected meanwhile is none of the log's.
+    # The garbage collector would add calls.
     gc.disable()
-    sys.setprofile(seen)
+    sys.setprofile(count)
     try:
         records = await log.list_runs(context_id="c0")
     finally:
@@ -97,5 +97,5 @@ async def calls_for_a_conversation(others: int) -> int:
     return calls
 
 
-async def test_what_a_conversation_costs_does_not_depend_on_how_many_others_there_are() -> None:
-    assert await calls_for_a_conversation(200) == await calls_for_a_conversation(1)
+async def test_cost_of_a_conversation_does_not_depend_on_other_runs() -> None:
+    assert await count_calls(200) == await count_calls(1)

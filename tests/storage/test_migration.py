@@ -1,4 +1,4 @@
-"""Files of older and newer versions of the schema."""
+"""Files with older and newer versions of the schema."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from rxloop.protocol.events import CustomEvent, Event, StatusUpdateEvent, TaskEv
 from rxloop.protocol.messages import ErrorInfo, Message, Usage
 from rxloop.storage.sqlite import database
 
-BEFORE_TURNS = 4
-"""The version of the schema before there were turns and mail."""
+BEFORE_LEASES = 4
+"""Version of the schema before leases and commands."""
 
 
 def task(**fields: object) -> TaskEvent:
-    given = {"seq": 1, "attempt": 1, "messages": [Message.user("Hi")], "model": "m", "agent_name": "helper", **fields}
-    return TaskEvent.model_validate(given)
+    values = {"seq": 1, "attempt": 1, "messages": [Message.user("Hi")], "model": "m", "agent_name": "helper", **fields}
+    return TaskEvent.model_validate(values)
 
 
 def notes(first: int, last: int) -> list[Event]:
@@ -33,13 +33,13 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "runs.db"
 
 
-async def written(path: Path) -> None:
+async def write_run(path: Path) -> None:
     log = SqliteEventLog(path)
     await log.append("run", [task(task_id="run"), *notes(2, 3)], expected_seq=0)
     await log.aclose()
 
 
-async def refused(path: Path) -> str:
+async def refusal(path: Path) -> str:
     log = SqliteEventLog(path)
     with pytest.raises(EventLogError) as failure:
         await log.append("run", [task(task_id="run")], expected_seq=0)
@@ -47,14 +47,14 @@ async def refused(path: Path) -> str:
     return str(failure.value)
 
 
-def old_file(path: Path, *runs: tuple[str, int, bytes, bytes]) -> None:
-    """A file of the last version before turns: of each run its id, whether it is at rest, and two events."""
+def write_old_file(path: Path, *runs: tuple[str, int, bytes, bytes]) -> None:
+    """Write a file of the last version before leases. A run is an id, a flag for idle runs, and two events."""
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("PRAGMA journal_mode = WAL")
-        for step in database.SCHEMA[:BEFORE_TURNS]:
+        for step in database.SCHEMA[:BEFORE_LEASES]:
             connection.executescript(step)
         connection.execute(f"PRAGMA application_id = {database.APPLICATION_ID}")
-        connection.execute(f"PRAGMA user_version = {BEFORE_TURNS}")
+        connection.execute(f"PRAGMA user_version = {BEFORE_LEASES}")
         for number, (task_id, at_rest, *events) in enumerate(runs, 1):
             state = "failed" if at_rest else "working"
             values = (number, task_id, "c", "helper", state, at_rest, 1, 2, 0, 0, "token")
@@ -63,15 +63,15 @@ def old_file(path: Path, *runs: tuple[str, int, bytes, bytes]) -> None:
                 connection.execute("INSERT INTO events VALUES (?, ?, 0, ?)", (number, seq, event))
 
 
-async def test_the_records_of_runs_of_before_say_what_their_events_say(path: Path) -> None:
+async def test_records_of_an_old_file_are_derived_from_its_events(path: Path) -> None:
     usage, error = Usage(input_tokens=7), ErrorInfo(code="server", message="503")
-    begun = task(task_id="run", context_id="c", metadata={"tenant": "t", "public": {"n": 1}})
+    first_task = task(task_id="run", context_id="c", metadata={"tenant": "t", "public": {"n": 1}})
     failed = StatusUpdateEvent(seq=2, attempt=1, state="failed", final=True, usage=usage, error=error)
     working = StatusUpdateEvent(seq=2, attempt=1, state="working")
     plain = task(context_id="c")
-    old_file(
+    write_old_file(
         path,
-        ("run", 1, begun.to_json(), failed.to_json()),
+        ("run", 1, first_task.to_json(), failed.to_json()),
         ("plain", 0, plain.to_json(), working.to_json()),
         ("damaged", 1, b"{", b"\xff"),
     )
@@ -85,7 +85,7 @@ async def test_the_records_of_runs_of_before_say_what_their_events_say(path: Pat
     common = ("c", "helper")
     assert runs == [
         RunRecord(
-            *("run", *common, "failed", 1, 2, 0, 0), model="m", metadata=begun.metadata, usage=usage, error=error
+            *("run", *common, "failed", 1, 2, 0, 0), model="m", metadata=first_task.metadata, usage=usage, error=error
         ),
         RunRecord("plain", *common, "working", 1, 2, 0, 0, model="m"),
         RunRecord("damaged", *common, "failed", 1, 2, 0, 0),
@@ -93,18 +93,18 @@ async def test_the_records_of_runs_of_before_say_what_their_events_say(path: Pat
     assert orphans == [runs[1]]
 
 
-async def test_a_newer_schema_is_refused(path: Path) -> None:
+async def test_newer_schema_is_refused(path: Path) -> None:
     # L93
-    await written(path)
+    await write_run(path)
     with sqlite3.connect(path) as connection:
         connection.execute("PRAGMA user_version = 99")
     connection.close()
-    says = await refused(path)
+    says = await refusal(path)
     assert f"newer version of rxloop (schema 99; this one knows {len(database.SCHEMA)})" in says
     assert "install" in says
 
 
-async def test_a_file_of_the_first_schema_gets_what_came_since(path: Path) -> None:
+async def test_first_schema_is_migrated_to_the_current_one(path: Path) -> None:
     # L93
     with sqlite3.connect(path) as connection:
         connection.executescript(database.SCHEMA[0])
@@ -114,7 +114,7 @@ async def test_a_file_of_the_first_schema_gets_what_came_since(path: Path) -> No
         for event in (task(task_id="run"), *notes(2, 3)):
             connection.execute("INSERT INTO events VALUES (1, ?, 0, ?)", (event.seq, event.to_json()))
     connection.close()
-    await written_on(path)
+    await append_note(path)
     with sqlite3.connect(path) as connection:
         assert connection.execute("PRAGMA user_version").fetchone() == (len(database.SCHEMA),)
         assert connection.execute("SELECT count(*) FROM artifacts").fetchone() == (0,)
@@ -123,28 +123,28 @@ async def test_a_file_of_the_first_schema_gets_what_came_since(path: Path) -> No
     connection.close()
 
 
-async def test_an_older_schema_is_migrated(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_older_schema_is_migrated(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # L93
-    await written(path)
+    await write_run(path)
     steps = (*database.SCHEMA, "ALTER TABLE runs ADD COLUMN note TEXT; CREATE INDEX by_note ON runs (note);")
     monkeypatch.setattr(database, "SCHEMA", steps)
-    await written_on(path)
+    await append_note(path)
     with sqlite3.connect(path) as connection:
         assert connection.execute("PRAGMA user_version").fetchone() == (len(steps),)
         assert connection.execute("SELECT note, seq FROM runs").fetchall() == [(None, 4)]
     connection.close()
 
 
-async def written_on(path: Path) -> None:
+async def append_note(path: Path) -> None:
     log = SqliteEventLog(path)
     await log.append("run", notes(4, 4), expected_seq=3)
     await log.aclose()
 
 
-async def test_a_migration_that_fails_changes_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    await written(path)
+async def test_failed_migration_changes_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    await write_run(path)
     steps = (*database.SCHEMA, "ALTER TABLE runs ADD COLUMN note TEXT; CREATE TABLE runs (x);")
     with monkeypatch.context() as patch:
         patch.setattr(database, "SCHEMA", steps)
-        assert "already exists" in await refused(path)
-    await written_on(path)
+        assert "already exists" in await refusal(path)
+    await append_note(path)

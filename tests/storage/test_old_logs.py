@@ -1,4 +1,4 @@
-"""Logs of an earlier version are read and continued as by that version; see `old_logs/README.md`."""
+"""Logs of an earlier version, which must be read and continued in the same way. See `old_logs/README.md`."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ EXPECTED: dict[str, Any] = json.loads((FOLDER / "expected.json").read_bytes())
 EXPORT = gzip.decompress((FOLDER / "runs.jsonl.gz").read_bytes())
 RUNS: dict[str, str] = EXPECTED["runs"]
 STATES: dict[str, str] = {name: record["state"] for name, record in EXPECTED["records"].items()}
-OVER = [name for name in RUNS if name not in EXPECTED["settled"]]
+FINISHED = [name for name in RUNS if name not in EXPECTED["settled"]]
 
 
 def read_export() -> dict[str, list[Any]]:
-    """Return the events of the export, by the ids of the runs whose log has them."""
+    """Return the events of the export by the ids of the runs that contain them."""
     runs: dict[str, list[Any]] = {task_id: [] for task_id in RUNS.values()}
     current = ""
     for line in EXPORT.splitlines():
@@ -46,7 +46,7 @@ EVENTS = read_export()
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """A copy of the old file."""
+    """Copy of the old file."""
     copy = tmp_path / "runs.sqlite"
     copy.write_bytes(gzip.decompress((FOLDER / "runs.sqlite.gz").read_bytes()))
     return copy
@@ -54,7 +54,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def log(path: Path) -> AsyncIterator[SqliteEventLog]:
-    """A log over the copy."""
+    """Log over the copy."""
     log = SqliteEventLog(path)
     yield log
     await log.aclose()
@@ -62,7 +62,7 @@ async def log(path: Path) -> AsyncIterator[SqliteEventLog]:
 
 @pytest.fixture
 async def postgres_log(postgres_database: str) -> AsyncIterator[PostgresEventLog]:
-    """A log over a database with the old dump."""
+    """Log over a database with the old dump."""
     import psycopg
 
     with psycopg.connect(postgres_database, autocommit=True) as connection:
@@ -74,7 +74,7 @@ async def postgres_log(postgres_database: str) -> AsyncIterator[PostgresEventLog
 
 @pytest.fixture(scope="module")
 def read_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the old file for the tests that only read."""
+    """Copy of the old file for tests that only read."""
     copy = tmp_path_factory.mktemp("old") / "runs.sqlite"
     copy.write_bytes(gzip.decompress((FOLDER / "runs.sqlite.gz").read_bytes()))
     return copy
@@ -82,13 +82,13 @@ def read_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 async def read_log(read_path: Path) -> AsyncIterator[SqliteEventLog]:
-    """A log for the tests that only read."""
+    """Log for tests that only read."""
     log = SqliteEventLog(read_path)
     yield log
     await log.aclose()
 
 
-# Reading
+# -- reading
 
 
 async def test_old_runs_are_listed_in_order(read_log: SqliteEventLog) -> None:
@@ -107,7 +107,7 @@ async def test_old_run_has_its_record(read_log: SqliteEventLog, name: str) -> No
 
 
 @pytest.mark.parametrize("name", RUNS)
-async def test_old_run_has_the_events_of_its_export(read_log: SqliteEventLog, name: str) -> None:
+async def test_old_run_has_its_exported_events(read_log: SqliteEventLog, name: str) -> None:
     assert await observed.read_events(read_log, RUNS[name]) == EVENTS[RUNS[name]]
 
 
@@ -131,24 +131,24 @@ async def test_old_run_is_replayed(read_log: SqliteEventLog, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", RUNS)
-async def test_old_run_is_followed(read_log: SqliteEventLog, name: str) -> None:
+async def test_old_run_can_be_followed(read_log: SqliteEventLog, name: str) -> None:
     events, ends = EVENTS[RUNS[name]], STATES[name] not in ("working", "submitted")
     assert await observed.follow_run(read_log, RUNS[name], len(events), ends=ends) == events
 
 
-async def test_old_run_is_followed_after_an_old_cursor(read_log: SqliteEventLog) -> None:
+async def test_old_run_can_be_followed_after_an_old_cursor(read_log: SqliteEventLog) -> None:
     cursor = f"{RUNS['attempts']}/2.10.0"
     followed = await observed.follow_run(read_log, RUNS["attempts"], 22, ends=True, after=cursor)
     assert followed == EVENTS[RUNS["attempts"]][10:]
 
 
 @pytest.mark.parametrize("context_id", EXPECTED["histories"])
-async def test_old_conversation_is_read_from_its_kept_folds(read_log: SqliteEventLog, context_id: str) -> None:
+async def test_old_conversation_is_read_from_its_stored_folds(read_log: SqliteEventLog, context_id: str) -> None:
     assert await observed.read_history(read_log, context_id) == EXPECTED["histories"][context_id]
 
 
 @pytest.mark.parametrize("context_id", EXPECTED["histories"])
-async def test_old_conversation_is_read_without_its_kept_folds(
+async def test_old_conversation_is_read_without_its_stored_folds(
     path: Path, log: SqliteEventLog, context_id: str
 ) -> None:
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
@@ -160,10 +160,11 @@ async def test_old_artifacts_are_read(read_log: SqliteEventLog) -> None:
     assert await observed.read_artifacts(read_log, "pages") == EXPECTED["artifacts"]
 
 
-async def test_tables_of_old_thinking_sessions_stay_and_the_file_takes_new_sessions(path: Path) -> None:
+async def test_tables_of_old_thinking_sessions_stay_and_new_sessions_can_be_stored(path: Path) -> None:
     sessions = ThinkingSessions(SqliteArtifacts(path))
     result = await sessions.think(thought(), session_id="move")
-    assert (len(result.session), result.warnings) == (1, ())
+    assert len(result.session) == 1
+    assert result.warnings == ()
     await sessions.aclose()
     with closing(sqlite3.connect(path)) as connection:
         rows = connection.execute(
@@ -174,23 +175,23 @@ async def test_tables_of_old_thinking_sessions_stay_and_the_file_takes_new_sessi
     assert observed.to_json([SequentialThought.model_validate_json(row) for _, row in rows]) == EXPECTED["session"]
 
 
-# Continuing
+# -- continuing
 
 
-async def test_old_runs_that_are_over_are_not_executed(log: SqliteEventLog) -> None:
-    for name in OVER:
-        outcome = await observed.settle(log, RUNS[name])
+async def test_finished_old_runs_are_not_executed(log: SqliteEventLog) -> None:
+    for name in FINISHED:
+        outcome = await observed.execute(log, RUNS[name])
         assert (outcome["kinds"], outcome["effects"], outcome["requests"]) == ([], [], []), name
         assert await observed.read_record(log, RUNS[name]) == EXPECTED["records"][name], name
 
 
 @pytest.mark.parametrize("name", EXPECTED["settled"])
 async def test_old_run_is_executed(log: SqliteEventLog, name: str) -> None:
-    assert await observed.settle(log, RUNS[name]) == EXPECTED["settled"][name]
+    assert await observed.execute(log, RUNS[name]) == EXPECTED["settled"][name]
 
 
 async def test_old_interrupted_tool_is_not_called_again(log: SqliteEventLog) -> None:
-    outcome = await observed.settle(log, RUNS["crashed in tools"])
+    outcome = await observed.execute(log, RUNS["crashed in tools"])
     [interrupted] = [
         event
         for event in (await observed.read_events(log, RUNS["crashed in tools"]))[9:]
@@ -223,7 +224,7 @@ async def test_old_run_is_cancelled(log: SqliteEventLog, name: str) -> None:
 
 @pytest.mark.parametrize("name", EXPECTED["told"])
 async def test_old_run_receives_a_message(log: SqliteEventLog, name: str) -> None:
-    assert await observed.say(log, RUNS[name]) == EXPECTED["told"][name]
+    assert await observed.send_message(log, RUNS[name]) == EXPECTED["told"][name]
 
 
 @pytest.mark.parametrize(("name", "at", "outcome"), EXPECTED["forked"])
@@ -240,11 +241,11 @@ async def test_runtime_adopts_old_runs(log: SqliteEventLog) -> None:
     assert await observed.adopt(log) == EXPECTED["adopted"]
 
 
-async def test_old_key_stands_for_its_old_run(log: SqliteEventLog) -> None:
+async def test_old_key_refers_to_its_old_run(log: SqliteEventLog) -> None:
     assert await observed.start_again(log, key="request-17", owner="ann") == EXPECTED["started"]
 
 
-# The export
+# -- the export
 
 
 def import_runs(folder: Path) -> Path:
@@ -258,7 +259,7 @@ def import_runs(folder: Path) -> Path:
 
 @pytest.fixture
 async def imported(tmp_path: Path) -> AsyncIterator[SqliteEventLog]:
-    """A log with the runs of the old export."""
+    """Log with the runs of the old export."""
     log = SqliteEventLog(await asyncio.to_thread(import_runs, tmp_path))
     yield log
     await log.aclose()
@@ -274,12 +275,12 @@ async def test_old_export_is_imported(imported: SqliteEventLog) -> None:
 
 async def test_imported_runs_continue(imported: SqliteEventLog) -> None:
     for name in ("crashed in tools", "crashed in model", "crashed in second attempt", "nested, crashed", "submitted"):
-        assert await observed.settle(imported, RUNS[name]) == EXPECTED["settled"][name], name
+        assert await observed.execute(imported, RUNS[name]) == EXPECTED["settled"][name], name
     for name, outcome in EXPECTED["answered"].items():
         assert await observed.answer(imported, RUNS[name]) == outcome, name
 
 
-# Postgres
+# -- Postgres
 
 
 @pytest.mark.service("postgres")
@@ -298,7 +299,7 @@ async def test_old_postgres_log_is_read(postgres_log: PostgresEventLog) -> None:
 @pytest.mark.service("postgres")
 async def test_old_postgres_runs_are_executed(postgres_log: PostgresEventLog) -> None:
     for name, outcome in EXPECTED["settled"].items():
-        assert await observed.settle(postgres_log, RUNS[name]) == outcome, name
+        assert await observed.execute(postgres_log, RUNS[name]) == outcome, name
 
 
 @pytest.mark.service("postgres")
@@ -311,5 +312,5 @@ async def test_old_postgres_runs_are_answered_and_cancelled(postgres_log: Postgr
 
 
 def expected_fold(name: str) -> dict[str, Any]:
-    """Return the expected fold of a run; without messages of earlier runs, they are those of its replay."""
+    """Return the expected fold of a run. A run without earlier messages has the messages of its replay."""
     return {"messages": EXPECTED["replays"][name]["messages"], **EXPECTED["folds"][name]}

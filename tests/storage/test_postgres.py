@@ -1,4 +1,4 @@
-"""A log in Postgres whose server goes away, or whose answers are lost."""
+"""Postgres logs whose server fails or whose answers are lost."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.service("postgres")
 
 
 @pytest.mark.parametrize("kill", [False, True])
-async def test_a_server_that_comes_back_disturbs_no_writer_and_no_follower(kill: bool) -> None:
+async def test_restarted_server_disturbs_no_writer_and_no_follower(kill: bool) -> None:
     with PostgresServer() as server:
         log, other = PostgresEventLog(server.dsn, patience=60), PostgresEventLog(server.dsn, patience=60)
         writing = ConcurrentWriters(log, 20)
@@ -40,7 +40,7 @@ async def test_a_server_that_comes_back_disturbs_no_writer_and_no_follower(kill:
         await other.aclose()
 
 
-async def test_a_server_that_stays_away_is_unreachable_after_the_patience() -> None:
+async def test_missing_server_is_an_error_after_the_timeout() -> None:
     with PostgresServer() as server:
         log = PostgresEventLog(server.dsn, patience=0.3)
         await log.append("run", begun(), expected_seq=0)
@@ -59,44 +59,44 @@ async def test_a_server_that_stays_away_is_unreachable_after_the_patience() -> N
         await log.aclose()
 
 
-async def test_a_batch_whose_answer_is_lost_is_there_once(postgres: str, new_log: MakeLog) -> None:
-    way = Proxy()
-    log = new_log(await way.start(postgres))
+async def test_batch_is_stored_once_when_its_answer_is_lost(postgres: str, new_log: MakeLog) -> None:
+    proxy = Proxy()
+    log = new_log(await proxy.start(postgres))
     await log.append("run", begun(), expected_seq=0, writer="mine")
     for seq in range(3, 33, 2):
-        way.cut_answers = True
-        # With a name and without: it is the log that tries again.
+        proxy.cut_answers = True
+        # With and without a writer name, since the log itself retries.
         appending = asyncio.create_task(
             log.append("run", [note(seq), note(seq + 1)], expected_seq=seq - 1, writer="mine" if seq % 4 == 1 else "")
         )
         sending = asyncio.create_task(log.send_command("run", CancelCommand()))
         await asyncio.sleep(0.05)
-        way.cut_answers = False
+        proxy.cut_answers = False
         await appending
         await sending
     assert [event.seq for event in await log.read("run")] == [*range(1, 33)]
     assert len(await log.read_commands("run")) == 15
     await log.aclose()
-    await way.stop()
+    await proxy.stop()
 
 
-async def test_a_server_that_hangs_is_given_up_and_asked_again(postgres: str, new_log: MakeLog) -> None:
-    way = Proxy()
-    log = new_log(await way.start(postgres))
+async def test_hanging_connection_is_replaced(postgres: str, new_log: MakeLog) -> None:
+    proxy = Proxy()
+    log = new_log(await proxy.start(postgres))
     await log.append("run", begun(), expected_seq=0, writer="mine")
     log._engine().write._answers_in = 0.2
-    way.passes.clear()
+    proxy.passes.clear()
     appending = asyncio.create_task(log.append("run", [note(3)], expected_seq=2, writer="mine"))
     await asyncio.sleep(0.5)
     assert not appending.done()
-    way.passes.set()
+    proxy.passes.set()
     await appending
     assert len(await log.read("run")) == 3
     await log.aclose()
-    await way.stop()
+    await proxy.stop()
 
 
-async def test_a_batch_that_cannot_be_kept_fails_alone(new_log: MakeLog) -> None:
+async def test_invalid_batch_fails_without_affecting_other_batches(new_log: MakeLog) -> None:
     log = new_log()
     named = task(task_id="bad").model_copy(update={"agent_name": "a\0b"})
     outcomes = await asyncio.gather(
@@ -111,23 +111,23 @@ async def test_a_batch_that_cannot_be_kept_fails_alone(new_log: MakeLog) -> None
     assert ids(await log.list_runs()) == ["a", "b", "c", "d"]
 
 
-async def test_everything_that_waits_is_written_by_one_statement(postgres: str, new_log: MakeLog) -> None:
+async def test_waiting_batches_are_written_by_one_statement(postgres: str, new_log: MakeLog) -> None:
     log = new_log()
     await log.append("first", begun("first"), expected_seq=0)
-    before = await _commits(log)
+    before = await _count_commits(log)
     await asyncio.gather(*(log.append(f"run{number}", begun(f"run{number}"), expected_seq=0) for number in range(200)))
-    assert await _commits(log) - before <= 3
+    assert await _count_commits(log) - before <= 3
 
 
-async def _commits(log: PostgresEventLog) -> int:
-    """How often the writing connection has written."""
-    lane = log._engine().write
-    if not hasattr(lane, "count"):
-        once, counted = lane._once, [0]
+async def _count_commits(log: PostgresEventLog) -> int:
+    """Count the writes of the writing connection."""
+    connection = log._engine().write
+    if not hasattr(connection, "count"):
+        once, counted = connection._once, [0]
 
-        async def counting(*given: Any) -> Any:
+        async def count(*arguments: Any) -> Any:
             counted[0] += 1
-            return await once(*given)
+            return await once(*arguments)
 
-        lane._once, lane.count = counting, counted  # type: ignore[attr-defined, method-assign]
-    return lane.count[0]  # type: ignore[attr-defined]
+        connection._once, connection.count = count, counted  # type: ignore[attr-defined, method-assign]
+    return connection.count[0]  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Who may do what in a log in Postgres, and from where."""
+"""Permissions, schemas and addresses of Postgres logs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from support.postgres.server import new_schema
 pytestmark = pytest.mark.service("postgres")
 
 
-async def test_several_processes_make_the_tables_at_once(postgres: str) -> None:
+async def test_concurrent_processes_create_the_tables_once(postgres: str) -> None:
     ours = new_schema()
     logs = [PostgresEventLog(postgres, schema=ours) for _ in range(5)]
     await asyncio.gather(*(log.append(f"run{number}", [task()], expected_seq=0) for number, log in enumerate(logs)))
@@ -32,7 +32,7 @@ async def test_several_processes_make_the_tables_at_once(postgres: str) -> None:
         await log.aclose()
 
 
-async def test_logs_in_two_schemas_know_nothing_of_each_other(new_log: MakeLog) -> None:
+async def test_logs_in_two_schemas_are_independent(new_log: MakeLog) -> None:
     one, two = new_log(), new_log(schema=new_schema())
     await one.append("run", begun(), expected_seq=0)
     assert ids(await two.list_runs()) == []
@@ -40,7 +40,7 @@ async def test_logs_in_two_schemas_know_nothing_of_each_other(new_log: MakeLog) 
     assert await two.acquire_lease("c", "run", pytest.fail)
 
 
-async def test_a_role_with_few_rights_is_enough_once_the_tables_are_there(postgres_database: str) -> None:
+async def test_role_with_few_rights_can_use_existing_tables(postgres_database: str) -> None:
     role = f"rxloop_{secrets.token_hex(4)}"
     await query_rows(postgres_database, f"CREATE ROLE {role} LOGIN PASSWORD 'x'")
     try:
@@ -69,7 +69,7 @@ async def test_a_role_with_few_rights_is_enough_once_the_tables_are_there(postgr
         await query_rows(postgres_database, f"DROP ROLE {role}")
 
 
-async def test_tables_of_an_older_version_get_the_steps_that_they_lack(
+async def test_tables_of_an_older_version_are_migrated(
     postgres: str, new_log: MakeLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as older:
@@ -81,7 +81,7 @@ async def test_tables_of_an_older_version_get_the_steps_that_they_lack(
     assert await query_rows(postgres, indexes, log._address.schema) == [("runs_waiting",)]
 
 
-async def test_tables_of_a_newer_version_are_left_alone(postgres: str, new_log: MakeLog) -> None:
+async def test_tables_of_a_newer_version_are_refused(postgres: str, new_log: MakeLog) -> None:
     log = new_log()
     await log.append("run", begun(), expected_seq=0)
     await log.aclose()
@@ -90,26 +90,26 @@ async def test_tables_of_a_newer_version_are_left_alone(postgres: str, new_log: 
         await new_log().append("run", [note(3)], expected_seq=2)
 
 
-async def test_a_log_goes_through_a_bouncer_beside_its_sessions(postgres: str, new_log: MakeLog) -> None:
-    way = Proxy()
-    shared = await way.start(postgres)
+async def test_log_works_over_a_transaction_bouncer_with_a_session_dsn(postgres: str, new_log: MakeLog) -> None:
+    proxy = Proxy()
+    shared = await proxy.start(postgres)
     log = new_log(shared, session_dsn=postgres)
     await log.append("run", begun(), expected_seq=0)
     follower = Follower(log)
     await follower.sees(1, 2)
     assert await log.acquire_lease("c", "run", pytest.fail)
-    # What goes through it has nothing that only one session knows.
-    for lane in (log._engine().write, *log._engine().read.lanes):
-        connection = lane._connection
+    # The shared connection must not use the state of a session.
+    for connection_slot in (log._engine().write, *log._engine().read.lanes):
+        connection = connection_slot._connection
         assert connection is None or connection.prepare_threshold is None
-    way.cut_answers = True
+    proxy.cut_answers = True
     await asyncio.sleep(0.05)
-    way.cut_answers = False
+    proxy.cut_answers = False
     await log.append("run", [end(3)], expected_seq=2, writer="mine")
     await wait_for(follower)
     assert await log.has_lease("c", "run")
     await log.aclose()
-    await way.stop()
+    await proxy.stop()
 
 
 @pytest.mark.parametrize(
@@ -122,15 +122,15 @@ async def test_a_log_goes_through_a_bouncer_beside_its_sessions(postgres: str, n
         ({"dsn": "", "deltas": "some"}, "deltas is 'drop', 'live' or 'keep', not 'some'"),
     ],
 )
-def test_an_argument_that_cannot_be_used_is_refused(options: Any, message: str) -> None:
+def test_invalid_option_is_refused(options: Any, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         PostgresEventLog(**options)
 
 
-@pytest.mark.parametrize("rest", ["u:se@cret@h/db", "u:se/cret@h/db", "u:se@cr/et@h:1/db?connect_timeout=1"])
-def test_a_password_that_would_be_read_as_the_name_of_a_host_is_refused_and_not_shown(rest: str) -> None:
+@pytest.mark.parametrize("credentials", ["u:se@cret@h/db", "u:se/cret@h/db", "u:se@cr/et@h:1/db?connect_timeout=1"])
+def test_unescaped_at_sign_is_refused_without_showing_the_password(credentials: str) -> None:
     with pytest.raises(ConfigurationError, match=r"has an @ too many: .* write %40") as refused:
-        PostgresEventLog(f"postgresql://{rest}")
+        PostgresEventLog(f"postgresql://{credentials}")
     assert "cret" not in str(refused.value)
 
 
@@ -142,23 +142,23 @@ def test_a_password_that_would_be_read_as_the_name_of_a_host_is_refused_and_not_
         "host=@abstract dbname=a@b password=p@w/",
     ],
 )
-def test_an_at_sign_that_is_written_as_it_should_be_is_taken(address: str) -> None:
+def test_escaped_at_sign_is_accepted(address: str) -> None:
     PostgresEventLog(address)
 
 
-def test_a_forked_process_has_connections_of_its_own(postgres: str) -> None:
+def test_forked_process_opens_its_own_connections(postgres: str) -> None:
     log = PostgresEventLog(postgres, schema=new_schema())
 
-    async def parent() -> None:
+    async def fork_during_use() -> None:
         await log.append("run", begun(), expected_seq=0)
         assert await log.acquire_lease("c", "run", pytest.fail)
         child = os.fork()
         if not child:
             code = 1
             try:
-                # No loop of this process runs here.
+                # No loop of the parent runs in the child.
                 asyncio.events._set_running_loop(None)
-                code = asyncio.run(in_child())
+                code = asyncio.run(use_in_child())
             finally:
                 os._exit(code)
         assert await asyncio.to_thread(os.waitpid, child, 0) == (child, 0)
@@ -167,7 +167,7 @@ def test_a_forked_process_has_connections_of_its_own(postgres: str) -> None:
         assert ids(await log.list_runs()) == ["run", "child"]
         await log.aclose()
 
-    async def in_child() -> int:
+    async def use_in_child() -> int:
         assert not await log.acquire_lease("c", "run", lambda: None)
         await log.append("child", begun("child"), expected_seq=0)
         await log.aclose()
@@ -175,4 +175,4 @@ def test_a_forked_process_has_connections_of_its_own(postgres: str) -> None:
 
     if sys.platform == "win32":
         pytest.skip("there are no forks")
-    asyncio.run(parent())
+    asyncio.run(fork_during_use())

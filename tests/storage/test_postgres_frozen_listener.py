@@ -1,4 +1,4 @@
-"""A process that listens and is frozen: it must not fill the queue of notifications, which all others share."""
+"""Frozen listeners, which must not fill the notification queue that all processes share."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ pytestmark = pytest.mark.service("postgres")
 
 LISTENER = Path(__file__).with_name("listener.py")
 SECONDS = 60
-MOST = 0.01
-"""The part of the queue of notifications that may be in use: when it is full, nobody can append any more."""
+MAX_USAGE = 0.01
+"""Part of the notification queue that may be in use. No process can append when the queue is full."""
 WRITERS, PACE = 20, 0.015
-"""Who writes, and the seconds in which each of them does nothing after each append."""
+"""Number of writers, and the seconds that each of them waits after an append."""
 LISTENING = "SELECT pid FROM pg_stat_activity WHERE starts_with(query, 'LISTEN') AND application_name = 'rxloop'"
 USAGE = "SELECT pg_notification_queue_usage()"
 
 
-async def test_a_frozen_listener_is_cut_off_while_the_others_append_and_has_everything_when_it_goes_on() -> None:
+async def test_frozen_listener_is_disconnected_and_gets_all_events_when_it_continues() -> None:
     with PostgresServer() as server:
         log = PostgresEventLog(server.dsn)
         await log.append("run", begun(), expected_seq=0)
@@ -49,20 +49,20 @@ async def test_a_frozen_listener_is_cut_off_while_the_others_append_and_has_ever
 
             waited, over = [0.0], asyncio.Event()
 
-            async def write(name: str) -> None:
-                """Append what is told of at length, at a pace that no machine is too fast or too slow for."""
+            async def append_repeatedly(name: str) -> None:
+                """Append events with large notifications, at a rate that suits slow and fast machines."""
                 loop = asyncio.get_running_loop()
                 await log.append(name, begun(name), expected_seq=0)
                 seq = 2
                 while not over.is_set():
                     began = loop.time()
-                    told = ContentDeltaEvent(seq=seq + 1, sub=1, step="1", delta=f"{seq} " * 1_500)
-                    await log.append(name, [note(seq + 1), told], expected_seq=seq)
+                    sent = ContentDeltaEvent(seq=seq + 1, sub=1, step="1", delta=f"{seq} " * 1_500)
+                    await log.append(name, [note(seq + 1), sent], expected_seq=seq)
                     waited.append(loop.time() - began)
                     seq += 1
                     await asyncio.sleep(PACE)
 
-            async def watch() -> list[float]:
+            async def sample_usage() -> list[float]:
                 used: list[float] = []
                 async with asyncio.timeout(SECONDS):
                     while await query_rows(server.dsn, LISTENING):
@@ -71,15 +71,15 @@ async def test_a_frozen_listener_is_cut_off_while_the_others_append_and_has_ever
                         await asyncio.sleep(0.1)
                 return used
 
-            writing = [asyncio.create_task(write(f"w{number}")) for number in range(WRITERS)]
-            used = await watch()
+            writing = [asyncio.create_task(append_repeatedly(f"w{number}")) for number in range(WRITERS)]
+            used = await sample_usage()
             over.set()
             await asyncio.gather(*writing)
-            # It did hold the queue up, and not for long.
-            assert 0 < max(used) < MOST, f"{max(used):.4f} of the queue, after {len(waited)} appends"
+            # The queue did fill up, but only for a short time.
+            assert 0 < max(used) < MAX_USAGE, f"{max(used):.4f} of the queue, after {len(waited)} appends"
             assert max(waited) < 3
-            [[left]] = await query_rows(server.dsn, USAGE)
-            assert left <= max(used)
+            [[final_usage]] = await query_rows(server.dsn, USAGE)
+            assert final_usage <= max(used)
 
             await log.append("run", [note(4), end(5)], expected_seq=last)
             process.send_signal(signal.SIGCONT)

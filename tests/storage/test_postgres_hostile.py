@@ -1,4 +1,4 @@
-"""A log in Postgres that is given strange values, closed in the middle, or whose statements fail half-way."""
+"""Invalid values, closed logs and failing statements in Postgres."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ SECONDS = 10
 NOWHERE = "postgresql://somebody:secret@127.0.0.1:1/db"
 
 
-async def advisory_locks(address: str) -> int:
-    """How many advisory locks there are in a database."""
+async def count_advisory_locks(address: str) -> int:
+    """Count the advisory locks of a database."""
     async with await psycopg.AsyncConnection.connect(address) as connection:
         cursor = await connection.execute(
             "SELECT count(*) FROM pg_locks JOIN pg_database d ON d.oid = database"
@@ -49,35 +49,35 @@ async def advisory_locks(address: str) -> int:
         return count
 
 
-def finished(task_id: str) -> list[Event]:
-    """All events of a run."""
+def finished_run(task_id: str) -> list[Event]:
+    """Return all events of a run."""
     return [task(task_id=task_id), end(2, task_id=task_id)]
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait until a condition holds."""
+async def wait_until(condition: Callable[[], bool]) -> None:
+    """Wait until the condition is true."""
     async with asyncio.timeout(SECONDS):
         while not condition():  # noqa: ASYNC110 it is not told
             await asyncio.sleep(0)
 
 
-def listens(log: PostgresEventLog) -> bool:
-    """Whether a log is told of what comes."""
+def is_listening(log: PostgresEventLog) -> bool:
+    """True if the log listens for notifications."""
     with psycopg.connect(log._address.dsn) as connection:
         query = "SELECT FROM pg_stat_activity WHERE state = 'idle' AND query = %s"
         return connection.execute(query, (f'LISTEN "{log._address.channel}"',)).fetchone() is not None
 
 
-# -- what is given
+# -- values
 
 
-async def test_an_id_that_postgres_cannot_have_is_that_of_no_run(new_log: MakeLog) -> None:
+async def test_id_that_postgres_cannot_store_belongs_to_no_run(new_log: MakeLog) -> None:
     log = new_log()
     await log.append("run", begun(), expected_seq=0)
     await log.read("run")
     await log.read("run")
-    lanes = log._engine().read.lanes
-    connections = {lane._connection for lane in lanes}
+    pool = log._engine().read.lanes
+    connections = {slot._connection for slot in pool}
     for strange in ("a\0b", "\ud800"):
         for ask in (
             log.read,
@@ -99,12 +99,12 @@ async def test_an_id_that_postgres_cannot_have_is_that_of_no_run(new_log: MakeLo
         assert not await log.list_runs(metadata={strange: strange})
         with pytest.raises(EventLogError):
             await log.acquire_lease(strange, "run", pytest.fail)
-    # None of that has cost a connection.
-    assert {lane._connection for lane in lanes} == connections
+    # No connection was replaced.
+    assert {slot._connection for slot in pool} == connections
     assert ids(await log.list_runs()) == ["run"]
 
 
-async def test_what_nobody_could_read_is_told_without_the_password() -> None:
+async def test_errors_do_not_contain_the_password() -> None:
     for dsn in ("postgresql//somebody:secret@h/db", f"{NOWHERE}?nonsense=secret"):
         with pytest.raises(ConfigurationError) as caught:
             PostgresEventLog(dsn)
@@ -112,21 +112,21 @@ async def test_what_nobody_could_read_is_told_without_the_password() -> None:
     log = PostgresEventLog(NOWHERE, patience=0)
     with pytest.raises(LogUnreachable) as unreachable:
         await log.get_record("run")
-    said = "".join(traceback.format_exception(unreachable.value))
-    assert "secret" not in f"{said} {log!r} {vars(log)!r}"
+    texts = "".join(traceback.format_exception(unreachable.value))
+    assert "secret" not in f"{texts} {log!r} {vars(log)!r}"
 
 
-async def test_two_long_pieces_that_are_alike_are_both_told(new_log: MakeLog) -> None:
+async def test_two_equal_long_deltas_are_both_delivered(new_log: MakeLog) -> None:
     reader, writer = new_log(), new_log()
     await writer.append("run", begun(), expected_seq=0)
     seen: list[Event] = []
-    heard, both = asyncio.Event(), asyncio.Event()
+    received, both = asyncio.Event(), asyncio.Event()
 
     async def follow() -> None:
         async for event in reader.follow("run", deltas=True):
             seen.append(event)
             if not event.durable:
-                heard.set()
+                received.set()
             if event.sub == 501:
                 both.set()
 
@@ -135,23 +135,23 @@ async def test_two_long_pieces_that_are_alike_are_both_told(new_log: MakeLog) ->
 
     follower = asyncio.create_task(follow())
     for sub in range(1, 200):
-        # What is told reaches those who listen by then.
+        # By now, notifications reach the listener.
         await writer.append("run", [delta(sub, "a", "x")], expected_seq=2)
         with suppress(TimeoutError):
-            await asyncio.wait_for(heard.wait(), 0.05)
+            await asyncio.wait_for(received.wait(), 0.05)
             break
     await writer.append("run", [delta(500, "a", "x" * 6000), delta(501, "b", "x" * 6000)], expected_seq=2)
-    # Before the end, which may overtake what is told.
+    # This happens before the end, which may overtake the notifications.
     await asyncio.wait_for(both.wait(), SECONDS)
     await writer.append("run", [end(3)], expected_seq=2)
     await asyncio.wait_for(follower, SECONDS)
     assert [(event.seq, event.sub) for event in seen][-3:] == [(2, 500), (2, 501), (3, 0)]
 
 
-# -- what fails
+# -- failures
 
 
-async def test_a_log_without_patience_asks_again_the_next_time() -> None:
+async def test_log_without_a_timeout_reconnects_at_the_next_call() -> None:
     with PostgresServer() as server:
         log = PostgresEventLog(server.dsn, patience=0)
         await log.append("run", begun(), expected_seq=0)
@@ -164,7 +164,7 @@ async def test_a_log_without_patience_asks_again_the_next_time() -> None:
         await log.aclose()
 
 
-async def test_a_turn_that_is_taken_at_the_second_try_is_free_when_it_is_given_back(
+async def test_lease_acquired_at_the_second_try_is_free_after_its_release(
     postgres_database: str,
 ) -> None:
     hurried = f"{postgres_database}?options=-c%20lock_timeout%3D100"
@@ -177,11 +177,11 @@ async def test_a_turn_that_is_taken_at_the_second_try_is_free_when_it_is_given_b
         await other.rollback()
         assert await asyncio.wait_for(taking, SECONDS)
     await log.release_lease("c", "run")
-    assert not await advisory_locks(postgres_database)
+    assert not await count_advisory_locks(postgres_database)
     await log.aclose()
 
 
-async def test_a_turn_that_cannot_be_taken_is_left_to_others(postgres_database: str) -> None:
+async def test_lease_that_could_not_be_acquired_is_free(postgres_database: str) -> None:
     hurried = f"{postgres_database}?options=-c%20lock_timeout%3D50"
     log = PostgresEventLog(hurried, patience=0)
     await log.append("run", begun(context_id="c"), expected_seq=0)
@@ -189,19 +189,19 @@ async def test_a_turn_that_cannot_be_taken_is_left_to_others(postgres_database: 
         await other.execute("SELECT FROM rxloop.runs FOR UPDATE")
         with pytest.raises(EventLogError):
             await log.acquire_lease("c", "run", pytest.fail)
-        assert not await advisory_locks(postgres_database)
+        assert not await count_advisory_locks(postgres_database)
     await log.aclose()
 
 
-# -- what is closed in the middle
+# -- logs closed during use
 
 
 def log_tasks() -> set[str]:
-    """The tasks of logs that are under way here."""
+    """Names of the running tasks of event logs."""
     return {name for task in asyncio.all_tasks() if (name := task.get_name()).startswith("rxloop-log")}
 
 
-async def test_a_follower_that_goes_on_after_the_log_was_closed_is_told_so(new_log: MakeLog) -> None:
+async def test_follower_raises_an_error_after_the_log_is_closed(new_log: MakeLog) -> None:
     log = new_log()
     await log.append("run", begun(), expected_seq=0)
     events = log.follow("run")
@@ -214,7 +214,7 @@ async def test_a_follower_that_goes_on_after_the_log_was_closed_is_told_so(new_l
     assert not log._engines._engines
 
 
-async def test_a_turn_that_is_being_taken_when_the_log_is_closed_is_free(postgres_database: str) -> None:
+async def test_lease_that_is_being_acquired_is_free_after_the_log_is_closed(postgres_database: str) -> None:
     log = PostgresEventLog(postgres_database)
     await log.append("run", begun(context_id="c"), expected_seq=0)
     async with await psycopg.AsyncConnection.connect(postgres_database) as other:
@@ -225,10 +225,10 @@ async def test_a_turn_that_is_being_taken_when_the_log_is_closed_is_free(postgre
         await asyncio.sleep(0.1)
     assert await asyncio.wait_for(asyncio.gather(taking, closing), SECONDS) == [False, None]
     assert not log_tasks()
-    assert not await advisory_locks(postgres_database)
+    assert not await count_advisory_locks(postgres_database)
 
 
-async def test_a_log_with_many_turns_is_closed_soon_though_the_server_is_gone() -> None:
+async def test_log_with_many_leases_closes_quickly_when_the_server_is_gone() -> None:
     with PostgresServer() as server:
         log = PostgresEventLog(server.dsn, patience=1)
         for number in range(10):
@@ -238,26 +238,28 @@ async def test_a_log_with_many_turns_is_closed_soon_though_the_server_is_gone() 
             await log.aclose()
 
 
-# -- what is removed, or was there already
+# -- removed and restored data
 
 
-async def test_events_are_appended_while_many_runs_are_removed(
+async def test_events_are_appended_while_many_runs_are_deleted(
     new_log: MakeLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(removing, "AT_ONCE", 2)
     monkeypatch.setattr(postgres_log, "AT_ONCE", 2)
     log = new_log()
-    await asyncio.gather(*(log.append(f"{name}", [*finished(name)], expected_seq=0) for name in map(str, range(20))))
+    await asyncio.gather(
+        *(log.append(f"{name}", [*finished_run(name)], expected_seq=0) for name in map(str, range(20)))
+    )
     await log.append("run", begun(), expected_seq=0)
     removing_all = asyncio.create_task(log.trim(-60))
-    await until(lambda: log._engine().write.busy)
+    await wait_until(lambda: log._engine().write.busy)
     await log.append("run", [end(3, "canceled")], expected_seq=2)
     assert not removing_all.done()
     assert len(await removing_all) == 20
     assert ids(await log.list_runs()) == ["run"]
 
 
-async def test_a_reader_that_is_far_behind_is_told_that_the_log_went_back_in_time(new_log: MakeLog) -> None:
+async def test_slow_reader_gets_an_error_when_the_log_is_rolled_back(new_log: MakeLog) -> None:
     log = new_log()
     await log.append("run", begun(), expected_seq=0)
     events = log.follow("run")
@@ -272,16 +274,16 @@ async def test_a_reader_that_is_far_behind_is_told_that_the_log_went_back_in_tim
         await connection.execute(f"DELETE FROM {schema}.events WHERE seq > 2".encode())
         await connection.execute(f"UPDATE {schema}.runs SET seq = 2".encode())
 
-    async def rest() -> None:
+    async def read_rest() -> None:
         async for _ in events:
             pass
 
-    # How far it comes depends on what was kept for it before.
+    # The buffer determines how many events the reader still gets.
     with pytest.raises(LogRolledBack, match=r"event \d+ of the run run is not there any more"):
-        await asyncio.wait_for(rest(), SECONDS)
+        await asyncio.wait_for(read_rest(), SECONDS)
 
 
-async def test_a_follower_here_has_at_once_what_was_written_though_its_answer_was_lost(
+async def test_local_follower_gets_a_batch_at_once_when_its_answer_was_lost(
     new_log: MakeLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hearing, "POLL_SECONDS", 3600)
@@ -291,23 +293,23 @@ async def test_a_follower_here_has_at_once_what_was_written_though_its_answer_wa
     await follower.sees(1, 2)
     engine = log._engine()
     last = [end(3)]
-    await until(lambda: listens(log))
+    await wait_until(lambda: is_listening(log))
 
-    # As if its connection had broken between the commit and the answer.
-    async def lost(connection: Connection) -> None:
+    # This simulates a connection that breaks between the commit and the answer.
+    async def lose_answer(connection: Connection) -> None:
         batch = Batch("run", last, 2, "me", mine=False, live=True)
         [outcome] = await write(connection, log._address, engine.turns.me, [batch])
         assert outcome.number is not None
 
-    await engine.writing(lost)
+    await engine.writing(lose_answer)
     await log.append("run", last, expected_seq=2, writer="me")
     await asyncio.wait_for(follower.task, SECONDS)
 
 
-# -- where it is
+# -- the server
 
 
-async def test_a_database_that_cannot_have_every_text_is_refused(postgres: str) -> None:
+async def test_database_with_a_limited_encoding_is_refused(postgres: str) -> None:
     name = new_schema()
     async with await psycopg.AsyncConnection.connect(postgres, autocommit=True) as connection:
         await connection.execute(f"CREATE DATABASE {name} TEMPLATE template0 ENCODING 'LATIN1' LOCALE 'C'".encode())
@@ -323,7 +325,7 @@ async def test_a_database_that_cannot_have_every_text_is_refused(postgres: str) 
 @pytest.mark.skipif(
     shutil.which("pgbouncer") is None, reason="there is no pgbouncer (Debian: apt-get install pgbouncer)"
 )
-async def test_turns_are_refused_where_a_bouncer_shares_the_sessions(postgres: str) -> None:
+async def test_lease_is_refused_when_a_bouncer_shares_sessions(postgres: str) -> None:
     with TemporaryDirectory() as folder, bouncer(postgres, Path(folder)) as shared:
         good = PostgresEventLog(shared, session_dsn=postgres, schema=new_schema())
         await good.append("run", begun(context_id="c"), expected_seq=0)
@@ -341,7 +343,7 @@ async def test_turns_are_refused_where_a_bouncer_shares_the_sessions(postgres: s
 
 @contextmanager
 def bouncer(address: str, folder: Path) -> Generator[str]:
-    """A PgBouncer that gives a connection for the time of a transaction, as an address."""
+    """Run a PgBouncer in transaction mode, and return its address."""
     there = conninfo_to_dict(address)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -369,7 +371,7 @@ def bouncer(address: str, folder: Path) -> Generator[str]:
         process.wait()
 
 
-async def test_a_role_that_owns_the_schema_needs_no_right_to_make_one(postgres: str) -> None:
+async def test_role_that_owns_the_schema_needs_no_right_to_create_schemas(postgres: str) -> None:
     schema, role = new_schema(), f"owner_{new_schema()}"
     async with await psycopg.AsyncConnection.connect(postgres, autocommit=True) as connection:
         await connection.execute(f"CREATE ROLE {role} LOGIN".encode())
@@ -382,7 +384,7 @@ async def test_a_role_that_owns_the_schema_needs_no_right_to_make_one(postgres: 
         await connection.execute(f"DROP ROLE {role}".encode())
 
 
-async def test_a_process_that_is_frozen_in_a_transaction_holds_nobody_up_for_long(
+async def test_process_frozen_in_a_transaction_blocks_others_only_briefly(
     new_log: MakeLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(address, "_SILENT_IN_TRANSACTION", 300)
@@ -397,7 +399,7 @@ async def test_a_process_that_is_frozen_in_a_transaction_holds_nobody_up_for_lon
         async with connection.transaction():
             await connection.execute(f"SELECT FROM {frozen._address.schema}.runs FOR UPDATE".encode())
             began.set()
-            # No word to the server for so long, the first time.
+            # The first call is silent for longer than the limit.
             await asyncio.sleep(4 if tries == 1 else 0)
         return tries
 

@@ -1,4 +1,4 @@
-"""A log in Postgres whose network fails: it swallows, delays, cuts off in the middle, or forgets one end."""
+"""Network failures between a log and Postgres."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from support.postgres.proxies import Proxy, proxy
 pytestmark = pytest.mark.service("postgres")
 
 LEASE = 2.0
-FOUND_OUT = LEASE + 3
-"""Seconds after which an owner that is cut off knows it."""
+DETECTION = LEASE + 3
+"""Seconds until a disconnected owner knows that it has lost its lease."""
 
 
 @pytest.fixture
-async def way(postgres: str) -> AsyncIterator[Proxy]:
-    """The way to the server that fails."""
-    async with proxy(postgres) as made:
-        yield made
+async def network(postgres: str) -> AsyncIterator[Proxy]:
+    """Network to the server, which the test can break."""
+    async with proxy(postgres) as server_proxy:
+        yield server_proxy
 
 
-class Lost(asyncio.Event):
-    """Set when a turn is lost."""
+class LostLease(asyncio.Event):
+    """Event that is set when a lease is lost."""
 
     def __call__(self) -> None:
         self.set()
 
 
-async def taken(log: PostgresEventLog, task_id: str = "run") -> float:
-    """Take the turn as soon as it is free; give the seconds until then."""
+async def time_to_acquire(log: PostgresEventLog, task_id: str = "run") -> float:
+    """Acquire the lease as soon as it is free, and return the seconds until then."""
     loop = asyncio.get_running_loop()
     began = loop.time()
     async with asyncio.timeout(20):
@@ -48,25 +48,25 @@ async def taken(log: PostgresEventLog, task_id: str = "run") -> float:
     return loop.time() - began
 
 
-async def owned(log: PostgresEventLog) -> Lost:
-    """Begin a run with its turn."""
-    lost = Lost()
+async def start_owned_run(log: PostgresEventLog) -> LostLease:
+    """Start a run with its lease."""
+    lost = LostLease()
     assert await log.acquire_lease("c", "run", lost)
     await log.append("run", begun(context_id="c"), expected_seq=0, writer="owner")
     return lost
 
 
-# -- nothing passes any more
+# -- no data passes
 
 
-async def test_the_tools_of_an_owner_that_is_cut_off_stop_and_its_run_goes_on_elsewhere(
-    way: Proxy, new_log: MakeLog
+async def test_disconnected_owner_stops_its_tools_and_the_run_continues_elsewhere(
+    network: Proxy, new_log: MakeLog
 ) -> None:
     working, stopped = asyncio.Event(), asyncio.Event()
 
     @tool
     async def work() -> str:
-        """Works for an hour."""
+        """Work for an hour."""
         working.set()
         try:
             await asyncio.sleep(3600)
@@ -76,47 +76,45 @@ async def test_the_tools_of_an_owner_that_is_cut_off_stop_and_its_run_goes_on_el
 
     model = ScriptedModel(call("work"), "It was interrupted.")
 
-    def agent(log: PostgresEventLog) -> Agent[None, str]:
+    def make_agent(log: PostgresEventLog) -> Agent[None, str]:
         return Agent(model, name="a", tools=[work], log=log)
 
-    here, there = new_log(way.address, lease=LEASE), new_log(lease=LEASE)
-    run = agent(here).run("Work", context_id="c")
+    here, there = new_log(network.address, lease=LEASE), new_log(lease=LEASE)
+    run = make_agent(here).run("Work", context_id="c")
     await run.begin()
     await asyncio.wait_for(working.wait(), 10)
 
-    way.black_hole()
+    network.black_hole()
     loop = asyncio.get_running_loop()
     began = loop.time()
-    async with asyncio.timeout(FOUND_OUT):
+    async with asyncio.timeout(DETECTION):
         await stopped.wait()
     with pytest.raises(RunError) as caught:
         await run
     assert caught.value.code == "fenced"
     while not await there.list_orphaned():  # noqa: ASYNC110 it is not told
         await asyncio.sleep(0.05)
-    assert loop.time() - began < FOUND_OUT
+    assert loop.time() - began < DETECTION
     working.clear()
-    # It is not idempotent, and so is not begun again.
-    assert (await agent(there).get_run(run.task_id).execute()).state == "completed"
+    # The tool is not idempotent, so it is not called again.
+    assert (await make_agent(there).get_run(run.task_id).execute()).state == "completed"
     assert not working.is_set()
 
-    way.heal()
+    network.heal()
     events = await here.read(run.task_id)
     assert [event.seq for event in events] == [*range(1, len(events) + 1)]
     assert [e.state for e in events if isinstance(e, StatusUpdateEvent) and e.final] == ["completed"]
 
 
-async def test_what_an_owner_has_sent_into_a_dead_network_does_no_harm_when_it_arrives(
-    way: Proxy, new_log: MakeLog
-) -> None:
-    cut_off, second = new_log(way.address, lease=LEASE), new_log(lease=LEASE)
-    lost = await owned(cut_off)
-    way.black_hole()
+async def test_late_batch_of_a_disconnected_owner_is_fenced(network: Proxy, new_log: MakeLog) -> None:
+    cut_off, second = new_log(network.address, lease=LEASE), new_log(lease=LEASE)
+    lost = await start_owned_run(cut_off)
+    network.black_hole()
     late = asyncio.create_task(cut_off.append("run", [note(3)], expected_seq=2, writer="owner"))
-    assert await taken(second) < FOUND_OUT
-    await asyncio.wait_for(lost.wait(), FOUND_OUT)
+    assert await time_to_acquire(second) < DETECTION
+    await asyncio.wait_for(lost.wait(), DETECTION)
     await second.append("run", [note(3), note(4)], expected_seq=2, writer="second")
-    way.heal()
+    network.heal()
     with pytest.raises(Fenced):
         await asyncio.wait_for(late, 10)
     assert not await cut_off.has_lease("c", "run")
@@ -125,31 +123,29 @@ async def test_what_an_owner_has_sent_into_a_dead_network_does_no_harm_when_it_a
     assert len(await cut_off.read("run")) == 5
 
 
-async def test_an_owner_that_is_cut_off_for_less_than_the_lease_keeps_its_turn(way: Proxy, new_log: MakeLog) -> None:
-    owner, second = new_log(way.address, lease=4), new_log()
-    lost = await owned(owner)
-    way.black_hole()
+async def test_owner_disconnected_for_less_than_the_lease_keeps_its_lease(network: Proxy, new_log: MakeLog) -> None:
+    owner, second = new_log(network.address, lease=4), new_log()
+    lost = await start_owned_run(owner)
+    network.black_hole()
     late = asyncio.create_task(owner.append("run", [note(3)], expected_seq=2, writer="owner"))
-    lane = owner._engine().turns.lane
+    connection = owner._engine().turns.lane
     async with asyncio.timeout(4):
-        while not lane.silent > 1:  # noqa: ASYNC110 it is not told
+        while not connection.silent > 1:  # noqa: ASYNC110 it is not told
             await asyncio.sleep(0.02)
-    way.heal()
+    network.heal()
     await asyncio.wait_for(late, 10)
     assert await owner.has_lease("c", "run")
     assert not await second.acquire_lease("c", "run", pytest.fail)
     assert not lost.is_set()
 
 
-# -- one end is forgotten
+# -- one side loses the connection
 
 
-async def test_an_owner_whose_session_the_server_takes_for_open_ends_it_and_keeps_its_turn(
-    way: Proxy, new_log: MakeLog
-) -> None:
-    owner, second = new_log(way.address, lease=1000), new_log()
-    lost = await owned(owner)
-    way.forget_clients()
+async def test_owner_replaces_a_session_that_the_server_still_considers_open(network: Proxy, new_log: MakeLog) -> None:
+    owner, second = new_log(network.address, lease=1000), new_log()
+    lost = await start_owned_run(owner)
+    network.forget_clients()
     assert await owner.has_lease("c", "run")
     await owner.append("run", [note(3)], expected_seq=2, writer="owner")
     assert not await second.acquire_lease("c", "run", pytest.fail)
@@ -158,15 +154,13 @@ async def test_an_owner_whose_session_the_server_takes_for_open_ends_it_and_keep
     assert not lost.is_set()
 
 
-async def test_an_owner_whose_session_has_ended_unseen_has_its_turn_again_before_the_lease_is_over(
-    way: Proxy, new_log: MakeLog
-) -> None:
-    owner, second = new_log(way.address, lease=LEASE), new_log()
-    lost = await owned(owner)
+async def test_owner_reacquires_its_lease_when_its_session_ended_unnoticed(network: Proxy, new_log: MakeLog) -> None:
+    owner, second = new_log(network.address, lease=LEASE), new_log()
+    lost = await start_owned_run(owner)
     first = owner._engine().turns._session
     owner._engine().write._answers_in = 0.5
-    way.forget_server()
-    async with asyncio.timeout(FOUND_OUT):
+    network.forget_server()
+    async with asyncio.timeout(DETECTION):
         while owner._engine().turns._session == first:  # noqa: ASYNC110 it is not told
             await asyncio.sleep(0.02)
     assert await owner.has_lease("c", "run")
@@ -175,57 +169,53 @@ async def test_an_owner_whose_session_has_ended_unseen_has_its_turn_again_before
     assert not lost.is_set()
 
 
-async def test_an_owner_whose_session_has_ended_unseen_finds_out_that_another_has_its_turn(
-    way: Proxy, new_log: MakeLog
-) -> None:
-    owner, second = new_log(way.address, lease=LEASE), new_log()
-    lost = await owned(owner)
+async def test_owner_learns_that_another_process_has_acquired_its_lease(network: Proxy, new_log: MakeLog) -> None:
+    owner, second = new_log(network.address, lease=LEASE), new_log()
+    lost = await start_owned_run(owner)
     owner._engine().write._answers_in = 0.5
-    way.forget_server()
-    await taken(second)
-    await asyncio.wait_for(lost.wait(), FOUND_OUT)
+    network.forget_server()
+    await time_to_acquire(second)
+    await asyncio.wait_for(lost.wait(), DETECTION)
     with pytest.raises(Fenced):
         await owner.append("run", [note(3)], expected_seq=2, writer="owner")
     assert len(await second.read("run")) == 2
 
 
-async def test_what_is_written_over_a_connection_that_the_server_has_forgotten_is_written_over_another_one(
-    way: Proxy, new_log: MakeLog
-) -> None:
-    log = new_log(way.address, patience=0.1)
+async def test_write_over_a_forgotten_connection_is_repeated_over_a_new_one(network: Proxy, new_log: MakeLog) -> None:
+    log = new_log(network.address, patience=0.1)
     await log.append("run", begun(), expected_seq=0)
     log._engine().write._answers_in = 0.5
-    way.forget_server()
+    network.forget_server()
     await log.append("run", [note(3)], expected_seq=2)
 
 
 # -- answers
 
 
-async def test_a_batch_whose_answer_is_cut_off_in_the_middle_is_there_once(way: Proxy, new_log: MakeLog) -> None:
-    log = new_log(way.address)
+async def test_batch_is_stored_once_when_its_answer_is_truncated(network: Proxy, new_log: MakeLog) -> None:
+    log = new_log(network.address)
     await log.append("run", begun(), expected_seq=0, writer="owner")
     for seq in range(3, 23):
-        way.cut_after = 3 * (seq - 3)
+        network.cut_after = 3 * (seq - 3)
         await log.append("run", [note(seq)], expected_seq=seq - 1, writer="owner" if seq % 2 else "")
-        assert way.cut_after is None
+        assert network.cut_after is None
     assert [event.seq for event in await log.read("run")] == [*range(1, 23)]
 
 
-async def test_a_long_way_to_the_server_costs_no_turn_and_few_round_trips(
-    way: Proxy, new_log: MakeLog, monkeypatch: pytest.MonkeyPatch
+async def test_slow_network_loses_no_lease_and_needs_few_round_trips(
+    network: Proxy, new_log: MakeLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     statements = 0
 
-    async def counting(*given: Any) -> Any:
+    async def count(*arguments: Any) -> Any:
         nonlocal statements
         statements += 1
-        return await write(*given)
+        return await write(*arguments)
 
-    monkeypatch.setattr("rxloop.storage.postgres.engine.write", counting)
-    way.delay = 0.15
-    far, near = new_log(way.address, lease=LEASE), new_log()
-    lost = await owned(far)
+    monkeypatch.setattr("rxloop.storage.postgres.engine.write", count)
+    network.delay = 0.15
+    far, near = new_log(network.address, lease=LEASE), new_log()
+    lost = await start_owned_run(far)
     statements = 0
 
     async def run(name: str) -> None:
@@ -234,7 +224,7 @@ async def test_a_long_way_to_the_server_costs_no_turn_and_few_round_trips(
             await far.append(name, [note(seq), note(seq + 1), note(seq + 2)], expected_seq=seq - 1, writer=name)
 
     await asyncio.gather(*(run(f"far{number}") for number in range(100)))
-    # Six batches each, and each batch of all runs goes together.
+    # Each run has six batches, and the batches of all runs are written together.
     assert statements <= 14
     beats = far._engine().turns.lane
     session = beats._connection
@@ -243,4 +233,4 @@ async def test_a_long_way_to_the_server_costs_no_turn_and_few_round_trips(
         assert not await near.acquire_lease("c", "run", pytest.fail)
     assert beats._connection is session
     assert not lost.is_set()
-    way.delay = 0
+    network.delay = 0

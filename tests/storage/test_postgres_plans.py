@@ -1,4 +1,4 @@
-"""How the server plans what a log in Postgres appends with, and what it looks for the runs of dead workers with."""
+"""Query plans of appends and of the search for orphaned runs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SELECT 'old' || n, 'c', 'a', 'completed', true, 1, 1, 0, 0, 'w', 0, 'm', '{}' FR
 """
 
 
-async def test_appends_share_a_plan(new_log: MakeLog) -> None:
+async def test_appends_use_a_shared_plan(new_log: MakeLog) -> None:
     log = new_log()
     await _append(log)
     shared, planned_alone, _ = await _plan(log)
@@ -41,7 +41,7 @@ async def test_appends_share_a_plan(new_log: MakeLog) -> None:
     assert planned_alone == 0
 
 
-async def test_an_append_reads_no_whole_table_soon_after_the_tables_have_grown(postgres: str, new_log: MakeLog) -> None:
+async def test_append_stops_scanning_the_table_soon_after_it_has_grown(postgres: str, new_log: MakeLog) -> None:
     log = new_log()
     await _append(log)
     assert "Seq Scan on runs" in (await _plan(log))[2]
@@ -51,7 +51,7 @@ async def test_an_append_reads_no_whole_table_soon_after_the_tables_have_grown(p
             await asyncio.sleep(0.05)
 
 
-async def test_the_runs_of_dead_workers_are_found_without_all_that_waits(postgres: str, new_log: MakeLog) -> None:
+async def test_orphaned_runs_are_found_without_reading_all_waiting_runs(postgres: str, new_log: MakeLog) -> None:
     log = new_log()
     await log.append("run", begun(), expected_seq=0)
     await query_rows(postgres, _WAITING.replace("$s", log._address.schema))
@@ -61,26 +61,26 @@ async def test_the_runs_of_dead_workers_are_found_without_all_that_waits(postgre
     values = {"before": 20, "limit": 0, "after": "NULL", "settling": 0}
     [[[plan]]] = await query_rows(postgres, explain % values)
     assert plan["Plan"]["Actual Rows"] == 1
-    assert sum(_rows_of_runs(plan["Plan"])) < 10
+    assert sum(_count_run_rows(plan["Plan"])) < 10
 
 
-def _rows_of_runs(plan: dict[str, Any]) -> Iterator[int]:
-    """How many rows of the runs a plan has looked at, in each of its parts."""
+def _count_run_rows(plan: dict[str, Any]) -> Iterator[int]:
+    """Yield the number of rows of the table of runs that each part of a plan has read."""
     if plan.get("Relation Name") == "runs":
         yield (plan["Actual Rows"] + plan.get("Rows Removed by Filter", 0)) * plan["Actual Loops"]
     for part in plan.get("Plans", ()):
-        yield from _rows_of_runs(part)
+        yield from _count_run_rows(part)
 
 
 async def _append(log: PostgresEventLog) -> None:
-    """Append so often that the statement is prepared."""
+    """Append often enough that the statement is prepared."""
     await log.append("run", begun(), expected_seq=0)
     for seq in range(3, 23):
         await log.append("run", [note(seq)], expected_seq=seq - 1)
 
 
 async def _plan(log: PostgresEventLog) -> tuple[int, int, str]:
-    """How often the shared plan of an append was used, how often it had one of its own, and the shared one."""
+    """Return how often the shared and the custom plan of an append were used, and the shared plan."""
 
     async def work(connection: Connection) -> tuple[int, int, str]:
         [[name, values, shared, alone]] = await (await connection.execute(_PREPARED.encode(), prepare=False)).fetchall()

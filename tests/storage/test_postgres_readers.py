@@ -1,4 +1,4 @@
-"""Readers of a log in Postgres: those who follow, and those who read conversations."""
+"""Followers and readers of conversations in Postgres."""
 
 from __future__ import annotations
 
@@ -45,26 +45,28 @@ async def test_any_number_of_readers_share_six_connections(postgres_database: st
     await log.aclose()
 
 
-async def test_the_poll_finds_what_nobody_was_told_of(new_log: MakeLog, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_poll_finds_events_and_commands_without_notifications(
+    new_log: MakeLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(hearing, "POLL_SECONDS", 0.05)
     monkeypatch.setattr(hearing.Hearing, "_told", lambda *_: None)
     log, writer = new_log(), new_log()
     await writer.append("run", begun(), expected_seq=0)
-    follower, mail = Follower(log), asyncio.Event()
-    stop = log.watch_commands("run", mail.set)
+    follower, arrived = Follower(log), asyncio.Event()
+    stop = log.watch_commands("run", arrived.set)
     await follower.sees(1, 2)
     await writer.append("run", [note(3)], expected_seq=2)
     await follower.sees(1, 2, 3)
-    mail.clear()
+    arrived.clear()
     await writer.send_command("run", CancelCommand())
     async with asyncio.timeout(SECONDS):
-        await mail.wait()
+        await arrived.wait()
     stop()
     await writer.append("run", [end(4)], expected_seq=3)
     await wait_for(follower)
 
 
-async def test_a_reader_that_is_far_behind_loses_nothing(new_log: MakeLog) -> None:
+async def test_slow_reader_loses_no_events(new_log: MakeLog) -> None:
     log, writer = new_log(), new_log()
     await writer.append("run", begun(), expected_seq=0)
     events = aiter(log.follow("run"))
@@ -79,7 +81,7 @@ async def test_a_reader_that_is_far_behind_loses_nothing(new_log: MakeLog) -> No
     assert seen == follower.seen == [*range(1, 2_004)]
 
 
-async def test_a_run_that_is_removed_ends_its_followers(new_log: MakeLog, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_followers_end_when_their_run_is_deleted(new_log: MakeLog, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hearing, "POLL_SECONDS", 0.05)
     log, writer = new_log(), new_log()
     await writer.append("run", [*begun(), end(3)], expected_seq=0)
@@ -92,7 +94,7 @@ async def test_a_run_that_is_removed_ends_its_followers(new_log: MakeLog, monkey
         await asyncio.wait_for(follower.task, SECONDS)
 
 
-async def test_a_log_that_went_back_in_time_is_said_to_its_followers(
+async def test_followers_get_an_error_when_the_log_is_rolled_back(
     new_log: MakeLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hearing, "POLL_SECONDS", 0.05)
@@ -113,30 +115,30 @@ def delta(seq: int, sub: int, text: str) -> Event:
     return ContentDeltaEvent(seq=seq, sub=sub, delta=text, step="1")
 
 
-async def listening(log: PostgresEventLog, task_id: str = "run") -> None:
-    """Wait until a run is followed, and it is listened to what is said of it."""
+async def wait_for_listener(log: PostgresEventLog, task_id: str = "run") -> None:
+    """Wait until a run is followed and the log listens for its notifications."""
     tails = log._engine().hearing
     async with asyncio.timeout(SECONDS):
         while tails._connection is None or task_id not in tails.tails.of_task:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-        # And until it was asked what came before that.
+        # The listener also asks for earlier events first.
         await asyncio.sleep(0.1)
 
 
-async def collected(log: PostgresEventLog, into: list[Event], **options: Any) -> None:
+async def collect(log: PostgresEventLog, target: list[Event], **options: Any) -> None:
     async for event in log.follow("run", deltas=True, **options):
-        into.append(event)  # noqa: PERF401 (it is read meanwhile)
+        target.append(event)  # noqa: PERF401 (it is read meanwhile)
 
 
-async def test_transient_events_reach_those_who_follow_behind_their_durable_one_and_are_not_kept(
+async def test_transient_events_reach_followers_in_order_and_are_not_stored(
     new_log: MakeLog,
 ) -> None:
     log, writer = new_log(), new_log()
     await writer.append("run", begun(), expected_seq=0)
     far, near, plain = list[Event](), list[Event](), Follower(log)
-    readers = [asyncio.create_task(collected(log, far)), asyncio.create_task(collected(writer, near))]
+    readers = [asyncio.create_task(collect(log, far)), asyncio.create_task(collect(writer, near))]
     await plain.sees(1, 2)
-    await listening(log)
+    await wait_for_listener(log)
     long = "é" * 9_000
     await writer.append("run", [note(3), delta(3, 1, "a"), delta(3, 2, "b")], expected_seq=2)
     await writer.append("run", [delta(3, 3, "c"), delta(3, 4, long)], expected_seq=3)
@@ -148,18 +150,18 @@ async def test_transient_events_reach_those_who_follow_behind_their_durable_one_
         assert places == sorted({*places})
         assert [event.seq for event in seen if event.durable] == [1, 2, 3, 4, 5]
         assert "".join(event.delta for event in seen if isinstance(event, ContentDeltaEvent)) == f"abc{long}de"
-    # Put together on their way.
+    # Deltas are merged for transport.
     assert [(event.seq, event.sub) for event in far if not event.durable] == [(3, 2), (3, 4), (3, 5), (4, 1)]
     assert plain.seen == [1, 2, 3, 4, 5]
     assert all(event.durable for event in await log.read("run", deltas=True))
 
 
-async def test_a_writer_that_is_refused_passes_nothing_on(new_log: MakeLog) -> None:
+async def test_refused_writer_delivers_no_transient_events(new_log: MakeLog) -> None:
     log, writer = new_log(), new_log()
     await writer.append("run", [*begun(), note(3)], expected_seq=0)
     seen = list[Event]()
-    reader = asyncio.create_task(collected(log, seen))
-    await listening(log)
+    reader = asyncio.create_task(collect(log, seen))
+    await wait_for_listener(log)
     with pytest.raises(EventLogError, match="expected seq 2"):
         await writer.append("run", [delta(2, 1, "stale")], expected_seq=2)
     await writer.append("run", [delta(3, 1, "true"), end(4)], expected_seq=3)
@@ -167,7 +169,7 @@ async def test_a_writer_that_is_refused_passes_nothing_on(new_log: MakeLog) -> N
     assert [event.delta for event in seen if isinstance(event, ContentDeltaEvent)] == ["true"]
 
 
-async def test_a_run_is_followed_token_by_token_from_another_process(new_log: MakeLog) -> None:
+async def test_deltas_of_a_run_can_be_followed_from_another_process(new_log: MakeLog) -> None:
     log, elsewhere = new_log(), new_log()
     agent = Agent(ScriptedModel("It is sunny in Oslo today, and will be tomorrow."), log=log)
     run = agent.run("Hello")
@@ -178,22 +180,23 @@ async def test_a_run_is_followed_token_by_token_from_another_process(new_log: Ma
 
 
 @pytest.mark.parametrize("deltas", ["drop", "keep"])
-async def test_transient_events_may_be_dropped_or_kept(new_log: MakeLog, deltas: Any) -> None:
+async def test_transient_events_may_be_dropped_or_stored(new_log: MakeLog, deltas: Any) -> None:
     log = new_log(deltas=deltas)
-    assert (log.keeps_deltas, log.passes_deltas) == (deltas == "keep", deltas == "keep")
+    assert log.keeps_deltas == (deltas == "keep")
+    assert log.passes_deltas == (deltas == "keep")
     result = await Agent(ScriptedModel("One two three."), log=log).run("Hello")
-    found = [event.durable for event in await log.read(result.task_id, deltas=True)]
-    assert all(found) == (deltas == "drop")
+    durable_flags = [event.durable for event in await log.read(result.task_id, deltas=True)]
+    assert all(durable_flags) == (deltas == "drop")
 
 
 # -- conversations
 
 
-async def test_an_agent_goes_on_with_a_conversation_in_another_process(new_log: MakeLog) -> None:
+async def test_conversation_continues_in_another_process(new_log: MakeLog) -> None:
     first, second = new_log(), new_log()
     model = ScriptedModel("Hello Ann.", "You are Ann.", "Indeed.")
     await Agent(model, log=first).run("I am Ann.", context_id="ann")
     await Agent(model, log=second).run("Who am I?", context_id="ann")
     await Agent(model, log=first).run("Sure?", context_id="ann")
-    told = [message.content for message in await history(new_log(), "ann") if message.role != "system"]
-    assert told == ["I am Ann.", "Hello Ann.", "Who am I?", "You are Ann.", "Sure?", "Indeed."]
+    contents = [message.content for message in await history(new_log(), "ann") if message.role != "system"]
+    assert contents == ["I am Ann.", "Hello Ann.", "Who am I?", "You are Ann.", "Sure?", "Indeed."]

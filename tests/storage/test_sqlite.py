@@ -39,14 +39,14 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "runs.db"
 
 
-async def written(path: Path) -> None:
+async def write_run(path: Path) -> None:
     log = SqliteEventLog(path)
     await log.append("run", [task(task_id="run"), *notes(2, 3)], expected_seq=0)
     await log.aclose()
 
 
-async def refused(path: Path) -> str:
-    """What a log says of a file that it cannot use, whether it reads or writes."""
+async def refusal(path: Path) -> str:
+    """Return the error of a log for a file that it can neither read nor write."""
     log = SqliteEventLog(path)
     with pytest.raises(EventLogError) as reading:
         await log.list_runs()
@@ -57,7 +57,7 @@ async def refused(path: Path) -> str:
     return str(reading.value)
 
 
-async def test_nothing_is_written_before_the_first_event(path: Path) -> None:
+async def test_log_creates_no_file_before_the_first_event(path: Path) -> None:
     # L119
     log = SqliteEventLog(path)
     Agent(ScriptedModel("Hi"), log=log)
@@ -68,14 +68,14 @@ async def test_nothing_is_written_before_the_first_event(path: Path) -> None:
     await log.aclose()
 
 
-async def test_what_one_process_wrote_another_reads(path: Path) -> None:
-    await written(path)
+async def test_log_reads_the_events_of_another_process(path: Path) -> None:
+    await write_run(path)
     again = SqliteEventLog(path)
     assert [event.seq for event in await again.read("run")] == [1, 2, 3]
     await again.aclose()
 
 
-async def test_a_log_that_was_closed_opens_again(path: Path) -> None:
+async def test_closed_log_can_be_opened_again(path: Path) -> None:
     log = SqliteEventLog(path)
     await log.append("run", [task()], expected_seq=0)
     await log.aclose()
@@ -85,28 +85,28 @@ async def test_a_log_that_was_closed_opens_again(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["", ":memory:"])
-def test_what_is_no_file_is_refused(name: str) -> None:
+def test_path_that_is_not_a_file_is_refused(name: str) -> None:
     with pytest.raises(ConfigurationError, match="MemoryEventLog"):
         SqliteEventLog(name)
 
 
-def test_an_unknown_fsync_is_refused(path: Path) -> None:
+def test_unknown_fsync_is_refused(path: Path) -> None:
     with pytest.raises(ConfigurationError, match="'normal' or 'full', not 'always'"):
         SqliteEventLog(path, fsync="always")  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize(("fsync", "level"), [("normal", 1), ("full", 2)])
-async def test_fsync_is_what_sqlite_is_told(path: Path, fsync: Any, level: int) -> None:
+async def test_fsync_sets_the_synchronous_level(path: Path, fsync: Any, level: int) -> None:
     connection = database.connect(path, fsync)
     assert connection.execute("PRAGMA synchronous").fetchone() == (level,)
     assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
     connection.close()
 
 
-async def test_a_batch_whose_writer_did_not_hear_of_it_is_not_written_twice(path: Path) -> None:
+async def test_batch_is_stored_once_when_its_append_was_cancelled(path: Path) -> None:
     log = SqliteEventLog(path)
     await log.append("run", [task()], expected_seq=0)
-    # More than is written without the thread.
+    # This is more than is written without the thread.
     batch = notes(2, 100)
     lost = asyncio.ensure_future(log.append("run", batch, expected_seq=1, writer="me"))
     await asyncio.sleep(0)
@@ -122,23 +122,23 @@ async def test_a_batch_whose_writer_did_not_hear_of_it_is_not_written_twice(path
     await log.aclose()
 
 
-async def test_many_runs_write_at_once_and_each_has_its_own_outcome(path: Path) -> None:
+async def test_concurrent_writers_have_their_own_outcomes(path: Path) -> None:
     log = SqliteEventLog(path)
     names = [f"run-{number}" for number in range(50)]
     await asyncio.gather(*(log.append(name, [task(task_id=name)], expected_seq=0) for name in names))
     outcomes = await asyncio.gather(
-        *(log.append(name, notes(2, 2), expected_seq=1 if place % 2 else 7) for place, name in enumerate(names)),
+        *(log.append(name, notes(2, 2), expected_seq=1 if index % 2 else 7) for index, name in enumerate(names)),
         return_exceptions=True,
     )
-    for place, outcome in enumerate(outcomes):
-        assert outcome is None if place % 2 else f"run-{place}" in str(outcome) or "seq" in str(outcome)
+    for index, outcome in enumerate(outcomes):
+        assert outcome is None if index % 2 else f"run-{index}" in str(outcome) or "seq" in str(outcome)
     assert sorted(record.seq for record in await log.list_runs()) == [1] * 25 + [2] * 25
     await log.aclose()
 
 
-async def test_a_follower_sees_what_another_process_writes(path: Path) -> None:
+async def test_follower_gets_the_events_of_another_process(path: Path) -> None:
     # L132
-    await written(path)
+    await write_run(path)
     mine, theirs = SqliteEventLog(path), SqliteEventLog(path)
     seen: list[int] = []
 
@@ -155,7 +155,7 @@ async def test_a_follower_sees_what_another_process_writes(path: Path) -> None:
     await theirs.aclose()
 
 
-async def test_a_follower_with_deltas_sees_those_that_another_process_writes(path: Path) -> None:
+async def test_follower_with_deltas_gets_the_deltas_of_another_process(path: Path) -> None:
     mine, theirs = SqliteEventLog(path), SqliteEventLog(path, keep_deltas=True)
     await theirs.append("run", [task(task_id="run")], expected_seq=0)
     following = aiter(mine.follow("run", deltas=True))
@@ -169,19 +169,17 @@ async def test_a_follower_with_deltas_sees_those_that_another_process_writes(pat
     await mine.aclose()
 
 
-async def test_those_who_wait_cost_one_question_whether_anybody_has_written(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_all_followers_share_one_poll(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     statements: list[str] = []
     opened = database._connect
 
-    def traced(*arguments: Any) -> sqlite3.Connection:
+    def connect(*arguments: Any) -> sqlite3.Connection:
         connection = opened(*arguments)
         connection.set_trace_callback(statements.append)
         return connection
 
-    await written(path)
-    monkeypatch.setattr(database, "_connect", traced)
+    await write_run(path)
+    monkeypatch.setattr(database, "_connect", connect)
     log, other = SqliteEventLog(path), SqliteEventLog(path)
     await other.append("other", [task(task_id="other")], expected_seq=0)
     followers = [asyncio.ensure_future(anext(log.follow("run", after_seq=3))) for _ in range(100)]
@@ -195,8 +193,8 @@ async def test_those_who_wait_cost_one_question_whether_anybody_has_written(
     statements.clear()
     await other.append("other", notes(2, 2), expected_seq=1)
     await asyncio.sleep(0.1)
-    asked = [each for each in statements if each.startswith("SELECT task_id, seq, at_rest")]
-    assert len(asked) == 1, "one question for all, and none of them reads"
+    polls = [each for each in statements if each.startswith("SELECT task_id, seq, at_rest")]
+    assert len(polls) == 1, "one question for all, and none of them reads"
     assert not any("json FROM events" in each for each in statements)
 
     await other.append("run", notes(4, 4), expected_seq=3)
@@ -205,8 +203,8 @@ async def test_those_who_wait_cost_one_question_whether_anybody_has_written(
     await other.aclose()
 
 
-async def test_a_log_that_is_closed_under_a_follower_serves_it_on(path: Path) -> None:
-    await written(path)
+async def test_follower_continues_after_its_log_is_closed(path: Path) -> None:
+    await write_run(path)
     mine, theirs = SqliteEventLog(path), SqliteEventLog(path)
     waiting = asyncio.ensure_future(anext(mine.follow("run", after_seq=3)))
     await asyncio.sleep(0.05)
@@ -217,17 +215,15 @@ async def test_a_log_that_is_closed_under_a_follower_serves_it_on(path: Path) ->
     await mine.aclose()
 
 
-async def test_events_are_parsed_in_the_thread_and_not_on_the_event_loop(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_events_are_parsed_in_the_thread(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parse, threads = Event.from_json, set[str]()
 
-    def noted(data: bytes) -> Event:
+    def parse_in_thread(data: bytes) -> Event:
         threads.add(threading.current_thread().name)
         return parse(data)
 
-    await written(path)
-    monkeypatch.setattr(Event, "from_json", noted)
+    await write_run(path)
+    monkeypatch.setattr(Event, "from_json", parse_in_thread)
     log = SqliteEventLog(path)
     assert len(await log.read("run")) == 3
     assert (await anext(log.follow("run"))).seq == 1
@@ -236,7 +232,7 @@ async def test_events_are_parsed_in_the_thread_and_not_on_the_event_loop(
     await log.aclose()
 
 
-async def test_a_second_process_cannot_write_a_run_that_another_one_drives(path: Path) -> None:
+async def test_second_process_cannot_append_to_a_run_with_an_owner(path: Path) -> None:
     # L92
     log = SqliteEventLog(path)
     other = SqliteEventLog(path)
@@ -254,23 +250,23 @@ async def test_a_second_process_cannot_write_a_run_that_another_one_drives(path:
     await other.aclose()
 
 
-async def test_a_file_of_another_program_is_refused_and_stays_as_it_is(path: Path) -> None:
+async def test_file_of_another_program_is_refused_and_unchanged(path: Path) -> None:
     with sqlite3.connect(path) as connection:
         connection.execute("CREATE TABLE theirs (x)")
     connection.close()
     before = path.read_bytes()
-    assert "database of another program" in await refused(path)
+    assert "database of another program" in await refusal(path)
     assert path.read_bytes() == before
 
 
-async def test_what_is_no_database_is_refused_with_what_to_do(path: Path) -> None:
+async def test_file_that_is_no_database_is_refused_with_a_remedy(path: Path) -> None:
     path.write_bytes(b"no database at all, but long enough to look at" * 100)
-    says = await refused(path)
+    says = await refusal(path)
     assert "not a SQLite file" in says
     assert str(path) in says
 
 
-async def test_a_damaged_file_is_refused_with_what_to_do(path: Path) -> None:
+async def test_damaged_file_is_refused_with_a_remedy(path: Path) -> None:
     log = SqliteEventLog(path)
     await log.append("run", [task(task_id="run"), *notes(2, 2_000)], expected_seq=0)
     await log.aclose()
@@ -283,7 +279,7 @@ async def test_a_damaged_file_is_refused_with_what_to_do(path: Path) -> None:
     await log.aclose()
 
 
-async def test_a_truncated_file_is_refused(path: Path) -> None:
+async def test_truncated_file_is_refused(path: Path) -> None:
     log = SqliteEventLog(path)
     await log.append("run", [task(task_id="run"), *notes(2, 2_000)], expected_seq=0)
     await log.aclose()
@@ -294,17 +290,15 @@ async def test_a_truncated_file_is_refused(path: Path) -> None:
     await log.aclose()
 
 
-async def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+async def test_missing_folder_is_named(tmp_path: Path) -> None:
     log = SqliteEventLog(tmp_path / "nowhere" / "runs.db")
     with pytest.raises(EventLogError, match="check that its folder exists"):
         await log.append("run", [task()], expected_seq=0)
     await log.aclose()
 
 
-async def test_a_file_that_another_process_holds_is_an_error_after_a_while(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await written(path)
+async def test_locked_file_is_an_error_after_the_timeout(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    await write_run(path)
     monkeypatch.setattr(database, "BUSY_SECONDS", 0.05)
     holder = sqlite3.connect(path, isolation_level=None)
     holder.execute("BEGIN EXCLUSIVE")
@@ -317,46 +311,46 @@ async def test_a_file_that_another_process_holds_is_an_error_after_a_while(
     await log.aclose()
 
 
-def in_a_process(*arguments: str) -> str:
+def run_writer(*arguments: str) -> str:
     command = [sys.executable, str(WRITER), *arguments]
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
-async def acknowledged_is_there(path: Path, printed: str) -> None:
-    said = [int(line.split()[1]) for line in printed.splitlines() if line.startswith("written")]
+async def assert_acknowledged_events_are_stored(path: Path, printed: str) -> None:
+    acknowledged = [int(line.split()[1]) for line in printed.splitlines() if line.startswith("written")]
     log = SqliteEventLog(path)
-    held = await log.read("run")
-    assert [event.seq for event in held] == list(range(1, len(held) + 1))
-    assert len(held) >= max(said)
-    await log.append("run", notes(len(held) + 1, len(held) + 1), expected_seq=len(held))
+    events = await log.read("run")
+    assert [event.seq for event in events] == list(range(1, len(events) + 1))
+    assert len(events) >= max(acknowledged)
+    await log.append("run", notes(len(events) + 1, len(events) + 1), expected_seq=len(events))
     await log.aclose()
 
 
-async def test_a_full_disk_is_an_error_and_what_was_acknowledged_is_there(path: Path) -> None:
-    # The limit on the size of files stands for the full disk: the system refuses the write in the middle.
-    printed = await asyncio.to_thread(in_a_process, "limited", str(path))
+async def test_full_disk_is_an_error_and_acknowledged_events_are_stored(path: Path) -> None:
+    # A limit on the size of files simulates the full disk. The system refuses the write halfway.
+    printed = await asyncio.to_thread(run_writer, "limited", str(path))
     assert "failed the event log" in printed
-    await acknowledged_is_there(path, printed)
+    await assert_acknowledged_events_are_stored(path, printed)
 
 
-async def test_a_run_whose_disk_is_full_ends_with_a_final_event_that_says_so(path: Path) -> None:
-    printed = await asyncio.to_thread(in_a_process, "agent", str(path))
+async def test_run_ends_with_a_log_error_when_the_disk_is_full(path: Path) -> None:
+    printed = await asyncio.to_thread(run_writer, "agent", str(path))
     assert "failed log the event log" in printed
 
 
-async def test_a_file_that_may_not_be_written_is_an_error_that_says_so() -> None:
-    # Not under tmp_path, which nobody but its owner may enter.
+async def test_read_only_file_is_an_error() -> None:
+    # Only the owner may enter tmp_path, so use another folder.
     with tempfile.TemporaryDirectory() as name:
         path = Path(name) / "runs.db"
-        await written(path)
+        await write_run(path)
         path.chmod(0o444)
         path.parent.chmod(0o555)
-        printed = await asyncio.to_thread(in_a_process, "nobody", str(path))
+        printed = await asyncio.to_thread(run_writer, "nobody", str(path))
         path.parent.chmod(0o755)
     assert "cannot be" in printed
 
 
-async def test_what_was_acknowledged_is_there_when_the_process_is_killed(path: Path) -> None:
+async def test_acknowledged_events_are_stored_when_the_process_is_killed(path: Path) -> None:
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(sys.executable, str(WRITER), "append", str(path), stdout=pipe)
     assert process.stdout is not None
@@ -365,15 +359,15 @@ async def test_what_was_acknowledged_is_there_when_the_process_is_killed(path: P
     printed += await process.stdout.read()
     await process.wait()
     whole, _, _ = printed.rpartition(b"\n")
-    await acknowledged_is_there(path, whole.decode())
+    await assert_acknowledged_events_are_stored(path, whole.decode())
 
 
-async def test_only_a_short_write_that_nothing_is_in_the_way_of_is_made_at_once(path: Path) -> None:
+async def test_append_now_writes_only_short_batches_without_contention(path: Path) -> None:
     log = SqliteEventLog(path)
-    # Not before the file is open.
+    # The file must be open first.
     assert not log.append_now("run", [task()], expected_seq=0)
     await log.append("run", [task()], expected_seq=0)
-    # The thread may still be on its way out of the write before.
+    # The thread may still finish the previous write.
     async with asyncio.timeout(5):
         while not log.append_now("run", notes(2, 3), expected_seq=1):
             await log.read("run")
@@ -392,7 +386,7 @@ async def test_only_a_short_write_that_nothing_is_in_the_way_of_is_made_at_once(
     await log.aclose()
 
 
-async def test_with_fsync_full_every_write_is_the_threads(path: Path) -> None:
+async def test_fsync_full_writes_only_in_the_thread(path: Path) -> None:
     log = SqliteEventLog(path, fsync="full")
     await log.append("run", [task()], expected_seq=0)
     assert not log.append_now("run", notes(2, 2), expected_seq=1)
@@ -401,7 +395,7 @@ async def test_with_fsync_full_every_write_is_the_threads(path: Path) -> None:
     await log.aclose()
 
 
-async def test_the_write_ahead_log_does_not_grow_for_ever(path: Path) -> None:
+async def test_write_ahead_log_size_is_limited(path: Path) -> None:
     log = SqliteEventLog(path)
     await log.append("run", [task()], expected_seq=0)
     for seq in range(2, 4_002, 10):
@@ -413,7 +407,7 @@ async def test_the_write_ahead_log_does_not_grow_for_ever(path: Path) -> None:
     await log.aclose()
 
 
-async def test_the_files_of_a_new_log_are_for_their_owner_alone(path: Path) -> None:
+async def test_new_files_are_private_to_their_owner(path: Path) -> None:
     log = SqliteEventLog(path)
     await log.append("run", [task()], expected_seq=0)
     modes = {file.name: file.stat().st_mode & 0o777 for file in path.parent.iterdir()}
@@ -421,7 +415,7 @@ async def test_the_files_of_a_new_log_are_for_their_owner_alone(path: Path) -> N
     await log.aclose()
 
 
-async def test_a_file_that_is_there_keeps_its_mode(path: Path) -> None:
+async def test_existing_file_keeps_its_mode(path: Path) -> None:
     path.touch()
     path.chmod(0o640)
     log = SqliteEventLog(path)
@@ -430,29 +424,27 @@ async def test_a_file_that_is_there_keeps_its_mode(path: Path) -> None:
     await log.aclose()
 
 
-async def test_a_new_file_that_another_process_is_making_is_waited_for(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_log_waits_for_a_file_that_another_process_creates(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     migrate = database._migrate
     tries: list[sqlite3.Connection] = []
 
-    def in_the_middle_of_another_ones(connection: sqlite3.Connection, path: Path) -> None:
+    def migrate_during_another(connection: sqlite3.Connection, path: Path) -> None:
         tries.append(connection)
         with closing(sqlite3.connect(path, isolation_level=None)) as holder:
             if len(tries) <= 2:
                 holder.execute("BEGIN IMMEDIATE")
-                # This one statement does not wait for the holder, whatever the timeout.
+                # This statement ignores the timeout and does not wait for the holder.
                 connection.execute("PRAGMA journal_mode = WAL")
         migrate(connection, path)
 
-    monkeypatch.setattr(database, "_migrate", in_the_middle_of_another_ones)
+    monkeypatch.setattr(database, "_migrate", migrate_during_another)
     log = SqliteEventLog(path)
     await log.append("run", [task()], expected_seq=0)
     assert len(tries) == 3
     await log.aclose()
 
 
-async def test_a_log_stays_with_its_file_wherever_the_process_goes(
+async def test_relative_path_is_resolved_when_the_log_is_created(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -464,8 +456,8 @@ async def test_a_log_stays_with_its_file_wherever_the_process_goes(
     await log.aclose()
 
 
-async def test_of_two_processes_that_append_the_same_bytes_at_the_same_moment_one_wins(path: Path) -> None:
-    await written(path)
+async def test_exactly_one_process_wins_when_two_append_the_same_bytes(path: Path) -> None:
+    await write_run(path)
     pipe, count = asyncio.subprocess.PIPE, 100
     racers = [
         await asyncio.create_subprocess_exec(sys.executable, RACER, path, str(count), stdin=pipe, stdout=pipe)
@@ -475,12 +467,12 @@ async def test_of_two_processes_that_append_the_same_bytes_at_the_same_moment_on
         assert racer.stdout is not None
         assert await racer.stdout.readline() == b"ready\n"
     begin = f"{time.time() + 0.2}\n".encode()
-    said = await asyncio.gather(*(racer.communicate(begin) for racer in racers))
-    winners = [name for out, _ in said for name in out.decode().split()]
+    line = await asyncio.gather(*(racer.communicate(begin) for racer in racers))
+    winners = [name for out, _ in line for name in out.decode().split()]
     assert sorted(winners) == sorted(f"run-{number}" for number in range(count))
 
 
-async def test_all_who_follow_a_run_share_what_is_read_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_followers_of_a_run_share_its_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log, elsewhere = SqliteEventLog(tmp_path / "runs.db"), SqliteEventLog(tmp_path / "runs.db")
     await elsewhere.append("run", tools.begun(), expected_seq=0)
     followers = [tools.Follower(log) for _ in range(200)]
@@ -489,11 +481,11 @@ async def test_all_who_follow_a_run_share_what_is_read_of_it(tmp_path: Path, mon
     read = list[Any]()
     page = log._page
 
-    async def counted(*given: Any) -> Any:
-        read.append(given)
-        return await page(*given)
+    async def count(*arguments: Any) -> Any:
+        read.append(arguments)
+        return await page(*arguments)
 
-    monkeypatch.setattr(log, "_page", counted)
+    monkeypatch.setattr(log, "_page", count)
     for seq in range(3, 8):
         await elsewhere.append("run", [tools.note(seq)], expected_seq=seq - 1)
         for follower in followers:

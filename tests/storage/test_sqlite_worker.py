@@ -1,4 +1,4 @@
-"""The thread that runs the blocking work of a SQLite log."""
+"""Thread that runs the blocking work of a SQLite log."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rxloop.storage.sqlite.worker import Worker
 
 
 class _PausingQueue:
-    """A queue whose reader stops after it has taken a certain job, until `resume` is set."""
+    """Queue whose reader stops after it takes a certain job, until `resume` is set."""
 
     def __init__(self, jobs: SimpleQueue[Any], pause_at: Callable[[sqlite3.Connection], None]) -> None:
         self._jobs, self._pause_at = jobs, pause_at
@@ -28,7 +28,7 @@ class _PausingQueue:
         return job
 
 
-async def test_borrowing_the_connection_does_not_overtake_a_job_that_the_thread_has_taken(tmp_path: Path) -> None:
+async def test_borrowed_connection_does_not_overtake_a_job_of_the_thread(tmp_path: Path) -> None:
     # P25
     def connect() -> sqlite3.Connection:
         return sqlite3.connect(tmp_path / "a.db", isolation_level=None, check_same_thread=False)
@@ -42,7 +42,7 @@ async def test_borrowing_the_connection_does_not_overtake_a_job_that_the_thread_
     assert shared is not None
     queue = _PausingQueue(shared.queue, insert)
     shared.queue = queue  # pyright: ignore[reportAttributeAccessIssue]
-    # The thread may still wait on the queue that was replaced. It takes this job from there.
+    # The thread may still wait on the replaced queue and takes this job from there.
     await worker.do(lambda connection: None)
     worker.submit(insert, lambda error: None)
     queue.taken.wait()
@@ -55,7 +55,7 @@ async def test_borrowing_the_connection_does_not_overtake_a_job_that_the_thread_
     await worker.aclose()
 
 
-async def test_the_connection_can_be_borrowed_after_a_job_has_failed(tmp_path: Path) -> None:
+async def test_connection_can_be_borrowed_after_a_failed_job(tmp_path: Path) -> None:
     # P25
     def fail(connection: sqlite3.Connection) -> None:
         raise ValueError("the job failed")

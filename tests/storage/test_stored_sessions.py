@@ -1,4 +1,4 @@
-"""Thinking sessions in stores that outlive a process: restarts, crashes, several processes, a log in the same file."""
+"""Thinking sessions in persistent stores."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "sessions.db"
 
 
-async def test_a_session_goes_on_after_a_restart(path: Path) -> None:
+async def test_session_continues_after_a_restart(path: Path) -> None:
     # T41
     before = ThinkingSessions(SqliteArtifacts(path))
     await before.think(thought(1), session_id="s")
@@ -35,66 +35,72 @@ async def test_a_session_goes_on_after_a_restart(path: Path) -> None:
     await before.aclose()
     after = ThinkingSessions(SqliteArtifacts(path))
     session = await after.get_session("s")
-    assert (session.thoughts, session.branches, session.status) == (was.thoughts, was.branches, was.status)
-    assert (session.version, session.created, session.used) == (was.version, was.created, was.used)
+    assert session.thoughts == was.thoughts
+    assert session.branches == was.branches
+    assert session.status == was.status
+    assert session.version == was.version
+    assert session.created == was.created
+    assert session.used == was.used
     assert len((await after.think(thought(4), session_id="s", call_id="c")).session) == 3
     assert len((await after.think(thought(4), session_id="s")).session) == 4
     await after.aclose()
 
 
 @pytest.mark.parametrize("kind", ["folder", "sqlite"])
-def test_a_crash_in_the_middle_of_a_write_leaves_the_session_as_it_was(kind: str, path: Path) -> None:
+def test_session_is_unchanged_after_a_crash_during_a_write(kind: str, path: Path) -> None:
     # T42
     command = [*THINKER, kind, str(path), "a", "3", "crash"]
     ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=30)
-    assert (ended.returncode, ended.stdout.split()) == (-9, ["1", "2"])
+    assert ended.returncode == -9
+    assert ended.stdout.split() == ["1", "2"]
 
-    async def look() -> None:
+    async def check_session() -> None:
         sessions = ThinkingSessions(MAKERS[kind](str(path)))
         assert [each.thought for each in (await sessions.get_session("shared")).thoughts] == ["a1", "a2"]
         assert len((await sessions.think(thought(3), session_id="shared")).session) == 3
         await sessions.aclose()
 
-    asyncio.run(look())
+    asyncio.run(check_session())
 
 
-def think_in_processes(kind: str, place: str) -> None:
-    """Let three processes write one session at a time, and check that each thought is stored once and in order."""
+def think_in_processes(kind: str, path: str) -> None:
+    """Let three processes write to one session, and check that each thought is stored once and in order."""
     names, count = ["a", "b", "c"], 40
     running = [
-        subprocess.Popen([*THINKER, kind, place, name, str(count)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        subprocess.Popen([*THINKER, kind, path, name, str(count)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         for name in names
     ]
-    places: list[int] = []
+    indexes: list[int] = []
     for process in running:
         out, problems = process.communicate(timeout=60)
-        assert (process.returncode, problems) == (0, b"")
-        places += map(int, out.split())
-    assert sorted(places) == list(range(1, count * len(names) + 1))
+        assert process.returncode == 0
+        assert problems == b""
+        indexes += map(int, out.split())
+    assert sorted(indexes) == list(range(1, count * len(names) + 1))
 
-    async def look() -> None:
-        sessions = ThinkingSessions(MAKERS[kind](place))
-        said = [each.thought for each in (await sessions.get_session("shared")).thoughts]
+    async def check_session() -> None:
+        sessions = ThinkingSessions(MAKERS[kind](path))
+        output = [each.thought for each in (await sessions.get_session("shared")).thoughts]
         for name in names:
-            assert [each for each in said if each[0] == name] == [f"{name}{n}" for n in range(1, count + 1)]
+            assert [each for each in output if each[0] == name] == [f"{name}{n}" for n in range(1, count + 1)]
         await sessions.aclose()
 
-    asyncio.run(look())
+    asyncio.run(check_session())
 
 
 @pytest.mark.parametrize("kind", ["folder", "sqlite"])
-def test_processes_share_a_session_and_lose_nothing(kind: str, path: Path) -> None:
+def test_processes_share_a_session_without_losses(kind: str, path: Path) -> None:
     # T43
     think_in_processes(kind, str(path))
 
 
 @pytest.mark.service("postgres")
-def test_processes_share_a_session_in_postgres_and_lose_nothing(postgres: str) -> None:
+def test_processes_share_a_session_in_postgres_without_losses(postgres: str) -> None:
     # T43
     think_in_processes("postgres", clear_log(postgres))
 
 
-async def test_sessions_and_runs_share_a_file(path: Path) -> None:
+async def test_sessions_and_runs_can_share_a_file(path: Path) -> None:
     log = SqliteEventLog(path)
     sessions = ThinkingSessions(log.artifacts)
     tool = sequential_thinking("planner", sessions=sessions)
@@ -107,7 +113,7 @@ async def test_sessions_and_runs_share_a_file(path: Path) -> None:
     await log.aclose()
 
 
-async def test_what_is_no_file_of_ours_is_refused_and_stays(path: Path) -> None:
+async def test_foreign_file_is_refused_and_unchanged(path: Path) -> None:
     path.write_text("this is a letter, and no database at all\n" * 50)
     before = path.read_bytes()
     sessions = ThinkingSessions(SqliteArtifacts(path))
@@ -117,14 +123,14 @@ async def test_what_is_no_file_of_ours_is_refused_and_stays(path: Path) -> None:
     await sessions.aclose()
 
 
-async def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+async def test_missing_folder_is_named(tmp_path: Path) -> None:
     sessions = ThinkingSessions(SqliteArtifacts(tmp_path / "nowhere" / "s.db"))
     with pytest.raises(EventLogError, match="check that its folder exists"):
         await sessions.get_session("s")
     await sessions.aclose()
 
 
-async def test_a_store_may_be_used_again_after_it_was_closed(path: Path) -> None:
+async def test_closed_store_can_be_used_again(path: Path) -> None:
     sessions = ThinkingSessions(SqliteArtifacts(path, fsync="full"))
     for n in (1, 2):
         await sessions.think(thought(n), session_id="s")

@@ -1,4 +1,4 @@
-"""Turns of conversations between log objects, and between processes that are killed, frozen and forked."""
+"""Leases of conversations between logs and between processes that are killed, frozen and forked."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from rxloop.testing.event_log_contract.toolkit import ids, task
 HOLDER = Path(__file__).with_name("holder.py")
 LEASE = 1.0
 FOREVER = 1_000.0
-"""A lease in which no beat comes by itself."""
+"""Lease during which no heartbeat occurs."""
 
 
 class Clock:
-    """A clock of the machine that is set by hand."""
+    """Clock of the machine that a test sets."""
 
     now = 50_000.0
 
@@ -72,69 +72,67 @@ def note(seq: int) -> list[Event]:
     return [CustomEvent(seq=seq, name="note", context_id="c")]
 
 
-def nothing() -> None:
+def ignore() -> None:
     pass
 
 
 @pytest.mark.parametrize("lease", [0, -1, float("inf"), float("nan")])
-def test_a_lease_that_is_no_time_is_refused(path: Path, lease: float) -> None:
+def test_invalid_lease_is_refused(path: Path, lease: float) -> None:
     with pytest.raises(ConfigurationError, match="lease is a number of seconds"):
         SqliteEventLog(path, lease=lease)
 
 
-# -- times, on a clock that is set by hand
+# -- expiry, with a clock that the tests set
 
 
-async def test_a_submitted_run_is_an_orphan_after_a_while_or_once_the_machine_has_started_again(
+async def test_submitted_run_is_orphaned_after_half_a_minute_or_a_reboot(
     clock: Clock, path: Path, new_log: Callable[..., SqliteEventLog]
 ) -> None:
     log = new_log()
     await log.append("run", begun()[:1], expected_seq=0)
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("UPDATE runs SET arrived = ?", (clock.now,))
-    found: list[int] = []
+    counts: list[int] = []
     for now in (clock.now, clock.now + 29, clock.now + 30, 10.0):
         clock.now = now
-        found.append(len(await log.list_orphaned()))
-    assert found == [0, 0, 1, 1]
+        counts.append(len(await log.list_orphaned()))
+    assert counts == [0, 0, 1, 1]
 
 
-async def test_a_turn_is_free_when_its_holder_has_been_silent_for_the_lease(
+async def test_lease_is_free_when_its_owner_has_been_silent_for_the_lease(
     clock: Clock, new_log: Callable[..., SqliteEventLog]
 ) -> None:
     first, second = new_log(), new_log(lease=1)
-    assert await first.acquire_lease("c", "run", nothing)
+    assert await first.acquire_lease("c", "run", ignore)
     await first.append("run", begun(), expected_seq=0)
     clock.now += FOREVER - 1
     assert await second.list_orphaned() == []
-    assert not await second.acquire_lease("c", "run", nothing)
+    assert not await second.acquire_lease("c", "run", ignore)
     clock.now += 1
     assert [record.task_id for record in await second.list_orphaned()] == ["run"]
-    assert await second.acquire_lease("c", "run", nothing)
+    assert await second.acquire_lease("c", "run", ignore)
     assert await second.list_orphaned() == []
 
 
-async def test_a_holder_that_was_silent_and_lost_nothing_keeps_its_turn(
+async def test_silent_owner_keeps_a_lease_that_nobody_has_taken(
     clock: Clock, new_log: Callable[..., SqliteEventLog]
 ) -> None:
     first, second = new_log(), new_log()
-    assert await first.acquire_lease("c", "run", nothing)
+    assert await first.acquire_lease("c", "run", ignore)
     clock.now += 2 * FOREVER
-    assert await first.acquire_lease("another", "run", nothing)  # it says that it is alive, for all of its turns
-    assert not await second.acquire_lease("c", "run", nothing)
+    assert await first.acquire_lease("another", "run", ignore)  # this heartbeat covers all leases of the owner
+    assert not await second.acquire_lease("c", "run", ignore)
     await first.append("run", begun(), expected_seq=0)
 
 
-async def test_what_a_holder_appends_after_its_turn_was_taken_is_refused(
-    clock: Clock, new_log: Callable[..., SqliteEventLog]
-) -> None:
+async def test_append_is_fenced_after_the_lease_was_lost(clock: Clock, new_log: Callable[..., SqliteEventLog]) -> None:
     frozen, second = new_log(), new_log()
-    await frozen.acquire_lease("c", "run", nothing)
+    await frozen.acquire_lease("c", "run", ignore)
     await frozen.append("run", begun(), expected_seq=0, writer="frozen")
     clock.now += FOREVER
-    assert await second.acquire_lease("c", "run", nothing)
+    assert await second.acquire_lease("c", "run", ignore)
 
-    for last in (3, 90):  # a few are written at once, and many by the thread
+    for last in (3, 90):  # a few events are written synchronously, many by the thread
         events = [CustomEvent(seq=seq, name="note") for seq in range(3, last + 1)]
         with pytest.raises(Fenced, match="run run: somebody else has the turn of the conversation c"):
             await frozen.append("run", events, expected_seq=2, writer="frozen")
@@ -144,14 +142,14 @@ async def test_what_a_holder_appends_after_its_turn_was_taken_is_refused(
     assert len(await second.read("run")) == 3
 
 
-async def test_a_holder_is_fenced_also_if_another_run_has_the_turn_now_or_none(
+async def test_owner_is_fenced_when_another_run_or_no_run_has_the_lease(
     clock: Clock, new_log: Callable[..., SqliteEventLog]
 ) -> None:
     frozen, second = new_log(), new_log()
-    await frozen.acquire_lease("c", "run", nothing)
+    await frozen.acquire_lease("c", "run", ignore)
     await frozen.append("run", begun(), expected_seq=0)
     clock.now += FOREVER
-    assert await second.acquire_lease("c", "later", nothing)
+    assert await second.acquire_lease("c", "later", ignore)
     with pytest.raises(Fenced):
         await frozen.append("run", note(3), expected_seq=2)
 
@@ -160,83 +158,83 @@ async def test_a_holder_is_fenced_also_if_another_run_has_the_turn_now_or_none(
         await frozen.append("run", note(3), expected_seq=2)
 
     await frozen.release_lease("c", "run")
-    await frozen.append("run", note(3), expected_seq=2)  # as everybody may, while nobody has the turn
+    await frozen.append("run", note(3), expected_seq=2)  # any process may append while no run has the lease
 
 
-async def test_the_other_runs_of_one_write_stand_when_one_of_them_is_fenced(
+async def test_fenced_run_does_not_affect_other_runs_of_the_same_write(
     clock: Clock, new_log: Callable[..., SqliteEventLog]
 ) -> None:
     log, second = new_log(fsync="full"), new_log()
-    await log.acquire_lease("c", "run", nothing)
+    await log.acquire_lease("c", "run", ignore)
     clock.now += FOREVER
-    assert await second.acquire_lease("c", "run", nothing)
+    assert await second.acquire_lease("c", "run", ignore)
     outcomes = await asyncio.gather(
         *(log.append(name, begun(name)[:1], expected_seq=0) for name in ("a", "run", "b")), return_exceptions=True
     )
-    # All three are in the same conversation: the fence is for the run whose turn was lost.
+    # All three runs are in the same conversation. Only the run that lost its lease is fenced.
     assert [type(outcome) for outcome in outcomes] == [type(None), Fenced, type(None)]
 
 
-async def test_who_asks_for_its_turn_after_a_silence_has_it_for_another_lease_or_has_lost_it(
+async def test_has_lease_renews_or_reports_the_loss_after_a_silence(
     clock: Clock, new_log: Callable[..., SqliteEventLog]
 ) -> None:
     silent, second = new_log(), new_log()
-    await silent.acquire_lease("c", "run", nothing)
+    await silent.acquire_lease("c", "run", ignore)
     clock.now += 2 * FOREVER
     assert await silent.has_lease("c", "run")
-    assert not await second.acquire_lease("c", "run", nothing)
+    assert not await second.acquire_lease("c", "run", ignore)
 
     clock.now += FOREVER
-    assert await second.acquire_lease("c", "run", nothing)
+    assert await second.acquire_lease("c", "run", ignore)
     assert not await silent.has_lease("c", "run")
     await second.release_lease("c", "run")
     assert not await silent.has_lease("c", "run")
 
 
-async def test_a_beat_that_lies_in_the_future_is_of_before_the_machine_started_again(
+async def test_heartbeat_in_the_future_is_from_before_a_reboot(
     clock: Clock, new_log: Callable[..., SqliteEventLog]
 ) -> None:
     first, second = new_log(), new_log()
-    assert await first.acquire_lease("c", "run", nothing)
+    assert await first.acquire_lease("c", "run", ignore)
     await first.append("run", begun(), expected_seq=0)
     clock.now = 12
     assert [record.task_id for record in await second.list_orphaned()] == ["run"]
-    assert await second.acquire_lease("c", "run", nothing)
+    assert await second.acquire_lease("c", "run", ignore)
 
 
-async def test_nobody_is_taken_for_dead_by_one_who_was_kept_waiting_by_a_third(
+async def test_delayed_acquisition_does_not_consider_the_owner_dead(
     clock: Clock, path: Path, new_log: Callable[..., SqliteEventLog], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = new_log(), new_log()
-    assert await first.acquire_lease("c", "run", nothing)
+    assert await first.acquire_lease("c", "run", ignore)
     await first.append("run", begun(), expected_seq=0)
     transaction = turns.transaction
 
-    def held_up(*args: Any, **options: Any) -> Any:
+    def delay_transaction(*args: Any, **options: Any) -> Any:
         clock.now += FOREVER
         return transaction(*args, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(turns, "transaction", held_up)
-        assert not await second.acquire_lease("c", "run", nothing)
-    assert await second.acquire_lease("c", "run", nothing)
+        patch.setattr(turns, "transaction", delay_transaction)
+        assert not await second.acquire_lease("c", "run", ignore)
+    assert await second.acquire_lease("c", "run", ignore)
 
 
-async def test_dead_holders_leave_nothing_in_the_file(
+async def test_dead_owners_leave_no_rows_in_the_file(
     clock: Clock, path: Path, new_log: Callable[..., SqliteEventLog]
 ) -> None:
     for number in range(3):
-        await new_log().acquire_lease(f"c{number}", "run", nothing)
+        await new_log().acquire_lease(f"c{number}", "run", ignore)
     clock.now += FOREVER
     for number in range(3):
         taker = new_log()
-        assert await taker.acquire_lease(f"c{number}", "run", nothing)
+        assert await taker.acquire_lease(f"c{number}", "run", ignore)
         clock.now += FOREVER
     last = new_log()
     for number in range(3):
-        assert await last.acquire_lease(f"c{number}", "run", nothing)
+        assert await last.acquire_lease(f"c{number}", "run", ignore)
     clock.now += FOREVER
-    assert await new_log().acquire_lease("c", "run", nothing)
+    assert await new_log().acquire_lease("c", "run", ignore)
     with closing(sqlite3.connect(path)) as connection:
         assert connection.execute("SELECT count(*) FROM holders").fetchone() == (2,)
         assert connection.execute("SELECT count(*) FROM turns").fetchone() == (4,)
@@ -245,46 +243,48 @@ async def test_dead_holders_leave_nothing_in_the_file(
 # -- this process
 
 
-async def test_a_turn_of_an_event_loop_that_is_closed_is_free(new_log: Callable[..., SqliteEventLog]) -> None:
+async def test_lease_of_a_closed_event_loop_is_free(new_log: Callable[..., SqliteEventLog]) -> None:
     log = new_log()
 
-    async def leave() -> None:
-        assert await log.acquire_lease("c", "run", nothing)
+    async def acquire_and_leave() -> None:
+        assert await log.acquire_lease("c", "run", ignore)
 
-    await asyncio.to_thread(asyncio.run, leave())
-    assert await log.acquire_lease("c", "again", nothing)
+    await asyncio.to_thread(asyncio.run, acquire_and_leave())
+    assert await log.acquire_lease("c", "again", ignore)
 
 
-async def test_a_wait_for_a_turn_that_is_cancelled_takes_none(path: Path) -> None:
+async def test_cancelled_acquisition_takes_no_lease(path: Path) -> None:
     log, other = SqliteEventLog(path), SqliteEventLog(path)
     for steps in range(5):
-        taking = asyncio.ensure_future(log.acquire_lease("c", "run", nothing))
+        taking = asyncio.ensure_future(log.acquire_lease("c", "run", ignore))
         for _ in range(steps):
             await asyncio.sleep(0)
         taking.cancel()
         await asyncio.wait([taking])
         if not taking.cancelled():
             await log.release_lease("c", "run")
-        await log.append(f"run{steps}", begun(f"run{steps}")[:1], expected_seq=0)  # the thread is done with it
-        assert await other.acquire_lease("c", "run", nothing)
+        await log.append(
+            f"run{steps}", begun(f"run{steps}")[:1], expected_seq=0
+        )  # the thread has finished the acquisition
+        assert await other.acquire_lease("c", "run", ignore)
         await other.release_lease("c", "run")
     await log.aclose()
     await other.aclose()
 
 
-async def test_a_log_with_many_turns_writes_one_beat_for_all_and_one_without_any_none(path: Path) -> None:
+async def test_log_writes_one_heartbeat_for_all_leases_and_none_without_leases(path: Path) -> None:
     log, written = SqliteEventLog(path, lease=0.04), list[str]()
     loop, enough = asyncio.get_running_loop(), asyncio.Event()
 
-    def note_down(statement: str) -> None:
+    def record_statement(statement: str) -> None:
         if "holders" in statement:
             written.append(statement)
         if len(written) > 5:
             loop.call_soon_threadsafe(enough.set)
 
     for number in range(100):
-        assert await log.acquire_lease(f"c{number}", "run", nothing)
-    await log._writer.do(lambda connection: connection.set_trace_callback(note_down))  # pyright: ignore[reportPrivateUsage]
+        assert await log.acquire_lease(f"c{number}", "run", ignore)
+    await log._writer.do(lambda connection: connection.set_trace_callback(record_statement))  # pyright: ignore[reportPrivateUsage]
     await asyncio.wait_for(enough.wait(), 10)
     assert {statement.split()[0] for statement in written} == {"UPDATE"}
 
@@ -303,14 +303,14 @@ async def test_a_log_with_many_turns_writes_one_beat_for_all_and_one_without_any
 
 
 class Holder:
-    """A process that holds the turn of the run."""
+    """Process that holds the lease of the run."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdin is not None
         assert process.stdout is not None
         self.process, self._in, self._out = process, process.stdin, process.stdout
 
-    async def says(self) -> str:
+    async def read_word(self) -> str:
         return (await asyncio.wait_for(self._out.readline(), 20)).decode().strip()
 
     async def append(self) -> None:
@@ -321,18 +321,18 @@ class Holder:
 
 
 @asynccontextmanager
-async def holder(path: Path, lease: float = LEASE, *run: str) -> AsyncGenerator[Holder]:
+async def start_holder(path: Path, lease: float = LEASE, *run: str) -> AsyncGenerator[Holder]:
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
         sys.executable, str(HOLDER), str(path), str(lease), *run, stdin=pipe, stdout=pipe
     )
-    made = Holder(process)
+    started = Holder(process)
     try:
-        assert await made.says() == "has"
+        assert await started.read_word() == "has"
         if not run:
-            await made.append()
-            assert await made.says() == "written"
-        yield made
+            await started.append()
+            assert await started.read_word() == "written"
+        yield started
     finally:
         if process.returncode is None:
             process.kill()
@@ -341,11 +341,11 @@ async def holder(path: Path, lease: float = LEASE, *run: str) -> AsyncGenerator[
         process.stdin.close()
 
 
-async def taken_over(log: SqliteEventLog, turn: tuple[str, str] = ("c", "run")) -> float:
-    """The seconds until the turn is free."""
+async def time_to_acquire(log: SqliteEventLog, lease: tuple[str, str] = ("c", "run")) -> float:
+    """Return the seconds until the lease is free."""
     loop = asyncio.get_running_loop()
     began = loop.time()
-    while not await log.acquire_lease(*turn, nothing):
+    while not await log.acquire_lease(*lease, ignore):
         assert loop.time() - began < 20
     return loop.time() - began
 
@@ -357,36 +357,36 @@ async def taken_over(log: SqliteEventLog, turn: tuple[str, str] = ("c", "run")) 
         LEASE,
     ],
 )
-async def test_the_turn_of_a_process_that_was_killed_is_free_at_once_or_after_its_lease(
+async def test_lease_of_a_killed_process_is_free_at_once_or_after_its_expiry(
     path: Path, lease: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if lease == LEASE:
         monkeypatch.setattr(turns, "has_died", lambda process: False)
     log = SqliteEventLog(path, lease=FOREVER)
-    async with holder(path, lease) as other:
-        assert not await log.acquire_lease("c", "run", nothing)
+    async with start_holder(path, lease) as other:
+        assert not await log.acquire_lease("c", "run", ignore)
         assert await log.list_orphaned() == []
         other.signal(signal.SIGKILL)
         await other.process.wait()
-        after = await taken_over(log)
+        after = await time_to_acquire(log)
         assert after <= 0.5 if lease == FOREVER else after <= LEASE + 0.5
     assert len(await log.read("run")) == 3
     await log.aclose()
 
 
-async def test_the_runs_of_a_process_that_was_killed_are_orphans_at_once(path: Path) -> None:
+async def test_runs_of_a_killed_process_are_orphaned_at_once(path: Path) -> None:
     log = SqliteEventLog(path)
-    async with holder(path, FOREVER) as other:
+    async with start_holder(path, FOREVER) as other:
         other.signal(signal.SIGKILL)
         await other.process.wait()
         assert [record.task_id for record in await log.list_orphaned()] == ["run"]
     await log.aclose()
 
 
-async def test_a_submitted_run_whose_holder_was_killed_is_an_orphan_at_once(path: Path) -> None:
+async def test_submitted_run_is_orphaned_at_once_when_its_owner_is_killed(path: Path) -> None:
     log = SqliteEventLog(path)
     await log.append("submitted", [task(context_id="c")], expected_seq=0)
-    async with holder(path, FOREVER, "submitted") as other:
+    async with start_holder(path, FOREVER, "submitted") as other:
         assert await log.list_orphaned(submitted_before=0) == []
         other.signal(signal.SIGKILL)
         await other.process.wait()
@@ -394,47 +394,47 @@ async def test_a_submitted_run_whose_holder_was_killed_is_an_orphan_at_once(path
     await log.aclose()
 
 
-async def test_a_process_that_lives_keeps_its_turn_over_many_leases(path: Path) -> None:
+async def test_live_process_keeps_its_lease_beyond_its_duration(path: Path) -> None:
     log = SqliteEventLog(path, lease=FOREVER)
     loop = asyncio.get_running_loop()
-    async with holder(path, lease=0.2) as other:
+    async with start_holder(path, lease=0.2) as other:
         end = loop.time() + 1
         while loop.time() < end:
-            assert not await log.acquire_lease("c", "run", nothing)
+            assert not await log.acquire_lease("c", "run", ignore)
         await other.append()
-        assert await other.says() == "written"
+        assert await other.read_word() == "written"
     await log.aclose()
 
 
-async def test_a_process_that_was_frozen_comes_back_to_find_its_turn_lost_and_its_run_fenced(path: Path) -> None:
+async def test_process_frozen_beyond_the_lease_loses_it_and_is_fenced(path: Path) -> None:
     log = SqliteEventLog(path, lease=FOREVER)
-    async with holder(path) as other:
+    async with start_holder(path) as other:
         other.signal(signal.SIGSTOP)
         await other.append()
-        assert await taken_over(log) <= LEASE + 0.5
+        assert await time_to_acquire(log) <= LEASE + 0.5
         other.signal(signal.SIGCONT)
-        assert {await other.says(), await other.says()} == {"lost", "Fenced"}
+        assert {await other.read_word(), await other.read_word()} == {"lost", "Fenced"}
         await log.append("run", note(4), expected_seq=3, writer="mine")
         await other.append()
-        assert await other.says() == "Fenced"
+        assert await other.read_word() == "Fenced"
     assert [event.seq for event in await log.read("run")] == [1, 2, 3, 4]
     await log.aclose()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_a_forked_process_is_another_holder(path: Path) -> None:
+def test_forked_process_is_another_owner(path: Path) -> None:
     log = SqliteEventLog(path, lease=FOREVER)
 
-    async def take() -> bool:
+    async def acquire() -> bool:
         try:
-            return await log.acquire_lease("c", "run", nothing)
+            return await log.acquire_lease("c", "run", ignore)
         finally:
             await log.aclose()
 
-    assert asyncio.run(take())
+    assert asyncio.run(acquire())
     pid = os.fork()
     if pid == 0:
-        os._exit(10 + asyncio.run(take()))
+        os._exit(10 + asyncio.run(acquire()))
     _, status = os.waitpid(pid, 0)
     assert os.waitstatus_to_exitcode(status) == 10

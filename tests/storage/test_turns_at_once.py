@@ -1,4 +1,4 @@
-"""What a run costs a SQLite log beside its events: no turn of the thread, and no look into mail that is not there."""
+"""Cost of leases and commands for a run in a SQLite log."""
 
 from __future__ import annotations
 
@@ -27,47 +27,47 @@ async def log(tmp_path: Path) -> AsyncIterator[SqliteEventLog]:
     await log.aclose()
 
 
-def nothing() -> None:
+def ignore() -> None:
     pass
 
 
-def holders(path: Path) -> list[str]:
+def leased_contexts(path: Path) -> list[str]:
     with closing(sqlite3.connect(path)) as file:
         return [context_id for (context_id,) in file.execute("SELECT context_id FROM turns")]
 
 
-async def test_a_turn_is_taken_and_given_back_without_the_thread(
+async def test_lease_is_acquired_and_released_without_the_thread(
     log: SqliteEventLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def asked(*_: Any) -> Any:
+    def fail(*_: Any) -> Any:
         raise AssertionError("the thread was asked")
 
-    monkeypatch.setattr(worker.Worker, "submit", asked)
-    assert await log.acquire_lease("c", "run", nothing)
-    assert holders(log.path) == ["c"]
-    assert await log.acquire_lease("d", "other", nothing)
+    monkeypatch.setattr(worker.Worker, "submit", fail)
+    assert await log.acquire_lease("c", "run", ignore)
+    assert leased_contexts(log.path) == ["c"]
+    assert await log.acquire_lease("d", "other", ignore)
     await log.release_lease("c", "run")
-    assert holders(log.path) == ["d"]
+    assert leased_contexts(log.path) == ["d"]
     await log.release_lease("d", "other")
-    assert holders(log.path) == []
+    assert leased_contexts(log.path) == []
 
 
-async def test_while_another_program_writes_a_turn_is_waited_for_and_none_is_left_behind(log: SqliteEventLog) -> None:
+async def test_acquisition_waits_for_another_writer_and_leaves_no_lease_when_cancelled(log: SqliteEventLog) -> None:
     free = threading.Event()
-    held = threading.Event()
+    locked = threading.Event()
 
     def hold() -> None:
         with closing(sqlite3.connect(log.path, isolation_level=None)) as file:
             file.execute("BEGIN IMMEDIATE")
-            held.set()
+            locked.set()
             assert free.wait(10)
             file.execute("COMMIT")
 
-    for act in (lambda: log.acquire_lease("c", "run", nothing), lambda: log.release_lease("c", "run")):
+    for act in (lambda: log.acquire_lease("c", "run", ignore), lambda: log.release_lease("c", "run")):
         free.clear()
-        held.clear()
+        locked.clear()
         holding = asyncio.ensure_future(asyncio.to_thread(hold))
-        assert await asyncio.to_thread(held.wait, 10)
+        assert await asyncio.to_thread(locked.wait, 10)
         acting = asyncio.ensure_future(act())
         for _ in range(3):
             await asyncio.sleep(0)
@@ -75,79 +75,79 @@ async def test_while_another_program_writes_a_turn_is_waited_for_and_none_is_lef
         free.set()
         assert await acting in (True, None)
         await holding
-    assert holders(log.path) == []
+    assert leased_contexts(log.path) == []
     other = SqliteEventLog(log.path)
-    assert await other.acquire_lease("c", "other", nothing)
+    assert await other.acquire_lease("c", "other", ignore)
     await other.aclose()
 
 
-async def test_a_run_without_mail_does_not_read_any(tmp_path: Path) -> None:
-    read: list[str] = []
+async def test_run_without_commands_reads_none(tmp_path: Path) -> None:
+    reads: list[str] = []
     first = asyncio.Event()
 
-    class Counting(SqliteEventLog):
+    class CountingLog(SqliteEventLog):
         async def read_commands(self, task_id: str, *, after: int = 0) -> Sequence[tuple[int, Command]]:
-            read.append(task_id)
+            reads.append(task_id)
             first.set()
             return await super().read_commands(task_id, after=after)
 
     async def slow(_: Any) -> str:
-        """The first one until somebody has looked for mail, the others for three looks."""
+        """Wait for the first poll of commands, or for the duration of three polls."""
         await first.wait()
         await asyncio.sleep(0.06)
         return "Hi."
 
-    log = Counting(tmp_path / "runs.db")
+    log = CountingLog(tmp_path / "runs.db")
     model = ScriptedModel(*[lambda request: "Hi."] * 5)
     agent = Agent(model, log=log, instructions=slow)
     await agent.run("Hi")
-    read.clear()
+    reads.clear()
     for _ in range(3):
         await agent.run("Hi")
-    assert read == []
+    assert reads == []
     await log.aclose()
 
 
-async def test_a_subclass_with_an_append_of_its_own_sees_every_batch(tmp_path: Path) -> None:
+async def test_subclass_that_overrides_append_gets_every_batch(tmp_path: Path) -> None:
     seen: list[str] = []
 
-    async def told(self: Any, task_id: str, events: Sequence[Event], **options: Any) -> None:
+    async def append(self: Any, task_id: str, events: Sequence[Event], **options: Any) -> None:
         seen.extend(event.kind for event in events)
         above: Any = super(type(self), self)
         await above.append(task_id, events, **options)
 
     for base, arguments in ((MemoryEventLog, ()), (SqliteEventLog, (tmp_path / "mirrored.db",))):
         seen.clear()
-        log: Any = type("Mirrored", (base,), {"append": told})(*arguments)
+        log: Any = type("Mirrored", (base,), {"append": append})(*arguments)
         result = await Agent(ScriptedModel("Hi."), log=log).run("Hi")
         assert seen == [event.kind for event in await log.read(result.task_id)]
         if isinstance(log, SqliteEventLog):
             await log.aclose()
 
 
-def test_a_subclass_with_append_alone_does_not_inherit_append_now() -> None:
+def test_subclass_that_overrides_append_does_not_inherit_append_now() -> None:
     class Both(MemoryEventLog):
         async def append(self, *arguments: Any, **options: Any) -> None: ...
         def append_now(self, *arguments: Any, **options: Any) -> bool: ...
 
-    class Below(Both): ...
+    class Inherited(Both): ...
 
-    class Own(Below):
+    class Overridden(Inherited):
         async def append(self, *arguments: Any, **options: Any) -> None: ...
 
     class Mirrored:
-        """A base class that is not a log."""
+        """Base class that is not a log."""
 
         async def append(self, *arguments: Any, **options: Any) -> None: ...
 
     class Mixed(Mirrored, Both): ...  # type: ignore[misc]
 
     default = EventLog.append_now
-    classes = (MemoryEventLog, Both, Below, Own, Mixed)
+    classes = (MemoryEventLog, Both, Inherited, Overridden, Mixed)
     assert [cls.append_now is default for cls in classes] == [True, False, False, True, True]
 
 
-async def test_a_log_object_with_an_append_of_its_own_sees_every_batch(tmp_path: Path) -> None:
+async def test_log_object_with_a_replaced_append_gets_every_batch(tmp_path: Path) -> None:
     log: Any = SqliteEventLog(tmp_path / "runs.db")
     append, seen = log.append, list[str]()
 

@@ -1,6 +1,6 @@
-"""Thinks in a session in a process of its own: `thinker.py KIND PLACE NAME COUNT [crash]`.
+"""Think in a session in a separate process: `thinker.py KIND PLACE NAME COUNT [crash]`.
 
-With `crash`, the process kills itself while the last thought is written.
+With `crash`, the process kills itself while it writes the last thought.
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ from rxloop.thinking import ThinkingSessions
 MAKERS = {"folder": FolderArtifacts, "sqlite": SqliteArtifacts, "postgres": PostgresArtifacts}
 
 
-def die_in_the_next_write(kind: str) -> None:
-    """Kill this process when a thought is written and its transaction, or its line in the journal, is missing."""
+def crash_during_next_write(kind: str) -> None:
+    """Kill this process after a thought is written and before its transaction or its journal line is complete."""
     if kind == "sqlite":
         row = sqlite_artifacts._row  # pyright: ignore[reportPrivateUsage]
         count = 0
 
-        def killed(connection: sqlite3.Connection, number: int) -> object:
+        def kill_after_row(connection: sqlite3.Connection, number: int) -> object:
             nonlocal count
             count += 1
             # The second read of an append follows its statements.
             return os.kill(os.getpid(), signal.SIGKILL) if count == 2 else row(connection, number)
 
-        setattr(sqlite_artifacts, "_row", killed)  # noqa: B010
+        setattr(sqlite_artifacts, "_row", kill_after_row)  # noqa: B010
     else:
 
-        def no_line(*given: object, **line: object) -> NoReturn:
+        def kill_before_line(*arguments: object, **line: object) -> NoReturn:
             os.kill(os.getpid(), signal.SIGKILL)
             raise AssertionError
 
-        setattr(folder_artifacts.Journal, "write", no_line)  # noqa: B010
+        setattr(folder_artifacts.Journal, "write", kill_before_line)  # noqa: B010
 
 
-async def main(kind: str, place: str, name: str, count: int, crash: bool) -> None:
-    """Put so many thoughts into the session `shared`."""
-    sessions = ThinkingSessions(MAKERS[kind](place), max_thoughts=10_000)
+async def main(kind: str, address: str, name: str, count: int, crash: bool) -> None:
+    """Append thoughts to the session `shared`."""
+    sessions = ThinkingSessions(MAKERS[kind](address), max_thoughts=10_000)
     for number in range(1, count + 1):
         if crash and number == count:
-            die_in_the_next_write(kind)
+            crash_during_next_write(kind)
         thought = {"thought": f"{name}{number}", "thoughtNumber": number, "totalThoughts": count}
         result = await sessions.think({**thought, "nextThoughtNeeded": True}, session_id="shared")
         print(result.placed.place, flush=True)

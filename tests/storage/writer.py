@@ -1,4 +1,4 @@
-"""Writes to an event log in a process of its own: `writer.py append|limited|nobody|agent FILE`."""
+"""Write to an event log in a separate process: `writer.py append|limited|nobody|agent FILE`."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ LIMIT = 300_000
 
 
 def limit() -> None:
-    """Let no file grow beyond some size."""
+    """Limit the size of files."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (LIMIT, LIMIT))
 
 
 async def append(path: str) -> None:
-    """Append for as long as it goes, and say after each batch how far it is."""
+    """Append until an error occurs, and print the number of events after each batch."""
     log = SqliteEventLog(path)
     seq = 0
     try:
@@ -49,7 +49,7 @@ async def agent(path: str) -> None:
     async def much() -> str:
         return "x" * (LIMIT // 4)
 
-    # The disk stays full.
+    # The disk stays full, so do not wait.
     log_retry.PATIENCE = 0
     log = SqliteEventLog(path)
     run = Agent(ScriptedModel(*[call("much")] * 20, "Done."), tools=[much], log=log).run("Go.")
@@ -67,6 +67,6 @@ if __name__ == "__main__":
     if sys.argv[1] in ("limited", "agent"):
         limit()
     if sys.argv[1] == "nobody" and os.getuid() == 0:
-        # The super-user may write everything.
+        # The superuser may write everything.
         os.setuid(65534)
     asyncio.run(agent(sys.argv[2]) if sys.argv[1] == "agent" else append(sys.argv[2]))

@@ -14,13 +14,13 @@ from rxloop.stream.sources import Push, emit, from_async_iter, from_awaitable, f
 from support.run_checks import Recorder, assert_no_tasks, run_ready_tasks, wait_until
 
 
-async def test_what_is_pushed_is_delivered_at_once() -> None:
+async def test_pushed_values_are_delivered_immediately() -> None:
     order: list[str] = []
 
     async def work(push: Push[str]) -> None:
-        for letter in "ab":
-            order.append(f"push {letter}")
-            push(letter)
+        for value in "ab":
+            order.append(f"push {value}")
+            push(value)
         order.append("return")
 
     ended = asyncio.Event()
@@ -29,7 +29,7 @@ async def test_what_is_pushed_is_delivered_at_once() -> None:
     assert order == ["push a", "got a", "push b", "got b", "return"]
 
 
-async def test_it_is_cold_and_each_subscription_is_a_task_of_its_own() -> None:
+async def test_from_task_is_cold_and_starts_a_task_per_subscription() -> None:
     started: list[int] = []
 
     async def work(push: Push[int]) -> None:
@@ -41,10 +41,11 @@ async def test_it_is_cold_and_each_subscription_is_a_task_of_its_own() -> None:
     assert started == []
     first, second = Recorder(source), Recorder(source)
     await wait_until(lambda: first.completed and second.completed)
-    assert (first.events, second.events) == ([1], [2])
+    assert first.events == [1]
+    assert second.events == [2]
 
 
-async def test_an_exception_is_the_error_of_the_observable() -> None:
+async def test_exception_becomes_the_error_of_the_observable() -> None:
     async def work(push: Push[int]) -> None:
         push(1)
         raise ZeroDivisionError("oh")
@@ -56,7 +57,7 @@ async def test_an_exception_is_the_error_of_the_observable() -> None:
 
 
 @pytest.mark.parametrize("shielded", [False, True])
-async def test_disposing_stops_the_work_and_nothing_follows(shielded: bool) -> None:
+async def test_disposal_stops_the_task_and_nothing_follows(shielded: bool) -> None:
     stopped = asyncio.Event()
 
     async def work(push: Push[int]) -> None:
@@ -73,21 +74,23 @@ async def test_disposing_stops_the_work_and_nothing_follows(shielded: bool) -> N
     await stopped.wait()
     await assert_no_tasks()
     assert recorder.events == [1]
-    assert (recorder.completed, recorder.error) == (False, None)
+    assert recorder.completed is False
+    assert recorder.error is None
 
 
 @pytest.mark.parametrize("shielded", [False, True])
-async def test_work_that_was_disposed_before_it_began_never_begins(shielded: bool) -> None:
+async def test_task_disposed_before_its_start_never_starts(shielded: bool) -> None:
     async def work(push: Push[int]) -> None:
         raise AssertionError("it began")
 
     recorder = Recorder(from_task(work, shielded=shielded))
     recorder.subscription.dispose()
     await assert_no_tasks()
-    assert (recorder.completed, recorder.error) == (False, None)
+    assert recorder.completed is False
+    assert recorder.error is None
 
 
-async def test_shielded_work_is_stopped_by_anyios_cancellation_and_may_clean_up_behind_a_shield() -> None:
+async def test_shielded_task_is_cancelled_by_anyio_and_may_clean_up() -> None:
     cleaned = asyncio.Event()
 
     async def work(push: Push[int]) -> None:
@@ -106,7 +109,7 @@ async def test_shielded_work_is_stopped_by_anyios_cancellation_and_may_clean_up_
     await assert_no_tasks()
 
 
-async def test_work_that_swallows_the_cancellation_delivers_nothing_more() -> None:
+async def test_task_that_swallows_its_cancellation_delivers_nothing_more() -> None:
     stubborn = asyncio.Event()
 
     async def work(push: Push[int]) -> None:
@@ -126,7 +129,7 @@ async def test_work_that_swallows_the_cancellation_delivers_nothing_more() -> No
     assert not recorder.completed
 
 
-async def test_work_that_fails_after_it_was_disposed_disturbs_nobody() -> None:
+async def test_failure_after_disposal_is_ignored() -> None:
     async def work(push: Push[int]) -> None:
         push(1)
         try:
@@ -141,7 +144,7 @@ async def test_work_that_fails_after_it_was_disposed_disturbs_nobody() -> None:
     assert recorder.error is None
 
 
-async def test_waiting_for_a_task_that_was_cancelled_is_an_error_and_no_silence() -> None:
+async def test_cancelled_inner_task_is_an_error() -> None:
     async def work(push: Push[int]) -> None:
         other = asyncio.ensure_future(asyncio.sleep(60))
         other.cancel()
@@ -152,7 +155,7 @@ async def test_waiting_for_a_task_that_was_cancelled_is_an_error_and_no_silence(
     assert isinstance(recorder.error, RxloopError)
 
 
-async def test_a_pause_is_an_end() -> None:
+async def test_pause_completes_the_observable() -> None:
     async def work(push: Push[int]) -> None:
         raise Paused
 
@@ -160,21 +163,21 @@ async def test_a_pause_is_an_end() -> None:
     await wait_until(lambda: recorder.completed)
 
 
-async def test_ending_does_not_cancel_the_task_that_delivers_the_end() -> None:
-    left: list[str] = []
+async def test_completion_does_not_cancel_the_task_that_delivers_it() -> None:
+    deliveries: list[str] = []
 
     async def work(push: Push[int]) -> None:
         push(1)
 
-    source = from_task(work).pipe(ops.do_action(on_completed=lambda: left.append("end delivered")))
+    source = from_task(work).pipe(ops.do_action(on_completed=lambda: deliveries.append("end delivered")))
     recorder = Recorder(source)
     await wait_until(lambda: recorder.completed)
     recorder.subscription.dispose()
     await assert_no_tasks()
-    assert left == ["end delivered"]
+    assert deliveries == ["end delivered"]
 
 
-async def test_taking_one_stops_the_work_from_inside_its_own_push() -> None:
+async def test_take_one_stops_the_task_within_its_push() -> None:
     states: list[str] = []
 
     async def work(push: Push[int]) -> None:
@@ -192,7 +195,7 @@ async def test_taking_one_stops_the_work_from_inside_its_own_push() -> None:
     assert states == ["push returned", "cancelled"]
 
 
-async def test_an_operator_that_raises_is_the_error_of_the_leaf() -> None:
+async def test_exception_of_an_operator_is_delivered_to_the_subscriber() -> None:
     def broken(source: rx.Observable[int]) -> rx.Observable[int]:
         def subscribe(observer: rx.abc.ObserverBase[int], scheduler: object = None) -> rx.abc.DisposableBase:
             def on_next(value: int) -> None:
@@ -210,7 +213,7 @@ async def test_an_operator_that_raises_is_the_error_of_the_leaf() -> None:
     assert isinstance(recorder.error, ZeroDivisionError)
 
 
-async def test_an_async_iterator_is_made_for_each_subscription_and_closed() -> None:
+async def test_async_iterator_is_created_and_closed_per_subscription() -> None:
     closed: list[str] = []
 
     async def letters() -> AsyncIterator[str]:
@@ -233,7 +236,7 @@ async def test_an_async_iterator_is_made_for_each_subscription_and_closed() -> N
     assert closed == ["closed"] * 3
 
 
-async def test_an_awaitable_gives_its_one_value() -> None:
+async def test_from_awaitable_emits_its_value() -> None:
     async def value() -> int:
         return 7
 
@@ -242,7 +245,7 @@ async def test_an_awaitable_gives_its_one_value() -> None:
     assert recorder.events == [7]
 
 
-async def test_emit_delivers_inside_subscribe_even_inside_another_subscribe() -> None:
+async def test_emit_delivers_within_subscribe_even_when_nested() -> None:
     order: list[object] = []
 
     def outer(observer: rx.abc.ObserverBase[int], scheduler: object = None) -> rx.abc.DisposableBase:

@@ -9,11 +9,11 @@ from rxloop.errors import PipelineError
 from rxloop.stream.rx import Connections, connect
 
 
-class Seen:
-    """What a connection delivered, and whether its source was disposed."""
+class Recording:
+    """Notifications of a connection, and the disposals of its source."""
 
     def __init__(self) -> None:
-        self.told: list[object] = []
+        self.notifications: list[object] = []
         self.disposed = 0
         self.observer: abc.ObserverBase[int] | None = None
 
@@ -28,134 +28,155 @@ class Seen:
         self.disposed += 1
 
     def end(self) -> None:
-        self.told.append("end")
+        self.notifications.append("end")
 
     def connect(self) -> abc.DisposableBase:
-        return connect(self.source(), self.told.append, self.told.append, self.end)
+        return connect(self.source(), self.notifications.append, self.notifications.append, self.end)
 
 
-def test_it_delivers_items_and_the_end_and_then_disposes_the_source() -> None:
-    seen = Seen()
-    seen.connect()
-    assert seen.observer is not None
-    seen.observer.on_next(1)
-    seen.observer.on_next(2)
-    assert (seen.told, seen.disposed) == ([1, 2], 0)
-    seen.observer.on_completed()
-    assert (seen.told, seen.disposed) == ([1, 2, "end"], 1)
+def test_connection_delivers_items_and_the_end_and_disposes_the_source() -> None:
+    recording = Recording()
+    recording.connect()
+    assert recording.observer is not None
+    recording.observer.on_next(1)
+    recording.observer.on_next(2)
+    assert recording.notifications == [1, 2]
+    assert recording.disposed == 0
+    recording.observer.on_completed()
+    assert recording.notifications == [1, 2, "end"]
+    assert recording.disposed == 1
 
 
-def test_nothing_is_delivered_behind_the_end() -> None:
-    seen = Seen()
-    seen.connect()
-    assert seen.observer is not None
+def test_nothing_is_delivered_after_the_end() -> None:
+    recording = Recording()
+    recording.connect()
+    assert recording.observer is not None
     error = ValueError("no")
-    seen.observer.on_error(error)
-    seen.observer.on_next(1)
-    seen.observer.on_error(ValueError("again"))
-    seen.observer.on_completed()
-    assert (seen.told, seen.disposed) == ([error], 1)
+    recording.observer.on_error(error)
+    recording.observer.on_next(1)
+    recording.observer.on_error(ValueError("again"))
+    recording.observer.on_completed()
+    assert recording.notifications == [error]
+    assert recording.disposed == 1
 
 
-def test_nothing_is_delivered_after_it_was_disposed() -> None:
-    seen = Seen()
-    connection = seen.connect()
-    assert seen.observer is not None
-    seen.observer.on_next(1)
+def test_nothing_is_delivered_after_disposal() -> None:
+    recording = Recording()
+    connection = recording.connect()
+    assert recording.observer is not None
+    recording.observer.on_next(1)
     connection.dispose()
     connection.dispose()
-    seen.observer.on_next(2)
-    seen.observer.on_completed()
-    assert (seen.told, seen.disposed) == ([1], 1)
+    recording.observer.on_next(2)
+    recording.observer.on_completed()
+    assert recording.notifications == [1]
+    assert recording.disposed == 1
 
 
-def test_a_source_that_ends_inside_subscribe_is_disposed() -> None:
-    seen = Seen()
+def test_source_that_ends_within_subscribe_is_disposed() -> None:
+    recording = Recording()
 
     def subscribe(observer: abc.ObserverBase[int], scheduler: abc.SchedulerBase | None = None) -> Disposable:
         observer.on_next(1)
         observer.on_completed()
-        return Disposable(seen.dispose)
+        return Disposable(recording.dispose)
 
-    connect(Observable(subscribe), seen.told.append, seen.told.append, seen.end)
-    assert (seen.told, seen.disposed) == ([1, "end"], 1)
+    connect(Observable(subscribe), recording.notifications.append, recording.notifications.append, recording.end)
+    assert recording.notifications == [1, "end"]
+    assert recording.disposed == 1
 
 
-def test_what_subscribing_raises_is_the_error_of_the_connection() -> None:
-    seen = Seen()
+def test_exception_of_subscribe_becomes_the_error_of_the_connection() -> None:
+    recording = Recording()
     error = ValueError("no")
 
     def subscribe(observer: abc.ObserverBase[int], scheduler: abc.SchedulerBase | None = None) -> Disposable:
         raise error
 
-    connect(Observable(subscribe), seen.told.append, seen.told.append, seen.end)
-    assert seen.told == [error]
+    connect(Observable(subscribe), recording.notifications.append, recording.notifications.append, recording.end)
+    assert recording.notifications == [error]
 
 
-def test_what_is_no_exception_leaves_nothing_open_in_an_operator_that_is_in_the_middle_of_subscribe() -> None:
+def test_base_exception_of_subscribe_leaves_no_open_subscription() -> None:
     class Bad(BaseException):
         pass
 
-    def fails(observer: abc.ObserverBase[int], scheduler: abc.SchedulerBase | None = None) -> Disposable:
+    def fail(observer: abc.ObserverBase[int], scheduler: abc.SchedulerBase | None = None) -> Disposable:
         raise Bad("boom")
 
     def outer(observer: abc.ObserverBase[int], scheduler: abc.SchedulerBase | None = None) -> abc.DisposableBase:
-        return connect(Observable(fails), observer.on_next, observer.on_error, observer.on_completed)
+        return connect(Observable(fail), observer.on_next, observer.on_error, observer.on_completed)
 
-    seen = Seen()
-    connect(rx.merge(seen.source(), Observable(outer)), seen.told.append, seen.told.append, seen.end)
+    recording = Recording()
+    connect(
+        rx.merge(recording.source(), Observable(outer)),
+        recording.notifications.append,
+        recording.notifications.append,
+        recording.end,
+    )
 
-    [error] = seen.told
+    [error] = recording.notifications
     assert isinstance(error, PipelineError)
     assert isinstance(error.__cause__, Bad)
-    assert seen.disposed == 1
+    assert recording.disposed == 1
 
 
-def test_what_subscribing_raises_behind_the_end_is_raised() -> None:
-    seen = Seen()
+def test_exception_of_subscribe_after_the_end_is_raised() -> None:
+    recording = Recording()
 
     def subscribe(observer: abc.ObserverBase[int], scheduler: abc.SchedulerBase | None = None) -> Disposable:
         observer.on_completed()
         raise ValueError("late")
 
     with pytest.raises(ValueError, match="late"):
-        connect(Observable(subscribe), seen.told.append, seen.told.append, seen.end)
-    assert seen.told == ["end"]
+        connect(Observable(subscribe), recording.notifications.append, recording.notifications.append, recording.end)
+    assert recording.notifications == ["end"]
 
 
-def test_it_takes_the_observables_of_reactivex() -> None:
-    seen = Seen()
-    connect(rx.of(1, 2, 3), seen.told.append, seen.told.append, seen.end)
-    assert seen.told == [1, 2, 3, "end"]
+def test_connection_accepts_reactivex_observables() -> None:
+    recording = Recording()
+    connect(rx.of(1, 2, 3), recording.notifications.append, recording.notifications.append, recording.end)
+    assert recording.notifications == [1, 2, 3, "end"]
 
 
-def test_connections_are_disposed_in_order_and_one_that_fails_keeps_none_open() -> None:
-    told: list[str] = []
+def test_connections_are_disposed_in_order_despite_a_failure() -> None:
+    notifications: list[str] = []
     connections = Connections()
 
     def fail() -> None:
-        told.append("b")
+        notifications.append("b")
         raise OSError("b")
 
     def later() -> None:
-        told.append("d")
+        notifications.append("d")
 
-    one, two, three = Disposable(lambda: told.append("a")), Disposable(fail), Disposable(lambda: told.append("c"))
+    one, two, three = (
+        Disposable(lambda: notifications.append("a")),
+        Disposable(fail),
+        Disposable(lambda: notifications.append("c")),
+    )
     for each in (one, two, three):
         assert connections.add(each)
     with pytest.raises(OSError, match="b"):
         connections.dispose()
-    assert told == ["a", "b", "c"]
+    assert notifications == ["a", "b", "c"]
     assert connections.disposed
     assert not connections.add(Disposable(later))
-    assert told[-1] == "d"
+    assert notifications[-1] == "d"
     connections.dispose()
 
 
-def test_a_connection_that_is_over_is_forgotten() -> None:
+def test_completed_connection_is_forgotten() -> None:
     connections = Connections()
-    told: list[object] = []
+    notifications: list[object] = []
     for _ in range(3):
-        connect(rx.empty(), told.append, told.append, lambda: told.append("end"), None, connections)
-    assert told == ["end"] * 3
+        connect(
+            rx.empty(),
+            notifications.append,
+            notifications.append,
+            lambda: notifications.append("end"),
+            None,
+            connections,
+        )
+    assert notifications == ["end"] * 3
     assert connections._open == {}

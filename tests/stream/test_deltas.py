@@ -44,19 +44,19 @@ def texts(events: list[Event]) -> list[str | None]:
     return [delta_text(event) for event in events]
 
 
-def merged_of(*deltas: Event) -> MergedDeltas:
-    made = MergedDeltas()
+def merge_all(*deltas: Event) -> MergedDeltas:
+    merged_deltas = MergedDeltas()
     for each in pack_deltas(deltas):
-        made.add(each)
-    return made
+        merged_deltas.add(each)
+    return merged_deltas
 
 
-def test_merged_deltas_are_one_with_the_place_of_the_newest() -> None:
+def test_merged_deltas_have_the_position_of_the_newest() -> None:
     first = content("a", seq=3, sub=1, index=0)
     second = content("b", seq=3, sub=2, index=1, timestamp=7)
     third = content("c", seq=4, sub=5, index=2)
-    assert merged_of(first, second).event() == content("ab", seq=3, sub=2, index=1, timestamp=7)
-    both = merged_of(first, second, third)
+    assert merge_all(first, second).event() == content("ab", seq=3, sub=2, index=1, timestamp=7)
+    both = merge_all(first, second, third)
     assert both.text == "abc"
     assert both.event() == content("abc", seq=4, sub=5, index=2)
     assert both.event().to_json() == content("abc", seq=4, sub=5, index=2).to_json()
@@ -64,41 +64,41 @@ def test_merged_deltas_are_one_with_the_place_of_the_newest() -> None:
     assert second.delta == "b"
 
 
-def test_what_a_reader_knows_of_a_merged_text_is_told_by_the_places_of_its_pieces() -> None:
-    # Two by two, with a gap after each pair, as where something durable came between.
-    pieces = [content(letter, seq=1 + n // 2, sub=n % 2, index=n) for n, letter in enumerate("abcdef")]
-    whole = merged_of(*pieces).event()
+def test_rest_of_a_merged_delta_starts_after_the_position_of_the_reader() -> None:
+    # Pairs of deltas with a gap after each pair, as after a durable event.
+    pieces = [content(character, seq=1 + n // 2, sub=n % 2, index=n) for n, character in enumerate("abcdef")]
+    whole = merge_all(*pieces).event()
     for count, piece in enumerate(pieces, 1):
         for sub in (piece.sub, *((8, 9) if piece.sub else ())):
-            rest = trim_known(whole, piece.seq, sub)
-            assert (delta_text(rest) if rest is not None else "") == "abcdef"[count:]
+            remaining = trim_known(whole, piece.seq, sub)
+            assert (delta_text(remaining) if remaining is not None else "") == "abcdef"[count:]
     assert trim_known(whole, 0, 7) == whole
 
 
-def test_a_merged_text_takes_little_memory_beside_its_letters() -> None:
+def test_merged_text_needs_little_memory_besides_its_characters() -> None:
     packs = [
         pack_deltas([content("x", seq=1, sub=n, index=n) for n in range(at, at + 64)]) for at in range(0, 64_000, 64)
     ]
-    made = MergedDeltas()
+    merged_deltas = MergedDeltas()
 
-    def take() -> None:
+    def add_all() -> None:
         for [pack] in packs:
-            made.add(pack)
+            merged_deltas.add(pack)
 
-    assert measure_peak_memory(take) < 10 * 64_000
+    assert measure_peak_memory(add_all) < 10 * 64_000
 
 
-def test_arguments_of_a_call_and_thoughts_are_merged_like_text() -> None:
-    whole = merged_of(arguments("{"), arguments('"a"'), arguments(": 1}")).event()
+def test_arguments_and_thoughts_are_merged_like_text() -> None:
+    whole = merge_all(arguments("{"), arguments('"a"'), arguments(": 1}")).event()
     assert isinstance(whole, ToolCallDeltaEvent)
     assert whole.fragment == '{"a": 1}'
-    whole = merged_of(thought("Let me "), thought("see.")).event()
+    whole = merge_all(thought("Let me "), thought("see.")).event()
     assert isinstance(whole, ThoughtDeltaEvent)
     assert whole.delta == "Let me see."
 
 
-def test_deltas_of_other_kinds_steps_branches_runs_and_calls_stay_apart() -> None:
-    apart: list[Event] = [
+def test_deltas_of_different_kinds_steps_branches_runs_and_calls_are_not_merged() -> None:
+    separate: list[Event] = [
         content("a"),
         thought("b"),
         content("c"),
@@ -108,30 +108,30 @@ def test_deltas_of_other_kinds_steps_branches_runs_and_calls_stay_apart() -> Non
         arguments("g", 0),
         arguments("h", 1),
     ]
-    assert not any(are_mergeable(first, second) for first, second in pairwise(apart))
-    assert pack_deltas(apart) == apart
+    assert not any(are_mergeable(first, second) for first, second in pairwise(separate))
+    assert pack_deltas(separate) == separate
 
 
-def test_a_durable_event_between_two_deltas_keeps_them_apart() -> None:
+def test_deltas_around_a_durable_event_are_not_merged() -> None:
     first, second = content("a", seq=1, sub=1), content("b", seq=2, sub=1)
     assert not are_mergeable(first, second), "even where the durable event was filtered out"
 
 
-def test_what_somebody_has_put_into_a_copy_is_not_cut() -> None:
-    whole = merged_of(content("secret", seq=1, sub=1), content(" word", seq=1, sub=2, index=1)).event()
+def test_changed_copy_of_a_merged_delta_is_not_split() -> None:
+    whole = merge_all(content("secret", seq=1, sub=1), content(" word", seq=1, sub=2, index=1)).event()
     assert trim_known(whole, 1, 1) == content(" word", seq=1, sub=2, index=1)
     other = whole.model_copy(update={"delta": "***"})
     assert trim_known(other, 1, 1) is other
 
 
-def test_progress_is_no_text_that_could_be_merged() -> None:
+def test_progress_is_not_merged() -> None:
     progress = ToolProgressEvent(call=ToolCall(id="c", name="tool"), message="half")
     assert delta_text(progress) is None
     assert delta_text("text") is None
     assert pack_deltas([progress, progress]) == [progress, progress]
 
 
-def test_the_frame_of_a_merged_delta_is_its_own() -> None:
+def test_merged_delta_has_its_own_frame() -> None:
     from rxloop.stream.readers import encode_frame
 
     one = content("a", seq=1, sub=1)
@@ -144,23 +144,23 @@ def test_the_frame_of_a_merged_delta_is_its_own() -> None:
         st.tuples(st.sampled_from(["next", "next", "next", "left out", "durable"]), st.text(max_size=3)), min_size=1
     )
 )
-def test_of_merged_deltas_a_reader_gets_what_is_behind_its_place(pieces: list[tuple[str, str]]) -> None:  # L132
+def test_reader_gets_the_part_of_merged_deltas_after_its_position(pieces: list[tuple[str, str]]) -> None:  # L132
     deltas: list[Event] = []
     seq = sub = 1
     for number, (how, text) in enumerate(pieces):
         seq, sub = (seq + 1, 1) if how == "durable" else (seq, sub + (3 if how == "left out" else 1))
         deltas.append(content(text, seq=seq, sub=sub, index=number))
-    whole = merged_of(*deltas).event()
+    whole = merge_all(*deltas).event()
     assert delta_text(whole) == "".join(text for _, text in pieces)
 
     assert trim_known(whole, 1, 0) == whole
     for place, known in enumerate(deltas, 1):
-        rest = trim_known(whole, known.seq, known.sub)
-        left = deltas[place:]
-        assert (rest is not None) == bool(left)
-        if rest is not None:
-            assert delta_text(rest) == "".join(delta_text(each) or "" for each in left)
-            assert positions([rest]) == positions([deltas[-1]])
+        remaining = trim_known(whole, known.seq, known.sub)
+        expected = deltas[place:]
+        assert (remaining is not None) == bool(expected)
+        if remaining is not None:
+            assert delta_text(remaining) == "".join(delta_text(each) or "" for each in expected)
+            assert positions([remaining]) == positions([deltas[-1]])
 
 
 @given(
@@ -173,7 +173,7 @@ def test_of_merged_deltas_a_reader_gets_what_is_behind_its_place(pieces: list[tu
         )
     )
 )
-def test_packed_deltas_are_the_same_when_they_are_unpacked(pieces: list[tuple[str, str, str, int]]) -> None:  # L12
+def test_unpacked_deltas_equal_the_packed_ones(pieces: list[tuple[str, str, str, int]]) -> None:  # L12
     events: list[Event] = []
     index = {"text": 0, "thought": 0}
     sub = 0
@@ -196,33 +196,38 @@ def test_packed_deltas_are_the_same_when_they_are_unpacked(pieces: list[tuple[st
     assert unpacked == events
 
 
-def test_a_run_of_deltas_is_packed() -> None:
-    run: list[Event] = [content(text, sub=number, index=number, timestamp=number) for number, text in enumerate("abc")]
-    [pack] = pack_deltas(run)
+def test_consecutive_deltas_are_packed() -> None:
+    deltas: list[Event] = [
+        content(text, sub=number, index=number, timestamp=number) for number, text in enumerate("abc")
+    ]
+    [pack] = pack_deltas(deltas)
     assert isinstance(pack, PackedDeltas)
-    assert (len(pack), pack.text, pack.kind, pack.newest) == (3, "abc", "content-delta", run[-1])
+    assert len(pack) == 3
+    assert pack.text == "abc"
+    assert pack.kind == "content-delta"
+    assert pack.newest == deltas[-1]
 
 
-def test_packs_are_joined_where_one_follows_the_other_and_there_is_room() -> None:
-    run: list[Event] = [content("x", sub=number, index=number, timestamp=number) for number in range(400)]
-    packs = [each for start in range(0, 400, 16) for each in pack_deltas(run[start : start + 16])]
+def test_consecutive_packs_are_joined_up_to_the_limit() -> None:
+    deltas: list[Event] = [content("x", sub=number, index=number, timestamp=number) for number in range(400)]
+    packs = [each for start in range(0, 400, 16) for each in pack_deltas(deltas[start : start + 16])]
     joined: list[PackedDeltas] = []
     for each in packs:
         assert isinstance(each, PackedDeltas)
         if not (joined and joined[-1].extend(each)):
             joined.append(each)
     assert [len(each) for each in joined] == [256, 144]
-    assert [event for each in joined for event in each.events()] == run
+    assert [event for each in joined for event in each.events()] == deltas
 
 
-def test_packs_of_other_texts_or_with_a_gap_between_stay_apart() -> None:
-    def two(**fields: Any) -> PackedDeltas:
+def test_packs_of_different_texts_or_with_a_gap_are_not_joined() -> None:
+    def make_pack(**fields: Any) -> PackedDeltas:
         start = int(fields.pop("start", 0))
-        [pack] = pack_deltas([content("x", sub=place, index=place, **fields) for place in (start, start + 1)])
+        [pack] = pack_deltas([content("x", sub=index, index=index, **fields) for index in (start, start + 1)])
         assert isinstance(pack, PackedDeltas)
         return pack
 
-    assert two().extend(two(start=2))
-    assert not two().extend(two(start=3))
-    assert not two().extend(two(start=2, step="2"))
-    assert not two().extend(two(start=2, seq=1))
+    assert make_pack().extend(make_pack(start=2))
+    assert not make_pack().extend(make_pack(start=3))
+    assert not make_pack().extend(make_pack(start=2, step="2"))
+    assert not make_pack().extend(make_pack(start=2, seq=1))

@@ -1,4 +1,4 @@
-"""Environment variables that break HTTP clients are named, in everything that makes a client."""
+"""Environment variables that break HTTP clients, which errors of all clients must name."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NAMES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 
 
 @pytest.fixture(autouse=True)
-def clean(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
     for name in (*NAMES, *map(str.upper, NAMES), "SSL_CERT_FILE", "SSL_CERT_DIR", "SSLKEYLOGFILE"):
         monkeypatch.delenv(name, raising=False)
     _pool._ssl_context.cache_clear()
@@ -52,13 +52,13 @@ BROKEN: list[tuple[str, str, str]] = [
 ]
 
 
-def fails(match: str) -> Any:
+def raises_configuration_error(match: str) -> Any:
     return pytest.raises(ConfigurationError, match=match)
 
 
 @pytest.mark.parametrize(("name", "value", "match"), BROKEN)
 @pytest.mark.parametrize("transport", ["httpx", "aiohttp"])
-async def test_a_model_names_the_variable_that_breaks_its_client(
+async def test_model_names_the_variable_that_breaks_its_client(
     name: str, value: str, match: str, transport: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with start_server() as server:
@@ -67,10 +67,10 @@ async def test_a_model_names_the_variable_that_breaks_its_client(
         monkeypatch.setenv(name, value)
         answer = await collect(model.call(REQUEST))
         if name.lower() == "no_proxy":
-            # Without a proxy it is not read.
+            # The variable is not read without a proxy.
             assert streamed_text(answer) == "Hello"
         else:
-            with fails(match):
+            with raises_configuration_error(match):
                 raise answer.error or AssertionError
             assert answer.error.__cause__ is None
         monkeypatch.delenv(name)
@@ -80,32 +80,30 @@ async def test_a_model_names_the_variable_that_breaks_its_client(
 
 @pytest.mark.parametrize(("name", "value", "match"), [each for each in BROKEN if each[0].lower() == "no_proxy"])
 @pytest.mark.parametrize("transport", ["httpx", "aiohttp"])
-async def test_a_model_names_the_exceptions_from_its_proxy_that_break_its_client(
+async def test_model_names_the_variable_with_invalid_proxy_exceptions(
     name: str, value: str, match: str, transport: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with start_server() as server:
         monkeypatch.setenv("HTTPS_PROXY", "http://proxy.example:3128")
         monkeypatch.setenv(name, value)
         answer = await collect(chat_model(server, transport=transport).call(REQUEST))
-        with fails(match):
+        with raises_configuration_error(match):
             raise answer.error or AssertionError
         assert server.requests == []
 
 
 @pytest.mark.parametrize(("name", "value", "match"), BROKEN)
-def test_the_client_of_the_http_api_names_the_variable(
-    name: str, value: str, match: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_http_api_client_names_the_variable(name: str, value: str, match: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, value)
-    with fails(match):
+    with raises_configuration_error(match):
         Client("http://127.0.0.1:9")
 
 
-# The library of MCP clients reads NO_PROXY in its own way, and no SSLKEYLOGFILE.
+# The MCP client library parses NO_PROXY differently, and does not read SSLKEYLOGFILE.
 @pytest.mark.parametrize(
     ("name", "value", "match"), [each for each in BROKEN if each[0] not in ("NO_PROXY", "no_proxy", "SSLKEYLOGFILE")]
 )
-async def test_an_mcp_server_names_the_variable(
+async def test_mcp_server_names_the_variable(
     name: str, value: str, match: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     agent = Agent(ScriptedModel("Hello"), tools=[mcp("http://127.0.0.1:9/mcp")])
@@ -125,19 +123,19 @@ async def test_an_mcp_server_names_the_variable(
         "user:pa55/word@proxy:80",
     ],
 )
-def test_the_password_of_a_proxy_is_not_in_the_message(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_password_of_a_proxy_is_not_in_the_message(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTPS_PROXY", value)
-    with fails("HTTPS_PROXY") as caught, name_variables():
+    with raises_configuration_error("HTTPS_PROXY") as caught, name_variables():
         httpx.AsyncClient()
     assert "pa55" not in str(caught.value)
     assert caught.value.__suppress_context__
 
 
 # P32
-def test_the_lower_case_variable_is_named_when_both_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lower_case_variable_is_named_when_both_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("no_proxy", "fe11::/16")
     monkeypatch.setenv("NO_PROXY", "localhost")
-    with fails("no_proxy must be"), name_variables():
+    with raises_configuration_error("no_proxy must be"), name_variables():
         httpx.AsyncClient()
 
 
@@ -147,7 +145,7 @@ def test_files_without_certificates_are_named(tmp_path: Path, monkeypatch: pytes
     empty.write_text("")
     for path in (empty, tmp_path):
         monkeypatch.setenv("SSL_CERT_FILE", str(path))
-        with fails(f"SSL_CERT_FILE must be a readable file .*{path}"), name_variables():
+        with raises_configuration_error(f"SSL_CERT_FILE must be a readable file .*{path}"), name_variables():
             httpx.AsyncClient()
 
 
@@ -155,7 +153,7 @@ def test_files_without_certificates_are_named(tmp_path: Path, monkeypatch: pytes
 def test_other_errors_pass_unchanged() -> None:
     with pytest.raises(KeyError), name_variables():
         raise KeyError("x")
-    with fails("mine"), name_variables():
+    with raises_configuration_error("mine"), name_variables():
         raise ConfigurationError("mine")
 
 
@@ -163,25 +161,25 @@ def test_other_errors_pass_unchanged() -> None:
 @pytest.mark.parametrize(
     "value", ["localhost,127.0.0.1,.example.com,10.0.0.0/8,::1,*.corp,http://inner", "*", "", " , "]
 )
-def test_usable_lists_of_hosts_are_taken(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_valid_lists_of_hosts_are_accepted(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_PROXY", value)
     with name_variables():
         httpx.AsyncClient()
 
 
 # P32
-def test_a_certificate_that_is_not_trusted_names_the_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_untrusted_certificate_error_names_the_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SSL_CERT_DIR", "/nowhere")
     error = httpx.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed")
-    found = error_from_httpx(error, Endpoint("m", "https://host/v1"))
-    assert isinstance(found, ProviderConnectionError)
-    assert "SSL_CERT_DIR='/nowhere'" in str(found)
+    provider_error = error_from_httpx(error, Endpoint("m", "https://host/v1"))
+    assert isinstance(provider_error, ProviderConnectionError)
+    assert "SSL_CERT_DIR='/nowhere'" in str(provider_error)
 
 
 # P32
-async def test_webhooks_of_a2a_name_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a2a_webhooks_name_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     push = Push(MemoryEventLog(), PushOptions(), thoughts=False)
     monkeypatch.setenv("SSLKEYLOGFILE", "/nowhere/keys.log")
     gateway: Any = SimpleNamespace(is_draining=False)
-    with fails("SSLKEYLOGFILE must be"):
+    with raises_configuration_error("SSLKEYLOGFILE must be"):
         push.start(gateway)

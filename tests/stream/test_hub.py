@@ -32,8 +32,8 @@ from support.run_checks import Recorder, positions
 CALL = ToolCall(id="call_1", name="tool")
 
 
-class Numbers:
-    """Stamps events as a run does, and publishes them."""
+class Publisher:
+    """Publisher that stamps events as a run does."""
 
     def __init__(self, hub: Hub) -> None:
         self.hub = hub
@@ -68,11 +68,11 @@ def hub() -> Hub:
 
 
 @pytest.fixture
-def numbers(hub: Hub) -> Numbers:
-    return Numbers(hub)
+def numbers(hub: Hub) -> Publisher:
+    return Publisher(hub)
 
 
-def test_every_subscriber_gets_every_event_once_in_order(hub: Hub, numbers: Numbers) -> None:  # L11
+def test_every_subscriber_gets_every_event_once_in_order(hub: Hub, numbers: Publisher) -> None:  # L11
     first, second = Recorder(hub.events), Recorder(hub.events)
     for _ in range(3):
         numbers.custom()
@@ -82,7 +82,7 @@ def test_every_subscriber_gets_every_event_once_in_order(hub: Hub, numbers: Numb
     assert second.completed
 
 
-def test_a_subscription_that_was_disposed_gets_nothing_more(hub: Hub, numbers: Numbers) -> None:
+def test_disposed_subscription_gets_nothing_more(hub: Hub, numbers: Publisher) -> None:
     recorder = Recorder(hub.events)
     numbers.custom()
     recorder.subscription.dispose()
@@ -91,7 +91,7 @@ def test_a_subscription_that_was_disposed_gets_nothing_more(hub: Hub, numbers: N
     assert hub.subscribers == 0
 
 
-def test_a_late_subscriber_gets_the_durable_events_and_what_is_open(hub: Hub, numbers: Numbers) -> None:  # L12
+def test_late_subscriber_gets_durable_events_and_open_deltas(hub: Hub, numbers: Publisher) -> None:  # L12
     numbers.custom()
     numbers.delta("a", step="1")
     numbers.complete("1")
@@ -104,7 +104,7 @@ def test_a_late_subscriber_gets_the_durable_events_and_what_is_open(hub: Hub, nu
     assert [event.delta for event in late.events if isinstance(event, ContentDeltaEvent)] == ["b", "c", "d"]
 
 
-def test_a_late_subscriber_gets_the_progress_of_open_calls_only(hub: Hub, numbers: Numbers) -> None:  # L12
+def test_late_subscriber_gets_the_progress_of_open_calls_only(hub: Hub, numbers: Publisher) -> None:  # L12
     for index in (0, 1):
         numbers.put(ToolProgressEvent(call=CALL, index=index, step="1", message=f"at {index}"))
     numbers.put(ToolCompleteEvent(call=CALL, index=0, step="1", success=True, content=""))
@@ -112,13 +112,13 @@ def test_a_late_subscriber_gets_the_progress_of_open_calls_only(hub: Hub, number
     assert [event.message for event in late.events if isinstance(event, ToolProgressEvent)] == ["at 1"]
 
 
-def test_nothing_transient_is_kept_behind_the_final_event(hub: Hub, numbers: Numbers) -> None:
+def test_no_transient_events_are_kept_after_the_final_event(hub: Hub, numbers: Publisher) -> None:
     numbers.delta("a")
     numbers.put(StatusUpdateEvent(state="canceled", final=True))
     assert [event.kind for event in Recorder(hub.events).events] == ["status-update"]
 
 
-def test_a_second_call_of_a_step_makes_the_deltas_of_the_first_void(hub: Hub, numbers: Numbers) -> None:
+def test_second_call_of_a_step_discards_the_deltas_of_the_first(hub: Hub, numbers: Publisher) -> None:
     about: dict[str, Any] = {"model": "m", "message_count": 1, "tool_count": 0, "estimated_input_tokens": 1}
     numbers.put(LLMCallEvent(step="1", iteration=1, **about))
     numbers.delta("wrong")
@@ -129,32 +129,30 @@ def test_a_second_call_of_a_step_makes_the_deltas_of_the_first_void(hub: Hub, nu
     assert [event.delta for event in late.events if isinstance(event, ContentDeltaEvent)] == ["right"]
 
 
-def test_what_is_published_during_a_delivery_comes_behind_it_for_all(hub: Hub, numbers: Numbers) -> None:
+def test_event_published_during_a_delivery_follows_it_for_all_subscribers(hub: Hub, numbers: Publisher) -> None:
     def echo(event: Event) -> None:
         if isinstance(event, CustomEvent) and event.name == "call":
             numbers.custom("echo")
 
     before = Recorder(hub.events)
     hub.events.subscribe(echo)
-    behind = Recorder(hub.events)
+    after = Recorder(hub.events)
     numbers.custom("call")
     assert [event.name for event in before.events] == ["call", "echo"]
-    assert before.events == behind.events
+    assert before.events == after.events
 
 
-def test_publishing_from_a_callback_ten_thousand_deep_keeps_the_stack_flat(hub: Hub, numbers: Numbers) -> None:
-    def again(_: Event) -> None:
+def test_nested_publishing_ten_thousand_deep_keeps_the_stack_flat(hub: Hub, numbers: Publisher) -> None:
+    def publish_again(_: Event) -> None:
         if numbers.seq < 10_000:
             numbers.custom()
 
-    hub.events.subscribe(again)
+    hub.events.subscribe(publish_again)
     numbers.custom()
     assert [event.seq for event in Recorder(hub.events).events] == list(range(1, 10_001))
 
 
-def test_what_is_published_while_a_late_subscriber_is_told_the_past_reaches_it_too(
-    hub: Hub, numbers: Numbers
-) -> None:  # L12
+def test_event_published_during_a_replay_reaches_the_late_subscriber(hub: Hub, numbers: Publisher) -> None:  # L12
     numbers.custom("first")
     numbers.custom("second")
     seen: list[str] = []
@@ -171,23 +169,21 @@ def test_what_is_published_while_a_late_subscriber_is_told_the_past_reaches_it_t
     assert [event.name for event in other.events] == ["first", "second", "echo"]
 
 
-def test_the_end_that_comes_while_a_late_subscriber_is_told_the_past_reaches_it_last(
-    hub: Hub, numbers: Numbers
-) -> None:
+def test_end_during_a_replay_reaches_the_late_subscriber_last(hub: Hub, numbers: Publisher) -> None:
     numbers.custom()
     numbers.custom()
-    told: list[str] = []
+    notifications: list[str] = []
 
     def end(event: Event) -> None:
-        if not told:
+        if not notifications:
             hub.complete()
-        told.append(str(event.seq))
+        notifications.append(str(event.seq))
 
-    hub.events.subscribe(end, on_completed=lambda: told.append("end"))
-    assert told == ["1", "2", "end"]
+    hub.events.subscribe(end, on_completed=lambda: notifications.append("end"))
+    assert notifications == ["1", "2", "end"]
 
 
-def test_subscribing_during_a_delivery_misses_nothing_and_doubles_nothing(hub: Hub, numbers: Numbers) -> None:  # L12
+def test_subscription_during_a_delivery_misses_and_repeats_nothing(hub: Hub, numbers: Publisher) -> None:  # L12
     late = Recorder()
 
     def subscribe(event: Event) -> None:
@@ -201,14 +197,14 @@ def test_subscribing_during_a_delivery_misses_nothing_and_doubles_nothing(hub: H
     assert late.events == numbers.published
 
 
-def test_a_subscriber_that_disposes_itself_hurts_nobody(hub: Hub, numbers: Numbers) -> None:
+def test_subscriber_that_disposes_itself_does_not_affect_others(hub: Hub, numbers: Publisher) -> None:
     seen: list[int] = []
 
-    def once(event: Event) -> None:
+    def record_once(event: Event) -> None:
         seen.append(event.seq)
         subscription.dispose()
 
-    subscription = hub.events.subscribe(once)
+    subscription = hub.events.subscribe(record_once)
     other = Recorder(hub.events)
     numbers.custom()
     numbers.custom()
@@ -216,23 +212,21 @@ def test_a_subscriber_that_disposes_itself_hurts_nobody(hub: Hub, numbers: Numbe
     assert len(other.events) == 2
 
 
-def test_a_subscriber_that_disposes_another_one_during_the_delivery_keeps_the_event_from_it(
-    hub: Hub, numbers: Numbers
-) -> None:
+def test_subscriber_disposed_during_a_delivery_does_not_get_the_event(hub: Hub, numbers: Publisher) -> None:
     hub.events.subscribe(lambda _: other.subscription.dispose())
     other = Recorder(hub.events)
     numbers.custom()
     assert other.events == []
 
 
-def test_a_subscriber_that_raises_is_detached_and_logged(
-    hub: Hub, numbers: Numbers, caplog: pytest.LogCaptureFixture
+def test_subscriber_that_raises_is_detached_and_logged(
+    hub: Hub, numbers: Publisher, caplog: pytest.LogCaptureFixture
 ) -> None:  # L14
-    def fails(event: Event) -> None:
+    def fail(event: Event) -> None:
         raise ZeroDivisionError("a bug of the subscriber")
 
     before = Recorder(hub.events)
-    hub.events.subscribe(fails)
+    hub.events.subscribe(fail)
     after = Recorder(hub.events)
     with caplog.at_level(logging.ERROR, "rxloop"):
         numbers.custom()
@@ -244,44 +238,42 @@ def test_a_subscriber_that_raises_is_detached_and_logged(
     assert hub.subscribers == 2
 
 
-def test_a_subscriber_that_raises_is_told_by_its_own_on_error_alone(hub: Hub, numbers: Numbers) -> None:  # L14
-    def fails(event: Event) -> Event:
+def test_exception_of_a_subscriber_is_passed_to_its_own_on_error_only(hub: Hub, numbers: Publisher) -> None:  # L14
+    def fail(event: Event) -> Event:
         raise ZeroDivisionError
 
-    def view(source: Any) -> Any:
-        """As a view might be that has a bug, and no try around it."""
+    def add_view(source: Any) -> Any:
+        """Pass events through an operator that does not catch exceptions."""
         return ops.do_action(lambda _: None)(source)
 
-    told = Recorder()
-    told.on_next = fails  # type: ignore[method-assign]
-    view(hub.events).subscribe(told)
+    subscriber = Recorder()
+    subscriber.on_next = fail  # type: ignore[method-assign]
+    add_view(hub.events).subscribe(subscriber)
     other = Recorder(hub.events)
     numbers.custom()
-    assert isinstance(told.error, ZeroDivisionError)
+    assert isinstance(subscriber.error, ZeroDivisionError)
     assert other.error is None
     assert hub.subscribers == 1
 
 
-def test_a_subscriber_that_raises_while_it_is_told_the_past_is_detached(hub: Hub, numbers: Numbers) -> None:  # L14
+def test_subscriber_that_raises_during_a_replay_is_detached(hub: Hub, numbers: Publisher) -> None:  # L14
     numbers.custom()
 
-    def fails(event: Event) -> None:
+    def fail(event: Event) -> None:
         raise ZeroDivisionError
 
     errors: list[Exception] = []
-    hub.events.subscribe(fails, errors.append)
+    hub.events.subscribe(fail, errors.append)
     assert hub.subscribers == 0
     assert [type(error) for error in errors] == [ZeroDivisionError]
     numbers.custom()
 
 
-def test_the_result_of_a_cancelled_task_asked_for_in_a_callback_is_that_subscribers_error(
-    hub: Hub, numbers: Numbers
-) -> None:  # L14
-    def asks(event: Event) -> None:
+def test_cancelled_error_in_a_callback_is_an_error_of_that_subscriber(hub: Hub, numbers: Publisher) -> None:  # L14
+    def raise_cancelled(event: Event) -> None:
         raise asyncio.CancelledError
 
-    hub.events.subscribe(asks)
+    hub.events.subscribe(raise_cancelled)
     other = Recorder(hub.events)
     numbers.custom()
     numbers.custom()
@@ -289,17 +281,17 @@ def test_the_result_of_a_cancelled_task_asked_for_in_a_callback_is_that_subscrib
     assert hub.subscribers == 1
 
 
-def test_a_subscriber_that_raises_at_the_end_keeps_the_end_from_nobody(hub: Hub, numbers: Numbers) -> None:  # L14
-    def fails() -> None:
+def test_exception_at_the_end_does_not_affect_other_subscribers(hub: Hub, numbers: Publisher) -> None:  # L14
+    def fail() -> None:
         raise ZeroDivisionError
 
-    hub.events.subscribe(on_completed=fails)
+    hub.events.subscribe(on_completed=fail)
     other = Recorder(hub.events)
     hub.complete()
     assert other.completed
 
 
-def test_an_error_at_the_end_reaches_present_and_later_subscribers(hub: Hub) -> None:
+def test_error_at_the_end_reaches_present_and_later_subscribers(hub: Hub) -> None:
     present = Recorder(hub.events)
     error = ValueError("refused")
     hub.complete(error)
@@ -307,7 +299,7 @@ def test_an_error_at_the_end_reaches_present_and_later_subscribers(hub: Hub) -> 
     assert Recorder(hub.events).error is error
 
 
-def test_the_end_that_is_announced_during_a_delivery_comes_behind_what_waits(hub: Hub, numbers: Numbers) -> None:
+def test_end_announced_during_a_delivery_follows_pending_events(hub: Hub, numbers: Publisher) -> None:
     def end(event: Event) -> None:
         if event.seq == 1:
             numbers.custom()
@@ -320,43 +312,47 @@ def test_the_end_that_is_announced_during_a_delivery_comes_behind_what_waits(hub
     assert other.completed
 
 
-def test_memory_is_bounded_and_a_late_subscriber_is_told_what_it_misses() -> None:
+def test_late_subscriber_gets_a_gap_for_trimmed_events() -> None:
     hub = Hub(retain=3)
-    numbers = Numbers(hub)
+    numbers = Publisher(hub)
     for _ in range(10):
         numbers.custom()
     late = Recorder(hub.events)
-    gap, *rest = late.events
+    gap, *remaining = late.events
     assert isinstance(gap, GapEvent)
-    assert (gap.reason, gap.count) == ("trimmed", 7)
-    assert [event.seq for event in rest] == [8, 9, 10]
+    assert gap.reason == "trimmed"
+    assert gap.count == 7
+    assert [event.seq for event in remaining] == [8, 9, 10]
     assert hub.trimmed == 7
 
 
-def test_the_gap_has_the_place_of_the_last_event_that_is_missing() -> None:  # L1, L133
+def test_gap_has_the_position_of_the_last_missing_event() -> None:  # L1, L133
     hub = Hub(retain=3)
-    numbers = Numbers(hub)
+    numbers = Publisher(hub)
     for _ in range(10):
         numbers.custom()
     gap = Recorder(hub.events).events[0]
-    assert (gap.task_id, gap.context_id, gap.attempt, gap.seq) == ("t", "c", 1, 7)
+    assert gap.task_id == "t"
+    assert gap.context_id == "c"
+    assert gap.attempt == 1
+    assert gap.seq == 7
     assert sorted(positions(Recorder(hub.events).events)) == positions(Recorder(hub.events).events)
 
 
-def test_a_reader_who_was_there_all_the_time_gets_no_gap() -> None:
+def test_early_subscriber_gets_no_gap() -> None:
     hub = Hub(retain=3)
-    numbers = Numbers(hub)
+    numbers = Publisher(hub)
     recorder = Recorder(hub.events)
     for _ in range(10):
         numbers.custom()
     assert recorder.events == numbers.published
 
 
-def test_the_deltas_of_an_open_message_are_merged_when_there_are_too_many() -> None:
+def test_deltas_of_an_open_message_are_merged_above_the_limit() -> None:
     hub = Hub(retain_open=4)
-    numbers = Numbers(hub)
-    for letter in "abcdefghij":
-        numbers.delta(letter)
+    numbers = Publisher(hub)
+    for character in "abcdefghij":
+        numbers.delta(character)
     late = Recorder(hub.events)
     assert "".join(event.delta for event in late.events) == "abcdefghij"
     assert len(late.events) <= 5
@@ -365,21 +361,19 @@ def test_the_deltas_of_an_open_message_are_merged_when_there_are_too_many() -> N
 
 
 @pytest.mark.parametrize("many", [3_000, 10_000])
-def test_a_reader_that_comes_back_into_a_long_message_gets_the_rest_of_it_and_nothing_twice(
-    hub: Hub, numbers: Numbers, many: int
-) -> None:  # L132
+def test_returning_reader_gets_the_rest_of_a_long_message_once(hub: Hub, numbers: Publisher, many: int) -> None:  # L132
     numbers.custom()
     for number in range(many):
         numbers.delta(f"{number} ", index=number)
     for at in (0, 1, 7, 16, 2_000, 4_095, 4_097, many - 2_500, many - 1, many):
         if at <= many:
             cursor = numbers.published[at].cursor
-            rest = Recorder(hub.events.pipe(after(cursor))).events
-            assert "".join(delta_text(event) or "" for event in rest) == "".join(f"{n} " for n in range(at, many))
-            assert not any(isinstance(event, GapEvent) for event in rest)
+            remaining = Recorder(hub.events.pipe(after(cursor))).events
+            assert "".join(delta_text(event) or "" for event in remaining) == "".join(f"{n} " for n in range(at, many))
+            assert not any(isinstance(event, GapEvent) for event in remaining)
 
 
-def test_what_is_thought_and_called_in_a_long_message_is_merged_and_not_lost(numbers: Numbers) -> None:  # L12, L132
+def test_thoughts_and_calls_of_a_long_message_are_merged_without_loss(numbers: Publisher) -> None:  # L12, L132
     numbers.hub = hub = Hub(retain_open=64)
     for number in range(1_000):
         numbers.put(make_text_delta(ThoughtDeltaEvent, f"{number} ", number, "1"))
@@ -389,13 +383,13 @@ def test_what_is_thought_and_called_in_a_long_message_is_merged_and_not_lost(num
     late = Recorder(hub.events)
     assert len(late.events) <= 64 + 4
     assert positions(late.events) == sorted(set(positions(late.events)))
-    assert text_of(late.events) == text_of(numbers.published)
-    for place in (0, 1, 500, 2_001, 3_998):
-        rest = Recorder(hub.events.pipe(after(numbers.published[place].cursor))).events
-        assert text_of(rest) == text_of(numbers.published[place + 1 :])
+    assert collect_text(late.events) == collect_text(numbers.published)
+    for index in (0, 1, 500, 2_001, 3_998):
+        remaining = Recorder(hub.events.pipe(after(numbers.published[index].cursor))).events
+        assert collect_text(remaining) == collect_text(numbers.published[index + 1 :])
 
 
-def test_a_long_thought_does_not_run_on_in_the_next_one(numbers: Numbers) -> None:  # L12
+def test_long_thought_is_not_merged_into_the_next_one(numbers: Publisher) -> None:  # L12
     numbers.hub = hub = Hub(retain=10, retain_open=16)
     for thought in "ab":
         for number in range(100):
@@ -413,16 +407,16 @@ def test_a_long_thought_does_not_run_on_in_the_next_one(numbers: Numbers) -> Non
     assert "".join(event.delta for event in late if isinstance(event, ThoughtDeltaEvent)) == "b" * 100
 
 
-def text_of(events: Sequence[Event]) -> dict[tuple[str, int], str]:
-    """The text of each of the things that stream side by side."""
-    found: dict[tuple[str, int], str] = {}
+def collect_text(events: Sequence[Event]) -> dict[tuple[str, int], str]:
+    """Return the text of each concurrent stream of deltas."""
+    texts: dict[tuple[str, int], str] = {}
     for event in events:
         key = event.kind, event.index if isinstance(event, ToolCallDeltaEvent) else 0
-        found[key] = found.get(key, "") + (delta_text(event) or "")
-    return found
+        texts[key] = texts.get(key, "") + (delta_text(event) or "")
+    return texts
 
 
-def test_a_long_message_beside_which_much_else_happens_is_bounded_and_cheap(numbers: Numbers) -> None:
+def test_memory_of_a_long_message_among_many_events_is_bounded(numbers: Publisher) -> None:
     numbers.hub = hub = Hub(retain=10, retain_open=64)
     for number in range(500):
         numbers.custom()
@@ -434,7 +428,7 @@ def test_a_long_message_beside_which_much_else_happens_is_bounded_and_cheap(numb
     assert "".join(event.delta for event in late) == "".join(f"{number} " for number in range(500))
 
 
-def test_a_late_subscriber_gets_each_of_many_deltas_as_it_was(hub: Hub, numbers: Numbers) -> None:  # L12
+def test_late_subscriber_gets_many_deltas_unchanged(hub: Hub, numbers: Publisher) -> None:  # L12
     numbers.custom()
     for number in range(1_000):
         numbers.delta(str(number), index=number)
@@ -442,7 +436,7 @@ def test_a_late_subscriber_gets_each_of_many_deltas_as_it_was(hub: Hub, numbers:
     assert hub.get_open_text("t", "1") == "".join(map(str, range(1_000)))
 
 
-def test_the_text_of_one_message_does_not_mix_with_that_of_another(hub: Hub, numbers: Numbers) -> None:
+def test_open_text_is_separate_for_each_message(hub: Hub, numbers: Publisher) -> None:
     numbers.delta("a", step="x/1")
     numbers.delta("b", step="x/2")
     assert hub.get_open_text("t", "x/1") == "a"

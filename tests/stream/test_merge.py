@@ -1,4 +1,4 @@
-"""Several runs as one stream."""
+"""Merged streams of several runs."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from rxloop.testing import ScriptedModel, assert_marbles, frames, turn, virtual_
 from support.run_checks import Recorder, assert_no_tasks, run_ready_tasks, wait_until
 
 
-def agent(line: str, **options: Any) -> Agent[None, str]:
-    """An agent whose model says the letters of a line of frames."""
+def make_agent(line: str, **options: Any) -> Agent[None, str]:
+    """Make an agent whose model streams the letters of a line of frames."""
     return Agent(ScriptedModel(turn(frames(line))), **options)
 
 
-def deltas(events: list[Event]) -> str:
+def join_deltas(events: list[Event]) -> str:
     return "".join(event.delta for event in events if isinstance(event, ContentDeltaEvent))
 
 
-def test_the_events_of_all_runs_come_as_they_happen_and_the_last_ends_it() -> None:
+def test_events_of_all_runs_arrive_in_order_until_the_last_run_ends() -> None:
     with virtual_time():
-        assert_marbles(merge(agent("-a--b|").run("1"), agent("--x|").run("2")), "(twltwl)---(cF)--(cF|)")
+        assert_marbles(merge(make_agent("-a--b|").run("1"), make_agent("--x|").run("2")), "(twltwl)---(cF)--(cF|)")
 
 
-def test_each_run_is_told_apart_by_its_id_and_views_take_them_together() -> None:
+def test_events_are_distinguished_by_run_and_views_combine_them() -> None:
     with virtual_time() as time:
-        first, second = agent("-a-b|").run("1"), agent("--x-y|").run("2")
+        first, second = make_agent("-a-b|").run("1"), make_agent("--x-y|").run("2")
         both = merge(first, second)
 
         async def read() -> tuple[list[Any], Any]:
@@ -42,14 +42,14 @@ def test_each_run_is_told_apart_by_its_id_and_views_take_them_together() -> None
 
         events, figures = time.run(read())
     assert {event.task_id for event in events} == {first.task_id, second.task_id}
-    assert deltas([event for event in events if event.task_id == second.task_id]) == "xy"
+    assert join_deltas([event for event in events if event.task_id == second.task_id]) == "xy"
     assert figures.model_calls == 2
 
 
-def test_a_run_that_fails_says_so_by_its_own_end_and_does_not_cut_the_others() -> None:
+def test_failed_run_does_not_end_the_merged_stream() -> None:
     failing = Agent(ScriptedModel(ServerError("503")))
     with virtual_time() as time:
-        runs = failing.run("1"), agent("----b|").run("2")
+        runs = failing.run("1"), make_agent("----b|").run("2")
 
         async def read() -> list[Any]:
             events = [event async for event in merge(*runs)]
@@ -61,7 +61,7 @@ def test_a_run_that_fails_says_so_by_its_own_end_and_does_not_cut_the_others() -
     assert [e.state for e in events if isinstance(e, StatusUpdateEvent) and e.final] == ["failed", "completed"]
 
 
-async def test_what_a_refused_run_raises_comes_when_all_have_ended() -> None:
+async def test_error_of_a_refused_run_is_raised_after_all_runs_have_ended() -> None:
     log = MemoryEventLog()
     talking = Agent(ScriptedModel(turn(frames("-a-|", 0.001))), log=log)
     first, refused = talking.run("1", context_id="c"), talking.run("2", context_id="c")
@@ -71,14 +71,14 @@ async def test_what_a_refused_run_raises_comes_when_all_have_ended() -> None:
     assert seen[-1].final
 
 
-def test_several_errors_come_as_a_group() -> None:
+def test_several_errors_are_raised_as_a_group() -> None:
     with virtual_time() as time, pytest.raises(ExceptionGroup) as raised:
         time.run(merge(rx.throw(ValueError("a")), rx.just(1), rx.throw(KeyError("b"))))
     assert [type(error) for error in raised.value.exceptions] == [ValueError, KeyError]
 
 
-async def test_a_slow_reader_that_blocks_holds_every_run_back() -> None:
-    runs = [agent(f"-{letter}" * 200 + "|").run("?") for letter in "ab"]
+async def test_slow_blocking_reader_holds_back_every_run() -> None:
+    runs = [make_agent(f"-{character}" * 200 + "|").run("?") for character in "ab"]
     for run in runs:
         run.hold.start()
     reader = aiter(merge(*runs, overflow="block", buffer=4))
@@ -95,33 +95,33 @@ async def test_a_slow_reader_that_blocks_holds_every_run_back() -> None:
         await run.aclose()
 
 
-async def test_deltas_of_runs_that_write_at_once_merge_each_with_its_own() -> None:
-    models = [ScriptedModel(turn(frames(f"{letter}-" * 500 + "|", 0.0001))) for letter in "abc"]
+async def test_deltas_of_concurrent_runs_are_merged_per_run() -> None:
+    models = [ScriptedModel(turn(frames(f"{character}-" * 500 + "|", 0.0001))) for character in "abc"]
     runs = [Agent(model).run("?") for model in models]
     reader = aiter(merge(*runs, buffer=20))
     first = await anext(reader)
     await asyncio.gather(*(run.result() for run in runs))
     events = [first] + [event async for event in reader]
-    for run, letter in zip(runs, "abc", strict=True):
-        assert deltas([event for event in events if event.task_id == run.task_id]) == letter * 500
-    # All that is durable, the deltas that came before the buffer was full, and one merged delta of each run.
+    for run, character in zip(runs, "abc", strict=True):
+        assert join_deltas([event for event in events if event.task_id == run.task_id]) == character * 500
+    # All durable events, the deltas before the buffer was full, and one merged delta per run.
     assert len(events) <= 20 + 3 * 5
 
 
-async def test_dropping_the_stream_cancels_the_runs_that_nobody_else_holds() -> None:
-    dropped, held = agent(f"-a{'-' * 400}|"), agent("-b|")
-    kept = held.run("2")
-    reader = aiter(merge(dropped.run("1"), kept))
+async def test_dropped_stream_cancels_only_runs_without_other_readers() -> None:
+    dropped, other_agent = make_agent(f"-a{'-' * 400}|"), make_agent("-b|")
+    other_run = other_agent.run("2")
+    reader = aiter(merge(dropped.run("1"), other_run))
     await anext(reader)
     await reader.aclose()
     del reader
     gc.collect()
-    assert (await kept).output == "b"
+    assert (await other_run).output == "b"
     await assert_no_tasks(turns=50)
 
 
-async def test_nothing_starts_before_the_first_use_and_all_do_then() -> None:
-    runs = [agent("-a|").run(str(number)) for number in range(3)]
+async def test_runs_start_at_the_first_use_of_the_stream() -> None:
+    runs = [make_agent("-a|").run(str(number)) for number in range(3)]
     stream = merge(*runs)
     assert not any(run.started for run in runs)
     recorder = Recorder(stream)
@@ -131,7 +131,7 @@ async def test_nothing_starts_before_the_first_use_and_all_do_then() -> None:
     assert recorder.completed
 
 
-def test_an_event_that_a_subscriber_causes_comes_after_the_one_it_was_caused_by() -> None:
+def test_event_caused_by_a_subscriber_follows_its_cause() -> None:
     first: Subject[int] = Subject()
     second: Subject[int] = Subject()
     seen: list[int] = []
@@ -150,7 +150,7 @@ def test_an_event_that_a_subscriber_causes_comes_after_the_one_it_was_caused_by(
     assert seen == [1, 2]
 
 
-def test_time_operators_of_an_observable_go_by_the_event_loop() -> None:
+def test_time_operators_use_the_event_loop() -> None:
     async def read() -> list[Any]:
         return [item async for item in merge(rx.timer(60).pipe(ops.map(lambda _: "late")), rx.just("now"))]
 
@@ -159,35 +159,35 @@ def test_time_operators_of_an_observable_go_by_the_event_loop() -> None:
         assert time.now == 60
 
 
-async def test_nothing_to_merge_ends_at_once() -> None:
+async def test_merge_of_nothing_completes_immediately() -> None:
     assert [item async for item in merge()] == []
 
 
-async def test_texts_are_merged_and_their_failures_raise() -> None:
+async def test_text_streams_are_merged_and_their_errors_raised() -> None:
     failing = Agent(ScriptedModel(ServerError("503")))
     pieces: list[str] = []
-    texts = merge(failing.run("1").text(), agent("-a-b|").run("2").text())
+    texts = merge(failing.run("1").text(), make_agent("-a-b|").run("2").text())
     with pytest.raises(RxloopError, match="503"):
         await texts.pipe(ops.do_action(pieces.append))
     assert "".join(pieces) == "ab"
 
 
 @pytest.mark.parametrize("wrong", ["a text", None, [1]])
-async def test_what_is_no_source_is_refused(wrong: Any) -> None:
+async def test_invalid_source_is_refused(wrong: Any) -> None:
     with pytest.raises(ConfigurationError, match="sources must be runs, streams or Observables"):
         merge(wrong)
 
 
-async def test_an_unknown_policy_is_refused() -> None:
+async def test_unknown_overflow_policy_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="overflow must be"):
         merge(overflow="sometimes")  # type: ignore[arg-type]
 
 
-def test_a_merged_stream_can_be_merged() -> None:
+def test_merged_stream_can_be_merged() -> None:
     with virtual_time() as time:
 
         async def read() -> list[str]:
-            runs = [agent(line).run("?") for line in ("-a|", "--b|", "---c|")]
+            runs = [make_agent(line).run("?") for line in ("-a|", "--b|", "---c|")]
             nested = merge(merge(*runs[:2]), runs[2])
             return [e.content async for e in nested.pipe(op.of_type(ContentCompleteEvent))]
 

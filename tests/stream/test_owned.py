@@ -17,58 +17,64 @@ SECRET: ContextVar[str] = ContextVar("SECRET", default="none")
 
 
 class Resource:
-    """Counts how often it is entered and left, by which tasks, and may fail or hang."""
+    """Resource that counts entries and exits with their tasks, and may fail or hang."""
 
-    def __init__(self, *, opens: float = 0, fails: BaseException | None = None, leaving: BaseException | None = None):
-        self.opens, self.fails, self.leaving = opens, fails, leaving
+    def __init__(
+        self,
+        *,
+        entry_seconds: float = 0,
+        failure: BaseException | None = None,
+        exit_failure: BaseException | None = None,
+    ):
+        self.entry_seconds, self.failure, self.exit_failure = entry_seconds, failure, exit_failure
         self.entered: list[Any] = []
-        self.left: list[Any] = []
+        self.exited: list[Any] = []
         self.secret = ""
         self.broken = asyncio.Event()
 
     @asynccontextmanager
     async def __call__(self) -> AsyncGenerator[object]:
-        # What nobody but the task that entered it can leave.
+        # Only the task that entered this context can exit it.
         async with anyio.create_task_group() as group:
             self.secret = SECRET.get()
-            await asyncio.sleep(self.opens)
-            if self.fails is not None:
-                raise self.fails
+            await asyncio.sleep(self.entry_seconds)
+            if self.failure is not None:
+                raise self.failure
             group.start_soon(self._break)
             self.entered.append(asyncio.current_task())
             try:
                 yield object()
             finally:
-                self.left.append(asyncio.current_task())
+                self.exited.append(asyncio.current_task())
                 group.cancel_scope.cancel()
-                if self.leaving is not None:
-                    raise self.leaving
+                if self.exit_failure is not None:
+                    raise self.exit_failure
 
     async def _break(self) -> None:
         await self.broken.wait()
         raise ConnectionError("the pipe broke")
 
 
-async def test_it_is_entered_once_for_all_who_ask_and_left_by_the_task_that_entered_it() -> None:
-    owned, resource = Owned[object](), Resource(opens=0.01)
-    given = await asyncio.gather(*(owned.get("a", resource, name="a") for _ in range(50)))
-    assert len(set(map(id, given))) == 1 == len(resource.entered)
-    assert owned.now("a") is given[0]
+async def test_resource_is_entered_once_for_concurrent_callers_and_exited_by_the_same_task() -> None:
+    owned, resource = Owned[object](), Resource(entry_seconds=0.01)
+    resources = await asyncio.gather(*(owned.get("a", resource, name="a") for _ in range(50)))
+    assert len(set(map(id, resources))) == 1 == len(resource.entered)
+    assert owned.now("a") is resources[0]
     await asyncio.create_task(owned.aclose())
-    assert resource.left == resource.entered
+    assert resource.exited == resource.entered
     assert owned.now("a") is None
     await owned.aclose()
 
 
-async def test_it_can_be_entered_again_after_it_was_closed() -> None:
+async def test_resource_can_be_entered_again_after_close() -> None:
     owned, resource = Owned[object](), Resource()
     for _ in range(3):
         await owned.get("a", resource, name="a")
         await owned.aclose()
-    assert len(resource.left) == 3
+    assert len(resource.exited) == 3
 
 
-async def test_one_that_broke_is_entered_again(caplog: pytest.LogCaptureFixture) -> None:
+async def test_broken_resource_is_entered_again(caplog: pytest.LogCaptureFixture) -> None:
     owned, resource = Owned[object](), Resource()
     first = await owned.get("a", resource, name="the pipe")
     resource.broken.set()
@@ -80,42 +86,42 @@ async def test_one_that_broke_is_entered_again(caplog: pytest.LogCaptureFixture)
     await owned.aclose()
 
 
-async def test_one_that_was_dropped_is_left_before_another_is_entered() -> None:
+async def test_dropped_resource_is_exited_before_another_is_entered() -> None:
     owned, resource = Owned[object](), Resource()
     first = await owned.get("a", resource, name="a")
     owned.drop("a", first)
     owned.drop("a", first)
     second = await owned.get("a", resource, name="a")
     assert second is not first
-    assert len(resource.left) == 1
+    assert len(resource.exited) == 1
     owned.drop("a", first)
     assert owned.now("a") is second, "an old one is dropped in vain"
     await owned.aclose()
 
 
 @pytest.mark.parametrize("error", [OSError("no"), SystemExit(3), asyncio.CancelledError(), GeneratorExit()])
-async def test_whatever_entering_raises_is_an_error_of_who_asks(error: BaseException) -> None:
+async def test_any_exception_at_entry_is_an_error_of_the_caller(error: BaseException) -> None:
     owned = Owned[object]()
     with pytest.raises(RxloopError, match="a is not available"):
-        await owned.get("a", Resource(fails=error), name="a")
+        await owned.get("a", Resource(failure=error), name="a")
     await owned.aclose()
 
 
-def test_a_failure_is_not_tried_again_for_as_long_as_it_took() -> None:
+def test_failure_is_not_retried_for_as_long_as_it_took() -> None:
     async def main() -> None:
-        owned, resource = Owned[object](), Resource(opens=1e9)
+        owned, resource = Owned[object](), Resource(entry_seconds=1e9)
         loop = asyncio.get_running_loop()
 
-        async def asked() -> float:
+        async def measure_get() -> float:
             before = loop.time()
             with pytest.raises(RxloopError, match="entering it took more than 60 s"):
                 await owned.get("a", resource, name="a", seconds=60)
             return loop.time() - before
 
-        assert await asked() == pytest.approx(60)
-        assert await asked() == 0
+        assert await measure_get() == pytest.approx(60)
+        assert await measure_get() == 0
         await asyncio.sleep(60)
-        resource.opens = 0
+        resource.entry_seconds = 0
         await owned.get("a", resource, name="a", seconds=60)
         await owned.aclose()
 
@@ -123,35 +129,35 @@ def test_a_failure_is_not_tried_again_for_as_long_as_it_took() -> None:
         time.run(main())
 
 
-async def test_one_that_cannot_be_left_is_an_error_of_who_closes() -> None:
-    owned, resource = Owned[object](), Resource(leaving=OSError("it does not close"))
+async def test_failure_at_exit_is_raised_by_close() -> None:
+    owned, resource = Owned[object](), Resource(exit_failure=OSError("it does not close"))
     await owned.get("a", resource, name="a")
     with pytest.raises(OSError, match="it does not close"):
         await owned.aclose()
 
 
-async def test_who_drops_it_without_closing_it_loses_what_it_has() -> None:
+async def test_resources_are_exited_when_their_owner_is_dropped() -> None:
     owned, resource = Owned[object](), Resource()
     await owned.get("a", resource, name="a")
     del owned
     gc.collect()
     await asyncio.wait(resource.entered)
-    assert resource.left == resource.entered
+    assert resource.exited == resource.entered
 
 
-def test_one_that_hangs_while_it_is_left_is_cancelled() -> None:
+def test_resource_that_hangs_at_exit_is_cancelled() -> None:
     async def main() -> None:
         owned, cancelled = Owned[None](), asyncio.Event()
 
         @asynccontextmanager
-        async def hangs() -> AsyncGenerator[None]:
+        async def hang() -> AsyncGenerator[None]:
             yield
             try:
                 await asyncio.Event().wait()
             finally:
                 cancelled.set()
 
-        await owned.get("a", hangs, name="a")
+        await owned.get("a", hang, name="a")
         await owned.aclose()
         assert cancelled.is_set()
 
@@ -159,18 +165,18 @@ def test_one_that_hangs_while_it_is_left_is_cancelled() -> None:
         time.run(main())
 
 
-def test_one_that_does_not_listen_is_left_to_itself(caplog: pytest.LogCaptureFixture) -> None:
+def test_resource_that_ignores_its_cancellation_is_abandoned_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         owned, stop = Owned[None](), asyncio.Event()
 
         @asynccontextmanager
-        async def deaf() -> AsyncGenerator[None]:
+        async def ignore_cancellation() -> AsyncGenerator[None]:
             yield
             while not stop.is_set():
                 with suppress(asyncio.CancelledError):
                     await stop.wait()
 
-        await owned.get("a", deaf, name="deaf")
+        await owned.get("a", ignore_cancellation, name="deaf")
         with caplog.at_level(logging.WARNING, "rxloop"):
             await owned.aclose()
         stop.set()
@@ -180,26 +186,26 @@ def test_one_that_does_not_listen_is_left_to_itself(caplog: pytest.LogCaptureFix
         time.run(main())
 
 
-@pytest.mark.parametrize("opens", [0, 0.001], ids=["entered", "while it is entered"])
-async def test_closing_in_a_cancelled_scope_leaves_nothing(opens: float) -> None:
+@pytest.mark.parametrize("entry_seconds", [0, 0.001], ids=["entered", "while it is entered"])
+async def test_close_in_a_cancelled_scope_leaves_nothing(entry_seconds: float) -> None:
     before = asyncio.all_tasks()
     for _ in range(100):
-        owned, resource = Owned[object](), Resource(opens=opens)
+        owned, resource = Owned[object](), Resource(entry_seconds=entry_seconds)
         asking = asyncio.create_task(owned.get("a", resource, name="a"))
         await asyncio.sleep(0)
-        if not opens:
+        if not entry_seconds:
             await asking
         with anyio.CancelScope() as scope:
             scope.cancel()
             await owned.aclose()
         await asyncio.wait([asking])
-        assert (asking.exception() is None) == (not opens)
-        assert resource.left == resource.entered
+        assert (asking.exception() is None) == (not entry_seconds)
+        assert resource.exited == resource.entered
         assert asyncio.all_tasks() == before
 
 
-async def test_who_stops_waiting_does_not_stop_the_others() -> None:
-    owned, resource = Owned[object](), Resource(opens=0.01)
+async def test_cancelled_caller_does_not_affect_other_callers() -> None:
+    owned, resource = Owned[object](), Resource(entry_seconds=0.01)
     first = asyncio.create_task(owned.get("a", resource, name="a"))
     second = asyncio.create_task(owned.get("a", resource, name="a"))
     await asyncio.sleep(0)
@@ -208,7 +214,7 @@ async def test_who_stops_waiting_does_not_stop_the_others() -> None:
     await owned.aclose()
 
 
-async def test_nothing_of_the_context_of_who_asks_first_gets_in() -> None:
+async def test_context_of_the_first_caller_is_not_used() -> None:
     owned, resource = Owned[object](), Resource()
     SECRET.set("ann's token")
     await owned.get("a", resource, name="a")
@@ -216,7 +222,7 @@ async def test_nothing_of_the_context_of_who_asks_first_gets_in() -> None:
     await owned.aclose()
 
 
-def test_each_event_loop_has_its_own_and_the_end_of_a_loop_leaves_it() -> None:
+def test_each_event_loop_has_its_own_resource_until_its_end() -> None:
     owned, resources = Owned[object](), [Resource(), Resource()]
 
     async def ask(resource: Resource) -> None:
@@ -224,12 +230,12 @@ def test_each_event_loop_has_its_own_and_the_end_of_a_loop_leaves_it() -> None:
 
     for resource in resources:
         asyncio.run(ask(resource))
-        assert resource.left == resource.entered
-        assert len(resource.left) == 1
+        assert resource.exited == resource.entered
+        assert len(resource.exited) == 1
     asyncio.run(owned.aclose())
 
 
-async def test_closing_tells_those_of_another_event_loop() -> None:
+async def test_close_notifies_resources_of_another_event_loop() -> None:
     owned, resource = Owned[object](), Resource()
     entered, ended = asyncio.Event(), asyncio.Event()
     here = asyncio.get_running_loop()
@@ -245,4 +251,4 @@ async def test_closing_tells_those_of_another_event_loop() -> None:
     await owned.aclose()
     await ended.wait()
     await thread
-    assert len(resource.left) == 1
+    assert len(resource.exited) == 1

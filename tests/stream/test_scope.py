@@ -15,13 +15,13 @@ from support.run_checks import run_ready_tasks
 VARIABLE: ContextVar[str] = ContextVar("VARIABLE", default="nothing")
 
 
-async def test_an_open_gate_holds_nobody_back() -> None:
+async def test_open_gate_does_not_block() -> None:
     gate = Gate()
     assert not gate.closed
     await gate.wait()
 
 
-async def test_a_closed_gate_holds_everybody_back_until_it_is_open() -> None:
+async def test_closed_gate_blocks_all_waiters_until_it_opens() -> None:
     gate = Gate()
     gate.close()
     waiting = [asyncio.ensure_future(gate.wait()) for _ in range(3)]
@@ -31,7 +31,7 @@ async def test_a_closed_gate_holds_everybody_back_until_it_is_open() -> None:
     await asyncio.gather(*waiting)
 
 
-async def test_a_gate_needs_one_opening_for_each_closing() -> None:
+async def test_gate_requires_one_opening_per_closing() -> None:
     gate = Gate()
     gate.close()
     gate.close()
@@ -44,7 +44,7 @@ async def test_a_gate_needs_one_opening_for_each_closing() -> None:
     await waiting
 
 
-async def test_a_gate_that_is_closed_again_at_once_holds_on() -> None:
+async def test_gate_that_closes_again_immediately_keeps_its_waiters() -> None:
     gate = Gate()
     gate.close()
     waiting = asyncio.ensure_future(gate.wait())
@@ -57,7 +57,7 @@ async def test_a_gate_that_is_closed_again_at_once_holds_on() -> None:
     await waiting
 
 
-async def test_who_gives_up_waiting_at_a_gate_leaves_it_as_it_is() -> None:
+async def test_cancelled_waiter_does_not_change_the_gate() -> None:
     gate = Gate()
     gate.close()
     waiting = asyncio.ensure_future(gate.wait())
@@ -70,7 +70,7 @@ async def test_who_gives_up_waiting_at_a_gate_leaves_it_as_it_is() -> None:
     await other
 
 
-async def test_a_task_sees_the_context_variables_of_whoever_made_the_scope() -> None:
+async def test_task_gets_the_context_variables_of_the_creator_of_the_scope() -> None:
     seen: list[str] = []
 
     async def work() -> None:
@@ -88,20 +88,20 @@ async def test_a_task_sees_the_context_variables_of_whoever_made_the_scope() -> 
 
 async def test_join_waits_for_all_tasks() -> None:
     scope = Scope()
-    ended: list[int] = []
+    finished: list[int] = []
 
     async def work(number: int) -> None:
         await run_ready_tasks(number)
-        ended.append(number)
+        finished.append(number)
 
     for number in (3, 1, 2):
         scope.spawn(work(number), str(number))
     assert await scope.join(5) == []
-    assert ended == [1, 2, 3]
+    assert finished == [1, 2, 3]
     assert await scope.join(5) == []
 
 
-def test_join_gives_up_after_the_grace_and_names_what_is_left() -> None:
+def test_join_returns_the_remaining_tasks_after_the_grace_period() -> None:
     with virtual_time() as time:
 
         async def main() -> None:
@@ -115,56 +115,56 @@ def test_join_gives_up_after_the_grace_and_names_what_is_left() -> None:
         assert time.now == 5
 
 
-async def test_a_task_that_joins_does_not_wait_for_itself() -> None:
+async def test_task_that_joins_does_not_wait_for_itself() -> None:
     scope = Scope()
-    left: list[str] = ["not yet"]
+    remaining: list[str] = ["not yet"]
 
     async def work() -> None:
         assert scope.owns(asyncio.current_task())
-        left[:] = await scope.join(60)
+        remaining[:] = await scope.join(60)
 
     await scope.spawn(work(), "joins")
-    assert left == []
+    assert remaining == []
     assert not scope.owns(asyncio.current_task())
     assert not scope.owns(None)
 
 
-async def test_a_scope_surrounds_its_tasks_and_those_that_they_start() -> None:
+async def test_scope_surrounds_its_tasks_and_their_tasks() -> None:
     outer = Scope()
-    found: list[tuple[bool, bool]] = []
+    results: list[tuple[bool, bool]] = []
 
-    async def deeper(inner: Scope) -> None:
-        found.append((outer.contains(), inner.contains()))
+    async def check_nested(inner: Scope) -> None:
+        results.append((outer.contains(), inner.contains()))
 
     async def work() -> None:
         inner = Scope()
-        await asyncio.create_task(deeper(inner))
-        await inner.spawn(deeper(inner), "inner")
+        await asyncio.create_task(check_nested(inner))
+        await inner.spawn(check_nested(inner), "inner")
 
     await outer.spawn(work(), "outer")
-    assert found == [(True, False), (True, True)]
+    assert results == [(True, False), (True, True)]
     assert not outer.contains()
 
 
-async def test_a_context_that_lives_on_does_not_keep_the_scope() -> None:
+async def test_surviving_context_does_not_keep_the_scope_alive() -> None:
     contexts: list[Context] = []
 
     async def work() -> None:
-        # As a timer or a connection does that was made in the run.
+        # A timer or a connection of a run keeps its context in the same way.
         contexts.append(copy_context())
 
     scope = Scope()
     await scope.spawn(work(), "work")
-    gone = weakref.ref(scope)
+    reference = weakref.ref(scope)
     del scope
     await run_ready_tasks()
     gc.collect()
 
     assert len(contexts) == 1
-    assert gone() is None
+    assert reference() is None
 
 
-async def test_a_task_that_fails_does_not_disturb_join() -> None:
+async def test_failing_task_does_not_disturb_join() -> None:
     scope = Scope()
 
     async def work() -> None:

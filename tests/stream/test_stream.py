@@ -25,7 +25,7 @@ from support.run_checks import Recorder, run_ready_tasks, wait_until
 
 
 class Hold:
-    """The hold of a run that is not there: counts what is asked of it."""
+    """Hold of a missing run, which counts its calls."""
 
     def __init__(self) -> None:
         self.gate = Gate()
@@ -58,15 +58,15 @@ class Source:
             self.hub.publish(CustomEvent(name=str(self.seq), task_id="t", attempt=1, seq=self.seq))
 
 
-def seq_of(event: Event) -> int:
+def get_seq(event: Event) -> int:
     return event.seq
 
 
-def names(events: list[Any]) -> list[str]:
+def list_names(events: list[Any]) -> list[str]:
     return [event.name for event in events]
 
 
-async def test_making_and_piping_a_stream_starts_nothing() -> None:
+async def test_creating_and_piping_a_stream_starts_nothing() -> None:
     source = Source()
     source.stream.pipe(ops.map(lambda event: event), ops.filter(lambda _: True))
     aiter(source.stream)
@@ -74,7 +74,7 @@ async def test_making_and_piping_a_stream_starts_nothing() -> None:
     assert source.hold.held == 0
 
 
-async def test_a_subscription_starts_the_run_and_holds_it_until_it_is_disposed() -> None:
+async def test_subscription_starts_and_holds_the_run_until_its_disposal() -> None:
     source = Source()
     recorder = Recorder(source.stream)
     assert source.hold.started
@@ -84,7 +84,7 @@ async def test_a_subscription_starts_the_run_and_holds_it_until_it_is_disposed()
     assert source.hub.subscribers == 0
 
 
-async def test_a_subscription_with_a_scheduler_of_its_own_starts_the_run_all_the_same() -> None:
+async def test_subscription_with_a_custom_scheduler_starts_the_run() -> None:
     source = Source()
     Recorder(source.stream, scheduler=CurrentThreadScheduler.singleton())
     Recorder(source.stream.pipe(ops.map(lambda event: event)), scheduler=CurrentThreadScheduler.singleton())
@@ -92,7 +92,7 @@ async def test_a_subscription_with_a_scheduler_of_its_own_starts_the_run_all_the
 
 
 @pytest.mark.parametrize("ending", ["completion", "error", "take", "raise"])
-async def test_a_subscription_lets_go_when_it_ends_of_itself(ending: str) -> None:
+async def test_subscription_releases_the_run_when_it_ends(ending: str) -> None:
     source = Source()
     views: list[Any] = [ops.take(1)] if ending == "take" else []
 
@@ -111,17 +111,17 @@ async def test_a_subscription_lets_go_when_it_ends_of_itself(ending: str) -> Non
     assert source.hub.subscribers == 0
 
 
-async def test_a_subscription_to_what_has_ended_does_not_hold() -> None:
+async def test_subscription_to_a_completed_stream_does_not_hold_the_run() -> None:
     source = Source()
     source.put()
     source.hub.complete()
     recorder = Recorder(source.stream)
-    assert names(recorder.events) == ["1"]
+    assert list_names(recorder.events) == ["1"]
     assert recorder.completed
     assert source.hold.held == 0
 
 
-async def test_a_subscription_that_cannot_be_made_does_not_hold() -> None:
+async def test_failed_subscription_does_not_hold_the_run() -> None:
     source = Source()
 
     def refuse(_: Any, scheduler: Any = None) -> rx.abc.DisposableBase:
@@ -133,7 +133,7 @@ async def test_a_subscription_that_cannot_be_made_does_not_hold() -> None:
     assert source.hold.held == 0
 
 
-async def test_an_iterator_starts_the_run_but_does_not_hold_it_by_itself() -> None:
+async def test_iterator_starts_the_run_without_holding_it() -> None:
     source = Source()
     source.put()
     iterator = aiter(source.stream)
@@ -150,11 +150,11 @@ async def test_every_iterator_starts_from_the_beginning() -> None:  # L12
     await anext(first)
     source.put()
     source.hub.complete()
-    assert names([event async for event in first]) == ["2", "3"]
-    assert names([event async for event in source.stream]) == ["1", "2", "3"]
+    assert list_names([event async for event in first]) == ["2", "3"]
+    assert list_names([event async for event in source.stream]) == ["1", "2", "3"]
 
 
-async def test_an_iterator_that_is_dropped_ends_its_subscription() -> None:
+async def test_dropped_iterator_ends_its_subscription() -> None:
     source = Source()
     source.put(3)
     async for _ in source.stream:
@@ -162,7 +162,7 @@ async def test_an_iterator_that_is_dropped_ends_its_subscription() -> None:
     assert source.hub.subscribers == 0
 
 
-async def test_an_iterator_that_is_dropped_while_it_waits_ends_its_subscription() -> None:
+async def test_iterator_dropped_while_waiting_ends_its_subscription() -> None:
     source = Source()
 
     async def read() -> None:
@@ -178,7 +178,7 @@ async def test_an_iterator_that_is_dropped_while_it_waits_ends_its_subscription(
     assert source.hub.subscribers == 0
 
 
-async def test_an_iterator_can_be_closed_and_closed_again() -> None:
+async def test_iterator_can_be_closed_twice() -> None:
     source = Source()
     source.put(2)
     iterator: Any = aiter(source.stream)
@@ -190,7 +190,7 @@ async def test_an_iterator_can_be_closed_and_closed_again() -> None:
         await anext(iterator)
 
 
-async def test_an_iterator_that_was_closed_before_it_began_never_subscribes() -> None:
+async def test_iterator_closed_before_its_start_never_subscribes() -> None:
     source = Source()
     source.put()
     iterator: Any = aiter(source.stream)
@@ -200,7 +200,7 @@ async def test_an_iterator_that_was_closed_before_it_began_never_subscribes() ->
     assert source.hold.started == 0
 
 
-async def test_an_iterator_that_was_closed_lets_go_of_the_hold_though_it_is_kept() -> None:
+async def test_closed_iterator_releases_the_hold() -> None:
     source = Source()
     source.put()
     iterator: Any = aiter(source.stream.pipe(ops.map(lambda event: event)))
@@ -211,7 +211,7 @@ async def test_an_iterator_that_was_closed_lets_go_of_the_hold_though_it_is_kept
     assert hold() is None
 
 
-async def test_an_iterator_keeps_the_hold_alive_and_a_dropped_one_lets_it_die() -> None:
+async def test_iterator_keeps_the_hold_alive_until_it_is_dropped() -> None:
     source = Source()
     source.put(2)
     iterator = aiter(source.stream.pipe(ops.map(lambda event: event)))
@@ -226,9 +226,9 @@ async def test_an_iterator_keeps_the_hold_alive_and_a_dropped_one_lets_it_die() 
     assert hub.subscribers == 0
 
 
-async def test_awaiting_gives_the_last_item_and_starts_the_run() -> None:
+async def test_await_returns_the_last_item_and_starts_the_run() -> None:
     source = Source()
-    waiting = asyncio.ensure_future(_await(source.stream.pipe(ops.map(seq_of))))
+    waiting = asyncio.ensure_future(_await(source.stream.pipe(ops.map(get_seq))))
     await wait_until(lambda: source.hold.started)
     assert source.hold.held == 1
     source.put(3)
@@ -241,21 +241,21 @@ async def _await(awaitable: Any) -> Any:
     return await awaitable
 
 
-async def test_awaiting_nothing_is_an_error() -> None:
+async def test_await_of_an_empty_stream_is_an_error() -> None:
     source = Source()
     source.hub.complete()
     with pytest.raises(SequenceContainsNoElementsError):
         await source.stream
 
 
-async def test_awaiting_raises_the_error_of_the_stream() -> None:
+async def test_await_raises_the_error_of_the_stream() -> None:
     source = Source()
     source.hub.complete(ValueError("refused"))
     with pytest.raises(ValueError, match="refused"):
         await source.stream
 
 
-async def test_who_gives_up_awaiting_ends_the_subscription() -> None:
+async def test_cancelled_await_ends_the_subscription() -> None:
     source = Source()
     waiting = asyncio.ensure_future(_await(source.stream))
     await wait_until(lambda: source.hub.subscribers)
@@ -270,7 +270,7 @@ async def test_who_gives_up_awaiting_ends_the_subscription() -> None:
     [op.call_model(), op.run_tools(), op.checkpoint(), op.iterate(op.compose()), op.compose(op.call_model())],
     ids=lambda operator: operator.__qualname__,
 )
-def test_an_operator_of_the_loop_is_refused_where_a_view_belongs(operator: Any) -> None:
+def test_loop_operator_is_refused_as_a_view(operator: Any) -> None:
     source = Source()
     with pytest.raises(ConfigurationError, match="must be piped through views") as caught:
         source.stream.pipe(operator)
@@ -278,18 +278,18 @@ def test_an_operator_of_the_loop_is_refused_where_a_view_belongs(operator: Any) 
     assert not source.hold.started
 
 
-async def test_an_operator_that_gives_a_future_starts_the_run_as_well() -> None:
+async def test_operator_that_returns_a_future_starts_the_run() -> None:
     source = Source()
-    future = source.stream.pipe(ops.map(seq_of), ops.to_future())  # pyright: ignore[reportArgumentType]
+    future = source.stream.pipe(ops.map(get_seq), ops.to_future())  # pyright: ignore[reportArgumentType]
     assert source.hold.started
     source.put(2)
     source.hub.complete()
     assert await future == 2
 
 
-async def test_piping_gives_a_stream_with_the_same_policy() -> None:
+async def test_pipe_returns_a_stream_with_the_same_policy() -> None:
     source = Source(overflow="error", buffer=1)
-    piped = source.stream.pipe(ops.map(seq_of))
+    piped = source.stream.pipe(ops.map(get_seq))
     assert isinstance(piped, Stream)
     iterator = aiter(piped.pipe(ops.filter(lambda _: True)))
     source.put()
@@ -300,7 +300,7 @@ async def test_piping_gives_a_stream_with_the_same_policy() -> None:
         await anext(iterator)
 
 
-async def test_a_reader_that_runs_over_on_the_past_alone_leaves_no_subscription() -> None:
+async def test_reader_that_overflows_on_replayed_events_leaves_no_subscription() -> None:
     source = Source(overflow="error", buffer=1)
     source.put(5)
     iterator = aiter(source.stream)
@@ -310,7 +310,7 @@ async def test_a_reader_that_runs_over_on_the_past_alone_leaves_no_subscription(
     assert source.hub.subscribers == 0
 
 
-async def test_a_view_that_raises_is_the_error_of_its_reader_alone() -> None:  # L14
+async def test_exception_of_a_view_affects_only_its_own_reader() -> None:  # L14
     def broken(events: rx.Observable[Event]) -> rx.Observable[Event]:
         def subscribe(observer: rx.abc.ObserverBase[Event], scheduler: Any = None) -> rx.abc.DisposableBase:
             def on_next(event: Event) -> None:
@@ -322,22 +322,22 @@ async def test_a_view_that_raises_is_the_error_of_its_reader_alone() -> None:  #
 
     source = Source()
     other = Recorder(source.stream)
-    reading = asyncio.ensure_future(_all(source.stream.pipe(broken)))
+    reading = asyncio.ensure_future(_collect(source.stream.pipe(broken)))
     await wait_until(lambda: source.hub.subscribers == 2)
     source.put()
     with pytest.raises(ZeroDivisionError):
         await reading
     source.put()
-    assert names(other.events) == ["1", "2"]
+    assert list_names(other.events) == ["1", "2"]
 
 
-async def _all(stream: Any) -> list[Any]:
+async def _collect(stream: Any) -> list[Any]:
     return [item async for item in stream]
 
 
-async def test_views_that_need_time_take_it_from_the_event_loop() -> None:
+async def test_time_operators_use_the_event_loop() -> None:
     source = Source()
-    thread = asyncio.ensure_future(_all(source.stream.pipe(ops.start_with("first"), ops.delay(0.001))))
+    thread = asyncio.ensure_future(_collect(source.stream.pipe(ops.start_with("first"), ops.delay(0.001))))
     await wait_until(lambda: source.hub.subscribers)
     source.put()
     source.hub.complete()
@@ -346,7 +346,7 @@ async def test_views_that_need_time_take_it_from_the_event_loop() -> None:
     assert second.seq == 1
 
 
-async def test_blocking_readers_close_the_gate_of_the_hold() -> None:
+async def test_blocking_reader_closes_the_gate_of_the_hold() -> None:
     source = Source(overflow="block", buffer=2)
     iterator = aiter(source.stream)
     source.put()
@@ -358,7 +358,7 @@ async def test_blocking_readers_close_the_gate_of_the_hold() -> None:
     assert not source.hold.gate.closed
 
 
-async def test_a_blocking_view_that_has_enough_holds_nobody_back() -> None:
+async def test_completed_blocking_view_does_not_close_the_gate() -> None:
     source = Source(overflow="block", buffer=1)
     iterator = aiter(source.stream.pipe(ops.take(4)))
     source.put()
@@ -368,7 +368,7 @@ async def test_a_blocking_view_that_has_enough_holds_nobody_back() -> None:
     assert len([event async for event in iterator]) == 3
 
 
-async def test_a_gap_is_an_event_among_others_for_the_reader() -> None:  # L13
+async def test_reader_gets_a_gap_as_an_event() -> None:  # L13
     source = Source(overflow="drop_oldest", buffer=2)
     iterator = aiter(source.stream)
     source.put()
@@ -377,14 +377,14 @@ async def test_a_gap_is_an_event_among_others_for_the_reader() -> None:  # L13
     for sub in range(1, 6):
         source.hub.publish(ToolProgressEvent(call=call, message=str(sub), task_id="t", attempt=1, seq=1, sub=sub))
     source.hub.complete()
-    gap, *rest = [event async for event in iterator]
+    gap, *remaining = [event async for event in iterator]
     assert isinstance(gap, GapEvent)
     assert gap.count == 3
-    assert [event.sub for event in rest] == [4, 5]
+    assert [event.sub for event in remaining] == [4, 5]
 
 
 @pytest.mark.parametrize("name", ["on_next", "on_error", "on_completed"])
-def test_an_async_callback_is_refused(name: str) -> None:
+def test_async_callback_is_refused(name: str) -> None:
     async def wait(_: object = None) -> None: ...
 
     class Observing(Observer[int]):

@@ -22,13 +22,13 @@ USER: ContextVar[str] = ContextVar("user", default="nobody")
 
 @pytest.fixture
 def pool(monkeypatch: pytest.MonkeyPatch) -> Threads:
-    """Threads of the test's own: two at work at once, and three that may be stuck."""
-    made = Threads(max_running=2, max_stuck=3, idle_seconds=0.05)
-    monkeypatch.setattr(module, "THREADS", made)
-    return made
+    """Threads for a test: at most two working and three stuck threads."""
+    threads = Threads(max_running=2, max_stuck=3, idle_seconds=0.05)
+    monkeypatch.setattr(module, "THREADS", threads)
+    return threads
 
 
-async def test_a_function_runs_in_a_daemon_with_the_context_variables_of_its_caller() -> None:
+async def test_function_runs_in_a_daemon_thread_with_the_context_of_its_caller() -> None:
     def look() -> tuple[bool, str]:
         return threading.current_thread().daemon, USER.get()
 
@@ -36,7 +36,7 @@ async def test_a_function_runs_in_a_daemon_with_the_context_variables_of_its_cal
     assert await run_in_thread(look) == (True, "Ada")
 
 
-async def test_a_thread_that_is_idle_is_used_again(pool: Threads) -> None:
+async def test_idle_thread_is_reused(pool: Threads) -> None:
     names: set[str] = set()
     for _ in range(20):
         names.add(await run_in_thread(lambda: threading.current_thread().name))
@@ -44,14 +44,14 @@ async def test_a_thread_that_is_idle_is_used_again(pool: Threads) -> None:
     assert len(names) == 1
 
 
-async def test_a_thread_that_stays_idle_ends(pool: Threads) -> None:
+async def test_thread_ends_after_its_idle_time(pool: Threads) -> None:
     thread = await run_in_thread(threading.current_thread)
     await asyncio.to_thread(thread.join, 5)
     assert not thread.is_alive()
     assert await run_in_thread(lambda: "again") == "again"
 
 
-async def test_what_is_too_much_at_once_waits_for_its_turn(pool: Threads) -> None:
+async def test_calls_above_the_limit_wait(pool: Threads) -> None:
     go = threading.Event()
     first = [asyncio.ensure_future(run_in_thread(lambda: go.wait(10))) for _ in range(2)]
     later = [asyncio.ensure_future(run_in_thread(lambda: "later")) for _ in range(5)]
@@ -61,36 +61,36 @@ async def test_what_is_too_much_at_once_waits_for_its_turn(pool: Threads) -> Non
     assert await asyncio.gather(*first, *later) == [True, True, *["later"] * 5]
 
 
-async def hang(count: int, go: threading.Event) -> None:
-    """Leave functions alone that go on."""
-    begun = threading.Semaphore(0)
+async def abandon_calls(count: int, go: threading.Event) -> None:
+    """Cancel calls whose functions continue to run."""
+    started = threading.Semaphore(0)
 
-    def hangs() -> None:
-        begun.release()
+    def block() -> None:
+        started.release()
         go.wait(10)
 
     for _ in range(count):
-        task = asyncio.ensure_future(run_in_thread(hangs))
-        await asyncio.to_thread(begun.acquire)
+        task = asyncio.ensure_future(run_in_thread(block))
+        await asyncio.to_thread(started.acquire)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
 
 
-async def test_functions_that_hang_hold_up_nobody_else(pool: Threads) -> None:
+async def test_hanging_functions_do_not_block_other_calls(pool: Threads) -> None:
     go = threading.Event()
     try:
-        await hang(2, go)
+        await abandon_calls(2, go)
         assert pool.stuck == 2
         assert await run_in_thread(lambda: "done") == "done"
     finally:
         go.set()
 
 
-async def test_too_many_that_hang_are_an_error_until_one_of_them_ends(pool: Threads) -> None:
+async def test_too_many_hanging_functions_are_an_error_until_one_ends(pool: Threads) -> None:
     go = threading.Event()
     try:
-        await hang(3, go)
+        await abandon_calls(3, go)
         with pytest.raises(RxloopError, match="3 canceled calls are still running"):
             await run_in_thread(lambda: "done")
     finally:
@@ -99,17 +99,17 @@ async def test_too_many_that_hang_are_an_error_until_one_of_them_ends(pool: Thre
     assert await run_in_thread(lambda: "done") == "done"
 
 
-async def test_one_that_waits_for_its_turn_gets_the_place_of_one_that_is_left(pool: Threads) -> None:
+async def test_waiting_call_gets_the_slot_of_an_abandoned_one(pool: Threads) -> None:
     go = threading.Event()
-    begun = threading.Semaphore(0)
+    started = threading.Semaphore(0)
 
-    def hangs() -> None:
-        begun.release()
+    def block() -> None:
+        started.release()
         go.wait(10)
 
     try:
-        hanging = [asyncio.ensure_future(run_in_thread(hangs)) for _ in range(2)]
-        await asyncio.to_thread(lambda: [begun.acquire() for _ in hanging])
+        hanging = [asyncio.ensure_future(run_in_thread(block)) for _ in range(2)]
+        await asyncio.to_thread(lambda: [started.acquire() for _ in hanging])
         waiting = asyncio.ensure_future(run_in_thread(lambda: "done"))
         await asyncio.sleep(0)
         hanging[0].cancel()
@@ -120,28 +120,28 @@ async def test_one_that_waits_for_its_turn_gets_the_place_of_one_that_is_left(po
         go.set()
 
 
-async def test_one_that_is_left_before_its_turn_is_never_begun(pool: Threads) -> None:
+async def test_call_cancelled_before_its_start_never_runs(pool: Threads) -> None:
     go = threading.Event()
-    begun: list[str] = []
+    started: list[str] = []
     first = [asyncio.ensure_future(run_in_thread(lambda: go.wait(10))) for _ in range(2)]
-    left = asyncio.ensure_future(run_in_thread(lambda: begun.append("left")))
+    cancelled_call = asyncio.ensure_future(run_in_thread(lambda: started.append("left")))
     await asyncio.sleep(0)
-    left.cancel()
+    cancelled_call.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await left
+        await cancelled_call
     go.set()
     await asyncio.gather(*first)
     assert await run_in_thread(lambda: "done") == "done"
-    assert begun == []
+    assert started == []
     await wait_until(lambda: not pool._running)
 
 
 class Odd(BaseException):
-    """Not an Exception."""
+    """Exception that is not an Exception."""
 
 
 @pytest.mark.parametrize("error", [KeyError("x"), Odd("y")])
-async def test_what_a_function_raises_comes_out(error: BaseException) -> None:
+async def test_exception_of_a_function_is_raised(error: BaseException) -> None:
     def fail() -> None:
         raise error
 
@@ -150,15 +150,15 @@ async def test_what_a_function_raises_comes_out(error: BaseException) -> None:
     assert caught.value is error
 
 
-async def test_an_error_is_gone_when_nobody_has_it_any_more(pool: Threads) -> None:
+async def test_exception_is_freed_when_it_is_no_longer_referenced(pool: Threads) -> None:
     class Failure(Exception):
-        """Can be referred to weakly."""
+        """Exception that supports weak references."""
 
-    kept: list[weakref.ref[Any]] = []
+    references: list[weakref.ref[Any]] = []
 
     def fail() -> None:
         error = Failure()
-        kept.append(weakref.ref(error))
+        references.append(weakref.ref(error))
         try:
             raise error
         finally:
@@ -171,7 +171,7 @@ async def test_an_error_is_gone_when_nobody_has_it_any_more(pool: Threads) -> No
         await wait_until(future.done)
         del future
         await wait_until(lambda: pool._idle)
-        assert kept[0]() is None
+        assert references[0]() is None
     finally:
         gc.enable()
 
@@ -218,7 +218,7 @@ print(Agent(model, tools=[hangs, hangs_between, hangs_on]).run_sync("Go.").outpu
 
 
 @pytest.mark.parametrize("name", ["hangs", "hangs_between", "hangs_on"])
-def test_a_process_whose_tools_hang_in_threads_comes_to_its_end(name: str) -> None:
+def test_process_ends_when_its_tools_hang_in_threads(name: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", HANGING, name], capture_output=True, text=True, timeout=30, check=False
     )
@@ -239,6 +239,6 @@ sys.exit(os.waitpid(child, 0)[1])
 
 
 @pytest.mark.skipif(not hasattr(module.os, "fork"), reason="there is no fork here")
-def test_a_process_that_was_forked_has_threads_of_its_own() -> None:
+def test_forked_process_has_its_own_threads() -> None:
     done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=30, check=False)
     assert (done.returncode, done.stdout) == (0, "2\n"), done.stderr

@@ -1,4 +1,4 @@
-"""What others wrote and a run waits for has a time limit, and is named when it does not keep to it."""
+"""Time limits for code of users that a run waits for, with errors that name the code."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ SHORT = Limits(preparation=0.05)
 
 @pytest.fixture
 def released() -> Iterator[threading.Event]:
-    """What holds a thread until the end of the test."""
+    """Event that blocks a thread until the end of the test."""
     event = threading.Event()
     yield event
     event.set()
 
 
-async def failure(agent: Agent[Any, Any]) -> str:
+async def run_failure(agent: Agent[Any, Any]) -> str:
     run = agent.run("Go.")
     recorder = Recorder(run.events)
     with pytest.raises(RunError) as caught:
@@ -37,20 +37,20 @@ async def failure(agent: Agent[Any, Any]) -> str:
     return str(caught.value)
 
 
-async def test_async_instructions_that_never_come_end_the_run() -> None:
+async def test_async_instructions_that_never_return_fail_the_run() -> None:
     async def mine(ctx: RunContext[Any]) -> str:
         await asyncio.Event().wait()
         return ""
 
-    told = await failure(Agent(ScriptedModel("Hi."), instructions=mine, limits=SHORT))
-    assert "the instructions mine() took more than 0.05 s" in told
-    assert "Limits(preparation=...)" in told
+    message = await run_failure(Agent(ScriptedModel("Hi."), instructions=mine, limits=SHORT))
+    assert "the instructions mine() took more than 0.05 s" in message
+    assert "Limits(preparation=...)" in message
 
 
-async def test_so_do_those_that_do_not_listen_when_they_are_cancelled() -> None:
+async def test_instructions_that_swallow_their_cancellation_fail_the_run() -> None:
     stop = asyncio.Event()
 
-    async def deaf(ctx: RunContext[Any]) -> str:
+    async def swallow_cancellation(ctx: RunContext[Any]) -> str:
         while not stop.is_set():
             try:
                 await stop.wait()
@@ -58,76 +58,76 @@ async def test_so_do_those_that_do_not_listen_when_they_are_cancelled() -> None:
                 continue
         return ""
 
-    with pytest.raises(RunError, match="deaf"):
+    with pytest.raises(RunError, match="swallow_cancellation"):
         async with asyncio.timeout(10):
-            await Agent(ScriptedModel("Hi."), instructions=deaf, limits=SHORT).run("Go.")
+            await Agent(ScriptedModel("Hi."), instructions=swallow_cancellation, limits=SHORT).run("Go.")
     stop.set()
     await assert_no_tasks()
 
 
-async def test_so_do_plain_ones_that_never_return(released: threading.Event) -> None:
+async def test_sync_instructions_that_never_return_fail_the_run(released: threading.Event) -> None:
     def mine(ctx: RunContext[Any]) -> str:
         released.wait()
         return ""
 
-    assert "the instructions mine()" in await failure(Agent(ScriptedModel("Hi."), instructions=mine, limits=SHORT))
+    assert "the instructions mine()" in await run_failure(Agent(ScriptedModel("Hi."), instructions=mine, limits=SHORT))
 
 
-async def test_a_workspace_that_never_comes_ends_the_run() -> None:
+async def test_async_workspace_that_never_renders_fails_the_run() -> None:
     class Desk:
         async def render(self) -> str:
             await asyncio.Event().wait()
             return ""
 
     loop = op.standard(before_model=[op.workspace(Desk())])
-    assert "the workspace Desk" in await failure(Agent(ScriptedModel("Hi."), loop=loop, limits=SHORT))
+    assert "the workspace Desk" in await run_failure(Agent(ScriptedModel("Hi."), loop=loop, limits=SHORT))
 
 
 @pytest.mark.parametrize("composite", [False, True])
-async def test_so_does_a_plain_one_that_never_returns(composite: bool, released: threading.Event) -> None:
+async def test_sync_workspace_that_never_renders_fails_the_run(composite: bool, released: threading.Event) -> None:
     class Desk:
         def render(self) -> str:
             released.wait()
             return ""
 
-    shown = CompositeWorkspace(Desk()) if composite else Desk()
-    loop = op.standard(before_model=[op.workspace(shown)])
-    told = await failure(Agent(ScriptedModel("Hi."), loop=loop, limits=SHORT))
-    assert f"the workspace {type(shown).__name__} took more" in told
+    workspace = CompositeWorkspace(Desk()) if composite else Desk()
+    loop = op.standard(before_model=[op.workspace(workspace)])
+    message = await run_failure(Agent(ScriptedModel("Hi."), loop=loop, limits=SHORT))
+    assert f"the workspace {type(workspace).__name__} took more" in message
 
 
-class Waiting:
-    """A plain function that returns once the event loop has had a turn behind its call."""
+class LoopProbe:
+    """Plain function that returns after the event loop has run a callback."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self.waited: list[bool] = []
 
-    def __call__(self, asked: Any) -> bool:
-        turn = threading.Event()
-        self._loop.call_soon_threadsafe(turn.set)
-        self.waited.append(turn.wait(2))
+    def __call__(self, argument: Any) -> bool:
+        was_called = threading.Event()
+        self._loop.call_soon_threadsafe(was_called.set)
+        self.waited.append(was_called.wait(2))
         return self.waited[-1]
 
 
-async def test_a_plain_function_that_answers_a_question_does_not_hold_the_event_loop() -> None:
+async def test_sync_answer_function_does_not_block_the_event_loop() -> None:
     @tool
     async def asks(ctx: RunContext[Any]) -> str:
-        """Asks."""
+        """Ask."""
         return str(await ctx.ask("Sure?"))
 
-    answer = Waiting()
+    answer = LoopProbe()
     result = await Agent(ScriptedModel(call("asks"), "done"), tools=[asks]).run("Go.", on_input=answer)
     assert result.messages[2].text == "True"
 
 
-async def test_a_question_that_is_never_answered_does_not_hold_a_cancelled_run(released: threading.Event) -> None:
+async def test_answer_function_that_never_returns_does_not_block_a_cancelled_run(released: threading.Event) -> None:
     @tool
     async def asks(ctx: RunContext[Any]) -> str:
-        """Asks."""
+        """Ask."""
         return str(await ctx.ask("Sure?"))
 
-    # The limits of the run do not count the time of a person, so the caller ends the run.
+    # The limits of the run do not include the time of a person, so the caller ends the run.
     agent = Agent(ScriptedModel(call("asks"), "done"), tools=[asks], limits=Limits(seconds=0.1))
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.3):
@@ -135,14 +135,14 @@ async def test_a_question_that_is_never_answered_does_not_hold_a_cancelled_run(r
     await assert_no_tasks()
 
 
-async def test_a_plain_function_that_judges_thoughts_does_not_hold_the_event_loop() -> None:
-    judge = Waiting()
-    tree = tree_of_thoughts(propose=2, keep=1, depth=1, evaluate=judge)
+async def test_sync_evaluation_function_does_not_block_the_event_loop() -> None:
+    evaluate = LoopProbe()
+    tree = tree_of_thoughts(propose=2, keep=1, depth=1, evaluate=evaluate)
     assert (await Agent(ScriptedModel("1. a\n2. b", "done"), strategy=tree).run("Go.")).output == "done"
-    assert judge.waited == [True, True]
+    assert evaluate.waited == [True, True]
 
 
-async def test_a_function_that_decides_about_a_tool_and_never_returns_ends_the_run(released: threading.Event) -> None:
+async def test_enabled_function_that_never_returns_fails_the_run(released: threading.Event) -> None:
     def never(ctx: RunContext[Any]) -> bool:
         return released.wait()
 
@@ -151,10 +151,10 @@ async def test_a_function_that_decides_about_a_tool_and_never_returns_ends_the_r
         """Look."""
         return "seen"
 
-    assert "enabled= of the tool look" in await failure(Agent(ScriptedModel("Hi."), tools=[look], limits=SHORT))
+    assert "enabled= of the tool look" in await run_failure(Agent(ScriptedModel("Hi."), tools=[look], limits=SHORT))
 
 
-def test_what_takes_long_but_not_too_long_is_waited_for() -> None:
+def test_slow_code_within_its_limit_is_awaited() -> None:
     async def mine(ctx: RunContext[Any]) -> str:
         await asyncio.sleep(59)
         return "Be brief."
@@ -166,13 +166,13 @@ def test_what_takes_long_but_not_too_long_is_waited_for() -> None:
     assert model.requests[0].system[0].text == "Be brief."
 
 
-async def test_a_run_that_is_cancelled_waits_for_none_of_it() -> None:
-    begun = asyncio.Event()
+async def test_cancelled_run_does_not_wait_for_instructions() -> None:
+    started = asyncio.Event()
     cleaned_up = False
 
     async def mine(ctx: RunContext[Any]) -> str:
         nonlocal cleaned_up
-        begun.set()
+        started.set()
         try:
             await asyncio.Event().wait()
         finally:
@@ -181,6 +181,6 @@ async def test_a_run_that_is_cancelled_waits_for_none_of_it() -> None:
 
     run = Agent(ScriptedModel("Hi."), instructions=mine).run("Go.")
     async with run:
-        await begun.wait()
+        await started.wait()
     assert cleaned_up
     await assert_no_tasks()

@@ -1,4 +1,4 @@
-"""The writer of a log that fails, hangs or raises anything: asked again for a while, and then the end of the run."""
+"""Writers of failing logs, which retry for some time and then fail the run."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from support.event_logs import FailingWriterHarness, GatedLog, ImmediateWriterHa
 
 
 @pytest.mark.parametrize("error", [OSError("restarting"), EventLogError("the disk is full"), RuntimeError("driver")])
-def test_a_log_that_fails_for_a_moment_is_asked_again(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+def test_log_that_fails_briefly_is_retried(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
     with virtual_time() as time:
 
         async def main() -> None:
-            it = FailingWriterHarness(error)
-            asyncio.get_running_loop().call_later(PATIENCE - 5, setattr, it.log, "error", None)
-            it.add(2)
-            assert await it.writer.flush() == 2
-            assert it.log.batches == [[1, 2]]
-            assert it.failures == []
-            # Each try has the token of the writer, so that one whose answer was lost is known again.
-            assert set(it.log.writers) == {it.writer.token}
-            assert 10 < len(it.log.writers) < 40
+            writing = FailingWriterHarness(error)
+            asyncio.get_running_loop().call_later(PATIENCE - 5, setattr, writing.log, "error", None)
+            writing.add(2)
+            assert await writing.writer.flush() == 2
+            assert writing.log.batches == [[1, 2]]
+            assert writing.failures == []
+            # Each try has the token of the writer, so that a batch whose answer was lost is recognised.
+            assert set(writing.log.writers) == {writing.writer.token}
+            assert 10 < len(writing.log.writers) < 40
 
         time.run(main())
         assert PATIENCE - 5 <= time.now < PATIENCE
@@ -37,47 +37,47 @@ def test_a_log_that_fails_for_a_moment_is_asked_again(error: Exception, caplog: 
     ]
 
 
-def test_patience_ends() -> None:
+def test_retries_end_after_the_time_limit() -> None:
     with virtual_time() as time:
 
         async def main() -> None:
-            it = FailingWriterHarness()
-            it.add()
+            writing = FailingWriterHarness()
+            writing.add()
             with pytest.raises(LogUnreachable, match="the server is starting"):
-                await it.writer.flush()
-            assert len(it.failures) == 1
+                await writing.writer.flush()
+            assert len(writing.failures) == 1
 
         time.run(main())
         assert PATIENCE - 2 <= time.now <= PATIENCE
 
 
-def test_patience_begins_anew_with_each_batch() -> None:
+def test_time_limit_starts_again_with_each_batch() -> None:
     with virtual_time() as time:
 
         async def main() -> None:
-            it = FailingWriterHarness()
+            writing = FailingWriterHarness()
             for _ in range(3):
-                it.log.error = OSError("away")
-                asyncio.get_running_loop().call_later(PATIENCE - 5, setattr, it.log, "error", None)
-                it.add()
-                await it.writer.flush()
-            assert it.log.batches == [[1], [2], [3]]
+                writing.log.error = OSError("away")
+                asyncio.get_running_loop().call_later(PATIENCE - 5, setattr, writing.log, "error", None)
+                writing.add()
+                await writing.writer.flush()
+            assert writing.log.batches == [[1], [2], [3]]
 
         time.run(main())
         assert time.now > 2 * PATIENCE
 
 
 @pytest.mark.parametrize("kind", [ConflictError, Fenced])
-async def test_a_conflict_is_final_at_once(kind: type[ConflictError]) -> None:
-    it = FailingWriterHarness(kind("somebody else"))
-    it.add()
+async def test_conflict_is_not_retried(kind: type[ConflictError]) -> None:
+    writing = FailingWriterHarness(kind("somebody else"))
+    writing.add()
     with pytest.raises(kind, match="somebody else"):
-        await it.writer.flush()
-    assert len(it.log.writers) == 1
+        await writing.writer.flush()
+    assert len(writing.log.writers) == 1
 
 
 class HungLog(GatedLog):
-    """A log that does not answer, as a connection does that nobody hears at the other end."""
+    """Log that never answers the first calls."""
 
     def __init__(self, tries: int) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class HungLog(GatedLog):
 
 
 class Hung(LogWriterHarness):
-    """A writer whose log hangs so many times."""
+    """Writer whose log hangs a given number of times."""
 
     def __init__(self, tries: int) -> None:
         super().__init__()
@@ -99,73 +99,73 @@ class Hung(LogWriterHarness):
         self.writer = LogWriter(self.log, "t", 0, self.failures.append)  # type: ignore[arg-type]
 
 
-def test_a_log_that_does_not_answer_is_asked_again() -> None:
+def test_log_that_does_not_answer_is_retried() -> None:
     with virtual_time() as time:
 
         async def main() -> None:
-            it = Hung(tries=1)
-            it.add(2)
-            assert await it.writer.flush() == 2
-            assert it.log.batches == [[1, 2]]
+            writing = Hung(tries=1)
+            writing.add(2)
+            assert await writing.writer.flush() == 2
+            assert writing.log.batches == [[1, 2]]
 
         time.run(main())
         assert ANSWERS_IN <= time.now < ANSWERS_IN + 1
 
 
-def test_a_log_that_never_answers_is_gone_in_the_end() -> None:
+def test_log_that_never_answers_fails_in_the_end() -> None:
     with virtual_time() as time:
 
         async def main() -> None:
-            it = Hung(tries=1_000)
-            it.add()
+            writing = Hung(tries=1_000)
+            writing.add()
             with pytest.raises(EventLogError, match=r"has not answered for 10 s"):
-                await it.writer.flush()
-            assert len(it.failures) == 1
+                await writing.writer.flush()
+            assert len(writing.failures) == 1
 
         time.run(main())
         assert PATIENCE - ANSWERS_IN <= time.now <= PATIENCE + ANSWERS_IN
 
 
-class Raised(BaseException):
-    """What a library of the log's may raise, and is no `Exception`."""
+class CustomBaseException(BaseException):
+    """Exception of a log that is not an `Exception`."""
 
 
-async def test_whatever_a_log_raises_is_its_failure() -> None:
-    it = LogWriterHarness()
-    it.log.error = Raised("gone")  # type: ignore[assignment]
-    it.add(2)
-    with pytest.raises(EventLogError, match=r"raised Raised.'gone'., which is not an Exception"):
-        await it.writer.flush()
-    it.log.error = None
-    it.add()
+async def test_any_exception_of_a_log_is_its_failure() -> None:
+    writing = LogWriterHarness()
+    writing.log.error = CustomBaseException("gone")  # type: ignore[assignment]
+    writing.add(2)
+    with pytest.raises(EventLogError, match=r"raised CustomBaseException.'gone'., which is not an Exception"):
+        await writing.writer.flush()
+    writing.log.error = None
+    writing.add()
     with pytest.raises(EventLogError):
-        await it.writer.flush()
-    # A batch that is lost is never passed over.
-    assert it.log.batches == []
-    assert len(it.failures) == 1
+        await writing.writer.flush()
+    # A lost batch is never skipped.
+    assert writing.log.batches == []
+    assert len(writing.failures) == 1
 
 
-async def test_whatever_a_log_raises_at_once_is_its_failure() -> None:
-    it = ImmediateWriterHarness()
-    it.log.error = Raised("gone")
-    it.add()
-    assert it.writer.flush_now() is None
-    assert len(it.failures) == 1
+async def test_any_exception_of_append_now_is_a_failure() -> None:
+    writing = ImmediateWriterHarness()
+    writing.log.error = CustomBaseException("gone")
+    writing.add()
+    assert writing.writer.flush_now() is None
+    assert len(writing.failures) == 1
 
 
-def test_a_log_in_which_something_was_cancelled_is_asked_again() -> None:
+def test_cancellation_inside_a_log_is_retried() -> None:
     with virtual_time() as time:
 
         async def main() -> None:
-            it = LogWriterHarness()
-            it.log.error = asyncio.CancelledError()  # type: ignore[assignment]
-            asyncio.get_running_loop().call_later(1, setattr, it.log, "error", None)
-            it.add()
-            assert await it.writer.flush() == 1
-            it.log.error = asyncio.CancelledError()  # type: ignore[assignment]
-            it.add()
+            writing = LogWriterHarness()
+            writing.log.error = asyncio.CancelledError()  # type: ignore[assignment]
+            asyncio.get_running_loop().call_later(1, setattr, writing.log, "error", None)
+            writing.add()
+            assert await writing.writer.flush() == 1
+            writing.log.error = asyncio.CancelledError()  # type: ignore[assignment]
+            writing.add()
             with pytest.raises(EventLogError, match="CancelledError"):
-                await it.writer.flush()
+                await writing.writer.flush()
 
         time.run(main())
         assert time.now > PATIENCE - 2

@@ -1,4 +1,4 @@
-"""The tools by which a model makes and reads files."""
+"""Tools for a model to create and read artifacts."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ async def draw(ctx: RunContext[None], size: int = 5) -> str:
     return "drawn"
 
 
-async def answers(*calls: Any) -> list[str]:
-    """What the model reads in answer to these calls."""
+async def tool_answers(*calls: Any) -> list[str]:
+    """Return the results of these calls."""
     limits = Limits(tool_failures=9)
     agent = Agent(ScriptedModel(*calls, "Done."), tools=[draw, *artifact_tools()], limits=limits)
     result = await agent.run("Go.")
     return [message.text for message in result.messages if message.role == "tool"]
 
 
-async def test_a_model_makes_a_file_and_reads_it() -> None:
-    assert await answers(
+async def test_model_creates_and_reads_an_artifact() -> None:
+    assert await tool_answers(
         call("create_artifact", artifact_id="r.md", content="# Oslo\n", media_type="text/markdown"),
         call("append_to_artifact", artifact_id="r.md", content="It rains.\n", last=True),
         call("read_artifact", artifact_id="r.md"),
@@ -43,20 +43,20 @@ async def test_a_model_makes_a_file_and_reads_it() -> None:
     ]
 
 
-async def test_a_model_reads_a_part_and_is_told_where_to_read_on() -> None:
+async def test_model_reads_a_part_and_gets_the_next_offset() -> None:
     text = "\u00e5ngstr\u00f6m " * 10
     create = call("create_artifact", artifact_id="a", content=text)
-    _, first, second = await answers(
+    _, first, second = await tool_answers(
         create, call("read_artifact", artifact_id="a", limit=8), call("read_artifact", artifact_id="a", offset=8)
     )
-    # The eighth byte is the first half of a letter, and the ninth the second.
+    # The eighth byte is the first half of a character, and the ninth byte the second half.
     assert first == "[bytes 0 to 7 of 110 of a; read on with offset=7]\n\u00e5ngstr"
     assert second == "[bytes 9 to 110 of 110 of a]\nm " + text[9:]
 
 
-async def test_what_a_model_does_wrong_is_said_and_what_to_do() -> None:
+async def test_errors_of_artifact_tools_contain_a_remedy() -> None:
     create = call("create_artifact", artifact_id="a", content="one")
-    [_, taken, gone, bad, again, old] = await answers(
+    [_, taken_id, missing, bad, again, old] = await tool_answers(
         create,
         create,
         call("append_to_artifact", artifact_id="b", content="x"),
@@ -64,19 +64,20 @@ async def test_what_a_model_does_wrong_is_said_and_what_to_do() -> None:
         call("create_artifact", artifact_id="a", content="two", override=True),
         call("read_artifact", artifact_id="a", version=1),
     )
-    assert "append to it, take another id, or create it with override=True" in taken
-    assert gone == "this conversation has no artifact 'b': list those that it has"
+    assert "append to it, take another id, or create it with override=True" in taken_id
+    assert missing == "this conversation has no artifact 'b': list those that it has"
     assert "use a plain name" in bad
-    assert (again, old) == ("Created a, version 2, 3 bytes.", "one")
+    assert again == "Created a, version 2, 3 bytes."
+    assert old == "one"
 
 
 @pytest.mark.parametrize("size", [5, 100_000])
-async def test_what_is_not_text_is_named_and_not_read(size: int) -> None:
-    _, read = await answers(call("draw", size=size), call("read_artifact", artifact_id="a.png"))
+async def test_binary_artifact_is_described_and_not_read(size: int) -> None:
+    _, read = await tool_answers(call("draw", size=size), call("read_artifact", artifact_id="a.png"))
     assert read == f"a.png is not text but image/png, of {size} bytes."
 
 
-async def test_the_list_of_very_many_files_is_cut() -> None:
+async def test_list_of_many_artifacts_is_truncated() -> None:
     store = MemoryArtifacts()
 
     @tool
@@ -93,18 +94,18 @@ async def test_the_list_of_very_many_files_is_cut() -> None:
 @given(
     st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])), st.integers(0, 60), st.integers(4, 60)
 )
-def test_a_text_that_is_read_in_parts_is_the_text(text: str, start: int, limit: int) -> None:
+def test_parts_of_a_text_add_up_to_the_text(text: str, start: int, limit: int) -> None:
     data = text.encode()
-    place, read = 0, ""
-    while place < len(data):
-        part = data[place : place + limit]
-        found = text_of(part, first=place == 0, whole=place + len(part) >= len(data))
-        assert found is not None
-        assert found[0] == 0
-        read += found[1]
-        place += len(found[1].encode())
-    assert read == text
-    # And from anywhere: it begins at the next character.
-    found = text_of(data[start:], first=start == 0, whole=True)
-    assert found is not None
-    assert data[start + found[0] :].decode() == found[1]
+    position, text_read = 0, ""
+    while position < len(data):
+        part = data[position : position + limit]
+        decoded = text_of(part, first=position == 0, whole=position + len(part) >= len(data))
+        assert decoded is not None
+        assert decoded[0] == 0
+        text_read += decoded[1]
+        position += len(decoded[1].encode())
+    assert text_read == text
+    # An arbitrary offset starts at the next character.
+    decoded = text_of(data[start:], first=start == 0, whole=True)
+    assert decoded is not None
+    assert data[start + decoded[0] :].decode() == decoded[1]

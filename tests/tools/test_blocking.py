@@ -15,13 +15,13 @@ from rxloop.tools import execution
 
 
 @pytest.fixture
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every step of a tool takes too long."""
+def set_zero_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Report every step of a tool as too long."""
     monkeypatch.setattr(execution, "TOO_LONG", -1.0)
 
 
-@pytest.mark.usefixtures("soon")
-async def test_an_async_tool_that_holds_the_event_loop_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.usefixtures("set_zero_limit")
+async def test_async_tool_that_blocks_the_event_loop_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     @tool
     async def crunch() -> str:
         """Crunch."""
@@ -30,13 +30,13 @@ async def test_an_async_tool_that_holds_the_event_loop_is_named_once(caplog: pyt
 
     with caplog.at_level(logging.WARNING, "rxloop"):
         assert (await Agent(ScriptedModel(call("crunch"), "Done."), tools=[crunch]).run("Go.")).output == "Done."
-    (told,) = [record.getMessage() for record in caplog.records]
-    assert "the tool crunch held the event loop" in told
-    assert "or do it in a thread" in told
+    (warning,) = [record.getMessage() for record in caplog.records]
+    assert "the tool crunch held the event loop" in warning
+    assert "or do it in a thread" in warning
 
 
-@pytest.mark.usefixtures("soon")
-async def test_so_is_an_async_generator(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.usefixtures("set_zero_limit")
+async def test_async_generator_that_blocks_the_event_loop_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     @tool
     async def walk() -> AsyncIterator[str]:
         """Walk."""
@@ -48,8 +48,8 @@ async def test_so_is_an_async_generator(caplog: pytest.LogCaptureFixture) -> Non
     assert caplog.text.count("the tool walk held the event loop") == 1
 
 
-def plainly(function: Callable[..., Awaitable[str]]) -> Callable[..., Any]:
-    """A decorator that hides that the function is async."""
+def hide_async(function: Callable[..., Awaitable[str]]) -> Callable[..., Any]:
+    """Decorate an async function so that it looks synchronous."""
 
     def plain() -> Any:
         return function()
@@ -57,25 +57,25 @@ def plainly(function: Callable[..., Awaitable[str]]) -> Callable[..., Any]:
     return plain
 
 
-@plainly
+@hide_async
 async def grind() -> str:
     """Grind."""
     return "ground"
 
 
-def slowly(value: str) -> str:
-    """A validator of the user's, which holds the loop before the tool is called."""
+def validate_slowly(value: str) -> str:
+    """Validator of a user that blocks the event loop before the tool is called."""
     return value
 
 
 @tool
-def checked(value: Annotated[str, AfterValidator(slowly)] = "") -> str:
+def checked(value: Annotated[str, AfterValidator(validate_slowly)] = "") -> str:
     """Check."""
     return "checked"
 
 
-class Own:
-    """A tool of the user's own class."""
+class OwnTool:
+    """Custom tool class."""
 
     definition = ToolDefinition("own", "Own.", {"type": "object", "properties": {}})
     timeout = 5.0
@@ -89,18 +89,20 @@ class Own:
         return "own"
 
 
-@pytest.mark.usefixtures("soon")
+@pytest.mark.usefixtures("set_zero_limit")
 @pytest.mark.parametrize(
-    ("made", "name"),
-    [(tool(name="grind", description="Grind.")(grind), "grind"), (checked, "checked"), (Own(), "own")],
+    ("tested_tool", "name"),
+    [(tool(name="grind", description="Grind.")(grind), "grind"), (checked, "checked"), (OwnTool(), "own")],
     ids=["hidden by a decorator", "a validator", "a class"],
 )
-async def test_so_is_a_tool_of_any_other_kind(made: Any, name: str, caplog: pytest.LogCaptureFixture) -> None:
-    await Agent(ScriptedModel(call(name), "Done."), tools=[made]).run("Go.")
+async def test_any_other_blocking_tool_is_reported_once(
+    tested_tool: Any, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    await Agent(ScriptedModel(call(name), "Done."), tools=[tested_tool]).run("Go.")
     assert caplog.text.count(f"the tool {name} held the event loop") == 1
 
 
-async def test_a_tool_that_waits_is_not_told_of(caplog: pytest.LogCaptureFixture) -> None:
+async def test_waiting_tool_is_not_reported(caplog: pytest.LogCaptureFixture) -> None:
     @tool
     async def wait() -> str:
         """Wait."""
@@ -111,7 +113,7 @@ async def test_a_tool_that_waits_is_not_told_of(caplog: pytest.LogCaptureFixture
     assert "held the event loop" not in caplog.text
 
 
-async def test_what_is_thrown_into_a_tool_arrives_and_what_it_returns_comes_back() -> None:
+async def test_watched_coroutine_forwards_exceptions_and_its_result() -> None:
     async def work() -> str:
         try:
             await asyncio.Event().wait()

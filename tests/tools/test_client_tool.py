@@ -1,4 +1,4 @@
-"""Definitions of tools that the client of a run carries out."""
+"""Definitions of tools that the client of a run executes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def look() -> str:
 
 # L105
 @pytest.mark.parametrize(
-    ("definition", "says"),
+    ("definition", "message"),
     [
         ("show", r"\[1\]: 'show' is not a definition: give a dict"),
         ({}, r"\[1\]: it has no name"),
@@ -62,20 +62,20 @@ async def look() -> str:
         ({"name": "think_aloud"}, "the agent has a tool called 'think_aloud'"),
     ],
 )
-def test_a_wrong_definition_is_refused_by_name(definition: Any, says: str) -> None:
+def test_invalid_definition_is_refused_with_the_reason(definition: Any, message: str) -> None:
     agent = Agent(ScriptedModel("Hi"), tools=[look])
-    with pytest.raises(ConfigurationError, match=says):
+    with pytest.raises(ConfigurationError, match=message):
         agent.run("Hi", client_tools=[{"name": "first"}, definition])
 
 
 # L105
-@pytest.mark.parametrize("given", ["show", {"name": "show"}, 5])
-def test_what_is_not_a_list_is_refused(given: Any) -> None:
+@pytest.mark.parametrize("definitions", ["show", {"name": "show"}, 5])
+def test_value_that_is_not_a_list_is_refused(definitions: Any) -> None:
     with pytest.raises(ConfigurationError, match="give a list of definitions"):
-        Agent(ScriptedModel("Hi")).run("Hi", client_tools=given)
+        Agent(ScriptedModel("Hi")).run("Hi", client_tools=definitions)
 
 
-def test_definitions_are_bounded() -> None:
+def test_size_of_definitions_is_limited() -> None:
     with pytest.raises(ConfigurationError, match=f"has {MOST + 1} definitions: give {MOST} at most"):
         client_tools([{"name": f"t{number}"} for number in range(MOST + 1)])
     with pytest.raises(ConfigurationError, match=f"give {LONGEST:,} at most"):
@@ -95,16 +95,17 @@ def test_definitions_are_bounded() -> None:
         {"type": "function", "function": {"name": "show", "description": "Shows.", "parameters": CITY}},
     ],
 )
-async def test_every_shape_comes_to_the_model(definition: dict[str, Any]) -> None:  # L105
+async def test_every_form_of_a_definition_is_offered_to_the_model(definition: dict[str, Any]) -> None:  # L105
     model = ScriptedModel("Hi")
     await Agent(model, tools=[look], thoughts=False).run("Hi", client_tools=[definition])
 
     offered = model.requests[0].tools
     assert [each.name for each in offered] == ["look", "show"]
-    assert (offered[1].description, offered[1].parameters) == ("Shows.", CITY)
+    assert offered[1].description == "Shows."
+    assert offered[1].parameters == CITY
 
 
-def test_a_definition_comes_back_as_it_was_given() -> None:
+def test_definition_is_returned_unchanged() -> None:
     definition = {
         "name": "show",
         "description": "Shows.",
@@ -127,34 +128,34 @@ class Trip(BaseModel):
     nights: int = 1
 
 
-async def test_a_model_describes_the_arguments_and_reads_them() -> None:  # L106
+async def test_pydantic_model_describes_and_parses_the_arguments() -> None:  # L106
     book = client_tool("book", Trip, result=bool)
     model = ScriptedModel(call("book", city="Oslo", day="soon"), call("book", city="Oslo", day="2026-05-04"), "Booked.")
-    asked: list[Any] = []
+    questions: list[Any] = []
 
-    def carry_out(question: Any) -> bool:
-        asked.append(question)
+    def execute(question: Any) -> bool:
+        questions.append(question)
         return True
 
-    result = await Agent(model, tools=[book]).run("Book it", on_input=carry_out)
+    result = await Agent(model, tools=[book]).run("Book it", on_input=execute)
 
     assert model.requests[0].tools[0].parameters["properties"]["city"]["description"] == "Where to."
-    assert [each.call.arguments for each in asked] == [{"city": "Oslo", "day": "2026-05-04", "nights": 1}]
-    assert asked[0].answer_schema == {"type": "boolean"}
+    assert [each.call.arguments for each in questions] == [{"city": "Oslo", "day": "2026-05-04", "nights": 1}]
+    assert questions[0].answer_schema == {"type": "boolean"}
     first = next(message for message in result.messages if message.role == "tool")
     assert "day: Input should be a valid date" in first.text
 
 
 # L105
 @pytest.mark.parametrize("wrapped", [False, True])
-def test_no_code_of_a_definition_is_run(tmp_path: Path, wrapped: bool) -> None:
+def test_code_in_a_definition_is_not_executed(tmp_path: Path, wrapped: bool) -> None:
     definition = {"name": "a", "result": f"open({str(tmp_path / 'made')!r}, 'w')"}
     with pytest.raises(ConfigurationError, match="its result is to be a JSON Schema"):
         client_tools([{"type": "function", "function": definition} if wrapped else definition])
     assert not any(tmp_path.iterdir())
 
 
-def test_a_type_of_the_result_is_not_a_text(tmp_path: Path) -> None:
+def test_result_type_must_not_be_a_string(tmp_path: Path) -> None:
     text: Any = f"open({str(tmp_path / 'made')!r}, 'w')"
     with pytest.raises(ConfigurationError, match="is a text: give the type itself"):
         client_tool("a", result=text)
@@ -163,8 +164,8 @@ def test_a_type_of_the_result_is_not_a_text(tmp_path: Path) -> None:
     assert not any(tmp_path.iterdir())
 
 
-async def test_a_tool_of_a_family_goes_before_one_of_the_client(caplog: pytest.LogCaptureFixture) -> None:
-    class Family:
+async def test_tool_of_a_toolset_takes_precedence_over_a_client_tool(caplog: pytest.LogCaptureFixture) -> None:
+    class Toolset:
         async def tools(self, ctx: Any) -> list[Any]:
             return [look]
 
@@ -172,13 +173,13 @@ async def test_a_tool_of_a_family_goes_before_one_of_the_client(caplog: pytest.L
             pass
 
     model = ScriptedModel(call("look"), "Blue.")
-    result = await Agent(model, tools=[Family()]).run("Look", client_tools=[{"name": "look"}])
+    result = await Agent(model, tools=[Toolset()]).run("Look", client_tools=[{"name": "look"}])
 
     assert result.messages[-2].text == "blue"
     assert "tool 'look' is left out" in caplog.text
 
 
-async def test_they_are_refused_wherever_a_run_begins() -> None:  # L105
+async def test_invalid_client_tools_are_refused_by_submit_and_start() -> None:  # L105
     log = MemoryEventLog()
     agent = Agent(ScriptedModel("Hi"), log=log, tools=[look])
     wrong: list[Any] = [{"name": "look"}]

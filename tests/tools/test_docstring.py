@@ -4,8 +4,8 @@ from hypothesis import strategies as st
 from rxloop.tools.docstring import parse
 
 
-def test_summary_and_text_are_the_description_and_args_are_the_parameters() -> None:
-    found = parse(
+def test_description_and_parameters_are_parsed() -> None:
+    docstring = parse(
         """Current weather for a city.
 
         Only cities of more than
@@ -31,46 +31,46 @@ def test_summary_and_text_are_the_description_and_args_are_the_parameters() -> N
             ToolError: No such city.
         """
     )
-    assert found.description == (
+    assert docstring.description == (
         'Current weather for a city.\n\nOnly cities of more than\n1,000 people.\n\nExample:\n    weather("Oslo")'
     )
-    assert found.parameters == {
+    assert docstring.parameters == {
         "city": 'A city name, such as "Oslo".',
         "days": "How many days, today included.\n\nAt most ten:\n- one is fine\n- so is none",
         "names": "More.",
     }
 
 
-def test_a_docstring_that_is_missing_is_empty() -> None:
+def test_missing_docstring_is_empty() -> None:
     assert parse(None).description == ""
     assert parse("").parameters == {}
 
 
-def test_a_header_with_nothing_indented_below_is_text() -> None:
+def test_header_without_an_indented_block_is_text() -> None:
     assert parse("Do.\n\nReturns:\nnothing at all.").description == "Do.\n\nReturns:\nnothing at all."
 
 
-def test_a_colon_in_a_continued_line_does_not_start_a_parameter() -> None:
-    found = parse("Do.\n\nArgs:\n    unit: One of\n      celsius: the usual one\n    city: A city.")
-    assert found.parameters == {"unit": "One of celsius: the usual one", "city": "A city."}
+def test_colon_in_a_continuation_line_starts_no_parameter() -> None:
+    docstring = parse("Do.\n\nArgs:\n    unit: One of\n      celsius: the usual one\n    city: A city.")
+    assert docstring.parameters == {"unit": "One of celsius: the usual one", "city": "A city."}
 
 
 WORD = st.text("abcdefgh ", min_size=1).map(str.strip).filter(bool)
 
 
 @given(WORD, st.dictionaries(st.from_regex(r"[a-z_][a-z0-9_]{0,8}", fullmatch=True), WORD, min_size=1), WORD)
-def test_what_is_written_as_sections_is_read_back(summary: str, parameters: dict[str, str], result: str) -> None:
+def test_generated_sections_are_parsed(summary: str, parameters: dict[str, str], result: str) -> None:
     entries = "\n".join(f"    {name}: {text}" for name, text in parameters.items())
-    found = parse(f"{summary}\n\nArgs:\n{entries}\n\nReturns:\n    {result}")
-    assert found.description == summary
-    assert found.parameters == parameters
+    docstring = parse(f"{summary}\n\nArgs:\n{entries}\n\nReturns:\n    {result}")
+    assert docstring.description == summary
+    assert docstring.parameters == parameters
 
 
 @given(st.text())
-def test_any_text_can_be_read(text: str) -> None:
+def test_any_text_can_be_parsed(text: str) -> None:
     parse(text)
 
 
 @given(st.lists(st.sampled_from(["Args:", "    x: y", "", "  ", "Returns:", "text", "\tz", "        w: v"])))
-def test_any_order_of_lines_can_be_read(lines: list[str]) -> None:
+def test_any_order_of_lines_can_be_parsed(lines: list[str]) -> None:
     parse("\n".join(lines))

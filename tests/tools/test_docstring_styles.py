@@ -1,4 +1,4 @@
-"""Docstrings in all styles: no text is lost, and entries of hidden parameters are not shown."""
+"""Docstrings in all styles, whose text must be kept except for entries of hidden parameters."""
 
 from __future__ import annotations
 
@@ -97,27 +97,27 @@ CASES: dict[str, tuple[str, dict[str, str], str]] = {
 
 
 @pytest.mark.parametrize("style", CASES)
-def test_entries_describe_their_parameters_and_other_text_stays(style: str) -> None:  # P29
-    text, parameters, kept = CASES[style]
-    found = parse(f"Look it up.\n\n{text}", NAMES)
-    assert found.parameters == parameters
-    assert found.description.startswith("Look it up.")
-    assert kept in found.description
-    if not kept:
-        assert found.description == "Look it up."
+def test_entries_describe_their_parameters_and_other_text_is_kept(style: str) -> None:  # P29
+    text, parameters, remaining_text = CASES[style]
+    docstring = parse(f"Look it up.\n\n{text}", NAMES)
+    assert docstring.parameters == parameters
+    assert docstring.description.startswith("Look it up.")
+    assert remaining_text in docstring.description
+    if not remaining_text:
+        assert docstring.description == "Look it up."
 
 
-def words(text: str) -> set[str]:
+def split_words(text: str) -> set[str]:
     return set(text.replace(":", " ").replace("*", " ").replace("`", " ").split())
 
 
 @pytest.mark.parametrize("style", [name for name in CASES if not name.startswith(("numpy", "sphinx"))])
-def test_no_word_is_lost_if_the_function_has_no_such_parameters(style: str) -> None:  # P29
+def test_no_word_is_lost_when_the_function_has_no_such_parameters(style: str) -> None:  # P29
     text = CASES[style][0]
-    found = parse(text, ())
-    assert found.parameters == {}
+    docstring = parse(text, ())
+    assert docstring.parameters == {}
     headers = {"Args", "args", "Keyword", "Arguments", "Other", "Parameters", "Attributes"}
-    assert words(text) - headers <= words(found.description)
+    assert split_words(text) - headers <= split_words(docstring.description)
 
 
 LINES = [
@@ -138,26 +138,26 @@ LINES = [
 
 @given(st.lists(st.sampled_from(LINES), max_size=12), st.sampled_from([(), NAMES]))
 @example(["Parameters", "----------", "Args:", "    city: aa", "    days (list[int]): bb"], NAMES)
-def test_no_description_is_lost_in_any_order_of_lines(lines: list[str], names: Any) -> None:  # P29
-    found = parse("\n".join(lines), names)
-    texts = f"{found.description} {' '.join(found.parameters.values())}"
-    told = words("\n".join(lines)) & {each * 2 for each in "abcdefghjkmnop"}
-    assert told <= words(texts)
+def test_no_description_is_lost_for_any_order_of_lines(lines: list[str], names: Any) -> None:  # P29
+    docstring = parse("\n".join(lines), names)
+    texts = f"{docstring.description} {' '.join(docstring.parameters.values())}"
+    expected = split_words("\n".join(lines)) & {each * 2 for each in "abcdefghjkmnop"}
+    assert expected <= split_words(texts)
 
 
 @pytest.mark.parametrize("style", ["sections", "numpy", "sphinx"])
-def test_sections_on_results_are_dropped_and_others_stay(style: str) -> None:  # P29
+def test_sections_about_results_are_dropped_and_others_kept(style: str) -> None:  # P29
     text = {
         "sections": "Args:\n    city: The city.\n\nReturns:\n    A text.\n\nRaises:\n    E: No.\n\nExample:\n    f(1)",
         "numpy": "Parameters\n----------\ncity\n    The city.\n\nRaises\n------\nE\n    No.\n\nExample\n-------\nf(1)",
         "sphinx": ":param city: The city.\n:returns: A text.\n:raises E: No.\n\nExample:\n    f(1)",
     }[style]
-    found = parse(f"Look.\n\n{text}", NAMES)
-    assert found.parameters == CITY
-    assert "Example" in found.description
-    assert "f(1)" in found.description
-    assert "No." not in found.description
-    assert "A text." not in found.description
+    docstring = parse(f"Look.\n\n{text}", NAMES)
+    assert docstring.parameters == CITY
+    assert "Example" in docstring.description
+    assert "f(1)" in docstring.description
+    assert "No." not in docstring.description
+    assert "A text." not in docstring.description
 
 
 HIDDEN = {
@@ -170,7 +170,7 @@ HIDDEN = {
 
 @pytest.mark.parametrize("text", HIDDEN.values(), ids=HIDDEN)
 @pytest.mark.parametrize("positional", [True, False])
-def test_entries_of_contexts_and_bound_arguments_are_not_shown(text: str, positional: bool) -> None:  # P26 P29
+def test_entries_of_contexts_and_bound_arguments_are_hidden(text: str, positional: bool) -> None:  # P26 P29
     def look(api_key: str, ctx: RunContext[Any], city: str) -> None: ...
 
     look.__doc__ = f"Look it up.\n\n{text}"
@@ -180,7 +180,7 @@ def test_entries_of_contexts_and_bound_arguments_are_not_shown(text: str, positi
     assert definition.parameters["properties"] == {"city": {"type": "string", "description": "The city."}}
 
 
-def test_the_tool_of_a_method_does_not_show_self() -> None:  # P29
+def test_tool_of_a_method_hides_self() -> None:  # P29
     class Desk:
         def look(self, city: str) -> None:
             """Look it up.

@@ -25,107 +25,109 @@ async def wave() -> str:
     return "waved"
 
 
-class Family:
-    """A family with a life; what it does may be exchanged in the middle."""
+class FakeToolset:
+    """Toolset with a context, whose behaviour a test can change."""
 
     name = "eyes"
 
     def __init__(self, *tools: Tool) -> None:
-        self.given: Callable[[], Any] = lambda: list(tools)
-        self.enters: Callable[[], Any] = lambda: None
+        self.list_tools: Callable[[], Any] = lambda: list(tools)
+        self.enter: Callable[[], Any] = lambda: None
         self.entered: list[Any] = []
-        self.left: list[Any] = []
+        self.exited: list[Any] = []
 
     async def __aenter__(self) -> Self:
-        await _wait(self.enters())
+        await _resolve(self.enter())
         self.group = await anyio.create_task_group().__aenter__()
         self.entered.append(asyncio.current_task())
         return self
 
     async def __aexit__(self, *error: Any) -> bool | None:
-        self.left.append(asyncio.current_task())
+        self.exited.append(asyncio.current_task())
         self.group.cancel_scope.cancel()
         return await self.group.__aexit__(*error)
 
     async def tools(self, ctx: RunContext[Any]) -> Any:
-        return await _wait(self.given())
+        return await _resolve(self.list_tools())
 
 
-async def _wait(value: Any) -> Any:
+async def _resolve(value: Any) -> Any:
     return await value if inspect.isawaitable(value) else value
 
 
-def raises(error: BaseException) -> Callable[[], Any]:
+def make_raiser(error: BaseException) -> Callable[[], Any]:
     def function() -> Any:
         raise error
 
     return function
 
 
-def missing(events: list[Any]) -> list[tuple[str, str]]:
+def list_missing(events: list[Any]) -> list[tuple[str, str]]:
     return [(event.family, event.reason) for event in events if isinstance(event, ToolsUnavailableEvent)]
 
 
-async def test_it_is_entered_once_for_all_runs_and_left_with_the_agent_in_the_same_task() -> None:
-    family = Family(look)
-    agent = Agent(ScriptedModel(*["Hi."] * 20), tools=[family])
-    assert family.entered == []
+async def test_toolset_is_entered_once_and_exited_with_the_agent_by_the_same_task() -> None:
+    toolset = FakeToolset(look)
+    agent = Agent(ScriptedModel(*["Hi."] * 20), tools=[toolset])
+    assert toolset.entered == []
     await asyncio.gather(*(agent.run("Hi") for _ in range(10)))
-    assert len(family.entered) == 1
-    assert family.left == []
-    with agent.override(tools=[family]):
+    assert len(toolset.entered) == 1
+    assert toolset.exited == []
+    with agent.override(tools=[toolset]):
         await agent.run("Hi")
     await asyncio.create_task(agent.aclose())
-    assert family.left == family.entered
-    assert len(family.left) == 1
+    assert toolset.exited == toolset.entered
+    assert len(toolset.exited) == 1
 
 
-def test_two_runs_in_event_loops_of_their_own_have_it_one_after_the_other() -> None:
-    family = Family(look)
-    agent = Agent(ScriptedModel(call("look"), "one", call("look"), "two"), tools=[family])
+def test_runs_in_separate_event_loops_enter_the_toolset_one_after_another() -> None:
+    toolset = FakeToolset(look)
+    agent = Agent(ScriptedModel(call("look"), "one", call("look"), "two"), tools=[toolset])
     assert [agent.run_sync("Hi").output for _ in range(2)] == ["one", "two"]
-    assert family.left == family.entered
-    assert len(family.left) == 2
+    assert toolset.exited == toolset.entered
+    assert len(toolset.exited) == 2
 
 
-async def test_an_agent_that_is_closed_in_a_cancelled_scope_leaves_it() -> None:
+async def test_close_in_a_cancelled_scope_exits_the_toolset() -> None:
     before = asyncio.all_tasks()
-    family = Family(look)
-    agent = Agent(ScriptedModel("Hi."), tools=[family])
+    toolset = FakeToolset(look)
+    agent = Agent(ScriptedModel("Hi."), tools=[toolset])
     await agent.run("Hi")
     with anyio.CancelScope() as scope:
         scope.cancel()
         await agent.aclose()
-    assert family.left == family.entered
+    assert toolset.exited == toolset.entered
     assert asyncio.all_tasks() == before
 
 
 FAILURES: dict[str, Callable[[], Any]] = {
-    "raises": raises(OSError("refused")),
-    "exits": raises(SystemExit(3)),
-    "raises no Exception": raises(BaseException("odd")),
-    "raises what no coroutine may": raises(GeneratorExit()),
-    "was cancelled inside": raises(asyncio.CancelledError()),
+    "raises": make_raiser(OSError("refused")),
+    "exits": make_raiser(SystemExit(3)),
+    "raises no Exception": make_raiser(BaseException("odd")),
+    "raises what no coroutine may": make_raiser(GeneratorExit()),
+    "was cancelled inside": make_raiser(asyncio.CancelledError()),
     "hangs": lambda: asyncio.Event().wait(),
 }
 
 
-@pytest.mark.parametrize("where", ["enters", "given"])
+@pytest.mark.parametrize("where", ["enter", "list_tools"])
 @pytest.mark.parametrize("how", FAILURES)
-def test_one_that_fails_costs_its_tools_and_not_the_run(where: str, how: str) -> None:
+def test_failing_toolset_costs_only_its_own_tools(where: str, how: str) -> None:
     async def main() -> None:
-        family = Family(look)
-        setattr(family, where, FAILURES[how])
+        toolset = FakeToolset(look)
+        setattr(toolset, where, FAILURES[how])
         model = ScriptedModel(call("look"), call("wave"), "done")
-        async with Agent(model, tools=[family, wave], thoughts=False, limits=Limits(preparation=5)) as agent:
+        async with Agent(model, tools=[toolset, wave], thoughts=False, limits=Limits(preparation=5)) as agent:
             run = agent.run("Hi")
             events = [event async for event in run.events]
             assert (await run).output == "done"
         assert [[each.name for each in request.tools] for request in model.requests] == [["wave"]] * 3
-        [(name, reason)] = missing(events)
-        assert (name, bool(reason)) == ("eyes", True)
+        [(name, reason)] = list_missing(events)
+        assert name == "eyes"
+        assert bool(reason) is True
         refused, waved = [event for event in events if isinstance(event, ToolCompleteEvent)]
-        assert (refused.success, waved.success) == (False, True)
+        assert refused.success is False
+        assert waved.success is True
         assert refused.error == (
             "There is no tool 'look'. The tools of eyes are not available now. The available tools are: wave."
         )
@@ -136,28 +138,28 @@ def test_one_that_fails_costs_its_tools_and_not_the_run(where: str, how: str) ->
 
 
 @pytest.mark.parametrize(
-    ("given", "reason"),
+    ("invalid_tools", "reason"),
     [
-        (None, "Family.tools() gave None: give a list of tools"),
+        (None, "FakeToolset.tools() gave None: give a list of tools"),
         ([1], "AttributeError: 'int' object has no attribute 'definition'"),
         ([look, look], "eyes has two tools called 'look'"),
         ((look for _ in iter(int, 1)), "eyes has two tools called 'look'"),
     ],
 )
-async def test_one_that_gives_nonsense_is_named(given: Any, reason: str) -> None:
-    family = Family()
-    family.given = lambda: given
-    run = Agent(ScriptedModel("Hi."), tools=[family]).run("Hi")
-    assert missing([event async for event in run.events]) == [("eyes", reason)]
+async def test_toolset_that_returns_invalid_tools_is_reported(invalid_tools: Any, reason: str) -> None:
+    toolset = FakeToolset()
+    toolset.list_tools = lambda: invalid_tools
+    run = Agent(ScriptedModel("Hi."), tools=[toolset]).run("Hi")
+    assert list_missing([event async for event in run.events]) == [("eyes", reason)]
 
 
-async def test_the_model_reads_whose_tool_is_missing_and_it_comes_back(caplog: pytest.LogCaptureFixture) -> None:
-    family = Family(look)
-    fails = raises(ConnectionError("the pipe broke"))
-    works, states = family.given, iter([False, True, True, False, True])
-    family.given = lambda: works() if next(states) is False else fails()
+async def test_model_is_told_about_missing_tools_and_they_can_return(caplog: pytest.LogCaptureFixture) -> None:
+    toolset = FakeToolset(look)
+    fails = make_raiser(ConnectionError("the pipe broke"))
+    works, states = toolset.list_tools, iter([False, True, True, False, True])
+    toolset.list_tools = lambda: works() if next(states) is False else fails()
     model = ScriptedModel(call("look"), call("look"), call("look"), call("look"), "done")
-    async with Agent(model, tools=[family], thoughts=False) as agent:
+    async with Agent(model, tools=[toolset], thoughts=False) as agent:
         run = agent.run("Hi")
         events = [event async for event in run.events]
     assert [event.content for event in events if isinstance(event, ToolCompleteEvent)] == [
@@ -168,50 +170,50 @@ async def test_the_model_reads_whose_tool_is_missing_and_it_comes_back(caplog: p
         "No tools are available: answer without them.",
         "nothing here",
     ]
-    assert missing(events) == [("eyes", "ConnectionError: the pipe broke")] * 2, "once for each time that it fails"
-    assert len(family.entered) == len(family.left) == 3, "what broke is entered again"
+    assert list_missing(events) == [("eyes", "ConnectionError: the pipe broke")] * 2, "once for each time that it fails"
+    assert len(toolset.entered) == len(toolset.exited) == 3, "what broke is entered again"
     assert "the tools of eyes are missing" in caplog.text
 
 
-async def test_families_are_asked_side_by_side() -> None:
+async def test_toolsets_are_resolved_concurrently() -> None:
     both = asyncio.Barrier(2)
 
-    def family() -> Family:
-        family = Family()
-        family.given = meet
-        return family
+    def make_toolset() -> FakeToolset:
+        toolset = FakeToolset()
+        toolset.list_tools = meet
+        return toolset
 
     async def meet() -> list[Any]:
         await both.wait()
         return []
 
-    async with Agent(ScriptedModel("Hi."), tools=[family(), family()]) as agent:
+    async with Agent(ScriptedModel("Hi."), tools=[make_toolset(), make_toolset()]) as agent:
         assert (await agent.run("Hi")).output == "Hi."
 
 
-async def test_one_that_is_missing_after_a_resume_is_told_too() -> None:
-    family, log = Family(look), MemoryEventLog()
+async def test_missing_toolset_is_reported_after_a_resume() -> None:
+    toolset, log = FakeToolset(look), MemoryEventLog()
     ask = tool(name="ask", approve=True)(lambda: "yes")
-    first = await Agent(ScriptedModel([call("ask"), call("look")]), tools=[family, ask], log=log).run("Hi")
-    family.given = raises(OSError("refused"))
-    agent = Agent(ScriptedModel("done"), tools=[family, ask], log=log)
+    first = await Agent(ScriptedModel([call("ask"), call("look")]), tools=[toolset, ask], log=log).run("Hi")
+    toolset.list_tools = make_raiser(OSError("refused"))
+    agent = Agent(ScriptedModel("done"), tools=[toolset, ask], log=log)
     run = agent.resume(first.task_id, inputs={first.pending[0].input_id: True})
     events = [event async for event in run.events]
     assert (await run).output == "done"
-    assert missing(events) == [("eyes", "OSError: refused")]
+    assert list_missing(events) == [("eyes", "OSError: refused")]
 
 
-async def test_a_broken_life_is_entered_again() -> None:
-    family = Family(look)
+async def test_broken_toolset_is_entered_again() -> None:
+    toolset = FakeToolset(look)
     model = ScriptedModel("one", "two")
-    async with Agent(model, tools=[family]) as agent:
+    async with Agent(model, tools=[toolset]) as agent:
         await agent.run("Hi")
-        family.group.start_soon(_breaks)
-        await asyncio.wait(family.entered)
+        toolset.group.start_soon(_fail)
+        await asyncio.wait(toolset.entered)
         run = agent.run("Hi")
         assert [event async for event in run.pipe(op.of_type(ToolsUnavailableEvent))] == []
-    assert len(family.entered) == len(family.left) == 2
+    assert len(toolset.entered) == len(toolset.exited) == 2
 
 
-async def _breaks() -> None:
+async def _fail() -> None:
     raise ConnectionError("the pipe broke")

@@ -27,31 +27,39 @@ CALL = ToolCall(id="call_7", name="work")
 USER: ContextVar[str] = ContextVar("user", default="nobody")
 
 
-async def run(made: Tool, **arguments: Any) -> tuple[Any, list[Event]]:
+async def call_tool(tested_tool: Tool, **arguments: Any) -> tuple[Any, list[Event]]:
     host = FakeHost()
-    value = await made.call(arguments, host.context(CALL, index=2))
+    value = await tested_tool.call(arguments, host.context(CALL, index=2))
     return value, host.events
 
 
-def progress(events: list[Event]) -> list[str]:
+def list_progress(events: list[Event]) -> list[str]:
     return [event.message for event in events if isinstance(event, ToolProgressEvent)]
 
 
-def test_a_tool_is_still_its_function() -> None:
+def test_tool_remains_usable_as_its_function() -> None:
     def add(a: int, b: int = 1) -> int:
         """Add."""
         return a + b
 
-    made = tool(name="plus", description="  Sum up.\n  Two numbers.", timeout=2, idempotent=True, hidden=True)(add)
-    assert made(1, b=2) == 3
-    assert (getattr(made, "__name__", None), made.__doc__, inspect.unwrap(made)) == ("add", "Add.", add)
-    assert inspect.signature(made) == inspect.signature(add)
-    assert (made.definition.name, made.definition.description) == ("plus", "Sum up.\nTwo numbers.")
-    assert (made.definition.hidden, made.timeout, made.idempotent, made.approve) == (True, 2, True, False)
-    assert repr(made) == "<tool plus>"
+    tested_tool = tool(name="plus", description="  Sum up.\n  Two numbers.", timeout=2, idempotent=True, hidden=True)(
+        add
+    )
+    assert tested_tool(1, b=2) == 3
+    assert getattr(tested_tool, "__name__", None) == "add"
+    assert tested_tool.__doc__ == "Add."
+    assert inspect.unwrap(tested_tool) == add
+    assert inspect.signature(tested_tool) == inspect.signature(add)
+    assert tested_tool.definition.name == "plus"
+    assert tested_tool.definition.description == "Sum up.\nTwo numbers."
+    assert tested_tool.definition.hidden is True
+    assert tested_tool.timeout == 2
+    assert tested_tool.idempotent is True
+    assert tested_tool.approve is False
+    assert repr(tested_tool) == "<tool plus>"
 
 
-async def test_an_async_tool_can_be_awaited_as_its_function() -> None:
+async def test_async_tool_can_be_awaited_as_its_function() -> None:
     @tool
     async def add(a: int) -> int:
         return a + 1
@@ -59,24 +67,24 @@ async def test_an_async_tool_can_be_awaited_as_its_function() -> None:
     assert await add(1) == 2
 
 
-async def test_a_sync_function_runs_in_a_thread_with_the_context_variables_of_the_run() -> None:
+async def test_sync_function_runs_in_a_thread_with_the_context_variables_of_the_run() -> None:
     @tool
     def where() -> tuple[bool, str]:
         return threading.current_thread() is threading.main_thread(), USER.get()
 
     USER.set("Ann")
-    assert (await run(where))[0] == (False, "Ann")
+    assert (await call_tool(where))[0] == (False, "Ann")
 
 
-async def test_an_async_function_runs_on_the_loop() -> None:
+async def test_async_function_runs_on_the_event_loop() -> None:
     @tool
     async def where(x: int) -> tuple[int, asyncio.AbstractEventLoop]:
         return x, asyncio.get_running_loop()
 
-    assert (await run(where, x="4"))[0] == (4, asyncio.get_running_loop())
+    assert (await call_tool(where, x="4"))[0] == (4, asyncio.get_running_loop())
 
 
-async def test_an_async_generator_reports_at_once_and_its_last_value_is_the_result() -> None:  # L112
+async def test_async_generator_reports_progress_immediately_and_its_last_value_is_the_result() -> None:  # L112
     go = asyncio.Event()
 
     @tool
@@ -95,22 +103,23 @@ async def test_an_async_generator_reports_at_once_and_its_last_value_is_the_resu
     assert [event.kind for event in host.events] == ["tool-progress", "custom"]
     go.set()
     assert await task == {"done": 2}
-    assert progress(host.events) == ["starting", '{"done":1}']
+    assert list_progress(host.events) == ["starting", '{"done":1}']
     assert all(event.step == "1" for event in host.events)
     assert {(e.tool_call_id, e.index) for e in host.events if isinstance(e, ToolProgressEvent)} == {("call_7", 2)}
 
 
-async def test_a_text_that_comes_last_is_progress_and_result() -> None:  # L112
+async def test_last_string_of_a_generator_is_progress_and_result() -> None:  # L112
     @tool
     async def work() -> AsyncIterator[str]:
         yield "a"
         yield "b"
 
-    value, events = await run(work)
-    assert (value, progress(events)) == ("b", ["a", "b"])
+    value, events = await call_tool(work)
+    assert value == "b"
+    assert list_progress(events) == ["a", "b"]
 
 
-async def test_what_a_sync_generator_returns_is_its_result() -> None:  # L112
+async def test_return_value_of_a_sync_generator_is_the_result() -> None:  # L112
     @tool
     def work() -> Generator[Any, None, int]:
         assert threading.current_thread() is not threading.main_thread()
@@ -119,32 +128,36 @@ async def test_what_a_sync_generator_returns_is_its_result() -> None:  # L112
         yield CustomEvent(name="mine")
         return 0
 
-    value, events = await run(work)
-    assert (value, progress(events), events[1].kind) == (0, ["one", "2"], "custom")
+    value, events = await call_tool(work)
+    assert value == 0
+    assert list_progress(events) == ["one", "2"]
+    assert events[1].kind == "custom"
 
 
-async def test_a_sync_generator_that_returns_nothing_gives_its_last_value() -> None:  # L112
+async def test_last_value_of_a_sync_generator_without_a_return_value_is_the_result() -> None:  # L112
     @tool
     def work() -> Iterator[Any]:
         yield [1]
         yield object
         yield 3
 
-    value, events = await run(work)
-    assert (value, progress(events)) == (3, ["[1]", "<class 'object'>"])
+    value, events = await call_tool(work)
+    assert value == 3
+    assert list_progress(events) == ["[1]", "<class 'object'>"]
 
 
-async def test_a_generator_of_events_alone_has_no_result() -> None:
+async def test_generator_that_yields_only_events_has_no_result() -> None:
     @tool
     def work() -> Iterator[Event]:
         yield CustomEvent(name="mine")
 
-    value, events = await run(work)
-    assert (value, len(events)) == (None, 1)
+    value, events = await call_tool(work)
+    assert value is None
+    assert len(events) == 1
 
 
-async def test_an_async_generator_that_is_cancelled_is_closed() -> None:  # L114
-    ended: list[str] = []
+async def test_cancelled_async_generator_is_closed() -> None:  # L114
+    outcomes: list[str] = []
 
     @tool
     async def work() -> AsyncIterator[str]:
@@ -152,7 +165,7 @@ async def test_an_async_generator_that_is_cancelled_is_closed() -> None:  # L114
             yield "waiting"
             await asyncio.Event().wait()
         finally:
-            ended.append("closed")
+            outcomes.append("closed")
 
     task = asyncio.ensure_future(work.call({}, FakeHost().context(CALL)))
     await asyncio.sleep(0)
@@ -160,42 +173,42 @@ async def test_an_async_generator_that_is_cancelled_is_closed() -> None:  # L114
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert ended == ["closed"]
+    assert outcomes == ["closed"]
 
 
-async def test_a_generator_whose_progress_cannot_be_reported_is_closed() -> None:
-    ended: list[str] = []
+async def test_generator_is_closed_when_its_progress_cannot_be_reported() -> None:
+    outcomes: list[str] = []
 
     @tool
     async def work() -> AsyncIterator[str]:
         try:
             yield "for nobody"
         finally:
-            ended.append("async")
+            outcomes.append("async")
 
     @tool
     def in_thread() -> Iterator[str]:
         try:
             yield "for nobody"
         finally:
-            ended.append("sync")
+            outcomes.append("sync")
 
     for each in (work, in_thread):
         with pytest.raises(RxloopError, match="this context has no tool call"):
             await each.call({}, RunContext())
-    assert ended == ["async", "sync"]
+    assert outcomes == ["async", "sync"]
 
 
-async def test_a_thread_that_outlives_its_call_is_reported_and_a_generator_in_it_stops(
+async def test_thread_that_outlives_its_call_is_reported_and_its_generator_stopped(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     loop = asyncio.get_running_loop()
-    begun, closed, go = asyncio.Event(), asyncio.Event(), threading.Event()
+    started, closed, go = asyncio.Event(), asyncio.Event(), threading.Event()
 
     @tool
     def work() -> Iterator[str]:
         try:
-            loop.call_soon_threadsafe(begun.set)
+            loop.call_soon_threadsafe(started.set)
             go.wait(10)
             yield "too late"
             yield "never"
@@ -204,7 +217,7 @@ async def test_a_thread_that_outlives_its_call_is_reported_and_a_generator_in_it
 
     host = FakeHost()
     task = asyncio.ensure_future(work.call({}, host.context(CALL)))
-    await begun.wait()
+    await started.wait()
     task.cancel()
     with caplog.at_level(logging.WARNING, "rxloop"), pytest.raises(asyncio.CancelledError):
         await task
@@ -215,32 +228,32 @@ async def test_a_thread_that_outlives_its_call_is_reported_and_a_generator_in_it
 
 
 @pytest.mark.parametrize("error", [KeyError("x"), ToolError("Try Bergen.")])
-async def test_what_a_function_raises_comes_out(error: Exception) -> None:  # L113
+async def test_exception_of_a_function_is_raised(error: Exception) -> None:  # L113
     @tool
     def fail() -> None:
         raise error
 
     with pytest.raises(type(error)) as caught:
-        await run(fail)
+        await call_tool(fail)
     assert caught.value is error
 
 
-async def test_stop_iteration_and_exit_in_a_thread_are_failures_like_others() -> None:  # L113
+async def test_stop_iteration_and_system_exit_in_a_thread_become_runtime_errors() -> None:  # L113
     @tool
     def first() -> int:
         return next(iter([]))
 
     @tool
-    def leave() -> None:
+    def exit_process() -> None:
         sys.exit(3)
 
     with pytest.raises(RuntimeError, match="StopIteration"):
-        await run(first)
+        await call_tool(first)
     with pytest.raises(RuntimeError, match=r"exit\(3\)"):
-        await run(leave)
+        await call_tool(exit_process)
 
 
-async def test_methods_partials_and_callable_objects_are_tools() -> None:
+async def test_methods_partials_and_callable_objects_can_be_tools() -> None:
     class Shop:
         def buy(self, thing: str) -> str:
             """Buy a thing."""
@@ -256,15 +269,15 @@ async def test_methods_partials_and_callable_objects_are_tools() -> None:
 
     buy, count = as_tool(Shop().buy), tool(Shop(), name="count")
     double = tool(functools.partial(scale, by=2), name="double")
-    assert (await run(buy, thing="tea"))[0] == "bought tea"
-    assert (await run(count, n=1))[0] == 2
-    assert (await run(double, x=4))[0] == 8
+    assert (await call_tool(buy, thing="tea"))[0] == "bought tea"
+    assert (await call_tool(count, n=1))[0] == 2
+    assert (await call_tool(double, x=4))[0] == 8
     descriptions = [each.definition.description for each in (buy, count, double)]
     assert descriptions == ["Buy a thing.", "Count.", "Scale."]
 
 
-async def test_a_decorator_around_an_async_function_does_no_harm() -> None:
-    def logged(function: Callable[..., Any]) -> Callable[..., Any]:
+async def test_decorated_async_functions_and_generators_can_be_tools() -> None:
+    def add_wrapper(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             return function(*args, **kwargs)
@@ -272,20 +285,20 @@ async def test_a_decorator_around_an_async_function_does_no_harm() -> None:
         return wrapper
 
     @tool
-    @logged
+    @add_wrapper
     async def add(a: int) -> int:
         return a + 1
 
-    assert (await run(add, a=1))[0] == 2
+    assert (await call_tool(add, a=1))[0] == 2
 
-    @logged
+    @add_wrapper
     async def count() -> AsyncIterator[int]:
         yield 5
 
-    assert (await run(as_tool(count)))[0] == 5
+    assert (await call_tool(as_tool(count)))[0] == 5
 
 
-def test_enabled_decides_by_the_context() -> None:  # L115
+def test_enabled_function_gets_the_context() -> None:  # L115
     @tool(enabled=lambda ctx: ctx.deps == "admin")
     def wipe() -> None: ...
 
@@ -297,7 +310,7 @@ def test_enabled_decides_by_the_context() -> None:  # L115
 def print_nothing() -> None: ...
 
 
-def test_an_async_enabled_is_refused_because_it_would_always_be_true() -> None:
+def test_async_enabled_function_is_refused() -> None:
     async def allowed(ctx: RunContext[Any]) -> bool:
         return False
 
@@ -306,12 +319,12 @@ def test_an_async_enabled_is_refused_because_it_would_always_be_true() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a.b", "é", "x" * 65, "name\n"])
-def test_a_name_that_vendors_refuse_is_refused(name: str) -> None:
+def test_invalid_tool_name_is_refused(name: str) -> None:
     with pytest.raises(ConfigurationError, match="1 to 64 of a-z"):
         tool(print_nothing, name=name)
 
 
-def test_what_has_no_name_needs_one() -> None:
+def test_function_without_a_name_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="'<lambda>'"):
         as_tool(lambda: 1)
     with pytest.raises(ConfigurationError, match="needs a name"):
@@ -326,7 +339,7 @@ def test_tool_rejects_an_unknown_option_before_it_gets_the_function() -> None:
         FunctionTool(print_nothing, **unknown)
 
 
-def test_a_timeout_that_is_no_time_is_refused() -> None:
+def test_invalid_timeout_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="timeout must be more than 0"):
         tool(print_nothing, timeout=0)
     text: Any = "10"
@@ -334,21 +347,21 @@ def test_a_timeout_that_is_no_time_is_refused() -> None:
         tool(print_nothing, timeout=text)
 
 
-def test_a_name_in_the_place_of_the_function_is_refused_with_what_to_write() -> None:
+def test_string_instead_of_a_function_is_refused_with_a_remedy() -> None:
     name: Any = "weather"
     with pytest.raises(ConfigurationError, match=r"give.*@tool\(name='weather'\)"):
         tool(name)
 
 
-def test_as_tool_keeps_tools_and_refuses_what_is_none() -> None:
-    made = tool(print_nothing)
-    assert as_tool(made) is made
+def test_as_tool_returns_tools_unchanged_and_refuses_other_objects() -> None:
+    tested_tool = tool(print_nothing)
+    assert as_tool(tested_tool) is tested_tool
     with pytest.raises(ConfigurationError, match="is a class"):
         as_tool(FunctionTool)
     with pytest.raises(ConfigurationError, match=r"this is 3$"):
         as_tool(3)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ConfigurationError, match=r"put a star before it, tools=\[\*\.\.\.\]"):
-        as_tool([made])  # pyright: ignore[reportArgumentType]
+        as_tool([tested_tool])  # pyright: ignore[reportArgumentType]
     with pytest.raises(ConfigurationError, match=r"give its as_tool\(\)"):
         as_tool(Agent(ScriptedModel()))  # pyright: ignore[reportArgumentType]
 
@@ -364,7 +377,7 @@ print(sorted(heavy & set(sys.modules)))
 """
 
 
-def test_importing_the_tools_loads_nothing_heavy() -> None:
+def test_import_of_tools_loads_no_heavy_modules() -> None:
     folder = Path(inspect.getfile(FunctionTool)).parent.parent
     loaded = subprocess.run([sys.executable, "-c", LIGHT, str(folder)], capture_output=True, text=True, check=True)
     assert loaded.stdout.strip() == "[]"

@@ -1,4 +1,4 @@
-"""Images and files inside the result of a tool: sent as parts, and named in the text."""
+"""Images and files inside tool results, which are sent as parts and named in the text."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ T = TypeVar("T")
 CHART = ImagePart(data=b"\x89PNG" * 1_000, media_type="image/png")
 REPORT = FilePart(data=b"%PDF", media_type="application/pdf", filename="report.pdf")
 LINKED = ImagePart(url="https://example.org/cat.png")
-WORD, FILE = "[image/png, 4.0 kB]", "[report.pdf, application/pdf, 4 bytes]"
+PLACEHOLDER, FILE = "[image/png, 4.0 kB]", "[report.pdf, application/pdf, 4 bytes]"
 ABOUT = {"type": "image", "mediaType": "image/png", "size": 4_000}
 
 
@@ -82,7 +82,7 @@ class Typed(TypedDict):
 
 
 class Hashed(ImagePart):
-    """A part that a set can hold."""
+    """Hashable part."""
 
     def __hash__(self) -> int:
         return hash(self.data)
@@ -103,19 +103,19 @@ class Validated:
     chart: ImagePart
 
 
-AT_CHART = {"chart": WORD}
+AT_CHART = {"chart": PLACEHOLDER}
 CASES: dict[str, tuple[Any, Any]] = {
     "dict": ({"chart": CHART}, AT_CHART),
     "nested dict": ({"a": {"b": {"chart": CHART}}}, {"a": {"b": AT_CHART}}),
     "list of dicts": ([{"chart": CHART, "n": 1}, {"n": 2}], [{**AT_CHART, "n": 1}, {"n": 2}]),
-    "list in a dict": ({"charts": [CHART]}, {"charts": [WORD]}),
-    "tuple in a dict": ({"charts": (1, CHART)}, {"charts": [1, WORD]}),
-    "list of lists": ([[1, [CHART]]], [[1, [WORD]]]),
+    "list in a dict": ({"charts": [CHART]}, {"charts": [PLACEHOLDER]}),
+    "tuple in a dict": ({"charts": (1, CHART)}, {"charts": [1, PLACEHOLDER]}),
+    "list of lists": ([[1, [CHART]]], [[1, [PLACEHOLDER]]]),
     "ordered dict": (OrderedDict(chart=CHART), AT_CHART),
-    "default dict": (defaultdict(list, charts=[CHART]), {"charts": [WORD]}),
-    "deque": (deque([CHART]), [WORD]),
-    "named tuple in a list": ([Pair("a", CHART)], [["a", WORD]]),
-    "named tuple in a dict": ({"pair": Pair("a", CHART)}, {"pair": ["a", WORD]}),
+    "default dict": (defaultdict(list, charts=[CHART]), {"charts": [PLACEHOLDER]}),
+    "deque": (deque([CHART]), [PLACEHOLDER]),
+    "named tuple in a list": ([Pair("a", CHART)], [["a", PLACEHOLDER]]),
+    "named tuple in a dict": ({"pair": Pair("a", CHART)}, {"pair": ["a", PLACEHOLDER]}),
     "typed dict": (Typed(chart=CHART), AT_CHART),
     "dataclass": (Plain(CHART), AT_CHART),
     "frozen dataclass": (Frozen(CHART), AT_CHART),
@@ -126,11 +126,11 @@ CASES: dict[str, tuple[Any, Any]] = {
         Page(figures=[Figure(title="a", chart=CHART)]),
         {"figures": [{"title": "a", **AT_CHART}], "files": {}},
     ),
-    "generic model": (Box[ImagePart](item=CHART), {"item": WORD}),
+    "generic model": (Box[ImagePart](item=CHART), {"item": PLACEHOLDER}),
     "generic list": (Box[list[Figure]](item=[Figure(title="a", chart=CHART)]), {"item": [{"title": "a", **AT_CHART}]}),
-    "generic any": (Box[Any](item={"x": CHART}), {"item": {"x": WORD}}),
+    "generic any": (Box[Any](item={"x": CHART}), {"item": {"x": PLACEHOLDER}}),
     "root model": (RootModel[dict[str, ImagePart]]({"chart": CHART}), AT_CHART),
-    "alias": (Aliased(chart=CHART), {"theChart": WORD}),
+    "alias": (Aliased(chart=CHART), {"theChart": PLACEHOLDER}),
     "extra": (Extra.model_validate({"chart": CHART}), AT_CHART),
     "computed": (Computed(chart=CHART), {**AT_CHART, "kind": "image/png"}),
     "serializer": (Serialized(chart=CHART), AT_CHART),
@@ -146,14 +146,16 @@ async def test_parts_at_any_depth_are_sent_as_parts_and_named_in_the_text(value:
     model = ScriptedModel(call("draw"), "Drawn.")
     run = Agent(model, tools=[draw]).run("Draw.")
     [event] = [event async for event in run.events if isinstance(event, ToolCompleteEvent)]
-    assert (event.success, orjson.loads(event.content), event.parts) == (True, text, [CHART])
+    assert event.success is True
+    assert orjson.loads(event.content) == text
+    assert event.parts == [CHART]
     assert model.requests[1].messages[-1].media == [CHART]
     assert b64encode(b"\x89PNG" * 3).decode() not in event.content + repr(event.result)
     assert "rxloop-part" not in event.to_json().decode()
 
 
-def test_the_data_describes_a_nested_part() -> None:  # P27
-    assert encode_result({"chart": CHART}) == ({"chart": ABOUT}, f'{{"chart":"{WORD}"}}')
+def test_data_describes_a_nested_part() -> None:  # P27
+    assert encode_result({"chart": CHART}) == ({"chart": ABOUT}, f'{{"chart":"{PLACEHOLDER}"}}')
     assert encode_result(Figure(title="a", chart=CHART))[0] == {"title": "a", "chart": ABOUT}
     assert encode_result({"a": LINKED})[0] == {"a": {"type": "image", "url": LINKED.url}}
 
@@ -162,7 +164,7 @@ DATA_URL = f"data:image/png;base64,{b64encode(CHART.data or b'').decode()}"
 
 
 @pytest.mark.parametrize("url", [DATA_URL, f" {DATA_URL}", DATA_URL.replace("data:", "DATA:")])
-def test_a_data_url_is_described_like_bytes(url: str) -> None:  # P27
+def test_data_url_is_described_like_bytes(url: str) -> None:  # P27
     part = ImagePart(url=url)
     for value, data in ((part, ABOUT), ({"a": [part]}, {"a": [ABOUT]}), ([part, "x"], [ABOUT, "x"])):
         encoded = encode_with_parts(value)
@@ -171,7 +173,7 @@ def test_a_data_url_is_described_like_bytes(url: str) -> None:  # P27
         assert "iVBOR" not in encoded.text
 
 
-def test_a_data_url_that_cannot_be_read_is_not_in_the_data() -> None:  # P27
+def test_unreadable_data_url_is_omitted_from_the_data() -> None:  # P27
     part = FilePart(url="data:application/pdf;base64,!!!", filename="a.pdf")
     assert encode_with_parts([part]).data == [{"type": "file", "filename": "a.pdf"}]
 
@@ -181,14 +183,14 @@ class Charts(Enum):
 
 
 @pytest.mark.parametrize("value", [Charts.FIRST, {"a": Charts.FIRST}, [Charts.FIRST], {"a": [Charts.FIRST]}])
-def test_a_part_that_is_the_value_of_an_enum_is_found(value: Any) -> None:  # P27
+def test_part_that_is_the_value_of_an_enum_is_found(value: Any) -> None:  # P27
     encoded = encode_with_parts(value)
     assert list(encoded.parts) == [CHART]
-    assert WORD in encoded.text
+    assert PLACEHOLDER in encoded.text
     assert len(encoded.text) < 100
 
 
-def test_parts_come_in_the_order_of_the_value_and_repeated_ones_each_time() -> None:  # P27
+def test_parts_are_in_the_order_of_the_value_with_repetitions() -> None:  # P27
     page = Page(figures=[Figure(title="a", chart=CHART), Figure(title="b", chart=LINKED)], files={"r": REPORT})
     encoded = encode_with_parts({"pages": [page], "again": CHART})
     assert list(encoded.parts) == [CHART, LINKED, REPORT, CHART]
@@ -196,28 +198,30 @@ def test_parts_come_in_the_order_of_the_value_and_repeated_ones_each_time() -> N
     assert "[image at https://example.org/cat.png]" in encoded.text
 
 
-def test_parts_and_nested_parts_in_one_list_are_all_found() -> None:  # P27
+def test_parts_and_nested_parts_of_a_list_are_found() -> None:  # P27
     encoded = encode_with_parts(["See:", CHART, {"report": REPORT}, [LINKED]])
     assert list(encoded.parts) == [CHART, REPORT, LINKED]
-    assert encoded.text == f'See:\n{WORD}\n{{"report":"{FILE}"}}\n[image at https://example.org/cat.png]'
+    assert encoded.text == f'See:\n{PLACEHOLDER}\n{{"report":"{FILE}"}}\n[image at https://example.org/cat.png]'
 
 
-def test_a_part_that_its_model_does_not_write_is_named_after_the_text() -> None:  # P27
+def test_part_that_its_model_excludes_is_named_after_the_text() -> None:  # P27
     encoded = encode_with_parts(Silent(title="a", chart=CHART))
-    assert (encoded.text, list(encoded.parts)) == (f'{{"title":"a"}}\n{WORD}', [CHART])
+    assert encoded.text == f'{{"title":"a"}}\n{PLACEHOLDER}'
+    assert list(encoded.parts) == [CHART]
 
 
-def test_parts_in_the_value_of_a_tool_result_and_in_messages_are_found() -> None:  # P27
+def test_parts_in_tool_results_and_messages_are_found() -> None:  # P27
     encoded = encode_with_parts(ToolResult({"a": CHART}, "One chart.", parts=[REPORT]))
-    assert (encoded.text, list(encoded.parts)) == (f"One chart.\n{WORD}\n{FILE}", [CHART, REPORT])
+    assert encoded.text == f"One chart.\n{PLACEHOLDER}\n{FILE}"
+    assert list(encoded.parts) == [CHART, REPORT]
     wrapped = encode_with_parts({"results": [ToolResult(1, "x", parts=[CHART])]})
     assert list(wrapped.parts) == [CHART]
     message = encode_with_parts({"said": Message.user([TextPart(text="Look:"), CHART])})
     assert list(message.parts) == [CHART]
-    assert WORD in message.text
+    assert PLACEHOLDER in message.text
 
 
-async def test_what_generators_and_iterators_give_is_searched() -> None:  # P27
+async def test_parts_from_generators_and_iterators_are_found() -> None:  # P27
     @tool
     async def draw() -> Any:
         yield "begun"
@@ -230,7 +234,8 @@ async def test_what_generators_and_iterators_give_is_searched() -> None:  # P27
     model = ScriptedModel([call("draw"), call("list_all")], "Drawn.")
     await Agent(model, tools=[draw, list_all]).run("Draw.")
     first, second = model.requests[1].messages[-2:]
-    assert (first.text, first.media) == (f'{{"chart":"{WORD}"}}', [CHART])
+    assert first.text == f'{{"chart":"{PLACEHOLDER}"}}'
+    assert first.media == [CHART]
     assert second.media == [CHART, LINKED]
 
 
@@ -238,16 +243,19 @@ def test_parts_in_sets_are_found() -> None:  # P27
     part = Hashed(data=CHART.data, media_type="image/png")
     for value in ({part}, frozenset({part})):
         encoded = encode_with_parts({"charts": value})
-        assert (encoded.text, list(encoded.parts)) == (f'{{"charts":["{WORD}"]}}', [part])
+        assert encoded.text == f'{{"charts":["{PLACEHOLDER}"]}}'
+        assert list(encoded.parts) == [part]
 
 
-def test_the_value_of_the_tool_is_not_changed_and_bytes_are_no_parts() -> None:  # P27
+def test_value_of_the_tool_is_unchanged_and_bytes_are_not_parts() -> None:  # P27
     figure = Figure(title="a", chart=CHART)
     plain = Plain(CHART)
     encode_result({"all": [figure, plain]})
-    assert (figure.chart, plain.chart) == (CHART, CHART)
+    assert figure.chart == CHART
+    assert plain.chart == CHART
     encoded = encode_with_parts({"data": b"bytes", "base64": b64encode(b"PNG")})
-    assert (encoded.data, encoded.parts) == ({"data": "bytes", "base64": "UE5H"}, ())
+    assert encoded.data == {"data": "bytes", "base64": "UE5H"}
+    assert encoded.parts == ()
 
 
 @pytest.mark.parametrize(
@@ -257,7 +265,7 @@ def test_the_value_of_the_tool_is_not_changed_and_bytes_are_no_parts() -> None: 
         ({"a": ImagePart(data=b"x" * 21_000_000, media_type="image/png")}, "larger than 20 MB"),
     ],
 )
-async def test_too_many_or_too_large_nested_parts_are_a_failed_call(value: Any, reason: str) -> None:  # P27
+async def test_too_many_or_too_large_parts_fail_the_call(value: Any, reason: str) -> None:  # P27
     @tool
     async def draw() -> Any:
         return value
@@ -268,7 +276,7 @@ async def test_too_many_or_too_large_nested_parts_are_a_failed_call(value: Any, 
     assert not model.requests[1].messages[-1].media
 
 
-def test_serializers_and_computed_fields_see_the_bytes() -> None:  # P27
+def test_serializers_and_computed_fields_get_the_bytes() -> None:  # P27
     class Sized(BaseModel):
         chart: ImagePart
 
@@ -277,16 +285,18 @@ def test_serializers_and_computed_fields_see_the_bytes() -> None:  # P27
             return len(chart.data or b"")
 
     encoded = encode_with_parts(Sized(chart=CHART))
-    assert (encoded.data, list(encoded.parts)) == ({"chart": 4_000}, [CHART])
-    assert encoded.text == f'{{"chart":4000}}\n{WORD}'
+    assert encoded.data == {"chart": 4_000}
+    assert list(encoded.parts) == [CHART]
+    assert encoded.text == f'{{"chart":4000}}\n{PLACEHOLDER}'
 
 
-async def test_a_failed_call_may_have_nested_parts_in_its_value() -> None:  # P6 P27
+async def test_failed_call_may_have_nested_parts_in_its_value() -> None:  # P6 P27
     @tool
     async def draw() -> Any:
         raise ToolError("no", value={"chart": CHART})
 
     model = ScriptedModel(call("draw"), "No.")
     await Agent(model, tools=[draw]).run("Draw.")
-    sent = model.requests[1].messages[-1]
-    assert (sent.text, sent.media) == (f'no\n{{"chart":"{WORD}"}}', [CHART])
+    message = model.requests[1].messages[-1]
+    assert message.text == f'no\n{{"chart":"{PLACEHOLDER}"}}'
+    assert message.media == [CHART]

@@ -1,4 +1,4 @@
-"""Arguments bound by the program are hidden from the model."""
+"""Arguments bound by the program, which are hidden from the model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KEY = "sk-bound-1234"
 
 
 class Database:
-    """A type that JSON does not have."""
+    """Type without a JSON form."""
 
     def __repr__(self) -> str:
         return f"Database({KEY})"
@@ -72,7 +72,7 @@ class Table:
 
 
 class CallableTable:
-    """Calls."""
+    """Callable object."""
 
     def __call__(self, sql: str, tenant: str, limit: int = 10, *, api_key: str = "none") -> list[Any]:
         """Query a table."""
@@ -85,7 +85,7 @@ class AsyncCallable:
         return query(sql, tenant, limit, api_key=api_key)
 
 
-def logged(function: Callable[..., Any]) -> Callable[..., Any]:
+def add_wrapper(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
@@ -93,7 +93,7 @@ def logged(function: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
-def with_signature(function: Callable[..., Any]) -> Callable[..., Any]:
+def set_signature(function: Callable[..., Any]) -> Callable[..., Any]:
     """Set the signature explicitly, like some decorator libraries."""
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -104,7 +104,7 @@ def with_signature(function: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
-def updated(function: functools.partial[Any]) -> Callable[..., Any]:
+def update_wrapper(function: functools.partial[Any]) -> Callable[..., Any]:
     return functools.update_wrapper(function, query)
 
 
@@ -125,89 +125,93 @@ SAME = {
     "async object": functools.partial(AsyncCallable(), **BOUND),
     "tool": functools.partial(tool(query), **BOUND),
     "tool of a partial": tool(functools.partial(query, **BOUND), name="query"),
-    "partial of a decorated function": functools.partial(logged(query), **BOUND),
-    "decorated": logged(BY_KEYWORD),
-    "decorated twice": logged(logged(BY_KEYWORD)),
-    "decorated with a signature": with_signature(BY_KEYWORD),
-    "updated": updated(functools.partial(query, **BOUND)),
-    "partial of an updated partial": functools.partial(updated(functools.partial(query, tenant="acme")), api_key=KEY),
+    "partial of a decorated function": functools.partial(add_wrapper(query), **BOUND),
+    "decorated": add_wrapper(BY_KEYWORD),
+    "decorated twice": add_wrapper(add_wrapper(BY_KEYWORD)),
+    "decorated with a signature": set_signature(BY_KEYWORD),
+    "updated": update_wrapper(functools.partial(query, **BOUND)),
+    "partial of an updated partial": functools.partial(
+        update_wrapper(functools.partial(query, tenant="acme")), api_key=KEY
+    ),
     "cached": functools.lru_cache(BY_KEYWORD),
 }
 
 
-async def call(made: FunctionTool[Any, ..., Any], /, **arguments: Any) -> Any:
-    return await made.call(arguments, replace(FakeHost().context(), deps="run"))
+async def call_tool(tested_tool: FunctionTool[Any, ..., Any], /, **arguments: Any) -> Any:
+    return await tested_tool.call(arguments, replace(FakeHost().context(), deps="run"))
 
 
 @pytest.mark.parametrize("function", SAME.values(), ids=SAME)
-async def test_bound_arguments_are_hidden_from_the_model_and_kept(function: Any) -> None:  # P26
-    made = tool(function, name="query")
-    definition = made.definition
+async def test_bound_arguments_are_hidden_from_the_model_and_passed(function: Any) -> None:  # P26
+    tested_tool = tool(function, name="query")
+    definition = tested_tool.definition
     assert list(definition.parameters["properties"]) == ["sql", "limit"]
     assert definition.parameters["required"] == ["sql"]
     assert definition.description == "Query a table."
-    assert KEY not in repr((made, definition))
-    assert await call(made, sql="a", limit=3) == ["a", "acme", 3, KEY]
-    assert await call(made, sql="a") == ["a", "acme", 10, KEY]
+    assert KEY not in repr((tested_tool, definition))
+    assert await call_tool(tested_tool, sql="a", limit=3) == ["a", "acme", 3, KEY]
+    assert await call_tool(tested_tool, sql="a") == ["a", "acme", 10, KEY]
 
 
 @pytest.mark.parametrize("function", SAME.values(), ids=SAME)
 @pytest.mark.parametrize("name", ["tenant", "api_key"])
-async def test_a_bound_argument_from_the_model_is_refused_as_unknown(function: Any, name: str) -> None:  # P26
+async def test_bound_argument_from_the_model_is_refused_as_unknown(function: Any, name: str) -> None:  # P26
     with pytest.raises(ToolError) as caught:
-        await call(tool(function, name="query"), **{"sql": "a", name: "other"})
+        await call_tool(tool(function, name="query"), **{"sql": "a", name: "other"})
     assert f"- {name}: there is no such parameter (there are: sql, limit)" in str(caught.value)
     assert KEY not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("function", "shown", "result"),
+    ("function", "visible", "result"),
     [
         (functools.partial(query, "a"), ["tenant", "limit", "api_key"], ["a", "t", 10, "none"]),
         (functools.partial(query, "a", "acme", api_key=KEY), ["limit"], ["a", "acme", 10, KEY]),
-        (updated(functools.partial(query, "a", "acme", api_key=KEY)), ["limit"], ["a", "acme", 10, KEY]),
+        (update_wrapper(functools.partial(query, "a", "acme", api_key=KEY)), ["limit"], ["a", "acme", 10, KEY]),
         (functools.partial(functools.partial(query, "a"), "acme"), ["limit", "api_key"], ["a", "acme", 10, "none"]),
         (functools.partial(query, sql="a"), ["tenant", "limit", "api_key"], ["a", "t", 10, "none"]),
         (functools.partial(query, "a", "b", 1, api_key=KEY), [], ["a", "b", 1, KEY]),
     ],
 )
-async def test_arguments_bound_at_any_position_are_hidden(function: Any, shown: list[str], result: Any) -> None:  # P26
-    made = tool(function, name="query")
-    assert list(made.definition.parameters["properties"]) == shown
-    assert await call(made, **({"tenant": "t"} if "tenant" in shown else {})) == result
+async def test_arguments_bound_at_any_position_are_hidden(
+    function: Any, visible: list[str], result: Any
+) -> None:  # P26
+    tested_tool = tool(function, name="query")
+    assert list(tested_tool.definition.parameters["properties"]) == visible
+    assert await call_tool(tested_tool, **({"tenant": "t"} if "tenant" in visible else {})) == result
 
 
-async def test_a_bound_context_and_bound_deps_need_no_json_form() -> None:  # P26
+async def test_bound_context_and_deps_need_no_json_form() -> None:  # P26
     own: RunContext[Any] = RunContext(deps="own")
-    made = tool(functools.partial(context_and_database, own, Database()), name="a")
+    tested_tool = tool(functools.partial(context_and_database, own, Database()), name="a")
     by_name = tool(functools.partial(context_and_database, ctx=own, db=Database()), name="b")
     database_only = tool(functools.partial(context_and_database, db=Database()), name="c")
-    for each, deps in ((made, "own"), (by_name, "own"), (database_only, "run")):
+    for each, deps in ((tested_tool, "own"), (by_name, "own"), (database_only, "run")):
         assert list(each.definition.parameters["properties"]) == ["sql"]
-        assert await call(each, sql="x") == ["x", f"Database({KEY})", deps]
+        assert await call_tool(each, sql="x") == ["x", f"Database({KEY})", deps]
         with pytest.raises(ToolError, match="- db: there is no such parameter"):
-            await call(each, sql="x", db=1)
+            await call_tool(each, sql="x", db=1)
 
 
 def free(sql: str, *, tenant: str, **options: str) -> None: ...
 
 
-def test_keywords_bound_before_free_keywords_are_not_opened_to_the_model() -> None:  # P26
+def test_bound_keywords_of_a_function_with_free_keywords_are_refused() -> None:  # P26
     with pytest.raises(ConfigurationError, match=r"'options' is \*\*options") as caught:
         tool(functools.partial(free, tenant="acme", api_key=KEY), name="free")
     assert KEY not in str(caught.value)
 
 
-async def test_a_decorator_may_ask_for_an_argument_of_a_bound_name() -> None:  # P26
+async def test_decorator_may_expose_an_argument_with_a_bound_name() -> None:  # P26
     def wrapper(**kwargs: Any) -> Any:
         return BY_KEYWORD(**kwargs)
 
     parameters = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=str) for name in ("sql", "tenant")]
     wrapper.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportFunctionMemberAccess]
     wrapper.__wrapped__ = BY_KEYWORD  # pyright: ignore[reportFunctionMemberAccess]
-    made = tool(wrapper, name="query")
-    assert list(made.definition.parameters["properties"]) == ["sql", "tenant"]
-    assert await call(made, sql="a", tenant="t") == ["a", "t", 10, KEY]
+    tested_tool = tool(wrapper, name="query")
+    assert list(tested_tool.definition.parameters["properties"]) == ["sql", "tenant"]
+    assert await call_tool(tested_tool, sql="a", tenant="t") == ["a", "t", 10, KEY]
 
 
 @dataclass
@@ -217,14 +221,14 @@ class Order:
     note: str = ""
 
 
-async def test_a_partial_of_a_class_hides_what_it_binds_also_in_the_text_written_for_the_class() -> None:  # P26
-    made = tool(functools.partial(Order, api_key=KEY), name="order")
-    assert list(made.definition.parameters["properties"]) == ["item", "note"]
-    assert "api_key" not in made.definition.description
-    assert await call(made, item="tea") == Order("tea", KEY)
+async def test_partial_of_a_class_hides_its_bound_arguments_in_the_description() -> None:  # P26
+    tested_tool = tool(functools.partial(Order, api_key=KEY), name="order")
+    assert list(tested_tool.definition.parameters["properties"]) == ["item", "note"]
+    assert "api_key" not in tested_tool.definition.description
+    assert await call_tool(tested_tool, item="tea") == Order("tea", KEY)
 
 
-def test_messages_about_partials_and_objects_do_not_show_what_they_hold() -> None:  # P26
+def test_messages_about_partials_and_objects_hide_their_values() -> None:  # P26
     with pytest.raises(ConfigurationError, match=r"a functools.partial of query needs a name") as caught:
         as_tool(functools.partial(query, api_key=KEY))
     assert KEY not in str(caught.value)
@@ -244,15 +248,15 @@ def test_messages_about_partials_and_objects_do_not_show_what_they_hold() -> Non
     assert KEY not in str(caught.value)
 
 
-def test_an_approval_cannot_ask_about_a_bound_argument() -> None:  # P26
+def test_approval_cannot_contain_a_bound_argument() -> None:  # P26
     with pytest.raises(ConfigurationError):
         tool(functools.partial(query, **BOUND), name="query", approve="For {tenant}?")
 
 
-async def test_events_and_requests_of_a_run_do_not_show_bound_arguments(caplog: Any) -> None:  # P26
-    made = tool(functools.partial(query_without_echo, **BOUND), name="query")
+async def test_events_and_requests_of_a_run_hide_bound_arguments(caplog: Any) -> None:  # P26
+    tested_tool = tool(functools.partial(query_without_echo, **BOUND), name="query")
     model = ScriptedModel([scripted("query", sql="a"), scripted("query", sql="a", tenant="other")], "done")
-    async with Agent(model, tools=[made]).run("go") as run:
+    async with Agent(model, tools=[tested_tool]).run("go") as run:
         events = [event async for event in run.events]
     assert KEY not in "".join(event.model_dump_json() for event in events)
     assert KEY not in repr(model.requests) + caplog.text
@@ -262,7 +266,8 @@ async def test_events_and_requests_of_a_run_do_not_show_bound_arguments(caplog: 
 
 
 def query_without_echo(sql: str, tenant: str, limit: int = 10, *, api_key: str) -> int:
-    assert (tenant, api_key) == ("acme", KEY)
+    assert tenant == "acme"
+    assert api_key == KEY
     return limit
 
 
@@ -276,12 +281,12 @@ def prompt(task: str, tenant: str, api_key: str) -> str:
     return f"{task} for {tenant}"
 
 
-async def test_agents_as_tools_hide_what_their_prompt_binds() -> None:  # P26
+async def test_agent_tool_hides_the_bound_arguments_of_its_prompt() -> None:  # P26
     function = functools.partial(prompt, tenant="acme", api_key=KEY)
     agent = Agent(ScriptedModel("done"), name="helper")
-    made = agent.as_tool(prompt=function)
-    assert list(made.definition.parameters["properties"]) == ["task"]
-    assert made.definition.description == "Hand over a task."
+    tested_tool = agent.as_tool(prompt=function)
+    assert list(tested_tool.definition.parameters["properties"]) == ["task"]
+    assert tested_tool.definition.description == "Hand over a task."
 
     served = offered({"helper": agent}, {"helper": AgentTool(prompt=function)})["helper"]
     assert list(served.tool.input_schema["properties"]) == ["task", "context_id"]
@@ -312,10 +317,10 @@ def secret(
     return [key.get_secret_value(), options.key.get_secret_value(), settings.keys[0].get_secret_value(), keys, size]
 
 
-async def test_defaults_that_are_secrets_or_hold_secrets_are_not_in_the_schema() -> None:  # P26
-    made = tool(secret)
-    text = json.dumps(made.definition.parameters)
+async def test_secret_defaults_are_not_in_the_schema() -> None:  # P26
+    tested_tool = tool(secret)
+    text = json.dumps(tested_tool.definition.parameters)
     assert KEY not in text
     assert "**" not in text
-    assert made.definition.parameters["properties"]["size"]["default"] == 2
-    assert (await call(made))[:3] == [KEY, KEY, KEY]
+    assert tested_tool.definition.parameters["properties"]["size"]["default"] == 2
+    assert (await call_tool(tested_tool))[:3] == [KEY, KEY, KEY]

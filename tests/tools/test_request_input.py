@@ -12,11 +12,11 @@ from rxloop.tools.client_tool import request_input
 FIELDS = {"city": "string", "days": "integer"}
 
 
-def asking(*calls: Any) -> Agent[None, str]:
+def make_agent(*calls: Any) -> Agent[None, str]:
     return Agent(ScriptedModel(*calls, "Good."), tools=[request_input], log=MemoryEventLog())
 
 
-async def paused(agent: Agent[None, str]) -> Result[str]:
+async def run_until_question(agent: Agent[None, str]) -> Result[str]:
     result = await agent.run("Plan it.")
     assert result.state == "input-required"
     return result
@@ -27,7 +27,7 @@ def answer_text(result: Result[str]) -> str:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "kind", "value", "told"),
+    ("arguments", "kind", "value", "expected"),
     [
         ({"prompt": "Where to?"}, "text", "Oslo", "Oslo"),
         ({"prompt": "Where to?"}, "text", "", ""),
@@ -41,21 +41,22 @@ def answer_text(result: Result[str]) -> str:
         ),
     ],
 )
-async def test_the_model_asks_and_the_answer_is_its_result(
-    arguments: dict[str, Any], kind: str, value: Any, told: str
+async def test_answer_of_the_user_is_the_result_of_the_call(
+    arguments: dict[str, Any], kind: str, value: Any, expected: str
 ) -> None:
     # L96, L103
-    agent = asking(call("request_input", **arguments))
-    result = await paused(agent)
+    agent = make_agent(call("request_input", **arguments))
+    result = await run_until_question(agent)
     (question,) = result.pending
-    assert (question.prompt, question.input_kind) == (arguments["prompt"], kind)
+    assert question.prompt == arguments["prompt"]
+    assert question.input_kind == kind
     again = await agent.resume(result.task_id, inputs={question.input_id: value})
     assert again.output == "Good."
-    assert answer_text(again) == told
+    assert answer_text(again) == expected
 
 
 @pytest.mark.parametrize(
-    ("arguments", "value", "says"),
+    ("arguments", "value", "message"),
     [
         ({"prompt": "Which?", "options": ["a", "b"]}, "c", "must be one of"),
         ({"prompt": "Shall I?", "kind": "confirmation"}, "yes", "boolean"),
@@ -64,30 +65,31 @@ async def test_the_model_asks_and_the_answer_is_its_result(
         ({"prompt": "When?", "fields": FIELDS}, {"city": "Oslo", "days": 2, "by": "car"}, "must not have 'by'"),
     ],
 )
-async def test_an_answer_that_does_not_fit_is_refused_and_the_run_still_waits(
-    arguments: dict[str, Any], value: Any, says: str
+async def test_invalid_answer_is_refused_and_the_run_still_waits(
+    arguments: dict[str, Any], value: Any, message: str
 ) -> None:
     # L101, L104
-    agent = asking(call("request_input", **arguments))
-    result = await paused(agent)
+    agent = make_agent(call("request_input", **arguments))
+    result = await run_until_question(agent)
     input_id = result.pending[0].input_id
-    with pytest.raises(InvalidInput, match=says):
+    with pytest.raises(InvalidInput, match=message):
         await agent.resume(result.task_id, inputs={input_id: value})
     assert agent.log is not None
     (record,) = await agent.log.list_runs(unfinished=True)
-    assert (record.state, record.attempt) == ("input-required", 1)
+    assert record.state == "input-required"
+    assert record.attempt == 1
 
 
-async def test_the_answer_may_come_while_the_run_waits() -> None:
+async def test_on_input_answers_while_the_run_waits() -> None:
     def answer(question: PendingInput) -> str:
         return question.prompt.upper()
 
-    result = await asking(call("request_input", prompt="why?")).run("Plan it.", on_input=answer)
+    result = await make_agent(call("request_input", prompt="why?")).run("Plan it.", on_input=answer)
     assert answer_text(result) == "WHY?"
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         ({"prompt": "Which?", "options": ["a"], "fields": FIELDS}, "options or fields, not both"),
         ({"prompt": "Which?", "fields": {"a b": "string"}}, "'a b' cannot be the name of a field"),
@@ -96,15 +98,15 @@ async def test_the_answer_may_come_while_the_run_waits() -> None:
         ({"prompt": ""}, "prompt"),
     ],
 )
-async def test_a_question_that_cannot_be_put_is_told_to_the_model(arguments: dict[str, Any], says: str) -> None:
-    result = await asking(call("request_input", **arguments)).run("Plan it.")
-    assert says in answer_text(result)
+async def test_invalid_question_is_reported_to_the_model(arguments: dict[str, Any], message: str) -> None:
+    result = await make_agent(call("request_input", **arguments)).run("Plan it.")
+    assert message in answer_text(result)
 
 
-async def test_two_questions_at_once_are_both_asked() -> None:
+async def test_two_concurrent_questions_are_both_asked() -> None:
     # L98
-    agent = asking(turn(calls=[call("request_input", prompt="Where?"), call("request_input", prompt="When?")]))
-    result = await paused(agent)
+    agent = make_agent(turn(calls=[call("request_input", prompt="Where?"), call("request_input", prompt="When?")]))
+    result = await run_until_question(agent)
     where, when = (question.input_id for question in result.pending)
     half = await agent.resume(result.task_id, inputs={where: "Oslo"})
     assert [question.input_id for question in half.pending] == [when]

@@ -51,35 +51,35 @@ class Point:
         ([math.nan, -math.inf], ["NaN", "-Infinity"], '["NaN","-Infinity"]'),
     ],
 )
-def test_values_reach_the_model_as_they_are(value: Any, data: Any, text: str) -> None:  # L75
+def test_value_reaches_the_model_unchanged(value: Any, data: Any, text: str) -> None:  # L75
     encoded = encode_result(value)
     assert encoded == (data, text)
     assert type(encoded[0]) is type(data)
 
 
-def test_a_lone_surrogate_is_replaced_because_no_request_can_carry_it() -> None:
+def test_lone_surrogate_is_replaced() -> None:
     assert encode_result("a\udcffb")[1] == "a\ufffdb"
     assert encode_result(["\udcff", {"\udcff": 1}]) == (["\ufffd", {"\ufffd": 1}], '["\ufffd",{"\ufffd":1}]')
     assert encode_result(City(name="\udcff"))[0] == {"name": "\ufffd"}
     assert encode_result("\ud83d\ude00")[1] == "\U0001f600"
 
 
-def circle() -> list[Any]:
+def make_cycle() -> list[Any]:
     items: list[Any] = []
     items.append(items)
     return items
 
 
 @pytest.mark.parametrize(
-    ("value", "named"), [(object(), "object"), ([object()], "list"), (circle(), "list"), (b"\xff", "bytes")]
+    ("value", "type_name"), [(object(), "object"), ([object()], "list"), (make_cycle(), "list"), (b"\xff", "bytes")]
 )
-def test_what_cannot_be_written_is_an_error_that_names_the_type(value: Any, named: str) -> None:
-    with pytest.raises(ToolError, match=rf"\(of type {named}\) cannot be written as JSON"):
+def test_value_without_a_json_form_is_an_error_with_its_type(value: Any, type_name: str) -> None:
+    with pytest.raises(ToolError, match=rf"\(of type {type_name}\) cannot be written as JSON"):
         encode_result(value)
 
 
 @pytest.mark.parametrize("content", [b"x", None, 5])
-def test_the_content_of_a_result_is_a_text_or_an_error_that_shows_it(content: Any) -> None:
+def test_content_that_is_not_a_string_is_an_error(content: Any) -> None:
     with pytest.raises(ToolError, match=f"is not a text: {content!r}"):
         encode_result(ToolResult(1, content))
 
@@ -96,7 +96,7 @@ JSON = st.recursive(
 
 
 @given(JSON.filter(lambda value: not isinstance(value, str)))
-def test_json_comes_through_unchanged(value: Any) -> None:
+def test_json_value_is_unchanged(value: Any) -> None:
     data, text = encode_result(value)
     assert data == value
     assert orjson.loads(text) == value
@@ -117,14 +117,14 @@ NUMBERS = list(range(VALUES))
 @pytest.mark.parametrize(
     "value", [[NUMBERS], {"a": NUMBERS}, (NUMBERS,), Rows(rows=NUMBERS), [Table(NUMBERS)], count(), [[NUMBERS[1:]] * 2]]
 )
-def test_a_result_of_too_many_values_is_refused_by_the_name_of_the_limit(value: Any) -> None:
+def test_result_with_too_many_values_is_refused_with_the_limit(value: Any) -> None:
     with pytest.raises(ToolError, match=r"result has more than 200,000 values\. Ask for less"):
         encode_result(value)
     assert encode_result(NUMBERS)[0] == NUMBERS
 
 
 @pytest.mark.parametrize("text", ["x" * (BYTES + 1), "ü" * (BYTES // 2)])
-def test_a_result_that_is_too_long_is_refused_by_the_name_of_the_limit(text: str) -> None:
+def test_result_that_is_too_long_is_refused_with_the_limit(text: str) -> None:
     for value in ([text], {"a": {"b": text}}, Rows.model_construct(rows=text), {text: 1}):
         with pytest.raises(ToolError, match=r"result is longer than 32 MB\. Ask for less"):
             encode_result(value)
@@ -133,22 +133,22 @@ def test_a_result_that_is_too_long_is_refused_by_the_name_of_the_limit(text: str
             encode_result(value)
 
 
-def test_no_more_of_a_result_is_looked_at_than_the_limit() -> None:
-    """By counting, not by time: every row says when it was looked at."""
-    looked = 0
+def test_result_is_read_only_up_to_the_limit() -> None:
+    """Counts the rows that are read, so that the test does not depend on time."""
+    rows_read = 0
 
     class Row(list[int]):
         def __iter__(self) -> Iterator[int]:
-            nonlocal looked
-            looked += 1
+            nonlocal rows_read
+            rows_read += 1
             return super().__iter__()
 
     with pytest.raises(ToolError, match="more than 200,000 values"):
         encode_result([Row([0] * 1_000) for _ in range(500)])
-    assert looked == 199
+    assert rows_read == 199
 
 
-def test_an_iterator_is_read_up_to_the_limit_and_none_that_is_inside_is_begun() -> None:
+def test_iterator_is_read_up_to_the_limit_and_a_nested_one_is_refused() -> None:
     assert encode_result(each for each in "ab")[0] == ["a", "b"]
     inside = count()
     with pytest.raises(ToolError, match="holds a count, which can be read only once: make a list of it"):
@@ -156,7 +156,7 @@ def test_an_iterator_is_read_up_to_the_limit_and_none_that_is_inside_is_begun() 
     assert next(inside) == 0
 
 
-def test_a_number_that_takes_seconds_to_write_is_refused_before() -> None:
+def test_huge_number_is_refused_before_it_is_formatted() -> None:
     for value in (1 << 50_000_000, [1 << 50_000_000]):
         with pytest.raises(ToolError, match=r"more than 4,300 digits"):
             encode_result(value)

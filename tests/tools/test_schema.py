@@ -30,12 +30,12 @@ class Unit:
     title: str
 
 
-def schema_of(function: Any, **options: Any) -> dict[str, Any]:
+def get_schema(function: Any, **options: Any) -> dict[str, Any]:
     return tool(function, **options).definition.parameters
 
 
-async def called(made: FunctionTool[Any, ..., Any], /, **arguments: Any) -> Any:
-    return await made.call(arguments, FakeHost().context())
+async def call_tool(tested_tool: FunctionTool[Any, ..., Any], /, **arguments: Any) -> Any:
+    return await tested_tool.call(arguments, FakeHost().context())
 
 
 def test_type_hints_and_docstring_become_the_schema() -> None:  # L110
@@ -66,32 +66,36 @@ def test_type_hints_and_docstring_become_the_schema() -> None:  # L110
     }
 
 
-def test_a_function_without_parameters_has_an_empty_object() -> None:
+def test_function_without_parameters_has_an_empty_object() -> None:
     def now() -> str:
         return ""
 
-    assert schema_of(now) == {"type": "object", "properties": {}, "additionalProperties": False}
+    assert get_schema(now) == {"type": "object", "properties": {}, "additionalProperties": False}
 
 
-def test_references_to_shared_models_stay_valid_and_a_property_called_title_is_kept() -> None:
+def test_references_to_shared_models_and_properties_called_title_are_kept() -> None:
     def visit(city: City, unit: Unit) -> None: ...
 
-    schema = schema_of(visit)
+    schema = get_schema(visit)
     assert schema["properties"]["city"] == {"$ref": "#/$defs/City"}
     assert schema["$defs"]["City"]["properties"]["near"]["items"] == {"$ref": "#/$defs/City"}
     assert schema["$defs"]["Unit"]["properties"] == {"title": {"type": "string"}}
     assert "title" not in schema["$defs"]["City"]
 
 
-async def test_models_and_dates_are_made_of_what_the_model_wrote() -> None:  # L110
+async def test_arguments_are_converted_to_models_dates_and_sets() -> None:  # L110
     @tool
     async def visit(city: City, when: date, tags: set[str]) -> list[Any]:
         return [city.name, when.year, sorted(tags)]
 
-    assert await called(visit, city={"name": "Oslo"}, when="2025-01-02", tags=["b", "a"]) == ["Oslo", 2025, ["a", "b"]]
+    assert await call_tool(visit, city={"name": "Oslo"}, when="2025-01-02", tags=["b", "a"]) == [
+        "Oslo",
+        2025,
+        ["a", "b"],
+    ]
 
 
-async def test_the_context_is_found_by_its_annotation_wherever_it_stands() -> None:
+async def test_context_parameter_is_recognised_by_its_annotation() -> None:
     @tool
     async def first(anything: RunContext[Secrets], x: int) -> tuple[str, int]:
         return anything.task_id, x
@@ -103,11 +107,11 @@ async def test_the_context_is_found_by_its_annotation_wherever_it_stands() -> No
 
     for each in (first, last):
         assert not {"anything", "run"} & set(each.definition.parameters["properties"])
-    assert await called(first, x=1) == ("r", 1)
-    assert await called(last, x="1") == ("r", 1, 2)
+    assert await call_tool(first, x=1) == ("r", 1)
+    assert await call_tool(last, x="1") == ("r", 1, 2)
 
 
-async def test_a_local_type_can_be_named_by_an_annotation_that_is_text() -> None:
+async def test_local_type_can_be_used_in_a_string_annotation() -> None:
     class Local(BaseModel):
         x: int
 
@@ -115,32 +119,32 @@ async def test_a_local_type_can_be_named_by_an_annotation_that_is_text() -> None
     async def use(value: Local) -> int:
         return value.x
 
-    assert await called(use, value={"x": 1}) == 1
+    assert await call_tool(use, value={"x": 1}) == 1
 
 
-async def test_parameters_may_have_names_that_pydantic_keeps_for_itself() -> None:
+async def test_parameter_names_may_be_reserved_by_pydantic() -> None:
     @tool
     async def odd(schema: int, _private: int, model_config: int, copy: int = 4) -> list[int]:
         return [schema, _private, model_config, copy]
 
-    assert await called(odd, schema=1, _private=2, model_config=3) == [1, 2, 3, 4]
+    assert await call_tool(odd, schema=1, _private=2, model_config=3) == [1, 2, 3, 4]
 
 
-async def test_defaults_are_those_of_the_function() -> None:
+async def test_defaults_of_the_function_are_used() -> None:
     marker = object()
 
     @tool
     async def keep(a: Any = marker, b: int = Field(default=3, ge=1), c: Annotated[int, Field(default=5)] = 6) -> Any:
         return a is marker, b, c
 
-    assert schema_of(keep)["properties"]["b"] == {"type": "integer", "default": 3, "minimum": 1}
-    assert "default" not in schema_of(keep)["properties"]["a"]
-    assert await called(keep) == (True, 3, 6)
+    assert get_schema(keep)["properties"]["b"] == {"type": "integer", "default": 3, "minimum": 1}
+    assert "default" not in get_schema(keep)["properties"]["a"]
+    assert await call_tool(keep) == (True, 3, 6)
     with pytest.raises(ToolError, match="- b: Input should be greater than or equal to 1"):
-        await called(keep, b=0)
+        await call_tool(keep, b=0)
 
 
-async def test_wrong_arguments_name_each_field_and_reason() -> None:  # L110
+async def test_invalid_arguments_are_reported_with_field_and_reason() -> None:  # L110
     calls: list[Any] = []
 
     @tool
@@ -148,7 +152,7 @@ async def test_wrong_arguments_name_each_field_and_reason() -> None:  # L110
         calls.append(city)
 
     with pytest.raises(ToolError) as caught:
-        await called(visit, city={"name": "Oslo", "near": [{}]}, dayz=1, note=["x" * 200])
+        await call_tool(visit, city={"name": "Oslo", "near": [{}]}, dayz=1, note=["x" * 200])
     lines = str(caught.value).splitlines()
     assert lines[0] == "The arguments of visit do not fit, and it was not called:"
     assert set(lines[1:3]) == {"- city.near[0].name: required, but missing", "- days: required, but missing"}
@@ -158,7 +162,7 @@ async def test_wrong_arguments_name_each_field_and_reason() -> None:  # L110
     assert calls == []
 
 
-async def test_a_function_may_change_its_arguments_without_changing_the_event() -> None:
+async def test_function_may_change_its_arguments_without_changing_the_event() -> None:
     @tool
     async def change(data: dict[str, Any]) -> None:
         data["list"].append(1)
@@ -188,23 +192,23 @@ def unresolved(thing: Nowhere) -> None: ...  # noqa: F821  # pyright: ignore[rep
         (unresolved, "thing", "name 'Nowhere' is not defined"),
     ],
 )
-def test_a_parameter_that_a_model_cannot_be_told_is_named(function: Any, parameter: str, reason: str) -> None:
+def test_parameter_that_cannot_be_described_is_named(function: Any, parameter: str, reason: str) -> None:
     with pytest.raises(ConfigurationError, match=reason) as caught:
         tool(function)
     assert f"tool {function.__name__!r}: parameter {parameter!r}" in str(caught.value)
 
 
-def test_a_method_without_its_instance_is_an_error_that_says_what_to_do() -> None:
+def test_unbound_method_is_an_error_with_a_remedy() -> None:
     def buy(self, thing: str) -> None: ...
 
     with pytest.raises(ConfigurationError, match=r"tool\(instance\.method\)"):
         tool(buy)
 
 
-def test_strict_closes_every_object_and_requires_every_property() -> None:
+def test_strict_schema_closes_every_object_and_requires_every_property() -> None:
     def visit(city: Annotated[City, Field(description="Where.")], unit: Unit | None = None) -> None: ...
 
-    schema = schema_of(visit, strict=True)
+    schema = get_schema(visit, strict=True)
     assert schema["required"] == ["city", "unit"]
     assert schema["properties"]["city"]["description"] == "Where."
     assert schema["properties"]["city"]["required"] == ["name", "near"]
@@ -216,16 +220,16 @@ class Branch(BaseModel):
     next: Annotated[Branch, Field(description="Further out.")] | None = None
 
 
-def test_strict_keeps_references_that_go_in_circles() -> None:
+def test_strict_schema_keeps_recursive_references() -> None:
     def grow(root: Annotated[Branch, Field(description="Where.")]) -> None: ...
 
-    schema = schema_of(grow, strict=True)
+    schema = get_schema(grow, strict=True)
     assert schema["properties"]["root"]["description"] == "Where."
     assert schema["$defs"]["Branch"]["required"] == ["next"]
     check_references(schema, schema["$defs"])
 
 
-def test_strict_refuses_an_object_with_free_keys() -> None:
+def test_strict_schema_refuses_an_object_with_free_keys() -> None:
     def count(words: dict[str, int]) -> None: ...
 
     with pytest.raises(ConfigurationError, match="strict=True takes no object with free keys"):
@@ -258,14 +262,14 @@ TYPES = st.recursive(
 
 
 @given(st.dictionaries(st.from_regex(r"[a-z_][a-z0-9_]{0,8}", fullmatch=True), TYPES, max_size=4))
-def test_any_parameters_make_a_closed_schema_without_titles(types: dict[str, Any]) -> None:
+def test_any_parameters_have_a_closed_schema_without_titles(types: dict[str, Any]) -> None:
     def function() -> None: ...
 
     parameters = [
         inspect.Parameter(f"x{name}", inspect.Parameter.KEYWORD_ONLY, annotation=t) for name, t in types.items()
     ]
     function.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportFunctionMemberAccess]
-    schema = schema_of(function)
+    schema = get_schema(function)
     assert list(schema["properties"]) == [parameter.name for parameter in parameters]
     assert schema.get("required", []) == [parameter.name for parameter in parameters]
     assert schema["additionalProperties"] is False

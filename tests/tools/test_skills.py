@@ -1,4 +1,4 @@
-"""Skills: the open format, what a model sees and learns of it, and what it can never read."""
+"""Skills in the open format: offered descriptions, learned content, and protection of other files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rxloop.tools.skills import MOST_SKILLS, BadSkill, SkillFolder, skill_of
 BODY = "# Writing minutes\n\nBegin with who was there. See references/style.md."
 
 
-def write(folder: Path, name: str, *, text: str | None = None, description: str = "Writes minutes.") -> Path:
+def write_skill(folder: Path, name: str, *, text: str | None = None, description: str = "Writes minutes.") -> Path:
     skill = folder / name
     skill.mkdir(parents=True, exist_ok=True)
     front = f"---\nname: {name}\ndescription: {description}\n---\n\n{BODY}\n"
@@ -32,43 +32,43 @@ def write(folder: Path, name: str, *, text: str | None = None, description: str 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    skill = write(tmp_path / "skills", "minutes", description="Writes minutes. Use it after a meeting.")
+    skill = write_skill(tmp_path / "skills", "minutes", description="Writes minutes. Use it after a meeting.")
     (skill / "references").mkdir()
     (skill / "references/style.md").write_text("Short sentences, \u00e5s always.\n", encoding="utf-8")
-    write(tmp_path / "skills", "summary", description="Sums up.")
+    write_skill(tmp_path / "skills", "summary", description="Sums up.")
     (tmp_path / "skills/README.md").write_text("Not a skill.")
     (tmp_path / "skills/notes").mkdir()
     (tmp_path / "secret.md").write_text("secret")
     return tmp_path / "skills"
 
 
-async def answers(folder: Path, *calls: Any) -> list[str]:
-    """What the model reads in answer to these calls."""
+async def tool_answers(folder: Path, *calls: Any) -> list[str]:
+    """Return the results of these calls."""
     agent = Agent(ScriptedModel(*calls, "Done."), tools=[skills(folder)], limits=Limits(tool_failures=99))
     result = await agent.run("Go.")
     return [message.text for message in result.messages if message.role == "tool"]
 
 
-async def offered(folder: Path) -> dict[str, Any]:
-    """The tools that a model is offered, by name."""
+async def offered_tools(folder: Path) -> dict[str, Any]:
+    """Return the tools that a model is offered, by name."""
     model = ScriptedModel("Hi.")
     await Agent(model, tools=[skills(folder)], thoughts=False).run("Hi.")
     return {definition.name: definition for definition in model.requests[0].tools}
 
 
-async def test_a_model_sees_the_names_and_descriptions(folder: Path) -> None:
-    learn = (await offered(folder))["learn_skill"]
+async def test_model_gets_the_names_and_descriptions(folder: Path) -> None:
+    learn = (await offered_tools(folder))["learn_skill"]
     assert "- minutes: Writes minutes. Use it after a meeting.\n- summary: Sums up." in learn.description
 
 
-async def test_descriptions_that_are_too_long_for_that_of_a_tool_stand_at_the_parameter(folder: Path) -> None:
-    write(folder, "long", description="Long. " * 150)
-    learn = (await offered(folder))["learn_skill"]
+async def test_long_descriptions_are_moved_to_the_parameter(folder: Path) -> None:
+    write_skill(folder, "long", description="Long. " * 150)
+    learn = (await offered_tools(folder))["learn_skill"]
     assert len(learn.description) < 1024
     assert "- minutes: Writes minutes." in learn.parameters["properties"]["name"]["description"]
 
 
-async def test_what_is_learned_is_in_the_history_from_then_on(folder: Path) -> None:  # L130
+async def test_learned_skill_stays_in_the_history(folder: Path) -> None:  # L130
     log = MemoryEventLog()
     model = ScriptedModel(call("learn_skill", name="minutes"), "Learned.", "Written.")
     agent = Agent(model, tools=[skills(folder)], log=log)
@@ -78,19 +78,19 @@ async def test_what_is_learned_is_in_the_history_from_then_on(folder: Path) -> N
     assert [message.text for message in model.requests[-1].messages if message.role == "tool"] == [learned]
 
 
-async def test_a_name_that_is_not_known_lists_the_ones_that_are(folder: Path) -> None:  # L130
-    [told] = await answers(folder, call("learn_skill", name="Minute"))
-    assert told == "There is no skill 'Minute'. Did you mean 'minutes'? The skills are: minutes, summary."
+async def test_unknown_skill_is_answered_with_the_known_names(folder: Path) -> None:  # L130
+    [error] = await tool_answers(folder, call("learn_skill", name="Minute"))
+    assert error == "There is no skill 'Minute'. Did you mean 'minutes'? The skills are: minutes, summary."
 
 
-async def test_a_file_of_a_skill_is_read_in_parts(folder: Path) -> None:
+async def test_skill_file_is_read_in_parts(folder: Path) -> None:
     def read(**fields: Any) -> Any:
         return call("read_skill_file", skill="minutes", path="references/style.md", **fields)
 
-    whole, first, rest = await answers(folder, read(), read(limit=18), read(offset=17))
+    whole, first, last_part = await tool_answers(folder, read(), read(limit=18), read(offset=17))
     assert whole == "Short sentences, \u00e5s always.\n"
     assert first == "[bytes 0 to 17 of references/style.md; read on with offset=17]\nShort sentences, "
-    assert rest == "[bytes 17 to 29 of references/style.md; the end of it]\n\u00e5s always.\n"
+    assert last_part == "[bytes 17 to 29 of references/style.md; the end of it]\n\u00e5s always.\n"
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ async def test_a_file_of_a_skill_is_read_in_parts(folder: Path) -> None:
         *("link.md", "linked/secret.md", "references", "pipe", "deep/link.md", ".hidden/../../secret.md", ".env"),
     ],
 )
-async def test_nothing_outside_a_skill_can_be_read(folder: Path, path: str) -> None:
+async def test_files_outside_a_skill_cannot_be_read(folder: Path, path: str) -> None:
     skill = folder / "minutes"
     (skill / "link.md").symlink_to(folder.parent / "secret.md")
     (skill / "linked").symlink_to(folder.parent)
@@ -108,42 +108,43 @@ async def test_nothing_outside_a_skill_can_be_read(folder: Path, path: str) -> N
     (skill / "deep/link.md").symlink_to(folder.parent / "secret.md")
     os.mkfifo(skill / "pipe")
     (skill / ".env").write_text("KEY=secret")
-    [told] = await answers(folder, call("read_skill_file", skill="minutes", path=path))
-    assert "secret" not in told.replace(path, "").replace("secret.md", "")
-    assert "is not a path in the skill" in told or "has no file" in told
+    [error] = await tool_answers(folder, call("read_skill_file", skill="minutes", path=path))
+    assert "secret" not in error.replace(path, "").replace("secret.md", "")
+    assert "is not a path in the skill" in error or "has no file" in error
 
 
-async def test_a_file_has_nothing_behind_its_end(folder: Path) -> None:
+async def test_read_beyond_the_end_of_a_file_is_empty(folder: Path) -> None:
     for offset in (10**6, 2**63, 10**30):
-        [told] = await answers(folder, call("read_skill_file", skill="minutes", path="SKILL.md", offset=offset))
-        assert told == f"[bytes {offset} to {offset} of SKILL.md; the end of it]\n"
+        [content] = await tool_answers(folder, call("read_skill_file", skill="minutes", path="SKILL.md", offset=offset))
+        assert content == f"[bytes {offset} to {offset} of SKILL.md; the end of it]\n"
 
 
-async def test_a_file_that_there_is_not_is_told_with_the_ones_that_are(folder: Path) -> None:
-    [told] = await answers(folder, call("read_skill_file", skill="minutes", path="references/Style.MD"))
-    assert "Did you mean 'references/style.md'?" in told
-    assert "It has: references/style.md, SKILL.md." in told
+async def test_unknown_skill_file_is_answered_with_the_known_files(folder: Path) -> None:
+    [error] = await tool_answers(folder, call("read_skill_file", skill="minutes", path="references/Style.MD"))
+    assert "Did you mean 'references/style.md'?" in error
+    assert "It has: references/style.md, SKILL.md." in error
 
 
-async def test_what_is_not_text_is_not_read(folder: Path) -> None:
+async def test_binary_skill_file_is_not_read(folder: Path) -> None:
     (folder / "minutes/logo.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0")
     (folder / "minutes/empty.txt").write_bytes(b"")
-    binary, empty = await answers(
+    binary, empty = await tool_answers(
         folder,
         call("read_skill_file", skill="minutes", path="logo.png"),
         call("read_skill_file", skill="minutes", path="empty.txt"),
     )
-    assert (binary, empty) == ("'logo.png' is not text.", "")
+    assert binary == "'logo.png' is not text."
+    assert empty == ""
 
 
-async def test_a_change_of_the_folder_is_seen_at_the_next_model_call(folder: Path) -> None:
-    family = skills(folder)
+async def test_change_of_the_folder_is_noticed_at_the_next_model_call(folder: Path) -> None:
+    toolset = skills(folder)
     model = ScriptedModel("One.", "Two.", "Three.", "Four.")
-    agent = Agent(model, tools=[family], thoughts=False)
+    agent = Agent(model, tools=[toolset], thoughts=False)
     await agent.run("1")
     await agent.run("2")
     assert model.requests[0].tools is model.requests[1].tools
-    write(folder, "new", description="New.")
+    write_skill(folder, "new", description="New.")
     await agent.run("3")
     assert "- new: New." in model.requests[2].tools[0].description
     for path in (*folder.rglob("SKILL.md"),):
@@ -152,9 +153,9 @@ async def test_a_change_of_the_folder_is_seen_at_the_next_model_call(folder: Pat
     assert model.requests[3].tools == ()
 
 
-async def test_a_skill_that_is_gone_or_has_become_bad_is_said(folder: Path) -> None:
-    family = skills(folder)
-    [learn, _] = await family.tools(None)  # pyright: ignore[reportArgumentType]
+async def test_removed_or_invalid_skill_is_reported(folder: Path) -> None:
+    toolset = skills(folder)
+    [learn, _] = await toolset.tools(None)  # pyright: ignore[reportArgumentType]
     (folder / "minutes/SKILL.md").write_text("nothing")
     with pytest.raises(Exception, match="front matter"):
         await learn.call({"name": "minutes"}, None)  # pyright: ignore[reportArgumentType]
@@ -194,7 +195,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_bad_skill_is_refused_with_the_reason(name: str) -> None:
+def test_invalid_skill_is_refused_with_the_reason(name: str) -> None:
     text, reason = BAD[name]
     with pytest.raises(BadSkill, match=reason):
         skill_of(text, name)
@@ -210,33 +211,34 @@ def test_a_bad_skill_is_refused_with_the_reason(name: str) -> None:
     ],
 )
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
-def test_a_good_skill_is_read(front: str, name: str, description: str, end: str) -> None:
+def test_valid_skill_is_read(front: str, name: str, description: str, end: str) -> None:
     text = f"\ufeff---\n{front}\n---\nBody".replace("\n", end)
     skill = skill_of(text, "f")
-    assert (skill.name, skill.description) == (name, description)
+    assert skill.name == name
+    assert skill.description == description
 
 
 @given(st.text())
-def test_no_text_makes_the_reader_raise_anything_else(text: str) -> None:
+def test_parser_raises_only_bad_skill_for_any_text(text: str) -> None:
     for each in (text, f"---\n{text}\n---\n", f"---\nname: a\ndescription: {text}\n---\n"):
         with suppress(BadSkill):
             skill_of(each, "f")
 
 
-async def test_a_bad_skill_takes_no_other_away_and_is_named_once(
+async def test_invalid_skill_affects_no_other_skill_and_is_reported_once(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     for name, (text, _) in BAD.items():
-        write(folder, name, text=text)
+        write_skill(folder, name, text=text)
     (folder / "linked").symlink_to(folder / "minutes")
-    write(folder, "double", text="---\nname: minutes\ndescription: Another.\n---\n")
+    write_skill(folder, "double", text="---\nname: minutes\ndescription: Another.\n---\n")
     (folder / "latin").mkdir()
     (folder / "latin/SKILL.md").write_bytes(b"---\nname: latin\ndescription: \xe5\n---\n")
-    write(folder, "huge", text="---\nname: huge\ndescription: d\n---\n" + "x" * 300_000)
-    family = skills(folder)
+    write_skill(folder, "huge", text="---\nname: huge\ndescription: d\n---\n" + "x" * 300_000)
+    toolset = skills(folder)
     with caplog.at_level(logging.WARNING, "rxloop"):
-        await family.tools(None)  # pyright: ignore[reportArgumentType]
-        learn, _ = await family.tools(None)  # pyright: ignore[reportArgumentType]
+        await toolset.tools(None)  # pyright: ignore[reportArgumentType]
+        learn, _ = await toolset.tools(None)  # pyright: ignore[reportArgumentType]
     assert learn.definition.description.endswith(
         "- minutes: Writes minutes. Use it after a meeting.\n- summary: Sums up."
     )
@@ -247,46 +249,46 @@ async def test_a_bad_skill_takes_no_other_away_and_is_named_once(
         assert any(str(folder / name) in message for message in messages), name
 
 
-async def test_a_link_that_cannot_be_looked_at_takes_no_skill_away(folder: Path) -> None:
+async def test_unreadable_link_affects_no_skill(folder: Path) -> None:
     (folder / "long").symlink_to("a" * 300)
     (folder / "loop").symlink_to("loop")
-    assert "minutes" in (await offered(folder))["learn_skill"].description
+    assert "minutes" in (await offered_tools(folder))["learn_skill"].description
 
 
-async def test_no_description_is_one_that_requests_cannot_carry(folder: Path) -> None:
-    write(folder, "odd", description='"half \\ud83d of it"')
-    assert "- odd: half \ufffd of it" in (await offered(folder))["learn_skill"].description
+async def test_description_with_invalid_unicode_is_repaired(folder: Path) -> None:
+    write_skill(folder, "odd", description='"half \\ud83d of it"')
+    assert "- odd: half \ufffd of it" in (await offered_tools(folder))["learn_skill"].description
 
 
-def test_a_description_without_an_end_is_read_in_time() -> None:
-    begun = thread_time()
+def test_unterminated_description_is_parsed_in_linear_time() -> None:
+    start = thread_time()
     with pytest.raises(BadSkill):
         skill_of("---\nname: a\ndescription: a" + " \t" * 7_500 + "b: c\n---\n", "a")
-    assert thread_time() - begun < 1
+    assert thread_time() - start < 1
 
 
-def test_no_more_skills_are_read_than_are_offered(tmp_path: Path) -> None:
+def test_number_of_skills_is_limited(tmp_path: Path) -> None:
     for number in range(MOST_SKILLS + 50):
-        write(tmp_path, f"s{number:03}")
+        write_skill(tmp_path, f"s{number:03}")
     (tmp_path / f"s{MOST_SKILLS + 20}/SKILL.md").write_text("bad")
-    found = SkillFolder(tmp_path)
-    assert len(found.look()) == MOST_SKILLS
-    [problem] = found.problems
+    skill_folder = SkillFolder(tmp_path)
+    assert len(skill_folder.look()) == MOST_SKILLS
+    [problem] = skill_folder.problems
     assert problem == f"{tmp_path}/s{MOST_SKILLS} and what follows is left out: there are {MOST_SKILLS} skills"
 
 
-async def test_a_family_without_skills_offers_nothing(tmp_path: Path) -> None:
-    assert await offered(tmp_path) == {}
+async def test_empty_skill_folder_offers_no_tools(tmp_path: Path) -> None:
+    assert await offered_tools(tmp_path) == {}
 
 
-def test_what_is_no_folder_is_refused(folder: Path) -> None:
+def test_missing_folder_is_refused(folder: Path) -> None:
     with pytest.raises(ConfigurationError, match="is not a folder"):
         skills(folder / "nowhere")
     with pytest.raises(ConfigurationError, match="needs a folder"):
         skills()
 
 
-def test_without_pyyaml_it_says_what_to_install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_pyyaml_is_reported_with_the_extra(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "yaml", None)
     with pytest.raises(ConfigurationError, match=r'pip install "rxloop\[yaml\]"'):
         skills(folder)

@@ -12,7 +12,7 @@ from support.fake_host import FakeHost
 
 
 class Thinker:
-    """One run whose model calls `think_aloud`, beside another tool."""
+    """Run whose model calls `think_aloud` with another tool."""
 
     def __init__(self, config: Thoughts | None = None, events: list[Event] | None = None) -> None:
         self.tool = ThinkAloud(config)
@@ -33,7 +33,7 @@ class Thinker:
         return [event for event in self.host.events if isinstance(event, ThoughtStreamEvent)]
 
 
-def test_the_schema_asks_for_a_thought_and_its_type() -> None:  # L15
+def test_schema_requires_a_thought_and_its_type() -> None:  # L15
     definition = think_aloud().definition
     assert definition.name == "think_aloud"
     assert definition.parameters["required"] == ["thought", "thought_type"]
@@ -45,13 +45,13 @@ def test_the_schema_asks_for_a_thought_and_its_type() -> None:  # L15
         assert word in definition.description
 
 
-def test_only_the_allowed_types_are_offered_to_the_model() -> None:
+def test_only_allowed_types_are_offered_to_the_model() -> None:
     schema = think_aloud(Thoughts(types=("planning", "decision"), hidden=True)).definition
     assert schema.parameters["properties"]["thought_type"]["enum"] == ["planning", "decision"]
     assert schema.hidden  # L29
 
 
-async def test_a_thought_is_one_event_and_its_id_is_returned() -> None:  # L17, L26
+async def test_thought_is_one_event_and_its_id_is_returned() -> None:  # L17, L26
     run = Thinker()
     answer = await run.think(
         "First Oslo.", "decision", thought_id="plan", confidence=1, alternatives=["b", "a"], metadata={"k": [1]}
@@ -72,32 +72,32 @@ async def test_a_thought_is_one_event_and_its_id_is_returned() -> None:  # L17, 
     ]
 
 
-@pytest.mark.parametrize("given", [{}, {"thought_id": ""}, {"thought_id": " "}, {"thought_id": None}])
-async def test_an_id_is_made_where_there_is_none(given: dict[str, Any]) -> None:  # L18
+@pytest.mark.parametrize("fields", [{}, {"thought_id": ""}, {"thought_id": " "}, {"thought_id": None}])
+async def test_missing_id_is_generated(fields: dict[str, Any]) -> None:  # L18
     run = Thinker()
-    ids = [(await run.think(**given))["thoughtId"] for _ in range(3)]
+    ids = [(await run.think(**fields))["thoughtId"] for _ in range(3)]
     assert ids == ["t1", "t2", "t3"] == [thought.thought_id for thought in run.thoughts]
 
 
-async def test_a_made_id_avoids_those_that_are_taken() -> None:  # L18
+async def test_generated_id_avoids_used_ids() -> None:  # L18
     run = Thinker()
     await run.think(thought_id="t2")
     assert (await run.think())["thoughtId"] == "t3"
 
 
-async def test_related_to_links_a_thought_to_an_earlier_one_and_to_a_call() -> None:  # L19, L20
+async def test_related_to_links_a_thought_to_earlier_thoughts_and_calls() -> None:  # L19, L20
     run = Thinker()
     await run.think(thought_id="plan")
     first = await run.think(thought_id="next", related_to="plan")
     second = await run.think(thought_id="seen", related_to=" work_2 ")
-    third = await run.think(thought_id="same", related_to="work_4")  # a call of its own message
+    third = await run.think(thought_id="same", related_to="work_4")  # a call of the same message
     assert not any("warning" in answer for answer in (first, second, third))
     assert ThoughtGraph.of(run.host.events).edges == (
         ("plan", "next", "thought"), ("work_2", "seen", "call"), ("work_4", "same", "call")
     )  # fmt: skip
 
 
-async def test_related_to_nothing_known_is_kept_with_a_warning_that_names_the_nearest() -> None:  # L21
+async def test_unknown_related_to_is_kept_with_a_warning_that_suggests_ids() -> None:  # L21
     run = Thinker()
     await run.think(thought_id="check-units")
     answer = await run.think(related_to="check_unit")
@@ -106,11 +106,11 @@ async def test_related_to_nothing_known_is_kept_with_a_warning_that_names_the_ne
     assert "no thought or tool call has the id 'check_unit'; the nearest ids are check-units" in answer["warning"]
 
 
-async def test_a_thought_that_is_related_to_itself_gets_a_warning() -> None:  # L21
+async def test_thought_related_to_itself_causes_a_warning() -> None:  # L21
     assert "warning" in await Thinker().think(thought_id="loop", related_to="loop")
 
 
-async def test_an_id_that_is_taken_gets_a_number_and_the_model_is_told() -> None:  # L22
+async def test_used_id_gets_a_number_and_the_model_is_informed() -> None:  # L22
     run = Thinker()
     answers = [await run.think(thought_id="plan") for _ in range(3)]
     assert [answer["thoughtId"] for answer in answers] == ["plan", "plan-2", "plan-3"]
@@ -118,14 +118,15 @@ async def test_an_id_that_is_taken_gets_a_number_and_the_model_is_told() -> None
     assert (await run.think(thought_id="work_1"))["thoughtId"] == "work_1-2"
 
 
-async def test_an_id_that_is_taken_can_be_kept_or_refused() -> None:  # L22
+async def test_used_id_can_be_kept_or_refused() -> None:  # L22
     keeping, refusing = Thinker(Thoughts(duplicates="keep")), Thinker(Thoughts(duplicates="refuse"))
     for run in (keeping, refusing):
         await run.think(thought_id="plan")
     assert (await keeping.think(thought_id="plan"))["thoughtId"] == "plan"
     with pytest.raises(ToolError, match="thought_id: 'plan' is taken"):
         await refusing.think(thought_id="plan")
-    assert (len(keeping.thoughts), len(refusing.thoughts)) == (2, 1)
+    assert len(keeping.thoughts) == 2
+    assert len(refusing.thoughts) == 1
 
 
 @pytest.mark.parametrize(
@@ -144,47 +145,47 @@ async def test_an_id_that_is_taken_can_be_kept_or_refused() -> None:  # L22
         ({"thought": "x", "thought_type": "planning", "alternatives": "one"}, "alternatives"),
     ],
 )
-async def test_what_does_not_fit_is_named_and_nothing_is_emitted(arguments: dict[str, Any], field: str) -> None:  # L23
+async def test_invalid_argument_is_named_and_nothing_is_emitted(arguments: dict[str, Any], field: str) -> None:  # L23
     run = Thinker()
     with pytest.raises(ToolError, match=rf"(^|- ){field}: "):
         await run.call(ToolCall(id="call_1", name="think_aloud"), arguments)
     assert run.host.events == []
 
 
-async def test_what_there_is_no_argument_for_is_passed_over_and_names_may_be_in_any_case() -> None:
+async def test_unknown_arguments_are_ignored_and_enum_values_are_case_insensitive() -> None:
     run = Thinker()
     await run.think("x", " Planning", verbosity="BRIEF", idea=1, thoughtNumber=2)
     assert [(thought.thought_type, thought.verbosity) for thought in run.thoughts] == [("planning", "brief")]
 
 
-async def test_a_type_that_is_not_allowed_is_refused_with_those_that_are() -> None:  # L24
+async def test_type_that_is_not_allowed_is_refused_with_the_allowed_ones() -> None:  # L24
     run = Thinker(Thoughts(types=("planning", "critique")))
     with pytest.raises(ToolError, match="thought_type: Input should be 'planning' or 'critique'"):
         await run.think("x", "decision")
     assert run.thoughts == []
 
 
-async def test_a_type_may_be_written_in_capitals() -> None:
+async def test_type_is_case_insensitive() -> None:
     run = Thinker()
     await run.think("x", " Planning")
     assert run.thoughts[0].thought_type == "planning"
 
 
-async def test_an_id_is_one_line_without_control_characters() -> None:
+async def test_control_characters_are_removed_from_an_id() -> None:
     run = Thinker()
     assert (await run.think(thought_id="a\n\x1b b"))["thoughtId"] == "a b"
     assert "warning" not in await run.think(related_to=" a\x1b b")
     assert run.thoughts[1].related_to == "a b"
 
 
-async def test_a_thought_has_so_many_alternatives() -> None:
+async def test_number_of_alternatives_is_limited() -> None:
     run = Thinker()
     with pytest.raises(ToolError, match="alternatives"):
         await run.think(alternatives=["x"] * 51)
     assert run.thoughts == []
 
 
-async def test_verbosity_is_the_configured_one_where_it_is_left_out() -> None:  # L25
+async def test_default_verbosity_is_configurable() -> None:  # L25
     normal, brief = Thinker(), Thinker(Thoughts(verbosity="brief"))
     for run in (normal, brief):
         await run.think(verbosity=None)
@@ -193,14 +194,16 @@ async def test_verbosity_is_the_configured_one_where_it_is_left_out() -> None:  
     assert [thought.verbosity for thought in brief.thoughts] == ["brief", "detailed"]
 
 
-async def test_null_stands_for_an_argument_that_is_left_out_and_a_number_for_an_id() -> None:
+async def test_null_is_a_missing_argument_and_a_number_is_a_valid_id() -> None:
     run = Thinker()
     nothing: dict[str, Any] = dict.fromkeys(["related_to", "confidence", "alternatives", "metadata"])
     assert (await run.think(thought_id=7, **nothing))["thoughtId"] == "7"
-    assert (run.thoughts[0].alternatives, run.thoughts[0].metadata, run.thoughts[0].related_to) == ([], {}, None)
+    assert run.thoughts[0].alternatives == []
+    assert run.thoughts[0].metadata == {}
+    assert run.thoughts[0].related_to is None
 
 
-def thought_only(step: int) -> list[Event]:
+def make_thought_events(step: int) -> list[Event]:
     call = ToolCall(id=f"c{step}", name="think_aloud")
     return [
         ContentCompleteEvent(tool_calls=[call], step=str(step)),
@@ -209,8 +212,8 @@ def thought_only(step: int) -> list[Event]:
 
 
 @pytest.mark.parametrize("iterations", [2, 3])
-async def test_after_so_many_iterations_of_nothing_else_thinking_is_refused(iterations: int) -> None:  # L34
-    run = Thinker(events=[event for step in range(iterations) for event in thought_only(step)])
+async def test_thinking_is_refused_after_several_iterations_of_nothing_else(iterations: int) -> None:  # L34
+    run = Thinker(events=[event for step in range(iterations) for event in make_thought_events(step)])
     call = ToolCall(id="again", name="think_aloud")
     run.host.message(call, step="9")
     arguments = {"thought": "Once more.", "thought_type": "planning"}
@@ -222,8 +225,8 @@ async def test_after_so_many_iterations_of_nothing_else_thinking_is_refused(iter
     assert run.thoughts == []
 
 
-async def test_beside_another_tool_thinking_is_never_refused() -> None:  # L34
-    run = Thinker(events=[event for step in range(5) for event in thought_only(step)])
+async def test_thinking_with_another_tool_is_never_refused() -> None:  # L34
+    run = Thinker(events=[event for step in range(5) for event in make_thought_events(step)])
     await run.think()
     assert len(run.thoughts) == 1
 
@@ -237,32 +240,36 @@ async def test_earlier_thoughts_are_known_in_a_resumed_run() -> None:  # L37
     assert resumed.thoughts[-1].thought_id == "t2"
 
 
-async def test_a_call_that_was_interrupted_behind_its_thought_does_not_think_it_twice() -> None:  # L37
+async def test_call_interrupted_after_its_thought_does_not_repeat_the_thought() -> None:  # L37
     before = Thinker()
     await before.think("Once.", thought_id="plan")
     resumed = Thinker(events=before.host.events)
     resumed.host.info.ids, resumed.steps = {**resumed.host.info.ids, "attempt": 2}, 1
     arguments = {"thought": "Once.", "thought_type": "planning", "thought_id": "plan"}
     answer = await resumed.call(ToolCall(id="call_1", name="think_aloud"), arguments)
-    assert (answer["thoughtId"], len(resumed.thoughts)) == ("plan", 1)
+    assert answer["thoughtId"] == "plan"
+    assert len(resumed.thoughts) == 1
 
 
-async def test_two_runs_of_one_tool_do_not_know_each_other() -> None:  # L39
+async def test_runs_that_share_a_tool_are_independent() -> None:  # L39
     one, two = Thinker(), Thinker()
     two.tool = one.tool
     await one.think(thought_id="plan")
     assert (await two.think(thought_id="plan"))["thoughtId"] == "plan"
-    assert (len(one.thoughts), len(two.thoughts)) == (1, 1)
+    assert len(one.thoughts) == 1
+    assert len(two.thoughts) == 1
 
 
-def test_it_needs_no_approval_and_no_time_and_can_be_called_again() -> None:
-    made = think_aloud()
-    assert (made.approve, made.timeout, made.idempotent) == (False, None, True)
-    assert made.enabled(FakeHost().context())
+def test_think_aloud_needs_no_approval_and_is_idempotent() -> None:
+    tested_tool = think_aloud()
+    assert tested_tool.approve is False
+    assert tested_tool.timeout is None
+    assert tested_tool.idempotent is True
+    assert tested_tool.enabled(FakeHost().context())
 
 
 @pytest.mark.parametrize(
-    ("options", "named"),
+    ("options", "message"),
     [
         ({"types": ("musing",)}, "'musing'"),
         ({"types": ()}, "types"),
@@ -271,6 +278,6 @@ def test_it_needs_no_approval_and_no_time_and_can_be_called_again() -> None:
         ({"limit": 0}, "limit"),
     ],
 )
-def test_a_setting_that_makes_no_sense_is_named(options: dict[str, Any], named: str) -> None:
-    with pytest.raises(ConfigurationError, match=named):
+def test_invalid_setting_is_refused_with_its_name(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
         Thoughts(**options)

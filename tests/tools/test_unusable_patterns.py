@@ -1,4 +1,4 @@
-"""Patterns that pydantic does not understand, wherever a type may have one."""
+"""Regular expressions that pydantic does not support, in all places for types."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from rxloop.errors import ConfigurationError
 from rxloop.pipeline.ask import question_of
 from rxloop.testing import ScriptedModel, call
 
-LOOKING = Annotated[str, Field(pattern="^(?!0)[0-9]+$")]
+LOOK_AROUND = Annotated[str, Field(pattern="^(?!0)[0-9]+$")]
 BROKEN = Annotated[str, Field(pattern="(")]
 
 
 # P28
-@pytest.mark.parametrize(("kind", "why"), [(LOOKING, "look-around"), (BROKEN, "unclosed group")])
-def test_a_pattern_that_cannot_be_used_is_named_when_its_type_is(kind: Any, why: str) -> None:
+@pytest.mark.parametrize(("kind", "why"), [(LOOK_AROUND, "look-around"), (BROKEN, "unclosed group")])
+def test_unsupported_pattern_is_reported_when_its_type_is_used(kind: Any, why: str) -> None:
     def order(count: Any) -> str:
         return count
 
@@ -55,7 +55,7 @@ def test_a_pattern_that_cannot_be_used_is_named_when_its_type_is(kind: Any, why:
         {"anyOf": None, "properties": {"a": {"enum": None, "allOf": None, "items": None}}},
     ],
 )
-async def test_a_client_may_write_what_is_not_there_as_null(parameters: dict[str, Any]) -> None:
+async def test_null_values_in_a_schema_are_treated_as_missing(parameters: dict[str, Any]) -> None:
     show = client_tool("show", parameters)
     model = ScriptedModel([call("show", a="x")], "done")
     result = await Agent(model, tools=[show]).run("?")
@@ -63,13 +63,13 @@ async def test_a_client_may_write_what_is_not_there_as_null(parameters: dict[str
 
 
 @pytest.mark.parametrize("kind", [5, "array", ["array", "null"], {}])
-def test_parameters_that_are_no_object_are_refused(kind: Any) -> None:
+def test_parameters_that_are_not_an_object_are_refused(kind: Any) -> None:
     with pytest.raises(ConfigurationError, match="its type must be 'object'"):
         client_tool("show", {"type": kind})
 
 
 # P3
-async def test_an_answer_that_contains_itself_is_asked_for_by_its_schema() -> None:
+async def test_recursive_answer_type_is_requested_by_its_schema() -> None:
     class Tree(BaseModel):
         children: list[Tree]
 

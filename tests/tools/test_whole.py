@@ -1,4 +1,4 @@
-"""Results that are too long for the model: cut, and kept as a whole where somebody can read it."""
+"""Results that are too long for the model, which are truncated and stored as artifacts if possible."""
 
 from __future__ import annotations
 
@@ -21,68 +21,69 @@ async def long() -> str:
     return LONG
 
 
-def complete(events: list[Event]) -> ToolCompleteEvent:
+def find_result(events: list[Event]) -> ToolCompleteEvent:
     return next(event for event in events if isinstance(event, ToolCompleteEvent))
 
 
-async def carried_out(**options: Any) -> tuple[Run[str], list[Event]]:
+async def run_long_tool(**options: Any) -> tuple[Run[str], list[Event]]:
     run = Agent(ScriptedModel(call("long"), "Done."), **options).run("Go.")
     return run, [event async for event in run]
 
 
-async def test_the_whole_is_an_artifact_that_the_note_names() -> None:
-    run, events = await carried_out(tools=[long, *artifact_tools()])
+async def test_truncated_result_is_stored_as_an_artifact_that_the_note_names() -> None:
+    run, events = await run_long_tool(tools=[long, *artifact_tools()])
     [record] = await run.artifacts.list()
-    done = complete(events)
+    done = find_result(events)
     assert "[... 60000 characters of this result are left out here: " in done.content
     assert f"read_artifact reads the whole in the artifact {record.artifact_id} ..." in done.content
     assert len(done.content) < 100_300
     assert done.result == LONG
     assert (await run.artifacts.read(record.artifact_id)).decode() == LONG
-    # Its value is on the stream once.
-    told = [event for event in events if isinstance(event, ArtifactUpdateEvent)]
-    assert [event.data for event in told] == [None] * 3
-    assert (told[-1].last, told[-1].offset + told[-1].size) == (True, len(LONG))
+    # The value is on the stream only once.
+    artifact_events = [event for event in events if isinstance(event, ArtifactUpdateEvent)]
+    assert [event.data for event in artifact_events] == [None] * 3
+    assert artifact_events[-1].last is True
+    assert artifact_events[-1].offset + artifact_events[-1].size == len(LONG)
 
 
-async def test_it_is_kept_in_a_store_that_was_given_though_the_model_cannot_read_it() -> None:
-    run, events = await carried_out(tools=[long], artifacts=MemoryArtifacts())
+async def test_result_is_stored_in_a_given_store_when_the_model_has_no_artifact_tools() -> None:
+    run, events = await run_long_tool(tools=[long], artifacts=MemoryArtifacts())
     [record] = await run.artifacts.list()
-    assert f"the user has the whole in the artifact {record.artifact_id}" in complete(events).content
+    assert f"the user has the whole in the artifact {record.artifact_id}" in find_result(events).content
 
 
 @pytest.mark.parametrize("hidden", [False, True])
-async def test_it_is_not_kept_where_nobody_would_read_it_or_nobody_may(hidden: bool) -> None:
-    given: dict[str, Any] = {"tools": [long]}
+async def test_result_is_not_stored_when_it_is_hidden_or_nobody_could_read_it(hidden: bool) -> None:
+    options: dict[str, Any] = {"tools": [long]}
     if hidden:
-        given = {"tools": [tool(hidden=True)(long._function), *artifact_tools()]}  # pyright: ignore[reportPrivateUsage]
-    run, events = await carried_out(**given)
+        options = {"tools": [tool(hidden=True)(long._function), *artifact_tools()]}  # pyright: ignore[reportPrivateUsage]
+    run, events = await run_long_tool(**options)
     assert not await run.artifacts.list()
-    assert "ask for less at once, or for a part of it" in complete(events).content
+    assert "ask for less at once, or for a part of it" in find_result(events).content
 
 
-async def test_a_result_that_fits_makes_no_artifact() -> None:
+async def test_result_that_fits_creates_no_artifact() -> None:
     @tool(name="long", max_result=None)
     async def whole() -> str:
         return LONG
 
-    run, events = await carried_out(tools=[whole, *artifact_tools()])
-    assert complete(events).content == LONG
+    run, events = await run_long_tool(tools=[whole, *artifact_tools()])
+    assert find_result(events).content == LONG
     assert not await run.artifacts.list()
 
 
-class Full(MemoryArtifacts):
-    """It takes nothing."""
+class FullStore(MemoryArtifacts):
+    """Store that accepts no artifacts."""
 
     @override
     async def create(self, *arguments: Any, **fields: Any) -> Any:
         raise OSError("the disk is full")
 
 
-async def test_a_store_that_fails_takes_no_result_away(caplog: pytest.LogCaptureFixture) -> None:
+async def test_failing_store_does_not_lose_the_result(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "rxloop"):
-        _, events = await carried_out(tools=[long], artifacts=Full())
-    done = complete(events)
+        _, events = await run_long_tool(tools=[long], artifacts=FullStore())
+    done = find_result(events)
     assert done.success
     assert "ask for less at once" in done.content
     assert "could not be kept as an artifact: the disk is full" in caplog.text

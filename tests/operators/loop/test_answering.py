@@ -36,7 +36,7 @@ def run(
     concurrency: int | None = None,
     end: int = 1000,
 ) -> tuple[list[Any], Any, dict[str, Any]]:
-    """The messages, the subscription times of the source, and those of each answer."""
+    """Return the messages, the subscription times of the source, and those of each answer."""
     scheduler = TestScheduler()
     xs = scheduler.create_hot_observable(*source)
     inner = {name: scheduler.create_cold_observable(*messages) for name, messages in answers.items()}
@@ -45,7 +45,7 @@ def run(
     return seen.messages, xs.subscriptions, {name: each.subscriptions for name, each in inner.items()}
 
 
-def test_events_pass_at_once_and_answers_stand_in_the_place_of_requests() -> None:
+def test_answering_passes_events_and_replaces_requests_by_their_answers() -> None:
     messages, outer, inner = run(
         [on_next(210, "e"), on_next(220, Ask("a")), on_next(230, "e2"), on_next(240, Ask("b")), on_completed(300)],
         {"a": [on_next(15, "a1"), on_next(40, "a2"), on_completed(50)], "b": [on_next(5, "b1"), on_completed(100)]},
@@ -63,7 +63,7 @@ def test_events_pass_at_once_and_answers_stand_in_the_place_of_requests() -> Non
     assert inner == {"a": [subscribe(220, 270)], "b": [subscribe(240, 340)]}
 
 
-def test_requests_of_other_types_pass_and_those_of_a_subclass_are_answered() -> None:
+def test_answering_handles_subclasses_and_passes_other_request_types() -> None:
     other = Other()
     messages, _, _ = run(
         [on_next(210, other), on_next(220, Special("a")), on_completed(230)], {"a": [on_next(1, "x"), on_completed(1)]}
@@ -72,13 +72,13 @@ def test_requests_of_other_types_pass_and_those_of_a_subclass_are_answered() -> 
     assert messages == [on_next(210, other), on_next(221, "x"), on_completed(230)]
 
 
-def test_it_completes_with_its_source_if_all_answers_have_come() -> None:
+def test_answering_completes_with_its_source_when_all_answers_are_complete() -> None:
     messages, _, _ = run([on_next(210, Ask("a")), on_completed(500)], {"a": [on_completed(10)]})
 
     assert messages == [on_completed(500)]
 
 
-def test_at_most_so_many_answers_are_under_way_and_the_rest_wait_in_order() -> None:  # L78
+def test_answering_limits_concurrent_answers_and_queues_requests_in_order() -> None:  # L78
     answers = {name: [on_next(10, name), on_completed(100)] for name in "abcd"}
     messages, _, inner = run([on_next(210, Ask(name)) for name in "abcd"] + [on_completed(220)], answers, concurrency=2)
 
@@ -92,7 +92,7 @@ def test_at_most_so_many_answers_are_under_way_and_the_rest_wait_in_order() -> N
     }
 
 
-def test_an_event_does_not_wait_behind_a_request_that_waits() -> None:
+def test_events_do_not_wait_for_queued_requests() -> None:
     messages, _, _ = run(
         [on_next(210, Ask("a")), on_next(215, Ask("b")), on_next(220, "e"), on_completed(230)],
         {"a": [on_completed(100)], "b": [on_next(1, "b1"), on_completed(2)]},
@@ -102,7 +102,7 @@ def test_an_event_does_not_wait_behind_a_request_that_waits() -> None:
     assert messages == [on_next(220, "e"), on_next(311, "b1"), on_completed(312)]
 
 
-def test_an_error_of_an_answer_ends_it_and_disposes_the_others() -> None:
+def test_error_of_an_answer_ends_the_stream_and_disposes_other_answers() -> None:
     failure = RuntimeError("broken")
     messages, outer, inner = run(
         [on_next(210, Ask("a")), on_next(220, Ask("b")), on_next(225, Ask("c"))],
@@ -115,7 +115,7 @@ def test_an_error_of_an_answer_ends_it_and_disposes_the_others() -> None:
     assert inner == {"a": [subscribe(210, 250)], "b": [subscribe(220, 250)], "c": []}
 
 
-def test_an_error_of_the_source_disposes_the_answers() -> None:
+def test_error_of_the_source_disposes_the_answers() -> None:
     failure = RuntimeError("broken")
     messages, _, inner = run([on_next(210, Ask("a")), on_error(230, failure)], {"a": [on_next(100, "late")]})
 
@@ -123,7 +123,7 @@ def test_an_error_of_the_source_disposes_the_answers() -> None:
     assert inner == {"a": [subscribe(210, 230)]}
 
 
-def test_a_function_that_raises_is_an_error_of_the_stream() -> None:
+def test_exception_of_the_handler_becomes_an_error_of_the_stream() -> None:
     scheduler = TestScheduler()
     xs = scheduler.create_hot_observable(on_next(210, Ask("a")), on_next(220, "e"))
     failure = RuntimeError("broken")
@@ -138,41 +138,43 @@ def test_a_function_that_raises_is_an_error_of_the_stream() -> None:
     assert xs.subscriptions == [subscribe(200, 210)]
 
 
-def test_behind_an_error_no_request_is_answered_though_its_source_goes_on_inside_subscribe() -> None:
-    asked: list[str] = []
+def test_no_request_is_answered_after_an_error_when_the_source_emits_during_subscribe() -> None:
+    requests: list[str] = []
 
     def refuse(request: Ask) -> Observable[Any]:
-        asked.append(request.name)
+        requests.append(request.name)
         raise ValueError(request.name)
 
     before: Any = answering(Other, lambda _: emit(Ask("a"), Ask("b")))
     operator: Any = answering(Ask, refuse)
-    told: list[Any] = []
-    operator(before(emit(Other(), Other()))).subscribe(told.append, told.append, lambda: told.append("end"))
-    assert asked == ["a"]
-    assert list(map(str, told)) == ["a"]
+    notifications: list[Any] = []
+    operator(before(emit(Other(), Other()))).subscribe(
+        notifications.append, notifications.append, lambda: notifications.append("end")
+    )
+    assert requests == ["a"]
+    assert list(map(str, notifications)) == ["a"]
 
 
-def test_a_waiting_request_whose_function_raises_ends_it_once() -> None:
+def test_queued_request_whose_handler_raises_ends_the_stream_once() -> None:
     def refuse(request: Ask) -> Observable[Any]:
         if request.name == "b":
             raise ValueError(request.name)
         return first
 
     first, source = Subject[Any](), Subject[Any]()
-    told: list[str] = []
+    notifications: list[str] = []
 
     class Plain(abc.ObserverBase[Any]):
-        """An observer that does not see to it itself that nothing comes behind the end."""
+        """Observer that does not itself ignore events after the end."""
 
         def on_next(self, value: Any) -> None:
-            told.append(value)
+            notifications.append(value)
 
         def on_error(self, error: Exception) -> None:
-            told.append(f"error {error}")
+            notifications.append(f"error {error}")
 
         def on_completed(self) -> None:
-            told.append("end")
+            notifications.append("end")
 
     operator: Any = answering(Ask, refuse, 1)
     operator(source)._subscribe_core(Plain(), None)
@@ -180,10 +182,10 @@ def test_a_waiting_request_whose_function_raises_ends_it_once() -> None:
         source.on_next(Ask(name))
     source.on_completed()
     first.on_completed()
-    assert told == ["error b"]
+    assert notifications == ["error b"]
 
 
-def test_disposing_it_disposes_the_source_and_every_answer() -> None:
+def test_disposal_disposes_the_source_and_every_answer() -> None:
     messages, outer, inner = run(
         [on_next(210, Ask("a")), on_next(220, Ask("b"))], {"a": [on_next(500, "late")], "b": []}, end=300
     )
@@ -193,7 +195,7 @@ def test_disposing_it_disposes_the_source_and_every_answer() -> None:
     assert inner == {"a": [subscribe(210, 300)], "b": [subscribe(220, 300)]}
 
 
-def test_nothing_is_subscribed_before_it_is_subscribed_and_each_subscription_counts_for_itself() -> None:
+def test_answering_is_lazy_and_keeps_no_state_between_subscriptions() -> None:
     subscriptions: list[str] = []
 
     def answer(request: Ask) -> Observable[Any]:
@@ -210,13 +212,13 @@ def test_nothing_is_subscribed_before_it_is_subscribed_and_each_subscription_cou
     assert subscriptions == ["a", "b", "a", "b"]
 
 
-def test_ten_thousand_answers_that_come_at_once_need_no_deep_stack() -> None:
+def test_ten_thousand_synchronous_answers_need_no_deep_stack() -> None:
     seen: list[Any] = []
-    on_the_spot: Any = lambda request: emit(request.name)  # noqa: E731
-    operator: Any = answering(Ask, on_the_spot, concurrency=1)
+    answer_at_once: Any = lambda request: emit(request.name)  # noqa: E731
+    operator: Any = answering(Ask, answer_at_once, concurrency=1)
     gate: rx.Subject[Any] = rx.Subject()
-    behind: Any = lambda request: gate if request.name == "0" else emit(request.name)  # noqa: E731
-    first: Any = answering(Ask, behind, concurrency=1)
+    answer_later: Any = lambda request: gate if request.name == "0" else emit(request.name)  # noqa: E731
+    first: Any = answering(Ask, answer_later, concurrency=1)
 
     operator(emit(*(Ask(str(n)) for n in range(10_000)))).subscribe(seen.append)
     assert len(seen) == 10_000
@@ -229,6 +231,6 @@ def test_ten_thousand_answers_that_come_at_once_need_no_deep_stack() -> None:
 
 
 @pytest.mark.parametrize("concurrency", [0, -1])
-def test_a_concurrency_below_one_is_refused_at_once(concurrency: int) -> None:
+def test_answering_rejects_a_concurrency_below_one(concurrency: int) -> None:
     with pytest.raises(ValueError, match="concurrency must be at least 1"):
         answering(Ask, lambda request: emit(), concurrency)

@@ -24,7 +24,7 @@ def run(source: list[Recorded[Any]], answer: list[Recorded[Any]], disposed: int 
     return seen.messages, xs.subscriptions, inner.subscriptions
 
 
-def test_the_end_is_answered_when_everything_before_it_is_done() -> None:
+def test_iteration_end_is_answered_after_the_source_completes() -> None:
     messages, outer, inner = run(
         [on_next(210, "e"), on_next(220, END), on_next(300, "late"), on_completed(400)],
         [on_next(10, "k"), on_next(10, END), on_completed(10)],
@@ -41,14 +41,14 @@ def test_the_end_is_answered_when_everything_before_it_is_done() -> None:
     assert inner == [subscribe(400, 410)]
 
 
-def test_without_an_end_there_is_no_answer() -> None:
+def test_at_end_emits_nothing_without_an_iteration_end() -> None:
     messages, _, inner = run([on_next(210, "e"), on_completed(220)], [on_next(10, "k")])
 
     assert messages == [on_next(210, "e"), on_completed(220)]
     assert inner == []
 
 
-def test_after_an_error_there_is_no_answer() -> None:
+def test_at_end_emits_nothing_after_an_error_of_the_source() -> None:
     failure = RuntimeError("broken")
     messages, _, inner = run([on_next(210, END), on_error(220, failure)], [on_next(10, "k")])
 
@@ -56,21 +56,21 @@ def test_after_an_error_there_is_no_answer() -> None:
     assert inner == []
 
 
-def test_an_error_of_the_answer_is_that_of_the_stream() -> None:
+def test_error_of_the_answer_becomes_an_error_of_the_stream() -> None:
     failure = RuntimeError("broken")
     messages, _, _ = run([on_next(210, END), on_completed(220)], [on_error(10, failure)])
 
     assert messages == [on_error(230, failure)]
 
 
-def test_disposing_it_disposes_the_answer() -> None:
+def test_disposal_disposes_the_answer() -> None:
     messages, _, inner = run([on_next(210, END), on_completed(220)], [on_next(100, "late")], disposed=250)
 
     assert messages == []
     assert inner == [subscribe(220, 250)]
 
 
-def test_a_function_that_raises_is_an_error_of_the_stream() -> None:
+def test_exception_of_the_handler_becomes_an_error_of_the_stream() -> None:
     failure = RuntimeError("broken")
 
     def answer(end: IterationEnd) -> Observable[Any]:
@@ -82,7 +82,7 @@ def test_a_function_that_raises_is_an_error_of_the_stream() -> None:
     assert seen == [failure]
 
 
-def test_each_subscription_holds_its_own_end() -> None:
+def test_each_subscription_keeps_its_own_iteration_end() -> None:
     number: Any = lambda end: emit(end.iteration)  # noqa: E731
     operator: Any = at_end(number)
     out = operator(emit(END))

@@ -1,4 +1,4 @@
-"""Compressors that fail, tear conversations apart or hang: the run goes on without them."""
+"""Compressors that fail, break conversations apart or hang."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from rxloop.testing import ScriptedModel, virtual_time
 from support.long_runs import collect_run, compressions, look, look_calls, request_messages
 
 
-class Broken:
-    """A compressor of somebody who had no time."""
+class BrokenCompressor:
+    """Compressor that raises its result or returns the value of its result."""
 
     max_tokens = 1_000
 
@@ -47,30 +47,30 @@ class Broken:
         (lambda messages: list(reversed(messages)), "keep the order"),
     ],
 )
-async def test_a_broken_compressor_does_not_touch_the_run(result: Any, reason: str) -> None:
+async def test_run_ignores_a_compressor_that_fails(result: Any, reason: str) -> None:
     # T105, T106, T115
     plain, model = (ScriptedModel(*look_calls(8), "Done.") for _ in range(2))
     await collect_run(plain)
-    events = await collect_run(model, op.compress(Broken(result)))
+    events = await collect_run(model, op.compress(BrokenCompressor(result)))
     failures = [event for event in events if isinstance(event, ThinkingFailedEvent)]
     assert len(failures) == 3
     assert all(reason in event.reason for event in failures)
     assert [request_messages(each) for each in model.requests] == [request_messages(each) for each in plain.requests]
 
 
-async def test_what_a_compressor_tears_apart_is_repaired_and_told() -> None:
+async def test_broken_compression_is_repaired_and_reported() -> None:
     # T93, T95
     model = ScriptedModel(*look_calls(8), "Done.")
-    events = await collect_run(model, op.compress(Broken(lambda messages: list(messages)[-3:])))
-    told = compressions(events)
-    assert told
-    assert all(event.problems for event in told)
+    events = await collect_run(model, op.compress(BrokenCompressor(lambda messages: list(messages)[-3:])))
+    events_of_compression = compressions(events)
+    assert events_of_compression
+    assert all(event.problems for event in events_of_compression)
     assert all(problems_of(request.messages) == [] for request in model.requests)
     assert all(request.messages[0].text == "Find the crate." for request in model.requests)
 
 
-class Making:
-    """A compressor of one's own, asked before each call."""
+class CallbackCompressor:
+    """Compressor that calls a function before each model call."""
 
     max_tokens = 1
 
@@ -81,19 +81,21 @@ class Making:
         return self._make(messages)
 
 
-async def test_a_compressor_that_drops_results_leaves_no_call_without_one() -> None:
+async def test_no_call_lacks_its_result_when_a_compressor_drops_results() -> None:
     # T115
     model = ScriptedModel(*look_calls(7), "Done.")
-    events = await collect_run(model, op.compress(Making(lambda m: [each for each in m if each.role != "tool"])))
+    events = await collect_run(
+        model, op.compress(CallbackCompressor(lambda m: [each for each in m if each.role != "tool"]))
+    )
     for request in model.requests:
         assert problems_of(request.messages, open_tail=False) == []
         assert len(request.messages) == 1 or request.messages[-1].role == "tool"
     assert any("must stay" in problem for event in compressions(events) for problem in event.problems)
 
 
-async def test_the_question_of_the_newest_turn_outlives_any_compressor() -> None:
+async def test_newest_question_is_sent_whatever_the_compressor_drops() -> None:
     model = ScriptedModel("One.", *look_calls(3), "Two.")
-    loop = op.standard(before_model=[op.compress(Making(lambda messages: messages[:1]))])
+    loop = op.standard(before_model=[op.compress(CallbackCompressor(lambda messages: messages[:1]))])
     agent = Agent(model, tools=[look], loop=loop, log=MemoryEventLog())
     await agent.run("First?", context_id="c")
     await agent.run("Second?", context_id="c")
@@ -101,23 +103,23 @@ async def test_the_question_of_the_newest_turn_outlives_any_compressor() -> None
         assert "Second?" in [message.text for message in request.messages]
 
 
-async def test_the_compressor_at_fault_is_named_once_a_run(caplog: pytest.LogCaptureFixture) -> None:
+async def test_faulty_compressor_is_logged_once_per_run(caplog: pytest.LogCaptureFixture) -> None:
     model = ScriptedModel(*look_calls(5), "Done.")
-    await collect_run(model, op.compress(Making(lambda messages: messages[2:])))
+    await collect_run(model, op.compress(CallbackCompressor(lambda messages: messages[2:])))
     warnings = [each.getMessage() for each in caplog.records if "had to be repaired" in each.getMessage()]
     assert len(warnings) == 1
-    assert "Making" in warnings[0]
+    assert "CallbackCompressor" in warnings[0]
 
 
-async def test_a_result_of_which_nothing_is_left_after_its_repair_is_told() -> None:
+async def test_thinking_failure_is_reported_when_repair_leaves_no_messages() -> None:
     model = ScriptedModel("Done.")
-    events = await collect_run(model, op.compress(Making(lambda messages: [])))
+    events = await collect_run(model, op.compress(CallbackCompressor(lambda messages: [])))
     assert [event.reason for event in events if isinstance(event, ThinkingFailedEvent)] == [
         "nothing of the result was left after its repair: message 0 of the history must stay"
     ]
 
 
-def test_what_is_no_compressor_is_refused_when_the_operator_is_made() -> None:
+def test_compression_operators_reject_invalid_compressors_and_options() -> None:
     for wrong in (5, None, "window", SlidingWindowCompressor, object()):
         for make in (op.compress, op.thinking_phase):
             with pytest.raises(ConfigurationError, match="is not a compressor"):
@@ -131,29 +133,29 @@ def test_what_is_no_compressor_is_refused_when_the_operator_is_made() -> None:
 
 
 @pytest.mark.parametrize("kind", ["async", "sync"])
-def test_a_compressor_that_hangs_is_left_after_its_time_and_the_run_goes_on(kind: str) -> None:
+def test_run_continues_without_a_compressor_that_exceeds_its_timeout(kind: str) -> None:
     # T105
     go = threading.Event()
 
-    class HangsLater:
+    class AsyncHang:
         max_tokens = 1
 
         async def compress(self, messages: Sequence[Message], budget: Budget) -> Sequence[Message]:
             return await asyncio.Event().wait() and messages
 
-    class HangsAtOnce:
+    class SyncHang:
         max_tokens = 1
 
         def compress(self, messages: Sequence[Message], budget: Budget) -> Sequence[Message]:
             go.wait(30)
             return messages
 
-    hanging = HangsLater() if kind == "async" else HangsAtOnce()
+    hanging = AsyncHang() if kind == "async" else SyncHang()
     model = ScriptedModel(*look_calls(4), "Done.")
     try:
         with virtual_time(patience=0.05) as time:
             events = time.run(collect_run(model, op.compress(hanging, timeout=2)))
-            # After three failures the run goes without.
+            # After three failures the run stops calling the compressor.
             assert 6 <= time.now < 7
     finally:
         go.set()

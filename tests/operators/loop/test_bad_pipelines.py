@@ -1,4 +1,4 @@
-"""Pipelines that lack something, swallow requests or raise: the error names what is at fault."""
+"""Errors of pipelines that lack an operator, swallow requests or raise."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -21,14 +21,14 @@ from support.runs import is_well_formed, shape
 from support.step_tools import step
 
 
-async def refused(*operators: Operator, turns: Any = ("Hello.",), **fields: Any) -> RunError:
+async def run_error(*operators: Operator, turns: Any = ("Hello.",), **fields: Any) -> RunError:
     with pytest.raises(RunError) as caught:
         await Agent(ScriptedModel(*turns), tools=[step], loop=operators, **fields).run("Hi")
     return caught.value
 
 
-async def test_without_call_model_the_error_names_the_operators() -> None:
-    error = await refused(op.run_tools(), op.checkpoint())
+async def test_error_names_the_operators_when_call_model_is_missing() -> None:
+    error = await run_error(op.run_tools(), op.checkpoint())
 
     assert error.code == "pipeline"
     assert isinstance(error.__cause__, PipelineError)
@@ -36,12 +36,12 @@ async def test_without_call_model_the_error_names_the_operators() -> None:
     assert "run_tools, checkpoint" in str(error)
 
 
-async def test_an_empty_pipeline_is_an_error() -> None:
-    assert "ModelRequest" in str(await refused())
+async def test_empty_pipeline_is_an_error() -> None:
+    assert "ModelRequest" in str(await run_error())
 
 
-async def test_without_run_tools_the_error_names_the_operators() -> None:
-    error = await refused(op.call_model(), op.checkpoint(), turns=(call("step"),))
+async def test_error_names_the_operators_when_run_tools_is_missing() -> None:
+    error = await run_error(op.call_model(), op.checkpoint(), turns=(call("step"),))
 
     assert error.code == "pipeline"
     assert "ToolRequest" in str(error)
@@ -49,39 +49,39 @@ async def test_without_run_tools_the_error_names_the_operators() -> None:
     assert is_well_formed(error.result.messages)
 
 
-async def test_a_guard_that_swallows_a_call_is_named_with_the_tool() -> None:
+async def test_error_names_the_guard_that_swallows_a_tool_call() -> None:
     @op.on(ToolRequest)
-    async def swallows(request: ToolRequest, ctx: RunContext[Any]) -> AsyncIterator[Signal]:
+    async def swallow(request: ToolRequest, ctx: RunContext[Any]) -> AsyncIterator[Signal]:
         if request.call.arguments["n"] != 2:
             yield request
 
     turns = ([call("step", n=1), call("step", n=2)],)
-    error = await refused(op.call_model(), swallows, op.run_tools(), turns=turns)
+    error = await run_error(op.call_model(), swallow, op.run_tools(), turns=turns)
 
     assert error.code == "pipeline"
     assert "unanswered (step)" in str(error)
-    assert "swallows" in str(error)
+    assert "swallow" in str(error)
     assert shape(error.result.messages)[2:] == [
         "tool: 1",
         "tool: The call was cancelled before it began: nothing was done.",
     ]
 
 
-async def test_a_model_operator_that_swallows_the_request_is_an_error() -> None:
+async def test_error_names_the_operator_that_swallows_a_model_request() -> None:
     @op.on(ModelRequest)
-    async def swallows(request: ModelRequest, ctx: RunContext[Any]) -> AsyncIterator[Signal]:
+    async def swallow(request: ModelRequest, ctx: RunContext[Any]) -> AsyncIterator[Signal]:
         return
         yield request
 
-    error = await refused(swallows, *op.standard())
+    error = await run_error(swallow, *op.standard())
 
     assert error.code == "pipeline"
     assert "without a content-complete" in str(error)
-    assert "swallows, call_model, run_tools, checkpoint" in str(error)
+    assert "swallow, call_model, run_tools, checkpoint" in str(error)
 
 
 @pytest.mark.parametrize("where", [0, 1, 2, 3])
-async def test_an_operator_that_raises_ends_the_run_and_not_the_agent(where: int) -> None:
+async def test_agent_stays_usable_after_an_operator_raises(where: int) -> None:
     failing = [True]
 
     def raises(source: Observable[Any]) -> Observable[Any]:
@@ -111,10 +111,10 @@ async def test_an_operator_that_raises_ends_the_run_and_not_the_agent(where: int
     assert (await agent.run("Hi")).state == "completed"
 
 
-async def test_an_operator_whose_construction_fails_ends_the_run() -> None:
-    def broken(source: Observable[Any]) -> Observable[Any]:
+async def test_run_fails_when_the_construction_of_an_operator_fails() -> None:
+    def broken_operator(source: Observable[Any]) -> Observable[Any]:
         raise ZeroDivisionError("while it was made")
 
-    error = await refused(broken)
+    error = await run_error(broken_operator)
 
     assert "while it was made" in str(error)

@@ -30,7 +30,7 @@ OPEN = ToolDefinition("f", "", {"type": "object"})
 
 
 class ColdModel(FakeRequestHost):
-    """A run whose model answers with a cold Observable."""
+    """Run whose model answers with a cold observable."""
 
     name = "cold"
 
@@ -45,7 +45,7 @@ class ColdModel(FakeRequestHost):
         return self.answers.pop(0)
 
 
-def request(host: FakeRequestHost, step: str = "1", **fields: Any) -> ModelRequest:
+def make_request(host: FakeRequestHost, step: str = "1", **fields: Any) -> ModelRequest:
     ctx = context(host, step=step, branch=fields.get("branch"))
     return ModelRequest(messages=[Message.user("Hi")], step=step, ctx=ctx, **fields)
 
@@ -55,12 +55,14 @@ def run(answer: list[Recorded[Any]], disposed: int = 1000, **fields: Any) -> tup
     cold = scheduler.create_cold_observable(*answer)
     host = ColdModel(cold)
     end = IterationEnd(1, context(host))
-    xs = scheduler.create_hot_observable(on_next(210, request(host, **fields)), on_next(210, end), on_completed(210))
+    xs = scheduler.create_hot_observable(
+        on_next(210, make_request(host, **fields)), on_next(210, end), on_completed(210)
+    )
     seen = scheduler.start(lambda: call_model()(xs), disposed=disposed)
     return seen.messages, cold.subscriptions, host
 
 
-def what(messages: list[Any]) -> list[tuple[int, str]]:
+def events_with_times(messages: list[Any]) -> list[tuple[int, str]]:
     return [
         (message.time, getattr(getattr(message.value, "value", None), "kind", None) or type_name(message))
         for message in messages
@@ -71,7 +73,7 @@ def type_name(message: Any) -> str:
     return type(message.value.value).__name__ if message.value.kind == "N" else message.value.kind
 
 
-def test_the_call_is_announced_and_then_its_events_pass_at_once() -> None:  # L82
+def test_call_is_announced_and_its_events_pass_at_once() -> None:  # L82
     messages, subscriptions, _ = run(
         [
             on_next(10, ContentDeltaEvent(delta="He")),
@@ -82,7 +84,7 @@ def test_the_call_is_announced_and_then_its_events_pass_at_once() -> None:  # L8
         ]
     )
 
-    assert what(messages) == [
+    assert events_with_times(messages) == [
         (210, "llm-call"),
         (210, "IterationEnd"),
         (220, "content-delta"),
@@ -99,7 +101,7 @@ def test_the_call_is_announced_and_then_its_events_pass_at_once() -> None:  # L8
     )
 
 
-def test_the_announcement_counts_what_is_sent() -> None:  # L82
+def test_announcement_counts_messages_tools_and_estimated_tokens() -> None:  # L82
     messages, _, _ = run(
         [on_completed(10)],
         system=(Message.system("s" * 40),),
@@ -109,19 +111,23 @@ def test_the_announcement_counts_what_is_sent() -> None:  # L82
     )
 
     call: LLMCallEvent = messages[0].value.value
-    assert (call.iteration, call.model, call.message_count, call.tool_count, call.step) == (3, "cold", 3, 1, "1")
+    assert call.iteration == 3
+    assert call.model == "cold"
+    assert call.message_count == 3
+    assert call.tool_count == 1
+    assert call.step == "1"
     assert 20 <= call.estimated_input_tokens <= 40
 
 
 @pytest.mark.parametrize("count", [12.5, float("nan")])
-def test_a_count_that_is_no_integer_is_an_error_and_no_event(count: Any) -> None:
+def test_estimate_that_is_not_an_integer_is_an_error(count: Any) -> None:
     messages, _, _ = run([on_completed(10)], estimate=count)
 
     [message] = messages
     assert isinstance(message.value.exception, ValidationError)
 
 
-def test_each_tool_call_becomes_a_request_behind_its_message() -> None:
+def test_tool_calls_become_requests_after_their_message() -> None:
     complete = ContentCompleteEvent(tool_calls=[tool_call("f", "a"), tool_call("g", "b"), tool_call("f", "a")])
     messages, _, _ = run([on_next(10, complete), on_completed(20)], tools=(OPEN,))
 
@@ -131,38 +137,36 @@ def test_each_tool_call_becomes_a_request_behind_its_message() -> None:
     assert all(each.offered == (OPEN,) for each in requests)
 
 
-def test_a_canceled_message_asks_for_no_tools() -> None:
+def test_canceled_message_requests_no_tools() -> None:
     complete = ContentCompleteEvent(tool_calls=[tool_call()], finish_reason="canceled")
     messages, _, _ = run([on_next(10, complete), on_completed(20)])
 
     assert "ToolRequest" not in [type_name(message) for message in messages]
 
 
-def test_the_events_of_a_branch_carry_it() -> None:
+def test_events_of_a_branch_carry_its_name() -> None:
     messages, _, _ = run(
         [on_next(10, ContentCompleteEvent(tool_calls=[tool_call()])), on_completed(20)], step="tot/1/1", branch="tot/1"
     )
 
-    call, _, complete, asked, _ = [cast("Any", getattr(message.value, "value", None)) for message in messages]
+    call, _, complete, tool_request, _ = [cast("Any", getattr(message.value, "value", None)) for message in messages]
     assert (call.step, call.branch) == (complete.step, complete.branch) == ("tot/1/1", "tot/1")
-    assert asked.ctx.branch == "tot/1"
+    assert tool_request.ctx.branch == "tot/1"
 
 
-def test_a_request_that_is_too_long_becomes_an_event() -> None:
+def test_context_overflow_becomes_an_event() -> None:
     messages, _, host = run([on_error(10, ContextLengthExceeded("too long", status=400))])
 
     failed: LLMFailedEvent = messages[2].value.value
-    assert (failed.kind, failed.step, failed.error.code, failed.retryable) == (
-        "llm-failed",
-        "1",
-        "context_length",
-        True,
-    )
+    assert failed.kind == "llm-failed"
+    assert failed.step == "1"
+    assert failed.error.code == "context_length"
+    assert failed.retryable is True
     assert messages[3] == on_completed(220)
     assert host.abandoned == []
 
 
-def test_any_other_failure_is_that_of_the_operator() -> None:  # L81
+def test_other_provider_failures_become_errors_of_the_stream() -> None:  # L81
     failure = RateLimited("slow down")
     messages, _, host = run([on_next(5, ContentDeltaEvent(delta="a")), on_error(10, failure)])
 
@@ -170,31 +174,31 @@ def test_any_other_failure_is_that_of_the_operator() -> None:  # L81
     assert host.abandoned == []
 
 
-def test_disposing_it_closes_the_stream_of_the_model_and_tells_the_run() -> None:  # L54
+def test_disposal_closes_the_model_stream_and_reports_an_abandoned_call() -> None:  # L54
     messages, subscriptions, host = run([on_next(10, ContentDeltaEvent(delta="a")), on_completed(500)], disposed=300)
 
-    assert [name for _, name in what(messages)] == ["llm-call", "IterationEnd", "content-delta"]
+    assert [name for _, name in events_with_times(messages)] == ["llm-call", "IterationEnd", "content-delta"]
     assert subscriptions == [subscribe(210, 300)]
     assert [ctx.step for ctx in host.abandoned] == ["1"]
 
 
-def test_a_step_that_the_log_has_an_answer_for_asks_no_model() -> None:
+def test_step_with_a_logged_answer_calls_no_model() -> None:
     host = ColdModel()
     host.earlier.messages["1"] = ContentCompleteEvent(
         step="1", attempt=1, seq=4, tool_calls=[tool_call("f"), tool_call("g")]
     )
     seen: list[Any] = []
 
-    call_model()(emit(request(host))).subscribe(seen.append)
+    call_model()(emit(make_request(host))).subscribe(seen.append)
 
     assert host.requests == []
     assert seen[0] is host.earlier.messages["1"]
     assert [each.slot for each in seen[1:]] == [("1", 0), ("1", 1)]
 
 
-def test_nobody_asks_the_model_before_it_is_subscribed() -> None:  # L52
+def test_model_is_not_called_before_subscription() -> None:  # L52
     host = ColdModel(emit(), emit())
-    out = call_model()(emit(request(host)))
+    out = call_model()(emit(make_request(host)))
     assert host.requests == []
 
     out.subscribe()
@@ -203,17 +207,17 @@ def test_nobody_asks_the_model_before_it_is_subscribed() -> None:  # L52
 
 
 @pytest.mark.parametrize("branch", [None, "b"])
-def test_an_object_that_a_provider_gives_twice_is_two_events(branch: str | None) -> None:
+def test_event_object_that_a_provider_emits_twice_becomes_two_events(branch: str | None) -> None:
     shared = [make_text_delta(ContentDeltaEvent, "Hi", 0, None), ContentCompleteEvent(content="Hi")]
     host = ColdModel(emit(*shared), emit(*shared))
     seen: list[Any] = []
 
     def publish(signal: Any) -> None:
-        vars(signal)["attempt"] = 1  # as the run does when it stamps
+        vars(signal)["attempt"] = 1  # the run stamps events in the same way
         seen.append(signal)
 
     for step, where in (("1", None), ("2", branch)):
-        call_model()(emit(request(host, step, branch=where))).subscribe(publish)
+        call_model()(emit(make_request(host, step, branch=where))).subscribe(publish)
 
     assert [(event.kind, event.step, event.branch) for event in seen] == [
         ("llm-call", "1", None),

@@ -17,7 +17,7 @@ def append(letter: str) -> Any:
     return operator
 
 
-def test_the_first_operator_is_nearest_to_the_source() -> None:
+def test_first_operator_is_nearest_to_the_source() -> None:
     seen: list[Any] = []
     operator: Any = compose(append("a"), append("b"), append("c"))
 
@@ -26,13 +26,13 @@ def test_the_first_operator_is_nearest_to_the_source() -> None:
     assert seen == ["abc"]
 
 
-def test_none_at_all_pass_everything_on() -> None:
+def test_empty_composition_returns_its_source() -> None:
     source: Any = rx.of(1, 2)
 
     assert compose()(source) is source
 
 
-def test_it_takes_more_operators_than_a_pipe_does() -> None:
+def test_composition_accepts_more_operators_than_a_pipe() -> None:
     seen: list[Any] = []
     operator: Any = compose(*(append(letter) for letter in "abcdefghijkl"))
 
@@ -41,13 +41,13 @@ def test_it_takes_more_operators_than_a_pipe_does() -> None:
     assert seen == ["abcdefghijkl"]
 
 
-def test_a_composition_is_called_by_the_names_of_its_parts() -> None:
+def test_composition_is_described_by_the_names_of_its_parts() -> None:
     assert describe(compose(call_model(), run_tools())) == "call_model, run_tools"
     assert describe(compose()) == "nothing"
     assert describe(append("a")) == "append"
 
-    def mine(source: Observable[Any]) -> Observable[Any]:
+    def custom_operator(source: Observable[Any]) -> Observable[Any]:
         return source
 
-    assert describe(mine) == "mine"
+    assert describe(custom_operator) == "custom_operator"
     assert describe(compose(*standard())) == "call_model, run_tools, checkpoint"

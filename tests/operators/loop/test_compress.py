@@ -1,4 +1,4 @@
-"""`op.compress` and `op.workspace` in runs: what is sent, what is said of it, and what a resumed run sends."""
+"""Requests and events of runs that use `op.compress` and `op.workspace`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from support.long_runs import UNLIMITED, collect_run, compressions, look, look_c
 from support.runs import shape
 
 
-async def test_a_request_that_fits_is_left_alone() -> None:
+async def test_request_that_fits_is_sent_unchanged() -> None:
     # T88, T99
     plain, fitted = (ScriptedModel(*look_calls(3), "Done.") for _ in range(2))
     await collect_run(plain)
@@ -39,7 +39,7 @@ async def test_a_request_that_fits_is_left_alone() -> None:
     assert compressions(events) == []
 
 
-async def test_the_untouched_history_is_the_very_same_object() -> None:
+async def test_uncompressed_history_is_the_same_object() -> None:
     # T99
     before: list[Any] = []
 
@@ -53,13 +53,13 @@ async def test_the_untouched_history_is_the_very_same_object() -> None:
     assert all(one.messages is other for one, other in zip(model.requests, before, strict=True))
 
 
-async def test_an_overflow_is_cut_and_told() -> None:
+async def test_history_over_the_limit_is_compressed_and_reported() -> None:
     # T100, T109, T113
     model = ScriptedModel(*look_calls(20), "Done.")
     events = await collect_run(model, op.compress(SlidingWindowCompressor(3_000)))
-    told = compressions(events)
-    assert len(told) >= 2
-    for event in told:
+    reported = compressions(events)
+    assert len(reported) >= 2
+    for event in reported:
         assert event.tokens_after <= 0.6 * 3_000 < event.tokens_before
         assert event.folded
         assert event.dropped
@@ -72,7 +72,7 @@ async def test_an_overflow_is_cut_and_told() -> None:
         assert request.messages[0].text == "Find the crate."
 
 
-async def test_between_two_cuts_a_request_only_grows_at_its_end() -> None:
+async def test_request_only_grows_at_its_end_between_compressions() -> None:
     # T101
     model = ScriptedModel(*look_calls(20), "Done.")
     events = await collect_run(model, op.compress(SlidingWindowCompressor(3_000)))
@@ -82,7 +82,7 @@ async def test_between_two_cuts_a_request_only_grows_at_its_end() -> None:
             assert request_messages(request)[: len(request_messages(before))] == request_messages(before)
 
 
-async def test_the_log_keeps_every_message_and_the_result_has_the_sums() -> None:
+async def test_log_keeps_every_message_and_result_sums_the_compressions() -> None:
     # T109, T113
     model = ScriptedModel(*look_calls(20), "Done.")
     agent = Agent(
@@ -92,18 +92,18 @@ async def test_the_log_keeps_every_message_and_the_result_has_the_sums() -> None
         loop=op.standard(before_model=[op.compress(SlidingWindowCompressor(3_000))]),
     )
     run = agent.run("Find the crate.")
-    told = compressions([event async for event in run])
+    reported = compressions([event async for event in run])
     result = await run
     assert len(result.messages) == 1 + 2 * 20 + 1
     totals = result.compression
-    assert totals.count == len(told)
-    assert totals.tokens_before == sum(event.tokens_before for event in told)
-    assert totals.tokens_after == sum(event.tokens_after for event in told)
-    assert totals.dropped == sum(event.dropped for event in told)
+    assert totals.count == len(reported)
+    assert totals.tokens_before == sum(event.tokens_before for event in reported)
+    assert totals.tokens_after == sum(event.tokens_after for event in reported)
+    assert totals.dropped == sum(event.dropped for event in reported)
     assert 0 < totals.ratio < 1
 
 
-async def test_a_resumed_run_sends_what_it_would_have_sent() -> None:
+async def test_resumed_run_sends_the_same_requests() -> None:
     # T109
     log = MemoryEventLog()
     loop = op.standard(before_model=[op.compress(SlidingWindowCompressor(3_000))])
@@ -115,14 +115,14 @@ async def test_a_resumed_run_sends_what_it_would_have_sent() -> None:
         copy = MemoryEventLog()
         await copy.append(first.task_id, events[:cut], expected_seq=0)
         step = int(events[cut_at].step or 0)
-        rest = ScriptedModel(*look_calls(12)[step - 1 :], "Done.")
-        again = await Agent(rest, tools=[look], limits=UNLIMITED, loop=loop, log=copy).resume(first.task_id)
-        assert request_messages(rest.requests[0]) == request_messages(whole.requests[step - 1])
+        remaining = ScriptedModel(*look_calls(12)[step - 1 :], "Done.")
+        again = await Agent(remaining, tools=[look], limits=UNLIMITED, loop=loop, log=copy).resume(first.task_id)
+        assert request_messages(remaining.requests[0]) == request_messages(whole.requests[step - 1])
         assert again.messages == first.messages
         assert len(compressions(await copy.read(first.task_id))) == len(compressions(events))
 
 
-async def test_a_conversation_goes_on_with_what_was_compressed() -> None:
+async def test_conversation_continues_with_the_compressed_history() -> None:
     log = MemoryEventLog()
     model = ScriptedModel(*look_calls(12), "Done.", "Again.")
     loop = op.standard(before_model=[op.compress(SlidingWindowCompressor(3_000))])
@@ -133,17 +133,17 @@ async def test_a_conversation_goes_on_with_what_was_compressed() -> None:
     assert request_messages(model.requests[-1])[: len(last)] == last
 
 
-async def test_a_refused_request_is_cut_further() -> None:
+async def test_refused_request_is_compressed_further() -> None:
     # T100
     model = ScriptedModel(*look_calls(4), ContextLengthExceeded("too long"), "Done.")
     events = await collect_run(model, op.compress(SlidingWindowCompressor(100_000)))
-    (told,) = compressions(events)
-    assert told.reason == "refused"
-    assert told.tokens_after < told.tokens_before
+    (reported,) = compressions(events)
+    assert reported.reason == "refused"
+    assert reported.tokens_after < reported.tokens_before
     assert len(model.requests[-1].messages) < len(model.requests[-2].messages)
 
 
-async def test_the_estimate_learns_from_what_the_provider_reports() -> None:
+async def test_estimate_learns_from_the_usage_that_the_provider_reports() -> None:
     reports = [
         turn(calls=[each], usage=Usage(input_tokens=3_000 + 300 * at, output_tokens=5))
         for at, each in enumerate(look_calls(8))
@@ -155,7 +155,7 @@ async def test_the_estimate_learns_from_what_the_provider_reports() -> None:
     assert estimates[-1] == pytest.approx(3_000 + 300 * 8, rel=0.1)
 
 
-async def test_pinned_messages_and_the_task_stay() -> None:
+async def test_pinned_messages_and_the_task_are_kept() -> None:
     # T98
     model = ScriptedModel(*look_calls(20), "Done.")
     prompt = [Message.user("Find the crate."), Message.user("Never open it.", pinned=True), Message.user("Begin.")]
@@ -166,46 +166,46 @@ async def test_pinned_messages_and_the_task_stay() -> None:
         assert "Never open it." in texts
 
 
-async def test_a_compressor_may_wait() -> None:
+async def test_compressor_may_be_asynchronous() -> None:
     class Later(SlidingWindowCompressor):
         def compress(self, messages: Sequence[Message], budget: Budget) -> Awaitable[Sequence[Message]]:  # pyright: ignore[reportIncompatibleMethodOverride]
-            async def later() -> Sequence[Message]:
+            async def compress_later() -> Sequence[Message]:
                 return super(Later, self).compress(messages, budget)
 
-            return later()
+            return compress_later()
 
     model = ScriptedModel(*look_calls(12), "Done.")
     assert compressions(await collect_run(model, op.compress(Later(3_000))))
 
 
-async def test_the_view_that_is_kept_is_what_is_sent() -> None:
+async def test_recorded_view_is_the_view_that_is_sent() -> None:
     # T109
     model = ScriptedModel(*look_calls(12), "Done.")
     events = await collect_run(model, op.compress(SlidingWindowCompressor(3_000)))
-    told = compressions(events)[-1]
-    request = next(each for each in model.requests if each.step == told.step)
+    event = compressions(events)[-1]
+    request = next(each for each in model.requests if each.step == event.step)
     history = list(model.requests[0].messages)
-    assert LastCut.load(told.view).summary == told.summary
-    assert any(message.text == told.summary for message in request.messages)
+    assert LastCut.load(event.view).summary == event.summary
+    assert any(message.text == event.summary for message in request.messages)
     assert history[0] in request.messages
 
 
-async def test_a_compressor_of_ones_own_does_not_hold_the_event_loop() -> None:
+async def test_custom_compressor_runs_outside_the_event_loop_thread() -> None:
     threads: list[threading.Thread] = []
 
-    class Noting:
+    class RecordingCompressor:
         max_tokens = 1
 
         def compress(self, messages: Sequence[Message], budget: Budget) -> Any:
             threads.append(threading.current_thread())
             return list(messages)
 
-    await collect_run(ScriptedModel("Done."), op.compress(Noting()))
+    await collect_run(ScriptedModel("Done."), op.compress(RecordingCompressor()))
     assert threads
     assert threading.main_thread() not in threads
 
 
-async def test_a_window_counts_messages() -> None:
+async def test_window_limits_the_number_of_messages() -> None:
     # L124
     model = ScriptedModel(*look_calls(30), "Done.")
     events = await collect_run(model, op.compress(SlidingWindowCompressor(max_messages=11)))
@@ -217,13 +217,13 @@ async def test_a_window_counts_messages() -> None:
     for request in model.requests:
         assert problems_of(request.messages, open_tail=False) == []
         assert request.messages[0].text == "Find the crate."
-    # Down to 60 % of it, and in between it only grows.
+    # A compression leaves at most 60 % of the limit, and requests only grow until the next one.
     at_a_cut = [lengths[int(event.step or 0) - 1] for event in cuts]
     assert all(length <= 6 for length in at_a_cut)
     assert not [event for event in events if isinstance(event, LLMCallEvent) and event.problems]
 
 
-def test_a_window_needs_a_limit() -> None:
+def test_window_without_a_limit_is_rejected() -> None:
     with pytest.raises(ConfigurationError, match="needs a limit"):
         SlidingWindowCompressor()
     with pytest.raises(ConfigurationError, match="max_messages is -1"):
@@ -232,7 +232,7 @@ def test_a_window_needs_a_limit() -> None:
 
 
 @pytest.mark.parametrize("make", [op.compress, op.thinking_phase])
-async def test_a_history_is_cut_every_few_model_calls_though_there_is_room(make: Any) -> None:
+async def test_history_is_compressed_every_n_model_calls_when_it_still_fits(make: Any) -> None:
     model = ScriptedModel(*look_calls(20), "Done.")
     operator = make(SlidingWindowCompressor(100_000), every=5)
     events = await collect_run(model, operator)
@@ -246,7 +246,7 @@ async def test_a_history_is_cut_every_few_model_calls_though_there_is_room(make:
         assert event.tokens_after <= 0.62 * event.tokens_before
 
 
-async def test_a_resumed_run_is_cut_at_the_same_steps() -> None:
+async def test_resumed_run_is_compressed_at_the_same_steps() -> None:
     log = MemoryEventLog()
     loop = op.standard(before_model=[op.compress(SlidingWindowCompressor(100_000), every=4)])
     whole = ScriptedModel(*look_calls(9), "Done.")
@@ -255,8 +255,8 @@ async def test_a_resumed_run_is_cut_at_the_same_steps() -> None:
     cut = next(at for at, event in enumerate(events) if event.kind == "llm-call" and event.step == "7")
     copy = MemoryEventLog()
     await copy.append(first.task_id, events[:cut], expected_seq=0)
-    rest = ScriptedModel(*look_calls(9)[6:], "Done.")
-    await Agent(rest, tools=[look], limits=UNLIMITED, loop=loop, log=copy).resume(first.task_id)
-    assert [shape(request.messages) for request in rest.requests] == [
+    remaining = ScriptedModel(*look_calls(9)[6:], "Done.")
+    await Agent(remaining, tools=[look], limits=UNLIMITED, loop=loop, log=copy).resume(first.task_id)
+    assert [shape(request.messages) for request in remaining.requests] == [
         shape(request.messages) for request in whole.requests[6:]
     ]

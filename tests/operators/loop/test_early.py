@@ -1,4 +1,4 @@
-"""`op.run_tools(early=True)`: read-only tools begin while the model still writes, and nobody can tell by the stream."""
+"""Read-only tools that start before the message of the model is complete: `op.run_tools(early=True)`."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ from support.runs import collect, copy_first_events, marble_letters, outcome
 Piece = float | Event | Exception
 
 
-class Writing:
-    """A model that takes its time to write: seconds, what it sends then, and errors."""
+class SlowModel:
+    """Model that emits events and errors at given times."""
 
     name = "writing"
 
@@ -61,10 +61,10 @@ class Writing:
         return from_task(work, request.ctx, name="writing", shielded=True)
 
     async def aclose(self) -> None:
-        """Nothing to close."""
+        """Do nothing."""
 
 
-def piece(index: int, fragment: str, name: str = "look", call_id: str | None = None) -> Event:
+def delta(index: int, fragment: str, name: str = "look", call_id: str | None = None) -> Event:
     return ToolCallDeltaEvent(index=index, tool_call_id=call_id or f"c{index}", name=name, fragment=fragment)
 
 
@@ -73,65 +73,67 @@ def message(*arguments: str, name: str = "look", text: str = "") -> Event:
     return ContentCompleteEvent(content=text, tool_calls=calls, finish_reason="tool_calls" if calls else "stop")
 
 
-SAID: list[Piece] = [message(text="Blue.")]
+ANSWER: list[Piece] = [message(text="Blue.")]
 
 
-class Looks:
-    """A read-only tool that takes two seconds, and when it was called and cut off."""
+class LookTool:
+    """Read-only tool that takes two seconds and records when it is called and cancelled."""
 
-    def __init__(self, **given: Any) -> None:
-        options: Any = {"read_only": True, **given}
-        self.begun: list[tuple[str, float]] = []
-        self.cut: list[tuple[str, float]] = []
+    def __init__(self, **overrides: Any) -> None:
+        options: Any = {"read_only": True, **overrides}
+        self.starts: list[tuple[str, float]] = []
+        self.cancellations: list[tuple[str, float]] = []
 
         @tool(**options)
         async def look(ctx: RunContext, at: str) -> str:
             """Look at something."""
             time = asyncio.get_running_loop().time
-            self.begun.append((at, time()))
+            self.starts.append((at, time()))
             ctx.progress(f"looking at the {at}")
             try:
                 await asyncio.sleep(2.0)
             except asyncio.CancelledError:
-                self.cut.append((at, time()))
+                self.cancellations.append((at, time()))
                 raise
             return f"{at} is blue"
 
         self.tool = look
 
 
-def loop(early: bool = True, **places: Any) -> list[Operator[Any]]:
-    return op.standard(early=early, **places)
+def make_loop(early: bool = True, **operators: Any) -> list[Operator[Any]]:
+    return op.standard(early=early, **operators)
 
 
-def play(
-    looks: Looks, *turns: Sequence[Piece], early: bool = True, places: Any = None, **options: Any
+def run_agent(
+    looks: LookTool, *turns: Sequence[Piece], early: bool = True, operators: Any = None, **options: Any
 ) -> tuple[list[Event], float]:
-    """Run an agent with that tool; its events, and when it ended."""
+    """Return the events of a run with the tool, and the time at which the run ended."""
     with virtual_time() as time:
-        agent = Agent(Writing(*turns), tools=[looks.tool], loop=loop(early, **(places or {})), thoughts=False)
+        agent = Agent(SlowModel(*turns), tools=[looks.tool], loop=make_loop(early, **(operators or {})), thoughts=False)
         events = time.run(collect(agent.run("Look.", **options)))
         return events, time.now
 
 
-def told(events: Sequence[Event]) -> list[str]:
-    """What events say, without deltas."""
+def describe_events(events: Sequence[Event]) -> list[str]:
+    """Describe the durable events."""
     return [f"{event.kind}: {event.describe()}" for event in events if event.durable]
 
 
 SEA = '{"at": "sea"}'
-LONG: list[Piece] = [1.0, piece(0, '{"at": '), piece(0, '"sea"}'), 3.0, message(SEA)]
-"""The arguments are written after a second, the message is complete three seconds later."""
+LONG: list[Piece] = [1.0, delta(0, '{"at": '), delta(0, '"sea"}'), 3.0, message(SEA)]
+"""Arguments that arrive after one second, and a message that is complete three seconds later."""
 
 
-def test_a_call_begins_while_the_model_still_writes() -> None:
-    late, early = Looks(), Looks()
-    events, end = play(late, LONG, SAID, early=False)
-    sooner, sooner_end = play(early, LONG, SAID)
-    assert (late.begun, end) == ([("sea", 4.0)], 6.0)
-    assert (early.begun, sooner_end) == ([("sea", 1.0)], 4.0)
-    # Order and numbers are those of a run that starts nothing early.
-    assert told(sooner) == told(events)
+def test_call_starts_before_the_message_is_complete() -> None:
+    late, early = LookTool(), LookTool()
+    events, end = run_agent(late, LONG, ANSWER, early=False)
+    sooner, sooner_end = run_agent(early, LONG, ANSWER)
+    assert late.starts == [("sea", 4.0)]
+    assert end == 6.0
+    assert early.starts == [("sea", 1.0)]
+    assert sooner_end == 4.0
+    # Order and numbers are the same as without early calls.
+    assert describe_events(sooner) == describe_events(events)
     assert marble_letters(sooner) == marble_letters(events) == "twlcsxklckF"
     assert [event.seq for event in sooner if event.durable] == [event.seq for event in events if event.durable]
     progress = [event.kind for event in sooner].index("tool-progress")
@@ -140,30 +142,31 @@ def test_a_call_begins_while_the_model_still_writes() -> None:
     assert done.duration == 2.0
 
 
-def test_it_goes_on_as_any_other_call_where_the_message_is_complete_before_it() -> None:
-    looks = Looks()
-    events, end = play(looks, [1.0, piece(0, SEA), 0.5, message(SEA)], SAID)
-    assert (looks.begun, end) == ([("sea", 1.0)], 3.0)
+def test_early_call_continues_as_a_normal_call_when_its_message_arrives() -> None:
+    looks = LookTool()
+    events, end = run_agent(looks, [1.0, delta(0, SEA), 0.5, message(SEA)], ANSWER)
+    assert looks.starts == [("sea", 1.0)]
+    assert end == 3.0
     assert marble_letters(events) == "twlcsxklckF"
 
 
-def test_nothing_begins_early_where_nobody_asks_for_it() -> None:
-    looks = Looks()
-    play(looks, LONG, SAID, early=False)
-    assert looks.begun == [("sea", 4.0)]
+def test_call_does_not_start_early_by_default() -> None:
+    looks = LookTool()
+    run_agent(looks, LONG, ANSWER, early=False)
+    assert looks.starts == [("sea", 4.0)]
 
 
 @pytest.mark.parametrize(
     "options", [{"read_only": False}, {"read_only": False, "idempotent": True}, {"approve": True}], ids=str
 )
-def test_a_tool_that_changes_something_or_needs_approval_never_begins_early(options: dict[str, Any]) -> None:
-    looks = Looks(**options)
-    play(looks, LONG, SAID, on_input=lambda question: True)
-    assert looks.begun == [("sea", 4.0)]
+def test_tool_that_has_effects_or_needs_approval_does_not_start_early(options: dict[str, Any]) -> None:
+    looks = LookTool(**options)
+    run_agent(looks, LONG, ANSWER, on_input=lambda question: True)
+    assert looks.starts == [("sea", 4.0)]
 
 
-def test_a_tool_that_says_nothing_of_it_never_begins_early() -> None:
-    looks = Looks()
+def test_tool_without_a_read_only_attribute_does_not_start_early() -> None:
+    looks = LookTool()
 
     class Other:
         definition = looks.tool.definition
@@ -178,49 +181,49 @@ def test_a_tool_that_says_nothing_of_it_never_begins_early() -> None:
             return await looks.tool.call(arguments, ctx)
 
     with virtual_time() as time:
-        time.run(Agent(Writing(LONG, SAID), tools=[Other()], loop=loop()).run("Look."))
-    assert looks.begun == [("sea", 4.0)]
+        time.run(Agent(SlowModel(LONG, ANSWER), tools=[Other()], loop=make_loop()).run("Look."))
+    assert looks.starts == [("sea", 4.0)]
 
 
-def test_a_tool_that_was_not_offered_never_begins() -> None:
+def test_tool_that_was_not_offered_does_not_start() -> None:
     @op.on(ModelRequest)
     async def no_tools(request: ModelRequest, ctx: RunContext) -> AsyncIterator[Signal]:
         yield request.replace(tools=())
 
-    looks = Looks()
-    events, _ = play(looks, LONG, SAID, places={"before_model": [no_tools]})
-    assert looks.begun == []
+    looks = LookTool()
+    events, _ = run_agent(looks, LONG, ANSWER, operators={"before_model": [no_tools]})
+    assert looks.starts == []
     assert marble_letters(events) == "twlcxklckF"
 
 
-VOID = "tool-voided: look(at='sea')"
+DISCARDED = "tool-voided: look(at='sea')"
 
 
-def test_a_call_of_a_message_that_breaks_off_is_cancelled_and_leaves_one_event() -> None:
-    looks = Looks()
-    broken: list[Piece] = [1.0, piece(0, SEA), 1.0, ProviderError("the line is cut")]
+def test_early_call_is_cancelled_and_discarded_when_its_message_fails() -> None:
+    looks = LookTool()
+    broken: list[Piece] = [1.0, delta(0, SEA), 1.0, ProviderError("the line is cut")]
     with virtual_time() as time:
-        run = Agent(Writing(broken), tools=[looks.tool], loop=loop(), thoughts=False).run("Look.")
+        run = Agent(SlowModel(broken), tools=[looks.tool], loop=make_loop(), thoughts=False).run("Look.")
         result = time.run(outcome(run))
         events = time.run(collect(run))
     assert result.state == "failed"
-    assert looks.cut == [("sea", 2.0)]
+    assert looks.cancellations == [("sea", 2.0)]
     assert marble_letters(events) == "twleVcF"
     assert [event.to_public() for event in events if isinstance(event, ToolVoidedEvent)] == [None]
 
 
-def test_a_call_of_a_request_that_failed_is_not_taken_for_one_of_the_next() -> None:
-    looks = Looks()
+def test_early_call_of_a_failed_request_is_not_reused_by_the_next_request() -> None:
+    looks = LookTool()
     failed = LLMFailedEvent(error=ErrorInfo(code="server", message="once more"), retryable=True)
-    again: list[Piece] = [1.0, piece(0, SEA), 0.5, failed, 1.0, piece(0, SEA), 0.5, message(SEA)]
-    events, _ = play(looks, again, SAID)
-    assert looks.begun == [("sea", 1.0), ("sea", 2.5)]
-    assert looks.cut == [("sea", 1.5)]
+    again: list[Piece] = [1.0, delta(0, SEA), 0.5, failed, 1.0, delta(0, SEA), 0.5, message(SEA)]
+    events, _ = run_agent(looks, again, ANSWER)
+    assert looks.starts == [("sea", 1.0), ("sea", 2.5)]
+    assert looks.cancellations == [("sea", 1.5)]
     assert marble_letters(events) == "twleVcsxklckF"
 
 
 @pytest.mark.parametrize(
-    ("final", "called"),
+    ("final", "expected"),
     [
         (message('{"at": "sky"}'), ["sea", "sky"]),
         (message(SEA, name="watch"), ["sea"]),
@@ -229,49 +232,49 @@ def test_a_call_of_a_request_that_failed_is_not_taken_for_one_of_the_next() -> N
     ],
     ids=["other arguments", "another tool", "no call", "the same and another"],
 )
-def test_a_call_that_the_message_does_not_have_is_void(final: Event, called: list[str]) -> None:
-    looks = Looks()
-    events, _ = play(looks, [1.0, piece(0, SEA), 1.0, final], SAID)
-    assert [at for at, _ in looks.begun] == called
-    kept = isinstance(final, ContentCompleteEvent) and len(final.tool_calls) == 2
-    assert looks.cut == ([] if kept else [("sea", 2.0)])
-    assert told(events).count(VOID) == (not kept)
+def test_early_call_missing_from_the_message_is_discarded(final: Event, expected: list[str]) -> None:
+    looks = LookTool()
+    events, _ = run_agent(looks, [1.0, delta(0, SEA), 1.0, final], ANSWER)
+    assert [at for at, _ in looks.starts] == expected
+    is_retained = isinstance(final, ContentCompleteEvent) and len(final.tool_calls) == 2
+    assert looks.cancellations == ([] if is_retained else [("sea", 2.0)])
+    assert describe_events(events).count(DISCARDED) == (not is_retained)
 
 
-def test_a_guard_that_refuses_voids_the_call() -> None:
+def test_early_call_is_discarded_when_a_guard_refuses_it() -> None:
     @op.on(ToolRequest)
     async def refuse(request: ToolRequest, ctx: RunContext) -> AsyncIterator[Signal]:
         yield request.refuse("Not the sea.")
         await asyncio.sleep(10.0)
 
-    looks = Looks()
-    events, _ = play(looks, [1.0, piece(0, SEA), 1.0, message(SEA)], SAID, places={"before_tools": [refuse]})
-    assert looks.cut == [("sea", 2.0)]
+    looks = LookTool()
+    events, _ = run_agent(looks, [1.0, delta(0, SEA), 1.0, message(SEA)], ANSWER, operators={"before_tools": [refuse]})
+    assert looks.cancellations == [("sea", 2.0)]
     assert marble_letters(events) == "twlcxVklckF"
     assert "blue" not in str([event.to_json() for event in events[:-3]])
 
 
-def test_a_guard_that_changes_the_arguments_gets_what_it_asks_for() -> None:
+def test_early_call_is_replaced_when_a_guard_changes_its_arguments() -> None:
     @op.on(ToolRequest)
     async def change(request: ToolRequest, ctx: RunContext) -> AsyncIterator[Signal]:
         yield request.replace(at="sky")
 
-    looks = Looks()
-    events, _ = play(looks, [1.0, piece(0, SEA), 1.0, message(SEA)], SAID, places={"before_tools": [change]})
-    assert looks.begun == [("sea", 1.0), ("sky", 2.0)]
-    assert looks.cut == [("sea", 2.0)]
+    looks = LookTool()
+    events, _ = run_agent(looks, [1.0, delta(0, SEA), 1.0, message(SEA)], ANSWER, operators={"before_tools": [change]})
+    assert looks.starts == [("sea", 1.0), ("sky", 2.0)]
+    assert looks.cancellations == [("sea", 2.0)]
     assert marble_letters(events) == "twlcVsxklckF"
 
 
-def test_a_guard_that_holds_a_request_holds_all_that_its_call_says() -> None:
+def test_guard_that_delays_a_request_delays_all_events_of_its_call() -> None:
     @op.on(ToolRequest)
     async def hold(request: ToolRequest, ctx: RunContext) -> AsyncIterator[Signal]:
         await asyncio.sleep(5.0)
         yield request
 
-    looks = Looks()
+    looks = LookTool()
     with virtual_time() as time:
-        agent = Agent(Writing(LONG, SAID), tools=[looks.tool], loop=loop(before_tools=[hold]), thoughts=False)
+        agent = Agent(SlowModel(LONG, ANSWER), tools=[looks.tool], loop=make_loop(before_tools=[hold]), thoughts=False)
         seen: list[tuple[str, float]] = []
 
         async def watch() -> None:
@@ -285,42 +288,42 @@ def test_a_guard_that_holds_a_request_holds_all_that_its_call_says() -> None:
     ]
 
 
-def test_a_run_that_is_cancelled_leaves_nothing_of_a_call() -> None:
-    looks = Looks()
+def test_cancelled_run_records_nothing_of_an_early_call() -> None:
+    looks = LookTool()
     with virtual_time() as time:
-        run = Agent(Writing(LONG), tools=[looks.tool], loop=loop(), thoughts=False).run("Look.")
+        run = Agent(SlowModel(LONG), tools=[looks.tool], loop=make_loop(), thoughts=False).run("Look.")
         time.at(2.0, run.cancel)
         time.run(outcome(run))
         events = time.run(collect(run))
         assert time.now == 2.0
-    assert looks.cut == [("sea", 2.0)]
+    assert looks.cancellations == [("sea", 2.0)]
     assert marble_letters(events) == "twlcF"
 
 
-def test_a_run_that_is_cancelled_later_closes_the_call_as_any_other() -> None:
-    looks = Looks()
+def test_cancelled_run_closes_the_call_when_its_message_is_complete() -> None:
+    looks = LookTool()
     with virtual_time() as time:
-        run = Agent(Writing([1.0, piece(0, SEA), message(SEA)]), tools=[looks.tool], loop=loop()).run("Look.")
+        run = Agent(SlowModel([1.0, delta(0, SEA), message(SEA)]), tools=[looks.tool], loop=make_loop()).run("Look.")
         time.at(2.0, run.cancel)
         time.run(outcome(run))
         events = time.run(collect(run))
-    assert looks.cut == [("sea", 2.0)]
+    assert looks.cancellations == [("sea", 2.0)]
     assert marble_letters(events) == "twlcsxF"
 
 
-def test_a_message_that_is_interrupted_voids_the_call() -> None:
-    looks = Looks()
+def test_early_call_is_discarded_when_its_message_is_interrupted() -> None:
+    looks = LookTool()
     with virtual_time() as time:
-        run = Agent(Writing(LONG, SAID), tools=[looks.tool], loop=loop(), thoughts=False).run("Look.")
+        run = Agent(SlowModel(LONG, ANSWER), tools=[looks.tool], loop=make_loop(), thoughts=False).run("Look.")
         time.at(2.0, lambda: run.send("Stop.", interrupt=True))
         time.run(run)
         events = time.run(collect(run))
-    assert looks.cut == [("sea", 2.0)]
-    assert told(events).count(VOID) == 1
+    assert looks.cancellations == [("sea", 2.0)]
+    assert describe_events(events).count(DISCARDED) == 1
 
 
-def test_a_call_is_asked_for_before_it_asks_anybody() -> None:
-    asked: list[float] = []
+def test_question_of_an_early_call_waits_until_the_call_is_recorded() -> None:
+    times: list[float] = []
 
     @tool(read_only=True)
     async def look(ctx: RunContext, at: str) -> str:
@@ -328,28 +331,30 @@ def test_a_call_is_asked_for_before_it_asks_anybody() -> None:
         return "blue" if await ctx.ask(f"The {at}?") else "no"
 
     def answer(question: PendingInput) -> bool:
-        asked.append(asyncio.get_running_loop().time())
+        times.append(asyncio.get_running_loop().time())
         return True
 
     async def answer_here(question: PendingInput) -> bool:
         return answer(question)
 
     with virtual_time() as time:
-        run = Agent(Writing(LONG, SAID), tools=[look], loop=loop(), thoughts=False).run("Look.", on_input=answer_here)
+        run = Agent(SlowModel(LONG, ANSWER), tools=[look], loop=make_loop(), thoughts=False).run(
+            "Look.", on_input=answer_here
+        )
         events = time.run(collect(run))
-    assert asked == [4.0]
+    assert times == [4.0]
     assert marble_letters(events) == "twlcsirxklckF".replace(
         "i", marble_letters([e for e in events if e.kind == "input-required"])
     )
 
 
-def test_an_early_call_that_waits_for_a_person_leaves_its_place_to_another() -> None:  # P24
-    begun: list[tuple[str, float]] = []
+def test_early_call_releases_its_permit_while_it_waits_for_a_person() -> None:  # P24
+    starts: list[tuple[str, float]] = []
 
     @tool(read_only=True)
     async def look(ctx: RunContext, at: str) -> str:
         """Look at something."""
-        begun.append((at, asyncio.get_running_loop().time()))
+        starts.append((at, asyncio.get_running_loop().time()))
         return "blue" if at == "sky" or await ctx.ask(f"The {at}?") else "no"
 
     async def answer(question: PendingInput) -> bool:
@@ -357,15 +362,15 @@ def test_an_early_call_that_waits_for_a_person_leaves_its_place_to_another() -> 
         return True
 
     with virtual_time() as time:
-        both: list[Piece] = [1.0, piece(0, SEA), 3.0, message(SEA, '{"at": "sky"}')]
+        both: list[Piece] = [1.0, delta(0, SEA), 3.0, message(SEA, '{"at": "sky"}')]
         operators = [op.call_model(), op.run_tools(concurrency=1, early=True), op.checkpoint()]
-        run = Agent(Writing(both, SAID), tools=[look], loop=operators, thoughts=False).run("Look.", on_input=answer)
+        run = Agent(SlowModel(both, ANSWER), tools=[look], loop=operators, thoughts=False).run("Look.", on_input=answer)
         time.run(run)
         assert time.now == 9.0
-    assert begun == [("sea", 1.0), ("sky", 4.0)]
+    assert starts == [("sea", 1.0), ("sky", 4.0)]
 
 
-def test_a_question_pauses_the_run_and_the_answer_resumes_it() -> None:
+def test_question_of_an_early_call_pauses_the_run_and_its_answer_resumes_it() -> None:
     @tool(read_only=True)
     async def look(ctx: RunContext, at: str) -> str:
         """Look at something."""
@@ -373,67 +378,67 @@ def test_a_question_pauses_the_run_and_the_answer_resumes_it() -> None:
 
     log = MemoryEventLog()
     with virtual_time() as time:
-        agent = Agent(Writing(LONG, SAID), tools=[look], loop=loop(), log=log, thoughts=False)
+        agent = Agent(SlowModel(LONG, ANSWER), tools=[look], loop=make_loop(), log=log, thoughts=False)
         paused = time.run(agent.run("Look."))
         assert [question.input_id for question in paused.pending] == ["1.0.1"]
         result = time.run(agent.resume(paused.task_id, inputs={"1.0.1": True}))
     assert result.output == "Blue."
 
 
-def test_a_crash_resumes_as_without() -> None:
-    def ends(early: bool) -> list[str]:
-        looks = Looks()
+def test_resumption_after_a_crash_is_the_same_with_early_calls() -> None:
+    def final_outputs(early: bool) -> list[str]:
+        looks = LookTool()
         log = MemoryEventLog()
         with virtual_time() as time:
-            agent = Agent(Writing(LONG, SAID), tools=[looks.tool], loop=loop(early), log=log, thoughts=False)
+            agent = Agent(SlowModel(LONG, ANSWER), tools=[looks.tool], loop=make_loop(early), log=log, thoughts=False)
             run = agent.run("Look.")
             time.run(run)
             count = len(time.run(log.read(run.task_id)))
             out: list[str] = []
             for length in range(2, count):
-                cut = time.run(copy_first_events(log, run.task_id, length))
-                model = Writing(SAID, SAID) if length > 3 else Writing(LONG, SAID)
-                again = Agent(model, tools=[looks.tool], loop=loop(early), log=cut, thoughts=False)
+                cancellations = time.run(copy_first_events(log, run.task_id, length))
+                model = SlowModel(ANSWER, ANSWER) if length > 3 else SlowModel(LONG, ANSWER)
+                again = Agent(model, tools=[looks.tool], loop=make_loop(early), log=cancellations, thoughts=False)
                 time.run(outcome(again.resume(run.task_id)))
-                out.append(marble_letters(time.run(cut.read(run.task_id))))
+                out.append(marble_letters(time.run(cancellations.read(run.task_id))))
             return out
 
-    assert ends(early=True) == ends(early=False)
+    assert final_outputs(early=True) == final_outputs(early=False)
 
 
-def test_no_more_calls_run_at_once_than_may() -> None:
-    looks = Looks()
+def test_early_calls_respect_the_concurrency_limit() -> None:
+    looks = LookTool()
     args = [f'{{"at": "{n}"}}' for n in range(4)]
-    pieces: list[Piece] = [part for n, raw in enumerate(args) for part in (1.0, piece(n, raw))]
+    pieces: list[Piece] = [part for n, raw in enumerate(args) for part in (1.0, delta(n, raw))]
     places = [op.call_model(), op.run_tools(concurrency=2, early=True), op.checkpoint()]
     with virtual_time() as time:
-        agent = Agent(Writing([*pieces, 1.0, message(*args)], SAID), tools=[looks.tool], loop=places)
+        agent = Agent(SlowModel([*pieces, 1.0, message(*args)], ANSWER), tools=[looks.tool], loop=places)
         time.run(agent.run("Look."))
-    assert looks.begun == [("0", 1.0), ("1", 2.0), ("2", 5.0), ("3", 5.0)]
+    assert looks.starts == [("0", 1.0), ("1", 2.0), ("2", 5.0), ("3", 5.0)]
 
 
-def test_pieces_that_come_in_turn_belong_to_their_calls() -> None:  # L55
-    looks = Looks()
+def test_interleaved_argument_deltas_are_assigned_to_their_calls() -> None:  # L55
+    looks = LookTool()
     turns: list[Piece] = [
-        *(piece(0, '{"at"'), piece(1, '{"at"'), 1.0, piece(0, ': "sea"'), piece(1, ': "{sky}"}'), 1.0),
-        *(piece(0, "}"), 1.0, message(SEA, '{"at": "{sky}"}')),
+        *(delta(0, '{"at"'), delta(1, '{"at"'), 1.0, delta(0, ': "sea"'), delta(1, ': "{sky}"}'), 1.0),
+        *(delta(0, "}"), 1.0, message(SEA, '{"at": "{sky}"}')),
     ]
-    events, _ = play(looks, turns, SAID)
-    assert sorted(looks.begun) == [("sea", 2.0), ("{sky}", 1.0)]
-    assert VOID not in told(events)
+    events, _ = run_agent(looks, turns, ANSWER)
+    assert sorted(looks.starts) == [("sea", 2.0), ("{sky}", 1.0)]
+    assert DISCARDED not in describe_events(events)
 
 
 @pytest.mark.parametrize("raw", ['{"at": "}"}', '{"at": "{"}', "{}{}", '"{\\"at\\": \\"sea\\"}"', "[{}]"])
-def test_what_only_looks_complete_begins_with_its_message(raw: str) -> None:
-    looks = Looks()
-    turns = [1.0, *(piece(0, letter) for letter in raw), 1.0, message(raw)]
-    events, _ = play(looks, turns, SAID)
-    assert all(begun == 2.0 for _, begun in looks.begun)
-    # The first is the placeholder of some vendors, whose arguments come behind it.
+def test_call_with_ambiguous_arguments_starts_with_its_message(raw: str) -> None:
+    looks = LookTool()
+    turns = [1.0, *(delta(0, letter) for letter in raw), 1.0, message(raw)]
+    events, _ = run_agent(looks, turns, ANSWER)
+    assert all(start == 2.0 for _, start in looks.starts)
+    # The first object is a placeholder of some vendors that precedes the arguments.
     assert marble_letters(events) in ("twlcVxklckF" if raw == "{}{}" else "twlcsxklckF", "twlcxklckF")
 
 
-def test_an_event_that_the_run_cannot_take_fails_the_call_and_not_the_run() -> None:
+def test_invalid_event_of_an_early_call_fails_the_call_and_not_the_run() -> None:
     @tool(read_only=True)
     async def look(ctx: RunContext, at: str) -> str:
         """Look at something."""
@@ -441,33 +446,35 @@ def test_an_event_that_the_run_cannot_take_fails_the_call_and_not_the_run() -> N
         return at
 
     with virtual_time() as time:
-        events = time.run(collect(Agent(Writing(LONG, SAID), tools=[look], loop=loop(), thoughts=False).run("Look.")))
+        events = time.run(
+            collect(Agent(SlowModel(LONG, ANSWER), tools=[look], loop=make_loop(), thoughts=False).run("Look."))
+        )
     (done,) = [event for event in events if isinstance(event, ToolCompleteEvent)]
     assert not done.success
     assert marble_letters(events) == "twlcsxklckF"
 
 
-def test_a_call_is_hidden_where_its_tool_is() -> None:
-    looks = Looks(hidden=True)
-    turns = [1.0, piece(0, SEA), 1.0, message('{"at": "sky"}')]
-    events, _ = play(looks, turns, SAID)
+def test_discarded_call_is_hidden_when_its_tool_is_hidden() -> None:
+    looks = LookTool(hidden=True)
+    turns = [1.0, delta(0, SEA), 1.0, message('{"at": "sky"}')]
+    events, _ = run_agent(looks, turns, ANSWER)
     (void,) = [event for event in events if isinstance(event, ToolVoidedEvent)]
     assert void.call.hidden
-    assert looks.cut == [("sea", 2.0)]
+    assert looks.cancellations == [("sea", 2.0)]
 
 
-async def test_a_tool_that_only_reads_may_be_called_again() -> None:
-    looks = Looks()
+async def test_read_only_tool_is_idempotent() -> None:
+    looks = LookTool()
     assert looks.tool.read_only
     assert looks.tool.idempotent
 
 
 @pytest.mark.parametrize("finish", ["length", "content_filter", "weird"])
-def test_early_call_is_voided_when_its_message_is_incomplete(finish: str) -> None:  # P1
-    looks = Looks()
+def test_early_call_is_discarded_when_its_message_is_incomplete(finish: str) -> None:  # P1
+    looks = LookTool()
     incomplete = message(SEA).model_copy(update={"finish_reason": finish})
-    events, _ = play(looks, [1.0, piece(0, SEA), 1.0, incomplete], SAID)
-    assert looks.cut == [("sea", 2.0)]
+    events, _ = run_agent(looks, [1.0, delta(0, SEA), 1.0, incomplete], ANSWER)
+    assert looks.cancellations == [("sea", 2.0)]
     assert [event.kind for event in events if "tool" in event.kind and event.durable] == [
         "tool-complete",
         "tool-voided",

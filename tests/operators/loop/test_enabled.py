@@ -1,4 +1,4 @@
-"""`enabled=` decides what is offered in a request, and what was offered may be called."""
+"""Tools that are offered only when their `enabled=` is true."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ async def look() -> str:
     return "seen"
 
 
-async def test_a_tool_that_is_not_enabled_is_neither_offered_nor_called() -> None:  # L115
+async def test_disabled_tool_is_neither_offered_nor_called() -> None:  # L115
     @tool(enabled=lambda ctx: False)
     async def secret() -> str:
         """Not now."""
@@ -30,20 +30,20 @@ async def test_a_tool_that_is_not_enabled_is_neither_offered_nor_called() -> Non
     assert "not available now" in answer.content
 
 
-async def test_enabled_is_asked_once_for_each_request() -> None:
-    asked: list[int] = []
+async def test_enabled_is_evaluated_once_per_request() -> None:
+    iterations: list[int] = []
 
-    @tool(enabled=lambda ctx: not asked.append(ctx.state.iteration))
+    @tool(enabled=lambda ctx: not iterations.append(ctx.state.iteration))
     async def watch() -> str:
         """Watch."""
         return "seen"
 
     model = ScriptedModel([call("watch"), call("watch")], call("watch"), "Hi.")
     await Agent(model, tools=[watch]).run("Go.")
-    assert asked == [0, 1, 2]
+    assert iterations == [0, 1, 2]
 
 
-async def test_a_tool_that_was_offered_is_called_though_it_is_not_enabled_any_more() -> None:
+async def test_offered_tool_is_called_although_it_was_disabled_meanwhile() -> None:
     answers = iter([True, False])
 
     @tool(enabled=lambda ctx: next(answers))
@@ -57,7 +57,7 @@ async def test_a_tool_that_was_offered_is_called_though_it_is_not_enabled_any_mo
     assert [len(request.tools) for request in model.requests] == [1, 0]
 
 
-async def test_a_resumed_run_asks_once_more_for_the_calls_that_are_open() -> None:
+async def test_resumed_run_evaluates_enabled_again_for_open_calls() -> None:
     answers = iter([True, False, False])
 
     @tool(enabled=lambda ctx: next(answers))

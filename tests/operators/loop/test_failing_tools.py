@@ -1,4 +1,4 @@
-"""Tools that fail, and calls that cannot be made: the model is told why, and the run goes on."""
+"""Results that the model gets for tools that fail and calls that are invalid."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -62,7 +62,7 @@ async def exits_on_the_loop() -> None:
 
 
 @tool
-async def awaits_what_is_cancelled() -> None:
+async def awaits_a_cancelled_future() -> None:
     """Fails."""
     future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     future.cancel()
@@ -76,13 +76,13 @@ async def raises_a_cancellation() -> None:
 
 
 @tool
-async def gives_what_is_no_json() -> object:
+async def returns_no_json() -> object:
     """Fails."""
     return object()
 
 
 @tool
-async def a_group_fails() -> None:
+async def raises_a_group() -> None:
     """Fails."""
     raise ExceptionGroup("several", [ValueError("one"), KeyError("two")])
 
@@ -96,14 +96,16 @@ async def a_group_fails() -> None:
         (times_out_by_itself, "TimeoutError: the weather service is slow"),
         (exits, "exit"),
         (exits_on_the_loop, "exit"),
-        (awaits_what_is_cancelled, "cancelled"),
+        (awaits_a_cancelled_future, "cancelled"),
         (raises_a_cancellation, "cancelled"),
-        (gives_what_is_no_json, "cannot be written as JSON"),
-        (a_group_fails, "ExceptionGroup: several"),
+        (returns_no_json, "cannot be written as JSON"),
+        (raises_a_group, "ExceptionGroup: several"),
     ],
     ids=lambda each: getattr(each, "__name__", None),
 )
-async def test_a_tool_that_fails_tells_the_model_how_and_the_run_goes_on(failing: Any, text: str) -> None:  # L74, L113
+async def test_failure_of_a_tool_is_reported_to_the_model_and_other_calls_succeed(
+    failing: Any, text: str
+) -> None:  # L74, L113
     (bad, good), read = await run_tool_calls(
         failing, echo, calls=[ScriptedCall(failing.__name__, {}), call("echo", value="fine")]
     )
@@ -117,7 +119,7 @@ async def test_a_tool_that_fails_tells_the_model_how_and_the_run_goes_on(failing
     assert read[1] == "fine"
 
 
-async def test_a_tool_that_cancels_its_own_task_hangs_nobody() -> None:
+async def test_run_ends_when_a_tool_cancels_its_own_task() -> None:
     @tool
     async def cancels_itself() -> None:
         """Cancels the task that it runs in."""
@@ -137,7 +139,7 @@ async def test_a_tool_that_cancels_its_own_task_hangs_nobody() -> None:
     assert is_well_formed(result.messages)
 
 
-async def test_failures_of_a_whole_batch_all_reach_the_model() -> None:  # L73
+async def test_model_gets_the_failures_of_all_calls_of_a_message() -> None:  # L73
     _, read = await run_tool_calls(
         fails_plainly, fails_oddly, calls=[call("fails_plainly"), call("fails_oddly"), call("fails_plainly")]
     )
@@ -145,7 +147,7 @@ async def test_failures_of_a_whole_batch_all_reach_the_model() -> None:  # L73
     assert read == ["No city is called 'Osllo'.", "KeyError: 'city'", "No city is called 'Osllo'."]
 
 
-async def test_an_unknown_tool_is_answered_with_those_that_there_are() -> None:  # L79
+async def test_call_of_an_unknown_tool_is_answered_with_the_available_tools() -> None:  # L79
     (answer,), read = await run_tool_calls(echo, calls=call("ecko", value=1), thoughts=False)
 
     assert not answer.success
@@ -153,20 +155,20 @@ async def test_an_unknown_tool_is_answered_with_those_that_there_are() -> None: 
     assert "There is no tool 'ecko'" in read[0]
 
 
-async def test_a_tool_that_is_not_offered_in_this_request_is_refused() -> None:  # L80
+async def test_call_is_refused_when_no_tools_were_offered() -> None:  # L80
     @op.on(ModelRequest)
-    async def without_tools(request: ModelRequest, ctx: RunContext[Any]) -> AsyncIterator[Any]:
+    async def remove_tools(request: ModelRequest, ctx: RunContext[Any]) -> AsyncIterator[Any]:
         yield request.replace(tools=())
 
     (answer,), read = await run_tool_calls(
-        echo, calls=call("echo", value=1), loop=op.standard(before_model=[without_tools])
+        echo, calls=call("echo", value=1), loop=op.standard(before_model=[remove_tools])
     )
 
     assert not answer.success
     assert "No tools are available" in read[0]
 
 
-async def test_without_thoughts_a_call_to_think_aloud_is_an_error_and_no_thought() -> None:  # L16
+async def test_think_aloud_call_is_an_error_when_thoughts_are_off() -> None:  # L16
     model = ScriptedModel(call("think_aloud", thought="a", thought_type="planning"), "done")
     events = await collect(Agent(model, tools=[echo], thoughts=False).run("Go"))
 
@@ -178,7 +180,7 @@ async def test_without_thoughts_a_call_to_think_aloud_is_an_error_and_no_thought
 @pytest.mark.parametrize(
     ("raw", "text"), [('{"value": ', "not valid JSON"), ("[1]", "must be a JSON object, not list")]
 )
-async def test_arguments_that_cannot_be_read_fail_that_call_alone(raw: str, text: str) -> None:  # L59
+async def test_unreadable_arguments_fail_only_their_own_call(raw: str, text: str) -> None:  # L59
     class BadArguments(ScriptedModel):
         def call(self, request: Any) -> Any:
             def spoil(event: Event) -> Event:
@@ -195,11 +197,12 @@ async def test_arguments_that_cannot_be_read_fail_that_call_alone(raw: str, text
     answers = {event.index: event for event in events if isinstance(event, ToolCompleteEvent)}
     assert not answers[0].success
     assert text in answers[0].content
-    assert (answers[1].success, answers[1].result) == (True, 2)
-    assert marble_letters(events).count("s") == 1  # what is refused has no tool-start
+    assert answers[1].success is True
+    assert answers[1].result == 2
+    assert marble_letters(events).count("s") == 1  # A refused call has no tool-start.
 
 
-async def test_arguments_that_do_not_fit_are_named_to_the_model() -> None:  # L110
+async def test_invalid_arguments_are_named_to_the_model() -> None:  # L110
     @tool
     async def add(a: int, b: int) -> int:
         """Adds."""

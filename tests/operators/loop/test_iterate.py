@@ -31,20 +31,20 @@ from support.runs import collect, is_well_formed, marble_letters, outcome, repea
 from support.step_tools import step
 
 
-async def test_each_iteration_subscribes_the_pipeline_anew() -> None:
-    fed: list[list[str]] = []
+async def test_each_iteration_subscribes_to_the_pipeline_again() -> None:
+    signals_of_iterations: list[list[str]] = []
 
     def spy(source: Observable[Any]) -> Observable[Any]:
-        fed.append([])
-        return source.pipe(ops.do_action(lambda signal: fed[-1].append(type(signal).__name__)))
+        signals_of_iterations.append([])
+        return source.pipe(ops.do_action(lambda signal: signals_of_iterations[-1].append(type(signal).__name__)))
 
     model = ScriptedModel(call("step"), "done")
     await Agent(model, tools=[step], loop=[spy, *op.standard()]).run("Hi")
 
-    assert fed == [["ModelRequest", "IterationEnd"], ["ModelRequest", "IterationEnd"]]
+    assert signals_of_iterations == [["ModelRequest", "IterationEnd"], ["ModelRequest", "IterationEnd"]]
 
 
-async def test_what_stands_in_a_request_is_the_fold_of_the_stream() -> None:
+async def test_request_holds_the_folded_messages_of_the_stream() -> None:
     model = ScriptedModel(["Let me see.", call("step", n=1)], call("step", n=2), "done")
     await Agent(model, tools=[step], instructions="Be brief.").run("Hi")
 
@@ -61,28 +61,28 @@ async def test_what_stands_in_a_request_is_the_fold_of_the_stream() -> None:
     assert [message.text for message in model.requests[2].system] == ["Be brief."]
 
 
-async def test_the_end_of_an_iteration_may_be_swallowed() -> None:
-    def swallows(source: Observable[Any]) -> Observable[Any]:
+async def test_operator_may_swallow_the_iteration_end() -> None:
+    def swallow_end(source: Observable[Any]) -> Observable[Any]:
         return source.pipe(ops.filter(lambda signal: not isinstance(signal, IterationEnd)))
 
-    agent = Agent(ScriptedModel(call("step"), "done"), tools=[step], loop=[*op.standard(), swallows])
+    agent = Agent(ScriptedModel(call("step"), "done"), tools=[step], loop=[*op.standard(), swallow_end])
 
     assert (await agent.run("Hi")).output == "done"
 
 
-async def test_an_operator_may_answer_a_model_request_itself() -> None:
+async def test_operator_may_answer_a_model_request_itself() -> None:
     @op.on(ModelRequest)
-    async def cached(request: ModelRequest, ctx: RunContext[Any]) -> AsyncIterator[Signal]:
+    async def answer_from_cache(request: ModelRequest, ctx: RunContext[Any]) -> AsyncIterator[Signal]:
         yield ContentCompleteEvent(content="From the cache.", step=request.step)
 
     model = ScriptedModel()
-    result = await Agent(model, loop=[cached, *op.standard()]).run("Hi")
+    result = await Agent(model, loop=[answer_from_cache, *op.standard()]).run("Hi")
 
     assert result.output == "From the cache."
     assert model.requests == []
 
 
-async def test_a_guard_that_lets_a_call_through_twice_answers_it_once_in_the_history() -> None:
+async def test_duplicated_tool_request_is_executed_and_recorded_once() -> None:
     calls: list[int] = []
 
     @tool
@@ -105,20 +105,21 @@ async def test_a_guard_that_lets_a_call_through_twice_answers_it_once_in_the_his
     assert calls == [1], "a request that is doubled does not double what its tool does"
 
 
-async def test_a_guard_may_change_the_arguments_and_the_history_keeps_what_the_model_wrote() -> None:
+async def test_guard_changes_the_executed_arguments_but_not_the_history() -> None:
     @op.on(ToolRequest)
-    async def clamps(request: ToolRequest, ctx: RunContext[Any]) -> AsyncIterator[Signal]:
+    async def clamp(request: ToolRequest, ctx: RunContext[Any]) -> AsyncIterator[Signal]:
         yield request.replace(n=min(request.call.arguments["n"], 10))
 
     model = ScriptedModel(call("step", n=99), "done")
-    events = await collect(Agent(model, tools=[step], loop=op.standard(before_tools=[clamps])).run("Hi"))
+    events = await collect(Agent(model, tools=[step], loop=op.standard(before_tools=[clamp])).run("Hi"))
 
     (answer,) = [event for event in events if isinstance(event, ToolCompleteEvent)]
-    assert (answer.result, answer.call.arguments) == (10, {"n": 10})
+    assert answer.result == 10
+    assert answer.call.arguments == {"n": 10}
     assert model.requests[1].messages[1].tool_calls[0].arguments == {"n": 99}
 
 
-async def test_a_guard_may_answer_and_refuse_and_emit() -> None:
+async def test_guard_may_answer_refuse_and_emit_messages() -> None:
     @op.on(ToolRequest)
     async def guard(request: ToolRequest, ctx: RunContext[Any]) -> AsyncIterator[Signal]:
         if request.call.arguments["n"] == 1:
@@ -134,7 +135,7 @@ async def test_a_guard_may_answer_and_refuse_and_emit() -> None:
     assert shape(model.requests[1].messages)[2:] == ["tool: 41", "tool: Too large.", "system: The first was cached."]
 
 
-async def test_a_message_that_comes_behind_the_answer_is_answered_too() -> None:
+async def test_message_added_after_the_answer_is_answered_in_the_next_iteration() -> None:
     steered = [False]
 
     @op.on(IterationEnd)
@@ -151,7 +152,7 @@ async def test_a_message_that_comes_behind_the_answer_is_answered_too() -> None:
     assert shape(model.requests[1].messages) == ["user: Hi", "assistant: Hello.", "user: In French!"]
 
 
-async def test_a_message_from_outside_is_what_the_model_sees_next() -> None:
+async def test_message_published_by_a_tool_is_sent_in_the_next_request() -> None:
     @tool
     async def slow(ctx: RunContext[Any]) -> str:
         """Is steered meanwhile."""
@@ -164,7 +165,7 @@ async def test_a_message_from_outside_is_what_the_model_sees_next() -> None:
     assert shape(model.requests[1].messages)[1:] == ["assistant: slow,step", "tool: ok", "tool: 5", "user: Faster!"]
 
 
-async def test_a_request_that_is_too_long_is_sent_again_under_more_pressure() -> None:
+async def test_request_that_is_too_long_is_retried_with_higher_pressure() -> None:
     pressures: list[int] = []
 
     @op.on(ModelRequest)
@@ -181,12 +182,12 @@ async def test_a_request_that_is_too_long_is_sent_again_under_more_pressure() ->
     assert pressures == [0, 1, 2, 0, 1]
     assert [request.step for request in model.requests] == ["1", "1", "1", "2", "2"]
     assert [event.iteration for event in events if isinstance(event, LLMCallEvent)] == [1, 1, 1, 2, 2]
-    # A checkpoint tells of an iteration that is finished, and of no other.
+    # Only a finished iteration has a checkpoint.
     assert marble_letters(events) == "twlelelcsxklelckF"
     assert events[-1].state == "completed"  # type: ignore[attr-defined]
 
 
-async def test_pressure_has_an_end() -> None:
+async def test_retries_end_at_the_maximum_pressure() -> None:
     model = ScriptedModel(*repeat_turn(ContextLengthExceeded("still too long"), 10))
 
     with pytest.raises(RunError, match="still too long") as caught:
@@ -196,26 +197,26 @@ async def test_pressure_has_an_end() -> None:
     assert len(model.requests) == MAX_PRESSURE + 1
 
 
-async def test_pressure_is_no_iteration() -> None:
+async def test_retry_with_higher_pressure_does_not_count_as_an_iteration() -> None:
     model = ScriptedModel(ContextLengthExceeded("too long"), "done")
 
     assert (await Agent(model, limits=Limits(iterations=1)).run("Hi")).output == "done"
 
 
-def beside(pipeline: Operator) -> Operator:
-    """Two lines side by side; the main line gives the longer answer."""
+def parallel_branches(pipeline: Operator) -> Operator:
+    """Strategy that asks on two branches and answers on the main branch with the longer text."""
 
     def answer(request: RunRequest) -> Observable[Signal]:
-        lines = [answer_on(request, branch) for branch in ("b/1", "b/2")]
-        return op.answering(ModelRequest, lambda asked: pipeline(emit(asked)))(emit(*lines)).pipe(
-            op_then(lambda: best(request))
+        requests = [request_on_branch(request, branch) for branch in ("b/1", "b/2")]
+        return op.answering(ModelRequest, lambda request: pipeline(emit(request)))(emit(*requests)).pipe(
+            append_event(lambda: best(request))
         )
 
-    def answer_on(request: RunRequest, branch: str) -> ModelRequest:
+    def request_on_branch(request: RunRequest, branch: str) -> ModelRequest:
         ctx = request.ctx.bind(step=f"{branch}/1", branch=branch)
-        made = get_host(ctx).build_request(ctx, 1, 0)
-        assert isinstance(made, ModelRequest)
-        return made
+        built = get_host(ctx).build_request(ctx, 1, 0)
+        assert isinstance(built, ModelRequest)
+        return built
 
     def best(request: RunRequest) -> ContentCompleteEvent:
         contents = [request.ctx.bind(branch=branch).state.content for branch in ("b/1", "b/2")]
@@ -224,8 +225,8 @@ def beside(pipeline: Operator) -> Operator:
     return op.answering(RunRequest, answer)
 
 
-def op_then(last: Any) -> Any:
-    """Everything of the source, and one more event."""
+def append_event(last: Any) -> Any:
+    """Append an event to a source that completes."""
 
     def operator(source: Observable[Any]) -> Observable[Any]:
         def subscribe(observer: abc.ObserverBase[Any], scheduler: Any = None) -> abc.DisposableBase:
@@ -240,47 +241,49 @@ def op_then(last: Any) -> Any:
     return operator
 
 
-async def test_a_strategy_runs_lines_side_by_side_and_answers_on_the_main_line() -> None:
+async def test_strategy_asks_on_parallel_branches_and_answers_on_the_main_branch() -> None:
     def turn(request: ModelRequest) -> Any:
         if request.branch == "b/1":
             return "short"
         return call("step", n=1) if request.messages[-1].role == "user" else "quite long"
 
     model = ScriptedModel(turn, turn)
-    agent = Agent(model, tools=[step], strategy=beside)
+    agent = Agent(model, tools=[step], strategy=parallel_branches)
     result = await agent.run("Hi")
     assert result.output == "short"
     assert shape(result.messages) == ["user: Hi", "assistant: short"]
     assert {request.branch for request in model.requests} == {"b/1", "b/2"}
 
 
-async def lines(request_of: Any, strategy: Any, log: MemoryEventLog | None = None) -> tuple[Result[Any], ScriptedModel]:
-    model = ScriptedModel(*repeat_turn(request_of, 20))
+async def run_strategy(
+    make_turn: Any, strategy: Any, log: MemoryEventLog | None = None
+) -> tuple[Result[Any], ScriptedModel]:
+    model = ScriptedModel(*repeat_turn(make_turn, 20))
     return await outcome(Agent(model, tools=[step], strategy=strategy, log=log).run("Hi")), model
 
 
-def iterating(pipeline: Operator) -> Operator:
-    """Two whole loops side by side, on branches; the main line answers with what both said."""
+def parallel_loops(pipeline: Operator) -> Operator:
+    """Strategy that runs two loops on branches and joins their answers on the main branch."""
     loop = iterate(pipeline)
 
     def answer(request: RunRequest) -> Observable[Signal]:
         branches = [RunRequest(request.ctx.bind(branch=branch)) for branch in ("b1", "b2")]
 
-        def both() -> ContentCompleteEvent:
-            said = [request.ctx.bind(branch=branch).state.content for branch in ("b1", "b2")]
-            return ContentCompleteEvent(step="both", content=" and ".join(said))
+        def join_answers() -> ContentCompleteEvent:
+            answers = [request.ctx.bind(branch=branch).state.content for branch in ("b1", "b2")]
+            return ContentCompleteEvent(step="both", content=" and ".join(answers))
 
-        return loop(emit(*branches)).pipe(op_then(both))
+        return loop(emit(*branches)).pipe(append_event(join_answers))
 
     return op.answering(RunRequest, answer)
 
 
-def on_a_branch(request: ModelRequest) -> Any:
+def turn_on_branch(request: ModelRequest) -> Any:
     return call("step", n=7) if request.messages[-1].role == "user" else f"{request.branch} says 7"
 
 
-async def test_iterate_works_on_a_branch_as_it_does_on_the_main_line() -> None:
-    result, model = await lines(on_a_branch, iterating)
+async def test_iterate_works_on_a_branch_as_on_the_main_branch() -> None:
+    result, model = await run_strategy(turn_on_branch, parallel_loops)
 
     assert result.output == "b1 says 7 and b2 says 7"
     assert shape(result.messages) == ["user: Hi", "assistant: b1 says 7 and b2 says 7"]
@@ -288,19 +291,20 @@ async def test_iterate_works_on_a_branch_as_it_does_on_the_main_line() -> None:
     assert all(is_well_formed(request.messages) for request in model.requests)
 
 
-async def test_a_strategy_that_passes_its_request_on_is_no_answer() -> None:
-    result, _ = await lines("never", lambda pipeline: pipeline)
+async def test_strategy_that_emits_its_request_fails_the_run() -> None:
+    result, _ = await run_strategy("never", lambda pipeline: pipeline)
 
-    assert (result.state, result.error and result.error.code) == ("failed", "pipeline")
+    assert result.state == "failed"
+    assert (result.error and result.error.code) == "pipeline"
 
 
-async def test_an_operator_around_iterate_sees_the_whole_run() -> None:
+async def test_operator_around_iterate_sees_events_of_all_iterations() -> None:
     seen: list[str] = []
 
     def around(source: Observable[Any]) -> Observable[Any]:
         return source.pipe(ops.do_action(lambda signal: seen.append(getattr(signal, "kind", "request"))))
 
-    await lines(
+    await run_strategy(
         lambda request: "done" if len(request.messages) > 4 else call("step"),
         lambda pipeline: op.compose(op.iterate(pipeline), around),
     )
@@ -309,8 +313,8 @@ async def test_an_operator_around_iterate_sees_the_whole_run() -> None:
     assert "request" not in seen
 
 
-def depth() -> int:
-    """How many frames the stack has; `inspect.stack` reads their source as well."""
+def stack_depth() -> int:
+    """Count the frames of the stack without reading source files, which `inspect.stack` does."""
     frame, frames = inspect.currentframe(), 0
     while frame is not None:
         frame, frames = frame.f_back, frames + 1
@@ -323,13 +327,13 @@ def test_ten_thousand_iterations_keep_a_flat_stack() -> None:
     @tool(idempotent=True)
     async def deep(n: int) -> int:
         """How deep it is."""
-        depths.append(depth())
+        depths.append(stack_depth())
         return n
 
-    made = iter(range(10_000))
+    numbers = iter(range(10_000))
 
     def turn(request: ModelRequest) -> Any:
-        n = next(made, None)
+        n = next(numbers, None)
         return "done" if n is None else call("deep", n=n)
 
     model = ScriptedModel(*repeat_turn(turn, 10_001))
@@ -344,12 +348,12 @@ def test_ten_thousand_iterations_keep_a_flat_stack() -> None:
     assert max(depths) == min(depths)
 
 
-def test_iterations_that_wait_for_nothing_keep_a_flat_stack() -> None:
-    """No task at all lies between these iterations: each ends inside the subscription of the one before."""
+def test_synchronous_iterations_keep_a_flat_stack() -> None:
+    """Each iteration ends inside the subscription of the previous one, without a task in between."""
     depths: set[int] = set()
 
     def answers(request: ToolRequest) -> Observable[Signal]:
-        depths.add(depth())
+        depths.add(stack_depth())
         return emit(request.answer(1, "1"))
 
     loop = [op.call_model(), op.answering(ToolRequest, answers)]
@@ -360,7 +364,7 @@ def test_iterations_that_wait_for_nothing_keep_a_flat_stack() -> None:
     assert len(depths) == 1
 
 
-async def test_a_message_that_calls_tools_without_a_usable_call_is_asked_for_again_once() -> None:
+async def test_message_without_a_usable_tool_call_is_requested_again_once() -> None:
     # L57
     lost = turn(text="I look it up.", finish_reason="tool_calls")
     model = ScriptedModel(lost, "It is 7.")
@@ -375,7 +379,7 @@ async def test_a_message_that_calls_tools_without_a_usable_call_is_asked_for_aga
 
 
 @pytest.mark.parametrize("times", [1, 2, 3])
-async def test_it_stops_after_so_many_iterations_though_there_is_no_answer(times: int) -> None:
+async def test_iterate_stops_after_the_given_number_of_iterations(times: int) -> None:
     model = ScriptedModel(*repeat_turn(call("step", n=1), 2), "Done.")
     result = await outcome(Agent(model, tools=[step], strategy=lambda loop: iterate(loop, times)).run("Hi"))
     assert len(model.requests) == times

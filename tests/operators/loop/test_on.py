@@ -18,39 +18,39 @@ from rxloop.testing import virtual_time
 from support.runs import context, tool_call
 
 
-async def through(operator: Any, *signals: Any) -> list[Any]:
+async def collect_output(operator: Any, *signals: Any) -> list[Any]:
     source: Observable[Any] = emit(*signals)
     return await operator(source).pipe(ops.to_list())
 
 
-def request(name: str = "f") -> ToolRequest:
+def make_request(name: str = "f") -> ToolRequest:
     return ToolRequest(tool_call(name), RunContext(call=tool_call(name)))
 
 
 @op.on(ToolRequest)
-async def twice(request: ToolRequest, ctx: RunContext[Any]) -> AsyncIterator[Signal]:
-    """Lets it through twice."""
+async def yield_twice(request: ToolRequest, ctx: RunContext[Any]) -> AsyncIterator[Signal]:
+    """Yield the request twice."""
     yield request
     yield request
 
 
-async def test_what_is_yielded_takes_the_place_of_the_request() -> None:
-    asked = request()
+async def test_yielded_signals_replace_the_request() -> None:
+    request = make_request()
 
-    assert await through(twice, asked) == [asked, asked]
+    assert await collect_output(yield_twice, request) == [request, request]
 
 
-async def test_everything_else_passes_untouched_and_does_not_wait() -> None:
+async def test_other_signals_pass_unchanged_and_immediately() -> None:
     event, end, model = CustomEvent(name="a"), IterationEnd(1, context()), ModelRequest(messages=[Message.user("Hi")])
-    asked = request()
+    request = make_request()
 
-    seen = await through(twice, asked, event, end, model)
+    seen = await collect_output(yield_twice, request, event, end, model)
 
-    assert seen == [event, end, model, asked, asked]
+    assert seen == [event, end, model, request, request]
     assert seen[0] is event
 
 
-async def test_a_handler_may_yield_events_or_nothing_or_another_request() -> None:
+async def test_handler_may_yield_events_nothing_or_another_request() -> None:
     @op.on(ToolRequest)
     async def handler(request: ToolRequest, ctx: RunContext[Any]) -> AsyncIterator[Signal]:
         if request.call.name == "delete":
@@ -59,26 +59,28 @@ async def test_a_handler_may_yield_events_or_nothing_or_another_request() -> Non
         elif request.call.name == "read":
             yield request.replace(path="b")
 
-    refused = await through(handler, request("delete"))
+    refused = await collect_output(handler, make_request("delete"))
     assert [type(signal) for signal in refused] == [CustomEvent, ToolCompleteEvent]
-    assert (refused[1].success, refused[1].content, refused[1].error) == (False, "No.", "No.")
-    (changed,) = await through(handler, request("read"))
+    assert refused[1].success is False
+    assert refused[1].content == "No."
+    assert refused[1].error == "No."
+    (changed,) = await collect_output(handler, make_request("read"))
     assert changed.call.arguments == {"path": "b"}
     assert changed.ctx.call is changed.call
-    assert await through(handler, request("other")) == []
+    assert await collect_output(handler, make_request("other")) == []
 
 
-async def test_what_a_handler_raises_is_the_error_of_the_stream() -> None:
+async def test_exception_of_a_handler_becomes_the_error_of_the_stream() -> None:
     @op.on(ToolRequest)
     async def handler(request: ToolRequest, ctx: RunContext[Any]) -> AsyncIterator[Signal]:
         raise KeyError("missing")
         yield request
 
     with pytest.raises(KeyError, match="missing"):
-        await through(handler, request())
+        await collect_output(handler, make_request())
 
 
-async def test_the_handler_gets_the_context_of_the_request() -> None:
+async def test_handler_gets_the_context_of_the_request() -> None:
     seen: list[RunContext[Any]] = []
 
     @op.on(ToolRequest)
@@ -86,13 +88,13 @@ async def test_the_handler_gets_the_context_of_the_request() -> None:
         seen.append(ctx)
         yield request
 
-    asked = request()
-    await through(handler, asked)
+    request = make_request()
+    await collect_output(handler, request)
 
-    assert seen == [asked.ctx.bind(asked_by="handler")]
+    assert seen == [request.ctx.bind(asked_by="handler")]
 
 
-def test_requests_are_handled_side_by_side_and_a_disposed_handler_is_closed() -> None:
+def test_requests_are_handled_concurrently_and_disposal_closes_handlers() -> None:
     closed: list[str] = []
 
     @op.on(ToolRequest)
@@ -107,7 +109,7 @@ def test_requests_are_handled_side_by_side_and_a_disposed_handler_is_closed() ->
 
         async def main() -> list[Any]:
             seen: list[Any] = []
-            subscription = handler(emit(request("slow"), request("fast"))).subscribe(seen.append)
+            subscription = handler(emit(make_request("slow"), make_request("fast"))).subscribe(seen.append)
             await asyncio.sleep(0.75)
             subscription.dispose()
             await asyncio.sleep(0.01)
@@ -119,12 +121,12 @@ def test_requests_are_handled_side_by_side_and_a_disposed_handler_is_closed() ->
     assert closed == ["fast", "slow"]
 
 
-def test_the_operator_is_called_as_its_handler_is() -> None:
-    assert describe(twice) == "twice"
-    assert twice.__doc__ == "Lets it through twice."
+def test_operator_has_the_name_and_docstring_of_its_handler() -> None:
+    assert describe(yield_twice) == "yield_twice"
+    assert yield_twice.__doc__ == "Yield the request twice."
 
 
-def test_the_end_of_an_iteration_comes_when_everything_before_it_is_done() -> None:
+def test_iteration_end_waits_until_earlier_signals_are_handled() -> None:
     seen: list[str] = []
 
     @op.on(IterationEnd)

@@ -1,4 +1,4 @@
-"""Answers that a model gives in pieces: it ends with the finish reason `pause`, and goes on when it is asked again."""
+"""Answers that a model splits into messages with the finish reason `pause`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class City(BaseModel):
     name: str
 
 
-async def test_the_model_is_sent_the_history_with_its_piece_and_goes_on() -> None:
+async def test_paused_answer_continues_with_its_message_in_the_history() -> None:
     model = ScriptedModel(PIECE, turn("And search.", finish_reason="pause"), "It rains.")
     run = Agent(model).run("Weather?")
     events = await collect(run.pipe(op.grammar()))
@@ -31,27 +31,29 @@ async def test_the_model_is_sent_the_history_with_its_piece_and_goes_on() -> Non
         ["user: Weather?", "assistant: I search."],
         ["user: Weather?", "assistant: I search.", "assistant: And search."],
     ]
-    assert (result.output, result.finish_reason) == ("It rains.", "stop")
+    assert result.output == "It rains."
+    assert result.finish_reason == "stop"
     assert shape(result.messages)[1:] == ["assistant: I search.", "assistant: And search.", "assistant: It rains."]
     assert [event.step for event in events if isinstance(event, LLMCallEvent)] == ["1", "2", "3"]
     assert [event.iteration for event in events if isinstance(event, CheckpointEvent)] == [1, 2, 3]
 
 
-async def test_whoever_reads_the_text_gets_all_of_it() -> None:
+async def test_text_stream_contains_all_parts_of_a_paused_answer() -> None:
     run = Agent(ScriptedModel(PIECE, "It rains.")).run("Weather?")
     assert "".join([text async for text in run.text()]) == "I search.It rains."
 
 
-async def test_a_piece_counts_as_an_iteration_so_that_a_model_which_only_pauses_comes_to_an_end() -> None:
+async def test_each_pause_counts_as_an_iteration() -> None:
     model = ScriptedModel(*[PIECE] * 9)
     with pytest.raises(LimitReached) as caught:
         await Agent(model, limits=Limits(iterations=3)).run("Weather?")
     assert len(model.requests) == 3
-    assert (caught.value.result.reason, caught.value.result.content) == ("max_iterations", "I search.")
+    assert caught.value.result.reason == "max_iterations"
+    assert caught.value.result.content == "I search."
     assert caught.value.result.finish_reason == "pause"
 
 
-async def test_a_message_that_pauses_and_calls_tools_is_one_that_calls_tools() -> None:
+async def test_paused_message_with_tool_calls_runs_the_tools() -> None:
     @tool
     async def look() -> str:
         return "rain"
@@ -61,7 +63,7 @@ async def test_a_message_that_pauses_and_calls_tools_is_one_that_calls_tools() -
     assert [message.role for message in result.messages] == ["user", "assistant", "tool", "assistant"]
 
 
-async def test_a_run_that_was_cut_off_between_two_pieces_goes_on_with_the_next() -> None:
+async def test_fork_after_a_pause_continues_with_the_next_part() -> None:
     log = MemoryEventLog()
     model = ScriptedModel(PIECE, "It rains.", "It snows.")
     agent = Agent(model, log=log)
@@ -72,20 +74,20 @@ async def test_a_run_that_was_cut_off_between_two_pieces_goes_on_with_the_next()
     assert shape(model.requests[2].messages) == ["user: Weather?", "assistant: I search."]
 
 
-async def test_what_was_said_meanwhile_comes_behind_the_piece() -> None:
-    def heard(request: ModelRequest) -> Any:
+async def test_message_sent_during_a_pause_follows_the_paused_part() -> None:
+    def count_messages(request: ModelRequest) -> Any:
         return str(len(request.messages))
 
-    def say(request: ModelRequest) -> Any:
+    def send_and_pause(request: ModelRequest) -> Any:
         run.send("In Oslo.")
         return PIECE
 
-    run = Agent(ScriptedModel(say, heard)).run("Weather?")
+    run = Agent(ScriptedModel(send_and_pause, count_messages)).run("Weather?")
     result = await run
     assert shape(result.messages) == ["user: Weather?", "assistant: I search.", "user: In Oslo.", "assistant: 3"]
 
 
-async def test_a_piece_is_no_typed_answer() -> None:
+async def test_paused_part_is_not_a_typed_answer() -> None:
     model = ScriptedModel(turn('{"name": "Os', finish_reason="pause"), '{"name": "Oslo"}')
     agent = Agent(model, output_type=City)
     run = agent.run("Where?")
@@ -95,13 +97,13 @@ async def test_a_piece_is_no_typed_answer() -> None:
     assert [message.role for message in model.requests[1].messages] == ["user", "assistant"]
 
 
-async def test_so_many_iterations_are_so_many_whole_messages() -> None:
+async def test_iterations_of_iterate_are_whole_messages() -> None:
     model = ScriptedModel(PIECE, "It rains.")
     result = await Agent(model, strategy=lambda loop: iterate(loop, 1)).run("Weather?")
     assert result.output == "It rains."
 
 
-async def test_a_line_of_a_strategy_gives_the_whole_message_and_so_does_its_answer() -> None:
+async def test_strategy_gets_whole_messages_from_a_model_that_pauses() -> None:
     @strategy
     async def twice(run: StrategyRun) -> str:
         draft = await run.ask("Draft?", times=1)

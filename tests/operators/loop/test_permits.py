@@ -1,4 +1,4 @@
-"""Calls that wait for an answer, and the calls that may be at work meanwhile."""
+"""Permits of tool calls that wait for an answer."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from support.run_checks import assert_no_tasks, run_ready_tasks, wait_until
 
 
 class Desk:
-    """Calls that ask, and calls that work until they are released; counts how many are at work at once."""
+    """Tools that ask questions and tools that work until they are released, with a count of concurrent work."""
 
     def __init__(self, concurrency: int, *, early: bool = False) -> None:
         self.loop = [op.call_model(), op.run_tools(concurrency, early=early), op.checkpoint()]
-        self.asked: dict[str, Any] = {}
+        self.questions: dict[str, Any] = {}
         self.done: list[str] = []
         self.at_work = self.most_at_work = 0
         self.release = asyncio.Event()
@@ -64,14 +64,14 @@ class Desk:
             return name
 
         self.tools: list[Any] = [ask, ask_twice, hurry, busy, quick]
-        for place in range(6):
+        for index in range(6):
             nested: Agent[Any, Any] = Agent(
-                ScriptedModel(call("ask", name=f"q{place}"), "Nested."), tools=[ask], name=f"n{place}", thoughts=False
+                ScriptedModel(call("ask", name=f"q{index}"), "Nested."), tools=[ask], name=f"n{index}", thoughts=False
             )
             outer: Agent[Any, Any] = Agent(
-                ScriptedModel(call(f"n{place}", prompt="x"), "Outer."),
+                ScriptedModel(call(f"n{index}", prompt="x"), "Outer."),
                 tools=[nested.as_tool()],
-                name=f"o{place}",
+                name=f"o{index}",
                 thoughts=False,
             )
             self.tools += [nested.as_tool(), outer.as_tool()]
@@ -80,13 +80,13 @@ class Desk:
         return Agent(ScriptedModel(list(calls), "Done."), tools=self.tools, loop=self.loop, log=log, thoughts=False)
 
     async def on_input(self, question: Any) -> Any:
-        """Answer once the test does."""
-        answer = self.asked[question.prompt] = asyncio.get_running_loop().create_future()
+        """Return the answer as soon as the test provides it."""
+        answer = self.questions[question.prompt] = asyncio.get_running_loop().create_future()
         return await answer
 
 
-class Asking:
-    """A run of a desk, whose questions are answered inline or through the inbox."""
+class DeskRun:
+    """Run of a desk whose questions are answered inline or through the inbox."""
 
     def __init__(self, desk: Desk, way: str, *calls: Any) -> None:
         self.desk, self.way = desk, way
@@ -101,50 +101,50 @@ class Asking:
             self.ids[event.input.prompt] = event.input.input_id
         self.received += event.kind == "input-received"
 
-    async def asks(self, *names: str) -> None:
+    async def wait_for_questions(self, *names: str) -> None:
         """Wait until these questions are asked."""
-        asked: Any = self.desk.asked if self.way == "on_input" else self.ids
-        await wait_until(lambda: set(names) <= asked.keys())
+        questions: Any = self.desk.questions if self.way == "on_input" else self.ids
+        await wait_until(lambda: set(names) <= questions.keys())
 
     async def answer(self, name: str, value: str = "yes") -> None:
-        """Answer a question, and wait until the call has its answer and has gone as far as it can."""
+        """Answer a question, and wait until the call can make no more progress."""
         if self.way == "on_input":
-            self.desk.asked[name].set_result(value)
+            self.desk.questions[name].set_result(value)
         else:
             received = self.received
             await self.agent.get_run(self.run.task_id).answer({self.ids[name]: value})
             await wait_until(lambda: self.received > received)
         await run_ready_tasks()
 
-    async def end(self) -> None:
+    async def finish(self) -> None:
         self.desk.release.set()
         assert (await self.run).output == "Done."
 
 
 both_ways = pytest.mark.parametrize("way", ["on_input", "inbox"])
 ASKERS: dict[str, Callable[[int], tuple[Any, list[str]]]] = {
-    "a tool": lambda place: (call("ask", name=f"q{place}"), [f"q{place}"]),
-    "tasks of a tool": lambda place: (call("ask_twice", name=f"q{place}"), [f"q{place}1", f"q{place}2"]),
-    "a nested run": lambda place: (call(f"n{place}", prompt="x"), [f"q{place}"]),
-    "a run nested twice": lambda place: (call(f"o{place}", prompt="x"), [f"q{place}"]),
+    "a tool": lambda index: (call("ask", name=f"q{index}"), [f"q{index}"]),
+    "tasks of a tool": lambda index: (call("ask_twice", name=f"q{index}"), [f"q{index}1", f"q{index}2"]),
+    "a nested run": lambda index: (call(f"n{index}", prompt="x"), [f"q{index}"]),
+    "a run nested twice": lambda index: (call(f"o{index}", prompt="x"), [f"q{index}"]),
 }
 
 
 @both_ways
 @pytest.mark.parametrize("asker", ASKERS.values(), ids=ASKERS)
 @pytest.mark.parametrize("early", [False, True], ids=["", "early"])
-async def test_calls_that_wait_for_people_leave_room_for_others(way: str, asker: Any, early: bool) -> None:  # P24
+async def test_calls_that_wait_for_people_do_not_block_other_calls(way: str, asker: Any, early: bool) -> None:  # P24
     desk = Desk(5, early=early)
-    calls = [asker(place) for place in range(5)]
-    asking = Asking(desk, way, *(each for each, _ in calls), call("busy", name="b"), call("quick", name="sixth"))
-    await asking.asks(*(name for _, names in calls for name in names))
+    calls = [asker(index) for index in range(5)]
+    desk_run = DeskRun(desk, way, *(each for each, _ in calls), call("busy", name="b"), call("quick", name="sixth"))
+    await desk_run.wait_for_questions(*(name for _, names in calls for name in names))
     await wait_until(lambda: desk.done)
     assert desk.done == ["sixth"]
     desk.release.set()
     for _, names in calls if way == "on_input" else ():
         for name in names:
-            await asking.answer(name)
-    result = await asking.run
+            await desk_run.answer(name)
+    result = await desk_run.run
     if way == "inbox":
         assert {each.prompt for each in result.pending} == {name for _, names in calls for name in names}
     else:
@@ -153,78 +153,79 @@ async def test_calls_that_wait_for_people_leave_room_for_others(way: str, asker:
 
 @both_ways
 @pytest.mark.parametrize("asker", ASKERS.values(), ids=ASKERS)
-async def test_an_answered_call_goes_on_when_there_is_room(way: str, asker: Any) -> None:  # P24
+async def test_answered_call_continues_when_a_permit_is_free(way: str, asker: Any) -> None:  # P24
     desk = Desk(1)
     first, names = asker(0)
-    asking = Asking(desk, way, first, call("busy", name="b"), call("quick", name="last"))
-    await asking.asks(*names)
+    desk_run = DeskRun(desk, way, first, call("busy", name="b"), call("quick", name="last"))
+    await desk_run.wait_for_questions(*names)
     await wait_until(lambda: desk.at_work)
     for name in names:
-        await asking.answer(name)
-    assert (desk.at_work, desk.done) == (1, [])
-    await asking.end()
+        await desk_run.answer(name)
+    assert desk.at_work == 1
+    assert desk.done == []
+    await desk_run.finish()
     assert desk.most_at_work == 1
     assert desk.done == ["b", "q0: " + " ".join("yes" for _ in names), "last"]
 
 
 @both_ways
-async def test_a_call_has_no_permit_until_all_its_questions_are_answered(way: str) -> None:  # P24
+async def test_call_gets_no_permit_until_all_its_questions_are_answered(way: str) -> None:  # P24
     desk = Desk(1)
-    asking = Asking(desk, way, call("ask_twice", name="q"), call("busy", name="b"), call("quick", name="last"))
-    await asking.asks("q1", "q2")
-    await asking.answer("q2", "two")
+    desk_run = DeskRun(desk, way, call("ask_twice", name="q"), call("busy", name="b"), call("quick", name="last"))
+    await desk_run.wait_for_questions("q1", "q2")
+    await desk_run.answer("q2", "two")
     await wait_until(lambda: desk.at_work)
-    await asking.answer("q1", "one")
-    await asking.end()
+    await desk_run.answer("q1", "one")
+    await desk_run.finish()
     assert desk.done == ["b", "q: one two", "last"]
 
 
 @both_ways
-async def test_answered_calls_go_on_in_the_order_of_their_answers(way: str) -> None:  # P24
+async def test_answered_calls_continue_in_the_order_of_their_answers(way: str) -> None:  # P24
     desk = Desk(1)
-    asking = Asking(desk, way, *(call("ask", name=name) for name in "abc"), call("busy", name="b"))
-    await asking.asks(*"abc")
+    desk_run = DeskRun(desk, way, *(call("ask", name=name) for name in "abc"), call("busy", name="b"))
+    await desk_run.wait_for_questions(*"abc")
     await wait_until(lambda: desk.at_work)
     for name in "cab":
-        await asking.answer(name)
-    await asking.end()
+        await desk_run.answer(name)
+    await desk_run.finish()
     assert desk.done == ["b", "c: yes", "a: yes", "b: yes"]
     assert desk.most_at_work == 1
 
 
 @both_ways
-async def test_the_time_in_which_an_answered_call_waits_for_others_does_not_count(way: str) -> None:  # P24
+async def test_timeout_of_an_answered_call_does_not_count_the_wait_for_a_permit(way: str) -> None:  # P24
     desk = Desk(1)
-    asking = Asking(desk, way, call("hurry"), call("busy", name="b"))
-    await asking.asks("hurry")
+    desk_run = DeskRun(desk, way, call("hurry"), call("busy", name="b"))
+    await desk_run.wait_for_questions("hurry")
     await wait_until(lambda: desk.at_work)
-    await asking.answer("hurry")
+    await desk_run.answer("hurry")
     await asyncio.sleep(0.4)
-    await asking.end()
+    await desk_run.finish()
     assert desk.done == ["b", "yes"]
 
 
 @both_ways
 @pytest.mark.parametrize("asker", ASKERS.values(), ids=ASKERS)
-@pytest.mark.parametrize("answered", [False, True])
-async def test_a_run_whose_calls_wait_can_be_cancelled(way: str, asker: Any, answered: bool) -> None:  # P24
+@pytest.mark.parametrize("is_answered", [False, True])
+async def test_run_with_waiting_calls_can_be_cancelled(way: str, asker: Any, is_answered: bool) -> None:  # P24
     desk = Desk(1)
     first, names = asker(0)
-    asking = Asking(desk, way, first, call("busy", name="b"))
-    await asking.asks(*names)
+    desk_run = DeskRun(desk, way, first, call("busy", name="b"))
+    await desk_run.wait_for_questions(*names)
     await wait_until(lambda: desk.at_work)
-    if answered:
+    if is_answered:
         for name in names:
-            await asking.answer(name)
-    asking.run.cancel()
+            await desk_run.answer(name)
+    desk_run.run.cancel()
     with pytest.raises(RunCancelled):
-        await asyncio.wait_for(asking.run, 2)
-    await asking.agent.aclose()
+        await asyncio.wait_for(desk_run.run, 2)
+    await desk_run.agent.aclose()
     assert desk.done == []
     await assert_no_tasks()
 
 
-async def test_a_call_that_a_client_executes_inline_keeps_its_permit() -> None:
+async def test_call_that_a_client_executes_inline_keeps_its_permit() -> None:
     running: list[str] = []
 
     async def execute(question: Any) -> str:
@@ -240,13 +241,13 @@ async def test_a_call_that_a_client_executes_inline_keeps_its_permit() -> None:
     assert running == ["begins", "ends"] * 2
 
 
-async def test_a_question_with_a_time_limit_of_its_own_gives_the_permit_back_once() -> None:  # P24
+async def test_question_with_its_own_time_limit_releases_the_permit_once() -> None:  # P24
     desk = Desk(1)
     order: list[str] = []
 
     @tool
     async def impatient(ctx: RunContext[Any]) -> str:
-        """Wait for a moment only."""
+        """Wait for a short time."""
         try:
             async with asyncio.timeout(0.05):
                 return await ctx.ask("Now?", str)
@@ -257,10 +258,10 @@ async def test_a_question_with_a_time_limit_of_its_own_gives_the_permit_back_onc
             return "nobody"
 
     desk.tools.append(impatient)
-    asking = Asking(desk, "on_input", call("impatient"), call("busy", name="b"), call("busy", name="c"))
-    await asking.asks("Now?")
+    desk_run = DeskRun(desk, "on_input", call("impatient"), call("busy", name="b"), call("busy", name="c"))
+    await desk_run.wait_for_questions("Now?")
     await wait_until(lambda: order)
-    await asking.end()
+    await desk_run.finish()
     assert order == ["gave up", "ended"]
     assert desk.done == ["b", "c"]
     assert desk.most_at_work == 1

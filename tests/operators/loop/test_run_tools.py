@@ -37,16 +37,17 @@ from support.tool_results import echo, run_tool_calls
     ("value", "text"),
     [(0, "0"), (False, "false"), ("", ""), ([], "[]"), (None, "null"), ({}, "{}"), (0.0, "0.0"), ("null", "null")],
 )
-async def test_a_value_that_is_empty_reaches_the_model_as_it_is(value: Any, text: str) -> None:  # L75
+async def test_empty_value_reaches_the_model_unchanged(value: Any, text: str) -> None:  # L75
     (answer,), read = await run_tool_calls(echo, calls=call("echo", value=value))
 
     assert read == [text]
     assert answer.success
-    assert (answer.result, answer.content) == (value, text)
+    assert answer.result == value
+    assert answer.content == text
 
 
 @pytest.mark.parametrize("values", [500_000, 200_000])
-async def test_a_result_that_is_too_large_is_a_failed_call_that_names_the_limit(values: int) -> None:
+async def test_result_that_is_too_large_fails_the_call_and_names_the_limit(values: int) -> None:
     @tool
     def export() -> list[int]:
         """Gives a lot."""
@@ -66,12 +67,12 @@ async def test_a_result_that_is_too_large_is_a_failed_call_that_names_the_limit(
         assert "more than 200,000 values" in read[0]
 
 
-def gauge(running: list[int], most: list[int]) -> Any:
+def make_gauge(running: list[int], peak: list[int]) -> Any:
     @tool
     async def slow(n: int) -> int:
         """Takes a second."""
         running[0] += 1
-        most[0] = max(most[0], running[0])
+        peak[0] = max(peak[0], running[0])
         await asyncio.sleep(1)
         running[0] -= 1
         return n
@@ -80,25 +81,25 @@ def gauge(running: list[int], most: list[int]) -> Any:
 
 
 @pytest.mark.parametrize(("concurrency", "seconds"), [(1, 7), (2, 4), (5, 2), (7, 1), (100, 1)])
-def test_at_most_so_many_tools_run_at_once(concurrency: int, seconds: int) -> None:  # L78
-    running, most = [0], [0]
+def test_concurrency_limits_the_number_of_running_tools(concurrency: int, seconds: int) -> None:  # L78
+    running, peak = [0], [0]
     calls = [call("slow", n=n) for n in range(7)]
     loop = [op.call_model(), op.run_tools(concurrency=concurrency)]
     model = ScriptedModel(calls, "done")
     with virtual_time() as time:
-        time.run(Agent(model, tools=[gauge(running, most)], loop=loop).run("Go"))
+        time.run(Agent(model, tools=[make_gauge(running, peak)], loop=loop).run("Go"))
         assert time.now == seconds
 
-    assert most == [min(concurrency, 7)]
+    assert peak == [min(concurrency, 7)]
     assert [message.text for message in model.requests[1].messages[2:]] == [str(n) for n in range(7)]
 
 
-def test_a_concurrency_below_one_is_refused_at_once() -> None:
+def test_run_tools_rejects_a_concurrency_below_one() -> None:
     with pytest.raises(ValueError, match="concurrency must be at least 1"):
         run_tools(concurrency=0)
 
 
-def test_results_stand_in_call_order_whatever_the_order_of_their_ends() -> None:  # L77
+def test_results_are_recorded_in_call_order() -> None:  # L77
     @tool
     async def wait(seconds: float) -> float:
         """Waits."""
@@ -113,8 +114,8 @@ def test_results_stand_in_call_order_whatever_the_order_of_their_ends() -> None:
     assert [message.text for message in model.requests[1].messages[2:]] == ["0.3", "0.1", "0.2"]
 
 
-def test_a_tool_that_takes_too_long_is_cancelled_and_the_others_are_not() -> None:  # L114
-    ended: list[str] = []
+def test_tool_that_exceeds_its_timeout_is_cancelled_and_others_complete() -> None:  # L114
+    outcomes: list[str] = []
 
     @tool(timeout=0.5)
     async def slow() -> str:
@@ -122,7 +123,7 @@ def test_a_tool_that_takes_too_long_is_cancelled_and_the_others_are_not() -> Non
         try:
             await asyncio.sleep(60)
         finally:
-            ended.append("cancelled")
+            outcomes.append("cancelled")
         return "never"
 
     @tool(timeout=2)
@@ -136,13 +137,13 @@ def test_a_tool_that_takes_too_long_is_cancelled_and_the_others_are_not() -> Non
         time.run(Agent(model, tools=[slow, quick]).run("Go"))
         assert time.now == 1
 
-    assert ended == ["cancelled"]
+    assert outcomes == ["cancelled"]
     late, in_time = (message.text for message in model.requests[1].messages[2:])
     assert late == f"slow timed out after 0.5 s. It was cut off, {UNKNOWN_EFFECT}. {FIND_OUT}"
     assert in_time == "in time"
 
 
-async def test_progress_and_events_of_a_tool_carry_its_call() -> None:  # L112
+async def test_progress_and_events_of_a_tool_carry_its_call_id() -> None:  # L112
     @tool
     async def asynchronous(ctx: RunContext[None]) -> str:
         """Async."""
@@ -192,7 +193,7 @@ async def test_progress_and_events_of_a_tool_carry_its_call() -> None:  # L112
         ]
 
 
-async def test_a_tool_may_keep_what_it_reported_in_order_from_a_thread() -> None:  # L112
+async def test_progress_reported_from_a_thread_keeps_its_order() -> None:  # L112
     @tool
     def counts(ctx: RunContext[None]) -> str:
         """Reports often."""
@@ -206,12 +207,12 @@ async def test_a_tool_may_keep_what_it_reported_in_order_from_a_thread() -> None
     assert texts == [str(n) for n in range(200)]
 
 
-async def test_a_tool_that_is_not_idempotent_is_called_once_its_start_is_durable() -> None:
+async def test_tool_that_is_not_idempotent_is_called_after_its_start_is_durable() -> None:
     log = MemoryEventLog()
-    held: dict[str, list[str]] = {}
+    logged_kinds: dict[str, list[str]] = {}
 
     async def look(ctx: RunContext[Any], name: str) -> str:
-        held[name] = [event.kind for event in await log.read(ctx.task_id)]
+        logged_kinds[name] = [event.kind for event in await log.read(ctx.task_id)]
         return "ok"
 
     @tool
@@ -222,10 +223,10 @@ async def test_a_tool_that_is_not_idempotent_is_called_once_its_start_is_durable
     model = ScriptedModel(call("careful"), "done")
     await Agent(model, tools=[careful], log=log).run("Go")
 
-    assert held["careful"][-1] == "tool-start"
+    assert logged_kinds["careful"][-1] == "tool-start"
 
 
-async def test_the_key_of_a_call_is_the_same_whoever_makes_it_again() -> None:
+async def test_idempotency_key_depends_on_the_run_step_and_index_only() -> None:
     model = ScriptedModel([call("echo", value=1), call("echo", value=1)], "done")
     events = await collect(Agent(model, tools=[echo]).run("Go"))
 
@@ -233,7 +234,7 @@ async def test_the_key_of_a_call_is_the_same_whoever_makes_it_again() -> None:
     assert [event.idempotency_key for event in starts] == [f"{starts[0].task_id}:1:{n}" for n in (0, 1)]
 
 
-def test_a_call_is_timed_from_its_start() -> None:
+def test_duration_of_a_call_is_measured_from_its_start() -> None:
     @tool
     async def slow() -> str:
         """Takes a while."""
@@ -246,7 +247,7 @@ def test_a_call_is_timed_from_its_start() -> None:
     assert [event.duration for event in events if isinstance(event, ToolCompleteEvent)] == [1.5]
 
 
-async def test_a_sync_tool_blocks_no_loop() -> None:
+async def test_sync_tool_does_not_block_the_event_loop() -> None:
     release = threading.Event()
 
     @tool
@@ -262,17 +263,17 @@ async def test_a_sync_tool_blocks_no_loop() -> None:
     assert (await run).output == "done"
 
 
-async def test_a_tool_that_swallows_its_cancellation_does_not_hold_the_run_for_ever(
+async def test_tool_that_swallows_its_cancellation_does_not_block_the_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("rxloop.run.attempt_end.GRACE", 0.05)
-    begun = asyncio.Event()
+    started = asyncio.Event()
     stop = asyncio.Event()
 
     @tool
     async def stubborn() -> str:
         """Does not stop."""
-        begun.set()
+        started.set()
         while not stop.is_set():
             with suppress(asyncio.CancelledError):
                 await stop.wait()
@@ -280,7 +281,7 @@ async def test_a_tool_that_swallows_its_cancellation_does_not_hold_the_run_for_e
 
     run = Agent(ScriptedModel(call("stubborn"), "done"), tools=[stubborn], limits=Limits(seconds=60)).run("Go")
     run.events.subscribe(lambda event: None)
-    await begun.wait()
+    await started.wait()
     start = real_time.monotonic()
     run.cancel()
     result = await outcome(run)
@@ -292,7 +293,7 @@ async def test_a_tool_that_swallows_its_cancellation_does_not_hold_the_run_for_e
     await asyncio.sleep(0)
 
 
-def test_an_error_text_that_is_no_unicode_reaches_the_model_in_a_readable_form() -> None:
+def test_error_text_with_invalid_unicode_reaches_the_model_readable() -> None:
     # L74
     @tool
     def broken() -> str:
@@ -308,24 +309,25 @@ def test_an_error_text_that_is_no_unicode_reaches_the_model_in_a_readable_form()
 
 
 @pytest.mark.parametrize(("limit", "length"), [(None, 250_000), (1_000, 1_000), ("usual", 100_000)])
-async def test_of_a_huge_result_the_model_reads_the_ends_and_subscribers_get_all(limit: Any, length: int) -> None:
+async def test_model_gets_a_shortened_result_and_subscribers_get_all(limit: Any, length: int) -> None:
     def dump() -> str:
         """Dump."""
         return "a" * 125_000 + "z" * 125_000
 
-    made = tool(dump) if limit == "usual" else tool(max_result=limit)(dump)
+    dump_tool = tool(dump) if limit == "usual" else tool(max_result=limit)(dump)
     model = ScriptedModel(call("dump"), "Done.")
-    events = [event async for event in Agent(model, tools=[made]).run("Go.")]
+    events = [event async for event in Agent(model, tools=[dump_tool]).run("Go.")]
     text = model.requests[1].messages[-1].text
     assert length <= len(text) < length + 150
-    assert (text[:100], text[-100:]) == ("a" * 100, "z" * 100)
+    assert text[:100] == "a" * 100
+    assert text[-100:] == "z" * 100
     assert ("characters of this result are left out" in text) == (limit is not None)
     complete = next(event for event in events if isinstance(event, ToolCompleteEvent))
     assert complete.result == dump()
     assert complete.content == text
 
 
-async def test_a_huge_error_is_shortened_too() -> None:
+async def test_huge_error_is_shortened() -> None:
     def fails() -> str:
         """Fail."""
         raise ValueError("x" * 1_000_000)
@@ -335,23 +337,23 @@ async def test_a_huge_error_is_shortened_too() -> None:
     assert len(model.requests[1].messages[-1].text) < 100_200
 
 
-def test_a_limit_of_results_that_is_none_is_refused() -> None:
+def test_invalid_limit_of_results_is_rejected() -> None:
     for wrong in (0, -1, "1", True, 1.5):
         with pytest.raises(ConfigurationError, match="max_result"):
             tool(name="f", max_result=wrong)(lambda: 1)  # pyright: ignore[reportArgumentType, reportCallIssue]
 
 
-@pytest.mark.parametrize("gives", [None, "yes", 1, [], "async", "raises"])
-async def test_what_decides_on_a_tool_and_cannot_is_named(gives: Any) -> None:
+@pytest.mark.parametrize("outcome", [None, "yes", 1, [], "async", "raises"])
+async def test_error_names_the_tool_whose_enabled_function_fails(outcome: Any) -> None:
     async def later() -> bool:
         return True
 
-    def decides(ctx: RunContext) -> Any:
-        if gives == "raises":
+    def decide(ctx: RunContext) -> Any:
+        if outcome == "raises":
             raise KeyError("role")
-        return later() if gives == "async" else gives
+        return later() if outcome == "async" else outcome
 
-    @tool(enabled=decides)
+    @tool(enabled=decide)
     def look() -> str:
         """Look."""
         return "seen"
@@ -360,7 +362,7 @@ async def test_what_decides_on_a_tool_and_cannot_is_named(gives: Any) -> None:
         await Agent(ScriptedModel("Done."), tools=[look]).run("Go.")
 
 
-async def test_a_tool_that_misses_its_deps_is_told_of_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+async def test_tool_that_uses_missing_deps_is_reported_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     @tool
     async def f(ctx: RunContext[Any]) -> str:
         """Use deps."""
@@ -370,23 +372,23 @@ async def test_a_tool_that_misses_its_deps_is_told_of_in_the_log(caplog: pytest.
     assert "the run was given no deps: a tool that uses ctx.deps wants agent.run(..., deps=...)" in caplog.text
 
 
-def twice(source: Observable[Signal]) -> Observable[Signal]:
-    """Sends each request for a tool twice."""
+def duplicate_requests(source: Observable[Signal]) -> Observable[Signal]:
+    """Send each tool request twice."""
     return source.pipe(ops.flat_map(lambda each: of(each, each) if isinstance(each, ToolRequest) else of(each)))
 
 
 @pytest.mark.parametrize("concurrency", [1, 5])
 @pytest.mark.parametrize("idempotent", [False, True])
-async def test_a_request_that_comes_twice_has_its_effect_once(idempotent: bool, concurrency: int) -> None:
-    sent: list[int] = []
+async def test_duplicated_request_has_its_effect_once(idempotent: bool, concurrency: int) -> None:
+    amounts: list[int] = []
 
     @tool(idempotent=idempotent)
     async def send(amount: int) -> str:
         """Sends."""
-        sent.append(amount)
+        amounts.append(amount)
         return "sent"
 
-    loop = [op.call_model(), twice, op.run_tools(concurrency), op.checkpoint()]
+    loop = [op.call_model(), duplicate_requests, op.run_tools(concurrency), op.checkpoint()]
     run = Agent(ScriptedModel(call("send", amount=5), "done"), tools=[send], loop=loop).run("Go")
     assert (await run).output == "done"
-    assert sent == [5]
+    assert amounts == [5]

@@ -1,4 +1,4 @@
-"""`op.thinking_phase`: the note, the summary by a model, and everything that may go wrong with it."""
+"""Notes, summaries and failures of `op.thinking_phase`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def thinker(*turns: Any) -> ScriptedModel:
     return ScriptedModel(*turns, name="small")
 
 
-async def test_a_note_stands_at_the_end_and_only_there() -> None:
+async def test_note_is_sent_at_the_end_of_a_request_only() -> None:
     # T92
     model = ScriptedModel(
         turn(calls=[call("think_aloud", thought="Look at 3 next.", thought_type="planning"), *look_calls(1)]),
@@ -58,16 +58,17 @@ async def test_a_note_stands_at_the_end_and_only_there() -> None:
     assert not any("Where you are" in text for text in texts)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
 
 
-async def test_the_answer_is_the_same_with_the_phase_and_without() -> None:
+async def test_answer_is_the_same_with_and_without_the_thinking_phase() -> None:
     # T88, T114
     plain, model = (ScriptedModel(*look_calls(12), "CR-1003-X") for _ in range(2))
-    without = await Agent(plain, tools=[look], limits=UNLIMITED).run("Find the crate.")
+    plain_result = await Agent(plain, tools=[look], limits=UNLIMITED).run("Find the crate.")
     loop = op.standard(before_model=[op.thinking_phase(WINDOW)])
-    with_it = await Agent(model, tools=[look], limits=UNLIMITED, loop=loop).run("Find the crate.")
-    assert (with_it.output, with_it.messages) == (without.output, without.messages)
+    compressed = await Agent(model, tools=[look], limits=UNLIMITED, loop=loop).run("Find the crate.")
+    assert compressed.output == plain_result.output
+    assert compressed.messages == plain_result.messages
 
 
-async def test_a_model_writes_the_summary_and_its_usage_is_counted_apart() -> None:
+async def test_usage_of_the_summarising_model_is_counted_separately() -> None:
     # T108, T113
     usage = Usage(input_tokens=700, output_tokens=60)
     small = thinker(*[turn(GOOD, usage=usage)] * 9)
@@ -75,20 +76,20 @@ async def test_a_model_writes_the_summary_and_its_usage_is_counted_apart() -> No
     model = ScriptedModel(*(turn(calls=[each], usage=little) for each in look_calls(20)), "Done.")
     loop = op.standard(before_model=[op.thinking_phase(WINDOW, thinking_model=small)])
     run = Agent(model, tools=[look], limits=UNLIMITED, loop=loop).run("Find the crate.")
-    told = compressions([event async for event in run])
+    reported = compressions([event async for event in run])
     result = await run
-    assert len(small.requests) == len(told) >= 2
-    assert {event.thinking_model for event in told} == {"small"}
-    assert all("Goal: Find the crate" in event.summary and "CR-1000-X" in event.summary for event in told)
+    assert len(small.requests) == len(reported) >= 2
+    assert {event.thinking_model for event in reported} == {"small"}
+    assert all("Goal: Find the crate" in event.summary and "CR-1000-X" in event.summary for event in reported)
     assert result.usage == Usage(input_tokens=100 * 20, output_tokens=20)
-    assert result.compression.thinking == Usage(input_tokens=700 * len(told), output_tokens=60 * len(told))
+    assert result.compression.thinking == Usage(input_tokens=700 * len(reported), output_tokens=60 * len(reported))
     counter = TokenEstimator()
     assert all(counter.count(request_messages(request), request.tools) <= 3_000 for request in model.requests)
-    kinds = [event.kind for event in told]
+    kinds = [event.kind for event in reported]
     assert "llm-call" not in kinds
 
 
-async def test_the_summary_is_brought_up_to_date_and_not_nested() -> None:
+async def test_summary_is_updated_and_not_nested() -> None:
     # T103, T104
     small = thinker(*[GOOD] * 9)
     model = ScriptedModel(*look_calls(20), "Done.")
@@ -111,23 +112,23 @@ async def test_the_summary_is_brought_up_to_date_and_not_nested() -> None:
         ('{"goal": " "', "instead of a JSON object"),
     ],
 )
-async def test_whatever_goes_wrong_the_rule_based_summary_is_sent(answer: Any, reason: str) -> None:
+async def test_rule_based_summary_is_sent_when_the_thinking_model_fails(answer: Any, reason: str) -> None:
     # T105, T106
     small = thinker(*[answer] * 9)
     model, ruled = (ScriptedModel(*look_calls(40), "Done.") for _ in range(2))
     events = await collect_run(model, op.thinking_phase(WINDOW, thinking_model=small))
     assert len(small.requests) == 3
-    said = failures(events)
-    assert len(said) == 3
-    assert all(reason in each for each in said)
-    told = compressions(events)
-    assert len(told) == 3
-    assert all("CR-1000-X" in event.summary for event in told)
+    reasons = failures(events)
+    assert len(reasons) == 3
+    assert all(reason in each for each in reasons)
+    reported = compressions(events)
+    assert len(reported) == 3
+    assert all("CR-1000-X" in event.summary for event in reported)
     await collect_run(ruled, op.thinking_phase(WINDOW))
     assert [each.messages[0] for each in model.requests] == [each.messages[0] for each in ruled.requests]
 
 
-def test_a_model_that_takes_too_long_is_cut_off() -> None:
+def test_thinking_model_that_exceeds_its_timeout_is_cancelled() -> None:
     # T105
     with virtual_time() as time:
         small = thinker(*[frames("-" * 200 + GOOD + "|")] * 9)
@@ -137,7 +138,7 @@ def test_a_model_that_takes_too_long_is_cut_off() -> None:
     assert len(compressions(events)) == 1
 
 
-def test_a_cancelled_run_cancels_the_thinking_too() -> None:
+def test_cancelled_run_cancels_the_thinking_model() -> None:
     # T110
     with virtual_time() as time:
         small = thinker(frames("-" * 500 + GOOD + "|"))
@@ -154,7 +155,7 @@ def test_a_cancelled_run_cancels_the_thinking_too() -> None:
     assert [message.role for message in result.messages].count("tool") == len(model.requests)
 
 
-async def test_the_model_is_not_asked_again_when_a_request_is_refused() -> None:
+async def test_thinking_model_is_not_called_again_when_a_request_is_refused() -> None:
     # T107
     small = thinker(*[GOOD] * 9)
     too_long = ContextLengthExceeded("too long")
@@ -165,7 +166,7 @@ async def test_the_model_is_not_asked_again_when_a_request_is_refused() -> None:
     assert len(small.requests) == len(compressions(events)) - 1
 
 
-async def test_what_was_thought_travels_on_the_request() -> None:
+async def test_thinking_result_is_attached_to_the_request() -> None:
     model = ScriptedModel(*look_calls(12), "Done.")
     events = await collect_run(model, op.thinking_phase(WINDOW))
     last = model.requests[-1].thinking
@@ -175,46 +176,46 @@ async def test_what_was_thought_travels_on_the_request() -> None:
     assert last.current_state == "12 model calls so far. The last one called look."
 
 
-async def test_the_note_may_be_left_out() -> None:
+async def test_note_can_be_turned_off() -> None:
     model = ScriptedModel(*look_calls(2), "Done.")
     await collect_run(model, op.thinking_phase(WINDOW, note=False))
     assert all(request.tail == () for request in model.requests)
 
 
 @pytest.mark.parametrize("options", [{"summary_tokens": 0}, {"timeout": 0}])
-def test_options_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
+def test_thinking_phase_rejects_invalid_options(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match=next(iter(options))):
         op.thinking_phase(WINDOW, **options)
 
 
-def test_a_summary_is_read_from_whatever_surrounds_it_and_cut_to_what_fits() -> None:
-    found = Summary.read(
+def test_summary_is_parsed_from_surrounding_text_and_truncated_to_fit() -> None:
+    summary = Summary.read(
         'Here:\n```json\n{"goal": "g", "done": "- a\\n- b", "facts": {"id": 7}, "files": null, "x": 1}\n```'
     )
-    assert found.lines() == ["Goal: g", "Done:", "- a", "- b", "Facts:", "- id: 7"]
-    assert found.text(lambda text: len(text) < 20) == "Goal: g\nDone:\n- b"
-    assert found.text(lambda text: len(text) < 10) == "Goal: g"
-    assert found.text(lambda text: "id: 7" not in text) == "Goal: g\nDone:\n- a\n- b"
+    assert summary.lines() == ["Goal: g", "Done:", "- a", "- b", "Facts:", "- id: 7"]
+    assert summary.text(lambda text: len(text) < 20) == "Goal: g\nDone:\n- b"
+    assert summary.text(lambda text: len(text) < 10) == "Goal: g"
+    assert summary.text(lambda text: "id: 7" not in text) == "Goal: g\nDone:\n- a\n- b"
 
 
-async def test_side_by_side_runs_of_one_agent_keep_to_themselves() -> None:
+async def test_concurrent_runs_of_one_agent_do_not_share_compressions() -> None:
     loop = op.standard(before_model=[op.thinking_phase(WINDOW)])
 
-    async def one(count: int) -> list[ContextCompressedEvent]:
+    async def compress_run(count: int) -> list[ContextCompressedEvent]:
         model = ScriptedModel(*look_calls(count), "Done.")
         agent = Agent(model, tools=[look], loop=loop, limits=Limits(iterations=None))
         return compressions([event async for event in agent.run("Find the crate.")])
 
-    alone = [await one(count) for count in (8, 20, 30)]
-    together = await asyncio.gather(*map(one, (8, 20, 30)))
+    alone = [await compress_run(count) for count in (8, 20, 30)]
+    together = await asyncio.gather(*map(compress_run, (8, 20, 30)))
     assert [[event.folded for event in each] for each in together] == [
         [event.folded for event in each] for each in alone
     ]
 
 
-async def test_a_thinking_model_is_named_by_a_string_and_closed_with_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_thinking_model_named_by_a_string_is_closed_with_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
     # T108
-    made: list[Any] = []
+    models: list[Any] = []
 
     class Small(ScriptedModel):
         closed = 0
@@ -223,29 +224,29 @@ async def test_a_thinking_model_is_named_by_a_string_and_closed_with_the_agent(m
             self.closed += 1
 
     def resolve(name: str) -> Small:
-        made.append(Small(*[turn('{"goal": "Find it"}')] * 30))
+        models.append(Small(*[turn('{"goal": "Find it"}')] * 30))
         assert name == "zai:glm-4.5-air"
-        return made[-1]
+        return models[-1]
 
     monkeypatch.setattr("rxloop.providers.factories.resolve_model", resolve)
     phase = op.thinking_phase(SlidingWindowCompressor(3_000), thinking_model="zai:glm-4.5-air")
-    made.clear()
+    models.clear()
     model = ScriptedModel(*look_calls(20), "Done.")
     async with Agent(model, tools=[look], limits=UNLIMITED, loop=op.standard(before_model=[phase])) as agent:
         events = [event async for event in agent.run("Find the crate.")]
-    assert len(made) == 1
-    assert made[0].closed == 1
-    assert len(made[0].requests) == len(compressions(events)) >= 2
+    assert len(models) == 1
+    assert models[0].closed == 1
+    assert len(models[0].requests) == len(compressions(events)) >= 2
     assert [event for event in events if isinstance(event, ThinkingFailedEvent)] == []
 
 
 @pytest.mark.parametrize("wrong", [5, object(), ScriptedModel, "nobody:nothing", "no model", ""])
-def test_what_is_no_model_is_refused_when_the_phase_is_made(wrong: Any) -> None:
+def test_thinking_phase_rejects_an_invalid_model(wrong: Any) -> None:
     with pytest.raises(ConfigurationError):
         op.thinking_phase(SlidingWindowCompressor(3_000), thinking_model=wrong)
 
 
-async def test_whatever_a_thinking_model_is_the_run_goes_on() -> None:
+async def test_run_continues_when_the_thinking_model_has_no_name() -> None:
     # T105
     class Nameless(ScriptedModel):
         good = True

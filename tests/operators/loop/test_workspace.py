@@ -1,4 +1,4 @@
-"""The workspace: in each request once, and never in the history."""
+"""Workspaces in requests and in the history."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BIG = "The shelf plan of hall seven. " * 900
 
 
 @pytest.mark.parametrize("phase", [None, op.compress(SlidingWindowCompressor(12_000))])
-async def test_a_workspace_is_in_each_request_once_and_never_in_the_history(phase: Any) -> None:
+async def test_workspace_is_in_each_request_once_and_never_in_the_history(phase: Any) -> None:
     # T89, T90, T91
     pad = Scratchpad(title="Notes")
     model = ScriptedModel(*look_calls(9), "Done.")
@@ -35,8 +35,8 @@ async def test_a_workspace_is_in_each_request_once_and_never_in_the_history(phas
         pad["count"] = f"<<{request.iteration}>>"
         yield request
 
-    shown = op.workspace(CompositeWorkspace(TextWorkspace(BIG, title="Plan"), pad))
-    operators = [write, shown, *([phase] if phase is not None else [])]
+    workspace = op.workspace(CompositeWorkspace(TextWorkspace(BIG, title="Plan"), pad))
+    operators = [write, workspace, *([phase] if phase is not None else [])]
     agent = Agent(model, tools=[look], limits=UNLIMITED, loop=op.standard(before_model=operators))
     result = await agent.run("Find the crate.")
     tokens = TokenEstimator().count([Message.system(BIG)])
@@ -52,7 +52,7 @@ async def test_a_workspace_is_in_each_request_once_and_never_in_the_history(phas
         assert "<<" not in message.text
 
 
-async def test_a_workspace_may_be_a_text_or_wait() -> None:
+async def test_workspace_may_render_a_string_or_be_asynchronous() -> None:
     class Clock:
         def render(self) -> Rendered:
             return "It is noon."
@@ -71,7 +71,7 @@ async def test_a_workspace_may_be_a_text_or_wait() -> None:
     ]
 
 
-async def test_an_empty_workspace_leaves_the_request_alone() -> None:
+async def test_empty_workspace_leaves_the_request_unchanged() -> None:
     model = ScriptedModel("Done.")
     await collect_run(model, op.workspace(CompositeWorkspace(TextWorkspace(), Scratchpad())))
     assert [message.text for message in request_messages(model.requests[0])] == ["Find the crate."]

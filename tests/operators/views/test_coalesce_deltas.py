@@ -33,7 +33,7 @@ def fragment(text: str, index: int = 0) -> ToolCallDeltaEvent:
     return ToolCallDeltaEvent(index=index, tool_call_id=f"call{index}", name="f", fragment=text)
 
 
-def written(event: Event) -> str:
+def text_of_delta(event: Event) -> str:
     match event:
         case ContentDeltaEvent() | ThoughtDeltaEvent():
             return event.delta
@@ -43,13 +43,13 @@ def written(event: Event) -> str:
             return event.kind
 
 
-def merged(*events: Event) -> list[Event]:
+def coalesce(*events: Event) -> list[Event]:
     seen: list[Event] = []
     rx.from_iterable(events).pipe(coalesce_deltas()).subscribe(seen.append)
     return seen
 
 
-def test_neighbours_merge_until_another_event_comes() -> None:
+def test_adjacent_deltas_are_merged_until_another_event() -> None:
     scheduler = TestScheduler()
     source = scheduler.create_hot_observable(
         on_next(210, delta("a")),
@@ -71,20 +71,20 @@ def test_neighbours_merge_until_another_event_comes() -> None:
     assert source.subscriptions == [ReactiveTest.subscribe(200, 260)]
 
 
-def test_the_merged_delta_has_the_numbers_of_the_newest() -> None:
-    seen = merged(delta("a", seq=3, sub=1, index=0, timestamp=5), delta("b", seq=3, sub=2, index=1, timestamp=7))
+def test_merged_delta_has_the_numbers_of_its_newest_delta() -> None:
+    seen = coalesce(delta("a", seq=3, sub=1, index=0, timestamp=5), delta("b", seq=3, sub=2, index=1, timestamp=7))
 
     assert seen == [delta("ab", seq=3, sub=2, index=1, timestamp=7)]
 
 
-def test_a_lone_delta_is_the_same_object() -> None:
+def test_single_delta_is_emitted_unchanged() -> None:
     lone = delta("a")
 
-    assert merged(lone)[0] is lone
+    assert coalesce(lone)[0] is lone
 
 
-def test_deltas_of_a_provider_merge_like_validated_ones() -> None:
-    seen = merged(*(make_text_delta(ContentDeltaEvent, text, index, "1") for index, text in enumerate("abc")))
+def test_unvalidated_deltas_of_a_provider_are_merged() -> None:
+    seen = coalesce(*(make_text_delta(ContentDeltaEvent, text, index, "1") for index, text in enumerate("abc")))
 
     assert seen == [delta("abc", index=2, step="1")]
     assert b'"delta":"abc"' in seen[0].to_json()
@@ -100,15 +100,15 @@ def test_deltas_of_a_provider_merge_like_validated_ones() -> None:
         (fragment("a", 0), fragment("b", 1)),
     ],
 )
-def test_what_does_not_belong_together_stays_apart(first: Event, second: Event) -> None:
-    assert merged(first, second, first) == [first, second, first]
+def test_deltas_of_different_sources_are_not_merged(first: Event, second: Event) -> None:
+    assert coalesce(first, second, first) == [first, second, first]
 
 
-def test_fragments_of_one_call_merge() -> None:
-    assert merged(fragment('{"a'), fragment('":1}'), fragment("{}", 1)) == [fragment('{"a":1}'), fragment("{}", 1)]
+def test_fragments_of_one_call_are_merged() -> None:
+    assert coalesce(fragment('{"a'), fragment('":1}'), fragment("{}", 1)) == [fragment('{"a":1}'), fragment("{}", 1)]
 
 
-def test_what_was_gathered_comes_before_an_error() -> None:
+def test_collected_deltas_are_emitted_before_an_error() -> None:
     scheduler = TestScheduler()
     failure = RuntimeError("broken")
     source = scheduler.create_hot_observable(on_next(210, delta("a")), on_next(220, delta("b")), on_error(230, failure))
@@ -118,7 +118,7 @@ def test_what_was_gathered_comes_before_an_error() -> None:
     assert seen.messages == [on_next(230, delta("ab")), on_error(230, failure)]
 
 
-def test_with_a_window_the_first_delta_comes_at_once_and_then_one_a_window() -> None:
+def test_window_emits_the_first_delta_at_once_and_then_one_per_window() -> None:
     scheduler = TestScheduler()
     source = scheduler.create_hot_observable(
         *(on_next(210 + 10 * at, delta(text)) for at, text in enumerate("abcdefg")), on_next(400, delta("h"))
@@ -135,7 +135,7 @@ def test_with_a_window_the_first_delta_comes_at_once_and_then_one_a_window() -> 
     assert source.subscriptions == [ReactiveTest.subscribe(200, 500)]
 
 
-def test_another_event_is_not_held_by_the_window() -> None:
+def test_other_events_are_not_delayed_by_the_window() -> None:
     scheduler = TestScheduler()
     source = scheduler.create_hot_observable(
         on_next(210, delta("a")), on_next(220, delta("b")), on_next(225, OTHER), on_next(230, delta("c"))
@@ -151,7 +151,7 @@ def test_another_event_is_not_held_by_the_window() -> None:
     ]
 
 
-def test_the_end_brings_out_what_the_window_held() -> None:
+def test_collected_deltas_are_emitted_at_the_end() -> None:
     scheduler = TestScheduler()
     source = scheduler.create_hot_observable(on_next(210, delta("a")), on_next(220, delta("b")), on_completed(230))
 
@@ -160,7 +160,7 @@ def test_the_end_brings_out_what_the_window_held() -> None:
     assert seen.messages == [on_next(210, delta("a")), on_next(230, delta("b")), on_completed(230)]
 
 
-def test_nothing_comes_after_the_subscriber_has_left() -> None:
+def test_nothing_is_emitted_after_disposal() -> None:
     scheduler = TestScheduler()
     source = scheduler.create_hot_observable(on_next(210, delta("a")), on_next(220, delta("b")))
 
@@ -184,7 +184,7 @@ def test_no_timer_outlives_the_subscription(end: Recorded[Any]) -> None:
     assert not any(timers)
 
 
-def test_a_stored_view_gathers_for_each_subscriber_apart() -> None:
+def test_each_subscriber_of_a_stored_view_has_its_own_buffer() -> None:
     view = coalesce_deltas()
     source = rx.from_iterable([delta("a"), delta("b")])
     seen: list[Event] = []
@@ -206,7 +206,7 @@ def test_a_stored_view_gathers_for_each_subscriber_apart() -> None:
     ),
     st.sampled_from([None, 1, 3, 100]),
 )
-def test_nothing_is_lost_and_order_is_kept_whatever_comes(events: list[Event], window: float | None) -> None:
+def test_text_and_order_are_preserved(events: list[Event], window: float | None) -> None:
     scheduler = TestScheduler()
     source = scheduler.create_hot_observable(
         *(on_next(201 + at, event) for at, event in enumerate(events)), on_completed(201 + len(events))
@@ -214,24 +214,24 @@ def test_nothing_is_lost_and_order_is_kept_whatever_comes(events: list[Event], w
 
     seen = scheduler.start(lambda: source.pipe(coalesce_deltas(window)), disposed=10_000)
 
-    def runs(stream: list[Event]) -> list[tuple[Any, str]]:
-        def place(event: Event) -> Any:
+    def group_texts(stream: list[Event]) -> list[tuple[Any, str]]:
+        def source_key(event: Event) -> Any:
             call = event.tool_call_id if isinstance(event, ToolCallDeltaEvent) else None
             return event.kind, event.step, call
 
-        return [(where, "".join(map(written, group))) for where, group in groupby(stream, place)]
+        return [(where, "".join(map(text_of_delta, group))) for where, group in groupby(stream, source_key)]
 
     *messages, end = cast("list[Any]", seen.messages)
     values = [message.value.value for message in messages]
     assert end == on_completed(201 + len(events))
-    assert runs(values) == runs(events)
+    assert group_texts(values) == group_texts(events)
     if window is None:
         assert len([value for value in values if value is not OTHER]) == len(
-            [where for where, _ in runs(events) if where[0] != OTHER.kind]
+            [where for where, _ in group_texts(events) if where[0] != OTHER.kind]
         )
 
 
 @pytest.mark.parametrize("window", [0, -1])
-def test_a_window_that_is_not_positive_is_refused_at_once(window: float) -> None:
+def test_coalesce_deltas_rejects_a_window_that_is_not_positive(window: float) -> None:
     with pytest.raises(ConfigurationError, match="above 0"):
         coalesce_deltas(window)

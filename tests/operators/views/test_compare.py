@@ -1,4 +1,4 @@
-"""A run beside a recorded one: the same, or where they part."""
+"""Comparison of a run with a recording."""
 
 import asyncio
 from collections.abc import Callable
@@ -42,20 +42,20 @@ async def get_weather(city: str) -> str:
 SCRIPT = (call("get_weather", "a", city="Oslo"), "It is 7 C.")
 
 
-def agent(*turns: Any, **fields: Any) -> Agent:
+def make_agent(*turns: Any, **fields: Any) -> Agent:
     return Agent(ScriptedModel(*(turns or SCRIPT), **fields), tools=[get_weather])
 
 
-async def recording(*turns: Any, **fields: Any) -> list[Event]:
-    return await collect(agent(*turns, **fields).run("Weather?"))
+async def record_run(*turns: Any, **fields: Any) -> list[Event]:
+    return await collect(make_agent(*turns, **fields).run("Weather?"))
 
 
 @pytest.fixture
 async def recorded_run() -> list[Event]:
-    return await recording()
+    return await record_run()
 
 
-def test_events_pass_at_once_and_the_end_is_the_verdict(recorded_run: list[Event]) -> None:
+def test_events_pass_at_once_and_the_comparison_result_is_the_end(recorded_run: list[Event]) -> None:
     events = [event for event in recorded_run if event.durable]
     other = [*events[:-2], events[-2].model_copy(update={"kind": "custom"}), events[-1]]
     for expected, ok in ((events, True), (events[:-1], False), (other, True)):
@@ -66,23 +66,24 @@ def test_events_pass_at_once_and_the_end_is_the_verdict(recorded_run: list[Event
         seen = scheduler.start(lambda source=source, expected=expected: source.pipe(op.compare(expected)))
         assert seen.messages[:-1] == [on_next(210 + at, event) for at, event in enumerate(events)]
         ended = seen.messages[-1] == ReactiveTest.on_completed(500)
-        assert (ended, seen.messages[-1].time) == (ok, 500)
+        assert ended == ok
+        assert seen.messages[-1].time == 500
         assert source.subscriptions == [ReactiveTest.subscribe(200, 500)]
 
 
-async def test_the_same_run_has_other_ids_and_times_and_tokens(recorded_run: list[Event], tmp_path: Path) -> None:
+async def test_ids_times_and_tokens_are_not_compared(recorded_run: list[Event], tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     slow = turn(frames("-It is 7 C.|", 0.001), reasoning=None)
     await (
-        agent(call("get_weather", "z", city="Oslo"), slow)
+        make_agent(call("get_weather", "z", city="Oslo"), slow)
         .run("Weather?")
         .pipe(op.record(path), op.compare(recorded_run))
     )
-    again = agent(*SCRIPT).run("Weather?")
+    again = make_agent(*SCRIPT).run("Weather?")
     assert (await again.pipe(op.compare(path))) == (await again.events)
 
 
-async def test_recorded_events_can_be_compared(recorded_run: list[Event]) -> None:
+async def test_replayed_events_can_be_compared(recorded_run: list[Event]) -> None:
     log = MemoryEventLog()
     model = ScriptedModel(*SCRIPT)
     result = await Agent(model, tools=[get_weather], log=log).run("Weather?")
@@ -90,12 +91,12 @@ async def test_recorded_events_can_be_compared(recorded_run: list[Event]) -> Non
     emit(*recorded_run).pipe(op.compare(recorded_run)).subscribe()
 
 
-def test_a_comparison_takes_no_time() -> None:
+def test_comparison_adds_no_delay() -> None:
     with virtual_time() as time:
-        expected = time.run(recording(*SCRIPT[:1], frames("--It is--7 C.|")))
-        run = agent(*SCRIPT[:1], frames("--It is--7 C.|")).run("Weather?")
+        expected = time.run(record_run(*SCRIPT[:1], frames("--It is--7 C.|")))
+        run = make_agent(*SCRIPT[:1], frames("--It is--7 C.|")).run("Weather?")
         assert_marbles(run.pipe(op.compare(expected)), "(twlcsxl) 150ms (cF|)")
-        run = agent(*SCRIPT[:1], frames("--It is--8 C.|")).run("Weather?")
+        run = make_agent(*SCRIPT[:1], frames("--It is--8 C.|")).run("Weather?")
         assert_marbles(run.pipe(op.compare(expected)), "(twlcsxl) 150ms (cF#)")
 
 
@@ -133,41 +134,44 @@ DIFFERENT: dict[str, tuple[tuple[Any, ...], dict[str, Any], list[str]]] = {
 
 
 @pytest.mark.parametrize("name", DIFFERENT)
-async def test_a_difference_shows_both_sides(recorded_run: list[Event], name: str) -> None:
+async def test_difference_shows_both_sides(recorded_run: list[Event], name: str) -> None:
     turns, fields, lines = DIFFERENT[name]
     with pytest.raises(RecordingMismatch) as raised:
-        await agent(*turns, **fields).run("Weather?").pipe(op.compare(recorded_run))
-    shown = str(raised.value).splitlines()
-    assert [" ".join(line.split()) for line in shown[: len(lines)]] == [" ".join(line.split()) for line in lines]
+        await make_agent(*turns, **fields).run("Weather?").pipe(op.compare(recorded_run))
+    lines_of_error = str(raised.value).splitlines()
+    assert [" ".join(line.split()) for line in lines_of_error[: len(lines)]] == [
+        " ".join(line.split()) for line in lines
+    ]
     assert raised.value.expected in recorded_run
     assert raised.value.position == int(lines[0].split()[8]) - 1
 
 
-async def test_a_mismatch_is_an_assertion_that_failed_and_leaves_the_run_alone(recorded_run: list[Event]) -> None:
-    run = agent(SCRIPT[0], "Cold.").run("Weather?")
+async def test_mismatch_is_an_assertion_error_and_does_not_affect_the_run(recorded_run: list[Event]) -> None:
+    run = make_agent(SCRIPT[0], "Cold.").run("Weather?")
     with pytest.raises(AssertionError) as raised:
         await run.pipe(op.compare(recorded_run))
     assert isinstance(raised.value, RxloopError)
     assert (await run).output == "Cold."
 
 
-async def test_a_run_that_goes_on_or_ends_too_early_parts_there(recorded_run: list[Event]) -> None:
+async def test_mismatch_is_reported_when_a_run_is_longer_or_shorter(recorded_run: list[Event]) -> None:
     longer = [SCRIPT[0], call("get_weather", city="Bergen"), "It is 7 C."]
     with pytest.raises(RecordingMismatch, match="happened  9 content-complete 2: get_weather"):
-        await agent(*longer).run("Weather?").pipe(op.compare(recorded_run))
+        await make_agent(*longer).run("Weather?").pipe(op.compare(recorded_run))
     shorter = emit(*(event for event in recorded_run if event.seq < 6))
     errors: list[Any] = []
     shorter.pipe(op.compare(recorded_run)).subscribe(on_error=errors.append)
     assert "happened  has ended" in str(errors[0])
     emit(*recorded_run).pipe(op.compare(recorded_run[:6])).subscribe(on_error=errors.append)
     assert "recorded  had ended" in str(errors[1])
-    assert (errors[0].actual, errors[1].expected) == (None, None)
+    assert errors[0].actual is None
+    assert errors[1].expected is None
 
 
-def test_the_order_in_which_calls_end_does_not_count() -> None:
+def test_order_in_which_parallel_calls_end_is_not_compared() -> None:
     @tool
     async def work(ctx: RunContext[None], name: str) -> str:
-        """Takes its time."""
+        """Work for some time."""
         await asyncio.sleep(pauses[ctx.index])
         return name
 
@@ -181,15 +185,15 @@ def test_the_order_in_which_calls_end_does_not_count() -> None:
     assert ended == [[0, 1, 2], [1, 2, 0]]
 
 
-def test_the_calls_of_lines_side_by_side_are_put_in_order_line_by_line() -> None:
-    made = [ToolCall(id=str(index), name="f") for index in range(2)]
+def test_calls_of_parallel_branches_are_sorted_by_branch() -> None:
+    calls = [ToolCall(id=str(index), name="f") for index in range(2)]
 
     def stream(*order: tuple[str, int]) -> list[Event]:
         events: list[Event] = [
-            ContentCompleteEvent(branch=line, step=f"{line}/1", tool_calls=made) for line in ("a", "b")
+            ContentCompleteEvent(branch=line, step=f"{line}/1", tool_calls=calls) for line in ("a", "b")
         ]
         for line, index in order:
-            answer = ToolCompleteEvent(call=made[index], index=index, success=True, content=f"{line} {index}")
+            answer = ToolCompleteEvent(call=calls[index], index=index, success=True, content=f"{line} {index}")
             events.append(answer.model_copy(update={"branch": line, "step": f"{line}/1"}))
         return [event.model_copy(update={"seq": seq}) for seq, event in enumerate(events, 1)]
 
@@ -201,18 +205,18 @@ def test_the_calls_of_lines_side_by_side_are_put_in_order_line_by_line() -> None
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_how_lines_of_a_strategy_are_mixed_does_not_count(case: Any) -> None:
+def test_interleaving_of_branches_is_not_compared(case: Any) -> None:
     log = MemoryEventLog()
-    asked: list[str] = []
+    steps: list[str] = []
 
     def slow(backwards: bool) -> Any:
         def answer(request: ModelRequest) -> Any:
-            asked.append(request.step)
-            said = turn_by_step(case.turns)(request)
-            if not request.branch or not isinstance(said, str) or set(said) & set("-#|"):
-                return said
-            place = len(asked) % 7
-            return frames("-" * ((7 - place) if backwards else place) + said + "|")
+            steps.append(request.step)
+            answer_text = turn_by_step(case.turns)(request)
+            if not request.branch or not isinstance(answer_text, str) or set(answer_text) & set("-#|"):
+                return answer_text
+            position = len(steps) % 7
+            return frames("-" * ((7 - position) if backwards else position) + answer_text + "|")
 
         return answer
 
@@ -223,13 +227,13 @@ def test_how_lines_of_a_strategy_are_mixed_does_not_count(case: Any) -> None:
     with virtual_time() as time:
         a, b = run(False), run(True)
         first = time.run(collect(a))
-        asked.clear()
+        steps.clear()
         time.run(collect(b.pipe(op.compare(first))))
         same = time.run(diff(log, a.task_id, b.task_id))
     assert same.first is None
 
 
-def test_a_difference_on_a_line_beside_the_main_one_is_found_there() -> None:
+def test_difference_on_a_branch_is_reported_for_that_branch() -> None:
     case = next(case for case in CASES if case.name == "self_consistency")
 
     def run(**turns: str) -> Any:
@@ -247,25 +251,25 @@ def test_a_difference_on_a_line_beside_the_main_one_is_found_there() -> None:
     assert "'Answer: 5' != 'Answer: 6'" in str(raised.value)
 
 
-async def test_a_compression_that_took_longer_is_the_same() -> None:
-    def compressing() -> Agent:
+async def test_duration_of_a_compression_is_not_compared() -> None:
+    def compressing_agent() -> Agent:
         loop = op.standard(before_model=[op.compress(SlidingWindowCompressor(max_tokens=60))])
         return Agent(ScriptedModel(*SCRIPT), tools=[get_weather], thoughts=False, loop=loop)
 
     prompt = [f"This is the long question number {number}, with many words in it." for number in range(20)]
-    first = await collect(compressing().run(prompt))
+    first = await collect(compressing_agent().run(prompt))
     assert any(event.kind == "context-compressed" for event in first)
-    await compressing().run(prompt).pipe(op.compare(first))
+    await compressing_agent().run(prompt).pipe(op.compare(first))
 
 
-def test_an_error_of_the_stream_comes_before_the_verdict(recorded_run: list[Event]) -> None:
+def test_error_of_the_stream_precedes_the_comparison_result(recorded_run: list[Event]) -> None:
     errors: list[Exception] = []
     source = rx.concat(emit(*recorded_run[:3]), rx.throw(LookupError("gone")))
     source.pipe(op.compare(recorded_run)).subscribe(on_error=errors.append)
     assert [type(error) for error in errors] == [LookupError]
 
 
-def test_a_file_that_cannot_be_read_is_an_error_at_once(tmp_path: Path) -> None:
+def test_compare_rejects_a_file_that_it_cannot_read(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="no recording"):
         op.compare(tmp_path / "nowhere.jsonl")
     (tmp_path / "run.jsonl").write_text("nonsense\n", encoding="utf-8")

@@ -19,7 +19,7 @@ TABLE = {"a": Price(input=1, output=10), "b": Price(input=2, output=20, cached=0
 MILLION = 1_000_000
 
 
-def calls(model: str, step: str = "1", task_id: str = "t") -> LLMCallEvent:
+def call_event(model: str, step: str = "1", task_id: str = "t") -> LLMCallEvent:
     return LLMCallEvent(
         step=step,
         task_id=task_id,
@@ -31,7 +31,7 @@ def calls(model: str, step: str = "1", task_id: str = "t") -> LLMCallEvent:
     )
 
 
-def used(
+def usage_event(
     step: str = "1", task_id: str = "t", model: str | None = None, *, input_tokens: int = 0, output_tokens: int = 0
 ) -> UsageEvent:
     return UsageEvent(
@@ -43,115 +43,124 @@ def used(
     )
 
 
-def seen(*events: Event) -> list[float]:
+def total_costs(*events: Event) -> list[float]:
     sums: list[float] = []
     emit(*events).pipe(op.cost(TABLE)).subscribe(sums.append)
     return sums
 
 
-def test_each_usage_adds_what_its_model_costs() -> None:
+def test_each_usage_adds_the_price_of_its_model() -> None:
     scheduler = TestScheduler()
     xs = scheduler.create_hot_observable(
-        on_next(210, calls("a")),
-        on_next(220, used(input_tokens=MILLION, output_tokens=MILLION)),
+        on_next(210, call_event("a")),
+        on_next(220, usage_event(input_tokens=MILLION, output_tokens=MILLION)),
         on_next(230, ContentCompleteEvent(step="1", task_id="t")),
-        on_next(240, calls("b", "2")),
-        on_next(250, used("2", input_tokens=MILLION)),
+        on_next(240, call_event("b", "2")),
+        on_next(250, usage_event("2", input_tokens=MILLION)),
         on_completed(260),
     )
     result = scheduler.start(lambda: xs.pipe(op.cost(TABLE)))
     assert result.messages == [on_next(220, 11.0), on_next(250, 13.0), on_completed(260)]
 
 
-def test_what_comes_from_the_cache_costs_its_own_price_or_the_same() -> None:
+def test_cached_tokens_have_their_own_price_or_the_input_price() -> None:
     usage = Usage(input_tokens=MILLION, cached_tokens=MILLION // 2, output_tokens=MILLION, reasoning_tokens=MILLION)
     assert TABLE["a"].of(usage) == 11
     assert TABLE["b"].of(usage) == pytest.approx(1 + 0.25 + 20)
     assert TABLE["b"].of(Usage(cached_tokens=MILLION)) == 0
 
 
-def test_a_model_without_a_price_adds_nothing_and_one_warning_names_it() -> None:
+def test_model_without_a_price_adds_nothing_and_warns_once() -> None:
     with pytest.warns(errors.UnpricedModel, match="no price is known of 'unknown'") as warned:
-        assert seen(calls("unknown"), used(input_tokens=9), used(input_tokens=9)) == [0]
+        assert total_costs(call_event("unknown"), usage_event(input_tokens=9), usage_event(input_tokens=9)) == [0]
     assert len(warned) == 1
-    priced = calls("a"), used(output_tokens=MILLION)
+    priced = call_event("a"), usage_event(output_tokens=MILLION)
     with pytest.warns(errors.RxloopWarning):
-        assert seen(calls("unknown", "0"), used("0", input_tokens=9), *priced) == [10]
+        assert total_costs(call_event("unknown", "0"), usage_event("0", input_tokens=9), *priced) == [10]
 
 
 def test_each_model_without_a_price_is_named() -> None:
     with pytest.warns(errors.UnpricedModel) as warned:
-        seen(calls("one"), used(), calls("two"), used(), calls("one"), used())
+        total_costs(
+            call_event("one"), usage_event(), call_event("two"), usage_event(), call_event("one"), usage_event()
+        )
     assert [str(each.message).split("'")[1] for each in warned] == ["one", "two"]
 
 
-def test_what_is_written_to_the_cache_costs_its_own_price_by_how_long_it_is_kept() -> None:
+def test_cache_writes_are_priced_by_their_lifetime() -> None:
     price = Price(input=4, output=20, cached=0.5, cache_write=5, cache_write_long=8)
-    call = calls("m")
+    call = call_event("m")
     quarter = MILLION // 4
-    short = used(input_tokens=MILLION).model_copy(update={"cached_tokens": quarter, "cache_write_tokens": 2 * quarter})
-    long, odd = (short.model_copy(update={"metadata": {LONG_KEPT: kept}}) for kept in (quarter, "many"))
+    short = usage_event(input_tokens=MILLION).model_copy(
+        update={"cached_tokens": quarter, "cache_write_tokens": 2 * quarter}
+    )
+    long, odd = (short.model_copy(update={"metadata": {LONG_KEPT: count}}) for count in (quarter, "many"))
     for event, dollars in ((short, 1 + 0.125 + 2.5), (long, 1 + 0.125 + 1.25 + 2), (odd, 1 + 0.125 + 2.5)):
         sums: list[float] = []
         emit(call, event).pipe(op.cost({"m": price})).subscribe(sums.append)
         assert sums == [pytest.approx(dollars)]
 
 
-def test_a_long_request_costs_its_tier_and_each_call_is_measured_for_itself() -> None:
+def test_tier_of_a_long_request_is_chosen_per_call() -> None:
     price = Price(input=1, output=10, above=(MILLION, Price(input=2, output=15)))
     sums: list[float] = []
-    short, long = used(input_tokens=MILLION), used(input_tokens=2 * MILLION, output_tokens=MILLION)
-    emit(calls("m"), short, short, long).pipe(op.cost({"m": price})).subscribe(sums.append)
+    short, long = usage_event(input_tokens=MILLION), usage_event(input_tokens=2 * MILLION, output_tokens=MILLION)
+    emit(call_event("m"), short, short, long).pipe(op.cost({"m": price})).subscribe(sums.append)
     assert sums == [1, 2, 2 + 4 + 15]
 
 
-def test_a_table_of_ones_own_comes_before_the_one_that_is_known() -> None:
+def test_custom_prices_take_precedence_over_known_prices() -> None:
     sums: list[float] = []
-    known = "openai_responses:gpt-5-2025-08-07"
-    both = (calls(known), used(output_tokens=MILLION), calls("a", "2"), used("2", output_tokens=MILLION))
+    model_name = "openai_responses:gpt-5-2025-08-07"
+    both = (
+        call_event(model_name),
+        usage_event(output_tokens=MILLION),
+        call_event("a", "2"),
+        usage_event("2", output_tokens=MILLION),
+    )
     emit(*both).pipe(op.cost(TABLE)).subscribe(sums.append)
     emit(*both[:2]).pipe(op.cost({"openai:gpt-5": Price(1, 1)})).subscribe(sums.append)
     assert sums == [10, 20, 1]
 
 
-async def test_the_cost_of_a_run_without_usage_is_nothing() -> None:
+async def test_run_without_usage_costs_nothing() -> None:
     assert await Agent(ScriptedModel("Hello")).run("Hi").pipe(op.cost()) == 0
 
 
-def test_the_model_that_a_usage_names_itself_counts_and_not_the_one_that_was_called() -> None:
-    assert seen(calls("fallback(a, b)"), used(model="a", output_tokens=MILLION)) == [10]
+def test_model_named_by_the_usage_takes_precedence_over_the_called_model() -> None:
+    assert total_costs(call_event("fallback(a, b)"), usage_event(model="a", output_tokens=MILLION)) == [10]
     with pytest.warns(errors.UnpricedModel, match="unknown"):
-        assert seen(calls("a"), used(model="unknown", output_tokens=MILLION)) == [0]
+        assert total_costs(call_event("a"), usage_event(model="unknown", output_tokens=MILLION)) == [0]
 
 
-def test_calls_side_by_side_and_nested_runs_are_kept_apart() -> None:
-    both = (calls("a", "tot/1"), calls("b", "tot/2"), calls("b", "tot/1", task_id="child"))
-    sums = seen(
+def test_concurrent_calls_and_nested_runs_are_priced_separately() -> None:
+    both = (call_event("a", "tot/1"), call_event("b", "tot/2"), call_event("b", "tot/1", task_id="child"))
+    sums = total_costs(
         *both,
-        used("tot/2", input_tokens=MILLION),
-        used("tot/1", input_tokens=MILLION),
-        used("tot/1", task_id="child", input_tokens=MILLION),
+        usage_event("tot/2", input_tokens=MILLION),
+        usage_event("tot/1", input_tokens=MILLION),
+        usage_event("tot/1", task_id="child", input_tokens=MILLION),
     )
     assert sums == [2, 3, 5]
 
 
-def test_an_error_passes() -> None:
+def test_error_passes() -> None:
     scheduler = TestScheduler()
     oops = ValueError("oops")
     xs = scheduler.create_hot_observable(on_error(210, oops))
     assert scheduler.start(lambda: xs.pipe(op.cost())).messages == [on_error(210, oops)]
 
 
-def test_each_subscriber_counts_for_itself() -> None:
+def test_each_subscriber_has_its_own_sum() -> None:
     view = op.cost(TABLE)
-    source = emit(calls("a"), used(output_tokens=MILLION))
+    source = emit(call_event("a"), usage_event(output_tokens=MILLION))
     sums: list[float] = []
     for _ in range(2):
         view(source).subscribe(sums.append)
     assert sums == [10, 10]
 
 
-async def test_the_cost_of_a_run_whose_first_model_failed() -> None:
+async def test_cost_is_computed_when_the_first_model_of_a_fallback_failed() -> None:
     usage = Usage(input_tokens=1000, output_tokens=500)
     broken = ScriptedModel(errors.ServerError("oops"), name="zai:glm-4.7")
     model = fallback(broken, ScriptedModel(turn("hi", usage=usage), name="openai:gpt-5"))

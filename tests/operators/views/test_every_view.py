@@ -1,4 +1,4 @@
-"""What holds for each view: it is described, it works on a run that goes on, on one that is over, and on its log."""
+"""Properties of all views: documentation, and equal values for live, finished and logged runs."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ VIEWS: dict[str, Callable[[], View[Event, Any]]] = {
     "usage": op.usage,
 }
 KIT = {"make_view"}
-"""This makes views."""
+"""Functions that create views."""
 IN_TESTS = {"compare", "record"}
-"""These want a run to compare with, and a place to write to."""
+"""Views that need a recorded run or a target to write to."""
 OF_BATCHES = {"progress", "tally"}
-"""These are views of the outcomes of a batch, and not of events."""
+"""Views of the outcomes of a batch."""
 IN_THE_LOOP = {
     "answering",
     "at_end",
@@ -70,14 +70,14 @@ async def add(a: int, b: int) -> int:
     return a + b
 
 
-def agent(log: MemoryEventLog) -> Agent[None, str]:
+def make_agent(log: MemoryEventLog) -> Agent[None, str]:
     thinks = call("think_aloud", "t1", thought="Add.", thought_type="planning", thought_id="plan")
     model = ScriptedModel([thinks, CALL], CALL, turn("3", usage=Usage(input_tokens=30, output_tokens=1)))
     return Agent(model, tools=[add], log=log)
 
 
-def seen(value: Any) -> Any:
-    """A value that can be compared."""
+def comparable(value: Any) -> Any:
+    """Convert a value to a form that can be compared."""
     return value.to_json() if hasattr(value, "to_json") else value
 
 
@@ -87,50 +87,50 @@ def test_every_public_function_is_a_view_or_an_operator() -> None:
 
 
 @pytest.mark.parametrize("name", [*VIEWS, *sorted(KIT | IN_TESTS | OF_BATCHES)])
-def test_it_has_a_marble_diagram_and_a_place_in_the_document(name: str) -> None:
+def test_view_has_a_marble_diagram_and_is_documented(name: str) -> None:
     diagram = re.search(rf"::\n\n +source .*\n(?: +.*\n)* +{name}\(", inspect.getdoc(getattr(op, name)) or "")
     assert diagram is not None
     assert f"\n| `op.{name}(" in (ROOT / "docs/views.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", sorted(IN_THE_LOOP))
-def test_what_works_in_the_loop_has_a_place_in_its_document(name: str) -> None:
+def test_operator_of_the_loop_is_documented(name: str) -> None:
     assert f"\n| `op.{name}(" in (ROOT / "docs/operators.md").read_text(encoding="utf-8")
 
 
 @every
-def test_it_gives_the_same_of_a_run_that_is_over_of_a_replay_and_of_the_events_of_the_log(name: str) -> None:
+def test_view_emits_the_same_for_finished_replayed_and_logged_runs(name: str) -> None:
     view = VIEWS[name]
     log = MemoryEventLog()
 
     async def main() -> tuple[list[Event], list[Any], list[Any]]:
-        run = agent(log).run("What is 1 + 2?")
+        run = make_agent(log).run("What is 1 + 2?")
         await run
-        late = [seen(value) async for value in run.pipe(view())]
-        again = [seen(value) async for value in replay(log, run.task_id).pipe(view())]
+        late = [comparable(value) async for value in run.pipe(view())]
+        again = [comparable(value) async for value in replay(log, run.task_id).pipe(view())]
         return list(await log.read(run.task_id)), late, again
 
     with virtual_time() as time:
         events, late, again = time.run(main())
-    # Here no event loop runs any more.
-    assert [seen(value) for value in collect_values(view(), events)] == again == late
+    # No event loop runs here.
+    assert [comparable(value) for value in collect_values(view(), events)] == again == late
 
 
 @every
-def test_it_gives_the_same_live_as_of_the_events_that_were_recorded_live(name: str) -> None:
+def test_view_emits_the_same_for_live_and_recorded_events(name: str) -> None:
     view = VIEWS[name]
     events: list[Event] = []
     live: list[Any] = []
 
     async def main() -> None:
-        run = agent(MemoryEventLog()).run("What is 1 + 2?")
+        run = make_agent(MemoryEventLog()).run("What is 1 + 2?")
         run.events.subscribe(events.append)
         run.pipe(view()).subscribe(live.append)
         await run
 
     with virtual_time() as time:
         time.run(main())
-    recorded, came = list(map(seen, collect_values(view(), events))), list(map(seen, live))
-    # A live view also tells of the time in which nothing comes.
+    recorded, came = list(map(comparable, collect_values(view(), events))), list(map(comparable, live))
+    # A live view also emits while no events arrive.
     assert recorded == ([each for each in came if each in recorded] if name == "stats" else came)
     assert live or name == "for_task"

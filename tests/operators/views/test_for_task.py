@@ -14,7 +14,7 @@ def delta(task: str, text: str) -> Event:
     return ContentDeltaEvent(context_id="conversation", task_id=task, delta=text)
 
 
-def test_only_the_events_of_that_task_remain_in_order() -> None:  # L9
+def test_for_task_passes_only_events_of_the_task_in_order() -> None:  # L9
     scheduler = TestScheduler()
     source = scheduler.create_hot_observable(
         on_next(210, delta("a", "1")),

@@ -1,4 +1,4 @@
-"""The grammar of a stream: silent on a right one, loud on each way to break it."""
+"""Violations that `op.grammar` reports, and valid streams that it passes."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -35,8 +35,8 @@ STREAMS = {
 }
 
 
-def checked(events: Sequence[Event], **options: Any) -> list[Event]:
-    """The events behind `op.grammar`; what it raises is raised."""
+def check_grammar(events: Sequence[Event], **options: Any) -> list[Event]:
+    """Return the events after `op.grammar`, or raise its error."""
     seen: list[Event] = []
     errors: list[Exception] = []
     emit(*events).pipe(op.grammar(**options)).subscribe(seen.append, errors.append)
@@ -45,116 +45,116 @@ def checked(events: Sequence[Event], **options: Any) -> list[Event]:
     return seen
 
 
-# Right streams.
+# Valid streams.
 
 
 @pytest.mark.parametrize("name", STREAMS)
-def test_a_right_stream_passes_as_it_is(name: str) -> None:  # L1, L3, L4, L5
+def test_valid_stream_passes_unchanged(name: str) -> None:  # L1, L3, L4, L5
     events = list(STREAMS[name]())
-    assert checked(events) == events
-    assert checked(renumber(events)) == events
+    assert check_grammar(events) == events
+    assert check_grammar(renumber(events)) == events
 
 
 @pytest.mark.parametrize("name", STREAMS)
-def test_a_stream_is_right_from_every_place_on(name: str) -> None:
+def test_valid_stream_may_be_checked_from_any_event(name: str) -> None:
     events = list(STREAMS[name]())
     for begin in range(1, len(events)):
-        assert checked(events[begin:], whole=False) == events[begin:]
+        assert check_grammar(events[begin:], whole=False) == events[begin:]
 
 
 @pytest.mark.parametrize("name", STREAMS)
-def test_what_was_written_as_json_is_right(name: str) -> None:  # L6
+def test_stream_read_from_json_is_valid(name: str) -> None:  # L6
     events = [Event.from_json(event.to_json()) for event in STREAMS[name]()]
-    assert checked(events) == events
+    assert check_grammar(events) == events
 
 
 @pytest.mark.parametrize("name", STREAMS)
-def test_durable_events_alone_are_right(name: str) -> None:
+def test_durable_events_alone_are_valid(name: str) -> None:
     events = [event for event in STREAMS[name]() if event.durable]
-    assert checked(events) == events
+    assert check_grammar(events) == events
 
 
-def test_an_attempt_alone_is_right() -> None:
+def test_single_attempt_is_valid() -> None:
     second = [event for event in valid_stream() if event.attempt == 2]
-    assert checked(second) == second
+    assert check_grammar(second) == second
 
 
 @pytest.mark.parametrize("reason", ["trimmed", "unknown-cursor", "lost-attempt"])
-def test_behind_a_gap_a_stream_may_begin_anywhere(reason: Any) -> None:
+def test_stream_may_start_anywhere_after_a_gap(reason: Any) -> None:
     events = list(valid_stream())
     gap = GapEvent(reason=reason, context_id=events[0].context_id, task_id=events[0].task_id)
     for at in range(len(events)):
-        assert checked([gap, *events[at:]]) == [gap, *events[at:]]
-        # A reader that had a part goes on somewhere else, or begins once more.
+        assert check_grammar([gap, *events[at:]]) == [gap, *events[at:]]
+        # A reader may continue after the gap or start again.
         for again in (0, at // 2, at):
             whole = [*events[:at], gap, *events[again:]]
-            assert checked(whole) == whole
+            assert check_grammar(whole) == whole
 
 
-def test_behind_a_gap_the_rules_hold_again() -> None:
+def test_rules_apply_again_after_a_gap() -> None:
     events = list(valid_stream())
     gap = GapEvent(reason="trimmed")
     at = find_position(events, "tool-start")
     with pytest.raises(GrammarError, match="final-last"):
-        checked([*events[:at], gap, *events[at:], events[-2].model_copy(update={"seq": events[-1].seq + 1})])
+        check_grammar([*events[:at], gap, *events[at:], events[-2].model_copy(update={"seq": events[-1].seq + 1})])
 
 
-def test_deltas_may_be_missing_where_a_gap_says_so_and_where_it_does_not() -> None:
+def test_deltas_may_be_missing_with_or_without_a_gap() -> None:
     events = list(valid_stream())
     at = find_position(events, "content-delta")
     gap = GapEvent(reason="dropped", count=1, seq=events[at].seq, sub=events[at].sub)
-    assert checked([*events[:at], gap, *events[at + 1 :]]) == [*events[:at], gap, *events[at + 1 :]]
-    assert checked([*events[:at], *events[at + 1 :]]) == [*events[:at], *events[at + 1 :]]
+    assert check_grammar([*events[:at], gap, *events[at + 1 :]]) == [*events[:at], gap, *events[at + 1 :]]
+    assert check_grammar([*events[:at], *events[at + 1 :]]) == [*events[:at], *events[at + 1 :]]
 
 
-def test_events_of_kinds_that_are_not_known_are_numbered_like_others() -> None:
+def test_unknown_kinds_are_numbered_like_others() -> None:
     events = list(valid_stream())
     unknown = UnknownEvent(kind="later", **{name: getattr(events[1], name) for name in ("context_id", "task_id")})
     for changes in ({"seq": 2, "sub": 1, "attempt": 1}, {"seq": 2, "attempt": 1}):
         with_it = [*events[:2], unknown.model_copy(update=changes), *events[2:]]
         if not changes.get("sub"):
             with_it = renumber(with_it)
-        assert checked(with_it) == with_it
+        assert check_grammar(with_it) == with_it
 
 
-async def test_the_end_of_a_run_that_is_over_comes_alone() -> None:  # L90
+async def test_final_event_of_a_finished_run_is_valid_alone() -> None:  # L90
     log = MemoryEventLog()
     result = await Agent(ScriptedModel("Hello."), log=log).run("Hi")
     again = await collect(Agent(ScriptedModel(), log=log).resume(result.task_id))
     assert len(again) == 1
-    assert checked(again) == again
+    assert check_grammar(again) == again
 
 
-async def test_a_fork_goes_on_behind_the_end_that_it_has_taken_over() -> None:
+async def test_fork_continues_after_the_end_that_it_copied() -> None:
     log = MemoryEventLog()
     agent = Agent(ScriptedModel("Hello.", "Well."), log=log)
     parent = await agent.run("Hi")
     events = await collect(agent.fork(parent.task_id, len(await log.read(parent.task_id)), prompt="And?"))
-    assert checked(events) == events
+    assert check_grammar(events) == events
     assert [event.state for event in events if isinstance(event, StatusUpdateEvent)][1::2] == ["completed"] * 2
     for begin in range(1, len(events)):
-        assert checked(events[begin:], whole=False) == events[begin:]
+        assert check_grammar(events[begin:], whole=False) == events[begin:]
 
 
 @pytest.mark.parametrize("kind", ["llm-call", "tool-start"])
-async def test_a_line_that_a_crash_cut_off_may_be_left_behind(kind: str) -> None:
+async def test_branch_interrupted_by_a_crash_may_stay_unfinished(kind: str) -> None:
     events = [event for event in valid_branched_stream() if event.durable]
     at = [at for at, event in enumerate(events) if event.kind == kind and event.branch][-1]
     log = MemoryEventLog()
     await log.append(events[0].task_id, events[: at + 1], expected_seq=0)
 
-    def unable(ctx: RunContext[Any]) -> str:
+    def fail_instructions(ctx: RunContext[Any]) -> str:
         raise LookupError("no instructions")
 
-    agent = Agent(ScriptedModel(), log=log, instructions=unable)
+    agent = Agent(ScriptedModel(), log=log, instructions=fail_instructions)
     with pytest.raises(RunError):
         await agent.resume(events[0].task_id)
 
     whole = list(await log.read(events[0].task_id))
-    assert checked(whole) == whole
+    assert check_grammar(whole) == whole
 
 
-async def test_whoever_reads_on_behind_a_cursor_says_so() -> None:
+async def test_stream_after_a_cursor_is_valid_when_not_whole() -> None:
     log = MemoryEventLog()
     run = Agent(ScriptedModel(call("f"), "Hello."), log=log).run("Hi")
     events = await collect(run)
@@ -163,11 +163,11 @@ async def test_whoever_reads_on_behind_a_cursor_says_so() -> None:
         assert await follow(log, run.task_id, after=event.cursor).pipe(op.grammar(whole=False)) == durable[-1]
 
 
-# Broken streams.
+# Invalid streams.
 
 
-def loud(events: Sequence[Event], rule: str) -> None:
-    """The error comes in the place of the event that breaks the rule, and names it and another one."""
+def assert_refused(events: Sequence[Event], rule: str) -> None:
+    """Assert that the error replaces the invalid event and names it, the rule and another event."""
     good: list[Event] = []
     errors: list[Exception] = []
     emit(*events).pipe(op.grammar()).subscribe(good.append, errors.append)
@@ -179,36 +179,37 @@ def loud(events: Sequence[Event], rule: str) -> None:
     message = str(error)
     assert f"({rule})" in message
     if error.event is None:
-        assert (error.other, len(good)) == (events[-1], len(events))
+        assert error.other == events[-1]
+        assert len(good) == len(events)
         assert f"the last event: {events[-1]!r}" in message
         return
     assert error.event is events[len(good)]
     assert repr(error.event) in message
     if good:
-        # Only the first event of a stream stands alone.
+        # Only the first event of a stream is reported alone.
         assert any(error.other is event for event in good)
         assert f"the other event: {error.other!r}" in message
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_stream_is_refused_with_both_events(name: str) -> None:  # L1, L3, L4, L5
+def test_invalid_stream_is_refused_with_both_events(name: str) -> None:  # L1, L3, L4, L5
     rule, broken = BROKEN[name]
-    loud(broken(list(valid_stream())), rule)
+    assert_refused(broken(list(valid_stream())), rule)
 
 
 @pytest.mark.parametrize("name", BROKEN_NESTED)
-def test_a_broken_nested_run_is_refused_with_both_events(name: str) -> None:  # L10
+def test_invalid_nested_run_is_refused_with_both_events(name: str) -> None:  # L10
     rule, broken = BROKEN_NESTED[name]
-    loud(broken(list(valid_nested_stream())), rule)
+    assert_refused(broken(list(valid_nested_stream())), rule)
 
 
 @pytest.mark.parametrize("name", BROKEN_BRANCHES)
-def test_a_broken_line_beside_the_main_one_is_refused_with_both_events(name: str) -> None:
+def test_invalid_branch_is_refused_with_both_events(name: str) -> None:
     rule, broken = BROKEN_BRANCHES[name]
-    loud(broken(list(valid_branched_stream())), rule)
+    assert_refused(broken(list(valid_branched_stream())), rule)
 
 
-def test_there_are_more_than_twenty_ways_to_break_a_stream_and_most_have_a_rule_of_their_own() -> None:
+def test_invalid_streams_cover_most_rules() -> None:
     cases = [*BROKEN.values(), *BROKEN_NESTED.values(), *BROKEN_BRANCHES.values()]
     assert len(cases) >= 20
     assert len({rule for rule, _ in cases}) >= 30
@@ -217,37 +218,37 @@ def test_there_are_more_than_twenty_ways_to_break_a_stream_and_most_have_a_rule_
 @pytest.mark.parametrize(
     "kind", sorted({event.kind for event in valid_stream() if event.durable} - {"checkpoint", "task"})
 )
-def test_a_durable_event_that_is_lost_is_missed(kind: str) -> None:  # L1
+def test_missing_durable_event_is_detected(kind: str) -> None:  # L1
     events = list(valid_stream())
     at = find_position(events, kind)
     with pytest.raises(GrammarError) as raised:
-        checked([*events[:at], *events[at + 1 :]])
+        check_grammar([*events[:at], *events[at + 1 :]])
     assert raised.value.rule in ("seq", "working-second")
 
 
-def test_a_stream_that_begins_in_the_middle_is_refused_unless_that_is_said() -> None:
+def test_incomplete_start_is_refused_by_default() -> None:
     events = list(valid_stream())[5:]
     with pytest.raises(GrammarError, match="the first event of a run must be its task"):
-        checked(events)
+        check_grammar(events)
 
 
-# The view.
+# Behaviour as a view.
 
 
 def test_events_pass_at_once_and_the_error_ends_the_subscription() -> None:
     scheduler = TestScheduler()
-    task, working, asked, delta, message, *_ = [
+    task, working, llm_call, delta, message, *_ = [
         event for event in valid_stream() if event.kind in ("task", "status-update", "llm-call", "content-delta")
     ]
-    asked, delta = (event.model_copy(update={"seq": 3, "sub": sub}) for event, sub in ((asked, 0), (delta, 1)))
-    said = ContentCompleteEvent(step="1", seq=4, attempt=1, task_id=task.task_id, context_id=task.context_id)
+    llm_call, delta = (event.model_copy(update={"seq": 3, "sub": sub}) for event, sub in ((llm_call, 0), (delta, 1)))
+    content = ContentCompleteEvent(step="1", seq=4, attempt=1, task_id=task.task_id, context_id=task.context_id)
     late = delta.model_copy(update={"seq": 4})
     source = scheduler.create_hot_observable(
         on_next(210, task),
         on_next(220, working),
-        on_next(230, asked),
+        on_next(230, llm_call),
         on_next(240, delta),
-        on_next(250, said),
+        on_next(250, content),
         on_next(260, late),
         on_next(270, message),
         on_completed(280),
@@ -255,7 +256,9 @@ def test_events_pass_at_once_and_the_error_ends_the_subscription() -> None:
 
     seen = scheduler.start(lambda: source.pipe(op.grammar()))
 
-    assert seen.messages[:-1] == [on_next(210 + 10 * at, e) for at, e in enumerate([task, working, asked, delta, said])]
+    assert seen.messages[:-1] == [
+        on_next(210 + 10 * at, e) for at, e in enumerate([task, working, llm_call, delta, content])
+    ]
     assert seen.messages[-1].time == 260
     error = vars(seen.messages[-1].value)["exception"]
     assert isinstance(error, GrammarError)
@@ -263,7 +266,7 @@ def test_events_pass_at_once_and_the_error_ends_the_subscription() -> None:
     assert source.subscriptions == [ReactiveTest.subscribe(200, 260)]
 
 
-def test_the_end_of_the_source_is_the_end() -> None:
+def test_stream_completes_with_its_source() -> None:
     scheduler = TestScheduler()
     events = valid_stream()
     source = scheduler.create_cold_observable(
@@ -276,7 +279,7 @@ def test_the_end_of_the_source_is_the_end() -> None:
     ]
 
 
-def test_each_subscription_counts_for_itself() -> None:
+def test_each_subscription_has_its_own_state() -> None:
     stream = emit(*valid_stream()).pipe(op.grammar())
     for _ in range(2):
         seen: list[Event] = []
@@ -284,7 +287,7 @@ def test_each_subscription_counts_for_itself() -> None:
         assert len(seen) == len(valid_stream())
 
 
-def test_an_error_of_the_source_is_not_one_of_the_grammar() -> None:
+def test_error_of_the_source_passes() -> None:
     errors: list[Exception] = []
     rx.concat(emit(*valid_stream()[:4]), rx.throw(LookupError("gone"))).pipe(op.grammar()).subscribe(
         on_error=errors.append
@@ -292,16 +295,16 @@ def test_an_error_of_the_source_is_not_one_of_the_grammar() -> None:
     assert [type(error) for error in errors] == [LookupError]
 
 
-def test_a_run_can_be_watched_while_it_goes_on() -> None:
+def test_live_run_can_be_checked() -> None:
     with virtual_time():
         model = ScriptedModel(turn(frames("-Let-me see.|"), calls=[call("f")]), frames("--It is--done.|"))
         assert_marbles(Agent(model).run("Go").pipe(op.grammar()), "(twl)----(cxl) 150ms (cF|)")
 
 
-async def test_a_view_that_finds_a_fault_hurts_neither_the_run_nor_its_other_readers() -> None:  # L14
+async def test_grammar_error_affects_neither_the_run_nor_other_subscribers() -> None:  # L14
     @tool
     async def again(ctx: RunContext[Any]) -> str:
-        """Puts the end of a message on the stream that nobody has begun."""
+        """Publish the end of a message that has no beginning."""
         ctx.emit(ContentCompleteEvent(step="9", branch="aside", finish_reason="canceled"))
         return "done"
 
@@ -311,13 +314,14 @@ async def test_a_view_that_finds_a_fault_hurts_neither_the_run_nor_its_other_rea
     events = await collect(run)
     result = await run
 
-    assert (result.output, len(events)) == ("done", events[-1].seq + sum(not event.durable for event in events))
+    assert result.output == "done"
+    assert len(events) == events[-1].seq + sum(not event.durable for event in events)
     (error,) = errors
     assert isinstance(error, GrammarError)
     assert error.rule == "canceled-nothing"
 
 
-async def test_it_can_be_awaited_and_gives_the_final_event() -> None:
+async def test_grammar_can_be_awaited_and_returns_the_final_event() -> None:
     last = await Agent(ScriptedModel("Hello.")).run("Hi").pipe(op.grammar())
     assert isinstance(last, StatusUpdateEvent)
     first = await Agent(ScriptedModel("Hello.")).run("Hi").pipe(op.grammar(), ops.first())

@@ -1,4 +1,4 @@
-"""The grammar holds for every run: whatever its model, tools, limits, readers, attempts and crashes."""
+"""Grammar of generated runs with various models, tools, limits, readers, attempts and crashes."""
 
 import asyncio
 from collections.abc import Generator, Sequence
@@ -26,8 +26,8 @@ from support.runs import outcome
 from support.strategy_cases import CASES, Case, add, turn_by_step
 
 
-def right(events: Sequence[Event], **options: Any) -> None:
-    """Fail if a stream breaks the grammar; one that has no final event is taken for one that goes on."""
+def assert_valid(events: Sequence[Event], **options: Any) -> None:
+    """Fail if a stream breaks the grammar. A stream without a final event counts as unfinished."""
     seen: list[Event] = []
     errors: list[Exception] = []
     over = not events or ends_attempt(events[-1])
@@ -43,7 +43,7 @@ def right(events: Sequence[Event], **options: Any) -> None:
 
 @tool
 async def work(ctx: RunContext[Any], seconds: float) -> float:
-    """Takes its time, and says so."""
+    """Work for some time and report progress."""
     ctx.progress("begun")
     await asyncio.sleep(seconds)
     ctx.progress("done", 1.0)
@@ -52,31 +52,31 @@ async def work(ctx: RunContext[Any], seconds: float) -> float:
 
 @tool(timeout=0.05)
 async def late() -> None:
-    """Takes too long."""
+    """Exceed the timeout."""
     await asyncio.sleep(1)
 
 
 @tool
 async def fail() -> None:
-    """Fails."""
+    """Fail."""
     raise ToolError("it failed")
 
 
 @tool
 async def sure(ctx: RunContext[Any]) -> str:
-    """Asks, twice."""
+    """Ask two questions."""
     return "yes" if await ctx.ask("Sure?") and await ctx.ask("Really?") else "no"
 
 
 @tool(approve=True, idempotent=True)
 async def pay(amount: int) -> str:
-    """Wants to be approved."""
+    """Require an approval."""
     return f"paid {amount}"
 
 
 @tool
 async def delegate(ctx: RunContext[Any]) -> str:
-    """Lets another agent work, and passes on what happens there."""
+    """Run another agent and publish its events."""
     child = Agent(ScriptedModel(call("work", seconds=0.1), frames("-I am-done.|")), tools=[work], name="child")
     async with child.run("And you?") as run:
         async for each in run:
@@ -112,8 +112,8 @@ TIMES = st.sampled_from([None, None, 0.0, 0.05, 0.1, 0.15, 0.3])
 
 
 @contextmanager
-def log_of(kind: str) -> Generator[Any]:
-    """An empty log of a kind."""
+def open_log(kind: str) -> Generator[Any]:
+    """Open an empty log of the given kind."""
     if kind == "sqlite":
         with TemporaryDirectory() as folder:
             yield SqliteEventLog(f"{folder}/runs.db")
@@ -121,21 +121,21 @@ def log_of(kind: str) -> Generator[Any]:
         yield MemoryEventLog(keep_deltas=kind == "deltas")
 
 
-async def written(log: Any, task_id: str) -> list[Event]:
-    """A run as its log has it."""
+async def read_events(log: Any, task_id: str) -> list[Event]:
+    """Return the events of a run from its log."""
     return list(await log.read(task_id, deltas=log.keeps_deltas))
 
 
-async def crashed(log: Any, task_id: str, part: float) -> Any:
-    """A log that holds a part of a run: what a crash leaves behind."""
-    events = await written(log, task_id)
-    left = MemoryEventLog(keep_deltas=log.keeps_deltas)
-    await left.append(task_id, events[: max(1, round(part * len(events)))], expected_seq=0)
-    return left
+async def copy_until_crash(log: Any, task_id: str, part: float) -> Any:
+    """Return a log with the first part of a run, as a crash leaves it."""
+    events = await read_events(log, task_id)
+    copy = MemoryEventLog(keep_deltas=log.keeps_deltas)
+    await copy.append(task_id, events[: max(1, round(part * len(events)))], expected_seq=0)
+    return copy
 
 
-async def slowly(stream: Any, seconds: float, after: float = 0) -> list[Event]:
-    """What a reader gets that begins late, and takes its time for each event."""
+async def read_slowly(stream: Any, seconds: float, after: float = 0) -> list[Event]:
+    """Return the events for a reader that starts late and is slow."""
     await asyncio.sleep(after)
     seen: list[Event] = []
     async for each in stream:
@@ -144,82 +144,82 @@ async def slowly(stream: Any, seconds: float, after: float = 0) -> list[Event]:
     return seen
 
 
-async def watched(run: Run[Any], cancel: float | None = None) -> Result[Any]:
-    """Read an attempt in every manner there is, up to its end, and check what each reader got."""
+async def watch_attempt(run: Run[Any], cancel: float | None = None) -> Result[Any]:
+    """Read an attempt in all ways until its end, and check the events of each reader."""
     errors: list[Exception] = []
     run.pipe(op.grammar()).subscribe(on_error=errors.append)
     if cancel is not None:
         asyncio.get_running_loop().call_later(cancel, run.cancel)
     streams = await asyncio.gather(
-        slowly(run.stream(overflow="coalesce", buffer=2), 0.03),
-        slowly(run.stream(overflow="drop_oldest", buffer=2), 0.03),
-        slowly(run.stream(overflow="block", buffer=2), 0.01),
-        slowly(run.stream(), 0, after=0.06),
+        read_slowly(run.stream(overflow="coalesce", buffer=2), 0.03),
+        read_slowly(run.stream(overflow="drop_oldest", buffer=2), 0.03),
+        read_slowly(run.stream(overflow="block", buffer=2), 0.01),
+        read_slowly(run.stream(), 0, after=0.06),
     )
     for error in errors:
         raise error
     for stream in streams:
-        right(stream)
+        assert_valid(stream)
     for at in range(1, len(streams[-1]), 3):
-        # One that comes back.
-        right(await slowly(run.stream(after=streams[-1][at].cursor), 0), whole=False)
+        # A reader that reconnects.
+        assert_valid(await read_slowly(run.stream(after=streams[-1][at].cursor), 0), whole=False)
     return await outcome(run)
 
 
-async def began(log: Any, result: Result[Any]) -> bool:
-    """Whether the log has the run: not if it was stopped before it had its turn, which takes a file any time."""
+async def is_in_log(log: Any, result: Result[Any]) -> bool:
+    """Return True if the log has the run. A run that is stopped before its lease is acquired is not logged."""
     if result.task_id in {record.task_id for record in await log.list_runs()}:
         return True
     assert result.state == "canceled" or result.reason == "timeout"
     return False
 
 
-async def right_in_the_log(log: Any, task_id: str) -> None:
-    """Check a run as it is read back."""
-    events = await written(log, task_id)
-    right(events)
-    right([each for each in events if each.durable])
-    # An attempt that had to end before it could read the log has left nothing there.
+async def assert_valid_in_log(log: Any, task_id: str) -> None:
+    """Check a run as it is read from its log."""
+    events = await read_events(log, task_id)
+    assert_valid(events)
+    assert_valid([each for each in events if each.durable])
+    # An attempt that ended before it could read the log has written nothing.
     if ends_attempt(events[-1]):
         assert [each async for each in replay(log, task_id).pipe(op.grammar())] == events
 
 
 @dataclass
 class World:
-    """An agent whose model and tools do what is drawn."""
+    """Agent whose model and tools behave as generated."""
 
     turns: list[Any]
     limits: Limits = field(default_factory=Limits)
     spare: bool = False
-    """Whether there is another model, for when the first fails."""
+    """True if there is a second model for failures of the first."""
 
     def turn(self, request: ModelRequest) -> Any:
         done = sum(message.role == "assistant" for message in request.messages)
         return self.turns[done] if done < len(self.turns) else "done"
 
-    def agent(self, log: Any) -> Agent:
+    def make_agent(self, log: Any) -> Agent:
         model: Any = ScriptedModel(*[self.turn] * 30)
         if self.spare:
             model = fallback(model, ScriptedModel(*["spare"] * 30, name="spare"))
         return Agent(model, tools=TOOLS, log=log, limits=self.limits)
 
-    async def play(self, log: Any, cancels: Sequence[float | None], crash: float | None) -> tuple[Any, str]:
-        """One run through attempts of any kind; the log that it ends in, and its id."""
-        run = self.agent(log).run("Go")
+    async def run_attempts(self, log: Any, cancels: Sequence[float | None], crash: float | None) -> tuple[Any, str]:
+        """Run attempts of all kinds, and return the final log and the id of the run."""
+        run = self.make_agent(log).run("Go")
         for cancel in [*cancels, *[None] * 10]:
-            result = await watched(run, cancel)
+            result = await watch_attempt(run, cancel)
             event(f"{result.state} {result.reason}")
-            if not await began(log, result):
-                run = self.agent(log).run("Go")
+            if not await is_in_log(log, result):
+                run = self.make_agent(log).run("Go")
                 continue
-            await right_in_the_log(log, run.task_id)
+            await assert_valid_in_log(log, run.task_id)
             if crash is not None:
-                log = await crashed(log, run.task_id, crash)
+                log = await copy_until_crash(log, run.task_id, crash)
                 crash = None
             elif result.state in ("completed", "failed"):
                 break
             pending = (await replay(log, run.task_id).result()).pending
-            run = self.agent(log).resume(run.task_id, inputs={each.input_id: True for each in pending[:1]})
+            run = self.make_agent(log).resume(run.task_id, inputs={each.input_id: True for each in pending[:1]})
         return log, run.task_id
 
 
@@ -233,7 +233,7 @@ class World:
     crash=st.none() | st.floats(0, 1),
     fork=st.none() | st.floats(0, 1),
 )
-def test_every_run_keeps_to_the_grammar_live_and_as_it_is_read_back(
+def test_generated_run_is_valid_live_and_in_its_log(
     turns: list[Any],
     limits: Limits,
     spare: bool,
@@ -244,20 +244,20 @@ def test_every_run_keeps_to_the_grammar_live_and_as_it_is_read_back(
 ) -> None:  # L1, L3, L4, L5, L12, L13
     world = World(turns, limits, spare)
 
-    async def whole(log: Any) -> None:
+    async def run_all(log: Any) -> None:
         first = log
-        log, task_id = await world.play(log, cancels, crash)
+        log, task_id = await world.run_attempts(log, cancels, crash)
         if fork is not None:
-            at = max(1, round(fork * (await written(log, task_id))[-1].seq))
-            run = world.agent(log).fork(task_id, at, prompt="And now?")
-            if await began(log, await watched(run)):
-                await right_in_the_log(log, run.task_id)
+            at = max(1, round(fork * (await read_events(log, task_id))[-1].seq))
+            run = world.make_agent(log).fork(task_id, at, prompt="And now?")
+            if await is_in_log(log, await watch_attempt(run)):
+                await assert_valid_in_log(log, run.task_id)
         for each in {id(first): first, id(log): log}.values():
             if isinstance(each, SqliteEventLog):
                 await each.aclose()
 
-    with virtual_time() as time, log_of(log) as empty:
-        time.run(whole(empty))
+    with virtual_time() as time, open_log(log) as empty:
+        time.run(run_all(empty))
 
 
 every = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -266,29 +266,29 @@ every = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 @every
 @settings(max_examples=8)
 @given(cancel=TIMES, crash=st.none() | st.floats(0, 1), slow=st.booleans(), again=TIMES)
-def test_every_run_of_a_strategy_keeps_to_the_grammar(
+def test_generated_run_of_a_strategy_is_valid(
     case: Case, cancel: float | None, crash: float | None, slow: bool, again: float | None
 ) -> None:
     def answer(request: ModelRequest) -> Any:
-        said = turn_by_step(case.turns)(request)
-        return Frames(("-", "-", said, "-", "|"), 0.025) if slow and isinstance(said, str) else said
+        text = turn_by_step(case.turns)(request)
+        return Frames(("-", "-", text, "-", "|"), 0.025) if slow and isinstance(text, str) else text
 
-    def agent(log: Any) -> Agent:
+    def make_agent(log: Any) -> Agent:
         return Agent(ScriptedModel(*[answer] * 60), tools=[add], strategy=case.strategy(), log=log)
 
-    async def whole() -> None:
+    async def run_all() -> None:
         log = MemoryEventLog(keep_deltas=slow)
-        run = agent(log).run("How much is two and two?")
-        result = await watched(run, cancel)
-        await right_in_the_log(log, run.task_id)
+        run = make_agent(log).run("How much is two and two?")
+        result = await watch_attempt(run, cancel)
+        await assert_valid_in_log(log, run.task_id)
         if crash is not None:
-            log = await crashed(log, run.task_id, crash)
+            log = await copy_until_crash(log, run.task_id, crash)
         for each in (again, None):
             if crash is None and result.state == "completed":
                 break
-            result = await watched(agent(log).resume(run.task_id), each)
-            await right_in_the_log(log, run.task_id)
+            result = await watch_attempt(make_agent(log).resume(run.task_id), each)
+            await assert_valid_in_log(log, run.task_id)
         assert result.output == case.answer
 
     with virtual_time() as time:
-        time.run(whole())
+        time.run(run_all())

@@ -1,4 +1,4 @@
-"""The graph of the thoughts as small changes, live and recorded."""
+"""Changes of the thought graph, live and recorded."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def deltas(*events: Event) -> list[Any]:
     return collect_values(graph_deltas(), events)
 
 
-def short(found: list[Any]) -> list[Any]:
-    return [each.id if isinstance(each, NodeAdded) else (each.source, each.target, each.kind) for each in found]
+def shorten(changes: list[Any]) -> list[Any]:
+    return [each.id if isinstance(each, NodeAdded) else (each.source, each.target, each.kind) for each in changes]
 
 
-def test_each_node_comes_when_its_event_does_and_its_edges_behind_it() -> None:
+def test_node_is_emitted_with_its_event_and_followed_by_its_edges() -> None:
     scheduler = TestScheduler()
     first, second = thought("t1"), thought("t2", "c")
     asks = message("c")
@@ -68,29 +68,29 @@ def test_each_node_comes_when_its_event_does_and_its_edges_behind_it() -> None:
     assert source.subscriptions == [ReactiveTest.subscribe(200, 300)]
 
 
-def test_a_reference_to_what_is_still_to_come_gives_its_edge_when_it_comes() -> None:
-    assert short(deltas(thought("b", "a"), thought("c", "a"), thought("a"))) == [
+def test_edge_to_a_later_event_is_emitted_when_the_event_arrives() -> None:
+    assert shorten(deltas(thought("b", "a"), thought("c", "a"), thought("a"))) == [
         "b",
         "c",
         "a",
         (2, 0, "thought"),
         (2, 1, "thought"),
     ]
-    assert short(deltas(thought("b", "c1"), message("c1"))) == ["b", "c1", (1, 0, "call")]
+    assert shorten(deltas(thought("b", "c1"), message("c1"))) == ["b", "c1", (1, 0, "call")]
 
 
-def test_a_reference_leads_to_one_place_though_the_id_comes_again() -> None:
-    assert short(deltas(thought("b", "a"), thought("a"), thought("a"), message("a"))) == [
+def test_reference_leads_to_one_node_when_an_id_is_repeated() -> None:
+    assert shorten(deltas(thought("b", "a"), thought("a"), thought("a"), message("a"))) == [
         "b", "a", (1, 0, "thought"), "a", "a",
     ]  # fmt: skip
 
 
-def test_a_reference_to_itself_or_to_another_run_is_no_edge() -> None:
-    assert short(deltas(thought("a", "a"))) == ["a"]
-    assert short(deltas(thought("b", "a", task_id="x"), thought("a", task_id="y"))) == ["b", "a"]
+def test_reference_to_itself_or_to_another_run_creates_no_edge() -> None:
+    assert shorten(deltas(thought("a", "a"))) == ["a"]
+    assert shorten(deltas(thought("b", "a", task_id="x"), thought("a", task_id="y"))) == ["b", "a"]
 
 
-def test_a_change_is_written_in_the_form_of_the_graph() -> None:
+def test_change_is_written_in_the_form_of_the_graph() -> None:
     [node, other, edge] = deltas(thought("a"), thought("b", "a"))
     graph = orjson.loads(ThoughtGraph.of([thought("a"), thought("b", "a")]).to_json())
     assert orjson.loads(node.to_json()) == {"nodes": graph["nodes"][:1], "edges": []}
@@ -98,9 +98,9 @@ def test_a_change_is_written_in_the_form_of_the_graph() -> None:
     assert orjson.loads(edge.to_json()) == {"nodes": [], "edges": graph["edges"]}
 
 
-def test_a_stored_view_starts_a_new_graph_for_each_subscriber() -> None:
+def test_each_subscriber_of_a_stored_view_has_its_own_graph() -> None:
     view = graph_deltas()
-    assert short(collect_values(view, [thought("a")])) == short(collect_values(view, [thought("a")])) == ["a"]
+    assert shorten(collect_values(view, [thought("a")])) == shorten(collect_values(view, [thought("a")])) == ["a"]
 
 
 IDS = st.sampled_from(["a", "b", "c", "0", "1"])
@@ -135,7 +135,7 @@ STARTS = st.builds(
 
 @given(st.lists(THOUGHTS | MESSAGES | STARTS, max_size=14))
 @settings(max_examples=300)
-def test_the_changes_add_up_to_the_graph_after_every_event(events: list[Event]) -> None:
+def test_changes_add_up_to_the_graph_after_every_event(events: list[Event]) -> None:
     built, source = RebuiltGraph(), Subject[Event]()
     graph = ThoughtGraph()
     with source.pipe(graph_deltas()).subscribe(built.apply):
@@ -145,23 +145,23 @@ def test_the_changes_add_up_to_the_graph_after_every_event(events: list[Event]) 
             assert built.matches(graph)
 
 
-def test_references_that_lead_nowhere_cost_nothing_later() -> None:
+def test_dangling_references_are_not_searched_repeatedly() -> None:
     graph = ThoughtGraph
-    looked: list[int] = []
+    counts: list[int] = []
     plain = graph.grown
 
-    def counted(self: ThoughtGraph, before: ThoughtGraph, dangling: Any = ()) -> Any:
-        looked.append(len(list(dangling)))
+    def count_dangling(self: ThoughtGraph, before: ThoughtGraph, dangling: Any = ()) -> Any:
+        counts.append(len(list(dangling)))
         return plain(self, before, dangling)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(graph, "grown", counted)
+        patch.setattr(graph, "grown", count_dangling)
         deltas(*[thought(f"t{n}", "nowhere") for n in range(200)], thought("nowhere"), thought("nowhere"))
-    assert looked == [0] * 200 + [200, 0]
+    assert counts == [0] * 200 + [200, 0]
 
 
-async def changes_of(agent: Agent[None, Any]) -> ThoughtGraph:
-    """The graph of a run whose changes add up to it: live, for who comes late, and from its log."""
+async def graph_from_changes(agent: Agent[None, Any]) -> ThoughtGraph:
+    """Return the graph of a run after checking that its live, late and logged changes add up to it."""
     log = agent.log
     assert log is not None
     run = agent.run("Go.")
@@ -183,12 +183,12 @@ async def changes_of(agent: Agent[None, Any]) -> ThoughtGraph:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-async def test_the_changes_of_each_strategy_add_up(case: Case) -> None:
+async def test_changes_of_each_strategy_add_up_to_the_graph(case: Case) -> None:
     model = ScriptedModel(*[turn_by_step(case.turns)] * 20)
-    await changes_of(Agent(model, tools=[add], strategy=case.strategy(), log=MemoryEventLog()))
+    await graph_from_changes(Agent(model, tools=[add], strategy=case.strategy(), log=MemoryEventLog()))
 
 
-async def test_the_changes_of_a_session_with_revisions_and_branches_add_up() -> None:
+async def test_changes_of_a_session_with_revisions_and_branches_add_up_to_the_graph() -> None:
     story = [
         numbered(1, 5),
         numbered(2, 5),
@@ -200,10 +200,10 @@ async def test_the_changes_of_a_session_with_revisions_and_branches_add_up() -> 
     ]
     model = ScriptedModel(*[call("sequentialthinking", **each) for each in story], "Done.")
     agent = Agent(model, tools=[sequential_thinking("p")], thoughts=False, log=MemoryEventLog())
-    assert {"thought", "branch", "revision"} == {edge.kind for edge in (await changes_of(agent)).edges}
+    assert {"thought", "branch", "revision"} == {edge.kind for edge in (await graph_from_changes(agent)).edges}
 
 
-async def test_the_changes_of_a_session_whose_branch_is_merged_add_up() -> None:
+async def test_changes_of_a_session_with_a_merged_branch_add_up_to_the_graph() -> None:
     stages = ("branch_evaluation", "branch_selection", "continuation_decision")
     story = [
         *(numbered(number, 9, stage=stage) for number, stage in enumerate(TO_BRANCHES, start=1)),
@@ -215,10 +215,10 @@ async def test_the_changes_of_a_session_whose_branch_is_merged_add_up() -> None:
     agent = Agent(
         model, tools=[strategic_thinking("tree_of_thoughts", session_id="s")], thoughts=False, log=MemoryEventLog()
     )
-    assert {"thought", "branch", "merge"} <= {edge.kind for edge in (await changes_of(agent)).edges}
+    assert {"thought", "branch", "merge"} <= {edge.kind for edge in (await graph_from_changes(agent)).edges}
 
 
-async def test_the_changes_of_thoughts_aloud_beside_tools_add_up() -> None:
+async def test_changes_of_thoughts_and_tool_calls_add_up_to_the_graph() -> None:
     aloud = [
         call("think_aloud", "p", thought="Add.", thought_id="plan", thought_type="planning"),
         call("add", "s1", a=1, b=2),
@@ -232,5 +232,5 @@ async def test_the_changes_of_thoughts_aloud_beside_tools_add_up() -> None:
         ],
         "3 and 7.",
     )
-    graph = await changes_of(Agent(model, tools=[add], log=MemoryEventLog()))
+    graph = await graph_from_changes(Agent(model, tools=[add], log=MemoryEventLog()))
     assert {edge.kind for edge in graph.edges} == {"thought", "call"}

@@ -22,7 +22,7 @@ on_next: Callable[[int, Any], Recorded[Any]] = ReactiveTest.on_next
 on_completed, on_error, subscribed = ReactiveTest.on_completed, ReactiveTest.on_error, ReactiveTest.subscribe
 
 
-def doubled(out: ViewOutput[int]) -> Callable[[int], None]:
+def emit_twice(out: ViewOutput[int]) -> Callable[[int], None]:
     """Emit each item twice."""
 
     def take(item: int) -> None:
@@ -32,7 +32,7 @@ def doubled(out: ViewOutput[int]) -> Callable[[int], None]:
     return take
 
 
-def numbered(out: ViewOutput[int]) -> Take:
+def emit_number(out: ViewOutput[int]) -> Take:
     """Emit the number of each item."""
     count = 0
 
@@ -45,7 +45,7 @@ def numbered(out: ViewOutput[int]) -> Take:
 
 
 def test_view_emits_any_number_of_values_for_an_item() -> None:
-    seen = Subscriber(make_view(doubled), on_next(210, 1), on_next(220, 2), on_completed(230))
+    seen = Subscriber(make_view(emit_twice), on_next(210, 1), on_next(220, 2), on_completed(230))
 
     assert seen.messages == [on_next(210, 1), on_next(210, 1), on_next(220, 2), on_next(220, 2), on_completed(230)]
     assert seen.subscriptions == [subscribed(200, 230)]
@@ -53,7 +53,7 @@ def test_view_emits_any_number_of_values_for_an_item() -> None:
 
 def test_view_passes_the_error_of_its_source() -> None:
     error = LookupError("gone")
-    seen = Subscriber(make_view(doubled), on_error(210, error))
+    seen = Subscriber(make_view(emit_twice), on_error(210, error))
 
     assert seen.messages == [on_error(210, error)]
     assert seen.subscriptions == [subscribed(200, 210)]
@@ -67,13 +67,13 @@ def test_source_gets_the_scheduler_of_the_subscription() -> None:
         return Disposable()
 
     mine = TestScheduler()
-    rx.Observable(subscribe).pipe(make_view(doubled)).subscribe(scheduler=mine)
+    rx.Observable(subscribe).pipe(make_view(emit_twice)).subscribe(scheduler=mine)
 
     assert schedulers == [mine]
 
 
 def test_disposing_a_view_disposes_its_source() -> None:
-    seen = Subscriber(make_view(doubled), on_next(210, 1), on_next(230, 2), disposed=220)
+    seen = Subscriber(make_view(emit_twice), on_next(210, 1), on_next(230, 2), disposed=220)
 
     assert seen.messages == [on_next(210, 1), on_next(210, 1)]
     assert seen.subscriptions == [subscribed(200, 220)]
@@ -126,7 +126,7 @@ def test_view_can_emit_and_complete_before_the_first_item() -> None:
 
 
 def test_each_subscription_has_its_own_state() -> None:
-    source, view = Subject[str](), make_view(numbered)
+    source, view = Subject[str](), make_view(emit_number)
     first: list[int] = []
     second: list[int] = []
     stream = source.pipe(view)
@@ -135,18 +135,19 @@ def test_each_subscription_has_its_own_state() -> None:
     stream.subscribe(second.append)
     source.on_next("b")
 
-    assert (first, second) == ([1, 2], [1])
+    assert first == [1, 2]
+    assert second == [1]
 
 
 def test_values_emitted_after_the_subscriber_disposed_in_the_same_call_are_dropped() -> None:
     source = Subject[int]()
     seen: list[int] = []
 
-    def keep(value: int) -> None:
+    def record(value: int) -> None:
         seen.append(value)
         subscription.dispose()
 
-    subscription = source.pipe(make_view(doubled)).subscribe(keep)
+    subscription = source.pipe(make_view(emit_twice)).subscribe(record)
     source.on_next(1)
     source.on_next(2)
 
@@ -158,12 +159,12 @@ def test_item_that_a_subscriber_causes_is_taken_within_the_emitting_call() -> No
     source = Subject[int]()
     seen: list[int] = []
 
-    def keep(value: int) -> None:
+    def record(value: int) -> None:
         seen.append(value)
         if value < 3:
             source.on_next(value + 1)
 
-    source.pipe(pass_through_view(lambda out: None)).subscribe(keep)
+    source.pipe(pass_through_view(lambda out: None)).subscribe(record)
     source.on_next(1)
 
     assert seen == [1, 2, 3]
@@ -214,8 +215,8 @@ def outer() -> View[Any, Any]:
     ("view", "name"),
     [
         (outer(), "outer"),
-        (make_view(numbered), "numbered"),
-        (make_view(numbered, name="count"), "count"),
+        (make_view(emit_number), "emit_number"),
+        (make_view(emit_number, name="count"), "count"),
         (op.text(), "op.text"),
         (op.public(), "op.public"),
     ],

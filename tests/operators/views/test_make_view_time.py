@@ -20,7 +20,7 @@ on_next: Callable[[int, Any], Recorded[Any]] = ReactiveTest.on_next
 on_completed, on_error, subscribed = ReactiveTest.on_completed, ReactiveTest.on_error, ReactiveTest.subscribe
 
 
-def ticker(out: ViewOutput[str]) -> Take:
+def tick_later(out: ViewOutput[str]) -> Take:
     """Emit "tick" ten seconds after the newest item."""
 
     def take(item: str) -> None:
@@ -31,23 +31,23 @@ def ticker(out: ViewOutput[str]) -> Take:
 
 
 def test_scheduled_function_is_called_once_after_its_delay() -> None:
-    seen = Subscriber(make_view(ticker), on_next(210, "a"), on_completed(300))
+    seen = Subscriber(make_view(tick_later), on_next(210, "a"), on_completed(300))
 
     assert seen.messages == [on_next(210, "a"), on_next(220, "tick"), on_completed(300)]
 
 
 def test_next_call_of_schedule_replaces_the_scheduled_function() -> None:
-    seen = Subscriber(make_view(ticker), on_next(210, "a"), on_next(215, "b"), on_completed(300))
+    seen = Subscriber(make_view(tick_later), on_next(210, "a"), on_next(215, "b"), on_completed(300))
 
     assert seen.messages == [on_next(210, "a"), on_next(215, "b"), on_next(225, "tick"), on_completed(300)]
 
 
 def test_every_end_of_the_subscription_cancels_the_scheduled_function() -> None:
-    called: list[str] = []
+    calls: list[str] = []
 
-    def late(out: Out) -> Take:
+    def schedule_late(out: Out) -> Take:
         def take(item: str) -> None:
-            out.schedule(10, lambda: called.append(item))
+            out.schedule(10, lambda: calls.append(item))
             if item == "complete":
                 out.complete()
             elif item == "fail":
@@ -55,18 +55,18 @@ def test_every_end_of_the_subscription_cancels_the_scheduled_function() -> None:
 
         return take
 
-    view = make_view(late)
+    view = make_view(schedule_late)
     for end in (on_completed(215), on_error(215, ValueError("no")), on_next(215, "complete"), on_next(215, "fail")):
         Subscriber(view, on_next(210, "a"), end)
-        assert called == []
+        assert calls == []
     Subscriber(view, on_next(210, "a"), disposed=215)
-    assert called == []
+    assert calls == []
     Subscriber(view, on_next(210, "a"))
-    assert called == ["a"]
+    assert calls == ["a"]
 
 
 def test_disposable_of_schedule_cancels_the_call() -> None:
-    def changes_its_mind(out: ViewOutput[str]) -> Take:
+    def cancel_later(out: ViewOutput[str]) -> Take:
         call: Any = None
 
         def take(item: str) -> None:
@@ -78,24 +78,24 @@ def test_disposable_of_schedule_cancels_the_call() -> None:
 
         return take
 
-    view = make_view(changes_its_mind)
+    view = make_view(cancel_later)
     assert Subscriber(view, on_next(210, "go"), on_next(215, "stop"), on_completed(300)).messages == [on_completed(300)]
 
 
 def test_function_that_is_called_at_once_can_schedule_the_next_call() -> None:
-    def later(out: ViewOutput[str]) -> Take:
-        def soon() -> None:
+    def emit_later(out: ViewOutput[str]) -> Take:
+        def emit_soon() -> None:
             out.emit("soon")
             out.schedule(0.05, lambda: out.emit("later"))
 
         def take(_: Any) -> None:
-            out.schedule(0, soon)
+            out.schedule(0, emit_soon)
 
         return take
 
     async def main() -> list[tuple[float, str]]:
         source, seen = Subject[int](), list[tuple[float, str]]()
-        source.pipe(make_view(later)).subscribe(lambda value: seen.append((time.now, value)))
+        source.pipe(make_view(emit_later)).subscribe(lambda value: seen.append((time.now, value)))
         source.on_next(1)
         await asyncio.sleep(1)
         return seen
@@ -105,22 +105,22 @@ def test_function_that_is_called_at_once_can_schedule_the_next_call() -> None:
 
 
 def test_now_is_the_time_of_the_scheduler_of_the_subscription() -> None:
-    def ages(out: ViewOutput[float]) -> Take:
+    def emit_age(out: ViewOutput[float]) -> Take:
         begin = out.now()
         return lambda item: out.emit(out.now() - begin)
 
-    seen = Subscriber(make_view(ages), on_next(210, "a"), on_next(250, "b"))
+    seen = Subscriber(make_view(emit_age), on_next(210, "a"), on_next(250, "b"))
 
     assert seen.messages == [on_next(210, 10), on_next(250, 50)]
 
 
-def test_time_of_a_view_of_a_run_is_that_of_the_run() -> None:
-    def ages(out: ViewOutput[float]) -> Callable[[Event], None]:
+def test_time_of_a_view_of_a_run_is_the_time_of_the_run() -> None:
+    def emit_age(out: ViewOutput[float]) -> Callable[[Event], None]:
         begin = out.now()
         return lambda event: out.emit(round(out.now() - begin, 3))
 
     async def main() -> float:
-        return await Agent(ScriptedModel(frames("--a----b|", 0.1))).run("Go").pipe(make_view(ages))
+        return await Agent(ScriptedModel(frames("--a----b|", 0.1))).run("Go").pipe(make_view(emit_age))
 
     with virtual_time() as time:
         assert time.run(main()) == pytest.approx(0.8)
@@ -128,6 +128,6 @@ def test_time_of_a_view_of_a_run_is_that_of_the_run() -> None:
 
 def test_recorded_events_without_an_event_loop_pass_and_no_timer_is_due() -> None:
     seen: list[str] = []
-    rx.of("a", "b").pipe(make_view(ticker)).subscribe(seen.append)
+    rx.of("a", "b").pipe(make_view(tick_later)).subscribe(seen.append)
 
     assert seen == ["a", "b"]

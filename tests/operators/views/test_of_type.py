@@ -36,7 +36,7 @@ def test_only_events_of_the_given_classes_pass_in_order() -> None:
     assert source.subscriptions == [ReactiveTest.subscribe(200, 240)]
 
 
-def test_a_subclass_counts_as_its_class() -> None:
+def test_events_of_a_subclass_pass() -> None:
     scheduler = TestScheduler()
     ping = Ping()
     source = scheduler.create_hot_observable(on_next(210, ping))
@@ -46,7 +46,7 @@ def test_a_subclass_counts_as_its_class() -> None:
     assert seen.messages == [on_next(210, ping)]
 
 
-def test_an_error_passes() -> None:
+def test_error_passes() -> None:
     scheduler = TestScheduler()
     failure = RuntimeError("broken")
     source = scheduler.create_hot_observable(on_next(210, UsageEvent()), on_error(220, failure))
@@ -56,7 +56,7 @@ def test_an_error_passes() -> None:
     assert seen.messages == [on_error(220, failure)]
 
 
-def test_leaving_early_disposes_the_source() -> None:
+def test_disposal_disposes_the_source() -> None:
     scheduler = TestScheduler()
     source = scheduler.create_hot_observable(on_next(210, UsageEvent()))
 
@@ -65,7 +65,7 @@ def test_leaving_early_disposes_the_source() -> None:
     assert source.subscriptions == [ReactiveTest.subscribe(200, 300)]
 
 
-def test_the_type_is_narrowed_to_the_union_of_the_classes() -> None:
+def test_static_type_is_the_union_of_the_classes() -> None:
     assert_type(of_type(UsageEvent), View[Event, UsageEvent])
     assert_type(of_type(UsageEvent, StageEvent), View[Event, UsageEvent | StageEvent])
     assert_type(

@@ -27,8 +27,8 @@ class City(BaseModel):
 OSLO = '{"name": "Oslo", "population": 717710}'
 
 
-def seen(*events: Event, output_type: Any = City) -> list[Any]:
-    """What the view gives at 210, 220 and so on, without the times."""
+def emit_values(*events: Event, output_type: Any = City) -> list[Any]:
+    """Return the emitted values after checking that they arrive at 210, 220 and so on."""
     scheduler = TestScheduler()
     messages = [on_next(210 + 10 * n, event) for n, event in enumerate(events)]
     source = scheduler.create_hot_observable(*messages, on_completed(990))
@@ -38,19 +38,19 @@ def seen(*events: Event, output_type: Any = City) -> list[Any]:
     return [message.value.value for message in recorded]
 
 
-def said(*pieces: str, **fields: Any) -> list[Event]:
+def content_events(*pieces: str, **fields: Any) -> list[Event]:
     deltas = [ContentDeltaEvent(delta=piece, **fields) for piece in pieces]
     return [*deltas, ContentCompleteEvent(content="".join(pieces), **fields)]
 
 
-def arguments(*pieces: str, index: int = 0, name: str = "final_answer") -> list[Event]:
+def argument_deltas(*pieces: str, index: int = 0, name: str = "final_answer") -> list[Event]:
     return [ToolCallDeltaEvent(index=index, tool_call_id="a", name=name, fragment=piece) for piece in pieces]
 
 
-def test_each_piece_gives_what_there_is_and_the_end_gives_the_value() -> None:
+def test_each_delta_yields_a_snapshot_and_the_end_yields_the_value() -> None:
     scheduler = TestScheduler()
     pieces = ['{"na', 'me": "Os', 'lo", "popu', 'lation": 7', "17710}"]
-    messages = [on_next(210 + 10 * n, event) for n, event in enumerate(said(*pieces))]
+    messages = [on_next(210 + 10 * n, event) for n, event in enumerate(content_events(*pieces))]
     source = scheduler.create_hot_observable(*messages, on_completed(300))
 
     result = scheduler.start(lambda: op.partial(City)(source))
@@ -66,8 +66,8 @@ def test_each_piece_gives_what_there_is_and_the_end_gives_the_value() -> None:
     ]
 
 
-def test_a_code_fence_around_the_answer_is_no_part_of_it() -> None:
-    assert seen(*said("```js", 'on\n{"name":', ' "Oslo"', ', "population": 1}', "\n```")) == [
+def test_code_fence_around_the_answer_is_ignored() -> None:
+    assert emit_values(*content_events("```js", 'on\n{"name":', ' "Oslo"', ', "population": 1}', "\n```")) == [
         {},
         {"name": "Oslo"},
         {"name": "Oslo", "population": 1},
@@ -75,61 +75,72 @@ def test_a_code_fence_around_the_answer_is_no_part_of_it() -> None:
     ]
 
 
-def test_the_arguments_of_the_tool_for_the_answer_grow_in_the_same_way() -> None:
-    with_text = [ContentDeltaEvent(delta="Here it is:"), *arguments('{"name": "Os', 'lo"}'), *arguments("{", name="f")]
-    assert seen(*with_text) == [{"name": "Os"}, {"name": "Oslo"}]
-    assert seen(*arguments('{"value": [1', ", 2", "]}"), output_type=list[int]) == [[1], [1, 2]]
+def test_arguments_of_the_answer_tool_yield_snapshots() -> None:
+    with_text = [
+        ContentDeltaEvent(delta="Here it is:"),
+        *argument_deltas('{"name": "Os', 'lo"}'),
+        *argument_deltas("{", name="f"),
+    ]
+    assert emit_values(*with_text) == [{"name": "Os"}, {"name": "Oslo"}]
+    assert emit_values(*argument_deltas('{"value": [1', ", 2", "]}"), output_type=list[int]) == [[1], [1, 2]]
 
 
-def test_two_calls_for_the_answer_are_not_mixed() -> None:
-    assert seen(*arguments('{"name": "A'), *arguments('{"name": "B', index=1)) == [{"name": "A"}, {"name": "B"}]
+def test_snapshots_of_two_answer_calls_are_not_mixed() -> None:
+    assert emit_values(*argument_deltas('{"name": "A'), *argument_deltas('{"name": "B', index=1)) == [
+        {"name": "A"},
+        {"name": "B"},
+    ]
 
 
-def test_an_answer_that_does_not_fit_gives_no_value_and_the_next_one_begins_anew() -> None:
-    assert seen(*said('{"name": 7}'), *said('{"name": "Os')) == [{"name": 7}, {"name": "Os"}]
+def test_invalid_answer_yields_no_value_and_the_next_answer_starts_again() -> None:
+    assert emit_values(*content_events('{"name": 7}'), *content_events('{"name": "Os')) == [{"name": 7}, {"name": "Os"}]
 
 
-def test_what_was_said_before_tool_calls_or_before_a_second_try_is_void() -> None:
-    asked = ContentCompleteEvent(content="[", tool_calls=[ToolCall(id="a", name="f")])
+def test_text_before_tool_calls_or_a_retry_is_discarded() -> None:
+    tool_message = ContentCompleteEvent(content="[", tool_calls=[ToolCall(id="a", name="f")])
     again = LLMCallEvent(iteration=1, model="m", message_count=1, tool_count=0, estimated_input_tokens=1)
     cut_off = [ContentCompleteEvent(content="[1]", finish_reason=reason) for reason in ("canceled", "interrupted")]
-    for between in (asked, again, *cut_off):
-        assert seen(ContentDeltaEvent(delta="["), between, *said("[2]"), output_type=list[int]) == [[], [2], [2]]
+    for between in (tool_message, again, *cut_off):
+        assert emit_values(ContentDeltaEvent(delta="["), between, *content_events("[2]"), output_type=list[int]) == [
+            [],
+            [2],
+            [2],
+        ]
 
 
-def test_the_lines_of_a_strategy_and_nested_agents_are_left_out() -> None:
-    assert seen(*said(OSLO, branch="b"), *said(OSLO, parent_task_id="p")) == []
+def test_branches_and_nested_agents_are_ignored() -> None:
+    assert emit_values(*content_events(OSLO, branch="b"), *content_events(OSLO, parent_task_id="p")) == []
 
 
-def test_text_that_is_no_json_gives_nothing() -> None:
-    assert seen(*said("I do ", "not know.")) == []
+def test_text_that_is_not_json_yields_nothing() -> None:
+    assert emit_values(*content_events("I do ", "not know.")) == []
 
 
-def test_equal_snapshots_come_once() -> None:
-    assert seen(*said('{"name": "Oslo"', " ", " ", " ")) == [{"name": "Oslo"}]
+def test_equal_snapshots_are_emitted_once() -> None:
+    assert emit_values(*content_events('{"name": "Oslo"', " ", " ", " ")) == [{"name": "Oslo"}]
 
 
-def test_the_work_is_in_proportion_to_the_length() -> None:
-    read = 0
+def test_work_is_proportional_to_the_length_of_the_answer() -> None:
+    parsed = 0
     real = from_json
 
-    def counted(text: str, **options: Any) -> Any:
-        nonlocal read
-        read += len(text)
+    def count_characters(text: str, **options: Any) -> Any:
+        nonlocal parsed
+        parsed += len(text)
         return real(text, **options)
 
     answer = '["' + "x" * 20_000
     values: list[Any] = []
-    with patch("rxloop.operators.views.partial.from_json", counted):
+    with patch("rxloop.operators.views.partial.from_json", count_characters):
         deltas = emit(*(ContentDeltaEvent(delta=each) for each in answer))
         op.partial(list[str])(cast("Observable[Event]", deltas)).subscribe(values.append)
 
-    assert 0 < read < 25 * len(answer)
+    assert 0 < parsed < 25 * len(answer)
     assert len(values[-1][0]) > 0.9 * len(answer)
 
 
 @pytest.mark.parametrize("mode", ["prompted", "tool"])
-async def test_a_run_shows_its_answer_grow_and_a_late_reader_gets_the_value_alone(mode: Any) -> None:
+async def test_run_yields_snapshots_and_a_late_reader_gets_the_value_only(mode: Any) -> None:
     answer = call("final_answer", name="Oslo", population=7) if mode == "tool" else OSLO
     run = Agent(ScriptedModel(answer), output_type=City, output_mode=mode, log=MemoryEventLog()).run("?")
     values = [value async for value in run.pipe(op.partial(City))]
@@ -142,5 +153,5 @@ async def test_a_run_shows_its_answer_grow_and_a_late_reader_gets_the_value_alon
 
 
 @pytest.mark.parametrize("finish", ["length", "content_filter", "unknown", "weird", "canceled", "interrupted", "pause"])
-def test_text_of_an_incomplete_message_gives_no_value(finish: str) -> None:  # P1
-    assert seen(ContentCompleteEvent(content="12", finish_reason=finish), output_type=int) == []
+def test_text_of_an_incomplete_message_yields_no_value(finish: str) -> None:  # P1
+    assert emit_values(ContentCompleteEvent(content="12", finish_reason=finish), output_type=int) == []

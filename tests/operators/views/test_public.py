@@ -20,7 +20,7 @@ on_completed = ReactiveTest.on_completed
 THINK = ToolCall(id="1", name="think_aloud")
 
 
-def test_internal_kinds_are_left_out_and_order_is_kept() -> None:  # L8
+def test_internal_events_are_left_out_and_order_is_preserved() -> None:  # L8
     scheduler = TestScheduler()
     first, last = ContentDeltaEvent(delta="a"), ContentDeltaEvent(delta="b")
     internal = LLMFailedEvent(error=ErrorInfo(code="server", message="502"), retryable=True)
@@ -34,7 +34,7 @@ def test_internal_kinds_are_left_out_and_order_is_kept() -> None:  # L8
     assert source.subscriptions == [ReactiveTest.subscribe(200, 240)]
 
 
-def test_of_a_hidden_think_aloud_only_the_thought_is_seen() -> None:  # L29
+def test_only_the_thought_of_a_hidden_think_aloud_call_is_public() -> None:  # L29
     scheduler = TestScheduler()
     thought = ThoughtStreamEvent(thought_id="plan", content="First, look.")
     source = scheduler.create_hot_observable(

@@ -1,4 +1,4 @@
-"""Recordings: what passes is kept, in a list or in a file, and read back."""
+"""Recordings of event streams in lists and files."""
 
 import os
 import signal
@@ -28,20 +28,20 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "run.jsonl"
 
 
-def test_events_pass_at_once_and_are_kept_in_a_list() -> None:
+def test_events_pass_at_once_and_are_recorded_in_a_list() -> None:
     scheduler = TestScheduler()
     end = ReactiveTest.on_error(230, ValueError("no"))
     source = scheduler.create_hot_observable(on_next(210, DELTA), on_next(220, MESSAGE), end)
-    kept: list[Event] = []
+    recording: list[Event] = []
 
-    seen = scheduler.start(lambda: source.pipe(op.record(kept)))
+    seen = scheduler.start(lambda: source.pipe(op.record(recording)))
 
     assert seen.messages == [on_next(210, DELTA), on_next(220, MESSAGE), end]
-    assert kept == [DELTA, MESSAGE]
+    assert recording == [DELTA, MESSAGE]
     assert source.subscriptions == [ReactiveTest.subscribe(200, 230)]
 
 
-def test_a_disposed_recording_ends_there(path: Path) -> None:
+def test_disposal_ends_the_recording(path: Path) -> None:
     for target in ([], path):
         scheduler = TestScheduler()
         source = scheduler.create_hot_observable(on_next(210, MESSAGE), on_next(220, DELTA), on_next(240, MESSAGE))
@@ -51,7 +51,7 @@ def test_a_disposed_recording_ends_there(path: Path) -> None:
         assert source.subscriptions == [ReactiveTest.subscribe(200, 230)]
 
 
-def test_a_run_is_recorded_while_it_goes_on(path: Path) -> None:
+def test_live_run_can_be_recorded(path: Path) -> None:
     with virtual_time():
         run = Agent(ScriptedModel(call("f"), frames("--It is--done.|"))).run("Go")
         assert_marbles(run.pipe(op.record(path)), "(twlcxl) 150ms (cF|)")
@@ -61,14 +61,14 @@ def test_a_run_is_recorded_while_it_goes_on(path: Path) -> None:
     assert recorded_events(str(path))[-1].kind == "status-update"
 
 
-async def test_what_is_read_back_is_what_passed(path: Path) -> None:  # L6
-    kept: list[Event] = []
+async def test_events_read_from_a_recording_equal_the_recorded_events(path: Path) -> None:  # L6
+    recording: list[Event] = []
     run = Agent(ScriptedModel(call("f"), "Sch\u00f6n \u2028 \U0001f600\nand \x00.")).run("Go")
-    seen = await collect(run.pipe(op.record(path), op.record(kept)))
-    assert recorded_events(path) == kept == seen
+    events = await collect(run.pipe(op.record(path), op.record(recording)))
+    assert recorded_events(path) == recording == events
 
 
-async def test_recorded_events_can_be_recorded(path: Path) -> None:
+async def test_replayed_events_can_be_recorded(path: Path) -> None:
     log = MemoryEventLog()
     result = await Agent(ScriptedModel("Hello."), log=log).run("Hi")
     last = await replay(log, result.task_id).pipe(op.record(path))
@@ -78,14 +78,14 @@ async def test_recorded_events_can_be_recorded(path: Path) -> None:
     assert again[-1] == last
 
 
-async def test_each_subscription_begins_the_file_anew_and_adds_to_the_list(path: Path) -> None:
-    kept: list[Event] = []
+async def test_each_subscription_truncates_the_file_and_extends_the_list(path: Path) -> None:
+    recording: list[Event] = []
     for _ in range(2):
-        await Agent(ScriptedModel("Hello.")).run("Hi").pipe(op.record(path), op.record(kept))
-    assert len(kept) == 2 * len(recorded_events(path))
+        await Agent(ScriptedModel("Hello.")).run("Hi").pipe(op.record(path), op.record(recording))
+    assert len(recording) == 2 * len(recorded_events(path))
 
 
-async def test_what_a_cancelled_run_has_left_is_there(path: Path) -> None:
+async def test_recording_of_a_cancelled_run_ends_with_its_final_event(path: Path) -> None:
     run = Agent(ScriptedModel(frames("-It is-|", 0.001))).run("Go")
     stream = run.pipe(op.record(path))
     async for event in stream:
@@ -108,7 +108,7 @@ def test_file_is_complete_when_the_subscriber_gets_the_end(end: rx.Observable[Ev
     assert recorded == [MESSAGE, DELTA]
 
 
-def test_an_error_of_the_stream_closes_the_file(path: Path) -> None:
+def test_error_of_the_stream_closes_the_file(path: Path) -> None:
     errors: list[Exception] = []
     rx.concat(emit(MESSAGE), rx.throw(LookupError("gone"))).pipe(op.record(path)).subscribe(on_error=errors.append)
     assert [type(error) for error in errors] == [LookupError]
@@ -132,7 +132,7 @@ asyncio.run(main())
 """
 
 
-def test_a_crash_in_the_middle_leaves_whole_lines_and_every_durable_event(path: Path) -> None:
+def test_recording_has_whole_lines_and_all_durable_events_after_a_crash(path: Path) -> None:
     source = Path(__file__).parents[3] / "src"
     environment = os.environ | {"PYTHONPATH": str(source)}
     done = subprocess.run([sys.executable, "-c", CRASH, path], env=environment, check=False, timeout=60)
@@ -153,20 +153,20 @@ def test_a_crash_in_the_middle_leaves_whole_lines_and_every_durable_event(path: 
     assert path.read_bytes().endswith(b"}\n")
 
 
-async def test_a_file_that_cannot_be_begun_is_an_error_with_its_path(tmp_path: Path) -> None:
+async def test_file_that_cannot_be_opened_is_an_error_with_its_path(tmp_path: Path) -> None:
     for target in (tmp_path, tmp_path / "nowhere" / "run.jsonl"):
         with pytest.raises(ConfigurationError, match=f"record cannot write to '{target}'"):
             await Agent(ScriptedModel("Hello.")).run("Hi").pipe(op.record(target))
 
 
-async def test_a_full_disk_ends_the_stream_and_leaves_the_run_alone() -> None:
+async def test_full_disk_ends_the_recording_and_not_the_run() -> None:
     run = Agent(ScriptedModel("Hello.")).run("Hi")
     with pytest.raises(ConfigurationError, match="No space left"):
         await run.pipe(op.record("/dev/full"))
     assert (await run).output == "Hello."
 
 
-async def test_a_full_disk_is_no_fault_of_the_subscriber_of_a_run_that_is_over(
+async def test_full_disk_is_not_logged_as_a_fault_of_the_subscriber(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     run = Agent(ScriptedModel("Hello")).run("Go.")
@@ -177,13 +177,13 @@ async def test_a_full_disk_is_no_fault_of_the_subscriber_of_a_run_that_is_over(
     assert caplog.records == []
 
 
-def test_a_full_disk_is_told_once() -> None:
+def test_full_disk_is_reported_once() -> None:
     errors: list[Exception] = []
     emit(*[MESSAGE] * 3).pipe(op.record("/dev/full")).subscribe(on_error=errors.append)
     assert [type(error) for error in errors] == [ConfigurationError]
 
 
-def test_a_recording_that_is_not_there_says_how_one_is_made(path: Path) -> None:
+def test_error_for_a_missing_recording_explains_how_to_make_one(path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"no recording .*\(No such file.*: make one with op\.record"):
         recorded_events(path)
 
@@ -198,7 +198,7 @@ def test_a_recording_that_is_not_there_says_how_one_is_made(path: Path) -> None:
         ("\udcff", "an event must be a JSON object"),
     ],
 )
-def test_a_line_that_is_no_event_is_named(path: Path, line: str, why: str) -> None:
+def test_error_names_the_line_that_is_not_an_event(path: Path, line: str, why: str) -> None:
     good = MESSAGE.to_json().decode()
     path.write_text(f"{good}\n\n{line}\n{good}\n", encoding="utf-8", errors="surrogateescape")
     with pytest.raises(ConfigurationError, match=why) as raised:
@@ -206,7 +206,7 @@ def test_a_line_that_is_no_event_is_named(path: Path, line: str, why: str) -> No
     assert str(raised.value).startswith(f"{path}, line 3: ")
 
 
-def test_empty_lines_and_other_line_ends_do_not_matter(path: Path) -> None:
+def test_empty_lines_and_other_line_endings_are_accepted(path: Path) -> None:
     good = MESSAGE.to_json()
     path.write_bytes(b"\n" + good + b"\r\n\r\n" + good)
     assert recorded_events(path) == [MESSAGE, MESSAGE]

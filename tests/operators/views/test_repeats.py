@@ -1,4 +1,4 @@
-"""The same call with the same arguments, live and recorded."""
+"""Repeated calls with equal arguments, live and recorded."""
 
 from __future__ import annotations
 
@@ -17,113 +17,142 @@ from rxloop.testing import ScriptedModel, call
 from support.timelines import collect_values, nest_event
 
 
-def asks(*calls: ToolCall, **envelope: Any) -> ContentCompleteEvent:
-    """A message with these calls."""
+def make_message(*calls: ToolCall, **envelope: Any) -> ContentCompleteEvent:
+    """Return a message with these calls."""
     return ContentCompleteEvent(tool_calls=list(calls), task_id="run", **envelope)
 
 
-def f(**arguments: Any) -> ToolCall:
+def make_call(**arguments: Any) -> ToolCall:
     return ToolCall(id="0", name="f", arguments=arguments)
 
 
-def counts(view: Any, *events: Event) -> list[tuple[str, int]]:
+def repeat_counts(view: Any, *events: Event) -> list[tuple[str, int]]:
     return [(each.call.name, each.count) for each in collect_values(view, events)]
 
 
-def test_the_nth_equal_call_is_told_and_each_one_after_it() -> None:
+def test_nth_equal_call_and_later_ones_are_reported() -> None:
     scheduler = TestScheduler()
     messages: list[Recorded[Any]] = [
-        ReactiveTest.on_next(210 + 10 * place, asks(f(x=x), step=str(place))) for place, x in enumerate([1, 2, 1, 1])
+        ReactiveTest.on_next(210 + 10 * index, make_message(make_call(x=x), step=str(index)))
+        for index, x in enumerate([1, 2, 1, 1])
     ]
     source = scheduler.create_hot_observable(*messages, ReactiveTest.on_completed(260))
 
     seen = scheduler.start(lambda: source.pipe(repeats(2)))
 
     assert seen.messages == [
-        ReactiveTest.on_next(230, Repeat(f(x=1), 2, task_id="run", step="2")),
-        ReactiveTest.on_next(240, Repeat(f(x=1), 3, task_id="run", step="3")),
+        ReactiveTest.on_next(230, Repeat(make_call(x=1), 2, task_id="run", step="2")),
+        ReactiveTest.on_next(240, Repeat(make_call(x=1), 3, task_id="run", step="3")),
         ReactiveTest.on_completed(260),
     ]
     assert source.subscriptions == [ReactiveTest.subscribe(200, 260)]
 
 
-def test_equal_calls_in_one_message_count_too() -> None:
-    assert counts(repeats(2), asks(f(), f(), f())) == [("f", 2), ("f", 3)]
+def test_equal_calls_in_one_message_are_counted() -> None:
+    assert repeat_counts(repeats(2), make_message(make_call(), make_call(), make_call())) == [("f", 2), ("f", 3)]
 
 
-def test_arguments_are_equal_when_they_say_the_same_in_whatever_order() -> None:
-    one, other = f(a=1, b={"c": [1], "d": None}), f(b={"d": None, "c": [1]}, a=1)
-    assert counts(repeats(2), asks(one), asks(other)) == [("f", 2)]
-    different = [f(a=1), f(a="1"), f(a=1.5), f(a=True), f(a=None), f(a=[1]), f(), f(A=1), f(a={"a": 1})]
-    assert counts(repeats(2), *map(asks, different)) == []
-    assert counts(repeats(2), asks(f(a=1)), asks(ToolCall(id="0", name="g", arguments={"a": 1}))) == []
+def test_arguments_are_compared_as_json_values() -> None:
+    one, reordered = make_call(a=1, b={"c": [1], "d": None}), make_call(b={"d": None, "c": [1]}, a=1)
+    assert repeat_counts(repeats(2), make_message(one), make_message(reordered)) == [("f", 2)]
+    different = [
+        make_call(a=1),
+        make_call(a="1"),
+        make_call(a=1.5),
+        make_call(a=True),
+        make_call(a=None),
+        make_call(a=[1]),
+        make_call(),
+        make_call(A=1),
+        make_call(a={"a": 1}),
+    ]
+    assert repeat_counts(repeats(2), *map(make_message, different)) == []
+    assert (
+        repeat_counts(
+            repeats(2), make_message(make_call(a=1)), make_message(ToolCall(id="0", name="g", arguments={"a": 1}))
+        )
+        == []
+    )
 
 
-def test_what_was_no_json_is_compared_as_it_was_written() -> None:
+def test_arguments_that_are_not_json_are_compared_as_written() -> None:
     broken, other = ToolCall.parse("0", "f", '{"a": '), ToolCall.parse("0", "f", '{"b": ')
     assert broken.error is not None
-    assert counts(repeats(2), asks(broken), asks(other), asks(f()), asks(broken)) == [("f", 2)]
+    assert repeat_counts(
+        repeats(2), make_message(broken), make_message(other), make_message(make_call()), make_message(broken)
+    ) == [("f", 2)]
 
 
 @pytest.mark.parametrize(
     "value", [10**40, float("nan"), "\ud800", {1: 2, "a": 3}, {1, 2}, object, b"x", [[[]]], "x" * 100_000]
 )
-def test_whatever_a_call_holds_is_compared(value: Any) -> None:
-    made = f(a=value)
-    message = asks(made)
-    found = collect_values(repeats(2), [message, message])
-    assert [each.count for each in found] == [2]
-    assert len(str(found[0])) < 120
+def test_arguments_of_any_value_are_compared(value: Any) -> None:
+    repeated = make_call(a=value)
+    message = make_message(repeated)
+    repetitions = collect_values(repeats(2), [message, message])
+    assert [each.count for each in repetitions] == [2]
+    assert len(str(repetitions[0])) < 120
 
 
-def test_text_that_is_no_unicode_is_compared_as_well() -> None:
+def test_invalid_unicode_is_compared() -> None:
     named, broken = ToolCall(id="0", name="\ud800"), ToolCall(id="0", name="f", raw="\udfff", error="no JSON")
-    assert counts(repeats(2), *map(asks, [named, broken, named, broken])) == [("\ud800", 2), ("f", 2)]
+    assert repeat_counts(repeats(2), *map(make_message, [named, broken, named, broken])) == [("\ud800", 2), ("f", 2)]
 
 
-def test_each_run_and_each_branch_counts_for_itself() -> None:
-    lines = [asks(f()), asks(f(), branch="a"), asks(f(), branch="b"), nest_event(asks(f()), "child")]
-    assert counts(repeats(2), *lines) == []
-    found = collect_values(repeats(2), [*lines, asks(f(), branch="b", step="tot/1")])
-    assert [(each.branch, each.step) for each in found] == [("b", "tot/1")]
+def test_calls_are_counted_per_run_and_branch() -> None:
+    lines = [
+        make_message(make_call()),
+        make_message(make_call(), branch="a"),
+        make_message(make_call(), branch="b"),
+        nest_event(make_message(make_call()), "child"),
+    ]
+    assert repeat_counts(repeats(2), *lines) == []
+    repetitions = collect_values(repeats(2), [*lines, make_message(make_call(), branch="b", step="tot/1")])
+    assert [(each.branch, each.step) for each in repetitions] == [("b", "tot/1")]
 
 
-def test_a_message_that_was_cut_off_asks_for_nothing() -> None:
-    assert counts(repeats(2), asks(f(), finish_reason="canceled"), asks(f())) == []
+def test_calls_of_a_canceled_message_are_not_counted() -> None:
+    assert (
+        repeat_counts(repeats(2), make_message(make_call(), finish_reason="canceled"), make_message(make_call())) == []
+    )
 
 
-def test_a_call_that_comes_now_and_then_is_no_repeat_within_a_few() -> None:
-    status, others = f(status=True), [f(x=x) for x in range(10)]
-    now_and_then = [asks(each) for x in others for each in (status, x)]
-    assert len(counts(repeats(3), *now_and_then)) == 8
-    assert counts(repeats(3, within=4), *now_and_then) == []
-    # Three of the newest five: told while it is so.
-    assert {count for _, count in counts(repeats(3, within=5), *now_and_then)} == {3}
+def test_calls_outside_the_window_are_not_counted() -> None:
+    status, other_calls = make_call(status=True), [make_call(x=x) for x in range(10)]
+    now_and_then = [make_message(each) for x in other_calls for each in (status, x)]
+    assert len(repeat_counts(repeats(3), *now_and_then)) == 8
+    assert repeat_counts(repeats(3, within=4), *now_and_then) == []
+    # The call is among the newest five three times, and is reported as long as that is so.
+    assert {count for _, count in repeat_counts(repeats(3, within=5), *now_and_then)} == {3}
 
 
 @given(st.lists(st.integers(0, 3), max_size=40), st.integers(2, 4), st.integers(0, 6))
-def test_a_count_is_how_often_the_call_is_among_the_newest(asked: list[int], n: int, more: int) -> None:
+def test_count_is_the_number_of_equal_calls_in_the_window(arguments: list[int], n: int, more: int) -> None:
     within = n + more
-    found = collect_values(repeats(n, within=within), [asks(f(x=x), step=str(place)) for place, x in enumerate(asked)])
+    repetitions = collect_values(
+        repeats(n, within=within), [make_message(make_call(x=x), step=str(index)) for index, x in enumerate(arguments)]
+    )
     expected = [
-        (str(place), count)
-        for place, x in enumerate(asked)
-        if (count := asked[max(0, place + 1 - within) : place + 1].count(x)) >= n
+        (str(index), count)
+        for index, x in enumerate(arguments)
+        if (count := arguments[max(0, index + 1 - within) : index + 1].count(x)) >= n
     ]
-    assert [(each.step, each.count) for each in found] == expected
+    assert [(each.step, each.count) for each in repetitions] == expected
 
 
-def test_a_repeat_reads_as_a_sentence() -> None:
-    [repeat] = collect_values(repeats(2), [asks(f(city="Oslo", days=2)), asks(f(city="Oslo", days=2))])
+def test_repeat_is_described_as_a_sentence() -> None:
+    [repeat] = collect_values(
+        repeats(2), [make_message(make_call(city="Oslo", days=2)), make_message(make_call(city="Oslo", days=2))]
+    )
     assert str(repeat) == "f(city='Oslo', days=2) was asked for 2 times"
 
 
-def test_a_stored_view_counts_for_each_subscriber_apart() -> None:
+def test_each_subscriber_of_a_stored_view_has_its_own_counts() -> None:
     view = repeats(2)
-    assert counts(view, asks(f())) == counts(view, asks(f())) == []
+    assert repeat_counts(view, make_message(make_call())) == repeat_counts(view, make_message(make_call())) == []
 
 
-def test_nonsense_is_refused_at_once() -> None:
+def test_repeats_rejects_invalid_options() -> None:
     with pytest.raises(ConfigurationError, match="once is not a repeat"):
         repeats(1)
     with pytest.raises(ConfigurationError, match="3 equal calls within 2"):
@@ -132,11 +161,11 @@ def test_nonsense_is_refused_at_once() -> None:
 
 @tool(idempotent=True)
 async def look(city: str) -> str:
-    """Looks."""
+    """Look."""
     return f"nothing in {city}"
 
 
-async def test_a_run_that_goes_in_circles_can_be_cancelled_before_the_call_is_made_once_more() -> None:
+async def test_run_in_a_loop_can_be_cancelled_before_the_repeated_call_is_made() -> None:
     log = MemoryEventLog()
     agent = Agent(ScriptedModel(*[call("look", city="Oslo")] * 20), tools=[look], log=log)
     run = agent.run("Go.")

@@ -15,7 +15,7 @@ def delta(text: str, **envelope: Any) -> ContentDeltaEvent:
     return ContentDeltaEvent(delta=text, **envelope)
 
 
-def test_the_deltas_of_the_main_line_come_as_text_just_as_they_are() -> None:
+def test_content_deltas_of_the_main_branch_are_emitted_unchanged() -> None:
     scheduler = TestScheduler()
     source = scheduler.create_hot_observable(
         on_next(210, delta(" He")),
@@ -31,7 +31,7 @@ def test_the_deltas_of_the_main_line_come_as_text_just_as_they_are() -> None:
     assert source.subscriptions == [ReactiveTest.subscribe(200, 250)]
 
 
-def test_the_lines_of_a_strategy_and_nested_agents_are_left_out() -> None:  # L10
+def test_text_of_branches_and_nested_agents_is_left_out() -> None:  # L10
     scheduler = TestScheduler()
     source = scheduler.create_hot_observable(
         on_next(210, delta("guess", step="tot/1/1", branch="tot/1")),
@@ -44,7 +44,7 @@ def test_the_lines_of_a_strategy_and_nested_agents_are_left_out() -> None:  # L1
     assert seen.messages == [on_next(230, "answer")]
 
 
-def test_the_text_of_nested_agents_is_given_where_it_is_asked_for() -> None:  # L10
+def test_text_of_nested_agents_is_included_on_request() -> None:  # L10
     child: dict[str, Any] = {"task_id": "child", "parent_task_id": "root", "agent_path": ("child",), "step": "1"}
     scheduler = TestScheduler()
     source = scheduler.create_hot_observable(
@@ -61,7 +61,7 @@ def test_the_text_of_nested_agents_is_given_where_it_is_asked_for() -> None:  # 
     assert seen.messages == [on_next(210, "a"), on_next(220, "b"), on_next(260, "late")]
 
 
-def test_who_comes_late_gets_the_text_of_a_complete_message_at_once() -> None:
+def test_late_subscriber_gets_the_text_of_complete_messages_at_once() -> None:
     scheduler = TestScheduler()
     source = scheduler.create_hot_observable(
         on_next(210, ContentCompleteEvent(content="I look.", step="1")),
@@ -84,7 +84,7 @@ def test_who_comes_late_gets_the_text_of_a_complete_message_at_once() -> None:
     ]
 
 
-def test_an_error_passes_and_disposes_the_source() -> None:
+def test_error_passes_and_disposes_the_source() -> None:
     scheduler = TestScheduler()
     failure = RuntimeError("broken")
     source = scheduler.create_hot_observable(on_next(210, delta("a")), on_error(220, failure))

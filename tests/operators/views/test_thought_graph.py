@@ -15,7 +15,7 @@ PLAN = ThoughtStreamEvent(thought_id="plan", content="First Oslo.", index=0)
 STEP = ThoughtStreamEvent(thought_id="step", content="Then Bergen.", index=1, related_to="plan")
 
 
-def test_the_graph_so_far_comes_after_each_thought() -> None:
+def test_current_graph_is_emitted_after_each_thought() -> None:
     scheduler = TestScheduler()
     source = scheduler.create_hot_observable(
         on_next(210, PLAN), on_next(220, ContentDeltaEvent(delta="a")), on_next(230, STEP), on_completed(240)
@@ -24,12 +24,14 @@ def test_the_graph_so_far_comes_after_each_thought() -> None:
     seen = scheduler.start(lambda: source.pipe(thought_graph()))
 
     first, second, end = cast("list[Any]", seen.messages)
-    assert (first.time, second.time, end) == (210, 230, on_completed(240))
+    assert first.time == 210
+    assert second.time == 230
+    assert end == on_completed(240)
     assert second.value.value.to_mermaid() == ThoughtGraph().add(PLAN).add(STEP).to_mermaid()
     assert source.subscriptions == [ReactiveTest.subscribe(200, 240)]
 
 
-def test_a_stored_view_starts_a_new_graph_for_each_subscriber() -> None:
+def test_each_subscriber_of_a_stored_view_has_its_own_graph() -> None:
     scheduler = TestScheduler()
     view = thought_graph()
     one, other = scheduler.create_observer(), scheduler.create_observer()
@@ -43,7 +45,7 @@ def test_a_stored_view_starts_a_new_graph_for_each_subscriber() -> None:
         assert messages[0].value.value.to_mermaid() == ThoughtGraph().add(PLAN).to_mermaid()
 
 
-def test_a_thought_about_a_tool_call_hangs_on_the_call() -> None:
+def test_thought_about_a_tool_call_is_linked_to_the_call() -> None:
     scheduler = TestScheduler()
     call = ToolCall(id="call_1", name="weather")
     about = ThoughtStreamEvent(thought_id="cold", content="Cold.", related_to="call_1")

@@ -22,7 +22,7 @@ CHOICE = thought("choice", thought_type="decision", verbosity="detailed", confid
 PLAIN = thought("plain", verbosity="normal")
 
 
-def delivered(**filters: Any) -> list[str]:
+def filter_thoughts(**filters: Any) -> list[str]:
     scheduler = TestScheduler()
     source = scheduler.create_hot_observable(
         on_next(210, PLAN), on_next(220, DOUBT), on_next(230, CHOICE), on_next(240, PLAIN), on_completed(250)
@@ -34,7 +34,7 @@ def delivered(**filters: Any) -> list[str]:
     return [message.value.value.content for message in values]
 
 
-def test_every_thought_passes_and_nothing_else() -> None:
+def test_only_thoughts_pass() -> None:
     scheduler = TestScheduler()
     source = scheduler.create_hot_observable(
         on_next(210, ContentDeltaEvent(delta="a")), on_next(220, ThoughtDeltaEvent(delta="b")), on_next(230, PLAIN)
@@ -61,12 +61,12 @@ def test_every_thought_passes_and_nothing_else() -> None:
         ({"types": ["planning", "decision"], "min_confidence": 0.5, "verbosity": "normal"}, ["plan"]),
     ],
 )
-def test_only_matching_thoughts_are_delivered(filters: dict[str, Any], expected: list[str]) -> None:  # L38
-    assert delivered(**filters) == expected
+def test_only_matching_thoughts_pass(filters: dict[str, Any], expected: list[str]) -> None:  # L38
+    assert filter_thoughts(**filters) == expected
 
 
 @pytest.mark.parametrize(
-    ("filters", "named"),
+    ("filters", "value"),
     [
         ({"types": ["planing", "decision"]}, "planing"),
         ({"types": "plan"}, "plan"),
@@ -74,6 +74,6 @@ def test_only_matching_thoughts_are_delivered(filters: dict[str, Any], expected:
         ({"verbosity": "loud"}, "loud"),
     ],
 )
-def test_a_filter_that_makes_no_sense_is_refused_at_once(filters: dict[str, Any], named: str) -> None:
-    with pytest.raises(ConfigurationError, match=named):
+def test_thoughts_rejects_an_invalid_filter(filters: dict[str, Any], value: str) -> None:
+    with pytest.raises(ConfigurationError, match=value):
         thoughts(**filters)

@@ -11,7 +11,7 @@ on_next: Callable[[int, Any], Recorded[Any]] = ReactiveTest.on_next
 on_completed = ReactiveTest.on_completed
 
 
-def test_each_call_comes_once_when_it_has_ended_refused_ones_included() -> None:
+def test_each_call_is_emitted_once_at_its_end_including_refused_calls() -> None:
     scheduler = TestScheduler()
     slow, refused = ToolCall(id="1", name="slow"), ToolCall(id="2", name="unknown")
     done = ToolCompleteEvent(call=slow, success=True, content="20 C")

@@ -14,7 +14,7 @@ WORKING = StatusUpdateEvent(state="working")
 FINAL = StatusUpdateEvent(state="completed", final=True)
 
 
-def test_it_completes_right_after_the_final_event_and_leaves_the_source() -> None:
+def test_view_completes_after_the_final_event_and_disposes_the_source() -> None:
     scheduler = TestScheduler()
     source = scheduler.create_hot_observable(
         on_next(210, WORKING), on_next(220, FINAL), on_next(230, WORKING), on_completed(240)
@@ -26,7 +26,7 @@ def test_it_completes_right_after_the_final_event_and_leaves_the_source() -> Non
     assert source.subscriptions == [ReactiveTest.subscribe(200, 220)]
 
 
-def test_the_end_of_a_nested_run_is_not_the_end() -> None:
+def test_final_event_of_a_nested_run_does_not_complete_the_view() -> None:
     scheduler = TestScheduler()
     nested = StatusUpdateEvent(state="completed", final=True, parent_task_id="root", agent_path=("child",))
     later = ContentDeltaEvent(delta="a")
@@ -37,7 +37,7 @@ def test_the_end_of_a_nested_run_is_not_the_end() -> None:
     assert seen.messages == [on_next(210, nested), on_next(220, later), on_next(230, FINAL), on_completed(230)]
 
 
-def test_an_attempt_that_waits_for_input_has_ended_too() -> None:
+def test_pause_for_input_completes_the_view() -> None:
     scheduler = TestScheduler()
     pause = StatusUpdateEvent(state="input-required", final=True)
     source = scheduler.create_hot_observable(on_next(210, pause))
@@ -47,7 +47,7 @@ def test_an_attempt_that_waits_for_input_has_ended_too() -> None:
     assert seen.messages == [on_next(210, pause), on_completed(210)]
 
 
-def test_a_source_that_emits_all_at_once_is_cut_off_at_the_same_place() -> None:
+def test_synchronous_source_is_cut_off_after_the_final_event() -> None:
     seen: list[Event] = []
 
     rx.from_iterable([WORKING, FINAL, WORKING]).pipe(until_final()).subscribe(seen.append)
@@ -55,7 +55,7 @@ def test_a_source_that_emits_all_at_once_is_cut_off_at_the_same_place() -> None:
     assert seen == [WORKING, FINAL]
 
 
-def test_an_error_before_the_end_passes() -> None:
+def test_error_before_the_final_event_passes() -> None:
     scheduler = TestScheduler()
     failure = RuntimeError("broken")
     source = scheduler.create_hot_observable(on_next(210, WORKING), on_error(220, failure))

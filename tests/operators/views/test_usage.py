@@ -11,7 +11,7 @@ on_next: Callable[[int, Any], Recorded[Any]] = ReactiveTest.on_next
 on_completed = ReactiveTest.on_completed
 
 
-def test_the_usage_of_each_model_call_passes_as_it_is() -> None:
+def test_usage_of_each_model_call_passes_unchanged() -> None:
     scheduler = TestScheduler()
     first, second = UsageEvent(input_tokens=10, output_tokens=2), UsageEvent(input_tokens=15, output_tokens=1)
     source = scheduler.create_hot_observable(

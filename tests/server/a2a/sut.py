@@ -1,4 +1,4 @@
-"""The agent that the official TCK of A2A tests: `sut.py port`. What it does follows from the id of the message."""
+"""Agent that the official TCK of A2A tests: `sut.py port`. Its behaviour follows from the prefix of the message id."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rxloop.testing import ScriptedModel, call, frames
 
 @tool
 async def artifact(ctx: RunContext[Any], name: str) -> str:
-    """Makes an artifact of each kind, and of chunks."""
+    """Create an artifact of each kind."""
     if name == "output.txt":
         draft = await ctx.artifacts.create(f"{ctx.task_id}.txt", name=name, media_type="text/plain")
         await draft.append(b"Generated file content", last=True)
@@ -34,21 +34,21 @@ async def artifact(ctx: RunContext[Any], name: str) -> str:
 
 @tool
 async def ask(ctx: RunContext[Any]) -> str:
-    """Asks until there is nothing more to be told."""
-    said = ""
-    while "history message" in said or not said:
-        said = await ctx.ask("What else?", str)
-    return said
+    """Ask until the answer contains no history message."""
+    reply = ""
+    while "history message" in reply or not reply:
+        reply = await ctx.ask("What else?", str)
+    return reply
 
 
 @tool
 async def wait() -> str:
-    """Takes its time."""
+    """Wait for some time."""
     await asyncio.sleep(4)
     return "done"
 
 
-SAYS: dict[str, Turn] = {
+ANSWERS: dict[str, Turn] = {
     "tck-artifact-text": "Generated text content",
     "tck-artifact-file-url": call("artifact", name="url"),
     "tck-artifact-file": call("artifact", name="output.txt"),
@@ -66,15 +66,17 @@ SAYS: dict[str, Turn] = {
 
 
 def answer(request: ModelRequest) -> Turn:
-    """What the TCK wants to be said, by the prefix of the message's id."""
+    """Return the answer that the TCK expects for the prefix of the message id."""
     last = request.messages[-1]
     if last.role == "tool":
         return "Hello from TCK" if last.text not in ("made", "done") else ""
-    return next((turn for prefix, turn in SAYS.items() if (last.message_id or "").startswith(prefix)), "Hello from TCK")
+    return next(
+        (reply for prefix, reply in ANSWERS.items() if (last.message_id or "").startswith(prefix)), "Hello from TCK"
+    )
 
 
 def main(port: int) -> None:
-    """Serve it, as somebody would who has webhooks of his own network."""
+    """Serve the agent with webhooks in the private network."""
     agent = Agent(ScriptedModel(*[answer] * 10_000), tools=[artifact, ask, wait], thoughts=False)
     runtime = Runtime({"tck": agent}, log=MemoryEventLog(), grace=0.2)
     uvicorn.run(a2a(runtime, push=PushOptions(private=True)), port=port, log_level="warning")

@@ -1,4 +1,4 @@
-"""Who sees what of A2A, and requests that nobody should make."""
+"""Access control of A2A, and invalid requests."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ from support.clients.a2a import (
 )
 from support.hidden_tools import MARK, RUNS, ask, fail
 
-NOBODYS = "01a20428-d3d7-7ba9-bf44-a933530ad41f"
+UNKNOWN_ID = "01a20428-d3d7-7ba9-bf44-a933530ad41f"
 
 
-def clerk(*turns: Any, **options: Any) -> Agent[Any, Any]:
+def make_clerk(*turns: Any, **options: Any) -> Agent[Any, Any]:
     return Agent(ScriptedModel(*turns), thoughts=False, name="clerk", **options)
 
 
-# -- who sees what
+# -- access control
 
 
-def requests_of(task_id: str, context_id: str) -> dict[str, Any]:
-    """Each operation that names a task or a conversation."""
+def rpc_requests(task_id: str, context_id: str) -> dict[str, Any]:
+    """Return each operation that names a task or a conversation."""
     message = {"messageId": "m", "role": "ROLE_USER", "parts": [{"text": "Hi"}]}
     config = {"taskId": task_id, "id": "hook", "url": "https://93.184.216.34/"}
     return {
@@ -60,7 +60,7 @@ def requests_of(task_id: str, context_id: str) -> dict[str, Any]:
     }
 
 
-def rests_of(task_id: str, context_id: str) -> list[tuple[str, str]]:
+def http_requests(task_id: str, context_id: str) -> list[tuple[str, str]]:
     return [
         ("GET", f"/tasks/{task_id}"),
         ("POST", f"/tasks/{task_id}:cancel"),
@@ -73,28 +73,28 @@ def rests_of(task_id: str, context_id: str) -> list[tuple[str, str]]:
     ]
 
 
-async def everything(served: A2AEndpoint, token: str, ids: tuple[str, str]) -> dict[str, tuple[int, str]]:
-    """What each operation says."""
-    said: dict[str, tuple[int, str]] = {}
-    for method, params in requests_of(*ids).items():
+async def run_all_operations(served: A2AEndpoint, token: str, ids: tuple[str, str]) -> dict[str, tuple[int, str]]:
+    """Return the status and the text of each operation."""
+    answers: dict[str, tuple[int, str]] = {}
+    for method, params in rpc_requests(*ids).items():
         answer = await served.rpc(method, params, token)
-        said[method] = answer.status_code, answer.text
+        answers[method] = answer.status_code, answer.text
     async with make_client(served.url, token) as client:
-        for place, (method, path) in enumerate(rests_of(*ids)):
+        for place, (method, path) in enumerate(http_requests(*ids)):
             answer = await client.request(method, path, headers={"a2a-version": "1.0"})
-            said[f"{place} {method}"] = answer.status_code, answer.text
-    return said
+            answers[f"{place} {method}"] = answer.status_code, answer.text
+    return answers
 
 
-async def test_what_is_anothers_looks_like_what_is_not_there() -> None:
-    async with serve_a2a(clerk(frames("-and so on", 0.05))) as served, served.client(streaming=False) as ann:
+async def test_task_of_another_owner_looks_like_an_unknown_task() -> None:
+    async with serve_a2a(make_clerk(frames("-and so on", 0.05))) as served, served.client(streaming=False) as ann:
         config = pb.SendMessageConfiguration(return_immediately=True)
         task = await read_task(ann.send_message(message_request(config=config)))
-        hers = await everything(served, "bob-key", (task.id, task.context_id))
-        nobodys = await everything(served, "bob-key", (NOBODYS, NOBODYS))
-        assert hers == nobodys
-        assert task.id not in str(hers)
-        # And nothing has happened to it.
+        foreign = await run_all_operations(served, "bob-key", (task.id, task.context_id))
+        unknown = await run_all_operations(served, "bob-key", (UNKNOWN_ID, UNKNOWN_ID))
+        assert foreign == unknown
+        assert task.id not in str(foreign)
+        # The task is unchanged.
         assert (await ann.get_task(pb.GetTaskRequest(id=task.id))).status.state == pb.TASK_STATE_WORKING
         async with served.client(token="bob-key", streaming=False) as bob:
             assert (await bob.list_tasks(pb.ListTasksRequest())).total_size == 0
@@ -105,18 +105,18 @@ async def test_what_is_anothers_looks_like_what_is_not_there() -> None:
         await ann.cancel_task(pb.CancelTaskRequest(id=task.id))
 
 
-async def test_nobody_in_particular_gets_nothing_but_the_card() -> None:
-    async with serve_a2a(clerk()) as served:
+async def test_unauthenticated_client_gets_only_the_agent_card() -> None:
+    async with serve_a2a(make_clerk()) as served:
         for token in ("wrong", "ann"):
-            said = await everything(served, token, (NOBODYS, NOBODYS))
-            assert {status for status, _ in said.values()} == {401}
+            answers = await run_all_operations(served, token, (UNKNOWN_ID, UNKNOWN_ID))
+            assert {status for status, _ in answers.values()} == {401}
         async with httpx.AsyncClient(base_url=served.url) as client:
             card = (await client.get("/.well-known/agent-card.json")).json()
     assert card["securitySchemes"] == {"bearer": {"httpAuthSecurityScheme": {"scheme": "Bearer"}}}
 
 
-async def test_the_tasks_of_another_agent_are_not_there() -> None:
-    agents = [clerk("Yes."), Agent(ScriptedModel("No."), name="other")]
+async def test_tasks_of_another_agent_are_unknown() -> None:
+    agents = [make_clerk("Yes."), Agent(ScriptedModel("No."), name="other")]
     async with serve_a2a(*agents, agent="clerk") as served, served.client(streaming=False) as client:
         record = await served.runtime.start("other", "Hi", owner="ann")
         async for _ in served.runtime.follow(record.task_id):
@@ -126,7 +126,7 @@ async def test_the_tasks_of_another_agent_are_not_there() -> None:
         assert (await client.list_tasks(pb.ListTasksRequest())).total_size == 0
 
 
-# -- what leaks
+# -- hidden content
 
 
 @tool(name=f"peek_{MARK}", hidden=True)
@@ -140,32 +140,32 @@ async def peek(ctx: RunContext[Any], at: str = "") -> str:
 
 @pytest.mark.parametrize("binding", BINDINGS)
 @pytest.mark.parametrize("name", RUNS)
-async def test_no_byte_has_what_is_not_for_clients(name: str, binding: str) -> None:
+async def test_hidden_content_is_in_no_byte_of_the_answers(name: str, binding: str) -> None:
     log = MemoryEventLog()
-    agent = clerk(*RUNS[name], tools=[peek, ask, fail], instructions=f"{MARK}: be brief.")
+    agent = make_clerk(*RUNS[name], tools=[peek, ask, fail], instructions=f"{MARK}: be brief.")
     async with serve_a2a(agent, log=log, skills="tools", thoughts=True) as served, served.client(binding) as client:
-        told = await collect_responses(client.send_message(message_request()))
-        said = str(told)
-        task = told[0].task
+        updates = await collect_responses(client.send_message(message_request()))
+        text = str(updates)
+        task = updates[0].task
         assert MARK.encode() in b"".join(event.to_json() for event in await log.read(task.id))
-        if task_states(told)[-1] == "INPUT_REQUIRED":
+        if task_states(updates)[-1] == "INPUT_REQUIRED":
             misfit = await served.rpc("SendMessage", {"message": {**_message("maybe"), "taskId": task.id}})
             assert "error" in misfit.json()
-            said += misfit.text + str(
+            text += misfit.text + str(
                 await collect_responses(client.send_message(message_request("no", task_id=task.id)))
             )
-        for method, params in requests_of(task.id, task.context_id).items():
-            said += (await served.rpc(method, params)).text
+        for method, params in rpc_requests(task.id, task.context_id).items():
+            text += (await served.rpc(method, params)).text
         async with make_client(served.url) as http:
-            said += (await http.get("/.well-known/agent-card.json")).text
-    assert MARK not in said
+            text += (await http.get("/.well-known/agent-card.json")).text
+    assert MARK not in text
 
 
 def _message(text: str) -> dict[str, Any]:
     return {"messageId": "m", "role": "ROLE_USER", "parts": [{"text": text}]}
 
 
-# -- requests that nobody should make
+# -- invalid requests
 
 
 BODIES: dict[str, bytes] = {
@@ -199,9 +199,9 @@ BODIES: dict[str, bytes] = {
 }
 
 
-async def test_a_body_that_does_not_fit_is_refused_in_the_words_of_a2a() -> None:
+async def test_invalid_body_is_refused_with_an_a2a_error() -> None:
     json = {"content-type": "application/json", "a2a-version": "1.0"}
-    async with serve_a2a(clerk("Yes.")) as served, make_client(served.url) as client:
+    async with serve_a2a(make_clerk("Yes.")) as served, make_client(served.url) as client:
         for name, body in BODIES.items():
             for path in ("/message:send", "/message:stream"):
                 answer = await client.post(path, content=body, headers=json)
@@ -212,25 +212,27 @@ async def test_a_body_that_does_not_fit_is_refused_in_the_words_of_a2a() -> None
             answer = await client.post("/rpc", content=whole, headers=json)
             assert answer.status_code == 200, name
             assert answer.json()["error"]["code"] in (-32700, -32600, -32602, -32005), (name, answer.text)
-        # A page of somebody else's can make a browser send this without asking.
+        # A page of another site can make a browser send such a request without a preflight.
         plain = await client.post(
             "/message:send", content=orjson.dumps({"message": _message("Hi")}), headers={"content-type": "text/plain"}
         )
-        assert (plain.status_code, plain.json()["error"]["details"][0]["reason"]) == (415, "CONTENT_TYPE_NOT_SUPPORTED")
+        assert plain.status_code == 415
+        assert plain.json()["error"]["details"][0]["reason"] == "CONTENT_TYPE_NOT_SUPPORTED"
         assert (await served.runtime.log.list_runs()) == []
 
 
-async def test_a_body_that_is_too_large_is_counted_while_it_comes() -> None:
-    async with serve_a2a(clerk(), limits=ServerLimits(body=10_000)) as served, make_client(served.url) as client:
+async def test_body_limit_applies_while_the_body_is_received() -> None:
+    async with serve_a2a(make_clerk(), limits=ServerLimits(body=10_000)) as served, make_client(served.url) as client:
         for path in ("/rpc", "/message:send"):
             answer = await client.post(path, content=b"x" * 20_000)
-            assert (answer.status_code, answer.json()["error"]["code"]) == (413, 413)
+            assert answer.status_code == 413
+            assert answer.json()["error"]["code"] == 413
 
 
-async def test_an_odd_id_is_no_id() -> None:
-    async with serve_a2a(clerk()) as served, make_client(served.url) as client:
+async def test_malformed_id_is_unknown() -> None:
+    async with serve_a2a(make_clerk()) as served, make_client(served.url) as client:
         for odd in ("x", "%00", "%2e%2e", "a" * 5_000, "%F0%9F%98%80", "'--"):
-            for method, path in rests_of(odd, odd):
+            for method, path in http_requests(odd, odd):
                 answer = await client.request(method, path, headers={"a2a-version": "1.0"})
                 assert answer.status_code in (200, 404, 405), (path, answer.text)
         for query in ("pageSize=x", "pageSize=0", "pageSize=101", "pageToken=x", "status=odd", "historyLength=-1"):
@@ -238,9 +240,12 @@ async def test_an_odd_id_is_no_id() -> None:
             assert answer.status_code in (200, 400), (query, answer.text)
 
 
-async def test_too_much_at_once_is_refused_before_anything_begins() -> None:
+async def test_limit_on_runs_and_streams_is_checked_before_a_run_starts() -> None:
     limits = ServerLimits(runs=1, streams=1)
-    async with serve_a2a(clerk(frames("-and so on", 0.05)), limits=limits) as served, make_client(served.url) as client:
+    async with (
+        serve_a2a(make_clerk(frames("-and so on", 0.05)), limits=limits) as served,
+        make_client(served.url) as client,
+    ):
         json = {"a2a-version": "1.0"}
         async with client.stream("POST", "/message:stream", json={"message": _message("Go")}, headers=json) as stream:
             assert stream.status_code == 200
@@ -250,8 +255,8 @@ async def test_too_much_at_once_is_refused_before_anything_begins() -> None:
         assert len(await served.runtime.log.list_runs()) == 1
 
 
-async def test_a_key_is_one_task_however_often_it_is_sent() -> None:
-    async with serve_a2a(clerk("One.", "Two.")) as served, make_client(served.url) as client:
+async def test_idempotency_key_starts_one_task() -> None:
+    async with serve_a2a(make_clerk("One.", "Two.")) as served, make_client(served.url) as client:
         headers = {"a2a-version": "1.0", "idempotency-key": "k"}
         body = {"message": _message("Hi")}
         tasks = [(await client.post("/message:send", json=body, headers=headers)).json()["task"] for _ in range(2)]
@@ -260,11 +265,11 @@ async def test_a_key_is_one_task_however_often_it_is_sent() -> None:
     assert other.status_code == 400
 
 
-# -- the end
+# -- shutdown
 
 
-async def test_a_drain_ends_streams_with_a_last_word_and_those_who_wait() -> None:
-    async with serve_a2a(clerk(*[frames("-and so on", 0.05)] * 2)) as served, make_client(served.url) as client:
+async def test_drain_ends_streams_and_waiting_requests_with_a_notice() -> None:
+    async with serve_a2a(make_clerk(*[frames("-and so on", 0.05)] * 2)) as served, make_client(served.url) as client:
         json = {"a2a-version": "1.0"}
         draining: list[asyncio.Task[None]] = []
         waiting = asyncio.create_task(client.post("/message:send", json={"message": _message("Go")}, headers=json))
@@ -283,16 +288,16 @@ async def test_a_drain_ends_streams_with_a_last_word_and_those_who_wait() -> Non
         await asyncio.gather(*draining)
 
 
-async def test_a_client_that_leaves_while_it_waits_is_not_waited_for() -> None:
+async def test_client_that_disconnects_while_waiting_frees_its_slot() -> None:
     limits = ServerLimits(streams=1)
     turns = [frames("-and so on", 0.05)] * 2
-    async with serve_a2a(clerk(*turns), limits=limits) as served, make_client(served.url) as client:
+    async with serve_a2a(make_clerk(*turns), limits=limits) as served, make_client(served.url) as client:
         json = {"a2a-version": "1.0"}
         with pytest.raises(httpx.ReadTimeout):
             await client.post("/message:send", json={"message": _message("Go")}, headers=json, timeout=0.3)
         [record] = await served.runtime.log.list_runs()
         assert record.state == "working"
-        # And its place is free again.
+        # The slot of the disconnected client is free.
         async with asyncio.timeout(5):
             while True:
                 path = f"/tasks/{record.task_id}:subscribe"
@@ -301,11 +306,11 @@ async def test_a_client_that_leaves_while_it_waits_is_not_waited_for() -> None:
                         break
 
 
-# -- the card
+# -- agent card
 
 
-async def test_the_card_says_where_the_door_is_and_what_it_can_do() -> None:
-    async with serve_a2a(clerk(tools=[fail, peek]), skills="tools", description="Pays.") as served:
+async def test_card_contains_urls_skills_and_capabilities() -> None:
+    async with serve_a2a(make_clerk(tools=[fail, peek]), skills="tools", description="Pays.") as served:
         async with make_client(served.url) as client:
             answer = await client.get("/.well-known/agent-card.json")
             again = await client.get("/.well-known/agent-card.json", headers={"if-none-match": answer.headers["etag"]})
@@ -317,36 +322,37 @@ async def test_the_card_says_where_the_door_is_and_what_it_can_do() -> None:
     assert card["description"] == "Pays."
 
 
-async def test_a_card_of_ones_own_and_one_for_those_who_are_known() -> None:
+async def test_custom_card_and_extended_card_are_served() -> None:
     card = pb.AgentCard(name="Ours", version="7", description="x", default_input_modes=["text/plain"])
     options: dict[str, Any] = {"card": card, "url": "https://example.com/a2a/"}
 
     def extended(principal: Principal) -> pb.AgentCard:
         return pb.AgentCard(name=f"for {principal.id}")
 
-    async with serve_a2a(clerk(), extended_card=extended, **options) as served, make_client(served.url) as client:
-        shown = (await client.get("/.well-known/agent-card.json")).json()
-        more = await client.get("/extendedAgentCard", headers={"a2a-version": "1.0"})
-    assert (shown["name"], shown["version"]) == ("Ours", "7")
-    assert shown["supportedInterfaces"][0]["url"] == "https://example.com/a2a/rpc/"
-    assert more.json()["name"] == "for ann"
+    async with serve_a2a(make_clerk(), extended_card=extended, **options) as served, make_client(served.url) as client:
+        public_card = (await client.get("/.well-known/agent-card.json")).json()
+        extended_card = await client.get("/extendedAgentCard", headers={"a2a-version": "1.0"})
+    assert public_card["name"] == "Ours"
+    assert public_card["version"] == "7"
+    assert public_card["supportedInterfaces"][0]["url"] == "https://example.com/a2a/rpc/"
+    assert extended_card.json()["name"] == "for ann"
 
 
-async def test_mounted_under_a_path_the_card_says_so() -> None:
-    async with Runtime({"clerk": clerk("Yes.")}, log=MemoryEventLog(), grace=0) as runtime:
-        site = Starlette(routes=[Mount("/agents/clerk", door := a2a(runtime, push=False))])
+async def test_card_contains_the_mount_path() -> None:
+    async with Runtime({"clerk": make_clerk("Yes.")}, log=MemoryEventLog(), grace=0) as runtime:
+        site = Starlette(routes=[Mount("/agents/clerk", app := a2a(runtime, push=False))])
         async with serve_app(site) as url, httpx.AsyncClient() as http:
             config = ClientConfig(httpx_client=http)
             async with await create_client(f"{url}/agents/clerk", config) as client:
-                told = await collect_responses(client.send_message(message_request()))
+                updates = await collect_responses(client.send_message(message_request()))
             card = (await http.get(f"{url}/agents/clerk/.well-known/agent-card.json")).json()
-        await door.drain(0)
-    assert task_states(told) == ["SUBMITTED", "WORKING", "COMPLETED"]
+        await app.drain(0)
+    assert task_states(updates) == ["SUBMITTED", "WORKING", "COMPLETED"]
     assert card["supportedInterfaces"][1]["url"] == f"{url}/agents/clerk"
 
 
-async def test_several_agents_have_a_door_each() -> None:
-    runtime = Runtime({"one": clerk(), "two": clerk()}, log=MemoryEventLog())
+async def test_runtime_with_several_agents_requires_an_agent_name() -> None:
+    runtime = Runtime({"one": make_clerk(), "two": make_clerk()}, log=MemoryEventLog())
     with pytest.raises(ConfigurationError, match="the runtime has one, two: say agent="):
         a2a(runtime)
     with pytest.raises(ConfigurationError, match="there is no agent 'three'"):
@@ -354,17 +360,18 @@ async def test_several_agents_have_a_door_each() -> None:
     assert a2a(runtime, agent="two").card.name == "two"
 
 
-async def test_a_log_that_fails_while_a_client_waits_is_said_to_be_out_of_reach() -> None:
+async def test_failing_log_is_reported_as_out_of_reach() -> None:
     log = UnavailableLog(MARK)
-    async with serve_a2a(clerk(call("lose"), "Hi.", tools=[log.lose]), log=log, push=False) as served:
+    async with serve_a2a(make_clerk(call("lose"), "Hi.", tools=[log.lose]), log=log, push=False) as served:
         message = {"messageId": "m", "role": "ROLE_USER", "parts": [{"text": "Hi"}]}
         answer = await served.rpc("SendMessage", {"message": message})
         log.unavailable = False
     assert answer.status_code == 503
-    assert (answer.json()["error"]["message"], MARK in answer.text) == ("the log is out of reach", False)
+    assert answer.json()["error"]["message"] == "the log is out of reach"
+    assert (MARK in answer.text) is False
 
 
-async def test_what_is_nested_too_deep_for_protobuf_breaks_neither_its_task_nor_a_list() -> None:
+async def test_arguments_nested_too_deeply_for_protobuf_break_neither_task_nor_list() -> None:
     @tool(approve=True)
     async def pay(amount: Any) -> str:
         """Pay."""
@@ -374,7 +381,7 @@ async def test_what_is_nested_too_deep_for_protobuf_breaks_neither_its_task_nor_
         deep: Any = "core"
         for _ in range(60):
             deep = nest(deep)
-        async with serve_a2a(clerk(call("pay", amount=deep), tools=[pay]), push=False) as served:
+        async with serve_a2a(make_clerk(call("pay", amount=deep), tools=[pay]), push=False) as served:
             message = {"messageId": "m", "role": "ROLE_USER", "parts": [{"text": "Hi"}]}
             task = (await served.rpc("SendMessage", {"message": message})).json()["result"]["task"]
             listed = (await served.rpc("ListTasks", {})).json()["result"]["tasks"]
@@ -384,30 +391,30 @@ async def test_what_is_nested_too_deep_for_protobuf_breaks_neither_its_task_nor_
         assert [each["id"] for each in listed] == [task["id"]]
 
 
-# -- what comes while a request is answered
+# -- events during a request
 
 
 @tool(approve=True)
 async def charge(amount: int) -> str:
-    """Charge somebody."""
+    """Charge an amount."""
     return f"charged {amount}"
 
 
-def lagging(served: A2AEndpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let what is known of a run be from its second event, as if all others came while a request is answered."""
+def return_stale_record(served: A2AEndpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the record of a run end at its second event, as if all other events came during the request."""
     record = served.runtime.get_record
 
-    async def stale(task_id: str) -> RunRecord:
+    async def read_stale_record(task_id: str) -> RunRecord:
         return replace(await record(task_id), state="working", seq=2)
 
-    monkeypatch.setattr(served.runtime, "get_record", stale)
+    monkeypatch.setattr(served.runtime, "get_record", read_stale_record)
 
 
-async def test_an_answer_is_followed_from_behind_its_question(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with serve_a2a(clerk(call("charge", amount=5), "Paid.", tools=[charge])) as served:
+async def test_answer_stream_starts_after_its_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serve_a2a(make_clerk(call("charge", amount=5), "Paid.", tools=[charge])) as served:
         async with served.client(streaming=False) as client:
             task = await read_task(client.send_message(message_request()))
-        lagging(served, monkeypatch)
+        return_stale_record(served, monkeypatch)
         async with served.client() as client:
             assert (
                 task_states(await collect_responses(client.send_message(message_request("yes", task_id=task.id))))[-1]
@@ -415,13 +422,13 @@ async def test_an_answer_is_followed_from_behind_its_question(monkeypatch: pytes
             )
 
 
-async def test_a_reader_is_told_nothing_twice_of_what_comes_while_it_subscribes(
+async def test_subscriber_gets_no_update_twice_when_events_arrive_during_subscription(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async with serve_a2a(clerk(call("charge", amount=5), tools=[charge])) as served:
+    async with serve_a2a(make_clerk(call("charge", amount=5), tools=[charge])) as served:
         async with served.client(streaming=False) as client:
             task = await read_task(client.send_message(message_request()))
-        lagging(served, monkeypatch)
+        return_stale_record(served, monkeypatch)
         async with served.client() as client:
-            told = await collect_responses(client.subscribe(pb.SubscribeToTaskRequest(id=task.id)))
-    assert task_states(told) == ["WORKING", "INPUT_REQUIRED"]
+            updates = await collect_responses(client.subscribe(pb.SubscribeToTaskRequest(id=task.id)))
+    assert task_states(updates) == ["WORKING", "INPUT_REQUIRED"]

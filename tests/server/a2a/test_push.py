@@ -1,4 +1,4 @@
-"""Webhooks: told at least once, also after a restart, and never where nobody should reach."""
+"""Delivery of webhooks at least once, also after a restart, and never to private addresses."""
 
 from __future__ import annotations
 
@@ -28,203 +28,220 @@ from rxloop.testing import ScriptedModel, call, frames
 from support.api_server import serve_app
 from support.clients.a2a import message_request, read_task, serve_a2a
 
-NEAR = PushOptions(private=True, pause=0.01, look_every=0.1)
+LOCAL = PushOptions(private=True, pause=0.01, look_every=0.1)
 
 
 @tool(approve=True)
 async def pay(amount: int) -> str:
-    """Pay somebody."""
+    """Pay an amount."""
     return f"paid {amount}"
 
 
-def clerk(*turns: Any) -> Agent[Any, Any]:
+def make_clerk(*turns: Any) -> Agent[Any, Any]:
     return Agent(ScriptedModel(*turns), tools=[pay], thoughts=False, name="clerk")
 
 
-class Hook:
-    """A webhook that writes down what it is told, and fails as often as it is to."""
+class Webhook:
+    """Webhook that records its notifications and fails as often as configured."""
 
     def __init__(self) -> None:
         self.url = ""
-        self.told: list[tuple[dict[str, str], Any]] = []
+        self.notifications: list[tuple[dict[str, str], Any]] = []
         self.fails: list[int] = []
         self.tries = 0
         self._news = asyncio.Condition()
 
-    async def hear(self, request: Request) -> Response:
+    async def receive(self, request: Request) -> Response:
         body = await request.json()
         self.tries += 1
         if self.fails:
             return Response(status_code=self.fails.pop(0))
         async with self._news:
-            self.told.append((dict(request.headers), body))
+            self.notifications.append((dict(request.headers), body))
             self._news.notify_all()
         return Response()
 
     @property
     def states(self) -> list[str]:
-        updates = [body.get("task") or body.get("statusUpdate") for _, body in self.told]
+        updates = [body.get("task") or body.get("statusUpdate") for _, body in self.notifications]
         return [each["status"]["state"][11:] for each in updates if each]
 
-    async def until(self, state: str) -> None:
+    async def wait_for(self, state: str) -> None:
         async with asyncio.timeout(10), self._news:
             await self._news.wait_for(lambda: state in self.states)
 
 
 @contextlib.asynccontextmanager
-async def hook() -> AsyncGenerator[Hook]:
-    made = Hook()
+async def serve_webhook() -> AsyncGenerator[Webhook]:
+    webhook = Webhook()
     elsewhere = Route("/elsewhere", lambda request: RedirectResponse("/hook"), methods=["POST"])
-    async with serve_app(Starlette(routes=[Route("/hook", made.hear, methods=["POST"]), elsewhere])) as url:
-        made.url = f"{url}/hook"
-        yield made
+    async with serve_app(Starlette(routes=[Route("/hook", webhook.receive, methods=["POST"]), elsewhere])) as url:
+        webhook.url = f"{url}/hook"
+        yield webhook
 
 
-def config(url: str, **fields: Any) -> pb.TaskPushNotificationConfig:
+def make_config(url: str, **fields: Any) -> pb.TaskPushNotificationConfig:
     return pb.TaskPushNotificationConfig(url=url, **fields)
 
 
-async def test_a_webhook_is_told_what_becomes_of_a_task_with_its_token() -> None:
-    async with hook() as heard, serve_a2a(clerk(call("pay", amount=5), "Paid."), push=NEAR) as served:
+async def test_webhook_gets_all_updates_of_a_task_with_its_token() -> None:
+    async with (
+        serve_webhook() as webhook,
+        serve_a2a(make_clerk(call("pay", amount=5), "Paid."), push=LOCAL) as served,
+    ):
         auth = pb.AuthenticationInfo(scheme="Bearer", credentials="secret")
-        wanted = config(heard.url, token="of-ann", authentication=auth)
+        wanted = make_config(webhook.url, token="of-ann", authentication=auth)
         sending = pb.SendMessageConfiguration(task_push_notification_config=wanted)
         async with served.client(streaming=False) as client:
             task = await read_task(client.send_message(message_request(config=sending)))
-            await heard.until("INPUT_REQUIRED")
+            await webhook.wait_for("INPUT_REQUIRED")
             await read_task(client.send_message(message_request("yes", task_id=task.id)))
-            await heard.until("COMPLETED")
-    assert heard.states == ["SUBMITTED", "WORKING", "INPUT_REQUIRED", "WORKING", "COMPLETED"]
-    answer = [body["artifactUpdate"] for _, body in heard.told if "artifactUpdate" in body][-1]
-    assert (answer["artifact"]["parts"], answer["lastChunk"]) == ([{"text": "Paid."}], True)
-    for headers, body in heard.told:
+            await webhook.wait_for("COMPLETED")
+    assert webhook.states == ["SUBMITTED", "WORKING", "INPUT_REQUIRED", "WORKING", "COMPLETED"]
+    answer = [body["artifactUpdate"] for _, body in webhook.notifications if "artifactUpdate" in body][-1]
+    assert answer["artifact"]["parts"] == [{"text": "Paid."}]
+    assert answer["lastChunk"] is True
+    for headers, body in webhook.notifications:
         assert len(body) == 1
-        assert (headers["authorization"], headers["x-a2a-notification-token"]) == ("Bearer secret", "of-ann")
+        assert headers["authorization"] == "Bearer secret"
+        assert headers["x-a2a-notification-token"] == "of-ann"
 
 
-async def test_webhooks_are_registered_read_and_forgotten() -> None:
-    async with hook() as heard, serve_a2a(clerk(call("pay", amount=5)), push=NEAR) as served:
+async def test_webhooks_can_be_registered_read_and_deleted() -> None:
+    async with serve_webhook() as webhook, serve_a2a(make_clerk(call("pay", amount=5)), push=LOCAL) as served:
         async with served.client(streaming=False) as client:
             task = await read_task(client.send_message(message_request()))
-            made = [
-                await client.create_task_push_notification_config(config(heard.url, task_id=task.id, id=name))
+            created = [
+                await client.create_task_push_notification_config(make_config(webhook.url, task_id=task.id, id=name))
                 for name in ("one", "two", "one")
             ]
             listing = pb.ListTaskPushNotificationConfigsRequest(task_id=task.id)
             listed = await client.list_task_push_notification_configs(listing)
             assert [each.id for each in listed.configs] == ["one", "two"]
-            asked = pb.GetTaskPushNotificationConfigRequest(task_id=task.id, id="one")
-            assert await client.get_task_push_notification_config(asked) == made[0]
+            query = pb.GetTaskPushNotificationConfigRequest(task_id=task.id, id="one")
+            assert await client.get_task_push_notification_config(query) == created[0]
             for _ in range(2):
                 forgotten = pb.DeleteTaskPushNotificationConfigRequest(task_id=task.id, id="one")
                 await client.delete_task_push_notification_config(forgotten)
             with pytest.raises(TaskNotFoundError):
-                await client.get_task_push_notification_config(asked)
+                await client.get_task_push_notification_config(query)
             await client.cancel_task(pb.CancelTaskRequest(id=task.id))
-            await heard.until("CANCELED")
-    # What happened before it was registered is not told, and the one that was forgotten is told nothing.
-    assert heard.states == ["WORKING", "CANCELED"]
+            await webhook.wait_for("CANCELED")
+    # Updates before the registration and after the deletion are not sent.
+    assert webhook.states == ["WORKING", "CANCELED"]
 
 
-async def test_a_notification_that_does_not_arrive_is_sent_again() -> None:
-    async with hook() as heard, serve_a2a(clerk("Yes."), push=NEAR) as served:
-        heard.fails = [500, 503, 302, 404]
-        sending = pb.SendMessageConfiguration(task_push_notification_config=config(heard.url))
+async def test_failed_notification_is_sent_again() -> None:
+    async with serve_webhook() as webhook, serve_a2a(make_clerk("Yes."), push=LOCAL) as served:
+        webhook.fails = [500, 503, 302, 404]
+        sending = pb.SendMessageConfiguration(task_push_notification_config=make_config(webhook.url))
         async with served.client(streaming=False) as client:
             await read_task(client.send_message(message_request(config=sending)))
-        await heard.until("COMPLETED")
-        assert heard.states == ["SUBMITTED", "WORKING", "COMPLETED"]
-        assert heard.tries == 4 + len(heard.told)
+        await webhook.wait_for("COMPLETED")
+        assert webhook.states == ["SUBMITTED", "WORKING", "COMPLETED"]
+        assert webhook.tries == 4 + len(webhook.notifications)
 
 
-async def test_a_webhook_that_never_answers_is_given_up() -> None:
+async def test_webhook_that_always_fails_is_abandoned_after_its_retries() -> None:
     options = PushOptions(private=True, pause=0.01, tries=3)
-    async with hook() as heard, serve_a2a(clerk(call("pay", amount=5)), push=options) as served:
-        heard.fails = [500] * 100
-        sending = pb.SendMessageConfiguration(task_push_notification_config=config(heard.url))
+    async with serve_webhook() as webhook, serve_a2a(make_clerk(call("pay", amount=5)), push=options) as served:
+        webhook.fails = [500] * 100
+        sending = pb.SendMessageConfiguration(task_push_notification_config=make_config(webhook.url))
         async with served.client(streaming=False) as client:
             task = await read_task(client.send_message(message_request(config=sending)))
             async with asyncio.timeout(5):
                 listing = pb.ListTaskPushNotificationConfigsRequest(task_id=task.id)
                 while (await client.list_task_push_notification_configs(listing)).configs:
                     pass
-    assert heard.tries == 3
+    assert webhook.tries == 3
 
 
-async def test_what_a_process_leaves_the_next_one_tells(tmp_path: Any) -> None:
+async def test_next_process_delivers_notifications_left_by_a_stopped_one(tmp_path: Any) -> None:
     log = SqliteEventLog(tmp_path / "runs.db")
-    async with hook() as heard:
-        heard.fails = [500] * 1_000
-        async with serve_a2a(clerk("Yes."), push=PushOptions(private=True, pause=60), log=log) as served:
-            sending = pb.SendMessageConfiguration(task_push_notification_config=config(heard.url))
+    async with serve_webhook() as webhook:
+        webhook.fails = [500] * 1_000
+        async with serve_a2a(make_clerk("Yes."), push=PushOptions(private=True, pause=60), log=log) as served:
+            sending = pb.SendMessageConfiguration(task_push_notification_config=make_config(webhook.url))
             async with served.client(streaming=False) as client:
                 await read_task(client.send_message(message_request(config=sending)))
         await log.aclose()
-        assert heard.told == []
-        heard.fails = []
+        assert webhook.notifications == []
+        webhook.fails = []
         log = SqliteEventLog(tmp_path / "runs.db")
-        async with serve_a2a(clerk(), push=NEAR, log=log) as served, httpx.AsyncClient(base_url=served.url) as client:
-            # Mounted, it begins with the first request.
+        async with (
+            serve_a2a(make_clerk(), push=LOCAL, log=log) as served,
+            httpx.AsyncClient(base_url=served.url) as client,
+        ):
+            # A mounted app starts its delivery at the first request.
             await client.get("/.well-known/agent-card.json")
-            await heard.until("COMPLETED")
-        assert heard.states == ["SUBMITTED", "WORKING", "COMPLETED"]
-        count = len(heard.told)
-        async with serve_a2a(clerk(), push=NEAR, log=log) as served, httpx.AsyncClient(base_url=served.url) as client:
+            await webhook.wait_for("COMPLETED")
+        assert webhook.states == ["SUBMITTED", "WORKING", "COMPLETED"]
+        count = len(webhook.notifications)
+        async with (
+            serve_a2a(make_clerk(), push=LOCAL, log=log) as served,
+            httpx.AsyncClient(base_url=served.url) as client,
+        ):
             await client.get("/.well-known/agent-card.json")
-        assert len(heard.told) == count
+        assert len(webhook.notifications) == count
         await log.aclose()
 
 
-async def test_a_webhook_of_another_process_is_told_by_one_of_them(tmp_path: Any) -> None:
+async def test_webhook_is_notified_by_one_of_two_processes(tmp_path: Any) -> None:
     one, two = (SqliteEventLog(tmp_path / "runs.db") for _ in range(2))
-    async with hook() as heard:
-        agents = clerk(frames("-It -is -7 C.|", 0.05)), clerk()
+    async with serve_webhook() as webhook:
+        agents = make_clerk(frames("-It -is -7 C.|", 0.05)), make_clerk()
         async with (
-            serve_a2a(agents[0], push=NEAR, log=one) as first,
-            serve_a2a(agents[1], push=NEAR, log=two) as second,
+            serve_a2a(agents[0], push=LOCAL, log=one) as first,
+            serve_a2a(agents[1], push=LOCAL, log=two) as second,
         ):
             async with httpx.AsyncClient(base_url=second.url) as client:
                 await client.get("/.well-known/agent-card.json")
             async with first.client(streaming=False) as client, second.client(streaming=False) as other:
                 waits = pb.SendMessageConfiguration(return_immediately=True)
                 task = await read_task(client.send_message(message_request(config=waits)))
-                await other.create_task_push_notification_config(config(heard.url, task_id=task.id))
-                await heard.until("COMPLETED")
+                await other.create_task_push_notification_config(make_config(webhook.url, task_id=task.id))
+                await webhook.wait_for("COMPLETED")
                 push: Any = first.app._push
                 async with asyncio.timeout(5):
                     while await push._left(task.id):
                         pass
-    assert heard.states.count("COMPLETED") == 1
+    assert webhook.states.count("COMPLETED") == 1
     await one.aclose()
     await two.aclose()
 
 
-async def test_a_webhook_that_is_registered_anew_is_told_there_alone() -> None:
-    async with hook() as before, hook() as now, serve_a2a(clerk(call("pay", amount=5)), push=NEAR) as served:
-        sending = pb.SendMessageConfiguration(task_push_notification_config=config(before.url, id="h", token="old"))
+async def test_webhook_that_is_registered_again_replaces_the_first_one() -> None:
+    async with (
+        serve_webhook() as before,
+        serve_webhook() as now,
+        serve_a2a(make_clerk(call("pay", amount=5)), push=LOCAL) as served,
+    ):
+        sending = pb.SendMessageConfiguration(
+            task_push_notification_config=make_config(before.url, id="h", token="old")
+        )
         async with served.client(streaming=False) as client:
             task = await read_task(client.send_message(message_request(config=sending)))
-            await before.until("INPUT_REQUIRED")
-            anew = config(now.url, task_id=task.id, id="h", token="new")
-            await client.create_task_push_notification_config(anew)
+            await before.wait_for("INPUT_REQUIRED")
+            replacement = make_config(now.url, task_id=task.id, id="h", token="new")
+            await client.create_task_push_notification_config(replacement)
             await client.cancel_task(pb.CancelTaskRequest(id=task.id))
-            await now.until("CANCELED")
+            await now.wait_for("CANCELED")
     assert "CANCELED" not in before.states
-    assert {headers["x-a2a-notification-token"] for headers, _ in now.told} == {"new"}
+    assert {headers["x-a2a-notification-token"] for headers, _ in now.notifications} == {"new"}
 
 
-async def test_a_webhook_that_another_process_forgets_is_told_nothing_more(tmp_path: Any) -> None:
+async def test_webhook_deleted_by_another_process_gets_no_more_notifications(tmp_path: Any) -> None:
     one, two = (SqliteEventLog(tmp_path / "runs.db") for _ in range(2))
-    async with hook() as heard:
+    async with serve_webhook() as webhook:
         async with (
-            serve_a2a(clerk(call("pay", amount=5)), push=NEAR, log=one) as first,
-            serve_a2a(clerk(), push=NEAR, log=two) as second,
+            serve_a2a(make_clerk(call("pay", amount=5)), push=LOCAL, log=one) as first,
+            serve_a2a(make_clerk(), push=LOCAL, log=two) as second,
             first.client(streaming=False) as client,
             second.client(streaming=False) as other,
         ):
-            sending = pb.SendMessageConfiguration(task_push_notification_config=config(heard.url, id="h"))
+            sending = pb.SendMessageConfiguration(task_push_notification_config=make_config(webhook.url, id="h"))
             task = await read_task(client.send_message(message_request(config=sending)))
-            await heard.until("INPUT_REQUIRED")
+            await webhook.wait_for("INPUT_REQUIRED")
             push: Any = first.app._push
             assert push._tasks
             await other.delete_task_push_notification_config(
@@ -232,12 +249,12 @@ async def test_a_webhook_that_another_process_forgets_is_told_nothing_more(tmp_p
             )
             await client.cancel_task(pb.CancelTaskRequest(id=task.id))
             await asyncio.gather(*push._tasks.values())
-    assert "CANCELED" not in heard.states
+    assert "CANCELED" not in webhook.states
     await one.aclose()
     await two.aclose()
 
 
-async def test_a_webhook_has_one_timeout_for_all_of_its_answer() -> None:
+async def test_timeout_of_a_webhook_includes_its_whole_answer() -> None:
     async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError, asyncio.CancelledError):
             writer.write(b"HTTP/1.1 200 OK\r\nx: ")
@@ -249,8 +266,11 @@ async def test_a_webhook_has_one_timeout_for_all_of_its_answer() -> None:
     server = await asyncio.start_server(drip, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
     options = PushOptions(private=True, timeout=0.3, tries=1)
-    async with serve_a2a(clerk(call("pay", amount=5)), push=options) as served, served.client(streaming=False) as one:
-        sending = pb.SendMessageConfiguration(task_push_notification_config=config(url, id="h"))
+    async with (
+        serve_a2a(make_clerk(call("pay", amount=5)), push=options) as served,
+        served.client(streaming=False) as one,
+    ):
+        sending = pb.SendMessageConfiguration(task_push_notification_config=make_config(url, id="h"))
         task = await read_task(one.send_message(message_request(config=sending)))
         async with asyncio.timeout(5):
             listing = pb.ListTaskPushNotificationConfigsRequest(task_id=task.id)
@@ -262,16 +282,19 @@ async def test_a_webhook_has_one_timeout_for_all_of_its_answer() -> None:
 @pytest.mark.parametrize(
     "field", [{"token": "caf\u00e9"}, {"authentication": {"scheme": "B", "credentials": "\u20ac"}}]
 )
-async def test_what_no_header_can_hold_is_refused(field: dict[str, Any]) -> None:
-    async with serve_a2a(clerk(call("pay", amount=5)), push=NEAR) as served, served.client(streaming=False) as client:
+async def test_token_that_is_not_a_valid_header_is_refused(field: dict[str, Any]) -> None:
+    async with (
+        serve_a2a(make_clerk(call("pay", amount=5)), push=LOCAL) as served,
+        served.client(streaming=False) as client,
+    ):
         task = await read_task(client.send_message(message_request()))
-        wanted = config("http://127.0.0.1:1/", task_id=task.id, **field)
+        wanted = make_config("http://127.0.0.1:1/", task_id=task.id, **field)
         with pytest.raises(InvalidParamsError, match="ASCII"):
             await client.create_task_push_notification_config(wanted)
 
 
-async def test_no_run_can_be_where_the_webhooks_are_kept() -> None:
-    async with serve_a2a(clerk("Hi."), push=NEAR) as served:
+async def test_run_cannot_use_the_context_of_the_webhook_configuration() -> None:
+    async with serve_a2a(make_clerk("Hi."), push=LOCAL) as served:
         with pytest.raises(ConfigurationError, match="control characters"):
             await served.runtime.start("clerk", "Hi", context_id=PLACE)
 
@@ -298,22 +321,22 @@ PRIVATE = [
 ]
 
 
-async def test_no_webhook_leads_into_this_network() -> None:
-    async with serve_a2a(clerk(call("pay", amount=5))) as served, served.client(streaming=False) as client:
+async def test_private_addresses_are_refused_as_webhooks() -> None:
+    async with serve_a2a(make_clerk(call("pay", amount=5))) as served, served.client(streaming=False) as client:
         task = await read_task(client.send_message(message_request()))
         for url in PRIVATE:
             with pytest.raises(InvalidParamsError, match="the url of the webhook cannot be used"):
-                await client.create_task_push_notification_config(config(url, task_id=task.id))
-            sending = pb.SendMessageConfiguration(task_push_notification_config=config(url))
+                await client.create_task_push_notification_config(make_config(url, task_id=task.id))
+            sending = pb.SendMessageConfiguration(task_push_notification_config=make_config(url))
             with pytest.raises(InvalidParamsError):
                 await read_task(client.send_message(message_request(config=sending)))
-        await client.create_task_push_notification_config(config("https://93.184.216.34/x", task_id=task.id))
+        await client.create_task_push_notification_config(make_config("https://93.184.216.34/x", task_id=task.id))
         assert len(await served.runtime.log.list_runs()) == 1
 
 
-async def test_a_name_that_stands_for_another_address_later_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with hook() as heard, httpx.AsyncClient() as client:
-        port = httpx.URL(heard.url).port
+async def test_host_name_is_resolved_again_before_each_notification(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serve_webhook() as webhook, httpx.AsyncClient() as client:
+        port = httpx.URL(webhook.url).port
         answers = ["93.184.216.34", "127.0.0.1"]
 
         async def resolve(host: str, port: int, **options: Any) -> Any:
@@ -324,27 +347,27 @@ async def test_a_name_that_stands_for_another_address_later_is_looked_at_again(m
         assert await safe_addresses(httpx.URL(url)) == ["93.184.216.34"]
         with pytest.raises(Unsafe):
             await post(client, url, b"{}", {}, anywhere=False)
-    assert heard.tries == 0
+    assert webhook.tries == 0
 
 
-async def test_the_certificate_has_to_be_that_of_the_name(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_certificate_must_match_the_host_name(monkeypatch: pytest.MonkeyPatch) -> None:
     authority = trustme.CA()
     heads: list[bytes] = []
 
-    async def hear(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def receive(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         heads.append(await reader.readuntil(b"\r\n\r\n"))
         writer.write(b"HTTP/1.1 204 No Content\r\nconnection: close\r\n\r\n")
         writer.close()
 
-    async def found(url: httpx.URL) -> list[str]:
-        # The first one takes no connections.
+    async def resolve_two(url: httpx.URL) -> list[str]:
+        # The first address accepts no connections.
         return ["127.0.0.2", "127.0.0.1"]
 
-    monkeypatch.setattr(addresses, "safe_addresses", found)
+    monkeypatch.setattr(addresses, "safe_addresses", resolve_two)
     here, trusting = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH), ssl.create_default_context()
     authority.issue_cert("hook.example").configure_cert(here)
     authority.configure_trust(trusting)
-    server = await asyncio.start_server(hear, "127.0.0.1", 0, ssl=here)
+    server = await asyncio.start_server(receive, "127.0.0.1", 0, ssl=here)
     port = server.sockets[0].getsockname()[1]
     async with server, httpx.AsyncClient(verify=trusting) as client:
         assert await post(client, f"https://hook.example:{port}/x", b"", {}, anywhere=False) == 204
@@ -354,13 +377,13 @@ async def test_the_certificate_has_to_be_that_of_the_name(monkeypatch: pytest.Mo
     assert f"host: hook.example:{port}".encode() in head.lower()
 
 
-async def test_a_redirect_is_not_followed() -> None:
-    async with hook() as heard, httpx.AsyncClient(follow_redirects=True) as client:
-        assert await post(client, heard.url.replace("hook", "elsewhere"), b"{}", {}, anywhere=True) == 307
-    assert heard.tries == 0
+async def test_redirect_is_not_followed() -> None:
+    async with serve_webhook() as webhook, httpx.AsyncClient(follow_redirects=True) as client:
+        assert await post(client, webhook.url.replace("hook", "elsewhere"), b"{}", {}, anywhere=True) == 307
+    assert webhook.tries == 0
 
 
-def test_addresses_that_are_not_public_are_known() -> None:
+def test_private_addresses_are_recognised() -> None:
     assert is_public("93.184.216.34")
     assert is_public("2606:2800:220:1::1")
     for address in (
@@ -376,9 +399,9 @@ def test_addresses_that_are_not_public_are_known() -> None:
         assert not is_public(address), address
 
 
-async def test_without_webhooks_the_door_says_so() -> None:
-    async with serve_a2a(clerk("Yes."), push=False) as served, served.client(streaming=False) as client:
+async def test_server_without_webhooks_reports_them_as_unsupported() -> None:
+    async with serve_a2a(make_clerk("Yes."), push=False) as served, served.client(streaming=False) as client:
         assert not served.app.card.capabilities.push_notifications
         task = await read_task(client.send_message(message_request()))
         with pytest.raises(PushNotificationNotSupportedError):
-            await client.create_task_push_notification_config(config("https://93.184.216.34/", task_id=task.id))
+            await client.create_task_push_notification_config(make_config("https://93.184.216.34/", task_id=task.id))

@@ -1,4 +1,4 @@
-"""A task as the fold of a run, and what a client is told of it."""
+"""Tasks as folds of runs, and the updates that clients get."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from support.random_runs import RandomRun, random_run
 
 
 class Client:
-    """Puts together what it is told, as any client does."""
+    """Client that combines updates into a task."""
 
     def __init__(self) -> None:
         self.task = pb.Task()
 
-    def take(self, update: Update) -> None:
+    def apply(self, update: Update) -> None:
         match update:
             case pb.Task():
                 self.task.CopyFrom(update)
@@ -56,51 +56,51 @@ class Client:
 
     @property
     def artifacts(self) -> dict[str, str]:
-        return texts(self.task)
+        return artifact_texts(self.task)
 
 
-def texts(task: pb.Task) -> dict[str, str]:
-    found = {each.artifact_id: "".join(part.text for part in each.parts) for each in task.artifacts}
-    return {name: text for name, text in found.items() if text}
+def artifact_texts(task: pb.Task) -> dict[str, str]:
+    parts = {each.artifact_id: "".join(part.text for part in each.parts) for each in task.artifacts}
+    return {name: text for name, text in parts.items() if text}
 
 
-def told(events: list[Event], before: list[Event] | None = None) -> list[Update]:
-    found: list[Update] = []
-    from_iterable(events).pipe(updates(before or ())).subscribe(found.append)
-    return found
+def list_updates(events: list[Event], before: list[Event] | None = None) -> list[Update]:
+    collected: list[Update] = []
+    from_iterable(events).pipe(updates(before or ())).subscribe(collected.append)
+    return collected
 
 
-async def both(kind: RandomRun) -> tuple[list[Event], list[Event]]:
-    """A run as it was read live, and out of its log."""
+async def read_live_and_logged(kind: RandomRun) -> tuple[list[Event], list[Event]]:
+    """Return the live and the logged events of a run."""
     log = kind.log()
     async with Runtime({"clerk": kind.agent()}, log=log, grace=0) as runtime:
         task_id = await kind.execute(runtime)
-        seen = [event async for event in runtime.follow(task_id)]
-        return [*seen], [*await log.read(task_id)]
+        live = [event async for event in runtime.follow(task_id)]
+        return [*live], [*await log.read(task_id)]
 
 
 @settings(max_examples=40, deadline=None)
 @given(kind=random_run())
-async def test_a_client_that_reads_on_anywhere_has_the_task_of_the_log(kind: RandomRun) -> None:
-    seen, logged = await both(kind)
+async def test_client_that_reconnects_anywhere_has_the_task_of_the_log(kind: RandomRun) -> None:
+    live, logged = await read_live_and_logged(kind)
     whole = folded(logged).task
     assert PLANTED not in MessageToJson(whole)
     for cut in sorted({0, 1, 2, len(logged) // 2, len(logged) - 1}):
         before = logged[:cut]
         after = before[-1] if before else None
-        rest = [each for each in seen if after is None or (each.seq, each.sub) > (after.seq, 0)]
+        remaining = [each for each in live if after is None or (each.seq, each.sub) > (after.seq, 0)]
         client = Client()
-        for update in told(rest, before):
+        for update in list_updates(remaining, before):
             assert PLANTED not in MessageToJson(update)
-            client.take(update)
+            client.apply(update)
         assert client.task.status.state == whole.status.state
-        assert client.artifacts == texts(whole)
+        assert client.artifacts == artifact_texts(whole)
 
 
-async def test_the_pieces_of_an_artifact_are_appended_and_become_one_part() -> None:
+async def test_chunks_of_an_artifact_are_appended_to_one_part() -> None:
     @tool
     async def write(ctx: RunContext[Any]) -> str:
-        """Write a file."""
+        """Write files."""
         draft = await ctx.artifacts.create("a.txt", name="A file", media_type="text/plain")
         await draft.append("one ")
         await draft.append("two", last=True)
@@ -114,55 +114,58 @@ async def test_the_pieces_of_an_artifact_are_appended_and_become_one_part() -> N
     run = Agent(ScriptedModel(call("write"), "Done."), tools=[write], log=log).run("Write")
     await run
     task = folded(await log.read(run.task_id)).task
-    kept = {each.artifact_id: each for each in task.artifacts}
-    assert [part.text for part in kept["a.txt"].parts] == ["one two"]
-    assert (kept["a.txt"].name, kept["a.txt"].parts[0].media_type) == ("A file", "text/plain")
-    assert dict(kept["data"].parts[0].data.struct_value) == {"a": 1}
-    assert kept["far"].parts[0].url == "https://example.com/x"
-    assert kept["b.bin"].parts[0].raw == b"\x00\x01"
-    made = [each for each in told([*await log.read(run.task_id)]) if isinstance(each, pb.TaskArtifactUpdateEvent)]
+    artifacts = {each.artifact_id: each for each in task.artifacts}
+    assert [part.text for part in artifacts["a.txt"].parts] == ["one two"]
+    assert artifacts["a.txt"].name == "A file"
+    assert artifacts["a.txt"].parts[0].media_type == "text/plain"
+    assert dict(artifacts["data"].parts[0].data.struct_value) == {"a": 1}
+    assert artifacts["far"].parts[0].url == "https://example.com/x"
+    assert artifacts["b.bin"].parts[0].raw == b"\x00\x01"
+    made = [
+        each for each in list_updates([*await log.read(run.task_id)]) if isinstance(each, pb.TaskArtifactUpdateEvent)
+    ]
     pieces = [each for each in made if each.artifact.artifact_id == "a.txt"]
     assert [(each.append, each.last_chunk) for each in pieces] == [(False, False), (True, True)]
 
 
-def test_an_artifact_of_many_pieces_is_folded_in_no_time() -> None:
+def test_artifact_of_many_chunks_is_folded_in_linear_time() -> None:
     run: dict[str, Any] = {"context_id": "c", "task_id": "t", "attempt": 1, "timestamp": 0, "sub": 0}
     pieces: list[Event] = [
-        ArtifactUpdateEvent(**run, seq=place + 1, artifact_id="a", data="x" * 100, index=place, last=False)
-        for place in range(10_000)
+        ArtifactUpdateEvent(**run, seq=index + 1, artifact_id="a", data="x" * 100, index=index, last=False)
+        for index in range(10_000)
     ]
     began = time.process_time()
     task = folded(pieces).task
-    # To append each piece to all of those before it took over ten seconds.
+    # Appending each chunk to the previous text took more than ten seconds.
     assert time.process_time() - began < 4
     assert [len(part.text) for part in task.artifacts[0].parts] == [1_000_000]
 
 
 @pytest.mark.parametrize("thoughts", [False, True])
-async def test_thoughts_are_told_where_that_is_wanted(thoughts: bool) -> None:
+async def test_thoughts_are_statuses_only_when_enabled(thoughts: bool) -> None:
     log = MemoryEventLog()
     model = ScriptedModel(call("think_aloud", thought="First the weather.", thought_type="planning"), "Done.")
     run = Agent(model, log=log).run("Go")
     await run
     fold = TaskFold(thoughts=thoughts)
-    found = [each for event in await log.read(run.task_id) for each in fold.add(event)]
-    statuses = [each.status for each in found if isinstance(each, pb.TaskStatusUpdateEvent)]
-    said = [status.message.parts[0].text for status in statuses if status.HasField("message")]
-    assert said == (["First the weather."] if thoughts else [])
+    collected = [each for event in await log.read(run.task_id) for each in fold.add(event)]
+    statuses = [each.status for each in collected if isinstance(each, pb.TaskStatusUpdateEvent)]
+    thought_texts = [status.message.parts[0].text for status in statuses if status.HasField("message")]
+    assert thought_texts == (["First the weather."] if thoughts else [])
     assert not fold.task.status.HasField("message")
 
 
-async def test_text_that_came_to_nothing_is_taken_back() -> None:
+async def test_text_of_a_failed_attempt_is_removed() -> None:
     log = MemoryEventLog(keep_deltas=True)
     run = Agent(ScriptedModel(frames("-wrong-#", 0.001)), log=log).run("Go")
     with pytest.raises(RunError):
         await run
     events = [*await log.read(run.task_id, deltas=True)]
     client = Client()
-    for update in told(events):
-        client.take(update)
+    for update in list_updates(events):
+        client.apply(update)
     assert client.task.status.state == pb.TASK_STATE_FAILED
-    assert client.artifacts == texts(folded(events).task)
+    assert client.artifacts == artifact_texts(folded(events).task)
     assert ends_attempt(events[-1])
 
 
@@ -175,24 +178,26 @@ async def test_each_file_of_the_model_is_an_artifact() -> None:
     events = [*await log.read(run.task_id)]
     answer, image, file = folded(events).task.artifacts
     assert answer.parts[0].text == "See."
-    assert (image.parts[0].raw, image.parts[0].media_type) == (b"\x89PNG", "image/png")
-    assert (file.parts[0].url, file.name) == ("https://example.org/a.pdf", "a.pdf")
+    assert image.parts[0].raw == b"\x89PNG"
+    assert image.parts[0].media_type == "image/png"
+    assert file.parts[0].url == "https://example.org/a.pdf"
+    assert file.name == "a.pdf"
     client = Client()
-    for update in told(events):
-        client.take(update)
+    for update in list_updates(events):
+        client.apply(update)
     assert sorted(each.artifact_id for each in client.task.artifacts) == sorted(
         each.artifact_id for each in folded(events).task.artifacts
     )
 
 
-async def test_a_piece_of_an_answer_is_no_answer_yet() -> None:
+async def test_part_of_a_paused_answer_is_a_status_and_not_the_answer() -> None:
     log = MemoryEventLog()
     run = Agent(ScriptedModel(turn("I search.", finish_reason="pause"), "It rains."), log=log).run("Weather?")
     await run
     events = [*await log.read(run.task_id)]
-    said = [each for each in told(events) if isinstance(each, pb.TaskStatusUpdateEvent)]
-    assert [each.status.message.parts[0].text for each in said if each.status.HasField("message")] == ["I search."]
-    assert texts(folded(events).task) == {f"{run.task_id}:answer": "It rains."}
+    statuses = [each for each in list_updates(events) if isinstance(each, pb.TaskStatusUpdateEvent)]
+    assert [each.status.message.parts[0].text for each in statuses if each.status.HasField("message")] == ["I search."]
+    assert artifact_texts(folded(events).task) == {f"{run.task_id}:answer": "It rains."}
 
 
 @pytest.mark.parametrize(
@@ -213,9 +218,9 @@ async def test_status_of_a_task_names_the_limit_and_the_vendor_reason_of_an_inco
     truncated = turn("half", finish_reason="length", raw_finish_reason="max_tokens")
     unknown = turn("half", finish_reason="unknown", raw_finish_reason="weird")
     agent = Agent(ScriptedModel(truncated, unknown), log=log, settings=ModelSettings(max_tokens=7))
-    texts: list[str] = []
+    status_texts: list[str] = []
     for _ in range(2):
         result = await agent.run("?")
-        texts.append(folded(await log.read(result.task_id)).task.status.message.parts[0].text)
-    assert "max_tokens=7" in texts[0]
-    assert "'weird'" in texts[1]
+        status_texts.append(folded(await log.read(result.task_id)).task.status.message.parts[0].text)
+    assert "max_tokens=7" in status_texts[0]
+    assert "'weird'" in status_texts[1]

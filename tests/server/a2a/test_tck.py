@@ -1,4 +1,4 @@
-"""The official tests of A2A, the TCK, against a real server."""
+"""Official A2A test suite (TCK) against a real server."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ KNOWN = {
     "test_returns_message_with_text_part[http_json]": "the answer is always a task here, and never a bare message",
     "test_response_content_type": "it wants application/json, and the SDK sends application/a2a+json",
 }
-"""Tests of what MUST be that fail. But for the bare message they fail on the handler of the SDK, too."""
+"""Known failures of mandatory tests. Except for the bare message, the handler of the SDK fails them, too."""
 
 
 @pytest.mark.service("a2a-tck")
-async def test_what_must_be_is(tmp_path: Path) -> None:
+async def test_mandatory_requirements_are_met(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -1,4 +1,4 @@
-"""What a client answers: interrupts by `resume`, calls of its own tools by messages; and what it does not."""
+"""Answers of a client to interrupts and to calls of its own tools."""
 
 from __future__ import annotations
 
@@ -15,118 +15,121 @@ from support.random_runs import SHOW_MAP
 pytestmark = pytest.mark.service("node-clients")
 
 
-def bank(paid: list[int], *turns: Any) -> Agent[Any, Any]:
+def make_bank(paid: list[int], *turns: Any) -> Agent[Any, Any]:
     @tool(approve=True)
     async def pay(amount: int) -> str:
-        """Pay somebody."""
+        """Pay an amount."""
         paid.append(amount)
         return f"paid {amount}"
 
     @tool
     async def where(ctx: RunContext[Any]) -> str:
-        """Ask where."""
+        """Ask for a city."""
         return await ctx.ask("Where?", str, options=["Oslo", "Bergen"])
 
     return Agent(ScriptedModel(*turns), tools=[pay, where], thoughts=False, name="clerk")
 
 
-def resolved(interrupt: dict[str, Any], payload: Any) -> dict[str, Any]:
+def resolve(interrupt: dict[str, Any], payload: Any) -> dict[str, Any]:
     return {"interruptId": interrupt["id"], "status": "resolved", "payload": payload}
 
 
-def interrupts(told: ClientResult) -> list[dict[str, Any]]:
-    return told.last["outcome"]["interrupts"]
+def interrupts(stream: ClientResult) -> list[dict[str, Any]]:
+    return stream.last["outcome"]["interrupts"]
 
 
-async def test_interrupts_go_there_and_back() -> None:
+async def test_interrupts_are_sent_and_answered() -> None:
     paid: list[int] = []
-    agent = bank(paid, [call("pay", "0", amount=5), call("where", "0")], "Done.")
+    agent = make_bank(paid, [call("pay", "0", amount=5), call("where", "0")], "Done.")
     async with node() as clients, serve_agui(agent) as served:
         client = clients.agent(served.url, "t")
-        asked = (await client.send("Pay.")).check()
-        assert asked.types[-2:] == ["MESSAGES_SNAPSHOT", "RUN_FINISHED"]
-        approval, choice = interrupts(asked)
-        assert (approval["reason"], choice["reason"]) == ("tool_call", "input_required")
-        calls = asked.messages[-1]["toolCalls"]
+        first = (await client.send("Pay.")).check()
+        assert first.types[-2:] == ["MESSAGES_SNAPSHOT", "RUN_FINISHED"]
+        approval, choice = interrupts(first)
+        assert approval["reason"] == "tool_call"
+        assert choice["reason"] == "input_required"
+        calls = first.messages[-1]["toolCalls"]
         assert [approval["toolCallId"], choice["toolCallId"]] == [each["id"] for each in calls]
         assert choice["message"] == "Where?"
         assert choice["metadata"]["rxloop"]["options"] == ["Oslo", "Bergen"]
-        told = (await client.run(resume=[resolved(approval, True), resolved(choice, "Bergen")])).check()
+        second = (await client.run(resume=[resolve(approval, True), resolve(choice, "Bergen")])).check()
     assert paid == [5]
-    assert told.pendingInterrupts == []
-    assert [each.get("content") for each in told.messages if each["role"] == "tool"] == ["paid 5", "Bergen"]
-    assert told.messages[-1]["content"] == "Done."
+    assert second.pendingInterrupts == []
+    assert [each.get("content") for each in second.messages if each["role"] == "tool"] == ["paid 5", "Bergen"]
+    assert second.messages[-1]["content"] == "Done."
 
 
-async def test_an_interrupt_that_is_cancelled_is_declined() -> None:
+async def test_cancelled_interrupt_declines_the_call() -> None:
     paid: list[int] = []
-    async with node() as clients, serve_agui(bank(paid, call("pay", "0", amount=5), "As you like.")) as served:
+    async with node() as clients, serve_agui(make_bank(paid, call("pay", "0", amount=5), "As you like.")) as served:
         client = clients.agent(served.url, "t")
         [approval] = interrupts(await client.send("Pay."))
-        told = (await client.run(resume=[{"interruptId": approval["id"], "status": "cancelled"}])).check()
+        stream = (await client.run(resume=[{"interruptId": approval["id"], "status": "cancelled"}])).check()
     assert paid == []
-    assert told.messages[-1]["content"] == "As you like."
+    assert stream.messages[-1]["content"] == "As you like."
 
 
-async def test_a_question_without_a_no_that_is_cancelled_ends_its_run_and_what_is_new_begins_one() -> None:
-    async with node() as clients, serve_agui(bank([], call("where", "0"), "Never mind.")) as served:
+async def test_cancelled_question_cancels_its_run_and_a_new_message_starts_another() -> None:
+    async with node() as clients, serve_agui(make_bank([], call("where", "0"), "Never mind.")) as served:
         client = clients.agent(served.url, "t")
         [choice] = interrupts(await client.send("Where?"))
-        told = (await client.send("Forget it.", resume=[{"interruptId": choice["id"], "status": "cancelled"}])).check()
+        stream = (
+            await client.send("Forget it.", resume=[{"interruptId": choice["id"], "status": "cancelled"}])
+        ).check()
         states = [record.state for record in await served.runtime.log.list_runs()]
     assert states == ["canceled", "completed"]
-    assert told.messages[-1]["content"] == "Never mind."
+    assert stream.messages[-1]["content"] == "Never mind."
 
 
-async def test_an_answer_has_to_fit_and_to_cover_all_and_the_run_still_waits() -> None:
+async def test_invalid_or_partial_answers_leave_the_run_waiting() -> None:
     paid: list[int] = []
     turns = [call("pay", "0", amount=5), call("where", "0")]
-    async with node() as clients, serve_agui(bank(paid, turns, "Done.")) as served:
+    async with node() as clients, serve_agui(make_bank(paid, turns, "Done.")) as served:
         client = clients.agent(served.url, "t")
         approval, choice = interrupts(await client.send("Pay."))
-        other = clients.agent(served.url, "t")  # which does not know that two wait
-        uncovered = await other.run(resume=[resolved(approval, True)])
+        other = clients.agent(served.url, "t")  # this client does not know that two questions are open
+        uncovered = await other.run(resume=[resolve(approval, True)])
         assert uncovered.types == ["RUN_ERROR"]
         assert uncovered.last["code"] == "uncovered_interrupts"
-        misfit = await client.run(resume=[resolved(approval, True), resolved(choice, 5)])
+        misfit = await client.run(resume=[resolve(approval, True), resolve(choice, 5)])
         assert misfit.last["code"] == "invalid_input"
         unknown = await other.run(resume=[{"interruptId": "t:1.0.1", "status": "resolved", "payload": True}])
         assert unknown.last["code"] == "not_waiting"
         assert paid == []
-        told = (await client.run(resume=[resolved(approval, True), resolved(choice, "Oslo")])).check()
-        # Sent again, since the stream broke off: the same answers, and no second payment.
-        again = (await other.run(resume=[resolved(approval, True), resolved(choice, "Oslo")])).check()
-        assert again.messages[-1] == told.messages[-1]
-        changed = await other.run(resume=[resolved(approval, False), resolved(choice, "Oslo")])
+        stream = (await client.run(resume=[resolve(approval, True), resolve(choice, "Oslo")])).check()
+        # Repeated after a connection failure: the same answers, and no second payment.
+        again = (await other.run(resume=[resolve(approval, True), resolve(choice, "Oslo")])).check()
+        assert again.messages[-1] == stream.messages[-1]
+        changed = await other.run(resume=[resolve(approval, False), resolve(choice, "Oslo")])
         assert changed.last["code"] == "not_waiting"
     assert paid == [5]
 
 
-async def test_a_tool_of_the_client_goes_there_and_back() -> None:
-    agent = bank([], [call("show_map", "0", city="Oslo"), call("nowhere", "0")], "There it is.")
+async def test_call_of_a_client_tool_is_sent_and_answered() -> None:
+    agent = make_bank([], [call("show_map", "0", city="Oslo"), call("nowhere", "0")], "There it is.")
     async with node() as clients, serve_agui(agent) as served:
         client = clients.agent(served.url, "t")
-        asked = (await client.send("Where is it?", tools=[SHOW_MAP])).check()
-        [pending] = asked.last["outcome"]["pendingToolCallIds"]
+        first = (await client.send("Where is it?", tools=[SHOW_MAP])).check()
+        [pending] = first.last["outcome"]["pendingToolCallIds"]
         result = {"id": "mine", "role": "tool", "toolCallId": pending, "content": '{"shown": true}'}
-        told = (await client.run(say=[result], tools=[SHOW_MAP])).check()
-    assert told.messages[-1]["content"] == "There it is."
-    results = [each for each in told.messages if each["role"] == "tool" and each["toolCallId"] == pending]
+        second = (await client.run(say=[result], tools=[SHOW_MAP])).check()
+    assert second.messages[-1]["content"] == "There it is."
+    results = [each for each in second.messages if each["role"] == "tool" and each["toolCallId"] == pending]
     assert [(each["id"], value_of(each["content"])) for each in results] == [("mine", {"shown": True})]
 
 
 @pytest.mark.parametrize(
     "bad", [{**SHOW_MAP, "name": "pay"}, {**SHOW_MAP, "parameters": {"type": 5}}, {**SHOW_MAP, "name": "no name"}]
 )
-async def test_a_tool_of_the_client_that_cannot_be_is_refused(bad: dict[str, Any]) -> None:
-    async with node() as clients, serve_agui(bank([], "Done.")) as served:
+async def test_invalid_client_tool_is_refused(bad: dict[str, Any]) -> None:
+    async with node() as clients, serve_agui(make_bank([], "Done.")) as served:
         refused = await clients.agent(served.url, "t").send("Go.", tools=[bad])
         assert refused.types == ["RUN_ERROR"]
         assert refused.last["code"] == "invalid"
         assert await served.runtime.log.list_runs() == []
 
 
-async def test_the_history_of_a_client_is_not_that_of_the_conversation() -> None:
+async def test_history_of_the_conversation_is_not_taken_from_the_client() -> None:
     model = ScriptedModel("One.", "Two.")
     agent = Agent(model, thoughts=False, name="clerk")
     async with node() as clients, serve_agui(agent, log=MemoryEventLog()) as served:

@@ -1,6 +1,6 @@
-"""Every run that the grammar knows, through the official client: it accepts the stream, and has what the log has.
+"""Generated runs through the official client, which must accept the stream and have the messages of the log.
 
-`RXLOOP_AGUI_RUNS=1000` tries that many; by default there are 15.
+`RXLOOP_AGUI_RUNS=1000` sets the number of runs, which is 15 by default.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.service("node-clients")
 
 RUNS = int(os.environ.get("RXLOOP_AGUI_RUNS", "15"))
 ROUNDS = 6
-"""How often a run is answered, before nobody asks any more."""
+"""Maximum number of answers per run."""
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def clients(loop: asyncio.Runner) -> Generator[Node]:
     loop.run(stack.aclose())
 
 
-def answer_to(kind: RandomRun, interrupt: dict[str, Any]) -> dict[str, Any]:
+def answer_interrupt(kind: RandomRun, interrupt: dict[str, Any]) -> dict[str, Any]:
     about = interrupt["metadata"]["rxloop"]
     question = PendingInput(
         input_id="", prompt=interrupt["message"], input_kind=about["kind"], options=about.get("options")
@@ -56,8 +56,8 @@ def answer_to(kind: RandomRun, interrupt: dict[str, Any]) -> dict[str, Any]:
     return {"interruptId": interrupt["id"], "status": "resolved", "payload": kind.answer(question)}
 
 
-async def meddle(kind: RandomRun, served: AgUiEndpoint) -> None:
-    """Do from elsewhere what is to be done to the run in the middle."""
+async def disturb(kind: RandomRun, served: AgUiEndpoint) -> None:
+    """Cancel the run or send messages to it at the generated event."""
     number = 0
     async for event in served.runtime.events:
         number += 1
@@ -68,57 +68,59 @@ async def meddle(kind: RandomRun, served: AgUiEndpoint) -> None:
             await send_message(served.runtime, event.root_task_id)
 
 
-async def answered(kind: RandomRun, client: Client, told: ClientResult) -> ClientResult:
-    """Answer what a run asks, until it is over."""
+async def answer_all(kind: RandomRun, client: Client, stream: ClientResult) -> ClientResult:
+    """Answer the questions of a run until it ends."""
     for _ in range(ROUNDS):
-        told.check()
-        outcome = told.last.get("outcome", {})
+        stream.check()
+        outcome = stream.last.get("outcome", {})
         pending = outcome.get("pendingToolCallIds", [])
         waits = [each["id"] for each in outcome.get("interrupts", [])]
-        if told.last["type"] == "RUN_FINISHED":
-            assert [each["id"] for each in told.pendingInterrupts] == waits
+        if stream.last["type"] == "RUN_FINISHED":
+            assert [each["id"] for each in stream.pendingInterrupts] == waits
         if not pending and not waits:
-            return told
+            return stream
         content = '{"error": "no map here"}' if kind.declines else '{"shown": true}'
         results = [
             {"id": f"{call}-by-hand", "role": "tool", "toolCallId": call, "content": content} for call in pending
         ]
-        resume = [answer_to(kind, each) for each in outcome.get("interrupts", [])]
+        resume = [answer_interrupt(kind, each) for each in outcome.get("interrupts", [])]
         more: dict[str, Any] = {"resume": resume} if resume else {}
-        told = await client.run(say=results, tools=[SHOW_MAP], **more)
-    return told
+        stream = await client.run(say=results, tools=[SHOW_MAP], **more)
+    return stream
 
 
-def shape(messages: list[Message]) -> list[Any]:
-    """The history of the log, in short."""
-    return in_call_order(
+def log_shape(messages: list[Message]) -> list[Any]:
+    """Return the essential parts of the messages in the log."""
+    return sort_results(
         [
             (each.role, each.text, [(call.name, call.raw or "{}") for call in each.tool_calls])
             for each in messages
             if each.role != "system"
-            # What has nothing but reasoning is no message of its own for a client.
+            # A message that has only reasoning is not a separate message for a client.
             and (each.role != "assistant" or each.text or each.tool_calls)
         ]
     )
 
 
-def written(text: str) -> str:
-    """A result in one form, since a client may have written its JSON otherwise."""
+def normalise_result(text: str) -> str:
+    """Convert a result to one form, since clients may format JSON differently."""
     return orjson.dumps(value_of(text)).decode()
 
 
-def in_call_order(messages: list[Any]) -> list[Any]:
-    """Messages with the results of each batch in one order: a client has them as they come."""
-    made: list[Any] = []
+def sort_results(messages: list[Any]) -> list[Any]:
+    """Sort the results of each batch, since a client gets them in the order of completion."""
+    sorted_messages: list[Any] = []
     for tools, batch in groupby(messages, key=lambda message: message[0] == "tool"):
         together = list(batch)
-        made += sorted(((role, written(text), calls) for role, text, calls in together)) if tools else together
-    return made
+        sorted_messages += (
+            sorted(((role, normalise_result(text), calls) for role, text, calls in together)) if tools else together
+        )
+    return sorted_messages
 
 
-def shape_of_client(messages: list[dict[str, Any]]) -> list[Any]:
-    """The conversation that a client has, in short: without reasoning, activities and nested agents."""
-    return in_call_order(
+def client_shape(messages: list[dict[str, Any]]) -> list[Any]:
+    """Return the essential parts of the messages of a client, without reasoning, activities and nested agents."""
+    return sort_results(
         [
             (
                 each["role"],
@@ -131,62 +133,65 @@ def shape_of_client(messages: list[dict[str, Any]]) -> list[Any]:
     )
 
 
-def lasting(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What a client has that comes back; the results of its own tools have ids of its own, wherever it puts them."""
+def stable_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the messages that a reconnected client also gets, without the ids of tool results."""
     results: dict[str, list[Any]] = {}
     for each in messages:
         if each["role"] == "tool":
-            made = {**each, "id": "", "content": written(each["content"])}
-            results.setdefault(each["toolCallId"], []).append(made)
-    lasting: list[dict[str, Any]] = []
+            normalised = {**each, "id": "", "content": normalise_result(each["content"])}
+            results.setdefault(each["toolCallId"], []).append(normalised)
+    stable_messages: list[dict[str, Any]] = []
     for each in messages:
         if each["role"] != "tool" and each.get("activityType") != "rxloop.tool-progress":
-            lasting.append(each)
+            stable_messages.append(each)
             for call in each.get("toolCalls", []):
-                lasting += results.pop(call["id"], [])
+                stable_messages += results.pop(call["id"], [])
     assert results == {}
-    return lasting
+    return stable_messages
 
 
-def by_agent(messages: list[dict[str, Any]], kind: RandomRun) -> list[dict[str, Any]]:
-    """Messages in an order that the log tells: without deltas it has those of agents side by side as they end."""
+def sort_by_agent(messages: list[dict[str, Any]], kind: RandomRun) -> list[dict[str, Any]]:
+    """Sort messages by agent, because a log without deltas has parallel agents in the order of their ends."""
     if kind.keeps_deltas:
         return messages
     return sorted(messages, key=lambda message: message.get("subagentRunId", ""))
 
 
-def same(found: list[Any], expected: list[Any]) -> None:
-    """See that two lists are the same; says where they are not."""
-    for place, (one, other) in enumerate(zip(found, expected, strict=False)):
-        assert one == other, f"at {place}: {one!r} is not {other!r}"
-    assert len(found) == len(expected), f"{found[len(expected) :]!r} is there, {expected[len(found) :]!r} is not"
+def assert_equal(actual: list[Any], expected: list[Any]) -> None:
+    """Assert that two lists are equal, and name the first difference."""
+    for index, (one, other) in enumerate(zip(actual, expected, strict=False)):
+        assert one == other, f"at {index}: {one!r} is not {other!r}"
+    assert len(actual) == len(expected), f"{actual[len(expected) :]!r} is there, {expected[len(actual) :]!r} is not"
 
 
 async def check(kind: RandomRun, clients: Node) -> None:
     log = kind.log()
     async with serve_agui(kind.agent(), log=log) as served:
-        meddling = asyncio.create_task(meddle(kind, served))
+        disturbing = asyncio.create_task(disturb(kind, served))
         client = clients.agent(served.url, "t")
         try:
-            told = await answered(kind, client, await client.send("Go.", tools=[SHOW_MAP]))
+            stream = await answer_all(kind, client, await client.send("Go.", tools=[SHOW_MAP]))
         finally:
-            meddling.cancel()
-            await asyncio.wait([meddling])
+            disturbing.cancel()
+            await asyncio.wait([disturbing])
         [record] = await log.list_runs(context_id="t")
         stored = await history(log, "t", public=True)
         fresh = (await clients.agent(served.url, "t").connect()).check()
         again = (await client.connect()).check()
-        assert PLANTED not in str(told)
+        assert PLANTED not in str(stream)
         assert PLANTED not in str(fresh)
-        same(lasting(again.messages), lasting(fresh.messages))
-        if "metadata" not in told.last:
-            # It was cancelled while it waited, and then got an answer.
-            assert told.last["code"] == "not_waiting", told.last
-        # Otherwise it was cancelled after that, when nobody read it.
-        elif told.last["metadata"]["rxloop"]["cursor"] == fresh.last["metadata"]["rxloop"]["cursor"]:
-            same(by_agent(lasting(fresh.messages), kind), by_agent(lasting(told.messages), kind))
+        assert_equal(stable_messages(again.messages), stable_messages(fresh.messages))
+        if "metadata" not in stream.last:
+            # The run was cancelled while it waited, and then got an answer.
+            assert stream.last["code"] == "not_waiting", stream.last
+        # Otherwise it was cancelled later, without a reader.
+        elif stream.last["metadata"]["rxloop"]["cursor"] == fresh.last["metadata"]["rxloop"]["cursor"]:
+            assert_equal(
+                sort_by_agent(stable_messages(fresh.messages), kind),
+                sort_by_agent(stable_messages(stream.messages), kind),
+            )
             if record.state == "completed":
-                same(shape_of_client(lasting(told.messages)), shape(stored))
+                assert_equal(client_shape(stable_messages(stream.messages)), log_shape(stored))
 
 
 RICH = RandomRun(
@@ -207,24 +212,24 @@ RICH = RandomRun(
     last=turn(Frames(tuple("D-o-n-e-.|"), FRAME), reasoning="Is it?"),
     limits=Limits(tool_failures=None),
 )
-"""Has something of every kind."""
+"""Run with events of all kinds."""
 
 
 @pytest.mark.parametrize("keeps_deltas", [True, False])
-def test_the_official_client_accepts_a_run_that_is_cancelled_at_any_event(
+def test_official_client_accepts_a_run_that_is_cancelled_at_any_event(
     keeps_deltas: bool, loop: asyncio.Runner, clients: Node
 ) -> None:
-    # All places where there is time for it, and otherwise some of them.
-    for place in range(1, 150, max(1, 500 // RUNS)):
-        loop.run(check(replace(RICH, cancel_after=place, keeps_deltas=keeps_deltas), clients))
+    # All positions if there is enough time, and a sample otherwise.
+    for index in range(1, 150, max(1, 500 // RUNS)):
+        loop.run(check(replace(RICH, cancel_after=index, keeps_deltas=keeps_deltas), clients))
 
 
-# Not shrunk: each try takes a server.
+# Examples are not shrunk because each one starts a server.
 @settings(
     max_examples=RUNS,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
 )
 @given(kind=random_run())
-def test_the_official_client_accepts_every_run(kind: RandomRun, loop: asyncio.Runner, clients: Node) -> None:
+def test_official_client_accepts_generated_runs(kind: RandomRun, loop: asyncio.Runner, clients: Node) -> None:
     loop.run(check(kind, clients))

@@ -1,4 +1,4 @@
-"""A client that comes back has what it would have had: wherever it was cut off, and whatever it has kept."""
+"""Messages of clients that reconnect after any event."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ STUMBLING = RandomRun(
 )
 
 
-def lasting(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def stable_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [each for each in messages if each.get("activityType") != "rxloop.tool-progress"]
 
 
 @pytest.mark.parametrize("keeps_deltas", [True, False])
-async def test_a_client_that_was_cut_off_at_any_event_has_all_of_it_when_it_connects(keeps_deltas: bool) -> None:
+async def test_client_cut_off_at_any_event_has_all_messages_after_reconnecting(keeps_deltas: bool) -> None:
     log = MemoryEventLog(keep_deltas=keeps_deltas)
     async with node() as clients, serve_agui(STUMBLING.agent(), log=log, on_disconnect="keep") as served:
         whole = (await clients.agent(served.url, "whole").send("Go.")).check()
         for cut in range(1, len(whole.events), 5 if keeps_deltas else 11):
             client = clients.agent(served.url, f"t{cut}")
             assert len((await client.send("Go.", cut_after=cut)).events) == cut
-            told = (await client.connect()).check()
+            stream = (await client.connect()).check()
             fresh = (await clients.agent(served.url, f"t{cut}").connect()).check()
-            assert lasting(told.messages) == fresh.messages
-            assert [each.get("content") for each in told.messages if each["role"] == "assistant"][-1] == "Itisdone."
-            assert len(lasting(told.messages)) == len(lasting(whole.messages))
+            assert stable_messages(stream.messages) == fresh.messages
+            assert [each.get("content") for each in stream.messages if each["role"] == "assistant"][-1] == "Itisdone."
+            assert len(stable_messages(stream.messages)) == len(stable_messages(whole.messages))
 
 
-async def test_a_run_that_is_asked_for_twice_is_one_run() -> None:
+async def test_repeated_run_id_starts_one_run() -> None:
     model = Model(lambda request: frames("It is-7 C.|", 0.001))
     agent = Agent(model, thoughts=False, name="clerk")
     async with node() as clients, serve_agui(agent) as served:
@@ -57,26 +57,26 @@ async def test_a_run_that_is_asked_for_twice_is_one_run() -> None:
     assert other.last["code"] == "key_used"
 
 
-async def test_what_was_said_before_is_there_when_a_new_client_connects() -> None:
+async def test_new_client_gets_the_earlier_messages() -> None:
     agent = Agent(Model(lambda request: f"{len(request.messages)}"), thoughts=False, name="clerk")
     async with node() as clients, serve_agui(agent) as served:
         client = clients.agent(served.url, "t")
         for text in ("One", "Two", "Three"):
-            told = (await client.send(text)).check()
+            stream = (await client.send(text)).check()
         fresh = (await clients.agent(served.url, "t").connect()).check()
-    assert fresh.messages == told.messages
-    assert [each["content"] for each in told.messages] == ["One", "1", "Two", "3", "Three", "5"]
+    assert fresh.messages == stream.messages
+    assert [each["content"] for each in stream.messages] == ["One", "1", "Two", "3", "Three", "5"]
 
 
-async def test_a_thread_of_somebody_else_is_as_one_that_is_not_there() -> None:
+async def test_thread_of_another_owner_looks_like_an_unknown_thread() -> None:
     agent = Agent(Model(lambda request: "a secret"), tools=TOOLS, thoughts=False, name="clerk")
     async with node() as clients, serve_agui(agent) as served:
         await clients.agent(served.url, "t").send("Go.")
         bob: Client = clients.agent(served.url, "t", token="bob-key")
         nowhere = clients.agent(served.url, "nowhere", token="bob-key")
-        told, nothing = await bob.connect(runId="r"), await nowhere.connect(runId="r")
-        assert [told.types, told.messages] == [nothing.types, []]
-        assert "secret" not in str(told)
+        foreign, unknown = await bob.connect(runId="r"), await nowhere.connect(runId="r")
+        assert [foreign.types, foreign.messages] == [unknown.types, []]
+        assert "secret" not in str(foreign)
         refused = await bob.send("Go.")
         assert refused.types == ["RUN_ERROR"]
         assert refused.last["code"] == "not_found"

@@ -1,4 +1,4 @@
-"""The context that a client sends: the model sees it as data, and the conversation does not have it."""
+"""Context of AG-UI clients, which the model sees as data and the conversation does not store."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ async def look() -> str:
     return "seen"
 
 
-def reader(*turns: Any) -> tuple[ScriptedModel, Agent[Any, Any]]:
+def make_reader(*turns: Any) -> tuple[ScriptedModel, Agent[Any, Any]]:
     model = ScriptedModel(*turns)
     loop = op.standard(before_model=[agui_context()])
     return model, Agent(model, instructions="Be brief.", tools=[look], loop=loop, thoughts=False, name="clerk")
 
 
-async def test_the_model_sees_the_context_as_data_at_the_end_of_each_request() -> None:
-    model, agent = reader(call("look"), "Done.")
+async def test_model_gets_the_context_as_data_at_the_end_of_each_request() -> None:
+    model, agent = make_reader(call("look"), "Done.")
     async with serve_agui(agent) as served:
         _, events = await post(f"{served.url}/", {**RUN_INPUT, "context": CONTEXT})
     assert events[-1]["type"] == "RUN_FINISHED"
@@ -43,8 +43,8 @@ async def test_the_model_sees_the_context_as_data_at_the_end_of_each_request() -
     assert len(model.requests) == 2
 
 
-async def test_the_context_is_in_no_message_of_the_conversation() -> None:
-    model, agent = reader("One.", "Two.")
+async def test_context_is_in_no_message_of_the_conversation() -> None:
+    model, agent = make_reader("One.", "Two.")
     async with serve_agui(agent) as served:
         await post(f"{served.url}/", {**RUN_INPUT, "context": CONTEXT})
         again = {"threadId": "t", "runId": "r2", "messages": [{"id": "m2", "role": "user", "content": "And?"}]}
@@ -53,18 +53,18 @@ async def test_the_context_is_in_no_message_of_the_conversation() -> None:
         written, _ = await post(f"{served.url}/connect", {**RUN_INPUT, "runId": "c"})
     assert [message.text for message in stored if message.role != "system"] == ["Go.", "One.", "And?", "Two."]
     assert not any(b"Invoice" in frame for frame in written)
-    # The next run has the context that was sent with it: here none.
+    # The next run was sent without context.
     assert model.requests[-1].tail == ()
 
 
-async def test_metadata_of_another_form_is_no_context() -> None:
-    model, agent = reader("Done.", "Done.")
+async def test_invalid_context_metadata_is_ignored() -> None:
+    model, agent = make_reader("Done.", "Done.")
     for odd in ("text", {"context": []}):
         await agent.run("Go.", metadata={"agui": odd})
     assert [request.tail for request in model.requests] == [(), ()]
 
 
-async def test_numbers_that_only_python_has_are_shown_too() -> None:
-    model, agent = reader("Done.")
+async def test_large_integers_in_the_context_are_sent_to_the_model() -> None:
+    model, agent = make_reader("Done.")
     await agent.run("Go.", metadata={"agui": {"context": [{"description": "Atoms", "value": 10**30}]}})
     assert str(10**30) in model.requests[0].tail[0].text

@@ -1,4 +1,4 @@
-"""The door itself: what it writes, what it refuses, how a client stops a run, and how the server goes away."""
+"""Frames, refusals, cancellation and shutdown of the AG-UI adapter."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SECRETS = RandomRun(
 )
 
 
-async def test_frames_are_what_the_official_encoder_writes_and_have_nothing_planted_in_them() -> None:
+async def test_frames_equal_those_of_the_official_encoder_and_contain_no_secrets() -> None:
     official: TypeAdapter[Any] = TypeAdapter(Event)
     async with serve_agui(SECRETS.agent()) as served:
         written, events = await post(f"{served.url}/", RUN_INPUT)
@@ -72,7 +72,7 @@ async def test_frames_are_what_the_official_encoder_writes_and_have_nothing_plan
         ),
     ],
 )
-async def test_a_request_that_cannot_be_is_a_run_error_alone(body: Any, code: str | None) -> None:
+async def test_invalid_request_is_answered_with_a_run_error_only(body: Any, code: str | None) -> None:
     async with serve_agui(Agent(ScriptedModel("Done."), thoughts=False, name="clerk")) as served:
         _, events = await post(f"{served.url}/", body)
         if code is not None:
@@ -81,13 +81,13 @@ async def test_a_request_that_cannot_be_is_a_run_error_alone(body: Any, code: st
             assert await served.runtime.log.list_runs() == []
 
 
-async def test_nobody_runs_without_a_token() -> None:
+async def test_request_with_an_invalid_token_is_refused() -> None:
     async with serve_agui(Agent(ScriptedModel("Done."), thoughts=False, name="clerk")) as served:
         _, events = await post(f"{served.url}/", RUN_INPUT, authorization="Bearer nobody")
     assert [(each["type"], each["code"]) for each in events] == [("RUN_ERROR", "unauthorized")]
 
 
-async def test_the_state_of_the_application_is_a_custom_event() -> None:
+async def test_application_state_is_sent_as_a_snapshot() -> None:
     @tool
     async def paint(ctx: RunContext[Any]) -> str:
         """Paint."""
@@ -102,7 +102,7 @@ async def test_the_state_of_the_application_is_a_custom_event() -> None:
 
 
 @pytest.mark.service("node-clients")
-async def test_a_client_stops_a_run_by_leaving() -> None:
+async def test_client_that_disconnects_cancels_the_run() -> None:
     agent = Agent(ScriptedModel(frames("on -and -on", 0.001)), thoughts=False, name="clerk")
     async with node() as clients, serve_agui(agent) as served:
         stopped = await clients.agent(served.url, "t").send("Go.", abort_after=3)
@@ -114,7 +114,7 @@ async def test_a_client_stops_a_run_by_leaving() -> None:
     assert record.state == "canceled"
 
 
-async def test_a_server_that_goes_away_says_so() -> None:
+async def test_drained_server_sends_a_run_error() -> None:
     agent = Agent(ScriptedModel(frames("on -and -on", 0.001)), thoughts=False, name="clerk")
     async with serve_agui(agent) as served:
         asking = asyncio.create_task(post(f"{served.url}/", RUN_INPUT))

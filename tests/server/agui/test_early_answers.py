@@ -1,4 +1,4 @@
-"""Answers that a client of AG-UI sends to a run while other calls of the run are at work, in any attempt."""
+"""Answers of AG-UI clients to a run whose other calls still work, in any attempt."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BODY: dict[str, Any] = {**RUN_INPUT, "state": {}, "tools": [SHOW_MAP], "context"
 
 
 class Clerk:
-    """An agent that asks while another tool of it works, and a client of it."""
+    """Agent that asks while another tool works, with a client."""
 
     def __init__(self, *turns: Any) -> None:
         self.paid: list[int] = []
@@ -39,7 +39,7 @@ class Clerk:
 
         @tool
         async def slow() -> str:
-            """Work until it is released."""
+            """Work until the test releases it."""
             await self.release.wait()
             return "slow"
 
@@ -47,20 +47,20 @@ class Clerk:
         self.agent: Agent[Any, Any] = Agent(self.model, tools=[pay, slow], thoughts=False, name="clerk")
 
     def send(self, number: int, **changes: Any) -> asyncio.Task[list[dict[str, Any]]]:
-        """Send a request, and read its stream meanwhile."""
+        """Send a request, and read its stream in the background."""
 
-        async def sent() -> list[dict[str, Any]]:
+        async def stream() -> list[dict[str, Any]]:
             return (await post(self.served.url, {**BODY, "runId": f"r{number}", **changes}))[1]
 
-        task = asyncio.ensure_future(sent())
+        task = asyncio.ensure_future(stream())
         self.requests.append(task)
         return task
 
     def entry(self, input_id: str, payload: Any = True) -> dict[str, Any]:
         return {"interruptId": f"{self.task_id}:{input_id}", "status": "resolved", "payload": payload}
 
-    async def asked(self, *input_ids: str) -> None:
-        """Wait until these questions of the run are open, and no others."""
+    async def wait_for_questions(self, *input_ids: str) -> None:
+        """Wait until exactly these questions of the run are open."""
 
         async def wait() -> None:
             log = self.served.runtime.log
@@ -72,19 +72,19 @@ class Clerk:
 
         await asyncio.wait_for(wait(), 5)
 
-    async def has_paid(self, *amounts: int) -> None:
+    async def wait_for_payments(self, *amounts: int) -> None:
         await asyncio.wait_for(wait_until(lambda: self.paid == list(amounts)), 5)
 
     async def finish(self) -> None:
-        """Let the run come to its end, and check that every request was accepted."""
+        """Let the run end, and check that every request was accepted."""
         self.release.set()
-        for told in await asyncio.wait_for(asyncio.gather(*self.requests), 10):
-            assert told[-1]["type"] == "RUN_FINISHED", told[-1]
+        for events in await asyncio.wait_for(asyncio.gather(*self.requests), 10):
+            assert events[-1]["type"] == "RUN_FINISHED", events[-1]
         assert (await self.served.runtime.get_record(self.task_id)).state == "completed"
 
 
 @contextlib.asynccontextmanager
-async def serving(clerk: Clerk) -> AsyncGenerator[None]:
+async def serve(clerk: Clerk) -> AsyncGenerator[None]:
     async with serve_agui(clerk.agent, on_disconnect="keep") as clerk.served:
         try:
             yield
@@ -94,104 +94,104 @@ async def serving(clerk: Clerk) -> AsyncGenerator[None]:
                 each.cancel()
 
 
-def two_attempts() -> Clerk:
-    """A run whose second attempt asks while another call works."""
+def make_two_attempts() -> Clerk:
+    """Make a run whose second attempt asks while another call works."""
     return Clerk(call("pay", amount=1), [call("pay", amount=2), call("slow")], "Done.")
 
 
 @pytest.mark.parametrize("repeats", [False, True], ids=["only the new answer", "with the earlier answer"])
-async def test_an_early_answer_counts_in_a_second_attempt(repeats: bool) -> None:  # P24
-    clerk = two_attempts()
-    async with serving(clerk):
+async def test_early_answer_is_accepted_in_a_second_attempt(repeats: bool) -> None:  # P24
+    clerk = make_two_attempts()
+    async with serve(clerk):
         await clerk.send(1)
-        await clerk.asked("1.0.1")
+        await clerk.wait_for_questions("1.0.1")
         clerk.send(2, resume=[clerk.entry("1.0.1")])
-        await clerk.has_paid(1)
-        await clerk.asked("2.0.1")
+        await clerk.wait_for_payments(1)
+        await clerk.wait_for_questions("2.0.1")
         earlier = [clerk.entry("1.0.1")] if repeats else []
         clerk.send(3, resume=[*earlier, clerk.entry("2.0.1")])
-        await clerk.has_paid(1, 2)
+        await clerk.wait_for_payments(1, 2)
         await clerk.finish()
 
 
-async def test_an_early_answer_counts_beside_an_earlier_result_of_the_client() -> None:  # P24
+async def test_early_answer_is_accepted_next_to_an_earlier_client_tool_result() -> None:  # P24
     clerk = Clerk(call("show_map", city="Oslo"), [call("pay", amount=2), call("slow")], "Done.")
-    async with serving(clerk):
-        told = await clerk.send(1)
-        [pending] = told[-1]["outcome"]["pendingToolCallIds"]
+    async with serve(clerk):
+        events = await clerk.send(1)
+        [pending] = events[-1]["outcome"]["pendingToolCallIds"]
         result = {"id": "mine", "role": "tool", "toolCallId": pending, "content": '{"shown": true}'}
         messages = [*BODY["messages"], result]
-        await clerk.asked("1.0.1")
+        await clerk.wait_for_questions("1.0.1")
         clerk.send(2, messages=messages)
-        await clerk.asked("2.0.1")
+        await clerk.wait_for_questions("2.0.1")
         clerk.send(3, messages=messages, resume=[clerk.entry("2.0.1")])
-        await clerk.has_paid(2)
+        await clerk.wait_for_payments(2)
         await clerk.finish()
 
 
-async def test_a_question_left_open_by_an_answer_of_another_client_is_answered_early() -> None:  # P24
+async def test_question_left_open_by_another_client_can_be_answered_early() -> None:  # P24
     clerk = Clerk([call("pay", amount=1), call("pay", amount=2), call("slow")], "Done.")
-    async with serving(clerk):
+    async with serve(clerk):
         first = clerk.send(1)
-        await clerk.asked("1.0.1", "1.1.1")
+        await clerk.wait_for_questions("1.0.1", "1.1.1")
         clerk.release.set()
         await first
         clerk.release.clear()
         await clerk.served.runtime.answer(clerk.task_id, {"1.0.1": True})
-        await clerk.has_paid(1)
-        await clerk.asked("1.1.1")
+        await clerk.wait_for_payments(1)
+        await clerk.wait_for_questions("1.1.1")
         clerk.send(2, resume=[clerk.entry("1.1.1")])
-        await clerk.has_paid(1, 2)
+        await clerk.wait_for_payments(1, 2)
         await clerk.finish()
 
 
 async def test_two_early_questions_of_a_second_attempt_are_answered_one_by_one() -> None:  # P24
     calls = [call("pay", amount=2), call("pay", amount=3), call("slow")]
     clerk = Clerk(call("pay", amount=1), calls, "Done.")
-    async with serving(clerk):
+    async with serve(clerk):
         await clerk.send(1)
-        await clerk.asked("1.0.1")
+        await clerk.wait_for_questions("1.0.1")
         clerk.send(2, resume=[clerk.entry("1.0.1")])
-        await clerk.asked("2.0.1", "2.1.1")
+        await clerk.wait_for_questions("2.0.1", "2.1.1")
         clerk.send(3, resume=[clerk.entry("2.1.1")])
-        await clerk.has_paid(1, 3)
+        await clerk.wait_for_payments(1, 3)
         clerk.send(4, resume=[clerk.entry("2.0.1")])
-        await clerk.has_paid(1, 3, 2)
+        await clerk.wait_for_payments(1, 3, 2)
         await clerk.finish()
 
 
 @pytest.mark.parametrize("attempt", [1, 2])
-async def test_a_client_sends_the_result_of_its_tool_early(attempt: int) -> None:  # P24
+async def test_client_can_send_the_result_of_its_tool_early(attempt: int) -> None:  # P24
     before = [call("pay", amount=1)] if attempt == 2 else []
     clerk = Clerk(*before, [call("show_map", city="Oslo"), call("slow")], "Done.")
-    async with serving(clerk):
+    async with serve(clerk):
         if attempt == 2:
             await clerk.send(1)
-            await clerk.asked("1.0.1")
+            await clerk.wait_for_questions("1.0.1")
             clerk.send(2, resume=[clerk.entry("1.0.1")])
         else:
             clerk.send(1)
-        await clerk.asked(f"{attempt}.0.1")
+        await clerk.wait_for_questions(f"{attempt}.0.1")
         result = {"id": "x", "role": "tool", "toolCallId": f"{clerk.task_id}:{attempt}:0", "content": "5"}
         clerk.send(3, messages=[*BODY["messages"], result])
-        await clerk.asked()
+        await clerk.wait_for_questions()
         await clerk.finish()
 
 
 @pytest.mark.parametrize("attempt", [1, 2])
-async def test_what_a_person_says_with_an_early_answer_enters_the_history(attempt: int) -> None:  # P24
+async def test_message_sent_with_an_early_answer_is_in_the_history(attempt: int) -> None:  # P24
     before = [call("pay", amount=1)] if attempt == 2 else []
     clerk = Clerk(*before, [call("pay", amount=2), call("slow")], "Done.")
-    async with serving(clerk):
+    async with serve(clerk):
         if attempt == 2:
             await clerk.send(1)
-            await clerk.asked("1.0.1")
+            await clerk.wait_for_questions("1.0.1")
             clerk.send(2, resume=[clerk.entry("1.0.1")])
         else:
             clerk.send(1)
-        await clerk.asked(f"{attempt}.0.1")
-        said = {"id": "more", "role": "user", "content": "And quickly."}
-        clerk.send(3, messages=[*BODY["messages"], said], resume=[clerk.entry(f"{attempt}.0.1")])
-        await clerk.asked()
+        await clerk.wait_for_questions(f"{attempt}.0.1")
+        message = {"id": "more", "role": "user", "content": "And quickly."}
+        clerk.send(3, messages=[*BODY["messages"], message], resume=[clerk.entry(f"{attempt}.0.1")])
+        await clerk.wait_for_questions()
         await clerk.finish()
     assert [each.text for each in clerk.model.requests[-1].messages if each.role == "user"] == ["Go.", "And quickly."]

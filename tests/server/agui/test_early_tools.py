@@ -1,4 +1,4 @@
-"""Tools that start before their message is complete, which then breaks off: what they did is in no message."""
+"""Early tool calls whose message fails, so that no message has their results."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ async def look(n: int) -> str:
     return f"seen {n}"
 
 
-class BreaksOff(Model):
-    """Its first answer breaks off behind a call that is complete."""
+class FailingModel(Model):
+    """Model whose first answer fails after a complete call."""
 
     def call(self, request: ModelRequest) -> Observable[Event]:
         if request.pressure or request.step != "1":
@@ -44,19 +44,21 @@ class BreaksOff(Model):
 
 @pytest.mark.parametrize("keep_deltas", [True, False])
 @pytest.mark.parametrize("calls", [[], [call("look", "a", n=2)], [call("look", "a", n=2), call("look", "b", n=3)]])
-async def test_what_a_tool_did_for_a_message_that_broke_off_is_taken_back(calls: list[Any], keep_deltas: bool) -> None:
-    def said(request: ModelRequest) -> Any:
+async def test_results_of_a_failed_message_are_removed(calls: list[Any], keep_deltas: bool) -> None:
+    def answer_request(request: ModelRequest) -> Any:
         return "Done." if any(message.role == "tool" for message in request.messages) else turn("Well.", calls=calls)
 
-    agent = Agent(BreaksOff(said), tools=[look], thoughts=False, name="clerk", loop=op.standard(early=True))
+    agent = Agent(
+        FailingModel(answer_request), tools=[look], thoughts=False, name="clerk", loop=op.standard(early=True)
+    )
     log = MemoryEventLog(keep_deltas=keep_deltas)
     async with node() as clients, serve_agui(agent, log=log) as served:
-        told = (await clients.agent(served.url, "t").send("Go.")).check()
+        stream = (await clients.agent(served.url, "t").send("Go.")).check()
         fresh = (await clients.agent(served.url, "t").connect()).check()
         [record] = await log.list_runs()
         assert "tool-voided" in [event.kind for event in await log.read(record.task_id)]
-    assert "seen 1" not in str(told.messages)
-    assert [each["content"] for each in told.messages if each["role"] == "tool"] == [
+    assert "seen 1" not in str(stream.messages)
+    assert [each["content"] for each in stream.messages if each["role"] == "tool"] == [
         f"seen {n + 2}" for n in range(len(calls))
     ]
-    assert fresh.messages == told.messages
+    assert fresh.messages == stream.messages

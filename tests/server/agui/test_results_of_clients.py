@@ -15,6 +15,6 @@ from rxloop.server.agui.requests import result_of
         ("closed", "closed", {"error": "closed"}),
     ],
 )
-def test_a_failure_of_a_client_keeps_its_content(content: str, error: str | None, result: object) -> None:  # P6
+def test_error_of_a_client_tool_keeps_its_content(content: str, error: str | None, result: object) -> None:  # P6
     message = ToolMessage(id="m", role="tool", tool_call_id="c", content=content, error=error)
     assert result_of(message) == result

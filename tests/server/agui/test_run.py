@@ -1,4 +1,4 @@
-"""A run over AG-UI, with the official client."""
+"""Run over AG-UI with the official client."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from support.clients.agui import node, serve_agui
 pytestmark = pytest.mark.service("node-clients")
 
 
-async def test_a_text_streams() -> None:
+async def test_answer_is_streamed_to_the_client() -> None:
     agent = Agent(ScriptedModel(frames("It -is -7 C.|", 0.001)), thoughts=False, name="clerk")
     async with node() as clients, serve_agui(agent) as served:
-        told = (await clients.agent(served.url, "t1").send("Weather?")).check()
-    print(told.types, told.messages)
-    assert told.messages[-1]["content"] == "It is 7 C."
+        stream = (await clients.agent(served.url, "t1").send("Weather?")).check()
+    print(stream.types, stream.messages)
+    assert stream.messages[-1]["content"] == "It is 7 C."

@@ -1,4 +1,4 @@
-"""A client that connects while its run has nothing to say has the thread at once."""
+"""Connections to a run that emits no events at the moment."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from support.clients.agui_posts import RUN_INPUT
 
 
 @pytest.mark.parametrize("hidden", [False, True])
-async def test_a_client_that_connects_does_not_wait_for_the_next_event(hidden: bool) -> None:
+async def test_connecting_client_gets_the_thread_without_waiting_for_an_event(hidden: bool) -> None:
     works, done = asyncio.Event(), asyncio.Event()
 
     @tool(hidden=hidden)
     async def toil() -> str:
-        """Toil."""
+        """Work until the test ends."""
         works.set()
         await done.wait()
         return "done"
@@ -36,12 +36,12 @@ async def test_a_client_that_connects_does_not_wait_for_the_next_event(hidden: b
             "POST", f"{served.url}/connect", json={**RUN_INPUT, "runId": "c", "messages": []}
         ) as answer:
             lines = answer.aiter_lines()
-            begun = orjson.loads((await anext(lines))[6:])
+            run_started = orjson.loads((await anext(lines))[6:])
             await anext(lines)
-            shown = orjson.loads((await anext(lines))[6:])
+            snapshot = orjson.loads((await anext(lines))[6:])
             done.set()
-            rest = [orjson.loads(line[6:]) async for line in lines if line.startswith("data: ")]
+            remaining = [orjson.loads(line[6:]) async for line in lines if line.startswith("data: ")]
         await started
-    assert begun["type"] == "RUN_STARTED"
-    assert [each["content"] for each in shown["messages"] if "content" in each] == ["Go.", "I toil."]
-    assert rest[-1]["outcome"] == {"type": "success"}
+    assert run_started["type"] == "RUN_STARTED"
+    assert [each["content"] for each in snapshot["messages"] if "content" in each] == ["Go.", "I toil."]
+    assert remaining[-1]["outcome"] == {"type": "success"}

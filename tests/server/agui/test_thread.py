@@ -1,4 +1,4 @@
-"""A thread with many runs: what a request reads of it."""
+"""Cost of a request in a thread with many runs."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from support.clients.agui_posts import post
 RUNS = 12
 
 
-class Counting(SqliteEventLog):
-    """A log that counts the records it lists."""
+class CountingLog(SqliteEventLog):
+    """Log that counts the records it lists."""
 
     listed = 0
 
-    async def list_runs(self, **wanted: Any) -> Sequence[RunRecord]:
-        found = await super().list_runs(**wanted)
-        self.listed += len(found)
-        return found
+    async def list_runs(self, **filters: Any) -> Sequence[RunRecord]:
+        records = await super().list_runs(**filters)
+        self.listed += len(records)
+        return records
 
 
-def asked(number: int) -> dict[str, Any]:
+def make_request(number: int) -> dict[str, Any]:
     messages = [{"id": f"m{number}", "role": "user", "content": "Go."}]
     return {"threadId": "t", "runId": f"r{number}", "messages": messages}
 
 
-async def test_a_request_does_not_list_the_runs_that_its_thread_has_had(tmp_path: Path) -> None:
-    log = Counting(tmp_path / "runs.db")
+async def test_request_does_not_list_the_earlier_runs_of_its_thread(tmp_path: Path) -> None:
+    log = CountingLog(tmp_path / "runs.db")
     agent = Agent(ScriptedModel(*["Done."] * RUNS), thoughts=False, name="clerk")
     async with serve_agui(agent, log=log) as served:
         counts: list[int] = []
         for number in range(RUNS):
             before = log.listed
-            _, events = await post(f"{served.url}/", asked(number))
+            _, events = await post(f"{served.url}/", make_request(number))
             assert events[-1]["type"] == "RUN_FINISHED"
             counts.append(log.listed - before)
     assert counts[-1] == counts[1]

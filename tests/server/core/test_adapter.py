@@ -1,4 +1,4 @@
-"""An adapter of one's own, with the endpoints, refusals and streams of the kit."""
+"""Custom adapter with the endpoints, refusals and streams of the kit."""
 
 from __future__ import annotations
 
@@ -52,19 +52,19 @@ class PlainText(Adapter):
         raise ZeroDivisionError("a secret")
 
 
-def runtime_of(model: ScriptedModel) -> Runtime:
+def make_runtime(model: ScriptedModel) -> Runtime:
     return Runtime({"a": Agent(model)}, log=MemoryEventLog(), grace=0.2)
 
 
-def client_of(app: Adapter) -> httpx.AsyncClient:
+def make_client(app: Adapter) -> httpx.AsyncClient:
     headers = {"authorization": "Bearer ann-key"}
     return httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://x", headers=headers)
 
 
 async def test_endpoints_are_authenticated_and_read_checked_bodies() -> None:
-    async with runtime_of(ScriptedModel("Blue.")) as runtime:
+    async with make_runtime(ScriptedModel("Blue.")) as runtime:
         app = PlainText(runtime, agent="a", auth=bearer(TOKENS), limits=ServerLimits(body=100))
-        async with client_of(app) as client:
+        async with make_client(app) as client:
             answer = await client.post("/runs", json={"text": "Which color?"})
             count = await client.get("/runs")
             wrong = [
@@ -74,7 +74,9 @@ async def test_endpoints_are_authenticated_and_read_checked_bodies() -> None:
                 await client.get("/nothing"),
             ]
 
-    assert (answer.text, answer.headers["content-type"], count.text) == ("<Blue.>", "text/plain", "1")
+    assert answer.text == "<Blue.>"
+    assert answer.headers["content-type"] == "text/plain"
+    assert count.text == "1"
     assert [(each.status_code, each.text.partition(":")[0]) for each in wrong] == [
         (422, "invalid"),
         (413, "too_large"),
@@ -84,24 +86,26 @@ async def test_endpoints_are_authenticated_and_read_checked_bodies() -> None:
 
 
 async def test_unknown_method_lists_all_methods_of_the_path() -> None:
-    async with runtime_of(ScriptedModel()) as runtime, client_of(PlainText(runtime, agent="a")) as client:
+    async with make_runtime(ScriptedModel()) as runtime, make_client(PlainText(runtime, agent="a")) as client:
         answer = await client.delete("/runs")
 
-    assert (answer.status_code, answer.text) == (405, "method_not_allowed: this path does not take this method")
+    assert answer.status_code == 405
+    assert answer.text == "method_not_allowed: this path does not take this method"
     assert {*answer.headers["allow"].split(", ")} == {"GET", "HEAD", "POST"}
 
 
-async def test_exception_of_a_handler_is_logged_and_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    async with runtime_of(ScriptedModel()) as runtime:
-        async with client_of(PlainText(runtime, agent="a", auth=bearer(TOKENS))) as client:
+async def test_exception_of_a_handler_is_logged_and_not_revealed(caplog: pytest.LogCaptureFixture) -> None:
+    async with make_runtime(ScriptedModel()) as runtime:
+        async with make_client(PlainText(runtime, agent="a", auth=bearer(TOKENS))) as client:
             answer = await client.get("/broken", headers={"authorization": ""})
 
-    assert (answer.status_code, answer.text) == (500, "internal: the server failed")
+    assert answer.status_code == 500
+    assert answer.text == "internal: the server failed"
     assert "GET /broken failed" in caplog.text
 
 
-async def test_stream_that_is_drained_ends_with_the_last_words_of_its_writer() -> None:
-    async with runtime_of(ScriptedModel(frames("-It is", 0.01))) as runtime:
+async def test_drained_stream_ends_with_the_last_frame_of_its_writer() -> None:
+    async with make_runtime(ScriptedModel(frames("-It is", 0.01))) as runtime:
         app = PlainText(runtime, agent="a", heartbeat=None)
         async with serve_app(app) as url, httpx.AsyncClient(base_url=url) as client:
             async with client.stream("POST", "/runs", json={"text": "Which color?"}) as answer:
@@ -115,8 +119,8 @@ async def test_stream_that_is_drained_ends_with_the_last_words_of_its_writer() -
     assert text == "<It is!"
 
 
-async def test_client_that_leaves_ends_its_stream_and_its_run() -> None:
-    async with runtime_of(ScriptedModel(frames("-It is", 0.01))) as runtime:
+async def test_client_that_disconnects_ends_its_stream_and_its_run() -> None:
+    async with make_runtime(ScriptedModel(frames("-It is", 0.01))) as runtime:
         app = PlainText(runtime, agent="a", heartbeat=0.01)
         async with serve_app(app) as url:
             client = await RawConnection.connect(url)
@@ -139,6 +143,6 @@ async def test_client_that_leaves_ends_its_stream_and_its_run() -> None:
         ({"agent": "b"}, "there is no agent 'b': the runtime has a"),
     ],
 )
-def test_wrong_options_are_refused(options: dict[str, Any], words: str) -> None:
+def test_invalid_options_are_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
-        PlainText(runtime_of(ScriptedModel()), **options)
+        PlainText(make_runtime(ScriptedModel()), **options)

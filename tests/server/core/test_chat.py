@@ -1,4 +1,4 @@
-"""What has begun in a chat ends once, in whatever way a run goes."""
+"""Chat items, which end exactly once for every course of a run."""
 
 from __future__ import annotations
 
@@ -26,35 +26,37 @@ from rxloop.server.core.chat_fold import chat
 CALL = ToolCall(id="0", name="weather", arguments={"city": "Oslo"}, raw='{"city": "Oslo"}')
 
 
-def at(cls: type[Event], /, step: str = "1", **fields: Any) -> Event:
+def make_event(cls: type[Event], /, step: str = "1", **fields: Any) -> Event:
     return cls(task_id="t", context_id="c", attempt=1, step=step, **fields)
 
 
-def llm(step: str = "1") -> Event:
-    return at(LLMCallEvent, step, iteration=1, model="m", message_count=1, tool_count=0, estimated_input_tokens=1)
+def llm_call(step: str = "1") -> Event:
+    return make_event(
+        LLMCallEvent, step, iteration=1, model="m", message_count=1, tool_count=0, estimated_input_tokens=1
+    )
 
 
-def told(*events: Event) -> list[str]:
-    """What a door is told, each change in a few letters."""
-    found: list[Any] = []
-    rx.from_iterable(events).pipe(chat()).subscribe(found.append)
-    return [_written(each) for each in found]
+def describe_items(*events: Event) -> list[str]:
+    """Return the chat items for events in a short form."""
+    items: list[Any] = []
+    rx.from_iterable(events).pipe(chat()).subscribe(items.append)
+    return [_describe(each) for each in items]
 
 
-def _written(item: Any) -> str:
+def _describe(item: Any) -> str:
     if isinstance(item, Event):
         return item.kind
-    rest: Sequence[Any] = item[1:]
-    return " ".join([type(item).__name__, *(each for each in rest if isinstance(each, str))])
+    fields: Sequence[Any] = item[1:]
+    return " ".join([type(item).__name__, *(each for each in fields if isinstance(each, str))])
 
 
-def test_a_text_begins_once_and_ends_once() -> None:
-    assert told(
-        llm(),
-        at(ContentDeltaEvent, delta="He"),
-        at(ContentDeltaEvent, delta="y"),
-        at(UsageEvent, input_tokens=1),
-        at(ContentCompleteEvent, content="Hey"),
+def test_text_starts_once_and_ends_once() -> None:
+    assert describe_items(
+        llm_call(),
+        make_event(ContentDeltaEvent, delta="He"),
+        make_event(ContentDeltaEvent, delta="y"),
+        make_event(UsageEvent, input_tokens=1),
+        make_event(ContentCompleteEvent, content="Hey"),
     ) == [
         "StepBegan t:1",
         "TextBegan t:1",
@@ -66,13 +68,13 @@ def test_a_text_begins_once_and_ends_once() -> None:
     ]
 
 
-def test_a_reader_without_deltas_gets_whole_messages() -> None:
-    assert told(
-        llm(),
-        at(ThoughtStreamEvent, content="Hm.", source="reasoning"),
-        at(ContentCompleteEvent, content="Hey", reasoning="Hm.", tool_calls=[CALL]),
-        at(ToolStartEvent, call=CALL, idempotency_key="k"),
-        at(ToolCompleteEvent, call=CALL, success=True, content="sunny"),
+def test_reader_without_deltas_gets_whole_messages() -> None:
+    assert describe_items(
+        llm_call(),
+        make_event(ThoughtStreamEvent, content="Hm.", source="reasoning"),
+        make_event(ContentCompleteEvent, content="Hey", reasoning="Hm.", tool_calls=[CALL]),
+        make_event(ToolStartEvent, call=CALL, idempotency_key="k"),
+        make_event(ToolCompleteEvent, call=CALL, success=True, content="sunny"),
     ) == [
         "StepBegan t:1",
         "ReasoningBegan t:1:reasoning",
@@ -90,21 +92,23 @@ def test_a_reader_without_deltas_gets_whole_messages() -> None:
     ]
 
 
-def test_a_reader_that_missed_deltas_gets_the_rest_of_the_text() -> None:
-    assert told(llm(), at(ContentDeltaEvent, delta="He"), at(ContentCompleteEvent, content="Hey you"))[2:4] == [
+def test_reader_that_missed_deltas_gets_the_rest_of_the_text() -> None:
+    assert describe_items(
+        llm_call(), make_event(ContentDeltaEvent, delta="He"), make_event(ContentCompleteEvent, content="Hey you")
+    )[2:4] == [
         "TextDelta t:1 He",
         "TextDelta t:1 y you",
     ]
 
 
-def test_what_a_second_try_of_a_step_makes_void_is_told() -> None:
-    assert told(
-        llm(),
-        at(ContentDeltaEvent, delta="wrong"),
-        at(ToolCallDeltaEvent, index=0, tool_call_id="0", name="weather", fragment='{"ci'),
-        llm(),
-        at(ContentDeltaEvent, delta="right"),
-        at(ContentCompleteEvent, content="right"),
+def test_items_of_a_failed_try_are_reported_as_void() -> None:
+    assert describe_items(
+        llm_call(),
+        make_event(ContentDeltaEvent, delta="wrong"),
+        make_event(ToolCallDeltaEvent, index=0, tool_call_id="0", name="weather", fragment='{"ci'),
+        llm_call(),
+        make_event(ContentDeltaEvent, delta="right"),
+        make_event(ContentCompleteEvent, content="right"),
     ) == [
         "StepBegan t:1",
         "TextBegan t:1",
@@ -122,8 +126,10 @@ def test_what_a_second_try_of_a_step_makes_void_is_told() -> None:
     ]
 
 
-def test_a_message_that_comes_out_differently_makes_void_what_was_shown() -> None:
-    assert told(llm(), at(ContentDeltaEvent, delta="a secret"), at(ContentCompleteEvent, content="nothing"))[-6:] == [
+def test_shown_text_is_void_when_the_final_message_differs() -> None:
+    assert describe_items(
+        llm_call(), make_event(ContentDeltaEvent, delta="a secret"), make_event(ContentCompleteEvent, content="nothing")
+    )[-6:] == [
         "StepEnded t:1 void",
         "StepBegan t:1:2",
         "TextBegan t:1:2",
@@ -133,12 +139,12 @@ def test_a_message_that_comes_out_differently_makes_void_what_was_shown() -> Non
     ]
 
 
-def test_a_reader_that_comes_in_the_middle_of_arguments_gets_all_of_them_under_the_same_id() -> None:
-    assert told(
-        llm(),
-        at(ToolCallDeltaEvent, index=0, tool_call_id="0", name="weather", fragment='"Oslo"}'),
-        at(ContentCompleteEvent, content="", tool_calls=[CALL]),
-        at(ToolStartEvent, index=0, call=CALL, idempotency_key="k"),
+def test_reader_that_starts_within_arguments_gets_all_of_them_under_the_same_id() -> None:
+    assert describe_items(
+        llm_call(),
+        make_event(ToolCallDeltaEvent, index=0, tool_call_id="0", name="weather", fragment='"Oslo"}'),
+        make_event(ContentCompleteEvent, content="", tool_calls=[CALL]),
+        make_event(ToolStartEvent, index=0, call=CALL, idempotency_key="k"),
     )[2:] == [
         'CallDelta t:1:0 "Oslo"}',
         "CallVoided t:1:0",
@@ -152,13 +158,13 @@ def test_a_reader_that_comes_in_the_middle_of_arguments_gets_all_of_them_under_t
     ]
 
 
-def test_a_call_that_was_answered_before_its_message_was_void_has_its_result_again() -> None:
-    assert told(
-        llm(),
-        at(ToolStartEvent, index=0, call=CALL, idempotency_key="k"),
-        at(ToolCompleteEvent, index=0, call=CALL, content="Rain", success=True),
-        at(ContentDeltaEvent, delta="look."),
-        at(ContentCompleteEvent, content="Let me look.", tool_calls=[CALL]),
+def test_result_is_repeated_when_its_message_was_void() -> None:
+    assert describe_items(
+        llm_call(),
+        make_event(ToolStartEvent, index=0, call=CALL, idempotency_key="k"),
+        make_event(ToolCompleteEvent, index=0, call=CALL, content="Rain", success=True),
+        make_event(ContentDeltaEvent, delta="look."),
+        make_event(ContentCompleteEvent, content="Let me look.", tool_calls=[CALL]),
     )[-10:] == [
         "StepEnded t:1 void",
         "StepBegan t:1:2",
@@ -173,26 +179,28 @@ def test_a_call_that_was_answered_before_its_message_was_void_has_its_result_aga
     ]
 
 
-def test_arguments_that_were_written_in_another_way_are_not_void() -> None:
-    written = at(ToolCallDeltaEvent, index=0, tool_call_id="0", name="weather", fragment='{"city":"Oslo"}')
-    assert told(llm(), written, at(ContentCompleteEvent, content="", tool_calls=[CALL]))[-3:] == [
+def test_arguments_with_different_formatting_are_not_void() -> None:
+    written = make_event(ToolCallDeltaEvent, index=0, tool_call_id="0", name="weather", fragment='{"city":"Oslo"}')
+    assert describe_items(llm_call(), written, make_event(ContentCompleteEvent, content="", tool_calls=[CALL]))[
+        -3:
+    ] == [
         'CallDelta t:1:0 {"city":"Oslo"}',
         "CallEnded t:1:0",
         "StepEnded t:1 complete",
     ]
 
 
-def test_a_reader_that_comes_in_the_middle_of_reasoning_gets_all_of_it() -> None:
+def test_reader_that_starts_within_reasoning_gets_all_of_it() -> None:
     def thought(number: int, content: str) -> Event:
-        return at(ThoughtStreamEvent, thought_id=str(number), content=content, source="reasoning")
+        return make_event(ThoughtStreamEvent, thought_id=str(number), content=content, source="reasoning")
 
-    assert told(
-        llm(),
+    assert describe_items(
+        llm_call(),
         thought(1, "First."),
-        at(ThoughtDeltaEvent, delta="me see.\n"),
+        make_event(ThoughtDeltaEvent, delta="me see.\n"),
         thought(2, "Let me see."),
-        at(ContentDeltaEvent, delta="Hey"),
-        at(ContentCompleteEvent, content="Hey", reasoning="First.Let me see."),
+        make_event(ContentDeltaEvent, delta="Hey"),
+        make_event(ContentCompleteEvent, content="Hey", reasoning="First.Let me see."),
     )[-12:] == [
         "StepEnded t:1 void",
         "StepBegan t:1:2",
@@ -209,30 +217,30 @@ def test_a_reader_that_comes_in_the_middle_of_reasoning_gets_all_of_it() -> None
     ]
 
 
-def test_the_calls_of_two_steps_are_told_apart_although_the_vendor_counts_from_0() -> None:
-    found = told(
-        llm(),
-        at(ContentCompleteEvent, tool_calls=[CALL]),
-        at(ToolCompleteEvent, call=CALL, success=True, content="a"),
-        llm("2"),
-        at(ContentCompleteEvent, "2", tool_calls=[CALL]),
-        at(ToolCompleteEvent, "2", call=CALL, success=True, content="b"),
+def test_calls_of_two_steps_have_different_ids_although_the_vendor_ids_are_equal() -> None:
+    items = describe_items(
+        llm_call(),
+        make_event(ContentCompleteEvent, tool_calls=[CALL]),
+        make_event(ToolCompleteEvent, call=CALL, success=True, content="a"),
+        llm_call("2"),
+        make_event(ContentCompleteEvent, "2", tool_calls=[CALL]),
+        make_event(ToolCompleteEvent, "2", call=CALL, success=True, content="b"),
     )
-    assert [each for each in found if each.startswith("CallResult")] == ["CallResult t:1:0", "CallResult t:2:0"]
+    assert [each for each in items if each.startswith("CallResult")] == ["CallResult t:1:0", "CallResult t:2:0"]
 
 
-def test_a_call_keeps_its_place_beside_one_that_is_not_for_clients() -> None:
+def test_call_keeps_its_index_next_to_a_hidden_call() -> None:
     hidden = ToolCall(id="1", name="secret", hidden=True)
-    found = told(
-        llm(),
-        at(ToolCallDeltaEvent, index=0, tool_call_id="1", name="secret", fragment="{}", hidden=True),
-        at(ToolCallDeltaEvent, index=1, tool_call_id="0", name="weather", fragment='{"city": "Oslo"}'),
-        at(ContentCompleteEvent, tool_calls=[hidden, CALL]),
-        at(ToolStartEvent, call=hidden, hidden=True, idempotency_key="k"),
-        at(ToolCompleteEvent, call=hidden, hidden=True, success=True, content="x"),
-        at(ToolCompleteEvent, call=CALL, index=1, success=True, content="a"),
+    items = describe_items(
+        llm_call(),
+        make_event(ToolCallDeltaEvent, index=0, tool_call_id="1", name="secret", fragment="{}", hidden=True),
+        make_event(ToolCallDeltaEvent, index=1, tool_call_id="0", name="weather", fragment='{"city": "Oslo"}'),
+        make_event(ContentCompleteEvent, tool_calls=[hidden, CALL]),
+        make_event(ToolStartEvent, call=hidden, hidden=True, idempotency_key="k"),
+        make_event(ToolCompleteEvent, call=hidden, hidden=True, success=True, content="x"),
+        make_event(ToolCompleteEvent, call=CALL, index=1, success=True, content="a"),
     )
-    assert found == [
+    assert items == [
         "StepBegan t:1",
         "CallBegan t:1:1 weather t:1",
         'CallDelta t:1:1 {"city": "Oslo"}',
@@ -242,15 +250,15 @@ def test_a_call_keeps_its_place_beside_one_that_is_not_for_clients() -> None:
     ]
 
 
-def test_text_after_a_call_is_one_more_piece_of_the_same_message() -> None:
-    found = told(
-        llm(),
-        at(ContentDeltaEvent, delta="I look. "),
-        at(ToolCallDeltaEvent, index=0, tool_call_id="0", name="weather", fragment='{"city": "Oslo"}'),
-        at(ContentDeltaEvent, delta="Wait."),
-        at(ContentCompleteEvent, content="I look. Wait.", tool_calls=[CALL]),
+def test_text_after_a_call_belongs_to_the_same_message() -> None:
+    items = describe_items(
+        llm_call(),
+        make_event(ContentDeltaEvent, delta="I look. "),
+        make_event(ToolCallDeltaEvent, index=0, tool_call_id="0", name="weather", fragment='{"city": "Oslo"}'),
+        make_event(ContentDeltaEvent, delta="Wait."),
+        make_event(ContentCompleteEvent, content="I look. Wait.", tool_calls=[CALL]),
     )
-    assert [each for each in found if each.startswith("Text")] == [
+    assert [each for each in items if each.startswith("Text")] == [
         "TextBegan t:1",
         "TextDelta t:1 I look. ",
         "TextEnded t:1",
@@ -260,30 +268,30 @@ def test_text_after_a_call_is_one_more_piece_of_the_same_message() -> None:
     ]
 
 
-def test_reasoning_that_goes_on_after_the_text_has_an_id_of_its_own() -> None:
-    found = told(
-        llm(),
-        at(ThoughtDeltaEvent, delta="Hm. "),
-        at(ContentDeltaEvent, delta="A"),
-        at(ThoughtDeltaEvent, delta="Well."),
-        at(ThoughtStreamEvent, content="Hm. Well.", source="reasoning"),
-        at(ContentCompleteEvent, content="A", reasoning="Hm. Well."),
+def test_reasoning_after_text_has_its_own_id() -> None:
+    items = describe_items(
+        llm_call(),
+        make_event(ThoughtDeltaEvent, delta="Hm. "),
+        make_event(ContentDeltaEvent, delta="A"),
+        make_event(ThoughtDeltaEvent, delta="Well."),
+        make_event(ThoughtStreamEvent, content="Hm. Well.", source="reasoning"),
+        make_event(ContentCompleteEvent, content="A", reasoning="Hm. Well."),
     )
-    assert [each for each in found if each.startswith("ReasoningDelta")] == [
+    assert [each for each in items if each.startswith("ReasoningDelta")] == [
         "ReasoningDelta t:1:reasoning Hm. ",
         "ReasoningDelta t:1:reasoning:2 Well.",
     ]
 
 
-def test_a_tool_that_starts_early_has_its_call_complete_before_the_message() -> None:
-    found = told(
-        llm(),
-        at(ToolCallDeltaEvent, index=0, tool_call_id="0", name="weather", fragment='{"city": "Oslo"}'),
-        at(ToolStartEvent, call=CALL, idempotency_key="k"),
-        at(ContentCompleteEvent, tool_calls=[CALL]),
-        at(ToolCompleteEvent, call=CALL, success=True, content="a"),
+def test_early_tool_call_is_complete_before_its_message() -> None:
+    items = describe_items(
+        llm_call(),
+        make_event(ToolCallDeltaEvent, index=0, tool_call_id="0", name="weather", fragment='{"city": "Oslo"}'),
+        make_event(ToolStartEvent, call=CALL, idempotency_key="k"),
+        make_event(ContentCompleteEvent, tool_calls=[CALL]),
+        make_event(ToolCompleteEvent, call=CALL, success=True, content="a"),
     )
-    assert found == [
+    assert items == [
         "StepBegan t:1",
         "CallBegan t:1:0 weather t:1",
         'CallDelta t:1:0 {"city": "Oslo"}',
@@ -294,10 +302,10 @@ def test_a_tool_that_starts_early_has_its_call_complete_before_the_message() -> 
     ]
 
 
-def test_what_is_open_ends_before_the_attempt_does() -> None:
-    assert told(
-        llm(),
-        at(ContentDeltaEvent, delta="He"),
+def test_open_items_end_before_the_attempt() -> None:
+    assert describe_items(
+        llm_call(),
+        make_event(ContentDeltaEvent, delta="He"),
         StatusUpdateEvent(task_id="t", attempt=1, state="failed", final=True, reason="error"),
     ) == [
         "StepBegan t:1",
@@ -309,8 +317,10 @@ def test_what_is_open_ends_before_the_attempt_does() -> None:
     ]
 
 
-def test_a_message_that_was_cancelled_is_told_as_such() -> None:
-    found = told(
-        llm(), at(ContentDeltaEvent, delta="He"), at(ContentCompleteEvent, content="He", finish_reason="canceled")
+def test_canceled_message_is_reported_as_canceled() -> None:
+    items = describe_items(
+        llm_call(),
+        make_event(ContentDeltaEvent, delta="He"),
+        make_event(ContentCompleteEvent, content="He", finish_reason="canceled"),
     )
-    assert found[-1] == "StepEnded t:1 canceled"
+    assert items[-1] == "StepEnded t:1 canceled"

@@ -1,4 +1,4 @@
-"""The server that the official conformance suite asks: each of its tools is an agent. Says where it is on stdout."""
+"""Server for the official conformance suite, whose tools are agents. Prints its URL to stdout."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ class Enums(BaseModel):
     titledMulti: Annotated[Any, WithJsonSchema({"type": "array", "items": {"anyOf": TITLED}})]  # noqa: N815
 
 
-def asks(*questions: tuple[str, type[Any]]) -> list[Any]:
-    """A tool that asks these questions, one after the other."""
+def make_questioner(*questions: tuple[str, type[Any]]) -> list[Any]:
+    """Make a tool that asks these questions one after another."""
 
     @tool(name="ask")
     async def ask(ctx: RunContext[Any]) -> str:
@@ -80,7 +80,7 @@ async def work(ctx: RunContext[Any]) -> str:
     return "worked"
 
 
-def nothing() -> str:
+def no_arguments() -> str:
     """A tool of the suite."""
     return "Go."
 
@@ -97,44 +97,48 @@ def in_header(
     return region
 
 
-def calling(name: str) -> Callable[[ModelRequest], Any]:
-    """A model that calls a tool, and then says that it is done."""
+def call_tool(name: str) -> Callable[[ModelRequest], Any]:
+    """Make a model that calls a tool and then reports success."""
     return lambda request: call(name) if request.messages[-1].role == "user" else "Done: state-ok."
 
 
-ASKING = calling("ask")
+ASKING = call_tool("ask")
 AGENTS: dict[str, tuple[Any, list[Any], Callable[..., str]]] = {
-    "test_simple_text": ("This is a simple text response for testing.", [], nothing),
-    "test_error_handling": (ServerError("for testing"), [], nothing),
-    "test_tool_with_progress": (calling("work"), [work], nothing),
-    "test_elicitation": (ASKING, asks(("Who are you?", User)), message),
-    "test_elicitation_sep1034_defaults": (ASKING, asks(("Who are you?", Defaults)), nothing),
-    "test_elicitation_sep1330_enums": (ASKING, asks(("Which?", Enums)), nothing),
-    "test_streaming_elicitation": (ASKING, asks(("What is your name?", Name)), nothing),
+    "test_simple_text": ("This is a simple text response for testing.", [], no_arguments),
+    "test_error_handling": (ServerError("for testing"), [], no_arguments),
+    "test_tool_with_progress": (call_tool("work"), [work], no_arguments),
+    "test_elicitation": (ASKING, make_questioner(("Who are you?", User)), message),
+    "test_elicitation_sep1034_defaults": (ASKING, make_questioner(("Who are you?", Defaults)), no_arguments),
+    "test_elicitation_sep1330_enums": (ASKING, make_questioner(("Which?", Enums)), no_arguments),
+    "test_streaming_elicitation": (ASKING, make_questioner(("What is your name?", Name)), no_arguments),
     "test_header": ("Hi.", [], in_header),
-    "test_logging_tool": ("Hi.", [], nothing),
-    "test_input_required_result_elicitation": (ASKING, asks(("What is your name?", Name)), nothing),
-    "test_input_required_result_request_state": (ASKING, asks(("Please confirm", Ok)), nothing),
-    "test_input_required_result_tampered_state": (ASKING, asks(("Please confirm", Ok)), nothing),
-    "test_input_required_result_multi_round": (ASKING, asks(("Your name?", Name), ("Your color?", Color)), nothing),
-    "test_input_required_result_capabilities": (ASKING, asks(("Please confirm", Ok)), nothing),
+    "test_logging_tool": ("Hi.", [], no_arguments),
+    "test_input_required_result_elicitation": (ASKING, make_questioner(("What is your name?", Name)), no_arguments),
+    "test_input_required_result_request_state": (ASKING, make_questioner(("Please confirm", Ok)), no_arguments),
+    "test_input_required_result_tampered_state": (ASKING, make_questioner(("Please confirm", Ok)), no_arguments),
+    "test_input_required_result_multi_round": (
+        ASKING,
+        make_questioner(("Your name?", Name), ("Your color?", Color)),
+        no_arguments,
+    ),
+    "test_input_required_result_capabilities": (ASKING, make_questioner(("Please confirm", Ok)), no_arguments),
 }
 
 
-def server() -> McpServer:
-    """The server, not yet served."""
+def make_server() -> McpServer:
+    """Make the server without serving it."""
     agents = {
-        name: Agent(ScriptedModel(*[turn] * 50), tools=tools, thoughts=False, name=name)
-        for name, (turn, tools, _) in AGENTS.items()
+        name: Agent(ScriptedModel(*[answer] * 50), tools=tools, thoughts=False, name=name)
+        for name, (answer, tools, _) in AGENTS.items()
     }
     runtime = Runtime(agents, log=MemoryEventLog())
     return mcp_server(runtime, agents={name: AgentTool(prompt=prompt) for name, (_, _, prompt) in AGENTS.items()})
 
 
 async def main() -> None:
-    """Serve until somebody ends the process."""
-    door = server()
-    async with door.gateway.runtime, serve_app(door) as url:
+    """Serve until the process is terminated."""
+    server = make_server()
+    async with server.gateway.runtime, serve_app(server) as url:
         print(f"{url}/mcp", flush=True)
         await asyncio.sleep(3600)
 

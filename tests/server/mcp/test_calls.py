@@ -1,4 +1,4 @@
-"""Agents as tools, by the official client of MCP over real sockets, in both protocols that it speaks."""
+"""Agents as MCP tools, with the official client over real sockets in both protocols."""
 
 from __future__ import annotations
 
@@ -60,16 +60,16 @@ async def fail() -> str:
     raise ToolError("closed")
 
 
-def clerk(*turns: Any, name: str = "clerk", thoughts: bool = False, **options: Any) -> Agent[Any, Any]:
+def make_clerk(*turns: Any, name: str = "clerk", thoughts: bool = False, **options: Any) -> Agent[Any, Any]:
     return Agent(ScriptedModel(*turns), name=name, thoughts=thoughts, **options)
 
 
-def endless() -> Agent[Any, Any]:
-    return clerk(call("search", what="more"), frames("-and so on", 0.01), tools=[search])
+def make_endless() -> Agent[Any, Any]:
+    return make_clerk(call("search", what="more"), frames("-and so on", 0.01), tools=[search])
 
 
-async def rest(desk: McpEndpoint, task_id: str) -> str:
-    """Wait until a run has come to rest, and give its state."""
+async def wait_until_idle(desk: McpEndpoint, task_id: str) -> str:
+    """Wait until a run is idle, and return its state."""
     async with asyncio.timeout(10):
         async for _ in desk.runtime.follow(task_id):
             pass
@@ -77,8 +77,8 @@ async def rest(desk: McpEndpoint, task_id: str) -> str:
 
 
 @both
-async def test_an_agent_is_a_tool_and_a_call_gives_its_answer(mode: str) -> None:
-    async with serve_mcp(clerk("It is open."), agents={"clerk": "Knows when it is open."}) as there:
+async def test_agent_is_a_tool_that_returns_its_answer(mode: str) -> None:
+    async with serve_mcp(make_clerk("It is open."), agents={"clerk": "Knows when it is open."}) as there:
         async with there.client(mode) as client:
             listed = {each.name: each for each in (await client.list_tools()).tools}
             result = await client.call_tool("clerk", {"prompt": "Is it open?"})
@@ -88,11 +88,12 @@ async def test_an_agent_is_a_tool_and_a_call_gives_its_answer(mode: str) -> None
     assert listed["clerk"].input_schema["required"] == ["prompt"]
     assert not result.is_error
     assert result_text(result) == "It is open."
-    assert (record.context_id, record.state) == (result_meta(result, "contextId"), "completed")
+    assert record.context_id == result_meta(result, "contextId")
+    assert record.state == "completed"
 
 
 @both
-async def test_the_context_id_of_an_answer_goes_on_with_its_conversation(mode: str) -> None:
+async def test_context_id_of_an_answer_continues_its_conversation(mode: str) -> None:
     model = ScriptedModel("Oslo.", "You said Oslo.")
     async with serve_mcp(Agent(model, name="clerk", thoughts=False)) as there, there.client(mode) as client:
         first = await client.call_tool("clerk", {"prompt": "Which city?"})
@@ -106,15 +107,16 @@ async def test_the_context_id_of_an_answer_goes_on_with_its_conversation(mode: s
         "Oslo.",
         "What did I say?",
     ]
-    assert (unknown.is_error, result_text(unknown)) == (True, "there is no such conversation")
+    assert unknown.is_error is True
+    assert result_text(unknown) == "there is no such conversation"
 
 
 @both
-async def test_an_answer_with_a_type_is_structured_content_that_fits_the_schema(mode: str) -> None:
-    sky = clerk('{"sky": "blue", "degrees": 3}', name="sky", output_type=Weather)
-    many = clerk("[1, 2]", name="many", output_type=list[int])
+async def test_typed_answer_is_structured_content_that_fits_the_schema(mode: str) -> None:
+    sky = make_clerk('{"sky": "blue", "degrees": 3}', name="sky", output_type=Weather)
+    many = make_clerk("[1, 2]", name="many", output_type=list[int])
     async with serve_mcp(sky, many) as there, there.client(mode) as client:
-        # The client itself holds the content against the schema.
+        # The client validates the content against the schema.
         await client.list_tools()
         one = await client.call_tool("sky", {"prompt": "?"})
         two = await client.call_tool("many", {"prompt": "?"})
@@ -124,7 +126,7 @@ async def test_an_answer_with_a_type_is_structured_content_that_fits_the_schema(
 
 
 @both
-async def test_a_prompt_with_parameters_makes_a_tool_with_typed_input(mode: str) -> None:
+async def test_prompt_with_parameters_is_a_tool_with_typed_input(mode: str) -> None:
     def order(number: Annotated[int, Field(ge=1)], urgent: bool = False) -> str:
         """Looks after an order.
 
@@ -144,7 +146,8 @@ async def test_a_prompt_with_parameters_makes_a_tool_with_typed_input(mode: str)
         right = await client.call_tool("clerk", {"number": 7, "urgent": True})
     assert listed.description == "Looks after an order."
     assert listed.input_schema["properties"]["number"]["description"] == "The number of the order."
-    assert (listed.title, listed.annotations and listed.annotations.read_only_hint) == ("The clerk", True)
+    assert listed.title == "The clerk"
+    assert (listed.annotations and listed.annotations.read_only_hint) is True
     assert wrong.is_error
     assert "number: Input should be greater than or equal to 1 (got 0)" in result_text(wrong)
     assert result_text(right) == "Done."
@@ -152,10 +155,10 @@ async def test_a_prompt_with_parameters_makes_a_tool_with_typed_input(mode: str)
 
 
 @both
-async def test_progress_rises_and_tells_of_tools_and_thoughts(mode: str) -> None:
+async def test_progress_increases_and_describes_tools_and_thoughts(mode: str) -> None:
     steps = ProgressRecorder()
     think = call("think_aloud", thought="First look.", thought_type="planning")
-    agent = clerk(think, call("search", what="tea"), "Found.", tools=[search], thoughts=True)
+    agent = make_clerk(think, call("search", what="tea"), "Found.", tools=[search], thoughts=True)
     async with serve_mcp(agent) as there, there.client(mode) as client:
         await client.call_tool("clerk", {"prompt": "Tea"}, progress_callback=steps)
     assert steps.numbers == sorted(set(steps.numbers))
@@ -166,16 +169,16 @@ async def test_progress_rises_and_tells_of_tools_and_thoughts(mode: str) -> None
 
 
 @both
-async def test_a_cancel_of_the_client_cancels_the_run(mode: str) -> None:
-    async with serve_mcp(endless()) as there, there.client(mode) as client:
+async def test_cancel_of_the_client_cancels_the_run(mode: str) -> None:
+    async with serve_mcp(make_endless()) as there, there.client(mode) as client:
         await cancel_call(client, "search(")
         [record] = await there.runtime.log.list_runs()
-        assert await rest(there, record.task_id) == "canceled"
+        assert await wait_until_idle(there, record.task_id) == "canceled"
         assert (await client.list_tools()).tools, "the session lives"
 
 
-async def test_a_run_goes_on_without_its_caller_where_that_is_wanted_and_is_waited_for_again() -> None:
-    agent = clerk(call("search", what="tea"), frames("-Found.|", 0.05), tools=[search])
+async def test_run_continues_without_its_caller_and_can_be_awaited_again() -> None:
+    agent = make_clerk(call("search", what="tea"), frames("-Found.|", 0.05), tools=[search])
     async with serve_mcp(agent, on_disconnect="keep") as there:
         async with there.client(MODERN) as client:
             await cancel_call(client, "search(")
@@ -183,47 +186,52 @@ async def test_a_run_goes_on_without_its_caller_where_that_is_wanted_and_is_wait
         async with there.client(LEGACY) as client:
             result = await client.call_tool("continue_run", {"task_id": record.task_id})
             again = await client.call_tool("continue_run", {"task_id": record.task_id})
-    assert (result_text(result), result_text(again)) == ("Found.", "Found.")
+    assert result_text(result) == "Found."
+    assert result_text(again) == "Found."
 
 
 @both
-async def test_a_call_with_a_key_is_one_run_however_often_it_is_sent(mode: str) -> None:
+async def test_key_starts_one_run(mode: str) -> None:
     key: Any = {"rxloop/key": "request-1"}
-    async with serve_mcp(clerk("One.", "Two.")) as there, there.client(mode) as client:
+    async with serve_mcp(make_clerk("One.", "Two.")) as there, there.client(mode) as client:
         first, second = await asyncio.gather(*(client.call_tool("clerk", {"prompt": "Hi"}, meta=key) for _ in range(2)))
         other = await client.call_tool("clerk", {"prompt": "Something else"}, meta=key)
         wrong = await client.call_tool("clerk", {"prompt": "Hi"}, meta={"rxloop/key": 3})  # pyright: ignore[reportArgumentType]
-    assert (result_text(first), result_text(second)) == ("One.", "One.")
+    assert result_text(first) == "One."
+    assert result_text(second) == "One."
     assert result_meta(first, "taskId") == result_meta(second, "taskId")
-    assert (other.is_error, result_text(other)) == (True, "the key stands for another request")
+    assert other.is_error is True
+    assert result_text(other) == "the key stands for another request"
     assert wrong.is_error
 
 
 @both
-async def test_a_call_that_waits_long_enough_says_how_to_wait_on(mode: str) -> None:
-    agent = clerk(frames("-At -last.|", 0.2), name="slow", output_type=str)
+async def test_call_that_exceeds_its_wait_explains_how_to_continue(mode: str) -> None:
+    agent = make_clerk(frames("-At -last.|", 0.2), name="slow", output_type=str)
     async with serve_mcp(agent, wait=0.05) as there, there.client(mode) as client:
         first = await client.call_tool("slow", {"prompt": "Take your time"})
         assert first.structured_content is not None
-        assert (first.is_error, first.structured_content["state"]) == (False, "working")
-        assert await rest(there, first.structured_content["taskId"]) == "completed"
+        assert first.is_error is False
+        assert first.structured_content["state"] == "working"
+        assert await wait_until_idle(there, first.structured_content["taskId"]) == "completed"
         last = await client.call_tool("continue_run", {"task_id": first.structured_content["taskId"]})
     assert f"Call continue_run with task_id '{result_meta(first, 'taskId')}'" in result_text(first)
     assert result_text(last) == "At last."
 
 
 @both
-async def test_a_run_that_fails_is_a_result_with_a_sentence_for_clients(mode: str) -> None:
-    broken = clerk(ServerError("http://10.0.0.1/key=sk-123"), name="broken")
+async def test_failed_run_is_a_result_with_a_public_error(mode: str) -> None:
+    broken = make_clerk(ServerError("http://10.0.0.1/key=sk-123"), name="broken")
     async with serve_mcp(broken) as there, there.client(mode) as client:
         result = await client.call_tool("broken", {"prompt": "Hi"})
-    assert (result.is_error, result_text(result)) == (True, "The model provider failed.")
+    assert result.is_error is True
+    assert result_text(result) == "The model provider failed."
     assert result_meta(result, "state") == "failed"
 
 
 @both
-async def test_a_failed_run_has_structured_content_that_fits_the_schema(mode: str) -> None:  # P6
-    broken = clerk(ServerError("no"), name="broken", output_type=Weather)
+async def test_failed_run_has_structured_content_that_fits_the_schema(mode: str) -> None:  # P6
+    broken = make_clerk(ServerError("no"), name="broken", output_type=Weather)
     async with serve_mcp(broken) as there, there.client(mode) as client:
         await client.list_tools()
         result = await client.call_tool("broken", {"prompt": "Hi"})
@@ -235,13 +243,13 @@ async def test_a_failed_run_has_structured_content_that_fits_the_schema(mode: st
 
 
 @both
-async def test_a_prompt_may_fail_with_a_value_and_parts(mode: str) -> None:  # P6
+async def test_prompt_function_may_fail_with_a_value_and_parts(mode: str) -> None:  # P6
     def order(number: int) -> str:
         chart = ImagePart(data=b"PNG", media_type="image/png")
         raise ToolError("sold out", value={"left": 0}, parts=[chart])
 
     agents = {"clerk": AgentTool(prompt=order)}
-    async with serve_mcp(clerk("Hi.", output_type=Weather), agents=agents) as there, there.client(mode) as client:
+    async with serve_mcp(make_clerk("Hi.", output_type=Weather), agents=agents) as there, there.client(mode) as client:
         await client.list_tools()
         result = await client.call_tool("clerk", {"number": 7})
     assert result.is_error
@@ -251,8 +259,8 @@ async def test_a_prompt_may_fail_with_a_value_and_parts(mode: str) -> None:  # P
 
 
 @both
-async def test_what_is_not_there_and_what_does_not_fit_is_said(mode: str) -> None:
-    async with serve_mcp(clerk("Hi.")) as there, there.client(mode) as client:
+async def test_unknown_tools_and_invalid_arguments_are_reported(mode: str) -> None:
+    async with serve_mcp(make_clerk("Hi.")) as there, there.client(mode) as client:
         with pytest.raises(MCPError, match="there is no tool 'nobody'"):
             await client.call_tool("nobody", {})
         missing = await client.call_tool("clerk", {})
@@ -267,9 +275,9 @@ async def test_what_is_not_there_and_what_does_not_fit_is_said(mode: str) -> Non
 
 
 @both
-async def test_sequential_thinking_may_stand_beside_the_agents(mode: str) -> None:
+async def test_sequential_thinking_can_be_served_with_agents(mode: str) -> None:
     thought = {"thought": "Two cases.", "thoughtNumber": 1, "totalThoughts": 2, "nextThoughtNeeded": True}
-    async with serve_mcp(clerk("Hi."), sequential_thinking=True) as there, there.client(mode) as client:
+    async with serve_mcp(make_clerk("Hi."), sequential_thinking=True) as there, there.client(mode) as client:
         names = [each.name for each in (await client.list_tools()).tools]
         result = await client.call_tool("sequentialthinking", thought)
     assert names == ["clerk", "continue_run", "sequentialthinking", "thinking_history", "clear_thinking"]
@@ -277,12 +285,12 @@ async def test_sequential_thinking_may_stand_beside_the_agents(mode: str) -> Non
     assert result.structured_content["thoughtHistoryLength"] == 1
 
 
-async def test_the_server_serves_a_client_in_the_same_process() -> None:
-    async with serve_mcp(clerk("Hi.")) as there, Client(there.server.server) as client:
+async def test_server_accepts_a_client_in_the_same_process() -> None:
+    async with serve_mcp(make_clerk("Hi.")) as there, Client(there.server.server) as client:
         assert result_text(await client.call_tool("clerk", {"prompt": "Hi"})) == "Hi."
 
 
-async def test_many_calls_at_once_over_one_connection_each_get_their_own_run() -> None:
+async def test_concurrent_calls_of_one_connection_have_their_own_runs() -> None:
     model = ScriptedModel(*(f"answer {number}" for number in range(50)))
     async with serve_mcp(Agent(model, name="clerk", thoughts=False)) as there, there.client(LEGACY) as client:
         calls = (client.call_tool("clerk", {"prompt": f"number {number}"}) for number in range(50))
@@ -292,33 +300,39 @@ async def test_many_calls_at_once_over_one_connection_each_get_their_own_run() -
 
 
 @both
-async def test_the_files_of_an_answer_stand_behind_its_text(mode: str) -> None:
+async def test_files_of_an_answer_follow_its_text(mode: str) -> None:
     files = [
         ImagePart(data=b"\xff\xfe", media_type="image/png"),
         FilePart(data=b"RIFF", media_type="audio/wav"),
         FilePart(data=b"%PDF", media_type="application/pdf", filename="a.pdf"),
         FilePart(url="https://example.org/b.pdf", filename="b.pdf"),
     ]
-    async with serve_mcp(clerk(turn("See.", files=files))) as there, there.client(mode) as client:
+    async with serve_mcp(make_clerk(turn("See.", files=files))) as there, there.client(mode) as client:
         result = await client.call_tool("clerk", {"prompt": "Draw."})
     assert result_text(result) == "See."
     image, sound, file, link = [each.model_dump(mode="json", exclude_none=True) for each in result.content[1:-1]]
-    assert (image["type"], image["data"], image["mime_type"]) == ("image", "//4=", "image/png")
-    assert (sound["type"], sound["data"]) == ("audio", "UklGRg==")
-    assert (file["resource"]["blob"], file["resource"]["mime_type"]) == ("JVBERg==", "application/pdf")
+    assert image["type"] == "image"
+    assert image["data"] == "//4="
+    assert image["mime_type"] == "image/png"
+    assert sound["type"] == "audio"
+    assert sound["data"] == "UklGRg=="
+    assert file["resource"]["blob"] == "JVBERg=="
+    assert file["resource"]["mime_type"] == "application/pdf"
     assert file["resource"]["uri"].startswith("rxloop://runs/")
-    assert (link["type"], link["name"], link["uri"]) == ("resource_link", "b.pdf", "https://example.org/b.pdf")
+    assert link["type"] == "resource_link"
+    assert link["name"] == "b.pdf"
+    assert link["uri"] == "https://example.org/b.pdf"
 
 
-async def test_the_files_are_found_before_however_many_events() -> None:
+async def test_files_are_found_among_many_later_events() -> None:
     def busy(source: Any) -> Any:
-        def told(event: Any) -> Any:
+        def add_notes(event: Any) -> Any:
             notes = [CustomEvent(name="note") for _ in range(40)] if isinstance(event, ContentCompleteEvent) else []
             return emit(event, *notes)
 
-        return source.pipe(ops.flat_map(told))
+        return source.pipe(ops.flat_map(add_notes))
 
-    agent = clerk(turn("See.", files=[ImagePart(data=b"x", media_type="image/png")]), loop=[op.call_model(), busy])
+    agent = make_clerk(turn("See.", files=[ImagePart(data=b"x", media_type="image/png")]), loop=[op.call_model(), busy])
     async with serve_mcp(agent) as there, there.client(MODERN) as client:
         result = await client.call_tool("clerk", {"prompt": "Draw."})
     assert [each.type for each in result.content] == ["text", "image", "text"]
@@ -328,7 +342,10 @@ async def test_the_files_are_found_before_however_many_events() -> None:
     ("finish", "why"), [("length", "truncated"), ("content_filter", "filter"), ("unknown", "report")]
 )
 async def test_result_says_that_the_answer_is_incomplete_and_why(finish: str, why: str) -> None:  # P15
-    async with serve_mcp(clerk(turn("half an ans", finish_reason=finish))) as there, there.client(MODERN) as client:
+    async with (
+        serve_mcp(make_clerk(turn("half an ans", finish_reason=finish))) as there,
+        there.client(MODERN) as client,
+    ):
         result = await client.call_tool("clerk", {"prompt": "?"})
     note = result.content[1]
     assert note.type == "text"
@@ -339,7 +356,7 @@ async def test_result_says_that_the_answer_is_incomplete_and_why(finish: str, wh
 async def test_result_names_the_limit_and_the_vendor_reason_of_an_incomplete_answer() -> None:  # P15
     truncated = turn("half", finish_reason="length", raw_finish_reason="max_tokens")
     unknown = turn("half", finish_reason="unknown", raw_finish_reason="weird")
-    agent = clerk(truncated, unknown, settings=ModelSettings(max_tokens=7))
+    agent = make_clerk(truncated, unknown, settings=ModelSettings(max_tokens=7))
     async with serve_mcp(agent) as there, there.client(MODERN) as client:
         first = await client.call_tool("clerk", {"prompt": "?"})
         second = await client.call_tool("clerk", {"prompt": "?"})

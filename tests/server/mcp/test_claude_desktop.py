@@ -1,4 +1,4 @@
-"""The configuration of Claude Desktop in the documents starts a server that works."""
+"""Documented configuration of Claude Desktop."""
 
 from __future__ import annotations
 
@@ -16,23 +16,27 @@ from support.cli_workspace import SOURCE
 
 DOCUMENT = Path(__file__).parents[3] / "docs/mcp.md"
 FOLDER = "/home/ann/agents"
-"""Where the document has the file with the agent."""
+"""Folder of the agent in the document."""
 
 
-def written(language: str, with_word: str) -> str:
-    """The block of the document in which a word stands."""
+def find_block(language: str, word: str) -> str:
+    """Return the code block of the document that contains the word."""
     blocks: list[str] = re.findall(rf"```{language}\n(.*?)```", DOCUMENT.read_text(encoding="utf-8"), re.DOTALL)
-    return next(block for block in blocks if with_word in block)
+    return next(block for block in blocks if word in block)
 
 
-async def test_the_command_of_the_document_serves_the_agent_of_the_document(tmp_path: Path) -> None:
-    (tmp_path / "travel.py").write_text(written("python", "planner = Agent("), encoding="utf-8")
-    configuration: Any = json.loads(written("json", "planner").replace(FOLDER, str(tmp_path)))
+async def test_documented_command_serves_the_documented_agent(tmp_path: Path) -> None:
+    (tmp_path / "travel.py").write_text(find_block("python", "planner = Agent("), encoding="utf-8")
+    configuration: Any = json.loads(find_block("json", "planner").replace(FOLDER, str(tmp_path)))
     [server] = configuration["mcpServers"].values()
     assert set(server) == {"command", "args", "env"}
-    # The desktop has no environment of ours: the key of the document is none, so the offline model answers.
-    beside = {"HOME": str(tmp_path), "PYTHONPATH": str(SOURCE), "PATH": f"{Path(sys.executable).parent}:{os.defpath}"}
-    command = StdioServerParameters(command=server["command"], args=server["args"], env=beside, cwd="/")
+    # The desktop does not pass our environment. The key in the document is invalid, so the offline model answers.
+    environment = {
+        "HOME": str(tmp_path),
+        "PYTHONPATH": str(SOURCE),
+        "PATH": f"{Path(sys.executable).parent}:{os.defpath}",
+    }
+    command = StdioServerParameters(command=server["command"], args=server["args"], env=environment, cwd="/")
     with (tmp_path / "log").open("w") as log:
         async with Client(stdio_client(command, errlog=log)) as client:
             assert [each.name for each in (await client.list_tools()).tools] == ["planner", "continue_run"]

@@ -1,4 +1,4 @@
-"""The official conformance suite for servers, with agents as the tools."""
+"""Official MCP conformance suite for servers, with agents as tools."""
 
 import asyncio
 import os
@@ -15,7 +15,7 @@ NOT_FOR_AGENTS = Path(__file__).with_name("not_for_agents.yml")
 
 @pytest.mark.service("mcp-conformance")
 @pytest.mark.parametrize("version", ["2025-11-25", "2026-07-28"])
-async def test_the_server_passes_all_that_agents_have(version: str, tmp_path: Path) -> None:
+async def test_server_passes_all_scenarios_for_agents(version: str, tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     pipe = asyncio.subprocess.PIPE
     server = await asyncio.create_subprocess_exec(sys.executable, str(SERVER), stdout=pipe, env=env)
@@ -32,10 +32,10 @@ async def test_the_server_passes_all_that_agents_have(version: str, tmp_path: Pa
             stderr=asyncio.subprocess.STDOUT,
             cwd=tmp_path,
         )
-        said, _ = await suite.communicate()
+        output, _ = await suite.communicate()
     finally:
         server.kill()
         await server.wait()
-    text = said.decode()
+    text = output.decode()
     assert suite.returncode == 0, text[text.find("=== SUMMARY") :]
     assert "tools-call-elicitation" in text or version == "2026-07-28"

@@ -1,4 +1,4 @@
-"""Forms of questions: whatever the schema of the answer is, a client can show them, and their answers fit it."""
+"""Forms for questions, which clients must be able to show and whose answers must fit the schema."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TITLE = st.fixed_dictionaries({}, optional={"title": st.text(max_size=5), "descr
 
 
 def schemas() -> st.SearchStrategy[dict[str, Any]]:
-    """Schemas of plain values, lists, objects and references, those that go in a circle included."""
+    """Schemas of values, lists, objects and references, including recursive ones."""
     plain = st.one_of(
         st.sampled_from(["boolean", "integer", "number", "string", "null"]).map(lambda kind: {"type": kind}),
         st.lists(st.text(max_size=3), min_size=1, max_size=3).map(lambda texts: {"type": "string", "enum": texts}),
@@ -38,20 +38,20 @@ def schemas() -> st.SearchStrategy[dict[str, Any]]:
             ),
         )
 
-    made = st.builds(lambda one, two: {**one, **two}, st.recursive(plain, deeper, max_leaves=6), TITLE)
-    return st.builds(lambda root, defs: {**root, "$defs": defs}, made, st.dictionaries(NAMES, made, max_size=3))
+    fields = st.builds(lambda one, two: {**one, **two}, st.recursive(plain, deeper, max_leaves=6), TITLE)
+    return st.builds(lambda root, defs: {**root, "$defs": defs}, fields, st.dictionaries(NAMES, fields, max_size=3))
 
 
-def question(schema: dict[str, Any], **more: Any) -> PendingInput:
+def make_question(schema: dict[str, Any], **more: Any) -> PendingInput:
     return PendingInput(input_id="1.0.0", prompt="Which?", answer_schema=schema, **more)
 
 
 @settings(max_examples=60)
 @given(schema=schemas())
-def test_any_schema_makes_a_form_that_the_protocol_knows(schema: dict[str, Any]) -> None:
-    asked = Asks(form=True, page=True).put(question(schema))
-    assert asked is not None
-    written = asked.params.model_dump(mode="json", by_alias=True, exclude_none=True)
+def test_any_schema_becomes_a_form_of_the_protocol(schema: dict[str, Any]) -> None:
+    request = Asks(form=True, page=True).put(make_question(schema))
+    assert request is not None
+    written = request.params.model_dump(mode="json", by_alias=True, exclude_none=True)
     fields = written["requestedSchema"]["properties"]
     assert fields
     assert all(each["type"] in ("string", "number", "integer", "boolean", "array") for each in fields.values())
@@ -60,13 +60,13 @@ def test_any_schema_makes_a_form_that_the_protocol_knows(schema: dict[str, Any])
 
 @settings(max_examples=60)
 @given(options=st.lists(st.one_of(st.integers(), st.text(), st.booleans(), st.none()), min_size=1, unique_by=repr))
-def test_the_option_that_is_chosen_is_the_value_and_not_its_name(options: list[Any]) -> None:
-    form = form_of(question({}, input_kind="selection", options=options))
-    shown = form.schema["properties"]["answer"]["enum"]
-    chosen = [form.read({"answer": each}) for each in shown]
+def test_chosen_option_is_the_value_and_not_its_label(options: list[Any]) -> None:
+    form = form_of(make_question({}, input_kind="selection", options=options))
+    labels = form.schema["properties"]["answer"]["enum"]
+    chosen = [form.read({"answer": each}) for each in labels]
     assert all(any(each is option or each == option for option in options) for each in chosen)
     with pytest.raises(NoAnswer):
-        form.read({"answer": "".join(shown) + "!"})
+        form.read({"answer": "".join(labels) + "!"})
 
 
 @pytest.mark.parametrize(
@@ -79,15 +79,15 @@ def test_the_option_that_is_chosen_is_the_value_and_not_its_name(options: list[A
         ({"form": {}, "url": {}}, True, True),
     ],
 )
-def test_what_a_client_says_of_itself_is_what_it_is_asked(can: Any, form: bool, page: bool) -> None:
+def test_question_uses_the_capabilities_of_the_client(can: Any, form: bool, page: bool) -> None:
     capabilities = types.ClientCapabilities.model_validate({} if can is None else {"elicitation": can})
     assert Asks.of(capabilities) == Asks(form, page)
     secret = PendingInput(input_id="1", prompt="Sign in.", input_kind="credential", url="https://a.example")
-    assert (Asks.of(capabilities).put(question({"type": "boolean"})) is not None) == form
+    assert (Asks.of(capabilities).put(make_question({"type": "boolean"})) is not None) == form
     assert (Asks.of(capabilities).put(secret) is not None) == page
 
 
 @pytest.mark.parametrize("content", [{}, {"other": 1}, None])
-def test_a_form_that_comes_back_empty_is_no_answer(content: Any) -> None:
+def test_empty_form_is_not_an_answer(content: Any) -> None:
     with pytest.raises(NoAnswer):
-        answer_of(question({"type": "integer"}), types.ElicitResult(action="accept", content=content))
+        answer_of(make_question({"type": "integer"}), types.ElicitResult(action="accept", content=content))

@@ -1,4 +1,4 @@
-"""Who may do what at the MCP door: users, their runs and conversations, limits, hosts, and the end."""
+"""Access control, limits, hosts and shutdown of the MCP server."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ async def pay(amount: int) -> str:
     return f"paid {amount}"
 
 
-def clerk(*turns: Any) -> Agent[Any, Any]:
+def make_clerk(*turns: Any) -> Agent[Any, Any]:
     return Agent(ScriptedModel(*turns), tools=[pay], thoughts=False, name="clerk")
 
 
 @both
-async def test_the_runs_and_conversations_of_somebody_else_are_not_there(mode: str) -> None:
-    async with serve_mcp(clerk(call("pay", amount=5), "Paid.", "Hi."), users=True) as there:
+async def test_runs_and_conversations_of_another_owner_are_unknown(mode: str) -> None:
+    async with serve_mcp(make_clerk(call("pay", amount=5), "Paid.", "Hi."), users=True) as there:
         async with there.client(mode, token="ann-key") as ann, there.client(mode, token="bob-key") as bob:
             waits = await ann.call_tool("clerk", {"prompt": "Pay"})
             task_id, context_id = result_meta(waits, "taskId"), result_meta(waits, "contextId")
@@ -58,14 +58,14 @@ async def test_the_runs_and_conversations_of_somebody_else_are_not_there(mode: s
             assert await there.runtime.log.read(task_id) == before
             done = await ann.call_tool("continue_run", {"task_id": task_id, "answers": answers})
         assert (await there.runtime.get_record(task_id)).owner == "ann"
-    # Nobody can tell what belongs to somebody else from what there is not.
+    # Answers for foreign and for unknown ids must be equal.
     assert [each.content for each in tried] == [each.content for each in not_there]
     assert all(each.is_error for each in tried)
     assert result_text(done) == "Paid."
 
 
-async def test_the_state_of_somebody_elses_question_is_not_there_either() -> None:
-    async with serve_mcp(clerk(call("pay", amount=5), "Paid."), users=True) as there:
+async def test_request_state_of_another_owner_is_unknown() -> None:
+    async with serve_mcp(make_clerk(call("pay", amount=5), "Paid."), users=True) as there:
         async with there.client(MODERN, accept(answer=True), token="ann-key") as ann:
             asks: Any = await ann.session.call_tool("clerk", {"prompt": "Pay"}, allow_input_required=True)
         async with there.client(MODERN, accept(answer=True), token="bob-key") as bob:
@@ -73,28 +73,31 @@ async def test_the_state_of_somebody_elses_question_is_not_there_either() -> Non
                 await bob.session.call_tool("clerk", {"prompt": "Pay"}, request_state=asks.request_state)
 
 
-async def test_without_a_token_nothing_is_said_and_a_session_is_for_whoever_began_it() -> None:
-    async with serve_mcp(clerk("Hi."), users=True) as there, httpx.AsyncClient(headers=ACCEPT) as client:
-        nobody = await client.post(there.url, json=HELLO)
+async def test_session_requires_a_token_and_belongs_to_its_owner() -> None:
+    async with serve_mcp(make_clerk("Hi."), users=True) as there, httpx.AsyncClient(headers=ACCEPT) as client:
+        anonymous = await client.post(there.url, json=HELLO)
         ann = await client.post(there.url, json=HELLO, headers={"authorization": "Bearer ann-key"})
         session = {"mcp-session-id": ann.headers["mcp-session-id"], "mcp-protocol-version": "2025-11-25"}
         listing = {"jsonrpc": "2.0", "id": 2, "method": "tools/list"}
         bob = await client.post(there.url, json=listing, headers={"authorization": "Bearer bob-key", **session})
-        gone = await client.delete(there.url, headers={"authorization": "Bearer bob-key", **session})
+        deleted = await client.delete(there.url, headers={"authorization": "Bearer bob-key", **session})
         hers = await client.post(there.url, json=listing, headers={"authorization": "Bearer ann-key", **session})
-    assert (nobody.status_code, nobody.headers["www-authenticate"]) == (401, "Bearer")
-    assert nobody.json()["error"]["message"] == "say who you are by a valid token"
-    assert (bob.status_code, gone.status_code, hers.status_code) == (404, 404, 200)
+    assert anonymous.status_code == 401
+    assert anonymous.headers["www-authenticate"] == "Bearer"
+    assert anonymous.json()["error"]["message"] == "say who you are by a valid token"
+    assert bob.status_code == 404
+    assert deleted.status_code == 404
+    assert hers.status_code == 200
 
 
-async def test_what_is_not_a_request_of_mcp_is_refused_and_opens_nothing() -> None:
+async def test_invalid_requests_are_refused_and_open_no_session() -> None:
     limits = ServerLimits(body=1_000, body_seconds=0.3)
 
     async def slow() -> AsyncIterator[bytes]:
         yield b"{"
         await asyncio.sleep(0.6)
 
-    async with serve_mcp(clerk("Hi."), limits=limits) as there, httpx.AsyncClient(headers=ACCEPT) as client:
+    async with serve_mcp(make_clerk("Hi."), limits=limits) as there, httpx.AsyncClient(headers=ACCEPT) as client:
         answers = [
             await client.post(there.url, content=b"x" * 2_000),
             await client.post(there.url, content=slow()),
@@ -109,16 +112,16 @@ async def test_what_is_not_a_request_of_mcp_is_refused_and_opens_nothing() -> No
     assert [each.status_code for each in answers] == [413, 408, 400, 400, 400, 405, 404, 421, 403]
 
 
-async def test_a_page_of_a_known_host_may_call_it() -> None:
+async def test_page_of_an_allowed_host_may_call_the_server() -> None:
     async with (
-        serve_mcp(clerk("Hi."), allowed_hosts=["mcp.example"]) as there,
+        serve_mcp(make_clerk("Hi."), allowed_hosts=["mcp.example"]) as there,
         httpx.AsyncClient(headers=ACCEPT) as client,
     ):
         headers = {"host": "mcp.example", "origin": "https://mcp.example"}
         assert (await client.post(there.url, json=HELLO, headers=headers)).status_code == 200
 
 
-async def test_too_many_runs_of_a_user_are_refused_in_words() -> None:
+async def test_limit_on_runs_of_a_user_is_reported() -> None:
     agent = Agent(ScriptedModel(*[frames("-and so on", 0.05)] * 2), thoughts=False, name="clerk")
     async with serve_mcp(agent, users=True, limits=ServerLimits(runs=1), wait=0.05) as there:
         async with there.client(MODERN, token="ann-key") as ann, there.client(MODERN, token="bob-key") as bob:
@@ -126,11 +129,12 @@ async def test_too_many_runs_of_a_user_are_refused_in_words() -> None:
             second = await ann.call_tool("clerk", {"prompt": "Go"})
             his = await bob.call_tool("clerk", {"prompt": "Go"})
     assert [result_meta(first, "state"), result_meta(his, "state")] == ["working", "working"]
-    assert (second.is_error, result_text(second)) == (True, "at most 1 runs at once")
+    assert second.is_error is True
+    assert result_text(second) == "at most 1 runs at once"
 
 
 @both
-async def test_a_call_is_answered_when_the_server_goes_away_and_the_next_one_goes_on(mode: str) -> None:
+async def test_waiting_call_is_answered_at_shutdown_and_can_be_continued(mode: str) -> None:
     log = MemoryEventLog()
     slow = Agent(ScriptedModel(frames("-and so on" * 30, 0.05)), thoughts=False, name="clerk")
     async with serve_mcp(slow, log=log) as there, there.client(mode) as client:
@@ -148,12 +152,12 @@ async def test_a_call_is_answered_when_the_server_goes_away_and_the_next_one_goe
     assert result_text(done) == "Done."
 
 
-async def test_nothing_is_left_when_the_door_is_closed() -> None:
+async def test_closed_server_leaves_no_tasks() -> None:
     before = asyncio.all_tasks()
-    async with serve_mcp(clerk("Hi.")) as there:
+    async with serve_mcp(make_clerk("Hi.")) as there:
         for mode in ERAS:
             async with there.client(mode) as client:
                 await client.list_tools()
         assert [task for task in asyncio.all_tasks() if task.get_name() == "rxloop-mcp-sessions"]
-    left = asyncio.all_tasks() - before
-    assert [task for task in left if task.get_name().startswith("rxloop")] == []
+    remaining = asyncio.all_tasks() - before
+    assert [task for task in remaining if task.get_name().startswith("rxloop")] == []

@@ -1,4 +1,4 @@
-"""`rxloop mcp module:agent` as a process, over its pipes, and by HTTP."""
+"""`rxloop mcp module:agent` as a process over pipes and HTTP."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
 
 
 @asynccontextmanager
-async def client(
+async def connect(
     workspace: Workspace, mode: str, *arguments: str, says: AnswerForm | None = None
 ) -> AsyncGenerator[Client]:
     async def elicit(context: Any, params: types.ElicitRequestParams) -> types.ElicitResult:
@@ -100,8 +100,8 @@ async def client(
             yield made
 
 
-async def begun(workspace: Workspace, count: int) -> list[int]:
-    """The processes in which the tool has begun, once there are as many."""
+async def wait_for_pids(workspace: Workspace, count: int) -> list[int]:
+    """Wait until the tool has started in `count` processes, and return their ids."""
     async with asyncio.timeout(20):
         while True:
             pids = (workspace.folder / "pids").read_text().split() if (workspace.folder / "pids").exists() else []
@@ -110,84 +110,83 @@ async def begun(workspace: Workspace, count: int) -> list[int]:
             await asyncio.sleep(0.01)
 
 
-async def state_of(workspace: Workspace, task_id: str) -> str:
+async def read_state(workspace: Workspace, task_id: str) -> str:
     async with aclosing(SqliteEventLog(workspace.database)) as log:
         return (await log.get_record(task_id)).state
 
 
 @pytest.mark.parametrize("mode", ERAS)
-async def test_agents_are_served_over_pipes_with_questions_and_nothing_else_on_stdout(
-    workspace: Workspace, mode: str
-) -> None:
+async def test_agents_are_served_over_pipes_and_stdout_has_only_the_protocol(workspace: Workspace, mode: str) -> None:
     (workspace.folder / "go").touch()
     steps = ProgressRecorder()
-    async with client(workspace, mode, "office:clerk", "office.py:payer", says=accept(answer=True)) as desk:
+    async with connect(workspace, mode, "office:clerk", "office.py:payer", says=accept(answer=True)) as desk:
         names = [each.name for each in (await desk.list_tools()).tools]
         waited = await desk.call_tool("clerk", {"prompt": "Wait"}, progress_callback=steps)
         paid = await desk.call_tool("payer", {"prompt": "Pay"})
     assert names == ["clerk", "payer", "continue_run"]
-    assert (result_text(waited), result_text(paid)) == ("Done: waited", "Done: paid 5")
+    assert result_text(waited) == "Done: waited"
+    assert result_text(paid) == "Done: paid 5"
     assert "wait: waiting" in steps.messages
     assert "a tool that says something" in (workspace.folder / "stderr").read_text()
-    assert await state_of(workspace, result_meta(paid, "taskId")) == "completed"
+    assert await read_state(workspace, result_meta(paid, "taskId")) == "completed"
 
 
 @pytest.mark.parametrize("mode", ERAS)
-async def test_a_cancel_over_pipes_cancels_the_run_and_the_process_serves_on(workspace: Workspace, mode: str) -> None:
-    async with client(workspace, mode, "office:clerk") as desk:
+async def test_cancel_over_pipes_cancels_the_run_and_the_server_continues(workspace: Workspace, mode: str) -> None:
+    async with connect(workspace, mode, "office:clerk") as desk:
         await cancel_call(desk, "waiting")
-        [record] = await runs(workspace)
+        [record] = await list_runs(workspace)
         async with asyncio.timeout(10):
-            while await state_of(workspace, record.task_id) != "canceled":  # noqa: ASYNC110
+            while await read_state(workspace, record.task_id) != "canceled":  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         (workspace.folder / "go").touch()
         assert result_text(await desk.call_tool("clerk", {"prompt": "Again"})) == "Done: waited"
 
 
-async def runs(workspace: Workspace) -> Any:
+async def list_runs(workspace: Workspace) -> Any:
     async with aclosing(SqliteEventLog(workspace.database)) as log:
         return await log.list_runs()
 
 
-async def test_what_a_killed_process_leaves_the_next_one_goes_on_with(workspace: Workspace) -> None:
-    async with client(workspace, ERAS[0], "office:clerk") as desk:
+async def test_next_process_continues_a_run_of_a_killed_process(workspace: Workspace) -> None:
+    async with connect(workspace, ERAS[0], "office:clerk") as desk:
         calling = asyncio.create_task(desk.call_tool("clerk", {"prompt": "Wait"}))
-        [pid] = await begun(workspace, 1)
+        [pid] = await wait_for_pids(workspace, 1)
         os.kill(pid, signal.SIGKILL)
         with suppress(MCPError):
             await calling
-    [record] = await runs(workspace)
+    [record] = await list_runs(workspace)
     assert record.state == "working"
     (workspace.folder / "go").touch()
-    async with client(workspace, ERAS[1], "office:clerk") as desk:
+    async with connect(workspace, ERAS[1], "office:clerk") as desk:
         result = await desk.call_tool("continue_run", {"task_id": record.task_id})
     assert result_text(result) == "Done: waited"
-    assert len({*await begun(workspace, 2)}) == 2, "the tool is idempotent, and was called once more"
+    assert len({*await wait_for_pids(workspace, 2)}) == 2, "the tool is idempotent, and was called once more"
 
 
-async def test_a_run_goes_on_behind_the_back_of_a_client_that_is_gone_where_that_is_wanted(
+async def test_run_continues_after_its_client_is_gone_with_keep(
     workspace: Workspace,
 ) -> None:
-    async with client(workspace, ERAS[0], "office:clerk", "--keep", "--wait", "0.2") as desk:
+    async with connect(workspace, ERAS[0], "office:clerk", "--keep", "--wait", "0.2") as desk:
         result = await desk.call_tool("clerk", {"prompt": "Wait"})
         assert result_meta(result, "state") == "working"
-    assert await state_of(workspace, result_meta(result, "taskId")) == "working"
+    assert await read_state(workspace, result_meta(result, "taskId")) == "working"
     (workspace.folder / "go").touch()
-    async with client(workspace, ERAS[0], "office:clerk") as desk:
+    async with connect(workspace, ERAS[0], "office:clerk") as desk:
         assert (
             result_text(await desk.call_tool("continue_run", {"task_id": result_meta(result, "taskId")}))
             == "Done: waited"
         )
 
 
-async def test_a_server_of_ones_own_is_served_as_it_is(workspace: Workspace) -> None:
-    async with client(workspace, ERAS[0], "office:desk", says=accept(answer=True)) as desk:
+async def test_custom_server_is_served_unchanged(workspace: Workspace) -> None:
+    async with connect(workspace, ERAS[0], "office:desk", says=accept(answer=True)) as desk:
         [payer, _] = (await desk.list_tools()).tools
         assert payer.description == "Pays."
         assert result_text(await desk.call_tool("payer", {"prompt": "Pay"})) == "Done: paid 5"
 
 
-async def test_by_http_it_says_where_it_is(workspace: Workspace) -> None:
+async def test_http_server_prints_its_url(workspace: Workspace) -> None:
     (workspace.folder / "go").touch()
     process = workspace.process("mcp", "office:clerk", "--http", "--port", "0")
     assert process.stderr is not None
@@ -202,13 +201,13 @@ async def test_by_http_it_says_where_it_is(workspace: Workspace) -> None:
         process.communicate()
 
 
-async def test_a_dict_of_agents_is_served_as_rxloop_serve_does_it(workspace: Workspace) -> None:
-    async with client(workspace, ERAS[0], "office:both") as desk:
+async def test_dict_of_agents_is_served(workspace: Workspace) -> None:
+    async with connect(workspace, ERAS[0], "office:both") as desk:
         assert [tool.name for tool in (await desk.list_tools()).tools] == ["one", "two", "continue_run"]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["office:nobody"], "rxloop mcp 'office:nobody': office has no 'nobody'"),
         (
@@ -221,6 +220,8 @@ async def test_a_dict_of_agents_is_served_as_rxloop_serve_does_it(workspace: Wor
         (["office:clerk", "--wait", "0"], "wait must be more than 0 seconds"),
     ],
 )
-def test_what_cannot_be_served_is_said_in_one_line(workspace: Workspace, arguments: list[str], told: str) -> None:
+def test_invalid_targets_and_options_are_reported_in_one_line(
+    workspace: Workspace, arguments: list[str], message: str
+) -> None:
     result = workspace.run("mcp", *arguments, "--no-log", code=2)
-    assert told in result.stderr.splitlines()[-1]
+    assert message in result.stderr.splitlines()[-1]

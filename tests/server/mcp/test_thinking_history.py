@@ -1,4 +1,4 @@
-"""The history of a thinking session over MCP: as a tool, and as resources."""
+"""History of a thinking session over MCP, as a tool and as resources."""
 
 from __future__ import annotations
 
@@ -14,22 +14,24 @@ from mcp_types import TextResourceContents
 from support.thinking_calls import expect_error, fetch_history, texts, think, thinking_server, thought
 
 
-async def branched(client: Client) -> None:
+async def think_in_branches(client: Client) -> None:
     await think(client, thought(1, "one"), thought(2, "two"))
     for number in (2, 3):
         await think(client, thought(number, f"b{number}", branchId="b", branchFromThought=1))
     await think(client, thought(3, "No.", isRevision=True, revisesThought=2))
 
 
-async def test_the_history_tells_what_was_thought() -> None:
+async def test_history_contains_all_thoughts() -> None:
     async with Client(thinking_server()) as client:
         empty = await fetch_history(client)
-        await branched(client)
-        told = await fetch_history(client)
-    assert (empty["thoughts"], empty["status"]) == ([], "active")
-    assert empty["sessionId"] == told["sessionId"]
-    assert (told["thoughtHistoryLength"], told["branches"]) == (5, ["b"])
-    assert told["thoughts"][4] == {
+        await think_in_branches(client)
+        page = await fetch_history(client)
+    assert empty["thoughts"] == []
+    assert empty["status"] == "active"
+    assert empty["sessionId"] == page["sessionId"]
+    assert page["thoughtHistoryLength"] == 5
+    assert page["branches"] == ["b"]
+    assert page["thoughts"][4] == {
         "place": 5,
         "thoughtNumber": 3,
         "thought": "No.",
@@ -39,7 +41,7 @@ async def test_the_history_tells_what_was_thought() -> None:
         "branchFromThought": None,
         "totalThoughts": 3,
     }
-    assert "next" not in told
+    assert "next" not in page
 
 
 @pytest.mark.parametrize(
@@ -54,42 +56,45 @@ async def test_the_history_tells_what_was_thought() -> None:
         ({"branchId": "b", "first": 4, "limit": 1}, ["b3"], None),
     ],
 )
-async def test_the_history_comes_in_pages_and_by_branch(
+async def test_history_is_returned_by_page_and_by_branch(
     arguments: dict[str, Any], expected: Sequence[str], further: int | None
 ) -> None:
     async with Client(thinking_server()) as client:
-        await branched(client)
-        told = await fetch_history(client, **arguments)
-    assert (texts(told), told.get("next")) == (expected, further)
+        await think_in_branches(client)
+        page = await fetch_history(client, **arguments)
+    assert texts(page) == expected
+    assert page.get("next") == further
 
 
-async def test_a_page_of_the_history_has_an_end() -> None:
+async def test_page_of_the_history_is_limited() -> None:
     async with Client(thinking_server()) as client:
         await think(client, *(thought(number) for number in range(1, 52)))
-        told = await fetch_history(client)
-    assert (len(told["thoughts"]), told["next"]) == (50, 51)
+        page = await fetch_history(client)
+    assert len(page["thoughts"]) == 50
+    assert page["next"] == 51
 
 
-async def test_a_history_that_cannot_be_given_is_refused() -> None:
+async def test_invalid_history_request_is_refused() -> None:
     async with Client(thinking_server()) as client:
-        await branched(client)
-        told = await expect_error(client, {"branchId": "none"}, "thinking_history")
-        assert told["code"] == "unknown_branch"
-        assert "'b'" in told["error"]
-        told = await expect_error(client, {"first": 0, "limit": "many"}, "thinking_history")
-        assert (told["code"], set(told["fields"])) == ("invalid_arguments", {"first", "limit"})
+        await think_in_branches(client)
+        error = await expect_error(client, {"branchId": "none"}, "thinking_history")
+        assert error["code"] == "unknown_branch"
+        assert "'b'" in error["error"]
+        error = await expect_error(client, {"first": 0, "limit": "many"}, "thinking_history")
+        assert error["code"] == "invalid_arguments"
+        assert set(error["fields"]) == {"first", "limit"}
 
 
-async def test_the_session_is_a_resource_as_json_and_drawn() -> None:
+async def test_session_is_a_resource_as_json_and_as_a_graph() -> None:
     async with Client(thinking_server()) as client:
         listed = (await client.list_resources()).resources
-        await branched(client)
+        await think_in_branches(client)
         [whole] = (await client.read_resource("thinking://session")).contents
         [drawn] = (await client.read_resource("thinking://session/graph")).contents
-        told = await fetch_history(client)
+        page = await fetch_history(client)
     assert isinstance(whole, TextResourceContents)
     assert isinstance(drawn, TextResourceContents)
-    assert json.loads(whole.text) == told
+    assert json.loads(whole.text) == page
     assert {each.uri: each.mime_type for each in listed} == {
         whole.uri: whole.mime_type,
         drawn.uri: drawn.mime_type,
@@ -109,7 +114,7 @@ async def test_the_session_is_a_resource_as_json_and_drawn() -> None:
     ]
 
 
-async def test_what_is_not_there_is_an_error_of_the_protocol() -> None:
+async def test_unknown_tools_and_resources_are_protocol_errors() -> None:
     async with Client(thinking_server()) as client:
         with pytest.raises(MCPError, match="no tool 'think'"):
             await client.call_tool("think", {})

@@ -1,4 +1,4 @@
-"""Sequential thinking over HTTP: sessions of connections, names of the server, and limits."""
+"""Sequential thinking over HTTP: sessions, host names and limits."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ HEADERS = {"accept": "application/json, text/event-stream"}
 
 
 @contextlib.asynccontextmanager
-async def serving(
+async def serve(
     sessions: ThinkingSessions | None = None, session: str | None = None, **options: Any
 ) -> AsyncGenerator[str]:
-    """The URL of a server that runs for as long as the block lasts."""
+    """Serve thinking tools, and yield the URL."""
     async with serve_mcp(sequential_thinking=ThinkingTools(sessions, session=session), **options) as here:
         yield here.url
 
@@ -50,9 +50,9 @@ async def think(client: Client, **fields: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("mode", ["legacy", "auto"])
-async def test_each_client_has_a_session_of_its_own(mode: str) -> None:
+async def test_each_client_has_its_own_session(mode: str) -> None:
     async with (
-        serving(make_connection_sessions()) as url,
+        serve(make_connection_sessions()) as url,
         Client(url, mode=mode) as one,
         Client(url, mode=mode) as other,
     ):
@@ -64,8 +64,8 @@ async def test_each_client_has_a_session_of_its_own(mode: str) -> None:
         assert result.is_error
 
 
-class Watched(MemoryArtifacts):
-    """A store that tells when sessions are removed."""
+class ObservedStore(MemoryArtifacts):
+    """Store that signals the deletion of a session."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,10 +78,10 @@ class Watched(MemoryArtifacts):
         return deleted
 
 
-async def test_the_session_of_a_client_that_left_is_freed() -> None:
-    store = Watched()
+async def test_session_of_a_disconnected_client_is_deleted() -> None:
+    store = ObservedStore()
     sessions = make_connection_sessions(store)
-    async with serving(sessions) as url, Client(url) as one:
+    async with serve(sessions) as url, Client(url) as one:
         async with Client(url) as other:
             await think(one)
             await think(other)
@@ -93,44 +93,44 @@ async def test_the_session_of_a_client_that_left_is_freed() -> None:
     assert not await store.list(CONTEXT)
 
 
-async def test_a_client_that_is_silent_for_too_long_has_left() -> None:
-    store = Watched()
+async def test_session_of_a_silent_client_expires() -> None:
+    store = ObservedStore()
     hello = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
     call = {"name": "sequentialthinking", "arguments": CALL}
     async with (
-        serving(make_connection_sessions(store), session_timeout=0.2) as url,
+        serve(make_connection_sessions(store), session_timeout=0.2) as url,
         httpx.AsyncClient(headers=HEADERS) as client,
     ):
         reply = await client.post(url, json={"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": hello})
         own = {"mcp-session-id": reply.headers["mcp-session-id"]}
         await client.post(url, headers=own, json={"jsonrpc": "2.0", "method": "notifications/initialized"})
-        asked = {"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": call}
-        assert (await client.post(url, headers=own, json=asked)).status_code == 200
+        body = {"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": call}
+        assert (await client.post(url, headers=own, json=body)).status_code == 200
         assert len(await store.list(CONTEXT)) == 1
         async with asyncio.timeout(10):
             await store.removed.wait()
         assert await store.list(CONTEXT) == []
-        assert (await client.post(url, headers=own, json=asked)).status_code == 404
+        assert (await client.post(url, headers=own, json=body)).status_code == 404
 
 
-async def test_a_named_session_is_one_for_all_clients() -> None:
-    async with serving(make_connection_sessions(), "plan") as url, Client(url) as one, Client(url) as other:
+async def test_named_session_is_shared_by_all_clients() -> None:
+    async with serve(make_connection_sessions(), "plan") as url, Client(url) as one, Client(url) as other:
         await think(one)
         assert (await think(other))["thoughtHistoryLength"] == 2
 
 
-async def test_a_request_without_a_connection_begins_a_session_and_goes_on_by_its_id() -> None:
-    async with serving(make_connection_sessions()) as url, Client(url, mode="2026-07-28") as client:
+async def test_request_without_a_connection_starts_a_session_and_continues_by_its_id() -> None:
+    async with serve(make_connection_sessions()) as url, Client(url, mode="2026-07-28") as client:
         first = await think(client)
         assert (await think(client))["thoughtHistoryLength"] == 1
         again = await think(client, sessionId=first["sessionId"])
         assert again["thoughtHistoryLength"] == 2
-        told = await client.call_tool("thinking_history", {"sessionId": first["sessionId"]})
-        assert told.structured_content is not None
-        assert len(told.structured_content["thoughts"]) == 2
-        told = await client.call_tool("thinking_history", {})
-        assert told.structured_content is not None
-        assert told.structured_content["thoughts"] == []
+        result = await client.call_tool("thinking_history", {"sessionId": first["sessionId"]})
+        assert result.structured_content is not None
+        assert len(result.structured_content["thoughts"]) == 2
+        result = await client.call_tool("thinking_history", {})
+        assert result.structured_content is not None
+        assert result.structured_content["thoughts"] == []
 
 
 @pytest.mark.parametrize(
@@ -148,27 +148,25 @@ async def test_a_request_without_a_connection_begins_a_session_and_goes_on_by_it
         ("origin", "null", 403),
     ],
 )
-async def test_a_page_that_calls_the_server_under_a_name_of_its_own_is_refused(
-    name: str, value: str, status: int
-) -> None:
-    async with serving(make_connection_sessions()) as url, httpx.AsyncClient() as client:
+async def test_page_with_a_foreign_host_or_origin_is_refused(name: str, value: str, status: int) -> None:
+    async with serve(make_connection_sessions()) as url, httpx.AsyncClient() as client:
         reply = await client.post(url, headers={**HEADERS, name: value}, json={"jsonrpc": "2.0", "id": 1})
         assert reply.status_code == status
 
 
-def test_a_port_that_is_taken_is_said_in_one_sentence() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+def test_port_in_use_is_an_error() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
         with pytest.raises(ConfigurationError, match=f"cannot listen on 127.0.0.1, port {port}: "):
             listening("127.0.0.1", port)
 
 
-async def until_closed(url: str, said: bytes) -> bytes:
-    """What comes back until the server closes the connection."""
+async def read_until_closed(url: str, data: bytes) -> bytes:
+    """Return all data until the server closes the connection."""
     port = httpx.URL(url).port
     assert port is not None
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(said)
+    writer.write(data)
     try:
         async with asyncio.timeout(10):
             return await reader.read()
@@ -176,30 +174,30 @@ async def until_closed(url: str, said: bytes) -> bytes:
         writer.close()
 
 
-async def test_a_body_that_does_not_come_is_refused() -> None:
-    async with serving(limits=ServerLimits(body_seconds=0.1)) as url:
+async def test_body_that_does_not_arrive_is_refused() -> None:
+    async with serve(limits=ServerLimits(body_seconds=0.1)) as url:
         head = b"POST /mcp HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n"
-        assert (await until_closed(url, head + b"x")).startswith(b"HTTP/1.1 408")
+        assert (await read_until_closed(url, head + b"x")).startswith(b"HTTP/1.1 408")
 
 
-async def test_a_body_that_is_too_long_is_refused() -> None:
-    async with serving(limits=ServerLimits(body=MAX_BODY)) as url, httpx.AsyncClient() as client:
+async def test_body_that_is_too_long_is_refused() -> None:
+    async with serve(limits=ServerLimits(body=MAX_BODY)) as url, httpx.AsyncClient() as client:
         reply = await client.post(url, content=b"x" * (MAX_BODY + 1))
         assert reply.status_code == 413
 
 
-async def test_there_are_only_so_many_clients_and_room_comes_back() -> None:
-    async with serving(max_sessions=2) as url, httpx.AsyncClient(headers=HEADERS) as client:
+async def test_number_of_sessions_is_limited_and_a_closed_one_frees_its_slot() -> None:
+    async with serve(max_sessions=2) as url, httpx.AsyncClient(headers=HEADERS) as client:
         replies = [await client.post(url, json=INITIALIZE) for _ in range(3)]
         assert [each.status_code for each in replies] == [200, 200, 503]
-        left = {"mcp-session-id": replies[0].headers["mcp-session-id"]}
-        assert (await client.delete(url, headers=left)).status_code == 200
+        closed = {"mcp-session-id": replies[0].headers["mcp-session-id"]}
+        assert (await client.delete(url, headers=closed)).status_code == 200
         async with asyncio.timeout(5):
             while (await client.post(url, json=INITIALIZE)).status_code != 200:
                 pass
 
 
 @pytest.mark.parametrize("options", [{"session_timeout": 0}, {"session_timeout": float("inf")}, {"max_sessions": 0}])
-def test_numbers_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
+def test_invalid_limits_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match=next(iter(options))):
         mcp_server(Runtime({}, log=MemoryEventLog()), sequential_thinking=True, **options)

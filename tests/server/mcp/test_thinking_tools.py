@@ -1,4 +1,4 @@
-"""The server for sequential thinking, driven by the SDK's own client in memory."""
+"""Server for sequential thinking, with the client of the SDK in memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ REQUIRED = ["thought", "nextThoughtNeeded", "thoughtNumber", "totalThoughts"]
 Mode = Literal["legacy", "auto"]
 
 
-async def test_the_published_tool_has_the_fields_of_the_reference_server() -> None:
+async def test_published_tool_has_the_fields_of_the_reference_server() -> None:
     async with Client(thinking_server()) as client:
         tool = (await client.list_tools()).tools[0]
     # T24
@@ -44,10 +44,11 @@ async def test_the_published_tool_has_the_fields_of_the_reference_server() -> No
     assert all(field["description"] for field in tool.input_schema["properties"].values())
     assert tool.output_schema is not None
     assert tool.output_schema["required"] == OFFICIAL
-    assert (tool.name, tool.title) == ("sequentialthinking", "Sequential Thinking")
+    assert tool.name == "sequentialthinking"
+    assert tool.title == "Sequential Thinking"
 
 
-async def test_the_annotations_are_honest() -> None:
+async def test_annotations_describe_the_tools() -> None:
     async with Client(thinking_server()) as client:
         tools = {tool.name: tool.annotations for tool in (await client.list_tools()).tools}
     hints = {
@@ -62,7 +63,7 @@ async def test_the_annotations_are_honest() -> None:
     }
 
 
-async def test_the_description_shows_a_revision_and_a_branch_and_speaks_of_no_ids() -> None:
+async def test_description_shows_a_revision_and_a_branch_and_no_ids() -> None:
     async with Client(thinking_server()) as client:
         description = (await client.list_tools()).tools[0].description or ""
     assert '"isRevision": true' in description
@@ -71,12 +72,12 @@ async def test_the_description_shows_a_revision_and_a_branch_and_speaks_of_no_id
 
 
 @pytest.mark.parametrize("mode", ["legacy", "auto"])
-async def test_the_answer_has_the_official_keys_in_text_and_in_structured_content(mode: Mode) -> None:
+async def test_result_has_the_official_keys_as_text_and_structured_content(mode: Mode) -> None:
     async with Client(thinking_server(), mode=mode) as client:
-        told = await think(client, thought(1, totalThoughts=2), thought(5))
+        result = await think(client, thought(1, totalThoughts=2), thought(5))
     # T2, T23
-    assert list(told)[:5] == OFFICIAL
-    assert {key: told[key] for key in OFFICIAL} == {
+    assert list(result)[:5] == OFFICIAL
+    assert {key: result[key] for key in OFFICIAL} == {
         "thoughtNumber": 5,
         "totalThoughts": 5,
         "nextThoughtNeeded": True,
@@ -86,27 +87,28 @@ async def test_the_answer_has_the_official_keys_in_text_and_in_structured_conten
 
 
 @pytest.mark.parametrize("mode", ["legacy", "auto"])
-async def test_calls_with_no_id_go_on_in_the_session_of_the_connection(mode: Mode) -> None:
+async def test_calls_without_an_id_use_the_session_of_the_connection(mode: Mode) -> None:
     async with Client(thinking_server(), mode=mode) as client:
         first = await think(client, thought(1))
         last = await think(client, thought(2), thought(3, nextThoughtNeeded=False))
-    assert (first["thoughtHistoryLength"], last["thoughtHistoryLength"]) == (1, 3)
+    assert first["thoughtHistoryLength"] == 1
+    assert last["thoughtHistoryLength"] == 3
     assert first["sessionId"] == last["sessionId"]
     # T40
     assert "summary" not in first
     assert last["summary"] == "Sequential thinking complete: 3 thoughts processed across 0 branches."
 
 
-async def test_what_is_odd_about_a_thought_stands_beside_the_answer() -> None:
+async def test_warnings_are_added_to_the_result() -> None:
     async with Client(thinking_server()) as client:
         first = await think(client, thought(1))
         # T15
-        told = await think(client, thought(2, isRevision=True, revisesThought=9))
+        result = await think(client, thought(2, isRevision=True, revisesThought=9))
     assert "warnings" not in first
-    assert [warning["code"] for warning in told["warnings"]] == ["dangling_revision"]
+    assert [warning["code"] for warning in result["warnings"]] == ["dangling_revision"]
 
 
-async def test_what_clients_send_is_read_leniently() -> None:
+async def test_arguments_are_parsed_leniently() -> None:
     lenient = thought(
         "1",  # type: ignore[arg-type]
         totalThoughts=" 2 ",
@@ -117,51 +119,54 @@ async def test_what_clients_send_is_read_leniently() -> None:
     )
     async with Client(thinking_server()) as client:
         # T9, T10, T11, T12
-        told = await think(client, lenient)
-    assert (told["thoughtNumber"], told["totalThoughts"], told["nextThoughtNeeded"]) == (1, 2, True)
+        result = await think(client, lenient)
+    assert result["thoughtNumber"] == 1
+    assert result["totalThoughts"] == 2
+    assert result["nextThoughtNeeded"] is True
 
 
-async def test_a_field_in_snake_case_is_an_unknown_one() -> None:
+async def test_field_in_snake_case_is_unknown() -> None:
     async with Client(thinking_server()) as client:
-        told = await think(client, thought(1, branch_id="a", branchFromThought=1, total_thoughts=9))
-    assert (told["branches"], told["totalThoughts"]) == ([], 3)
+        result = await think(client, thought(1, branch_id="a", branchFromThought=1, total_thoughts=9))
+    assert result["branches"] == []
+    assert result["totalThoughts"] == 3
 
 
 @pytest.mark.parametrize("name", ["__proto__", "constructor", "10", "   ", "🌿", "x" * 5_000])
-async def test_every_text_is_a_name_for_a_branch(name: str) -> None:
+async def test_any_string_is_a_valid_branch_name(name: str) -> None:
     async with Client(thinking_server()) as client:
         # T5, T7
         names = ["b", name]
-        told = await think(client, thought(1), *(thought(2, branchId=each, branchFromThought=1) for each in names))
-    assert told["branches"] == names
+        result = await think(client, thought(1), *(thought(2, branchId=each, branchFromThought=1) for each in names))
+    assert result["branches"] == names
 
 
-async def test_what_does_not_fit_is_an_error_that_names_the_fields_and_stores_nothing() -> None:
+async def test_invalid_thought_is_refused_with_its_fields_and_not_stored() -> None:
     async with Client(thinking_server()) as client:
         # T9, T13, T14
-        told = await expect_error(client, {"thought": "a", "thoughtNumber": True, "totalThoughts": "one"})
-        assert told["code"] == "invalid_thought"
-        assert set(told["fields"]) == {"nextThoughtNeeded", "thoughtNumber", "totalThoughts"}
+        error = await expect_error(client, {"thought": "a", "thoughtNumber": True, "totalThoughts": "one"})
+        assert error["code"] == "invalid_thought"
+        assert set(error["fields"]) == {"nextThoughtNeeded", "thoughtNumber", "totalThoughts"}
         assert (await fetch_history(client))["thoughtHistoryLength"] == 0
         assert set((await expect_error(client, {}))["fields"]) == set(REQUIRED)
 
 
-async def test_a_call_without_arguments_is_refused_like_one_with_none_of_the_fields() -> None:
+async def test_call_without_arguments_is_refused() -> None:
     async with Client(thinking_server()) as client:
         result = await client.call_tool("sequentialthinking")
     assert parse_result(result)["code"] == "invalid_thought"
 
 
-async def test_a_thought_may_be_long_and_not_endless() -> None:
+async def test_length_of_a_thought_is_limited() -> None:
     async with Client(thinking_server()) as client:
         # T8
         await think(client, thought(1, "x" * 1_000_000))
-        told = await expect_error(client, thought(2, "x" * 1_000_001))
-        assert told["code"] == "thought_too_long"
+        error = await expect_error(client, thought(2, "x" * 1_000_001))
+        assert error["code"] == "thought_too_long"
         assert (await fetch_history(client))["thoughtHistoryLength"] == 1
 
 
-async def test_a_full_session_says_so_and_can_be_cleared() -> None:
+async def test_full_session_is_reported_and_can_be_cleared() -> None:
     async with Client(thinking_server(ThinkingSessions(MemoryArtifacts(), max_thoughts=2))) as client:
         await think(client, thought(1), thought(2))
         # T47
@@ -170,48 +175,51 @@ async def test_a_full_session_says_so_and_can_be_cleared() -> None:
         assert (await think(client, thought(1)))["thoughtHistoryLength"] == 1
 
 
-async def test_strict_rules_refuse_a_revision_of_nothing() -> None:
+async def test_strict_rules_refuse_a_revision_of_an_unknown_thought() -> None:
     async with Client(thinking_server(make_connection_sessions(strict=True))) as client:
         # T15
-        told = await expect_error(client, thought(1, isRevision=True, revisesThought=4))
-    assert (told["code"], set(told["fields"])) == ("dangling_revision", {"revisesThought"})
+        error = await expect_error(client, thought(1, isRevision=True, revisesThought=4))
+    assert error["code"] == "dangling_revision"
+    assert set(error["fields"]) == {"revisesThought"}
 
 
-async def test_no_connection_finds_the_session_of_another_one() -> None:
+async def test_session_of_another_connection_is_unknown() -> None:
     server = thinking_server()
     async with Client(server) as one, Client(server) as other:
         mine = await think(one, thought(1, "mine"))
         await think(other, thought(1, "other"), thought(2))
         # T33
-        told = await expect_error(other, thought(3, sessionId=mine["sessionId"]))
-        assert told["code"] == "unknown_session"
+        error = await expect_error(other, thought(3, sessionId=mine["sessionId"]))
+        assert error["code"] == "unknown_session"
         for tool in ("thinking_history", "clear_thinking"):
             assert (await expect_error(other, {"sessionId": mine["sessionId"]}, tool))["code"] == "unknown_session"
         assert texts(await fetch_history(one)) == ["mine"]
         assert texts(await fetch_history(other)) == ["other", "So."]
 
 
-async def test_an_id_that_nobody_gave_out_is_refused() -> None:
+async def test_unknown_session_id_is_refused() -> None:
     async with Client(thinking_server()) as client:
         # T32
         assert (await expect_error(client, thought(1, sessionId="made-up")))["code"] == "unknown_session"
         assert (await fetch_history(client))["thoughtHistoryLength"] == 0
 
 
-async def test_a_thought_may_clear_the_session_whose_id_stays() -> None:
+async def test_thought_may_clear_the_session_and_keep_its_id() -> None:
     async with Client(thinking_server()) as client:
         old = await think(client, thought(1), thought(2))
         # T28, T30
         new = await think(client, thought(1, clearSession=True))
-        assert (new["thoughtHistoryLength"], new["sessionId"]) == (1, old["sessionId"])
+        assert new["thoughtHistoryLength"] == 1
+        assert new["sessionId"] == old["sessionId"]
         assert (await think(client, thought(2)))["thoughtHistoryLength"] == 2
         # T31
-        led = await think(client, thought(3, sessionId=old["sessionId"]))
-        assert (led["thoughtHistoryLength"], led["sessionId"]) == (3, old["sessionId"])
-        assert [each["code"] for each in led["warnings"]] == ["repetition"]
+        third = await think(client, thought(3, sessionId=old["sessionId"]))
+        assert third["thoughtHistoryLength"] == 3
+        assert third["sessionId"] == old["sessionId"]
+        assert [each["code"] for each in third["warnings"]] == ["repetition"]
 
 
-async def test_clearing_forgets_the_thoughts_and_twice_is_as_once() -> None:
+async def test_clearing_is_idempotent() -> None:
     async with Client(thinking_server()) as client:
         await think(client, thought(1), thought(2))
         cleared = parse_result(await client.call_tool("clear_thinking", {}))
@@ -224,14 +232,14 @@ async def test_clearing_forgets_the_thoughts_and_twice_is_as_once() -> None:
 async def test_parallel_calls_keep_their_order() -> None:
     async with Client(thinking_server(), mode="legacy") as client:
         # T45
-        made = [client.call_tool("sequentialthinking", thought(number, str(number))) for number in range(1, 21)]
-        told = [parse_result(result)["thoughtHistoryLength"] for result in await asyncio.gather(*made)]
-        assert told == list(range(1, 21))
+        calls = [client.call_tool("sequentialthinking", thought(number, str(number))) for number in range(1, 21)]
+        lengths = [parse_result(result)["thoughtHistoryLength"] for result in await asyncio.gather(*calls)]
+        assert lengths == list(range(1, 21))
         assert texts(await fetch_history(client)) == [str(number) for number in range(1, 21)]
 
 
-class Slow(MemoryArtifacts):
-    """A store that takes its time to write."""
+class SlowStore(MemoryArtifacts):
+    """Store with slow writes."""
 
     @override
     async def append(self, context_id: str, artifact_id: str, data: bytes, **options: Any) -> ArtifactChunk:
@@ -240,16 +248,16 @@ class Slow(MemoryArtifacts):
         return await super().append(context_id, artifact_id, data, **options)
 
 
-async def test_who_reads_sees_what_was_sent_before() -> None:
-    async with Client(thinking_server(ThinkingSessions(Slow())), mode="legacy") as client:
+async def test_read_waits_for_earlier_thoughts() -> None:
+    async with Client(thinking_server(ThinkingSessions(SlowStore())), mode="legacy") as client:
         thinking = asyncio.create_task(client.call_tool("sequentialthinking", thought(1)))
-        told = asyncio.create_task(fetch_history(client))
+        reading = asyncio.create_task(fetch_history(client))
         await thinking
-        assert (await told)["thoughtHistoryLength"] == 1
+        assert (await reading)["thoughtHistoryLength"] == 1
 
 
-class Breaking(MemoryArtifacts):
-    """A store that fails when it is told to."""
+class FailingStore(MemoryArtifacts):
+    """Store that fails on demand."""
 
     broken = False
 
@@ -260,19 +268,20 @@ class Breaking(MemoryArtifacts):
         return await super().append(context_id, artifact_id, data, **options)
 
 
-async def test_a_crash_is_an_answer_and_the_server_goes_on() -> None:
-    store = Breaking()
+async def test_crash_of_the_store_is_an_error_and_the_server_continues() -> None:
+    store = FailingStore()
     async with Client(thinking_server(ThinkingSessions(store))) as client:
         await think(client, thought(1))
         store.broken = True
-        told = await expect_error(client, thought(2))
-        assert (told["code"], "RuntimeError" in told["error"]) == ("internal", True)
+        error = await expect_error(client, thought(2))
+        assert error["code"] == "internal"
+        assert "RuntimeError" in error["error"]
         store.broken = False
         assert (await think(client, thought(2)))["thoughtHistoryLength"] == 2
 
 
 @pytest.mark.parametrize("mode", ["legacy", "auto"])
-async def test_the_session_of_a_closed_connection_is_freed(mode: Mode) -> None:
+async def test_session_of_a_closed_connection_is_deleted(mode: Mode) -> None:
     sessions = make_connection_sessions()
     async with Client(thinking_server(sessions), mode=mode) as client:
         await think(client, thought(1))
@@ -281,7 +290,7 @@ async def test_the_session_of_a_closed_connection_is_freed(mode: Mode) -> None:
     assert not await sessions.all_sessions()
 
 
-async def test_a_named_session_is_one_for_all_connections_and_stays() -> None:
+async def test_named_session_is_shared_by_all_connections_and_kept() -> None:
     sessions = make_connection_sessions()
     server = thinking_server(sessions, session="plan")
     async with Client(server) as one, Client(server) as other:
@@ -292,7 +301,7 @@ async def test_a_named_session_is_one_for_all_connections_and_stays() -> None:
     assert len(await sessions.get_session("plan")) == 2
 
 
-async def test_each_accepted_thought_is_logged_and_no_other() -> None:
+async def test_accepted_thoughts_are_passed_to_the_callback() -> None:
     logged: list[ThoughtResult] = []
     async with Client(thinking_server(on_thought=logged.append)) as client:
         await think(client, thought(1, "one"))
@@ -301,21 +310,21 @@ async def test_each_accepted_thought_is_logged_and_no_other() -> None:
     assert [result.thought.thought for result in logged] == ["one", "two"]
 
 
-async def test_a_log_that_fails_costs_no_thought() -> None:
-    def broken(result: ThoughtResult) -> None:
+async def test_failing_callback_loses_no_thought() -> None:
+    def fail(result: ThoughtResult) -> None:
         raise OSError("no space left")
 
-    async with Client(thinking_server(on_thought=broken)) as client:
+    async with Client(thinking_server(on_thought=fail)) as client:
         assert (await think(client, thought(1), thought(2)))["thoughtHistoryLength"] == 2
 
 
-async def test_a_server_without_agents_has_the_three_tools_and_no_other() -> None:
+async def test_server_without_agents_has_only_the_thinking_tools() -> None:
     async with Client(thinking_server()) as client:
         tools = [tool.name for tool in (await client.list_tools()).tools]
     assert tools == ["sequentialthinking", "thinking_history", "clear_thinking"]
 
 
-async def test_a_server_with_agents_has_the_tools_and_resources_as_well() -> None:
+async def test_server_with_agents_also_has_the_thinking_tools_and_resources() -> None:
     agent = Agent(ScriptedModel("Four."), name="adder")
     runtime = Runtime({"adder": agent}, log=MemoryEventLog())
     server = mcp_server(runtime, sequential_thinking=True)
@@ -329,6 +338,6 @@ async def test_a_server_with_agents_has_the_tools_and_resources_as_well() -> Non
     assert resources == ["thinking://session", "thinking://session/graph"]
 
 
-def test_a_server_with_neither_agents_nor_thinking_is_refused() -> None:
+def test_server_without_agents_and_thinking_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="the server has no tools"):
         mcp_server(Runtime({}, log=MemoryEventLog()))

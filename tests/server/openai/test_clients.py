@@ -1,4 +1,4 @@
-"""Random runs by the official clients, of Python and of npm: what they put together is what the log has."""
+"""Generated runs with the official Python and npm clients, which must have the content of the log."""
 
 from __future__ import annotations
 
@@ -34,28 +34,28 @@ CHECKED = settings(
 )
 
 
-def answers(output: list[Any], *, declines: bool) -> list[Any] | None:
-    """The input that answers all that a response asks; None if it asks nothing, or what nobody here can answer."""
+def make_answers(output: list[Any], *, declines: bool) -> list[Any] | None:
+    """Return the input that answers all questions of a response, or None if there are none that can be answered."""
     approvals = {item["id"] for item in output if item["type"] == "mcp_approval_request"}
-    found: list[Any] = []
+    items: list[Any] = []
     for item in output:
         if item["type"] == "mcp_approval_request":
-            found.append({"type": "mcp_approval_response", "approval_request_id": item["id"], "approve": not declines})
+            items.append({"type": "mcp_approval_response", "approval_request_id": item["id"], "approve": not declines})
         elif item["type"] == "function_call":
             said = '{"error": "no map here"}' if declines else '{"shown": true}'
-            found.append({"type": "function_call_output", "call_id": item["call_id"], "output": said})
+            items.append({"type": "function_call_output", "call_id": item["call_id"], "output": said})
         elif item["type"] == "message" and item["id"].startswith("msg_mcpr_"):
             text, asked = item["content"][0]["text"], item["id"].removeprefix("msg_")
             if "github" in text:
                 return None
             if asked.split(":response:")[0] not in approvals:
                 said = "a" if text.startswith("Which?") else '{"city": "Oslo", "nights": 2}'
-                found.append({"type": "function_call_output", "call_id": asked, "output": said})
-    return found or None
+                items.append({"type": "function_call_output", "call_id": asked, "output": said})
+    return items or None
 
 
-async def by_python(client: AsyncOpenAI, kind: RandomRun, *, background: bool) -> list[Json]:
-    """What the client of Python says of each response of a run."""
+async def read_with_python(client: AsyncOpenAI, kind: RandomRun, *, background: bool) -> list[Json]:
+    """Return the responses of a run from the Python client."""
     responses: list[Json] = []
     body: dict[str, Any] | None = {"input": "Go."}
     while body is not None and len(responses) < 8:
@@ -63,11 +63,11 @@ async def by_python(client: AsyncOpenAI, kind: RandomRun, *, background: bool) -
             async with client.responses.stream(model=NAME, tools=TOOLS, background=background, **body) as stream:
                 events = [event async for event in stream]
         except openai.ConflictError:
-            # A run that is cancelled while it waits has no use for the answer.
+            # A run that was cancelled while it waited rejects the answer.
             assert responses
             assert kind.cancel_after is not None
             break
-        # `get_final_response` is for those that have completed.
+        # `get_final_response` accepts only completed responses.
         final: Any = events[-1]
         output = final.response.to_dict()["output"]
         numbers = [event.sequence_number for event in events]
@@ -80,13 +80,13 @@ async def by_python(client: AsyncOpenAI, kind: RandomRun, *, background: bool) -
                 "numbers": numbers,
             }
         )
-        given = answers(output, declines=kind.declines) if final.response.status == "completed" else None
+        given = make_answers(output, declines=kind.declines) if final.response.status == "completed" else None
         body = None if given is None else {"input": given, "previous_response_id": final.response.id}
     return responses
 
 
-async def meddle(kind: RandomRun, runtime: Runtime) -> None:
-    """Cancel the run, or say something to it, after so many of its events."""
+async def disturb(kind: RandomRun, runtime: Runtime) -> None:
+    """Cancel the run or send a message to it at the generated event."""
     number = 0
     async for event in runtime.events:
         number += 1
@@ -99,41 +99,42 @@ async def check(served: OpenAIEndpoint, responses: list[Json], *, background: bo
     async with served.client() as client:
         for each in responses:
             assert each["numbers"] == [*range(len(each["numbers"]))]
-            kept = await client.responses.retrieve(each["id"])
-            check_response(kept.to_dict())
-            assert (kept.status, kept.output_text) == (each["status"], each["text"])
-            assert [item.id for item in kept.output] == [item["id"] for item in each["output"]]
+            stored = await client.responses.retrieve(each["id"])
+            check_response(stored.to_dict())
+            assert stored.status == each["status"]
+            assert stored.output_text == each["text"]
+            assert [item.id for item in stored.output] == [item["id"] for item in each["output"]]
             if background:
                 again = await client.responses.retrieve(each["id"], stream=True)
                 assert [event.sequence_number async for event in again] == each["numbers"]
     assert PLANTED not in json.dumps(responses)
 
 
-async def with_server(kind: RandomRun, read: Any, *, background: bool) -> None:
+async def check_with_server(kind: RandomRun, read: Any, *, background: bool) -> None:
     async with serve_openai(kind.agent(), log=kind.log()) as served:
-        meddling = asyncio.create_task(meddle(kind, served.runtime))
+        disturbing = asyncio.create_task(disturb(kind, served.runtime))
         responses = await asyncio.wait_for(read(served), 60)
-        meddling.cancel()
+        disturbing.cancel()
         assert responses
         await check(served, responses, background=background)
 
 
 @CHECKED
 @given(kind=random_run())
-def test_the_client_of_python(kind: RandomRun) -> None:
+def test_python_client_reads_generated_runs(kind: RandomRun) -> None:
     background = kind.keeps_deltas
 
     async def read(served: OpenAIEndpoint) -> list[Json]:
         async with served.client() as client:
-            return await by_python(client, kind, background=background)
+            return await read_with_python(client, kind, background=background)
 
     with silence_logs():
-        asyncio.run(with_server(kind, read, background=background))
+        asyncio.run(check_with_server(kind, read, background=background))
 
 
 @pytest.fixture(scope="module")
 def node() -> Generator[subprocess.Popen[str]]:
-    """One process for all runs."""
+    """Process for all runs."""
     script = Path(__file__).with_name("client.mjs")
     command = [NODE or "node", str(script), str(CLIENTS)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
@@ -144,20 +145,20 @@ def node() -> Generator[subprocess.Popen[str]]:
 @pytest.mark.service("node-clients")
 @CHECKED
 @given(kind=random_run())
-def test_the_client_of_npm(node: subprocess.Popen[str], kind: RandomRun) -> None:
+def test_npm_client_reads_generated_runs(node: subprocess.Popen[str], kind: RandomRun) -> None:
     assert node.stdin is not None
     assert node.stdout is not None
     stdin, stdout = node.stdin, node.stdout
     background = kind.keeps_deltas
 
     async def read(served: OpenAIEndpoint) -> list[Json]:
-        asked = {"base": f"{served.url}/v1", "model": NAME, "tools": TOOLS, "declines": kind.declines}
-        asked["cancels"] = kind.cancel_after is not None
-        stdin.write(json.dumps({**asked, "background": background}) + "\n")
+        request = {"base": f"{served.url}/v1", "model": NAME, "tools": TOOLS, "declines": kind.declines}
+        request["cancels"] = kind.cancel_after is not None
+        stdin.write(json.dumps({**request, "background": background}) + "\n")
         stdin.flush()
-        said = json.loads(await asyncio.to_thread(stdout.readline))
-        assert "error" not in said, said["error"]
-        return said["responses"]
+        answer = json.loads(await asyncio.to_thread(stdout.readline))
+        assert "error" not in answer, answer["error"]
+        return answer["responses"]
 
     with silence_logs():
-        asyncio.run(with_server(kind, read, background=background))
+        asyncio.run(check_with_server(kind, read, background=background))

@@ -1,4 +1,4 @@
-"""Requests that nobody should make, and what is not for clients: no 500, nothing is revealed."""
+"""Invalid requests and hidden content, which cause no status 500 and reveal nothing."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from support.clients.openai import OpenAIEndpoint, serve_openai
 from support.hidden_tools import MARK, RUNS, ask, fail, peek
 
 
-def agent(*turns: Any, **options: Any) -> Agent[Any, Any]:
+def make_agent(*turns: Any, **options: Any) -> Agent[Any, Any]:
     return Agent(ScriptedModel(*turns or ["Hello."] * 100), thoughts=False, name="clerk", **options)
 
 
-# -- what belongs to others
+# -- access control
 
 
-async def everything(client: httpx.AsyncClient, id: str, context_id: str) -> dict[str, tuple[int, Any]]:
-    """What each route says of a response and a conversation."""
+async def call_all_routes(client: httpx.AsyncClient, id: str, context_id: str) -> dict[str, tuple[int, Any]]:
+    """Return the answer of each route for a response and a conversation."""
     yes = {"type": "mcp_approval_response", "approval_request_id": f"mcpr_{id}:1.0.1", "approve": True}
-    shown = {"type": "function_call_output", "call_id": f"{id}:1:0", "output": "x"}
-    asked: dict[str, Any] = {
+    output = {"type": "function_call_output", "call_id": f"{id}:1:0", "output": "x"}
+    bodies: dict[str, Any] = {
         "previous": {"input": "And?", "previous_response_id": id},
         "conversation": {"input": "And?", "conversation": context_id},
         "approval": {"input": [yes]},
-        "output": {"input": [shown]},
+        "output": {"input": [output]},
     }
     answers = {
-        name: await client.post("/v1/responses", json={"model": "clerk", **body}) for name, body in asked.items()
+        name: await client.post("/v1/responses", json={"model": "clerk", **body}) for name, body in bodies.items()
     }
     for path in ("", "?stream=true", "?stream=true&starting_after=3", "/input_items"):
         answers[f"GET {path}"] = await client.get(f"/v1/responses/{id}{path}")
@@ -44,49 +44,52 @@ async def everything(client: httpx.AsyncClient, id: str, context_id: str) -> dic
     return {name: (answer.status_code, answer.text.replace(id, "ID")) for name, answer in answers.items()}
 
 
-async def test_what_is_anothers_looks_like_what_is_not_there() -> None:
-    nobody = "01a20428-d3d7-7ba9-bf44-a933530ad41f"
+async def test_response_of_another_owner_looks_like_an_unknown_response() -> None:
+    unknown = "01a20428-d3d7-7ba9-bf44-a933530ad41f"
     async with (
-        serve_openai(agent()) as served,
+        serve_openai(make_agent()) as served,
         make_client(served.url) as ann,
         make_client(served.url, "bob-key") as bob,
     ):
         body = {"model": "clerk", "input": "Hi", "background": True}
         hers = (await ann.post("/v1/responses", json=body)).json()
-        said = await everything(bob, hers["id"], hers["conversation"]["id"])
-        nothing = await everything(bob, nobody, nobody)
-        # A conversation that nobody has begun may be begun; one of somebody else's is not there.
+        foreign = await call_all_routes(bob, hers["id"], hers["conversation"]["id"])
+        missing = await call_all_routes(bob, unknown, unknown)
+        # An unknown conversation can be started, but a conversation of another owner cannot.
         for name in ("conversation", "chat"):
-            assert (said.pop(name)[0], nothing.pop(name)[0]) == (404, 200)
-        assert said == nothing
-        assert {status for status, _ in said.values()} == {400, 404}
-        kept = (await ann.get(f"/v1/responses/{hers['id']}")).json()
-        assert kept["output"][0]["content"][0]["text"] == "Hello."
+            assert foreign.pop(name)[0] == 404
+            assert missing.pop(name)[0] == 200
+        assert foreign == missing
+        assert {status for status, _ in foreign.values()} == {400, 404}
+        stored = (await ann.get(f"/v1/responses/{hers['id']}")).json()
+        assert stored["output"][0]["content"][0]["text"] == "Hello."
 
 
-async def test_nobody_in_particular_gets_nothing_anywhere() -> None:
-    async with serve_openai(agent()) as served:
+async def test_unauthenticated_client_gets_nothing() -> None:
+    async with serve_openai(make_agent()) as served:
         for token in ("wrong", "ann", "x"):
-            async with make_client(served.url, token) as stranger:
-                said = await everything(stranger, "x", "x")
-                assert {status for status, _ in said.values()} == {401}
-                models = await stranger.get("/v1/models")
-                assert (models.status_code, models.json()["error"]["code"]) == (401, "invalid_api_key")
+            async with make_client(served.url, token) as anonymous:
+                answers = await call_all_routes(anonymous, "x", "x")
+                assert {status for status, _ in answers.values()} == {401}
+                models = await anonymous.get("/v1/models")
+                assert models.status_code == 401
+                assert models.json()["error"]["code"] == "invalid_api_key"
 
 
 @pytest.mark.parametrize("odd", ["x", "%00", "%2e%2e", "a" * 5_000, "%F0%9F%98%80", "'--", "x.2", f"{'0' * 36}.1"])
-async def test_an_odd_id_is_no_id(odd: str) -> None:
-    async with serve_openai(agent()) as served, make_client(served.url) as ann:
+async def test_malformed_id_is_unknown(odd: str) -> None:
+    async with serve_openai(make_agent()) as served, make_client(served.url) as ann:
         for path in ("", "/input_items", "?stream=1"):
             answer = await ann.get(f"/v1/responses/{odd}{path}")
-            assert (answer.status_code, answer.json()["error"]["type"]) == (404, "not_found_error")
+            assert answer.status_code == 404
+            assert answer.json()["error"]["type"] == "not_found_error"
 
 
-async def test_a_response_that_does_not_come_is_not_there() -> None:
-    async with serve_openai(agent()) as served, make_client(served.url) as ann:
-        made = (await ann.post("/v1/responses", json={"model": "clerk", "input": "Hi"})).json()
-        assert (await ann.get(f"/v1/responses/{made['id']}.2")).status_code == 404
-        assert (await ann.get(f"/v1/responses/{made['id']}.1")).status_code == 404
+async def test_future_response_of_a_run_is_unknown() -> None:
+    async with serve_openai(make_agent()) as served, make_client(served.url) as ann:
+        created = (await ann.post("/v1/responses", json={"model": "clerk", "input": "Hi"})).json()
+        assert (await ann.get(f"/v1/responses/{created['id']}.2")).status_code == 404
+        assert (await ann.get(f"/v1/responses/{created['id']}.1")).status_code == 404
 
 
 # -- bodies
@@ -152,9 +155,9 @@ BODIES: dict[str, tuple[bytes, tuple[int, ...]]] = {
 
 
 @pytest.mark.parametrize("name", BODIES)
-async def test_a_body_that_does_not_fit_is_refused_with_a_reason(name: str) -> None:  # L141
+async def test_invalid_body_is_refused_with_a_reason(name: str) -> None:  # L141
     body, expected = BODIES[name]
-    async with serve_openai(agent()) as served, make_client(served.url) as ann:
+    async with serve_openai(make_agent()) as served, make_client(served.url) as ann:
         answer = await ann.post("/v1/responses", content=body, headers={"content-type": "application/json"})
         assert answer.status_code in expected, answer.text
         if answer.status_code != 200:
@@ -168,7 +171,7 @@ async def test_a_body_that_does_not_fit_is_refused_with_a_reason(name: str) -> N
 
 
 async def test_other_methods_media_types_and_sizes_are_refused() -> None:
-    async with serve_openai(agent(), limits=ServerLimits(body=100)) as served, make_client(served.url) as ann:
+    async with serve_openai(make_agent(), limits=ServerLimits(body=100)) as served, make_client(served.url) as ann:
         assert (await ann.put("/v1/responses", json={})).status_code == 405
         assert (await ann.delete("/v1/responses/x")).status_code == 405
         assert (await ann.get("/v1/nothing")).json()["error"]["code"] == "not_found"
@@ -176,43 +179,44 @@ async def test_other_methods_media_types_and_sizes_are_refused() -> None:
         assert (await ann.post("/v1/responses", json={"input": "x" * 100})).status_code == 413
         for query in ("starting_after=-1", "starting_after=x", "stream=perhaps"):
             assert (await ann.get(f"/v1/responses/{'0' * 36}?{query}")).status_code == 404
-            made = (await ann.post("/v1/responses", json={"input": "x"})).json()
-            assert (await ann.get(f"/v1/responses/{made['id']}?{query}")).status_code == 400
+            created = (await ann.post("/v1/responses", json={"input": "x"})).json()
+            assert (await ann.get(f"/v1/responses/{created['id']}?{query}")).status_code == 400
 
 
-async def test_too_many_runs_are_refused_with_a_time_to_wait() -> None:
+async def test_limit_on_runs_is_refused_with_a_retry_time() -> None:
     async with (
-        serve_openai(agent(frames("-on", 0.01)), limits=ServerLimits(runs=1)) as served,
+        serve_openai(make_agent(frames("-on", 0.01)), limits=ServerLimits(runs=1)) as served,
         make_client(served.url) as ann,
     ):
         body = {"input": "x", "background": True}
         assert (await ann.post("/v1/responses", json=body)).status_code == 200
         refused = await ann.post("/v1/responses", json=body)
-        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+        assert refused.status_code == 429
+        assert refused.json()["error"]["code"] == "rate_limit_exceeded"
         assert refused.headers["retry-after"]
 
 
 @pytest.mark.parametrize("path", ["/v1/responses", "/v1/chat/completions"])
-async def test_what_is_sent_once_more_and_refused_leaves_the_run_to_its_first_reader(path: str) -> None:
-    clerk = agent(frames("-and so on", 0.05))
+async def test_refused_duplicate_does_not_affect_the_run_of_its_first_reader(path: str) -> None:
+    clerk = make_agent(frames("-and so on", 0.05))
     async with serve_openai(clerk, limits=ServerLimits(streams=1)) as served, make_client(served.url) as ann:
         body = {"input": "Hi", "messages": [{"role": "user", "content": "Hi"}], "stream": True}
-        asking: Any = {"json": body, "headers": {"idempotency-key": "k"}}
-        async with ann.stream("POST", path, **asking) as first:
+        request: Any = {"json": body, "headers": {"idempotency-key": "k"}}
+        async with ann.stream("POST", path, **request) as first:
             await anext(first.aiter_bytes())
-            assert (await ann.post(path, **asking)).status_code == 429
+            assert (await ann.post(path, **request)).status_code == 429
             [record] = await served.runtime.log.list_runs()
             assert record.state == "working"
 
 
-# -- a log that fails
+# -- failing logs
 
 
 @pytest.mark.parametrize("path", ["/v1/responses", "/v1/chat/completions"])
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_log_that_fails_while_a_client_waits_is_said_to_be_out_of_reach(path: str, stream: bool) -> None:
+async def test_failing_log_is_reported_as_out_of_reach(path: str, stream: bool) -> None:
     log = UnavailableLog(MARK)
-    async with serve_openai(agent(call("lose"), "Hello.", tools=[log.lose]), log=log) as served:
+    async with serve_openai(make_agent(call("lose"), "Hello.", tools=[log.lose]), log=log) as served:
         async with make_client(served.url) as ann:
             messages = [{"role": "user", "content": "Hi"}]
             answer = await ann.post(path, json={"input": "Hi", "messages": messages, "stream": stream})
@@ -222,53 +226,53 @@ async def test_a_log_that_fails_while_a_client_waits_is_said_to_be_out_of_reach(
     assert MARK not in answer.text
 
 
-# -- what is hidden
+# -- hidden content
 
 
-async def said_of(served: OpenAIEndpoint, *, background: bool) -> str:
-    """Every byte that the door says of a run."""
-    said: list[str] = []
+async def collect_output(served: OpenAIEndpoint, *, background: bool) -> str:
+    """Return all data that the server sends about a run."""
+    texts: list[str] = []
     async with make_client(served.url) as ann:
 
         async def get(path: str) -> httpx.Response:
             answer = await ann.get(path)
-            said.append(f"{answer.headers!r}{answer.text}")
+            texts.append(f"{answer.headers!r}{answer.text}")
             return answer
 
         async def post(path: str, **body: Any) -> httpx.Response:
             answer = await ann.post(path, json={"model": "clerk", **body})
-            said.append(f"{answer.headers!r}{answer.text}")
+            texts.append(f"{answer.headers!r}{answer.text}")
             return answer
 
         first = await post("/v1/responses", input="Look", background=background, stream=True)
-        made = orjson.loads(first.text.rpartition("data: ")[2])["response"]
-        path = f"/v1/responses/{made['id']}"
+        created = orjson.loads(first.text.rpartition("data: ")[2])["response"]
+        path = f"/v1/responses/{created['id']}"
         await get("/v1/models")
         await get(path)
         await get(f"{path}/input_items")
         await get(f"{path}?stream=true&starting_after=2")
-        asked = f"mcpr_{made['id']}:1.0.1"
-        wrong = {"type": "function_call_output", "call_id": asked, "output": "perhaps"}
+        questions = f"mcpr_{created['id']}:1.0.1"
+        wrong = {"type": "function_call_output", "call_id": questions, "output": "perhaps"}
         await post("/v1/responses", input=[wrong])
-        await post("/v1/responses", input=[{**wrong, "output": "no"}], previous_response_id=made["id"])
+        await post("/v1/responses", input=[{**wrong, "output": "no"}], previous_response_id=created["id"])
         await get(f"{path}.2")
         await post("/v1/responses", input="And now?", tools=[{"type": "function", "name": f"peek_{MARK[:3]}"}])
-    return "".join(said)
+    return "".join(texts)
 
 
 @pytest.mark.parametrize("name", RUNS)
 @pytest.mark.parametrize("background", [True, False])
-async def test_no_byte_has_what_is_not_for_clients(name: str, background: bool) -> None:
+async def test_hidden_content_is_in_no_byte_of_the_answers(name: str, background: bool) -> None:
     log = MemoryEventLog(keep_deltas=True)
-    clerk = agent(*RUNS[name], tools=[peek, ask, fail], instructions=f"{MARK}: be brief.")
+    clerk = make_agent(*RUNS[name], tools=[peek, ask, fail], instructions=f"{MARK}: be brief.")
     async with serve_openai(clerk, log=log) as served:
-        said = await said_of(served, background=background)
+        output = await collect_output(served, background=background)
         [record, *_] = await log.list_runs()
         assert MARK.encode() in b"".join(event.to_json() for event in await log.read(record.task_id))
-        # And by a chat completion.
-    chat = agent(*RUNS[name], tools=[peek, ask, fail], instructions=f"{MARK}: be brief.")
+        # Repeated with a chat completion.
+    chat = make_agent(*RUNS[name], tools=[peek, ask, fail], instructions=f"{MARK}: be brief.")
     async with serve_openai(chat, reasoning_content=True) as served, make_client(served.url) as ann:
         for stream in (True, False):
             body = {"messages": [{"role": "user", "content": "Look"}], "stream": stream}
-            said += (await ann.post("/v1/chat/completions", json=body)).text
-    assert MARK not in said, said[max(said.index(MARK) - 400, 0) : said.index(MARK) + 40]
+            output += (await ann.post("/v1/chat/completions", json=body)).text
+    assert MARK not in output, output[max(output.index(MARK) - 400, 0) : output.index(MARK) + 40]

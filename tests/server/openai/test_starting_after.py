@@ -1,4 +1,4 @@
-"""A response in the background, read again after each of its numbers: live, replayed, and by another process."""
+"""Background responses that are read again after each sequence number: live, replayed, and by another process."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from support.vendors.openai_checks import check_stream
 
 @tool
 async def weather(ctx: RunContext[Any], city: str) -> str:
-    """Tell the weather."""
+    """Return the weather."""
     ctx.progress("looking")
     return f"7 C in {city}"
 
 
-def agent() -> Agent[Any, Any]:
-    """One that can be made in another process, too: its model is not asked again there."""
+def make_agent() -> Agent[Any, Any]:
+    """Make an agent that another process can make, too. Its model is not called there."""
     first = turn(frames("-Let -me -see.|", 0.002), calls=[call("weather", city="Oslo")], reasoning="Hm, well.")
     last = turn(frames("-It -is -7 -C.|", 0.002), usage=Usage(input_tokens=5, output_tokens=5))
     return Agent(ScriptedModel(first, last), tools=[weather], thoughts=False, name="clerk")
 
 
 @pytest.mark.parametrize("keep", [True, False])
-async def test_after_each_number_comes_what_follows(keep: bool, tmp_path: Path) -> None:
-    def log() -> EventLog:
+async def test_stream_after_each_number_continues_with_the_next_event(keep: bool, tmp_path: Path) -> None:
+    def open_log() -> EventLog:
         return SqliteEventLog(tmp_path / "runs.db", keep_deltas=keep)
 
-    here = log()
-    async with serve_openai(agent(), log=here) as served, served.client() as client:
+    here = open_log()
+    async with serve_openai(make_agent(), log=here) as served, served.client() as client:
         stream = await client.responses.create(model="clerk", input="Go", background=True, stream=True)
         live = [event.to_dict() async for event in stream]
         assert check_stream(live)["status"] == "completed"
@@ -46,9 +46,9 @@ async def test_after_each_number_comes_what_follows(keep: bool, tmp_path: Path) 
             again = await client.responses.retrieve(task_id["id"], stream=True, starting_after=number)
             assert [event.to_dict() async for event in again] == live[number + 1 :]
     await here.aclose()
-    # As if this process had been restarted.
-    there = log()
-    async with serve_openai(agent(), log=there) as served, served.client() as client:
+    # A new server simulates a restart of the process.
+    there = open_log()
+    async with serve_openai(make_agent(), log=there) as served, served.client() as client:
         for number in range(len(live)):
             again = await client.responses.retrieve(task_id["id"], stream=True, starting_after=number)
             assert [event.to_dict() async for event in again] == live[number + 1 :]
@@ -58,24 +58,24 @@ async def test_after_each_number_comes_what_follows(keep: bool, tmp_path: Path) 
     await there.aclose()
 
 
-async def test_while_it_goes_on_each_reader_sees_the_same_numbers() -> None:
-    log = MemoryEventLog(keep_deltas=True)
-    async with serve_openai(agent(), log=log) as served, served.client() as client:
-        begun = await client.responses.create(model="clerk", input="Go", background=True)
+async def test_live_readers_get_the_same_sequence_numbers() -> None:
+    open_log = MemoryEventLog(keep_deltas=True)
+    async with serve_openai(make_agent(), log=open_log) as served, served.client() as client:
+        created = await client.responses.create(model="clerk", input="Go", background=True)
 
         async def read(after: int) -> list[Any]:
-            stream = await client.responses.retrieve(begun.id, stream=True, starting_after=after)
+            stream = await client.responses.retrieve(created.id, stream=True, starting_after=after)
             return [event.to_dict() async for event in stream]
 
-        first, *others = await asyncio.gather(*(read(after) for after in range(12)))
+        first, *later_streams = await asyncio.gather(*(read(after) for after in range(12)))
     assert first[0]["sequence_number"] == 1
-    for after, events in enumerate(others, start=1):
+    for after, events in enumerate(later_streams, start=1):
         assert events == first[after:]
 
 
-async def test_two_processes_on_one_log_say_the_same(tmp_path: Path) -> None:
+async def test_two_processes_send_the_same_events(tmp_path: Path) -> None:
     one, other = (SqliteEventLog(tmp_path / "runs.db", keep_deltas=True) for _ in range(2))
-    async with serve_openai(agent(), log=one) as a, serve_openai(agent(), log=other) as b:
+    async with serve_openai(make_agent(), log=one) as a, serve_openai(make_agent(), log=other) as b:
         async with a.client() as here, b.client() as there:
             stream = await here.responses.create(model="clerk", input="Go", background=True, stream=True)
             first = await anext(aiter(stream))
@@ -87,8 +87,8 @@ async def test_two_processes_on_one_log_say_the_same(tmp_path: Path) -> None:
     await other.aclose()
 
 
-async def test_what_is_not_in_the_background_is_not_streamed_again() -> None:
-    async with serve_openai(agent()) as served, served.client() as client:
+async def test_foreground_response_cannot_be_streamed_again() -> None:
+    async with serve_openai(make_agent()) as served, served.client() as client:
         response = await client.responses.create(model="clerk", input="Go")
         with pytest.raises(BadRequestError, match="background=true"):
             await client.responses.retrieve(response.id, stream=True)

@@ -1,4 +1,4 @@
-"""What becomes of single events in a UI message."""
+"""Chunks of UI messages for single events."""
 
 from __future__ import annotations
 
@@ -27,149 +27,180 @@ from rxloop.server.ui_messages.frames import DONE, Chunk, ui_message
 CALL = ToolCall(id="0", name="weather", arguments={"city": "Oslo"}, raw='{"city": "Oslo"}')
 
 
-def at(cls: type[Event], /, step: str | None = "1", **fields: Any) -> Event:
-    given: dict[str, Any] = {"task_id": "t", "context_id": "c", "attempt": 1, "seq": 1, "step": step, **fields}
-    return cls(**given)
+def make_event(cls: type[Event], /, step: str | None = "1", **fields: Any) -> Event:
+    values: dict[str, Any] = {"task_id": "t", "context_id": "c", "attempt": 1, "seq": 1, "step": step, **fields}
+    return cls(**values)
 
 
-def llm(step: str = "1", **fields: Any) -> Event:
+def llm_call(step: str = "1", **fields: Any) -> Event:
     counts = {"iteration": 1, "message_count": 1, "tool_count": 0, "estimated_input_tokens": 1}
-    return at(LLMCallEvent, step, model="m", **counts, **fields)
+    return make_event(LLMCallEvent, step, model="m", **counts, **fields)
 
 
-def end(state: str = "completed", **fields: Any) -> Event:
-    return at(StatusUpdateEvent, None, state=state, final=True, **fields)
+def end_run(state: str = "completed", **fields: Any) -> Event:
+    return make_event(StatusUpdateEvent, None, state=state, final=True, **fields)
 
 
-def told(*events: Event) -> list[Chunk]:
-    found: list[Chunk] = []
-    from_iterable(events).pipe(chat(), chunks("t", "c")).subscribe(found.append)
-    return found
+def list_chunks(*events: Event) -> list[Chunk]:
+    collected: list[Chunk] = []
+    from_iterable(events).pipe(chat(), chunks("t", "c")).subscribe(collected.append)
+    return collected
 
 
-def types(found: list[Chunk]) -> list[str]:
-    return [each["type"] for each in found]
+def list_types(collected: list[Chunk]) -> list[str]:
+    return [each["type"] for each in collected]
 
 
-def test_a_step_that_is_tried_again_is_one_step_and_says_what_is_void() -> None:
-    found = told(llm(), at(ContentDeltaEvent, delta="wrong"), llm(), at(ContentCompleteEvent, content="right"), end())
+def test_repeated_step_is_one_step_with_a_void_note() -> None:
+    collected = list_chunks(
+        llm_call(),
+        make_event(ContentDeltaEvent, delta="wrong"),
+        llm_call(),
+        make_event(ContentCompleteEvent, content="right"),
+        end_run(),
+    )
     text = ["text-start", "text-delta", "text-end"]
-    assert types(found) == ["start", "start-step", *text, "data-rxloop-void", *text, "finish-step", "finish"]
-    assert found[5]["data"] == {"step": "1"}
+    assert list_types(collected) == ["start", "start-step", *text, "data-rxloop-void", *text, "finish-step", "finish"]
+    assert collected[5]["data"] == {"step": "1"}
 
 
-def test_a_call_that_is_made_again_by_the_second_try_is_one_part() -> None:
-    delta = at(ToolCallDeltaEvent, index=0, tool_call_id="0", name="weather", fragment='{"ci')
-    answered = at(ToolCompleteEvent, call=CALL, success=True, result=7, content="7")
-    message = ui_message(told(llm(), delta, llm(), at(ContentCompleteEvent, tool_calls=[CALL]), answered, end()))
+def test_call_repeated_by_the_second_try_is_one_part() -> None:
+    delta = make_event(ToolCallDeltaEvent, index=0, tool_call_id="0", name="weather", fragment='{"ci')
+    answered = make_event(ToolCompleteEvent, call=CALL, success=True, result=7, content="7")
+    message = ui_message(
+        list_chunks(
+            llm_call(), delta, llm_call(), make_event(ContentCompleteEvent, tool_calls=[CALL]), answered, end_run()
+        )
+    )
     [part] = [part for part in message["parts"] if "toolCallId" in part]
-    assert (part["toolCallId"], part["state"], part["output"]) == ("t:1:0", "output-available", 7)
+    assert part["toolCallId"] == "t:1:0"
+    assert part["state"] == "output-available"
+    assert part["output"] == 7
     assert [part["type"] for part in message["parts"]] == ["step-start", "dynamic-tool"]
 
 
-def test_a_call_that_was_answered_before_a_torn_text_was_taken_back_stays_answered() -> None:
-    answered = at(ToolCompleteEvent, call=CALL, success=True, result=7, content="7")
-    torn, whole = at(ContentDeltaEvent, delta="look."), at(ContentCompleteEvent, content="I look.", tool_calls=[CALL])
-    message = ui_message(told(llm(), answered, torn, whole, end()))
+def test_result_is_kept_when_the_text_before_its_call_is_replaced() -> None:
+    answered = make_event(ToolCompleteEvent, call=CALL, success=True, result=7, content="7")
+    torn, whole = (
+        make_event(ContentDeltaEvent, delta="look."),
+        make_event(ContentCompleteEvent, content="I look.", tool_calls=[CALL]),
+    )
+    message = ui_message(list_chunks(llm_call(), answered, torn, whole, end_run()))
     [part] = [part for part in message["parts"] if "toolCallId" in part]
-    assert (part["state"], part.get("output")) == ("output-available", 7)
+    assert part["state"] == "output-available"
+    assert part.get("output") == 7
 
 
-def test_a_call_that_is_not_made_again_came_to_nothing() -> None:
-    delta = at(ToolCallDeltaEvent, index=0, tool_call_id="0", name="weather", fragment='{"ci')
-    message = ui_message(told(llm(), delta, llm(), at(ContentCompleteEvent, content="7 C."), end()))
+def test_call_that_is_not_repeated_ends_with_an_error() -> None:
+    delta = make_event(ToolCallDeltaEvent, index=0, tool_call_id="0", name="weather", fragment='{"ci')
+    message = ui_message(
+        list_chunks(llm_call(), delta, llm_call(), make_event(ContentCompleteEvent, content="7 C."), end_run())
+    )
     assert [part.get("state") for part in message["parts"]] == [None, "output-error", "done"]
 
 
-def test_text_of_nested_agents_and_of_branches_is_not_text_of_the_chat() -> None:
+def test_text_of_nested_agents_and_branches_is_left_out() -> None:
     nested: dict[str, Any] = {"task_id": "n", "parent_task_id": "t", "agent_path": ("child",)}
-    found = told(
-        llm(**nested),
-        at(ContentDeltaEvent, delta="nested", **nested),
-        at(ContentCompleteEvent, content="nested", **nested),
-        llm("tot/1", branch="b"),
-        at(ContentCompleteEvent, "tot/1", content="branch", branch="b"),
-        end(),
+    collected = list_chunks(
+        llm_call(**nested),
+        make_event(ContentDeltaEvent, delta="nested", **nested),
+        make_event(ContentCompleteEvent, content="nested", **nested),
+        llm_call("tot/1", branch="b"),
+        make_event(ContentCompleteEvent, "tot/1", content="branch", branch="b"),
+        end_run(),
     )
-    assert types(found) == ["start", "finish"]
+    assert list_types(collected) == ["start", "finish"]
 
 
-def test_arguments_that_cannot_be_read_are_an_error_of_the_call() -> None:
+def test_unreadable_arguments_are_an_error_of_the_call() -> None:
     call = ToolCall.parse("0", "weather", '{"city"')
-    found = told(llm(), at(ContentCompleteEvent, tool_calls=[call]), end())
-    [wrong] = [each for each in found if each["type"] == "tool-input-error"]
+    collected = list_chunks(llm_call(), make_event(ContentCompleteEvent, tool_calls=[call]), end_run())
+    [wrong] = [each for each in collected if each["type"] == "tool-input-error"]
     assert wrong["input"] == '{"city"'
     assert "not valid JSON" in wrong["errorText"]
 
 
-def test_an_artifact_is_one_part_and_its_pieces_are_transient() -> None:
+def test_artifact_is_one_part_and_its_pieces_are_transient() -> None:
     pieces = [
-        at(ArtifactUpdateEvent, artifact_id="a", index=0, size=3, data="abc", name="a.txt", media_type="text/plain"),
-        at(ArtifactUpdateEvent, artifact_id="a", index=1, offset=3, size=2, data="de", last=True),
+        make_event(
+            ArtifactUpdateEvent, artifact_id="a", index=0, size=3, data="abc", name="a.txt", media_type="text/plain"
+        ),
+        make_event(ArtifactUpdateEvent, artifact_id="a", index=1, offset=3, size=2, data="de", last=True),
     ]
-    message = ui_message(told(*pieces, end()))
+    message = ui_message(list_chunks(*pieces, end_run()))
     about = {"artifactId": "a", "version": 1, "name": "a.txt", "mediaType": "text/plain", "size": 5, "complete": True}
     assert message["parts"] == [{"type": "data-artifact", "id": "a:1", "data": about}]
 
 
-def test_events_of_ones_own_and_thoughts_are_data() -> None:
+def test_custom_events_and_thoughts_are_data_parts() -> None:
     message = ui_message(
-        told(
-            at(CustomEvent, name="price", data={"euros": 3}),
-            at(ThoughtStreamEvent, thought_id="plan", thought_type="planning", content="First.", index=0),
-            end(),
+        list_chunks(
+            make_event(CustomEvent, name="price", data={"euros": 3}),
+            make_event(ThoughtStreamEvent, thought_id="plan", thought_type="planning", content="First.", index=0),
+            end_run(),
         )
     )
     price, thought = message["parts"]
     assert price == {"type": "data-price", "data": {"euros": 3}}
-    assert (thought["type"], thought["id"], thought["data"]["content"]) == ("data-thought", "plan", "First.")
+    assert thought["type"] == "data-thought"
+    assert thought["id"] == "plan"
+    assert thought["data"]["content"] == "First."
 
 
-def test_how_a_run_ends_is_how_its_message_does() -> None:
-    assert told(end(finish_reason="length"))[-1]["finishReason"] == "length"
-    assert told(end("failed", reason="tokens"))[-1]["finishReason"] == "other"
-    assert told(end("failed", reason="error"))[-1] == {"type": "error", "errorText": "The run failed."}
-    assert told(end("canceled", reason="canceled"))[-1]["type"] == "abort"
-    assert told(end("input-required", reason="input"))[-1]["finishReason"] == "tool-calls"
+def test_end_of_a_run_determines_the_end_of_its_message() -> None:
+    assert list_chunks(end_run(finish_reason="length"))[-1]["finishReason"] == "length"
+    assert list_chunks(end_run("failed", reason="tokens"))[-1]["finishReason"] == "other"
+    assert list_chunks(end_run("failed", reason="error"))[-1] == {"type": "error", "errorText": "The run failed."}
+    assert list_chunks(end_run("canceled", reason="canceled"))[-1]["type"] == "abort"
+    assert list_chunks(end_run("input-required", reason="input"))[-1]["finishReason"] == "tool-calls"
 
 
-def test_a_source_that_fails_is_an_error_and_an_end() -> None:
-    found: list[Chunk | None] = []
+def test_failing_source_is_an_error_chunk_and_an_end() -> None:
+    collected: list[Chunk | None] = []
     throw(EventLogError("at 10.0.0.1")).pipe(chat(), chunks("t", "c")).subscribe(
-        found.append, on_completed=lambda: found.append(None)
+        collected.append, on_completed=lambda: collected.append(None)
     )
-    assert found[1] is not None
-    assert found[1]["type"] == "error"
-    assert "10.0.0.1" not in found[1]["errorText"]
-    assert found[2] is None
+    assert collected[1] is not None
+    assert collected[1]["type"] == "error"
+    assert "10.0.0.1" not in collected[1]["errorText"]
+    assert collected[2] is None
     assert DONE == b"data: [DONE]\n\n"
 
 
-def test_what_was_written_to_the_cache_is_told_where_there_was_any() -> None:
-    written = told(llm(), end(usage=Usage(input_tokens=9, cached_tokens=4, cache_write_tokens=3)))[-1]
+def test_cache_tokens_are_reported_when_there_are_any() -> None:
+    written = list_chunks(llm_call(), end_run(usage=Usage(input_tokens=9, cached_tokens=4, cache_write_tokens=3)))[-1]
     assert written["messageMetadata"]["usage"]["inputTokenDetails"] == {"cacheReadTokens": 4, "cacheWriteTokens": 3}
-    assert "inputTokenDetails" not in told(llm(), end(usage=Usage(input_tokens=9)))[-1]["messageMetadata"]["usage"]
+    assert (
+        "inputTokenDetails"
+        not in list_chunks(llm_call(), end_run(usage=Usage(input_tokens=9)))[-1]["messageMetadata"]["usage"]
+    )
 
 
-def test_the_pages_that_a_text_rests_on_and_its_files_stand_behind_it() -> None:
+def test_sources_and_files_of_a_text_follow_it() -> None:
     page, other = "https://example.org", "https://example.org/b"
     citations = [Citation(url=page, title="A page"), Citation(title="a book"), Citation(url=page), Citation(url=other)]
     files = [
         ImagePart(data=b"\xff\xfe", media_type="image/png"),
         FilePart(url="https://example.org/a.pdf", filename="a.pdf"),
     ]
-    found = told(llm(), at(ContentCompleteEvent, content="See.", citations=citations, files=files), end())
-    assert found[5:9] == [
+    collected = list_chunks(
+        llm_call(), make_event(ContentCompleteEvent, content="See.", citations=citations, files=files), end_run()
+    )
+    assert collected[5:9] == [
         {"type": "source-url", "sourceId": "t:1:source:0", "url": page, "title": "A page"},
         {"type": "source-url", "sourceId": "t:1:source:1", "url": other},
         {"type": "file", "mediaType": "image/png", "url": "data:image/png;base64,//4="},
         {"type": "file", "mediaType": "application/octet-stream", "url": "https://example.org/a.pdf"},
     ]
-    assert types(found[9:]) == ["finish-step", "finish"]
-    parts = ui_message(found)["parts"]
+    assert list_types(collected[9:]) == ["finish-step", "finish"]
+    parts = ui_message(collected)["parts"]
     assert [part["type"] for part in parts] == ["step-start", "text", "source-url", "source-url", "file", "file"]
 
 
-def test_a_page_is_nothing_that_a_click_could_run() -> None:
-    found = told(llm(), at(ContentCompleteEvent, content="x", citations=[Citation(url="javascript:alert(1)")]), end())
-    assert "source-url" not in types(found)
+def test_source_with_an_unsafe_url_is_left_out() -> None:
+    collected = list_chunks(
+        llm_call(),
+        make_event(ContentCompleteEvent, content="x", citations=[Citation(url="javascript:alert(1)")]),
+        end_run(),
+    )
+    assert "source-url" not in list_types(collected)

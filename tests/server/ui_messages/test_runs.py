@@ -1,4 +1,4 @@
-"""Runs of every kind as UI messages: the official client takes every chunk, and has what the log has."""
+"""Generated runs as UI messages, whose chunks the official client must accept and which must match the log."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ EXAMPLES = 50
 TOOLS = ("show_map",)
 
 
-class Made(NamedTuple):
-    """A run, and what three pages were told of it."""
+class StreamedRun(NamedTuple):
+    """Run with the chunks for three pages."""
 
     kind: RandomRun
     events: Sequence[Event]
     live: list[Chunk]
-    """By a page that was there all the time."""
+    """Chunks of a page that was open all the time."""
     replayed: list[Chunk]
-    """By one that came when it was over."""
+    """Chunks of a page that was opened after the run."""
     pieces: list[list[Chunk]]
-    """By one that was told each attempt when it was there."""
+    """Chunks of a page for each attempt."""
 
 
-def told(events: Sequence[Event], **options: Any) -> list[Chunk]:
-    found: list[Chunk] = []
+def list_chunks(events: Sequence[Event], **options: Any) -> list[Chunk]:
+    collected: list[Chunk] = []
     task = events[0]
     view = chunks(task.task_id, task.context_id, client_tools=TOOLS, **options)
-    from_iterable(events).pipe(chat(), view).subscribe(found.append)
-    return found
+    from_iterable(events).pipe(chat(), view).subscribe(collected.append)
+    return collected
 
 
-async def made_of(kind: RandomRun) -> Made:
+async def stream_run(kind: RandomRun) -> StreamedRun:
     log = kind.log()
     async with Runtime({NAME: kind.agent()}, log=log) as runtime:
 
@@ -59,19 +59,19 @@ async def made_of(kind: RandomRun) -> Made:
         reading = asyncio.create_task(live())
         await asyncio.sleep(0)
         task_id = await asyncio.wait_for(kind.execute(runtime), 60)
-        seen = await asyncio.wait_for(reading, 60)
+        live_events = await asyncio.wait_for(reading, 60)
     events = await log.read(task_id, deltas=log.keeps_deltas)
     ends = [place for place, event in enumerate(events) if ends_attempt(event)]
     pieces = [
-        told(events[: end + 1], after=events[before].seq if before else 0)
+        list_chunks(events[: end + 1], after=events[before].seq if before else 0)
         for before, end in zip([0, *ends], ends, strict=False)
     ]
-    return Made(kind, events, seen, told(events), pieces)
+    return StreamedRun(kind, events, live_events, list_chunks(events), pieces)
 
 
 @pytest.fixture(scope="module")
-def runs() -> list[Made]:
-    found: list[Made] = []
+def runs() -> list[StreamedRun]:
+    streamed: list[StreamedRun] = []
 
     @settings(
         max_examples=EXAMPLES,
@@ -80,20 +80,20 @@ def runs() -> list[Made]:
         deadline=None,
     )
     @given(kind=random_run())
-    def make(kind: RandomRun) -> None:
+    def collect(kind: RandomRun) -> None:
         with virtual_time() as time:
-            found.append(time.run(made_of(kind)))
+            streamed.append(time.run(stream_run(kind)))
 
-    make()
-    return found
+    collect()
+    return streamed
 
 
-def frames_of(chunks: Sequence[Chunk]) -> list[str]:
+def encode_frames(chunks: Sequence[Chunk]) -> list[str]:
     return [*(encode(each).decode() for each in chunks), DONE.decode()]
 
 
-def without_void(message: Any) -> list[Any]:
-    """The parts of a message that count: in each step what stands behind the last note that all before it is void."""
+def remove_void(message: Any) -> list[Any]:
+    """Return the parts of a message by step, without those before the last void note of the step."""
     steps: list[list[Any]] = [[]]
     for part in message["parts"]:
         if part["type"] == "step-start":
@@ -102,67 +102,69 @@ def without_void(message: Any) -> list[Any]:
             steps[-1] = [each for each in steps[-1] if each["type"] not in ("text", "reasoning")]
         else:
             steps[-1].append(part)
-    return [[each for each in step if each.get("errorText") != VOIDED] for step in steps]
+    return [[each for each in step if each.get("errorText") != DISCARDED] for step in steps]
 
 
-VOIDED = "This call came to nothing, and was not carried out."
+DISCARDED = "This call came to nothing, and was not carried out."
 
 
-def normal(message: Any) -> list[Any]:
-    """What counts of a message: a reader without deltas has texts and data in another order, and counts no tries."""
+def normalise(message: Any) -> list[Any]:
+    """Return the comparable parts of a message, since a reader without deltas gets another order."""
     return [
         (
             *("".join(part["text"] for part in step if part["type"] == kind) for kind in ("reasoning", "text")),
             [part for part in step if "toolCallId" in part],
             sorted(json.dumps(part) for part in step if part["type"].startswith("data-")),
         )
-        for step in without_void(message)
+        for step in remove_void(message)
     ]
 
 
 @pytest.mark.service("node-clients")
-async def test_the_client_takes_every_chunk_and_makes_the_message_of_the_log(runs: list[Made]) -> None:
-    answers = [frames_of(each) for made in runs for each in (made.live, made.replayed)]
+async def test_client_accepts_every_chunk_and_has_the_message_of_the_log(runs: list[StreamedRun]) -> None:
+    answers = [encode_frames(each) for run in runs for each in (run.live, run.replayed)]
     pages = node()
     read = [await pages.do("read", frames=each) for each in answers]
-    in_pieces = ([frames_of(piece) for piece in made.pieces] for made in runs)
+    in_pieces = ([encode_frames(piece) for piece in run.pieces] for run in runs)
     continued = [await pages.do("goes_on", pieces=each) for each in in_pieces]
-    for place, made in enumerate(runs):
-        live, replayed, pieces = read[2 * place], read[2 * place + 1], continued[place]
-        expected = [each["errorText"] for each in made.replayed if each["type"] == "error"]
+    for index, run in enumerate(runs):
+        live, replayed, pieces = read[2 * index], read[2 * index + 1], continued[index]
+        expected = [each["errorText"] for each in run.replayed if each["type"] == "error"]
         for answer in (live, replayed, pieces):
-            assert [each["message"] for each in answer["errors"]] == expected, made.kind
-        assert replayed["message"] == ui_message(made.replayed), made.kind
-        assert live["message"] == ui_message(made.live), made.kind
-        assert normal(live["message"]) == normal(replayed["message"]), made.kind
-        assert normal(pieces["message"]) == normal(replayed["message"]), made.kind
+            assert [each["message"] for each in answer["errors"]] == expected, run.kind
+        assert replayed["message"] == ui_message(run.replayed), run.kind
+        assert live["message"] == ui_message(run.live), run.kind
+        assert normalise(live["message"]) == normalise(replayed["message"]), run.kind
+        assert normalise(pieces["message"]) == normalise(replayed["message"]), run.kind
 
 
-def test_the_message_has_what_the_log_has(runs: list[Made]) -> None:
-    for made in runs:
-        message = ui_message(made.replayed)
-        shown = [event.to_public() for event in made.events]
-        main = [each for each in shown if each is not None and each.parent_task_id is None and each.branch is None]
-        said = "".join(each.content for each in main if isinstance(each, ContentCompleteEvent))
-        steps = without_void(message)
-        assert "".join(part["text"] for step in steps for part in step if part["type"] == "text") == said, made.kind
+def test_message_has_the_content_of_the_log(runs: list[StreamedRun]) -> None:
+    for run in runs:
+        message = ui_message(run.replayed)
+        public_events = [event.to_public() for event in run.events]
+        main = [
+            each for each in public_events if each is not None and each.parent_task_id is None and each.branch is None
+        ]
+        text = "".join(each.content for each in main if isinstance(each, ContentCompleteEvent))
+        steps = remove_void(message)
+        assert "".join(part["text"] for step in steps for part in step if part["type"] == "text") == text, run.kind
         results = {
             f"{each.task_id}:{each.step}:{each.index}": each for each in main if isinstance(each, ToolCompleteEvent)
         }
         parts = {part["toolCallId"]: part for part in message["parts"] if "toolCallId" in part}
         for slot, event in results.items():
             part = parts[slot]
-            assert part.get("output") == event.result, made.kind
-            assert (part["state"] == "output-available") == event.success, made.kind
+            assert part.get("output") == event.result, run.kind
+            assert (part["state"] == "output-available") == event.success, run.kind
         last = [each for each in main if isinstance(each, StatusUpdateEvent) and each.final][-1]
         assert message["metadata"]["rxloop"]["state"] == last.state
 
 
-def test_whatever_begins_ends(runs: list[Made]) -> None:
-    for made in runs:
-        for each in (made.live, made.replayed):
+def test_all_parts_and_steps_are_closed(runs: list[StreamedRun]) -> None:
+    for run in runs:
+        for each in (run.live, run.replayed):
             message = ui_message(each)
-            assert {part.get("state") for part in message["parts"]} <= CLOSED, made.kind
+            assert {part.get("state") for part in message["parts"]} <= CLOSED, run.kind
             types = [chunk["type"] for chunk in each]
             assert types[-1] in ("finish", "error", "abort")
             assert types.count("start-step") == types.count("finish-step")
@@ -171,7 +173,7 @@ def test_whatever_begins_ends(runs: list[Made]) -> None:
 CLOSED = {None, "done", "output-available", "output-error", "output-denied"}
 
 
-def test_nothing_that_is_planted_is_in_any_byte(runs: list[Made]) -> None:
-    for made in runs:
-        for each in (made.live, made.replayed, *made.pieces):
-            assert PLANTED not in "".join(frames_of(each))
+def test_hidden_content_is_in_no_chunk(runs: list[StreamedRun]) -> None:
+    for run in runs:
+        for each in (run.live, run.replayed, *run.pieces):
+            assert PLANTED not in "".join(encode_frames(each))

@@ -1,6 +1,6 @@
-"""The agents whose runs are in the old logs: `generate.py` wrote the runs with them, and the tests continue the runs.
+"""Agents of the runs in the old logs. `generate.py` writes the runs with them, and the tests continue the runs.
 
-The answers of the model depend only on the prompt and on the messages after it, so a resumed run gets the same ones.
+The answers of the model depend only on the prompt and on the messages after it, so a resumed run gets the same answers.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ CLERK: dict[str, list[Any]] = {
 }
 """The answers of the model to each prompt, in order."""
 TYPIST: dict[str, list[Any]] = {"An invoice for Ann.": ['{"customer": "Ann"}', '{"customer": "Ann", "total": 5}']}
-"""The same for an agent with typed output. The first answer does not fit."""
+"""Answers for an agent with typed output. The first answer is invalid."""
 NESTED: dict[str, list[Any]] = {
     # The boss calls the helper, and the helper calls the expert.
     "Ask around.": [["I ask.", call("helper", "h0", prompt="Find out.")], "They know."],
@@ -161,7 +161,7 @@ NESTED: dict[str, list[Any]] = {
     "Have it paid.": [call("expert", "e0", prompt="Pay the bill."), "Somebody paid."],
     "Pay the bill.": [call("pay", "p0", amount=UNLUCKY), "The bill is paid."],
 }
-"""The same for agents that call agents."""
+"""Answers for agents that call agents."""
 STRATEGY_ANSWERS: dict[str, dict[str, Any]] = {
     "linear": {
         "linear/1": "Two and two.\nNext: continue",
@@ -175,7 +175,7 @@ STRATEGY_ANSWERS: dict[str, dict[str, Any]] = {
 
 
 class Vendor:
-    """A model with a notice, a tool of its own, and an answer that breaks off after the first tool call."""
+    """Model with a notice, a built-in tool, and an answer that breaks off after the first tool call."""
 
     name = "vendor-1"
 
@@ -197,12 +197,12 @@ class Vendor:
 
 
 class Shop:
-    """The agents over one log, and the effects of their tools.
+    """Agents over one log, and the effects of their tools.
 
     Attributes:
-        effects: The effects of the tools, in order.
-        requests: The requests that the models received, in order.
-        broken: Whether a model is busy, and some payments and answers take forever, until the process is killed.
+        effects: Effects of the tools, in order.
+        requests: Requests that the models received, in order.
+        broken: True if a model is busy, and some payments and answers block until the process is killed.
     """
 
     def __init__(self, log: EventLog | None, *, broken: bool = False, sessions: ThinkingSessions | None = None) -> None:

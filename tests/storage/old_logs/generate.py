@@ -1,9 +1,9 @@
-"""Write the old logs with the code of today.
+"""Write the old logs with the current code.
 
     PYTHONPATH=src:tests python tests/storage/old_logs/generate.py FOLDER [DSN]
 
-DSN names an empty Postgres database; without one, there is no dump. The files in this folder are never written again.
-To keep logs of a later version as well, pass another folder.
+DSN is the address of an empty Postgres database. Without a DSN, no dump is written. The files in this folder must not
+be written again. To store logs of a later version, pass another folder.
 """
 
 from __future__ import annotations
@@ -43,23 +43,23 @@ from storage.old_logs import observed
 from storage.old_logs.agents import IMAGE, SHOW_MAP, Shop
 
 SCHEMA = "rxloop_old"
-"""The schema of the Postgres dump."""
+"""Schema of the Postgres dump."""
 FORKS = (("tools", 6), ("tools", 14), ("attempts", 22), ("nested", 20), ("crashed in model", 3))
-"""The runs to fork, each with the number of the event after which it is forked."""
+"""Runs to fork, each with the number of the last event that the fork copies."""
 CONTEXTS = ("bob", "ann", "eve", "reader", "carl", "pages")
-"""The conversations with more than one run, and others with a chosen id."""
+"""Conversations with more than one run, and other conversations with a chosen id."""
 RUNS: dict[str, str] = {}
-"""The runs in the order of the log: their ids by their names."""
+"""Ids of the runs by their names, in the order of the log."""
 
 
 def new_id(name: str) -> str:
-    """Return the id of a run, and remember its name."""
+    """Return the id of a run, and store its name."""
     RUNS[name] = derive_id("old logs", name)
     return RUNS[name]
 
 
 async def write_runs(log: SqliteEventLog, copy: Callable[[], None]) -> None:
-    """Write all runs, and copy the file while some of them are in the middle of their work."""
+    """Write all runs, and copy the file while some of them are unfinished."""
     sessions = ThinkingSessions(log.artifacts)
     shop, broken = Shop(log, sessions=sessions), Shop(log, broken=True, sessions=sessions)
     await write_finished(shop)
@@ -80,7 +80,7 @@ async def write_runs(log: SqliteEventLog, copy: Callable[[], None]) -> None:
 
 
 async def write_finished(shop: Shop) -> None:
-    """Write runs that ended for good."""
+    """Write finished runs."""
     await shop.clerk.run(
         "Weather in Oslo and Bergen?",
         task_id=new_id("tools"),
@@ -142,7 +142,7 @@ async def write_with_several_attempts(shop: Shop, broken: Shop) -> None:
 
 
 async def write_conversation(shop: Shop) -> None:
-    """Write the runs of two conversations: one with stored folds, and one with a superseded run."""
+    """Write the runs of two conversations, one with stored folds and one with a superseded run."""
     # A fold of 64 runs has the same form as a fold of two.
     together, conversation._TOGETHER = conversation._TOGETHER, 2
     for number, prompt in enumerate(("I am Bob.", "My number is 7.", "My colour is red.", "My dog is Rex."), start=1):
@@ -169,7 +169,7 @@ async def write_waiting(shop: Shop) -> None:
 
 
 async def write_submitted(shop: Shop) -> None:
-    """Write runs that no process has begun."""
+    """Write submitted runs that no process has started."""
     await shop.clerk.submit(
         "Show Oslo on the map.",
         task_id=new_id("submitted"),
@@ -185,7 +185,7 @@ async def write_submitted(shop: Shop) -> None:
 
 
 async def start_crashed(broken: Shop) -> list[Any]:
-    """Start runs that come to a point at which they stay, and wait until this point is durable."""
+    """Start runs that block at a certain point, and wait until this point is durable."""
     bills = broken.clerk.run("Pay three bills.", task_id=new_id("crashed in tools"), owner="ann")
     await until(bills, "tool-complete")
     thought = broken.clerk.run("Think for a long time.", task_id=new_id("crashed in model"))
@@ -203,7 +203,7 @@ async def start_crashed(broken: Shop) -> list[Any]:
     async for event in nested:
         if event.kind == "tool-start" and event.call.name == "pay":
             break
-    # The flusher of a run writes at the latest after 50 ms.
+    # The flusher writes after at most 50 ms.
     await asyncio.sleep(0.5)
     return [bills, thought, second, cancelled, told, nested]
 
@@ -216,7 +216,7 @@ async def until(run: Any, kind: str) -> None:
 
 
 async def send_commands(log: Any) -> None:
-    """Send commands to runs that nobody continues."""
+    """Send commands to runs that no process continues."""
     shop = Shop(log)
     for name, answer in (
         ("waiting, answer sent", True),
@@ -229,7 +229,7 @@ async def send_commands(log: Any) -> None:
     for name in ("waiting, message sent", "crashed, message sent"):
         await shop.clerk.get_run(RUNS[name]).send(observed.MESSAGE)
     for name in ("waiting, cancel sent", "crashed, cancel sent", "submitted, cancel sent"):
-        # Without the wait of `cancel`, which would close the run.
+        # `cancel` would wait and close the run.
         await log.send_command(RUNS[name], CancelCommand(reason=observed.REASON))
     await shop.aclose()
 
@@ -248,7 +248,7 @@ async def write_sqlite(path: Path, folder: Path) -> None:
     await send_commands(log)
     await log.aclose()
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        # Another machine, which was just started: no later process takes this one for alive.
+        # Use the name of a machine that has just started, so that no later process is mistaken for a live one.
         connection.execute("UPDATE holders SET process = '00000000-0000-0000-0000-000000000000.1 1 1', beat = 1")
         connection.execute("UPDATE runs SET arrived = 1")
         connection.execute("VACUUM")
@@ -268,7 +268,7 @@ def write_export(path: Path, database: Path) -> None:
 
 
 async def write_postgres(path: Path, database: Path, dsn: str) -> None:
-    """Write the Postgres dump: the same runs, appended to a log in Postgres."""
+    """Write the Postgres dump of the same runs."""
     source, target = SqliteEventLog(database), PostgresEventLog(dsn, schema=SCHEMA)
     for record in await source.list_runs():
         await target.append(record.task_id, await source.read(record.task_id), expected_seq=0)
@@ -285,7 +285,7 @@ async def write_postgres(path: Path, database: Path, dsn: str) -> None:
     )
     output, _ = await dump.communicate()
     assert dump.returncode == 0
-    # Without the commands of psql.
+    # Remove the commands of psql.
     statements = "".join(line for line in output.decode().splitlines(keepends=True) if not line.startswith("\\"))
     path.write_bytes(gzip.compress(statements.encode(), mtime=0))
 
@@ -310,10 +310,10 @@ async def copy_artifacts(source: Any, target: Any, context_id: str) -> None:
 
 
 async def expect(database: Path, folder: Path) -> dict[str, Any]:
-    """Read and continue all runs, each in a copy of the file."""
+    """Read and continue all runs, each in its own copy of the file."""
     number = 0
 
-    async def look(function: Callable[..., Awaitable[Any]], *arguments: Any, **options: Any) -> Any:
+    async def observe(function: Callable[..., Awaitable[Any]], *arguments: Any, **options: Any) -> Any:
         nonlocal number
         number += 1
         path = folder / f"{number}.sqlite"
@@ -324,48 +324,50 @@ async def expect(database: Path, folder: Path) -> dict[str, Any]:
         finally:
             await log.aclose()
 
-    async def by_name(function: Callable[..., Awaitable[Any]], names: Any) -> dict[str, Any]:
-        return {name: await look(function, RUNS[name]) for name in names}
+    async def observe_all(function: Callable[..., Awaitable[Any]], names: Any) -> dict[str, Any]:
+        return {name: await observe(function, RUNS[name]) for name in names}
 
-    records = await by_name(observed.read_record, RUNS)
+    records = await observe_all(observed.read_record, RUNS)
     states = {name: record["state"] for name, record in records.items()}
     waiting = [name for name in RUNS if states[name] in ("input-required", "auth-required")]
     working = [name for name in RUNS if states[name] == "working"]
     submitted = [name for name in RUNS if states[name] == "submitted"]
     asking = [name for name in waiting if "sent" not in name]
     alone = {name: records[name]["contextId"] for name in ("nested, waiting", "crashed in tools", "cancelled", "media")}
-    replays = await by_name(observed.replay_run, RUNS)
-    folds = await by_name(observed.fold_events, RUNS)
+    replays = await observe_all(observed.replay_run, RUNS)
+    folds = await observe_all(observed.fold_events, RUNS)
     for name, state in folds.items():
         if state["messages"] == replays[name]["messages"]:
-            # The first run of its conversation.
+            # This is the first run of its conversation.
             del state["messages"]
     session = folder / "session.sqlite"
     session.write_bytes(database.read_bytes())
     return {
         "runs": RUNS,
-        "listed": await look(observed.list_records),
-        "unfinished": await look(observed.list_records, unfinished=True),
-        "owned": await look(observed.list_records, owner="ann"),
-        "orphaned": await look(observed.list_orphaned),
+        "listed": await observe(observed.list_records),
+        "unfinished": await observe(observed.list_records, unfinished=True),
+        "owned": await observe(observed.list_records, owner="ann"),
+        "orphaned": await observe(observed.list_orphaned),
         "records": records,
-        "commands": await by_name(observed.read_commands, RUNS),
-        "deltas": await look(observed.read_events, RUNS["deltas"], deltas=True),
+        "commands": await observe_all(observed.read_commands, RUNS),
+        "deltas": await observe(observed.read_events, RUNS["deltas"], deltas=True),
         "folds": folds,
         "replays": replays,
-        "histories": {context: await look(observed.read_history, context) for context in [*CONTEXTS, *alone.values()]},
-        "artifacts": await look(observed.read_artifacts, "pages"),
+        "histories": {
+            context: await observe(observed.read_history, context) for context in [*CONTEXTS, *alone.values()]
+        },
+        "artifacts": await observe(observed.read_artifacts, "pages"),
         "session": await observed.read_session(session, "move"),
-        "settled": await by_name(observed.settle, [*waiting, *working, *submitted]),
-        "resumed": await by_name(observed.resume, [*working, "busy", "tools", "waiting"]),
-        "answered": await by_name(observed.answer, asking),
-        "declined": await by_name(observed.decline, ["waiting", "nested, waiting", "carl waits"]),
-        "cancelled": await by_name(observed.cancel, [*waiting, *working, "submitted", "tools"]),
-        "told": await by_name(observed.say, ["waiting", "crashed in tools", "submitted", "tools"]),
-        "forked": [[name, at, await look(observed.fork_run, RUNS[name], at)] for name, at in FORKS],
-        "next": {context: await look(observed.run_next, context) for context in CONTEXTS},
-        "adopted": await look(observed.adopt),
-        "started": await look(observed.start_again, key="request-17", owner="ann"),
+        "settled": await observe_all(observed.settle, [*waiting, *working, *submitted]),
+        "resumed": await observe_all(observed.resume, [*working, "busy", "tools", "waiting"]),
+        "answered": await observe_all(observed.answer, asking),
+        "declined": await observe_all(observed.decline, ["waiting", "nested, waiting", "carl waits"]),
+        "cancelled": await observe_all(observed.cancel, [*waiting, *working, "submitted", "tools"]),
+        "told": await observe_all(observed.say, ["waiting", "crashed in tools", "submitted", "tools"]),
+        "forked": [[name, at, await observe(observed.fork_run, RUNS[name], at)] for name, at in FORKS],
+        "next": {context: await observe(observed.run_next, context) for context in CONTEXTS},
+        "adopted": await observe(observed.adopt),
+        "started": await observe(observed.start_again, key="request-17", owner="ann"),
     }
 
 

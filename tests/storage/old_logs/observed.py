@@ -1,6 +1,6 @@
-"""Functions that read and continue the runs of a log, with results as JSON in wire format.
+"""Read and continue the runs of a log, with results as JSON in wire format.
 
-`generate.py` stores the results in `expected.json`, and the tests compare them with the results of today. All names of
+`generate.py` stores the results in `expected.json`, and the tests compare them with the current results. All names of
 rxloop that the comparison depends on are in this file and in `agents.py`.
 """
 
@@ -34,11 +34,11 @@ from rxloop.thinking import ThinkingSessions
 from storage.old_logs.agents import ANSWERS, Shop
 
 REASON = "no longer needed"
-"""The reason of each cancel."""
+"""Reason of each cancel."""
 SHOWN = 32
-"""The characters of each message that are compared after a run was continued, since rxloop may reword its results."""
+"""Characters of each message that are compared after a run was continued, since rxloop may reword its results."""
 MESSAGE = "And be quick."
-"""The message that is sent to runs."""
+"""Message that is sent to runs."""
 
 
 # Reading
@@ -94,7 +94,7 @@ async def fold_events(log: EventLog, task_id: str) -> dict[str, Any]:
 
 
 async def replay_run(log: EventLog, task_id: str) -> dict[str, Any]:
-    """Return the result of a run, and the kinds of its events, as a replay shows them."""
+    """Return the result of a replayed run and the kinds of its events."""
     replayed = replay(log, task_id)
     result = await replayed.result()
     return {
@@ -117,11 +117,11 @@ async def follow_run(log: EventLog, task_id: str, count: int, *, ends: bool, aft
     """Return the events that a follower of a run gets.
 
     Args:
-        log: The log that has the run.
-        task_id: The run.
-        count: The number of events that the log has of it.
-        ends: Whether the attempt is over, so that the follower comes to an end by itself.
-        after: The cursor of the last event that the follower has already.
+        log: Log that has the run.
+        task_id: Id of the run.
+        count: Number of events in the log.
+        ends: True if the attempt is over, so that the follower ends by itself.
+        after: Cursor of the last event that the follower already has.
     """
     events: list[Any] = []
     async for event in follow(log, task_id, after=after):
@@ -132,7 +132,7 @@ async def follow_run(log: EventLog, task_id: str, count: int, *, ends: bool, aft
 
 
 async def read_history(log: EventLog, context_id: str) -> dict[str, Any]:
-    """Return the messages of a conversation, in full and as clients see them."""
+    """Return all messages of a conversation, and its public messages."""
     return {
         "messages": to_json(await history(log, context_id)),
         "public": to_json(await history(log, context_id, public=True)),
@@ -171,7 +171,7 @@ async def read_session(path: Path, session_id: str) -> list[Any]:
 # Continuing
 
 
-async def settle(log: EventLog, task_id: str) -> dict[str, Any]:
+async def execute(log: EventLog, task_id: str) -> dict[str, Any]:
     """Execute a run until it finishes or waits."""
     shop = Shop(log)
     return await _outcome(log, shop, task_id, (await _agent(shop, log, task_id)).get_run(task_id).execute())
@@ -184,7 +184,7 @@ async def resume(log: EventLog, task_id: str) -> dict[str, Any]:
 
 
 async def answer(log: EventLog, task_id: str) -> dict[str, Any]:
-    """Answer the questions of a run, one pause after the other, and execute the run after each answer."""
+    """Answer the questions of a run after each pause, and execute the run after each answer."""
     shop = Shop(log)
     agent = await _agent(shop, log, task_id)
 
@@ -205,7 +205,7 @@ async def answer(log: EventLog, task_id: str) -> dict[str, Any]:
 
 
 async def decline(log: EventLog, task_id: str) -> dict[str, Any]:
-    """Answer the confirmations of a run with no, together with the resume."""
+    """Resume a run with a refusal for each confirmation."""
     shop = Shop(log)
     inputs = {each.input_id: False for each in (await replay(log, task_id).result()).pending}
     return await _outcome(
@@ -219,16 +219,16 @@ async def cancel(log: EventLog, task_id: str) -> dict[str, Any]:
     return await _outcome(log, shop, task_id, (await _agent(shop, log, task_id)).get_run(task_id).cancel(REASON))
 
 
-async def say(log: EventLog, task_id: str) -> dict[str, Any]:
+async def send_message(log: EventLog, task_id: str) -> dict[str, Any]:
     """Send a message to a run, and execute the run."""
     shop = Shop(log)
     agent = await _agent(shop, log, task_id)
 
-    async def say_and_settle() -> None:
+    async def send_and_execute() -> None:
         await agent.get_run(task_id).send(MESSAGE)
         await agent.get_run(task_id).execute()
 
-    return await _outcome(log, shop, task_id, say_and_settle())
+    return await _outcome(log, shop, task_id, send_and_execute())
 
 
 async def fork_run(log: EventLog, task_id: str, at: int) -> dict[str, Any]:
@@ -236,13 +236,13 @@ async def fork_run(log: EventLog, task_id: str, at: int) -> dict[str, Any]:
     shop = Shop(log)
     agent = await _agent(shop, log, task_id)
     forked = agent.fork(task_id, at)
-    outcome = await _outcome(log, shop, forked.task_id, forked.result(), begun=at)
+    outcome = await _outcome(log, shop, forked.task_id, forked.result(), first_seq=at)
     task = to_json((await log.read(forked.task_id))[0])
     return {**outcome, "forkOf": task["forkOf"], "forkSeq": task["forkSeq"]}
 
 
 async def run_next(log: EventLog, context_id: str) -> dict[str, Any]:
-    """Begin one more run of a conversation, and return the request of its first model call."""
+    """Start another run of a conversation, and return the request of its first model call."""
     shop = Shop(log)
     result = await shop.clerk.run("Say hello.", context_id=context_id)
     await shop.aclose()
@@ -254,12 +254,12 @@ async def run_next(log: EventLog, context_id: str) -> dict[str, Any]:
 
 
 async def adopt(log: EventLog) -> dict[str, Any]:
-    """Enter a runtime, and return the states of the orphaned runs after it has adopted them."""
+    """Enter a runtime, and return the states of the orphaned runs that it adopted."""
     shop = Shop(log)
     orphaned = await list_orphaned(log)
     runtime = Runtime(shop.agents, log=log, adopt_every=0.02)
     async with runtime:
-        # Submitted runs are left to their process for half a minute.
+        # Submitted runs are reserved for their process for half a minute.
         adopted = [task_id for task_id in orphaned if (await log.get_record(task_id)).state != "submitted"]
         before = {task_id: (await log.get_record(task_id)).seq for task_id in adopted}
         for task_id in adopted:
@@ -272,12 +272,12 @@ async def adopt(log: EventLog) -> dict[str, Any]:
 
 
 async def start_again(log: EventLog, **options: Any) -> dict[str, Any]:
-    """Start a run with a key that was used before."""
+    """Start a run with a key that was already used."""
     shop = Shop(log)
     async with Runtime(shop.agents, log=log) as runtime:
         record = await runtime.start("clerk", "Say hello.", **options)
     await shop.aclose()
-    # The runtime also adopts orphaned runs, which ask the model.
+    # The runtime also adopts orphaned runs, whose requests are not compared.
     own = [request for request in shop.requests if request.messages[0].text == "Say hello."]
     return {"taskId": record.task_id, "seq": record.seq, "requests": len(own)}
 
@@ -286,17 +286,17 @@ async def _agent(shop: Shop, log: EventLog, task_id: str) -> Agent[None, Any]:
     return shop.agents[(await log.get_record(task_id)).agent_name]
 
 
-async def _outcome(log: EventLog, shop: Shop, task_id: str, work: Any, begun: int | None = None) -> dict[str, Any]:
+async def _outcome(log: EventLog, shop: Shop, task_id: str, work: Any, first_seq: int | None = None) -> dict[str, Any]:
     """Await the work, and return the changes that it made to a run.
 
     Args:
-        log: The log that has the run.
-        shop: The agents that continue it.
-        task_id: The run.
-        work: An awaitable.
-        begun: The number of events that the run had before; None reads it from the log.
+        log: Log that has the run.
+        shop: Agents that continue the run.
+        task_id: Id of the run.
+        work: Awaitable.
+        first_seq: Number of events that the run had before. None reads it from the log.
     """
-    seq = (await log.get_record(task_id)).seq if begun is None else begun
+    seq = (await log.get_record(task_id)).seq if first_seq is None else first_seq
     refused = False
     try:
         await asyncio.wait_for(work, 20)

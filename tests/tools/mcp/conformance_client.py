@@ -1,6 +1,6 @@
-"""The client that the conformance suite of MCP looks at: an agent with one server, the URL of which comes last.
+"""Client for the MCP conformance suite: an agent with one server, whose URL is the last argument.
 
-The agent's model is a script. It calls every tool that it was offered, or what the suite asks for.
+The model of the agent is a script. It calls every offered tool, or the tools that the suite requests.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from rxloop.tools.mcp import mcp
 SAMPLES: dict[str, Any] = {"integer": 5, "number": 3, "string": "x", "boolean": True, "array": [], "object": {}}
 
 
-def arguments(tool: ToolDefinition, offered: tuple[ToolDefinition, ...]) -> dict[str, Any]:
+def make_arguments(tool: ToolDefinition, offered: tuple[ToolDefinition, ...]) -> dict[str, Any]:
     properties: dict[str, Any] = tool.parameters.get("properties", {})
-    given = {name: field.get("default", SAMPLES.get(field.get("type"), "x")) for name, field in properties.items()}
+    values = {name: field.get("default", SAMPLES.get(field.get("type"), "x")) for name, field in properties.items()}
     if tool.name == "json_schema_echo":
-        # The suite wants to see again the schema that it gave for the other tool.
-        given["schema"] = next(each.parameters for each in offered if each.name != tool.name)
-    return given
+        # The suite expects the schema that it returned for the other tool.
+        values["schema"] = next(each.parameters for each in offered if each.name != tool.name)
+    return values
 
 
 async def main(url: str) -> None:
@@ -35,7 +35,7 @@ async def main(url: str) -> None:
         await agent.run("What is there?")
         offered = probe.requests[0].tools
         calls = [call(each["name"], **each.get("arguments", {})) for each in context.get("toolCalls", ())]
-        calls = calls or [call(tool.name, **arguments(tool, offered)) for tool in offered]
+        calls = calls or [call(tool.name, **make_arguments(tool, offered)) for tool in offered]
         model = ScriptedModel(*calls, "done")
         await agent.run(
             "Go.", model=model, on_input=lambda question: {}, limits=Limits(iterations=100, tool_failures=None)

@@ -11,15 +11,15 @@ from rxloop.tools.mcp import mcp, mcp_config
 from rxloop.tools.mcp.options import Http, Stdio
 
 
-def written(tmp_path: Path, servers: Any, key: str = "mcpServers") -> Path:
+def write_config(tmp_path: Path, servers: Any, key: str = "mcpServers") -> Path:
     path = tmp_path / "mcp.json"
     path.write_text(json.dumps({key: servers}))
     return path
 
 
-def test_the_file_of_others_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_common_configuration_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHOP_TOKEN", "planted-0451")
-    path = written(
+    path = write_config(
         tmp_path,
         {
             "github": {"command": "npx", "args": ["-y", "gh-${env:SHOP_TOKEN}"], "env": {"TOKEN": "${SHOP_TOKEN}"}},
@@ -35,11 +35,11 @@ def test_the_file_of_others_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert local.place == Stdio("uvx", ("a", "8000"), {}, "/tmp")
     assert github.taken.only == {"a"}
     assert "planted-0451" not in repr([github, web, local])
-    assert len(mcp_config(written(tmp_path, {"a": {"url": "https://x.example"}}, "servers"))) == 1
+    assert len(mcp_config(write_config(tmp_path, {"a": {"url": "https://x.example"}}, "servers"))) == 1
 
 
 @pytest.mark.parametrize(
-    ("servers", "told"),
+    ("servers", "message"),
     [
         (
             {"a": {"command": "x", "env": {"K": "${UNSET_0451}"}}},
@@ -54,12 +54,12 @@ def test_the_file_of_others_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ([], 'has no "mcpServers"'),
     ],
 )
-def test_a_file_that_does_not_say_it_is_an_error(tmp_path: Path, servers: Any, told: str) -> None:
-    with pytest.raises(ConfigurationError, match=told):
-        mcp_config(written(tmp_path, servers))
+def test_invalid_configuration_is_an_error(tmp_path: Path, servers: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        mcp_config(write_config(tmp_path, servers))
 
 
-def test_a_file_that_is_not_there_or_no_json_is_an_error(tmp_path: Path) -> None:
+def test_missing_or_invalid_json_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="cannot be read: No such file"):
         mcp_config(tmp_path / "none.json")
     (tmp_path / "bad.json").write_text("{")
@@ -71,7 +71,7 @@ def test_a_file_that_is_not_there_or_no_json_is_an_error(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("place", "name"),
+    ("address", "name"),
     [
         (("npx", "-y", "@modelcontextprotocol/server-everything@2026.8.31"), "everything"),
         (("uvx", "mcp-server-git"), "git"),
@@ -85,11 +85,11 @@ def test_a_file_that_is_not_there_or_no_json_is_an_error(tmp_path: Path) -> None
         (("http://localhost/mcp",), "localhost"),
     ],
 )
-def test_a_server_has_a_name(place: tuple[str, ...], name: str) -> None:
-    assert mcp(*place).name == name
+def test_server_name_is_derived_from_its_address(address: tuple[str, ...], name: str) -> None:
+    assert mcp(*address).name == name
 
 
-def test_the_sdk_is_imported_when_a_server_is_wanted_and_no_sooner() -> None:
+def test_sdk_is_imported_when_a_server_is_used() -> None:
     code = (
         "import sys; from rxloop.tools.mcp import mcp; mcp('npx', 'x'); "
         "assert not {'mcp', 'mcp_types', 'httpx2'} & set(sys.modules)"
@@ -97,7 +97,7 @@ def test_the_sdk_is_imported_when_a_server_is_wanted_and_no_sooner() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_its_absence_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_sdk_is_reported_with_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rxloop.tools.mcp.server.find_spec", lambda name: None)
     with pytest.raises(ConfigurationError, match=r"not installed: pip install 'rxloop\[mcp\]'"):
         mcp("npx", "x")

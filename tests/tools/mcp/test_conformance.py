@@ -1,4 +1,4 @@
-"""The official conformance suite, with an agent as the client."""
+"""Official MCP conformance suite, with an agent as the client."""
 
 import asyncio
 import os
@@ -27,7 +27,7 @@ SCENARIOS = [
 
 @pytest.mark.service("mcp-conformance")
 @pytest.mark.parametrize("scenario", SCENARIOS)
-async def test_the_client_passes(scenario: str, tmp_path: Path) -> None:
+async def test_client_passes_scenario(scenario: str, tmp_path: Path) -> None:
     packages = MCP_SERVERS / "node_modules"
     process = await asyncio.create_subprocess_exec(
         str(packages / "node/bin/node"),
@@ -42,5 +42,5 @@ async def test_the_client_passes(scenario: str, tmp_path: Path) -> None:
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
-    said, _ = await process.communicate()
-    assert process.returncode == 0, said.decode()
+    output, _ = await process.communicate()
+    assert process.returncode == 0, output.decode()

@@ -1,4 +1,4 @@
-"""Against a server that mis-speaks: what it may cost is one call."""
+"""MCP server with invalid answers, which may cost at most one call."""
 
 import asyncio
 import contextlib
@@ -22,20 +22,22 @@ from support.mcp_servers.runs import collect_events, results
 LIAR = str(Path(__file__).parents[2] / "support/mcp_servers/faulty.py")
 
 
-async def told(how: str, *, env: dict[str, str] | None = None, **options: Any) -> Sequence[Event]:
-    return await collect_events([call("liar__tell")], mcp(sys.executable, LIAR, how, name="liar", env=env), **options)
+async def call_liar(behaviour: str, *, env: dict[str, str] | None = None, **options: Any) -> Sequence[Event]:
+    return await collect_events(
+        [call("liar__tell")], mcp(sys.executable, LIAR, behaviour, name="liar", env=env), **options
+    )
 
 
 @pytest.mark.timeout(60)
-async def test_a_result_that_takes_forever_to_check_does_not_hold_up_all_runs() -> None:
-    [result] = results(await told("pattern"))
+async def test_slow_validation_of_a_result_does_not_block_other_runs() -> None:
+    [result] = results(await call_liar("pattern"))
     assert not result.success
     assert "failed validation against the output schema of the tool: x must match" in result.content
 
 
 @pytest.mark.timeout(60)
-async def test_a_form_that_takes_forever_to_check_does_not_hold_up_all_runs() -> None:
-    [result] = results(await told("form", on_input=lambda asked: {}))
+async def test_slow_validation_of_a_form_does_not_block_other_runs() -> None:
+    [result] = results(await call_liar("form", on_input=lambda form: {}))
     assert result.content == "told"
 
 
@@ -49,45 +51,46 @@ async def test_timeout_of_a_call_does_not_count_a_form_of_an_older_server() -> N
     assert result.content == "accept"
 
 
-async def test_progress_beyond_all_measure_is_progress_without_a_part(caplog: pytest.LogCaptureFixture) -> None:
-    events = await told("progress")
+async def test_excessive_progress_values_have_no_fraction(caplog: pytest.LogCaptureFixture) -> None:
+    events = await call_liar("progress")
     assert [event.fraction for event in events if isinstance(event, ToolProgressEvent)] == [None, 0.0, None, 1.0]
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
-async def test_a_tool_whose_schema_no_vendor_reads_is_left_out_and_the_others_stay(
+async def test_tool_with_an_unsupported_schema_is_left_out(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    [result] = results(await told("number"))
+    [result] = results(await call_liar("number"))
     assert result.content == "told"
     assert "the tool 'large' is left out" in caplog.text
 
 
-async def test_a_call_is_not_made_again_because_of_the_words_of_an_error(tmp_path: Path) -> None:
-    [result] = results(await told("session", env={"LIAR_EFFECTS": str(tmp_path / "effects")}))
-    assert (result.success, (tmp_path / "effects").read_text()) == (False, "called\n")
+async def test_call_is_not_repeated_because_of_an_error_text(tmp_path: Path) -> None:
+    [result] = results(await call_liar("session", env={"LIAR_EFFECTS": str(tmp_path / "effects")}))
+    assert result.success is False
+    assert (tmp_path / "effects").read_text() == "called\n"
 
 
-async def test_what_is_no_result_is_an_error_without_what_is_secret(caplog: pytest.LogCaptureFixture) -> None:
-    [result] = results(await told("shape", env={"LIAR_TOKEN": "planted-0451"}))
+async def test_malformed_result_is_an_error_without_secrets(caplog: pytest.LogCaptureFixture) -> None:
+    [result] = results(await call_liar("shape", env={"LIAR_TOKEN": "planted-0451"}))
     assert "returned a malformed result: content" in result.content
     assert "planted-0451" not in result.content + caplog.text
 
 
-async def test_bytes_that_are_no_text_cost_nothing() -> None:
-    # Not even the closing of the agent, which told of them.
-    [result] = results(await told("bytes"))
+async def test_invalid_bytes_on_stderr_are_ignored() -> None:
+    # Closing the agent once reported them.
+    [result] = results(await call_liar("bytes"))
     assert result.content == "told"
 
 
-async def test_a_flood_of_progress_is_not_a_flood_of_events() -> None:
-    events = await told("flood")
+async def test_flood_of_progress_is_reduced() -> None:
+    events = await call_liar("flood")
     assert results(events)[0].content == "told"
     assert 1_000 <= sum(isinstance(event, ToolProgressEvent) for event in events) < 1_100
 
 
-async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, how: str) -> None:
-    """Speak HTTP as a server of tools does, but for the result of a call."""
+async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, behaviour: str) -> None:
+    """Speak HTTP like an MCP server, except for the result of a call."""
     with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
         while True:
             head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
@@ -98,49 +101,51 @@ async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, how
             status, encoding = "200 OK", ""
             match message.get("method"):
                 case "initialize":
-                    known = {"protocolVersion": "2025-11-25", "capabilities": {"tools": {}}}
-                    result = {**known, "serverInfo": {"name": "liar", "version": "1"}}
+                    session = {"protocolVersion": "2025-11-25", "capabilities": {"tools": {}}}
+                    result = {**session, "serverInfo": {"name": "liar", "version": "1"}}
                 case "tools/list":
                     pass
                 case "tools/call":
-                    told = "x" * (20_000_000 if how == "large" else 40_000_000) if how != "echo" else head
-                    result = {"content": [{"type": "text", "text": told}]}
+                    content = (
+                        "x" * (20_000_000 if behaviour == "large" else 40_000_000) if behaviour != "echo" else head
+                    )
+                    result = {"content": [{"type": "text", "text": content}]}
                 case _:
                     status = "405 No"
-            sent = json.dumps({"jsonrpc": "2.0", "id": message.get("id"), "result": result}).encode()
-            if how == "compressed" and message.get("method") == "tools/call":
-                sent, encoding = gzip.compress(sent, 1), "content-encoding: gzip\r\n"
+            encoded = json.dumps({"jsonrpc": "2.0", "id": message.get("id"), "result": result}).encode()
+            if behaviour == "compressed" and message.get("method") == "tools/call":
+                encoded, encoding = gzip.compress(encoded, 1), "content-encoding: gzip\r\n"
             writer.write(
                 f"HTTP/1.1 {status}\r\ncontent-type: application/json\r\n{encoding}"
-                f"content-length: {len(sent)}\r\n\r\n".encode()
+                f"content-length: {len(encoded)}\r\n\r\n".encode()
             )
-            writer.write(sent)
+            writer.write(encoded)
             await writer.drain()
     writer.close()
 
 
-async def told_by_http(how: str, auth: Any = None) -> Sequence[Event]:
-    server = await asyncio.start_server(partial(answer, how=how), "127.0.0.1", 0)
+async def call_http_liar(behaviour: str, auth: Any = None) -> Sequence[Event]:
+    server = await asyncio.start_server(partial(answer, behaviour=behaviour), "127.0.0.1", 0)
     async with server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/mcp"
         return await collect_events([call("liar__tell")], mcp(url, name="liar", auth=auth))
 
 
-async def test_an_answer_by_http_has_a_bound_and_no_compression_goes_around_it() -> None:
-    assert results(await told_by_http("large"))[0].success
-    assert "it is longer than 32000000 bytes" in results(await told_by_http("too large"))[0].content
-    assert not results(await told_by_http("compressed"))[0].success
+async def test_size_of_an_http_answer_is_limited_also_when_compressed() -> None:
+    assert results(await call_http_liar("large"))[0].success
+    assert "it is longer than 32000000 bytes" in results(await call_http_liar("too large"))[0].content
+    assert not results(await call_http_liar("compressed"))[0].success
 
 
-async def test_headers_of_a_credential_are_secret_whatever_they_are_called() -> None:
-    events = await told_by_http("echo", auth={"X-Customer": "planted-0451"})
+async def test_all_credential_headers_are_secret() -> None:
+    events = await call_http_liar("echo", auth={"X-Customer": "planted-0451"})
     assert "x-customer: [redacted]" in results(events)[0].content
     assert not [event for event in events if b"planted-0451" in event.to_json()]
 
 
-async def test_a_token_that_cannot_be_sent_is_refused_without_telling_it(caplog: pytest.LogCaptureFixture) -> None:
+async def test_invalid_token_is_refused_without_revealing_it(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG):
-        events = await told_by_http("echo", auth="planted-0451\n")
+        events = await call_http_liar("echo", auth="planted-0451\n")
     [missing] = [event for event in events if isinstance(event, ToolsUnavailableEvent)]
     assert "such as a line break at its end" in missing.reason
     assert "planted-0451" not in missing.reason + caplog.text

@@ -70,9 +70,9 @@ CASES = [
 async def use(config: dict[str, Any], *, by_http: bool = True) -> tuple[list[str], Sequence[Event]]:
     """Run an agent that calls `fine`. Return the names of the offered tools and the events."""
 
-    async def run(*place: str) -> tuple[list[str], Sequence[Event]]:
+    async def run(*address: str) -> tuple[list[str], Sequence[Event]]:
         model = ScriptedModel(call("raw__fine"), "done")
-        async with Agent(model, tools=[mcp(*place, name="raw")], thoughts=False) as agent:
+        async with Agent(model, tools=[mcp(*address, name="raw")], thoughts=False) as agent:
             run = agent.run("Go.", limits=Limits(tool_failures=None))
             events = [event async for event in run.events]
             await run
@@ -85,7 +85,7 @@ async def use(config: dict[str, Any], *, by_http: bool = True) -> tuple[list[str
 
 
 @pytest.mark.parametrize(("version", "name", "tool"), CASES, ids=[f"{name} {version}" for version, name, _ in CASES])
-async def test_a_malformed_tool_is_left_out_alone(  # P5
+async def test_malformed_tool_is_left_out(  # P5
     version: str, name: str, tool: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     second = {**TOOL, "name": "second"}
@@ -100,7 +100,7 @@ async def test_a_malformed_tool_is_left_out_alone(  # P5
 
 
 @pytest.mark.parametrize("version", [OLD, NEW])
-async def test_a_malformed_tool_is_left_out_over_stdio(version: str, caplog: pytest.LogCaptureFixture) -> None:  # P5
+async def test_malformed_tool_is_left_out_over_stdio(version: str, caplog: pytest.LogCaptureFixture) -> None:  # P5
     config = script(
         *(MALFORMED[name] for name in ("null schema", "null", "icons are an object")), TOOL, version=version
     )
@@ -110,12 +110,12 @@ async def test_a_malformed_tool_is_left_out_over_stdio(version: str, caplog: pyt
     assert sum("is left out" in record.message for record in caplog.records) == 3
 
 
-async def test_the_newest_protocol_takes_an_output_schema_without_a_type() -> None:  # P5
+async def test_newest_protocol_accepts_an_output_schema_without_a_type() -> None:  # P5
     names, _ = await use(script({**BAD, "outputSchema": {"properties": {}}}, TOOL, version=NEW))
     assert names == ["raw__bad", "raw__fine"]
 
 
-async def test_the_items_of_malformed_results_are_bounded(  # P5
+async def test_number_of_checked_items_is_limited(  # P5
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("rxloop.tools.mcp.repair._MAX_ITEMS", 5)
@@ -127,7 +127,7 @@ async def test_the_items_of_malformed_results_are_bounded(  # P5
     assert (results(events)[0].content or "").endswith("the blocks after the first 5 of this result are left out]")
 
 
-async def test_a_long_name_is_shortened() -> None:  # P5
+async def test_long_name_is_shortened() -> None:  # P5
     names, _ = await use(script({**TOOL, "name": "x" * 200}, TOOL))
     assert len(names[0]) == 64
     assert names[1] == "raw__fine"
@@ -143,12 +143,12 @@ PAGES: dict[str, Any] = {
 
 @pytest.mark.parametrize("version", [OLD, NEW])
 @pytest.mark.parametrize("fields", PAGES.values(), ids=PAGES)
-async def test_malformed_fields_of_a_page_do_not_cost_its_tools(version: str, fields: dict[str, Any]) -> None:  # P5
+async def test_malformed_page_fields_do_not_hide_its_tools(version: str, fields: dict[str, Any]) -> None:  # P5
     names, _ = await use(script(TOOL, None, version=version, **fields))
     assert names == ["raw__fine"]
 
 
-async def test_cache_hints_that_are_malformed_or_missing_do_not_cost_the_tools() -> None:  # P5
+async def test_invalid_cache_hints_do_not_hide_the_tools() -> None:  # P5
     names, _ = await use(script(TOOL, version=NEW, ttlMs="soon", cacheScope=None, resultType=None))
     assert names == ["raw__fine"]
 
@@ -161,7 +161,7 @@ BROKEN: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("page", BROKEN.values(), ids=BROKEN)
-async def test_a_broken_page_does_not_cost_the_pages_before_it(  # P5
+async def test_broken_page_does_not_hide_earlier_pages(  # P5
     page: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     names, events = await use(script(pages={"": {"tools": [TOOL], "nextCursor": "2"}, "2": page}))
@@ -171,7 +171,7 @@ async def test_a_broken_page_does_not_cost_the_pages_before_it(  # P5
     assert "mcp raw: the tools after the first" in caplog.text
 
 
-async def test_a_first_page_that_is_no_list_is_reported_with_the_field(caplog: pytest.LogCaptureFixture) -> None:  # P5
+async def test_invalid_first_page_is_reported_with_the_field(caplog: pytest.LogCaptureFixture) -> None:  # P5
     _, events = await use(script(pages={"": {"tools": 5}}))
     [missing] = [event for event in events if isinstance(event, ToolsUnavailableEvent)]
     assert "does not list its tools: tools: Input should be a valid list" in missing.reason
@@ -193,7 +193,7 @@ BLOCKS: dict[str, Any] = {
 
 @pytest.mark.parametrize("version", [OLD, NEW])
 @pytest.mark.parametrize("block", BLOCKS.values(), ids=BLOCKS)
-async def test_a_malformed_content_block_is_left_out_alone(  # P5
+async def test_malformed_content_block_is_left_out(  # P5
     version: str, block: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     result = await call_result([{"type": "text", "text": "order 17 placed"}, block, PICTURE], version)
@@ -205,12 +205,12 @@ async def test_a_malformed_content_block_is_left_out_alone(  # P5
     assert "mcp raw: block 2" in caplog.text
 
 
-async def test_a_block_without_a_type_is_left_out_by_the_old_protocol() -> None:  # P5
+async def test_block_without_a_type_is_left_out_in_the_old_protocol() -> None:  # P5
     result = await call_result([{"type": "text", "text": "placed"}, {"text": "x"}])
     assert (result.content or "").startswith("placed\n[block 2 of this result is malformed")
 
 
-async def test_an_error_flag_that_cannot_be_read_is_not_guessed() -> None:  # P5
+async def test_invalid_error_flag_fails_the_call() -> None:  # P5
     result = await call_result([{"type": "text", "text": "placed"}], isError=[])
     assert not result.success
     assert "isError" in (result.error or "")
@@ -223,14 +223,16 @@ async def call_result(content: Any, version: str = OLD, **fields: Any) -> ToolCo
 
 
 @pytest.mark.parametrize("version", [OLD, NEW])
-async def test_structured_content_without_other_content_is_a_result(version: str) -> None:  # P5
+async def test_structured_content_alone_is_a_result(version: str) -> None:  # P5
     for missing in ({}, {"content": None}):
         _, events = await use(script(TOOL, version=version, result={**missing, "structuredContent": {"n": 1}}))
         [result] = results(events)
-        assert (result.success, result.result, result.content) == (True, {"n": 1}, '{"n":1}')
+        assert result.success is True
+        assert result.result == {"n": 1}
+        assert result.content == '{"n":1}'
 
 
-async def test_structured_content_that_is_no_object_does_not_cost_the_text() -> None:  # P5
+async def test_structured_content_that_is_not_an_object_keeps_the_text() -> None:  # P5
     result = await call_result([{"type": "text", "text": "order 17 placed"}], structuredContent=[1])
     assert result.success
     assert "order 17 placed" in (result.content or "")
@@ -240,13 +242,14 @@ async def test_structured_content_that_is_no_object_does_not_cost_the_text() -> 
 async def test_malformed_metadata_of_a_result_is_ignored(caplog: pytest.LogCaptureFixture) -> None:  # P5
     caplog.set_level(logging.WARNING)
     result = await call_result([{"type": "text", "text": "placed"}], _meta=[], isError=None)
-    assert (result.success, result.content) == (True, "placed")
+    assert result.success is True
+    assert result.content == "placed"
     assert "_meta of a result of tools/call is malformed" in caplog.text
 
 
 @pytest.mark.parametrize("version", [OLD, NEW])
 @pytest.mark.parametrize(
-    ("content", "structured", "shown", "value", "parts"),
+    ("content", "structured", "expected_text", "value", "parts"),
     [
         ([], {"code": 7}, 'says that the call failed:\n{"code":7}', {"code": 7}, 0),
         ([{"type": "text", "text": "no"}], {"code": 7}, 'no\n{"code":7}', {"code": 7}, 0),
@@ -265,13 +268,13 @@ async def test_malformed_metadata_of_a_result_is_ignored(caplog: pytest.LogCaptu
         ([], None, "The MCP server raw says that the call failed.", None, 0),
     ],
 )
-async def test_a_failed_call_keeps_its_content(  # P6
-    version: str, content: Any, structured: Any, shown: str, value: Any, parts: int
+async def test_failed_call_keeps_its_content(  # P6
+    version: str, content: Any, structured: Any, expected_text: str, value: Any, parts: int
 ) -> None:
     more = {} if structured is None else {"structuredContent": structured}
     result = await call_result(content, version, isError=True, **more)
     assert not result.success
-    assert (result.content or "").endswith(shown)
+    assert (result.content or "").endswith(expected_text)
     assert len(result.parts) == parts
     if value is not None:
         assert result.result == value
@@ -289,7 +292,7 @@ ORDER = {
     ("structured", "violation"),
     [({"n": "x"}, "n must be"), ({}, "the value must have 'n'"), (None, "there is no structured content")],
 )
-async def test_a_result_that_violates_its_schema_is_read_with_the_violation(  # P13
+async def test_result_that_violates_its_schema_is_returned_with_the_violation(  # P13
     version: str, structured: Any, violation: str
 ) -> None:
     more = {} if structured is None else {"structuredContent": structured}
@@ -309,9 +312,7 @@ async def test_a_result_that_violates_its_schema_is_read_with_the_violation(  # 
     assert config["calls"] == 1
 
 
-async def test_a_result_that_fits_its_schema_and_a_failure_without_structured_content_are_not_validated() -> (
-    None
-):  # P13
+async def test_valid_result_and_failure_without_structured_content_pass_validation() -> None:  # P13
     done = {"content": [], "structuredContent": {"n": 1}}
     for result, success in ((done, True), ({"content": [{"type": "text", "text": "no"}], "isError": True}, False)):
         _, events = await use(script(ORDER, result=result))
@@ -322,7 +323,7 @@ async def test_a_result_that_fits_its_schema_and_a_failure_without_structured_co
 
 @pytest.mark.parametrize("version", [OLD, NEW])
 @pytest.mark.parametrize("result", [{"content": 17}, {}, {"task": {"taskId": "1"}}, {"content": [], "isError": []}])
-async def test_a_result_that_cannot_be_read_says_that_the_call_may_have_taken_effect(  # P13
+async def test_unreadable_result_reports_that_the_call_may_have_had_an_effect(  # P13
     version: str, result: Any
 ) -> None:
     _, events = await use(script(TOOL, version=version, result=result))
@@ -336,13 +337,16 @@ async def test_a_result_that_cannot_be_read_says_that_the_call_may_have_taken_ef
     "content", ["order 17 placed", {"type": "text", "text": "order 17 placed"}, ["order 17 placed"]]
 )
 @pytest.mark.parametrize("failed", [False, True])
-async def test_content_that_is_a_text_or_one_block_is_read(version: str, content: Any, failed: bool) -> None:  # P6 P13
+async def test_content_that_is_a_string_or_a_single_block_is_read(
+    version: str, content: Any, failed: bool
+) -> None:  # P6 P13
     result = await call_result(content, version, isError=failed)
-    assert (result.success, result.content) == (not failed, "order 17 placed")
+    assert result.success == (not failed)
+    assert result.content == "order 17 placed"
 
 
 @pytest.mark.parametrize("version", [OLD, NEW])
-async def test_a_failure_without_content_or_with_a_list_as_structured_content_is_read(version: str) -> None:  # P6
+async def test_failure_without_content_or_with_a_list_is_read(version: str) -> None:  # P6
     config = script(TOOL, version=version, result={"isError": True})
     [result] = results((await use(config))[1])
     assert result.content == "The MCP server raw says that the call failed."
@@ -351,39 +355,41 @@ async def test_a_failure_without_content_or_with_a_list_as_structured_content_is
     assert '["sold out"]' in (result.content or "")
 
 
-async def test_missing_and_malformed_fields_of_the_newest_protocol_do_not_cost_the_result() -> None:  # P6
+async def test_invalid_fields_of_the_newest_protocol_keep_the_result() -> None:  # P6
     result = await call_result(["placed", None], NEW, resultType=None, _meta=[], structuredContent={"n": 1})
-    assert (result.success, result.result) == (True, {"n": 1})
+    assert result.success is True
+    assert result.result == {"n": 1}
     assert (result.content or "").startswith("placed\n[block 2")
 
 
-async def test_a_call_that_the_server_puts_off_is_not_taken_for_a_result() -> None:  # P5
+async def test_deferred_call_is_awaited() -> None:  # P5
     done = {"content": [{"type": "text", "text": "placed"}]}
     config = script(TOOL, version=NEW, result=[{"resultType": "input_required", "requestState": "s"}, done])
     [result] = results((await use(config))[1])
-    assert (result.content, config["calls"]) == ("placed", 2)
+    assert result.content == "placed"
+    assert config["calls"] == 2
 
 
 @pytest.mark.parametrize("version", [OLD, NEW])
-async def test_results_with_request_ids_as_strings_are_repaired(version: str) -> None:  # P5
+async def test_results_with_string_request_ids_are_repaired(version: str) -> None:  # P5
     config = script(TOOL, None, version=version, result={"content": [None]}, string_ids=True)
     names, events = await use(config)
     assert names == ["raw__fine"]
     assert results(events)[0].success
 
 
-def test_the_work_on_a_malformed_message_is_bounded() -> None:  # P5
+def test_work_on_a_malformed_message_is_limited() -> None:  # P5
     validated: list[int] = []
     repair = ResultRepair()
     validate = _repair._errors  # pyright: ignore[reportPrivateUsage]
 
-    def counted(method: str, version: str, result: dict[str, Any]) -> list[Any]:
+    def count_items(method: str, version: str, result: dict[str, Any]) -> list[Any]:
         validated.append(len(result.get("tools", result.get("content", ()))))
         return validate(method, version, result)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("rxloop.tools.mcp.repair._MAX_ITEMS", 50)
-        patch.setattr("rxloop.tools.mcp.repair._errors", counted)
+        patch.setattr("rxloop.tools.mcp.repair._errors", count_items)
         for method, name in (("tools/list", "tools"), ("tools/call", "content")):
             repair.sent(types.JSONRPCRequest(jsonrpc="2.0", id=1, method=method))
             message = types.JSONRPCResponse(jsonrpc="2.0", id=1, result={name: [None] * 10_000})
@@ -393,7 +399,7 @@ def test_the_work_on_a_malformed_message_is_bounded() -> None:  # P5
 
 
 @pytest.mark.parametrize("version", [OLD, NEW])
-async def test_a_schema_with_null_as_properties_does_not_break_the_request(version: str) -> None:  # P5
+async def test_schema_with_null_properties_is_accepted(version: str) -> None:  # P5
     schema: dict[str, Any] = {"type": "object", "properties": None, "required": None}
     bad = {**BAD, "inputSchema": schema}
     names, _ = await use(script(TOOL, bad, version=version))

@@ -1,4 +1,4 @@
-"""Against servers that nobody here wrote."""
+"""MCP servers of other projects."""
 
 import asyncio
 import os
@@ -18,11 +18,11 @@ from support.processes.services import mcp_program
 pytestmark = pytest.mark.service("mcp-servers")
 
 
-def other(name: str, *args: str, **options: Any) -> MCPServer:
+def make_server(name: str, *args: str, **options: Any) -> MCPServer:
     return mcp(str(mcp_program(name)), *args, **options)
 
 
-async def test_everything_that_a_result_may_hold() -> None:
+async def test_content_of_all_kinds_is_read() -> None:
     calls = [
         call("everything__echo", message="hi"),
         call("everything__get-sum", a=2, b=3),
@@ -33,7 +33,7 @@ async def test_everything_that_a_result_may_hold() -> None:
         call("everything__get-sum", a="two"),
         call("everything__get-env"),
     ]
-    server = other("mcp-server-everything", env={"SHOP_TOKEN": "planted-0451"})
+    server = make_server("mcp-server-everything", env={"SHOP_TOKEN": "planted-0451"})
     events = await collect_events(calls, server)
     echo, total, image, structured, links, resource, wrong, env = results(events)
     assert echo.content == "Echo: hi" == echo.result
@@ -50,43 +50,43 @@ async def test_everything_that_a_result_may_hold() -> None:
     assert "planted-0451" not in repr(server)
 
 
-async def test_progress_and_a_form_of_the_older_protocol() -> None:
+async def test_progress_and_forms_of_the_older_protocol_work() -> None:
     calls = [call("everything__trigger-long-running-operation", duration=0.2, steps=4)]
-    server = other("mcp-server-everything")
+    server = make_server("mcp-server-everything")
     events = await collect_events(calls, server)
-    seen = [event.fraction or 0 for event in events if isinstance(event, ToolProgressEvent)]
-    assert seen == sorted(seen)
-    assert seen[0] == 0.25
-    asked = [call("everything__trigger-elicitation-request")]
-    events = await collect_events(asked, server, on_input=lambda question: {"name": "Ann", "check": True})
+    fractions = [event.fraction or 0 for event in events if isinstance(event, ToolProgressEvent)]
+    assert fractions == sorted(fractions)
+    assert fractions[0] == 0.25
+    calls_with_form = [call("everything__trigger-elicitation-request")]
+    events = await collect_events(calls_with_form, server, on_input=lambda question: {"name": "Ann", "check": True})
     assert "Ann" in results(events)[0].content
     assert [event.input.call is not None for event in events if isinstance(event, InputRequiredEvent)] == [True]
-    declined = await collect_events(asked, server)
+    declined = await collect_events(calls_with_form, server)
     assert '"action": "decline"' in results(declined)[0].content
 
 
-async def test_the_model_is_lent_over_the_older_protocol_too() -> None:
+async def test_sampling_over_the_older_protocol_works() -> None:
     model = ScriptedModel(call("everything__trigger-sampling-request", prompt="Hi"), "Lent.", "done")
-    async with Agent(model, tools=[other("mcp-server-everything", sampling=True)], thoughts=False) as agent:
+    async with Agent(model, tools=[make_server("mcp-server-everything", sampling=True)], thoughts=False) as agent:
         run = agent.run("Go.")
-        [lent] = results([event async for event in run.events])
-    assert "Lent." in lent.content
+        [sampled] = results([event async for event in run.events])
+    assert "Lent." in sampled.content
 
 
-async def test_five_changes_right_after_connecting_are_no_five_lists() -> None:
-    async with Agent(ScriptedModel(), tools=[other("mcp-server-everything")]) as agent:
+async def test_rapid_list_changes_cause_few_listings() -> None:
+    async with Agent(ScriptedModel(), tools=[make_server("mcp-server-everything")]) as agent:
         for turns in range(3):
             calls = [call("everything__echo", message=str(turns))]
             run = agent.run("Go.", model=ScriptedModel(calls, "done"))
             assert results([event async for event in run.events])[0].success
 
 
-async def test_files_memory_and_thoughts(tmp_path: Path) -> None:
+async def test_file_memory_and_thinking_servers_work(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("Hello.")
     servers = [
-        other("mcp-server-filesystem", str(tmp_path), hide=["move_file"], approve="destructive"),
-        other("mcp-server-memory", env={"MEMORY_FILE_PATH": str(tmp_path / "memory.jsonl")}),
-        other("mcp-server-sequential-thinking", prefix="think_"),
+        make_server("mcp-server-filesystem", str(tmp_path), hide=["move_file"], approve="destructive"),
+        make_server("mcp-server-memory", env={"MEMORY_FILE_PATH": str(tmp_path / "memory.jsonl")}),
+        make_server("mcp-server-sequential-thinking", prefix="think_"),
     ]
     thought: dict[str, Any] = {"thought": "So.", "nextThoughtNeeded": False, "thoughtNumber": 1, "totalThoughts": 1}
     calls = [
@@ -101,18 +101,18 @@ async def test_files_memory_and_thoughts(tmp_path: Path) -> None:
     async with Agent(model, tools=servers, thoughts=False) as agent:
         run = agent.run("Go.", on_input=lambda question: True)
         events = [event async for event in run.events]
-    read, hidden, written, made, graph, thought_of = results(events)
+    read, hidden, written, created, graph, thinking = results(events)
     assert read.content == "Hello."
     assert "There is no tool 'filesystem__move_file'" in hidden.content
     assert written.success
-    assert made.success
+    assert created.success
     assert graph.success
-    assert thought_of.success
-    asked = [event.input.call for event in events if isinstance(event, InputRequiredEvent)]
-    assert [each and each.name for each in asked] == ["filesystem__write_file"], "reading needs no approval"
+    assert thinking.success
+    call_events = [event.input.call for event in events if isinstance(event, InputRequiredEvent)]
+    assert [each and each.name for each in call_events] == ["filesystem__write_file"], "reading needs no approval"
 
 
-async def test_the_ones_from_python(tmp_path: Path) -> None:
+async def test_python_servers_work(tmp_path: Path) -> None:
     git = await asyncio.create_subprocess_exec("git", "init", "-q", str(tmp_path))
     await git.wait()
     calls = [
@@ -121,20 +121,20 @@ async def test_the_ones_from_python(tmp_path: Path) -> None:
         call("fetch__fetch", url="http://127.0.0.1:9/"),
     ]
     names = ["mcp-server-time", "mcp-server-git", "mcp-server-fetch"]
-    time, status, fetched = results(await collect_events(calls, *map(other, names)))
+    time, status, fetched = results(await collect_events(calls, *map(make_server, names)))
     assert "Europe/Oslo" in time.content
     assert status.success
     assert not fetched.success
 
 
-async def test_a_server_that_is_killed_in_the_middle_of_a_call() -> None:
+async def test_server_killed_during_a_call_is_restarted() -> None:
     before = child_processes()
     model = ScriptedModel(
         call("everything__trigger-long-running-operation", duration=60, steps=60),
         call("everything__echo", message="again"),
         "done",
     )
-    async with Agent(model, tools=[other("mcp-server-everything")], thoughts=False) as agent:
+    async with Agent(model, tools=[make_server("mcp-server-everything")], thoughts=False) as agent:
         run = agent.run("Go.")
         events: list[Any] = []
         async for event in run.events:

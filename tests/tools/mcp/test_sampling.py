@@ -1,4 +1,4 @@
-"""Answers of the model to MCP servers that ask for a sample."""
+"""Answers of the model to sampling requests of MCP servers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rxloop.tools.mcp.client_requests import sample
 async def test_stop_reason_of_a_sample_says_how_the_message_ended(finish: str, reason: str) -> None:  # P15
     @tool
     async def ask(ctx: RunContext[Any]) -> str | None:
-        """Ask the model as a server does."""
+        """Sample as a server does."""
         text = types.TextContent(type="text", text="Rhyme.")
         message = types.SamplingMessage(role="user", content=text)
         result = await sample(ctx, types.CreateMessageRequestParams(messages=[message], max_tokens=9), 20, 1)

@@ -1,4 +1,4 @@
-"""Against a server of the newest protocol: questions, the model, roots, cancelling, changes, a process that dies."""
+"""MCP server of the newest protocol: questions, sampling, roots, cancellation, changes and crashes."""
 
 import asyncio
 import contextlib
@@ -22,15 +22,15 @@ from rxloop.tools.mcp import mcp
 from support.mcp_servers.runs import child_processes, collect_events, count_open_files, results, shop, wait_until
 
 
-def effects(file: Path) -> list[str]:
+def read_effects(file: Path) -> list[str]:
     return file.read_text().splitlines() if file.exists() else []
 
 
-async def test_a_form_is_a_question_that_another_process_can_answer(tmp_path: Path) -> None:
+async def test_form_is_a_question_that_another_process_can_answer(tmp_path: Path) -> None:
     done, path = tmp_path / "effects", tmp_path / "runs.db"
 
     async def attempt(*answers: Any, task: str | None = None) -> Any:
-        # Each has an agent, a log and a server process of its own, as after a restart.
+        # Each attempt has its own agent, log and server process, as after a restart.
         async with contextlib.aclosing(SqliteEventLog(path)) as log:
             model = ScriptedModel("Booked.") if task else ScriptedModel(call("shop__book", city="Oslo"), "Booked.")
             async with Agent(model, tools=[shop(done)], log=log, thoughts=False) as agent:
@@ -44,26 +44,28 @@ async def test_a_form_is_a_question_that_another_process_can_answer(tmp_path: Pa
     assert first.pending[0].answer_schema["anyOf"][0]["required"] == ["day"]
     second = await attempt({first.pending[0].input_id: {"day": 3}}, task=first.task_id)
     assert [each.prompt for each in second.pending] == ["shop asks: Oslo on 3 May: sure?"]
-    assert effects(done) == []
+    assert read_effects(done) == []
     third = await attempt({second.pending[0].input_id: {"sure": True}}, task=first.task_id)
     assert third.messages[-2].text == "Oslo on 3 May: booked"
-    assert effects(done) == ["booked Oslo"]
+    assert read_effects(done) == ["booked Oslo"]
 
 
-async def test_what_the_server_needs_to_go_on_is_not_for_clients(tmp_path: Path) -> None:
+async def test_request_state_of_the_server_is_not_public(tmp_path: Path) -> None:
     log = MemoryEventLog()
     events = await collect_events([call("shop__book", city="Oslo")], shop(), log=log)
-    [asked] = [event for event in events if isinstance(event, InputRequiredEvent)]
-    state = asked.metadata["mcp"]["state"]
+    [question_event] = [event for event in events if isinstance(event, InputRequiredEvent)]
+    state = question_event.metadata["mcp"]["state"]
     assert state
-    assert state not in asked.to_json(public=True).decode()
+    assert state not in question_event.to_json(public=True).decode()
 
 
-async def test_on_input_answers_at_once_and_null_declines() -> None:
+async def test_on_input_answers_immediately_and_null_declines() -> None:
     answers = iter([{"day": 4, "month": "June"}, {"sure": False}])
-    events = await collect_events([call("shop__book", city="Rome")], shop(), on_input=lambda asked: next(answers))
+    events = await collect_events([call("shop__book", city="Rome")], shop(), on_input=lambda question: next(answers))
     assert results(events)[0].content == "Rome on 4 June: not booked"
-    declined = results(await collect_events([call("shop__book", city="Rome")], shop(), on_input=lambda asked: None))[0]
+    declined = results(await collect_events([call("shop__book", city="Rome")], shop(), on_input=lambda question: None))[
+        0
+    ]
     assert not declined.success
 
 
@@ -78,7 +80,7 @@ async def test_timeout_of_a_call_does_not_count_the_answers_to_its_forms() -> No
     assert results(events)[0].content == "Rome on 4 June: booked"
 
 
-async def test_a_page_to_open_is_a_matter_of_credentials() -> None:
+async def test_page_to_open_is_a_credential_question() -> None:
     agent = Agent(ScriptedModel(call("shop__sign_in"), "done"), tools=[shop()], log=MemoryEventLog(), thoughts=False)
     async with agent:
         first = await agent.run("Go.")
@@ -88,7 +90,7 @@ async def test_a_page_to_open_is_a_matter_of_credentials() -> None:
     assert result.messages[-2].text == "page: accept"
 
 
-async def test_an_answer_that_does_not_fit_the_form_is_refused() -> None:
+async def test_answer_that_does_not_fit_the_form_is_refused() -> None:
     log = MemoryEventLog()
     async with Agent(ScriptedModel(call("shop__book", city="Oslo"), "x"), tools=[shop()], log=log) as agent:
         first = await agent.run("Book it.")
@@ -96,43 +98,45 @@ async def test_an_answer_that_does_not_fit_the_form_is_refused() -> None:
             await agent.resume(first.task_id, inputs={first.pending[0].input_id: {"day": "soon"}})
 
 
-async def test_the_model_is_lent_only_by_option_and_its_tokens_count() -> None:
+async def test_sampling_requires_an_option_and_its_tokens_are_counted() -> None:
     refused = results(await collect_events([call("shop__rhyme")], shop()))[0]
     assert not refused.success
-    lent = turn("Roses are red.", usage=Usage(input_tokens=7, output_tokens=5))
-    model = ScriptedModel(call("shop__rhyme"), lent, "done")
+    sampled = turn("Roses are red.", usage=Usage(input_tokens=7, output_tokens=5))
+    model = ScriptedModel(call("shop__rhyme"), sampled, "done")
     async with Agent(model, tools=[shop(sampling=20)], thoughts=False) as agent:
         run = agent.run("Go.")
         events = [event async for event in run.events]
     assert results(events)[0].content == "Roses are red."
-    assert (model.requests[1].settings.max_tokens, model.requests[1].system[0].text) == (20, "You rhyme.")
+    assert model.requests[1].settings.max_tokens == 20
+    assert model.requests[1].system[0].text == "You rhyme."
     assert (await run).usage.total_tokens == 12
     assert [event.input_tokens for event in events if isinstance(event, UsageEvent)] == [7]
 
 
-async def test_roots_are_told_where_they_are_given(tmp_path: Path) -> None:
-    [known] = results(await collect_events([call("shop__folders")], shop(roots=[tmp_path])))
-    assert known.result == {"result": [tmp_path.as_uri()]}
+async def test_roots_are_sent_when_configured(tmp_path: Path) -> None:
+    [result] = results(await collect_events([call("shop__folders")], shop(roots=[tmp_path])))
+    assert result.result == {"result": [tmp_path.as_uri()]}
 
 
-async def test_progress_is_seen_and_cancelling_reaches_the_server(tmp_path: Path) -> None:
+async def test_progress_is_reported_and_cancellation_reaches_the_server(tmp_path: Path) -> None:
     done = tmp_path / "effects"
     async with Agent(ScriptedModel(call("shop__wait")), tools=[shop(done)]) as agent:
         run = agent.run("Go.")
         async for event in run.events:
             if isinstance(event, ToolProgressEvent):
-                assert (event.message, event.fraction) == ("begun", 0.25)
+                assert event.message == "begun"
+                assert event.fraction == 0.25
                 run.cancel()
-        await wait_until(lambda: effects(done) == ["begun", "stopped"])
-    assert effects(done) == ["begun", "stopped"]
+        await wait_until(lambda: read_effects(done) == ["begun", "stopped"])
+    assert read_effects(done) == ["begun", "stopped"]
 
 
-async def test_a_call_that_takes_too_long_is_cut_off(tmp_path: Path) -> None:
+async def test_call_that_exceeds_its_timeout_is_cancelled(tmp_path: Path) -> None:
     [cut] = results(await collect_events([call("shop__wait")], shop(tmp_path / "effects", timeout=0.5)))
     assert "timed out after 0.5 s" in cut.content
 
 
-async def test_a_process_that_dies_costs_the_call_and_the_next_one_starts_it_again(tmp_path: Path) -> None:
+async def test_crashed_server_fails_the_call_and_is_restarted_for_the_next(tmp_path: Path) -> None:
     done = tmp_path / "effects"
     model = ScriptedModel(
         call("shop__pay", once=str(tmp_path / "a")), call("shop__pay", once=str(tmp_path / "a")), "done"
@@ -143,22 +147,23 @@ async def test_a_process_that_dies_costs_the_call_and_the_next_one_starts_it_aga
     assert not first.success
     assert "it is not known whether it took effect" in first.content
     assert second.content == "paid"
-    assert effects(done) == ["paid", "paid"], "it was not repeated"
+    assert read_effects(done) == ["paid", "paid"], "it was not repeated"
 
 
-async def test_a_call_that_only_reads_is_made_again(tmp_path: Path) -> None:
+async def test_read_only_call_is_repeated_after_a_crash(tmp_path: Path) -> None:
     [result] = results(await collect_events([call("shop__die", once=str(tmp_path / "a"))], shop(tmp_path / "effects")))
-    assert (result.content, effects(tmp_path / "effects")) == ("alive", ["died", "died"])
+    assert result.content == "alive"
+    assert read_effects(tmp_path / "effects") == ["died", "died"]
 
 
-async def test_a_server_that_was_killed_while_nobody_called_is_not_noticed() -> None:
+async def test_server_killed_between_calls_is_restarted_without_an_error() -> None:
     before = child_processes()
     async with Agent(ScriptedModel(call("shop__echo", text="1"), "done"), tools=[shop()]) as agent:
         await agent.run("Go.")
         [server] = child_processes() - before
         os.kill(server, signal.SIGKILL)
         await wait_until(lambda: server not in child_processes())
-        # The end of its pipe is there; a few turns of the loop bring it to whoever reads from it.
+        # The pipe is closed. The reader notices after a few iterations of the event loop.
         for _ in range(200):
             await asyncio.sleep(0)
         run = agent.run("Again.", model=ScriptedModel(call("shop__echo", text="2"), "done"))
@@ -167,15 +172,15 @@ async def test_a_server_that_was_killed_while_nobody_called_is_not_noticed() -> 
     assert not [event for event in events if isinstance(event, ToolsUnavailableEvent)]
 
 
-async def test_a_tool_that_comes_is_offered_in_the_next_request_however_often_it_is_told() -> None:
+async def test_added_tool_is_offered_in_the_next_request_despite_repeated_notifications() -> None:
     model = ScriptedModel(call("shop__grow", name="young"), call("shop__young"), "done")
     async with Agent(model, tools=[shop()], thoughts=False) as agent:
         run = agent.run("Go.")
-        found = results([event async for event in run.events])
-    assert found[1].content == "young has grown"
+        answers = results([event async for event in run.events])
+    assert answers[1].content == "young has grown"
 
 
-async def test_a_server_that_cannot_be_started_is_named_with_what_it_said(caplog: pytest.LogCaptureFixture) -> None:
+async def test_server_that_cannot_be_started_is_reported_with_its_output(caplog: pytest.LogCaptureFixture) -> None:
     says = "import os, sys; sys.exit('no shop for ' + os.environ['SHOP_TOKEN'])"
     broken = mcp(sys.executable, "-c", says, env={"SHOP_TOKEN": "planted-0451"}, name="broken")
     with caplog.at_level(logging.DEBUG, "rxloop"):
@@ -186,7 +191,7 @@ async def test_a_server_that_cannot_be_started_is_named_with_what_it_said(caplog
     assert "planted-0451" not in caplog.text
 
 
-async def test_a_thousand_calls_leave_nothing() -> None:
+async def test_thousand_calls_leave_nothing() -> None:
     tasks, children = asyncio.all_tasks(), child_processes()
     async with Agent(ScriptedModel(), tools=[shop()], thoughts=False) as agent:
         opened = 0
@@ -207,7 +212,7 @@ async def test_a_thousand_calls_leave_nothing() -> None:
     assert child_processes() == children
 
 
-async def test_two_agents_have_one_process_and_the_last_one_ends_it() -> None:
+async def test_two_agents_share_a_process_that_ends_with_the_last() -> None:
     before, server = child_processes(), shop()
     first = Agent(ScriptedModel("a"), tools=[server])
     second = Agent(ScriptedModel("a", call("shop__echo", text="still there"), "b"), tools=[server])
@@ -220,12 +225,12 @@ async def test_two_agents_have_one_process_and_the_last_one_ends_it() -> None:
     assert child_processes() == before
 
 
-async def test_a_call_has_its_own_arguments_in_the_log(tmp_path: Path) -> None:
+async def test_each_call_has_its_own_arguments_in_the_log(tmp_path: Path) -> None:
     events = await collect_events([call("shop__echo", text="a"), call("shop__echo", text="b")], shop())
     assert [event.call.arguments["text"] for event in events if isinstance(event, ToolStartEvent)] == ["a", "b"]
 
 
-async def test_images_sounds_and_files_are_parts_as_far_as_they_can_be_read_and_there_is_room(
+async def test_images_audio_and_files_are_parts_within_the_limits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(_results, "PART_BYTES", 20)
