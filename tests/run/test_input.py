@@ -156,7 +156,9 @@ async def test_answer_is_rejected_after_a_later_run_dropped_the_question(
     answer_later = await bank.agent("Never mind then.").run("Forget it.", context_id="c")
     before = await bank.log.read(paused.task_id)
 
-    with pytest.raises(InvalidInput, match=rf"{paused.task_id} is no longer waiting .*{answer_later.task_id}.* new run.*fork"):
+    with pytest.raises(
+        InvalidInput, match=rf"{paused.task_id} is no longer waiting .*{answer_later.task_id}.* new run.*fork"
+    ):
         await bank.agent("Paid.").resume(paused.task_id, **options)
     assert bank.paid == []
     assert await bank.log.read(paused.task_id) == before
