@@ -42,7 +42,7 @@ class RefusedMedia:
         """Return a copy with additional fingerprints."""
         return RefusedMedia({**self.reasons, **reasons}) if reasons else self
 
-    def omit_from(self, messages: Sequence[Message]) -> Sequence[Message]:
+    def omit(self, messages: Sequence[Message]) -> Sequence[Message]:
         """Replace refused parts with text.
 
         Returns:

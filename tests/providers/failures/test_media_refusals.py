@@ -455,10 +455,10 @@ def test_each_part_of_a_history_is_hashed_once(monkeypatch: pytest.MonkeyPatch) 
     refused = RefusedMedia({usual(images[5]).fingerprint: "broken"})
     history = History([ask(image) for image in images])
     for messages in (list(history), history, history):
-        omitted = refused.omit_from(messages)
+        omitted = refused.omit(messages)
         assert [message.media for message in omitted] == [[image] if n != 5 else [] for n, image in enumerate(images)]
     longer = history.append(Message.user("so?"), ask(images[5]))
-    view = refused.omit_from(longer)
+    view = refused.omit(longer)
     assert len(view) == 1_102
     assert view[-1].text.startswith("What is this?\n[image omitted")
     assert list(view[:-2]) == list(omitted)
@@ -468,6 +468,6 @@ def test_each_part_of_a_history_is_hashed_once(monkeypatch: pytest.MonkeyPatch) 
 def test_a_history_without_refused_parts_is_the_same_object() -> None:
     refused = RefusedMedia({"0" * 32: "broken"})
     history = History([ask(OLD)])
-    assert refused.omit_from(history) is history
+    assert refused.omit(history) is history
     longer = history.append(ask(NEW))
-    assert refused.omit_from(longer) is longer
+    assert refused.omit(longer) is longer

@@ -82,7 +82,7 @@ def _add_late_messages(request: ModelRequest) -> ModelRequest:
 
 
 def _omit_refused_media(request: ModelRequest) -> ModelRequest:
-    omit = request.ctx.state.refused.omit_from
+    omit = request.ctx.state.refused.omit
     return request.replace(
         messages=omit(request.messages), system=tuple(omit(request.system)), tail=tuple(omit(request.tail))
     )
