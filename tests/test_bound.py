@@ -17,13 +17,13 @@ pytestmark = pytest.mark.skipif(not bound_processes.PREFIX, reason="setpriv is n
 
 STARTER = """
 import asyncio, signal, subprocess
-from support.processes.bound_processes import started
+from support.processes.bound_processes import start_process
 
 command = ["sh", "-c", "echo bound; exec sleep 600"]
 
 async def main():
-    first = await asyncio.to_thread(started, command, stdout=subprocess.PIPE)
-    second = started(command, stdout=subprocess.PIPE)
+    first = await asyncio.to_thread(start_process, command, stdout=subprocess.PIPE)
+    second = start_process(command, stdout=subprocess.PIPE)
     return first, second
 
 # Its threads are over by then.

@@ -1,4 +1,4 @@
-"""What hangs is ended, and the tests behind it run: see hanging.py."""
+"""Tests of the pytest plugin that ends hanging tests; see timeout_plugin.py."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def test_it(slow): assert not "this"
 def test_a_test_that_hangs_is_ended(source: str, tmp_path: Path) -> None:
     (tmp_path / "test_hangs.py").write_text(source + "def test_behind_it(): pass\n")
     (tmp_path / "conftest.py").write_text(
-        f"import sys; sys.path.insert(0, {str(HERE)!r})\nfrom support import hanging\n"
-        "hanging._AGAIN = 0.5\npytest_plugins = ['support.timeout_plugin']\n"
+        f"import sys; sys.path.insert(0, {str(HERE)!r})\nfrom support import timeout_plugin\n"
+        "timeout_plugin._AGAIN = 0.5\npytest_plugins = ['support.timeout_plugin']\n"
     )
     options = ["-p", "no:xdist", "-p", "no:cacheprovider", "-o", "timeout=1"]
     command = [sys.executable, "-m", "pytest", *options, str(tmp_path)]
