@@ -167,7 +167,7 @@ async def test_a_call_of_a_tool_that_is_not_there_names_no_hidden_one(caplog: py
 
 
 def test_no_hidden_tool_was_meant() -> None:
-    text = AgentTools(TOOLS).why_not(f"peek-{MARK}s", [each.definition.name for each in TOOLS])
+    text = AgentTools(TOOLS).explain_unavailable(f"peek-{MARK}s", [each.definition.name for each in TOOLS])
     assert MARK not in text.replace(f"peek-{MARK}s", "")
 
 

@@ -108,8 +108,8 @@ async def test_run_rejects_empty_prompt(prompt: Any) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"tools": [look, look]}, "two tools are called 'look'"),
-        ({"tools": [7]}, "a tool is a function"),
+        ({"tools": [look, look]}, "two tools are named 'look'"),
+        ({"tools": [7]}, "a tool must be a function"),
         ({"output_mode": "telepathy", "output_type": int}, "output_mode"),
     ],
 )

@@ -392,6 +392,6 @@ def test_a_tool_that_fails_is_a_line_with_its_place_and_no_traceback(workspace: 
     )
     done = workspace.shell("rxloop run 'Weather in Oslo?' --tools broken:get_weather")
     assert done.returncode == 0
-    assert b"! the tool get_weather failed: RuntimeError: no service (" in done.stderr
+    assert b"! Tool get_weather failed: RuntimeError: no service (" in done.stderr
     assert b"broken.py, line 3)\n" in done.stderr
     assert b"Traceback" not in done.stderr

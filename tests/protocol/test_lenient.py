@@ -10,7 +10,7 @@ import pytest
 
 from rxloop.protocol.lenient import LONGEST, find_json
 from rxloop.protocol.messages import ToolCall
-from rxloop.tools.output import output_of
+from rxloop.tools.output import make_output
 
 FENCE = "`" * 3
 
@@ -97,7 +97,7 @@ def test_large_text_is_searched_in_linear_time(start: str, piece: str) -> None: 
     text = start + piece * (100_000 // len(piece))
     started = time.perf_counter()
     with suppress(ValueError):
-        output_of(dict[str, int]).parse(text)
+        make_output(dict[str, int]).parse(text)
     assert time.perf_counter() - started < 3.0
 
 

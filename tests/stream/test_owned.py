@@ -11,7 +11,7 @@ import pytest
 
 from rxloop.errors import RxloopError
 from rxloop.testing import virtual_time
-from rxloop.tools.task_resources import Owned
+from rxloop.tools.task_resources import TaskResources
 
 SECRET: ContextVar[str] = ContextVar("SECRET", default="none")
 
@@ -56,18 +56,18 @@ class Resource:
 
 
 async def test_resource_is_entered_once_for_concurrent_callers_and_exited_by_the_same_task() -> None:
-    owned, resource = Owned[object](), Resource(entry_seconds=0.01)
+    owned, resource = TaskResources[object](), Resource(entry_seconds=0.01)
     resources = await asyncio.gather(*(owned.get("a", resource, name="a") for _ in range(50)))
     assert len(set(map(id, resources))) == 1 == len(resource.entered)
-    assert owned.now("a") is resources[0]
+    assert owned.get_now("a") is resources[0]
     await asyncio.create_task(owned.aclose())
     assert resource.exited == resource.entered
-    assert owned.now("a") is None
+    assert owned.get_now("a") is None
     await owned.aclose()
 
 
 async def test_resource_can_be_entered_again_after_close() -> None:
-    owned, resource = Owned[object](), Resource()
+    owned, resource = TaskResources[object](), Resource()
     for _ in range(3):
         await owned.get("a", resource, name="a")
         await owned.aclose()
@@ -75,19 +75,19 @@ async def test_resource_can_be_entered_again_after_close() -> None:
 
 
 async def test_broken_resource_is_entered_again(caplog: pytest.LogCaptureFixture) -> None:
-    owned, resource = Owned[object](), Resource()
+    owned, resource = TaskResources[object](), Resource()
     first = await owned.get("a", resource, name="the pipe")
     resource.broken.set()
     await asyncio.wait([resource.entered[0]])
     resource.broken.clear()
-    assert owned.now("a") is None
+    assert owned.get_now("a") is None
     assert await owned.get("a", resource, name="the pipe") is not first
-    assert "the pipe broke, and is entered again" in caplog.text
+    assert "the pipe failed and will be entered again" in caplog.text
     await owned.aclose()
 
 
 async def test_dropped_resource_is_exited_before_another_is_entered() -> None:
-    owned, resource = Owned[object](), Resource()
+    owned, resource = TaskResources[object](), Resource()
     first = await owned.get("a", resource, name="a")
     owned.drop("a", first)
     owned.drop("a", first)
@@ -95,13 +95,13 @@ async def test_dropped_resource_is_exited_before_another_is_entered() -> None:
     assert second is not first
     assert len(resource.exited) == 1
     owned.drop("a", first)
-    assert owned.now("a") is second, "an old one is dropped in vain"
+    assert owned.get_now("a") is second, "an old one is dropped in vain"
     await owned.aclose()
 
 
 @pytest.mark.parametrize("error", [OSError("no"), SystemExit(3), asyncio.CancelledError(), GeneratorExit()])
 async def test_any_exception_at_entry_is_an_error_of_the_caller(error: BaseException) -> None:
-    owned = Owned[object]()
+    owned = TaskResources[object]()
     with pytest.raises(RxloopError, match="a is not available"):
         await owned.get("a", Resource(failure=error), name="a")
     await owned.aclose()
@@ -109,7 +109,7 @@ async def test_any_exception_at_entry_is_an_error_of_the_caller(error: BaseExcep
 
 def test_failure_is_not_retried_for_as_long_as_it_took() -> None:
     async def main() -> None:
-        owned, resource = Owned[object](), Resource(entry_seconds=1e9)
+        owned, resource = TaskResources[object](), Resource(entry_seconds=1e9)
         loop = asyncio.get_running_loop()
 
         async def measure_get() -> float:
@@ -130,14 +130,14 @@ def test_failure_is_not_retried_for_as_long_as_it_took() -> None:
 
 
 async def test_failure_at_exit_is_raised_by_close() -> None:
-    owned, resource = Owned[object](), Resource(exit_failure=OSError("it does not close"))
+    owned, resource = TaskResources[object](), Resource(exit_failure=OSError("it does not close"))
     await owned.get("a", resource, name="a")
     with pytest.raises(OSError, match="it does not close"):
         await owned.aclose()
 
 
 async def test_resources_are_exited_when_their_owner_is_dropped() -> None:
-    owned, resource = Owned[object](), Resource()
+    owned, resource = TaskResources[object](), Resource()
     await owned.get("a", resource, name="a")
     del owned
     gc.collect()
@@ -147,7 +147,7 @@ async def test_resources_are_exited_when_their_owner_is_dropped() -> None:
 
 def test_resource_that_hangs_at_exit_is_cancelled() -> None:
     async def main() -> None:
-        owned, cancelled = Owned[None](), asyncio.Event()
+        owned, cancelled = TaskResources[None](), asyncio.Event()
 
         @asynccontextmanager
         async def hang() -> AsyncGenerator[None]:
@@ -167,7 +167,7 @@ def test_resource_that_hangs_at_exit_is_cancelled() -> None:
 
 def test_resource_that_ignores_its_cancellation_is_abandoned_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
-        owned, stop = Owned[None](), asyncio.Event()
+        owned, stop = TaskResources[None](), asyncio.Event()
 
         @asynccontextmanager
         async def ignore_cancellation() -> AsyncGenerator[None]:
@@ -180,7 +180,7 @@ def test_resource_that_ignores_its_cancellation_is_abandoned_with_a_warning(capl
         with caplog.at_level(logging.WARNING, "rxloop"):
             await owned.aclose()
         stop.set()
-        assert "rxloop-deaf does not end" in caplog.text
+        assert "Abandoning rxloop-deaf, which does not end" in caplog.text
 
     with virtual_time() as time:
         time.run(main())
@@ -190,7 +190,7 @@ def test_resource_that_ignores_its_cancellation_is_abandoned_with_a_warning(capl
 async def test_close_in_a_cancelled_scope_leaves_nothing(entry_seconds: float) -> None:
     before = asyncio.all_tasks()
     for _ in range(100):
-        owned, resource = Owned[object](), Resource(entry_seconds=entry_seconds)
+        owned, resource = TaskResources[object](), Resource(entry_seconds=entry_seconds)
         asking = asyncio.create_task(owned.get("a", resource, name="a"))
         await asyncio.sleep(0)
         if not entry_seconds:
@@ -205,17 +205,17 @@ async def test_close_in_a_cancelled_scope_leaves_nothing(entry_seconds: float) -
 
 
 async def test_cancelled_caller_does_not_affect_other_callers() -> None:
-    owned, resource = Owned[object](), Resource(entry_seconds=0.01)
+    owned, resource = TaskResources[object](), Resource(entry_seconds=0.01)
     first = asyncio.create_task(owned.get("a", resource, name="a"))
     second = asyncio.create_task(owned.get("a", resource, name="a"))
     await asyncio.sleep(0)
     first.cancel()
-    assert await second is owned.now("a")
+    assert await second is owned.get_now("a")
     await owned.aclose()
 
 
 async def test_context_of_the_first_caller_is_not_used() -> None:
-    owned, resource = Owned[object](), Resource()
+    owned, resource = TaskResources[object](), Resource()
     SECRET.set("ann's token")
     await owned.get("a", resource, name="a")
     assert resource.secret == "none"
@@ -223,7 +223,7 @@ async def test_context_of_the_first_caller_is_not_used() -> None:
 
 
 def test_each_event_loop_has_its_own_resource_until_its_end() -> None:
-    owned, resources = Owned[object](), [Resource(), Resource()]
+    owned, resources = TaskResources[object](), [Resource(), Resource()]
 
     async def ask(resource: Resource) -> None:
         await owned.get("a", resource, name="a")
@@ -236,7 +236,7 @@ def test_each_event_loop_has_its_own_resource_until_its_end() -> None:
 
 
 async def test_close_notifies_resources_of_another_event_loop() -> None:
-    owned, resource = Owned[object](), Resource()
+    owned, resource = TaskResources[object](), Resource()
     entered, ended = asyncio.Event(), asyncio.Event()
     here = asyncio.get_running_loop()
 

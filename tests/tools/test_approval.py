@@ -42,7 +42,7 @@ BAD = ["", " ", "Refund {price}?", "Refund {}?", "Refund {0}?", "Refund {amount.
 
 @pytest.mark.parametrize("wrong", BAD)
 def test_invalid_question_template_is_refused(wrong: Any) -> None:
-    with pytest.raises(ConfigurationError, match="'refund': approve="):
+    with pytest.raises(ConfigurationError, match="'refund': approve"):
         tool(approve=wrong)(refund)
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rxloop import Agent, Limits, RunContext, artifact_tools, tool
 from rxloop.storage import MemoryArtifacts
 from rxloop.testing import ScriptedModel, call
-from rxloop.tools.result import text_of
+from rxloop.tools.result import decode_range
 
 
 @tool
@@ -99,13 +99,13 @@ def test_parts_of_a_text_add_up_to_the_text(text: str, start: int, limit: int) -
     position, text_read = 0, ""
     while position < len(data):
         part = data[position : position + limit]
-        decoded = text_of(part, first=position == 0, whole=position + len(part) >= len(data))
+        decoded = decode_range(part, first=position == 0, whole=position + len(part) >= len(data))
         assert decoded is not None
         assert decoded[0] == 0
         text_read += decoded[1]
         position += len(decoded[1].encode())
     assert text_read == text
     # An arbitrary offset starts at the next character.
-    decoded = text_of(data[start:], first=start == 0, whole=True)
+    decoded = decode_range(data[start:], first=start == 0, whole=True)
     assert decoded is not None
     assert data[start + decoded[0] :].decode() == decoded[1]

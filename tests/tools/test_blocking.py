@@ -17,7 +17,7 @@ from rxloop.tools import execution
 @pytest.fixture
 def set_zero_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Report every step of a tool as too long."""
-    monkeypatch.setattr(execution, "TOO_LONG", -1.0)
+    monkeypatch.setattr(execution, "MAX_STEP_SECONDS", -1.0)
 
 
 @pytest.mark.usefixtures("set_zero_limit")
@@ -31,8 +31,8 @@ async def test_async_tool_that_blocks_the_event_loop_is_reported_once(caplog: py
     with caplog.at_level(logging.WARNING, "rxloop"):
         assert (await Agent(ScriptedModel(call("crunch"), "Done."), tools=[crunch]).run("Go.")).output == "Done."
     (warning,) = [record.getMessage() for record in caplog.records]
-    assert "the tool crunch held the event loop" in warning
-    assert "or do it in a thread" in warning
+    assert "Tool crunch blocked the event loop" in warning
+    assert "which runs in a thread" in warning
 
 
 @pytest.mark.usefixtures("set_zero_limit")
@@ -45,7 +45,7 @@ async def test_async_generator_that_blocks_the_event_loop_is_reported_once(caplo
         yield "there"
 
     await Agent(ScriptedModel(call("walk"), "Done."), tools=[walk]).run("Go.")
-    assert caplog.text.count("the tool walk held the event loop") == 1
+    assert caplog.text.count("Tool walk blocked the event loop") == 1
 
 
 def hide_async(function: Callable[..., Awaitable[str]]) -> Callable[..., Any]:
@@ -99,7 +99,7 @@ async def test_any_other_blocking_tool_is_reported_once(
     tested_tool: Any, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     await Agent(ScriptedModel(call(name), "Done."), tools=[tested_tool]).run("Go.")
-    assert caplog.text.count(f"the tool {name} held the event loop") == 1
+    assert caplog.text.count(f"Tool {name} blocked the event loop") == 1
 
 
 async def test_waiting_tool_is_not_reported(caplog: pytest.LogCaptureFixture) -> None:
@@ -110,7 +110,7 @@ async def test_waiting_tool_is_not_reported(caplog: pytest.LogCaptureFixture) ->
         return "waited"
 
     await Agent(ScriptedModel(call("wait"), "Done."), tools=[wait]).run("Go.")
-    assert "held the event loop" not in caplog.text
+    assert "blocked the event loop" not in caplog.text
 
 
 async def test_watched_coroutine_forwards_exceptions_and_its_result() -> None:
@@ -122,7 +122,7 @@ async def test_watched_coroutine_forwards_exceptions_and_its_result() -> None:
             return "cleaned up"
         return "never"
 
-    task = asyncio.ensure_future(execution.watched(work(), "work"))
+    task = asyncio.ensure_future(execution.watch_steps(work(), "work"))
     await asyncio.sleep(0)
     task.cancel()
     assert await task == "cleaned up"

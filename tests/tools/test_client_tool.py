@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 
 from rxloop import Agent, ConfigurationError, MemoryEventLog, Runtime, client_tool, tool
 from rxloop.testing import ScriptedModel, call
-from rxloop.tools.client_tool import LONGEST, MOST, client_tools
+from rxloop.tools.client_tool import MAX_CHARACTERS, MAX_TOOLS, client_tools
 
 CITY = {"type": "object", "properties": {"city": {"type": "string", "minLength": 2}}, "required": ["city"]}
 
@@ -26,26 +26,26 @@ async def look() -> str:
 @pytest.mark.parametrize(
     ("definition", "message"),
     [
-        ("show", r"\[1\]: 'show' is not a definition: give a dict"),
-        ({}, r"\[1\]: it has no name"),
-        ({"name": None}, "name of tool ''"),
-        ({"name": 5}, "the name of a tool is to be a text, not 5"),
-        ({"name": "no spaces"}, "'no spaces' is not one that vendors take"),
-        ({"name": "a", "description": 5}, "description is to be a text, not 5"),
-        ({"name": "a", "color": "red"}, "a definition has no 'color': it takes name, description"),
-        ({"name": "a", "strict": "yes"}, "strict='yes' is neither True nor False"),
-        ({"name": "a", "timeout": -1}, "timeout must be more than 0 seconds, not -1"),
-        ({"type": "retrieval", "name": "a"}, "its type is to be 'function', not 'retrieval'"),
-        ({"type": "function", "function": None}, "its function is to be a dict"),
-        ({"type": "function", "function": {"name": "a"}, "name": "b"}, "and stand alone"),
-        ({"name": "a", "parameters": []}, "parameters are no JSON Schema: it must be a dict"),
+        ("show", r"\[1\]: a definition must be a dict with name and parameters, got 'show'"),
+        ({}, r"\[1\]: name is missing"),
+        ({"name": None}, "a tool name must have .*, got ''"),
+        ({"name": 5}, "a tool name must be a string, got 5"),
+        ({"name": "no spaces"}, "of a-z, A-Z, 0-9, _ and -, got 'no spaces'"),
+        ({"name": "a", "description": 5}, "description must be a string, got 5"),
+        ({"name": "a", "color": "red"}, "unknown field 'color'; the fields are: name, description"),
+        ({"name": "a", "strict": "yes"}, "strict must be a bool, got 'yes'"),
+        ({"name": "a", "timeout": -1}, "timeout must be greater than 0 seconds, got -1"),
+        ({"type": "retrieval", "name": "a"}, "type must be 'function', got 'retrieval'"),
+        ({"type": "function", "function": None}, "function must be a dict"),
+        ({"type": "function", "function": {"name": "a"}, "name": "b"}, "the only field"),
+        ({"name": "a", "parameters": []}, "parameters must be a JSON Schema: it must be a dict"),
         ({"name": "a", "parameters": {"type": "string"}}, "its type must be 'object', got 'string'"),
         ({"name": "a", "parameters": {"properties": []}}, "properties must be a dict of schemas by name"),
         ({"name": "a", "parameters": {"properties": {"x": 5}}}, "properties.x must be a JSON Schema, got 5"),
         ({"name": "a", "parameters": {"properties": {"x": {"type": "text"}}}}, "properties.x.type cannot be 'text'"),
         (
             {"name": "a", "parameters": {"properties": {"x": {"maximum": 10**30}}}},
-            "cannot be kept as JSON: properties.x",
+            "cannot be stored as JSON: properties.x",
         ),
         ({"name": "a", "parameters": {"required": "x"}}, "required cannot be 'x'"),
         ({"name": "a", "parameters": {"$ref": "#/$defs/x"}}, "must refer to a part of this schema, got '#/\\$defs/x'"),
@@ -55,11 +55,11 @@ async def look() -> str:
         ),
         ({"name": "a", "parameters": {"anyOf": {}}}, "anyOf must be a list of schemas"),
         ({"name": "a", "parameters": {"x-mark": object()}}, "got type object"),
-        ({"name": "a", "result": 5}, r"\[1\]: its result is to be a JSON Schema, not 5"),
-        ({"name": "a", "result": "int"}, r"\[1\]: its result is to be a JSON Schema, not 'int'"),
-        ({"name": "first"}, r"\[1\]: another one before it is called 'first'"),
-        ({"name": "look"}, "the agent has a tool called 'look'"),
-        ({"name": "think_aloud"}, "the agent has a tool called 'think_aloud'"),
+        ({"name": "a", "result": 5}, r"\[1\]: result must be a JSON Schema, got 5"),
+        ({"name": "a", "result": "int"}, r"\[1\]: result must be a JSON Schema, got 'int'"),
+        ({"name": "first"}, r"\[1\]: an earlier tool is also named 'first'"),
+        ({"name": "look"}, "the agent already has a tool named 'look'"),
+        ({"name": "think_aloud"}, "the agent already has a tool named 'think_aloud'"),
     ],
 )
 def test_invalid_definition_is_refused_with_the_reason(definition: Any, message: str) -> None:
@@ -76,10 +76,10 @@ def test_value_that_is_not_a_list_is_refused(definitions: Any) -> None:
 
 
 def test_size_of_definitions_is_limited() -> None:
-    with pytest.raises(ConfigurationError, match=f"has {MOST + 1} definitions: give {MOST} at most"):
-        client_tools([{"name": f"t{number}"} for number in range(MOST + 1)])
-    with pytest.raises(ConfigurationError, match=f"give {LONGEST:,} at most"):
-        client_tools([{"name": "t", "description": "x" * LONGEST}])
+    with pytest.raises(ConfigurationError, match=f"must have at most {MAX_TOOLS} definitions, got {MAX_TOOLS + 1}"):
+        client_tools([{"name": f"t{number}"} for number in range(MAX_TOOLS + 1)])
+    with pytest.raises(ConfigurationError, match=f"must have at most {MAX_CHARACTERS:,} characters"):
+        client_tools([{"name": "t", "description": "x" * MAX_CHARACTERS}])
     deep: dict[str, Any] = {}
     for _ in range(2_000):
         deep = {"properties": {"x": deep}}
@@ -114,8 +114,8 @@ def test_definition_is_returned_unchanged() -> None:
         "strict": True,
         "timeout": 5,
     }
-    assert client_tools([definition])[0].as_definition() == definition
-    assert client_tool("show").as_definition() == {
+    assert client_tools([definition])[0].to_definition() == definition
+    assert client_tool("show").to_definition() == {
         "name": "show",
         "description": "",
         "parameters": {"type": "object", "properties": {}},
@@ -150,16 +150,16 @@ async def test_pydantic_model_describes_and_parses_the_arguments() -> None:  # L
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_code_in_a_definition_is_not_executed(tmp_path: Path, wrapped: bool) -> None:
     definition = {"name": "a", "result": f"open({str(tmp_path / 'made')!r}, 'w')"}
-    with pytest.raises(ConfigurationError, match="its result is to be a JSON Schema"):
+    with pytest.raises(ConfigurationError, match="result must be a JSON Schema"):
         client_tools([{"type": "function", "function": definition} if wrapped else definition])
     assert not any(tmp_path.iterdir())
 
 
 def test_result_type_must_not_be_a_string(tmp_path: Path) -> None:
     text: Any = f"open({str(tmp_path / 'made')!r}, 'w')"
-    with pytest.raises(ConfigurationError, match="is a text: give the type itself"):
+    with pytest.raises(ConfigurationError, match="must be a type or a JSON Schema, got the string"):
         client_tool("a", result=text)
-    with pytest.raises(ConfigurationError, match="result=5 is neither a JSON Schema nor a type"):
+    with pytest.raises(ConfigurationError, match="result must be a JSON Schema or a type, got 5"):
         client_tool("a", result=cast("Any", 5))
     assert not any(tmp_path.iterdir())
 
@@ -176,7 +176,7 @@ async def test_tool_of_a_toolset_takes_precedence_over_a_client_tool(caplog: pyt
     result = await Agent(model, tools=[Toolset()]).run("Look", client_tools=[{"name": "look"}])
 
     assert result.messages[-2].text == "blue"
-    assert "tool 'look' is left out" in caplog.text
+    assert "Skipping tool 'look'" in caplog.text
 
 
 async def test_invalid_client_tools_are_refused_by_submit_and_start() -> None:  # L105

@@ -140,7 +140,7 @@ def test_failing_toolset_costs_only_its_own_tools(where: str, how: str) -> None:
 @pytest.mark.parametrize(
     ("invalid_tools", "reason"),
     [
-        (None, "FakeToolset.tools() gave None: give a list of tools"),
+        (None, "FakeToolset.tools() must return a list of tools, got None"),
         ([1], "AttributeError: 'int' object has no attribute 'definition'"),
         ([look, look], "eyes has two tools called 'look'"),
         ((look for _ in iter(int, 1)), "eyes has two tools called 'look'"),

@@ -229,7 +229,7 @@ async def test_partial_of_a_class_hides_its_bound_arguments_in_the_description()
 
 
 def test_messages_about_partials_and_objects_hide_their_values() -> None:  # P26
-    with pytest.raises(ConfigurationError, match=r"a functools.partial of query needs a name") as caught:
+    with pytest.raises(ConfigurationError, match=r"a functools.partial of query has no name") as caught:
         as_tool(functools.partial(query, api_key=KEY))
     assert KEY not in str(caught.value)
 

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from rxloop import ToolResult
 from rxloop.errors import ToolError
 from rxloop.tools.result import encode_result
-from rxloop.tools.result_parts import BYTES, VALUES
+from rxloop.tools.result_parts import MAX_BYTES, MAX_VALUES
 
 
 class City(BaseModel):
@@ -111,7 +111,7 @@ class Table:
     rows: list[int]
 
 
-NUMBERS = list(range(VALUES))
+NUMBERS = list(range(MAX_VALUES))
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_result_with_too_many_values_is_refused_with_the_limit(value: Any) -> No
     assert encode_result(NUMBERS)[0] == NUMBERS
 
 
-@pytest.mark.parametrize("text", ["x" * (BYTES + 1), "ü" * (BYTES // 2)])
+@pytest.mark.parametrize("text", ["x" * (MAX_BYTES + 1), "ü" * (MAX_BYTES // 2)])
 def test_result_that_is_too_long_is_refused_with_the_limit(text: str) -> None:
     for value in ([text], {"a": {"b": text}}, Rows.model_construct(rows=text), {text: 1}):
         with pytest.raises(ToolError, match=r"result is longer than 32 MB\. Ask for less"):

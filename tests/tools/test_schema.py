@@ -188,7 +188,7 @@ def unresolved(thing: Nowhere) -> None: ...  # noqa: F821  # pyright: ignore[rep
         (star, "items", r"is \*items, which cannot be described to a model"),
         (stars, "options", r"is \*\*options, which cannot be described to a model"),
         (bare, "city", "has no annotation"),
-        (opaque, "thing", "cannot be described to a model: use a type that JSON has"),
+        (opaque, "thing", "cannot be described to a model: use a JSON type"),
         (unresolved, "thing", "name 'Nowhere' is not defined"),
     ],
 )
@@ -232,7 +232,7 @@ def test_strict_schema_keeps_recursive_references() -> None:
 def test_strict_schema_refuses_an_object_with_free_keys() -> None:
     def count(words: dict[str, int]) -> None: ...
 
-    with pytest.raises(ConfigurationError, match="strict=True takes no object with free keys"):
+    with pytest.raises(ConfigurationError, match="strict=True does not support objects with arbitrary keys"):
         tool(count, strict=True)
 
 

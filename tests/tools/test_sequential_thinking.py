@@ -120,7 +120,7 @@ async def test_sessions_of_an_unbound_tool_are_separate_per_conversation() -> No
     refused, fresh = filter_events(events, ToolCompleteEvent)
     assert json.loads(refused.content)["code"] == "unknown_session"
     assert fresh.result["thoughtHistoryLength"] == 1
-    with pytest.raises(ConfigurationError, match="bound to no session"):
+    with pytest.raises(ConfigurationError, match="not bound to a session"):
         await tool.session()
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from rxloop import Agent, Limits, MemoryEventLog, skills
 from rxloop.errors import ConfigurationError
 from rxloop.testing import ScriptedModel, call
-from rxloop.tools.skills import MOST_SKILLS, BadSkill, SkillFolder, skill_of
+from rxloop.tools.skills import MAX_SKILLS, InvalidSkill, SkillFolder, parse_skill
 
 BODY = "# Writing minutes\n\nBegin with who was there. See references/style.md."
 
@@ -165,40 +165,43 @@ async def test_removed_or_invalid_skill_is_reported(folder: Path) -> None:
 
 
 BAD = {
-    "no-matter": ("# Just text", "begin with a front matter"),
-    "open": ("---\nname: open\n", "begin with a front matter"),
-    "no-yaml": ("---\nname: [\n---\n", "is not YAML"),
-    "a-list": ("---\n- a\n---\n", "has to be fields"),
-    "no-name": ("---\ndescription: d\n---\n", "its `name` is None"),
-    "upper": ("---\nname: Upper\ndescription: d\n---\n", "small letters"),
-    "twice": ("---\nname: a--b\ndescription: d\n---\n", "small letters"),
-    "ends": ("---\nname: -a\ndescription: d\n---\n", "small letters"),
+    "no-matter": ("# Just text", "start with front matter"),
+    "open": ("---\nname: open\n", "start with front matter"),
+    "no-yaml": ("---\nname: [\n---\n", "is not valid YAML"),
+    "a-list": ("---\n- a\n---\n", "must have fields"),
+    "no-name": ("---\ndescription: d\n---\n", "`name` must be a string, got None"),
+    "upper": ("---\nname: Upper\ndescription: d\n---\n", "lowercase letters"),
+    "twice": ("---\nname: a--b\ndescription: d\n---\n", "lowercase letters"),
+    "ends": ("---\nname: -a\ndescription: d\n---\n", "lowercase letters"),
     "too-long": (f"---\nname: {'a' * 65}\ndescription: d\n---\n", "1 to 64"),
-    "path": ("---\nname: ../a\ndescription: d\n---\n", "small letters"),
-    "no-description": ("---\nname: a\n---\n", "its `description` is None"),
-    "blank": ("---\nname: a\ndescription: ' '\n---\n", "has to say what it is for"),
-    "wordy": (f"---\nname: a\ndescription: {'d' * 1025}\n---\n", "1024 are allowed"),
-    "much": (f"---\nname: a\ndescription: d\nx: {'x' * 20_000}\n---\n", "more than 16000 characters"),
-    "deep": (f"---\nname: a\ndescription: d\nx: {'[' * 7_000}\n---\n", "not YAML: the values are nested too deeply"),
+    "path": ("---\nname: ../a\ndescription: d\n---\n", "lowercase letters"),
+    "no-description": ("---\nname: a\n---\n", "`description` must be a string .*, got None"),
+    "blank": ("---\nname: a\ndescription: ' '\n---\n", "must be a string that says when"),
+    "wordy": (f"---\nname: a\ndescription: {'d' * 1025}\n---\n", "at most 1024 characters, got 1025"),
+    "much": (f"---\nname: a\ndescription: d\nx: {'x' * 20_000}\n---\n", "at most 16000 characters"),
+    "deep": (
+        f"---\nname: a\ndescription: d\nx: {'[' * 7_000}\n---\n",
+        "not valid YAML: the values are nested too deeply",
+    ),
     "alias": (
         "---\nname: &a a\ndescription: *a\n---\n",
-        r"not YAML: aliases are not supported.* \(line 3, column 14\)",
+        r"not valid YAML: aliases are not supported.* \(line 3, column 14\)",
     ),
     "key-twice": (
         "---\nname: a\nname: b\ndescription: d\n---\n",
         r"the key 'name' appears twice .* \(line 3, column 1\)",
     ),
-    "date": ("---\nname: a\ndescription: d\nx: 2026-99-99\n---\n", "is not YAML: month must be in 1..12"),
-    "code": ("---\nname: !!python/name:os.system\ndescription: d\n---\n", "is not YAML"),
-    "number": ("---\nname: 7\ndescription: d\n---\n", "has to be a text"),
+    "date": ("---\nname: a\ndescription: d\nx: 2026-99-99\n---\n", "is not valid YAML: month must be in 1..12"),
+    "code": ("---\nname: !!python/name:os.system\ndescription: d\n---\n", "is not valid YAML"),
+    "number": ("---\nname: 7\ndescription: d\n---\n", "must be a string"),
 }
 
 
 @pytest.mark.parametrize("name", BAD)
 def test_invalid_skill_is_refused_with_the_reason(name: str) -> None:
     text, reason = BAD[name]
-    with pytest.raises(BadSkill, match=reason):
-        skill_of(text, name)
+    with pytest.raises(InvalidSkill, match=reason):
+        parse_skill(text, name)
 
 
 @pytest.mark.parametrize(
@@ -213,7 +216,7 @@ def test_invalid_skill_is_refused_with_the_reason(name: str) -> None:
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 def test_valid_skill_is_read(front: str, name: str, description: str, end: str) -> None:
     text = f"\ufeff---\n{front}\n---\nBody".replace("\n", end)
-    skill = skill_of(text, "f")
+    skill = parse_skill(text, "f")
     assert skill.name == name
     assert skill.description == description
 
@@ -221,8 +224,8 @@ def test_valid_skill_is_read(front: str, name: str, description: str, end: str) 
 @given(st.text())
 def test_parser_raises_only_bad_skill_for_any_text(text: str) -> None:
     for each in (text, f"---\n{text}\n---\n", f"---\nname: a\ndescription: {text}\n---\n"):
-        with suppress(BadSkill):
-            skill_of(each, "f")
+        with suppress(InvalidSkill):
+            parse_skill(each, "f")
 
 
 async def test_invalid_skill_affects_no_other_skill_and_is_reported_once(
@@ -262,19 +265,19 @@ async def test_description_with_invalid_unicode_is_repaired(folder: Path) -> Non
 
 def test_unterminated_description_is_parsed_in_linear_time() -> None:
     start = thread_time()
-    with pytest.raises(BadSkill):
-        skill_of("---\nname: a\ndescription: a" + " \t" * 7_500 + "b: c\n---\n", "a")
+    with pytest.raises(InvalidSkill):
+        parse_skill("---\nname: a\ndescription: a" + " \t" * 7_500 + "b: c\n---\n", "a")
     assert thread_time() - start < 1
 
 
 def test_number_of_skills_is_limited(tmp_path: Path) -> None:
-    for number in range(MOST_SKILLS + 50):
+    for number in range(MAX_SKILLS + 50):
         write_skill(tmp_path, f"s{number:03}")
-    (tmp_path / f"s{MOST_SKILLS + 20}/SKILL.md").write_text("bad")
+    (tmp_path / f"s{MAX_SKILLS + 20}/SKILL.md").write_text("bad")
     skill_folder = SkillFolder(tmp_path)
-    assert len(skill_folder.look()) == MOST_SKILLS
+    assert len(skill_folder.scan()) == MAX_SKILLS
     [problem] = skill_folder.problems
-    assert problem == f"{tmp_path}/s{MOST_SKILLS} and what follows is left out: there are {MOST_SKILLS} skills"
+    assert problem == f"{tmp_path}/s{MAX_SKILLS} and later folders are skipped: the limit is {MAX_SKILLS} skills"
 
 
 async def test_empty_skill_folder_offers_no_tools(tmp_path: Path) -> None:
@@ -282,7 +285,7 @@ async def test_empty_skill_folder_offers_no_tools(tmp_path: Path) -> None:
 
 
 def test_missing_folder_is_refused(folder: Path) -> None:
-    with pytest.raises(ConfigurationError, match="is not a folder"):
+    with pytest.raises(ConfigurationError, match="must be a folder"):
         skills(folder / "nowhere")
     with pytest.raises(ConfigurationError, match="needs a folder"):
         skills()

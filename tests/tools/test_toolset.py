@@ -10,7 +10,7 @@ from rxloop.pipeline.interfaces import Tool
 from rxloop.pipeline.run_context import RunContext
 from rxloop.tools.agent_tools import AgentTools
 from rxloop.tools.think_aloud import think_aloud
-from rxloop.tools.toolsets import Missing
+from rxloop.tools.toolsets import MissingToolset
 from support.fake_host import FakeHost
 
 
@@ -47,14 +47,14 @@ async def test_tools_are_offered_in_their_configured_order() -> None:
 
 
 def test_two_plain_tools_with_one_name_are_an_error() -> None:  # L111
-    with pytest.raises(ConfigurationError, match="two tools are called 'plain'"):
+    with pytest.raises(ConfigurationError, match="two tools are named 'plain'"):
         AgentTools([plain, make_tool("plain")])
 
 
 async def test_two_tools_with_one_name_in_a_toolset_are_an_error_of_the_toolset() -> None:  # L111
     offered = await AgentTools([FakeToolset(make_tool("a"), make_tool("a")), make_tool("b")]).resolve(CTX)
     assert list(offered.tools) == ["b"]
-    assert offered.missing == (Missing("FakeToolset", "FakeToolset has two tools called 'a'"),)
+    assert offered.missing == (MissingToolset("FakeToolset", "FakeToolset has two tools called 'a'"),)
 
 
 async def test_first_toolset_with_a_name_takes_precedence_with_one_warning(
@@ -66,8 +66,8 @@ async def test_first_toolset_with_a_name_takes_precedence_with_one_warning(
         assert (await tools.resolve(CTX)).tools == {"a": first}
         await tools.resolve(CTX)
     assert len(caplog.records) == 2
-    assert "tool 'a' of FakeToolset is left out" in caplog.records[0].message
-    assert "a family before it has one of that name" in caplog.records[1].message
+    assert "Skipping tool 'a' of FakeToolset" in caplog.records[0].message
+    assert "an earlier toolset has a tool of that name" in caplog.records[1].message
 
 
 async def test_invalid_name_in_a_toolset_affects_only_that_tool(caplog: pytest.LogCaptureFixture) -> None:
@@ -94,23 +94,26 @@ async def test_disabled_tool_is_left_out_and_reported_to_the_model() -> None:  #
     tools = AgentTools([make_tool("wipe", enabled=lambda ctx: False), make_tool("read")])
     offered = (await tools.resolve(CTX)).tools
     assert list(offered) == ["read"]
-    assert tools.why_not("wipe", offered) == "The tool 'wipe' is not available now. The available tools are: read."
+    assert (
+        tools.explain_unavailable("wipe", offered)
+        == "The tool 'wipe' is not available now. The available tools are: read."
+    )
 
 
 @pytest.mark.parametrize("name", ["get_wether", "GetWeather", "functions.get_weather", "get-weather"])
 def test_unknown_tool_is_answered_with_the_nearest_and_all_names(name: str) -> None:  # L79
-    assert AgentTools().why_not(name, ["add", "get_weather"]) == (
+    assert AgentTools().explain_unavailable(name, ["add", "get_weather"]) == (
         f"There is no tool {name!r}. Did you mean 'get_weather'? The available tools are: add, get_weather."
     )
 
 
 def test_no_suggestion_is_made_without_a_similar_name() -> None:  # L79
-    assert AgentTools().why_not("xyz", ["add"]) == "There is no tool 'xyz'. The available tools are: add."
-    assert AgentTools().why_not("", ["add"]) == "There is no tool ''. The available tools are: add."
+    assert AgentTools().explain_unavailable("xyz", ["add"]) == "There is no tool 'xyz'. The available tools are: add."
+    assert AgentTools().explain_unavailable("", ["add"]) == "There is no tool ''. The available tools are: add."
 
 
 def test_model_is_told_to_answer_when_no_tools_are_offered() -> None:  # L16
-    assert AgentTools().why_not("think_aloud", []) == (
+    assert AgentTools().explain_unavailable("think_aloud", []) == (
         "There is no tool 'think_aloud'. No tools are available: answer without them."
     )
 

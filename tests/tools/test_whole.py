@@ -86,4 +86,4 @@ async def test_failing_store_does_not_lose_the_result(caplog: pytest.LogCaptureF
     done = find_result(events)
     assert done.success
     assert "ask for less at once" in done.content
-    assert "could not be kept as an artifact: the disk is full" in caplog.text
+    assert "Cannot store the full result of long as an artifact: the disk is full" in caplog.text

@@ -31,9 +31,9 @@ from rxloop.run.spec import Instructions, RunSpec
 from rxloop.support.tasks import close_all, wait_all
 from rxloop.tools.agent_tools import AgentTools, AnyTool
 from rxloop.tools.function import FunctionTool
-from rxloop.tools.output import Output, output_of
+from rxloop.tools.output import Output, make_output
 from rxloop.tools.think_aloud import Thoughts, think_aloud
-from rxloop.tools.toolsets import Families
+from rxloop.tools.toolsets import Toolsets
 
 if TYPE_CHECKING:
     from rxloop.pipeline.artifacts import ArtifactStore
@@ -52,7 +52,7 @@ class OpenResources:
         """Providers made from model strings."""
         self.given: WeakSet[Provider] = WeakSet()
         """Providers of the user that may make other providers from model strings."""
-        self.families = Families()
+        self.toolsets = Toolsets()
         self.is_closed = False
 
     def get_provider(self, model: Provider | str) -> Provider:
@@ -106,7 +106,7 @@ class AgentDefinition:
     def tool_descriptions(self) -> dict[str, str]:
         """Descriptions of these tools, by name."""
         tools = self.tools
-        return {name: each.definition.description for name, each in tools.plain.items() if not tools.hides(name)}
+        return {name: each.definition.description for name, each in tools.plain_tools.items() if not tools.hides(name)}
 
     @property
     def client_tool_names(self) -> list[str]:
@@ -114,7 +114,7 @@ class AgentDefinition:
         # Imported lazily to keep `import rxloop` fast.
         from rxloop.tools.client_tool import ClientTool
 
-        return [name for name, tool in self.tools.plain.items() if isinstance(tool, ClientTool)]
+        return [name for name, tool in self.tools.plain_tools.items() if isinstance(tool, ClientTool)]
 
     @property
     def output_schema(self) -> dict[str, Any] | None:
@@ -226,8 +226,8 @@ class AgentDefinition:
         """Close the model clients and tools that the agent has opened."""
         made = [provider.aclose for provider in self.resources.providers.values()]
         given = [provider.aclose_made for provider in self.resources.given if isinstance(provider, MakesModels)]
-        tools = [tool.aclose for tool in self.tools.plain.values() if isinstance(tool, FunctionTool)]
-        await close_all([self.resources.families.aclose, *tools, *made, *given])
+        tools = [tool.aclose for tool in self.tools.plain_tools.values() if isinstance(tool, FunctionTool)]
+        await close_all([self.resources.toolsets.aclose, *tools, *made, *given])
 
 
 _OVERRIDES: ContextVar[Mapping[AgentDefinition, Overrides]] = ContextVar(
@@ -248,7 +248,7 @@ def make_definition(
     check_model(model)
     check_options("Agent", options, AgentOptions)
     resources = OpenResources()
-    output = output_of(output_type, options.get("output_mode", "auto"))
+    output = make_output(output_type, options.get("output_mode", "auto"))
     thoughts = options.get("thoughts", True)
     thinking = None if thoughts is False else thoughts if isinstance(thoughts, Thoughts) else Thoughts()
     loop = options.get("loop")
@@ -292,4 +292,4 @@ def _make_tools(
     tools: Sequence[AnyTool], output: Output, thoughts: Thoughts | None, resources: OpenResources
 ) -> AgentTools:
     own = [tool for tool in (output.tool, think_aloud(thoughts) if thoughts is not None else None) if tool]
-    return AgentTools([*tools, *own], resources.families)
+    return AgentTools([*tools, *own], resources.toolsets)

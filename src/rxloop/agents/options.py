@@ -197,7 +197,7 @@ def options_to_record(options: Options, client: Sequence[ClientTool] = ()) -> di
     if isinstance(strategy, str):
         found["strategy"] = strategy
     if client:
-        found["client_tools"] = [tool.as_definition() for tool in client]
+        found["client_tools"] = [tool.to_definition() for tool in client]
     return found or None
 
 

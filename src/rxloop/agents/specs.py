@@ -161,7 +161,7 @@ def make_spec(
         loop=loop,
         pipeline=definition.pipeline,
         strategy=getattr(strategy, "__name__", None) if strategy is not iterate else None,
-        tools=tools.with_client(client) if client else tools,
+        tools=tools.with_client_tools(client) if client else tools,
         instructions=definition.instructions,
         limits=limits.merge_defaults(definition.limits) if limits is not None else definition.limits,
         settings=settings.merge_defaults(definition.settings) if settings is not None else definition.settings,

@@ -28,7 +28,7 @@ from rxloop.protocol.json_data import freeze_json
 from rxloop.protocol.messages import Message, Prompt, Wire, to_messages
 from rxloop.protocol.settings import Limits, ModelSettings
 from rxloop.state.run_state import COMMAND_ID
-from rxloop.tools.agent_tools import nearest
+from rxloop.tools.agent_tools import find_nearest
 from rxloop.tools.think_aloud import Thoughts
 
 log = logging.getLogger("rxloop")
@@ -76,7 +76,7 @@ def check_options(callee: str, options: Mapping[str, Any], kind: type) -> None:
     known = kind.__annotations__
     for name, value in options.items():
         if name not in known:
-            near = nearest(name, known)
+            near = find_nearest(name, known)
             advice = f"did you mean {near!r}?" if near is not None else f"it takes {', '.join(known)}"
             raise TypeError(f"{callee}() got an unknown argument {name!r}; {advice}")
         if value is None and (kind is not AgentOptions or name not in _NEVER_NONE):

@@ -75,7 +75,7 @@ async def begin(attempt: Attempt) -> None:
             _steer(attempt)
         if resumed:
             # So that the calls of before can be closed, whatever happens next.
-            attempt.tools.replace(tools.plain, (), attempt.context())
+            attempt.tools.replace(tools.plain_tools, (), attempt.context())
         if not life.ending:
             await attempt.requests.resolve_system(attempt.context(), life)
         if resumed and not life.ending:

@@ -21,7 +21,7 @@ from rxloop.protocol.ids import make_nested_id
 from rxloop.protocol.messages import Message, ToolCall
 from rxloop.protocol.model import EMPTY_LIST
 from rxloop.state.history import Slot
-from rxloop.tools.result import encode_with_parts, failure_fields, gathered, parts_with
+from rxloop.tools.result import collect_iterator, encode_with_parts, failure_fields, make_parts_field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,9 +149,9 @@ def _fields(key: str, value: Any) -> dict[str, Any]:
     if isinstance(value, ToolError):
         return {"result": None, "parts": EMPTY_LIST, **failure_fields(value)}
     try:
-        value = gathered(value)
+        value = collect_iterator(value)
         result, content, found = encode_with_parts(value)
-        parts = parts_with(found).get("parts", EMPTY_LIST)
+        parts = make_parts_field(found).get("parts", EMPTY_LIST)
     except ToolError as error:
         raise ConfigurationError(f"results[{key!r}]={value!r} cannot be written as JSON: give plain data") from error
     return {"success": True, "result": result, "error": None, "content": content, "parts": parts}

@@ -17,8 +17,8 @@ from rxloop.run.recorder import Recorder
 from rxloop.run.spec import RunSpec
 
 if TYPE_CHECKING:
-    from rxloop.tools.agent_tools import AgentTools, Offered
-    from rxloop.tools.toolsets import Missing
+    from rxloop.tools.agent_tools import AgentTools, OfferedTools
+    from rxloop.tools.toolsets import MissingToolset
 
 log = logging.getLogger("rxloop")
 
@@ -31,45 +31,45 @@ class AttemptTools:
     def __init__(self, agent_tools: AgentTools, recorder: Recorder) -> None:
         self._agent_tools, self._recorder = agent_tools, recorder
         self._offered: dict[str, Tool] = {}
-        self._missing: Sequence[Missing] = ()
+        self._missing: Sequence[MissingToolset] = ()
         """The toolsets whose tools cannot be had now."""
 
-    def replace(self, tools: Mapping[str, Tool], missing: Sequence[Missing], ctx: RunContext[Any]) -> None:
+    def replace(self, tools: Mapping[str, Tool], missing: Sequence[MissingToolset], ctx: RunContext[Any]) -> None:
         """Replace the tools, for the calls from before a resume, and report the toolsets that cannot be had."""
         self._offered = dict(tools)
         self._report_missing(missing, ctx)
 
-    def add(self, offered: Offered, ctx: RunContext[Any]) -> None:
+    def add(self, offered: OfferedTools, ctx: RunContext[Any]) -> None:
         """Add the tools of a request, and report the toolsets that cannot be had."""
         self._offered.update(offered.tools)
         self._report_missing(offered.missing, ctx)
 
-    def _report_missing(self, missing: Sequence[Missing], ctx: RunContext[Any]) -> None:
+    def _report_missing(self, missing: Sequence[MissingToolset], ctx: RunContext[Any]) -> None:
         """Publish an event once for each toolset whose tools cannot be had, until they can be had again."""
         if not missing and not self._missing:
             return
-        known = {each.family for each in self._missing}
+        known = {each.name for each in self._missing}
         self._missing = missing
         for each in missing:
-            if each.family not in known:
+            if each.name not in known:
                 log.warning(
-                    "the tools of %s are missing in the run %s: %s", each.family, self._recorder.task_id, each.reason
+                    "the tools of %s are missing in the run %s: %s", each.name, self._recorder.task_id, each.reason
                 )
                 self._recorder.publish(
-                    ToolsUnavailableEvent(family=each.family, reason=each.reason, step=ctx.step, branch=ctx.branch)
+                    ToolsUnavailableEvent(family=each.name, reason=each.reason, step=ctx.step, branch=ctx.branch)
                 )
 
     def find(self, request: ToolRequest) -> Tool | str:
         """Return the tool that a call asks for, or the reason why it cannot be called."""
         name = request.call.name
         offered = self._offered if request.offered is None else (each.name for each in request.offered)
-        tool = self._offered.get(name) or self._agent_tools.plain.get(name)
+        tool = self._offered.get(name) or self._agent_tools.plain_tools.get(name)
         if tool is None or name not in offered:
             known = self._offered if request.offered is None else [each.name for each in request.offered]
-            return self._agent_tools.why_not(name, list(known), [missing.family for missing in self._missing])
+            return self._agent_tools.explain_unavailable(name, list(known), [missing.name for missing in self._missing])
         earlier = self._recorder.earlier
         asked = earlier.question_kinds.get(request.slot)
-        if request.slot[0] in earlier.messages and self._agent_tools.swapped(name, tool, asked):
+        if request.slot[0] in earlier.messages and self._agent_tools.is_swapped(name, tool, asked):
             return f"The tool {name!r} is another one now than when it was called, and was not called."
         return tool
 
@@ -99,7 +99,7 @@ class AttemptTools:
 
     def has_others(self, names: Set[str]) -> bool:
         """Return True if the run has tools of other names, offered now or not."""
-        return not (names >= self._offered.keys() and names >= self._agent_tools.plain.keys())
+        return not (names >= self._offered.keys() and names >= self._agent_tools.plain_tools.keys())
 
     def is_idempotent(self, call: ToolCall) -> bool:
         """Return True if the tool of a call is known, and may be called again."""
@@ -157,7 +157,7 @@ class RequestBuilder:
 
         return later()
 
-    def _build(self, ctx: RunContext[Any], iteration: int, pressure: int, offered: Offered) -> ModelRequest:
+    def _build(self, ctx: RunContext[Any], iteration: int, pressure: int, offered: OfferedTools) -> ModelRequest:
         spec, tools = self._spec, offered.tools
         self._tools.add(offered, ctx)
         state = self._recorder.state(ctx.branch)

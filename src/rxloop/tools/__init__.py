@@ -1,4 +1,4 @@
-"""What a model may call. Use `rxloop.tool` for functions; this package has the types of tools and of their options."""
+"""Types of tools and their options. Use `rxloop.tool` to create tools from functions."""
 
 from typing import TYPE_CHECKING
 
@@ -7,7 +7,7 @@ from rxloop._lazy import import_later
 __all__: list[str]
 import_later(__name__)
 
-# The list of the public names: type checkers read it, and `import_later` does.
+# Public names of the package, read by type checkers and by `import_later`.
 if TYPE_CHECKING:
     from rxloop.tools.agent_tools import AnyTool as AnyTool
     from rxloop.tools.client_tool import ClientTool as ClientTool

@@ -1,4 +1,4 @@
-"""The tools of one agent, and which are offered now."""
+"""Tools of an agent, and the tools offered in a model request."""
 
 from __future__ import annotations
 
@@ -15,225 +15,232 @@ from rxloop.pipeline.interfaces import Tool, Toolset
 from rxloop.pipeline.requests import ToolDefinition
 from rxloop.pipeline.run_context import RunContext
 from rxloop.tools.function import Function, FunctionTool, as_tool, check_name, is_tool
-from rxloop.tools.toolsets import Families, Missing, family_name
+from rxloop.tools.toolsets import MissingToolset, Toolsets, toolset_name
 
 ToolDeps = TypeVar("ToolDeps", default=Any)
 
 AnyTool = Tool[ToolDeps] | Function | Toolset[ToolDeps]
-"""What `tools=` of an agent takes: `AnyTool[Deps]` for one with these deps."""
+"""Type of the items in `tools=` of an agent. `AnyTool[Deps]` is the type for an agent with these deps."""
 
 log = logging.getLogger("rxloop")
 
-_KEPT = 16
-"""How many lists of definitions are kept: one for each set of tools that is enabled at times."""
+_MAX_DEFINITIONS = 16
+"""Maximum number of cached tuples of definitions. Each set of enabled tools needs one."""
 
 
 @dataclass(frozen=True, slots=True)
-class Offered:
-    """What is offered at one time."""
+class OfferedTools:
+    """Tools offered in one model request."""
 
     tools: dict[str, Tool]
-    """The tools by name, in order."""
-    missing: tuple[Missing, ...] = ()
-    """The families whose tools cannot be had."""
+    """Tools by name, in order."""
+    missing: tuple[MissingToolset, ...] = ()
+    """Toolsets whose tools are not available."""
 
 
-class _Merged:
-    """The tools of an agent, together with those that its families gave."""
+class _MergedTools:
+    """Tools of an agent, merged with the tools of its toolsets."""
 
-    def __init__(self, given: Sequence[object], found: dict[str, Tool]) -> None:
-        self.given = given
-        self.all = Offered(found)
-        self._deciding = [(name, tool) for name, tool in found.items() if getattr(tool, "asks", True)]
-        """Those that may be offered at times."""
-        self._waits = any(_decided_elsewhere(tool) for _, tool in self._deciding)
+    def __init__(self, results: Sequence[object], tools: dict[str, Tool]) -> None:
+        self.results = results
+        self.all = OfferedTools(tools)
+        self._conditional = [(name, tool) for name, tool in tools.items() if getattr(tool, "is_conditional", True)]
+        """Tools that are not always enabled."""
+        self._must_wait = any(_is_decided_by_user(tool) for _, tool in self._conditional)
 
-    def offered_now(self, ctx: RunContext[Any]) -> Offered | None:
-        """Find what is offered now; None if that takes waiting."""
-        if self._waits:
+    def select_now(self, ctx: RunContext[Any]) -> OfferedTools | None:
+        """Return the tools offered now, or None if that requires waiting."""
+        if self._must_wait:
             return None
-        left_out = {name for name, tool in self._deciding if not tool.enabled(ctx)}
-        if not left_out:
+        disabled = {name for name, tool in self._conditional if not tool.enabled(ctx)}
+        if not disabled:
             return self.all
-        return Offered({name: tool for name, tool in self.all.tools.items() if name not in left_out})
+        return OfferedTools({name: tool for name, tool in self.all.tools.items() if name not in disabled})
 
 
 class AgentTools:
-    """The tools of an agent, in the order in which they were given."""
+    """Tools of an agent, in the order in which they were passed."""
 
-    def __init__(self, tools: Iterable[AnyTool] = (), families: Families | None = None) -> None:
+    def __init__(self, tools: Iterable[AnyTool] = (), toolsets: Toolsets | None = None) -> None:
         """Collect the tools.
 
         Args:
-            tools: Tools, functions, and families of tools that may differ from run to run.
-            families: Enters the families, and leaves them at the end of the agent.
+            tools: Tools, functions and toolsets.
+            toolsets: Enters the toolsets, and leaves them when the agent is closed.
 
         Raises:
-            ConfigurationError: Two tools have one name, or something is not a tool.
+            ConfigurationError: If two tools have the same name, or an item is not a tool.
         """
-        self._parts: list[Tool | Toolset] = [_tool_or_family(tool) for tool in tools]
-        self._plain: dict[str, Tool] = {}
-        self._client: dict[str, Tool] = {}
-        """Those that the client of the run brings with it."""
-        self._hidden: set[str] = set()
-        self._families = families or Families()
-        self._family_of: dict[str, str] = {}
-        """The families of tools that were offered at some time, by the names of the tools."""
+        self._parts: list[Tool | Toolset] = [_to_tool_or_toolset(tool) for tool in tools]
+        self._plain_tools: dict[str, Tool] = {}
+        self._client_tools: dict[str, Tool] = {}
+        """Tools of the client that started the run."""
+        self._hidden_names: set[str] = set()
+        self._toolsets = toolsets or Toolsets()
+        self._toolset_names: dict[str, str] = {}
+        """Names of the toolsets, by the names of all tools that they have offered so far."""
         for part in self._parts:
             if isinstance(part, Toolset):
                 continue
             name = part.definition.name
             check_name(name)
-            if name in self._plain:
-                raise ConfigurationError(f"two tools are called {name!r}; give one of them another name=...")
-            self._plain[name] = part
-            self._know(part)
-        self._asked = [part for part in self._parts if isinstance(part, Toolset)]
-        self._waits = any(map(_decided_elsewhere, self._plain.values()))
-        self._merged: _Merged | None = None
-        """What came of what the families gave last, since most give the same each time."""
+            if name in self._plain_tools:
+                raise ConfigurationError(f"two tools are named {name!r}; pass another name= to one of them")
+            self._plain_tools[name] = part
+            self._remember_hidden(part)
+        self._toolset_parts = [part for part in self._parts if isinstance(part, Toolset)]
+        self._must_wait = any(map(_is_decided_by_user, self._plain_tools.values()))
+        self._merged: _MergedTools | None = None
+        """Result of the last merge. Most toolsets return the same list each time."""
         self._definitions: tuple[tuple[ToolDefinition, ...], ...] = ()
-        self._defined: tuple[Mapping[str, Tool] | None, tuple[ToolDefinition, ...]] = (None, ())
+        self._last_definitions: tuple[Mapping[str, Tool] | None, tuple[ToolDefinition, ...]] = (None, ())
         self._warned: set[str] = set()
 
     def __repr__(self) -> str:
         return f"<AgentTools {', '.join(_label(part) for part in self._parts)}>"
 
-    def with_client(self, tools: Iterable[Tool]) -> AgentTools:
-        """Add tools that the client of a run brings with it.
+    def with_client_tools(self, tools: Iterable[Tool]) -> AgentTools:
+        """Return a copy with the tools of a run's client.
 
         Raises:
-            ConfigurationError: One has the name of a tool that is here.
+            ConfigurationError: If the agent already has a tool of that name.
         """
         added = list(tools)
         for name in (tool.definition.name for tool in added):
-            if name in self._plain:
-                raise ConfigurationError(f"client_tools: the agent has a tool called {name!r}; give another name")
-        made = AgentTools([*self._parts, *added], self._families)
-        # What the families have shown so far is known to all runs.
-        made._hidden, made._family_of = self._hidden, self._family_of
-        made._client = {tool.definition.name: tool for tool in added}
-        return made
+            if name in self._plain_tools:
+                raise ConfigurationError(f"client_tools: the agent already has a tool named {name!r}; rename one")
+        copy_ = AgentTools([*self._parts, *added], self._toolsets)
+        # Shared, because all runs use the names that toolsets have offered so far.
+        copy_._hidden_names, copy_._toolset_names = self._hidden_names, self._toolset_names
+        copy_._client_tools = {tool.definition.name: tool for tool in added}
+        return copy_
 
     def hides(self, name: str) -> bool:
-        """Tell whether a tool of that name is not for clients, also one that is not enabled or was offered earlier."""
-        return name in self._hidden
+        """True if a tool of that name is hidden from clients. Includes disabled tools and tools offered earlier."""
+        return name in self._hidden_names
 
-    def resolve_now(self, ctx: RunContext[Any]) -> Offered | None:
-        """Find the tools that are offered now, as `resolve` does, without waiting.
+    def resolve_now(self, ctx: RunContext[Any]) -> OfferedTools | None:
+        """Return the tools offered now, like `resolve`, but without waiting.
 
-        None if that takes waiting: for families of tools, or for functions of the user that decide about a tool.
+        Returns None if that requires waiting for a toolset or for an `enabled` function of the user.
         """
-        if self._waits:
+        if self._must_wait:
             return None
-        if self._asked:
-            given = self._families.given_now(self._asked, ctx)
-            return None if given is None else self._merge(given).offered_now(ctx)
-        return Offered({name: tool for name, tool in self._plain.items() if tool.enabled(ctx)})
+        if self._toolset_parts:
+            results = self._toolsets.list_tools_now(self._toolset_parts, ctx)
+            return None if results is None else self._merge(results).select_now(ctx)
+        return OfferedTools({name: tool for name, tool in self._plain_tools.items() if tool.enabled(ctx)})
 
-    def swapped(self, name: str, tool: Tool, asked: str | None) -> bool:
-        """Tell whether a call from before may have been one of another tool: a client's for a family's, or vice versa.
+    def is_swapped(self, name: str, tool: Tool, asked: str | None) -> bool:
+        """True if an earlier call of that name may have called a client tool instead of this one, or vice versa.
 
         Args:
-            name: What was called.
-            tool: The tool of that name now.
-            asked: The kind of the last question of the call; only those of a client's tools are of the kind `tool`.
+            name: Name in the call.
+            tool: Current tool of that name.
+            asked: Kind of the last question of the call. Only client tools ask questions of the kind `tool`.
         """
-        return name in self._client and (tool is self._client[name]) != (asked in (None, "tool"))
+        return name in self._client_tools and (tool is self._client_tools[name]) != (asked in (None, "tool"))
 
     @property
-    def plain(self) -> Mapping[str, Tool]:
-        """The tools that stand by themselves, by name, be they offered now or not."""
-        return self._plain
+    def plain_tools(self) -> Mapping[str, Tool]:
+        """Tools that do not belong to a toolset, by name. Includes disabled tools."""
+        return self._plain_tools
 
-    async def resolve(self, ctx: RunContext[Any]) -> Offered:
-        """Find the tools that are offered now.
+    async def resolve(self, ctx: RunContext[Any]) -> OfferedTools:
+        """Return the tools offered now.
 
-        The first tool of a name counts; a warning names the others. A family that fails is left out.
+        If several tools have the same name, the first one is used and a warning is logged. Toolsets that fail are
+        skipped.
         """
-        given = await self._families.ask_all(self._asked, ctx) if self._asked else ()
-        # A tool that is not enabled keeps its name: no other one takes its place meanwhile.
-        found = self._merge(given).all.tools
-        enabled = await _ask_enabled(list(found.values()), ctx)
-        offered = {name: tool for (name, tool), is_enabled in zip(found.items(), enabled, strict=True) if is_enabled}
-        return Offered(offered, tuple(each for each in given if isinstance(each, Missing)))
+        results = await self._toolsets.list_tools(self._toolset_parts, ctx) if self._toolset_parts else ()
+        # A disabled tool keeps its name, so no other tool of that name is offered in the meantime.
+        tools = self._merge(results).all.tools
+        enabled = await _check_enabled(list(tools.values()), ctx)
+        offered = {name: tool for (name, tool), is_enabled in zip(tools.items(), enabled, strict=True) if is_enabled}
+        return OfferedTools(offered, tuple(each for each in results if isinstance(each, MissingToolset)))
 
-    def _merge(self, given: Sequence[Sequence[Tool] | Missing]) -> _Merged:
-        """Put the tools of the families among the others, where they were given."""
-        if self._merged is not None and all(map(operator.is_, self._merged.given, given)):
+    def _merge(self, results: Sequence[Sequence[Tool] | MissingToolset]) -> _MergedTools:
+        """Merge the tools of the toolsets with the other tools, in the order of the agent's list."""
+        if self._merged is not None and all(map(operator.is_, self._merged.results, results)):
             return self._merged
-        answers = iter(given)
-        found: dict[str, Tool] = {}
-        missing = {each.family for each in given if isinstance(each, Missing)}
+        answers = iter(results)
+        tools: dict[str, Tool] = {}
+        missing = {each.name for each in results if isinstance(each, MissingToolset)}
         for part in self._parts:
             if isinstance(part, Toolset):
-                tools = next(answers)
-                if not isinstance(tools, Missing):
-                    self._add(found, family_name(part), tools)
+                added = next(answers)
+                if not isinstance(added, MissingToolset):
+                    self._add(tools, toolset_name(part), added)
                 continue
             name = part.definition.name
-            # A client's tool does not take the place of one that is only away.
-            if name in found or (name in self._client and self._family_of.get(name) in missing):
-                self._warn(f"tool {name!r} is left out: a family before it has one of that name")
+            # A client tool must not replace a toolset's tool that is only temporarily missing.
+            if name in tools or (name in self._client_tools and self._toolset_names.get(name) in missing):
+                self._warn(f"Skipping tool {name!r}: an earlier toolset has a tool of that name")
             else:
-                found[name] = part
-        self._merged = _Merged(given, found)
+                tools[name] = part
+        self._merged = _MergedTools(results, tools)
         return self._merged
 
     def definitions(self, tools: Mapping[str, Tool]) -> tuple[ToolDefinition, ...]:
-        """List the tools as they are offered: the identical tuple for the same tools, so that it is encoded once."""
-        if tools is self._defined[0]:
-            return self._defined[1]
+        """Return the definitions of the tools. Equal lists share one tuple, so that it is encoded only once."""
+        if tools is self._last_definitions[0]:
+            return self._last_definitions[1]
         current = tuple(tool.definition for tool in tools.values())
-        current = next((known for known in self._definitions if known == current), current)
+        current = next((each for each in self._definitions if each == current), current)
         if current not in self._definitions:
-            self._definitions = (current, *self._definitions[: _KEPT - 1])
-        self._defined = (tools, current)
+            self._definitions = (current, *self._definitions[: _MAX_DEFINITIONS - 1])
+        self._last_definitions = (tools, current)
         return current
 
-    def why_not(self, name: str, offered: Iterable[str], missing: Iterable[str] = ()) -> str:
-        """Say what the model reads when it calls a tool that it was not offered; clients see it, too.
+    def explain_unavailable(self, name: str, offered: Iterable[str], missing: Iterable[str] = ()) -> str:
+        """Return the text for the model when it calls a tool that was not offered. Clients can read this text.
 
         Args:
-            name: The tool that it called.
-            offered: The tools that it may call.
-            missing: The families whose tools cannot be had now.
+            name: Name of the tool in the call.
+            offered: Names of the offered tools.
+            missing: Names of the toolsets whose tools are not available.
         """
-        # The model has the hidden ones in its list of tools anyway.
+        # The model knows the hidden tools from its list of tools.
         names = [tool for tool in offered if not self.hides(tool)]
         missing = list(missing)
-        if self._family_of.get(name) in missing:
-            known = f"The tool {name!r} is not available now, like all tools of {self._family_of[name]}: it has failed."
+        if self._toolset_names.get(name) in missing:
+            text = (
+                f"The tool {name!r} is not available now, like all tools of {self._toolset_names[name]}: it has failed."
+            )
         else:
-            known = f"The tool {name!r} is not available now." if name in self._plain else f"There is no tool {name!r}."
+            text = (
+                f"The tool {name!r} is not available now."
+                if name in self._plain_tools
+                else f"There is no tool {name!r}."
+            )
             if missing:
-                known += f" The tools of {', '.join(missing)} are not available now."
+                text += f" The tools of {', '.join(missing)} are not available now."
         if not names:
-            return f"{known} No tools are available: answer without them."
-        near = nearest(name, names)
-        meant = f" Did you mean {near!r}?" if near is not None else ""
-        return f"{known}{meant} The available tools are: {', '.join(names)}."
+            return f"{text} No tools are available: answer without them."
+        closest = find_nearest(name, names)
+        hint = f" Did you mean {closest!r}?" if closest is not None else ""
+        return f"{text}{hint} The available tools are: {', '.join(names)}."
 
-    def _add(self, found: dict[str, Tool], family: str, tools: Iterable[Tool]) -> None:
-        for tool in tools:
+    def _add(self, tools: dict[str, Tool], toolset: str, added: Iterable[Tool]) -> None:
+        for tool in added:
             name = tool.definition.name
-            if name in found:
-                self._warn(f"tool {name!r} of {family} is left out: one before it has that name")
-            elif self._usable(name, family):
-                self._know(tool)
-                self._family_of[name] = family
-                found[name] = tool
+            if name in tools:
+                self._warn(f"Skipping tool {name!r} of {toolset}: an earlier tool has that name")
+            elif self._is_valid_name(name, toolset):
+                self._remember_hidden(tool)
+                self._toolset_names[name] = toolset
+                tools[name] = tool
 
-    def _know(self, tool: Tool) -> None:
+    def _remember_hidden(self, tool: Tool) -> None:
         if tool.definition.hidden:
-            self._hidden.add(tool.definition.name)
+            self._hidden_names.add(tool.definition.name)
 
-    def _usable(self, name: str, family: str) -> bool:
+    def _is_valid_name(self, name: str, toolset: str) -> bool:
         try:
             check_name(name)
         except ConfigurationError as error:
-            # Not raised: one odd name of a server must not take all its other tools away.
-            self._warn(f"a tool of {family} is left out: {error}")
+            # Only logged, so that one invalid name does not disable all tools of a server.
+            self._warn(f"Skipping a tool of {toolset}: {error}")
             return False
         return True
 
@@ -243,16 +250,18 @@ class AgentTools:
             log.warning("%s", text)
 
 
-def _decided_elsewhere(tool: Tool) -> bool:
-    """Tell whether code of the user decides if a tool is offered, which may take any time."""
-    return tool.asks if isinstance(tool, FunctionTool) else not type(tool).__module__.startswith("rxloop.")
+def _is_decided_by_user(tool: Tool) -> bool:
+    """True if code of the user decides whether a tool is offered. Such code may block."""
+    return tool.is_conditional if isinstance(tool, FunctionTool) else not type(tool).__module__.startswith("rxloop.")
 
 
-async def _ask_enabled(tools: Sequence[Tool], ctx: RunContext[Any]) -> list[bool]:
-    """Ask for each tool whether it is offered now; code of the user runs in a thread, where it holds up nothing.
+async def _check_enabled(tools: Sequence[Tool], ctx: RunContext[Any]) -> list[bool]:
+    """Return for each tool whether it is enabled.
+
+    Code of the user runs in a thread, so that it cannot block the event loop.
 
     Raises:
-        RxloopError: One of them took too long.
+        RxloopError: If the time limit is exceeded.
     """
     current = ""
 
@@ -264,35 +273,35 @@ async def _ask_enabled(tools: Sequence[Tool], ctx: RunContext[Any]) -> list[bool
             answers.append(tool.enabled(ctx))
         return answers
 
-    if not any(map(_decided_elsewhere, tools)):
+    if not any(map(_is_decided_by_user, tools)):
         return ask()
-    # Imported here, because importing the tools is quicker without.
+    # Imported lazily to speed up the import of the tools.
     from rxloop.pipeline.time_limits import limit_time
     from rxloop.support.threads import run_in_thread
 
     return await limit_time(ctx, lambda: run_in_thread(ask), lambda: f"enabled= of the tool {current}")
 
 
-def nearest(name: str, names: Iterable[str]) -> str | None:
-    """Find the name that was probably meant; case, `-`, `_` and a prefix such as `functions.` do not count."""
+def find_nearest(name: str, names: Iterable[str]) -> str | None:
+    """Return the most similar name, or None. Ignores case, `-`, `_` and prefixes such as `functions.`."""
     from difflib import get_close_matches
 
-    plain = {_plain(known): known for known in names}
-    found = get_close_matches(_plain(name), plain, n=1)
-    return plain[found[0]] if found else None
+    normalized = {_normalize_name(each): each for each in names}
+    matches = get_close_matches(_normalize_name(name), normalized, n=1)
+    return normalized[matches[0]] if matches else None
 
 
-def _plain(name: str) -> str:
+def _normalize_name(name: str) -> str:
     for mark in ".:/":
         name = name.rpartition(mark)[2] or name
     return name.casefold().replace("-", "").replace("_", "")
 
 
-def _tool_or_family(value: AnyTool) -> Tool | Toolset:
+def _to_tool_or_toolset(value: AnyTool) -> Tool | Toolset:
     if not isinstance(value, type) and not is_tool(value) and isinstance(value, Toolset):
         return value
     return as_tool(value)  # pyright: ignore[reportArgumentType]
 
 
 def _label(part: Tool | Toolset) -> str:
-    return family_name(part) if isinstance(part, Toolset) else part.definition.name
+    return toolset_name(part) if isinstance(part, Toolset) else part.definition.name

@@ -1,4 +1,4 @@
-"""The question that a person is asked before a tool is called."""
+"""Questions that ask a person to approve a tool call."""
 
 from __future__ import annotations
 
@@ -10,64 +10,64 @@ from typing import Any
 from rxloop.errors import ConfigurationError
 from rxloop.protocol.messages import ToolCall
 
-_LONGEST = 500
+_MAX_CHARACTERS = 500
 
 
 def check_approve(name: str, approve: object, parameters: Collection[str]) -> None:
-    """Refuse what is not the text of a question about the parameters of a tool.
+    """Validate the template of an approval question.
 
     Raises:
-        ConfigurationError: It is not.
+        ConfigurationError: If the template is blank, malformed, or names a parameter that the tool does not have.
     """
     if not isinstance(approve, str) or not approve.strip():
         raise ConfigurationError(
-            f"tool {name!r}: approve={approve!r} is neither True, False nor a question such as 'Refund {{amount}}?'"
+            f"tool {name!r}: approve must be a bool or a question such as 'Refund {{amount}}?', got {approve!r}"
         )
     try:
         fields = [field for _, field, _, _ in Formatter().parse(approve) if field is not None]
     except ValueError as error:
-        raise ConfigurationError(f"tool {name!r}: approve={approve!r} cannot be filled in: {error}") from error
+        raise ConfigurationError(f"tool {name!r}: approve={approve!r} is not a valid template: {error}") from error
     for field in fields:
         if field not in parameters:
             known = ", ".join(f"{{{parameter}}}" for parameter in parameters) or "none"
             raise ConfigurationError(
-                f"tool {name!r}: approve={approve!r} names {{{field}}}, which is not a parameter; there are: {known}"
+                f"tool {name!r}: approve={approve!r} has the unknown parameter {{{field}}}; there are: {known}"
             )
 
 
 def approval_question(approve: bool | str, call: ToolCall) -> str:
-    """Make the question that a person is asked before a call.
+    """Return the question that asks a person to approve a call.
 
     Args:
-        approve: The question of the tool, with its parameters in braces, or True for the usual one.
-        call: The call.
+        approve: Template with the parameters in braces, or True for the default question.
+        call: The call that needs approval.
     """
     if isinstance(approve, str):
         try:
             return Formatter().vformat(approve, (), {key: _plain(value) for key, value in call.arguments.items()})
         except (KeyError, ValueError, TypeError):
-            # A parameter that the model left out, or one that is not of the kind that the question expects.
+            # The model may omit a parameter or send a value that does not match the format of the template.
             pass
-    return f"Call {described(call)}?"
+    return f"Call {describe_call(call)}?"
 
 
-def described(call: ToolCall) -> str:
-    """Say what a call is, as `show_map with city: "Oslo"`."""
-    given = ", ".join(f"{key}: {_shown(value)}" for key, value in call.arguments.items())
-    return f"{call.name} with {given}" if given else call.name
+def describe_call(call: ToolCall) -> str:
+    """Format a call and its arguments, such as `show_map with city: "Oslo"`."""
+    arguments = ", ".join(f"{key}: {_to_json(value)}" for key, value in call.arguments.items())
+    return f"{call.name} with {arguments}" if arguments else call.name
 
 
 def _plain(value: Any) -> Any:
-    """Prepare a value for a question: numbers stay as they are, so that the question may format them."""
+    """Prepare a value for a template. Numbers are not converted, so that the template can format them."""
     if isinstance(value, str):
-        return _cut(value)
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else _shown(value)
+        return _truncate(value)
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else _to_json(value)
 
 
-def _shown(value: Any) -> str:
-    """Show a value as JSON, in a form that no other value can imitate."""
-    return _cut(json.dumps(value, ensure_ascii=False, default=str))
+def _to_json(value: Any) -> str:
+    """Format a value as JSON. The quotes prevent a string from imitating another value."""
+    return _truncate(json.dumps(value, ensure_ascii=False, default=str))
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+def _truncate(text: str) -> str:
+    return text if len(text) <= _MAX_CHARACTERS else f"{text[:_MAX_CHARACTERS]}..."

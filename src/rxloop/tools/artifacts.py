@@ -1,4 +1,4 @@
-"""Tools that read and write artifacts, and long results kept as artifacts."""
+"""Tools that read and write artifacts, and storage of long results as artifacts."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from rxloop.pipeline.host import get_host
 from rxloop.pipeline.run_context import RunContext
 from rxloop.pipeline.time_limits import limit_time
 from rxloop.tools.function import FunctionTool, tool
-from rxloop.tools.result import text_of
+from rxloop.tools.result import decode_range
 
 T = TypeVar("T")
 
 READ_ARTIFACT = "read_artifact"
 
-MOST_READ = 50_000
-"""Bytes that one call reads."""
+MAX_READ_BYTES = 50_000
+"""Maximum number of bytes that one call reads."""
 
-_LISTED = 200
+_MAX_LISTED = 200
 
 _Id = Annotated[str, Field(description="The name of the file, such as report.md.")]
 
@@ -41,8 +41,8 @@ async def create_artifact(
 
     Write a long file in parts of a few thousand words: create it with the first one, and append the others.
     """
-    draft = await _or_told(ctx.artifacts.create(artifact_id, media_type=media_type, override=override))
-    await _or_told(draft.append(content, last=last))
+    draft = await _raise_tool_error(ctx.artifacts.create(artifact_id, media_type=media_type, override=override))
+    await _raise_tool_error(draft.append(content, last=last))
     return f"Created {draft.artifact_id}, version {draft.version}, {len(content.encode())} bytes."
 
 
@@ -54,8 +54,8 @@ async def append_to_artifact(
     last: Annotated[bool, Field(description="It is complete: nothing else will be appended.")] = False,
 ) -> str:
     """Appends to a file that was created before."""
-    await _or_told(ctx.artifacts.append(artifact_id, content, last=last))
-    record = await _or_told(ctx.artifacts.record(artifact_id))
+    await _raise_tool_error(ctx.artifacts.append(artifact_id, content, last=last))
+    record = await _raise_tool_error(ctx.artifacts.record(artifact_id))
     return f"Appended; {record.artifact_id} has {record.size} bytes now{' and is complete' if last else ''}."
 
 
@@ -64,16 +64,16 @@ async def read_artifact(
     ctx: RunContext[Any],
     artifact_id: _Id,
     offset: Annotated[int, Field(description="The first byte to read.", ge=0)] = 0,
-    limit: Annotated[int, Field(description="How many bytes to read at most.", ge=1, le=MOST_READ)] = 20_000,
+    limit: Annotated[int, Field(description="How many bytes to read at most.", ge=1, le=MAX_READ_BYTES)] = 20_000,
     version: Annotated[int | None, Field(description="An older version than the newest.")] = None,
 ) -> str:
     """Reads a file of this conversation, or a part of it."""
-    record = await _or_told(ctx.artifacts.record(artifact_id, version=version))
-    data = await _or_told(ctx.artifacts.read(artifact_id, offset=offset, limit=limit, version=record.version))
-    text = text_of(data, first=offset == 0, whole=offset + len(data) >= record.size)
-    if text is None:
+    record = await _raise_tool_error(ctx.artifacts.record(artifact_id, version=version))
+    data = await _raise_tool_error(ctx.artifacts.read(artifact_id, offset=offset, limit=limit, version=record.version))
+    decoded = decode_range(data, first=offset == 0, whole=offset + len(data) >= record.size)
+    if decoded is None:
         raise ToolError(f"{record.artifact_id} is not text but {record.media_type}, of {record.size} bytes.")
-    begin, shown = text
+    begin, shown = decoded
     start = offset + begin
     end = start + len(shown.encode())
     if start == 0 and end >= record.size:
@@ -85,8 +85,8 @@ async def read_artifact(
 @tool(idempotent=True, read_only=True)
 async def list_artifacts(ctx: RunContext[Any]) -> list[dict[str, Any]]:
     """Lists the files of this conversation."""
-    found = await _or_told(ctx.artifacts.list())
-    listed: list[dict[str, Any]] = [
+    records = await _raise_tool_error(ctx.artifacts.list())
+    entries: list[dict[str, Any]] = [
         {
             "artifact_id": record.artifact_id,
             "media_type": record.media_type,
@@ -94,13 +94,13 @@ async def list_artifacts(ctx: RunContext[Any]) -> list[dict[str, Any]]:
             "version": record.version,
             "complete": record.complete,
         }
-        for record in found[:_LISTED]
+        for record in records[:_MAX_LISTED]
     ]
-    return [*listed, {"not_listed": len(found) - _LISTED}] if len(found) > _LISTED else listed
+    return [*entries, {"not_listed": len(records) - _MAX_LISTED}] if len(records) > _MAX_LISTED else entries
 
 
 def artifact_tools() -> list[FunctionTool[Any, ..., Any]]:
-    """Make the tools by which a model creates, appends to, reads and lists the files of its conversation.
+    """Return the tools that create, append to, read and list the files of a conversation.
 
     Example:
         >>> agent = Agent("zai:glm-4.7", tools=artifact_tools(), artifacts=FolderArtifacts("files"))
@@ -108,8 +108,8 @@ def artifact_tools() -> list[FunctionTool[Any, ..., Any]]:
     return [create_artifact, append_to_artifact, read_artifact, list_artifacts]
 
 
-async def _or_told(work: Awaitable[T]) -> T:
-    """Wait for some work with artifacts; its refusal is for the model."""
+async def _raise_tool_error(work: Awaitable[T]) -> T:
+    """Await an operation on artifacts. Artifact errors are raised as `ToolError`, so that the model can read them."""
     try:
         return await work
     except ArtifactError as error:
@@ -119,34 +119,34 @@ async def _or_told(work: Awaitable[T]) -> T:
 log = logging.getLogger("rxloop")
 
 
-async def kept_whole(content: str, ctx: RunContext[Any]) -> str | None:
-    """Keep a result as an artifact, if the model can read it or the agent was given a store.
+async def store_long_result(content: str, ctx: RunContext[Any]) -> str | None:
+    """Store a long result as an artifact, if the model can read artifacts or the agent has an artifact store.
 
     Args:
-        content: The text of the result.
-        ctx: That of its call.
+        content: Full text of the result.
+        ctx: Context of the call.
 
     Returns:
-        How the model gets at it; None where it is not kept.
+        A note that tells the reader where the full text is, or None if the text was not stored.
     """
     readable = get_host(ctx).tools.offers(READ_ARTIFACT)
-    # What a hidden call gives is not for clients, and artifacts of the conversation may be.
+    # Clients may read the artifacts of a conversation, but not the results of hidden calls.
     if ctx.call is None or ctx.hidden or not (readable or ctx.port.artifact_writes().given):
         return None
     if ctx.asked_for is not None:
         await ctx.asked_for()
-    place = re.sub(r"[^a-zA-Z0-9]", "-", f"{ctx.step}-{ctx.index}")[:32]
-    artifact_id = f"{ctx.call.name}-{ctx.task_id[-12:]}-{place}.txt"
+    slot = re.sub(r"[^a-zA-Z0-9]", "-", f"{ctx.step}-{ctx.index}")[:32]
+    artifact_id = f"{ctx.call.name}-{ctx.task_id[-12:]}-{slot}.txt"
     try:
-        await limit_time(ctx, lambda: _keep(artifact_id, content, ctx), "the store of artifacts")
+        await limit_time(ctx, lambda: _store(artifact_id, content, ctx), "the artifact store")
     except Exception as error:
-        log.warning("the whole result of %s could not be kept as an artifact: %s", ctx.call.name, error)
+        log.warning("Cannot store the full result of %s as an artifact: %s", ctx.call.name, error)
         return None
     reads = f"{READ_ARTIFACT} reads" if readable else "the user has"
     return f"{reads} the whole in the artifact {artifact_id}"
 
 
-async def _keep(artifact_id: str, content: str, ctx: RunContext[Any]) -> None:
+async def _store(artifact_id: str, content: str, ctx: RunContext[Any]) -> None:
     draft = await ctx.artifacts.create(artifact_id)
-    # The value of the result is on the stream already.
+    # The value of the result is already on the stream.
     await ctx.artifacts.append(artifact_id, content, last=True, version=draft.version, inline=False)

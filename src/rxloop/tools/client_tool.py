@@ -1,4 +1,4 @@
-"""Tools that are answered from outside the run: by the client, or by the user."""
+"""Tools whose results come from the client or the user."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from rxloop.pipeline.run_context import RunContext
 from rxloop.protocol.json_data import freeze_json
 from rxloop.protocol.messages import PendingInput, get_tool_error
 from rxloop.support.json_schema import explain_schema_error, find_mismatch, find_schema_error, quote_value
-from rxloop.tools.approval import described
+from rxloop.tools.approval import describe_call
 from rxloop.tools.function import check_name, tool
 from rxloop.tools.signature import json_schema, validate
 
-MOST = 128
-"""How many definitions may come with one run."""
+MAX_TOOLS = 128
+"""Maximum number of definitions for one run."""
 
-LONGEST = 200_000
-"""How long they may be together, as JSON: all of them go with each request to the model."""
+MAX_CHARACTERS = 200_000
+"""Maximum total length of the definitions as JSON. Every model request contains all of them."""
 
-_NOTHING: dict[str, Any] = {"type": "object", "properties": {}}
+_NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 
 _FIELDS = ("name", "description", "parameters", "result", "strict", "timeout")
 
 
 class ClientTool:
-    """A tool that the client carries out; see `client_tool`."""
+    """A tool that the client executes. See `client_tool`."""
 
     definition: ToolDefinition
-    """Name, description and schema, as they are offered to the model."""
+    """Name, description and schema for the model."""
     timeout: float | None
-    """Seconds that the client has where `on_input` asks it."""
+    """Time limit in seconds if `on_input` answers. None for no limit."""
     idempotent = True
-    """It is never carried out here: after a crash the client is asked for the result once more, under the same id."""
+    """Not executed by this process. After a crash, the client is asked again under the same id."""
     approve = False
 
     def __init__(
@@ -52,63 +52,66 @@ class ClientTool:
         strict: bool = False,
         timeout: float | None = None,
     ) -> None:
-        """Make a tool; `client_tool` is the usual way, and explains the arguments."""
-        _check_texts(name, description)
-        given: Any = timeout
-        if given is not None and (isinstance(given, bool) or not isinstance(given, int | float) or not given > 0):
-            raise ConfigurationError(f"tool {name!r}: timeout must be more than 0 seconds, not {given!r}")
+        """Create a tool. Prefer `client_tool`, which documents the arguments."""
+        _check_strings(name, description)
+        seconds: Any = timeout
+        if seconds is not None and (
+            isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0
+        ):
+            raise ConfigurationError(f"tool {name!r}: timeout must be greater than 0 seconds, got {seconds!r}")
         if not isinstance(cast("Any", strict), bool):
-            raise ConfigurationError(f"tool {name!r}: strict={strict!r} is neither True nor False")
+            raise ConfigurationError(f"tool {name!r}: strict must be a bool, got {strict!r}")
         self._model = parameters if isinstance(parameters, type) else None
-        self._result, self._read = _result_of(name, result)
-        self.definition = ToolDefinition(name, description, _parameters_of(name, parameters), strict=strict)
+        self._result, self._validate = _make_result(name, result)
+        self.definition = ToolDefinition(name, description, _make_parameters(name, parameters), strict=strict)
         self.timeout = timeout
 
     def __repr__(self) -> str:
         return f"<client tool {self.definition.name}>"
 
     def enabled(self, ctx: RunContext[Any]) -> bool:
-        """Always: the client has said that it can."""
+        """True, because the client has declared the tool."""
         return True
 
     async def call(self, arguments: dict[str, Any], ctx: RunContext[Any]) -> Any:
-        """Have the client carry out one call, and give its result.
+        """Ask the client to execute a call, and return its result.
 
         Raises:
-            ToolError: The arguments do not fit, so that the client was not asked; or the client could not do it.
+            ToolError: If the arguments are invalid, or the client reported an error.
         """
         call = ctx.call
         assert call is not None
-        checked = freeze_json(self._checked(arguments), "the arguments")
+        arguments = freeze_json(self._check_arguments(arguments), "the arguments")
         question = PendingInput(
             input_id="",
-            # Made of what the model wrote: it is the same in each attempt, though the schema has changed since.
-            prompt=f"Carry out {described(call)}.",
+            # Built from the arguments of the model, so that all attempts ask the same question even if the schema
+            # changes.
+            prompt=f"Carry out {describe_call(call)}.",
             input_kind="tool",
             answer_schema=self._result,
-            call=call.model_copy(update={"arguments": checked}),
+            call=call.model_copy(update={"arguments": arguments}),
         )
-        answer = await get_host(ctx).ask(ctx, question, self._read)
+        answer = await get_host(ctx).ask(ctx, question, self._validate)
         error = get_tool_error(answer)
         if error is not None:
             raise ToolError(error)
         return answer
 
-    def as_definition(self) -> dict[str, Any]:
-        """Write it as JSON data, for `client_tools=`."""
+    def to_definition(self) -> dict[str, Any]:
+        """Return the tool as JSON data for `client_tools=`."""
         definition = self.definition
         data = {"name": definition.name, "description": definition.description, "parameters": definition.parameters}
-        more = {"result": self._result, "strict": definition.strict, "timeout": self.timeout}
-        return data | {name: value for name, value in more.items() if value}
+        optional = {"result": self._result, "strict": definition.strict, "timeout": self.timeout}
+        return data | {name: value for name, value in optional.items() if value}
 
-    def _checked(self, arguments: dict[str, Any]) -> dict[str, Any]:
+    def _check_arguments(self, arguments: dict[str, Any]) -> dict[str, Any]:
         name, schema = self.definition.name, self.definition.parameters
         if self._model is not None:
             values = validate(self._model, arguments, name, schema.get("properties", {}))
             return values.model_dump(mode="json", by_alias=True)
-        wrong = find_mismatch(arguments, schema)
-        if wrong is not None:
-            raise ToolError(f"The arguments of {name} do not fit, and it was not called: {wrong}.")
+        problem = find_mismatch(arguments, schema)
+        if problem is not None:
+            raise ToolError(f"The arguments of {name} do not fit, and it was not called: {problem}.")
         return arguments
 
 
@@ -121,11 +124,12 @@ def client_tool(
     strict: bool = False,
     timeout: float | None = None,
 ) -> ClientTool:
-    """Make a tool that the client of a run carries out, such as a browser that shows a map.
+    """Create a tool that the client of a run executes, such as showing a map in a browser.
 
-    A call pauses the run as `input-required`, with a question of the kind `tool` whose `call` has the arguments; its
-    answer is the result of the call, and `{"error": "..."}` says that the client could not do it. With
-    `agent.run(on_input=...)` that function carries it out, and the run waits.
+    A call pauses the run as `input-required`, with a question of the kind `tool`. The `call` of the question has the
+    arguments, and the answer is the result of the call. `{"error": "..."}` reports a failure. With
+    `agent.run(on_input=...)`
+    the run waits while that function answers.
 
     Example::
 
@@ -136,131 +140,133 @@ def client_tool(
         )
 
     Args:
-        name: What the model calls it.
-        parameters: JSON Schema of the arguments, or a pydantic model of them; None for none. The client is asked only
-            for what fits.
-        description: What it is for, for the model.
-        result: JSON Schema of what the client has to answer, or its type; None takes anything.
-        strict: Ask the vendor for arguments that fit; the schema has to be one that it takes for that.
-        timeout: Seconds that the client has where `on_input` asks it. A pause may last.
+        name: Name of the tool for the model.
+        parameters: JSON Schema of the arguments, or a pydantic model. None for no arguments. The client only receives
+            valid arguments.
+        description: Description for the model.
+        result: JSON Schema or type of the result. None accepts any JSON value.
+        strict: True if the vendor should enforce the schema. It must conform to the vendor's rules for strict decoding.
+        timeout: Time limit in seconds if `on_input` answers. A paused run has no limit.
 
     Raises:
-        ConfigurationError: The name is not one that vendors take, or a schema is none.
+        ConfigurationError: If vendors do not accept the name, or a schema is invalid.
     """
     return ClientTool(name, parameters, description=description, result=result, strict=strict, timeout=timeout)
 
 
-def client_tools(given: Sequence[ClientTool | Mapping[str, Any]]) -> tuple[ClientTool, ...]:
-    """Make tools of the definitions that come with a run, which its client may have written.
+def client_tools(definitions: Sequence[ClientTool | Mapping[str, Any]]) -> tuple[ClientTool, ...]:
+    """Create tools from the definitions of a run, which may come from its client.
 
     Args:
-        given: A list of tools and of dicts with `name`, `description` and `parameters`, also in OpenAI's shape
-            `{"type": "function", "function": {...}}`.
+        definitions: Tools, or dicts with `name`, `description` and `parameters`. OpenAI's format
+            `{"type": "function", "function": {...}}` is accepted too.
 
     Raises:
-        ConfigurationError: One of them is wrong; it says which, and what is.
+        ConfigurationError: If a definition is invalid. The message names it.
     """
-    if len(given) > MOST:
-        raise ConfigurationError(f"client_tools has {len(given)} definitions: give {MOST} at most")
-    made: dict[str, ClientTool] = {}
-    for place, each in enumerate(given):
+    if len(definitions) > MAX_TOOLS:
+        raise ConfigurationError(f"client_tools must have at most {MAX_TOOLS} definitions, got {len(definitions)}")
+    tools: dict[str, ClientTool] = {}
+    for index, item in enumerate(definitions):
         try:
-            tool = each if isinstance(each, ClientTool) else _of(each)
+            tool = item if isinstance(item, ClientTool) else _parse_definition(item)
         except ConfigurationError as error:
-            raise ConfigurationError(f"client_tools[{place}]: {error}") from error
+            raise ConfigurationError(f"client_tools[{index}]: {error}") from error
         name = tool.definition.name
-        if name in made:
-            raise ConfigurationError(f"client_tools[{place}]: another one before it is called {name!r}")
-        made[name] = tool
-    size = sum(len(orjson.dumps(tool.as_definition())) for tool in made.values())
-    if size > LONGEST:
-        raise ConfigurationError(f"client_tools takes {size:,} characters as JSON: give {LONGEST:,} at most")
-    return tuple(made.values())
+        if name in tools:
+            raise ConfigurationError(f"client_tools[{index}]: an earlier tool is also named {name!r}")
+        tools[name] = tool
+    size = sum(len(orjson.dumps(tool.to_definition())) for tool in tools.values())
+    if size > MAX_CHARACTERS:
+        raise ConfigurationError(f"client_tools must have at most {MAX_CHARACTERS:,} characters as JSON, got {size:,}")
+    return tuple(tools.values())
 
 
-def _of(definition: Any) -> ClientTool:
+def _parse_definition(definition: Any) -> ClientTool:
     if not isinstance(definition, Mapping):
-        raise ConfigurationError(f"{quote_value(definition)} is not a definition: give a dict with name and parameters")
+        raise ConfigurationError(f"a definition must be a dict with name and parameters, got {quote_value(definition)}")
     fields: dict[Any, Any] = dict(cast("Mapping[Any, Any]", definition))
     if "type" in fields and fields.pop("type") != "function":
-        raise ConfigurationError(f"its type is to be 'function', not {quote_value(definition['type'])}")
+        raise ConfigurationError(f"type must be 'function', got {quote_value(definition['type'])}")
     if "function" in fields:
         inner = fields.pop("function")
         if fields or not isinstance(inner, Mapping):
-            raise ConfigurationError(f"its function is to be a dict, and stand alone, not {quote_value(definition)}")
+            raise ConfigurationError(f"function must be a dict and the only field, got {quote_value(definition)}")
         fields = dict(cast("Mapping[Any, Any]", inner))
     for name in fields:
         if name not in _FIELDS:
-            raise ConfigurationError(f"a definition has no {name!r}: it takes {', '.join(_FIELDS)}")
+            raise ConfigurationError(f"unknown field {name!r}; the fields are: {', '.join(_FIELDS)}")
     if "name" not in fields:
-        raise ConfigurationError("it has no name")
-    # Vendors write what is not there as null.
-    given = {name: value for name, value in fields.items() if value is not None}
-    # A type is for those who write the program: pydantic evaluates a text as the name of one.
-    if not isinstance(given.get("result", {}), Mapping):
-        raise ConfigurationError(f"its result is to be a JSON Schema, not {quote_value(given['result'])}")
-    return ClientTool(given.pop("name", ""), given.pop("parameters", None), **given)
+        raise ConfigurationError("name is missing")
+    # Clients write null for missing fields.
+    options = {name: value for name, value in fields.items() if value is not None}
+    # Types are only accepted from the program, because pydantic evaluates strings as names of types.
+    if not isinstance(options.get("result", {}), Mapping):
+        raise ConfigurationError(f"result must be a JSON Schema, got {quote_value(options['result'])}")
+    return ClientTool(options.pop("name", ""), options.pop("parameters", None), **options)
 
 
-def _check_texts(name: Any, description: Any) -> None:
+def _check_strings(name: Any, description: Any) -> None:
     if not isinstance(name, str):
-        raise ConfigurationError(f"the name of a tool is to be a text, not {quote_value(name)}")
+        raise ConfigurationError(f"a tool name must be a string, got {quote_value(name)}")
     check_name(name)
     if not isinstance(description, str):
-        raise ConfigurationError(f"tool {name!r}: its description is to be a text, not {quote_value(description)}")
+        raise ConfigurationError(f"tool {name!r}: description must be a string, got {quote_value(description)}")
 
 
-def _parameters_of(name: str, given: Any) -> dict[str, Any]:
-    if given is None or given == {}:
-        return _NOTHING
-    if isinstance(given, type) and issubclass(given, BaseModel):
-        return json_schema(given)
-    return _schema(name, "parameters", given, "object")
+def _make_parameters(name: str, parameters: Any) -> dict[str, Any]:
+    if parameters is None or parameters == {}:
+        return _NO_PARAMETERS
+    if isinstance(parameters, type) and issubclass(parameters, BaseModel):
+        return json_schema(parameters)
+    return _check_schema(name, "parameters", parameters, "object")
 
 
-def _result_of(name: str, given: Any) -> tuple[dict[str, Any], Callable[[Any], Any]]:
-    """The JSON Schema of the result of a tool, and what sees whether a result fits."""
+def _make_result(name: str, result: Any) -> tuple[dict[str, Any], Callable[[Any], Any]]:
+    """Return the JSON Schema of results, and a function that validates a result."""
     adapter: TypeAdapter[Any] | None = None
-    if given is None or isinstance(given, Mapping):
-        schema = {} if given is None else _schema(name, "result", given, None)
-    elif isinstance(given, str):
-        raise ConfigurationError(f"tool {name!r}: result={given!r} is a text: give the type itself, or a JSON Schema")
+    if result is None or isinstance(result, Mapping):
+        schema = {} if result is None else _check_schema(name, "result", result, None)
+    elif isinstance(result, str):
+        raise ConfigurationError(f"tool {name!r}: result must be a type or a JSON Schema, got the string {result!r}")
     else:
         try:
-            adapter = TypeAdapter(given)
+            adapter = TypeAdapter(result)
             schema = adapter.json_schema()
         except PydanticUserError as error:
-            raise ConfigurationError(f"tool {name!r}: result={given!r} is neither a JSON Schema nor a type") from error
+            raise ConfigurationError(
+                f"tool {name!r}: result must be a JSON Schema or a type, got {result!r}"
+            ) from error
         except SchemaError as error:
             raise ConfigurationError(
-                f"tool {name!r}: result={given!r} cannot be checked: {explain_schema_error(error)}"
+                f"tool {name!r}: result={result!r} cannot be validated: {explain_schema_error(error)}"
             ) from error
 
-    def read(value: Any) -> Any:
+    def check_result(value: Any) -> Any:
         if get_tool_error(value) is None:
-            wrong = find_mismatch(value, schema)
-            if wrong is not None:
-                raise ValueError(wrong)
+            problem = find_mismatch(value, schema)
+            if problem is not None:
+                raise ValueError(problem)
             if adapter is not None:
                 adapter.validate_python(value)
         return value
 
-    return schema, read
+    return schema, check_result
 
 
-def _schema(name: str, what: str, given: Any, kind: str | None) -> dict[str, Any]:
-    wrong = find_schema_error(given, kind)
-    if wrong is not None:
-        raise ConfigurationError(f"tool {name!r}: its {what} are no JSON Schema: {wrong}")
+def _check_schema(name: str, field: str, schema: Any, root_type: str | None) -> dict[str, Any]:
+    problem = find_schema_error(schema, root_type)
+    if problem is not None:
+        raise ConfigurationError(f"tool {name!r}: {field} must be a JSON Schema: {problem}")
     try:
-        kept = freeze_json(given, what)
+        frozen = freeze_json(schema, field)
     except InvalidEvent as error:
         raise ConfigurationError(f"tool {name!r}: {error}") from error
-    # The run is read back with what was kept: a number that JSON cannot hold has become a text.
-    wrong = find_schema_error(kept, kind)
-    if wrong is not None:
-        raise ConfigurationError(f"tool {name!r}: its {what} cannot be kept as JSON: {wrong}")
-    return kept
+    # Check the frozen schema as well, because numbers that JSON cannot represent were converted to strings.
+    problem = find_schema_error(frozen, root_type)
+    if problem is not None:
+        raise ConfigurationError(f"tool {name!r}: {field} cannot be stored as JSON: {problem}")
+    return frozen
 
 
 FieldType = Literal["string", "number", "integer", "boolean"]
@@ -296,8 +302,10 @@ async def request_input(
 
 
 def _form(fields: dict[str, FieldType]) -> type[BaseModel]:
-    bad = [name for name in fields if not name.isidentifier() or name.startswith("_") or name in dir(BaseModel)]
-    if bad:
-        raise ToolError(f"{', '.join(map(repr, bad))} cannot be the name of a field: use plain words in snake_case.")
+    invalid = [name for name in fields if not name.isidentifier() or name.startswith("_") or name in dir(BaseModel)]
+    if invalid:
+        raise ToolError(
+            f"{', '.join(map(repr, invalid))} cannot be the name of a field: use plain words in snake_case."
+        )
     definitions: dict[str, Any] = {name: (_TYPES[kind], ...) for name, kind in fields.items()}
     return create_model("Answer", __config__=ConfigDict(extra="forbid"), **definitions)

@@ -76,7 +76,7 @@ class _Collector:
 
     def __init__(self, names: _Names) -> None:
         self.names = names
-        self.kept: list[str] = []
+        self.unmatched_lines: list[str] = []
         self._texts: dict[str, list[str]] = {}
 
     def add(self, entry: _Entry, lines: Iterable[str]) -> None:
@@ -103,59 +103,63 @@ def parse(text: str | None, names: Collection[str] | None = None, hidden: Collec
     """
     collector = _Collector(_Names(names, hidden))
     lines = inspect.cleandoc((text or "").replace("\r\n", "\n").replace("\r", "\n")).splitlines()
-    at = 0
-    while at < len(lines):
-        at = _read_field(lines, at, collector) or _read_section(lines, at, collector) or _keep(lines, at, collector)
-    description = re.sub(r"\n{3,}", "\n\n", "\n".join(collector.kept)).strip()
+    index = 0
+    while index < len(lines):
+        index = (
+            _read_field(lines, index, collector)
+            or _read_section(lines, index, collector)
+            or _keep(lines, index, collector)
+        )
+    description = re.sub(r"\n{3,}", "\n\n", "\n".join(collector.unmatched_lines)).strip()
     return Docstring(description, collector.parameters())
 
 
-def _keep(lines: list[str], at: int, collector: _Collector) -> int:
-    collector.kept.append(lines[at])
-    return at + 1
+def _keep(lines: list[str], index: int, collector: _Collector) -> int:
+    collector.unmatched_lines.append(lines[index])
+    return index + 1
 
 
-def _read_section(lines: list[str], at: int, collector: _Collector) -> int | None:
+def _read_section(lines: list[str], index: int, collector: _Collector) -> int | None:
     """Read a section, and return the line after it. Return None if no known section starts here."""
-    if at + 1 < len(lines) and _UNDERLINE.match(lines[at + 1]):
-        return _read_underlined_section(lines, at, collector)
-    end = _block_end(lines, at + 1)
-    header, inline = _HEADER.match(lines[at]), _INLINE.match(lines[at])
-    if header and end > at + 1:
+    if index + 1 < len(lines) and _UNDERLINE.match(lines[index + 1]):
+        return _read_underlined_section(lines, index, collector)
+    end = _block_end(lines, index + 1)
+    header, inline = _HEADER.match(lines[index]), _INLINE.match(lines[index])
+    if header and end > index + 1:
         title = header[1].lower()
         if title in _PARAMETERS:
-            _read_block(lines[at + 1 : end], collector, _match_entry, title=lines[at])
+            _read_block(lines[index + 1 : end], collector, _match_entry, title=lines[index])
             return end
         return end if title in _DROPPED else None
     if inline and inline[1].lower() in _PARAMETERS:
         entry = _match_entry(inline[2], collector.names)
         if entry is not None:
             collector.add(entry, ())
-            if end > at + 1:
-                _read_block(lines[at + 1 : end], collector, _match_entry, entry=entry)
-            return max(end, at + 1)
+            if end > index + 1:
+                _read_block(lines[index + 1 : end], collector, _match_entry, entry=entry)
+            return max(end, index + 1)
     return None
 
 
-def _read_underlined_section(lines: list[str], at: int, collector: _Collector) -> int | None:
-    title = lines[at].strip().lower()
+def _read_underlined_section(lines: list[str], index: int, collector: _Collector) -> int | None:
+    title = lines[index].strip().lower()
     if title not in _PARAMETERS and title not in _DROPPED:
         return None
-    end = at + 2
+    end = index + 2
     while end < len(lines) and not (end + 1 < len(lines) and lines[end].strip() and _UNDERLINE.match(lines[end + 1])):
         end += 1
     if title in _PARAMETERS:
-        _read_block(lines[at + 2 : end], collector, _match_underlined_entry, title=f"{lines[at].strip()}:")
+        _read_block(lines[index + 2 : end], collector, _match_underlined_entry, title=f"{lines[index].strip()}:")
     return end
 
 
-def _read_field(lines: list[str], at: int, collector: _Collector) -> int | None:
+def _read_field(lines: list[str], index: int, collector: _Collector) -> int | None:
     """Read a Sphinx field such as `:param city: A city.`, and return the line after it."""
-    field = _FIELD.match(lines[at])
+    field = _FIELD.match(lines[index])
     if field is None:
         return None
     kind, argument, text = field[1].lower(), field[2].strip(), field[3]
-    end = max(_block_end(lines, at + 1), at + 1)
+    end = max(_block_end(lines, index + 1), index + 1)
     if kind in _DROPPED_FIELDS:
         return end
     if kind not in _PARAMETER_FIELDS and kind != "type":
@@ -167,7 +171,7 @@ def _read_field(lines: list[str], at: int, collector: _Collector) -> int | None:
     if not collector.names.accepts(names):
         return None
     if kind != "type":
-        collector.add(_Entry(names, text), lines[at + 1 : end])
+        collector.add(_Entry(names, text), lines[index + 1 : end])
     return end
 
 
@@ -179,66 +183,70 @@ def _read_block(
 ) -> None:
     """Read the entries of a section, and add all other lines to the description."""
     margin = min((len(line) - len(line.lstrip()) for line in block if line.strip()), default=0)
-    depth, kept, at = 0, list[str](), 0
-    while at < len(block):
-        line = block[at][margin:].rstrip()
-        here = len(line) - len(line.lstrip())
-        at += 1
+    depth, unmatched_lines, index = 0, list[str](), 0
+    while index < len(block):
+        line = block[index][margin:].rstrip()
+        indent = len(line) - len(line.lstrip())
+        index += 1
         # Entries may be indented under a heading.
-        found = match(line.strip(), collector.names) if line and (here <= depth or entry is None) else None
-        for more in range(1, _TYPE_LINES):
-            if found is None and line and here <= depth and _is_open(line) and at + more <= len(block):
-                joined = " ".join(each.strip() for each in [line, *block[at : at + more]])
-                found = match(joined, collector.names)
-                at += more if found is not None else 0
-        if found is not None:
+        new_entry = match(line.strip(), collector.names) if line and (indent <= depth or entry is None) else None
+        for extra in range(1, _TYPE_LINES):
+            if new_entry is None and line and indent <= depth and _is_open(line) and index + extra <= len(block):
+                joined = " ".join(each.strip() for each in [line, *block[index : index + extra]])
+                new_entry = match(joined, collector.names)
+                index += extra if new_entry is not None else 0
+        if new_entry is not None:
             if (
                 match is _match_underlined_entry
-                and at < len(block)
-                and block[at][margin + here : margin + here + 1].isspace()
+                and index < len(block)
+                and block[index][margin + indent : margin + indent + 1].isspace()
             ):
                 # The text after the name is a type, because a description follows.
-                found = found._replace(text="")
-            entry, depth = found, here
+                new_entry = new_entry._replace(text="")
+            entry, depth = new_entry, indent
             collector.add(entry, ())
-        elif match is _match_underlined_entry and line and here == 0:
+        elif match is _match_underlined_entry and line and indent == 0:
             entry, depth = None, 0
-            kept.append(line)
-        elif here <= depth and _is_unknown_entry(line, collector.names):
-            entry, depth = None, here
-            kept.append(line)
+            unmatched_lines.append(line)
+        elif indent <= depth and _is_unknown_entry(line, collector.names):
+            entry, depth = None, indent
+            unmatched_lines.append(line)
         elif entry is not None:
             collector.add(entry._replace(text=line.strip()), ())
         else:
-            kept.append(line)
-    if any(kept):
+            unmatched_lines.append(line)
+    if any(unmatched_lines):
         is_titled = title.rstrip(":").lower() == "attributes"
-        collector.kept += [title, *(f"    {line}" if line else "" for line in kept)] if is_titled else [*kept, ""]
+        collector.unmatched_lines += (
+            [title, *(f"    {line}" if line else "" for line in unmatched_lines)]
+            if is_titled
+            else [*unmatched_lines, ""]
+        )
 
 
 def _match_entry(line: str, names: _Names) -> _Entry | None:
     """Match an entry such as `city (str, optional): A city.`."""
-    found = _NAMES.match(line)
-    if found is None:
+    match = _NAMES.match(line)
+    if match is None:
         return None
-    own = _split_names(found[1])
-    rest = _skip_type(line[found.end() :])
-    separator = (_COLON if names.shown is None else _SEPARATOR).match(rest)
-    if separator is None or not names.accepts(own):
+    entry_names = _split_names(match[1])
+    remainder = _skip_type(line[match.end() :])
+    separator = (_COLON if names.shown is None else _SEPARATOR).match(remainder)
+    if separator is None or not names.accepts(entry_names):
         return None
-    return _Entry(own, rest[separator.end() :])
+    return _Entry(entry_names, remainder[separator.end() :])
 
 
 def _match_underlined_entry(line: str, names: _Names) -> _Entry | None:
     """Match an entry of the numpy style: `city : str`, with the text on the lines below."""
-    found = _NAMES.match(line)
-    if found is None:
+    match = _NAMES.match(line)
+    if match is None:
         return None
-    own = _split_names(found[1])
-    rest = line[found.end() :]
-    if (rest and not rest.startswith(":")) or not names.accepts(own):
+    entry_names = _split_names(match[1])
+    remainder = line[match.end() :]
+    if (remainder and not remainder.startswith(":")) or not names.accepts(entry_names):
         return None
-    return _Entry(own, rest[1:].strip())
+    return _Entry(entry_names, remainder[1:].strip())
 
 
 def _split_names(text: str) -> list[str]:
@@ -262,7 +270,7 @@ def _skip_type(text: str) -> str:
         return text
     stack: list[str] = []
     quote = ""
-    for at, character in enumerate(text):
+    for index, character in enumerate(text):
         if quote:
             quote = "" if character == quote else quote
         elif character in "'\"":
@@ -272,24 +280,24 @@ def _skip_type(text: str) -> str:
         elif stack and character == stack[-1]:
             stack.pop()
             if not stack:
-                return text[at + 1 :]
+                return text[index + 1 :]
     return text
 
 
 def _block_end(lines: list[str], start: int) -> int:
-    """The first line from `start` on that is neither blank nor indented; `start` itself if no line is indented."""
+    """Return the index after the last indented line of the block at `start`, or `start` if no line is indented."""
     end = start
-    for at in range(start, len(lines)):
-        if not lines[at].strip():
+    for index in range(start, len(lines)):
+        if not lines[index].strip():
             continue
-        if not lines[at][0].isspace():
+        if not lines[index][0].isspace():
             break
-        end = at + 1
+        end = index + 1
     return end
 
 
 def _flow(lines: list[str]) -> str:
-    """Join lines that were wrapped; blank lines and list items stay where they are."""
+    """Join wrapped lines. Blank lines and list items keep their line breaks."""
     text = ""
     for line in lines:
         if not line:

@@ -1,4 +1,4 @@
-"""Execution of a function on the loop, in a thread, or as a generator, whatever wraps it."""
+"""Signatures and execution of functions: on the event loop, in a thread, or as a generator."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ from rxloop.tools.result_parts import TooLarge
 _PARTIAL_DOC = functools.partial.__doc__
 
 
-def layers(function: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
-    """Yield a callable and each callable inside it; the last one is the plain function or class."""
-    seen: set[int] = set()
+def iterate_layers(function: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
+    """Yield a callable and each callable that it wraps. The last one is the plain function or class."""
+    visited: set[int] = set()
     layer = function
-    while layer is not None and id(layer) not in seen:
+    while layer is not None and id(layer) not in visited:
         yield layer
-        seen.add(id(layer))
-        layer = _inside(layer)
+        visited.add(id(layer))
+        layer = _get_inner(layer)
 
 
-def plain_function(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Find the function inside partials, methods, decorators and objects with `__call__`."""
-    return list(layers(function))[-1]
+def find_plain_function(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function inside partials, methods, decorators and objects with `__call__`."""
+    return list(iterate_layers(function))[-1]
 
 
-def signature(function: Callable[..., Any]) -> inspect.Signature:
+def read_signature(function: Callable[..., Any]) -> inspect.Signature:
     """Return the signature of a callable without bound arguments.
 
     `inspect.signature` turns keyword arguments of a partial into defaults. It also skips a partial if
@@ -54,16 +54,16 @@ def signature(function: Callable[..., Any]) -> inspect.Signature:
         NameError: An annotation in an explicit signature cannot be resolved.
     """
     try:
-        found = inspect.signature(_unwrap(function))
+        full_signature = inspect.signature(_unwrap(function))
     except ValueError as error:
-        if any(_partial_of(layer) is not None for layer in layers(function)):
+        if any(_get_partial(layer) is not None for layer in iterate_layers(function)):
             # The original message contains the bound values.
             raise ValueError("its bound arguments do not match the function") from None
         raise error
-    bound, explicit = _bound_by_keyword(function)
+    bound, explicit = _collect_bound_keywords(function)
     parameters = [
         parameter
-        for parameter in found.parameters.values()
+        for parameter in full_signature.parameters.values()
         if parameter.kind is inspect.Parameter.POSITIONAL_ONLY
         or not (
             parameter.name in bound
@@ -71,28 +71,28 @@ def signature(function: Callable[..., Any]) -> inspect.Signature:
             and (not explicit or any(parameter.default is value for value in bound[parameter.name]))
         )
     ]
-    return found.replace(parameters=parameters)
+    return full_signature.replace(parameters=parameters)
 
 
-def parameter_names(function: Callable[..., Any]) -> set[str]:
+def list_parameter_names(function: Callable[..., Any]) -> set[str]:
     """Return the names of all parameters of a callable, including bound arguments and `self`."""
     names: set[str] = {"self", "cls"}
-    for layer in layers(function):
-        holder = _partial_of(layer)
-        names.update(() if holder is None else holder.keywords)
+    for layer in iterate_layers(function):
+        partial = _get_partial(layer)
+        names.update(() if partial is None else partial.keywords)
         with suppress(TypeError, ValueError, NameError):
             names.update(inspect.signature(layer).parameters)
     return names
 
 
-def documentation(function: Callable[..., Any]) -> str | None:
-    """Return the docstring of a callable: its own, or that of the function inside a partial or an object."""
-    for layer in layers(function):
+def read_docstring(function: Callable[..., Any]) -> str | None:
+    """Return the docstring of a callable or of the function inside a partial or an object."""
+    for layer in iterate_layers(function):
         # Partials and callable objects inherit the docstring of their class.
         is_documented = inspect.isroutine(layer) or hasattr(layer, "__wrapped__")
         if is_documented and layer.__doc__ not in (None, _PARTIAL_DOC):
             return layer.__doc__
-    plain = plain_function(function)
+    plain = find_plain_function(function)
     text = plain.__doc__
     if isinstance(plain, type) and text is not None and text.startswith(f"{plain.__name__}("):
         # `dataclass` and `NamedTuple` generate this text. It lists all fields, including bound arguments.
@@ -100,20 +100,20 @@ def documentation(function: Callable[..., Any]) -> str | None:
     return text
 
 
-def label(function: Any) -> str:
-    """Return a name for error messages. It contains no bound arguments and no object fields."""
+def describe_function(function: Any) -> str:
+    """Return a name for error messages, without bound arguments and fields of objects."""
     if isinstance(function, functools.partial):
-        inside = plain_function(cast("functools.partial[Any]", function))
-        return f"a functools.partial of {getattr(inside, '__qualname__', type(inside).__qualname__)}"
+        inner = find_plain_function(cast("functools.partial[Any]", function))
+        return f"a functools.partial of {getattr(inner, '__qualname__', type(inner).__qualname__)}"
     name = getattr(function, "__qualname__", None)
     return name if isinstance(name, str) else f"an object of type {type(function).__qualname__}"
 
 
-def _inside(function: Any) -> Callable[..., Any] | None:
+def _get_inner(function: Any) -> Callable[..., Any] | None:
     """Return the callable that a callable calls, or None for a plain function, a builtin or a class."""
-    holder = _partial_of(function)
-    if holder is not None:
-        return holder.func
+    partial = _get_partial(function)
+    if partial is not None:
+        return partial.func
     if hasattr(function, "__func__"):
         return function.__func__
     if hasattr(function, "__wrapped__"):
@@ -123,7 +123,7 @@ def _inside(function: Any) -> Callable[..., Any] | None:
 
 
 def _unwrap(function: Any) -> Callable[..., Any]:
-    """Return an equivalent callable, in which no partial is hidden by a `__wrapped__`."""
+    """Return an equivalent callable in which no `__wrapped__` hides a partial."""
     if hasattr(function, "__signature__"):
         return function
     if isinstance(function, functools.partial):
@@ -134,28 +134,28 @@ def _unwrap(function: Any) -> Callable[..., Any]:
     return _unwrap(function.__wrapped__) if hasattr(function, "__wrapped__") else function
 
 
-def _bound_by_keyword(function: Callable[..., Any]) -> tuple[dict[str, list[Any]], bool]:
-    """Collect the values that partials bind by keyword, and tell if a signature outside of them is explicit."""
+def _collect_bound_keywords(function: Callable[..., Any]) -> tuple[dict[str, list[Any]], bool]:
+    """Return the values that partials bind by keyword, and whether a signature outside of the partials is explicit."""
     bound: dict[str, list[Any]] = {}
     explicit = False
-    for layer in layers(function):
+    for layer in iterate_layers(function):
         explicit = explicit or (hasattr(layer, "__signature__") and not bound)
-        holder = _partial_of(layer)
-        keywords: dict[str, Any] = {} if holder is None else holder.keywords
+        partial = _get_partial(layer)
+        keywords: dict[str, Any] = {} if partial is None else partial.keywords
         for name, value in keywords.items():
             bound.setdefault(name, []).append(value)
     return bound, explicit
 
 
-def _partial_of(function: Any) -> functools.partial[Any] | functools.partialmethod[Any] | None:
+def _get_partial(function: Any) -> functools.partial[Any] | functools.partialmethod[Any] | None:
     """Return the partial or the `partialmethod` behind a callable, or None."""
     if isinstance(function, functools.partial):
         return cast("functools.partial[Any]", function)
     # Python 3.13 renamed the attribute.
     for name in ("__partialmethod__", "_partialmethod"):
-        found = getattr(function, name, None)
-        if isinstance(found, functools.partialmethod):
-            return cast("functools.partialmethod[Any]", found)
+        candidate = getattr(function, name, None)
+        if isinstance(candidate, functools.partialmethod):
+            return cast("functools.partialmethod[Any]", candidate)
     return None
 
 
@@ -166,48 +166,48 @@ T = TypeVar("T")
 log = logging.getLogger("rxloop")
 
 
-def caller_of(function: Callable[..., Any], name: str) -> Call:
-    """Choose what carries out a call of that function, by its kind."""
-    inner = plain_function(function)
+def make_caller(function: Callable[..., Any], name: str) -> Call:
+    """Return a function that executes calls of `function` according to its kind."""
+    inner = find_plain_function(function)
 
-    async def on_the_loop(args: list[Any], kwargs: dict[str, Any], ctx: RunContext[Any]) -> Any:
+    async def call_on_loop(args: list[Any], kwargs: dict[str, Any], ctx: RunContext[Any]) -> Any:
         return await function(*args, **kwargs)
 
-    async def as_async_generator(args: list[Any], kwargs: dict[str, Any], ctx: RunContext[Any]) -> Any:
+    async def run_async_generator(args: list[Any], kwargs: dict[str, Any], ctx: RunContext[Any]) -> Any:
         return await _drain_async(function(*args, **kwargs), ctx)
 
-    async def as_generator(args: list[Any], kwargs: dict[str, Any], ctx: RunContext[Any]) -> Any:
-        return await _in_thread(lambda stop: _drain(function(*args, **kwargs), ctx, stop), name)
+    async def run_generator(args: list[Any], kwargs: dict[str, Any], ctx: RunContext[Any]) -> Any:
+        return await _run_in_thread(lambda stop: _drain(function(*args, **kwargs), ctx, stop), name)
 
-    async def in_a_thread(args: list[Any], kwargs: dict[str, Any], ctx: RunContext[Any]) -> Any:
-        value = await _in_thread(lambda stop: function(*args, **kwargs), name)
-        # A decorator may have hidden that the function is async.
+    async def call_in_thread(args: list[Any], kwargs: dict[str, Any], ctx: RunContext[Any]) -> Any:
+        value = await _run_in_thread(lambda stop: function(*args, **kwargs), name)
+        # A decorator may hide that the function is async.
         if inspect.isasyncgen(value):
             return await _drain_async(value, ctx)
         return await value if inspect.isawaitable(value) else value
 
     if inspect.isasyncgenfunction(function) or inspect.isasyncgenfunction(inner):
-        return as_async_generator
+        return run_async_generator
     if inspect.iscoroutinefunction(function):
-        return on_the_loop
+        return call_on_loop
     if inspect.isgeneratorfunction(function) or inspect.isgeneratorfunction(inner):
-        return as_generator
-    return on_the_loop if inspect.iscoroutinefunction(inner) else in_a_thread
+        return run_generator
+    return call_on_loop if inspect.iscoroutinefunction(inner) else call_in_thread
 
 
-_NOTHING: Any = object()
+_MISSING: Any = object()
 
 
 class _Report:
-    """What a generator has yielded so far: events and progress go out, the last value is kept."""
+    """Publishes the values that a generator yields, and keeps the last one."""
 
     def __init__(self, ctx: RunContext[Any]) -> None:
         self._ctx = ctx
-        self._held: Any = _NOTHING
+        self._pending: Any = _MISSING
         self.last: Any = None
 
     def take(self, value: Any) -> None:
-        """Take one value that was yielded."""
+        """Handle a yielded value."""
         if isinstance(value, Event):
             self._ctx.emit(value)
             return
@@ -216,13 +216,13 @@ class _Report:
         if isinstance(value, str):
             self._ctx.progress(replace_surrogates(value))
         else:
-            self._held = value
+            self._pending = value
 
     def flush(self) -> None:
-        """Report the value that was held back: it is progress, since it is not the last."""
-        if self._held is not _NOTHING:
-            self._ctx.progress(_text(self._held))
-            self._held = _NOTHING
+        """Publish the pending value as progress, because another value follows it."""
+        if self._pending is not _MISSING:
+            self._ctx.progress(_text(self._pending))
+            self._pending = _MISSING
 
 
 def _text(value: Any) -> str:
@@ -260,29 +260,29 @@ def _drain(generator: Generator[Any, None, Any], ctx: RunContext[Any], stop: thr
     return None
 
 
-async def _in_thread(work: Callable[[threading.Event], T], name: str) -> T:
-    """Run work in a thread; if this is cancelled, the event that the work gets is set."""
-    # Imported here, because making a tool needs nothing of a run.
+async def _run_in_thread(work: Callable[[threading.Event], T], name: str) -> T:
+    """Run work in a thread. On cancellation, the event passed to `work` is set."""
+    # Imported lazily, because creating a tool does not need it.
     from rxloop.support.threads import run_in_thread
 
     stop = threading.Event()
 
-    def left() -> None:
-        log.warning("the function of tool %r still runs in its thread; its result will be dropped", name)
+    def warn_abandoned() -> None:
+        log.warning("Function of tool %r still runs in its thread; its result will be discarded", name)
 
     try:
-        return await run_in_thread(lambda: work(stop), on_abandoned=left)
+        return await run_in_thread(lambda: work(stop), on_abandoned=warn_abandoned)
     finally:
         stop.set()
 
 
 async def call_with_limit(tool: Tool, seconds: float, deadline: asyncio.Timeout, ctx: RunContext[Any]) -> Any:
-    """Call a tool with a time limit, which stops while the tool asks a person.
+    """Call a tool with a time limit, which does not count the time of questions to a person.
 
     Args:
         tool: The tool.
-        seconds: Time limit.
-        deadline: Timeout without a deadline, which is set when the time is over.
+        seconds: Time limit in seconds.
+        deadline: Timeout without a deadline. It is rescheduled to expire when the limit is reached.
         ctx: Context of the call.
     """
     call = ctx.call
@@ -292,20 +292,20 @@ async def call_with_limit(tool: Tool, seconds: float, deadline: asyncio.Timeout,
     now = asyncio.get_running_loop().time
     async with deadline:
         with scope.start_limit(seconds, lambda: deadline.reschedule(now())), scope.enter():
-            return await watched(tool.call(thaw(call.arguments), ctx), call.name)
+            return await watch_steps(tool.call(thaw(call.arguments), ctx), call.name)
 
 
-_NO_DEPS = " (the run was given no deps: a tool that uses ctx.deps wants agent.run(..., deps=...))"
+_NO_DEPS = " (the run has no deps; a tool that uses ctx.deps needs agent.run(..., deps=...))"
 
 
 def to_failure(error: BaseException, tool: Tool, ctx: RunContext[Any], *, timed_out: bool) -> dict[str, Any] | None:
-    """Return the fields of the failed result for an exception of a call, or None if the exception must be raised.
+    """Return the fields of the failed result for an exception, or None if the exception must be raised.
 
     Args:
-        error: Exception of the call.
+        error: Exception raised by the call.
         tool: The tool.
         ctx: Context of the call.
-        timed_out: True if the time limit of the tool ended the call.
+        timed_out: True if the time limit of the tool was exceeded.
     """
     name = tool.definition.name if ctx.call is None else ctx.call.name
     if isinstance(error, ToolError):
@@ -325,53 +325,53 @@ def to_failure(error: BaseException, tool: Tool, ctx: RunContext[Any], *, timed_
         return make_failure(f"{name} tried to exit the process with status {error.code}.")
     if not isinstance(error, Exception):
         return None
-    # The traceback is only for the log, because the model cannot use it.
+    # The traceback is only logged, because the model cannot use it.
     hint = _NO_DEPS if ctx.deps is None and "NoneType" in str(error) else ""
-    log.warning("the tool %s failed%s", public_name(ctx), hint, exc_info=error)
+    log.warning("Tool %s failed%s", public_name(ctx), hint, exc_info=error)
     return make_failure(explain_error(error))
 
 
 def public_name(ctx: RunContext[Any]) -> str:
-    """Return a name of the tool that everyone may read. A hidden tool is named by its slot."""
+    """Return a name of the tool for logs and clients. Hidden tools are named by their slot."""
     return f"{ctx.step}/{ctx.index}" if ctx.call is None or ctx.call.hidden else ctx.call.name
 
 
-TOO_LONG = 0.5
-"""Seconds that a step of a tool may take between two of its awaits."""
+MAX_STEP_SECONDS = 0.5
+"""Seconds after which a step without an await is reported."""
 
 
 @types.coroutine
-def watched(work: Awaitable[T], tool: str) -> Generator[Any, Any, T]:
-    """Await something, and warn, once, if one of its steps holds the event loop.
+def watch_steps(work: Awaitable[T], tool: str) -> Generator[Any, Any, T]:
+    """Await an awaitable, and log one warning if one of its steps blocks the event loop.
 
-    It does what `yield from` does, and looks at the time before and after each step.
+    Works like `yield from`, but measures the duration of each step.
 
     Args:
-        work: What the tool does.
-        tool: Its name.
+        work: Awaitable of the tool call.
+        tool: Name of the tool for the warning.
     """
     steps = work.__await__()
-    longest = TOO_LONG
-    given: Any = None
-    thrown: BaseException | None = None
+    limit = MAX_STEP_SECONDS
+    value: Any = None
+    exception: BaseException | None = None
     while True:
-        begin = time.perf_counter()
+        started_at = time.perf_counter()
         try:
-            waits_for = steps.throw(thrown) if thrown is not None else steps.send(given)
+            awaited = steps.throw(exception) if exception is not None else steps.send(value)
         except StopIteration as end:
             return end.value
         finally:
-            took = time.perf_counter() - begin
-            if took > longest:
-                longest = float("inf")
+            duration = time.perf_counter() - started_at
+            if duration > limit:
+                limit = float("inf")
                 log.warning(
-                    "the tool %s held the event loop for %.1f s, and every run of the process with it: "
-                    "await what takes so long, or do it in a thread, where a function without `async` runs",
+                    "Tool %s blocked the event loop and all runs of the process for %.1f s; "
+                    "await the slow operation, or use a function without `async`, which runs in a thread",
                     tool,
-                    took,
+                    duration,
                 )
-        given, thrown = None, None
+        value, exception = None, None
         try:
-            given = yield waits_for
+            value = yield awaited
         except BaseException as error:
-            thrown = error
+            exception = error

@@ -1,4 +1,4 @@
-"""Tools made of functions."""
+"""Tools created from functions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rxloop.errors import ConfigurationError, RxloopError
 from rxloop.pipeline.interfaces import Tool
 from rxloop.pipeline.requests import ToolDefinition
 from rxloop.pipeline.run_context import RunContext
-from rxloop.tools.execution import caller_of, label
+from rxloop.tools.execution import describe_function, make_caller
 from rxloop.tools.result import MAX_RESULT
 
 P = ParamSpec("P")
@@ -30,15 +30,15 @@ _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
 class Function(Protocol):
-    """A function, as it may stand among the tools of an agent. A `FunctionTool` is not one: its deps have to fit."""
+    """A function in the tools of an agent. `FunctionTool` does not match, because its deps are checked."""
 
     @property
     def __name__(self) -> str:
-        """What the model calls it."""
+        """Name of the tool."""
         ...
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Carry out one call."""
+        """Execute a call."""
         ...
 
 
@@ -75,30 +75,30 @@ class ToolOptions(CallOptions, total=False):
 
 
 class FunctionTool(Generic[C, P, R]):
-    """A function that a model can call, and that can still be called as the function.
+    """A function that a model can call. It is still callable as a function.
 
-    Of a function whose first parameter is a `RunContext[Deps]` it is a tool for agents with these deps; any other fits
-    every agent.
+    If the first parameter is a `RunContext[Deps]`, the tool is for agents with these deps. Other tools fit every agent.
 
-    The schema of its parameters comes from the type hints; the descriptions come from a Google-style docstring, or
-    from `Annotated[..., Field(description=...)]`, which goes before it. A parameter annotated `RunContext` gets the
+    The schema of the parameters is created from the type hints. Descriptions come from a Google-style docstring or from
+    `Annotated[..., Field(description=...)]`, which takes precedence. A parameter annotated with `RunContext` receives
+    the
     context of the run and is not shown to the model.
     """
 
     definition: ToolDefinition
-    """Name, description and schema, as they are offered to the model."""
+    """Name, description and schema for the model."""
     timeout: float | None
-    """Seconds until a call is cut off; None means no limit."""
+    """Time limit of a call in seconds. None for no limit."""
     idempotent: bool
-    """Whether a call that was interrupted may be made again."""
+    """True if an interrupted call may be repeated."""
     read_only: bool
-    """Whether a call changes nothing, so that it may be started early, and for nothing."""
+    """True if calls have no side effects, so that they may be started early and discarded."""
     approve: bool | str
-    """Whether a person must agree to each call; a text is the question."""
+    """True if calls require approval. A string is the question."""
     max_result: int | None
-    """Characters of a result that the model reads; None means no limit."""
+    """Maximum number of characters that the model reads of a result. None for no limit."""
     takes_context: bool
-    """True if a call gets the context of the run, without which it cannot ask a person."""
+    """True if the function receives the context of the run, which it needs to ask questions."""
 
     def __init__(
         self,
@@ -107,25 +107,26 @@ class FunctionTool(Generic[C, P, R]):
         local_names: Mapping[str, Any] | None = None,
         **options: Unpack[ToolOptions],
     ) -> None:
-        """Make a tool of a function; `tool` is the usual way.
+        """Create a tool from a function. Prefer `tool`.
 
         Args:
             function: The function.
-            local_names: Names that annotations written as text may use beside those of the function's module.
+            local_names: Local names for annotations that are strings, in addition to the names of the function's
+                module.
             **options: See `ToolOptions`.
 
         Raises:
             ConfigurationError: As for `tool`.
-            TypeError: An option is unknown.
+            TypeError: If an option is unknown.
         """
-        # Imported here: a program without tools need not load what reads signatures and docstrings.
+        # Imported lazily, because programs without tools do not need the parsers for signatures and docstrings.
         from rxloop.tools.signature import Parameters
 
         _check_names("FunctionTool.__init__", options)
-        # First, because it copies the attributes of the function.
+        # First, because this copies the attributes of the function.
         functools.update_wrapper(self, function)
         name = options.get("name")
-        name = name if name is not None else _name_of(function)
+        name = name if name is not None else _get_function_name(function)
         check_name(name)
         _check_options(name, options)
         description = options.get("description")
@@ -134,11 +135,11 @@ class FunctionTool(Generic[C, P, R]):
         self._parameters = Parameters(function, name, local_names, strict=strict)
         self.approve = options.get("approve", False)
         if not isinstance(self.approve, bool):
-            # Imported here, because importing rxloop is quicker without.
+            # Imported lazily to speed up the import of rxloop.
             from rxloop.tools.approval import check_approve
 
             check_approve(name, self.approve, self._parameters.schema.get("properties", {}))
-        self._call = caller_of(function, name)
+        self._call = make_caller(function, name)
         self._enabled = options.get("enabled")
         self.definition = ToolDefinition(
             name=name,
@@ -154,53 +155,51 @@ class FunctionTool(Generic[C, P, R]):
         self.takes_context = self._parameters.takes_context
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call the function itself: no validation, no thread, no timeout."""
+        """Call the function directly, without validation, thread or timeout."""
         return self._function(*args, **kwargs)
 
     def __repr__(self) -> str:
         return f"<tool {self.definition.name}>"
 
     @property
-    def asks(self) -> bool:
-        """Whether a function of the user's decides if the tool is offered."""
+    def is_conditional(self) -> bool:
+        """True if a function of the user decides whether the tool is offered."""
         return self._enabled is not None
 
     def enabled(self, ctx: RunContext[C]) -> bool:
-        """Whether the tool is offered in this run now.
+        """True if the tool is currently offered in this run.
 
         Raises:
-            RxloopError: The function that decides failed, or did not give True or False.
+            RxloopError: If the function of the user fails or does not return a bool.
         """
         if self._enabled is None:
             return True
         try:
-            found: Any = self._enabled(ctx)
+            is_enabled: Any = self._enabled(ctx)
         except Exception as error:
             raise RxloopError(
                 f"enabled= of the tool {self.definition.name!r} failed: {type(error).__name__}: {error}"
             ) from error
-        if not isinstance(found, bool):
-            if inspect.iscoroutine(found):
-                found.close()
-            raise RxloopError(
-                f"enabled= of the tool {self.definition.name!r} gave {found!r}: it has to give True or False"
-            )
-        return found
+        if not isinstance(is_enabled, bool):
+            if inspect.iscoroutine(is_enabled):
+                is_enabled.close()
+            raise RxloopError(f"enabled= of the tool {self.definition.name!r} must return a bool, got {is_enabled!r}")
+        return is_enabled
 
     async def call(self, arguments: dict[str, Any], ctx: RunContext[C]) -> Any:
-        """Validate the arguments and carry out one call.
+        """Validate the arguments and execute a call.
 
         Raises:
-            ToolError: The arguments do not fit; the text names each field and what is wrong with it.
+            ToolError: If the arguments are invalid. The message lists the invalid fields.
         """
         positional, keyword = self._parameters.bind(arguments, ctx)
         return await self._call(positional, keyword, ctx)
 
     async def aclose(self) -> None:
-        """Close what the tool has opened; a function opens nothing."""
+        """Do nothing. Functions open no resources."""
 
 
-class _MakesTool(Protocol):
+class _ToolDecorator(Protocol):
     @overload
     def __call__(
         self, function: Callable[Concatenate[RunContext[C], P], R], /
@@ -220,16 +219,17 @@ def tool(function: Callable[P, R], /, **options: Unpack[ToolOptions]) -> Functio
 
 
 @overload
-def tool(**options: Unpack[ToolOptions]) -> _MakesTool: ...
+def tool(**options: Unpack[ToolOptions]) -> _ToolDecorator: ...
 
 
 def tool(function: Callable[..., Any] | None = None, /, **options: Unpack[ToolOptions]) -> Any:
-    """Make a tool of a function; it stays callable as before.
+    """Create a tool from a function, which is still callable as before.
 
-    An async function runs on the event loop, any other in a thread that has the context variables of the run. A
-    generator reports progress: each text that it yields is progress at once, each event goes on the stream at once, and
-    any other value becomes progress, as text, when the next one comes. The result is what the generator returns, or
-    else the last value that it yielded, not counting events.
+    An async function runs on the event loop, any other function in a thread with the context variables of the run. The
+    values that a generator yields are published: events and strings (as progress) immediately, other values as progress
+    when
+    the next value is yielded. The result is the value that the generator returns, or otherwise the last value that it
+    yielded, not counting events.
 
     Example::
 
@@ -238,15 +238,15 @@ def tool(function: Callable[..., Any] | None = None, /, **options: Unpack[ToolOp
             \"\"\"Current weather for a city, such as "Oslo".\"\"\"
 
     Args:
-        function: The function; with `tool(name=...)` it follows as a decorator's does.
+        function: The function. Omitted if `tool(name=...)` is used as a decorator.
         **options: See `ToolOptions`.
 
     Raises:
-        ConfigurationError: The name is not one that vendors take, or a parameter cannot be described to a model.
-        TypeError: An option is unknown.
+        ConfigurationError: If vendors do not accept the name, or a parameter cannot be described to a model.
+        TypeError: If an option is unknown.
     """
     _check_names("tool", options)
-    # Annotations written as text may name what is local to the function in which the decorator stands.
+    # Annotations that are strings may refer to names that are local to the decorated function's scope.
     frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
     local_names: Mapping[str, Any] | None = None if frame.f_locals is frame.f_globals else frame.f_locals
 
@@ -255,41 +255,41 @@ def tool(function: Callable[..., Any] | None = None, /, **options: Unpack[ToolOp
 
 
 def is_tool(value: object) -> bool:
-    """Tell whether a value has what a `Tool` has."""
+    """True if a value has the attributes of a `Tool`."""
     return not isinstance(value, type) and hasattr(value, "definition") and callable(getattr(value, "call", None))
 
 
 def as_tool(value: Callable[..., Any] | Tool) -> Tool:
-    """Give the value, if it is a tool, or else a tool made of the function.
+    """Return the value if it is a tool, or else a tool created from the function.
 
     Raises:
-        ConfigurationError: It is neither, or the function cannot be described to a model.
+        ConfigurationError: If the value is neither a tool nor a function, or the function cannot be described to a
+            model.
     """
     if is_tool(value):
         return cast("Tool", value)
     if isinstance(value, type):
-        raise ConfigurationError(f"a tool is a function or an object; {value.__qualname__} is a class: make one of it")
+        raise ConfigurationError(
+            f"a tool must be a function or an object, got class {value.__qualname__}; pass an instance"
+        )
     if callable(value):
         return FunctionTool(value)
     hint = ""
     if isinstance(value, list | tuple):
-        hint = ": put a star before it, tools=[*...]"
+        hint = "; unpack it with tools=[*...]"
     elif hasattr(value, "as_tool"):
-        hint = ": give its as_tool()"
-    raise ConfigurationError(f"a tool is a function or has `definition` and `call`, but this is {value!r}{hint}")
+        hint = "; pass its as_tool()"
+    raise ConfigurationError(f"a tool must be a function or have `definition` and `call`, got {value!r}{hint}")
 
 
 def check_name(name: str) -> None:
-    """Refuse a name that vendors refuse.
+    """Raise an error if vendors do not accept a name.
 
     Raises:
-        ConfigurationError: They would.
+        ConfigurationError: If the name is not accepted.
     """
     if not _NAME.fullmatch(name):
-        raise ConfigurationError(
-            f"the name of tool {name!r} is not one that vendors take: give it name=... of 1 to 64 of a-z, A-Z, 0-9, "
-            "_ and -"
-        )
+        raise ConfigurationError(f"a tool name must have 1 to 64 characters of a-z, A-Z, 0-9, _ and -, got {name!r}")
 
 
 def _check_names(callee: str, options: ToolOptions) -> None:
@@ -311,19 +311,21 @@ def _check_options(name: str, options: ToolOptions) -> None:
     """
     timeout: Any = options.get("timeout")
     if timeout is not None and not (isinstance(timeout, int | float) and timeout > 0):
-        raise ConfigurationError(f"tool {name!r}: timeout must be more than 0 seconds, not {timeout!r}")
+        raise ConfigurationError(f"tool {name!r}: timeout must be greater than 0 seconds, got {timeout!r}")
     enabled = options.get("enabled")
     if enabled is not None and inspect.iscoroutinefunction(enabled):
-        raise ConfigurationError(f"tool {name!r}: enabled= takes a plain function, not an async one")
-    size: Any = options.get("max_result")
-    if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
-        raise ConfigurationError(f"tool {name!r}: max_result={size!r} is not a number of characters")
+        raise ConfigurationError(f"tool {name!r}: enabled must be a plain function, got an async function")
+    max_result: Any = options.get("max_result")
+    if max_result is not None and (not isinstance(max_result, int) or isinstance(max_result, bool) or max_result < 1):
+        raise ConfigurationError(
+            f"tool {name!r}: max_result must be a positive number of characters, got {max_result!r}"
+        )
 
 
-def _name_of(function: Callable[..., Any]) -> str:
+def _get_function_name(function: Callable[..., Any]) -> str:
     name = getattr(function, "__name__", None)
     if isinstance(name, str):
         return name
     if isinstance(function, str):
-        raise ConfigurationError(f"{function!r} is not a function: give a name as @tool(name={function!r})")
-    raise ConfigurationError(f"a tool made of {label(function)} needs a name: it has none of its own")
+        raise ConfigurationError(f"@tool needs a function, got {function!r}; pass a name as @tool(name={function!r})")
+    raise ConfigurationError(f"{describe_function(function)} has no name; pass name=...")

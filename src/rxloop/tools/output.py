@@ -1,4 +1,4 @@
-"""Typed output and the tool that returns it."""
+"""Typed output of runs, and the tool that returns it."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ FINAL_ANSWER = "final_answer"
 
 
 class FinalAnswer:
-    """Takes the answer of a run as the arguments of a call, and ends the run with it."""
+    """Tool whose arguments are the answer of the run. A call ends the run."""
 
     timeout: float | None = None
     idempotent = True
     approve = False
 
     def __init__(self, parameters: dict[str, Any], check: Callable[[dict[str, Any]], str]) -> None:
-        """Make the tool.
+        """Create the tool.
 
         Args:
             parameters: JSON Schema of the arguments.
-            check: Gives the answer that the arguments are, as JSON; raises ValueError with a text for the model.
+            check: Converts the arguments to the answer as JSON. Raises `ValueError` with a text for the model.
         """
         self.definition = ToolDefinition(
             FINAL_ANSWER,
@@ -40,14 +40,14 @@ class FinalAnswer:
         self._check = check
 
     def enabled(self, ctx: RunContext[Any]) -> bool:
-        """Always: a run may be answered at any time."""
+        """True. The model may answer at any time."""
         return True
 
     async def call(self, arguments: dict[str, Any], ctx: RunContext[Any]) -> str:
-        """Take the answer.
+        """Return the answer as JSON.
 
         Raises:
-            ToolError: It does not fit.
+            ToolError: If the answer is invalid.
         """
         try:
             return self._check(arguments)
@@ -58,7 +58,7 @@ class FinalAnswer:
 OutputMode = Literal["auto", "native", "tool", "prompted"]
 
 VALUE = "value"
-"""The argument by which the tool for the answer takes one that is not an object."""
+"""Name of the argument that holds an answer that is not an object."""
 
 _BY_TOOL = f"Give your final answer by calling the tool {FINAL_ANSWER}, and not as text."
 
@@ -66,79 +66,81 @@ _AS_JSON = "Give your final answer as JSON alone, with no other text and no code
 
 
 class Output(NamedTuple):
-    """How the answer is asked for, and read."""
+    """How to request and parse the answer of a run."""
 
     parse: Callable[[str], Any]
-    """Raises ValueError with a text for the model."""
+    """Parser of the answer. Raises `ValueError` with a text for the model."""
     mode: OutputMode = "auto"
     schema: dict[str, Any] | None = None
-    """What a provider that can makes the model keep to."""
+    """JSON Schema for providers that can enforce it."""
     instructions: str | None = None
-    """What the system prompt says of the answer, where it has to."""
+    """Instructions on the answer for the system prompt, if needed."""
     tool: FinalAnswer | None = None
-    """What the model gives the answer by, where that is a tool."""
+    """Tool that returns the answer, if the mode is `tool`."""
     adapter: TypeAdapter[Any] | None = None
-    """Validates the answer; None where that is text."""
+    """Validator of the answer. None if the answer is plain text."""
 
     def prompt(self, model: Provider) -> str | None:
-        """Say what the system prompt tells this model about the answer.
+        """Return the instructions on the answer for the system prompt, or None if the model needs none.
 
-        Nothing, if the model keeps to the schema in every request. If that is unknown it gets both, schema and words,
-        unless the mode is `native`; if it does not keep to it, it gets the words in any case.
+        A model that enforces the schema needs none. If it is not known whether the model enforces the schema, it gets
+        schema
+        and instructions, unless the mode is `native`.
         """
-        able = getattr(model, "enforces_schema", None)
-        if self.schema is not None and (able or (self.mode == "native" and able is None)):
+        enforces_schema = getattr(model, "enforces_schema", None)
+        if self.schema is not None and (enforces_schema or (self.mode == "native" and enforces_schema is None)):
             return None
         return self.instructions
 
     def json_schema(self) -> dict[str, Any] | None:
-        """Make the JSON Schema of the answer as `as_json` gives it; None where the answer is text."""
+        """Return the JSON Schema of the values that `as_json` returns, or None if the answer is plain text."""
         return None if self.adapter is None else self.adapter.json_schema(mode="serialization")
 
     def as_json(self, text: str) -> Any:
-        """Read the text of an answer as JSON, as programs get it; the text itself where the answer is text.
+        """Parse an answer and return JSON data for programs. A plain text is returned unchanged.
 
         Raises:
-            ValueError: It is no such answer.
+            ValueError: If the answer is invalid.
         """
         value = self.parse(text)
         return value if self.adapter is None else self.adapter.dump_python(value, mode="json", by_alias=True)
 
 
-def output_of(output_type: Any, mode: OutputMode = "auto") -> Output:
-    """Say how an answer of a type is asked for and read.
+def make_output(output_type: Any, mode: OutputMode = "auto") -> Output:
+    """Return how to request and parse an answer of a type.
 
     Args:
-        output_type: `str` takes the answer as it is; anything else that pydantic validates is asked for as JSON.
-        mode: `native` leaves the schema to the provider, `tool` takes the answer as the call of a tool, `prompted` puts
-            the schema into the system prompt. `auto` is `native` if the provider is known to keep to a schema, and
-            otherwise `prompted`, with what the provider can add.
+        output_type: `str` for plain text. Any other type that pydantic can validate is requested as JSON.
+        mode: `native` sends the schema to the provider, `tool` adds a tool for the answer, and `prompted` puts the
+            schema into the system prompt. `auto` is `native` if the provider is known to enforce schemas. Otherwise it
+            is
+            `prompted`, and the schema is sent too.
 
     Raises:
-        ConfigurationError: The mode is unknown, or pydantic cannot validate the type.
+        ConfigurationError: If the mode is unknown, or pydantic cannot validate the type.
     """
     if mode not in get_args(OutputMode):
-        raise ConfigurationError(f"output_mode must be one of {', '.join(get_args(OutputMode))}, not {mode!r}")
+        raise ConfigurationError(f"output_mode must be one of {', '.join(get_args(OutputMode))}, got {mode!r}")
     if output_type is str:
         return Output(parse=str)
-    adapter, schema = adapter_of(output_type)
+    adapter, schema = make_adapter(output_type)
 
     def parse(text: str) -> Any:
         try:
-            return adapter.validate_json(_json_in(text))
+            return adapter.validate_json(_find_json(text))
         except ValidationError as error:
-            raise ValueError(_for_the_model(error)) from error
+            raise ValueError(_describe_errors(error)) from error
 
     if mode == "tool":
-        return Output(parse, mode, instructions=_BY_TOOL, tool=_tool(adapter, schema), adapter=adapter)
+        return Output(parse, mode, instructions=_BY_TOOL, tool=_make_tool(adapter, schema), adapter=adapter)
     native = mode != "prompted" and is_object(schema)
-    words = _AS_JSON + orjson.dumps(schema).decode()
-    return Output(parse, mode, schema if native else None, words, adapter=adapter)
+    instructions = _AS_JSON + orjson.dumps(schema).decode()
+    return Output(parse, mode, schema if native else None, instructions, adapter=adapter)
 
 
-def _json_in(text: str) -> str:
-    """Return the JSON of an answer: the text, or the body of the code fence that it is, or the only value in it."""
-    # Imported here: most answers are text, and importing rxloop is quicker without.
+def _find_json(text: str) -> str:
+    """Return the JSON of an answer: the full text, the body of its code fence, or the only JSON value in the text."""
+    # Imported lazily, because most answers are plain text.
     from rxloop.protocol.lenient import find_json, unfence
 
     body = unfence(text)
@@ -146,7 +148,7 @@ def _json_in(text: str) -> str:
 
 
 def is_read_leniently(text: str) -> bool:
-    """True if a text is neither JSON nor JSON in a plain code fence, so that an answer is only a part of it."""
+    """True if only a part of the text is JSON. A plain code fence around the JSON does not count."""
     from rxloop.protocol.lenient import find_json, unfence
 
     return not _is_json(unfence(text)) and find_json(text) is not None
@@ -160,11 +162,11 @@ def _is_json(text: str) -> bool:
     return True
 
 
-def adapter_of(output_type: Any) -> tuple[TypeAdapter[Any], dict[str, Any]]:
-    """Make what validates a type, and its JSON Schema.
+def make_adapter(output_type: Any) -> tuple[TypeAdapter[Any], dict[str, Any]]:
+    """Return the validator and the JSON Schema of a type.
 
     Raises:
-        ConfigurationError: Pydantic cannot validate it.
+        ConfigurationError: If pydantic cannot validate the type.
     """
     try:
         adapter: TypeAdapter[Any] = TypeAdapter(output_type)
@@ -173,44 +175,44 @@ def adapter_of(output_type: Any) -> tuple[TypeAdapter[Any], dict[str, Any]]:
         from rxloop.support.json_schema import explain_schema_error
 
         reason = explain_schema_error(error) if isinstance(error, SchemaError) else str(error).partition("\n")[0]
-        raise ConfigurationError(f"output_type={output_type!r} cannot be the type of an answer: {reason}") from error
+        raise ConfigurationError(f"output_type={output_type!r} cannot be validated: {reason}") from error
 
 
 def is_object(schema: dict[str, Any]) -> bool:
-    """Tell whether everything that fits the schema is a JSON object, by its root."""
-    # Imported here, because importing rxloop is quicker without.
+    """True if the root of the schema accepts only JSON objects."""
+    # Imported lazily to speed up the import of rxloop.
     from rxloop.support.json_schema import resolve_reference
 
-    # A type that contains itself is a reference.
+    # The schema of a recursive type is a reference.
     root = resolve_reference(schema["$ref"], schema) if "$ref" in schema else schema
     return root is not None and root.get("type") == "object"
 
 
-def _tool(adapter: TypeAdapter[Any], schema: dict[str, Any]) -> FinalAnswer:
+def _make_tool(adapter: TypeAdapter[Any], schema: dict[str, Any]) -> FinalAnswer:
     whole = is_object(schema)
-    parameters = schema if whole else _wrapped(schema)
+    parameters = schema if whole else _wrap_schema(schema)
 
     def check(arguments: dict[str, Any]) -> str:
         if not whole and VALUE not in arguments:
             raise ValueError(f"{VALUE}: Field required")
-        # Validated as the JSON that the run has it as: that is how it is read again at the end.
+        # Validate the JSON text, because the answer is parsed from this text at the end of the run.
         text = to_json(arguments if whole else arguments[VALUE])
         try:
             adapter.validate_json(text)
         except ValidationError as error:
-            raise ValueError(_for_the_model(error)) from error
+            raise ValueError(_describe_errors(error)) from error
         return text.decode()
 
     return FinalAnswer(parameters, check)
 
 
-def _wrapped(schema: dict[str, Any]) -> dict[str, Any]:
+def _wrap_schema(schema: dict[str, Any]) -> dict[str, Any]:
     inner = {key: value for key, value in schema.items() if key != "$defs"}
     shared = {"$defs": schema["$defs"]} if "$defs" in schema else {}
     return {"type": "object", "properties": {VALUE: inner}, "required": [VALUE], "additionalProperties": False} | shared
 
 
-def _for_the_model(error: ValidationError) -> str:
+def _describe_errors(error: ValidationError) -> str:
     return "; ".join(
         f"{'.'.join(map(str, problem['loc'])) or 'the answer'}: {problem['msg']}"
         for problem in error.errors(include_url=False)

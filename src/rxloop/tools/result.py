@@ -16,16 +16,16 @@ from rxloop.protocol.messages import FilePart, ImagePart, Message, TextPart
 from rxloop.protocol.model import FrozenList
 from rxloop.protocol.parts import add_placeholders
 from rxloop.tools.result_parts import (
-    BYTES,
-    LESS,
-    PART_BYTES,
-    PARTS,
-    VALUES,
+    ADVICE,
+    MAX_BYTES,
+    MAX_PART_BYTES,
+    MAX_PARTS,
+    MAX_VALUES,
     PartExtractor,
     TooLarge,
     check_size,
     describe_part,
-    too_long,
+    make_size_error,
 )
 
 if TYPE_CHECKING:
@@ -34,75 +34,79 @@ if TYPE_CHECKING:
 log = logging.getLogger("rxloop")
 
 MAX_RESULT = 100_000
-"""Characters of a result that the model reads, unless the tool has a limit of its own."""
+"""Default limit for the characters of a result that the model reads."""
 
-_CUT = "\n[... {n} characters of this result are left out here: {where} ...]\n"
+_OMISSION = "\n[... {n} characters of this result are left out here: {where} ...]\n"
 
-_ASK = "ask for less at once, or for a part of it"
+_DEFAULT_HINT = "ask for less at once, or for a part of it"
 
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What a tool may return: a value for programs, and another text than its JSON for the model."""
+    """Result with a value for programs and a separate text for the model."""
 
     value: Any
-    """What subscribers and the log get, as JSON."""
+    """Value for subscribers and the log. Published as JSON."""
     content: str
-    """What the model reads."""
+    """Text for the model."""
     messages: Sequence[str | Message] = ()
-    """System messages for the model alone, which follow the results of all calls of the message."""
+    """System messages for the model. They follow the results of all calls of the same message."""
     parts: Sequence[ImagePart | FilePart] = ()
-    """Images and files, which the model sees after the text, where its provider takes them."""
+    """Images and files for the model. Sent after the text, if the provider supports them."""
 
 
 class Encoded(NamedTuple):
-    """The result of a tool, encoded."""
+    """An encoded result of a tool."""
 
     data: Any
-    """The value as JSON data."""
+    """Value as JSON data."""
     text: str
-    """The text for the model."""
+    """Text for the model."""
     parts: Sequence[ImagePart | FilePart] = ()
-    """The images and files."""
+    """Images and files."""
 
 
 def encode_result(value: Any) -> tuple[Any, str]:
-    """Give the value as JSON data, and the text that the model reads: that of a `ToolResult`, if it is one.
+    """Return the value as JSON data and the text for the model.
 
-    A string is its own text; everything else is written as JSON, so that 0, false, [] and null reach the model as they
-    are. The data is what a reader of that JSON gets: no tuples, no models, and "NaN" for a float that is not a number.
+    The text of a `ToolResult` is its content, and the text of a string is the string. All other values are written as
+    JSON,
+    so that the model can tell 0, false, [] and null apart. The data is the parsed JSON: it contains no tuples or
+    models, and
+    "NaN" for a float that is not a number.
 
-    Of an image or a file, at any depth, the data tells what it is, and a word in brackets stands for it in the text;
-    `encode_with_parts` also returns the images and files.
+    Images and files at any depth are described in the data and replaced by a placeholder in the text.
+    `encode_with_parts`
+    also returns the images and files.
 
     Raises:
-        ToolError: The value cannot be written as JSON, and the text names its type; or it is too large.
+        ToolError: If the value is too large or cannot be written as JSON.
     """
     encoded = encode_with_parts(value)
     return encoded.data, encoded.text
 
 
 def encode_with_parts(value: Any) -> Encoded:
-    """Encode a value like `encode_result`, and return its images and files too.
+    """Encode a value like `encode_result`, and also return its images and files.
 
     Raises:
-        ToolError: The value cannot be written as JSON, or something else is among the parts of a `ToolResult`.
+        ToolError: If the value is too large, cannot be written as JSON, or is a `ToolResult` with invalid parts.
     """
     if isinstance(value, ToolResult):
         content: Any = value.content
         if not isinstance(content, str):
             raise ToolError(f"The tool ran, but the content of its ToolResult is not a text: {content!r}")
-        if len(content) > BYTES:
-            raise too_long()
+        if len(content) > MAX_BYTES:
+            raise make_size_error()
         inner = encode_with_parts(value.value)
         parts = [*inner.parts, *_check_parts(value.parts)]
         return Encoded(inner.data, add_placeholders(replace_surrogates(content), parts), parts)
     if isinstance(value, str):
-        if len(value) > BYTES:
-            raise too_long()
-        text = replace_surrogates(str.__str__(value))  # An enum that is a string is its value.
+        if len(value) > MAX_BYTES:
+            raise make_size_error()
+        text = replace_surrogates(str.__str__(value))  # A string enum is converted to its value.
         return Encoded(text, text)
-    value = gathered(value)
+    value = collect_iterator(value)
     try:
         if check_size(value):
             return _encode_parts(value)
@@ -115,13 +119,13 @@ def encode_with_parts(value: Any) -> Encoded:
         ) from error
 
 
-def gathered(value: Any) -> Any:
-    """Make a list of what can be read only once, with one more value than is allowed; anything else is itself."""
-    return list(islice(cast("Iterator[Any]", value), VALUES + 1)) if isinstance(value, Iterator) else value
+def collect_iterator(value: Any) -> Any:
+    """Convert an iterator to a list of at most one value more than allowed. Return any other value unchanged."""
+    return list(islice(cast("Iterator[Any]", value), MAX_VALUES + 1)) if isinstance(value, Iterator) else value
 
 
 def _encode_parts(value: Any) -> Encoded:
-    """Encode a value with images or files: a part itself, a list that alternates with texts, or any other value."""
+    """Encode a value with images or files. List items are encoded one by one to keep the order of texts and parts."""
     if isinstance(value, ImagePart | FilePart):
         return Encoded(describe_part(value), value.placeholder, [value])
     if isinstance(value, list | tuple) and any(
@@ -133,33 +137,33 @@ def _encode_parts(value: Any) -> Encoded:
         return Encoded([each.data for each in all_encoded], "\n".join(each.text for each in all_encoded), parts)
     extractor = PartExtractor()
     marked = extractor.extract(value)
-    _check_part_limits(extractor.found)
-    # The encoded value has the bytes of the parts in base64.
-    room = BYTES + sum(len(part.data or b"") * 4 // 3 + 4 for part in extractor.found)
-    data = from_json(_encode_checked(marked, room))
+    _check_part_limits(extractor.parts)
+    # The encoded value contains the bytes of the parts in base64.
+    limit = MAX_BYTES + sum(len(part.data or b"") * 4 // 3 + 4 for part in extractor.parts)
+    data = from_json(_encode_checked(marked, limit))
     text = to_json(extractor.refer(data)).decode()
-    return Encoded(extractor.describe(data), add_placeholders(text, extractor.found), extractor.found)
+    return Encoded(extractor.describe(data), add_placeholders(text, extractor.parts), extractor.parts)
 
 
 def _check_parts(given: Any) -> Sequence[ImagePart | FilePart]:
-    """Return the parts of a `ToolResult` or of a `ToolError`.
+    """Return the parts of a `ToolResult` or a `ToolError`.
 
     Raises:
-        ToolError: Something else is among them.
+        ToolError: If an item is not an image or a file.
     """
-    # One more than is allowed: a generator may have no end.
-    parts: list[Any] = list(islice(given, PARTS + 1))
+    # Read at most one part more than allowed, because a generator may be infinite.
+    parts: list[Any] = list(islice(given, MAX_PARTS + 1))
     for part in parts:
         if not isinstance(part, ImagePart | FilePart):
             raise ToolError(f"The tool ran, but {part!r} among the parts of its result is no image or file.")
     return parts
 
 
-def parts_with(parts: Sequence[ImagePart | FilePart]) -> dict[str, Any]:
-    """Give the images and files of what a tool returned as a field of its event; nothing if there are none.
+def make_parts_field(parts: Sequence[ImagePart | FilePart]) -> dict[str, Any]:
+    """Return the event field for images and files of a result, or no field if there are none.
 
     Raises:
-        ToolError: There are too many, or they are too large.
+        ToolError: If the parts are too many or too large.
     """
     if not parts:
         return {}
@@ -168,37 +172,38 @@ def parts_with(parts: Sequence[ImagePart | FilePart]) -> dict[str, Any]:
 
 
 def _check_part_limits(parts: Sequence[ImagePart | FilePart]) -> None:
-    if len(parts) > PARTS:
-        raise TooLarge(f"The tool ran, but its result has more than {PARTS} images and files. {LESS}")
-    if sum(len(part.data or part.url or "") for part in parts) > PART_BYTES:
+    if len(parts) > MAX_PARTS:
+        raise TooLarge(f"The tool ran, but its result has more than {MAX_PARTS} images and files. {ADVICE}")
+    if sum(len(part.data or part.url or "") for part in parts) > MAX_PART_BYTES:
         raise TooLarge(
-            f"The tool ran, but the images and files of its result are larger than {PART_BYTES // 1_000_000} MB. {LESS}"
+            f"The tool ran, but the images and files of its result are larger than "
+            f"{MAX_PART_BYTES // 1_000_000} MB. {ADVICE}"
         )
 
 
 def failure_fields(error: ToolError, limit: int | None = MAX_RESULT) -> dict[str, Any]:
-    """Return the fields of the event of a failed call, with the value and the parts of the error.
+    """Return the event fields of a failed call, with the value and the parts of the error.
 
-    A value or parts that cannot be sent never hide the text of the failure.
+    If the value or the parts cannot be encoded, the text of the failure is still returned.
 
     Args:
         error: The failure.
-        limit: Characters of the value that the model reads; None for all.
+        limit: Maximum number of characters of the value that the model reads. None for no limit.
     """
-    text = shortened(replace_surrogates(str(error)), MAX_RESULT)
+    text = truncate_text(replace_surrogates(str(error)), MAX_RESULT)
     fields: dict[str, Any] = {"success": False, "error": text}
     content = text
     try:
-        value = gathered(error.value)
+        value = collect_iterator(error.value)
         parts: Sequence[ImagePart | FilePart] = ()
         if value is not None:
-            result, written, parts = encode_with_parts(value)
-            fields |= {"result": freeze_json(result, "the value of the failure"), **messages_with(value)}
-            if written and not _is_in(written, result, text):
-                written = shortened(written, limit)
-                content = f"{text}\n{written}" if text else written
+            result, encoded_value, parts = encode_with_parts(value)
+            fields |= {"result": freeze_json(result, "the value of the failure"), **make_messages_field(value)}
+            if encoded_value and not _contains(encoded_value, result, text):
+                encoded_value = truncate_text(encoded_value, limit)
+                content = f"{text}\n{encoded_value}" if text else encoded_value
         parts = [*parts, *_check_parts(error.parts or ())]
-        fields |= parts_with(parts)
+        fields |= make_parts_field(parts)
         content = add_placeholders(content, parts)
     except Exception as problem:
         # A generator may raise anything.
@@ -208,7 +213,7 @@ def failure_fields(error: ToolError, limit: int | None = MAX_RESULT) -> dict[str
 
 def make_failure(text: str) -> dict[str, Any]:
     """Return the fields of a failed result."""
-    text = shortened(replace_surrogates(text), MAX_RESULT)
+    text = truncate_text(replace_surrogates(text), MAX_RESULT)
     return {"success": False, "error": text, "content": text}
 
 
@@ -218,26 +223,26 @@ def explain_error(error: BaseException) -> str:
 
 
 def report_unawaited(questions: Sequence[Asked[Any]], name: str, public_name: str) -> str:
-    """Log that a tool continued without the answers to its questions, and return the text of its failure.
+    """Log that a tool did not await the answers to its questions, and return the text of its failure.
 
     Args:
         questions: Questions that were not awaited.
-        name: Name of the tool, for the model.
-        public_name: Name of the tool, for the log.
+        name: Name of the tool for the model.
+        public_name: Name of the tool for the log.
     """
     for question in questions:
         question.reported = True
     method = questions[0].method
-    log.error("the tool %s did not wait for an answer: write `await %s(...)`", public_name, method)
+    log.error("Tool %s did not await an answer; use `await %s(...)`", public_name, method)
     return (
         f"{name} asked {questions[0].prompt!r} and did not wait for the answer (`{method}` without `await`), so that "
         "nobody was asked. What it did, it did without an answer."
     )
 
 
-def _is_in(written: str, value: Any, text: str) -> bool:
-    """True if a text already contains a value, possibly in another layout."""
-    if written in text:
+def _contains(encoded_value: str, value: Any, text: str) -> bool:
+    """True if a text contains a value, possibly with different formatting."""
+    if encoded_value in text:
         return True
     try:
         return from_json(text) == value
@@ -245,11 +250,11 @@ def _is_in(written: str, value: Any, text: str) -> bool:
         return False
 
 
-def messages_with(value: Any) -> dict[str, Any]:
-    """Give the system messages of a `ToolResult` as a field of its event; nothing if there are none.
+def make_messages_field(value: Any) -> dict[str, Any]:
+    """Return the event field for the system messages of a `ToolResult`, or no field if there are none.
 
     Raises:
-        ToolError: One of them is not a system message, or they are too long.
+        ToolError: If an item is not a system message, or the messages are too long.
     """
     if not isinstance(value, ToolResult) or not value.messages:
         return {}
@@ -260,7 +265,7 @@ def messages_with(value: Any) -> dict[str, Any]:
         message = Message.system(each) if isinstance(each, str) else each
         if not isinstance(message, Message) or message.role != "system":
             raise ToolError(f"The tool ran, but {each!r} among the messages of its ToolResult is not a system message.")
-        # One without a word counts as well: a generator may have no end.
+        # Empty messages count too, because a generator may be infinite.
         size += max(1, len(message.text))
         if size > MAX_RESULT:
             words = f"The tool ran, but the messages of its ToolResult are longer than {MAX_RESULT:,} characters."
@@ -269,10 +274,10 @@ def messages_with(value: Any) -> dict[str, Any]:
     return {"messages": FrozenList(made)}
 
 
-def _encode_checked(value: Any, limit: int = BYTES) -> bytes:
+def _encode_checked(value: Any, limit: int = MAX_BYTES) -> bytes:
     encoded = _encode(value)
     if len(encoded) > limit:
-        raise too_long()
+        raise make_size_error()
     return encoded
 
 
@@ -282,7 +287,7 @@ def _encode(value: Any) -> bytes:
     except PydanticSerializationError as error:
         if "UnicodeEncodeError" not in str(error):
             raise
-        # Twice: keys first, which cannot be made JSON as they are, then what was inside models.
+        # Two passes: invalid keys must be replaced before the conversion, and strings inside models after it.
         return to_json(_readable_parts(to_jsonable_python(_readable_parts(value))), inf_nan_mode="strings")
 
 
@@ -296,34 +301,36 @@ def _readable_parts(data: Any) -> Any:
     return data
 
 
-def shortened(text: str, limit: int | None, where: str | None = None) -> str:
-    """Shorten a text for the model to its beginning and its end, with a note on what is missing between them.
+def truncate_text(text: str, limit: int | None, where: str | None = None) -> str:
+    """Truncate a text in the middle and insert a note with the number of removed characters.
 
     Args:
-        text: What a tool gave.
-        limit: Characters that may stay; None for all.
-        where: How the model gets at the rest, if it does.
+        text: Text of a result.
+        limit: Maximum number of characters to keep. None for no limit.
+        where: Hint in the note on how to read the full text. By default the note asks for a smaller result.
     """
     if limit is None or len(text) <= limit:
         return text
     front = limit * 2 // 3
     back = limit - front
-    return f"{text[:front]}{_CUT.format(n=len(text) - limit, where=where or _ASK)}{text[len(text) - back :]}"
+    return (
+        f"{text[:front]}{_OMISSION.format(n=len(text) - limit, where=where or _DEFAULT_HINT)}{text[len(text) - back :]}"
+    )
 
 
-def text_of(data: bytes, *, first: bool, whole: bool) -> tuple[int, str] | None:
-    """Decode a range of a text that may begin and end inside a character, which is then left out.
+def decode_range(data: bytes, *, first: bool, whole: bool) -> tuple[int, str] | None:
+    """Decode a range of a UTF-8 text. Incomplete characters at both ends are dropped.
 
     Args:
-        data: The range.
-        first: It begins where the text begins.
-        whole: It ends where the text ends.
+        data: Bytes of the range.
+        first: True if the range starts at the start of the text.
+        whole: True if the range ends at the end of the text.
 
     Returns:
-        How many bytes are left out at the beginning, and the text; None if it is not text.
+        Number of bytes dropped at the start, and the decoded text. None if the data is not text.
     """
     begin = 0
-    # A character of UTF-8 has up to three bytes after its first.
+    # A character of UTF-8 has up to three bytes after the first.
     while not first and begin < min(3, len(data)) and data[begin] & 0xC0 == 0x80:
         begin += 1
     for end in range(len(data), max(begin, len(data) - 4) - 1, -1):

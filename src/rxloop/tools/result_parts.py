@@ -32,29 +32,31 @@ class PartExtractor:
     """
 
     def __init__(self) -> None:
-        self.found: list[Media] = []
+        self.parts: list[Media] = []
         """Extracted parts in order."""
         self._marker = f"rxloop-part:{os.urandom(8).hex()}:"
 
     def extract(self, value: Any) -> Any:
         """Return a copy of a value with markers. A value without parts is returned itself."""
         if isinstance(value, Media):
-            self.found.append(value)
-            return value.model_copy(update={"url": f"{self._marker}{len(self.found) - 1}"})
+            self.parts.append(value)
+            return value.model_copy(update={"url": f"{self._marker}{len(self.parts) - 1}"})
         if isinstance(value, dict):
-            given = cast("dict[Any, Any]", value)
-            items = self._changed(given)
-            return {**given, **items} if items else given
+            mapping = cast("dict[Any, Any]", value)
+            items = self._extract_changes(mapping)
+            return {**mapping, **items} if items else mapping
         if isinstance(value, list | tuple | set | frozenset | deque):
             return self._extract_items(cast("Collection[Any]", value))
         if isinstance(value, Enum):
             item = self.extract(value.value)
             return cast("Any", value if item is value.value else item)
         if isinstance(value, BaseModel):
-            items = self._changed({**vars(value), **(value.__pydantic_extra__ or {})})
+            items = self._extract_changes({**vars(value), **(value.__pydantic_extra__ or {})})
             return value.model_copy(update=items) if items else value
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            items = self._changed({each.name: getattr(value, each.name, None) for each in dataclasses.fields(value)})
+            items = self._extract_changes(
+                {each.name: getattr(value, each.name, None) for each in dataclasses.fields(value)}
+            )
             if items:
                 value = copy.copy(value)
                 for name, item in items.items():
@@ -78,7 +80,7 @@ class PartExtractor:
             make = cast("Any", value)._make  # A named tuple.
         return make(items)
 
-    def _changed(self, items: dict[Any, Any]) -> dict[Any, Any]:
+    def _extract_changes(self, items: dict[Any, Any]) -> dict[Any, Any]:
         return {key: new for key, old in items.items() if (new := self.extract(old)) is not old}
 
     def _fill(self, data: Any, form: Callable[[Media], Any]) -> Any:
@@ -96,7 +98,7 @@ class PartExtractor:
         return {key: self._fill(item, form) for key, item in fields.items()}
 
     def _part(self, url: str) -> Media:
-        return self.found[int(url.removeprefix(self._marker))]
+        return self.parts[int(url.removeprefix(self._marker))]
 
 
 def describe_part(part: Media) -> dict[str, Any]:
@@ -111,82 +113,88 @@ def describe_part(part: Media) -> dict[str, Any]:
 
     del fields["url"]
     with suppress(ValueError):
-        found = read_data_url(part.url.strip())
-        fields = {**({"mediaType": found.media_type} if found.media_type else {}), **fields, "size": len(found.data)}
+        decoded = read_data_url(part.url.strip())
+        fields = {
+            **({"mediaType": decoded.media_type} if decoded.media_type else {}),
+            **fields,
+            "size": len(decoded.data),
+        }
     return fields
 
 
-VALUES = 200_000
-"""How many values a result may hold in all."""
+MAX_VALUES = 200_000
+"""Maximum number of values in a result, at all depths."""
 
-BYTES = 32_000_000
-"""How long a result may be as JSON."""
+MAX_BYTES = 32_000_000
+"""Maximum length of a result as JSON."""
 
-PARTS = 100
-"""How many images and files a result may have: each goes to the model again with every request that follows."""
+MAX_PARTS = 100
+"""Maximum number of images and files in a result. Every later model request sends them again."""
 
-PART_BYTES = 20_000_000
-"""How large they may be together; most vendors take no more in a request."""
+MAX_PART_BYTES = 20_000_000
+"""Maximum total size of images and files. Most vendors do not accept larger requests."""
 
-_BITS = 14_283
-"""The bits of a number of 4,300 digits, the most that JSON is read with; to write more takes quadratic time."""
+_MAX_BITS = 14_283
+"""Bits of an integer with 4,300 digits, the longest that JSON parsers read. Formatting longer integers takes quadratic
+time.
+"""
 
 _SIMPLE = frozenset((float, bool, type(None)))
 
-LESS = "Ask for less at once, or for a part of it."
+ADVICE = "Ask for less at once, or for a part of it."
 
 
 class TooLarge(ToolError):
-    """A result is beyond a limit, which the text names."""
+    """A result exceeds a limit."""
 
 
 def check_size(value: Any) -> bool:
-    """Refuse a value that is too large: an event of it would hold up all runs of the process.
+    """Check that a value is not too large. Publishing a huge value would block all runs of the process.
 
     Returns:
-        True if there are images or files in the value, at any depth.
+        True if the value contains images or files, at any depth.
 
     Raises:
-        TooLarge: It is.
-        ValueError: It is nested too deep, or has a part that can be read only once and may have no end.
+        TooLarge: If the value exceeds a limit.
+        ValueError: If the value is nested too deeply, or contains an iterator, which may be infinite.
     """
     kind = value.__class__
-    if kind in _SIMPLE or (kind is int and value.bit_length() <= _BITS):
+    if kind in _SIMPLE or (kind is int and value.bit_length() <= _MAX_BITS):
         return False
-    left, room, has_parts = VALUES, BYTES, False
+    values_left, characters_left, has_parts = MAX_VALUES, MAX_BYTES, False
     parts: list[Any] = [value]
     for _ in range(MAX_DEPTH + 2):
         level, parts = parts, []
         for part in level:
             kind = part.__class__
             if kind is dict:
-                held = part.values()
+                items = part.values()
             elif kind is list or kind is tuple:
-                held = part
+                items = part
             else:
-                held = _held(part)
+                items = _list_items(part)
                 has_parts = has_parts or isinstance(part, ImagePart | FilePart)
-            left -= len(held)
-            if left < 0:
-                raise TooLarge(f"The tool ran, but its result has more than {VALUES:,} values. {LESS}")
-            for item in held:
+            values_left -= len(items)
+            if values_left < 0:
+                raise TooLarge(f"The tool ran, but its result has more than {MAX_VALUES:,} values. {ADVICE}")
+            for item in items:
                 kind = item.__class__
                 if kind is str:
-                    room -= len(item)
+                    characters_left -= len(item)
                 elif kind is int:
-                    if item.bit_length() > _BITS:
+                    if item.bit_length() > _MAX_BITS:
                         raise ValueError("an integer of more than 4,300 digits")
                 elif kind not in _SIMPLE:
                     parts.append(item)
-            if room < 0:
-                raise too_long()
+            if characters_left < 0:
+                raise make_size_error()
         if not parts:
             return has_parts
     raise ValueError(f"nested more than {MAX_DEPTH} deep, or in itself: give it flatter, or as a text")
 
 
-def _held(part: Any) -> Collection[Any]:
-    """List the values that a value holds; none if it is simple."""
+def _list_items(part: Any) -> Collection[Any]:
+    """Return the items of a container, or an empty collection for a simple value."""
     if isinstance(part, int):
         return (int(part),)
     if isinstance(part, dict):
@@ -205,6 +213,6 @@ def _held(part: Any) -> Collection[Any]:
     return (str.__str__(part),) if isinstance(part, str) else ()
 
 
-def too_long() -> TooLarge:
-    """Make the error of a result that is too long as JSON."""
-    return TooLarge(f"The tool ran, but its result is longer than {BYTES // 1_000_000} MB. {LESS}")
+def make_size_error() -> TooLarge:
+    """Return the error for a result that is too long as JSON."""
+    return TooLarge(f"The tool ran, but its result is longer than {MAX_BYTES // 1_000_000} MB. {ADVICE}")

@@ -1,4 +1,4 @@
-"""The tool for sequential thinking, and the base of tools whose calls are thoughts."""
+"""The tool for sequential thinking, and the base class of tools whose calls are thoughts."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ Owner = str | Callable[[RunContext[Any]], str]
 
 
 class SessionTool(ABC):
-    """A tool whose calls are thoughts of a session, on the stream and kept in an artifact store."""
+    """A tool whose calls add thoughts to a session. Thoughts are published and stored in an artifact store."""
 
     timeout: float | None = None
-    idempotent = True  # The same call makes no second thought.
+    idempotent = True  # A repeated call adds no second thought.
     approve = False
 
     def __init__(
@@ -48,12 +48,12 @@ class SessionTool(ABC):
         text_tokens: int,
     ) -> None:
         if session_id is not None and not session_id.strip():
-            raise ConfigurationError("session_id is blank: give it a name, or leave it out")
-        if session_id is not None and (wrong := wrong_with_name(session_id)) is not None:
-            raise ConfigurationError(f"session_id={session_id[:60]!r} {wrong}")
+            raise ConfigurationError("session_id must not be blank; pass a name or omit it")
+        if session_id is not None and (problem := wrong_with_name(session_id)) is not None:
+            raise ConfigurationError(f"session_id={session_id[:60]!r} {problem}")
         if text_tokens < 1:
-            raise ConfigurationError(f"text_tokens={text_tokens!r} must be at least 1")
-        self.sessions = sessions if sessions is not None else _kept_by_default(session_id)
+            raise ConfigurationError(f"text_tokens must be at least 1, got {text_tokens!r}")
+        self.sessions = sessions if sessions is not None else _choose_sessions(session_id)
         self.definition = definition
         self._bound = session_id
         self._owner = owner
@@ -67,36 +67,36 @@ class SessionTool(ABC):
         return True
 
     async def session(self, *, owner: str | None = None) -> Session:
-        """Get the session that the tool is bound to.
+        """Return the session that the tool is bound to.
 
         Args:
-            owner: Whose it is, where the tool has an owner for each run.
+            owner: Owner of the session, if the tool has a function that returns the owner of each run.
 
         Raises:
-            ConfigurationError: The tool is bound to no session.
-            UnknownSession: Nothing was thought in it yet, or it has expired.
+            ConfigurationError: If the tool is not bound to a session.
+            UnknownSession: If the session has no thoughts yet or has expired.
         """
         if self._bound is None:
-            raise ConfigurationError(f"{self.definition.name} is bound to no session: give it a session_id")
+            raise ConfigurationError(f"{self.definition.name} is not bound to a session; create it with a session_id")
         return await self.sessions.get_session(
             self._bound, owner=self._owner if isinstance(self._owner, str) else owner
         )
 
     async def call(self, arguments: dict[str, Any], ctx: RunContext[Any]) -> ToolResult:
-        """Take one thought.
+        """Add a thought.
 
         Raises:
-            ToolError: The thought does not fit, or the session is unknown; nothing was stored.
+            ToolError: If the thought is rejected or the session is unknown. Nothing is stored.
         """
         slot = f"{ctx.task_id}:{ctx.step}:{ctx.index}" if ctx.run is not None and ctx.call is not None else None
         try:
-            result = await self._think(arguments, self._owner_of(ctx), slot)
+            result = await self._think(arguments, self._get_owner(ctx), slot)
         except (SessionError, StrategyError) as error:
             if ctx.run is not None and isinstance(error, StageRefused) and error.target is not None:
-                ctx.emit(_refused(error))
-            raise ToolError(_refusal(error)) from error
+                ctx.emit(_make_refusal_event(error))
+            raise ToolError(_describe_refusal(error)) from error
         if ctx.run is not None and result.thought_id not in ctx.state.thoughts:
-            _tell(result, ctx)
+            _publish_thought(result, ctx)
         return ToolResult(result.to_published(self._text_tokens), self._text(result))
 
     @abstractmethod
@@ -106,39 +106,40 @@ class SessionTool(ABC):
     def _text(self, result: ThoughtResult) -> str:
         return result.to_text(self._text_tokens)
 
-    def _owner_of(self, ctx: RunContext[Any]) -> str | None:
+    def _get_owner(self, ctx: RunContext[Any]) -> str | None:
         if self._owner is not None:
             return self._owner if isinstance(self._owner, str) else self._owner(ctx)
-        # A session that the program has named belongs to the program, or to its owner at the time when its id was
-        # given out; those of the model end with its conversation.
+        # A bound session belongs to the program, or to the owner that it had when its id was generated. The sessions of
+        # the model end with its conversation.
         if self._bound is not None:
             return None
         return "" if ctx.run is None else ctx.context_id
 
 
-def _kept_by_default(session_id: str | None) -> ThinkingSessions:
-    """Choose where a tool keeps its sessions by default.
+def _choose_sessions(session_id: str | None) -> ThinkingSessions:
+    """Return the default storage for the sessions of a tool.
 
-    An id that was given out is unique, and leads to its session from any tool of the process. A name belongs to one
-    tool: another tool may use the same.
+    Generated ids are unique, so all tools of the process share their sessions. A name is only valid for one tool,
+    because
+    other tools may use the same name.
     """
     generated = session_id is None or is_generated(session_id)
-    return _of_the_process() if generated else ThinkingSessions(MemoryArtifacts())
+    return _get_shared_sessions() if generated else ThinkingSessions(MemoryArtifacts())
 
 
 @cache
-def _of_the_process() -> ThinkingSessions:
+def _get_shared_sessions() -> ThinkingSessions:
     return ThinkingSessions(MemoryArtifacts())
 
 
-def _tell(result: ThoughtResult, ctx: RunContext[Any]) -> None:
-    """Put the thought on the stream, after the stages that it goes through; warn when it goes in circles."""
+def _publish_thought(result: ThoughtResult, ctx: RunContext[Any]) -> None:
+    """Publish a thought after the stages that it enters, and a warning if the model repeats itself."""
     flow = result.thought.flow or {}
-    for before, stage in flow.get("trail", ()):
+    for previous, stage in flow.get("trail", ()):
         ctx.emit(
             StageEvent(
                 strategy=flow["strategy"],
-                from_stage=before,
+                from_stage=previous,
                 to_stage=stage,
                 thought_id=result.thought_id,
                 session_id=result.session_id,
@@ -155,15 +156,15 @@ def _thought_event(result: ThoughtResult, ctx: RunContext[Any]) -> ThoughtStream
     thought, placed = result.thought, result.placed
     flow = thought.flow or {}
 
-    def id_of(place: int | None) -> str | None:
-        return None if place is None else result.session.thought_id(place)
+    def get_thought_id(index: int | None) -> str | None:
+        return None if index is None else result.session.thought_id(index)
 
     merged = result.session.newest(flow["merged"]) if "merged" in flow else None
     return ThoughtStreamEvent(
         thought_id=result.thought_id,
         thought_type="reflection" if thought.is_revision or thought.revises_thought is not None else "reasoning",
         content=thought.thought,
-        related_to=id_of(placed.follows),
+        related_to=get_thought_id(placed.follows),
         source="strategy" if flow else "sequential",
         tool_call_id=ctx.call.id if ctx.call is not None else None,
         session=SessionLink(
@@ -172,24 +173,24 @@ def _thought_event(result: ThoughtResult, ctx: RunContext[Any]) -> ThoughtStream
             total=thought.total_thoughts,
             next_thought_needed=thought.next_thought_needed,
             revises=thought.revises_thought,
-            revises_id=id_of(placed.revises),
+            revises_id=get_thought_id(placed.revises),
             branch_id=placed.branch,
             branch_from=thought.branch_from_thought if placed.opens else None,
             merges=flow.get("merged"),
-            merges_id=id_of(merged.place) if merged is not None else None,
+            merges_id=get_thought_id(merged.place) if merged is not None else None,
             stage=flow.get("stage"),
         ),
     )
 
 
-def _refused(error: StageRefused) -> StageEvent:
+def _make_refusal_event(error: StageRefused) -> StageEvent:
     return StageEvent(
         strategy=error.strategy, from_stage=error.stage, to_stage=error.target or "", accepted=False, reason=str(error)
     )
 
 
-def _refusal(error: SessionError | StrategyError) -> str:
-    """Say what is wrong, as JSON for models and programs."""
+def _describe_refusal(error: SessionError | StrategyError) -> str:
+    """Return the error as JSON for models and programs."""
     refusal: dict[str, Any] = {"error": str(error), "code": error.code}
     if isinstance(error, InvalidThought) and error.fields:
         refusal["fields"] = error.fields
@@ -202,11 +203,11 @@ NAME = "sequentialthinking"
 
 
 class SequentialThinking(SessionTool):
-    """The tool `sequentialthinking`: each call is a thought of a session, on the stream and stored as an artifact."""
+    """The `sequentialthinking` tool. Each call publishes a thought and stores it in a session."""
 
     async def _think(self, arguments: dict[str, Any], owner: str | None, call_id: str | None) -> ThoughtResult:
-        given = ThoughtInput.of(arguments)
-        return await self.sessions.think(given, owner=owner, session_id=self._bound, call_id=call_id)
+        thought = ThoughtInput.of(arguments)
+        return await self.sessions.think(thought, owner=owner, session_id=self._bound, call_id=call_id)
 
 
 def sequential_thinking(
@@ -217,21 +218,24 @@ def sequential_thinking(
     text_tokens: int = 400,
     hidden: bool = False,
 ) -> SequentialThinking:
-    """Make the tool by which a model thinks in numbered steps, which it may revise and branch from.
+    """Return a tool that lets a model think in numbered steps, with revisions and branches.
 
-    Each accepted thought is a `thought-stream` event with the source `sequential` and its place in the session, and
-    stands in `result.thoughts` beside those of `think_aloud`.
+    Each accepted thought is published as a `thought-stream` event with the source `sequential` and its position in the
+    session. `result.thoughts` contains it, like the thoughts of `think_aloud`.
 
     Args:
-        session_id: Binds the tool to a session, which begins with the first thought; the model need not know its id.
-            Without it a call that names no session begins one.
-        sessions: Where the sessions are kept, and by what rules. By default in memory: under an id that was given out
-            for all tools of the process, under a name for this tool alone.
-        owner: Whose they are, or a function of the context of the run that says so. By default, a session that is bound
-            belongs to the program, and one that is not to the conversation.
-        text_tokens: The most tokens that the answer to a thought may take in the conversation: it has the newest
-            thoughts that fit, and says how many came before. So does the result on the stream; the session has all.
-        hidden: Clients see the thoughts and not the calls.
+        session_id: Binds the tool to a session, which is created with the first thought. The model need not know the
+            id.
+            Without it, a call that names no session creates one.
+        sessions: Storage and limits of the sessions. By default they are kept in memory. Sessions with a generated id
+            are
+            shared by all tools of the process. A session with a name belongs to this tool alone.
+        owner: Owner of the sessions, or a function that returns it for the context of a run. By default, a bound
+            session
+            belongs to the program, and other sessions belong to the conversation.
+        text_tokens: Maximum number of tokens of the result of a call, both for the model and in the event. The result
+            contains the newest thoughts that fit and the number of earlier ones. The session contains all thoughts.
+        hidden: True to hide the calls from clients. The thoughts stay visible.
 
     Example:
         >>> planner = sequential_thinking("planner")

@@ -21,20 +21,26 @@ from rxloop.errors import ConfigurationError, ToolError
 from rxloop.pipeline.run_context import RunContext
 from rxloop.support.json_schema import close_objects, explain_schema_error, map_subschemas
 from rxloop.tools.docstring import parse
-from rxloop.tools.execution import documentation, label, parameter_names, plain_function, signature
+from rxloop.tools.execution import (
+    describe_function,
+    find_plain_function,
+    list_parameter_names,
+    read_docstring,
+    read_signature,
+)
 
 _CONTEXT = re.compile(r"^(\w+\.)*RunContext(\[.*\])?$", re.DOTALL)
 
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
-_EMPTY: Any = inspect.Parameter.empty
+_NO_ANNOTATION: Any = inspect.Parameter.empty
 
-_UNDESCRIBED = (PydanticUserError, PydanticUndefinedAnnotation, SchemaError)
+_SCHEMA_ERRORS = (PydanticUserError, PydanticUndefinedAnnotation, SchemaError)
 
-_ATOMS = (str, int, float, bool, type(None))
+_IMMUTABLE_TYPES = (str, int, float, bool, type(None))
 
 
-class _Quiet(GenerateJsonSchema):
+class _SilentSchemaGenerator(GenerateJsonSchema):
     # A default that JSON cannot express is left out of the schema silently; the function still has it.
     def emit_warning(self, kind: JsonSchemaWarningKind, detail: str) -> None:
         pass
@@ -48,7 +54,7 @@ class _Quiet(GenerateJsonSchema):
 
 
 class Parameters:
-    """The parameters of a function as a model sees them: their JSON Schema, and how arguments become a call."""
+    """Parameters of a function for a model: JSON Schema and argument binding."""
 
     def __init__(
         self,
@@ -58,16 +64,17 @@ class Parameters:
         *,
         strict: bool = False,
     ) -> None:
-        """Read the signature and the docstring.
+        """Inspect the signature and the docstring.
 
         Args:
-            function: The function to be called.
-            name: The name of the tool, for messages.
-            local_names: The names that annotations written as text may use beside those of the function's module.
-            strict: Make the schema one that vendors accept for strict decoding.
+            function: Function to call.
+            name: Name of the tool for error messages.
+            local_names: Local names for annotations that are strings, in addition to the names of the function's
+                module.
+            strict: True to make the schema conform to the rules for strict decoding.
 
         Raises:
-            ConfigurationError: A parameter cannot be described to a model.
+            ConfigurationError: If a parameter cannot be described to a model.
         """
         self._name = name
         self._positional: list[inspect.Parameter] = []
@@ -75,18 +82,18 @@ class Parameters:
         self._contexts: set[str] = set()
         self._fields: dict[str, str] = {}
         definitions: dict[str, tuple[Any, FieldInfo]] = {}
-        annotated = list(_annotated(function, name, local_names))
-        shown = [parameter.name for parameter, annotation in annotated if not _is_context(annotation)]
-        docstring = parse(documentation(function), shown, parameter_names(function) - {*shown})
+        annotated = list(_resolve_annotations(function, name, local_names))
+        shown_names = [parameter.name for parameter, annotation in annotated if not _is_context(annotation)]
+        docstring = parse(read_docstring(function), shown_names, list_parameter_names(function) - {*shown_names})
         self.description = docstring.description
-        """The docstring without what it says of parameters, results and exceptions."""
+        """Docstring without the sections for parameters, results and exceptions."""
         for parameter, annotation in annotated:
             positional = parameter.kind is inspect.Parameter.POSITIONAL_ONLY
             (self._positional if positional else self._keyword).append(parameter)
             if _is_context(annotation):
                 self._contexts.add(parameter.name)
                 continue
-            # The fields have names of their own: a parameter may be called `schema`, `_x` or `copy`.
+            # Fields have generated names, because a parameter may be named `schema`, `_x` or `copy`.
             field = f"p{len(definitions)}"
             self._fields[parameter.name] = field
             definitions[field] = _field(parameter, annotation, docstring.parameters.get(parameter.name))
@@ -96,18 +103,20 @@ class Parameters:
 
     @property
     def takes_context(self) -> bool:
-        """True if a parameter gets the context of the run."""
+        """True if a parameter receives the context of the run."""
         return bool(self._contexts)
 
     def bind(self, arguments: Mapping[str, Any], ctx: RunContext[Any]) -> tuple[list[Any], dict[str, Any]]:
-        """Validate what a model gave, and make the arguments of the call from it.
+        """Validate arguments of the model, and return positional and keyword arguments for the function.
 
         Raises:
-            ToolError: They do not fit; the text names each field and what is wrong with it.
+            ToolError: If the arguments are invalid. The message lists the invalid fields.
         """
-        # Copied, because the same values are part of events: a function may change its arguments.
-        own = {name: item if type(item) in _ATOMS else copy.deepcopy(item) for name, item in arguments.items()}
-        values = validate(self._model, own, self._name, self._fields)
+        # Events share the same values, and a function may mutate its arguments. Therefore copy them.
+        copied = {
+            name: item if type(item) in _IMMUTABLE_TYPES else copy.deepcopy(item) for name, item in arguments.items()
+        }
+        values = validate(self._model, copied, self._name, self._fields)
 
         def value(parameter: inspect.Parameter) -> Any:
             if parameter.name in self._contexts:
@@ -122,68 +131,68 @@ class Parameters:
 
 
 def validate(model: type[Any], arguments: Any, name: str, parameters: Mapping[str, Any]) -> Any:
-    """Validate arguments by a pydantic model, in its lax mode.
+    """Validate arguments with a pydantic model in lax mode.
 
     Raises:
-        ToolError: They do not fit; the text names each field and what is wrong with it.
+        ToolError: If the arguments are invalid. The message lists the invalid fields.
     """
     try:
         return model.model_validate(arguments)
     except ValidationError as error:
         lines = [f"The arguments of {name} do not fit, and it was not called:"]
         for problem in error.errors(include_url=False):
-            where = _path(problem["loc"])
+            where = _format_path(problem["loc"])
             if problem["type"] == "extra_forbidden":
                 names = ", ".join(parameters) or "none"
                 lines.append(f"- {where}: there is no such parameter (there are: {names})")
             elif problem["type"] == "missing":
                 lines.append(f"- {where}: required, but missing")
             else:
-                lines.append(f"- {where}: {problem['msg']} (got {_short(problem['input'])})")
+                lines.append(f"- {where}: {problem['msg']} (got {_abbreviate(problem['input'])})")
         raise ToolError("\n".join(lines)) from error
 
 
 def json_schema(model: type[BaseModel]) -> dict[str, Any]:
-    """Make the JSON Schema of a model of arguments, without titles."""
-    return _untitled(model.model_json_schema(schema_generator=_Quiet, mode="validation"))
+    """Return the JSON Schema of a model of arguments, without titles."""
+    return _remove_titles(model.model_json_schema(schema_generator=_SilentSchemaGenerator, mode="validation"))
 
 
-def _annotated(
+def _resolve_annotations(
     function: Callable[..., Any], name: str, local_names: Mapping[str, Any] | None
 ) -> Iterator[tuple[inspect.Parameter, Any]]:
-    """List the parameters, each with its annotation resolved."""
+    """Yield the parameters with their resolved annotations."""
     try:
-        found = signature(function)
+        function_signature = read_signature(function)
     except (TypeError, ValueError, NameError) as error:
         raise ConfigurationError(
-            f"tool {name!r}: the signature of {label(function)} cannot be read: {error}"
+            f"tool {name!r}: the signature of {describe_function(function)} cannot be read: {error}"
         ) from error
-    plain = plain_function(function)
+    plain = find_plain_function(function)
     module = vars(sys.modules.get(getattr(plain, "__module__", None) or "", types.ModuleType("")))
     names = getattr(plain, "__globals__", module)
-    for parameter in found.parameters.values():
+    for parameter in function_signature.parameters.values():
         where = f"tool {name!r}: parameter {parameter.name!r}"
         if parameter.kind in _VARIADIC:
             stars = "*" if parameter.kind is inspect.Parameter.VAR_POSITIONAL else "**"
             raise ConfigurationError(
-                f"{where} is {stars}{parameter.name}, which cannot be described to a model; name each one"
+                f"{where} is {stars}{parameter.name}, which cannot be described to a model; declare each parameter"
             )
         annotation: Any = parameter.annotation
-        if annotation is _EMPTY:
-            method = " (a method becomes a tool by its instance: tool(instance.method))"
+        if annotation is _NO_ANNOTATION:
+            method = " (pass a bound method: tool(instance.method))"
             hint = method if parameter.name in ("self", "cls") else ""
             raise ConfigurationError(f"{where} has no annotation{hint}")
         if isinstance(annotation, str) and _CONTEXT.match(annotation.strip()):
-            # Not evaluated: RunContext and the type of its deps may be imported for the type checker only.
+            # Not evaluated, because RunContext and the type of the deps may only be imported for type checking.
             annotation = RunContext
         try:
-            holder = types.SimpleNamespace(__annotations__={"it": annotation})
-            yield parameter, get_type_hints(holder, names, _writable(local_names), include_extras=True)["it"]
+            namespace = types.SimpleNamespace(__annotations__={"it": annotation})
+            yield parameter, get_type_hints(namespace, names, _to_dict(local_names), include_extras=True)["it"]
         except (NameError, SyntaxError, TypeError, AttributeError) as error:
             raise ConfigurationError(f"{where}: its annotation {annotation!r} cannot be resolved: {error}") from error
 
 
-def _writable(names: Mapping[str, Any] | None) -> dict[str, Any] | None:
+def _to_dict(names: Mapping[str, Any] | None) -> dict[str, Any] | None:
     return None if names is None else dict(names)
 
 
@@ -195,12 +204,12 @@ def _is_context(annotation: Any) -> bool:
 
 
 def _has_default(parameter: inspect.Parameter) -> bool:
-    # `= Field(default=3)` is pydantic's way to give a default; the value then comes from the model.
-    return parameter.default is not _EMPTY and not isinstance(parameter.default, FieldInfo)
+    # Pydantic applies a default that is declared with `Field(default=...)`.
+    return parameter.default is not _NO_ANNOTATION and not isinstance(parameter.default, FieldInfo)
 
 
 def _field(parameter: inspect.Parameter, annotation: Any, description: str | None) -> tuple[Any, FieldInfo]:
-    """Give the type and the field of a parameter; the docstring describes what its annotation does not."""
+    """Return the type and the field of a parameter. The docstring is used if the annotation has no description."""
     if isinstance(parameter.default, FieldInfo):
         annotation = Annotated[annotation, parameter.default]
     metadata = get_args(annotation)[1:] if get_origin(annotation) is Annotated else ()
@@ -215,24 +224,24 @@ def _field(parameter: inspect.Parameter, annotation: Any, description: str | Non
 def _build(name: str, fields: dict[str, tuple[Any, FieldInfo]]) -> tuple[type[BaseModel], dict[str, Any]]:
     try:
         return _model(name, fields)
-    except _UNDESCRIBED as error:
+    except _SCHEMA_ERRORS as error:
         for field, (annotation, info) in fields.items():
             try:
                 _model(name, {field: (annotation, info)})
-            except _UNDESCRIBED as found:
+            except _SCHEMA_ERRORS as field_error:
                 raise ConfigurationError(
                     f"tool {name!r}: parameter {info.alias!r} of type {annotation!r} cannot be described to a model: "
-                    f"{_reason(found)}"
-                ) from found
+                    f"{_explain_failure(field_error)}"
+                ) from field_error
         raise ConfigurationError(f"tool {name!r}: its parameters cannot be described to a model: {error}") from error
 
 
-def _reason(error: Exception) -> str:
-    """Say what is wrong in words that help: pydantic advises a setting that a tool does not have."""
+def _explain_failure(error: Exception) -> str:
+    """Return a helpful reason. The advice of pydantic refers to a setting that tools do not have."""
     if isinstance(error, SchemaError):
         return explain_schema_error(error)
     if isinstance(error, PydanticSchemaGenerationError):
-        return "use a type that JSON has, a dataclass, a TypedDict or a pydantic model"
+        return "use a JSON type, a dataclass, a TypedDict or a pydantic model"
     return str(error).partition("\n")[0]
 
 
@@ -242,35 +251,37 @@ def _model(name: str, fields: dict[str, tuple[Any, FieldInfo]]) -> tuple[type[Ba
     return model, json_schema(model)
 
 
-def _untitled(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema without the titles that pydantic makes of names."""
-    return map_subschemas({key: value for key, value in schema.items() if key != "title"}, _untitled)
+def _remove_titles(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a copy of the schema without the titles that pydantic generates."""
+    return map_subschemas({key: value for key, value in schema.items() if key != "title"}, _remove_titles)
 
 
 def strict_schema(schema: dict[str, Any], name: str) -> dict[str, Any]:
-    """The schema in the form that strict decoding asks for.
+    """Return the schema in the form required for strict decoding.
 
-    Every object is closed and all its properties are required, nothing has a default, and no keyword stands beside a
-    `$ref`: what is referred to is put in its place.
+    All objects are closed, all properties are required and have no defaults. A `$ref` with other keywords next to it is
+    replaced by its definition.
 
     Raises:
-        ConfigurationError: It has an object whose properties are not known.
+        ConfigurationError: If an object of the schema allows arbitrary keys.
     """
     shared: dict[str, Any] = schema.get("$defs", {})
 
-    def visit(node: dict[str, Any], inside: frozenset[str]) -> dict[str, Any]:
-        given = {key: value for key, value in node.items() if key != "default"}
-        target = str(given.get("$ref", "")).removeprefix("#/$defs/")
-        if target and len(given) > 1:
-            if target in inside:
-                return {"$ref": given["$ref"]}
-            del given["$ref"]
-            return visit({**shared[target], **given}, inside | {target})
-        result = map_subschemas(given, lambda part: visit(part, inside))
+    def visit(node: dict[str, Any], parents: frozenset[str]) -> dict[str, Any]:
+        keywords = {key: value for key, value in node.items() if key != "default"}
+        target = str(keywords.get("$ref", "")).removeprefix("#/$defs/")
+        if target and len(keywords) > 1:
+            if target in parents:
+                return {"$ref": keywords["$ref"]}
+            del keywords["$ref"]
+            return visit({**shared[target], **keywords}, parents | {target})
+        result = map_subschemas(keywords, lambda part: visit(part, parents))
         if result.get("type") == "object":
             closing = close_objects(result)
             if closing is None:
-                raise ConfigurationError(f"tool {name!r}: strict=True takes no object with free keys, such as a dict")
+                raise ConfigurationError(
+                    f"tool {name!r}: strict=True does not support objects with arbitrary keys, such as dict"
+                )
             result |= closing
         return result
 
@@ -278,7 +289,7 @@ def strict_schema(schema: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def _has_secret(value: Any) -> bool:
-    """True if a value is a pydantic secret or contains one."""
+    """True if a value is or contains a pydantic secret."""
     if isinstance(value, Mapping):
         return any(map(_has_secret, cast("Mapping[Any, Any]", value).values()))
     if isinstance(value, list | tuple | set | frozenset):
@@ -290,13 +301,13 @@ def _has_secret(value: Any) -> bool:
     return hasattr(value, "get_secret_value")
 
 
-def _path(location: tuple[int | str, ...]) -> str:
+def _format_path(location: tuple[int | str, ...]) -> str:
     path = ""
     for part in location:
         path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
     return path or "arguments"
 
 
-def _short(value: Any) -> str:
+def _abbreviate(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."

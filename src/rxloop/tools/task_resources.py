@@ -1,4 +1,4 @@
-"""Resources that one task enters and leaves."""
+"""Async context managers that are entered and left in their own tasks."""
 
 from __future__ import annotations
 
@@ -19,169 +19,177 @@ T = TypeVar("T")
 
 log = logging.getLogger("rxloop")
 
-_MOST = 100
-"""Keys in an event loop, from which on those that are over are forgotten."""
+_MAX_KEYS = 100
+"""Number of keys in an event loop above which finished resources are removed."""
 
-Make = Callable[[], AbstractAsyncContextManager[T]]
+Factory = Callable[[], AbstractAsyncContextManager[T]]
 
 
-class Owned(Generic[T]):
-    """Async context managers, one for each key and event loop, each entered and left in a task of its own.
+class TaskResources(Generic[T]):
+    """Async context managers, one for each key and event loop. Each is entered and left in its own task.
 
-    Many of them, whatever has an anyio task group inside above all, cannot be left by another task than the one that
-    entered them. The tasks of a run come and go, so none of them may be that one.
+    A context manager that contains an anyio task group must be left by the task that entered it. The tasks of a run are
+    too short-lived for this.
 
-    A resource is entered when it is asked for first, and all who ask meanwhile wait for the same entering. One that
-    broke (its task has ended, or `drop` said so) is left, and entered again for the next who asks. One that could not
-    be entered is not tried again for as long as that took, so that at most half of the time goes into waiting for it.
+    The first request for a resource enters it, and concurrent requests wait for the same entry. A broken resource (its
+    task
+    ended, or `drop` was called) is left, and entered again on the next request. After a failed entry, the next attempt
+    waits
+    as long as the failed one took, so that at most half of the time is spent on failing entries.
     """
 
     def __init__(self) -> None:
-        self._lives: dict[AbstractEventLoop, dict[Hashable, _Life[T]]] = {}
-        # Who drops it without closing it loses what it has, and no more than that.
-        finalize(self, _leave_all, self._lives).atexit = False
+        self._resources: dict[AbstractEventLoop, dict[Hashable, _Resource[T]]] = {}
+        # An object that is dropped without `aclose` releases its resources, but not those of others.
+        finalize(self, _leave_all, self._resources).atexit = False
 
-    async def get(self, key: Hashable, make: Make[T], *, name: str, seconds: float | None = None) -> T:
-        """Give what the context manager of that key gave when it was entered.
+    async def get(self, key: Hashable, make: Factory[T], *, name: str, seconds: float | None = None) -> T:
+        """Return the value of the context manager for a key. Enters it if necessary.
 
         Args:
-            key: What it is kept under.
-            make: Makes the context manager, each time that it is to be entered.
-            name: What it is called in errors, and its task.
-            seconds: How long entering it may take, for who is the first to ask; None for any time.
+            key: Key of the resource.
+            make: Creates the context manager. Called before each entry.
+            name: Name of the resource in errors, and of its task.
+            seconds: Time limit for entering, used if this call starts the entry. None for no limit.
 
         Raises:
-            RxloopError: It cannot be entered.
+            RxloopError: If the resource cannot be entered.
         """
-        here = asyncio.get_running_loop()
-        if here not in self._lives:
-            for loop in [loop for loop in self._lives if loop.is_closed()]:
-                del self._lives[loop]
-        lives = self._lives.setdefault(here, {})
-        life = lives.get(key)
-        if life is None or life.over:
-            if len(lives) >= _MOST:
-                for other in [other for other, each in lives.items() if each.over and each.task.done()]:
-                    del lives[other]
-            life = lives[key] = _Life(make, name, seconds, life.task if life is not None else None)
-        failure = await asyncio.shield(life.entered)
+        current_loop = asyncio.get_running_loop()
+        if current_loop not in self._resources:
+            for loop in [loop for loop in self._resources if loop.is_closed()]:
+                del self._resources[loop]
+        resources = self._resources.setdefault(current_loop, {})
+        resource = resources.get(key)
+        if resource is None or resource.is_over:
+            if len(resources) >= _MAX_KEYS:
+                for other in [other for other, each in resources.items() if each.is_over and each.task.done()]:
+                    del resources[other]
+            resource = resources[key] = _Resource(make, name, seconds, resource.task if resource is not None else None)
+        failure = await asyncio.shield(resource.entered)
         if failure is not None:
             raise RxloopError(f"{name} is not available: {failure}") from failure
-        return life.value
+        return resource.value
 
-    def now(self, key: Hashable) -> T | None:
-        """Give the same without waiting; None if it has to be entered first."""
-        lives = self._lives.get(asyncio.get_running_loop())
-        life = None if lives is None else lives.get(key)
-        return life.value if life is not None and life.usable else None
+    def get_now(self, key: Hashable) -> T | None:
+        """Return the value for a key, or None if the resource is not entered."""
+        resources = self._resources.get(asyncio.get_running_loop())
+        resource = None if resources is None else resources.get(key)
+        return resource.value if resource is not None and resource.is_usable else None
 
-    def all_now(self) -> dict[Hashable, T]:
-        """Give all that are entered, by their keys."""
-        lives = self._lives.get(asyncio.get_running_loop(), {})
-        return {key: life.value for key, life in lives.items() if life.usable}
+    def get_all_now(self) -> dict[Hashable, T]:
+        """Return the values of all entered resources by key."""
+        resources = self._resources.get(asyncio.get_running_loop(), {})
+        return {key: resource.value for key, resource in resources.items() if resource.is_usable}
 
     def drop(self, key: Hashable, value: T) -> None:
-        """Leave what broke; nothing happens if another one has taken its place already."""
-        life = self._lives.get(asyncio.get_running_loop(), {}).get(key)
-        if life is not None and life.usable and life.value is value:
-            life.leave()
+        """Leave a broken resource. Does nothing if another resource has replaced it."""
+        resource = self._resources.get(asyncio.get_running_loop(), {}).get(key)
+        if resource is not None and resource.is_usable and resource.value is value:
+            resource.leave()
 
-    async def aclose(self, *, elsewhere: bool = True) -> None:
-        """Leave all of them; may be called from any task, and more than once.
+    async def aclose(self, *, other_loops: bool = True) -> None:
+        """Leave all resources. May be called from any task and more than once.
 
         Args:
-            elsewhere: Whether those of other event loops are told to end, too.
+            other_loops: True to also request the end of the resources of other event loops.
 
         Raises:
-            Exception: One of them failed when it was left.
+            Exception: If leaving a resource failed.
         """
-        here = asyncio.get_running_loop()
-        lives = list(self._lives.pop(here, {}).values())
-        for life in lives:
-            life.leave()
-        if elsewhere:
-            _leave_all(self._lives)
-        if lives:
-            # In a task, since waiting with a time limit is what a cancelled scope would not let through.
-            await wait_all([here.create_task(_ended([life.task for life in lives]), name="rxloop-leaving")])
-            await close_all([life.report for life in lives])
+        current_loop = asyncio.get_running_loop()
+        resources = list(self._resources.pop(current_loop, {}).values())
+        for resource in resources:
+            resource.leave()
+        if other_loops:
+            _leave_all(self._resources)
+        if resources:
+            # In a task, because a cancelled scope would interrupt the wait with a time limit.
+            await wait_all(
+                [
+                    current_loop.create_task(
+                        _wait_ended([resource.task for resource in resources]), name="rxloop-leaving"
+                    )
+                ]
+            )
+            await close_all([resource.report for resource in resources])
 
 
-def _leave_all(lives: dict[AbstractEventLoop, dict[Hashable, _Life[Any]]]) -> None:
-    """Tell all of them to end, from any thread."""
-    while lives:
-        loop, of_loop = lives.popitem()
-        for life in of_loop.values():
-            with suppress(RuntimeError):  # that loop is closed, and its tasks are gone
-                loop.call_soon_threadsafe(life.leave)
+def _leave_all(resources: dict[AbstractEventLoop, dict[Hashable, _Resource[Any]]]) -> None:
+    """Request the end of all resources, from any thread."""
+    while resources:
+        loop, loop_resources = resources.popitem()
+        for resource in loop_resources.values():
+            with suppress(RuntimeError):  # The loop is closed, so its tasks are gone.
+                loop.call_soon_threadsafe(resource.leave)
 
 
-_TASKS: set[asyncio.Task[None]] = set()
-"""Those that are under way: an event loop alone does not keep them."""
+_RUNNING: set[asyncio.Task[None]] = set()
+"""Running tasks. An event loop has only weak references to its tasks."""
 
 
-class _Life(Generic[T]):
-    """One time that a context manager is entered, until it is left."""
+class _Resource(Generic[T]):
+    """One entry of a context manager, until it is left."""
 
     value: T
 
-    def __init__(self, make: Make[T], name: str, seconds: float | None, before: asyncio.Task[None] | None) -> None:
+    def __init__(self, make: Factory[T], name: str, seconds: float | None, previous: asyncio.Task[None] | None) -> None:
         self._loop = asyncio.get_running_loop()
         self._name = name
-        self._begun = self._loop.time()
-        self._again = self._begun
-        """When a failure may be tried again."""
+        self._started_at = self._loop.time()
+        self._retry_at = self._started_at
+        """Time after which a failed entry may be retried."""
         self._leaving = asyncio.Event()
         self._failure: Exception | None = None
-        """What went wrong while it was left."""
+        """Exception raised while leaving."""
         self.entered: asyncio.Future[Exception | None] = self._loop.create_future()
-        # Nothing of the run that asks first: its context variables may hold a credential, or be those of a test.
-        self.task = self._loop.create_task(self._live(make, before), name=f"rxloop-{name}", context=Context())
-        _TASKS.add(self.task)
-        self.task.add_done_callback(_TASKS.discard)
-        self.usable = False
-        """Whether it is entered, and nobody has begun to leave it."""
-        self._timer = None if seconds is None else self._loop.call_later(seconds, self._late, seconds)
+        # An empty context, because the context variables of the first run may contain credentials or belong to a test.
+        self.task = self._loop.create_task(self._run(make, previous), name=f"rxloop-{name}", context=Context())
+        _RUNNING.add(self.task)
+        self.task.add_done_callback(_RUNNING.discard)
+        self.is_usable = False
+        """True if the resource is entered and not being left."""
+        self._timer = None if seconds is None else self._loop.call_later(seconds, self._time_out, seconds)
 
     @property
-    def over(self) -> bool:
-        """Whether another one is to take its place."""
-        if not self.entered.done() or self.usable:
+    def is_over(self) -> bool:
+        """True if a new entry must replace this one."""
+        if not self.entered.done() or self.is_usable:
             return False
-        return self.entered.result() is None or self._loop.time() >= self._again
+        return self.entered.result() is None or self._loop.time() >= self._retry_at
 
     def leave(self) -> None:
-        """Begin to leave it, or give up entering it."""
-        self.usable = False
+        """Request to leave the resource, or cancel the entry."""
+        self.is_usable = False
         self._leaving.set()
         if not self.entered.done():
             self._fail(RxloopError("it was closed"))
             self.task.cancel()
 
     async def report(self) -> None:
-        """Raise what went wrong while it was left."""
+        """Raise the exception that occurred while leaving."""
         if self._failure is not None:
             raise self._failure
 
-    async def _live(self, make: Make[T], before: asyncio.Task[None] | None) -> None:
+    async def _run(self, make: Factory[T], previous: asyncio.Task[None] | None) -> None:
         try:
-            if before is not None:
-                await asyncio.wait([before], timeout=GRACE)
+            if previous is not None:
+                await asyncio.wait([previous], timeout=GRACE)
             async with make() as self.value:
                 self._succeed()
                 await self._leaving.wait()
         except BaseException as error:
-            self._ended(error)
+            self._handle_error(error)
         else:
-            self.usable = False
+            self.is_usable = False
             self._fail(RxloopError("entering it ended without a result"))
 
-    def _ended(self, error: BaseException) -> None:
-        """Keep what ended it, a `BaseException` too: raised on, it would reach nobody, or end the process."""
-        self.usable = False
+    def _handle_error(self, error: BaseException) -> None:
+        """Record the exception that ended the resource. Not raised, because a `BaseException` could end the process."""
+        self.is_usable = False
         cancelled = isinstance(error, asyncio.CancelledError)
         while isinstance(error, BaseExceptionGroup):
-            # What a task group raises: the first failure in it says more than the group.
+            # The first failure of a task group is more helpful than the group.
             error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
         failure = error if isinstance(error, Exception) else to_error(error, self._name)
         if not self.entered.done():
@@ -189,7 +197,7 @@ class _Life(Generic[T]):
         elif self._leaving.is_set():
             self._failure = None if cancelled else failure
         elif self.entered.result() is None and not cancelled:
-            log.warning("%s broke, and is entered again when it is wanted: %r", self._name, error)
+            log.warning("%s failed and will be entered again on the next request: %r", self._name, error)
         if isinstance(error, KeyboardInterrupt):
             leave_to_loop(error)
 
@@ -197,7 +205,7 @@ class _Life(Generic[T]):
         if self._timer is not None:
             self._timer.cancel()
         if not self.entered.done():
-            self.usable = True
+            self.is_usable = True
             self.entered.set_result(None)
 
     def _fail(self, failure: Exception) -> None:
@@ -205,21 +213,21 @@ class _Life(Generic[T]):
             self._timer.cancel()
         if not self.entered.done():
             now = self._loop.time()
-            self._again = now + (now - self._begun)
+            self._retry_at = now + (now - self._started_at)
             self.entered.set_result(failure)
 
-    def _late(self, seconds: float) -> None:
+    def _time_out(self, seconds: float) -> None:
         self._fail(RxloopError(f"entering it took more than {seconds:g} s"))
         self._leaving.set()
         self.task.cancel()
 
 
-async def _ended(tasks: Collection[asyncio.Task[Any]]) -> None:
-    """Wait until tasks are over; those that do not come to an end are cancelled, and then left to themselves."""
+async def _wait_ended(tasks: Collection[asyncio.Task[Any]]) -> None:
+    """Wait until all tasks have ended. After the grace period, cancel the remaining tasks and wait once more."""
     _, late = await asyncio.wait(tasks, timeout=GRACE)
     for task in late:
         task.cancel()
     if late:
         _, stuck = await asyncio.wait(late, timeout=GRACE)
         for task in stuck:
-            log.warning("%s does not end, though it was cancelled; it is left to itself", task.get_name())
+            log.warning("Abandoning %s, which does not end although it was cancelled", task.get_name())

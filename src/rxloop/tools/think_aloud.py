@@ -1,4 +1,4 @@
-"""The tool that publishes thoughts."""
+"""The `think_aloud` tool, which publishes thoughts."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 NAME = "think_aloud"
 
-_COMPARED = 100
-"""How many ids, the newest ones, an unknown id is compared with."""
+_MAX_COMPARED_IDS = 100
+"""Number of recent ids that an unknown id is compared with."""
 
-_SHOWN = 100
-"""Characters of an unknown id that the model is shown."""
+_MAX_SHOWN = 100
+"""Maximum number of characters of an unknown id in a warning."""
 
-_ALTERNATIVES = 50
+_MAX_ALTERNATIVES = 50
 
 _DESCRIPTION = """\
 Think aloud: say what you plan, observe, conclude or doubt while you work. Others can follow your thoughts as they come.
@@ -43,26 +43,26 @@ DuplicatePolicy = Literal["suffix", "keep", "refuse"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thoughts:
-    """How a model may think aloud."""
+    """Options of the `think_aloud` tool."""
 
     types: tuple[str, ...] = THOUGHT_TYPES
-    """The types of thoughts that are allowed."""
+    """Allowed types of thoughts."""
     verbosity: Verbosity = "normal"
-    """That of thoughts which say none."""
+    """Verbosity of thoughts that do not set one."""
     limit: int = 3
-    """How many iterations in a row may do nothing but think aloud."""
+    """Maximum number of consecutive iterations that only think aloud."""
     duplicates: DuplicatePolicy = "suffix"
-    """What happens to a thought_id that is taken: it gets a number, stays as it is, or the thought is refused."""
+    """Handling of a thought_id that is already used: append a number, use it again, or reject the thought."""
     hidden: bool = False
-    """Clients see the thoughts and not the calls."""
+    """True to hide the calls from clients. The thoughts stay visible."""
     max_length: int = 20_000
-    """Characters of a thought."""
+    """Maximum number of characters of a thought."""
 
     def __post_init__(self) -> None:
         unknown = [name for name in self.types if name not in THOUGHT_TYPES]
         if unknown or not self.types:
-            given = ", ".join(map(repr, unknown)) or "nothing"
-            raise ConfigurationError(f"Thoughts(types=...) has {given}; the types are {', '.join(THOUGHT_TYPES)}")
+            names = ", ".join(map(repr, unknown)) or "nothing"
+            raise ConfigurationError(f"Thoughts(types=...) must be some of {', '.join(THOUGHT_TYPES)}, got {names}")
         if self.verbosity not in get_args(Verbosity):
             raise ConfigurationError(f"Thoughts(verbosity=...) must be one of {', '.join(get_args(Verbosity))}")
         if self.duplicates not in get_args(DuplicatePolicy):
@@ -72,8 +72,8 @@ class Thoughts:
 
 
 class _Arguments(BaseModel):
-    # A number is taken for an id, because some models count their thoughts, and null for an argument that is left out.
-    # Unknown arguments are ignored: a thought is worth more than its form.
+    # Some models number their thoughts, so accept numbers as ids. They also send null for omitted arguments. Unknown
+    # arguments are ignored rather than rejecting the thought.
     model_config = ConfigDict(
         extra="ignore",
         coerce_numbers_to_str=True,
@@ -93,7 +93,7 @@ class _Arguments(BaseModel):
         float | None, Field(ge=0, le=1, allow_inf_nan=False, description="How sure you are, from 0 to 1.")
     ] = None
     alternatives: Annotated[
-        list[str] | None, Field(max_length=_ALTERNATIVES, description="What else you considered.")
+        list[str] | None, Field(max_length=_MAX_ALTERNATIVES, description="What else you considered.")
     ] = None
     verbosity: Verbosity | None = None
     metadata: Annotated[dict[str, Any] | None, Field(description="Anything else, as an object.")] = None
@@ -105,14 +105,14 @@ class _Arguments(BaseModel):
 
 
 class ThinkAloud:
-    """The tool `think_aloud`: each call is one thought on the stream, and its id for the model."""
+    """The `think_aloud` tool. Each call publishes a thought and returns its id to the model."""
 
     timeout: float | None = None
-    idempotent = True  # A thought that is already on the stream is not put there again.
+    idempotent = True  # A call that is repeated does not publish its thought again.
     approve = False
 
     def __init__(self, config: Thoughts | None = None) -> None:
-        # Imported here, because importing rxloop is quicker without.
+        # Imported lazily to speed up the import of rxloop.
         from rxloop.tools.signature import json_schema, validate
 
         self.config = config or Thoughts()
@@ -135,10 +135,10 @@ class ThinkAloud:
         return True
 
     async def call(self, arguments: dict[str, Any], ctx: RunContext[Any]) -> dict[str, Any]:
-        """Put one thought on the stream.
+        """Publish a thought.
 
         Raises:
-            ToolError: An argument does not fit, or the model has done nothing but think for too long.
+            ToolError: If an argument is invalid, or the model has only been thinking for too many iterations.
         """
         state = ctx.state
         if state.thought_only and state.thought_streak >= self.config.limit:
@@ -148,90 +148,90 @@ class ThinkAloud:
             )
         if isinstance(kind := arguments.get("thought_type"), str):
             arguments = {**arguments, "thought_type": kind.strip().lower()}
-        given: _Arguments = self._validate(self._arguments, arguments, NAME, self._arguments.model_fields)
-        if not given.thought.strip():
+        values: _Arguments = self._validate(self._arguments, arguments, NAME, self._arguments.model_fields)
+        if not values.thought.strip():
             raise ToolError("thought: required, but it is blank. Say what you think.")
-        # Nothing is awaited from here to the event: parallel calls could take the same id otherwise.
-        made = self._made_before(given, ctx)
-        if made is not None:
-            return _answer(made.thought_id, given, None)
-        thought_id = self._choose_id(_id(given.thought_id), state)
-        related_to = _id(given.related_to)
-        warning = _unknown(related_to, state)
+        # No await from here to the event, because parallel calls could otherwise choose the same id.
+        published = self._find_published(values, ctx)
+        if published is not None:
+            return _make_answer(published.thought_id, values, None)
+        thought_id = self._choose_id(_clean_id(values.thought_id), state)
+        related_to = _clean_id(values.related_to)
+        warning = _make_warning(related_to, state)
         ctx.emit(
             ThoughtStreamEvent(
                 thought_id=thought_id,
-                thought_type=given.thought_type,
-                content=given.thought,
-                verbosity=given.verbosity or self.config.verbosity,
-                confidence=given.confidence,
+                thought_type=values.thought_type,
+                content=values.thought,
+                verbosity=values.verbosity or self.config.verbosity,
+                confidence=values.confidence,
                 related_to=related_to,
-                alternatives=given.alternatives or [],
+                alternatives=values.alternatives or [],
                 source="tool",
                 tool_call_id=ctx.call.id if ctx.call is not None else None,
-                metadata=given.metadata or {},
+                metadata=values.metadata or {},
             )
         )
-        return _answer(thought_id, given, warning)
+        return _make_answer(thought_id, values, warning)
 
     def _choose_id(self, wanted: str | None, state: RunState) -> str:
-        """Choose the id of a new thought: the wanted one if it is free, or one that a resumed run would choose too."""
+        """Choose the id of a new thought. Deterministic, so that a resumed run chooses the same id."""
         if wanted is None:
             return state.make_thought_id()
-        if self.config.duplicates == "keep" or not _known(wanted, state):
+        if self.config.duplicates == "keep" or not _is_known(wanted, state):
             return wanted
         if self.config.duplicates == "refuse":
             raise ToolError(f"thought_id: {wanted!r} is taken. Choose another one, or leave it out.")
-        return _first_free((f"{wanted}-{n}" for n in itertools.count(2)), state)
+        return _find_free_id((f"{wanted}-{n}" for n in itertools.count(2)), state)
 
-    def _made_before(self, given: _Arguments, ctx: RunContext[Any]) -> ThoughtStreamEvent | None:
-        """Find the thought that an earlier attempt has made of this call, if the call was interrupted after it."""
+    def _find_published(self, values: _Arguments, ctx: RunContext[Any]) -> ThoughtStreamEvent | None:
+        """Return the thought that this call published in an earlier attempt, or None."""
         if ctx.call is None or ctx.attempt <= 1:
             return None
         for thought in ctx.state.thoughts.values():
-            if (thought.step, thought.tool_call_id, thought.content) == (ctx.step, ctx.call.id, given.thought):
+            if (thought.step, thought.tool_call_id, thought.content) == (ctx.step, ctx.call.id, values.thought):
                 return thought
         return None
 
 
 def think_aloud(config: Thoughts | None = None) -> ThinkAloud:
-    """Make the tool by which a model thinks aloud; `Agent(thoughts=...)` adds it by itself."""
+    """Return the tool that lets a model think aloud. `Agent(thoughts=...)` adds it automatically."""
     return ThinkAloud(config)
 
 
-def _id(text: str | None) -> str | None:
-    """Clean an id: one line, without control characters."""
+def _clean_id(text: str | None) -> str | None:
+    """Convert an id to one line without control characters."""
     return to_one_line(text, len(text)) or None if text is not None else None
 
 
-def _known(id: str, state: RunState) -> bool:
+def _is_known(id: str, state: RunState) -> bool:
     return id in state.thoughts or id in state.calls or id in state.earlier
 
 
-def _first_free(ids: Iterable[str], state: RunState) -> str:
-    return next(thought_id for thought_id in ids if not _known(thought_id, state))
+def _find_free_id(ids: Iterable[str], state: RunState) -> str:
+    return next(thought_id for thought_id in ids if not _is_known(thought_id, state))
 
 
-def _unknown(related_to: str | None, state: RunState) -> str | None:
-    """Make the warning for a reference to nothing."""
-    if related_to is None or _known(related_to, state):
+def _make_warning(related_to: str | None, state: RunState) -> str | None:
+    """Return a warning if `related_to` refers to an unknown id."""
+    if related_to is None or _is_known(related_to, state):
         return None
     from difflib import get_close_matches
 
-    known = list(dict.fromkeys([*state.earlier, *state.thoughts, *state.calls]))[-_COMPARED:]
-    near = get_close_matches(related_to[:_SHOWN], known, n=3, cutoff=0.4) or known[-3:]
-    hint = f"the nearest ids are {', '.join(near)}" if near else "there is no earlier thought or tool call"
+    ids = list(dict.fromkeys([*state.earlier, *state.thoughts, *state.calls]))[-_MAX_COMPARED_IDS:]
+    closest = get_close_matches(related_to[:_MAX_SHOWN], ids, n=3, cutoff=0.4) or ids[-3:]
+    hint = f"the nearest ids are {', '.join(closest)}" if closest else "there is no earlier thought or tool call"
     return (
-        f"related_to: no thought or tool call has the id {_shown(related_to)}; {hint}. The thought was kept as it is."
+        f"related_to: no thought or tool call has the id {_quote(related_to)}; {hint}. The thought was kept as it is."
     )
 
 
-def _shown(text: str) -> str:
-    return repr(text if len(text) <= _SHOWN else text[:_SHOWN] + "…")
+def _quote(text: str) -> str:
+    return repr(text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "…")
 
 
-def _answer(thought_id: str, given: _Arguments, warning: str | None) -> dict[str, Any]:
-    wanted = _id(given.thought_id)
+def _make_answer(thought_id: str, values: _Arguments, warning: str | None) -> dict[str, Any]:
+    wanted = _clean_id(values.thought_id)
     if wanted is None or wanted == thought_id:
         message = f"Noted as {thought_id!r}."
     else:

@@ -1,4 +1,4 @@
-"""Life and failures of an agent's toolsets."""
+"""Lifetime and failures of an agent's toolsets."""
 
 from __future__ import annotations
 
@@ -17,140 +17,148 @@ from rxloop.tools.function import as_tool
 
 if TYPE_CHECKING:
     from rxloop.pipeline.interfaces import ListsNow
-    from rxloop.tools.task_resources import Owned
+    from rxloop.tools.task_resources import TaskResources
 
-_MOST = 10_000
-"""Tools of a family."""
+_MAX_TOOLS = 10_000
+"""Maximum number of tools in a toolset."""
 
-_LONGEST = 2_000
-"""Characters of a reason."""
+_MAX_REASON = 2_000
+"""Maximum number of characters in the reason of a failure."""
 
 
 @dataclass(frozen=True, slots=True)
-class Missing:
-    """A family whose tools cannot be had now."""
+class MissingToolset:
+    """A toolset whose tools are not available."""
 
-    family: str
+    name: str
     reason: str
 
 
-def family_name(family: Toolset) -> str:
-    """What a family is called in events, warnings and answers to the model: its `name`, or that of its class."""
-    name = getattr(family, "name", None)
-    return name if isinstance(name, str) and name else type(family).__qualname__
+def toolset_name(toolset: Toolset) -> str:
+    """Return the name of a toolset in events, warnings and texts for the model: its `name` or the name of its class."""
+    name = getattr(toolset, "name", None)
+    return name if isinstance(name, str) and name else type(toolset).__qualname__
 
 
-class Families:
-    """The families of tools that an agent has entered; one for all its runs."""
+class Toolsets:
+    """Toolsets that an agent has entered. All runs of the agent share them."""
 
     def __init__(self) -> None:
-        self._owned: Owned[Any] | None = None
+        self._resources: TaskResources[Any] | None = None
 
-    def given_now(self, families: Sequence[Toolset], ctx: RunContext[Any]) -> list[Sequence[Tool]] | None:
-        """Ask families for their tools without waiting; None if that takes waiting."""
-        given: list[Sequence[Tool]] = []
-        for family in families:
-            if self._owned is None or self._owned.now(id(family)) is None or not hasattr(family, "tools_now"):
+    def list_tools_now(self, toolsets: Sequence[Toolset], ctx: RunContext[Any]) -> list[Sequence[Tool]] | None:
+        """Return the tools of each toolset, or None if that requires waiting."""
+        results: list[Sequence[Tool]] = []
+        for toolset in toolsets:
+            if (
+                self._resources is None
+                or self._resources.get_now(id(toolset)) is None
+                or not hasattr(toolset, "tools_now")
+            ):
                 return None
-            tools = cast("ListsNow", family).tools_now(ctx)
+            tools = cast("ListsNow", toolset).tools_now(ctx)
             if tools is None:
                 return None
-            given.append(tools)
-        return given
+            results.append(tools)
+        return results
 
-    async def ask_all(self, families: Sequence[Toolset], ctx: RunContext[Any]) -> list[Sequence[Tool] | Missing]:
-        """Ask families for their tools, side by side; one is entered first, if that has to be.
+    async def list_tools(
+        self, toolsets: Sequence[Toolset], ctx: RunContext[Any]
+    ) -> list[Sequence[Tool] | MissingToolset]:
+        """Enter the toolsets that are not entered yet, and return the tools of each toolset. Runs concurrently.
 
         Raises:
-            Paused: One of them asks a question.
+            Paused: If a toolset asks a question.
         """
-        if len(families) == 1:
-            return [await self._ask(families[0], ctx)]
-        # Every answer is awaited, since what is left alone would outlive the run.
-        answers = await asyncio.gather(*(self._ask(family, ctx) for family in families), return_exceptions=True)
-        given: list[Sequence[Tool] | Missing] = []
+        if len(toolsets) == 1:
+            return [await self._list_limited(toolsets[0], ctx)]
+        # Await all toolsets, because a pending task would outlive the run.
+        answers = await asyncio.gather(
+            *(self._list_limited(toolset, ctx) for toolset in toolsets), return_exceptions=True
+        )
+        results: list[Sequence[Tool] | MissingToolset] = []
         for answer in answers:
             if isinstance(answer, BaseException):
                 raise answer
-            given.append(answer)
-        return given
+            results.append(answer)
+        return results
 
     async def aclose(self) -> None:
-        """Leave the families that were entered; may be called from any task, and more than once."""
-        if self._owned is not None:
-            await self._owned.aclose()
+        """Leave all entered toolsets. May be called from any task and more than once."""
+        if self._resources is not None:
+            await self._resources.aclose()
 
-    async def _ask(self, family: Toolset, ctx: RunContext[Any]) -> Sequence[Tool] | Missing:
-        # Imported here, because importing the tools is quicker without.
+    async def _list_limited(self, toolset: Toolset, ctx: RunContext[Any]) -> Sequence[Tool] | MissingToolset:
+        # Imported lazily to speed up the import of the tools.
         from rxloop.pipeline.time_limits import limit_time
 
-        name = family_name(family)
+        name = toolset_name(toolset)
         try:
-            return await limit_time(ctx, lambda: self._given(family, ctx), f"the family of tools {name}")
+            return await limit_time(ctx, lambda: self._list_one(toolset, ctx), f"the toolset {name}")
         except RxloopError as error:
-            return Missing(name, _reason(error))
+            return MissingToolset(name, _reason(error))
 
-    async def _given(self, family: Toolset, ctx: RunContext[Any]) -> Sequence[Tool] | Missing:
+    async def _list_one(self, toolset: Toolset, ctx: RunContext[Any]) -> Sequence[Tool] | MissingToolset:
         try:
-            if isinstance(family, AbstractAsyncContextManager):
-                return await self._entered(family, ctx)
-            return _tools(family, await family.tools(ctx))
+            if isinstance(toolset, AbstractAsyncContextManager):
+                return await self._enter_and_list(toolset, ctx)
+            return _check_tools(toolset, await toolset.tools(ctx))
         except Paused:
             raise
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            return Missing(family_name(family), _reason(error))
+            return MissingToolset(toolset_name(toolset), _reason(error))
         except BaseException as error:
-            # Imported here, because importing the tools is quicker without.
+            # Imported lazily to speed up the import of the tools.
             from rxloop.support.foreign_errors import leave_to_loop
 
             if isinstance(error, KeyboardInterrupt):
                 leave_to_loop(error)
-            return Missing(family_name(family), _reason(error))
+            return MissingToolset(toolset_name(toolset), _reason(error))
 
-    async def _entered(self, family: Toolset, ctx: RunContext[Any]) -> Sequence[Tool]:
-        if self._owned is None:
-            from rxloop.tools.task_resources import Owned
+    async def _enter_and_list(self, toolset: Toolset, ctx: RunContext[Any]) -> Sequence[Tool]:
+        if self._resources is None:
+            from rxloop.tools.task_resources import TaskResources
 
-            self._owned = Owned()
-        life = cast("AbstractAsyncContextManager[Any]", family)
+            self._resources = TaskResources()
+        manager = cast("AbstractAsyncContextManager[Any]", toolset)
         limits = None if ctx.run is None else ctx.info.limits
         seconds = None if limits is None else limits.preparation
-        # By its id: a family need not be hashable, and what is entered keeps it alive.
-        key = id(family)
-        entered = await self._owned.get(key, lambda: life, name=family_name(family), seconds=seconds)
+        # Toolsets need not be hashable. The entered toolset is kept alive, so its id stays unique.
+        key = id(toolset)
+        entered = await self._resources.get(key, lambda: manager, name=toolset_name(toolset), seconds=seconds)
         try:
-            return _tools(family, await family.tools(ctx))
+            return _check_tools(toolset, await toolset.tools(ctx))
         except ConnectionError:
-            self._owned.drop(key, entered)
+            self._resources.drop(key, entered)
             raise
 
 
-def _tools(family: Toolset, given: object) -> Sequence[Tool]:
-    """What a family gave, as tools.
+def _check_tools(toolset: Toolset, results: object) -> Sequence[Tool]:
+    """Check the tools that a toolset returned, and convert functions to tools.
 
     Raises:
-        ConfigurationError: It is something else, or two tools have one name.
+        ConfigurationError: If the value is not iterable, contains too many tools or two tools with the same name.
     """
-    name = family_name(family)
-    if not isinstance(given, Iterable):
-        raise ConfigurationError(f"{type(family).__qualname__}.tools() gave {given!r}: give a list of tools")
-    found: dict[str, Tool] = {}
-    for each in islice(cast("Iterable[Any]", given), _MOST + 1):
-        member = cast("Tool", as_tool(each) if callable(each) and not hasattr(each, "definition") else each)
-        known = member.definition.name
-        if known in found:
-            raise ConfigurationError(f"{name} has two tools called {known!r}")
-        found[known] = member
-    if len(found) > _MOST:
-        raise ConfigurationError(f"{name} has more than {_MOST} tools")
-    return list(found.values())
+    name = toolset_name(toolset)
+    if not isinstance(results, Iterable):
+        raise ConfigurationError(f"{type(toolset).__qualname__}.tools() must return a list of tools, got {results!r}")
+    tools: dict[str, Tool] = {}
+    for each in islice(cast("Iterable[Any]", results), _MAX_TOOLS + 1):
+        checked = cast("Tool", as_tool(each) if callable(each) and not hasattr(each, "definition") else each)
+        tool_name = checked.definition.name
+        if tool_name in tools:
+            raise ConfigurationError(f"{name} has two tools called {tool_name!r}")
+        tools[tool_name] = checked
+    if len(tools) > _MAX_TOOLS:
+        raise ConfigurationError(f"{name} has more than {_MAX_TOOLS} tools")
+    return list(tools.values())
 
 
 def _reason(error: BaseException) -> str:
     text = str(error)
     if not isinstance(error, RxloopError):
         text = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    return replace_surrogates(text)[:_LONGEST]
+    return replace_surrogates(text)[:_MAX_REASON]

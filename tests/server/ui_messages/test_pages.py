@@ -102,7 +102,7 @@ async def test_several_approvals_are_answered_together() -> None:
 async def test_page_executes_its_tool_and_posts_the_result_automatically(is_passed: bool) -> None:
     agent_options: Any = {} if is_passed else {"tools": [show_map]}
     clerk = Agent(ScriptedModel(call("show_map", city="Oslo"), "There it is."), name="clerk", **agent_options)
-    options: Any = {"body": {"tools": [show_map.as_definition()]}} if is_passed else {}
+    options: Any = {"body": {"tools": [show_map.to_definition()]}} if is_passed else {}
     async with serve_pages(clerk) as served:
         page = await served.page(auto=BOTH, answers={"show_map": {"output": {"shown": True}}})
         screen = await page.send("Map", **options)

@@ -33,7 +33,7 @@ def test_common_configuration_file_is_read(tmp_path: Path, monkeypatch: pytest.M
     assert github.place == Stdio("npx", ("-y", "gh-planted-0451"), {"TOKEN": "planted-0451"})
     assert web.place == Http("https://x.example/mcp", {"X-Key": "Bearer planted-0451"})
     assert local.place == Stdio("uvx", ("a", "8000"), {}, "/tmp")
-    assert github.taken.only == {"a"}
+    assert github.options.only == {"a"}
     assert "planted-0451" not in repr([github, web, local])
     assert len(mcp_config(write_config(tmp_path, {"a": {"url": "https://x.example"}}, "servers"))) == 1
 
@@ -43,15 +43,15 @@ def test_common_configuration_file_is_read(tmp_path: Path, monkeypatch: pytest.M
     [
         (
             {"a": {"command": "x", "env": {"K": "${UNSET_0451}"}}},
-            r"env, K names \$\{UNSET_0451\}, which is not set",
+            r"env, K refers to \$\{UNSET_0451\}, which is not set",
         ),
         ({"a": {"type": "sse", "url": "https://x.example"}}, "old SSE"),
         ({"a": {"args": []}}, '"command" or "url"'),
-        ({"a": {"type": "http", "command": "x"}}, "that fits"),
-        ({"a": 1}, "is to be an object"),
-        ({"a": {"command": "x", "args": "y"}}, '"args" is to be a list'),
-        ({"a": {"command": ["x"]}}, "command is to be a text"),
-        ([], 'has no "mcpServers"'),
+        ({"a": {"type": "http", "command": "x"}}, 'matching "type"'),
+        ({"a": 1}, "must be an object"),
+        ({"a": {"command": "x", "args": "y"}}, '"args" must be a list'),
+        ({"a": {"command": ["x"]}}, "command must be a string"),
+        ([], 'must have "mcpServers"'),
     ],
 )
 def test_invalid_configuration_is_an_error(tmp_path: Path, servers: Any, message: str) -> None:
@@ -99,5 +99,5 @@ def test_sdk_is_imported_when_a_server_is_used() -> None:
 
 def test_missing_sdk_is_reported_with_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rxloop.tools.mcp.server.find_spec", lambda name: None)
-    with pytest.raises(ConfigurationError, match=r"not installed: pip install 'rxloop\[mcp\]'"):
+    with pytest.raises(ConfigurationError, match=r"not installed; pip install 'rxloop\[mcp\]'"):
         mcp("npx", "x")

@@ -6,7 +6,7 @@ import mcp_types as types
 import pytest
 
 from rxloop.pipeline.requests import ToolDefinition
-from rxloop.tools.mcp.options import taken
+from rxloop.tools.mcp.options import parse_options
 from rxloop.tools.mcp.tool import MCPTool
 
 
@@ -14,7 +14,7 @@ def make_tool(*, read_only: bool | None, open_world: bool | None) -> MCPTool:
     unused: Any = None
     definition = ToolDefinition(name="look", description="Looks.", parameters={})
     hints = types.ToolAnnotations(read_only_hint=read_only, open_world_hint=open_world)
-    return MCPTool(unused, taken("shop", {}), "look", definition, hints, None)
+    return MCPTool(unused, parse_options("shop", {}), "look", definition, hints, None)
 
 
 @pytest.mark.parametrize("open_world", [True, None])

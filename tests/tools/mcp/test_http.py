@@ -175,7 +175,7 @@ async def test_restarted_server_is_connected_again() -> None:
 
 
 async def test_server_that_does_not_answer_is_awaited_only_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rxloop.tools.mcp.tool_list._PATIENCE", 0.3)
+    monkeypatch.setattr("rxloop.tools.mcp.tool_list._TIME_LIMIT", 0.3)
     tool_server = ToolServer()
     tool_server.released.clear()
     async with tool_server.serve() as url:
@@ -183,7 +183,7 @@ async def test_server_that_does_not_answer_is_awaited_only_once(monkeypatch: pyt
             run = agent.run("Hi")
             [missing] = [event async for event in run.pipe() if isinstance(event, ToolsUnavailableEvent)]
         tool_server.released.set()
-    assert "does not list its tools" in missing.reason
+    assert "listing the tools timed out" in missing.reason
     assert tool_server.requests == {"list 0": 1}
 
 
@@ -248,11 +248,11 @@ async def _wait_for_end(run: Any) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: mcp("npx", "x", auth="t"), "are for a URL"),
-        (lambda: mcp("https://x.example", "arg"), "are for a program"),
-        (lambda: mcp("npx", **cast("Any", {"nmae": "x"})), "no option 'nmae'"),
-        (lambda: mcp("npx", only="x"), "take lists"),
-        (lambda: mcp("npx", ttl=0), "ttl=0"),
+        (lambda: mcp("npx", "x", auth="t"), "are only valid for a URL"),
+        (lambda: mcp("https://x.example", "arg"), "are only valid for a program"),
+        (lambda: mcp("npx", **cast("Any", {"nmae": "x"})), "unknown option 'nmae'"),
+        (lambda: mcp("npx", only="x"), "must be lists"),
+        (lambda: mcp("npx", ttl=0), "ttl must be greater than 0"),
         (lambda: mcp("npx -y some-server"), r"mcp\('npx', '-y', 'some-server'\)"),
         (lambda: mcp("npx", approve=cast("Any", "never")), "'destructive'"),
     ],

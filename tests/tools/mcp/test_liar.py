@@ -62,7 +62,7 @@ async def test_tool_with_an_unsupported_schema_is_left_out(
 ) -> None:
     [result] = results(await call_liar("number"))
     assert result.content == "told"
-    assert "the tool 'large' is left out" in caplog.text
+    assert "skipping the tool 'large'" in caplog.text
 
 
 async def test_call_is_not_repeated_because_of_an_error_text(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ async def call_http_liar(behaviour: str, auth: Any = None) -> Sequence[Event]:
 
 async def test_size_of_an_http_answer_is_limited_also_when_compressed() -> None:
     assert results(await call_http_liar("large"))[0].success
-    assert "it is longer than 32000000 bytes" in results(await call_http_liar("too large"))[0].content
+    assert "the response is longer than 32000000 bytes" in results(await call_http_liar("too large"))[0].content
     assert not results(await call_http_liar("compressed"))[0].success
 
 
@@ -147,5 +147,5 @@ async def test_invalid_token_is_refused_without_revealing_it(caplog: pytest.LogC
     with caplog.at_level(logging.DEBUG):
         events = await call_http_liar("echo", auth="planted-0451\n")
     [missing] = [event for event in events if isinstance(event, ToolsUnavailableEvent)]
-    assert "such as a line break at its end" in missing.reason
+    assert "such as a trailing line break" in missing.reason
     assert "planted-0451" not in missing.reason + caplog.text

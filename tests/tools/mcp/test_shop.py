@@ -233,7 +233,7 @@ async def test_each_call_has_its_own_arguments_in_the_log(tmp_path: Path) -> Non
 async def test_images_audio_and_files_are_parts_within_the_limits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(_results, "PART_BYTES", 20)
+    monkeypatch.setattr(_results, "MAX_PART_BYTES", 20)
     [result] = results(await collect_events([call("shop__display")], shop()))
     assert result.parts == [
         ImagePart(data=b"\x89PNG\r", media_type="image/png"),

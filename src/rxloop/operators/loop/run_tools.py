@@ -19,16 +19,16 @@ from rxloop.protocol.json_data import freeze_json, freeze_model
 from rxloop.protocol.model import make_unchecked, thaw
 from rxloop.state.history import INTERRUPTED
 from rxloop.stream.sources import Push, emit, from_task
-from rxloop.tools.execution import call_with_limit, public_name, to_failure, watched
+from rxloop.tools.execution import call_with_limit, public_name, to_failure, watch_steps
 from rxloop.tools.result import (
     MAX_RESULT,
+    collect_iterator,
     encode_with_parts,
-    gathered,
     make_failure,
-    messages_with,
-    parts_with,
+    make_messages_field,
+    make_parts_field,
     report_unawaited,
-    shortened,
+    truncate_text,
 )
 
 _start = make_unchecked(ToolStartEvent, normalised=True)
@@ -131,13 +131,13 @@ async def _result(tool: Tool, ctx: RunContext[Any]) -> dict[str, Any]:
     deadline = None if tool.timeout is None else asyncio.timeout(None)
     try:
         if deadline is None or tool.timeout is None:
-            value = await watched(tool.call(thaw(call.arguments), ctx), call.name)
+            value = await watch_steps(tool.call(thaw(call.arguments), ctx), call.name)
         else:
             value = await call_with_limit(tool, tool.timeout, deadline, ctx)
-        value = gathered(value)
+        value = collect_iterator(value)
         result, content, parts = encode_with_parts(value)
         result = freeze_json(result, "the result")
-        beside = {**messages_with(value), **parts_with(parts)}
+        beside = {**make_messages_field(value), **make_parts_field(parts)}
         unawaited = [question for question in ctx.questions or () if question.forgotten]
         if unawaited:
             return make_failure(report_unawaited(unawaited, call.name, public_name(ctx)))
@@ -149,7 +149,7 @@ async def _result(tool: Tool, ctx: RunContext[Any]) -> dict[str, Any]:
     limit = getattr(tool, "max_result", MAX_RESULT)
     if limit is not None and len(content) > limit and not ctx.answer:
         # Imported here, because `import rxloop` is faster without this module.
-        from rxloop.tools.artifacts import kept_whole
+        from rxloop.tools.artifacts import store_long_result
 
-        content = shortened(content, limit, await kept_whole(content, ctx))
+        content = truncate_text(content, limit, await store_long_result(content, ctx))
     return {"success": True, "result": result, "content": content, **beside}

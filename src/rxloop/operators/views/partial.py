@@ -18,7 +18,7 @@ from rxloop.protocol.events import (
     ToolCompleteEvent,
 )
 from rxloop.protocol.finish import COMPLETE
-from rxloop.tools.output import FINAL_ANSWER, VALUE, adapter_of, is_object, output_of
+from rxloop.tools.output import FINAL_ANSWER, VALUE, is_object, make_adapter, make_output
 
 E = TypeVar("E")
 T = TypeVar("T")
@@ -60,8 +60,8 @@ def partial(output_type: type[Any]) -> View[Event, Any]:
     Raises:
         ConfigurationError: Pydantic cannot validate the type.
     """
-    parse = output_of(output_type).parse
-    wrapped = not is_object(adapter_of(output_type)[1])
+    parse = make_output(output_type).parse
+    wrapped = not is_object(make_adapter(output_type)[1])
 
     def read(out: ViewOutput[Any]) -> Callable[[Event], None]:
         growing = _Growing()

@@ -17,7 +17,7 @@ from rxloop.state.earlier_attempts import AskedQuestion
 from rxloop.state.history import Slot
 from rxloop.tools.approval import approval_question
 from rxloop.tools.client_tool import ClientTool
-from rxloop.tools.result import MAX_RESULT, encode_result, shortened
+from rxloop.tools.result import MAX_RESULT, encode_result, truncate_text
 
 log = logging.getLogger("rxloop")
 
@@ -110,11 +110,11 @@ def _may_ask(recorder: Recorder, question: PendingInput, slot: Slot, tool: Tool 
 def _refusal(name: str, question: PendingInput, answer: Any) -> str:
     text = f"The call of {name} was not approved"
     reason = refusal_reason(answer)
-    return f"{text}." if reason is None else shortened(replace_surrogates(f"{text}: {reason}"), MAX_RESULT)
+    return f"{text}." if reason is None else truncate_text(replace_surrogates(f"{text}: {reason}"), MAX_RESULT)
 
 
 def _content(answer: Any) -> str:
-    return shortened(encode_result(answer)[1], MAX_RESULT)
+    return truncate_text(encode_result(answer)[1], MAX_RESULT)
 
 
 def _report(recorder: Recorder, read: set[str], question: PendingInput, outcome: str) -> None:

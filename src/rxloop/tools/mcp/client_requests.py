@@ -22,29 +22,31 @@ from rxloop.protocol.settings import ModelSettings
 from rxloop.stream.sources import collect_answer
 from rxloop.support.json_schema import find_mismatch, find_schema_error
 from rxloop.tools.mcp.calls import Call, Link
-from rxloop.tools.mcp.options import Taken
+from rxloop.tools.mcp.options import ServerOptions
 
 _SCHEMA = 50_000
-"""Bytes of the schema of a form."""
+"""Maximum number of bytes of a form's schema."""
 
 _PROMPT = 4_000
-"""Characters of a question."""
+"""Maximum number of characters of a question."""
 
 DECLINED = types.ElicitResult(action="decline")
 
 
-async def elicited(ctx: RunContext[Any], who: str, asked: types.ElicitRequestParams) -> types.ElicitResult:
-    """Ask the person or client behind a run what a server wants to know; what cannot be asked is declined.
+async def forward_question(ctx: RunContext[Any], who: str, asked: types.ElicitRequestParams) -> types.ElicitResult:
+    """Forward a question of a server to the person or client of a run.
+
+    Return a decline if the question cannot be asked.
 
     Raises:
-        InvalidInput: The answer does not fit.
-        Paused: There is no answer yet.
-        ToolError: It cannot be shown.
+        InvalidInput: If the answer is invalid.
+        Paused: If there is no answer yet.
+        ToolError: If the form is invalid or too large.
     """
     if isinstance(asked, types.ElicitRequestFormParams):
         return await _form(ctx, who, asked)
     try:
-        # Whatever is answered says that the person was there: the server hears of the rest at its page.
+        # Any answer confirms that the person visited the page. The server learns the rest from the page.
         await ctx.require_auth(who, url=asked.url)
     except (ToolError, ConfigurationError):
         return DECLINED
@@ -52,7 +54,7 @@ async def elicited(ctx: RunContext[Any], who: str, asked: types.ElicitRequestPar
 
 
 async def _form(ctx: RunContext[Any], who: str, form: types.ElicitRequestFormParams) -> types.ElicitResult:
-    """Ask to have a form filled in; an answer of null declines it."""
+    """Ask to fill in a form. An answer of null declines it."""
     schema: dict[str, Any] = dict(form.requested_schema)
     wrong = find_schema_error(schema)
     if wrong is not None:
@@ -64,48 +66,51 @@ async def _form(ctx: RunContext[Any], who: str, form: types.ElicitRequestFormPar
 
 
 def _answer(schema: dict[str, Any]) -> Any:
-    """The type of the answer: an object that fits the schema, with the defaults that were left out, or null."""
+    """Return the type of the answer: null, or an object that matches the schema, completed with the defaults."""
     properties: dict[str, Any] = schema.get("properties", {})
-    # A field may be no more than true: what fits it is anything.
-    described = {name: cast("dict[str, Any]", field) for name, field in properties.items() if isinstance(field, dict)}
-    defaults = {name: field["default"] for name, field in described.items() if "default" in field}
+    # A field may be the schema true, which accepts any value.
+    field_schemas = {
+        name: cast("dict[str, Any]", field) for name, field in properties.items() if isinstance(field, dict)
+    }
+    defaults = {name: field["default"] for name, field in field_schemas.items() if "default" in field}
 
-    def fitting(value: Any) -> dict[str, Any] | None:
+    def validate_answer(value: Any) -> dict[str, Any] | None:
         if value is None:
             return None
         if not isinstance(value, dict):
-            raise ValueError("it is to be an object, or null to decline")
-        filled = {**defaults, **cast("dict[str, Any]", value)}
-        # The bounded check: another one has no end for a pattern like `^(a+)+$`, and a default that makes it search.
-        wrong = find_mismatch(filled, schema)
+            raise ValueError("the answer must be an object, or null to decline")
+        completed = {**defaults, **cast("dict[str, Any]", value)}
+        # This validator has a time limit. Others may search forever for a pattern such as `^(a+)+$` with a matching
+        # default.
+        wrong = find_mismatch(completed, schema)
         if wrong is not None:
             raise ValueError(wrong)
-        return filled
+        return completed
 
-    return Annotated[Any, AfterValidator(fitting), WithJsonSchema({"anyOf": [schema, {"type": "null"}]})]
+    return Annotated[Any, AfterValidator(validate_answer), WithJsonSchema({"anyOf": [schema, {"type": "null"}]})]
 
 
-_LONGEST = 200_000
-"""Characters that a server may have the model read."""
+_MAX_TEXT = 200_000
+"""Maximum number of characters that the model reads for the server."""
 
 _STOP_REASONS = {**dict.fromkeys(COMPLETE, "endTurn"), "length": "maxTokens"}
-"""The protocol's words; others, such as `content_filter`, are passed on as they are."""
+"""Finish reasons in the protocol. Other reasons, such as `content_filter`, are passed unchanged."""
 
 
 async def sample(
     ctx: RunContext[Any], asked: types.CreateMessageRequestParams, most: int, number: int
 ) -> types.CreateMessageResult | types.ErrorData:
-    """Have the agent's model answer a server.
+    """Call the agent's model for a server.
 
     Args:
-        ctx: That of the tool call in which it asks.
-        asked: What it asks.
-        most: The most tokens of the answer.
-        number: Which question of the call it is, from 1.
+        ctx: Context of the tool call.
+        asked: Request of the server.
+        most: Maximum number of tokens of the answer.
+        number: Number of the request within the call, starting at 1.
     """
     messages = [_message(each) for each in asked.messages]
-    if sum(len(message.text) for message in messages) > _LONGEST:
-        return refused(f"the messages are longer than {_LONGEST} characters")
+    if sum(len(message.text) for message in messages) > _MAX_TEXT:
+        return make_refusal(f"the messages are longer than {_MAX_TEXT} characters")
     step = f"{ctx.step}/sampling/{ctx.index}.{number}"
     request = ModelRequest(
         messages=messages,
@@ -122,8 +127,8 @@ async def sample(
     try:
         answer, usage = await collect_answer(ctx.model.call(request))
     except RxloopError:
-        # The words of a vendor are not for servers.
-        return refused("the model failed")
+        # Servers must not see the error messages of vendors.
+        return make_refusal("the model failed")
     if usage.total_tokens:
         ctx.emit(UsageEvent(**usage.model_dump(), step=step, branch=ctx.branch))
     return types.CreateMessageResult(
@@ -134,8 +139,8 @@ async def sample(
     )
 
 
-def refused(why: str) -> types.ErrorData:
-    """Say why a server gets no answer."""
+def make_refusal(why: str) -> types.ErrorData:
+    """Return the error for a rejected sampling request."""
     return types.ErrorData(code=types.INVALID_REQUEST, message=f"Sampling was refused: {why}")
 
 
@@ -164,39 +169,40 @@ def _parts(block: Any) -> list[Part]:
 
 
 _SAMPLES = 10
-"""How often a server may ask the model in one call."""
+"""Maximum number of sampling requests in one call."""
 
 
-def roots_of(taken: Taken) -> types.ListRootsResult:
-    """The folders that a server may know of."""
-    return types.ListRootsResult(roots=[types.Root(uri=FileUrl(root)) for root in taken.roots])
+def make_roots(options: ServerOptions) -> types.ListRootsResult:
+    """Return the folders that the server may list."""
+    return types.ListRootsResult(roots=[types.Root(uri=FileUrl(root)) for root in options.roots])
 
 
-async def sampled(
-    call: Call, asked: types.CreateMessageRequestParams, taken: Taken
+async def answer_sampling(
+    call: Call, asked: types.CreateMessageRequestParams, options: ServerOptions
 ) -> types.CreateMessageResult | types.ErrorData:
-    """Have the agent's model answer, if that is allowed."""
+    """Call the agent's model for a server, if sampling is enabled."""
     call.samples += 1
-    if not taken.sampling:
-        return refused("this client does not offer its model")
+    if not options.sampling:
+        return make_refusal("this client does not offer its model")
     if call.samples > _SAMPLES:
-        return refused(f"there may be {_SAMPLES} in one call")
-    return await sample(call.ctx, asked, taken.sampling, call.samples)
+        return make_refusal(f"there may be {_SAMPLES} in one call")
+    return await sample(call.ctx, asked, options.sampling, call.samples)
 
 
 class Answers:
-    """Answers what a server asks over a connection of before 2026, in the middle of a call.
+    """Handles requests of servers that use a protocol before 2026, which arrive during a call.
 
-    Such a question cannot wait for another process, and does not say which call it belongs to. So it is answered only
-    where `on_input` answers at once, and only if all calls that are under way on the connection are of one run.
+    Such a request cannot wait for another process, and does not name the call that it belongs to. It is only answered
+    if
+    `on_input` answers inline and all pending calls of the connection belong to one run.
     """
 
-    def __init__(self, taken: Taken, link: Callable[[], Link | None]) -> None:
-        self._taken = taken
+    def __init__(self, options: ServerOptions, link: Callable[[], Link | None]) -> None:
+        self._taken = options
         self._link = link
 
     def callbacks(self) -> dict[str, Any]:
-        """What the SDK calls; what is not there is not offered to the server."""
+        """Return the callbacks for the SDK. A capability without a callback is not offered to the server."""
         given: dict[str, Any] = {"elicitation_callback": self._elicit}
         if self._taken.sampling:
             given["sampling_callback"] = self._sample
@@ -205,22 +211,22 @@ class Answers:
         return given
 
     async def _roots(self, context: ClientRequestContext) -> types.ListRootsResult:
-        return roots_of(self._taken)
+        return make_roots(self._taken)
 
     async def _sample(
         self, context: ClientRequestContext, asked: types.CreateMessageRequestParams
     ) -> types.CreateMessageResult | types.ErrorData:
         call = self._call()
         if call is None:
-            return refused("it belongs to no call")
-        answer: Any = await self._during(call, sampled(call, asked, self._taken))
-        return answer if answer is not None else refused("it failed")
+            return make_refusal("it belongs to no call")
+        answer: Any = await self._run_during_call(call, answer_sampling(call, asked, self._taken))
+        return answer if answer is not None else make_refusal("it failed")
 
     async def _elicit(self, context: ClientRequestContext, asked: types.ElicitRequestParams) -> types.ElicitResult:
         call, link = self._call(), self._link()
         if call is None or link is None or not call.ctx.info.answers_inline:
             return DECLINED
-        answer: Any = await self._during(call, elicited(call.ctx, link.name, asked))
+        answer: Any = await self._run_during_call(call, forward_question(call.ctx, link.name, asked))
         return answer if answer is not None else DECLINED
 
     def _call(self) -> Call | None:
@@ -228,17 +234,20 @@ class Answers:
         calls = [] if link is None else list(link.calls)
         return calls[0] if calls and len({call.ctx.task_id for call in calls}) == 1 else None
 
-    async def _during(self, call: Call, work: Any) -> Any:
-        """Do some work in a task that ends with its call; None if it fails, since nothing may be raised to the SDK."""
+    async def _run_during_call(self, call: Call, work: Any) -> Any:
+        """Await work in a task that is cancelled with the call.
 
-        async def contained() -> Any:
+        Return None on failure, because the SDK must not see exceptions.
+        """
+
+        async def run_safely() -> Any:
             try:
                 return await work
             except (RxloopError, InvalidInput, Paused):
                 return None
 
-        task = asyncio.ensure_future(contained())
-        call.asking.add(task)
-        task.add_done_callback(call.asking.discard)
+        task = asyncio.ensure_future(run_safely())
+        call.requests.add(task)
+        task.add_done_callback(call.requests.discard)
         await asyncio.wait([task])
         return None if task.cancelled() or task.exception() is not None else task.result()

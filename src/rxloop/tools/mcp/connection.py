@@ -1,4 +1,4 @@
-"""One connection, entered and left in one task."""
+"""A connection to an MCP server, opened and closed by one task."""
 
 from __future__ import annotations
 
@@ -22,57 +22,57 @@ from rxloop._version import __version__
 from rxloop.errors import ConfigurationError, RxloopError
 from rxloop.support.http_environment import name_variables
 from rxloop.support.redaction import redact_each
-from rxloop.tools.mcp.calls import MOST, Connect, Link, bounded
+from rxloop.tools.mcp.calls import MAX_MESSAGE_BYTES, Connect, Link, limit_body
 from rxloop.tools.mcp.client_requests import Answers
-from rxloop.tools.mcp.options import CredentialOfRun, Http, Stdio, Taken
+from rxloop.tools.mcp.options import Http, RunCredential, ServerOptions, Stdio
 from rxloop.tools.mcp.repair import ResultRepair
 from rxloop.tools.mcp.tool_list import Listing
 
-_TAIL = 2_000
-"""Characters of what a program wrote to stderr that are kept for the reason why it failed."""
+_MAX_STDERR = 2_000
+"""Number of characters of stderr that are kept for the error message."""
 
-_AGAIN = 5.0
-"""Seconds until a lost stream of changes is opened again."""
+_RETRY_AFTER = 5.0
+"""Seconds before a lost subscription is opened again."""
 
-Heard = Callable[[object], None]
-"""Gets each message, in order."""
+OnMessage = Callable[[object], None]
+"""Callback for messages, in order."""
 
 
 class Connection(Link):
-    """A connection with the list of its tools."""
+    """A connection with its list of tools."""
 
     def __init__(
         self,
         name: str,
-        taken: Taken,
+        options: ServerOptions,
         client: Client,
         secrets: tuple[str, ...],
         connect_again: Connect,
         *,
         sessions: bool,
     ) -> None:
-        super().__init__(name, taken, client, secrets, sessions=sessions)
+        super().__init__(name, options, client, secrets, sessions=sessions)
         self.listing = Listing(self, connect_again)
 
 
 @asynccontextmanager
 async def connect(
-    name: str, place: Stdio | Http, taken: Taken, credential: CredentialOfRun, connect_again: Connect
+    name: str, place: Stdio | Http, options: ServerOptions, credential: RunCredential, connect_again: Connect
 ) -> AsyncGenerator[Connection]:
-    """Connect to a server, and ask it to tell when its tools change.
+    """Connect to a server, and subscribe to changes of its tools.
 
     Args:
-        name: What the server is called.
-        place: Where it is.
-        taken: What is taken of it.
-        credential: What is sent with each request.
-        connect_again: Gives its tools a connection, this one or a later one.
+        name: Name of the server.
+        place: Program or URL of the server.
+        options: Options of the server.
+        credential: Credential sent with each request.
+        connect_again: Returns the current connection for a tool call.
 
     Raises:
-        RxloopError: It cannot be started or reached, or does not speak MCP.
+        RxloopError: If the server cannot be started or reached, or does not speak MCP.
     """
     secrets = (*place.secrets(), *credential.secrets())
-    complaints = _Complaints()
+    stderr = _Stderr()
     connection: Connection | None = None
 
     def closed() -> None:
@@ -81,18 +81,18 @@ async def connect(
 
     repair = ResultRepair()
 
-    def heard(message: object) -> None:
+    def on_message(message: object) -> None:
         if connection is not None:
             repair.received(message, connection.client.protocol_version, connection.listing.warn)
             if getattr(message, "method", None) == "notifications/tools/list_changed":
-                connection.listing.changed()
+                connection.listing.expire()
 
     async with AsyncExitStack() as stack:
-        stack.callback(complaints.close)
+        stack.callback(stderr.close)
         try:
-            inner = await _transport(place, credential, complaints, stack)
-            transport = _Watched(inner, repair.sent, heard, closed)
-            answers = Answers(taken, lambda: connection)
+            inner = await _transport(place, credential, stderr, stack)
+            transport = _ObservedTransport(inner, repair.sent, on_message, closed)
+            answers = Answers(options, lambda: connection)
             client = Client(
                 cast("Any", transport),
                 client_info=types.Implementation(name="rxloop", version=__version__),
@@ -103,12 +103,12 @@ async def connect(
         except BaseException as error:
             if isinstance(error, asyncio.CancelledError | ConfigurationError):
                 raise
-            raise RxloopError(redact_each(_why(error, complaints.text()), secrets)) from None
-        connection = Connection(name, taken, client, secrets, connect_again, sessions=isinstance(place, Http))
+            raise RxloopError(redact_each(_explain_failure(error, stderr.text()), secrets)) from None
+        connection = Connection(name, options, client, secrets, connect_again, sessions=isinstance(place, Http))
         group = await stack.enter_async_context(anyio.create_task_group())
         stack.callback(group.cancel_scope.cancel)
         stack.callback(connection.listing.close)
-        if connection.modern:
+        if connection.is_modern:
             group.start_soon(_listen, connection)
         try:
             yield connection
@@ -117,7 +117,7 @@ async def connect(
 
 
 async def _transport(
-    place: Stdio | Http, credential: CredentialOfRun, complaints: _Complaints, stack: AsyncExitStack
+    place: Stdio | Http, credential: RunCredential, stderr: _Stderr, stack: AsyncExitStack
 ) -> AbstractAsyncContextManager[Any]:
     if isinstance(place, Stdio):
         parameters = StdioServerParameters(
@@ -125,24 +125,24 @@ async def _transport(
             args=list(place.args),
             env=dict(place.env),
             cwd=place.cwd,
-            # What is no UTF-8 is no message either, and costs no more than that.
+            # Bytes that are not UTF-8 only invalidate one message.
             encoding_error_handler="replace",
         )
-        return stdio_client(parameters, errlog=complaints.open())
+        return stdio_client(parameters, errlog=stderr.open())
     with name_variables():
         http = httpx2.AsyncClient(
             headers={**place.headers, **credential.headers, "Accept-Encoding": "identity"},
             auth=credential.auth,
-            event_hooks={"response": [bounded]},
-            # A server may think as long as the timeout of the call lets it.
+            event_hooks={"response": [limit_body]},
+            # The timeout of the call applies instead.
             timeout=httpx2.Timeout(30.0, read=None),
         )
     await stack.enter_async_context(http)
-    return streamable_http_client(place.url, http_client=http, max_sse_event_size=MOST)
+    return streamable_http_client(place.url, http_client=http, max_sse_event_size=MAX_MESSAGE_BYTES)
 
 
 async def _listen(connection: Connection) -> None:
-    """Hear of changes of the tools, as long as the server tells of them."""
+    """Receive change notifications until the server ends the subscription."""
     tools = connection.client.server_capabilities.tools
     if tools is None or not tools.list_changed:
         return
@@ -150,7 +150,7 @@ async def _listen(connection: Connection) -> None:
         try:
             async with connection.client.listen(tools_list_changed=True) as changes:
                 async for _ in changes:
-                    # Heard already: see `_Read`.
+                    # `_Read` has already handled the notification.
                     pass
             return
         except MCPError as error:
@@ -158,21 +158,21 @@ async def _listen(connection: Connection) -> None:
                 return
         except (SubscriptionLost, TimeoutError):
             pass
-        connection.listing.changed()
-        await asyncio.sleep(_AGAIN)
+        connection.listing.expire()
+        await asyncio.sleep(_RETRY_AFTER)
 
 
-def _why(error: BaseException, complaints: str) -> str:
+def _explain_failure(error: BaseException, stderr: str) -> str:
     while isinstance(error, BaseExceptionGroup):
         error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     if isinstance(error, MCPError):
         text = str(error)
-    return f"{text}; it wrote: {complaints}" if complaints else text
+    return f"{text}; stderr: {stderr}" if stderr else text
 
 
-class _Complaints:
-    """What a program writes to stderr: only its end is kept, for who wants to know why it failed."""
+class _Stderr:
+    """Standard error of a program. Only the end is kept, for error messages."""
 
     def __init__(self) -> None:
         self._last: deque[bytes] = deque()
@@ -181,26 +181,26 @@ class _Complaints:
         self._write: TextIO | None = None
 
     def open(self) -> TextIO:
-        """Give the file that the program is to write to."""
+        """Return the file to which the program writes."""
         self._read, write = os.pipe()
         os.set_blocking(self._read, False)
         try:
             asyncio.get_running_loop().add_reader(self._read, self._readable)
         except NotImplementedError:
-            # An event loop that cannot watch a pipe (on Windows): nobody reads what the program says.
+            # The event loop (on Windows) cannot watch pipes, so discard the output.
             os.close(write)
             write = os.open(os.devnull, os.O_WRONLY)
         self._write = os.fdopen(write, "w")
         return self._write
 
     def text(self) -> str:
-        """The end of what the program has written."""
+        """Return the end of the output."""
         if self._read is not None:
             self._readable()
-        return b"".join(self._last).decode("utf-8", "replace").strip()[-_TAIL:]
+        return b"".join(self._last).decode("utf-8", "replace").strip()[-_MAX_STDERR:]
 
     def close(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         if self._write is not None:
             self._write.close()
         if self._read is not None:
@@ -220,33 +220,37 @@ class _Complaints:
             return
         self._last.append(data)
         self._size += len(data)
-        while len(self._last) > 1 and self._size - len(self._last[0]) > _TAIL:
+        while len(self._last) > 1 and self._size - len(self._last[0]) > _MAX_STDERR:
             self._size -= len(self._last.popleft())
 
 
-class _Watched:
-    """A transport that tells what is sent, what the server says, and when it has closed its side."""
+class _ObservedTransport:
+    """A transport that reports sent and received messages and the end of the connection."""
 
     def __init__(
-        self, inner: AbstractAsyncContextManager[Any], sent: Heard, heard: Heard, closed: Callable[[], None]
+        self,
+        inner: AbstractAsyncContextManager[Any],
+        sent: OnMessage,
+        on_message: OnMessage,
+        closed: Callable[[], None],
     ) -> None:
         self._inner = inner
         self._sent = sent
-        self._heard = heard
+        self._on_message = on_message
         self._closed = closed
 
     async def __aenter__(self) -> tuple[Any, Any]:
         read, write = await self._inner.__aenter__()
-        return _Read(read, self._heard, self._closed), _Write(write, self._sent)
+        return _Read(read, self._on_message, self._closed), _Write(write, self._sent)
 
     async def __aexit__(self, *error: Any) -> bool | None:
         return await self._inner.__aexit__(*error)
 
 
 class _Write:
-    """The stream to the server. It reports each message before it is sent."""
+    """The stream to the server. Reports each message before sending it."""
 
-    def __init__(self, inner: Any, sent: Heard) -> None:
+    def __init__(self, inner: Any, sent: OnMessage) -> None:
         self._inner = inner
         self._sent = sent
 
@@ -272,11 +276,11 @@ class _Write:
 
 
 class _Read:
-    """The stream of what the server sends, in its order: the SDK tells of a change after the result that follows it."""
+    """The stream from the server, with messages in order. The SDK reports a change after the result that follows it."""
 
-    def __init__(self, inner: Any, heard: Heard, closed: Callable[[], None]) -> None:
+    def __init__(self, inner: Any, on_message: OnMessage, closed: Callable[[], None]) -> None:
         self._inner = inner
-        self._heard = heard
+        self._on_message = on_message
         self._closed = closed
 
     @property
@@ -285,7 +289,7 @@ class _Read:
         return getattr(self._inner, "last_context", None)
 
     async def receive(self) -> Any:
-        """The next message."""
+        """Return the next message."""
         return await self._next(self._inner.receive)
 
     async def _next(self, receive: Callable[[], Awaitable[Any]]) -> Any:
@@ -294,7 +298,7 @@ class _Read:
         except (anyio.EndOfStream, anyio.ClosedResourceError, anyio.BrokenResourceError, StopAsyncIteration):
             self._closed()
             raise
-        self._heard(getattr(item, "message", None))
+        self._on_message(getattr(item, "message", None))
         return item
 
     def __aiter__(self) -> Self:

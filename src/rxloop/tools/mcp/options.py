@@ -1,4 +1,4 @@
-"""Options of connections to MCP servers, and the credentials that these need."""
+"""Options and credentials of connections to MCP servers."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from rxloop.support.redaction import find_secrets
 from rxloop.support.threads import call_user_function
 
 Credential = Any
-"""A token, headers, an httpx-style `Auth`, or None for none."""
+"""A token, headers, an httpx-style `Auth`, or None."""
 
 MakeCredential = Callable[[RunContext[Any]], Credential | Awaitable[Credential]]
-"""Gives the credential of a run: `lambda ctx: ctx.deps.token`."""
+"""Function that returns the credential of a run, such as `lambda ctx: ctx.deps.token`."""
 
 Approve = bool | Literal["destructive"]
 
-_ODD = re.compile(r"[^a-zA-Z0-9_-]+")
+_INVALID_CHARACTERS = re.compile(r"[^a-zA-Z0-9_-]+")
 
 _FRAME = re.compile(r"^(mcp[-_.]?)?(server[-_.])?(mcp[-_.])?|([-_.]mcp)?([-_.]server)?$")
 
-_DULL = frozenset({"mcp", "www", "api", "com", "org", "net", "io", "dev", "app", "ai"})
+_GENERIC_LABELS = frozenset({"mcp", "www", "api", "com", "org", "net", "io", "dev", "app", "ai"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +42,9 @@ class Stdio:
 
     @property
     def name(self) -> str:
-        """A name made of the program, or of the package that `npx`, `uvx` or `python -m` starts."""
+        """Name of the program, or of the package that `npx`, `uvx` or `python -m` starts."""
         starters = {"npx", "uvx", "pipx", "node", "python", "python3", "bunx", "docker", "run", "exec", "tool"}
-        # `NAME=value` may be a secret, as in `docker run -e TOKEN=...`, and names are for everybody.
+        # `NAME=value` may contain a secret, as in `docker run -e TOKEN=...`, but names are public.
         words = [word for word in (self.command, *self.args) if not word.startswith("-") and "=" not in word]
         word = next((word for word in words if Path(word).stem not in starters), self.command)
         package = word.rpartition("/")[2].partition("@")[0] or word.strip("@").partition("@")[0]
@@ -52,13 +52,13 @@ class Stdio:
         return _FRAME.sub("", package) or package
 
     def secrets(self) -> tuple[str, ...]:
-        """What of it must not be seen."""
+        """Return the secret values."""
         return find_secrets("", self.env)
 
 
 @dataclass(frozen=True, slots=True)
 class Http:
-    """A server that is reached by streamable HTTP."""
+    """A server with streamable HTTP."""
 
     url: str = field(repr=False)
     headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
@@ -66,20 +66,20 @@ class Http:
 
     @property
     def name(self) -> str:
-        """A name made of the host."""
+        """Name derived from the host."""
         host = urlsplit(self.url).hostname or "server"
         if host.replace(".", "").isdigit() or ":" in host:
             return "server"
-        labels = [label for label in host.split(".") if label not in _DULL]
+        labels = [label for label in host.split(".") if label not in _GENERIC_LABELS]
         return labels[0] if labels else host
 
     def secrets(self) -> tuple[str, ...]:
-        """What of it must not be seen."""
+        """Return the secret values."""
         return find_secrets(self.url, self.headers)
 
 
 class Options(TypedDict, total=False):
-    """What may be said of a server beside its address."""
+    """Options of a server."""
 
     name: str | None
     prefix: str | None
@@ -93,8 +93,8 @@ class Options(TypedDict, total=False):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Taken:
-    """What is taken of a server, and how."""
+class ServerOptions:
+    """Validated options of a server."""
 
     prefix: str
     only: frozenset[str] | None
@@ -103,35 +103,35 @@ class Taken:
     timeout: float | None
     ttl: float
     sampling: int
-    """The most tokens of an answer that the agent's model writes for the server; 0 refuses."""
+    """Maximum number of tokens of an answer that the agent's model generates for the server. 0 disables sampling."""
     roots: tuple[str, ...]
 
 
 SAMPLING_TOKENS = 1_000
 
 
-def taken(name: str, options: Options) -> Taken:
-    """Check the options of a server.
+def parse_options(name: str, options: Options) -> ServerOptions:
+    """Validate the options of a server.
 
     Raises:
-        ConfigurationError: One of them is not what it has to be.
+        ConfigurationError: If an option is unknown or invalid.
     """
-    known = Options.__annotations__.keys()
-    if odd := [option for option in options if option not in known]:
-        raise ConfigurationError(f"mcp() has no option {odd[0]!r}; there are: {', '.join(sorted(known))}")
+    names = Options.__annotations__.keys()
+    if unknown := [option for option in options if option not in names]:
+        raise ConfigurationError(f"unknown option {unknown[0]!r} of mcp(); the options are: {', '.join(sorted(names))}")
     approve, ttl, timeout = options.get("approve", False), options.get("ttl", 300.0), options.get("timeout", 300.0)
     if approve not in (True, False, "destructive"):
-        raise ConfigurationError(f"mcp {name}: approve={approve!r} is not True, False or 'destructive'")
+        raise ConfigurationError(f"mcp {name}: approve must be True, False or 'destructive', got {approve!r}")
     for option, value in (("ttl", ttl), ("timeout", timeout)):
         if value is not None and not value > 0:
-            raise ConfigurationError(f"mcp {name}: {option}={value!r} is not a number of seconds above 0")
+            raise ConfigurationError(f"mcp {name}: {option} must be greater than 0 seconds, got {value!r}")
     only, hide = options.get("only"), options.get("hide", ())
     if isinstance(only, str) or isinstance(hide, str):
-        raise ConfigurationError(f"mcp {name}: only= and hide= take lists of the names that the server uses")
+        raise ConfigurationError(f"mcp {name}: only and hide must be lists of the server's tool names")
     prefix = options.get("prefix")
     sampling = options.get("sampling", False)
-    return Taken(
-        prefix=clean(f"{name}__" if prefix is None else prefix),
+    return ServerOptions(
+        prefix=clean_name(f"{name}__" if prefix is None else prefix),
         only=None if only is None else frozenset(only),
         hide=frozenset(hide),
         approve=approve,
@@ -149,68 +149,68 @@ def _roots(options: Options) -> Sequence[str | Path]:
     return [roots] if isinstance(roots, str | Path) else roots
 
 
-def clean(name: str) -> str:
-    """A name in the characters that vendors take."""
-    return _ODD.sub("_", name)
+def clean_name(name: str) -> str:
+    """Replace the characters that vendors do not accept in names."""
+    return _INVALID_CHARACTERS.sub("_", name)
 
 
 @dataclass(frozen=True, slots=True)
-class CredentialOfRun:
-    """What is sent with each request of a connection, which has no other one as long as it lives."""
+class RunCredential:
+    """Credential of one connection. It is sent with each request and never changes."""
 
     key: Hashable = field(repr=False)
-    """Tells the credentials apart: a connection is used for one alone."""
+    """Identifies the credential. Connections are not shared between credentials."""
     headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     auth: httpx2.Auth | None = field(default=None, repr=False)
 
     def secrets(self) -> tuple[str, ...]:
-        """What of it must not be seen: all of it, however a header is called."""
+        """Return the secret values: the values of all headers, regardless of their names."""
         return find_secrets("", {f"auth {name}": value for name, value in self.headers.items()})
 
 
-NONE = CredentialOfRun(None)
+NONE = RunCredential(None)
 
 
-def fixed_credential(place: Stdio | Http) -> CredentialOfRun | None:
-    """Return the credential of all runs; None if each run has one of its own."""
+def fixed_credential(place: Stdio | Http) -> RunCredential | None:
+    """Return the credential for all runs, or None if each run has its own credential."""
     if isinstance(place, Stdio):
         return NONE
-    return None if callable(place.auth) and not isinstance(place.auth, httpx2.Auth) else _made(place.auth)
+    return None if callable(place.auth) and not isinstance(place.auth, httpx2.Auth) else _to_credential(place.auth)
 
 
-async def credential_of(place: Stdio | Http, ctx: RunContext[Any]) -> CredentialOfRun:
-    """Find the credential of a run.
+async def get_credential(place: Stdio | Http, ctx: RunContext[Any]) -> RunCredential:
+    """Return the credential of a run.
 
     Raises:
-        ConfigurationError: `auth=` is none of what it may be, or gave such a thing.
+        ConfigurationError: If `auth=` is or returns an unsupported value.
     """
     fixed = fixed_credential(place)
     if fixed is not None or isinstance(place, Stdio):
         return fixed or NONE
-    return _made(await call_user_function(place.auth, ctx))
+    return _to_credential(await call_user_function(place.auth, ctx))
 
 
-def _made(given: Any) -> CredentialOfRun:
+def _to_credential(given: Any) -> RunCredential:
     if given is None:
         return NONE
     if isinstance(given, str):
-        return _sent({"Authorization": f"Bearer {given}"})
+        return _make_header_credential({"Authorization": f"Bearer {given}"})
     if isinstance(given, httpx2.Auth):
-        return CredentialOfRun(given, auth=given)
+        return RunCredential(given, auth=given)
     if isinstance(given, Mapping):
         headers = {str(name): str(value) for name, value in cast("Mapping[Any, Any]", given).items()}
-        return _sent(headers)
+        return _make_header_credential(headers)
     raise ConfigurationError(
-        f"auth= gave a {type(given).__qualname__}: it is to give a token, headers, an httpx2.Auth or None"
+        f"auth must be or return a token, headers, an httpx2.Auth or None, got {type(given).__qualname__}"
     )
 
 
-def _sent(headers: dict[str, str]) -> CredentialOfRun:
+def _make_header_credential(headers: dict[str, str]) -> RunCredential:
     for name, value in headers.items():
-        # Found here, because those who find it later tell of it with the value.
+        # Checked early, because the errors of the HTTP client contain the value.
         if not (value.isascii() and value.isprintable()):
             raise ConfigurationError(
-                f"auth= gave a value for {name!r} with a character that no header may have, "
-                "such as a line break at its end"
+                f"auth has a value for {name!r} with a character that headers must not have, "
+                "such as a trailing line break"
             )
-    return CredentialOfRun(tuple(sorted(headers.items())), headers)
+    return RunCredential(tuple(sorted(headers.items())), headers)

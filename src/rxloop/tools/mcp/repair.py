@@ -1,4 +1,4 @@
-"""Malformed answers of a server, repaired where they can be."""
+"""Repair of malformed results of a server."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _repair_page(page: dict[str, Any], version: str, warn: Warn) -> dict[str, An
         return page
     entries = cast("list[Any]", tools)
     if len(entries) > _MAX_ITEMS:
-        warn(f"the tools after the first {_MAX_ITEMS} of a page are left out")
+        warn(f"skipping the tools after the first {_MAX_ITEMS} of a page")
         entries = entries[:_MAX_ITEMS]
         page = {**page, "tools": entries}
     if not _errors(_LIST, version, page):
@@ -92,7 +92,7 @@ def _repair_page(page: dict[str, Any], version: str, warn: Warn) -> dict[str, An
             continue
         name: Any = cast("dict[str, Any]", entry).get("name") if isinstance(entry, dict) else None
         label = repr(name[:100]) if isinstance(name, str) else f"number {number}"
-        warn(f"the tool {label} is left out: {_reason(errors[0], skip=2)}")
+        warn(f"skipping the tool {label}: {_reason(errors[0], skip=2)}")
     return {**rest, "tools": kept}
 
 
@@ -145,7 +145,7 @@ def _frame(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def _repair_fields(method: str, result: dict[str, Any], version: str, warn: Warn) -> dict[str, Any] | None:
-    """Replace malformed fields beside the list by defaults, or remove them. Return None if this is not possible."""
+    """Remove malformed fields next to the list or replace them by defaults. Return None if this is not possible."""
     repaired = dict(result)
     # The SDK validates twice, and the first failure hides the second.
     while errors := _errors(method, version, repaired):
@@ -156,7 +156,7 @@ def _repair_fields(method: str, result: dict[str, Any], version: str, warn: Warn
         elif name in repaired and name not in _DEFAULTS and not (name == "isError" and repaired[name] is not None):
             # Keep a malformed `isError`, so that the SDK rejects the result.
             del repaired[name]
-            warn(f"{name} of a result of {method} is malformed and is ignored: {_reason(error, skip=1)}")
+            warn(f"ignoring malformed {name} in a result of {method}: {_reason(error, skip=1)}")
         else:
             return None
     return repaired

@@ -19,26 +19,26 @@ from rxloop.errors import ConfigurationError
 from rxloop.pipeline.interfaces import Tool
 from rxloop.pipeline.run_context import RunContext
 from rxloop.support.redaction import check_url
-from rxloop.tools.mcp.options import Credential, Http, MakeCredential, Options, Stdio, clean, taken
+from rxloop.tools.mcp.options import Credential, Http, MakeCredential, Options, Stdio, clean_name, parse_options
 
 if TYPE_CHECKING:
     from rxloop.tools.mcp.connection import Connection
-    from rxloop.tools.mcp.options import CredentialOfRun
-    from rxloop.tools.task_resources import Owned
+    from rxloop.tools.mcp.options import RunCredential
+    from rxloop.tools.task_resources import TaskResources
 
 
 def check_extra() -> None:
-    """Say what is missing before anything is begun.
+    """Check that the MCP SDK is installed.
 
     Raises:
-        ConfigurationError: The SDK is not installed.
+        ConfigurationError: If the SDK is not installed.
     """
     if find_spec("mcp") is None or find_spec("mcp_types") is None:
-        raise ConfigurationError("tools of MCP servers need mcp, which is not installed: pip install 'rxloop[mcp]'")
+        raise ConfigurationError("MCP tools require mcp, which is not installed; pip install 'rxloop[mcp]'")
 
 
-_MOST = 64
-"""Connections of one server in an event loop, each with a credential of its own."""
+_MAX_CONNECTIONS = 64
+"""Maximum number of connections of a server in an event loop. Each has its own credential."""
 
 
 def mcp(
@@ -50,35 +50,39 @@ def mcp(
     auth: Credential | MakeCredential = None,
     **options: Unpack[Options],
 ) -> MCPServer:
-    """Make the tools of an MCP server tools of an agent: `Agent(tools=[mcp("npx", "-y", "some-server")])`.
+    """Create a toolset for an MCP server: `Agent(tools=[mcp("npx", "-y", "some-server")])`.
 
-    The server is started, or connected, when its tools are wanted first, and left with the agent. A server that is gone
-    costs the call that was under way, and the next one starts it again; a call is repeated only if the server says that
-    it reads only, or may be repeated.
+    The server is started or connected when its tools are first needed, and closed with the agent. If the connection
+    breaks,
+    the current call fails and the next call connects again. A call is only repeated if the server declares the tool as
+    read-only or idempotent.
 
     Args:
-        command_or_url: A program, or the URL of a server that speaks streamable HTTP.
-        *args: The arguments of the program.
-        env: Variables for the program, beside the few that it gets anyway (PATH, HOME ...).
-        cwd: The folder that the program is started in.
-        headers: Headers for each request to the URL.
-        auth: The credential for the URL: a token, headers, an `httpx2.Auth`, or a function of the run's context that
-            gives one of these, sync or async. Each credential has connections of its own.
-        **options: `name` is what the server is called; `prefix` stands before the names of its tools, `name__` by
-            default; `only` and `hide` are names of tools to take or leave. `approve` asks a person before each call, or
-            before those that are not known to be harmless ("destructive"). `timeout` is for one call and `ttl` for the
-            list of tools, both 300 seconds by default. `sampling` lets the server ask the agent's model: True, or the
-            most tokens of an answer. `roots` are folders that the server may know of.
+        command_or_url: A program, or the URL of a server with streamable HTTP.
+        *args: Arguments of the program.
+        env: Environment variables of the program, in addition to the few that are always passed (PATH, HOME ...).
+        cwd: Working directory of the program.
+        headers: Headers of each request to the URL.
+        auth: Credential for the URL: a token, headers, an `httpx2.Auth`, or a sync or async function that returns one
+            of
+            these for the context of a run. Each credential has its own connections.
+        **options: `name` is the name of the server. `prefix` precedes the names of its tools and is `name__` by
+          default.
+            `only` and `hide` are names of tools to use or to skip. `approve` requires approval of each call, or only of
+            calls that may be destructive ("destructive"). `timeout` limits one call and `ttl` is the lifetime of the
+            list of
+            tools, both in seconds and 300 by default. `sampling` lets the server use the agent's model: True, or the
+            maximum number of tokens of an answer. `roots` are folders that the server may list.
 
     Raises:
-        ConfigurationError: The extra is not installed, or an argument is of a wrong kind.
+        ConfigurationError: If the extra is not installed, or an argument is invalid.
     """
     if command_or_url.startswith(("http://", "https://")):
         if args or env is not None or cwd is not None:
-            raise ConfigurationError("mcp(): arguments, env= and cwd= are for a program, not for a URL")
+            raise ConfigurationError("mcp(): arguments, env= and cwd= are only valid for a program, not for a URL")
         return MCPServer(Http(check_url(command_or_url), dict(headers or {}), auth), **options)
     if headers is not None or auth is not None:
-        raise ConfigurationError("mcp(): headers= and auth= are for a URL; a program gets its credentials by env=")
+        raise ConfigurationError("mcp(): headers= and auth= are only valid for a URL; use env= for a program")
     words = command_or_url.split()
     if (
         len(words) > 1
@@ -86,108 +90,108 @@ def mcp(
         and not Path(cwd or "", command_or_url).exists()
         and not shutil.which(command_or_url)
     ):
-        raise ConfigurationError(f"mcp(): the words of {command_or_url!r} are to be arguments: mcp({str(words)[1:-1]})")
+        raise ConfigurationError(f"mcp(): split {command_or_url!r} into arguments: mcp({str(words)[1:-1]})")
     return MCPServer(Stdio(command_or_url, args, dict(env or {}), cwd), **options)
 
 
 class MCPServer:
-    """The tools of one MCP server; any number of agents may have it, and share its connections in an event loop."""
+    """Toolset of an MCP server. Agents can share it. They also share its connections in an event loop."""
 
     def __init__(self, place: Stdio | Http, **options: Unpack[Options]) -> None:
-        """Describe a server; `mcp` is the easier way.
+        """Create a toolset. Prefer `mcp`.
 
         Args:
-            place: Where it is found.
-            **options: As for `mcp`.
+            place: Program or URL of the server.
+            **options: Options of `mcp`.
 
         Raises:
-            ConfigurationError: The extra is not installed, or an option is of a wrong kind.
+            ConfigurationError: If the extra is not installed, or an option is invalid.
         """
         check_extra()
-        self.name = clean(options.get("name") or place.name)
+        self.name = clean_name(options.get("name") or place.name)
         self.place = place
-        self.taken = taken(self.name, options)
-        self._connections: Owned[Connection] | None = None
-        self._fixed: CredentialOfRun | None = None
-        """The credential of all runs, if it does not depend on them."""
+        self.options = parse_options(self.name, options)
+        self._connections: TaskResources[Connection] | None = None
+        self._fixed: RunCredential | None = None
+        """Credential for all runs, or None if each run has its own credential."""
         self._users: WeakKeyDictionary[asyncio.AbstractEventLoop, Counter[str]] = WeakKeyDictionary()
 
     def __repr__(self) -> str:
         return f"<MCPServer {self.name} ({'stdio' if isinstance(self.place, Stdio) else 'http'})>"
 
     async def __aenter__(self) -> Self:
-        """Count one more agent that has it; nothing is opened yet."""
+        """Register an agent that uses the server. Opens no connection."""
         from rxloop.support.threads import run_in_thread
-        from rxloop.tools.task_resources import Owned
+        from rxloop.tools.task_resources import TaskResources
 
         if self._connections is None:
-            # In a thread, since importing the SDK takes its time, and only once somebody wants it.
+            # In a thread, because importing the SDK is slow. Only imported if a server is used.
             await run_in_thread(lambda: import_module("rxloop.tools.mcp.connection"))
         from rxloop.tools.mcp.options import fixed_credential
 
         self._fixed = fixed_credential(self.place)
         if self._connections is None:
-            self._connections = Owned()
+            self._connections = TaskResources()
         self._users.setdefault(asyncio.get_running_loop(), Counter())["agents"] += 1
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Leave the connections, if no other agent in this event loop has them."""
+        """Close the connections when the last agent of this event loop leaves."""
         users = self._users[asyncio.get_running_loop()]
         users["agents"] -= 1
         if not users["agents"] and self._connections is not None:
-            await self._connections.aclose(elsewhere=False)
+            await self._connections.aclose(other_loops=False)
 
     async def tools(self, ctx: RunContext[Any]) -> Sequence[Tool]:
-        """List the tools of the server for the credential of this run.
+        """Return the tools of the server for the credential of this run.
 
         Raises:
-            RxloopError: The server cannot be reached, or does not answer.
+            RxloopError: If the server cannot be reached or does not respond.
         """
         connection = await self.connection(ctx)
         try:
             return await connection.listing.tools()
         except ConnectionError:
-            # It may have ended long ago: nobody notices before it is asked.
+            # A broken connection may only be noticed by the next request.
             return await (await self.connection(ctx)).listing.tools()
 
     def tools_now(self, ctx: RunContext[Any]) -> Sequence[Tool] | None:
-        """The tools, if they are known, and no function has to be asked for the credential of the run."""
+        """Return the cached tools, or None if listing them or obtaining the credential requires waiting."""
         if self._connections is None or self._fixed is None:
             return None
-        connection = self._connections.now(self._fixed.key)
+        connection = self._connections.get_now(self._fixed.key)
         return None if connection is None or connection.closed else connection.listing.now()
 
     async def connection(self, ctx: RunContext[Any]) -> Connection:
-        """The connection for the credential of this run.
+        """Return the connection for the credential of this run.
 
         Raises:
-            RxloopError: The server cannot be reached.
+            RxloopError: If the server cannot be reached.
         """
         from rxloop.tools.mcp.connection import connect
-        from rxloop.tools.mcp.options import credential_of
+        from rxloop.tools.mcp.options import get_credential
 
         if self._connections is None:
-            raise ConfigurationError(f"{self!r} is entered by its agent: give it to one, or use `async with`")
-        owned = self._connections
-        credential = self._fixed or await credential_of(self.place, ctx)
-        found = owned.now(credential.key)
-        if found is not None and found.closed:
-            owned.drop(credential.key, found)
-            found = None
-        if found is None:
+            raise ConfigurationError(f"{self!r} is not entered; pass it to an agent or use `async with`")
+        resources = self._connections
+        credential = self._fixed or await get_credential(self.place, ctx)
+        connection = resources.get_now(credential.key)
+        if connection is not None and connection.closed:
+            resources.drop(credential.key, connection)
+            connection = None
+        if connection is None:
             limits = None if ctx.run is None else ctx.info.limits
             seconds = 60.0 if limits is None else limits.preparation
-            make = partial(connect, self.name, self.place, self.taken, credential, self.connection)
-            found = await owned.get(credential.key, make, name=f"mcp {self.name}", seconds=seconds)
-            self._leave_the_idle(owned, found)
-        found.used = asyncio.get_running_loop().time()
-        return found
+            make = partial(connect, self.name, self.place, self.options, credential, self.connection)
+            connection = await resources.get(credential.key, make, name=f"mcp {self.name}", seconds=seconds)
+            self._close_idle(resources, connection)
+        connection.used = asyncio.get_running_loop().time()
+        return connection
 
-    def _leave_the_idle(self, owned: Owned[Connection], new: Connection) -> None:
-        """Leave the connection that was used longest ago, if there are too many."""
-        there = owned.all_now()
-        idle = [(each.used, key) for key, each in there.items() if each is not new and not each.calls]
-        if len(there) > _MOST and idle:
+    def _close_idle(self, resources: TaskResources[Connection], new: Connection) -> None:
+        """Close the least recently used connection if there are too many."""
+        connections = resources.get_all_now()
+        idle = [(each.used, key) for key, each in connections.items() if each is not new and not each.calls]
+        if len(connections) > _MAX_CONNECTIONS and idle:
             _, key = min(idle, key=lambda pair: pair[0])
-            owned.drop(key, there[key])
+            resources.drop(key, connections[key])

@@ -18,7 +18,7 @@ from rxloop.pipeline.requests import ToolDefinition
 from rxloop.protocol.json_data import replace_surrogates
 from rxloop.support.json_schema import find_schema_error
 from rxloop.tools.mcp.calls import Connect, Link
-from rxloop.tools.mcp.options import clean
+from rxloop.tools.mcp.options import clean_name
 from rxloop.tools.mcp.tool import MCPTool
 
 log = logging.getLogger("rxloop")
@@ -28,99 +28,99 @@ _PAGES = 100
 _TOOLS = 2_000
 
 _SCHEMA = 100_000
-"""Bytes of the schema of one tool."""
+"""Maximum number of bytes of a tool's schema."""
 
 _DESCRIPTION = 10_000
-"""Characters of the description of one tool."""
+"""Maximum number of characters of a tool's description."""
 
 _NAME = 64
-"""Characters of a name that vendors take."""
+"""Maximum number of characters of a name that vendors accept."""
 
-_PATIENCE = 30.0
-"""Seconds that a listing may take; one that takes longer is not tried again for as long."""
+_TIME_LIMIT = 30.0
+"""Time limit for listing in seconds. After a timeout, the next attempt waits as long."""
 
-_GAP = 0.1
-"""Seconds between two listings, however often the server says that something has changed."""
+_MIN_INTERVAL = 0.1
+"""Minimum number of seconds between two listings, regardless of change notifications."""
 
-_SILENT = f"the server does not list its tools within {_PATIENCE:g} s"
+_TIMEOUT_MESSAGE = f"listing the tools timed out after {_TIME_LIMIT:g} s"
 
 
 class Listing:
-    """The tools of one connection."""
+    """Tools of a connection."""
 
     def __init__(self, link: Link, connect: Connect) -> None:
         self._link = link
         self._connect = connect
         self._tools: tuple[MCPTool, ...] = ()
         self._until = 0.0
-        """Until when they are good."""
-        self._listed = -_GAP
-        self._again = 0.0
-        """When a server that did not answer may be asked again."""
-        self._flight: asyncio.Task[tuple[MCPTool, ...]] | None = None
+        """Time at which the cached tools expire."""
+        self._listed = -_MIN_INTERVAL
+        self._retry_at = 0.0
+        """Earliest time of the next attempt after a timeout."""
+        self._pending: asyncio.Task[tuple[MCPTool, ...]] | None = None
         self._warned: set[str] = set()
 
     def now(self) -> tuple[MCPTool, ...] | None:
-        """The tools, if they are known; None if they have to be listed, or are being listed now."""
-        is_known = self._flight is None and asyncio.get_running_loop().time() < self._until
+        """Return the cached tools, or None if they have expired or are being listed."""
+        is_known = self._pending is None and asyncio.get_running_loop().time() < self._until
         return self._tools if is_known else None
 
     async def tools(self) -> tuple[MCPTool, ...]:
-        """The tools, listed if they are not known; one listing for all who ask meanwhile.
+        """Return the tools, and list them if necessary. Concurrent calls share one listing.
 
         Raises:
-            ConnectionError: The server is gone.
-            RxloopError: It refused.
+            ConnectionError: If the connection is closed.
+            RxloopError: If the server returned an error or did not respond.
         """
         known = self.now()
         if known is not None:
             return known
-        if self._again > asyncio.get_running_loop().time():
-            raise RxloopError(_SILENT)
-        if self._flight is None:
-            # Nothing of the run that asks first: the others are not that run.
-            self._flight = asyncio.get_running_loop().create_task(self._list(), context=Context())
-            self._flight.add_done_callback(self._landed)
-        return await asyncio.shield(self._flight)
+        if self._retry_at > asyncio.get_running_loop().time():
+            raise RxloopError(_TIMEOUT_MESSAGE)
+        if self._pending is None:
+            # An empty context, because the task also serves other runs.
+            self._pending = asyncio.get_running_loop().create_task(self._list(), context=Context())
+            self._pending.add_done_callback(self._finish_listing)
+        return await asyncio.shield(self._pending)
 
-    def changed(self) -> None:
-        """The tools have changed: who asks next gets new ones."""
+    def expire(self) -> None:
+        """Expire the cached tools."""
         self._until = 0.0
 
     def close(self) -> None:
-        """Ask no more."""
-        if self._flight is not None:
-            self._flight.cancel()
+        """Cancel a pending listing."""
+        if self._pending is not None:
+            self._pending.cancel()
 
-    def _landed(self, flight: asyncio.Task[tuple[MCPTool, ...]]) -> None:
-        self._flight = None
-        if not flight.cancelled():
-            flight.exception()
+    def _finish_listing(self, task: asyncio.Task[tuple[MCPTool, ...]]) -> None:
+        self._pending = None
+        if not task.cancelled():
+            task.exception()
 
     async def _list(self) -> tuple[MCPTool, ...]:
         loop = asyncio.get_running_loop()
-        await asyncio.sleep(max(0.0, self._listed + _GAP - loop.time()))
-        # Before it asks: what changes while it does is another reason to ask.
-        self._until = loop.time() + self._link.taken.ttl
+        await asyncio.sleep(max(0.0, self._listed + _MIN_INTERVAL - loop.time()))
+        # Set before the request, so that a change during the request expires the tools again.
+        self._until = loop.time() + self._link.options.ttl
         try:
-            async with asyncio.timeout(_PATIENCE):
+            async with asyncio.timeout(_TIME_LIMIT):
                 listed = await self._all()
         except TimeoutError:
-            self._until, self._again = 0.0, loop.time() + _PATIENCE
-            raise RxloopError(_SILENT) from None
+            self._until, self._retry_at = 0.0, loop.time() + _TIME_LIMIT
+            raise RxloopError(_TIMEOUT_MESSAGE) from None
         except MCPError as error:
             self._until = 0.0
             if self._link.closed or _is_closed(error):
                 raise ConnectionError("the server closed the connection") from None
-            raise RxloopError(self._link.shown(f"the server does not list its tools: {error}")) from None
+            raise RxloopError(self._link.redact(f"listing the tools failed: {error}")) from None
         except ValidationError as error:
             self._until = 0.0
-            raise RxloopError(self._link.shown(f"the server does not list its tools: {_short(error)}")) from None
+            raise RxloopError(self._link.redact(f"listing the tools failed: {_short(error)}")) from None
         except BaseException:
             self._until = 0.0
             raise
         self._listed = loop.time()
-        self._tools = self._made(listed)
+        self._tools = self._make_tools(listed)
         return self._tools
 
     async def _all(self) -> list[types.Tool]:
@@ -137,9 +137,9 @@ class Listing:
             except (MCPError, ValidationError) as error:
                 if params is None or self._link.closed or _is_closed(error):
                     raise
-                # Asked again soon: the page may be readable then.
-                self._until = min(self._until, asyncio.get_running_loop().time() + _PATIENCE)
-                self.warn(f"the tools after the first {len(found)} are left out: {_short(error)}")
+                # Retry soon, because the page may be readable then.
+                self._until = min(self._until, asyncio.get_running_loop().time() + _TIME_LIMIT)
+                self.warn(f"skipping the tools after the first {len(found)}: {_short(error)}")
                 return found
             found += page.tools
             if len(found) > _TOOLS:
@@ -148,50 +148,50 @@ class Listing:
             if not page.next_cursor:
                 return found
             if page.next_cursor in cursors:
-                self.warn(f"the tools after the first {len(found)} are left out: the server repeats a page")
+                self.warn(f"skipping the tools after the first {len(found)}: the server repeats a page")
                 return found
             cursors.add(page.next_cursor)
             params = types.PaginatedRequestParams(cursor=page.next_cursor)
-        self.warn(f"only the first {_TOOLS} tools of the server are taken")
+        self.warn(f"using only the first {_TOOLS} tools of the server")
         return found[:_TOOLS]
 
-    def _made(self, listed: list[types.Tool]) -> tuple[MCPTool, ...]:
-        taken = self._link.taken
+    def _make_tools(self, listed: list[types.Tool]) -> tuple[MCPTool, ...]:
+        options = self._link.options
         made: dict[str, MCPTool] = {}
         for each in listed:
-            if each.name in taken.hide or (taken.only is not None and each.name not in taken.only):
+            if each.name in options.hide or (options.only is not None and each.name not in options.only):
                 continue
-            name = tool_name(taken.prefix, each.name)
+            name = tool_name(options.prefix, each.name)
             if not each.name.strip():
-                self._leave_out(each, "its name is empty")
+                self._skip(each, "the name is empty")
             elif name in made:
-                self._leave_out(each, f"another tool is called {name!r}")
-            elif (why := _unfit(each.input_schema)) is not None:
-                self._leave_out(each, why)
+                self._skip(each, f"another tool is named {name!r}")
+            elif (why := _find_schema_problem(each.input_schema)) is not None:
+                self._skip(each, why)
             else:
                 made[name] = self._tool(name, each)
-        if taken.only is not None and (absent := taken.only - {each.name for each in listed}):
+        if options.only is not None and (absent := options.only - {each.name for each in listed}):
             self.warn(f"the server has no {', '.join(sorted(absent))}")
         return tuple(made.values())
 
     def _tool(self, name: str, listed: types.Tool) -> MCPTool:
         schema, output = listed.input_schema, listed.output_schema
-        description = self._link.shown(replace_surrogates(listed.description or listed.title or ""), _DESCRIPTION)
+        description = self._link.redact(replace_surrogates(listed.description or listed.title or ""), _DESCRIPTION)
         return MCPTool(
             self._connect,
-            self._link.taken,
+            self._link.options,
             listed.name,
             ToolDefinition(name=name, description=description, parameters=schema),
             listed.annotations or types.ToolAnnotations(),
             None if output is None or find_schema_error(output) is not None else output,
         )
 
-    def _leave_out(self, tool: types.Tool, why: str) -> None:
-        self.warn(f"the tool {tool.name[:100]!r} is left out: {why}")
+    def _skip(self, tool: types.Tool, why: str) -> None:
+        self.warn(f"skipping the tool {tool.name[:100]!r}: {why}")
 
     def warn(self, text: str) -> None:
         """Log a warning about the server once."""
-        text = self._link.shown(replace_surrogates(f"mcp {self._link.name}: {text}"))
+        text = self._link.redact(replace_surrogates(f"mcp {self._link.name}: {text}"))
         if text not in self._warned and len(self._warned) < _TOOLS:
             self._warned.add(text)
             log.warning("%s", text)
@@ -208,9 +208,9 @@ def _short(error: MCPError | ValidationError) -> str:
     return f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
 
 
-def _unfit(schema: dict[str, Any]) -> str | None:
-    """Why a schema can be sent to no vendor."""
-    # Many servers send null for a keyword that they do not use. The newest protocol checks only the type.
+def _find_schema_problem(schema: dict[str, Any]) -> str | None:
+    """Return why vendors would reject a schema, or None."""
+    # Many servers send null for unused keywords. The newest protocol only validates the type.
     for keyword in ("properties", "$defs", "definitions"):
         named = schema.get(keyword)
         if named is not None and not isinstance(named, dict):
@@ -231,8 +231,8 @@ def _unfit(schema: dict[str, Any]) -> str | None:
 
 
 def tool_name(prefix: str, name: str) -> str:
-    """The name of a tool for the model: in the characters and the length that vendors take, always the same."""
-    made = clean(f"{prefix}{name}") or "tool"
+    """Return the name of a tool for the model. Replaces characters and shortens names that vendors do not accept."""
+    made = clean_name(f"{prefix}{name}") or "tool"
     if len(made) <= _NAME:
         return made
     return f"{made[: _NAME - 9]}_{hashlib.sha256(name.encode()).hexdigest()[:8]}"
